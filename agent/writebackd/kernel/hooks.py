@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which of the object's programs this kernel takes, found by loading them.
+
+Best hook first: fentry on the filesystems' own fsync functions, their
+tracepoints, kprobes, and the syscalls last, because every syscall of the host
+pays for those.  Versions are never compared: distributions backport, and a
+kernel may refuse what its version promises.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from writebackd.kernel.libbpf import BpfError, Object
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Programs that belong together; `function` is where kprobes go."""
+
+    kind: str
+    programs: Tuple[str, ...]  # in the order of attaching: the end before the begin
+    target: str
+    function: Optional[str] = None
+
+
+def _fentry(function: str) -> Hook:
+    return Hook("fentry", (f"fexit_{function}", f"fentry_{function}"), function)
+
+
+def _kprobe(function: str) -> Hook:
+    return Hook("kprobe", ("kretprobe_fsync", "kprobe_fsync"), function, function)
+
+
+COMPLETE = Hook("tp_btf", ("rq_complete",), "block_rq_complete")
+# The old form first: a new kernel refuses it, an old one would take the new
+# form and misread its arguments.
+ISSUE = (
+    Hook("tp_btf", ("rq_issue_old",), "block_rq_issue"),
+    Hook("tp_btf", ("rq_issue",), "block_rq_issue"),
+)
+THROTTLED = (
+    Hook("tp_btf", ("throttled_old",), "balance_dirty_pages"),
+    Hook("tp_btf", ("throttled",), "balance_dirty_pages"),
+)
+DIRTIED = (
+    Hook("tp_btf", ("dirty_folio",), "writeback_dirty_folio"),
+    Hook("tp_btf", ("dirty_page",), "writeback_dirty_page"),
+)
+SYSCTL = Hook("cgroup", ("sysctl_write",), "sysctl")
+SYSCALLS = Hook("tp_btf", ("sys_exit", "sys_enter"), "sys_enter/sys_exit")
+
+# Filesystem type -> hooks on its fsync, best first.
+FSYNC: Dict[str, Tuple[Hook, ...]] = {
+    "ext4": (
+        _fentry("ext4_sync_file"),
+        Hook(
+            "tp_btf",
+            ("tp_ext4_sync_file_exit", "tp_ext4_sync_file_enter"),
+            "ext4_sync_file_enter/exit",
+        ),
+        _kprobe("ext4_sync_file"),
+    ),
+    "xfs": (_fentry("xfs_file_fsync"), _kprobe("xfs_file_fsync")),
+    "btrfs": (_fentry("btrfs_sync_file"), _kprobe("btrfs_sync_file")),
+    "f2fs": (_fentry("f2fs_sync_file"), _kprobe("f2fs_sync_file")),
+    "bdev": (_fentry("blkdev_fsync"), _kprobe("blkdev_fsync")),
+}
+SYNCFS = (
+    _fentry("sync_filesystem"),
+    Hook("kprobe", ("kretprobe_syncfs", "kprobe_syncfs"), "sync_filesystem", "sync_filesystem"),
+)
+# What shows O_DSYNC writes and msyncs where the syscalls have to do.
+ENTRY_ONLY: Dict[str, Hook] = {
+    "xfs": Hook("tp_btf", ("tp_xfs_file_fsync",), "xfs_file_fsync"),
+    "btrfs": Hook("tp_btf", ("tp_btrfs_sync_file",), "btrfs_sync_file"),
+}
+
+# libbpf and the kernel say "not here" with these; anything else is a refusal.
+_ABSENT = (errno.ESRCH, errno.ENOENT)
+
+
+@dataclass
+class Choice:
+    """The hooks that loaded and attached, and what stays unseen with them."""
+
+    block: List[Hook] = field(default_factory=list)
+    issue: Optional[Hook] = None
+    sync: Dict[str, Hook] = field(default_factory=dict)  # filesystem or "syncfs" -> hook
+    syscalls: List[Hook] = field(default_factory=list)
+    others: List[Hook] = field(default_factory=list)
+    refused: Dict[str, str] = field(default_factory=dict)  # target -> error
+    misses: List[str] = field(default_factory=list)
+
+    @property
+    def hooks(self) -> List[Hook]:
+        """In the order of attaching: what ends a sync before what begins one."""
+        return [*self.block, *self.syscalls, *self.sync.values(), *self.others]
+
+    @property
+    def programs(self) -> List[str]:
+        hooks = self.hooks + ([self.issue] if self.issue else [])
+        return [name for hook in hooks for name in hook.programs]
+
+    @property
+    def fsync_summary(self) -> str:
+        """One line: `fentry: ext4_sync_file xfs_file_fsync; tp_btf: sys_enter/sys_exit`."""
+        by_kind: Dict[str, List[str]] = {}
+        for hook in [*self.sync.values(), *self.syscalls]:
+            by_kind.setdefault(hook.kind, []).append(hook.target)
+        return "; ".join(f"{kind}: {' '.join(names)}" for kind, names in by_kind.items())
+
+
+def attach(obj: Object, hook: Hook, cgroup: Optional[str]) -> None:
+    """Attach a loaded hook; BpfError or OSError when the kernel refuses."""
+    for program in hook.programs:
+        if hook.kind == "cgroup":
+            if cgroup is None:
+                raise BpfError("no cgroup v2 mount", errno.ENOENT)
+            obj.attach_cgroup(program, cgroup)
+        else:
+            obj.attach(program, hook.function)
+
+
+class Chooser:
+    """Tries hooks one at a time, each in an object of its own."""
+
+    def __init__(
+        self, path: Path, cgroup: Optional[str], prepare: Callable[[Object], None]
+    ) -> None:
+        self._path = path
+        self._prepare = prepare
+        self._cgroup = cgroup
+        self.refused: Dict[str, str] = {}
+
+    def try_hook(self, hook: Hook) -> Optional[int]:
+        """None when it loads and attaches, else the errno."""
+        try:
+            with Object(self._path) as obj:
+                obj.select(hook.programs)
+                self._prepare(obj)
+                obj.load()
+                attach(obj, hook, self._cgroup)
+        except (BpfError, OSError) as error:
+            number = error.errno or errno.EIO
+            if number not in _ABSENT:
+                self.refused[f"{hook.kind}:{hook.target}"] = str(error)
+            return number
+        return None
+
+    def first(self, hooks: Sequence[Hook]) -> Tuple[Optional[Hook], bool]:
+        """The first hook that works, and whether any target exists here at all."""
+        exists = False
+        for hook in hooks:
+            number = self.try_hook(hook)
+            if number is None:
+                return hook, True
+            # A kernel without kprobes answers ENOENT to any kprobe.
+            exists = exists or number not in _ABSENT
+        return None, exists
+
+
+def choose(
+    path: Path, cgroup: Optional[str], talkers: bool, prepare: Callable[[Object], None]
+) -> Choice:
+    """Find the best hooks; BpfError when block completions cannot be had.
+
+    `cgroup` is where cgroup v2 is mounted, `talkers` whether to watch who
+    dirties pages (it costs a call per dirtied folio).  `prepare` sets the
+    constants: the verifier sees them, so a trial without them proves nothing.
+    """
+    chooser = Chooser(path, cgroup, prepare)
+    number = chooser.try_hook(COMPLETE)
+    if number is not None:
+        raise BpfError("block_rq_complete cannot be watched", number)
+    choice = Choice(block=[COMPLETE], refused=chooser.refused)
+    choice.issue, _ = chooser.first(ISSUE)
+    if choice.issue is None:
+        choice.misses.append("latency on queues that keep no start time (queue/iostats off)")
+    _choose_sync(chooser, choice)
+    if talkers:
+        _choose_optional(chooser, choice, DIRTIED, "who dirties pages")
+    _choose_optional(chooser, choice, THROTTLED, "who sleeps in balance_dirty_pages")
+    _choose_optional(chooser, choice, (SYSCTL,), "the name of a foreign writer")
+    return choice
+
+
+def _choose_optional(
+    chooser: Chooser, choice: Choice, hooks: Sequence[Hook], purpose: str
+) -> None:
+    hook, _ = chooser.first(hooks)
+    if hook is not None:
+        choice.others.append(hook)
+    else:
+        choice.misses.append(purpose)
+
+
+def _choose_sync(chooser: Chooser, choice: Choice) -> None:
+    unhooked = []
+    for name, hooks in [*FSYNC.items(), ("syncfs", SYNCFS)]:
+        hook, exists = chooser.first(hooks)
+        if hook is not None:
+            choice.sync[name] = hook
+        elif exists:
+            unhooked.append(name)
+    if not unhooked:
+        choice.misses.append(f"fsync on filesystems other than {', '.join(_files(choice))}")
+        return
+    if chooser.try_hook(SYSCALLS) is not None:
+        choice.misses.append(f"fsync on {', '.join(unhooked)}")
+        return
+    choice.syscalls.append(SYSCALLS)
+    for name in unhooked:
+        entry = ENTRY_ONLY.get(name)
+        if entry is None:
+            continue
+        if chooser.try_hook(entry) is None:
+            choice.syscalls.append(entry)
+        else:
+            choice.misses.append(f"O_DSYNC and msync on {name}")
+    choice.misses.append("fsync by io_uring, AIO and kernel threads, except on "
+                         + (", ".join(_files(choice)) or "none"))
+    choice.misses.append("syncs of 32-bit processes, except on "
+                         + (", ".join(_files(choice)) or "none"))
+
+
+def _files(choice: Choice) -> List[str]:
+    return [name for name in choice.sync if name not in ("syncfs", "bdev")]

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""libbpf.so.1 through ctypes: just the calls the probe makes.
+
+ctypes because it costs 1.3 MB and no compiler (cffi needs a build per ABI,
+bcc 134 MB).  Every function has its types declared: an undeclared result
+would be cut to 32 bits and crash later.
+"""
+
+from __future__ import annotations
+
+import ctypes as C
+import errno
+import logging
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+log = logging.getLogger(__name__)
+
+
+class BpfError(Exception):
+    """A bpf call failed; `errno` tells why."""
+
+    def __init__(self, what: str, number: int) -> None:
+        super().__init__(f"{what}: {os.strerror(number)}")
+        self.errno = number
+
+
+class _ProgInfo(C.Structure):
+    """struct bpf_prog_info up to the run statistics (include/uapi/linux/bpf.h)."""
+
+    _fields_ = [
+        ("type", C.c_uint32),
+        ("id", C.c_uint32),
+        ("tag", C.c_uint8 * 8),
+        ("before_load_time", C.c_uint8 * 24),
+        ("load_time", C.c_uint64),
+        ("created_by_uid", C.c_uint32),
+        ("nr_map_ids", C.c_uint32),
+        ("map_ids", C.c_uint64),
+        ("name", C.c_char * 16),
+        ("between", C.c_uint8 * 112),
+        ("run_time_ns", C.c_uint64),
+        ("run_cnt", C.c_uint64),
+        ("recursion_misses", C.c_uint64),
+    ]
+
+
+# type, id, tag, jited_prog_len, xlated_prog_len, jited_prog_insns,
+# xlated_prog_insns end at 40; run_time_ns lies at 192 (checked by a test
+# against a program that ran).
+assert _ProgInfo.load_time.offset == 40 and _ProgInfo.run_time_ns.offset == 192
+
+_PRINT = C.CFUNCTYPE(C.c_int, C.c_int, C.c_char_p, C.c_void_p)
+_SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
+    ("libbpf_set_print", C.c_void_p, [_PRINT]),
+    ("libbpf_num_possible_cpus", C.c_int, []),
+    ("bpf_object__open_file", C.c_void_p, [C.c_char_p, C.c_void_p]),
+    ("bpf_object__load", C.c_int, [C.c_void_p]),
+    ("bpf_object__close", None, [C.c_void_p]),
+    ("bpf_object__next_program", C.c_void_p, [C.c_void_p, C.c_void_p]),
+    ("bpf_object__next_map", C.c_void_p, [C.c_void_p, C.c_void_p]),
+    ("bpf_object__find_program_by_name", C.c_void_p, [C.c_void_p, C.c_char_p]),
+    ("bpf_object__find_map_by_name", C.c_void_p, [C.c_void_p, C.c_char_p]),
+    ("bpf_program__set_autoload", C.c_int, [C.c_void_p, C.c_bool]),
+    ("bpf_program__name", C.c_char_p, [C.c_void_p]),
+    ("bpf_program__section_name", C.c_char_p, [C.c_void_p]),
+    ("bpf_program__fd", C.c_int, [C.c_void_p]),
+    ("bpf_program__attach", C.c_void_p, [C.c_void_p]),
+    ("bpf_program__attach_kprobe", C.c_void_p, [C.c_void_p, C.c_bool, C.c_char_p]),
+    ("bpf_program__attach_cgroup", C.c_void_p, [C.c_void_p, C.c_int]),
+    ("bpf_link__destroy", C.c_int, [C.c_void_p]),
+    ("bpf_map__fd", C.c_int, [C.c_void_p]),
+    ("bpf_map__name", C.c_char_p, [C.c_void_p]),
+    ("bpf_map__key_size", C.c_uint32, [C.c_void_p]),
+    ("bpf_map__value_size", C.c_uint32, [C.c_void_p]),
+    ("bpf_map__max_entries", C.c_uint32, [C.c_void_p]),
+    ("bpf_map__set_max_entries", C.c_int, [C.c_void_p, C.c_uint32]),
+    ("bpf_map__set_initial_value", C.c_int, [C.c_void_p, C.c_void_p, C.c_size_t]),
+    ("bpf_map_lookup_batch", C.c_int,
+     [C.c_int, C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p, C.POINTER(C.c_uint32), C.c_void_p]),
+    ("bpf_map_delete_elem", C.c_int, [C.c_int, C.c_void_p]),
+    ("bpf_obj_get_info_by_fd", C.c_int, [C.c_int, C.c_void_p, C.POINTER(C.c_uint32)]),
+    ("bpf_enable_stats", C.c_int, [C.c_int]),
+)
+
+_lib: Optional[C.CDLL] = None
+_keep: List[Any] = []  # callbacks must outlive the library's use of them
+
+
+def library() -> C.CDLL:
+    """The loaded library; OSError with the package to install when missing."""
+    global _lib
+    if _lib is not None:
+        return _lib
+    try:
+        lib = C.CDLL("libbpf.so.1", use_errno=True)
+    except OSError as error:
+        raise OSError(
+            errno.ENOENT, f"libbpf.so.1 cannot be loaded ({error}): install libbpf1 (or libbpf)"
+        ) from None
+    for name, result, arguments in _SIGNATURES:
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = arguments
+    libc = C.CDLL(None)
+    libc.vsnprintf.argtypes = [C.c_char_p, C.c_size_t, C.c_char_p, C.c_void_p]
+
+    def to_log(_level: int, fmt: bytes, args: int) -> int:
+        # A rejected program's verifier log comes through here, in thousands
+        # of lines: trying hooks is routine, so it is for debugging only.
+        if log.isEnabledFor(logging.DEBUG):
+            text = C.create_string_buffer(65536)
+            libc.vsnprintf(text, len(text), fmt, args)
+            log.debug("libbpf: %s", text.value.decode(errors="replace").rstrip())
+        return 0
+
+    callback = _PRINT(to_log)
+    _keep.append(callback)
+    lib.libbpf_set_print(callback)
+    _lib = lib
+    return lib
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        raise BpfError(what, -result if result != -1 else C.get_errno() or errno.EIO)
+    return result
+
+
+def _check_pointer(pointer: Optional[int], what: str) -> int:
+    if not pointer:
+        raise BpfError(what, C.get_errno() or errno.EIO)
+    return pointer
+
+
+def possible_cpus() -> int:
+    """CPUs the kernel may ever bring up; per-CPU maps have one value for each."""
+    return _check(library().libbpf_num_possible_cpus(), "possible CPUs")
+
+
+class Map:
+    """One map of a loaded object."""
+
+    def __init__(self, pointer: int) -> None:
+        lib = library()
+        self.name = lib.bpf_map__name(pointer).decode()
+        self.fd: int = lib.bpf_map__fd(pointer)
+        self.key_size: int = lib.bpf_map__key_size(pointer)
+        self.value_size: int = lib.bpf_map__value_size(pointer)
+        self.max_entries: int = lib.bpf_map__max_entries(pointer)
+
+    def mapped(self) -> mmap.mmap:
+        """The map's memory, shared and read-only; arrays with BPF_F_MMAPABLE only."""
+        length = -(-self.max_entries * self.value_size // mmap.PAGESIZE) * mmap.PAGESIZE
+        return mmap.mmap(self.fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
+
+    def batch_reader(self, most: int) -> "BatchReader":
+        return BatchReader(self, most)
+
+    def memory_bytes(self) -> int:
+        """What the kernel charges for the map (fdinfo memlock)."""
+        text = Path(f"/proc/self/fdinfo/{self.fd}").read_text()
+        found = re.search(r"^memlock:\s*(\d+)", text, re.M)
+        return int(found.group(1)) if found else self.max_entries * self.value_size
+
+
+class BatchReader:
+    """Reads a whole hash map in few system calls, into buffers made once."""
+
+    def __init__(self, bpf_map: Map, most: int) -> None:
+        self._map = bpf_map
+        self._most = most
+        self._keys = C.create_string_buffer(most * bpf_map.key_size)
+        self._values = C.create_string_buffer(most * bpf_map.value_size)
+        # A hash map's cursor is a 32-bit bucket number; smaller keys exist.
+        self._cursor = C.create_string_buffer(max(bpf_map.key_size, 4))
+
+    def read(self) -> Iterator[Tuple[bytes, bytes]]:
+        """`(key, value)` pairs; entries may come or go while this reads."""
+        lib = library()
+        key_size, value_size = self._map.key_size, self._map.value_size
+        start: Optional[Any] = None
+        while True:
+            count = C.c_uint32(self._most)
+            result = lib.bpf_map_lookup_batch(
+                self._map.fd, start, self._cursor, self._keys, self._values, C.byref(count), None
+            )
+            number = 0 if result >= 0 else (-result if result != -1 else C.get_errno())
+            if number not in (0, errno.ENOENT):  # ENOENT: that was the last batch
+                raise BpfError(f"reading map {self._map.name}", number)
+            keys = C.string_at(self._keys, count.value * key_size)
+            values = C.string_at(self._values, count.value * value_size)
+            for i in range(count.value):
+                yield (
+                    keys[i * key_size : (i + 1) * key_size],
+                    values[i * value_size : (i + 1) * value_size],
+                )
+            if number == errno.ENOENT or not count.value:
+                return
+            start = self._cursor
+
+
+class Object:
+    """An open, then loaded BPF object; a context manager that closes it."""
+
+    def __init__(self, path: Path) -> None:
+        self._lib = library()
+        self._links: Dict[str, List[int]] = {}
+        self._object: Optional[int] = _check_pointer(
+            self._lib.bpf_object__open_file(os.fsencode(path), None), f"opening {path}"
+        )
+        self.programs: Dict[str, int] = dict(
+            self._walk(self._lib.bpf_object__next_program, self._lib.bpf_program__name)
+        )
+
+    def _walk(self, advance: Any, name: Any) -> Iterator[Tuple[str, int]]:
+        pointer = advance(self._object, None)
+        while pointer:
+            yield name(pointer).decode(), pointer
+            pointer = advance(self._object, pointer)
+
+    def section(self, program: str) -> str:
+        text: bytes = self._lib.bpf_program__section_name(self.programs[program])
+        return text.decode().lstrip("?")
+
+    def select(self, programs: Sequence[str]) -> None:
+        """Load these programs and no others."""
+        for name, pointer in self.programs.items():
+            _check(self._lib.bpf_program__set_autoload(pointer, name in programs), name)
+
+    def set_entries(self, map_name: str, entries: int) -> None:
+        pointer = self._map_pointer(map_name)
+        _check(self._lib.bpf_map__set_max_entries(pointer, entries), map_name)
+
+    def set_constants(self, map_name: str, value: C.Structure) -> None:
+        """Fill a read-only data section before loading."""
+        pointer = self._map_pointer(map_name)
+        result = self._lib.bpf_map__set_initial_value(pointer, C.byref(value), C.sizeof(value))
+        _check(result, f"{map_name} (size differs from the probe's?)")
+
+    def load(self) -> None:
+        """BpfError when the kernel refuses any selected program."""
+        _check(self._lib.bpf_object__load(self._object), "loading BPF programs")
+
+    def attach(self, program: str, function: Optional[str] = None) -> None:
+        """Attach by section, or as a kprobe to `function`."""
+        pointer = self.programs[program]
+        if function is None:
+            link = self._lib.bpf_program__attach(pointer)
+        else:
+            is_return = self.section(program).startswith("kret")
+            link = self._lib.bpf_program__attach_kprobe(pointer, is_return, function.encode())
+        where = f"attaching {program}" + (f" to {function}" if function else "")
+        self._links.setdefault(program, []).append(_check_pointer(link, where))
+
+    def attach_cgroup(self, program: str, cgroup: str) -> None:
+        fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            link = self._lib.bpf_program__attach_cgroup(self.programs[program], fd)
+            self._links.setdefault(program, []).append(
+                _check_pointer(link, f"attaching {program} to {cgroup}")
+            )
+        finally:
+            os.close(fd)
+
+    @property
+    def attached(self) -> Tuple[str, ...]:
+        return tuple(self._links)
+
+    def _map_pointer(self, name: str) -> int:
+        pointer = self._lib.bpf_object__find_map_by_name(self._object, name.encode())
+        return _check_pointer(pointer, f"finding map {name}")
+
+    def map(self, name: str) -> Map:
+        return Map(self._map_pointer(name))
+
+    def maps(self) -> List[Map]:
+        walk = self._walk(self._lib.bpf_object__next_map, self._lib.bpf_map__name)
+        return [Map(pointer) for _, pointer in walk]
+
+    def run_stats(self, program: str) -> Tuple[int, int, int]:
+        """`(ns, runs, recursion misses)`; ns and runs only while statistics are on."""
+        info = _ProgInfo()
+        size = C.c_uint32(C.sizeof(info))
+        fd = self._lib.bpf_program__fd(self.programs[program])
+        _check(self._lib.bpf_obj_get_info_by_fd(fd, C.byref(info), C.byref(size)), program)
+        return info.run_time_ns, info.run_cnt, info.recursion_misses
+
+    def close(self) -> None:
+        if self._object is None:
+            return
+        for links in self._links.values():
+            for link in links:
+                self._lib.bpf_link__destroy(link)
+        self._links.clear()
+        self._lib.bpf_object__close(self._object)
+        self._object = None
+
+    def __enter__(self) -> "Object":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def enable_run_stats() -> int:
+    """A file descriptor that keeps run statistics on while it is open."""
+    return _check(library().bpf_enable_stats(0), "enabling run statistics")

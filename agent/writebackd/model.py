@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The values that flow through one tick, and nothing else.
+
+    Sample -> Estimate -> Decision -> Action
+
+Everything here is frozen: a decision can be explained, stored and recomputed
+only if nobody changes what it was based on.  Units are in the names: `_s`
+seconds, `_bytes` bytes, `_rate` bytes or operations per second, `_share` a
+fraction of one.  `None` means "not known", never zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Mapping, Optional, Tuple
+
+# The latency histogram of bpf/writeback.h: exact below 8 units, then 8 buckets
+# per octave, so a bucket is at most 12.5 % wide.  The unit is 2**10 ns because
+# a shift is what the probe can afford.
+HIST_BUCKETS = 192
+HIST_SUB_BITS = 3
+HIST_UNIT_S = 1024e-9
+
+
+def bucket_lower_s(index: int) -> float:
+    """Lower edge of histogram bucket `index`, in seconds."""
+    if index < 1 << HIST_SUB_BITS:
+        return index * HIST_UNIT_S
+    octave, sub = divmod(index, 1 << HIST_SUB_BITS)
+    return float(((1 << HIST_SUB_BITS) + sub) << (octave - 1)) * HIST_UNIT_S
+
+
+# One more edge than buckets: the last bucket takes everything above its lower
+# edge (about 64 s), and is drawn as if it had the width of its neighbours.
+BUCKET_EDGES_S: Tuple[float, ...] = tuple(bucket_lower_s(i) for i in range(HIST_BUCKETS + 1))
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Latencies as sparse `(bucket, count)` pairs in ascending bucket order."""
+
+    buckets: Tuple[Tuple[int, int], ...] = ()
+
+    @property
+    def total(self) -> int:
+        return sum(count for _, count in self.buckets)
+
+    def quantile(self, q: float) -> Optional[float]:
+        """Latency in seconds below which the share `q` lies; None when empty.
+
+        Interpolates linearly inside the bucket, so the error is below the
+        bucket's width (12.5 %).
+        """
+        total = self.total
+        if not total:
+            return None
+        rank = q * total
+        for index, count in self.buckets:
+            if rank <= count:
+                low, high = BUCKET_EDGES_S[index], BUCKET_EDGES_S[index + 1]
+                return low + (high - low) * max(rank, 0.0) / count
+            rank -= count
+        return BUCKET_EDGES_S[self.buckets[-1][0] + 1]
+
+    def share_above(self, threshold_s: float) -> Optional[float]:
+        """Share of the values in buckets that start at or above `threshold_s`."""
+        total = self.total
+        if not total:
+            return None
+        return sum(n for i, n in self.buckets if BUCKET_EDGES_S[i] >= threshold_s) / total
+
+    def __add__(self, other: "Histogram") -> "Histogram":
+        merged = dict(self.buckets)
+        for index, count in other.buckets:
+            merged[index] = merged.get(index, 0) + count
+        return Histogram(tuple(sorted(merged.items())))
+
+
+class IoClass(Enum):
+    """What a block request was for; order and number as in bpf/writeback.h."""
+
+    SYNC_WRITE = 0
+    BACKGROUND_WRITE = 1
+    READ = 2
+    JOURNAL = 3
+    FLUSH = 4
+
+
+@dataclass(frozen=True)
+class ClassSample:
+    """Completions of one class on one device during one tick."""
+
+    count: int = 0
+    bytes: int = 0
+    latency: Histogram = Histogram()
+    queue: Optional[Histogram] = None  # wait before the device, when asked for
+
+
+@dataclass(frozen=True)
+class SyncSample:
+    """fsync, fdatasync, msync and O_(D)SYNC writes of one device in one tick.
+
+    `inflight` and `oldest_s` tell of calls that have not returned yet: a stuck
+    fsync completes nothing, so completions alone would look like quiet.
+    """
+
+    fsyncs: int = 0  # whole-file syncs: fsync, msync, O_SYNC
+    fdatasyncs: int = 0  # data syncs: fdatasync, O_DSYNC
+    latency: Histogram = Histogram()
+    inflight: int = 0
+    oldest_s: float = 0.0
+    syncfs_latency: Histogram = Histogram()  # its count is the histogram's total
+
+    @property
+    def count(self) -> int:
+        return self.fsyncs + self.fdatasyncs
+
+
+@dataclass(frozen=True)
+class Device:
+    """A filesystem's BDI (or a bare disk) and the leaf disks listed below it."""
+
+    name: str  # kernel name: sda, dm-0, md0, nvme0n1, loop3, btrfs-1
+    devno: str  # "major:minor" of the BDI; "btrfs-1" where the kernel gives none
+    bdi: str  # directory name under /sys/class/bdi
+    leaves: Tuple[str, ...] = ()  # kernel names of the disks at the bottom
+    leaf_devnos: Tuple[str, ...] = ()
+    filesystems: Tuple[Tuple[str, str, str], ...] = ()  # (st_dev "maj:min", type, mount point)
+    rotational: Optional[bool] = None
+    write_cache: Optional[str] = None  # queue/write_cache of the leaves
+    driver: Optional[str] = None
+    diskseq: Optional[int] = None  # of the first leaf: changes when the disk is another one
+
+
+@dataclass(frozen=True)
+class DeviceSample:
+    """All that one tick saw of one device; rates follow from Sample.dt_s."""
+
+    device: Device
+    write_bytes: int = 0
+    read_bytes: int = 0
+    writes: int = 0
+    inflight: int = 0
+    busy_share: float = 0.0  # share of the tick with at least one request in flight
+    classes: Optional[Mapping[IoClass, ClassSample]] = None  # None: the probe cannot tell
+    sync: Optional[SyncSample] = None  # None: the probe cannot tell
+
+
+@dataclass(frozen=True)
+class TaskSample:
+    """A process that dirtied pages or slept in balance_dirty_pages."""
+
+    pid: int
+    comm: str
+    cgroup_id: int
+    device: Optional[str]
+    dirtied_bytes: int = 0  # sampled, see ProbeInfo
+    throttled_s: float = 0.0
+    throttled: int = 0
+
+
+@dataclass(frozen=True)
+class VmLimits:
+    """The four files of the global pair; in each pair the form not in use is 0."""
+
+    dirty_bytes: int
+    dirty_ratio: int
+    dirty_background_bytes: int
+    dirty_background_ratio: int
+
+
+@dataclass(frozen=True)
+class VmState:
+    """The global pair with what the kernel makes of it (/proc/vmstat)."""
+
+    limits: VmLimits
+    dirty_bytes: int  # now dirty
+    writeback_bytes: int  # now under writeback
+    threshold_bytes: int  # the limit in force
+    background_threshold_bytes: int
+
+
+@dataclass(frozen=True)
+class ForeignWrite:
+    """Somebody else changed a limit; the writer's fields are None when unknown."""
+
+    lever: str
+    value: str
+    pid: Optional[int] = None
+    comm: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """What does not change while the daemon runs, and the law leans on."""
+
+    page_size: int
+    cpus_online: int
+    cpus_possible: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class ProbeInfo:
+    """What the probe can see, and what it misses; `status` prints it."""
+
+    backend: str
+    request_hook: Optional[str] = None
+    fsync_hook: Optional[str] = None
+    misses: Tuple[str, ...] = ()
+    map_bytes: int = 0
+    bpf_ns_per_io: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Action:
+    """One write to a kernel file and what came of it."""
+
+    lever: str
+    old: str
+    new: str
+    ok: bool
+    error: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Everything that was read in one tick, the results of the last actions included."""
+
+    time_s: float  # CLOCK_BOOTTIME, so that a suspend shows as a long tick
+    wall_s: float  # only for people
+    dt_s: float
+    host: HostInfo
+    vm: VmState
+    devices: Tuple[DeviceSample, ...]
+    tasks: Tuple[TaskSample, ...] = ()
+    actions: Tuple[Action, ...] = ()
+    foreign: Tuple[ForeignWrite, ...] = ()
+    errors: Tuple[str, ...] = ()  # what could not be read this tick
+
+
+class State(Enum):
+    """What the agent is doing about a device."""
+
+    IDLE = "idle"
+    GUARD = "guard"
+    SQUEEZE = "squeeze"
+    PROBE = "probe"
+    PACE = "pace"
+    EXHAUSTED = "exhausted"
+    BLIND = "blind"
+    YIELDED = "yielded"
+    PINNED = "pinned"
+    EXCLUDED = "excluded"
+
+
+class Mode(Enum):
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one device is believed to be doing, as of this tick."""
+
+    name: str
+    write_rate: float
+    background_rate: float  # flusher writes; equals write_rate when the probe cannot tell
+    drain_rate: Optional[float]  # sustained, once learned
+    drain_sample: str  # why this tick's rate did or did not count
+    sync_rate: Optional[float]
+    demand: bool
+    demand_known: bool  # False: the probe cannot see fsync
+    flooded: bool  # background writes keep the device or the limit busy
+    self_limited: bool  # our own limit holds the writers back, the device could take more
+    fsync_p50_s: Optional[float]
+    fsync_p99_s: Optional[float]
+    oldest_fsync_s: float
+    baseline_s: Optional[float]  # unloaded p50 of an fsync
+    slow_share: Optional[float]  # of write completions: how full the write cache is
+    inflight: int
+
+
+@dataclass(frozen=True)
+class DeviceDecision:
+    """What the law wants for one device and why, in plain words."""
+
+    name: str
+    state: State
+    target_bytes: Optional[int]  # None: the limits as found
+    reason: str
+    decision_id: str
+    steps: Tuple[str, ...] = ()  # the chain of reasoning, one sentence each
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the global pair shall be; None means the originals."""
+
+    limit_bytes: Optional[int]
+    background_bytes: Optional[int]
+    goal_bytes: Optional[int]  # where the ramp is heading
+    reason: str
+    devices: Tuple[DeviceDecision, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What estimators and law remember of one device between ticks."""
+
+    drain_rate: Optional[float] = None
+    drain_window: Tuple[float, ...] = ()  # rates of the last valid samples
+    throughput: Optional[float] = None  # smoothed write rate while flooded
+    baseline_s: Optional[float] = None
+    write_baseline_s: Optional[float] = None  # unloaded device latency of a write
+    sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs) of the last seconds
+    last_demand_s: Optional[float] = None
+    trim: float = 1.0
+    slow_ticks: int = 0
+    starved_ticks: int = 0
+    last_trim_s: float = float("-inf")
+    floor_ticks: int = 0
+    state: State = State.IDLE
+    target_bytes: Optional[int] = None
+    decisions: int = 0
+    decision_id: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """All state of the pure core; same policy, memory and sample: same decision."""
+
+    devices: Mapping[str, DeviceMemory] = field(default_factory=dict)
+    limit_bytes: Optional[int] = None  # what the last decision set
+    last_raise_s: float = float("-inf")
+    pin_bytes: Optional[int] = None
+    mode: Mode = Mode.ENFORCE
+    yielded: Optional[str] = None  # whose value stands, in words

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Kernel differences, one accessor each.  Everything is told by the fields and
+ * types the running kernel has, never by its version: distributions backport.
+ */
+#ifndef COMPAT_H
+#define COMPAT_H
+
+#define CORE __attribute__((preserve_access_index))
+
+/* The disk moved from the request to its queue in 5.17
+ * ("block: remove the ->rq_disk field in struct request"). */
+struct request___with_disk {
+	struct gendisk *rq_disk;
+} CORE;
+
+struct request_queue___with_disk {
+	struct gendisk *disk;
+} CORE;
+
+/* diskseq came with 5.15 ("block: add disk sequence number"). */
+struct gendisk___with_seq {
+	__u64 diskseq;
+} CORE;
+
+static __always_inline struct gendisk *request_disk(struct request *rq)
+{
+	struct request_queue___with_disk *q = (void *)rq->q;
+	struct request___with_disk *old = (void *)rq;
+
+	if (bpf_core_field_exists(q->disk))
+		return q->disk;
+	return old->rq_disk;
+}
+
+static __always_inline __u64 disk_sequence(struct gendisk *disk)
+{
+	struct gendisk___with_seq *with_seq = (void *)disk;
+
+	return bpf_core_field_exists(with_seq->diskseq) ? with_seq->diskseq : 0;
+}
+
+/* xfs may be a module whose types the building kernel's BTF does not have. */
+struct xfs_inode___any {
+	struct inode i_vnode;
+} CORE;
+
+/* Syscall numbers and where the kernel keeps them, for the hooks on syscalls.
+ * Other architectures do without these hooks: where fentry works (arm64 has it
+ * since 6.0) they are not needed. */
+#if defined(__TARGET_ARCH_x86)
+#define NR_write 1
+#define NR_pwrite64 18
+#define NR_writev 20
+#define NR_msync 26
+#define NR_fsync 74
+#define NR_fdatasync 75
+#define NR_pwritev 296
+#define NR_syncfs 306
+#define NR_pwritev2 328
+#define SYSCALL_NR(regs) ((long)(regs)->orig_ax)
+#define SYSCALL_ARG0(regs) ((unsigned int)(regs)->di)
+/* A 32-bit process numbers its calls differently. */
+#define SYSCALL_IS_COMPAT(task) ((task)->thread_info.status & 0x2 /* TS_COMPAT */)
+#endif
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What the BPF programs and user space share.  The Python side mirrors these
+ * structures with ctypes (agent/writebackd/kernel/layout.py) and refuses to
+ * run when the sizes differ.
+ */
+#ifndef WRITEBACK_H
+#define WRITEBACK_H
+
+/* Latency in units of 2^10 ns: exact below 8, then 8 buckets per octave up to
+ * 64 s.  Shifts instead of divisions, 12.5 % wide at most. */
+#define HIST_BUCKETS 192
+#define HIST_UNIT_SHIFT 10
+#define HIST_SUB_BITS 3
+
+enum io_class {
+	IO_SYNC_WRITE,
+	IO_BACKGROUND_WRITE,
+	IO_READ,
+	IO_JOURNAL,
+	IO_FLUSH,
+	IO_CLASSES,
+};
+
+struct io_stats {
+	__u64 count;
+	__u64 bytes;
+	__u32 hist[HIST_BUCKETS];
+};
+
+/* One device on one shard of the CPUs; slots are found by request_queue.id.
+ * 3968 bytes: a whole number of cache lines, so shards do not share one. */
+struct io_slot {
+	__u64 diskseq;
+	__u32 dev; /* kernel dev_t: major << 20 | minor */
+	__u32 unstamped; /* completions without a start time: not in a histogram */
+	__u64 pad[4];
+	struct io_stats stats[IO_CLASSES];
+};
+
+struct queue_slot {
+	__u32 hist[IO_CLASSES][HIST_BUCKETS];
+};
+
+enum sync_kind {
+	SYNC_FSYNC, /* fsync, msync, O_SYNC */
+	SYNC_FDATASYNC, /* fdatasync, O_DSYNC */
+	SYNC_SYNCFS,
+	SYNC_KINDS,
+};
+
+/* Per s_dev (or bdev): file syncs in one histogram, syncfs in its own, since
+ * the latter takes as long as everything dirty and would drown a p99. */
+struct sync_stats {
+	__u64 count[SYNC_KINDS];
+	__u32 file_hist[HIST_BUCKETS];
+	__u32 syncfs_hist[HIST_BUCKETS];
+};
+
+/* A sync that has not returned; key is the thread id. */
+struct sync_start {
+	__u64 start_ns;
+	__u32 dev;
+	__u8 kind;
+	__u8 owner; /* which hook opened it, and alone may close it */
+	__u16 pad;
+};
+
+/* A thread that dirties pages or sleeps for it; key is the thread id. */
+struct dirtier {
+	__u64 task_start_ns; /* tells a reused thread id */
+	__u64 first_bytes; /* the thread's own count when first seen */
+	__u64 bytes; /* the same when last seen */
+	__u64 throttled_ns;
+	__u64 cgroup_id;
+	__u32 throttled;
+	__u32 tgid;
+	__u32 dev; /* s_dev of what it dirtied last */
+	char comm[16];
+	__u32 pad;
+};
+
+struct probe_config {
+	__u32 slots; /* request_queue ids that have a slot */
+	__u32 shard_mask; /* shards - 1, a power of two less one */
+	__u32 shard_shift;
+	__u32 per_cpu; /* 1: a shard has one CPU only, plain adds suffice */
+	__u32 queue_latency; /* 1: fill the queue histograms */
+	__u32 dirty_sample; /* look at every n-th dirtied folio, a power of two */
+	__u32 jiffy_ns;
+	__u32 pad;
+};
+
+#define SYSCTL_WRITES 16 /* a ring; user space looks every tick */
+
+struct sysctl_write {
+	__u64 time_ns;
+	__u32 pid;
+	char comm[16];
+	char name[44];
+	char value[24];
+};
+
+struct probe_state {
+	__u64 sysctl_writes; /* how many ever; the ring index is this modulo size */
+	struct sysctl_write ring[SYSCTL_WRITES];
+	__u64 no_slot; /* completions of queues beyond the slots */
+	__u64 sync_lost; /* syncs whose table was full */
+	__u64 sync_unmatched; /* syncs entered where their end cannot be seen */
+};
+
+#endif
