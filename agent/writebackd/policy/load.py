@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Finding policy files, merging them with their drop-ins, checking the whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+
+from . import schema, units
+from .parse import Assignment, Errors, did_you_mean, parse_lines, read_file, unknown_key
+from .schema import DEVICE_KEYS, KEYS, SECTIONS, DeviceSetting, Policy, PolicyError
+
+DEFAULT_NAME = "default"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
+_DEV_NULL = os.makedev(1, 3)
+
+
+def packaged_dir() -> Path:
+    """The policies that ship with the program: inside the package, or of the checkout."""
+    here = Path(__file__).resolve()
+    inside = here.parents[1] / "policies"
+    return inside if inside.is_dir() else here.parents[3] / "policies"
+
+
+def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Path, ...]:
+    """Policy directories, weakest first; ``config_dir`` stands in for the system's three."""
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise PolicyError((f"{config_dir}: no such directory: correct --config-dir",))
+        return (packaged_dir(), config_dir)
+    system = ("usr/lib", "run", "etc")
+    return (packaged_dir(), *(root / top / "writebackd" / "policies.d" for top in system))
+
+
+def _list_dir(path: Path) -> List[str]:
+    try:
+        return [name for name in os.listdir(path) if not name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        message = f"{path}: cannot list it: {error.strerror}: make it a readable directory"
+        raise PolicyError((message,)) from None
+
+
+def _is_masked(path: Path) -> bool:
+    """Whether the file is (a symlink to) /dev/null, systemd's way to switch a file off."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == _DEV_NULL
+
+
+def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
+    """Files of drop-in directories (weakest first) in the order they apply.
+
+    As systemd does it: sorted by base name over all directories, the strongest directory's
+    file stands for all of that name, and a link to /dev/null leaves the name out.
+    """
+    found: Dict[str, Path] = {}
+    for directory in dirs:
+        for name in _list_dir(directory):
+            if name.endswith(".conf"):
+                found[name] = directory / name
+    return [found[name] for name in sorted(found, key=os.fsencode) if not _is_masked(found[name])]
+
+
+def _names(dirs: Sequence[Path]) -> Dict[str, Path]:
+    """Policy name -> the strongest base file of that name."""
+    found: Dict[str, Path] = {}
+    for directory in dirs:
+        for name in _list_dir(directory):
+            if name.endswith(".conf"):
+                found[name[: -len(".conf")]] = directory / name
+    return found
+
+
+def _locate(wanted: str, config_dir: Optional[Path], root: Path) -> Tuple[str, Path, List[Path]]:
+    """Name, base file and drop-ins of a policy given by name or by path."""
+    if "/" in wanted or wanted.endswith(".conf"):
+        path = Path(wanted)
+        name = path.name[: -len(".conf")] if wanted.endswith(".conf") else path.name
+        return name, path, _drop_ins([Path(f"{path}.d")])
+    if not _NAME.fullmatch(wanted):
+        message = "not a policy name: use letters, digits and -_.@, or a path"
+        raise PolicyError((f"'{units.shorten(wanted)}': {message}",))
+    dirs = search_dirs(config_dir, root)
+    known = _names(dirs)
+    if wanted not in known:
+        listing = ", ".join(sorted(known)) or "none"
+        searched = ", ".join(str(directory) for directory in dirs)
+        raise PolicyError(
+            (
+                f"no policy '{wanted}'{did_you_mean(wanted, known)}: known are {listing} "
+                f"(searched {searched})",
+            )
+        )
+    if _is_masked(known[wanted]):
+        raise PolicyError(
+            (f"{known[wanted]}: policy '{wanted}' is masked: remove the link, or choose another",)
+        )
+    return wanted, known[wanted], _drop_ins([each / f"{wanted}.conf.d" for each in dirs])
+
+
+class _Merger:
+    """Values of all files read so far, later ones on top, each with where it came from."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.errors = Errors()
+        self.values: Dict[Tuple[str, str], Any] = {
+            (key.section, key.name): key.kind.parse(key.default) for key in KEYS
+        }
+        self.origins: Dict[Tuple[str, str], str] = dict.fromkeys(self.values, "default")
+        self.settings: List[DeviceSetting] = []
+        # Keys whose text was wrong: their checks against other keys would only confuse.
+        self.broken: Set[Tuple[str, str]] = set()
+
+    def add_file(self, path: Path) -> None:
+        try:
+            text = read_file(path)
+        except PolicyError as error:
+            self.errors.messages.extend(error.messages)
+            return
+        for line in parse_lines(text, path, self.errors):
+            self._add(line)
+
+    def _add(self, line: Assignment) -> None:
+        glob = line.section[len("device ") :] if line.section.startswith("device ") else ""
+        known = (
+            DEVICE_KEYS if glob else {key.name: key for key in KEYS if key.section == line.section}
+        )
+        key = known.get(line.key)
+        if key is None:
+            self.errors.add(line.origin, unknown_key(line, known))
+            return
+        try:
+            value = key.parse(line.value)
+        except units.UnitError as error:
+            comment = re.search("[ \t][#;]", line.value)
+            hint = " (a comment needs a line of its own)" if comment else ""
+            self.errors.add(line.origin, f"{key.name}: {error}{hint}")
+            self.broken.add((line.section, key.name))
+            return
+        if key.name == "name" and value not in ("", self.name):
+            self.errors.add(
+                line.origin,
+                f"name is '{units.shorten(value)}' but the file makes it "
+                f"policy '{self.name}': correct one of them",
+            )
+        self.origins[line.section, line.key] = line.origin
+        if glob:
+            self.settings = [old for old in self.settings if (old.glob, old.key) != (glob, key)]
+            self.settings.append(DeviceSetting(glob, key, value, line.origin))
+        else:
+            self.values[key.section, key.name] = value
+
+    def finish(self) -> None:
+        """Checks of keys against each other; raises PolicyError when anything was wrong."""
+        self._check_order("floor", "ceiling", "")
+        self._check_order("allowed-delay", "drain-time", "")
+        for glob in dict.fromkeys(setting.glob for setting in self.settings):
+            self._check_order("floor", "ceiling", glob)
+            self._check_order("allowed-delay", "drain-time", glob)
+        self._check_rest()
+        self._check_devices()
+        self.errors.raise_any()
+
+    def _is_broken(self, glob: str, *names: str) -> bool:
+        return any(
+            name in names and (glob or not section.startswith("device "))
+            for section, name in self.broken
+        )
+
+    def _in_force(self, name: str, glob: str) -> Tuple[Any, str]:
+        """Value and origin of a key, for the device that ``glob`` reads as when there is one."""
+        key = DEVICE_KEYS[name]
+        found = (self.values[key.section, name], self.origins[key.section, name])
+        for each in self.settings if glob else ():
+            if each.key is key and (each.glob == glob or schema.matches(each.glob, glob)):
+                found = (each.value, each.origin)
+        return found
+
+    def _check_order(self, small: str, large: str, glob: str) -> None:
+        (low, low_origin), (high, high_origin) = (
+            self._in_force(small, glob),
+            self._in_force(large, glob),
+        )
+        unset = (self._in_force(small, "")[1], self._in_force(large, "")[1])
+        inherited = bool(glob) and (low_origin, high_origin) == unset
+        if low <= high or inherited or self._is_broken(glob, small, large):
+            return
+        # Point at the line somebody wrote last: the other one may be a default.
+        own = low_origin != "default" and not (glob and low_origin == unset[0])
+        name, origin = (small, low_origin) if own else (large, high_origin)
+        write = DEVICE_KEYS[small].kind.format
+        where = f" for device {glob}" if glob else ""
+        self.errors.add(
+            origin,
+            f"{name}: {small} {write(low)} ({low_origin}) is above {large} "
+            f"{write(high)} ({high_origin}){where}: lower {small} or "
+            f"raise {large}",
+        )
+
+    def _check_rest(self) -> None:
+        where = ("limits", "rest")
+        floor, ceiling = self.values["limits", "floor"], self.values["limits", "ceiling"]
+        if self._is_broken("", "rest", "floor", "ceiling") or floor > ceiling:
+            return
+        inside = min(max(self.values[where], floor), ceiling)
+        if inside != self.values[where] and self.origins[where] != "default":
+            bounds = f"{units.format_size(floor)} to {units.format_size(ceiling)}"
+            self.errors.add(
+                self.origins[where],
+                "rest: "
+                f"{units.format_size(self.values[where])} is outside of floor and "
+                f"ceiling: use {bounds}",
+            )
+        # A default moves along with bounds that leave it outside.
+        self.values[where] = inside
+
+    def _check_devices(self) -> None:
+        include, exclude = self.values["devices", "include"], self.values["devices", "exclude"]
+        if self._is_broken("", "include", "exclude"):
+            return
+        for glob in include:
+            literal = not re.search("[*?[]", glob)
+            by = next(
+                (
+                    each
+                    for each in exclude
+                    if each in (glob, "*") or (literal and schema.matches(each, glob))
+                ),
+                None,
+            )
+            if by is not None:
+                self.errors.add(
+                    self.origins["devices", "exclude"],
+                    f"exclude: '{by}' leaves out all of '{glob}', which include asks for "
+                    f"({self.origins['devices', 'include']}): remove one of them",
+                )
+
+    def policy(self, files: Sequence[Path]) -> Policy:
+        """The merged policy; only after ``finish``."""
+        fields: Dict[str, Dict[str, Any]] = {section: {} for section in SECTIONS}
+        for key in KEYS:
+            fields[key.section][key.attribute] = self.values[key.section, key.name]
+        return Policy(
+            **{**fields["policy"], "name": self.name},
+            limits=schema.Limits(**fields["limits"]),
+            objective=schema.Objective(**fields["objective"]),
+            devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
+            probe=schema.Probe(**fields["probe"]),
+            origins=dict(self.origins),
+            files=tuple(str(path) for path in files),
+        )
+
+
+def load_policy(
+    name_or_path: Optional[str] = None,
+    config_dir: Optional[Path] = None,
+    root: Path = Path("/"),
+) -> Policy:
+    """The merged policy of a name (``default`` when None) or of a file.
+
+    A file is meant when the text contains '/' or ends in '.conf'. Raises PolicyError with all
+    errors of all its files. Sizes are bytes, times seconds, shares 0..1.
+    """
+    name, base, drop_ins = _locate(name_or_path or DEFAULT_NAME, config_dir, root)
+    merger = _Merger(name)
+    for path in (base, *drop_ins):
+        merger.add_file(path)
+    merger.finish()
+    return merger.policy((base, *drop_ins))
+
+
+def check(
+    name_or_path: str, config_dir: Optional[Path] = None, root: Path = Path("/")
+) -> List[str]:
+    """All errors of a policy as ``file:line: message``; empty when it is good."""
+    try:
+        load_policy(name_or_path, config_dir, root)
+    except PolicyError as error:
+        return list(error.messages)
+    return []
+
+
+@dataclass(frozen=True)
+class PolicyEntry:
+    """A row of ``policy list``; ``problems`` are its errors, or that it is masked."""
+
+    name: str
+    path: str
+    summary: str
+    problems: Tuple[str, ...]
+
+
+def list_policies(
+    config_dir: Optional[Path] = None, root: Path = Path("/")
+) -> Tuple[PolicyEntry, ...]:
+    """Every policy that can be named, by name, broken and masked ones included."""
+    entries = []
+    for name, path in sorted(_names(search_dirs(config_dir, root)).items()):
+        try:
+            summary = load_policy(name, config_dir, root).summary
+            entries.append(PolicyEntry(name, str(path), summary, ()))
+        except PolicyError as error:
+            entries.append(PolicyEntry(name, str(path), "", error.messages))
+    return tuple(entries)
+
+
+def render(policy: Policy) -> str:
+    """The policy in force as a policy file, each value under a comment that says its origin."""
+    lines = [f"# Policy {policy.name} as it is in force, merged from:"]
+    lines += [f"#   {path}" for path in policy.files]
+    parts = {
+        "policy": policy,
+        "limits": policy.limits,
+        "objective": policy.objective,
+        "devices": policy.devices,
+        "probe": policy.probe,
+    }
+    for section in SECTIONS:
+        lines += ["", f"[{section}]"]
+        for key in (key for key in KEYS if key.section == section):
+            value = key.kind.format(getattr(parts[section], key.attribute))
+            lines += [f"# {policy.origins[section, key.name]}", f"{key.name} = {value}".rstrip()]
+    glob = ""
+    for setting in policy.devices.settings:
+        if setting.glob != glob:
+            glob = setting.glob
+            lines += ["", f"[device {glob}]"]
+        value = setting.key.kind.format(setting.value)
+        lines += [f"# {setting.origin}", f"{setting.key.name} = {value}"]
+    return "\n".join(lines) + "\n"

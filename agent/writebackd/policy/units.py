@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Units of policy files and the command line: text to number and back, exactly.
+
+Every ``format_*`` gives text that its ``parse_*`` reads back to the same number, so that a
+rendered policy is the policy. Arithmetic is decimal, never binary floating point: ``0.1`` of a
+second has to stay what the admin wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from fractions import Fraction
+from typing import Dict, Tuple
+
+# 1024-based, as the kernel's and systemd's sizes are.
+_SIZE: Dict[str, int] = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_TIME: Dict[str, Fraction] = {
+    "h": Fraction(3600),
+    "min": Fraction(60),
+    "s": Fraction(1),
+    "ms": Fraction(1, 1000),
+    "us": Fraction(1, 1000000),
+}
+# The digits are bounded: Python 3.11 refuses to convert very long ones with a bare ValueError.
+_NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,40})?)[ \t]*([^0-9. \t].*)?")
+_GLOB = re.compile(r"(?:[A-Za-z0-9_.:!*?+@-]|\[!?[A-Za-z0-9-]+\])+")
+_GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
+
+_ON = ("on", "yes", "true")
+_OFF = ("off", "no", "false")
+
+
+class UnitError(ValueError):
+    """A value that cannot be read; the message says how to write it."""
+
+
+def _split(text: str, wanted: str) -> Tuple[Fraction, str]:
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        raise UnitError(f"'{shorten(text)}' is not {wanted}")
+    return Fraction(found.group(1)), found.group(2) or ""
+
+
+def _plain(number: Decimal) -> str:
+    """Decimal text without an exponent and without trailing zeros."""
+    text = format(number, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def shorten(text: str) -> str:
+    """Text for an error message, cut so that one bad line cannot fill the screen."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``15M``, ``1.5G`` or a plain number of bytes; raises UnitError."""
+    number, unit = _split(text, "a size: write it like 15M (B, K, M, G, T, 1024-based)")
+    if unit not in ("", *_SIZE):
+        guess = unit[0].upper()
+        hint = text[: -len(unit)].rstrip() + guess if guess in _SIZE else "15M"
+        raise UnitError(
+            f"unknown size unit '{shorten(unit)}': "
+            f"write {hint} (units are B, K, M, G, T, 1024-based)"
+        )
+    size = number * _SIZE[unit or "B"]
+    if size.denominator != 1:
+        raise UnitError(f"'{shorten(text)}' is not a whole number of bytes: use a smaller unit")
+    return int(size)
+
+
+def format_size(size: int) -> str:
+    """Bytes as the largest unit that divides them: 15728640 is ``15M``."""
+    for unit in ("T", "G", "M", "K"):
+        if size and size % _SIZE[unit] == 0:
+            return f"{size // _SIZE[unit]}{unit}"
+    return f"{size}B"
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second from ``200M/s``; raises UnitError."""
+    if not text.endswith("/s"):
+        raise UnitError(f"'{shorten(text)}' is not a rate: write it like 200M/s")
+    return parse_size(text[:-2].rstrip(" \t"))
+
+
+def format_rate(rate: int) -> str:
+    """Bytes per second as ``200M/s``."""
+    return f"{format_size(rate)}/s"
+
+
+def parse_time(text: str) -> float:
+    """Seconds from ``20ms``, ``5s``, ``2min``; a unit is required; raises UnitError."""
+    number, unit = _split(text, "a time: write it like 20ms, 5s, 2min or 1h")
+    if not unit:
+        raise UnitError(f"'{shorten(text)}' has no unit: write {text}ms or {text}s")
+    if unit not in _TIME:
+        hint = "; minutes are 'min'" if unit == "m" else ""
+        raise UnitError(f"unknown time unit '{shorten(unit)}': use us, ms, s, min or h{hint}")
+    return float(number * _TIME[unit])
+
+
+def format_time(seconds: float) -> str:
+    """Seconds as short, exact text: 0.0075 is ``7.5ms``, 0.5 ``500ms``, 3600 ``1h``."""
+    if seconds == 0:
+        return "0s"
+    # repr() is the shortest decimal that reads back to the same double.
+    exact = Decimal(repr(seconds))
+    candidates = []
+    for unit in _TIME:
+        number = Fraction(exact) / _TIME[unit]
+        if unit in ("h", "min"):
+            if number.denominator == 1:
+                candidates.append(f"{number.numerator}{unit}")
+        else:
+            candidates.append(_plain(exact.scaleb({"s": 0, "ms": 3, "us": 6}[unit])) + unit)
+    return min(candidates, key=lambda text: (text.startswith("0."), len(text)))
+
+
+def parse_share(text: str) -> float:
+    """0..1 from ``20%``; raises UnitError."""
+    number, unit = _split(text, "a share: write it like 20%")
+    if unit != "%":
+        raise UnitError(f"'{shorten(text)}' is not a share: write it like 20%")
+    return float(number / 100)
+
+
+def format_share(share: float) -> str:
+    """0.2 as ``20%``."""
+    return _plain(Decimal(repr(share)).scaleb(2)) + "%"
+
+
+def parse_multiple(text: str) -> float:
+    """A factor from ``10x``; raises UnitError."""
+    number, unit = _split(text, "a multiple: write it like 10x")
+    if unit != "x":
+        raise UnitError(f"'{shorten(text)}' is not a multiple: write it like 10x")
+    return float(number)
+
+
+def format_multiple(multiple: float) -> str:
+    """10.0 as ``10x``."""
+    return _plain(Decimal(repr(multiple))) + "x"
+
+
+def parse_frequency(text: str) -> float:
+    """Operations per second from ``5`` or ``5/s``; raises UnitError."""
+    number, unit = _split(text, "a number of operations per second: write it like 5/s")
+    if unit not in ("", "/s"):
+        raise UnitError(f"'{shorten(text)}' is not operations per second: write it like 5/s")
+    return float(number)
+
+
+def format_frequency(frequency: float) -> str:
+    """5.0 as ``5/s``."""
+    return _plain(Decimal(repr(frequency))) + "/s"
+
+
+def parse_switch(text: str) -> bool:
+    """on, yes, true or off, no, false; raises UnitError."""
+    if text in _ON:
+        return True
+    if text in _OFF:
+        return False
+    raise UnitError(f"'{shorten(text)}' is neither on nor off: use on, yes, true, off, no or false")
+
+
+def format_switch(value: bool) -> str:
+    """True as ``on``."""
+    return "on" if value else "off"
+
+
+def parse_device(text: str) -> str:
+    """A glob over kernel block device names (or MAJOR:MINOR), without ``/dev/``.
+
+    Links below /dev are refused instead of followed: what they point at may change under a
+    running daemon, and a pattern that silently matches nothing is worse than an error.
+    """
+    glob = text[len("/dev/") :] if text.startswith("/dev/") else text
+    if "/" in glob:
+        raise UnitError(
+            f"'{shorten(text)}': links are not followed; give the kernel's name, "
+            f"like sda or dm-0 ('readlink -f {shorten(text)}' tells it)"
+        )
+    if not _GLOB.fullmatch(glob):
+        raise UnitError(f"'{shorten(text)}' is not a device: write it like sda, dm-0 or sd*")
+    for low, high in _GLOB_RANGE.findall(glob) if "[" in glob else ():
+        if low > high:
+            raise UnitError(f"'{shorten(text)}': the range {low}-{high} is empty: turn it round")
+    return glob
+
+
+def parse_devices(text: str) -> Tuple[str, ...]:
+    """Device globs parted by blanks; the same one twice is an error; raises UnitError."""
+    globs = tuple(parse_device(word) for word in text.split())
+    for glob in globs:
+        if globs.count(glob) > 1:
+            raise UnitError(f"'{shorten(glob)}' is listed twice: remove one")
+    return globs
+
+
+def format_devices(globs: Tuple[str, ...]) -> str:
+    """Globs parted by single blanks."""
+    return " ".join(globs)

@@ -1,0 +1,585 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Policy files: strictness with file and line, drop-ins, devices, and the shipped policies."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from writebackd.policy import PolicyError, check, list_policies, load_policy, render
+from writebackd.policy.load import packaged_dir
+from writebackd.policy.schema import KEYS, SECTIONS, Key, Policy
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DIRS = ("usr/lib", "run", "etc")
+RANGED = [key for key in KEYS if key.low]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode("utf-8"))
+    return path
+
+
+def system(root: Path, top: str, name: str) -> Path:
+    return root / top / "writebackd" / "policies.d" / name
+
+
+def load_text(tmp_path: Path, text: str) -> Policy:
+    return load_policy(str(write(tmp_path / "p.conf", text)))
+
+
+# Each: file text, then (line, part of the message) of every error, in order.
+BAD_FILES: list[tuple[str, str, list[tuple[int, str]]]] = [
+    ("unknown section", "[limit]\nfloor = 1M\n", [(1, "did you mean [limits]?")]),
+    ("match is not there yet", "[match]\ndriver = x\n", [(1, "unknown section [match]")]),
+    ("empty unknown section", "[nonsense]\n", [(1, "[policy], [limits]")]),
+    ("misspelt key", "[limits]\nflor = 1M\n", [(2, "did you mean 'floor'?")]),
+    ("underscore", "[limits]\ndrain_time = 1s\n", [(2, "did you mean 'drain-time'?")]),
+    ("capitals", "[limits]\nFloor = 1M\n", [(2, "did you mean 'floor'?")]),
+    ("alien key", "[probe]\nqqqq = 1\n", [(2, "use backend, queue-latency, talkers")]),
+    ("wrong section", "[limits]\nfsync-p99 = 1s\n", [(2, "move it to [objective]")]),
+    (
+        "not per device",
+        "[device sda]\ncooldown = 1s\n",
+        [(2, "cooldown cannot be set per device, only floor, ceiling")],
+    ),
+    ("duplicate", "[limits]\nrest = 2M\nrest = 2M\n", [(3, "first on line 2")]),
+    (
+        "duplicate over a reopened section",
+        "[limits]\nrest = 2M\n[probe]\n[limits]\nrest = 2M\n",
+        [(5, "first on line 2")],
+    ),
+    ("bad unit", "[limits]\nfloor = 1MB\n", [(2, "floor: unknown size unit 'MB': write 1M")]),
+    ("too small", "[limits]\nfloor = 4K\n", [(2, "4K is too small: use 8K to 1T")]),
+    ("too large", "[limits]\nbackground = 91%\n", [(2, "91% is too large: use 1% to 90%")]),
+    ("no value", "[limits]\nfloor =\n", [(2, "write it like 'floor = 15M'")]),
+    ("empty include", "[devices]\ninclude =\n", [(2, "include: no value")]),
+    ("bad word", "[policy]\nmode = enforced\n", [(2, "use enforce or observe")]),
+    ("trailing comment", "[limits]\nfloor = 1M # why\n", [(2, "a comment needs a line of its")]),
+    ("no equals sign", "[limits]\nfloor 1M\n", [(2, "add '=' and a value")]),
+    ("no section", "floor = 1M\n", [(1, "put a [SECTION] line above it")]),
+    ("open header", "[limits\nfloor = 1M\n", [(1, "does not end in ']'")]),
+    ("continued line", "[devices]\ninclude = sda \\\n", [(2, "on one line")]),
+    ("control character", "[policy]\nsummary = a\x00b\n", [(2, "U+0000")]),
+    ("no-break space", "[limits]\n\n\xa0floor = 1M\n", [(3, "U+00A0")]),
+    ("odd line ends", "[limits]\x0bfloor = 1M\n", [(1, "U+000B")]),
+    ("other name", "[policy]\nname = q\n", [(2, "the file makes it policy 'p'")]),
+    ("device without name", "[device]\nfloor = 1M\n", [(1, "write [device sda]")]),
+    ("two devices", "[device sda sdb]\n", [(1, "needs one device")]),
+    ("device in the plural", "[devices sda]\n", [(1, "write [device NAME]")]),
+    ("device link", "[device /dev/mapper/root]\n", [(1, "links are not followed")]),
+    (
+        "floor over default ceiling",
+        "[limits]\nfloor = 8G\n",
+        [(2, "floor 8G (FILE:2) is above ceiling 4G (default): lower floor or raise ceiling")],
+    ),
+    ("ceiling under default floor", "[limits]\nceiling = 8K\n", [(2, "ceiling: floor 1M")]),
+    (
+        "floor over ceiling for a device",
+        "[limits]\nceiling = 1G\n[device sd*]\nfloor = 2G\n",
+        [(4, "floor 2G (FILE:4) is above ceiling 1G (FILE:2) for device sd*")],
+    ),
+    (
+        "floor over ceiling of an overlapping section",
+        "[device sd*]\nfloor = 100M\n[device sda]\nceiling = 10M\n",
+        [(2, "above ceiling 10M (FILE:4) for device sda")],
+    ),
+    (
+        "allowed-delay over drain-time",
+        "[limits]\ndrain-time = 1s\n[objective]\nallowed-delay = 2s\n",
+        [(4, "allowed-delay 2s (FILE:4) is above drain-time 1s")],
+    ),
+    ("rest below floor", "[limits]\nfloor = 2M\nrest = 1M\n", [(3, "use 2M to 4G")]),
+    ("rest above ceiling", "[limits]\nrest = 64M\nceiling = 32M\n", [(2, "use 1M to 32M")]),
+    ("same glob twice", "[devices]\ninclude = sd*\nexclude = sd*\n", [(3, "leaves out all")]),
+    ("name excluded", "[devices]\ninclude = sda\nexclude = sd?\n", [(3, "include asks for")]),
+    ("all excluded", "[devices]\nexclude = *\n", [(2, "leaves out all of '*'")]),
+    (
+        "all errors are told",
+        "x = 1\n[limits]\nfloor = 1\nceiling = 1X\n[policy]\nmode = 3\n[foo]\nbar = 1\n",
+        [(1, "a key before"), (3, "too small"), (4, "unit 'X'"), (6, "enforce"), (7, "[foo]")],
+    ),
+    (
+        "a bad value does not hide a contradiction elsewhere",
+        "[limits]\nfloor = 8G\n[device sda]\nfloor = 1Q\n",
+        [(4, "unit 'Q'"), (2, "above ceiling")],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"), [row[1:] for row in BAD_FILES], ids=[row[0] for row in BAD_FILES]
+)
+def test_bad_file(tmp_path: Path, text: str, errors: list[tuple[int, str]]) -> None:
+    path = write(tmp_path / "p.conf", text)
+    with pytest.raises(PolicyError) as caught:
+        load_policy(str(path))
+    messages = caught.value.messages
+    assert len(messages) == len(errors), messages
+    for message, (line, part) in zip(messages, errors):
+        assert message.startswith(f"{path}:{line}: "), message
+        assert part.replace("FILE", str(path)) in message
+    assert str(caught.value) == "\n".join(messages)
+    assert check(str(path)) == list(messages)
+
+
+def test_crlf_bom_blanks_and_comments_are_fine(tmp_path: Path) -> None:
+    text = "\ufeff[ limits ]\r\n# a\r\n  ; b \xa0 \x01\r\n\tfloor\t=\t2M \r\n"
+    text += "[policy]\nsummary = a=b #1"
+    policy = load_text(tmp_path, text)
+    assert policy.limits.floor_bytes == 2 << 20
+    assert policy.summary == "a=b #1"
+    assert policy.origins["limits", "floor"] == f"{tmp_path}/p.conf:4"
+
+
+@pytest.mark.parametrize("key", RANGED, ids=[key.name for key in RANGED])
+def test_ranges_end_where_they_say(tmp_path: Path, key: Key) -> None:
+    for text, step in ((key.low, -1), (key.high, 1)):
+        value = key.kind.parse(text)
+        beyond = value + step if isinstance(value, int) else value * (1 + step * 1e-6)
+        assert key.parse(text) == value
+        if beyond > 0:
+            with pytest.raises(ValueError, match=r"too (small|large)"):
+                key.parse(key.kind.format(beyond))
+
+
+def test_too_many_errors_stop_with_a_word(tmp_path: Path) -> None:
+    messages = check(str(write(tmp_path / "log.conf", "12:00 all is well\n" * 5000)))
+    assert len(messages) == 101
+    assert "stopped here after 100 errors" in messages[-1]
+
+
+def unreadable(path: Path, kind: str) -> None:
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "dangling link":
+        path.symlink_to(path.parent / "nowhere")
+    elif kind == "huge":
+        path.write_bytes(b"#" * ((1 << 20) + 1))
+    elif kind == "latin-1":
+        path.write_bytes(b"[policy]\n# x\nsummary = M\xfcller\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", ": cannot read it: No such file or directory: check the path"),
+        ("directory", ": not a regular file"),
+        ("fifo", ": not a regular file"),
+        ("dangling link", ": cannot read it: No such file"),
+        ("huge", ": larger than 1 MiB"),
+        ("latin-1", ":3: byte 0xfc is not UTF-8: save it as UTF-8"),
+    ],
+)
+def test_unreadable_base_and_drop_in(tmp_path: Path, kind: str, message: str) -> None:
+    path = tmp_path / "p.conf"
+    unreadable(path, kind)
+    assert check(str(path)) == [StartsWith(f"{path}{message}")]
+    if kind == "missing":
+        return
+    base = write(tmp_path / "q.conf", "[limits]\nfloor = 1\n")
+    drop_in = tmp_path / "q.conf.d" / "a.conf"
+    drop_in.parent.mkdir()
+    unreadable(drop_in, kind)
+    assert check(str(base)) == [
+        StartsWith(f"{base}:2: "),
+        StartsWith(f"{drop_in}{message}"),
+    ]
+
+
+class StartsWith(str):
+    """Equal to every text that begins like this."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and other.startswith(str(self))
+
+    __hash__ = str.__hash__
+
+
+def test_unreadable_for_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "p.conf", "").chmod(0)
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o755)
+    user = os.geteuid()
+    if user == 0:  # who can read every file
+        os.seteuid(65534)
+    try:
+        messages = check("./p.conf")
+    finally:
+        os.seteuid(user)
+    assert messages == [
+        "p.conf: cannot read it: Permission denied: check the path and its permissions"
+    ]
+
+
+def test_no_descriptor_is_lost(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        check(str(tmp_path) + "/")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_base_file_of_the_strongest_directory_wins(tmp_path: Path) -> None:
+    for rank, top in enumerate(DIRS, start=1):
+        path = write(system(tmp_path, top, "x.conf"), f"[policy]\nsummary = {top}\n")
+        policy = load_policy("x", root=tmp_path)
+        assert (policy.summary, policy.files) == (top, (str(path),)), rank
+
+
+def test_a_name_here_overrides_the_packaged_policy(tmp_path: Path) -> None:
+    assert load_policy(root=tmp_path).files == (str(packaged_dir() / "default.conf"),)
+    write(system(tmp_path, "etc", "default.conf"), "[policy]\nsummary = mine\n")
+    assert load_policy(root=tmp_path).summary == "mine"
+
+
+def test_drop_ins_apply_by_file_name_over_all_directories(tmp_path: Path) -> None:
+    write(system(tmp_path, "usr/lib", "x.conf"), "[policy]\nsummary = base\n[limits]\nrest = 2M\n")
+    order = [("etc", "10-a"), ("usr/lib", "20-b"), ("run", "30-c"), ("etc", "9-last")]
+    for top, name in order:
+        text = f"[policy]\nsummary = {name}\n"
+        write(system(tmp_path, top, f"x.conf.d/{name}.conf"), text)
+    write(system(tmp_path, "etc", "x.conf.d/99-readme.txt"), "not read")
+    write(system(tmp_path, "etc", "x.conf.d/.99-hidden.conf"), "not read")
+    policy = load_policy("x", root=tmp_path)
+    assert [Path(file).stem for file in policy.files] == ["x", "10-a", "20-b", "30-c", "9-last"]
+    assert policy.summary == "9-last"
+    assert policy.limits.rest_bytes == 2 << 20
+    assert policy.origins["policy", "summary"].endswith(
+        "etc/writebackd/policies.d/x.conf.d/9-last.conf:2"
+    )
+
+
+@pytest.mark.parametrize("strong", ["a file", "a link to /dev/null", "nothing"])
+def test_same_drop_in_name_masks(tmp_path: Path, strong: str) -> None:
+    write(system(tmp_path, "usr/lib", "x.conf"), "[limits]\nfloor = 2M\n")
+    weak = write(system(tmp_path, "usr/lib", "x.conf.d/a.conf"), "[limits]\nfloor = 3M\nrest = 5M")
+    masking = system(tmp_path, "etc", "x.conf.d/a.conf")
+    if strong == "a file":
+        write(masking, "[limits]\nfloor = 4M\n")
+    elif strong == "a link to /dev/null":
+        masking.parent.mkdir(parents=True)
+        masking.symlink_to("/dev/null")
+    limits = load_policy("x", root=tmp_path).limits
+    expected = {"a file": (4, 16), "a link to /dev/null": (2, 16), "nothing": (3, 5)}[strong]
+    assert (limits.floor_bytes >> 20, limits.rest_bytes >> 20) == expected
+    assert weak.exists()
+
+
+def test_masked_policy_is_refused_and_listed(tmp_path: Path) -> None:
+    path = system(tmp_path, "etc", "default.conf")
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/dev/null")
+    with pytest.raises(PolicyError, match="is masked: remove the link"):
+        load_policy("default", root=tmp_path)
+    rows = {entry.name: entry for entry in list_policies(root=tmp_path)}
+    assert rows["default"].path == str(path)
+    assert "masked" in rows["default"].problems[0]
+    assert rows["db-hwraid"].problems == ()
+    assert "RAID" in rows["db-hwraid"].summary
+
+
+def test_errors_in_a_drop_in_name_the_drop_in(tmp_path: Path) -> None:
+    base = write(system(tmp_path, "usr/lib", "x.conf"), "[limits]\nceiling = 1G\n")
+    bad = write(system(tmp_path, "etc", "x.conf.d/a.conf"), "\n[limits]\nfloor = 2G\nx = 1\n")
+    assert check("x", root=tmp_path) == [
+        StartsWith(f"{bad}:4: unknown key 'x'"),
+        f"{bad}:3: floor: floor 2G ({bad}:3) is above ceiling 1G ({base}:2): "
+        "lower floor or raise ceiling",
+    ]
+
+
+def test_config_dir_stands_in_for_the_system(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    write(config / "default.conf.d/a.conf", "[limits]\nfloor = 3M\n")
+    write(system(tmp_path, "etc", "default.conf.d/b.conf"), "[limits]\nfloor = 5M\n")
+    policy = load_policy(None, config, root=tmp_path)
+    assert policy.limits.floor_bytes == 3 << 20
+    assert policy.files[0] == str(packaged_dir() / "default.conf")
+    write(config / "default.conf", "[policy]\nsummary = own\n")
+    assert load_policy("default", config, root=tmp_path).files[0] == str(config / "default.conf")
+    with pytest.raises(PolicyError, match="correct --config-dir"):
+        load_policy(None, tmp_path / "nowhere")
+
+
+def test_a_path_is_that_file_and_its_own_drop_ins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(system(tmp_path, "etc", "default.conf.d/b.conf"), "[limits]\nfloor = 5M\n")
+    write(tmp_path / "default.conf", "[limits]\nrest = 4M\n")
+    write(tmp_path / "default.conf.d/a.conf", "[limits]\nfloor = 3M\n")
+    monkeypatch.chdir(tmp_path)
+    for text in ("default.conf", "./default.conf", str(tmp_path / "default.conf")):
+        policy = load_policy(text, root=tmp_path)
+        assert (policy.name, policy.limits.floor_bytes) == ("default", 3 << 20)
+        assert policy.limits.rest_bytes == 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("db-hwrad", "no policy 'db-hwrad': did you mean 'db-hwraid'?: known are db-hwraid, def"),
+        ("zzz", "no policy 'zzz': known are"),
+        ("-x", "not a policy name"),
+        ("a b", "not a policy name"),
+    ],
+)
+def test_unknown_name(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        load_policy(name, root=tmp_path)
+
+
+def test_default_rest_moves_with_the_bounds(tmp_path: Path) -> None:
+    assert load_text(tmp_path, "[limits]\nceiling = 8M\n").limits.rest_bytes == 8 << 20
+    assert load_text(tmp_path, "[limits]\nfloor = 32M\n").limits.rest_bytes == 32 << 20
+
+
+DEVICE_TEXT = """
+[device sd*]
+floor = 2M
+fsync-p99 = 50ms
+[device sda]
+floor = 4M
+allowed-delay = 12ms
+[device 8:16]
+drain-time = 1s
+baseline-multiple = 20x
+ceiling = 64M
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "devno", "changed"),
+    [
+        ("dm-0", "253:0", {}),
+        ("sdc", "8:32", {"floor_bytes": 2 << 20, "fsync_p99_s": 0.05}),
+        (
+            "sda",
+            "8:0",
+            {"floor_bytes": 4 << 20, "fsync_p99_s": 0.05, "allowed_delay_s": 0.012},
+        ),
+        (
+            "sdb",
+            "8:16",
+            {
+                "floor_bytes": 2 << 20,
+                "fsync_p99_s": 0.05,
+                "drain_time_s": 1.0,
+                "baseline_multiple": 20.0,
+                "ceiling_bytes": 64 << 20,
+            },
+        ),
+    ],
+)
+def test_for_device(tmp_path: Path, name: str, devno: str, changed: dict[str, Any]) -> None:
+    policy = load_text(tmp_path, DEVICE_TEXT)
+    expected = dataclasses.replace(load_text(tmp_path, "").for_device("x", "1:1"), **changed)
+    assert policy.for_device(name, devno) == expected
+
+
+def test_a_drop_in_changes_one_line_of_a_device_section(tmp_path: Path) -> None:
+    base = write(tmp_path / "p.conf", DEVICE_TEXT)
+    drop_in = write(tmp_path / "p.conf.d/a.conf", "[device /dev/sd*]\nfsync-p99 = 70ms\n")
+    policy = load_policy(str(base))
+    sda = policy.for_device("sda", "8:0")
+    assert (sda.fsync_p99_s, sda.floor_bytes) == (0.07, 4 << 20)
+    assert policy.origins["device sd*", "fsync-p99"] == f"{drop_in}:2"
+    assert policy.origins["device sd*", "floor"] == f"{base}:3"
+    assert load_policy(str(write(tmp_path / "again/p.conf", render(policy)))) == policy
+
+
+def test_floor_wins_where_only_one_device_makes_globs_overlap(tmp_path: Path) -> None:
+    policy = load_text(tmp_path, "[device sd*]\nfloor = 9M\n[device *a]\nceiling = 2M\n")
+    assert policy.for_device("sda", "8:0").ceiling_bytes == 9 << 20
+    assert policy.for_device("vda", "8:0").ceiling_bytes == 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("devices", "name", "loop", "command_line", "reason"),
+    [
+        ("", "sda", False, (), None),
+        ("", "loop0", True, (), "loop device: only managed when named by --device or a policy"),
+        ("", "loop0", True, ("loop0",), None),
+        ("", "loop0", True, ("/dev/loop0",), None),
+        ("", "loop0", True, ("loop*",), None),
+        ("", "loop0", True, ("*",), "loop device"),
+        ("", "sda", False, ("loop0",), "not among the devices named by --device"),
+        ("", "dm-0", True, ("dm-0",), None),
+        ("include = * loop1", "loop1", True, (), None),
+        ("include = * loop1", "loop0", True, (), "loop device"),
+        ("include = * loop1", "sda", False, (), None),
+        ("include = loop?", "sda", False, (), "not in include (FILE:2)"),
+        ("include = /dev/sd[ab]", "sdb", False, (), None),
+        ("include = /dev/sd[ab]", "sdc", False, (), "not in include"),
+        ("include = 8:0", "sda", False, (), None),
+        ("exclude = sd*", "sda", False, (), "excluded by 'sd*' (FILE:2)"),
+        ("exclude = 8:*", "sda", False, (), "excluded by '8:*'"),
+        ("exclude = sd*", "sda", False, ("sda",), None),
+        ("exclude = sd*", "dm-0", False, (), None),
+    ],
+)
+def test_selects(
+    tmp_path: Path,
+    devices: str,
+    name: str,
+    loop: bool,
+    command_line: tuple[str, ...],
+    reason: str | None,
+) -> None:
+    policy = load_text(tmp_path, f"[devices]\n{devices}\n")
+    answer = policy.selects(name, loop, command_line, devno="8:0" if name == "sda" else "")
+    if reason is None:
+        assert answer is None
+    else:
+        assert answer is not None
+        assert reason.replace("FILE", f"{tmp_path}/p.conf") in answer
+
+
+def test_policies_are_equal_by_what_they_say(tmp_path: Path) -> None:
+    one = load_policy(str(write(tmp_path / "a/p.conf", "[limits]\nfloor = 1M\n")))
+    two = load_policy(str(write(tmp_path / "b/p.conf", "\n\n")))
+    assert one == two
+    assert one.origins["limits", "floor"] != two.origins["limits", "floor"] == "default"
+    assert one != load_policy(str(write(tmp_path / "c/p.conf", "[limits]\nfloor = 2M\n")))
+
+
+def test_render_tells_the_origin_of_every_value(tmp_path: Path) -> None:
+    text = render(load_text(tmp_path, DEVICE_TEXT))
+    lines = text.splitlines()
+    values = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
+    assert len(values) == len(KEYS) + 7
+    for index in values:
+        assert re.fullmatch(r"# (default|.*/p\.conf:\d+)", lines[index - 1]), lines[index]
+    assert f"# {tmp_path}/p.conf:6\nfloor = 4M" in text
+    assert "# default\nmode = enforce" in text
+
+
+# Within these no two keys can contradict each other, nor DEVICE_TEXT.
+ANY_VALUE: dict[str, st.SearchStrategy[Any]] = {
+    "mode": st.sampled_from(["enforce", "observe"]),
+    "floor": st.integers(8 << 10, 2 << 20),
+    "rest": st.integers(2 << 20, 64 << 20),
+    "ceiling": st.integers(64 << 20, 1 << 40),
+    "allowed-delay": st.floats(1e-3, 0.5),
+    "drain-time": st.floats(0.5, 60),
+    "cooldown": st.one_of(st.just(0.0), st.floats(1e-6, 600)),
+    "demand-hold": st.floats(1, 3600),
+    "fsync-p99": st.floats(1e-4, 60),
+    "background": st.floats(0.01, 0.9),
+    "step-up": st.floats(1.1, 16),
+    "min-sync-rate": st.floats(0.1, 1e6),
+    "include": st.sampled_from([("*", "loop0"), ("sd[a-c]*", "8:16")]),
+    "exclude": st.sampled_from([(), ("dm-*", "zram?")]),
+    "talkers": st.booleans(),
+}
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_render_reads_back_as_the_same_policy(tmp_path: Path, data: st.DataObject) -> None:
+    lines = []
+    drawn = {}
+    for key in (key for key in KEYS if key.name in ANY_VALUE):
+        drawn[key.section, key] = data.draw(ANY_VALUE[key.name], label=key.name)
+        lines.append(f"[{key.section}]\n{key.name} = {key.kind.format(drawn[key.section, key])}\n")
+    policy = load_text(tmp_path, "".join(lines) + DEVICE_TEXT)
+    for (section, key), value in drawn.items():
+        part = policy if section == "policy" else getattr(policy, section)
+        assert getattr(part, key.attribute) == value
+    again = load_policy(str(write(tmp_path / "again/p.conf", render(policy))))
+    assert again == policy
+
+
+HALF_RIGHT = st.lists(
+    st.one_of(
+        st.sampled_from([f"[{section}]" for section in SECTIONS] + ["[device sda]", "[device"]),
+        st.builds(
+            "{} = {}".format,
+            st.sampled_from([key.name for key in KEYS]),
+            st.one_of(st.text(max_size=8), st.sampled_from([key.default for key in KEYS])),
+        ),
+        st.text(max_size=20),
+    ),
+    max_size=12,
+).map("\n".join)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.one_of(st.binary(), HALF_RIGHT.map(lambda text: text.encode("utf-8", "replace"))))
+def test_any_bytes_are_a_policy_or_a_policy_error(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "p.conf"
+    path.write_bytes(data)
+    for message in check(str(path)):
+        assert re.match(rf"{re.escape(str(path))}:\d+: ", message), message
+        assert "\n" not in message
+
+
+@given(name=st.text())
+def test_any_name_is_found_or_refused(name: str) -> None:
+    try:
+        load_policy(name, root=Path("/nonexistent"))
+    except PolicyError as error:
+        assert error.messages
+
+
+def test_every_key_has_its_field() -> None:
+    policy = load_policy("default", root=Path("/nonexistent"))
+    for section in SECTIONS:
+        part = policy if section == "policy" else getattr(policy, section)
+        wanted = {key.attribute for key in KEYS if key.section == section}
+        fields = {field.name for field in dataclasses.fields(part)}
+        assert wanted == fields - {"settings", "origins", "files", *SECTIONS}
+
+
+@pytest.mark.parametrize("path", sorted((CHECKOUT / "policies").glob("*.conf")), ids=str)
+def test_shipped_policies_are_good_and_give_reasons(path: Path) -> None:
+    policy = load_policy(str(path))
+    assert policy.summary
+    assert policy.origins["policy", "name"] != "default"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert max(map(len, lines)) <= 100
+    for section, key in (where for where, origin in policy.origins.items() if origin != "default"):
+        if section in ("limits", "objective", "probe"):
+            number = int(policy.origins[section, key].rsplit(":", 1)[1])
+            above = lines[: number - 1][::-1]
+            reason = next(line for line in above if "=" not in line or line.startswith("#"))
+            assert reason.startswith("#"), f"{path}:{number}: {key} has no reason above it"
+
+
+def test_default_conf_spells_out_the_built_in_defaults(tmp_path: Path) -> None:
+    shipped = load_policy(str(CHECKOUT / "policies/default.conf"))
+    built_in = load_policy(str(write(tmp_path / "default.conf", "")))
+    assert dataclasses.replace(shipped, summary="") == built_in
+    assert [where for where, origin in shipped.origins.items() if origin == "default"] == []
+
+
+def test_the_documented_table_is_the_table() -> None:
+    text = (CHECKOUT / "docs/policy.md").read_text(encoding="utf-8")
+    table = text.split("| section | key |", 1)[1].split("\n\n", 1)[0]
+    documented = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in table.splitlines()[2:]
+    ]
+    coded = [
+        (
+            f"[{key.section}]" + (", [device]" if key.per_device else ""),
+            key.name,
+            key.kind.unit,
+            key.default or "empty",
+            key.range,
+            key.doc,
+        )
+        for key in KEYS
+    ]
+    assert documented == coded
