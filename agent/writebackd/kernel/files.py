@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The only door to kernel files; every path lies under a root that tests replace."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import List, Optional
+
+# A seq_file gives about a page a read, whatever is asked for; attributes fit in one.
+_CHUNK = 1 << 16
+
+
+class KernelFiles:
+    """Reads and writes /proc and /sys files, named by absolute paths, below `root`."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+        # Plain string concatenation: pathlib costs 5 us a join, a read of
+        # /proc/sys/vm/dirty_bytes 4 us.
+        self._prefix = str(root).rstrip("/")
+
+    def path(self, name: str) -> Path:
+        """`name` (absolute, as on the live system) as a path below the root."""
+        return Path(self._prefix + name)
+
+    def read(self, name: str) -> str:
+        """The file's text without surrounding white space. Raises OSError.
+
+        Undecodable bytes become surrogates: device and mount names are bytes.
+        """
+        fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            chunks = []
+            # A short read is not the end of a seq_file: only b"" is.
+            while True:
+                chunk = os.read(fd, _CHUNK)
+                if not chunk:
+                    break
+                chunks.append(chunk)
+        finally:
+            os.close(fd)
+        return b"".join(chunks).decode("utf-8", "surrogateescape").strip()
+
+    def read_int(self, name: str) -> int:
+        """The file as a decimal integer. Raises OSError, or ValueError naming the file."""
+        text = self.read(name)
+        try:
+            return int(text)
+        except ValueError:
+            raise ValueError(f"{name}: expected an integer, found {text[:40]!r}") from None
+
+    def try_read(self, name: str) -> Optional[str]:
+        """As `read`, but None where the file is missing or cannot be read."""
+        try:
+            return self.read(name)
+        except OSError:
+            return None
+
+    def write(self, name: str, value: str) -> None:
+        """Write `value` in one write(2). Raises OSError with the kernel's errno.
+
+        One call, because a sysctl or sysfs handler parses every write on its
+        own: a split value would be two values.
+        """
+        data = value.encode("utf-8", "surrogateescape")
+        # No O_CREAT: a missing lever must fail.  /proc and /sys ignore O_TRUNC.
+        fd = os.open(self._prefix + name, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            written = os.write(fd, data)
+        finally:
+            os.close(fd)
+        if written != len(data):
+            raise OSError(errno.EIO, f"short write, {written} of {len(data)} bytes", name)
+
+    def listdir(self, name: str) -> List[str]:
+        """Names in a directory, sorted; empty where there is no such directory."""
+        try:
+            return sorted(os.listdir(self._prefix + name))
+        except OSError:
+            return []
+
+    def readlink(self, name: str) -> Optional[str]:
+        """Text of a symbolic link; None where there is no such link."""
+        try:
+            return os.readlink(self._prefix + name)
+        except OSError:
+            return None

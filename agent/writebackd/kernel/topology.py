@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which BDI serves which filesystem, and the disks at the bottom of it.
+
+Dirty pages belong to the BDI of a whole block device (that of the disk for a
+partition, the dm or md device's own for LVM and RAID) or to btrfs' own.
+Everything here is read from /sys; no device node and no mount point is opened,
+so nothing can wait for a disk.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
+from writebackd.kernel.uevents import Uevents
+from writebackd.model import Device
+
+# Without a filesystem these are no disks to guard: memory, removable media
+# without write-back, and the hidden paths below a multipath NVMe head.
+_NOT_A_RAW_DISK = re.compile(r"(?:ram|zram|sr|fd)\d|nvme\d+c\d")
+_PARTITION = re.compile(r"p?\d+")
+# FUSE sets up a BDI of its own even for a block device (fuse_bdi_init()).
+_OWN_BDI = frozenset({"fuseblk"})
+
+_RESCAN_S = 300.0  # queue/write_cache can be changed without an event
+_RESCAN_BLIND_S = 30.0  # no uevents: the price of 1024 disks stays below 0.5 % of a core
+# After a scan the next one waits 20 times as long as it took: a storm of
+# events (a cluster node starting its volumes) costs 5 % of a core at worst.
+_SCAN_DUTY = 20.0
+
+
+def _natural(name: str) -> str:
+    """Sort key that puts dm-2 before dm-10."""
+    return re.sub(r"\d+", lambda digits: digits.group().zfill(9), name)
+
+
+def _agreed(values: List[Optional[str]]) -> Optional[str]:
+    """The one known value, 'mixed' when they differ, None when none is known."""
+    known = {value for value in values if value is not None}
+    if len(known) > 1:
+        return "mixed"
+    return known.pop() if known else None
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """What the disk at the bottom says of itself."""
+
+    devno: str
+    rotational: Optional[bool]
+    write_cache: Optional[str]
+    driver: Optional[str]
+    diskseq: Optional[int]
+
+
+class _Scan:
+    """One pass over /sys; what has vanished meanwhile is left out."""
+
+    def __init__(self, files: KernelFiles, mounts: Tuple[Mount, ...]) -> None:
+        self._files = files
+        self._mounts = mounts
+        self.devno: Dict[str, str] = {}  # kernel name -> "major:minor", partitions too
+        self._place: Dict[str, List[str]] = {}  # kernel name -> parts of its sysfs path
+        self._leaves: Dict[str, Tuple[str, ...]] = {}
+        self._facts: Dict[str, _Leaf] = {}
+        self._hosts: Dict[str, Optional[str]] = {}  # SCSI host -> driver
+        for devno in files.listdir("/sys/dev/block"):
+            link = files.readlink(f"/sys/dev/block/{devno}")
+            if link is not None and "/" in link:
+                parts = link.split("/")
+                self.devno[parts[-1]] = devno
+                self._place[parts[-1]] = parts
+        self.name = {devno: name for name, devno in self.devno.items()}
+
+    def disk(self, name: str) -> str:
+        """The whole disk that a partition is on; any other name as it is.
+
+        A partition's directory lies in its disk's, but so does that of an eMMC
+        boot area (mmcblk0boot0), a disk of its own: the name decides.
+        """
+        parent = self._place[name][-2]
+        if parent in self.devno and _PARTITION.fullmatch(name[len(parent) :]):
+            return parent
+        return name
+
+    def devices(self) -> Tuple[Device, ...]:
+        disks = [name for name in self.devno if self.disk(name) == name]
+        slaves = {name: self._slaves(name) for name in disks}
+        self._find_leaves(slaves)
+        pools = self._btrfs_members()
+        used = {below for names in slaves.values() for below in names}
+        used.update(self.disk(member) for members in pools.values() for member in members)
+        mounted = self._mounted_disks()
+        found = [
+            self._device(name, self.devno[name], (name,), mounted.get(name, []))
+            for name in disks
+            if self._counts(name, name in mounted, name in used)
+        ]
+        found += self._btrfs_devices(pools)
+        return tuple(sorted(found, key=lambda device: _natural(device.name)))
+
+    def _slaves(self, disk: str) -> Tuple[str, ...]:
+        below = self._files.listdir(f"/sys/block/{disk}/slaves")
+        return tuple(sorted({self.disk(name) for name in below if name in self.devno}))
+
+    def _find_leaves(self, slaves: Mapping[str, Tuple[str, ...]]) -> None:
+        def leaves(disk: str, above: FrozenSet[str]) -> Tuple[str, ...]:
+            if disk not in self._leaves:
+                # A number reused in mid-scan may show a loop that never existed.
+                below = [name for name in slaves.get(disk, ()) if name not in above]
+                lowest = {leaf for name in below for leaf in leaves(name, above | {disk})}
+                self._leaves[disk] = tuple(sorted(lowest, key=_natural)) or (disk,)
+            return self._leaves[disk]
+
+        for disk in slaves:
+            leaves(disk, frozenset({disk}))
+
+    def _counts(self, disk: str, mounted: bool, used: bool) -> bool:
+        """Whether pages can be dirty on this disk's own BDI."""
+        if not mounted and (used or _NOT_A_RAW_DISK.match(disk)):
+            return False
+        size = self._files.try_read(f"/sys/block/{disk}/size")
+        if mounted or size is None:
+            return size is not None  # None: it vanished since the table was read
+        if disk.startswith("loop"):
+            return bool(self._files.try_read(f"/sys/block/{disk}/loop/backing_file"))
+        return size != "0"
+
+    def _mounted_disks(self) -> Dict[str, List[Mount]]:
+        """The filesystems on each whole disk, one mount of each."""
+        on_disk: Dict[str, List[Mount]] = {}
+        for mount in _one_per_filesystem(self._mounts):
+            name = self.name.get(mount.st_dev)
+            if name is not None and mount.fstype not in _OWN_BDI:
+                on_disk.setdefault(self.disk(name), []).append(mount)
+        return on_disk
+
+    def _device(self, name: str, devno: str, disks: Tuple[str, ...], mounts: List[Mount]) -> Device:
+        leaves = sorted({leaf for disk in disks for leaf in self._leaves[disk]}, key=_natural)
+        facts = [self._leaf(leaf) for leaf in leaves]
+        spins = {fact.rotational for fact in facts}
+        rotational = True if True in spins else None if None in spins or not spins else False
+        return Device(
+            name=name,
+            devno=devno,
+            bdi=devno,
+            leaves=tuple(leaves),
+            leaf_devnos=tuple(fact.devno for fact in facts),
+            filesystems=tuple((m.st_dev, m.fstype, m.mountpoint) for m in mounts),
+            rotational=rotational,
+            write_cache=_agreed([fact.write_cache for fact in facts]),
+            driver=_agreed([fact.driver for fact in facts]),
+            diskseq=facts[0].diskseq if facts else None,
+        )
+
+    def _leaf(self, name: str) -> _Leaf:
+        fact = self._facts.get(name)
+        if fact is None:
+            read = self._files.try_read
+            spins = read(f"/sys/block/{name}/queue/rotational")
+            seq = read(f"/sys/block/{name}/diskseq")  # since 5.15
+            fact = self._facts[name] = _Leaf(
+                devno=self.devno[name],
+                rotational={"0": False, "1": True}.get(spins or ""),
+                write_cache=read(f"/sys/block/{name}/queue/write_cache") or None,
+                driver=self._driver(name),
+                diskseq=int(seq) if seq and seq.isdigit() else None,
+            )
+        return fact
+
+    def _driver(self, name: str) -> Optional[str]:
+        """Who talks to the disk: a SCSI host's driver, nvme, virtio_blk, loop, nbd ..."""
+        if name.startswith("nvme"):
+            return "nvme"
+        for depth, part in enumerate(self._place[name]):
+            if re.fullmatch(r"host\d+", part):
+                if part not in self._hosts:
+                    self._hosts[part] = self._host_driver(part, self._place[name][:depth])
+                return self._hosts[part]
+        link = self._files.readlink(f"/sys/block/{name}/device/driver")
+        if link is not None:
+            return link.rsplit("/", 1)[-1]
+        # Virtual disks (loop, nbd, zram, rbd, drbd) have no device; named by driver.
+        kind = re.match(r"[a-z]+", name)
+        return kind.group() if kind else None
+
+    def _host_driver(self, host: str, above: List[str]) -> Optional[str]:
+        name = self._files.try_read(f"/sys/class/scsi_host/{host}/proc_name")
+        if name and not name.startswith(("(", "<")):  # "(null)", "<NULL>": driver gave no name
+            return name
+        # The adapter itself: the link is relative to /sys/dev/block.
+        adapter = "/".join(part for part in above if part != "..")
+        link = self._files.readlink(f"/sys/{adapter}/driver")
+        return link.rsplit("/", 1)[-1] if link is not None else None
+
+    def _btrfs_members(self) -> Dict[str, FrozenSet[str]]:
+        """Kernel names of the devices of every mounted btrfs, by UUID."""
+        members = {}
+        for uuid in self._files.listdir("/sys/fs/btrfs"):
+            names = self._files.listdir(f"/sys/fs/btrfs/{uuid}/devices")
+            known = frozenset(name for name in names if name in self.devno)
+            if known:  # "features" has no devices, nor has one that is being unmounted
+                members[uuid] = known
+        return members
+
+    def _btrfs_devices(self, pools: Mapping[str, FrozenSet[str]]) -> List[Device]:
+        mounted = self._btrfs_mounts(pools)
+        found = []
+        for uuid, members in pools.items():
+            link = self._files.readlink(f"/sys/fs/btrfs/{uuid}/bdi")
+            # Before 5.10 nothing tells which of btrfs-1, btrfs-2 it is.
+            bdi = link.rsplit("/", 1)[-1] if link else f"btrfs-{uuid[:8]}"
+            disks = tuple(sorted({self.disk(name) for name in members}))
+            found.append(self._device(bdi, bdi, disks, mounted.get(uuid, [])))
+        return found
+
+    def _btrfs_mounts(self, pools: Mapping[str, FrozenSet[str]]) -> Dict[str, List[Mount]]:
+        """Mounts by UUID: st_dev is anonymous, only the source names a member."""
+        found: Dict[str, List[Mount]] = {}
+        strays = []
+        for mount in _one_per_filesystem(self._mounts):
+            if mount.fstype != "btrfs":
+                continue
+            name = self._kernel_name(mount.source)
+            owners = [uuid for uuid, members in pools.items() if name in members]
+            if owners:
+                found.setdefault(owners[0], []).append(mount)
+            else:
+                strays.append(mount)  # "/dev/root", or a node that udev has renamed
+        left = [uuid for uuid in pools if uuid not in found]
+        if len(strays) == len(left) == 1:
+            found[left[0]] = strays
+        return found
+
+    def _kernel_name(self, source: str) -> Optional[str]:
+        """Kernel name of a node in /dev, followed through udev's symbolic links."""
+        if not source.startswith("/dev/"):
+            return None
+        name = source[len("/dev/") :].replace("/", "!")  # as sysfs writes cciss/c0d0
+        if name in self.devno:
+            return name
+        link = self._files.readlink(source)
+        if link is not None and link.rsplit("/", 1)[-1] in self.devno:
+            return link.rsplit("/", 1)[-1]
+        # Without udev, /dev/mapper/NAME is a node and no link.
+        for disk in self.devno:
+            if disk.startswith("dm-"):
+                dm_name = self._files.try_read(f"/sys/block/{disk}/dm/name")
+                if source == f"/dev/mapper/{dm_name}":
+                    return disk
+        return None
+
+
+def _one_per_filesystem(mounts: Tuple[Mount, ...]) -> List[Mount]:
+    """Of all mounts of a superblock the one a person would name: whole, then shortest."""
+    best: Dict[str, Mount] = {}
+    for mount in mounts:
+        rival = best.get(mount.st_dev)
+        if rival is None or _rank(mount) < _rank(rival):
+            best[mount.st_dev] = mount
+    return sorted(best.values(), key=lambda mount: mount.mountpoint)
+
+
+def _rank(mount: Mount) -> Tuple[bool, int]:
+    return mount.root != "/", len(mount.mountpoint)
+
+
+def scan(files: KernelFiles) -> Tuple[Device, ...]:
+    """Every device that can hold dirty pages for a disk, sorted by name. Never raises.
+
+    These are block devices with a filesystem, btrfs filesystems, and block
+    devices that nothing is mounted from or stacked upon (users of raw disks).
+    One Device may carry several filesystems, one entry for each, with one of
+    its mount points.  Loop devices are listed when they have a backing file.
+    """
+    return _Scan(files, read_mounts(files)).devices()
+
+
+class Topology:
+    """The devices as of the last refresh, and who owns a device number."""
+
+    def __init__(
+        self,
+        files: KernelFiles,
+        uevents: Optional[Uevents] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._files = files
+        self._uevents = uevents
+        self._clock = clock
+        self._watch = MountWatch(files)
+        self._block_mounts: Tuple[Mount, ...] = ()
+        self._pending = True
+        self._rescan_at = self._not_before = clock()
+        self.devices: Tuple[Device, ...] = ()
+        self._by_fs: Dict[str, Device] = {}
+        self._by_leaf: Dict[str, Tuple[Device, ...]] = {}
+
+    def refresh(self, force: bool = False) -> bool:
+        """Scan if there is a reason to; whether the devices are others than before."""
+        now = self._clock()
+        if self._uevents is not None and self._uevents.drain():
+            self._pending = True
+        if self._watch.changed():
+            self._pending |= self._relevant_mounts() != self._block_mounts
+        due = now >= self._rescan_at or (self._pending and now >= self._not_before)
+        if not (force or due):
+            return False
+        before = self.devices
+        self._scan()
+        end = self._clock()
+        self._not_before = end + _SCAN_DUTY * (end - now)
+        self._rescan_at = end + (_RESCAN_BLIND_S if self._uevents is None else _RESCAN_S)
+        self._pending = False
+        return self.devices != before
+
+    def by_fs(self, st_dev: str) -> Optional[Device]:
+        """The device behind a superblock's number, or behind a disk or partition.
+
+        The latter serves filesystems of other mount namespaces and writers to
+        the block device itself.
+        """
+        return self._by_fs.get(st_dev)
+
+    def by_leaf(self, devno: str) -> Tuple[Device, ...]:
+        """The devices that end on this disk: one for a plain disk, more under LVM."""
+        return self._by_leaf.get(devno, ())
+
+    def close(self) -> None:
+        """Give back the watch on mounts; the uevent socket is its owner's."""
+        self._watch.close()
+
+    def _relevant_mounts(self) -> Tuple[Mount, ...]:
+        # Containers come and go by overlay and tmpfs mounts; none moves a BDI.
+        return tuple(
+            mount
+            for mount in _one_per_filesystem(read_mounts(self._files))
+            if mount.fstype == "btrfs" or not mount.st_dev.startswith("0:")
+        )
+
+    def _scan(self) -> None:
+        self._block_mounts = self._relevant_mounts()
+        current = _Scan(self._files, self._block_mounts)
+        self.devices = current.devices()
+        by_devno = {device.devno: device for device in self.devices}
+        by_fs = {}
+        for devno, name in current.name.items():
+            owner = by_devno.get(current.devno[current.disk(name)])
+            if owner is not None:
+                by_fs[devno] = owner
+        by_leaf: Dict[str, Tuple[Device, ...]] = {}
+        for device in self.devices:
+            by_fs.update((st_dev, device) for st_dev, _, _ in device.filesystems)
+            for leaf in device.leaf_devnos:
+                by_leaf[leaf] = (*by_leaf.get(leaf, ()), device)
+        self._by_fs, self._by_leaf = by_fs, by_leaf

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""/proc/diskstats: every shape of line, counters that wrap, devices that are reborn."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
+from writebackd.kernel.files import KernelFiles
+
+BUDGET_MS = 5  # 0.5 % of a core at one tick a second
+# Counters in the kernel's order, told apart by their values.
+COMMON = "101 2 3000 41 501 6 7000 81 9 1001 1101"
+DISCARDS = "1 2 3 4"
+FLUSHES = "1601 1701"
+
+
+class Tree:
+    def __init__(self, root: Path) -> None:
+        self.path = root / "proc/diskstats"
+        self.path.parent.mkdir()
+        self.reader = DiskStatsReader(KernelFiles(root))
+
+    def write(self, *lines: str) -> None:
+        self.path.write_bytes("\n".join(lines).encode("utf-8", "surrogateescape") + b"\n")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tail, flushes, flush_ms",
+    [
+        (COMMON, None, None),  # until 4.17
+        (f"{COMMON} {DISCARDS}", None, None),  # 4.18
+        (f"{COMMON} {DISCARDS} {FLUSHES}", 1601, 1701),  # 5.5
+        (f"{COMMON} {DISCARDS} {FLUSHES} 7 8", 1601, 1701),  # one day
+    ],
+)
+def test_every_length_of_line(
+    tree: Tree, tail: str, flushes: Optional[int], flush_ms: Optional[int]
+) -> None:
+    tree.write(f"   8       0 sda {tail}")
+    assert tree.reader.read() == {
+        "8:0": DiskStats(
+            reads=101,
+            read_bytes=3000 * 512,
+            read_ms=41,
+            writes=501,
+            write_bytes=7000 * 512,
+            write_ms=81,
+            inflight=9,
+            io_ms=1001,
+            weighted_ms=1101,
+            flushes=flushes,
+            flush_ms=flush_ms,
+        )
+    }
+    assert tree.reader.skipped == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "8 1 sda1 1 2 3 4",  # partitions before 2.6.25
+        f"8 x sda {COMMON}",
+        f"8 1 sda {COMMON.replace('501', '5O1')}",
+        f"8 1 sda {COMMON.replace('501', '-501')}",
+        "garbage",
+        "\udcff",
+    ],
+)
+def test_bad_lines_are_counted_and_the_others_kept(tree: Tree, line: str) -> None:
+    tree.write(f"8 0 sda {COMMON}", line, f"253 0 dm-0 {COMMON}")
+    assert list(tree.reader.read()) == ["8:0", "253:0"]
+    assert tree.reader.skipped == 1
+    assert list(tree.reader.read()) == ["8:0", "253:0"]
+    assert tree.reader.skipped == 1
+
+
+@given(st.text(alphabet="0123456789 -\n\tsda:+_\u0661", max_size=200))
+def test_no_text_raises(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    tree = Tree(tmp_path_factory.mktemp("proc"))
+    tree.write(text)
+    tree.reader.read()
+
+
+def test_a_second_read_sees_what_changed_came_and_went(tree: Tree) -> None:
+    tree.write(f"8 0 sda {COMMON}", f"8 16 sdb {COMMON}")
+    before = tree.reader.read()
+    tree.write(f"8 0 sda {COMMON}", f"8 32 sdc {COMMON.replace('501', '502')}")
+    after = tree.reader.read()
+    assert after["8:0"] is before["8:0"]  # not parsed again
+    assert after["8:32"].writes == before["8:16"].writes + 1
+    assert set(after) == {"8:0", "8:32"}
+
+
+def stats(**changes: int) -> DiskStats:
+    zero = DiskStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    return zero._replace(**changes)
+
+
+WRAP32, WRAP64 = 1 << 32, 1 << 64
+
+
+@pytest.mark.parametrize(
+    "prev, cur, wrap, expected",
+    [
+        pytest.param(
+            stats(reads=5, write_bytes=512, inflight=7),
+            stats(reads=9, write_bytes=1536, inflight=2),
+            WRAP64,
+            stats(reads=4, write_bytes=1024, inflight=2),
+            id="growth, and a level that is no counter",
+        ),
+        pytest.param(
+            stats(io_ms=WRAP32 - 400, weighted_ms=WRAP32 - 1),
+            stats(io_ms=600, weighted_ms=1),
+            WRAP64,
+            stats(io_ms=1000, weighted_ms=2),
+            id="times wrap after 49.7 days on 64-bit kernels too",
+        ),
+        pytest.param(
+            stats(write_ms=1000, writes=5),
+            stats(write_ms=999, writes=6),
+            WRAP64,
+            stats(write_ms=0, writes=1),
+            id="a time that steps back is no wrap",
+        ),
+        pytest.param(
+            stats(writes=WRAP32 - 1, write_bytes=(WRAP32 - 8) * 512),
+            stats(writes=1, write_bytes=8 * 512),
+            WRAP32,
+            stats(writes=2, write_bytes=16 * 512),
+            id="counts wrap on a 32-bit kernel",
+        ),
+        pytest.param(
+            stats(writes=WRAP32 - 1), stats(writes=1), WRAP64, None, id="but not on a 64-bit one"
+        ),
+        pytest.param(stats(writes=1000), stats(writes=3), WRAP64, None, id="reborn, 64 bit"),
+        pytest.param(stats(writes=1000), stats(writes=3), WRAP32, None, id="reborn, 32 bit"),
+        pytest.param(
+            stats(writes=1, write_bytes=5120),
+            stats(writes=2),
+            WRAP64,
+            None,
+            id="only bytes show it",
+        ),
+    ],
+)
+def test_delta(prev: DiskStats, cur: DiskStats, wrap: int, expected: DiskStats) -> None:
+    assert delta(prev, cur, wrap) == expected
+
+
+def test_delta_of_an_unchanged_line(tree: Tree) -> None:
+    tree.write(f"8 0 sda {COMMON} {DISCARDS} {FLUSHES}", f"8 16 sdb {COMMON}")
+    before, after = tree.reader.read(), tree.reader.read()
+    assert delta(before["8:0"], after["8:0"]) == stats(inflight=9)
+    assert delta(before["8:16"], after["8:16"]) == stats(inflight=9)._replace(
+        flushes=None, flush_ms=None
+    )
+
+
+def test_1024_disks_cost_less_than_5_ms(tree: Tree) -> None:
+    tree.write(*(f"{8 + i // 256} {i % 256} sd{i} {i} {COMMON[4:]}" for i in range(1024)))
+    files = KernelFiles(tree.path.parent.parent)
+    busy = min(_cpu_ms(DiskStatsReader(files)) for _ in range(9))
+    tree.reader.read()
+    idle = min(_cpu_ms(tree.reader) for _ in range(9))
+    print(f"diskstats of 1024 disks: {busy:.1f} ms, {idle:.1f} ms when nothing changed")
+    assert busy < BUDGET_MS
+    assert idle < busy / 2
+
+
+def _cpu_ms(reader: DiskStatsReader) -> float:
+    start = time.thread_time()
+    reader.read()
+    return (time.thread_time() - start) * 1e3
