@@ -483,8 +483,6 @@ static __always_inline int entry_only(struct inode *inode, __u8 kind)
 	}
 	if (nr == NR_fsync || nr == NR_fdatasync)
 		return 0; /* sys_enter has opened it */
-	if (nr == NR_msync)
-		kind = SYNC_FSYNC;
 	sync_begin(inode_dev(inode), kind, OWNER_SYSCALL);
 	return 0;
 }
@@ -512,12 +510,18 @@ struct {
 	__type(value, struct dirtier);
 } dirtiers SEC(".maps");
 
+/* The thread a CPU looked at last, and the thread's count at that time. */
+struct last_look {
+	__u64 bytes;
+	__u32 tid;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u32);
-} folios_seen SEC(".maps");
+	__type(value, struct last_look);
+} last_looks SEC(".maps");
 
 static __always_inline struct dirtier *dirtier(struct task_struct *task)
 {
@@ -538,23 +542,27 @@ static __always_inline struct dirtier *dirtier(struct task_struct *task)
 	return bpf_map_lookup_elem(&dirtiers, &tid);
 }
 
-/* The kernel counts what each thread dirtied (task_io_account_write); looking
- * at every n-th folio only decides when that exact count is read. */
+/* The kernel counts what each thread dirtied (task_io_account_write).  That
+ * exact count is copied when another thread comes up on the CPU or this one has
+ * dirtied another grain; in between a folio costs two loads and a comparison. */
 static __always_inline int note_dirty(struct address_space *mapping)
 {
-	struct task_struct *task;
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 bytes = task->ioac.write_bytes;
+	struct last_look *last;
 	struct dirtier *entry;
-	__u32 zero = 0, *seen;
+	__u32 zero = 0;
 
-	seen = bpf_map_lookup_elem(&folios_seen, &zero);
-	if (!seen || ++*seen & (cfg.dirty_sample - 1))
+	last = bpf_map_lookup_elem(&last_looks, &zero);
+	if (!last || !mapping)
 		return 0;
-	task = bpf_get_current_task_btf();
-	if (!mapping)
+	if (last->tid == (__u32)task->pid && bytes - last->bytes < cfg.dirty_grain)
 		return 0;
+	last->tid = task->pid;
+	last->bytes = bytes;
 	entry = dirtier(task);
 	if (entry) {
-		entry->bytes = task->ioac.write_bytes;
+		entry->bytes = bytes;
 		entry->dev = inode_dev(mapping->host);
 	}
 	return 0;

@@ -43,8 +43,8 @@ struct queue_slot {
 };
 
 enum sync_kind {
-	SYNC_FSYNC, /* fsync, msync, O_SYNC */
-	SYNC_FDATASYNC, /* fdatasync, O_DSYNC */
+	SYNC_FSYNC, /* fsync, O_SYNC */
+	SYNC_FDATASYNC, /* fdatasync, O_DSYNC, msync */
 	SYNC_SYNCFS,
 	SYNC_KINDS,
 };
@@ -86,7 +86,7 @@ struct probe_config {
 	__u32 shard_shift;
 	__u32 per_cpu; /* 1: a shard has one CPU only, plain adds suffice */
 	__u32 queue_latency; /* 1: fill the queue histograms */
-	__u32 dirty_sample; /* look at every n-th dirtied folio, a power of two */
+	__u32 dirty_grain; /* bytes a thread dirties between two looks at it */
 	__u32 jiffy_ns;
 	__u32 pad;
 };

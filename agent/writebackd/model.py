@@ -96,6 +96,17 @@ class ClassSample:
     latency: Histogram = Histogram()
     queue: Optional[Histogram] = None  # wait before the device, when asked for
 
+    def __add__(self, other: "ClassSample") -> "ClassSample":
+        queue = None
+        if self.queue is not None or other.queue is not None:
+            queue = (self.queue or Histogram()) + (other.queue or Histogram())
+        return ClassSample(
+            self.count + other.count,
+            self.bytes + other.bytes,
+            self.latency + other.latency,
+            queue,
+        )
+
 
 @dataclass(frozen=True)
 class SyncSample:
@@ -105,8 +116,8 @@ class SyncSample:
     fsync completes nothing, so completions alone would look like quiet.
     """
 
-    fsyncs: int = 0  # whole-file syncs: fsync, msync, O_SYNC
-    fdatasyncs: int = 0  # data syncs: fdatasync, O_DSYNC
+    fsyncs: int = 0  # whole-file syncs: fsync, O_SYNC
+    fdatasyncs: int = 0  # data syncs: fdatasync, msync, O_DSYNC
     latency: Histogram = Histogram()
     inflight: int = 0
     oldest_s: float = 0.0
@@ -115,6 +126,16 @@ class SyncSample:
     @property
     def count(self) -> int:
         return self.fsyncs + self.fdatasyncs
+
+    def __add__(self, other: "SyncSample") -> "SyncSample":
+        return SyncSample(
+            fsyncs=self.fsyncs + other.fsyncs,
+            fdatasyncs=self.fdatasyncs + other.fdatasyncs,
+            latency=self.latency + other.latency,
+            inflight=self.inflight + other.inflight,
+            oldest_s=max(self.oldest_s, other.oldest_s),
+            syncfs_latency=self.syncfs_latency + other.syncfs_latency,
+        )
 
 
 @dataclass(frozen=True)
@@ -138,6 +159,7 @@ class DeviceSample:
     """All that one tick saw of one device; rates follow from Sample.dt_s."""
 
     device: Device
+    excluded: Optional[str] = None  # why policy or command line leave it alone
     write_bytes: int = 0
     read_bytes: int = 0
     writes: int = 0
@@ -155,7 +177,7 @@ class TaskSample:
     comm: str
     cgroup_id: int
     device: Optional[str]
-    dirtied_bytes: int = 0  # sampled, see ProbeInfo
+    dirtied_bytes: int = 0  # the kernel's own count, up to 256 KiB behind a thread
     throttled_s: float = 0.0
     throttled: int = 0
 
@@ -273,7 +295,7 @@ class Estimate:
     demand: bool
     demand_known: bool  # False: the probe cannot see fsync
     flooded: bool  # background writes keep the device or the limit busy
-    self_limited: bool  # our own limit holds the writers back, the device could take more
+    throughput: Optional[float]  # smoothed write rate while flooded
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]
     oldest_fsync_s: float
@@ -309,22 +331,31 @@ class Decision:
 class DeviceMemory:
     """What estimators and law remember of one device between ticks."""
 
+    identity: Tuple[str, Optional[int]] = ("", None)  # devno and diskseq
+    # estimators
     drain_rate: Optional[float] = None
-    drain_window: Tuple[float, ...] = ()  # rates of the last valid samples
-    throughput: Optional[float] = None  # smoothed write rate while flooded
+    drain_window: Tuple[float, ...] = ()  # rates of the last ticks with a full cache
+    fast_window: Tuple[Tuple[float, float], ...] = ()  # (dt, rate) at cache speed
+    throughput: Optional[float] = None
     baseline_s: Optional[float] = None
-    write_baseline_s: Optional[float] = None  # unloaded device latency of a write
-    sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs) of the last seconds
+    write_baseline_s: Optional[float] = None  # unloaded device latency of a small write
+    quiet_s: float = 0.0  # time without background writes
+    flooded_before: bool = False
+    last_flood_s: float = float("-inf")
+    sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
     last_demand_s: Optional[float] = None
-    trim: float = 1.0
-    slow_ticks: int = 0
-    starved_ticks: int = 0
+    # law
+    trim: float = 1.0  # factor on the feed-forward target
+    slow_ticks: int = 0  # in a row above the objective
+    starved_ticks: int = 0  # in a row below the throughput to keep
+    starved_trim: float = 0.0  # where throughput was last seen to suffer
+    starved_s: float = float("-inf")
     last_trim_s: float = float("-inf")
-    floor_ticks: int = 0
-    state: State = State.IDLE
+    stuck_ticks: int = 0  # in a row slow with nothing left to tighten
+    # the last decision
+    state: Optional["State"] = None
     target_bytes: Optional[int] = None
     decisions: int = 0
-    decision_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class ProbeConfig(C.Structure):
         ("shard_shift", C.c_uint32),
         ("per_cpu", C.c_uint32),
         ("queue_latency", C.c_uint32),
-        ("dirty_sample", C.c_uint32),
+        ("dirty_grain", C.c_uint32),
         ("jiffy_ns", C.c_uint32),
         ("pad", C.c_uint32),
     ]

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The BPF probe against what fio and the system calls really did."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, Iterator, Tuple
+
+import pytest
+
+from tests.kernel.scratch import Scratch, run, scratch_disk
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.probe import BpfProbe, ProcfsProbe, Reading, object_path, open_probe
+from writebackd.model import ClassSample, IoClass, SyncSample
+
+FILESYSTEMS = ("ext4", "xfs")
+LIBC = __import__("ctypes").CDLL(None, use_errno=True)
+
+
+@pytest.fixture(scope="module", params=FILESYSTEMS)
+def disk(request: pytest.FixtureRequest) -> Iterator[Scratch]:
+    with scratch_disk(request.param) as scratch:
+        yield scratch
+
+
+@pytest.fixture
+def probe(disk: Scratch) -> Iterator[BpfProbe]:
+    # After the mount, so that a filesystem in a module is there to be hooked.
+    opened = BpfProbe(object_path(), KernelFiles())
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def fio(disk: Scratch, *options: str) -> Dict[str, Dict[str, int]]:
+    assert disk.mountpoint is not None
+    out = run(
+        "fio", "--name=t", f"--filename={disk.mountpoint}/fio", "--size=32M", "--bs=4k",
+        "--ioengine=psync", "--output-format=json", *options,
+    )
+    job: Dict[str, Dict[str, int]] = json.loads(out)["jobs"][0]
+    return job
+
+
+def prepared(disk: Scratch, name: str = "data", size: int = 8 << 20) -> Path:
+    """A file whose blocks are allocated and on the disk."""
+    assert disk.mountpoint is not None
+    path = disk.mountpoint / name
+    path.write_bytes(b"\1" * size)
+    run("sync", "-f", str(path))
+    return path
+
+
+def read(probe: BpfProbe) -> Reading:
+    reading = probe.read()
+    assert reading is not None
+    return reading
+
+
+def classes(reading: Reading, disk: Scratch) -> Dict[IoClass, ClassSample]:
+    return dict(reading.classes.get(disk.devno, {}))
+
+
+def syncs(reading: Reading, disk: Scratch) -> SyncSample:
+    return reading.syncs.get(disk.devno, SyncSample())
+
+
+def test_the_best_hooks_that_this_kernel_takes_are_in_force(probe: BpfProbe) -> None:
+    info = probe.info()
+    print(f"\nrequests: {info.request_hook}\nfsync: {info.fsync_hook}\nunseen: {info.misses}")
+    refused = [name for name in probe.choice.refused if name.startswith("fentry:")]
+    kinds = {hook.kind for hook in probe.choice.sync.values()}
+    if os.environ.get("WRITEBACKD_EXPECT_FENTRY"):
+        assert not refused
+        assert kinds == {"fentry"} and not probe.choice.syscalls
+    elif refused:
+        assert "fentry" not in kinds
+        # Whatever the kernel refuses, an fsync of either filesystem is seen.
+        assert "ext4" in probe.choice.sync and probe.choice.syscalls
+    assert "block_rq_complete" in (info.request_hook or "")
+
+
+@pytest.mark.parametrize("rw", ["randwrite", "randread", "randrw"])
+def test_operations_and_bytes_equal_fio(disk: Scratch, probe: BpfProbe, rw: str) -> None:
+    fio(disk, "--rw=write", "--direct=1")  # lay the file out
+    run("sync", "-f", str(disk.mountpoint))
+    read(probe)
+    job = fio(disk, f"--rw={rw}", "--direct=1", "--overwrite=1")
+    seen = classes(read(probe), disk)
+    for io_class, side in ((IoClass.SYNC_WRITE, "write"), (IoClass.READ, "read")):
+        done = job[side]["total_ios"]
+        sample = seen.get(io_class, ClassSample())
+        print(f"\n{disk.devno} {rw} {side}: fio {done} ops {job[side]['io_bytes']} bytes, "
+              f"probe {sample.count} ops {sample.bytes} bytes")
+        if not done:
+            continue
+        assert sample.count == pytest.approx(done, rel=0.01)
+        assert sample.bytes == pytest.approx(job[side]["io_bytes"], rel=0.01)
+
+
+def test_every_completion_is_in_a_bucket(disk: Scratch, probe: BpfProbe) -> None:
+    fio(disk, "--rw=write", "--end_fsync=1")
+    seen = classes(read(probe), disk)
+    written = sum(s.bytes for c, s in seen.items() if c is not IoClass.READ)
+    assert written >= 32 << 20
+    for sample in seen.values():
+        assert sample.latency.total == sample.count
+
+
+def test_queue_latency_when_asked_for(disk: Scratch) -> None:
+    probe = BpfProbe(object_path(), KernelFiles(), queue_latency=True)
+    try:
+        read(probe)
+        fio(disk, "--rw=randwrite", "--direct=1")
+        sample = classes(read(probe), disk)[IoClass.SYNC_WRITE]
+        assert sample.queue is not None
+        assert sample.queue.total == sample.count > 1000
+    finally:
+        probe.close()
+
+
+def test_a_queue_without_start_times_is_stamped_by_us(disk: Scratch, probe: BpfProbe) -> None:
+    iostats = Path(f"/sys/block/{disk.device}/queue/iostats")
+    iostats.write_text("0")
+    try:
+        fio(disk, "--rw=randwrite", "--direct=1")
+        first = classes(read(probe), disk)[IoClass.SYNC_WRITE]
+        fio(disk, "--rw=randwrite", "--direct=1")
+        second = classes(read(probe), disk)[IoClass.SYNC_WRITE]
+    finally:
+        iostats.write_text("1")
+    assert first.count > 1000 and second.count > 1000
+    assert second.latency.total == second.count
+    assert second.latency.quantile(0.5)
+
+
+KINDS: Tuple[Tuple[str, int, int], ...] = (
+    ("fsync", 200, 0), ("fdatasync", 0, 200), ("O_DSYNC", 0, 200), ("O_SYNC", 200, 0),
+    ("msync", 0, 200),
+)
+
+
+@pytest.mark.parametrize("kind,fsyncs,fdatasyncs", KINDS, ids=[k[0] for k in KINDS])
+def test_sync_counts_are_exact(
+    disk: Scratch, probe: BpfProbe, kind: str, fsyncs: int, fdatasyncs: int
+) -> None:
+    path = prepared(disk)
+    flags = {"O_DSYNC": os.O_DSYNC, "O_SYNC": os.O_SYNC}.get(kind, 0)
+    fd = os.open(path, os.O_RDWR | flags)
+    read(probe)
+    with mmap.mmap(fd, 1 << 20) as memory:
+        for i in range(200):
+            if kind == "msync":
+                memory[(i % 256) * 4096] = i % 251
+                memory.flush((i % 256) * 4096, 4096)
+                continue
+            os.pwrite(fd, b"x" * 4096, (i % 256) * 4096)
+            if kind == "fsync":
+                os.fsync(fd)
+            elif kind == "fdatasync":
+                os.fdatasync(fd)
+    os.close(fd)
+    seen = syncs(read(probe), disk)
+    print(f"\n{disk.devno} {kind}: {seen.fsyncs} fsync {seen.fdatasyncs} fdatasync")
+    assert seen.count == 200
+    assert seen.latency.total == 200
+    # Where a write's own flavour of sync cannot be told it counts as O_DSYNC.
+    if kind != "O_SYNC":
+        assert (seen.fsyncs, seen.fdatasyncs) == (fsyncs, fdatasyncs)
+
+
+def test_syncfs_has_a_histogram_of_its_own(disk: Scratch, probe: BpfProbe) -> None:
+    fd = os.open(prepared(disk), os.O_RDWR)
+    read(probe)
+    for _ in range(7):
+        os.pwrite(fd, b"y" * 4096, 0)
+        assert LIBC.syncfs(fd) == 0
+    os.close(fd)
+    seen = syncs(read(probe), disk)
+    assert seen.syncfs_latency.total == 7
+    assert seen.latency.total == 0
+
+
+def test_fsync_of_the_block_device_itself(disk: Scratch, probe: BpfProbe) -> None:
+    fd = os.open(f"/dev/{disk.device}", os.O_RDONLY)
+    read(probe)
+    for _ in range(5):
+        os.fsync(fd)
+    os.close(fd)
+    assert syncs(read(probe), disk).fsyncs == 5
+
+
+def test_latencies_are_those_that_the_caller_waits(disk: Scratch, probe: BpfProbe) -> None:
+    fd = os.open(prepared(disk), os.O_RDWR)
+    read(probe)
+    begun = time.monotonic()
+    for i in range(300):
+        os.pwrite(fd, b"z" * 4096, i * 4096)
+        os.fsync(fd)
+    spent = time.monotonic() - begun
+    os.close(fd)
+    histogram = syncs(read(probe), disk).latency
+    # Sum from the buckets' lower edges: below the true time, by an eighth at most.
+    from writebackd.model import BUCKET_EDGES_S
+
+    low = sum(n * BUCKET_EDGES_S[i] for i, n in histogram.buckets)
+    assert 0.5 * spent < low < spent
+
+
+def test_who_dirties_is_named_with_its_bytes(disk: Scratch, probe: BpfProbe) -> None:
+    assert disk.mountpoint is not None
+    read(probe)
+    code = f"import time; f=open('{disk.mountpoint}/dirt','wb'); f.write(b'd'*(64<<20)); f.flush()"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    child.wait()
+    mine = [task for task in read(probe).tasks if task.pid == child.pid]
+    assert mine, "the writer is not among the talkers"
+    assert mine[0].device == disk.devno
+    assert mine[0].comm.startswith("python")
+    # Looked at once in 256 KiB, and before the last folio (up to 2 MiB) counts.
+    assert (61 << 20) <= mine[0].dirtied_bytes <= (64 << 20)
+
+
+def test_who_writes_a_dirty_sysctl_is_named(disk: Scratch, probe: BpfProbe) -> None:
+    path = Path("/proc/sys/vm/dirty_expire_centisecs")
+    value = path.read_text().strip()
+    read(probe)
+    shell = subprocess.Popen(["/bin/sh", "-c", f"echo {value} > {path}"])
+    shell.wait()
+    writers = read(probe).writers
+    assert [(w.lever, w.value, w.pid, w.comm) for w in writers] == [
+        ("dirty_expire_centisecs", value, shell.pid, "sh")
+    ]
+    assert read(probe).writers == ()
+
+
+def test_another_disk_under_the_same_name_starts_at_zero() -> None:
+    probe = BpfProbe(object_path(), KernelFiles())
+    try:
+        names = set()
+        for _ in range(2):
+            with scratch_disk("ext4", size_mb=64) as disk:
+                names.add(disk.device)
+                read(probe)
+                fd = os.open(prepared(disk, size=4096), os.O_RDWR)
+                read(probe)
+                for _ in range(10):
+                    os.pwrite(fd, b"q" * 4096, 0)
+                    os.fsync(fd)
+                os.close(fd)
+                reading = read(probe)
+                assert classes(reading, disk)[IoClass.SYNC_WRITE].count < 100
+                assert syncs(reading, disk).count == 10
+        if len(names) != 1:
+            pytest.fail(f"the loop device got another name: {names}; nothing was shown")
+    finally:
+        probe.close()
+
+
+@pytest.mark.parametrize("queue_latency", [False, True])
+def test_maps_stay_below_16_mb_on_256_cpus_with_1024_devices(queue_latency: bool) -> None:
+    probe = BpfProbe(
+        object_path(), KernelFiles(), queue_latency=queue_latency, cpus=256, devices=1024
+    )
+    try:
+        size = probe.info().map_bytes
+        print(f"\nmaps, 256 CPUs, 1024 devices, queue latency {queue_latency}: "
+              f"{size / (1 << 20):.1f} MB")
+        assert size <= 16 << 20
+        assert probe.sizes.slots >= 1024
+    finally:
+        probe.close()
+
+
+def test_without_the_object_the_daemon_goes_on_with_proc(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("writebackd.kernel.probe.object_path", lambda: tmp_path / "none.o")
+    fallback = open_probe("auto", KernelFiles(), False, True)
+    assert isinstance(fallback, ProcfsProbe)
+    assert fallback.read() is None
+    assert any("fsync" in miss for miss in fallback.info().misses)
+    with pytest.raises((OSError, BpfError)):
+        open_probe("libbpf", KernelFiles(), False, True)
+
+
+def test_a_foreign_object_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "writeback.bpf.o"
+    broken.write_bytes(object_path().read_bytes()[:1000])
+    with pytest.raises((OSError, BpfError)):
+        BpfProbe(broken, KernelFiles())
