@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The hand on the global limits: write, read back, yield to others, put back."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.actuate.ledger import VERSION, Ledger, boot_id, load, set_aside
+from writebackd.actuate.restore import close_ledger, explain, is_ours, put_back, restore_pairs
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.vm import (
+    BACKGROUND,
+    LIMIT,
+    PAIRS,
+    Pair,
+    PairValue,
+    read_limits,
+    read_state,
+    readback_error,
+    write_lever,
+)
+from writebackd.model import Action, ForeignWrite, VmLimits, VmState
+
+
+class Actuator:
+    """Holds the two pairs of global limits; all values it sets are in bytes form.
+
+    After `start()`, `originals` is what `restore()` goes back to.  `dry_run`
+    (the mode observe) may be set at any time: `apply` then only tells what it
+    would write, and first puts back what is left of ours; call `restore()` when
+    setting it.  Not for several threads.
+    """
+
+    originals: VmLimits
+
+    def __init__(self, files: KernelFiles, ledger_path: Path, on_exit: str) -> None:
+        self.dry_run = False
+        self.yielded = False
+        self.on_exit = on_exit
+        self._files = files
+        self._path = ledger_path
+        # Of the pairs that hold a value of ours, that value.
+        self._ours: Dict[Pair, PairValue] = {}
+        self._pretended: Optional[Tuple[int, int]] = None
+        self._started = False
+        self._created_wall_s = time.time()
+
+    def start(self) -> Tuple[str, ...]:
+        """Read what is there and resolve an older ledger; returns lines for the log.
+
+        Raises LedgerError where a ledger is there but cannot be read: what
+        stands may then be a limit of ours, and must not become the original.
+        Raises OSError or ValueError where the limits cannot be read, or a
+        ledger that holds no longer cannot be moved away.
+        """
+        self.originals = limits = read_limits(self._files)
+        self._ours = {}
+        ledger = load(self._path)
+        self._started = True
+        if ledger is None:
+            return ()
+        if ledger.boot_id != boot_id(self._files):
+            return (f"set a ledger of an earlier boot aside: {set_aside(self._path)}",)
+        messages = [self._resolve(pair, limits, ledger) for pair in PAIRS]
+        if self._ours:
+            self._created_wall_s = ledger.created_wall_s
+        else:
+            self._path.unlink()
+        return tuple(message for message in messages if message)
+
+    def _resolve(self, pair: Pair, limits: VmLimits, ledger: Ledger) -> Optional[str]:
+        """Whose value stands in `pair` after an earlier run of this boot."""
+        current, original = pair.value(limits), pair.value(ledger.originals)
+        if current == original:
+            return None
+        if is_ours(current, original, ledger.ours(pair)):
+            self._ours[pair] = current
+            self._set_original(pair, original)
+            return (
+                f"adopted {pair.describe(current)} of process {ledger.pid}, "
+                f"before it was {pair.describe(original)}"
+            )
+        return (
+            f"{pair.describe(current)} was set by somebody else since process {ledger.pid} "
+            f"(before it: {pair.describe(original)}); it is the new original"
+        )
+
+    def apply(self, limit_bytes: int, background_bytes: int) -> Tuple[Action, ...]:
+        """Set both limits and read them back through /proc/vmstat; never raises.
+
+        The answer has one action for each file that had to change; none when
+        the values are in force already, or after a yield.  If one file cannot
+        be written, the other is put back as it was.
+        """
+        if self.dry_run:
+            # Values adopted from a crashed run, or left by a restore that failed.
+            return self.restore() if self._ours else self._pretend(limit_bytes, background_bytes)
+        self._pretended = None
+        if self.yielded:
+            return ()
+        return self._apply({LIMIT: limit_bytes, BACKGROUND: background_bytes})
+
+    def _apply(self, wanted: Mapping[Pair, int]) -> Tuple[Action, ...]:
+        try:
+            state = read_state(self._files)
+        except (OSError, ValueError) as error:
+            return _failed(PAIRS, wanted, None, explain(error))
+        limits = state.limits
+        todo = [pair for pair in _order(wanted, state) if not _holds(limits, pair, wanted)]
+        if not todo and len(self._ours) == len(PAIRS):
+            return ()
+        strangers = self.foreign(limits)
+        if strangers:
+            # Written since this tick's sample: the next one shows it, and we yield.
+            what = f"somebody else set {strangers[0].lever}={strangers[0].value}; left alone"
+            return _failed(todo or PAIRS, wanted, limits, what)
+        for pair in PAIRS:
+            if pair not in self._ours:
+                self._set_original(pair, pair.value(limits))
+        try:
+            self._save(wanted)
+        except OSError as error:
+            what = f"nothing written, because {self._path} cannot be: {error.strerror}"
+            return _failed(todo or PAIRS, wanted, limits, what)
+        return self._write(todo, wanted, limits)
+
+    def _write(
+        self, todo: List[Pair], wanted: Mapping[Pair, int], before: VmLimits
+    ) -> Tuple[Action, ...]:
+        for index, pair in enumerate(todo):
+            try:
+                write_lever(self._files, pair.bytes_lever, wanted[pair])
+            except OSError as error:
+                what = f"{pair.bytes_lever}: {explain(error)}"
+                undone = self._roll_back(todo[: index + 1], wanted, before)
+                return _failed(todo, wanted, before, what + undone)
+        self._ours = {pair: (wanted[pair], 0) for pair in PAIRS}
+        try:
+            state = read_state(self._files)
+            problem = readback_error(wanted[LIMIT], wanted[BACKGROUND], state)
+        except (OSError, ValueError) as error:
+            problem = f"cannot be read back: {explain(error)}"
+        if problem:
+            return _failed(todo, wanted, before, problem)
+        return tuple(_action(pair, wanted, before) for pair in todo)
+
+    def _roll_back(self, pairs: List[Pair], wanted: Mapping[Pair, int], before: VmLimits) -> str:
+        """Undo a write that failed half-way; returns what to add to its error.
+
+        The write that failed is checked as well: it may have taken effect.
+        """
+        problems = []
+        for pair in reversed(pairs):
+            try:
+                current = pair.value(read_limits(self._files))
+            except (OSError, ValueError):
+                current = (wanted[pair], 0)
+            if current == pair.value(before):
+                continue
+            action = put_back(self._files, pair, current, pair.value(before))
+            if not action.ok:
+                self._ours[pair] = current
+                problems.append(f"; {pair.describe(current)} stays: {action.error}")
+        return "".join(problems)
+
+    def foreign(self, limits: VmLimits) -> Tuple[ForeignWrite, ...]:
+        """What somebody else set in the place of our values, as `limits` shows it."""
+        if self.dry_run:
+            return ()
+        found = []
+        for pair, ours in self._ours.items():
+            current = pair.value(limits)
+            if not is_ours(current, pair.value(self.originals), (ours,)):
+                lever, value = pair.in_force(current)
+                found.append(ForeignWrite(lever, str(value)))
+        return tuple(found)
+
+    def yield_(self) -> Tuple[Action, ...]:
+        """Leave the limits to others until `take_over`: put back what is still ours."""
+        self.yielded = True
+        return self.restore()
+
+    def take_over(self) -> None:
+        """Act again after a yield: what stands now is what to go back to."""
+        self.yielded = False
+        limits = read_limits(self._files)
+        for pair in PAIRS:
+            if pair not in self._ours:
+                self._set_original(pair, pair.value(limits))
+
+    def restore(self) -> Tuple[Action, ...]:
+        """Put back the originals in their form, where our values still stand; never raises.
+
+        A pair that somebody else has set stays, and becomes the original.  The
+        ledger is removed once no value of ours is left; it is kept as
+        `ledger.json.old` where somebody else's value stands.
+        """
+        self._pretended = None
+        if not self._started:
+            # Stopped before start() came to an end: a ledger that is there is
+            # an earlier run's, and all that is known of the originals.
+            return ()
+        outcome = restore_pairs(
+            self._files, self.originals, {pair: (ours,) for pair, ours in self._ours.items()}
+        )
+        close_ledger(self._path, outcome)
+        failed = {action.lever for action in outcome.actions if not action.ok}
+        self._ours = {p: ours for p, ours in self._ours.items() if failed.intersection(p)}
+        for write in outcome.foreign:
+            pair = next(pair for pair in PAIRS if write.lever in pair)
+            value = int(write.value)
+            self._set_original(pair, (value, 0) if write.lever == pair.bytes_lever else (0, value))
+        return outcome.actions
+
+    def finish(self) -> Tuple[Action, ...]:
+        """At exit: restore, unless the policy says keep.
+
+        Kept values keep their ledger, so `writebackctl restore` can undo them
+        and the next start adopts them.
+        """
+        return () if self.on_exit == "keep" and self._ours else self.restore()
+
+    def _pretend(self, limit_bytes: int, background_bytes: int) -> Tuple[Action, ...]:
+        if self._pretended == (limit_bytes, background_bytes):
+            return ()
+        old = self._pretended
+        self._pretended = (limit_bytes, background_bytes)
+        wanted = {LIMIT: limit_bytes, BACKGROUND: background_bytes}
+        if old:
+            before = VmLimits(old[0], 0, old[1], 0)
+        else:
+            try:
+                before = read_limits(self._files)
+            except (OSError, ValueError):
+                before = self.originals
+        return tuple(
+            _action(pair, wanted, before) for pair in PAIRS if not _holds(before, pair, wanted)
+        )
+
+    def _set_original(self, pair: Pair, value: PairValue) -> None:
+        self.originals = replace(
+            self.originals, **{pair.bytes_lever: value[0], pair.ratio_lever: value[1]}
+        )
+
+    def _save(self, wanted: Mapping[Pair, int]) -> None:
+        new = (wanted[LIMIT], wanted[BACKGROUND])
+        # Where a pair holds nothing of ours (or a bare ratio, see is_ours) the
+        # new value stands in: it is about to be ours.
+        last = tuple(self._ours.get(pair, (0, 0))[0] or wanted[pair] for pair in PAIRS)
+        written = ((last[0], last[1]), new)
+        Ledger(
+            version=VERSION,
+            boot_id=boot_id(self._files),
+            pid=os.getpid(),
+            created_wall_s=self._created_wall_s,
+            on_exit=self.on_exit,
+            originals=self.originals,
+            written=written if written[0] != new else (new,),
+        ).save(self._path)
+
+
+def _holds(limits: VmLimits, pair: Pair, wanted: Mapping[Pair, int]) -> bool:
+    return pair.value(limits) == (wanted[pair], 0)
+
+
+def _order(wanted: Mapping[Pair, int], state: VmState) -> Tuple[Pair, Pair]:
+    """Lowering begins with the background limit, so that the flusher starts
+    before writers are held back; raising lets the writers go first."""
+    if wanted[LIMIT] < state.threshold_bytes:
+        return BACKGROUND, LIMIT
+    return LIMIT, BACKGROUND
+
+
+def _action(
+    pair: Pair,
+    wanted: Mapping[Pair, int],
+    before: Optional[VmLimits],
+    error: Optional[str] = None,
+) -> Action:
+    """The write of one bytes file; `old` names the ratio where that was in force."""
+    old = "unknown"
+    if before is not None:
+        value = pair.value(before)
+        old = str(value[0]) if value[0] else pair.describe(value)
+    return Action(pair.bytes_lever, old, str(wanted[pair]), ok=error is None, error=error)
+
+
+def _failed(
+    pairs: Sequence[Pair],
+    wanted: Mapping[Pair, int],
+    before: Optional[VmLimits],
+    error: str,
+) -> Tuple[Action, ...]:
+    return tuple(_action(pair, wanted, before, error) for pair in pairs)

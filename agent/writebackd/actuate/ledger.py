@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The ledger: what the limits were before the first write, and what was written.
+
+It lies in the runtime directory (memory: no disk can hold it up, and a reboot
+forgets it together with the limits) and is written *before* the kernel files,
+so that after a crash at any point the way home is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Dict, Optional, Tuple
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue
+from writebackd.model import VmLimits
+
+VERSION = 1
+ON_EXIT = ("restore", "keep")
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# A ledger has about 400 bytes; more is something else.
+_MAX_BYTES = 1 << 16
+
+
+class LedgerError(Exception):
+    """The ledger is there but cannot be used; the text says what to do."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(
+            f"{path} {problem}, so the limits from before writebackd are not known and nothing "
+            "is touched. Set what this host shall have (the kernel's default: sysctl -w "
+            "vm.dirty_ratio=20 vm.dirty_background_ratio=10), then remove the file."
+        )
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """`written` has the last two `(limit_bytes, background_bytes)`, the newest last.
+
+    Two, because the ledger is saved first: a crash may leave either of them in
+    the kernel files, or one half of each.
+    """
+
+    version: int
+    boot_id: str
+    pid: int
+    created_wall_s: float
+    on_exit: str
+    originals: VmLimits
+    written: Tuple[Tuple[int, int], ...]
+
+    def ours(self, pair: Pair) -> Tuple[PairValue, ...]:
+        """The values of `pair` that are known to be this daemon's."""
+        return tuple((entry[0 if pair is LIMIT else 1], 0) for entry in self.written)
+
+    def save(self, path: Path) -> None:
+        """Replace the file at `path` in one step, mode 0644. Raises OSError.
+
+        No fsync: it has to outlive the process, not the machine, and the loop
+        may not wait for a disk.
+        """
+        body = asdict(self)
+        body["crc32"] = _checksum(body)
+        temporary = path.with_name(path.name + ".new")
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            with open(fd, "w", encoding="ascii") as file:
+                os.fchmod(fd, 0o644)  # whatever the umask: reading needs no root
+                file.write(json.dumps(body) + "\n")
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+def load(path: Path) -> Optional[Ledger]:
+    """The ledger at `path`; None where there is none. Raises LedgerError."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LedgerError(path, f"cannot be read ({error.strerror})") from error
+    try:
+        return _parse(data)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise LedgerError(path, f"is damaged ({error})") from error
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a ledger that holds no longer, so that a person can still read it.
+
+    Returns the new name. Raises OSError.
+    """
+    aside = path.with_name(path.name + ".old")
+    os.replace(path, aside)
+    return aside
+
+
+def boot_id(files: KernelFiles) -> str:
+    """The id of this boot; empty where the kernel does not tell."""
+    return files.try_read(_BOOT_ID) or ""
+
+
+def _checksum(body: Dict[str, Any]) -> str:
+    """Tells a flipped bit in a number, which would still be JSON."""
+    text = json.dumps({key: body[key] for key in body if key != "crc32"}, sort_keys=True)
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _parse(data: bytes) -> Ledger:
+    body = json.loads(data.decode("ascii"))
+    if not isinstance(body, dict):
+        raise ValueError("not a JSON object")
+    if body["crc32"] != _checksum(body):
+        raise ValueError("the checksum does not fit")
+    if body["version"] != VERSION:
+        raise ValueError(f"version {body['version']}, this release knows {VERSION}")
+    originals = VmLimits(**{f.name: _natural(body["originals"][f.name]) for f in fields(VmLimits)})
+    if any(bytes_ and ratio for bytes_, ratio in (pair.value(originals) for pair in PAIRS)):
+        raise ValueError("both forms of a pair are set")
+    written = tuple((_natural(limit), _natural(back)) for limit, back in body["written"])
+    if body["on_exit"] not in ON_EXIT or len(written) not in (1, 2):
+        raise ValueError("on_exit or written is impossible")
+    return Ledger(
+        version=VERSION,
+        boot_id=str(body["boot_id"]),
+        pid=_natural(body["pid"]),
+        created_wall_s=float(body["created_wall_s"]),
+        on_exit=body["on_exit"],
+        originals=originals,
+        written=written,
+    )
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"expected a natural number, found {value!r}")
+    return value

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Bringing the limits home, with the daemon (actuator.py) or without it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Collection, Mapping, Optional, Tuple
+
+from writebackd.actuate.ledger import Ledger, LedgerError, boot_id, load, set_aside
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.vm import PAIRS, Pair, PairValue, read_limits, write_pair
+from writebackd.model import Action, ForeignWrite, VmLimits
+
+_ADVICE = {
+    errno.EPERM: "only uid 0 may write it",
+    errno.EACCES: "only uid 0 may write it",
+    errno.EROFS: "/proc/sys is read-only here: a container, or ProtectKernelTunables= in the unit",
+    errno.EINVAL: "the kernel refuses the value",
+    errno.ENOENT: "this kernel, or this view of /proc, does not have it",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a restore did: pairs without an action needed none."""
+
+    actions: Tuple[Action, ...] = ()
+    foreign: Tuple[ForeignWrite, ...] = ()  # left alone: neither ours nor the original
+
+    @property
+    def ok(self) -> bool:
+        """True when no value of ours is left."""
+        return all(action.ok for action in self.actions)
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """The answer of `writebackctl restore`; `lines` are for people.
+
+    `restored`: all four files are as they were.  `nothing`: there is nothing
+    to undo.  `foreign`: what was ours is undone, somebody else's value stands.
+    `failed`: see the lines; the ledger is still there, so it can be tried again.
+    """
+
+    status: str
+    lines: Tuple[str, ...]
+
+
+def explain(error: Exception) -> str:
+    """An error of a kernel file in words that tell what to do."""
+    if not isinstance(error, OSError):
+        return str(error)
+    text = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{text} ({advice})" if advice else text
+
+
+def is_ours(current: PairValue, original: PairValue, ours: Collection[PairValue]) -> bool:
+    """Whether `current` is a value of ours.
+
+    A ratio of 1 is, where the original is 0: the way back to 0 leads through 1
+    (`vm.write_pair`) and may have been cut short there.
+    """
+    return current in ours or (bool(ours) and original == (0, 0) and current == (0, 1))
+
+
+def put_back(files: KernelFiles, pair: Pair, current: PairValue, original: PairValue) -> Action:
+    """Write the original in its own form and read all four files back; never raises."""
+    lever, value = pair.in_force(original)
+    old = str(current[0] if lever == pair.bytes_lever else pair.describe(current))
+    problem: Optional[str] = None
+    try:
+        write_pair(files, pair, current, original)
+    except OSError as error:
+        problem = explain(error)
+    try:
+        found = pair.value(read_limits(files))
+    except (OSError, ValueError) as error:
+        problem = problem or explain(error)
+    else:
+        # What stands counts, not what write(2) said.
+        wrong = None if found == original else f"reads back as {pair.describe(found)}"
+        problem = wrong and (problem or wrong)
+    return Action(lever, old, str(value), ok=problem is None, error=problem)
+
+
+def restore_pairs(
+    files: KernelFiles, originals: VmLimits, ours: Mapping[Pair, Collection[PairValue]]
+) -> Outcome:
+    """Put back every pair of `ours` that still is what we wrote; never raises.
+
+    The limit goes first: it is what holds writers back.  One pair that fails
+    does not keep the other from going home.
+    """
+    try:
+        limits = read_limits(files)
+    except (OSError, ValueError) as error:
+        # Unread, a value cannot be told from somebody else's: do not write.
+        unread = [(*pair.in_force(pair.value(originals)), explain(error)) for pair in ours]
+        return Outcome(tuple(Action(lv, "unknown", str(v), False, e) for lv, v, e in unread))
+    actions, foreign = [], []
+    for pair in (pair for pair in PAIRS if pair in ours):
+        current, original = pair.value(limits), pair.value(originals)
+        if current == original:
+            continue
+        if is_ours(current, original, ours[pair]):
+            actions.append(put_back(files, pair, current, original))
+        else:
+            lever, value = pair.in_force(current)
+            foreign.append(ForeignWrite(lever, str(value)))
+    return Outcome(tuple(actions), tuple(foreign))
+
+
+def close_ledger(path: Path, outcome: Outcome) -> None:
+    """After a restore: keep the ledger for another try, set it aside, or remove it."""
+    # A ledger that cannot be removed does no harm: at the next start what stands
+    # is found to be the original, and no value of ours is left to mistake.
+    with contextlib.suppress(OSError):
+        if outcome.foreign and outcome.ok:
+            set_aside(path)
+        elif outcome.ok:
+            path.unlink()
+
+
+def restore_from_ledger(
+    files: KernelFiles, ledger_path: Path, honour_keep: bool = False
+) -> RestoreResult:
+    """Undo what a daemon that is gone has left, wherever it was stopped; never raises.
+
+    `honour_keep` is for ExecStopPost=, which also runs after a clean stop: it
+    leaves the limits of a ledger whose policy says `on-exit = keep`.
+    """
+    try:
+        ledger = load(ledger_path)
+    except LedgerError as error:
+        return RestoreResult("failed", (str(error),))
+    if ledger is None:
+        return RestoreResult("nothing", (f"nothing to restore: there is no {ledger_path}",))
+    if ledger.boot_id != boot_id(files):
+        with contextlib.suppress(OSError):
+            set_aside(ledger_path)
+        return RestoreResult(
+            "nothing", ("nothing to restore: the ledger is from an earlier boot, the limits too",)
+        )
+    if honour_keep and ledger.on_exit == "keep":
+        return RestoreResult("nothing", ("nothing restored: the policy says on-exit = keep",))
+    outcome = restore_pairs(files, ledger.originals, {pair: ledger.ours(pair) for pair in PAIRS})
+    close_ledger(ledger_path, outcome)
+    return RestoreResult(_status(outcome), _lines(ledger, outcome))
+
+
+def _status(outcome: Outcome) -> str:
+    if not outcome.ok:
+        return "failed"
+    return "foreign" if outcome.foreign else "restored"
+
+
+def _lines(ledger: Ledger, outcome: Outcome) -> Tuple[str, ...]:
+    lines = [describe_action(action) for action in outcome.actions]
+    for write in outcome.foreign:
+        pair = _pair_of(write.lever)
+        original = pair.describe(pair.value(ledger.originals))
+        lines.append(
+            f"{write.lever}={write.value} left alone: somebody else set it. To undo that as "
+            f"well: sysctl -w vm.{original}"
+        )
+    if not outcome.ok:
+        originals = (f"vm.{pair.describe(pair.value(ledger.originals))}" for pair in PAIRS)
+        lines.append(f"try again as root, or by hand: sysctl -w {' '.join(originals)}")
+    if not lines:
+        lines.append("the limits are as they were before writebackd")
+    return tuple(lines)
+
+
+def describe_action(action: Action) -> str:
+    """One line for the log: what was written, or why it could not be."""
+    if action.ok:
+        return f"{action.lever}={action.new} (was {action.old})"
+    return f"{action.lever}={action.new} not set (is {action.old}): {action.error}"
+
+
+def _pair_of(lever: str) -> Pair:
+    return next(pair for pair in PAIRS if lever in pair)

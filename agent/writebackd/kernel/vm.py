@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The global dirty limits: /proc/sys/vm/dirty_* and what /proc/vmstat makes of them.
+
+Limit and background limit are a *pair* of files each, bytes and ratio: two
+forms of one setting.  Writing one form zeroes the other, and 0 is refused by
+the bytes files, so a host in ratio form is brought back by writing the ratio.
+(mm/page-writeback.c)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Optional, Tuple
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.model import HostInfo, VmLimits, VmState
+
+# In the order of VmLimits.
+LEVERS = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
+
+_SYSCTL = "/proc/sys/vm/"
+_VMSTAT = "/proc/vmstat"
+
+PairValue = Tuple[int, int]  # (bytes, ratio); the form not in use is 0
+
+
+class Pair(NamedTuple):
+    """The two files of one setting."""
+
+    bytes_lever: str
+    ratio_lever: str
+
+    def value(self, limits: VmLimits) -> PairValue:
+        """This pair's `(bytes, ratio)` in `limits`."""
+        return getattr(limits, self.bytes_lever), getattr(limits, self.ratio_lever)
+
+    def in_force(self, value: PairValue) -> Tuple[str, int]:
+        """The lever of the form in use and its value; `(0, 0)` is a ratio of 0."""
+        if value[0]:
+            return self.bytes_lever, value[0]
+        return self.ratio_lever, value[1]
+
+    def describe(self, value: PairValue) -> str:
+        """The value as sysctl(8) writes it, such as `dirty_ratio=20`."""
+        return "{}={}".format(*self.in_force(value))
+
+
+LIMIT = Pair("dirty_bytes", "dirty_ratio")
+BACKGROUND = Pair("dirty_background_bytes", "dirty_background_ratio")
+PAIRS = (LIMIT, BACKGROUND)
+
+
+def _read_once(files: KernelFiles) -> VmLimits:
+    return VmLimits(*(files.read_int(_SYSCTL + lever) for lever in LEVERS))
+
+
+def read_limits(files: KernelFiles) -> VmLimits:
+    """The four files. Raises OSError, or ValueError where one is not a number."""
+    limits = _read_once(files)
+    # Four files are not read at one instant: a write in between shows as a pair
+    # with both forms set (which the kernel never has) or none (a rare setting).
+    if any((value[0] == 0) == (value[1] == 0) for value in (p.value(limits) for p in PAIRS)):
+        limits = _read_once(files)
+    return limits
+
+
+def write_lever(files: KernelFiles, lever: str, value: int) -> None:
+    """Write one file. Raises OSError with the kernel's errno."""
+    files.write(_SYSCTL + lever, str(value))
+
+
+def write_pair(files: KernelFiles, pair: Pair, current: PairValue, wanted: PairValue) -> None:
+    """Bring `pair` from `current` to `wanted`, in the form of `wanted`.
+
+    Raises OSError with the kernel's errno.
+    """
+    # dirty_ratio_handler() ignores an unchanged ratio.  In bytes form the ratio
+    # is 0 already, so writing 0 would leave the bytes in force: pass through 1.
+    # dirty_background_ratio_handler() makes no such test.
+    if pair is LIMIT and wanted == (0, 0) and current[0]:
+        write_lever(files, pair.ratio_lever, 1)
+    write_lever(files, *pair.in_force(wanted))
+
+
+def _counter(text: str, name: str) -> int:
+    # Not split into lines: of some 190 counters four are wanted, once a second.
+    start = text.find("\n" + name + " ")
+    if start < 0:
+        raise ValueError(f"{_VMSTAT}: no {name}")
+    start += len(name) + 2
+    end = text.find("\n", start)
+    value = text[start:] if end < 0 else text[start:end]
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError(f"{_VMSTAT}: {name} is {value[:40]!r}, not a number") from None
+
+
+def read_state(files: KernelFiles) -> VmState:
+    """The limits with their thresholds, and what is dirty now, in bytes.
+
+    The kernel computes both thresholds while /proc/vmstat is read: in bytes
+    form they are exact, in ratio form they follow the memory of the moment.
+    To a real-time reader it shows a quarter of the limit and 1/32 of the
+    smoothed limit more (seen on 6.18: 4921 instead of 3841 pages), so the
+    process that reads back must not be real-time.  nr_dirty may be off by
+    125 pages per CPU and node.  Raises OSError, or ValueError naming the file.
+    """
+    limits = read_limits(files)
+    page = page_size()
+    text = "\n" + files.read(_VMSTAT)
+    return VmState(
+        limits=limits,
+        dirty_bytes=_counter(text, "nr_dirty") * page,
+        writeback_bytes=_counter(text, "nr_writeback") * page,
+        threshold_bytes=_counter(text, "nr_dirty_threshold") * page,
+        background_threshold_bytes=_counter(text, "nr_dirty_background_threshold") * page,
+    )
+
+
+def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> Tuple[int, int]:
+    """What the kernel makes of a pair in bytes form, both in pages.
+
+    It rounds up to pages, and takes half of the limit for a background limit
+    that is not below it (global_dirty_limits()).
+    """
+    limit = -(-limit_bytes // page)
+    background = -(-background_bytes // page)
+    return limit, background if background < limit else limit // 2
+
+
+def readback_error(limit_bytes: int, background_bytes: int, state: VmState) -> Optional[str]:
+    """Where the thresholds in force are not those of the two limits; None if they are.
+
+    One page is allowed for.  The sysctl files are no proof: they read back what
+    was written even where the kernel uses something else.
+    """
+    page = page_size()
+    expected = expected_thresholds(limit_bytes, background_bytes, page)
+    found = (state.threshold_bytes // page, state.background_threshold_bytes // page)
+    wrong = [
+        f"{name} is {has} pages instead of {should}"
+        for name, has, should in zip(
+            ("nr_dirty_threshold", "nr_dirty_background_threshold"), found, expected
+        )
+        if abs(has - should) > 1
+    ]
+    return f"{_VMSTAT}: {', '.join(wrong)}" if wrong else None
+
+
+def page_size() -> int:
+    """The kernel's page in bytes."""
+    return os.sysconf("SC_PAGE_SIZE")
+
+
+def _count_cpus(files: KernelFiles, which: str) -> Optional[int]:
+    """CPUs in a list such as `0-3,8`; None where it cannot be read."""
+    text = files.try_read(f"/sys/devices/system/cpu/{which}")
+    try:
+        ends = [part.split("-") for part in (text or "").split(",")]
+        return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
+    except ValueError:
+        return None
+
+
+def host_info(files: KernelFiles) -> HostInfo:
+    """Page size, CPUs and memory. Raises OSError or ValueError without /proc/meminfo."""
+    online = _count_cpus(files, "online") or os.cpu_count() or 1
+    total = files.read("/proc/meminfo").partition("MemTotal:")[2].split()
+    if not total or not total[0].isdigit():
+        raise ValueError("/proc/meminfo: no MemTotal")
+    return HostInfo(
+        page_size=page_size(),
+        cpus_online=online,
+        cpus_possible=max(online, _count_cpus(files, "possible") or online),
+        memory_bytes=int(total[0]) * 1024,
+    )
