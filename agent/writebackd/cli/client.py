@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Asking the daemon: one line to its socket, one line back."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional
+
+from writebackd.cli.exits import BAD_NEWS, NO_DAEMON, NOT_PERMITTED, CommandError
+from writebackd.paths import LOCK, SOCKET
+
+# The daemon answers between two ticks, at once; a loaded host may take longer.
+TIMEOUT_S = 5.0
+# An answer is about 1 KiB a device; more than this is no answer of ours.
+_MAX_ANSWER = 64 << 20
+_TIMEVAL = struct.Struct("ll")
+
+
+class NoDaemon(CommandError):
+    """Nobody listens on the socket."""
+
+
+class NoAnswer(CommandError):
+    """Somebody listens, but does not answer in time."""
+
+
+def request(
+    runtime_dir: Path,
+    verb: str,
+    args: Optional[Mapping[str, Any]] = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Dict[str, Any]:
+    """The daemon's data for `verb`. Raises CommandError (NoDaemon, NoAnswer)."""
+    path = runtime_dir / SOCKET
+    line = json.dumps({"verb": verb, "args": dict(args or {})}).encode("ascii") + b"\n"
+    try:
+        reply = _exchange(path, line, timeout_s)
+        answer = json.loads(reply)
+        good = bool(answer["ok"])
+        if not good:
+            raise CommandError(str(answer["error"]), int(answer["exit"]))
+        data: Dict[str, Any] = answer["data"]
+        return data
+    except (FileNotFoundError, ConnectionRefusedError):
+        raise NoDaemon(
+            f"no daemon at {path}: start it with `systemctl start writebackd` or"
+            " `sudo writebackd`, or name its --runtime-dir",
+            NO_DAEMON,
+        ) from None
+    except PermissionError:
+        raise CommandError(f"no access to {path}: try again as root", NOT_PERMITTED) from None
+    except BlockingIOError:  # EAGAIN: a timed call ran out of time
+        raise NoAnswer(
+            f"writebackd does not answer within {timeout_s:.0f} s: look at its log,"
+            " `systemctl status writebackd`",
+            NO_DAEMON,
+        ) from None
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}", NO_DAEMON) from error
+    except (ValueError, KeyError, TypeError):
+        raise CommandError(
+            f"no valid answer from {path}: it may be busy, try again", BAD_NEWS
+        ) from None
+
+
+def is_locked(runtime_dir: Path) -> bool:
+    """Whether a daemon lives, socket or not: it holds its lock until the limits are back."""
+    try:
+        with open(runtime_dir / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _exchange(path: Path, line: bytes, timeout_s: float) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        # Not settimeout(): on a non-blocking Unix socket connect() fails at once
+        # while the daemon's backlog is full; a timed one waits for room.
+        timeout = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        sock.connect(str(path))
+        # Refused before it was read? Then the reason is in the answer.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(line)
+        received = bytearray()
+        while not received.endswith(b"\n") and len(received) < _MAX_ANSWER:
+            chunk = sock.recv(1 << 16)
+            if not chunk:
+                break
+            received += chunk
+        return bytes(received)

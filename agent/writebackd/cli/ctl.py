@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackctl`: the command line of a running daemon, and the way home without one."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Callable, List, Optional
+
+from writebackd import __version__
+from writebackd.cli.exits import GOOD, USAGE, CommandError
+from writebackd.paths import RUNTIME_DIR
+
+_EPILOG = """\
+examples:
+  writebackctl status               what it does right now, on one screen
+  writebackctl why sda              how it came to sda's target
+  writebackctl --json status        the same as data
+  writebackctl history --since 1h   what it did in the last hour
+  sudo writebackctl observe         put the limits found back, only watch
+  sudo writebackctl pin 15M         a fixed limit, until `release` or restart
+  sudo writebackctl restore         put everything back, daemon or not
+  writebackctl doctor               can it run here, and what stands in its way
+
+exit codes: 0 good; 1 bad news (verify, doctor, restore); 2 wrong use or wrong
+configuration; 3 no daemon to talk to; 4 not permitted"""
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run one verb; the exit code as in cli/exits.py."""
+    # Names of mounts and processes are bytes: never die of one that has no text.
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+    try:
+        options = _options(argv)
+        code = _verb(options.run)(options)
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"writebackctl: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; keep the exit quiet as well.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return GOOD
+    except KeyboardInterrupt:
+        return 130
+
+
+def _verb(name: str) -> Callable[[argparse.Namespace], int]:
+    """`module:function`, imported only now: most of the start-up time is imports."""
+    module, _, function = name.partition(":")
+    verb: Callable[[argparse.Namespace], int] = getattr(
+        importlib.import_module(f"writebackd.cli.{module}"), function
+    )
+    return verb
+
+
+def _options(argv: Optional[List[str]]) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if "run" not in options:
+        raise CommandError("which verb? `writebackctl --help` lists them", USAGE)
+    for name, default in (("json", False), ("runtime_dir", RUNTIME_DIR)):
+        if name not in options:
+            setattr(options, name, default)
+    return options
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    # SUPPRESS: given before the verb, they must survive the verb's own parser.
+    common.add_argument(
+        "--runtime-dir", type=Path, metavar="DIR", default=argparse.SUPPRESS,
+        help=f"where the daemon's socket and ledger are (default {RUNTIME_DIR})",
+    )  # fmt: skip
+    common.add_argument(
+        "--json", action="store_true", default=argparse.SUPPRESS, help="print the data only"
+    )
+    parser = argparse.ArgumentParser(
+        prog="writebackctl",
+        parents=[common],
+        description="Ask and steer writebackd, which keeps dirty pages from starving fsync.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"writebackctl {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
+
+    def verb(name: str, run: str, text: str) -> argparse.ArgumentParser:
+        sub = verbs.add_parser(name, parents=[common], help=text, description=f"{text}.")
+        sub.set_defaults(run=run)
+        return sub
+
+    verb("status", "status:status", "show limits, devices and reasons on one screen")
+    verb("devices", "explaining:devices", "show every device, what it is made of, managed or not")
+    why = verb("why", "explaining:why", "explain the last decision")
+    why.add_argument(
+        "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
+    )
+    _add_history(verb("history", "history:history", "show what happened"))
+    verb("observe", "steering:mode", "put the limits found back and only watch")
+    verb("enforce", "steering:mode", "set limits (again), also after a yield")
+    pin = verb("pin", "steering:pin", "hold a fixed limit until `release` or a restart")
+    pin.add_argument("size", metavar="BYTES", help="like 15M (1024-based); background is half")
+    verb("release", "steering:release", "end a pin")
+    verb("verify", "explaining:verify", "check that the kernel holds what was last written")
+    restore = verb("restore", "restore:restore", "put everything back, daemon or not")
+    restore.add_argument(
+        "--honour-keep", action="store_true",
+        help="leave the limits where the policy says on-exit = keep (for ExecStopPost=)",
+    )  # fmt: skip
+    verb("doctor", "doctor:doctor", "check whether this host can run writebackd; no daemon needed")
+    _add_policy(verb("policy", "", "list, show or check policy files"), common)
+    return parser
+
+
+def _add_history(history: argparse.ArgumentParser) -> None:
+    history.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
+    history.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    history.add_argument(
+        "--limit", type=_positive, default=50, metavar="N", help="the last N events (default 50)"
+    )
+    history.add_argument(
+        "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
+    )
+
+
+def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    what = policy.add_subparsers(title="what to do", metavar="list|show|check", required=True)
+    config = argparse.ArgumentParser(add_help=False)
+    config.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
+    )
+    for name, text in (
+        ("list", "names of all policies"),
+        ("show", "a policy's files, or what they come to"),
+        ("check", "errors in policy files, with file and line"),
+    ):
+        sub = what.add_parser(name, parents=[common, config], help=text, description=f"{text}.")
+        sub.set_defaults(run=f"policy:{name}_")
+        if name == "show":
+            sub.add_argument("name", nargs="?", help="name or file; default: the running one")
+            sub.add_argument(
+                "--effective", action="store_true", help="merged, with where each value is from"
+            )
+        elif name == "check":
+            sub.add_argument("files", nargs="+", metavar="FILE", help="files or names of policies")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("needs a number above 0")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

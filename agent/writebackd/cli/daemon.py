@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackd`: the command line of the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import logging.handlers
+import os
+import queue
+import shutil
+import sys
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence
+
+from writebackd import __version__
+from writebackd.actuate.ledger import LedgerError
+from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
+from writebackd.daemon import AlreadyRunning, Daemon, Options
+from writebackd.kernel.libbpf import BpfError
+from writebackd.model import Mode
+from writebackd.paths import RUNTIME_DIR, STATE_DIR
+from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.report.snapshot import Snapshot
+
+log = logging.getLogger("writebackd")
+
+# Log lines that may wait for a stuck disk or terminal; what comes on top is
+# dropped and counted.
+_LOG_LINES = 1000
+_EXAMPLES = """examples:
+  writebackd                         as the policy says, until SIGTERM or Ctrl-C
+  writebackd --mode observe          decide and report, write nothing
+  writebackd --policy db-hwraid --device sdb
+"""
+
+
+def _interval(text: str) -> float:
+    value = float(text)
+    if not 0.05 <= value <= 60:
+        raise argparse.ArgumentTypeError("takes 0.05 to 60 seconds")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog="writebackd",
+        description="Keeps dirty pages where they do not starve synchronous IO. "
+        "Restores what it found when it stops.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--mode", choices=[m.value for m in Mode], help="default: as the policy says")
+    p.add_argument("--policy", metavar="NAME|FILE", help="default: 'default'")
+    p.add_argument(
+        "--device", action="append", default=[], metavar="NAME",
+        help="manage these devices only; the way to name a loop device",
+    )
+    p.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="policies, instead of the system's"
+    )
+    p.add_argument("--state-dir", type=Path, default=STATE_DIR, metavar="DIR")
+    p.add_argument("--runtime-dir", type=Path, default=RUNTIME_DIR, metavar="DIR")
+    p.add_argument(
+        "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
+        help="default: the best that this kernel takes",
+    )
+    p.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS")
+    p.add_argument("--live", action="store_true", help="show the status on the terminal")
+    p.add_argument("--verbose", action="store_true", help="log what libbpf says, too")
+    p.add_argument("--version", action="version", version=f"writebackd {__version__}")
+    return p
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the daemon; the exit code of design: 0 good, 1 bad news, 2 usage, 4 not root."""
+    args = parser().parse_args(argv)
+    if os.geteuid() != 0:
+        print(
+            "writebackd: needs root: /proc/sys/vm can be written by uid 0 only; try sudo",
+            file=sys.stderr,
+        )
+        return NOT_PERMITTED
+
+    def load() -> Policy:
+        return load_policy(args.policy, args.config_dir)
+
+    try:
+        load()  # before anything is created: a bad policy touches nothing
+        for directory in (args.runtime_dir, args.state_dir):
+            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except PolicyError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    except OSError as error:
+        print(f"writebackd: {error.filename}: {error.strerror}", file=sys.stderr)
+        return USAGE
+
+    live = args.live and sys.stdout.isatty()
+    listener = _start_logging(args.verbose, quiet=live)
+    _lock_memory()
+    options = Options(
+        runtime_dir=args.runtime_dir,
+        state_dir=args.state_dir,
+        interval_s=args.interval,
+        probe=args.probe,
+        devices=tuple(args.device),
+        mode=Mode(args.mode) if args.mode else None,
+    )
+    notify = _notifier()
+    watchers: List[Callable[[Snapshot], None]] = [lambda _: notify("WATCHDOG=1")]
+    if live:
+        watchers.append(_show)
+
+    def on_tick(snapshot: Snapshot) -> None:
+        for watcher in watchers:
+            watcher(snapshot)
+
+    try:
+        daemon = Daemon(options, load, on_tick)
+        # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
+        # allocator would keep.
+        ctypes.CDLL(None).malloc_trim(0)
+        daemon.run(ready=lambda: notify("READY=1"))
+        return GOOD
+    except PolicyError as error:
+        log.error("%s", error)
+        return USAGE
+    except (AlreadyRunning, BpfError, LedgerError, OSError, ValueError) as error:
+        log.error("%s", error)
+        return BAD_NEWS
+    except Exception as error:
+        # The limits are back by now (Daemon.run); one line for the admin, the
+        # trace for whoever asked for it.
+        log.critical("stopped by an error in the program: %r; please report it", error)
+        log.debug("trace", exc_info=True)
+        return BAD_NEWS
+    finally:
+        notify("STOPPING=1")
+        listener.stop()
+
+
+class _DroppingHandler(logging.handlers.QueueHandler):
+    """Never blocks the loop and never prints a traceback: a full queue drops."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
+def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener:
+    """Log through a thread: a stuck terminal or journal must not stop the loop."""
+    target: logging.Handler
+    if os.environ.get("JOURNAL_STREAM"):
+        try:
+            from systemd.journal import JournalHandler
+
+            target = JournalHandler(SYSLOG_IDENTIFIER="writebackd")
+        except ImportError:
+            target = logging.StreamHandler()
+    else:
+        target = logging.StreamHandler()
+        target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if quiet:
+        # The screen shows the decisions; what goes wrong still has to be seen.
+        target.setLevel(logging.ERROR)
+    lines: "queue.Queue[logging.LogRecord]" = queue.Queue(_LOG_LINES)
+    root = logging.getLogger()
+    root.setLevel(logging.DEBUG if verbose else logging.INFO)
+    root.addHandler(_DroppingHandler(lines))
+    listener = logging.handlers.QueueListener(lines, target, respect_handler_level=True)
+    listener.start()
+    return listener
+
+
+def _lock_memory() -> None:
+    """Keep the daemon's pages in memory: page-ins come from the disk that hangs.
+
+    MCL_ONFAULT: only what is used; without it every mapped library and thread
+    stack would be resident (about 40 MB more).
+    """
+    current, future, on_fault = 1, 2, 4
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlockall(current | future | on_fault):
+        log.warning("memory is not locked: %s", os.strerror(ctypes.get_errno()))
+
+
+def _notifier() -> Callable[[str], None]:
+    """sd_notify, when systemd listens."""
+    if not os.environ.get("NOTIFY_SOCKET"):
+        return lambda state: None
+    from systemd.daemon import notify
+
+    def send(state: str) -> None:
+        notify(state)
+
+    return send
+
+
+def _show(snapshot: Snapshot) -> None:
+    from writebackd.cli.render import render_status
+    from writebackd.report.status import status_json
+
+    width, height = shutil.get_terminal_size()
+    colour = "NO_COLOR" not in os.environ
+    text = render_status(status_json(snapshot), width, colour)
+    # Home, then clear to the end of each line: no flicker.
+    lines = text.splitlines()[: height - 1]
+    print("\033[H" + "".join(f"{line}\033[K\n" for line in lines) + "\033[J", end="", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

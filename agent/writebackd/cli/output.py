@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Where answers go: the data as JSON, or text that fits the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+# A pipe or a file has no width: a page that fits everywhere.
+_PLAIN_WIDTH = 80
+_MAX_WIDTH = 160  # longer lines of prose are hard to read
+
+
+def width() -> int:
+    """Columns to fill: of the terminal, else of $COLUMNS, else 80."""
+    try:
+        columns = int(os.environ.get("COLUMNS", "")) or 0
+    except ValueError:
+        columns = 0
+    if not columns:
+        try:
+            columns = os.get_terminal_size(sys.stdout.fileno()).columns
+        except (OSError, ValueError):
+            columns = _PLAIN_WIDTH
+    return max(60, min(columns or _PLAIN_WIDTH, _MAX_WIDTH))
+
+
+def show_json(data: Any) -> None:
+    print(json.dumps(data, indent=2))
+
+
+def show(text: str) -> None:
+    print(text)

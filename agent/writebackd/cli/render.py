@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The status screen, made from the status answer alone.
+
+The daemon's live screen and `writebackctl status` are the same text.  States
+are words, so colour is never needed; what is not known is '-'.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, TextIO
+
+from writebackd import human
+
+MIN_WIDTH = 60
+# Beyond this many devices those with nothing to say share one line.
+_MANY_DEVICES = 6
+_LABEL = 9
+_MORE = ".. (doctor)"
+_STUCK_S = 1.0  # an fsync in flight for longer than this is told
+_COLOURS = {
+    "guard": "32", "pace": "32", "probe": "36", "pinned": "36", "squeeze": "33", "blind": "33",
+    "yielded": "35", "exhausted": "31;1", "warning": "33", "heading": "1", "faint": "2",
+    "blocker": "31;1", "good": "32",
+}  # fmt: skip
+# Where to look first; devices of one state stay in the daemon's order.
+_URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned")
+_UNPRINTABLE = re.compile(r"[^ -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_CONTROL = re.compile(r"[\u00a0\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff]")
+
+
+def clean(text: str) -> str:
+    """`text` without what could move the cursor: any user names processes and mounts."""
+    return _CONTROL.sub("?", _UNPRINTABLE.sub("?", text))
+
+
+def wants_colour(stream: TextIO) -> bool:
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+class Paint:
+    """Colours text by the name of a state or role, or leaves it alone."""
+
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+
+    def __call__(self, text: str, role: Optional[str]) -> str:
+        code = _COLOURS.get(role or "")
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
+
+
+def labelled(label: str, text: str, width: int) -> List[str]:
+    """`label` in a column of its own, `text` wrapped beside it."""
+    return textwrap.wrap(
+        clean(text),
+        width,
+        initial_indent=label.ljust(_LABEL),
+        subsequent_indent=" " * _LABEL,
+        break_on_hyphens=False,
+    ) or [label]
+
+
+def one_line(label: str, text: str, width: int) -> str:
+    """As `labelled`, cut to one line; `doctor` has the whole."""
+    line = label.ljust(_LABEL) + clean(text)
+    return line if len(line) <= width else line[: width - len(_MORE)].rstrip() + _MORE
+
+
+def wrapped(text: str, width: int, indent: str, first: Optional[str] = None) -> List[str]:
+    return textwrap.wrap(
+        clean(text),
+        width,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+
+
+def fit(text: str, width: int) -> str:
+    """`text` in exactly `width` columns, its start cut off where too long."""
+    text = clean(text)
+    return text.ljust(width) if len(text) <= width else ".." + text[len(text) - width + 2 :]
+
+
+def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = False) -> str:
+    """The answer to `status` as one screen of text, `width` columns wide."""
+    width = max(width, MIN_WIDTH)
+    paint = Paint(colour)
+    lines = [paint(line, "heading") for line in wrapped(_headline(status), width, "  ", "")]
+    lines += labelled("limit", _limit_line(status), width)
+    lines += labelled("found", _found_line(status["limits"]), width)
+    memory = status["memory"]
+    dirty, writeback = human.size(memory["dirty_bytes"]), human.size(memory["writeback_bytes"])
+    lines += labelled("dirty", f"{dirty} now, and {writeback} being written", width)
+    if status["reason"]:
+        lines += labelled("why", status["reason"], width)
+    for warning in status["warnings"]:
+        lines += [paint(line, "warning") for line in labelled("warning", warning, width)]
+    lines.append("")
+    lines += _table(status["devices"], width, paint)
+    lines.append("")
+    if status["dirtiers"]:
+        lines += labelled("dirtying", _dirtiers_line(status["dirtiers"]), width)
+    lines.append(one_line("hooks", _hooks_line(status["probe"]), width))
+    if status["probe"]["misses"]:
+        lines.append(one_line("unseen", "; ".join(status["probe"]["misses"]), width))
+    lines += labelled("cost", _cost_line(status), width)
+    return "\n".join(lines)
+
+
+def _headline(status: Mapping[str, Any]) -> str:
+    mode = status["mode"]
+    if mode == "observe":
+        mode += " (writes nothing)"
+    elif status["yielded"] is not None:
+        mode += " (yielded)"
+    elif status["pin_bytes"] is not None:
+        mode += f" (pinned {human.size(status['pin_bytes'])})"
+    return (
+        f"writebackd: {mode}, policy {status['policy']},"
+        f" up {human.duration(status['uptime_s'])}, probe {status['probe']['backend']}"
+    )
+
+
+def _limit_line(status: Mapping[str, Any]) -> str:
+    limits = status["limits"]
+    text = (
+        f"{human.size(limits['dirty_bytes'])},"
+        f" background {human.size(limits['dirty_background_bytes'])}"
+    )
+    goal, wanted = limits["goal_bytes"], limits["wanted_bytes"]
+    if status["mode"] == "observe":
+        if goal is not None:
+            text += f"; enforce would set {human.size(goal)}"
+    elif human.size(goal) != human.size(wanted):
+        text += f"; on the way to {human.size(goal)}"
+    return text
+
+
+def _found_line(limits: Mapping[str, Any]) -> str:
+    found, in_bytes = limits["original"], limits["original_in_bytes"]
+    sizes = [human.size(in_bytes[key]) for key in ("dirty_bytes", "dirty_background_bytes")]
+    shares = [
+        None if found[f"{pair}_bytes"] else f"{found[f'{pair}_ratio']} %"
+        for pair in ("dirty", "dirty_background")
+    ]
+    if shares == [None, None]:
+        text = " / ".join(sizes)
+    elif None in shares:
+        text = " / ".join(
+            size if share is None else f"{share} of memory = {size}"
+            for share, size in zip(shares, sizes)
+        )
+    else:
+        text = f"{' / '.join(map(str, shares))} of memory = {' / '.join(sizes)}"
+    if limits["files"] == found:
+        return text + ", in force"
+    # Of dirtyable memory, which is known only while the ratio is in force.
+    return text.replace("memory = ", "memory, about ")
+
+
+def _dirtiers_line(tasks: Iterable[Mapping[str, Any]]) -> str:
+    parts = []
+    for task in tasks:
+        part = f"{task['comm']} ({task['pid']}) {human.size(task['dirty_rate'])}/s"
+        if task["device"]:
+            part += f" on {task['device']}"
+        if task["throttled_share"]:
+            part += f", waits {human.percent(task['throttled_share'])}"
+        parts.append(part)
+    return "; ".join(parts)
+
+
+def _hooks_line(probe: Mapping[str, Any]) -> str:
+    return f"requests {probe['request_hook'] or 'none'}; fsync {probe['fsync_hook'] or 'none'}"
+
+
+def _cost_line(status: Mapping[str, Any]) -> str:
+    cost = status["self"]
+    text = (
+        f"{human.percent(cost['cpu_fraction'])} of a core, {human.size(cost['rss_bytes'])}"
+        f" resident, {human.size(cost['map_bytes'])} BPF maps"
+    )
+    if cost["bpf_ns_per_io"] is not None:
+        text += f", {cost['bpf_ns_per_io']:.0f} ns per IO"
+    return text
+
+
+def _table(devices: Sequence[Mapping[str, Any]], width: int, paint: Paint) -> List[str]:
+    if not devices:
+        return ["no device to look after (writebackctl devices)"]
+    shown = sorted(devices, key=_urgency)
+    quiet: List[Mapping[str, Any]] = []
+    if len(devices) > _MANY_DEVICES:
+        quiet = [device for device in shown if _is_quiet(device)]
+    excluded = [device for device in shown if device["state"] == "excluded"]
+    shown = [device for device in shown if device not in quiet and device not in excluded]
+    mount_width = min(12 + max(0, width - 80), 40)
+    lines = [paint(line, "faint") for line in _heading(mount_width)]
+    for device in shown:
+        lines.append(_row(device, mount_width, paint))
+        if device["reason"]:
+            lines += wrapped(device["reason"], width, "    ")
+        oldest = device["oldest_fsync_s"]
+        if oldest is not None and oldest >= _STUCK_S:
+            text = f"an fsync has been waiting for {human.duration(oldest)}"
+            lines += [paint(line, "warning") for line in wrapped(text, width, "    ")]
+    for label, some in (("quiet", quiet), ("excluded", excluded)):
+        if some:
+            lines += labelled(label, " ".join(device["name"] for device in some), width)
+    return lines
+
+
+def _urgency(device: Mapping[str, Any]) -> int:
+    state = device["state"]
+    return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
+
+
+def _is_quiet(device: Mapping[str, Any]) -> bool:
+    return device["state"] == "idle" and not device["write_rate"] and not device["sync_rate"]
+
+
+def _heading(mount_width: int) -> List[str]:
+    left = " " * (9 + 1 + mount_width + 1 + 9 + 1)
+    return [
+        left + "  limit ---- per second ---- -- fsync, ms ---",
+        "DEVICE".ljust(10) + "MOUNT".ljust(mount_width + 1) + "STATE".ljust(10)
+        + " target  drain writes fsyncs   p50   p99  base",
+    ]  # fmt: skip
+
+
+def _row(device: Mapping[str, Any], mount_width: int, paint: Paint) -> str:
+    state = device["state"] or human.UNKNOWN
+    figures = [
+        human.size(device["target_bytes"]).rjust(7),
+        human.size(device["drain_rate"]).rjust(6),
+        human.size(device["write_rate"]).rjust(6),
+        human.count(device["sync_rate"]).rjust(6),
+        human.milliseconds(device["fsync_p50_s"]).rjust(5),
+        human.milliseconds(device["fsync_p99_s"]).rjust(5),
+        human.milliseconds(device["fsync_baseline_s"]).rjust(5),
+    ]
+    return " ".join(
+        [fit(device["name"], 9), fit(_mount(device["mounts"]), mount_width),
+         paint(state.ljust(9), state), *figures]
+    )  # fmt: skip
+
+
+def _mount(mounts: Sequence[str]) -> str:
+    if not mounts:
+        return human.UNKNOWN
+    return mounts[0] + (f" +{len(mounts) - 1}" if len(mounts) > 1 else "")
+
+
+def as_text(value: Optional[object]) -> str:
+    """A value of an answer as a word: '-' for None, yes and no for booleans."""
+    if value is None or value == "":
+        return human.UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return clean(str(value))

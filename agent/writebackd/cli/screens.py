@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Text of the answers other than status."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, List, Mapping, Sequence
+
+from writebackd.cli.render import Paint, as_text, clean, labelled, wrapped
+from writebackd import human
+
+Answer = Mapping[str, Any]
+
+
+def render_why(why: Answer, width: int = 80, colour: bool = False) -> str:
+    """The chain of reasoning: the limit first, then each device that has a say."""
+    paint = Paint(colour)
+    limit = why["limit"]
+    lines = [paint(_limit_title(why), "heading")]
+    lines += labelled("because", limit["reason"] or human.UNKNOWN, width)
+    lines += labelled("next", limit["next"], width)
+    devices = why["devices"]
+    # Of many, those that have no say are not worth a paragraph each.
+    excluded = [d for d in devices if d["state"] == "excluded"] if len(devices) > 1 else []
+    for device in devices:
+        if device not in excluded:
+            lines.append("")
+            lines += _device_reasoning(device, width, paint)
+    if excluded:
+        lines.append("")
+        lines += labelled("excluded", " ".join(device["name"] for device in excluded), width)
+    return "\n".join(lines)
+
+
+def _limit_title(why: Answer) -> str:
+    limit = why["limit"]
+    now = human.size(limit["threshold_bytes"])
+    if limit["limit_bytes"] is None:
+        return f"limit {now}, as found ({why['mode']}, policy {clean(why['policy'])})"
+    if why["mode"] == "observe":
+        return f"limit {now}; enforce would move it to {human.size(limit['goal_bytes'])}"
+    text = (
+        f"limit {human.size(limit['limit_bytes'])},"
+        f" background {human.size(limit['background_bytes'])}"
+    )
+    if human.size(limit["goal_bytes"]) != human.size(limit["limit_bytes"]):
+        text += f", on the way to {human.size(limit['goal_bytes'])}"
+    return f"{text} (policy {clean(why['policy'])})"
+
+
+def _device_reasoning(device: Answer, width: int, paint: Paint) -> List[str]:
+    state = device["state"] or "not decided"
+    title = paint(clean(device["name"]), "heading") + "  " + paint(state, state)
+    if device["decision_id"]:
+        title += f"  decision {clean(device['decision_id'])}"
+    if device["mounts"]:
+        title += "  " + clean(" ".join(device["mounts"]))[: max(0, width - 40)]
+    lines = [title]
+    steps = [step for step in device["steps"] if step != device["reason"]]
+    if not steps:
+        lines += labelled("seen", _writes(device), width)
+        lines += labelled("", _syncs(device), width)
+    for number, step in enumerate(steps, 1):
+        label = "steps" if number == 1 else ""
+        lines += wrapped(step, width, " " * 12, f"{label:<9}{number}. ")
+    target = device["target_bytes"]
+    reason = device["reason"] or human.UNKNOWN
+    lines += labelled("so", reason, width)
+    lines += labelled("target", "as found" if target is None else human.size(target), width)
+    return lines + labelled("next", device["next"], width)
+
+
+def _writes(device: Answer) -> str:
+    text = f"writes {human.size(device['write_rate'])}/s"
+    if device["background_rate"] is not None:
+        text += f" ({human.size(device['background_rate'])}/s by the flusher)"
+    drain = device["drain_rate"]
+    text += ", drain rate " + ("not learned yet" if drain is None else f"{human.size(drain)}/s")
+    if device["drain_sample"]:
+        text += f" ({device['drain_sample']})"
+    if device["slow_share"] is not None:
+        text += f", {human.percent(device['slow_share'])} of the writes slow"
+    return text + f", {device['inflight']} in flight"
+
+
+def _syncs(device: Answer) -> str:
+    if device["sync_rate"] is None:
+        return "fsync cannot be seen"
+    text = f"{human.count(device['sync_rate'])} fsync/s"
+    if device["fsync_p99_s"] is not None:
+        text += (
+            f": p50 {human.milliseconds(device['fsync_p50_s'])} ms,"
+            f" p99 {human.milliseconds(device['fsync_p99_s'])} ms"
+        )
+    baseline = device["fsync_baseline_s"]
+    if baseline is not None:
+        text += f"; unloaded it takes {human.milliseconds(baseline)} ms"
+    if device["oldest_fsync_s"]:
+        text += f"; the oldest still waits, for {human.duration(device['oldest_fsync_s'])}"
+    return text
+
+
+def render_devices(answer: Answer, width: int = 80, colour: bool = False) -> str:
+    """Every device with what it is made of and whether it is managed."""
+    paint = Paint(colour)
+    if not answer["devices"]:
+        return "no device found: no filesystem on a block device is mounted"
+    lines: List[str] = []
+    for device in answer["devices"]:
+        managed = "managed" if device["managed"] else "not managed"
+        name = paint(clean(device["name"]), "heading")
+        lines.append(f"{name} ({as_text(device['devno'])})  {managed}, {as_text(device['state'])}")
+        if device["reason"]:
+            lines += labelled("  why", device["reason"], width)
+        lines += labelled("  disks", _disks(device), width)
+        for filesystem in device["filesystems"]:
+            text = f"{filesystem['type']} on {filesystem['mount']} ({filesystem['devno']})"
+            lines += labelled("  fs", text, width)
+    return "\n".join(lines)
+
+
+def _disks(device: Answer) -> str:
+    spins = {True: "rotational", False: "not rotational", None: "rotational -"}
+    parts = [
+        " ".join(device["leaves"]) or human.UNKNOWN,
+        spins[device["rotational"]],
+        f"driver {as_text(device['driver'])}",
+        f"queue/write_cache {as_text(device['queue_write_cache'])}",
+        f"bdi {as_text(device['bdi'])}",
+    ]
+    return ", ".join(parts)
+
+
+def render_verify(answer: Answer, width: int = 80) -> str:
+    """What stands in the kernel against what was last written."""
+    lines: List[str] = []
+    for row in answer["differences"]:
+        text = f"{row['file']} is {row['found']}, last written was {row['expected']}"
+        if row["pid"] is not None:
+            text += f"; changed by {as_text(row['comm'])} ({row['pid']})"
+        lines += wrapped(text, width, "  ", "")
+    if answer["yielded"] is not None:
+        text = f"yielded: {answer['yielded']}; `writebackctl enforce` takes over again"
+        lines += wrapped(text, width, "  ", "")
+    if lines:
+        return "\n".join(lines)
+    written = answer["written"]
+    if written is None:
+        return "good: nothing of writebackd's is in the kernel"
+    return (
+        f"good: dirty_bytes {written['dirty_bytes']} and dirty_background_bytes"
+        f" {written['dirty_background_bytes']} stand as written"
+    )
+
+
+def render_history(events: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
+    """One line per event, oldest first, its text below."""
+    if not events:
+        return "no events in that time"
+    paint = Paint(colour)
+    lines = [
+        paint("WHEN           WHAT      DECISION   STATE      LIMIT TARGET WRITES  p99 ms", "faint")
+    ]
+    for event in events:
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["wall_s"]))
+        state = event["state"] or human.UNKNOWN
+        figures = [
+            human.size(event["limit_bytes"]).rjust(5),
+            human.size(event["target_bytes"]).rjust(6),
+            human.size(event["write_rate"]).rjust(6),
+            human.milliseconds(event["fsync_p99_s"]).rjust(7),
+        ]
+        who = as_text(event["decision_id"] or event["device"])
+        cells = [when, as_text(event["kind"]).ljust(9), who.ljust(10), paint(state.ljust(9), state)]
+        lines.append(" ".join(cells + figures).rstrip())
+        if event["text"]:
+            lines += wrapped(event["text"], width, "    ")
+    return "\n".join(lines)
+
+
+def render_findings(findings: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
+    """What doctor found, worst last: that is what stays on the screen."""
+    paint = Paint(colour)
+    lines: List[str] = []
+    for level in ("good", "note", "warning", "blocker"):
+        for finding in findings:
+            if finding["level"] == level:
+                text = labelled(level, finding["text"], width)
+                lines.append(paint(text[0][:8], level) + text[0][8:])
+                lines += text[1:]
+    blockers = sum(finding["level"] == "blocker" for finding in findings)
+    verdict = "writebackd can run here" if not blockers else f"{blockers} in the way of running"
+    return "\n".join([*lines, "", verdict])

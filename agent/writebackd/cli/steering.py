@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Verbs that change what the daemon does: observe, enforce, pin, release."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Mapping
+
+from writebackd.cli.client import request
+from writebackd.cli.exits import GOOD, USAGE, CommandError
+from writebackd.cli.output import show, show_json
+from writebackd.policy.units import UnitError, parse_size
+from writebackd import human
+
+
+def mode(options: argparse.Namespace) -> int:
+    """`observe` and `enforce`."""
+    answer = request(options.runtime_dir, "mode", {"mode": options.verb})
+    return report(options, answer, f"mode is now {answer['mode']}")
+
+
+def pin(options: argparse.Namespace) -> int:
+    try:
+        size = parse_size(options.size)
+    except UnitError as error:
+        raise CommandError(f"pin: {error}", USAGE) from None
+    answer = request(options.runtime_dir, "pin", {"bytes": size})
+    return report(options, answer, f"pinned to {human.size(answer['pin_bytes'])}")
+
+
+def release(options: argparse.Namespace) -> int:
+    answer = request(options.runtime_dir, "release")
+    return report(options, answer, "no longer pinned")
+
+
+def report(options: argparse.Namespace, answer: Mapping[str, Any], headline: str) -> int:
+    """Print what was done. Returns the exit code."""
+    if options.json:
+        show_json(answer)
+    else:
+        show("\n".join([headline, *(f"  {line}" for line in answer["lines"])]))
+    return GOOD

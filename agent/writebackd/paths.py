@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Where the daemon and the command line meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RUNTIME_DIR = Path("/run/writebackd")
+STATE_DIR = Path("/var/lib/writebackd")
+
+# In the runtime directory:
+SOCKET = "control.sock"
+LEDGER = "ledger.json"
+LOCK = "lock"  # flock()ed by the daemon as long as it lives
+# In the state directory:
+HISTORY = "history.db"

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The control socket: one JSON line in, one JSON line out, then the end.
+
+It runs inside the daemon's loop and is open to every local user, so nothing a
+client does, or leaves undone, may hold the loop up or grow its memory: sockets
+never block, requests are short, and each client has a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import selectors
+import socket
+import stat
+import struct
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+log = logging.getLogger(__name__)
+
+MAX_REQUEST = 4096  # bytes; the longest honest request is a device name
+MAX_CLIENTS = 64
+DEADLINE_S = 5.0  # from connection to the last byte of the answer
+# New connections taken per call, so that a storm of them cannot delay a tick.
+_ACCEPTS_PER_CALL = 16
+# struct ucred of SO_PEERCRED: pid, uid, gid.
+_UCRED = struct.Struct("iII")
+
+# Exit codes that a client is told to end with; the same as in cli/exits.py.
+_EXIT_BAD_NEWS, _EXIT_USAGE, _EXIT_NOT_PERMITTED = 1, 2, 4
+
+WRITE_VERBS = frozenset({"mode", "pin", "release"})
+
+Handler = Callable[[str, Dict[str, Any], int], Mapping[str, Any]]
+
+
+class RequestError(Exception):
+    """A request that cannot be granted; the message tells the user what to do."""
+
+    def __init__(self, message: str, exit_code: int = _EXIT_USAGE) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def text_argument(args: Mapping[str, Any], name: str) -> Optional[str]:
+    """A string among the arguments, None when absent. Raises RequestError."""
+    value = args.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    raise RequestError(f"{name}: expected text, found {json.dumps(value)[:40]}")
+
+
+def size_argument(args: Mapping[str, Any], name: str) -> int:
+    """A positive whole number of bytes among the arguments. Raises RequestError."""
+    value = args.get(name)
+    # 2**63: what the kernel's sysctl parser takes as an unsigned long, with room.
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 63:
+        raise RequestError(f"{name}: expected a number of bytes above 0")
+    return value
+
+
+class _Client:
+    __slots__ = ("answer", "deadline_s", "received", "sock", "uid")
+
+    def __init__(self, sock: socket.socket, uid: int, deadline_s: float) -> None:
+        self.sock = sock
+        self.uid = uid
+        self.deadline_s = deadline_s
+        self.received = bytearray()
+        self.answer: Optional[memoryview] = None
+
+
+class ControlServer:
+    """A non-blocking server for a loop that owns the selector.
+
+    The loop calls `service(key, mask)` for each ready key whose `data` is this
+    server, and `expire(now)` (CLOCK_MONOTONIC seconds) about once a second.
+    The caller makes sure that only one daemon uses the path: a socket file
+    found there is taken for a dead one and replaced.
+    """
+
+    def __init__(
+        self, path: Path, handler: Handler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Bind and listen. Raises OSError naming the path."""
+        self.path = path
+        self._handler = handler
+        self._clock = clock
+        self._clients: Dict[int, _Client] = {}
+        self._selector: Optional[selectors.BaseSelector] = None
+        self._listener, self._inode = _open_listener(path)
+        self._listening = False  # registered with the selector
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._listen(True)
+
+    @property
+    def clients(self) -> int:
+        return len(self._clients)
+
+    def service(self, key: selectors.SelectorKey, mask: int) -> None:
+        """Handle one ready key. Raises nothing that a client can cause."""
+        if key.fileobj is self._listener:
+            self._accept()
+            return
+        client = self._clients.get(key.fd)
+        # A client dropped earlier in the same round of select() is gone.
+        if client is not None and client.sock is key.fileobj:
+            self._progress(client)
+
+    def expire(self, now: float) -> None:
+        """Drop the clients whose time is up; listen again after a pause."""
+        self._listen(True)
+        for client in [c for c in self._clients.values() if c.deadline_s <= now]:
+            self._drop(client)
+
+    def close(self) -> None:
+        """Drop all clients, stop listening, and remove the socket if it is still ours."""
+        for client in list(self._clients.values()):
+            self._drop(client)
+        self._listen(False)
+        self._selector = None
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            if os.lstat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+
+    def _listen(self, wanted: bool) -> None:
+        if self._selector is None or self._listening == wanted:
+            return
+        self._listening = wanted
+        if wanted:
+            self._selector.register(self._listener, selectors.EVENT_READ, self)
+        else:
+            self._selector.unregister(self._listener)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_CALL):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # EMFILE and the like: the connection waits in the backlog, and
+                # the socket stays ready, so the loop would spin on it.
+                log.warning("control socket: %s", error)
+                self._listen(False)
+                return
+            sock.setblocking(False)
+            try:
+                uid = _peer_uid(sock)
+            except OSError:
+                sock.close()
+                continue
+            self._admit(_Client(sock, uid, self._clock() + DEADLINE_S))
+
+    def _admit(self, client: _Client) -> None:
+        if len(self._clients) >= MAX_CLIENTS and not self._make_room(client.uid):
+            with contextlib.suppress(OSError):
+                client.sock.send(_failure("writebackd is busy: try again", _EXIT_BAD_NEWS))
+            client.sock.close()
+            return
+        self._clients[client.sock.fileno()] = client
+        if self._selector is not None:
+            self._selector.register(client.sock, selectors.EVENT_READ, self)
+        # An honest client has sent its line by now: most need no second round.
+        self._progress(client)
+
+    def _make_room(self, uid: int) -> bool:
+        """Root takes the place of the oldest other client: nobody can lock it out."""
+        if uid != 0:
+            return False
+        others = [c for c in self._clients.values() if c.uid != 0]
+        if others:
+            self._drop(min(others, key=lambda c: c.deadline_s))
+        return bool(others)
+
+    def _progress(self, client: _Client) -> None:
+        try:
+            if client.answer is None:
+                self._read(client)
+            if client.answer is not None:
+                self._write(client)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(client)
+
+    def _read(self, client: _Client) -> None:
+        chunk = client.sock.recv(MAX_REQUEST + 1)
+        client.received += chunk
+        line, newline, _ = client.received.partition(b"\n")
+        if newline and len(line) <= MAX_REQUEST:
+            answer = self._answer(bytes(line), client.uid)
+        elif len(client.received) > MAX_REQUEST:
+            answer = _failure(f"request longer than {MAX_REQUEST} bytes", _EXIT_USAGE)
+        elif not chunk:
+            self._drop(client)
+            return
+        else:
+            return
+        client.answer = memoryview(answer)
+        if self._selector is not None:
+            self._selector.modify(client.sock, selectors.EVENT_WRITE, self)
+
+    def _write(self, client: _Client) -> None:
+        assert client.answer is not None
+        client.answer = client.answer[client.sock.send(client.answer) :]
+        if not client.answer:
+            self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        if self._clients.pop(client.sock.fileno(), None) is None:
+            return
+        if self._selector is not None:
+            self._selector.unregister(client.sock)
+        client.sock.close()
+
+    def _answer(self, line: bytes, uid: int) -> bytes:
+        try:
+            verb, args = _parse(line)
+            if verb in WRITE_VERBS and uid != 0:
+                raise RequestError(f"{verb} needs root: try again with sudo", _EXIT_NOT_PERMITTED)
+            data = self._handler(verb, args, uid)
+            # allow_nan: NaN is no JSON; a client must not be sent any.
+            text = json.dumps({"ok": True, "data": data}, allow_nan=False)
+            return text.encode("ascii") + b"\n"
+        except RequestError as error:
+            return _failure(str(error), error.exit_code)
+        except Exception:
+            log.exception("control socket: request failed")
+            return _failure("writebackd could not answer: see its log", _EXIT_BAD_NEWS)
+
+
+def _open_listener(path: Path) -> Tuple[socket.socket, int]:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        try:
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise FileExistsError(errno.EEXIST, "not a socket: move it away", str(path))
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            # "AF_UNIX path too long" comes without errno and without the path.
+            raise OSError(error.errno or errno.ENAMETOOLONG, str(error), str(path)) from None
+        # Everybody may ask; who may change something is decided per verb.
+        os.chmod(path, 0o666)
+        listener.listen(MAX_CLIENTS)
+        return listener, os.lstat(path).st_ino
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _peer_uid(sock: socket.socket) -> int:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    return int(_UCRED.unpack(credentials)[1])
+
+
+def _parse(line: bytes) -> Tuple[str, Dict[str, Any]]:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        raise RequestError("request is not a line of JSON") from None
+    if not isinstance(request, dict):
+        raise RequestError("request is not a JSON object")
+    verb, args = request.get("verb"), request.get("args", {})
+    if not isinstance(verb, str) or not isinstance(args, dict):
+        raise RequestError('request needs "verb" (text) and may have "args" (object)')
+    return verb, args
+
+
+def _failure(message: str, exit_code: int) -> bytes:
+    answer = {"ok": False, "error": message, "exit": exit_code}
+    return json.dumps(answer).encode("ascii") + b"\n"

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""All that the reports are made of, as of one tick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Tuple
+
+from writebackd.model import Decision, Estimate, Memory, Mode, ProbeInfo, Sample, VmLimits
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One finished tick with what is known about the daemon itself."""
+
+    version: str
+    mode: Mode
+    policy_name: str
+    started_s: float  # CLOCK_BOOTTIME, as Sample.time_s
+    sample: Sample
+    estimates: Mapping[str, Estimate]  # by device name
+    decision: Decision
+    memory: Memory
+    originals: VmLimits
+    probe: ProbeInfo
+    self_cpu_fraction: float  # of one core, since the daemon started
+    self_rss_bytes: int
+    state_dir: str
+    history_dropped: int = 0  # events that the history writer could not keep up with
+    messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug

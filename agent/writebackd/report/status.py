@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The answers to status, devices, why and the steering verbs, as plain data.
+
+Pure: made from a Snapshot alone, so the screen, the socket and the tests see
+the same.  What is not known is None (null), never zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.model import (
+    Device,
+    DeviceDecision,
+    DeviceSample,
+    Estimate,
+    ForeignWrite,
+    Mode,
+    State,
+    TaskSample,
+    VmLimits,
+    VmState,
+)
+from writebackd import human
+from writebackd.report.server import RequestError
+from writebackd.report.snapshot import Snapshot
+
+Json = Dict[str, Any]
+
+_TOP_DIRTIERS = 3
+_VM = "/proc/sys/vm/"
+
+
+def status_json(snapshot: Snapshot) -> Json:
+    """The answer to `status`: sizes in bytes, times in seconds, rates per second."""
+    sample, memory = snapshot.sample, snapshot.memory
+    decisions = _decisions(snapshot)
+    return {
+        "version": snapshot.version,
+        "mode": snapshot.mode.value,
+        "policy": snapshot.policy_name,
+        "time_s": _number(sample.wall_s),
+        "uptime_s": _number(max(0.0, sample.time_s - snapshot.started_s)),
+        "yielded": memory.yielded,
+        "pin_bytes": memory.pin_bytes,
+        "reason": snapshot.decision.reason,
+        "probe": {
+            "backend": snapshot.probe.backend,
+            "request_hook": snapshot.probe.request_hook,
+            "fsync_hook": snapshot.probe.fsync_hook,
+            "misses": list(snapshot.probe.misses),
+        },
+        "limits": _limits(snapshot),
+        "memory": {
+            "total_bytes": sample.host.memory_bytes,
+            "dirty_bytes": sample.vm.dirty_bytes,
+            "writeback_bytes": sample.vm.writeback_bytes,
+        },
+        "devices": [
+            _device_row(
+                each, decisions.get(each.device.name), snapshot.estimates.get(each.device.name)
+            )
+            for each in sample.devices
+        ],
+        "dirtiers": _dirtiers(sample.tasks, sample.dt_s),
+        "alerts": [],
+        "warnings": _warnings(snapshot),
+        "state_dir": snapshot.state_dir,
+        "self": {
+            "cpu_fraction": _number(snapshot.self_cpu_fraction),
+            "rss_bytes": snapshot.self_rss_bytes,
+            "map_bytes": snapshot.probe.map_bytes,
+            "bpf_ns_per_io": _number(snapshot.probe.bpf_ns_per_io),
+            "history_dropped": snapshot.history_dropped,
+        },
+    }
+
+
+def devices_json(snapshot: Snapshot) -> Json:
+    """The answer to `devices`: what each device is made of, and whether it is managed."""
+    decisions = _decisions(snapshot)
+    return {
+        "devices": [
+            _topology_row(each.device, decisions.get(each.device.name))
+            for each in snapshot.sample.devices
+        ]
+    }
+
+
+def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
+    """The answer to `why`: the limit's reason, and each device's chain of reasoning.
+
+    `device` is a name, major:minor, /dev path, mount point or leaf disk; None
+    means all. Raises RequestError when no device is called that.
+    """
+    decision = snapshot.decision
+    chosen, decisions = _find(snapshot, device), _decisions(snapshot)
+    return {
+        "mode": snapshot.mode.value,
+        "policy": snapshot.policy_name,
+        "limit": {
+            "limit_bytes": decision.limit_bytes,
+            "background_bytes": decision.background_bytes,
+            "goal_bytes": decision.goal_bytes,
+            "threshold_bytes": snapshot.sample.vm.threshold_bytes,
+            "reason": decision.reason,
+            "next": _next_of_limit(snapshot),
+        },
+        "devices": [
+            _reasoning(
+                each, decisions.get(each.device.name), snapshot.estimates.get(each.device.name)
+            )
+            for each in chosen
+        ],
+    }
+
+
+def verify_json(
+    vm: VmState,
+    page_size: int,
+    written: Optional[Tuple[int, int]],
+    foreign: Sequence[ForeignWrite] = (),
+    yielded: Optional[str] = None,
+) -> Json:
+    """The answer to `verify`: does what was last written stand in the kernel?
+
+    `written` is the last (limit, background) pair in bytes, None while the
+    daemon has nothing of its own in the kernel; `vm` has just been read.
+    """
+    differences = _differences(vm, page_size, written) if written is not None else []
+    writers = {each.lever: each for each in foreign}
+    for difference in differences:
+        writer = writers.get(str(difference["lever"]))
+        difference["pid"] = writer.pid if writer else None
+        difference["comm"] = writer.comm if writer else None
+    return {
+        "good": not differences and yielded is None,
+        "written": None
+        if written is None
+        else {"dirty_bytes": written[0], "dirty_background_bytes": written[1]},
+        "found": _levers(vm.limits),
+        "yielded": yielded,
+        "differences": differences,
+    }
+
+
+def mode_json(mode: Mode, lines: Sequence[str] = ()) -> Json:
+    """The answer to `observe` and `enforce`; `lines` say what was done."""
+    return {"mode": mode.value, "lines": list(lines)}
+
+
+def pin_json(pin_bytes: Optional[int], lines: Sequence[str] = ()) -> Json:
+    """The answer to `pin` and `release` (None: no longer pinned)."""
+    return {"pin_bytes": pin_bytes, "lines": list(lines)}
+
+
+def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
+    """The limits as found (limit, background), in bytes.
+
+    A ratio is of dirtyable memory, which drifts: while the ratio is in force
+    the kernel's own figure is used, later the share of all memory, which is
+    somewhat too large.
+    """
+    found, vm = snapshot.originals, snapshot.sample.vm
+    if vm.limits == found:
+        return vm.threshold_bytes, vm.background_threshold_bytes
+    total = snapshot.sample.host.memory_bytes
+    limit = found.dirty_bytes or total * found.dirty_ratio // 100
+    background = found.dirty_background_bytes or total * found.dirty_background_ratio // 100
+    # The kernel takes half of the limit where the background is not below it.
+    return limit, background if background < limit else limit // 2
+
+
+def _number(value: Optional[float]) -> Optional[float]:
+    """`value` as JSON can carry it: None for an infinity or a NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _levers(limits: VmLimits) -> Json:
+    return {
+        "dirty_bytes": limits.dirty_bytes,
+        "dirty_ratio": limits.dirty_ratio,
+        "dirty_background_bytes": limits.dirty_background_bytes,
+        "dirty_background_ratio": limits.dirty_background_ratio,
+    }
+
+
+def _limits(snapshot: Snapshot) -> Json:
+    vm = snapshot.sample.vm
+    limit, background = original_bytes(snapshot)
+    return {
+        # What the kernel makes of the files, whatever their form.
+        "dirty_bytes": vm.threshold_bytes,
+        "dirty_background_bytes": vm.background_threshold_bytes,
+        # What the law wants now and in the end; in observe mode it stays a wish.
+        "wanted_bytes": snapshot.decision.limit_bytes,
+        "goal_bytes": snapshot.decision.goal_bytes,
+        "files": _levers(vm.limits),
+        "original": _levers(snapshot.originals),
+        "original_in_bytes": {"dirty_bytes": limit, "dirty_background_bytes": background},
+    }
+
+
+def _decisions(snapshot: Snapshot) -> Mapping[str, DeviceDecision]:
+    return {each.name: each for each in snapshot.decision.devices}
+
+
+def _device_row(
+    sample: DeviceSample, decision: Optional[DeviceDecision], estimate: Optional[Estimate]
+) -> Json:
+    device = sample.device
+    row: Json = {
+        "name": device.name,
+        "devno": device.devno,
+        "mounts": [mount for _, _, mount in device.filesystems],
+        "state": decision.state.value if decision else None,
+        "reason": decision.reason if decision else "",
+        "decision_id": decision.decision_id if decision else None,
+        "target_bytes": decision.target_bytes if decision else None,
+        "inflight": sample.inflight,
+        "busy_share": _number(sample.busy_share),
+        # Of the controller; queue/write_cache is no evidence of it.
+        "write_cache": {
+            "kind": None,
+            "capacity_bytes": None,
+            "mode": None,
+            "protected": None,
+            "fill": None,
+        },
+    }
+    row.update(_figures(estimate))
+    return row
+
+
+def _figures(estimate: Optional[Estimate]) -> Json:
+    """The numbers of one estimate; all None before the first one."""
+    return {
+        "write_rate": _number(estimate.write_rate) if estimate else None,
+        "background_rate": _number(estimate.background_rate) if estimate else None,
+        "drain_rate": _number(estimate.drain_rate) if estimate else None,
+        "sync_rate": _number(estimate.sync_rate) if estimate else None,
+        "sync_demand": estimate.demand if estimate and estimate.demand_known else None,
+        "fsync_p50_s": _number(estimate.fsync_p50_s) if estimate else None,
+        "fsync_p99_s": _number(estimate.fsync_p99_s) if estimate else None,
+        "fsync_baseline_s": _number(estimate.baseline_s) if estimate else None,
+        "oldest_fsync_s": _number(estimate.oldest_fsync_s)
+        if estimate and estimate.demand_known
+        else None,
+        "slow_share": _number(estimate.slow_share) if estimate else None,
+    }
+
+
+def _topology_row(device: Device, decision: Optional[DeviceDecision]) -> Json:
+    return {
+        "name": device.name,
+        "devno": device.devno,
+        "bdi": device.bdi,
+        "leaves": list(device.leaves),
+        "leaf_devnos": list(device.leaf_devnos),
+        "filesystems": [
+            {"devno": devno, "type": kind, "mount": mount}
+            for devno, kind, mount in device.filesystems
+        ],
+        "rotational": device.rotational,
+        "queue_write_cache": device.write_cache,
+        "driver": device.driver,
+        "diskseq": device.diskseq,
+        "state": decision.state.value if decision else None,
+        "managed": decision is not None and decision.state is not State.EXCLUDED,
+        "reason": decision.reason if decision else "not decided yet",
+    }
+
+
+def _dirtiers(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
+    """The processes that dirtied most in this tick; one may appear per device."""
+    busy = sorted(
+        (task for task in tasks if task.dirtied_bytes or task.throttled_s),
+        key=lambda task: (-task.dirtied_bytes, -task.throttled_s, task.pid),
+    )
+    return [
+        {
+            "pid": task.pid,
+            "comm": task.comm,
+            "device": task.device,
+            "dirty_rate": task.dirtied_bytes / dt_s if dt_s > 0 else None,
+            "throttled_share": min(1.0, task.throttled_s / dt_s) if dt_s > 0 else None,
+        }
+        for task in busy[:_TOP_DIRTIERS]
+    ]
+
+
+def _warnings(snapshot: Snapshot) -> List[str]:
+    sample = snapshot.sample
+    lines = list(snapshot.messages)
+    # Once yielded, the decision's reason tells of it.
+    for write in sample.foreign if snapshot.memory.yielded is None else ():
+        who = f" by {write.comm or 'pid'} ({write.pid})" if write.pid is not None else ""
+        lines.append(f"{write.lever} was set to {write.value}{who}")
+    for action in sample.actions:
+        if not action.ok:
+            lines.append(f"could not set {action.lever} to {action.new}: {action.error}")
+    lines.extend(sample.errors)
+    if snapshot.history_dropped:
+        lines.append(
+            f"{snapshot.history_dropped} events are missing from the history:"
+            f" {snapshot.state_dir} is slow or full"
+        )
+    return list(dict.fromkeys(lines))
+
+
+def _find(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample]:
+    devices = list(snapshot.sample.devices)
+    if wanted is None:
+        return devices
+    bare = wanted[5:] if wanted.startswith("/dev/") else wanted
+    exact = [d for d in devices if bare in (d.device.name, d.device.devno)]
+    chosen = exact or [d for d in devices if wanted in [fs[2] for fs in d.device.filesystems]]
+    chosen = chosen or [d for d in devices if bare in d.device.leaves]
+    if not chosen:
+        names = ", ".join(d.device.name for d in devices) or "none"
+        raise RequestError(f"no device is called {wanted!r}; known devices: {names}")
+    return chosen
+
+
+def _reasoning(
+    sample: DeviceSample, decision: Optional[DeviceDecision], estimate: Optional[Estimate]
+) -> Json:
+    row = _device_row(sample, decision, estimate)
+    row.pop("write_cache")
+    row["steps"] = list(decision.steps) if decision else []
+    row["drain_sample"] = estimate.drain_sample if estimate else None
+    row["next"] = _NEXT[decision.state] if decision else "The first tick decides."
+    return row
+
+
+_NEXT: Mapping[State, str] = {
+    State.IDLE: "As soon as something on this device syncs often, it is guarded.",
+    State.GUARD: "The target follows the drain rate. When fsync misses the objective for"
+    " several ticks it is tightened (squeeze); when the flood gets too little throughput"
+    " it is loosened (probe).",
+    State.SQUEEZE: "If fsync still misses the objective when this step has settled, the target"
+    " shrinks another step, down to the floor or to where throughput suffers.",
+    State.PROBE: "The target grows step by step until the flood has the throughput that the"
+    " policy keeps for it.",
+    State.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
+    State.EXHAUSTED: "The target stays until fsync meets the objective again. If this lasts, the"
+    " queue is not made of dirty pages: look for direct IO, another host behind the array,"
+    " or a sick disk.",
+    State.BLIND: "The target follows what can be seen: floods and the drain rate.",
+    State.YIELDED: "Nothing is written until `writebackctl enforce`.",
+    State.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
+    State.EXCLUDED: "Nothing: this device has no say in the limit.",
+}
+
+
+def _next_of_limit(snapshot: Snapshot) -> str:
+    decision, vm = snapshot.decision, snapshot.sample.vm
+    if snapshot.mode is Mode.OBSERVE:
+        return "Nothing is written: observe mode only shows what enforce would do."
+    if snapshot.memory.yielded is not None:
+        return "Nothing is written until `writebackctl enforce`."
+    if decision.goal_bytes is None or decision.limit_bytes is None:
+        return "The limits stay as they were found."
+    # What reads the same is the same: the law leaves small differences alone.
+    if human.size(decision.goal_bytes) == human.size(decision.limit_bytes):
+        return "The limit stays until a device's target changes."
+    if decision.goal_bytes < decision.limit_bytes:
+        backlog = vm.dirty_bytes + vm.writeback_bytes
+        return (
+            f"The limit goes down to {human.size(decision.goal_bytes)}, no faster than the"
+            f" {human.size(backlog)} that wait are written out."
+        )
+    return f"The limit goes up to {human.size(decision.goal_bytes)}, one step at a time."
+
+
+def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[Json]:
+    limit, background = written
+    rows: List[Json] = []
+
+    def check(lever: str, path: str, expected: int, found: int, slack: int = 0) -> None:
+        if abs(expected - found) > slack:
+            rows.append({"lever": lever, "file": path, "expected": expected, "found": found})
+
+    check("dirty_bytes", _VM + "dirty_bytes", limit, vm.limits.dirty_bytes)
+    check(
+        "dirty_background_bytes",
+        _VM + "dirty_background_bytes",
+        background,
+        vm.limits.dirty_background_bytes,
+    )
+    if rows:
+        return rows
+    # Reading a sysctl back proves nothing: the thresholds show what the kernel
+    # made of it.  Pages round up; background >= limit means half of the limit.
+    effective = background if background < limit else limit // 2
+    check("dirty_bytes", "/proc/vmstat nr_dirty_threshold", limit, vm.threshold_bytes, page_size)
+    check(
+        "dirty_background_bytes",
+        "/proc/vmstat nr_dirty_background_threshold",
+        effective,
+        vm.background_threshold_bytes,
+        page_size,
+    )
+    return rows

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Snapshots of the situations that the reports have to show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional, Tuple
+
+from writebackd.model import (
+    Action,
+    Decision,
+    Device,
+    DeviceDecision,
+    DeviceSample,
+    Estimate,
+    ForeignWrite,
+    HostInfo,
+    Memory,
+    Mode,
+    ProbeInfo,
+    Sample,
+    State,
+    TaskSample,
+    VmLimits,
+    VmState,
+)
+from writebackd.report.snapshot import Snapshot
+
+MIB = 1 << 20
+GIB = 1 << 30
+HOST = HostInfo(page_size=4096, cpus_online=2, cpus_possible=2, memory_bytes=int(23.4 * GIB))
+RATIOS = VmLimits(0, 20, 0, 10)
+LIBBPF = ProbeInfo(
+    backend="libbpf",
+    request_hook="tp_btf: block_rq_complete",
+    fsync_hook="tp_btf: ext4_sync_file_enter/exit sys_enter/sys_exit xfs_file_fsync",
+    misses=("fsync by io_uring and AIO, except on ext4",),
+    map_bytes=int(2.4 * MIB),
+    bpf_ns_per_io=46.2,
+)
+PROCFS = ProbeInfo(
+    backend="procfs",
+    request_hook="/proc/diskstats",
+    misses=("fsync latency and rate", "who dirties", "journal and flush apart from data"),
+)
+RAID = Device(
+    "sda", "8:0", "8:0", ("sda",), ("8:0",),
+    (("8:1", "ext4", "/"), ("8:2", "xfs", "/var/lib/postgresql")),
+    True, "write through", "megaraid_sas", 9,
+)  # fmt: skip
+STICK = Device(
+    "sdb", "8:16", "8:16", ("sdb",), ("8:16",), (("8:17", "vfat", "/media/usb"),),
+    True, "write back", "usb-storage", 11,
+)  # fmt: skip
+VOLUME = Device(
+    "dm-0", "254:0", "254:0", ("nvme0n1", "nvme1n1"), ("259:0", "259:1"),
+    (("254:0", "xfs", "/srv/backup/archive/2024"),), False, "write back", "nvme", 3,
+)  # fmt: skip
+
+
+def vm(limit: int, background: int, dirty: int, writeback: int = 0, ratio: bool = False) -> VmState:
+    limits = RATIOS if ratio else VmLimits(limit, 0, background, 0)
+    return VmState(limits, dirty, writeback, limit, background)
+
+
+def estimate(name: str, **figures: object) -> Estimate:
+    quiet = Estimate(
+        name=name, write_rate=0.0, background_rate=0.0, drain_rate=None,
+        drain_sample="not counted: no backlog", sync_rate=0.0, demand=False, demand_known=True,
+        flooded=False, throughput=None, fsync_p50_s=None, fsync_p99_s=None,
+        oldest_fsync_s=0.0, baseline_s=None, slow_share=None, inflight=0,
+    )  # fmt: skip
+    return replace(quiet, **figures)  # type: ignore[arg-type]
+
+
+def flooded(name: str, p50: float, p99: float, syncs: float, slow: float) -> Estimate:
+    return estimate(
+        name, write_rate=248.0 * MIB, background_rate=240.0 * MIB, drain_rate=250.0 * MIB,
+        drain_sample="counted: busy, backlog all along, not self-limited", sync_rate=syncs,
+        demand=True, flooded=True, fsync_p50_s=p50, fsync_p99_s=p99, baseline_s=0.00035,
+        slow_share=slow, inflight=3,
+    )  # fmt: skip
+
+
+Row = Tuple[Device, Estimate, DeviceDecision]
+
+
+def snapshot(
+    state: VmState,
+    rows: Tuple[Row, ...],
+    decision: Decision,
+    tasks: Tuple[TaskSample, ...] = (),
+    **more: object,
+) -> Snapshot:
+    sample = Sample(
+        time_s=90_000.0, wall_s=1_717_200_725.0, dt_s=1.0, host=HOST, vm=state, tasks=tasks,
+        devices=tuple(
+            DeviceSample(device, inflight=e.inflight, busy_share=1.0 if e.flooded else 0.0)
+            for device, e, _ in rows
+        ),
+    )  # fmt: skip
+    plain = Snapshot(
+        version="0.1.0", mode=Mode.ENFORCE, policy_name="db-hwraid", started_s=78_480.0,
+        sample=sample, estimates={e.name: e for _, e, _ in rows},
+        decision=replace(decision, devices=tuple(d for _, _, d in rows)), memory=Memory(),
+        originals=RATIOS, probe=LIBBPF, self_cpu_fraction=0.0021,
+        self_rss_bytes=int(18.7 * MIB), state_dir="/var/lib/writebackd",
+    )  # fmt: skip
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+FLOOD = (
+    TaskSample(4711, "dd", 1, "sda", 248 * MIB, 0.93, 210),
+    TaskSample(812, "postgres", 2, "sda", 3 * MIB, 0.02, 4),
+    TaskSample(900, "rsyslogd", 3, "sda", 40960),
+    TaskSample(901, "bash", 3, "sda", 4096),
+)
+
+
+def idle() -> Snapshot:
+    row = (
+        RAID,
+        estimate("sda", write_rate=0.3 * MIB, drain_rate=250.0 * MIB, sync_rate=0.4,
+                 fsync_p50_s=0.00034, fsync_p99_s=0.0006, baseline_s=0.00035),
+        DeviceDecision("sda", State.IDLE, 750 * MIB, "hardly any fsync (0.4/s): memory may"
+                       " absorb bursts, as far as the device drains in 3 s", "sda-17",
+                       ("0.4 fsync/s over the last 10 s is below the 5/s that count as demand.",
+                        "The device drains 250M/s, so 3 s of it are 750M.")),
+    )  # fmt: skip
+    return snapshot(
+        vm(750 * MIB, 375 * MIB, 9 * MIB),
+        (row,),
+        Decision(750 * MIB, 375 * MIB, 750 * MIB, "no device has sync demand; sda's relaxed target"
+                 " is the smallest"),
+    )  # fmt: skip
+
+
+def guard() -> Snapshot:
+    row = (
+        RAID,
+        flooded("sda", 0.00042, 0.0019, 1523.0, 0.01),
+        DeviceDecision("sda", State.GUARD, 1_966_080, "sync demand (1523 fsync/s): resting at what"
+                       " drains in 7.5 ms", "sda-42",
+                       ("1523 fsync/s over the last 10 s: sync demand.",
+                        "The device drains 250M/s, so 7.5 ms of it are 1.9M.",
+                        "fsync p99 is 1.9 ms, below the objective of 5 ms: nothing to tighten.")),
+    )  # fmt: skip
+    return snapshot(
+        vm(1_966_080, 983_040, 1_700_000, 200_000),
+        (row,),
+        Decision(1_966_080, 983_040, 1_966_080, "sda needs the smallest limit of the devices with"
+                 " sync demand"),
+        FLOOD,
+    )  # fmt: skip
+
+
+def squeeze() -> Snapshot:
+    row = (
+        RAID,
+        flooded("sda", 0.0081, 0.047, 267.0, 0.22),
+        DeviceDecision("sda", State.SQUEEZE, 4 * MIB, "fsync p99 47 ms is above the objective of"
+                       " 5 ms for 3 ticks: the target goes from 8M to 4M", "sda-58",
+                       ("267 fsync/s over the last 10 s: sync demand.",
+                        "fsync p99 was above 5 ms in 3 ticks in a row (47 ms now).",
+                        "22 % of the writes complete slowly: the write cache is full.",
+                        "Target 8M times 0.5 is 4M, above the floor of 1M.")),
+    )  # fmt: skip
+    return snapshot(
+        vm(32 * MIB, 2 * MIB, 28 * MIB, 2 * MIB),
+        (row,),
+        Decision(32 * MIB, 2 * MIB, 4 * MIB, "sda needs 4M; 30M wait to be written, the limit"
+                 " follows them down"),
+        FLOOD,
+    )  # fmt: skip
+
+
+def exhausted() -> Snapshot:
+    row = (
+        RAID,
+        flooded("sda", 0.09, 1.183, 12.0, 0.71),
+        DeviceDecision("sda", State.EXHAUSTED, 1 * MIB, "at the floor of 1M for 30 ticks and fsync"
+                       " p99 is still 1183 ms: the queue is not made of dirty pages", "sda-77"),
+    )  # fmt: skip
+    row = (row[0], replace(row[1], oldest_fsync_s=7.4), row[2])
+    return snapshot(
+        vm(1 * MIB, MIB // 2, 900_000, 130_000),
+        (row,),
+        Decision(MIB, MIB // 2, MIB, "sda holds the limit at the floor"),
+        FLOOD,
+    )
+
+
+def blind() -> Snapshot:
+    row = (
+        RAID,
+        estimate("sda", write_rate=248.0 * MIB, background_rate=248.0 * MIB, sync_rate=None,
+                 demand_known=False, flooded=True, inflight=120),
+        DeviceDecision("sda", State.BLIND, 64 * MIB, "the probe cannot see fsync: the policy's"
+                       " cautious limit", "sda-3"),
+    )  # fmt: skip
+    return snapshot(
+        vm(64 * MIB, 32 * MIB, 60 * MIB),
+        (row,),
+        Decision(64 * MIB, 32 * MIB, 64 * MIB, "no device can be judged; cautious limit"),
+        probe=PROCFS,
+        policy_name="default",
+        messages=("BPF is not usable on this kernel: no BTF in /sys/kernel/btf/vmlinux",),
+    )
+
+
+def yielded() -> Snapshot:
+    calm = idle()
+    row = (
+        RAID,
+        calm.estimates["sda"],
+        DeviceDecision("sda", State.YIELDED, None, "somebody else set the limit", "sda-18"),
+    )
+    shown = snapshot(
+        vm(512 * MIB, 64 * MIB, 9 * MIB),
+        (row,),
+        Decision(None, None, None, "hands off: tuned (pid 733) set dirty_bytes=536870912;"
+                 " `writebackctl enforce` takes over again"),
+        memory=Memory(yielded="tuned (pid 733) set dirty_bytes=536870912"),
+    )  # fmt: skip
+    foreign = (ForeignWrite("dirty_bytes", "536870912", 733, "tuned"),)
+    return replace(shown, sample=replace(shown.sample, foreign=foreign))
+
+
+def pinned() -> Snapshot:
+    row = (
+        RAID,
+        flooded("sda", 0.0025, 0.030, 343.0, 0.12),
+        DeviceDecision("sda", State.PINNED, 15 * MIB, "pinned to 15M", "sda-60"),
+    )
+    return snapshot(
+        vm(15 * MIB, 15 * MIB // 2, 14 * MIB),
+        (row,),
+        Decision(15 * MIB, 15 * MIB // 2, 15 * MIB, "pinned to 15M"),
+        FLOOD,
+        memory=Memory(pin_bytes=15 * MIB),
+    )
+
+
+def observe() -> Snapshot:
+    shown = squeeze()
+    return replace(
+        shown,
+        mode=Mode.OBSERVE,
+        sample=replace(
+            shown.sample,
+            vm=vm(int(4.4 * GIB), int(2.2 * GIB), 3 * GIB, 60 * MIB, ratio=True),
+        ),
+    )
+
+
+def several() -> Snapshot:
+    first = guard()
+    sda = (RAID, first.estimates["sda"], first.decision.devices[0])
+    stick = (
+        STICK,
+        estimate("sdb", write_rate=9.0 * MIB, background_rate=9.0 * MIB, drain_rate=9.5 * MIB,
+                 flooded=True, inflight=2, sync_rate=0.0),
+        DeviceDecision("sdb", State.IDLE, 29 * MIB, "no fsync: as far as it drains in 3 s; has no"
+                       " say while another device has sync demand", "sdb-2"),
+    )  # fmt: skip
+    volume = (
+        VOLUME,
+        estimate("dm-0", drain_rate=1.9 * GIB, sync_rate=0.0, baseline_s=0.000041),
+        DeviceDecision("dm-0", State.IDLE, 5 * GIB, "nothing to do", "dm-0-1"),
+    )
+    loops = tuple(
+        (
+            Device(f"loop{n}", f"7:{n}", f"7:{n}", (f"loop{n}",), (f"7:{n}",)),
+            estimate(f"loop{n}"),
+            DeviceDecision(f"loop{n}", State.EXCLUDED, None, "loop devices only when named", ""),
+        )
+        for n in range(3)
+    )
+    shown = snapshot(
+        first.sample.vm, (sda, stick, volume, *loops), first.decision, FLOOD, history_dropped=12
+    )
+    failed = Action("dirty_bytes", "1966080", "1048576", False, "Read-only file system")
+    return replace(
+        shown,
+        sample=replace(
+            shown.sample, actions=(failed,), errors=("/sys/block/sdc/stat: No such file",)
+        ),
+    )
+
+
+def first_tick() -> Snapshot:
+    """Before the first estimate and decision: nearly nothing is known."""
+    shown = snapshot(vm(int(4.4 * GIB), int(2.2 * GIB), 0, ratio=True), (), Decision(
+        None, None, None, "no tick yet"))  # fmt: skip
+    return replace(shown, sample=replace(shown.sample, devices=(DeviceSample(RAID),)))
+
+
+ALL = {
+    maker.__name__: maker
+    for maker in (
+        idle, guard, squeeze, exhausted, blind, yielded, pinned, observe, several, first_tick
+    )
+}  # fmt: skip
+
+
+def hostile(text: str, mount: Optional[str] = None) -> Snapshot:
+    """A process and a mount point whose names try to write on the terminal."""
+    shown = guard()
+    device = replace(RAID, filesystems=(("8:1", "ext4", mount or text),))
+    return replace(
+        shown,
+        sample=replace(
+            shown.sample,
+            devices=(replace(shown.sample.devices[0], device=device),),
+            tasks=(TaskSample(1, text, 1, "sda", MIB),),
+        ),
+    )

@@ -1,0 +1,490 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackctl` against a daemon's socket: answers, exit codes, errors that help."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+import samples
+import schema
+import writebackd
+from writebackd.cli import client, ctl
+from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
+from writebackd.cli.history import _since
+from writebackd.model import Mode, VmLimits, VmState
+from writebackd.report import server as server_module
+from writebackd.report.history import Event, History
+from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
+from writebackd.report.status import (
+    devices_json,
+    mode_json,
+    pin_json,
+    status_json,
+    verify_json,
+    why_json,
+)
+
+SOURCE = Path(writebackd.__file__).resolve().parents[1]
+
+
+class FakeDaemon:
+    """The real server and the real answers on made-up snapshots, in a thread."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.runtime_dir = runtime_dir
+        self.snapshot = samples.several()
+        self.written = (4 << 20, 2 << 20)
+        self.requests: List[Tuple[str, Dict[str, Any]]] = []
+        self._end, self._wake = socket.socketpair()
+        self._server = ControlServer(runtime_dir / "control.sock", self.handle)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        self.requests.append((verb, args))
+        if verb == "status":
+            return status_json(self.snapshot)
+        if verb == "devices":
+            return devices_json(self.snapshot)
+        if verb == "why":
+            return why_json(self.snapshot, text_argument(args, "device"))
+        if verb == "verify":
+            state = VmState(VmLimits(4 << 20, 0, 2 << 20, 0), 0, 0, 4 << 20, 2 << 20)
+            return verify_json(state, 4096, self.written)
+        if verb == "mode":
+            return mode_json(Mode(args["mode"]), ["dirty_ratio=20 (was 0)"])
+        if verb == "pin":
+            return pin_json(size_argument(args, "bytes"))
+        if verb == "release":
+            return pin_json(None)
+        raise RequestError(f"unknown verb {verb}")
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            self._server.register(selector)
+            selector.register(self._end, selectors.EVENT_READ)
+            while True:
+                for key, mask in selector.select():
+                    if key.fileobj is self._end:
+                        self._server.close()
+                        return
+                    self._server.service(key, mask)
+
+    def stop(self) -> None:
+        self._wake.send(b"x")
+        self._thread.join()
+        self._wake.close()
+        self._end.close()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon(tmp_path)
+    yield daemon
+    daemon.stop()
+
+
+Run = Callable[..., Tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """writebackctl in this process: (exit code, stdout, stderr)."""
+
+    def call(*words: str) -> Tuple[int, str, str]:
+        try:
+            code = ctl.main(["--runtime-dir", str(tmp_path), *words])
+        except SystemExit as error:  # argparse
+            code = error.code if isinstance(error.code, int) else 1
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        (["status"], "status"),
+        (["devices"], "devices"),
+        (["why"], "why"),
+        (["why", "sda"], "why"),
+        (["verify"], "verify"),
+        (["observe"], "mode"),
+        (["enforce"], "mode"),
+        (["pin", "15M"], "pin"),
+        (["release"], "pin"),
+        (["restore"], "restore"),
+        (["doctor"], "doctor"),
+        (["policy", "list"], "policy-list"),
+        (["policy", "show", "default"], "policy-show"),
+        (["policy", "check", "default"], "policy-check"),
+    ],
+)
+def test_json_is_the_data_only_and_follows_the_schema(
+    daemon: FakeDaemon, run: Run, words: List[str], name: str
+) -> None:
+    before = run("--json", *words)
+    after = run(*words, "--json")
+    assert before[0] == after[0] == GOOD
+    assert before[2] == after[2] == ""
+    for _, out, _ in (before, after):
+        assert list(schema.problems(json.loads(out), schema.load(name))) == []
+
+
+def test_every_schema_is_of_a_verb_that_is_tested() -> None:
+    tested = {
+        "status", "devices", "why", "verify", "mode", "pin", "restore", "doctor", "history",
+        "policy-list", "policy-show", "policy-check",
+    }  # fmt: skip
+    assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["status"], "sync demand (1523 fsync/s)"),
+        (["devices"], "dm-0 (254:0)"),
+        (["why", "sda"], "decision sda-42"),
+        (["verify"], "good: dirty_bytes 4194304"),
+        (["observe"], "mode is now observe\n  dirty_ratio=20 (was 0)"),
+        (["enforce"], "mode is now enforce"),
+        (["pin", "15M"], "pinned to 15M"),
+        (["release"], "no longer pinned"),
+        (["restore"], "writebackd runs: mode is now observe"),
+        (["policy", "list"], "default"),
+        (["policy", "show", "default"], "[limits]"),
+        (["policy", "show", "default", "--effective"], "[limits]"),
+        (["policy", "check", "default"], "default: good"),
+    ],
+)
+def test_text(daemon: FakeDaemon, run: Run, words: List[str], expected: str) -> None:
+    code, out, err = run(*words)
+    assert (code, err) == (GOOD, "")
+    assert expected in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    "words, sent",
+    [
+        (["why", "/dev/sda"], ("why", {"device": "/dev/sda"})),
+        (["why"], ("why", {})),
+        (["observe"], ("mode", {"mode": "observe"})),
+        (["enforce"], ("mode", {"mode": "enforce"})),
+        (["restore"], ("mode", {"mode": "observe"})),
+        (["pin", "1.5M"], ("pin", {"bytes": 1_572_864})),
+        (["pin", "4194304"], ("pin", {"bytes": 4_194_304})),
+        (["release"], ("release", {})),
+    ],
+)
+def test_what_is_asked(
+    daemon: FakeDaemon, run: Run, words: List[str], sent: Tuple[str, Dict[str, Any]]
+) -> None:
+    run(*words)
+    assert daemon.requests == [sent]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["devices"], ["why"], ["verify"], ["observe"], ["pin", "15M"], ["release"]],
+)
+def test_without_a_daemon(run: Run, words: List[str]) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (NO_DAEMON, "")
+    assert "start it with" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, hint",
+    [
+        ([], "--help"),
+        (["nonsense"], "invalid choice"),
+        (["status", "extra"], "unrecognized"),
+        (["pin"], "BYTES"),
+        (["pin", "15Q"], "units are B, K, M, G, T"),
+        (["pin", "much"], "write it like 15M"),
+        (["pin", "0"], "above 0"),
+        (["history", "--since", "yesterday"], "write it like 30m"),
+        (["history", "--limit", "0"], "above 0"),
+        (["policy"], "list|show|check"),
+        (["policy", "show", "no-such-policy"], "no-such-policy"),
+        (["why", "sdz"], "known devices: sda"),
+    ],
+)
+def test_wrong_use(daemon: FakeDaemon, run: Run, words: List[str], hint: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (USAGE, "")
+    assert hint in err
+
+
+@pytest.mark.parametrize(
+    "words", [["observe"], ["enforce"], ["pin", "1M"], ["release"], ["restore"]]
+)
+def test_steering_is_for_root(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, words: List[str]
+) -> None:
+    monkeypatch.setattr(server_module, "_peer_uid", lambda sock: 1000)
+    code, out, err = run(*words)
+    assert (code, out) == (NOT_PERMITTED, "")
+    assert "needs root" in err
+    assert daemon.requests == []
+
+
+def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
+    daemon.written = (8 << 20, 2 << 20)
+    code, out, _ = run("verify")
+    assert code == BAD_NEWS
+    assert out == "/proc/sys/vm/dirty_bytes is 4194304, last written was 8388608\n"
+    assert run("verify", "--json")[0] == BAD_NEWS
+
+
+VERBS = {
+    "status", "devices", "why", "history", "observe", "enforce", "pin", "release", "verify",
+    "restore", "doctor", "policy",
+}  # fmt: skip
+
+
+def test_the_manual_describes_every_verb_and_schema() -> None:
+    manual = (schema.DIRECTORY.parent / "commands.md").read_text()
+    headings = [line for line in manual.splitlines() if line.startswith("### `")]
+    assert {heading.split("`")[1].split()[0] for heading in headings} == VERBS
+    for path in schema.DIRECTORY.glob("*.json"):
+        assert f"schema/{path.name}" in manual
+
+
+def test_help_and_version(run: Run) -> None:
+    assert run("--version")[1] == f"writebackctl {writebackd.__version__}\n"
+    code, out, _ = run("--help")
+    assert code == GOOD
+    for verb in VERBS:
+        assert f"\n    {verb}" in out
+        assert run(verb, "--help")[0] == GOOD
+    assert "examples:" in out
+
+
+def listening(path: Path, answer: bytes) -> Tuple[socket.socket, threading.Thread]:
+    """A daemon that sends `answer`, whatever is asked; b"" hangs up, None would hang."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(4096)
+            sock.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener, thread
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"hello\n", b"[]\n", b"{}\n", b'{"ok": true}\n', b'{"ok": true, "data": {'],
+)  # fmt: skip
+def test_an_answer_that_makes_no_sense(tmp_path: Path, run: Run, answer: bytes) -> None:
+    listener, thread = listening(tmp_path / "control.sock", answer)
+    with listener:
+        code, out, err = run("status")
+        thread.join()
+    assert (code, out) == (BAD_NEWS, "")
+    assert "try again" in err
+
+
+def test_a_daemon_that_hangs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen()
+        with pytest.raises(client.NoAnswer, match="does not answer within"):
+            client.request(tmp_path, "status", timeout_s=0.1)
+        impatient = functools.partial(client.request, timeout_s=0.1)
+        monkeypatch.setattr("writebackd.cli.restore.request", impatient)
+        # Not from the ledger: the daemon may still be writing.
+        code, _, err = run("restore")
+    assert code == NO_DAEMON
+    assert "stop it first" in err
+
+
+def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen(0)
+        others = []
+        for _ in range(2):
+            other = socket.socket(socket.AF_UNIX)
+            other.setblocking(False)
+            try:
+                other.connect(str(tmp_path / "control.sock"))
+            except BlockingIOError:
+                pass
+            others.append(other)
+        start = time.monotonic()
+        with pytest.raises(client.NoAnswer):
+            client.request(tmp_path, "status", timeout_s=0.2)
+        assert time.monotonic() - start >= 0.15
+        for other in others:
+            other.close()
+
+
+def test_restore_without_daemon_or_ledger(run: Run) -> None:
+    code, out, err = run("restore")
+    assert (code, err) == (GOOD, "")
+    assert "nothing to restore" in out
+    code, out, _ = run("restore", "--json")
+    assert list(schema.problems(json.loads(out), schema.load("restore"))) == []
+
+
+def test_restore_says_when_it_fails(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "ledger.json").write_text("damaged")
+    code, out, _ = run("restore")
+    assert code == (BAD_NEWS if os.geteuid() == 0 else NOT_PERMITTED)
+    if os.geteuid() == 0:
+        assert "ledger.json" in out
+
+
+def test_restore_keeps_off_a_daemon_without_a_socket(tmp_path: Path, run: Run) -> None:
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = run("restore")
+    assert (code, out) == (NO_DAEMON, "")
+    assert "starting or stopping" in err
+
+
+def test_history_finds_the_daemons_file(
+    daemon: FakeDaemon, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dir = tmp_path / "state"
+    history = History(state_dir / "history.db")
+    now = time.time()
+    history.record(Event(now - 7200, "decision", "sda", "sda-1", "guard", text="long ago"))
+    history.record(Event(now - 60, "decision", "sda", "sda-2", "squeeze", text="just now"))
+    history.record(Event(now - 30, "mode", text="observe"))
+    assert history.close(10)
+    monkeypatch.setattr(
+        "writebackd.cli.history.request", lambda *args, **more: {"state_dir": str(state_dir)}
+    )
+    code, out, err = run("history")
+    assert (code, err) == (GOOD, "")
+    assert "sda-1" in out
+    assert "sda-2" in out
+    code, out, _ = run("history", "--since", "1h", "--json")
+    answer = json.loads(out)
+    assert [event["text"] for event in answer["events"]] == ["just now", "observe"]
+    assert list(schema.problems(answer, schema.load("history"))) == []
+    out = run("--json", "history", "--limit", "1", "--device", "sdb")[1]
+    assert [event["kind"] for event in json.loads(out)["events"]] == ["mode"]
+
+
+def test_history_needs_no_daemon(tmp_path: Path, run: Run) -> None:
+    history = History(tmp_path / "history.db")
+    history.record(Event(1.0, "stop", text="gone"))
+    assert history.close(10)
+    code, out, _ = run("history", "--state-dir", str(tmp_path))
+    assert code == GOOD
+    assert "gone" in out
+    code, _, err = run("history", "--state-dir", str(tmp_path / "none"))
+    assert code == BAD_NEWS
+    assert "no history in" in err
+
+
+@pytest.mark.parametrize(
+    "text, seconds_ago",
+    [("90s", 90), ("30m", 1800), ("30min", 1800), ("1.5h", 5400), ("2d", 172_800), ("1w", 604_800)],
+)
+def test_spans_of_history(text: str, seconds_ago: float) -> None:
+    assert _since(text, 1e9) == 1e9 - seconds_ago
+
+
+def test_dates_of_history() -> None:
+    assert _since("2024-05-01 03:00", 0) == time.mktime((2024, 5, 1, 3, 0, 0, 0, 0, -1))
+
+
+def test_policy_show_follows_the_running_daemon(daemon: FakeDaemon, run: Run) -> None:
+    code, out, _ = run("policy", "show", "--json")
+    assert code == GOOD
+    assert json.loads(out)["name"] == "db-hwraid"
+
+
+def test_policy_show_without_a_daemon_shows_the_default(run: Run) -> None:
+    assert json.loads(run("policy", "show", "--json")[1])["name"] == "default"
+
+
+def test_policy_check_names_file_and_line(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "mine.conf"
+    path.write_text("[limits]\nfloor = 1Q\n")
+    code, out, err = run("policy", "check", str(path))
+    assert (code, out) == (USAGE, "")
+    assert f"{path}:2: " in err
+    code, out, _ = run("policy", "check", "--json", str(path))
+    assert code == USAGE
+    assert json.loads(out)["good"] is False
+
+
+def ctl_process(*words: str, **more: Any) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "writebackd.cli.ctl", *words]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), **more.pop("env", {})}
+    return subprocess.run(command, env=environment, timeout=60, check=False, **more)
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
+def test_names_without_text_do_not_end_it(daemon: FakeDaemon, locale: str) -> None:
+    daemon.snapshot = samples.hostile("caf\udce9", mount="/m\udcff/größer")
+    for words in (["status"], ["--json", "status"], ["devices"]):
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, capture_output=True,
+            env={"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(daemon: FakeDaemon) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = ctl_process(
+        "--runtime-dir", str(daemon.runtime_dir), "status", stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_status_imports_little() -> None:
+    # What start-up costs; any of these is 5 to 100 ms on a slow host.
+    script = (
+        "import sys, writebackd.cli.ctl, writebackd.cli.status;print(' '.join(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    loaded = set(done.stdout.split())
+    heavy = {
+        "pyroute2", "psutil", "systemd", "sqlite3", "ctypes", "asyncio", "logging", "inspect",
+        "subprocess", "decimal", "writebackd.model", "writebackd.policy", "writebackd.daemon",
+    }  # fmt: skip
+    assert not loaded & heavy
+
+
+def test_options_are_found_on_either_side_of_the_verb() -> None:
+    for words in (["--runtime-dir", "/x", "status"], ["status", "--runtime-dir", "/x"]):
+        options = ctl._options(words)
+        assert isinstance(options, argparse.Namespace)
+        assert options.runtime_dir == Path("/x")
+        assert options.json is False
+    options = ctl._options(["--json", "policy", "show", "--runtime-dir", "/x"])
+    assert (options.json, options.runtime_dir) == (True, Path("/x"))

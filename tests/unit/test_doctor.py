@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""doctor's checks on made-up hosts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import pytest
+
+from writebackd.cli import doctor
+from writebackd.cli.rivals import rivals
+from writebackd.kernel.files import KernelFiles
+
+MOUNTS = (
+    "30 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    "31 24 0:12 / /sys/kernel/tracing rw - tracefs tracefs rw\n"
+)
+
+
+def host(root: Path, files: Dict[str, str]) -> KernelFiles:
+    for name, text in files.items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return KernelFiles(root)
+
+
+def texts(findings: List[Tuple[str, str]], level: str) -> str:
+    return "\n".join(text for each, text in findings if each == level)
+
+
+@pytest.mark.parametrize(
+    "release, level",
+    [
+        ("6.18.1-amd64", "good"), ("5.10.0-32-amd64", "good"), ("6.1", "good"),
+        ("5.4.0-1", "warning"), ("4.19.0", "warning"), ("7.0-rc1", "good"),
+    ],
+)  # fmt: skip
+def test_kernel_version(tmp_path: Path, release: str, level: str) -> None:
+    findings = list(doctor.kernel(host(tmp_path, {}), release))
+    assert f"Linux {release}" in texts(findings, level)
+
+
+def test_a_kernel_with_everything(tmp_path: Path) -> None:
+    files = host(tmp_path, {
+        "/sys/kernel/btf/vmlinux": "", "/proc/self/mountinfo": MOUNTS,
+        "/sys/class/bdi/8:0/strict_limit": "0", "/sys/class/bdi/8:0/max_bytes": "0",
+    })  # fmt: skip
+    findings = list(doctor.kernel(files, "6.18.0"))
+    assert {level for level, _ in findings} == {"good"}
+    assert "cgroup2 on /sys/fs/cgroup" in texts(findings, "good")
+    assert "tracefs on /sys/kernel/tracing" in texts(findings, "good")
+
+
+def test_a_kernel_with_nothing(tmp_path: Path) -> None:
+    findings = list(doctor.kernel(host(tmp_path, {}), "6.1.0"))
+    assert "CONFIG_DEBUG_INFO_BTF" in texts(findings, "warning")
+    notes = texts(findings, "note")
+    assert "tracefs is not mounted" in notes
+    assert "cgroup2 is not mounted" in notes
+    assert "only the global pair" in notes
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are told so first")
+def test_levers_that_cannot_be_written_block(tmp_path: Path) -> None:
+    files = host(tmp_path, {"/proc/sys/vm/dirty_bytes": "0"})
+    assert [level for level, _ in doctor.privileges(files)] == ["good"]
+    (tmp_path / "proc/sys/vm/dirty_bytes").unlink()
+    assert [level for level, _ in doctor.privileges(files)] == ["blocker"]
+
+
+def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_LIBBPF", "libbpf-that-is-not.so.1")
+    monkeypatch.setattr(doctor, "_MODULES", (("no_such_module", "python3-none", "x is worse"),))
+    findings = list(doctor.libraries())
+    assert "apt install libbpf1" in texts(findings, "warning")
+    assert texts(findings, "note") == "no python3-none: x is worse"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the probe is not tried without")
+def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise OSError("libbpf is from another planet")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    assert list(doctor.probe()) == [
+        ("warning", "the BPF probe could not be tried: libbpf is from another planet")
+    ]
+
+
+def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
+    assert texts(list(doctor.daemon(tmp_path)), "note") == "writebackd does not run"
+    (tmp_path / "ledger.json").write_text("{}")
+    assert "writebackctl restore" in texts(list(doctor.daemon(tmp_path)), "warning")
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "has no socket" in texts(list(doctor.daemon(tmp_path)), "warning")
+    assert "has no socket" not in texts(list(doctor.daemon(tmp_path)), "warning")
+
+
+def test_nobody_else(tmp_path: Path) -> None:
+    files = host(tmp_path, {
+        "/etc/sysctl.d/10-net.conf": "net.core.somaxconn = 1\n# vm.dirty_ratio = 5\n",
+        "/etc/sysctl.conf": "; vm.dirty_bytes=1\nvm.dirty_writeback_centisecs = 100\n",
+    })  # fmt: skip
+    assert [level for level, _ in rivals(files)] == ["good"]
+
+
+def test_sysctl_lines_are_found_with_their_place(tmp_path: Path) -> None:
+    files = host(tmp_path, {
+        "/etc/sysctl.d/90-db.conf": "# tuned by hand\n\nvm.dirty_bytes = 15728640\n",
+        "/usr/lib/sysctl.d/50-dist.conf": "-vm/dirty_background_ratio=5\n",
+        "/etc/sysctl.conf": "  vm.dirty_ratio=40\n",
+        "/etc/sysctl.d/README": "vm.dirty_ratio = 1\n",
+        # masked: the same name in /etc
+        "/usr/lib/sysctl.d/90-db.conf": "vm.dirty_ratio = 2\n",
+    })  # fmt: skip
+    (tmp_path / "etc/sysctl.d/99-sysctl.conf").symlink_to("../sysctl.conf")
+    notes = texts(list(rivals(files)), "note").splitlines()
+    assert len(notes) == 3
+    assert (
+        "vm.dirty_background_ratio=5 is set at boot (/usr/lib/sysctl.d/50-dist.conf:1)" in notes[0]
+    )
+    assert "vm.dirty_bytes=15728640 is set at boot (/etc/sysctl.d/90-db.conf:3)" in notes[1]
+    assert "vm.dirty_ratio=40 is set at boot (/etc/sysctl.d/99-sysctl.conf:1)" in notes[2]
+
+
+def test_tuned_profiles_are_followed_through_their_includes(tmp_path: Path) -> None:
+    files = host(tmp_path, {
+        "/etc/tuned/active_profile": "mine\n",
+        "/etc/tuned/mine/tuned.conf": "[main]\ninclude=throughput-performance mine\n",
+        "/usr/lib/tuned/throughput-performance/tuned.conf":
+            "[main]\nsummary=x\n[sysctl]\nvm.dirty_ratio = 40\n",
+        "/usr/lib/tuned/other/tuned.conf": "[vm]\ndirty_ratio=10\n",
+    })  # fmt: skip
+    findings = list(rivals(files))
+    assert "vm.dirty_ratio=40" in texts(findings, "warning")
+    assert "/usr/lib/tuned/throughput-performance/tuned.conf:4" in texts(findings, "warning")
+    assert len(findings) == 1
+
+
+def test_newer_places_and_section(tmp_path: Path) -> None:
+    files = host(tmp_path, {
+        "/etc/tuned/active_profile": "other gone ../../escape\n",
+        "/usr/lib/tuned/profiles/other/tuned.conf": "[vm]\ndirty_bytes=40%\n",
+    })  # fmt: skip
+    assert "vm.dirty_bytes=40%" in texts(list(rivals(files)), "warning")

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The history: what is recorded is read back, and recording never waits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from writebackd.report import history as history_module
+from writebackd.report.history import MAX_WAITING, Event, History, HistoryError, read_history
+
+TIMEOUT_S = 10.0
+
+
+def event(number: int, device: "str | None" = "sda", text: str = "") -> Event:
+    return Event(
+        wall_s=1000.0 + number, kind="decision", device=device, decision_id=f"sda-{number}",
+        state="guard", limit_bytes=4 << 20, background_bytes=2 << 20, target_bytes=1 << 20,
+        drain_rate=2.5e8, write_rate=None, fsync_p50_s=0.0004, fsync_p99_s=0.002, text=text,
+    )  # fmt: skip
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not done():
+        if time.monotonic() > end:
+            pytest.fail("did not get there in time")
+        time.sleep(0.005)
+
+
+def test_events_come_back_as_they_went_in(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "history.db"
+    history = History(path)
+    sent = [event(0), Event(1001.0, "mode", text="observe"), event(2, "sdb")]
+    for each in sent:
+        history.record(each)
+    assert history.close(TIMEOUT_S)
+    assert read_history(path) == sent
+    assert history.dropped == 0
+
+
+@pytest.mark.parametrize(
+    "since_s, device, limit, expected",
+    [
+        (None, None, None, [0, 1, 2, 3, 4]),
+        (1002.0, None, None, [2, 3, 4]),
+        (None, None, 2, [3, 4]),
+        (None, "sdb", None, [1, 3, 4]),  # 4 is of the whole host
+        (1002.0, "sdb", 1, [4]),
+        (9999.0, None, None, []),
+    ],
+)
+def test_reading_selects(
+    tmp_path: Path, since_s: float, device: str, limit: int, expected: "list[int]"
+) -> None:
+    path = tmp_path / "history.db"
+    history = History(path)
+    for number, name in enumerate(["sda", "sdb", "sda", "sdb", None]):
+        history.record(event(number, name))
+    assert history.close(TIMEOUT_S)
+    found = read_history(path, since_s, device, limit)
+    assert [each.decision_id for each in found] == [f"sda-{n}" for n in expected]
+
+
+def test_it_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+    for number in range(3):
+        history = History(tmp_path / "history.db")
+        history.record(event(number))
+        assert history.close(TIMEOUT_S)
+    assert [each.wall_s for each in read_history(tmp_path / "history.db")] == [1000, 1001, 1002]
+
+
+def test_the_oldest_rows_make_room(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db", max_rows=100)
+    for number in range(250):
+        history.record(event(number))
+    assert history.close(TIMEOUT_S)
+    kept = [each.decision_id for each in read_history(tmp_path / "history.db")]
+    assert kept == [f"sda-{n}" for n in range(150, 250)]
+
+
+def test_a_locked_database_never_holds_up_the_loop(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    history = History(path)
+    history.record(event(0))
+    until(lambda: path.exists() and len(_count(path)) == 1)
+    blocker = sqlite3.connect(str(path), isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    total = MAX_WAITING + 1000
+    slowest = 0.0
+    for number in range(1, total + 1):
+        start = time.perf_counter()
+        history.record(event(number))
+        slowest = max(slowest, time.perf_counter() - start)
+    dropped = history.dropped
+    # The writer holds at most one batch besides the queue.
+    assert total - MAX_WAITING - 256 <= dropped <= total - MAX_WAITING
+    # Far below a tick; a thread switch takes up to 5 ms (sys.getswitchinterval).
+    assert slowest < 0.1
+    until(lambda: history.error is not None)
+    blocker.execute("COMMIT")
+    blocker.close()
+    assert history.close(TIMEOUT_S)
+    assert history.error is None
+    assert len(read_history(path)) == 1 + total - dropped
+
+
+def _count(path: Path) -> "list[Event]":
+    try:
+        return read_history(path)
+    except HistoryError:
+        return []
+
+
+def test_closing_does_not_wait_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    first = History(path)
+    first.record(event(0))
+    assert first.close(TIMEOUT_S)
+    blocker = sqlite3.connect(str(path), isolation_level=None)
+    blocker.execute("BEGIN EXCLUSIVE")
+    history = History(path)
+    history.record(event(1))
+    start = time.monotonic()
+    assert history.close(0.2) is False
+    assert time.monotonic() - start < 5.0
+    blocker.execute("COMMIT")
+    blocker.close()
+    history._thread.join(TIMEOUT_S)
+    assert len(read_history(path)) == 2
+
+
+def test_a_state_directory_that_cannot_be_made_costs_events_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    history = History(tmp_path / "file" / "history.db")
+    history.record(event(0))
+    until(lambda: history.error is not None)
+    assert history.close(TIMEOUT_S) is False
+    assert history.dropped == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"this is no database" * 100, None],
+    ids=["garbage", "other version"],
+)
+def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
+    tmp_path: Path, damage: "bytes | None"
+) -> None:
+    path = tmp_path / "history.db"
+    if damage is not None:
+        path.write_bytes(damage)
+    else:
+        with sqlite3.connect(str(path)) as other:
+            other.execute("PRAGMA user_version=99")
+            other.execute("CREATE TABLE other (x)")
+        other.close()
+    history = History(path)
+    history.record(event(0))
+    until(lambda: len(_count(path)) == 1)
+    assert history.close(TIMEOUT_S)
+    assert len(list(tmp_path.glob("history.db.damaged-*"))) == 1
+
+
+@pytest.mark.parametrize("bad", ["na\udcffme", "nul\x00", "\x1b[2J"])
+def test_names_that_are_no_text_are_recorded(tmp_path: Path, bad: str) -> None:
+    history = History(tmp_path / "history.db")
+    history.record(event(0, device=bad, text=bad))
+    history.record(event(1))
+    assert history.close(TIMEOUT_S)
+    assert len(read_history(tmp_path / "history.db")) == 2
+
+
+def test_a_value_sqlite_cannot_take_costs_its_batch_only(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.db")
+    history.record(Event(1.0, "decision", limit_bytes=1 << 80))
+    until(lambda: history.dropped == 1)
+    history.record(event(1))
+    assert history.close(TIMEOUT_S)
+    assert len(read_history(tmp_path / "history.db")) == 1
+
+
+def test_no_history_says_so(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match="state-dir"):
+        read_history(tmp_path / "history.db")
+    (tmp_path / "history.db").write_bytes(b"x" * 4096)
+    with pytest.raises(HistoryError, match="not a database"):
+        read_history(tmp_path / "history.db")
+
+
+def test_its_own_writing_never_syncs(tmp_path: Path) -> None:
+    # An fsync of the agent would be the demand that it looks for.
+    database = history_module._open(tmp_path / "history.db")
+    assert database.execute("PRAGMA synchronous").fetchone() == (0,)
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("truncate",)
+    database.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+def test_other_users_can_read_while_it_is_written() -> None:
+    # pytest's own directories are closed to other users.
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o755)
+    path = directory / "history.db"
+    history = History(path)
+    source = Path(history_module.__file__).resolve().parents[2]
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
+        "from writebackd.report.history import read_history;"
+        # In the script, not by Popen: other users may not be able to run this interpreter.
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+        "print(len(read_history(Path(sys.argv[2]))))"
+    )
+    old_umask = os.umask(0o077)
+    try:
+        history.record(event(0))
+        until(lambda: len(_count(path)) == 1)
+        with subprocess.Popen(
+            [sys.executable, "-c", script, str(source), str(path)], stdout=subprocess.PIPE
+        ) as reader:
+            number = 1
+            while reader.poll() is None:
+                history.record(event(number))
+                number += 1
+                time.sleep(0.001)
+            assert reader.stdout is not None
+            assert int(reader.stdout.read()) >= 1
+        assert reader.returncode == 0
+    finally:
+        os.umask(old_umask)
+        history.close(TIMEOUT_S)
+        shutil.rmtree(directory)

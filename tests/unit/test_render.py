@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The screens: they fit, say what matters, and cannot be hijacked."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any, Callable, Dict, Optional
+
+import pytest
+
+import samples
+from writebackd.cli.render import clean, render_status, wants_colour
+from writebackd.cli.screens import (
+    render_devices,
+    render_findings,
+    render_history,
+    render_verify,
+    render_why,
+)
+from writebackd import human
+from writebackd.report.snapshot import Snapshot
+from writebackd.report.status import devices_json, status_json, verify_json, why_json
+
+every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def through_json(answer: Dict[str, Any]) -> Dict[str, Any]:
+    decoded: Dict[str, Any] = json.loads(json.dumps(answer))
+    return decoded
+
+
+def status(snapshot: Snapshot, width: int = 80, colour: bool = False) -> str:
+    return render_status(through_json(status_json(snapshot)), width, colour)
+
+
+@every_sample
+@pytest.mark.parametrize("width", [60, 80, 132, 200])
+def test_status_fits(make: Callable[[], Snapshot], width: int) -> None:
+    lines = status(make(), width).splitlines()
+    # The table needs 80 columns; prose follows a narrower terminal.
+    assert max(map(len, lines)) <= max(width, 80)
+    if width >= 80:
+        assert len(lines) <= (24 if len(make().sample.devices) == 1 else 30)
+    assert all(line == line.rstrip() or line.startswith("DEVICE") for line in lines)
+
+
+@every_sample
+def test_other_screens_fit(make: Callable[[], Snapshot]) -> None:
+    snapshot = make()
+    for text in (
+        render_why(through_json(why_json(snapshot))),
+        render_devices(through_json(devices_json(snapshot))),
+    ):
+        assert max(map(len, text.splitlines())) <= 80
+
+
+@every_sample
+def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
+    snapshot = make()
+    for render, answer in (
+        (render_status, status_json(snapshot)),
+        (render_why, why_json(snapshot)),
+        (render_devices, devices_json(snapshot)),
+    ):
+        plain, coloured = render(answer, 80, False), render(answer, 80, True)
+        assert "\x1b" not in plain
+        assert "\x1b" in coloured
+        assert ESCAPE.sub("", coloured) == plain
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (samples.idle, ["enforce", "policy db-hwraid", "up 3h12m", "idle", "750M"]),
+        (
+            samples.guard,
+            [
+                "limit    1.9M, background 960K",
+                "found    20 % / 10 % of memory, about 4.7G / 2.3G",
+                "resting at what drains in 7.5 ms",
+                "dd (4711) 248M/s on sda, waits 93 %",
+            ],
+        ),
+        (samples.squeeze, ["on the way to 4.0M", "squeeze", "0.35"]),
+        (samples.exhausted, ["exhausted", "an fsync has been waiting for 7.4s"]),
+        (samples.blind, ["probe procfs", "fsync none", "unseen   fsync latency", "warning"]),
+        (samples.yielded, ["enforce (yielded)", "tuned (pid 733)", "writebackctl enforce"]),
+        (samples.pinned, ["enforce (pinned 15M)"]),
+        (samples.observe, ["observe (writes nothing)", "enforce would set 4.0M", "in force"]),
+        (samples.several, ["excluded loop0 loop1 loop2", "sdb", "dm-0", "Read-only file system"]),
+    ],
+)  # fmt: skip
+def test_status_says(make: Callable[[], Snapshot], words: "list[str]") -> None:
+    text = " ".join(status(make()).split())
+    for each in words:
+        assert " ".join(each.split()) in text
+
+
+def row(text: str, device: str) -> "list[str]":
+    line = next(line for line in text.splitlines() if line.startswith(device + " "))
+    return line.split()
+
+
+def test_a_row_holds_the_figures_in_order() -> None:
+    assert row(status(samples.squeeze()), "sda")[-8:] == [
+        "squeeze", "4.0M", "250M", "248M", "267", "8.1", "47", "0.35",
+    ]  # fmt: skip
+
+
+def test_unknown_is_a_dash() -> None:
+    assert row(status(samples.blind()), "sda")[-8:] == [
+        "blind", "64M", "-", "248M", "-", "-", "-", "-",
+    ]  # fmt: skip
+    assert row(status(samples.first_tick()), "sda")[-8:] == ["-"] * 8
+
+
+def test_trouble_comes_first() -> None:
+    snapshot = samples.several()
+    answer = through_json(status_json(snapshot))
+    answer["devices"][2]["state"] = "exhausted"
+    text = render_status(answer)
+    assert text.index("\ndm-0 ") < text.index("\nsda ") < text.index("\nsdb ")
+
+
+def test_a_hundred_quiet_devices_leave_the_busy_one_on_the_screen() -> None:
+    answer = through_json(status_json(samples.several()))
+    quiet = answer["devices"][2]
+    assert quiet["name"] == "dm-0"
+    answer["devices"] += [{**quiet, "name": f"dm-{n}"} for n in range(1, 100)]
+    lines = render_status(answer).splitlines()
+    assert any(line.startswith("sda ") for line in lines)
+    assert not any(line.startswith("dm-") for line in lines)
+    assert "dm-99" in " ".join(lines)
+    assert len(lines) < 35
+
+
+def test_no_device_says_so() -> None:
+    answer = through_json(status_json(samples.idle()))
+    answer["devices"] = []
+    assert "no device to look after" in render_status(answer)
+    assert "no device found" in render_devices({"devices": []})
+
+
+@pytest.mark.parametrize(
+    "bad", ["\x1b[2J", "a\nb", "\r", "\x07", "\x9b31m", "\u202egnp", "\udcff\udcfe", "\x00", "\t"]
+)
+def test_names_cannot_write_on_the_terminal(bad: str) -> None:
+    snapshot = samples.hostile(f"x{bad}y", mount=f"/{bad}")
+    plain = status(samples.hostile("xzy", mount="/z"))
+    screens = (
+        status(snapshot),
+        render_why(through_json(why_json(snapshot))),
+        render_devices(through_json(devices_json(snapshot))),
+    )
+    assert len(screens[0].splitlines()) == len(plain.splitlines())
+    for text in screens:
+        assert all(char == "\n" or char.isprintable() for char in text)
+        text.encode("utf-8")
+
+
+def test_clean_keeps_text() -> None:
+    assert clean("/srv/größer/データ") == "/srv/größer/データ"
+
+
+@pytest.mark.parametrize(
+    "terminal, no_color, term, expected",
+    [
+        (True, None, "xterm", True),
+        (False, None, "xterm", False),
+        (True, "", "xterm", False),
+        (True, "1", "xterm", False),
+        (True, None, "dumb", False),
+    ],
+)
+def test_colour_only_where_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    no_color: Optional[str],
+    term: str,
+    expected: bool,
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    assert wants_colour(stream) is expected
+
+
+def test_why_tells_the_whole_chain() -> None:
+    text = render_why(through_json(why_json(samples.squeeze())))
+    order = (
+        "limit 32M",
+        "on the way to 4.0M",
+        "decision sda-58",
+        "1. 267 fsync/s",
+        "4. Target 8M times 0.5",
+        "\nso ",
+        "target   4.0M",
+        "next     If fsync still misses",
+    )
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_why_says_nothing_twice() -> None:
+    answer = through_json(why_json(samples.squeeze()))
+    device = answer["devices"][0]
+    device["steps"].append(device["reason"])
+    assert render_why(answer).count("for 3 ticks") == 1
+
+
+def test_why_of_all_spends_one_line_on_the_excluded() -> None:
+    snapshot = samples.several()
+    assert "excluded loop0 loop1 loop2" in render_why(through_json(why_json(snapshot)))
+    alone = render_why(through_json(why_json(snapshot, "loop0")))
+    assert "loop devices only when named" in alone
+
+
+def test_why_without_sight_of_fsync() -> None:
+    text = render_why(through_json(why_json(samples.blind())))
+    assert "fsync cannot be seen" in text
+    assert "not learned yet" in text
+
+
+def test_verify_screen() -> None:
+    state = samples.vm(8 << 20, 2 << 20, 0)
+    assert render_verify(verify_json(state, 4096, (8 << 20, 2 << 20))).startswith(
+        "good: dirty_bytes"
+    )
+    assert render_verify(verify_json(state, 4096, None)).startswith("good: nothing")
+    text = render_verify(verify_json(state, 4096, (4 << 20, 2 << 20)))
+    assert text == "/proc/sys/vm/dirty_bytes is 8388608, last written was 4194304"
+    text = render_verify(verify_json(state, 4096, None, (), "dirty_bytes=8388608"))
+    assert "writebackctl enforce" in text
+
+
+def test_history_screen() -> None:
+    event = {
+        "wall_s": 1_717_200_725.0, "kind": "decision", "device": "sda", "decision_id": "sda-58",
+        "state": "squeeze", "limit_bytes": 32 << 20, "background_bytes": 2 << 20,
+        "target_bytes": 4 << 20, "drain_rate": None, "write_rate": 2.6e8, "fsync_p50_s": 0.008,
+        "fsync_p99_s": 0.047, "text": "fsync is slow",
+    }  # fmt: skip
+    blank = dict.fromkeys(event, None)
+    other = {**blank, "wall_s": 1.0, "kind": "mode", "text": "observe"}
+    text = render_history([event, other])
+    lines = text.splitlines()
+    assert lines[1].split()[-7:] == ["decision", "sda-58", "squeeze", "32M", "4.0M", "248M", "47"]
+    assert lines[2] == "    fsync is slow"
+    assert max(map(len, lines)) <= 80
+    assert render_history([]) == "no events in that time"
+
+
+def test_findings_put_the_worst_last() -> None:
+    text = render_findings([
+        {"level": "blocker", "text": "no"}, {"level": "good", "text": "yes"},
+        {"level": "warning", "text": "hm"},
+    ])  # fmt: skip
+    assert text.splitlines() == [
+        "good     yes", "warning  hm", "blocker  no", "", "1 in the way of running",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (None, "-"), (0, "0"), (1, "1"), (1023, "1023"), (1024, "1K"), (960 << 10, "960K"),
+        (1_966_080, "1.9M"), ((10 << 20) - 1, "10M"), (1023 << 10, "1.0M"), (15 << 20, "15M"),
+        (int(23.4 * (1 << 30)), "23G"), (5 << 40, "5.0T"), (3.7, "4"), (1 << 62, "4096P"),
+    ],
+)  # fmt: skip
+def test_sizes(value: Optional[float], text: str) -> None:
+    assert human.size(value) == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (None, "-"), (0, "0.00"), (41e-6, "0.04"), (0.00035, "0.35"), (0.000996, "1.0"),
+        (0.0019, "1.9"), (0.00996, "10"), (1.183, "1183"), (99.9, "99900"), (120.0, "120s"),
+    ],
+)  # fmt: skip
+def test_milliseconds(value: Optional[float], text: str) -> None:
+    assert human.milliseconds(value) == text
+    assert len(human.milliseconds(value)) <= 5
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (None, "-"), (0, "0s"), (0.25, "0.2s"), (9.96, "10s"), (59.4, "59s"), (59.6, "1m0s"),
+        (750, "12m30s"), (11_520, "3h12m"), (446_400, "5d4h"),
+    ],
+)  # fmt: skip
+def test_durations(value: Optional[float], text: str) -> None:
+    assert human.duration(value) == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(None, "-"), (0, "0"), (0.4, "0.4"), (7.52, "7.5"), (1523.4, "1523"), (210_000, "210k")],
+)
+def test_counts(value: Optional[float], text: str) -> None:
+    assert human.count(value) == text
+
+
+def test_shares_of_one() -> None:
+    assert [human.percent(v) for v in (None, 0, 0.0021, 0.12, 1)] == [
+        "-", "0 %", "0.2 %", "12 %", "100 %",
+    ]  # fmt: skip
+
+
+def test_originals_in_mixed_forms_are_told_apart() -> None:
+    snapshot = samples.guard()
+    originals = replace(samples.RATIOS, dirty_bytes=200 << 20, dirty_ratio=0)
+    mixed = replace(snapshot, originals=originals)
+    # Not 2.3G: the kernel takes half of the limit where the background is above it.
+    assert "found    200M / 10 % of memory, about 100M" in status(mixed)
+    both = replace(snapshot, originals=replace(snapshot.sample.vm.limits, dirty_bytes=64 << 20))
+    assert "found    64M / 960K" in status(both)

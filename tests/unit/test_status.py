@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The answers as data: shape by schema and contract, and what the numbers mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import pytest
+
+import samples
+import schema
+from writebackd.model import ForeignWrite, Mode, State, VmLimits, VmState
+from writebackd.report.server import RequestError
+from writebackd.report.snapshot import Snapshot
+from writebackd.report.status import (
+    devices_json,
+    mode_json,
+    original_bytes,
+    pin_json,
+    status_json,
+    verify_json,
+    why_json,
+)
+
+MIB = samples.MIB
+PAGE = 4096
+every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())
+
+# What scripts rely on; docs/commands.md promises it.
+CONTRACT: Dict[str, Any] = {
+    "version": None, "mode": None, "policy": None, "uptime_s": None,
+    "probe": {"backend": None, "request_hook": None, "fsync_hook": None, "misses": None},
+    "limits": {
+        "dirty_bytes": None, "dirty_background_bytes": None,
+        "original": {
+            "dirty_bytes": None, "dirty_ratio": None,
+            "dirty_background_bytes": None, "dirty_background_ratio": None,
+        },
+    },
+    "alerts": None,
+    "self": {"cpu_fraction": None, "rss_bytes": None, "bpf_ns_per_io": None},
+}  # fmt: skip
+CONTRACT_DEVICE: Dict[str, Any] = {
+    "name": None, "devno": None, "state": None, "reason": None, "decision_id": None,
+    "target_bytes": None, "write_rate": None, "drain_rate": None, "sync_rate": None,
+    "fsync_p50_s": None, "fsync_p99_s": None, "fsync_baseline_s": None, "inflight": None,
+    "write_cache": {
+        "kind": None, "capacity_bytes": None, "mode": None, "protected": None, "fill": None,
+    },
+}  # fmt: skip
+
+
+def assert_valid(answer: Any, name: str) -> None:
+    # Through JSON and back, as it comes out of the socket; a NaN would fail here.
+    answer = json.loads(json.dumps(answer, allow_nan=False))
+    assert list(schema.problems(answer, schema.load(name))) == []
+
+
+def assert_keys(answer: Dict[str, Any], wanted: Dict[str, Any]) -> None:
+    for key, inner in wanted.items():
+        assert key in answer
+        if inner is not None:
+            assert_keys(answer[key], inner)
+
+
+@every_sample
+def test_answers_follow_their_schemas(make: Callable[[], Snapshot]) -> None:
+    snapshot = make()
+    assert_valid(status_json(snapshot), "status")
+    assert_valid(devices_json(snapshot), "devices")
+    assert_valid(why_json(snapshot), "why")
+
+
+@every_sample
+def test_status_keeps_the_contract(make: Callable[[], Snapshot]) -> None:
+    answer = status_json(make())
+    assert_keys(answer, CONTRACT)
+    for device in answer["devices"]:
+        assert_keys(device, CONTRACT_DEVICE)
+
+
+def test_the_schema_knows_every_state() -> None:
+    states = schema.load("status")["properties"]["devices"]["items"]["properties"]["state"]
+    assert states["enum"] == [state.value for state in State] + [None]
+
+
+def test_a_schema_that_is_broken_is_noticed() -> None:
+    good = json.loads(json.dumps(status_json(samples.guard())))
+    wanted = schema.load("status")
+    for damage in (
+        {**good, "mode": "on"},
+        {**good, "extra": 1},
+        {**good, "uptime_s": -1},
+        {**good, "warnings": None},
+        {**good, "pin_bytes": True},
+        {key: value for key, value in good.items() if key != "self"},
+    ):
+        assert list(schema.problems(damage, wanted))
+
+
+def test_the_numbers_are_those_of_the_tick() -> None:
+    answer = status_json(samples.squeeze())
+    assert answer["uptime_s"] == 11_520
+    assert answer["limits"]["dirty_bytes"] == 32 * MIB
+    assert answer["limits"]["dirty_background_bytes"] == 2 * MIB
+    assert answer["limits"]["goal_bytes"] == 4 * MIB
+    assert answer["limits"]["original"]["dirty_ratio"] == 20
+    (device,) = answer["devices"]
+    assert device["state"] == "squeeze"
+    assert device["sync_rate"] == 267.0
+    assert device["fsync_p99_s"] == 0.047
+    assert device["drain_rate"] == 250.0 * MIB
+
+
+def test_unknown_is_null_and_never_zero() -> None:
+    (device,) = status_json(samples.blind())["devices"]
+    for key in ("sync_rate", "sync_demand", "fsync_p50_s", "oldest_fsync_s", "drain_rate"):
+        assert device[key] is None
+    (device,) = status_json(samples.first_tick())["devices"]
+    assert device["write_rate"] is None
+    assert device["state"] is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_figures_that_json_cannot_carry_are_null(value: float) -> None:
+    snapshot = samples.guard()
+    estimate = replace(snapshot.estimates["sda"], drain_rate=value, fsync_p99_s=value)
+    snapshot = replace(snapshot, estimates={"sda": estimate}, self_cpu_fraction=value)
+    assert_valid(status_json(snapshot), "status")
+    assert status_json(snapshot)["devices"][0]["drain_rate"] is None
+
+
+GIB = samples.GIB
+
+
+@pytest.mark.parametrize(
+    "found, standing, expected",
+    [
+        # ratio in force: what the kernel makes of it
+        (VmLimits(0, 20, 0, 10), VmLimits(0, 20, 0, 10), (3 * GIB, 1 * GIB)),
+        # ratio replaced: of all memory (10 GiB)
+        (VmLimits(0, 20, 0, 10), VmLimits(MIB, 0, MIB, 0), (2 * GIB, 1 * GIB)),
+        (VmLimits(200 * MIB, 0, 50 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (200 * MIB, 50 * MIB)),
+        # background not below the limit: the kernel takes half
+        (VmLimits(200 * MIB, 0, 300 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (200 * MIB, 100 * MIB)),
+        (VmLimits(0, 10, 0, 10), VmLimits(MIB, 0, MIB, 0), (1 * GIB, GIB // 2)),
+        (VmLimits(0, 20, 64 * MIB, 0), VmLimits(MIB, 0, MIB, 0), (2 * GIB, 64 * MIB)),
+    ],
+)
+def test_originals_in_bytes(found: VmLimits, standing: VmLimits, expected: Tuple[int, int]) -> None:
+    snapshot = samples.idle()
+    host = replace(samples.HOST, memory_bytes=10 * GIB)
+    vm = VmState(standing, 0, 0, 3 * GIB, 1 * GIB)
+    sample = replace(snapshot.sample, host=host, vm=vm)
+    assert original_bytes(replace(snapshot, sample=sample, originals=found)) == expected
+
+
+def test_the_busiest_dirtiers_come_first_and_are_few() -> None:
+    answer = status_json(samples.squeeze())
+    assert [task["comm"] for task in answer["dirtiers"]] == ["dd", "postgres", "rsyslogd"]
+    assert answer["dirtiers"][0]["dirty_rate"] == 248 * MIB
+
+
+def test_what_went_wrong_is_a_warning() -> None:
+    warnings = "\n".join(status_json(samples.several())["warnings"])
+    assert "could not set dirty_bytes to 1048576: Read-only file system" in warnings
+    assert "/sys/block/sdc/stat" in warnings
+    assert "12 events are missing from the history" in warnings
+
+
+def test_a_foreign_write_names_its_writer() -> None:
+    snapshot = samples.idle()
+    foreign = (ForeignWrite("dirty_bytes", "4096", 17, "sysctl"), ForeignWrite("dirty_ratio", "5"))
+    answer = status_json(replace(snapshot, sample=replace(snapshot.sample, foreign=foreign)))
+    assert answer["warnings"] == [
+        "dirty_bytes was set to 4096 by sysctl (17)",
+        "dirty_ratio was set to 5",
+    ]
+
+
+def test_excluded_devices_are_listed_and_not_managed() -> None:
+    rows = {row["name"]: row for row in devices_json(samples.several())["devices"]}
+    assert rows["sda"]["managed"] is True
+    assert rows["loop0"]["managed"] is False
+    assert rows["loop0"]["reason"] == "loop devices only when named"
+    assert rows["dm-0"]["leaves"] == ["nvme0n1", "nvme1n1"]
+
+
+@pytest.mark.parametrize(
+    "wanted, found",
+    [
+        (None, ["sda", "sdb", "dm-0", "loop0", "loop1", "loop2"]),
+        ("sda", ["sda"]),
+        ("/dev/sda", ["sda"]),
+        ("8:16", ["sdb"]),
+        ("/srv/backup/archive/2024", ["dm-0"]),
+        ("nvme1n1", ["dm-0"]),  # a disk below
+    ],
+)
+def test_why_finds_a_device_by_any_of_its_names(wanted: Optional[str], found: "list[str]") -> None:
+    answer = why_json(samples.several(), wanted)
+    assert [device["name"] for device in answer["devices"]] == found
+
+
+@pytest.mark.parametrize("wanted", ["sdz", "", "/dev/", "8", "\udcff"])
+def test_why_of_an_unknown_device_lists_the_known(wanted: str) -> None:
+    with pytest.raises(RequestError, match=r"known devices: sda, sdb, dm-0") as caught:
+        why_json(samples.several(), wanted)
+    assert caught.value.exit_code == 2
+
+
+def test_why_gives_the_steps_and_what_comes_next() -> None:
+    answer = why_json(samples.squeeze(), "sda")
+    (device,) = answer["devices"]
+    assert device["steps"][1] == "fsync p99 was above 5 ms in 3 ticks in a row (47 ms now)."
+    assert device["decision_id"] == "sda-58"
+    assert answer["limit"]["next"] == (
+        "The limit goes down to 4.0M, no faster than the 30M that wait are written out."
+    )
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (samples.observe, "observe mode"),
+        (samples.yielded, "writebackctl enforce"),
+        (samples.first_tick, "as they were found"),
+        (samples.guard, "until a device's target changes"),
+    ],
+)
+def test_what_happens_next_to_the_limit(make: Callable[[], Snapshot], words: str) -> None:
+    assert words in why_json(make())["limit"]["next"]
+
+
+def vm_state(limits: VmLimits, limit: int, background: int) -> VmState:
+    return VmState(limits, 0, 0, limit, background)
+
+
+STANDING = VmLimits(4 * MIB, 0, 2 * MIB, 0)
+
+
+@pytest.mark.parametrize(
+    "state, written, files",
+    [
+        (vm_state(STANDING, 4 * MIB, 2 * MIB), (4 * MIB, 2 * MIB), []),
+        # nothing of ours in the kernel: nothing to differ
+        (vm_state(VmLimits(0, 20, 0, 10), GIB, GIB // 2), None, []),
+        # the kernel counts in pages, rounded up
+        (vm_state(VmLimits(10_000, 0, 5_000, 0), 3 * PAGE, 2 * PAGE), (10_000, 5_000), []),
+        # background not below the limit: half of the limit is in force
+        (vm_state(VmLimits(4 * MIB, 0, 4 * MIB, 0), 4 * MIB, 2 * MIB), (4 * MIB, 4 * MIB), []),
+        (
+            vm_state(VmLimits(8 * MIB, 0, 2 * MIB, 0), 8 * MIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/sys/vm/dirty_bytes"],
+        ),
+        (
+            vm_state(VmLimits(0, 20, 2 * MIB, 0), GIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/sys/vm/dirty_bytes"],
+        ),
+        (
+            vm_state(VmLimits(4 * MIB, 0, 0, 5), 4 * MIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/sys/vm/dirty_background_bytes"],
+        ),
+        # the files read back well, and the kernel made something else of them
+        (
+            vm_state(STANDING, 64 * MIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/vmstat nr_dirty_threshold"],
+        ),
+        (
+            vm_state(STANDING, 4 * MIB, 3 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/vmstat nr_dirty_background_threshold"],
+        ),
+    ],
+)
+def test_verify(state: VmState, written: Optional[Tuple[int, int]], files: "list[str]") -> None:
+    answer = verify_json(state, PAGE, written)
+    assert_valid(answer, "verify")
+    assert [row["file"] for row in answer["differences"]] == files
+    assert answer["good"] is (not files)
+
+
+def test_verify_names_the_writer_and_reports_a_yield() -> None:
+    state = vm_state(VmLimits(8 * MIB, 0, 2 * MIB, 0), 8 * MIB, 2 * MIB)
+    foreign = (ForeignWrite("dirty_bytes", str(8 * MIB), 733, "tuned"),)
+    answer = verify_json(state, PAGE, (4 * MIB, 2 * MIB), foreign)
+    assert answer["differences"][0]["comm"] == "tuned"
+    answer = verify_json(state, PAGE, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
+    assert answer["good"] is False
+    assert_valid(answer, "verify")
+
+
+def test_steering_answers_follow_their_schemas() -> None:
+    assert_valid(mode_json(Mode.OBSERVE, ["dirty_ratio=20"]), "mode")
+    assert_valid(pin_json(15 * MIB), "pin")
+    assert_valid(pin_json(None, ["the law decides again"]), "pin")
