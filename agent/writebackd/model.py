@@ -295,6 +295,7 @@ class Estimate:
     demand: bool
     demand_known: bool  # False: the probe cannot see fsync
     flooded: bool  # background writes keep the device or the limit busy
+    held_back: bool  # writers slept for the limit most of the tick
     throughput: Optional[float]  # smoothed write rate while flooded
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]
@@ -364,6 +365,7 @@ class Memory:
 
     devices: Mapping[str, DeviceMemory] = field(default_factory=dict)
     limit_bytes: Optional[int] = None  # what the last decision set
+    goal_bytes: Optional[int] = None  # where it was heading
     last_raise_s: float = float("-inf")
     pin_bytes: Optional[int] = None
     mode: Mode = Mode.ENFORCE

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -28,16 +27,21 @@ class Scratch:
 
 
 @contextlib.contextmanager
-def scratch_disk(fstype: Optional[str], size_mb: int = 512) -> Iterator[Scratch]:
-    """A loop device with `fstype` mounted (None: bare); taken down whatever happens."""
-    directory = Path(tempfile.mkdtemp(prefix="writebackd-test-"))
-    backing, mountpoint = directory / "disk", directory / "mnt"
+def scratch_disk(
+    fstype: Optional[str], size_mb: int = 512, directory: Optional[str] = None
+) -> Iterator[Scratch]:
+    """A loop device with `fstype` mounted (None: bare); taken down whatever happens.
+
+    Its file lies in `directory`: on tmpfs it is fast but takes no direct IO.
+    """
+    home = Path(tempfile.mkdtemp(prefix="writebackd-test-", dir=directory))
+    backing, mountpoint = home / "disk", home / "mnt"
     device = ""
     mounted = False
     try:
         with open(backing, "wb") as file:
             file.truncate(size_mb << 20)
-        device = run("losetup", "--find", "--show", "--direct-io=on", str(backing))
+        device = run("losetup", "--find", "--show", str(backing))
         name = device.rpartition("/")[2]
         devno = Path(f"/sys/block/{name}/dev").read_text().strip()
         if fstype is not None:
@@ -56,8 +60,5 @@ def scratch_disk(fstype: Optional[str], size_mb: int = 512) -> Iterator[Scratch]
         for path in (backing, mountpoint):
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() else path.unlink()
-        directory.rmdir()
+        home.rmdir()
 
-
-def needs_root() -> bool:
-    return os.geteuid() != 0

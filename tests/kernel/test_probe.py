@@ -30,9 +30,10 @@ def disk(request: pytest.FixtureRequest) -> Iterator[Scratch]:
         yield scratch
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def probe(disk: Scratch) -> Iterator[BpfProbe]:
     # After the mount, so that a filesystem in a module is there to be hooked.
+    # Once for all: finding the hooks takes 0.3 s here and 10 s in emulation.
     opened = BpfProbe(object_path(), KernelFiles())
     try:
         yield opened

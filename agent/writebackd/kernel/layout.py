@@ -83,11 +83,12 @@ def plan_sizes(devices: int, cpus: int, queue_latency: bool) -> Sizes:
     """Slots for `devices` block devices, shards for `cpus` possible CPUs.
 
     Queue ids are handed out lowest first but some belong to no disk (NVMe's
-    admin queues, for one), hence the room above the count.  One shard per CPU
+    admin queues, for one), hence the room above the count; a disk that comes
+    later and finds no slot is counted, and the probe opened anew.  One shard per CPU
     needs no atomic operations; where that would be too much memory, CPUs share
     shards and pay for atomics.
     """
-    slots = -(-(devices + devices // 4 + 32) // 32) * 32
+    slots = -(-(devices + devices // 4 + 8) // 8) * 8
     per_slot = IO_SLOT_SIZE + (QUEUE_SLOT_SIZE if queue_latency else 0)
     wanted = 1 << (cpus - 1).bit_length()
     shards = 1

@@ -14,11 +14,12 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from writebackd.kernel import hooks, layout, libbpf
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import (
+    HIST_BUCKETS,
     ClassSample,
     ForeignWrite,
     Histogram,
@@ -91,7 +92,7 @@ def _difference(current: Sequence[int], last: Sequence[int]) -> Histogram:
     )
 
 
-_NO_HISTOGRAM = (0,) * layout.HIST_BUCKETS
+_NO_HISTOGRAM = (0,) * HIST_BUCKETS
 
 
 class _BlockReader:
@@ -446,9 +447,12 @@ def object_path() -> Path:
     return Path(__file__).resolve().parent.parent / "_bpf" / "writeback.bpf.o"
 
 
+Probe = Union[BpfProbe, ProcfsProbe]
+
+
 def open_probe(
     backend: str, files: KernelFiles, queue_latency: bool, talkers: bool
-) -> "BpfProbe | ProcfsProbe":
+) -> Probe:
     """The probe that `backend` names ("auto": the best that this kernel takes).
 
     Raises ValueError for a backend that this version does not have, and

@@ -51,7 +51,7 @@ def open_uevents() -> Tuple[Optional[Uevents], Optional[str]]:
     """The socket, or None and the reason to print: hotplug is then found by rescans."""
     try:
         # Here and not above: 21 MB and 90 ms, and a host may do without.
-        from pyroute2 import UeventSocket  # noqa: PLC0415
+        from pyroute2 import UeventSocket
     except ImportError as error:
         return None, f"hotplug is seen late, pyroute2 cannot be imported: {error}"
     try:

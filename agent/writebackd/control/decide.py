@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""One tick's decision: the law for each device, then one limit for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.control.law import Want, decide_device
+from writebackd.control.ramp import near, next_limit
+from writebackd.model import (
+    Decision,
+    DeviceDecision,
+    DeviceMemory,
+    Estimate,
+    ForeignWrite,
+    Memory,
+    Sample,
+    State,
+)
+from writebackd.policy.schema import Policy
+
+# An unused device must not set the relaxed limit: those flooded within the
+# last minute count.
+RECENT_FLOOD_S = 60.0
+
+
+def decide(
+    policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
+) -> Tuple[Decision, Memory]:
+    """The decision, and the memory that the next tick starts from.
+
+    Pure: the same policy, memory and sample give the same decision, the mode
+    included; whether it is carried out is up to the actuator.
+    """
+    if sample.foreign and memory.yielded is None:
+        memory = replace(memory, yielded=_whose(sample.foreign))
+    wants: List[Want] = []
+    remembered: Dict[str, DeviceMemory] = {}
+    for seen in sample.devices:
+        name = seen.device.name
+        if seen.excluded is not None:
+            remembered[name] = memory.devices[name]
+            wants.append(Want(name, State.EXCLUDED, None, False, seen.excluded, (seen.excluded,)))
+            continue
+        want, remembered[name] = decide_device(
+            policy,
+            policy.for_device(name, seen.device.devno),
+            sample.host,
+            sample.time_s,
+            sample.vm.threshold_bytes,
+            estimates[name],
+            memory.devices[name],
+        )
+        wants.append(want)
+    if memory.yielded is not None:
+        reason = f"hands off: {memory.yielded}; `writebackctl enforce` takes over again"
+        wants = [_override(want, State.YIELDED, None, reason) for want in wants]
+    elif memory.pin_bytes is not None:
+        wants = [
+            _override(want, State.PINNED, memory.pin_bytes, "pinned by the admin")
+            for want in wants
+        ]
+
+    devices = tuple(_record(want, remembered) for want in wants)
+    memory = replace(memory, devices=remembered)
+    goal, reason = _arbitrate(wants, remembered, memory, sample.time_s)
+    if goal is None:
+        memory = replace(memory, limit_bytes=None, goal_bytes=None)
+        return Decision(None, None, None, reason, devices), memory
+    if memory.pin_bytes is None and near(goal, memory.goal_bytes):
+        goal = memory.goal_bytes or goal
+    if memory.pin_bytes is not None or memory.limit_bytes == goal:
+        # There already; or the admin asked for it, who gets no ramp.
+        limit = goal
+    else:
+        limit = next_limit(
+            goal,
+            sample.vm,
+            sample.time_s,
+            memory.last_raise_s,
+            policy.limits.step_up,
+            policy.limits.cooldown_s,
+        )
+    # The share of the goal, not of the limit on its way there: what is above
+    # the goal drains in the background while the limit still holds.
+    share = 0.5 if memory.pin_bytes is not None else policy.limits.background
+    background = max(sample.host.page_size, int(min(limit, goal) * share))
+    raised = limit > sample.vm.threshold_bytes
+    memory = replace(
+        memory,
+        limit_bytes=limit,
+        goal_bytes=goal,
+        last_raise_s=sample.time_s if raised else memory.last_raise_s,
+    )
+    return Decision(limit, background, goal, reason, devices), memory
+
+
+def _whose(foreign: Sequence[ForeignWrite]) -> str:
+    """Who set which value, in words."""
+    values = " and ".join(f"{write.lever}={write.value}" for write in foreign)
+    names = sorted({f"{w.comm} (pid {w.pid})" for w in foreign if w.pid is not None})
+    return f"{' and '.join(names) if names else 'somebody else'} set {values}"
+
+
+def _override(want: Want, state: State, target: Optional[int], reason: str) -> Want:
+    if want.state is State.EXCLUDED:
+        return want
+    steps = (*want.steps, reason)
+    return replace(want, state=state, target_bytes=target, reason=reason, steps=steps)
+
+
+def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
+    """Give the decision its id; it is a new one when state or target changed."""
+    memory = remembered[want.name]
+    last, new = memory.target_bytes, want.target_bytes
+    moved = last is not new and not (new is not None and near(new, last))
+    if memory.state is not want.state or moved:
+        memory = replace(
+            memory, state=want.state, target_bytes=new, decisions=memory.decisions + 1
+        )
+        remembered[want.name] = memory
+    return DeviceDecision(
+        name=want.name,
+        state=want.state,
+        target_bytes=new,
+        reason=want.reason,
+        decision_id=f"{want.name}#{memory.decisions}",
+        steps=want.steps,
+    )
+
+
+def _arbitrate(
+    wants: Sequence[Want],
+    remembered: Mapping[str, DeviceMemory],
+    memory: Memory,
+    now_s: float,
+) -> Tuple[Optional[int], str]:
+    """One limit for all devices: `(goal, why)`; None means the limits as found.
+
+    The tightest need among the devices with sync demand.  Without any, the
+    loosest among those that were flooded lately: a slow stick must not set the
+    limit of an array, and the kernel gives it its share by its own speed.
+    """
+    if memory.yielded is not None:
+        return None, memory.yielded
+    if memory.pin_bytes is not None:
+        return memory.pin_bytes, "pinned by the admin"
+    needs = [(w.target_bytes, w.name) for w in wants if w.demand and w.target_bytes is not None]
+    if needs:
+        target, name = min(needs)
+        return target, f"{name} has the tightest need"
+    bounds = [
+        (w.target_bytes, w.name)
+        for w in wants
+        if w.target_bytes is not None
+        and now_s - remembered[w.name].last_flood_s <= RECENT_FLOOD_S
+    ]
+    if bounds:
+        target, name = max(bounds)
+        return target, f"no sync demand; {name} drains this in bounded time"
+    return None, "no sync demand and no flood: the limits as found"

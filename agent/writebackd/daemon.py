@@ -1,0 +1,427 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The loop: read, estimate, decide, act, report; once a tick, in one thread.
+
+Nothing here waits for a disk, because the host this runs on is the one whose
+disk hangs: ledger, lock and socket live in /run, logging and history have
+threads that drop and count, memory is locked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+
+import psutil
+
+from writebackd import __version__
+from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.restore import describe_action
+from writebackd.control.decide import decide
+from writebackd.estimate.estimate import estimate
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.probe import Probe, open_probe
+from writebackd.kernel.sampler import Sampler
+from writebackd.kernel.topology import Topology
+from writebackd.kernel.uevents import open_uevents
+from writebackd.kernel.vm import read_state
+from writebackd.model import (
+    Action,
+    Decision,
+    Device,
+    Estimate,
+    ForeignWrite,
+    Memory,
+    Mode,
+    Sample,
+)
+from writebackd.paths import HISTORY, LEDGER, LOCK, SOCKET
+from writebackd.policy import Policy
+from writebackd.report.events import events_of
+from writebackd.report.history import Event, History
+from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
+from writebackd.report.snapshot import Snapshot
+from writebackd.report.status import (
+    devices_json,
+    mode_json,
+    pin_json,
+    status_json,
+    verify_json,
+    why_json,
+)
+
+log = logging.getLogger(__name__)
+
+# Ticks that may fail to read before the originals are put back: long enough
+# for a passing EINTR or a device in transition, short enough that a stale
+# limit does not outlive the flood it was made for.
+SILENT_TICKS = 5
+
+
+class AlreadyRunning(Exception):
+    """Another daemon holds the lock of this runtime directory."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line, resolved."""
+
+    runtime_dir: Path
+    state_dir: Path
+    interval_s: float
+    probe: str
+    devices: Tuple[str, ...]
+    mode: Optional[Mode]  # None: as the policy says
+
+
+class Daemon:
+    """Owns every part; `run` returns after the originals are back."""
+
+    def __init__(
+        self,
+        options: Options,
+        load: Callable[[], Policy],
+        on_tick: Callable[[Snapshot], None] = lambda snapshot: None,
+        files: Optional[KernelFiles] = None,
+    ) -> None:
+        """`load` reads the policy, again on SIGHUP.
+
+        Raises AlreadyRunning, PolicyError, and OSError or BpfError when what
+        was asked for by name cannot be had.
+        """
+        self._options = options
+        self._load = load
+        self._on_tick = on_tick
+        self._files = files or KernelFiles()
+        self.policy = load()
+        self._lock = _take_lock(options.runtime_dir)
+        self._uevents, hotplug_problem = open_uevents()
+        self._messages = [hotplug_problem] if hotplug_problem else []
+        self._topology = Topology(self._files, self._uevents)
+        self._topology.refresh(force=True)
+        self._sampler = Sampler(self._files, self._topology, self._open_probe(), self._excluded)
+        self._actuator = Actuator(
+            self._files, options.runtime_dir / LEDGER, self.policy.on_exit
+        )
+        self._memory = Memory(mode=options.mode or Mode(self.policy.mode))
+        self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
+        self._history = History(options.state_dir / HISTORY)
+        self._process = psutil.Process()
+        self._started_s = _boottime()
+        self._cpu_at_start: Optional[float] = None
+        self._actions: Tuple[Action, ...] = ()
+        self._last_s: Optional[float] = None
+        self._failures = 0
+        self._snapshot: Optional[Snapshot] = None
+        self._stop: Optional[str] = None
+        self._reload = False
+
+    # ---- the loop ------------------------------------------------------
+
+    def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Until a signal.  The originals are put back whatever ends it."""
+        selector = selectors.DefaultSelector()
+        server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
+        server.register(selector)
+        waker = self._catch_signals(selector)
+        try:
+            for message in self._actuator.start():
+                log.info("%s", message)
+            # The first tick only gives the counters their zero.
+            self._tick()
+            ready()
+            self._loop(selector, server, waker)
+            log.info("stopping: %s", self._stop)
+        finally:
+            # Limits first: everything below may fail, they may not stay.
+            self._log_actions(self._actuator.finish())
+            server.close()
+            selector.close()
+            waker.close()
+            self._sampler.probe.close()
+            self._history.close(timeout=2.0)
+            os.close(self._lock)
+
+    def _loop(
+        self, selector: selectors.BaseSelector, server: ControlServer, waker: socket.socket
+    ) -> None:
+        interval = self._options.interval_s
+        next_tick = time.monotonic() + interval
+        while self._stop is None:
+            for key, mask in selector.select(max(0.0, next_tick - time.monotonic())):
+                if key.data is server:
+                    server.service(key, mask)
+                elif key.fileobj is waker:
+                    waker.recv(64)
+            if self._reload:
+                self._reload = False
+                self._reload_policy()
+            now = time.monotonic()
+            if now >= next_tick and self._stop is None:
+                server.expire(now)
+                self._tick()
+                # Ticks missed while the machine was busy are not made up for.
+                next_tick = max(next_tick + interval, time.monotonic())
+
+    def _catch_signals(self, selector: selectors.BaseSelector) -> socket.socket:
+        receiver, sender = socket.socketpair()
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        self._sender = sender  # or it is closed with the last reference
+        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        selector.register(receiver, selectors.EVENT_READ)
+        return receiver
+
+    def _on_stop(self, number: int, _frame: object) -> None:
+        self._stop = signal.Signals(number).name
+
+    def _on_reload(self, _number: int, _frame: object) -> None:
+        self._reload = True
+
+    # ---- one tick ------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = _boottime()
+        dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
+        try:
+            if self._topology.refresh():
+                self._renew_probe_if_blind()
+            sample = self._sampler.read(
+                now, time.time(), dt or self._options.interval_s, self._actions
+            )
+        except (OSError, ValueError, BpfError) as error:
+            self._hold(error)
+            return
+        self._failures = 0
+        self._last_s = now
+        if dt is None:
+            return
+        foreign = self._actuator.foreign(sample.vm.limits)
+        if foreign:
+            sample = replace(sample, foreign=self._name_writers(foreign))
+        before = self._memory
+        estimates, memory = estimate(self.policy, self._memory, sample)
+        decision, self._memory = decide(self.policy, memory, sample, estimates)
+        self._actions = self._act(decision, before.yielded)
+        self._report(before, sample, estimates, decision)
+
+    def _act(self, decision: Decision, was_yielded: Optional[str]) -> Tuple[Action, ...]:
+        if self._memory.yielded is not None:
+            if was_yielded is None:
+                log.warning("yielding: %s", self._memory.yielded)
+                return self._log_actions(self._actuator.yield_())
+            return ()
+        if decision.limit_bytes is None or decision.background_bytes is None:
+            return self._log_actions(self._actuator.restore())
+        return self._log_actions(
+            self._actuator.apply(decision.limit_bytes, decision.background_bytes)
+        )
+
+    def _hold(self, error: Exception) -> None:
+        """Blind for a tick: keep what is set; for longer: back to the originals."""
+        self._failures += 1
+        self._sampler.writers = ()
+        if self._failures == 1:
+            log.warning("a tick could not be read, holding: %s", error)
+        if self._failures == SILENT_TICKS:
+            log.error("%d ticks could not be read: back to the limits as found", SILENT_TICKS)
+            self._log_actions(self._actuator.restore())
+            self._memory = replace(self._memory, limit_bytes=None)
+
+    def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
+        """The same writes with pid and comm where the probe saw who it was."""
+        named = []
+        for write in foreign:
+            seen = [
+                w
+                for w in self._sampler.writers
+                if w.lever == write.lever and w.value == write.value and w.pid != os.getpid()
+            ]
+            named.append(seen[-1] if seen else write)
+        return tuple(named)
+
+    def _log_actions(self, actions: Tuple[Action, ...]) -> Tuple[Action, ...]:
+        for action in actions:
+            if not action.ok:
+                log.error("%s=%s failed: %s", action.lever, action.new, action.error)
+            elif not self._actuator.dry_run:
+                log.info("%s %s -> %s", action.lever, action.old, action.new)
+        return actions
+
+    def _report(
+        self,
+        before: Memory,
+        sample: Sample,
+        estimates: Mapping[str, Estimate],
+        decision: Decision,
+    ) -> None:
+        times = self._process.cpu_times()
+        spent = times.user + times.system
+        if self._cpu_at_start is None:
+            # Loading and trying BPF programs is not the running cost.
+            self._cpu_at_start = spent
+        snapshot = Snapshot(
+            version=__version__,
+            mode=self._memory.mode,
+            policy_name=self.policy.name,
+            started_s=self._started_s,
+            sample=sample,
+            estimates=estimates,
+            decision=decision,
+            memory=self._memory,
+            originals=self._actuator.originals,
+            probe=self._sampler.probe.info(),
+            self_cpu_fraction=(spent - self._cpu_at_start)
+            / max(1.0, sample.time_s - self._started_s),
+            self_rss_bytes=self._process.memory_info().rss,
+            state_dir=str(self._options.state_dir),
+            history_dropped=self._history.dropped,
+            messages=tuple(self._messages),
+        )
+        for event in events_of(self._snapshot, snapshot, self._actions):
+            self._history.record(event)
+        self._snapshot = snapshot
+        self._on_tick(snapshot)
+
+    # ---- parts that change ---------------------------------------------
+
+    def _open_probe(self) -> Probe:
+        wanted = self._options.probe
+        if wanted == "auto":
+            wanted = self.policy.probe.backend
+        return open_probe(
+            wanted, self._files, self.policy.probe.queue_latency, self.policy.probe.talkers
+        )
+
+    def _renew_probe_if_blind(self) -> None:
+        """A filesystem came whose module had not been there to hook."""
+        types = {kind for device in self._topology.devices for _, kind, _ in device.filesystems}
+        if self._sampler.probe.covers(sorted(types)):
+            return
+        log.info("opening the probe again for %s", ", ".join(sorted(types)))
+        self._sampler.probe.close()
+        self._sampler.probe = self._open_probe()
+
+    def _excluded(self, device: Device) -> Optional[str]:
+        return self.policy.selects(
+            device.name, device.driver == "loop", self._options.devices, device.devno
+        )
+
+    def _reload_policy(self) -> None:
+        try:
+            policy = self._load()
+        except Exception as error:  # whatever is wrong with it, the old one goes on
+            log.error("the policy stays as it was: %s", error)
+            return
+        if policy.probe != self.policy.probe:
+            log.warning("a change of [probe] takes effect at the next start")
+        if self._options.mode is None and policy.mode != self.policy.mode:
+            self._set_mode(Mode(policy.mode))
+        self.policy = policy
+        self._actuator.on_exit = policy.on_exit
+        log.info("policy %s loaded", policy.name)
+
+    def _set_mode(self, mode: Mode) -> Tuple[str, ...]:
+        """Switch, and say what was put back.  Raises OSError or ValueError."""
+        actions: Tuple[Action, ...] = ()
+        if mode is Mode.OBSERVE:
+            actions = self._log_actions(self._actuator.restore())
+            self._actuator.dry_run = True
+        else:
+            # After a yield what stands now is somebody else's wish, and what
+            # to go back to.
+            self._actuator.take_over()
+            self._actuator.dry_run = False
+        self._memory = replace(self._memory, mode=mode, yielded=None, limit_bytes=None)
+        if self._snapshot is not None:
+            # Whoever asks now must not be told the mode of the last tick.
+            self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)
+        self._history.record(Event(time.time(), "mode", text=mode.value))
+        return tuple(describe_action(action) for action in actions)
+
+    # ---- questions and orders from the socket --------------------------
+
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        """Answer a request of `writebackctl`; raises RequestError."""
+        snapshot = self._snapshot
+        if verb == "mode":
+            return self._handle_mode(args, uid)
+        if verb in ("pin", "release"):
+            return self._handle_pin(verb, args, uid)
+        if snapshot is None:
+            raise RequestError("just started, nothing measured yet: ask again in a second", 1)
+        if verb == "status":
+            return status_json(snapshot)
+        if verb == "devices":
+            return devices_json(snapshot)
+        if verb == "why":
+            return why_json(snapshot, text_argument(args, "device"))
+        if verb == "verify":
+            return verify_json(
+                read_state(self._files),
+                snapshot.sample.host.page_size,
+                self._written(),
+                snapshot.sample.foreign,
+                self._memory.yielded,
+            )
+        raise RequestError(f"unknown verb {verb!r}")
+
+    def _written(self) -> Optional[Tuple[int, int]]:
+        """What this daemon holds in the kernel, as the last decision says."""
+        decision = self._snapshot.decision if self._snapshot is not None else None
+        if decision is None or self._actuator.dry_run or self._memory.yielded is not None:
+            return None
+        if decision.limit_bytes is None or decision.background_bytes is None:
+            return None
+        return decision.limit_bytes, decision.background_bytes
+
+    def _handle_mode(self, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        try:
+            mode = Mode(text_argument(args, "mode"))
+        except ValueError:
+            raise RequestError("mode is observe or enforce") from None
+        try:
+            lines = self._set_mode(mode)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"the limits cannot be read: {error}", 1) from None
+        log.info("mode %s by uid %d", mode.value, uid)
+        return mode_json(mode, lines)
+
+    def _handle_pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        pin = size_argument(args, "bytes") if verb == "pin" else None
+        self._memory = replace(self._memory, pin_bytes=pin)
+        log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
+        return pin_json(pin)
+
+
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _take_lock(runtime_dir: Path) -> int:
+    """A file descriptor that holds the directory's lock; AlreadyRunning names the holder."""
+    path = runtime_dir / LOCK
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise AlreadyRunning(
+            f"writebackd is running already (pid {holder}, {runtime_dir}): "
+            "stop it first, or use --runtime-dir"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""One tick's estimates for every device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, Tuple
+
+from writebackd.estimate.drain import measure_writes, update_drain
+from writebackd.estimate.sync import update_baseline, update_demand
+from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample
+from writebackd.policy.schema import Policy
+
+# Weight of a tick in the smoothed throughput: about 4 s, since dd, the flusher
+# and the destage each come in bursts of about a second.
+THROUGHPUT_WEIGHT = 0.25
+
+
+def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
+    """The p99 that an fsync shall keep: the policy's, or a multiple of unloaded."""
+    return max(policy_p99_s, multiple * baseline_s) if baseline_s is not None else policy_p99_s
+
+
+def estimate(
+    policy: Policy, memory: Memory, sample: Sample
+) -> Tuple[Dict[str, Estimate], Memory]:
+    """Estimates by device name, and the memory with this tick in it.
+
+    Devices that are gone are forgotten; one whose disk is another one than
+    before (diskseq) starts anew.
+    """
+    estimates: Dict[str, Estimate] = {}
+    remembered: Dict[str, DeviceMemory] = {}
+    for seen in sample.devices:
+        name = seen.device.name
+        identity = (seen.device.devno, seen.device.diskseq)
+        known = memory.devices.get(name)
+        if known is None or known.identity != identity:
+            known = DeviceMemory(identity=identity)
+        estimates[name], remembered[name] = _estimate_device(policy, known, seen, sample)
+    return estimates, replace(memory, devices=remembered)
+
+
+def _estimate_device(
+    policy: Policy, memory: DeviceMemory, seen: DeviceSample, sample: Sample
+) -> Tuple[Estimate, DeviceMemory]:
+    bounds = policy.for_device(seen.device.name, seen.device.devno)
+    throttled_s = sum(t.throttled_s for t in sample.tasks if t.device == seen.device.name)
+    writes = measure_writes(seen, memory, sample.vm, throttled_s, sample.dt_s)
+    memory, drain_sample = update_drain(writes, seen, memory, sample.dt_s)
+    memory = update_baseline(writes, seen, memory, sample.dt_s)
+    memory, sync_rate, demand = update_demand(
+        seen.sync,
+        memory,
+        sample.time_s,
+        sample.dt_s,
+        policy.objective.min_sync_rate,
+        policy.objective.demand_hold_s,
+        objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
+    )
+    throughput = None
+    if writes.flooded:
+        last = memory.throughput
+        throughput = (
+            writes.rate if last is None else last + THROUGHPUT_WEIGHT * (writes.rate - last)
+        )
+    memory = replace(
+        memory,
+        throughput=throughput,
+        flooded_before=memory.flooded_before or writes.flooded,
+        last_flood_s=sample.time_s if writes.flooded else memory.last_flood_s,
+    )
+    sync = seen.sync
+    return (
+        Estimate(
+            name=seen.device.name,
+            write_rate=writes.rate,
+            background_rate=writes.background_rate,
+            drain_rate=memory.drain_rate,
+            drain_sample=drain_sample,
+            sync_rate=sync_rate,
+            demand=demand,
+            demand_known=sync is not None,
+            flooded=writes.flooded,
+            held_back=writes.held_back,
+            throughput=throughput,
+            fsync_p50_s=sync.latency.quantile(0.5) if sync is not None else None,
+            fsync_p99_s=sync.latency.quantile(0.99) if sync is not None else None,
+            oldest_fsync_s=sync.oldest_s if sync is not None else 0.0,
+            baseline_s=memory.baseline_s,
+            slow_share=writes.slow_share,
+            inflight=seen.inflight,
+        ),
+        memory,
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Sync demand, and how long an fsync takes when nobody is in its way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+from writebackd.estimate.drain import Writes, small_writes
+from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample
+
+# Every host fsyncs a little (journald, chrony); demand is a rate over this time.
+DEMAND_WINDOW_S = 10.0
+# A tick is quiet when the flusher writes less than this: single page cleaning
+# does not disturb a sync.
+QUIET_RATE = 1 << 20
+# After a flood the controller goes on destaging: a 512 MB cache at 60 MB/s for
+# 9 s.  Nothing is learned as "unloaded" before.
+QUIET_LASTS_S = 10.0
+# Syncs (or writes) in a tick below which its median is no sample.
+ENOUGH = 5
+# Weight of a new tick: about 20 s of memory, slow enough that a few loaded
+# ticks taken for quiet do not shift it.
+WEIGHT = 0.05
+
+
+def update_demand(
+    sync: Optional[SyncSample],
+    memory: DeviceMemory,
+    now_s: float,
+    dt_s: float,
+    min_rate: float,
+    hold_s: float,
+    objective_s: float,
+) -> "tuple[DeviceMemory, Optional[float], bool]":
+    """`(memory, syncs per second or None, demand)`.
+
+    Demand is `min_rate` syncs per second over 10 s or one sync in flight for
+    longer than the objective (a stuck one completes nothing), and is held for
+    `hold_s` after the last sign of it.
+    """
+    if sync is None:
+        return memory, None, False
+    window = memory.sync_window + ((dt_s, float(sync.count)),)
+    while sum(dt for dt, _ in window[1:]) >= DEMAND_WINDOW_S:
+        window = window[1:]
+    count = sum(n for _, n in window)
+    last = memory.last_demand_s
+    # Over the whole window even while it fills: five syncs in the first tick
+    # are not yet a rate of five per second.
+    if count / DEMAND_WINDOW_S >= min_rate or sync.oldest_s > objective_s:
+        last = now_s
+    demand = last is not None and now_s - last <= hold_s
+    memory = replace(memory, sync_window=window, last_demand_s=last)
+    return memory, sync.count / dt_s, demand
+
+
+def update_baseline(
+    writes: Writes, sample: DeviceSample, memory: DeviceMemory, dt_s: float
+) -> DeviceMemory:
+    """Learn the unloaded latencies, in quiet ticks only."""
+    if writes.background_rate >= QUIET_RATE:
+        return replace(memory, quiet_s=0.0)
+    quiet_s = memory.quiet_s + dt_s
+    memory = replace(memory, quiet_s=quiet_s)
+    # A daemon that starts on a quiet host need not wait: nothing was flooded.
+    if memory.flooded_before and quiet_s < QUIET_LASTS_S:
+        return memory
+    sync = sample.sync.latency if sample.sync is not None else Histogram()
+    small = small_writes(sample)
+    return replace(
+        memory,
+        baseline_s=_learn(memory.baseline_s, sync),
+        write_baseline_s=_learn(
+            memory.write_baseline_s, small.latency if small is not None else Histogram()
+        ),
+    )
+
+
+def _learn(known: Optional[float], seen: Histogram) -> Optional[float]:
+    median = seen.quantile(0.5) if seen.total >= ENOUGH else None
+    if median is None:
+        return known
+    return median if known is None else known + WEIGHT * (median - known)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What `doctor` tells about the probe, by opening it."""
+
+from __future__ import annotations
+
+from typing import List, Tuple
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.probe import BpfProbe, object_path
+
+
+def probe_report() -> List[Tuple[str, str]]:
+    """`(level, text)` lines, level being "ok", "note" or "warn".
+
+    Opens the probe as the daemon would and closes it again; needs root.
+    """
+    path = object_path()
+    if not path.exists():
+        return [("warn", f"{path} is missing: no BPF probe; build the package where clang is")]
+    try:
+        probe = BpfProbe(path, KernelFiles())
+    except (OSError, BpfError) as error:
+        return [("warn", f"BPF probe: {error}; the daemon will use /proc, which shows no fsync")]
+    try:
+        info = probe.info()
+        report = [
+            ("ok", f"block requests: {info.request_hook}"),
+            ("ok", f"fsync: {info.fsync_hook}")
+            if info.fsync_hook
+            else ("warn", "fsync: no hook works here"),
+            ("ok", f"BPF maps: {info.map_bytes / 1024:.0f} KiB"),
+        ]
+        report += [("note", f"not seen: {miss}") for miss in info.misses]
+        report += [
+            ("note", f"refused by this kernel: {hook} ({error})")
+            for hook, error in probe.choice.refused.items()
+        ]
+        return report
+    finally:
+        probe.close()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Everything that one tick reads, put together into a Sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, Dict, Mapping, Optional, Tuple
+
+from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.probe import Probe, Reading
+from writebackd.kernel.topology import Topology
+from writebackd.kernel.vm import host_info, read_state
+from writebackd.model import (
+    Action,
+    ClassSample,
+    Device,
+    DeviceSample,
+    ForeignWrite,
+    IoClass,
+    Sample,
+    SyncSample,
+    TaskSample,
+)
+
+
+class Sampler:
+    """Reads /proc, the topology and the probe; keeps what differences need."""
+
+    def __init__(
+        self,
+        files: KernelFiles,
+        topology: Topology,
+        probe: Probe,
+        excluded: Callable[[Device], Optional[str]],
+    ) -> None:
+        """`excluded` tells why a device is left alone, or None."""
+        self.probe = probe
+        self.excluded = excluded
+        self._files = files
+        self._topology = topology
+        self._host = host_info(files)
+        self._disks = DiskStatsReader(files)
+        self._last: Dict[str, DiskStats] = {}
+        self.writers: Tuple[ForeignWrite, ...] = ()  # who wrote vm.dirty_* in the last tick
+
+    def read(
+        self, time_s: float, wall_s: float, dt_s: float, actions: Tuple[Action, ...]
+    ) -> Sample:
+        """One tick.  Raises OSError, ValueError or BpfError when it cannot be read."""
+        vm = read_state(self._files)
+        disks = self._disks.read()
+        reading = self.probe.read()
+        self.writers = reading.writers if reading is not None else ()
+        syncs = self._syncs_by_device(reading)
+        samples = []
+        for device in self._topology.devices:
+            grown = self._grown(device, disks)
+            if grown is None:
+                continue  # gone since the scan; the next one drops it
+            samples.append(
+                DeviceSample(
+                    device=device,
+                    excluded=self.excluded(device),
+                    write_bytes=grown.write_bytes,
+                    read_bytes=grown.read_bytes,
+                    writes=grown.writes,
+                    inflight=grown.inflight,
+                    # Clocks of two files: a busy tick may come out a bit over one.
+                    busy_share=min(1.0, grown.io_ms / 1e3 / dt_s),
+                    classes=_classes(device, reading),
+                    sync=syncs.get(device.name, SyncSample()) if reading is not None else None,
+                )
+            )
+        self._last = disks
+        return Sample(
+            time_s=time_s,
+            wall_s=wall_s,
+            dt_s=dt_s,
+            host=self._host,
+            vm=vm,
+            devices=tuple(samples),
+            tasks=self._named_tasks(reading),
+            actions=actions,
+        )
+
+    def _grown(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
+        """Growth over the tick of the device's own row, or of its leaves together."""
+        numbers = (device.devno,) if device.devno in disks else device.leaf_devnos
+        total: Optional[DiskStats] = None
+        for number in numbers:
+            current = disks.get(number)
+            if current is None:
+                continue
+            last = self._last.get(number)
+            # First sight, or counters that went back (another disk under the
+            # number): this tick shows nothing yet.
+            grown = delta(last, current) if last is not None else None
+            if grown is None:
+                grown = delta(current, current)
+            if grown is not None:
+                total = grown if total is None else _add(total, grown)
+        return total
+
+    def _syncs_by_device(self, reading: Optional[Reading]) -> Dict[str, SyncSample]:
+        result: Dict[str, SyncSample] = {}
+        for st_dev, sync in (reading.syncs if reading is not None else {}).items():
+            device = self._topology.by_fs(st_dev)
+            if device is not None:
+                known = result.get(device.name)
+                result[device.name] = sync if known is None else known + sync
+        return result
+
+    def _named_tasks(self, reading: Optional[Reading]) -> Tuple[TaskSample, ...]:
+        if reading is None:
+            return ()
+        tasks = []
+        for task in reading.tasks:
+            device = self._topology.by_fs(task.device) if task.device else None
+            tasks.append(replace(task, device=device.name if device else None))
+        return tuple(tasks)
+
+
+def _add(a: DiskStats, b: DiskStats) -> DiskStats:
+    """Two leaves of one device; it is busy when the busier one is."""
+    return a._replace(
+        reads=a.reads + b.reads,
+        read_bytes=a.read_bytes + b.read_bytes,
+        writes=a.writes + b.writes,
+        write_bytes=a.write_bytes + b.write_bytes,
+        inflight=a.inflight + b.inflight,
+        io_ms=max(a.io_ms, b.io_ms),
+    )
+
+
+def _classes(
+    device: Device, reading: Optional[Reading]
+) -> Optional[Mapping[IoClass, ClassSample]]:
+    """The device's requests: those of its leaves together."""
+    if reading is None:
+        return None
+    total: Dict[IoClass, ClassSample] = {}
+    for number in device.leaf_devnos:
+        for io_class, sample in reading.classes.get(number, {}).items():
+            total[io_class] = total[io_class] + sample if io_class in total else sample
+    return total

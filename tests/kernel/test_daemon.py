@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The daemon as its users run it: started, asked, steered, killed, restored."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from tests.kernel.scratch import scratch_disk
+
+AGENT = Path(__file__).resolve().parents[2] / "agent"
+VM = Path("/proc/sys/vm")
+FILES = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
+PIN = 32 << 20
+
+
+def read_files() -> Dict[str, int]:
+    return {name: int((VM / name).read_text()) for name in FILES}
+
+
+def set_pair(form: str, value: int, background: bool) -> None:
+    name = f"dirty_{'background_' if background else ''}{form}"
+    (VM / name).write_text(str(value))
+
+
+@pytest.fixture(autouse=True)
+def untouched() -> Iterator[None]:
+    """Whatever a test does to the host's limits ends with it."""
+    before = read_files()
+    yield
+    for background in (False, True):
+        infix = "background_" if background else ""
+        form = "bytes" if before[f"dirty_{infix}bytes"] else "ratio"
+        set_pair(form, before[f"dirty_{infix}{form}"], background)
+    assert read_files() == before
+
+
+class Running:
+    """A daemon process and its directories."""
+
+    def __init__(self, tmp: Path, *options: str, program: Optional[List[str]] = None) -> None:
+        self.runtime_dir = tmp / "run"
+        self.log = tmp / "log"
+        argv = program or [sys.executable, "-m", "writebackd.cli.daemon"]
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [*argv, "--runtime-dir", str(self.runtime_dir), "--state-dir", str(tmp / "state"),
+                 "--interval", "0.1", *options],
+                env={**os.environ, "PYTHONPATH": str(AGENT)},
+                stdout=log, stderr=log,
+            )
+        wait_for(lambda: self.ctl("status")[0] == 0 or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log.read_text()
+
+    def ctl(self, *args: str) -> Tuple[int, Any, str]:
+        """Exit code, the JSON answer (or None), standard error."""
+        done = subprocess.run(
+            [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(self.runtime_dir),
+             "--json", *args],
+            env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
+        )
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = None
+        return done.returncode, answer, done.stderr
+
+    def status(self) -> Dict[str, Any]:
+        code, answer, error = self.ctl("status")
+        assert code == 0, error
+        result: Dict[str, Any] = answer
+        return result
+
+    def device(self, name: str) -> Optional[Dict[str, Any]]:
+        rows = [row for row in self.status()["devices"] if row["name"] == name]
+        return rows[0] if rows else None
+
+    def pin(self, size: int = PIN) -> None:
+        assert self.ctl("pin", str(size))[0] == 0
+        wait_for(lambda: read_files()["dirty_bytes"] == size)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(timeout=20)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    running: List[Running] = []
+
+    def starter(*options: str, **more: Any) -> Running:
+        running.append(Running(tmp_path, *options, **more))
+        return running[-1]
+
+    yield starter
+    for daemon in running:
+        daemon.end(signal.SIGKILL)
+
+
+# ---- restore ---------------------------------------------------------------
+
+ORIGINALS = {
+    "ratios": (("ratio", 20), ("ratio", 10)),
+    "other ratios": (("ratio", 33), ("ratio", 7)),
+    "bytes": (("bytes", 200 << 20), ("bytes", 50 << 20)),
+    "odd bytes": (("bytes", 123456789), ("bytes", 1234567)),
+    "background above, ratios": (("ratio", 10), ("ratio", 20)),
+    "background above, bytes": (("bytes", 64 << 20), ("bytes", 128 << 20)),
+    "limit in bytes": (("bytes", 512 << 20), ("ratio", 10)),
+    "background in bytes": (("ratio", 20), ("bytes", 64 << 20)),
+}
+
+# A daemon whose decision fails in the fifth tick after the pin.
+CRASHING = """
+import sys
+import writebackd.daemon as d
+real, left = d.decide, [5]
+def failing(policy, memory, sample, estimates):
+    if memory.pin_bytes:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("as if there were a bug")
+    return real(policy, memory, sample, estimates)
+d.decide = failing
+from writebackd.cli.daemon import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("original", ORIGINALS, ids=[k.replace(" ", "-") for k in ORIGINALS])
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGKILL", "crash"])
+def test_all_four_files_read_as_before(
+    start: Callable[..., Running], original: str, end: str
+) -> None:
+    for background, (form, value) in enumerate(ORIGINALS[original]):
+        set_pair(form, value, bool(background))
+    before = read_files()
+    program = [sys.executable, "-c", CRASHING] if end == "crash" else None
+    daemon = start("--probe", "procfs", program=program)
+    assert daemon.status()["limits"]["original"] == before
+    daemon.pin()
+    during = read_files()
+    assert (during["dirty_bytes"], during["dirty_background_bytes"]) == (PIN, PIN // 2)
+    if end == "crash":
+        assert daemon.process.wait(timeout=20) == 1
+        assert "Traceback" not in daemon.log.read_text()
+        assert "as if there were a bug" in daemon.log.read_text()
+    else:
+        daemon.end(getattr(signal, end))
+    if end == "SIGKILL":
+        assert read_files() == during
+        assert daemon.ctl("restore")[0] == 0
+    assert read_files() == before
+    assert not (daemon.runtime_dir / "ledger.json").exists()
+
+
+def test_a_restart_after_sigkill_adopts_the_ledger(
+    start: Callable[..., Running]
+) -> None:
+    before = read_files()
+    first = start("--probe", "procfs")
+    first.pin()
+    first.end(signal.SIGKILL)
+    second = start("--probe", "procfs")
+    # Not the pinned value, which is what stands: what it was before the first.
+    assert second.status()["limits"]["original"] == before
+    second.end()
+    assert read_files() == before
+
+
+# ---- modes and steering ----------------------------------------------------
+
+
+def test_observe_writes_nothing_and_enforce_does(start: Callable[..., Running]) -> None:
+    before = read_files()
+    daemon = start("--probe", "procfs", "--mode", "observe")
+    assert daemon.ctl("pin", str(PIN))[0] == 0
+    wait_for(lambda: daemon.status()["devices"][0]["state"] in ("pinned", "excluded"))
+    assert read_files() == before
+    assert daemon.ctl("enforce")[0] == 0
+    wait_for(lambda: read_files()["dirty_bytes"] == PIN)
+    assert daemon.ctl("verify")[0] == 0
+    assert daemon.ctl("observe")[0] == 0
+    assert read_files() == before
+    daemon.end()
+
+
+def test_restore_beside_a_running_daemon_means_observe(start: Callable[..., Running]) -> None:
+    before = read_files()
+    daemon = start("--probe", "procfs")
+    daemon.pin()
+    assert daemon.ctl("restore")[0] == 0
+    assert read_files() == before
+    assert daemon.status()["mode"] == "observe"
+
+
+def test_release_goes_back_to_what_was_found(start: Callable[..., Running]) -> None:
+    before = read_files()
+    daemon = start("--probe", "procfs")
+    daemon.pin()
+    assert daemon.ctl("release")[0] == 0
+    wait_for(lambda: read_files() == before)
+
+
+def test_a_foreign_write_is_named_and_left_alone(start: Callable[..., Running]) -> None:
+    daemon = start()
+    by_name = daemon.status()["probe"]["backend"] == "libbpf"
+    daemon.pin()
+    shell = subprocess.Popen(["/bin/sh", "-c", f"echo {99 << 20} > {VM}/dirty_bytes"])
+    shell.wait()
+    wait_for(lambda: daemon.status()["yielded"])
+    yielded = daemon.status()["yielded"]
+    assert f"dirty_bytes={99 << 20}" in yielded
+    if by_name and "the name of a foreign writer" not in daemon.status()["probe"]["misses"]:
+        assert f"sh (pid {shell.pid})" in yielded
+    time.sleep(0.5)  # five ticks in which nothing may be written
+    assert read_files()["dirty_bytes"] == 99 << 20
+    assert read_files()["dirty_background_ratio"] == 10  # ours went home
+    assert daemon.ctl("verify")[0] == 1
+    daemon.end()
+    assert read_files()["dirty_bytes"] == 99 << 20
+
+
+def test_enforce_takes_over_again_and_goes_back_to_the_foreign_value(
+    start: Callable[..., Running]
+) -> None:
+    daemon = start("--probe", "procfs")
+    daemon.pin()
+    (VM / "dirty_bytes").write_text(str(99 << 20))
+    wait_for(lambda: daemon.status()["yielded"])
+    assert daemon.ctl("enforce")[0] == 0
+    wait_for(lambda: read_files()["dirty_bytes"] == PIN)
+    daemon.end()
+    assert read_files()["dirty_bytes"] == 99 << 20
+
+
+def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    daemon = start("--probe", "procfs")
+    second = subprocess.run(
+        [sys.executable, "-m", "writebackd.cli.daemon", "--runtime-dir", str(daemon.runtime_dir),
+         "--state-dir", str(tmp_path / "other")],
+        env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
+    )
+    assert second.returncode == 1
+    assert str(daemon.process.pid) in second.stderr
+
+
+def test_sighup_reads_the_policy_again_and_keeps_the_old_one_on_error(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    policy = tmp_path / "mine.conf"
+    policy.write_text("[policy]\nname = mine\nmode = observe\n")
+    daemon = start("--probe", "procfs", "--policy", str(policy))
+    assert daemon.status()["mode"] == "observe"
+    policy.write_text("[policy]\nname = mine\nmode = wrong\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: "mine.conf:3" in daemon.log.read_text())
+    assert daemon.status()["mode"] == "observe"
+    policy.write_text("[policy]\nname = mine\nmode = enforce\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: daemon.status()["mode"] == "enforce")
+
+
+# ---- devices ---------------------------------------------------------------
+
+
+def test_a_device_with_syncs_is_guarded_and_its_row_goes_with_it(
+    start: Callable[..., Running]
+) -> None:
+    before = read_files()
+    with scratch_disk("ext4") as disk:
+        daemon = start("--device", disk.device)
+        assert disk.mountpoint is not None
+        fd = os.open(disk.mountpoint / "db", os.O_RDWR | os.O_CREAT)
+        try:
+            for i in range(60):
+                os.pwrite(fd, b"x" * 4096, i * 4096)
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        wait_for(lambda: (daemon.device(disk.device) or {}).get("state") == "guard")
+        wait_for(lambda: read_files()["dirty_bytes"] > 0)
+        assert daemon.ctl("why", disk.device)[0] == 0
+    wait_for(lambda: daemon.device(disk.device) is None)
+    wait_for(lambda: read_files() == before)  # nobody has demand any more
+    assert daemon.process.poll() is None
+    assert daemon.end() == 0
+
+
+def test_what_it_costs_is_in_the_status(start: Callable[..., Running]) -> None:
+    daemon = start()
+    cost = daemon.status()["self"]
+    print(f"\nRSS {cost['rss_bytes'] / (1 << 20):.1f} MB, maps {cost['map_bytes'] >> 10} KiB")
+    assert 0 < cost["rss_bytes"] <= 45 << 20
+    assert 0 < cost["map_bytes"] <= 16 << 20
+
+
+# ---- what keeps it from starting -------------------------------------------
+
+
+
+def test_not_root_is_one_line_and_exit_4(tmp_path: Path) -> None:
+    # From a copy: the checkout may lie where nobody cannot go.
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv.pop());"
+         "import os; import writebackd.cli.daemon as d; import pwd;"
+         "os.setuid(pwd.getpwnam('nobody').pw_uid); sys.exit(d.main(sys.argv[1:]))", str(AGENT)],
+        capture_output=True, text=True,
+    )
+    assert done.returncode == 4
+    assert len(done.stderr.splitlines()) == 1 and "root" in done.stderr
+
+
+def test_a_bad_policy_touches_nothing(tmp_path: Path) -> None:
+    policy = tmp_path / "bad.conf"
+    policy.write_text("[limits]\nflor = 1M\n")
+    before = read_files()
+    done = subprocess.run(
+        [sys.executable, "-m", "writebackd.cli.daemon", "--policy", str(policy),
+         "--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")],
+        env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
+    )
+    assert done.returncode == 2
+    assert f"{policy}:2" in done.stderr and "floor" in done.stderr
+    assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
+    assert read_files() == before
+
+
+def test_without_bpf_it_runs_on_proc_and_says_what_it_cannot_see(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    hidden = (
+        "import sys; import writebackd.kernel.probe as p; from pathlib import Path;"
+        "p.object_path = lambda: Path('/nonexistent/writeback.bpf.o');"
+        "from writebackd.cli.daemon import main; sys.exit(main(sys.argv[1:]))"
+    )
+    daemon = start(program=[sys.executable, "-c", hidden])
+    probe = daemon.status()["probe"]
+    assert probe["backend"] == "procfs" and probe["fsync_hook"] is None
+    assert any("fsync" in miss for miss in probe["misses"])
+    assert daemon.end() == 0
