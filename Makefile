@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+#   make bpf                    compile the probe into the checkout
+#   make check                  what tests/run does without root or VMs
+#   make install [DESTDIR=]     install into the system, from Debian's Python
+#   make uninstall
+#
+# BTF=FILE compiles against another kernel's types than the running one's.
+
+PREFIX ?= /usr
+SYSCONFDIR ?= /etc
+PYTHON ?= /usr/bin/python3
+LIB := $(PREFIX)/lib/writebackd
+UNITS := $(PREFIX)/lib/systemd/system
+DOC := $(PREFIX)/share/doc/writebackd
+D := $(DESTDIR)
+BTF ?=
+export WRITEBACKD_BTF := $(or $(BTF),$(WRITEBACKD_BTF))
+
+all: bpf
+
+bpf:
+	$(PYTHON) bpf/build_backend.py
+
+check:
+	tests/run ruff mypy imports unit
+
+# A directory of its own, so that an upgrade of Python does not lose it, and
+# launchers that no PYTHONPATH of root's shell can mislead (-I).
+launcher = printf '%s\n' '\#!$(PYTHON) -I' 'import sys' 'sys.path.insert(0, "$(LIB)")' \
+	'from writebackd.cli.$(1) import main' 'sys.exit(main())' > '$(D)$(PREFIX)/bin/$(2)' && \
+	chmod 755 '$(D)$(PREFIX)/bin/$(2)'
+
+install:
+	install -d '$(D)$(PREFIX)/bin' '$(D)$(LIB)/policies.d' '$(D)$(UNITS)' '$(D)$(DOC)' \
+		'$(D)$(SYSCONFDIR)/writebackd/policies.d'
+	rm -rf '$(D)$(LIB)/writebackd'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
+		--no-compile --upgrade --root-user-action=ignore --target '$(D)$(LIB)' .
+	rm -rf '$(D)$(LIB)/bin' '$(D)$(LIB)/writebackd/policies' '$(D)$(LIB)'/writebackd-*.dist-info
+	install -m 644 policies/*.conf '$(D)$(LIB)/policies.d'
+	ln -s ../policies.d '$(D)$(LIB)/writebackd/policies'
+	$(PYTHON) -m compileall -q $(if $(D),-s '$(D)') '$(D)$(LIB)/writebackd'
+	$(call launcher,daemon,writebackd)
+	$(call launcher,ctl,writebackctl)
+	sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \
+		systemd/writebackd.service > '$(D)$(UNITS)/writebackd.service'
+	chmod 644 '$(D)$(UNITS)/writebackd.service'
+	cp -R README.md LICENSE docs '$(D)$(DOC)'
+
+# Policies and drop-ins in $(SYSCONFDIR) are the admin's and stay.
+uninstall:
+	rm -rf '$(D)$(LIB)' '$(D)$(DOC)'
+	rm -f '$(D)$(PREFIX)/bin/writebackd' '$(D)$(PREFIX)/bin/writebackctl' \
+		'$(D)$(UNITS)/writebackd.service'
+
+clean:
+	rm -rf build agent/writebackd/_bpf agent/writebackd.egg-info
+
+.PHONY: all bpf check install uninstall clean

@@ -1,0 +1,182 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0-or-later
+# agent/setup.sh [run|lab|test]: makes a fresh Debian 12 or 13 ready.
+#
+#   run   what the agent needs (default)
+#   lab   and what the modelled disk of the demo needs
+#   test  and what every test needs
+#
+# Installs Debian packages (only what is missing; only that needs root), makes
+# build/venv from Debian's own Python, and puts this checkout into it.  Says a
+# line for each thing it does and nothing when all is there; the full output is
+# in build/setup.log.
+set -euo pipefail
+
+# Always Debian's: its python3-* packages belong to this one, whatever another
+# python3 on the PATH (pyenv, conda) may be.
+PYTHON=/usr/bin/python3
+
+RUN="clang llvm libbpf-dev libbpf1 bpftool make python3 python3-venv python3-pip
+    python3-setuptools python3-wheel python3-psutil python3-pyroute2"
+LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
+    util-linux mount kmod procps"
+TEST="python3-pytest python3-hypothesis systemd qemu-system-x86 busybox-static file udev
+    dmsetup sysbench git ca-certificates"
+# Good to have: a missing one costs a feature, told where it is missed, not the run.
+OPTIONAL="python3-systemd"
+
+what=${1:-run}
+case $what in
+    run) packages="$RUN" ;;
+    lab) packages="$RUN $LAB" ;;
+    test) packages="$RUN $LAB $TEST" ;;
+    *) echo "usage: agent/setup.sh [run|lab|test]" >&2; exit 2 ;;
+esac
+
+cd "$(dirname "$(readlink -f "$0")")/.."
+root=$PWD
+log=$root/build/setup.log
+venv=$root/build/venv
+
+say() { echo "setup: $*" >&2; }
+
+fail() {
+    say "$1"
+    if [ -s "$log" ]; then
+        tail -n 20 "$log" | sed 's/^/    /' >&2
+        say "all of it is in $log"
+    fi
+    exit "${2:-1}"
+}
+
+# Debian's packages among the arguments that are not installed.
+missing() {
+    local package
+    for package; do
+        [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] ||
+            echo "$package"
+    done
+}
+
+# 9>&-: a service that a package starts must not keep our lock.
+apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" >>"$log" 2>&1 \
+        </dev/null 9>&-
+}
+
+update_lists() {
+    say "updating the package lists"
+    apt update || say "apt-get update failed, going on with the lists that are there"
+}
+
+install_packages() {
+    local needed wished package
+    # shellcheck disable=SC2086 # word lists
+    needed=$(missing $packages) wished=$(missing $OPTIONAL)
+    [ -n "$needed" ] || return 0
+    if [ "$(id -u)" != 0 ]; then
+        say "these Debian packages are missing, and installing them needs root:"
+        # shellcheck disable=SC2086
+        say "    apt-get install --no-install-recommends" $needed
+        exit 4
+    fi
+    update_lists
+    for package in $wished; do
+        if apt-cache show "$package" >/dev/null 2>&1; then
+            needed="$needed $package"
+        else
+            say "$package is not on offer here, going on without"
+        fi
+    done
+    # shellcheck disable=SC2086
+    say "installing" $needed
+    # shellcheck disable=SC2086
+    apt install -y --no-install-recommends $needed ||
+        fail "apt-get install failed: check /etc/apt/sources.list and the network, then run again"
+}
+
+# Kernel images for the virtual machines are downloaded by name and version,
+# which works with lists of today only.
+refresh_lists() {
+    [ "$(id -u)" = 0 ] || return 0
+    [ -n "$(find /var/lib/apt/lists/partial -maxdepth 0 -mtime -1 2>/dev/null)" ] || update_lists
+}
+
+make_venv() {
+    local version
+    version=$("$PYTHON" -c 'import sys; print(sys.version)')
+    # Another Python (an upgraded Debian) or another place (the scripts hold
+    # absolute paths): make it anew.
+    if [ "$("$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null)" != "$version" ] ||
+        [ "$(cat "$venv/.made-for" 2>/dev/null)" != "$root" ]; then
+        say "making build/venv"
+        rm -rf "$venv"
+        "$PYTHON" -m venv --system-site-packages "$venv" >>"$log" 2>&1 ||
+            fail "making build/venv failed"
+        echo "$root" >"$venv/.made-for"
+    fi
+}
+
+# compile_probe: quick when nothing changed, so it is not guessed here whether to.
+compile_probe() {
+    if [ ! -e "${WRITEBACKD_BTF:-/sys/kernel/btf/vmlinux}" ]; then
+        say "this kernel has no BTF: going on without BPF, the agent will see procfs only"
+        export WRITEBACKD_BUILD_PROBE=no
+    fi
+    [ -e agent/writebackd/_bpf/writeback.bpf.o ] || say "compiling the probe"
+    "$PYTHON" bpf/build_backend.py >>"$log" 2>&1 || fail "compiling the probe failed"
+}
+
+pip() {
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip -q "$@" >>"$log" 2>&1 </dev/null
+}
+
+# An editable install: Python and policies are used where they lie, so only
+# other metadata makes it stale.
+install_package() {
+    local stamp
+    stamp=$(cat setup.cfg pyproject.toml bpf/build_backend.py agent/writebackd/__init__.py |
+        sha256sum)
+    if [ "$(cat "$venv/.package" 2>/dev/null)" != "$stamp" ]; then
+        say "installing writebackd into build/venv"
+        pip install --no-build-isolation --no-deps --editable . ||
+            fail "installing writebackd into build/venv failed"
+        echo "$stamp" >"$venv/.package"
+    fi
+}
+
+install_checkers() {
+    local wanted
+    wanted=$("$PYTHON" - <<'END'
+import configparser
+config = configparser.ConfigParser()
+config.read("setup.cfg")
+extras = config["options.extras_require"]
+print(*(extras["test"] + extras["vm"]).split())
+END
+    )
+    if [ "$(cat "$venv/.checkers" 2>/dev/null)" != "$wanted" ]; then
+        say "installing $wanted"
+        # shellcheck disable=SC2086
+        pip install $wanted || fail "installing the checkers from PyPI failed: check the network"
+        echo "$wanted" >"$venv/.checkers"
+    fi
+}
+
+command -v apt-get >/dev/null && command -v dpkg-query >/dev/null ||
+    fail "this script knows Debian only; elsewhere see \"Installing\" in README.md"
+if ! { mkdir -p build && [ -w build ]; } 2>/dev/null; then
+    say "$root/build is not writable: remove it, or run this as the user it belongs to"
+    exit 4
+fi
+exec 9>build/setup.lock
+flock 9
+: >"$log"
+install_packages
+make_venv
+compile_probe
+install_package
+if [ "$what" = test ]; then
+    refresh_lists
+    install_checkers
+fi

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The import rules hold, and they can fail: each is broken once in a copy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from checkout import copy_checkout
+
+VIOLATIONS = {
+    "a clock in the law": ("control/law.py", "import time"),
+    "a file in the estimate": ("estimate/estimate.py", "from pathlib import Path"),
+    "the kernel in the law": ("control/law.py", "from writebackd.kernel import vm"),
+    "by a detour": ("control/law.py", "from writebackd.policy import load"),
+    "against the direction": ("kernel/vm.py", "from writebackd.report import snapshot"),
+    "the model leans on us": ("model.py", "from writebackd.policy import units"),
+}
+
+
+def lint(checkout: Path) -> "tuple[int, str]":
+    linter = shutil.which("lint-imports")
+    if not linter:
+        pytest.skip("lint-imports is missing: agent/setup.sh test installs it")
+    result = subprocess.run(
+        [linter, "--no-logo", "--no-cache", "--config", str(checkout / "setup.cfg")],
+        # The working directory is first on lint-imports' path, before an installed package.
+        cwd=checkout / "agent",
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return result.returncode, result.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_checkout(tmp_path_factory.mktemp("imports") / "checkout")
+
+
+def test_rules_hold(checkout: Path) -> None:
+    code, output = lint(checkout)
+    assert code == 0, output
+    assert "2 kept, 0 broken" in output
+
+
+@pytest.mark.parametrize("module, line", VIOLATIONS.values(), ids=VIOLATIONS.keys())
+def test_rules_can_be_broken(module: str, line: str, checkout: Path) -> None:
+    path = checkout / "agent" / "writebackd" / module
+    text = path.read_text()
+    path.write_text(re.sub(r"(?m)^(from __future__ .*)$", rf"\1\n{line}  # noqa", text, count=1))
+    assert path.read_text() != text
+    try:
+        code, output = lint(checkout)
+    finally:
+        path.write_text(text)
+    assert code == 1, output
+    assert "0 broken" not in output
