@@ -144,7 +144,6 @@ SEC("?tp_btf/block_rq_complete")
 int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 {
 	struct gendisk *disk = request_disk(rq);
-	struct io_stats *stats;
 	struct io_slot *slot;
 	__u64 start, sequence;
 	__u32 index, dev;
@@ -177,11 +176,10 @@ int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 		slot->diskseq = sequence;
 	}
 
-	stats = &slot->stats[class];
-	ADD(stats->bytes, nr_bytes);
+	ADD(slot->total[class].bytes, nr_bytes);
 	if (nr_bytes < rq->__data_len)
 		return 0; /* partial: the request goes on */
-	ADD(stats->count, 1);
+	ADD(slot->total[class].count, 1);
 
 	start = request_start(rq);
 	if (!start) {
@@ -191,7 +189,7 @@ int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 	/* Clocks are read at different places: never count a negative time. */
 	__u64 now = bpf_ktime_get_ns();
 
-	ADD(stats->hist[hist_bucket(now > start ? now - start : 0)], 1);
+	ADD(slot->hist[class][hist_bucket(now > start ? now - start : 0)], 1);
 
 	if (cfg.queue_latency) {
 		struct queue_slot *queue = bpf_map_lookup_elem(&queue_slots, &index);
@@ -564,6 +562,8 @@ static __always_inline int note_dirty(struct address_space *mapping)
 	if (entry) {
 		entry->bytes = bytes;
 		entry->dev = inode_dev(mapping->host);
+		/* Every time: a shell's child has the shell's name until exec. */
+		bpf_get_current_comm(entry->comm, sizeof(entry->comm));
 	}
 	return 0;
 }

@@ -22,20 +22,19 @@ enum io_class {
 	IO_CLASSES,
 };
 
-struct io_stats {
-	__u64 count;
-	__u64 bytes;
-	__u32 hist[HIST_BUCKETS];
-};
-
 /* One device on one shard of the CPUs; slots are found by request_queue.id.
- * 3968 bytes: a whole number of cache lines, so shards do not share one. */
+ * What every completion touches comes first, in two cache lines.  3968 bytes: a
+ * whole number of lines, so shards do not share one. */
 struct io_slot {
 	__u64 diskseq;
 	__u32 dev; /* kernel dev_t: major << 20 | minor */
 	__u32 unstamped; /* completions without a start time: not in a histogram */
+	struct {
+		__u64 count;
+		__u64 bytes;
+	} total[IO_CLASSES];
 	__u64 pad[4];
-	struct io_stats stats[IO_CLASSES];
+	__u32 hist[IO_CLASSES][HIST_BUCKETS];
 };
 
 struct queue_slot {

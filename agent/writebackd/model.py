@@ -295,7 +295,7 @@ class Estimate:
     demand: bool
     demand_known: bool  # False: the probe cannot see fsync
     flooded: bool  # background writes keep the device or the limit busy
-    held_back: bool  # writers slept for the limit most of the tick
+    held_back: bool  # writers slept for the limit: it sets their speed
     throughput: Optional[float]  # smoothed write rate while flooded
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]

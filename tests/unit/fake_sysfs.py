@@ -39,7 +39,7 @@ class FakeSysfs:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
 
-    def disk(  # noqa: PLR0913, PLR0917 - one argument for each file, told apart by defaults
+    def disk(
         self,
         name: str,
         devno: str,

@@ -8,7 +8,7 @@ limit / tau and the write cache has room.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import List, Tuple
 
 from writebackd.control.decide import decide
@@ -56,7 +56,7 @@ class Plant:
     syncing: bool = True
     limit: int = AS_FOUND
     time_s: float = 1000.0
-    memory: Memory = Memory()
+    memory: Memory = field(default_factory=Memory)
     dirty: float = 0.0
     background: int = AS_FOUND // 2
 

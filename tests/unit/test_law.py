@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant
+from writebackd.control.decide import decide
 from writebackd.control.law import kernel_floor_bytes
 from writebackd.control.ramp import near, next_limit
-from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
 from writebackd.model import ForeignWrite, State, VmLimits, VmState
 from writebackd.policy import load_policy
@@ -76,7 +76,7 @@ def test_it_finds_the_knee_of_any_disk(drain_mb: float, tau_ms: float) -> None:
         assert decision.limit_bytes is not None
         assert seen.write_rate >= 0.85 * POLICY.objective.keep_throughput * drain_mb * MB
     knee = max(drain_mb * MB * tau_ms / 1e3, kernel_floor_bytes(HOST), POLICY.limits.floor_bytes)
-    assert ran[-1][1].limit_bytes <= 2.5 * knee
+    assert (ran[-1][1].limit_bytes or AS_FOUND) <= 2.5 * knee
 
 
 def test_when_settled_it_seldom_writes() -> None:
@@ -245,15 +245,12 @@ def test_the_tightest_need_among_devices_with_demand_decides() -> None:
 def test_same_policy_memory_and_sample_same_decision() -> None:
     host = plant(flood=True)
     host.run(10)
-    sample, memory = host.sample(), host.memory
-    first = decide(POLICY, *_swap(estimate(POLICY, memory, sample), sample))
-    second = decide(POLICY, *_swap(estimate(POLICY, memory, sample), sample))
-    assert first == second
-
-
-def _swap(estimated, sample):  # type: ignore[no-untyped-def]
-    estimates, memory = estimated
-    return memory, sample, estimates
+    sample, before = host.sample(), host.memory
+    outcomes = []
+    for _ in range(2):
+        estimates, memory = estimate(POLICY, before, sample)
+        outcomes.append(decide(POLICY, memory, sample, estimates))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_disk_of_another_identity_starts_anew() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, Optional
 import pytest
 
 import samples
+from writebackd import human
 from writebackd.cli.render import clean, render_status, wants_colour
 from writebackd.cli.screens import (
     render_devices,
@@ -20,7 +21,6 @@ from writebackd.cli.screens import (
     render_verify,
     render_why,
 )
-from writebackd import human
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import devices_json, status_json, verify_json, why_json
 

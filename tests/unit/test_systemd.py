@@ -79,7 +79,7 @@ def test_mounts_stay_visible() -> None:
 
 def test_killed_means_restored_and_hopeless_means_stopped() -> None:
     unit = settings()
-    assert unit["ExecStopPost"] == ["/usr/bin/writebackctl restore"]
+    assert unit["ExecStopPost"] == ["/usr/bin/writebackctl restore --honour-keep"]
     assert unit["Restart"] == ["on-failure"]
     assert {int(code) for code in unit["RestartPreventExitStatus"][0].split()} == {
         USAGE,

@@ -9,13 +9,13 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 import pytest
-from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs, many_disks
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs, many_disks
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.mounts import Mount, MountWatch, parse_mountinfo
 from writebackd.kernel.topology import Topology, scan
@@ -410,7 +410,7 @@ def test_lost_events_are_a_reason_to_scan() -> None:
 
 
 def test_a_host_without_pyroute2_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyroute2", None)
+    monkeypatch.setitem(cast(Any, sys.modules), "pyroute2", None)
     opened, reason = open_uevents()
     assert opened is None
     assert reason is not None
@@ -427,7 +427,7 @@ def test_a_refused_socket_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPat
         def close(self) -> None:
             Refused.closed = True
 
-    monkeypatch.setitem(sys.modules, "pyroute2", SimpleNamespace(UeventSocket=Refused))
+    monkeypatch.setitem(cast(Any, sys.modules), "pyroute2", SimpleNamespace(UeventSocket=Refused))
     opened, reason = open_uevents()
     assert opened is None
     assert reason is not None

@@ -15,11 +15,11 @@ from typing import Iterator, Tuple
 from writebackd.cli.client import NoDaemon, is_locked, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.paths import LEDGER, LOCK
 from writebackd.cli.render import wants_colour
 from writebackd.cli.rivals import rivals
 from writebackd.cli.screens import render_findings
 from writebackd.kernel.files import KernelFiles
+from writebackd.paths import LEDGER, LOCK
 
 # level (good, note, warning, blocker) and what was found
 Finding = Tuple[str, str]

@@ -13,9 +13,9 @@ from pathlib import Path
 from writebackd.cli.client import request
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.cli.render import wants_colour
 from writebackd.cli.screens import render_history
+from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.history import HistoryError, read_history
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")

@@ -10,9 +10,9 @@ from writebackd.actuate.restore import restore_from_ledger
 from writebackd.cli.client import NoAnswer, NoDaemon, is_locked, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, CommandError
 from writebackd.cli.output import show, show_json
-from writebackd.paths import LEDGER
 from writebackd.cli.steering import report
 from writebackd.kernel.files import KernelFiles
+from writebackd.paths import LEDGER
 
 
 def restore(options: argparse.Namespace) -> int:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from typing import Any, List, Mapping, Sequence
 
-from writebackd.cli.render import Paint, as_text, clean, labelled, wrapped
 from writebackd import human
+from writebackd.cli.render import Paint, as_text, clean, labelled, wrapped
 
 Answer = Mapping[str, Any]
 

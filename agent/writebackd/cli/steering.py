@@ -6,11 +6,11 @@ from __future__ import annotations
 import argparse
 from typing import Any, Mapping
 
+from writebackd import human
 from writebackd.cli.client import request
 from writebackd.cli.exits import GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json
 from writebackd.policy.units import UnitError, parse_size
-from writebackd import human
 
 
 def mode(options: argparse.Namespace) -> int:

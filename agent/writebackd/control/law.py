@@ -32,6 +32,9 @@ STARVED_TICKS = 3
 # than the noise of a tick (10 to 20 %), and three steps up undo two down.
 SHRINK = 0.75
 GROW = 1.25
+# Below the knee throughput is proportional to the limit, so what is missing of
+# it says how far the knee is: that far, but not more than this at once.
+GROW_MOST = 2.0
 # The kernel's bandwidth estimate, which paces the writers, follows in 3 to 4 s
 # (fs/fs-writeback.c): judge a step only after it has.
 SETTLE_S = 4.0
@@ -170,11 +173,13 @@ def _trim(
         )
         if not settled:
             return memory, State.PROBE, verdict + ": waiting for the last step to settle"
+        missing = (estimate.drain_rate or 0.0) / max(estimate.throughput or 0.0, 1.0)
+        grow = min(max(missing, GROW), GROW_MOST)
         memory = replace(
             memory,
             starved_trim=memory.trim,
             starved_s=now_s,
-            trim=min(TRIM_MOST, memory.trim * GROW),
+            trim=min(TRIM_MOST, memory.trim * grow),
             last_trim_s=now_s,
             stuck_ticks=0,
         )

@@ -12,11 +12,10 @@ from writebackd.model import HIST_BUCKETS, IoClass
 CLASSES = len(IoClass)
 
 # struct io_slot
-IO_SLOT_HEAD = struct.Struct("=QII32x")  # diskseq, dev, unstamped
-IO_STATS_HEAD = struct.Struct("=QQ")  # count, bytes
+# diskseq, dev, unstamped, then count and bytes of each class
+IO_SLOT_HEAD = struct.Struct(f"=QII{2 * CLASSES}Q32x")
 HIST = struct.Struct(f"={HIST_BUCKETS}I")
-IO_STATS_SIZE = IO_STATS_HEAD.size + HIST.size
-IO_SLOT_SIZE = IO_SLOT_HEAD.size + CLASSES * IO_STATS_SIZE
+IO_SLOT_SIZE = IO_SLOT_HEAD.size + CLASSES * HIST.size
 # struct queue_slot
 QUEUE_SLOT_SIZE = CLASSES * HIST.size
 # struct sync_stats: counts by kind, histogram of file syncs, of syncfs

@@ -93,62 +93,62 @@ def _difference(current: Sequence[int], last: Sequence[int]) -> Histogram:
 
 
 _NO_HISTOGRAM = (0,) * HIST_BUCKETS
+_NO_COMPLETIONS = (0,) * (3 + 2 * layout.CLASSES)
 
 
 class _BlockReader:
-    """Sums the shards of every slot and takes the difference to the last read."""
+    """Takes the difference of every slot to the last read; shards of a disk add up."""
 
     def __init__(
         self, slots: mmap.mmap, queues: Optional[mmap.mmap], sizes: layout.Sizes
     ) -> None:
         self._slots, self._queues, self._sizes = slots, queues, sizes
-        self._identity: Dict[int, Tuple[int, int]] = {}
-        self._last: Dict[Tuple[int, int], Tuple[int, int, Sequence[int]]] = {}
-        self._last_queue: Dict[Tuple[int, int], Sequence[int]] = {}
-        self._last_unstamped: Dict[int, int] = {}
+        self._heads: Dict[int, Tuple[int, ...]] = {}
+        self._hists: Dict[Tuple[int, int], Sequence[int]] = {}
+        self._waits: Dict[Tuple[int, int], Sequence[int]] = {}
         self.unstamped = 0  # in the last read, of all devices
 
     def read(self) -> Dict[str, Dict[IoClass, ClassSample]]:
         result: Dict[str, Dict[IoClass, ClassSample]] = {}
         self.unstamped = 0
         for block in range(self._sizes.slots * self._sizes.shards):
-            offset = block * layout.IO_SLOT_SIZE
-            diskseq, dev, unstamped = layout.IO_SLOT_HEAD.unpack_from(self._slots, offset)
-            if not dev and not diskseq:
-                continue  # no completion yet
-            known = self._identity.get(block)
-            self._identity[block] = (diskseq, dev)
+            head = layout.IO_SLOT_HEAD.unpack_from(self._slots, block * layout.IO_SLOT_SIZE)
+            last = self._heads.get(block, _NO_COMPLETIONS)
+            if head == last:
+                continue
+            self._heads[block] = head
             # Another disk under the same queue id inherits the counters: what
             # they hold now is its zero.
-            reset = known is not None and known != (diskseq, dev)
-            self.unstamped += 0 if reset else unstamped - self._last_unstamped.get(block, 0)
-            self._last_unstamped[block] = unstamped
+            reset = last is not _NO_COMPLETIONS and head[:2] != last[:2]
+            if not reset:
+                self.unstamped += head[2] - last[2]
             for io_class in IoClass:
-                sample = self._read_class(block, io_class, offset)
-                if sample is not None and not reset:
-                    classes = result.setdefault(layout.devno(dev), {})
-                    so_far = classes.get(io_class)
-                    classes[io_class] = so_far + sample if so_far else sample
+                at = 3 + 2 * io_class.value
+                count, size = head[at] - last[at], head[at + 1] - last[at + 1]
+                if not count and not size:
+                    continue
+                latency, queue = self._read_histograms(block, io_class.value)
+                if reset:
+                    continue
+                sample = ClassSample(count, size, latency, queue)
+                classes = result.setdefault(layout.devno(head[1]), {})
+                so_far = classes.get(io_class)
+                classes[io_class] = so_far + sample if so_far else sample
         return result
 
-    def _read_class(self, block: int, io_class: IoClass, offset: int) -> Optional[ClassSample]:
-        offset += layout.IO_SLOT_HEAD.size + io_class.value * layout.IO_STATS_SIZE
-        count, size = layout.IO_STATS_HEAD.unpack_from(self._slots, offset)
-        key = (block, io_class.value)
-        last_count, last_size, last_hist = self._last.get(key, (0, 0, _NO_HISTOGRAM))
-        if count == last_count and size == last_size:
-            return None
-        hist = layout.HIST.unpack_from(self._slots, offset + layout.IO_STATS_HEAD.size)
-        self._last[key] = (count, size, hist)
-        queue = None
-        if self._queues is not None:
-            at = block * layout.QUEUE_SLOT_SIZE + io_class.value * layout.HIST.size
-            waits = layout.HIST.unpack_from(self._queues, at)
-            queue = _difference(waits, self._last_queue.get(key, _NO_HISTOGRAM))
-            self._last_queue[key] = waits
-        return ClassSample(
-            count - last_count, size - last_size, _difference(hist, last_hist), queue
-        )
+    def _read_histograms(self, block: int, number: int) -> Tuple[Histogram, Optional[Histogram]]:
+        key = (block, number)
+        offset = number * layout.HIST.size
+        at = block * layout.IO_SLOT_SIZE + layout.IO_SLOT_HEAD.size + offset
+        current = layout.HIST.unpack_from(self._slots, at)
+        latency = _difference(current, self._hists.get(key, _NO_HISTOGRAM))
+        self._hists[key] = current
+        if self._queues is None:
+            return latency, None
+        waits = layout.HIST.unpack_from(self._queues, block * layout.QUEUE_SLOT_SIZE + offset)
+        queue = _difference(waits, self._waits.get(key, _NO_HISTOGRAM))
+        self._waits[key] = waits
+        return latency, queue
 
 
 class _SyncReader:
@@ -415,7 +415,12 @@ class BpfProbe:
             os.close(self._stats_fd)
             self._stats_fd = None
         elif self._ticks % STATS_EVERY_TICKS == 2:
-            self._stats_fd = libbpf.enable_run_stats()
+            try:
+                self._stats_fd = libbpf.enable_run_stats()
+            except libbpf.BpfError as error:
+                # Needs CAP_SYS_ADMIN and 5.8; the cost then stays unknown.
+                log.debug("%s", error)
+                return
             stats = [self._object.run_stats(p) for p in programs]
             self._stats_base = (sum(s[0] for s in stats), stats[0][1])
 

@@ -137,7 +137,7 @@ KEYS: Tuple[Key, ...] = (
         "fsyncs per second from which a device counts as having sync demand."),
     Key("objective", "demand-hold", TIME, "60s", "1s", "1h",
         "How long sync demand is remembered after it was last seen."),
-    Key("objective", "allowed-delay", TIME, "8ms", "1ms", "10s",
+    Key("objective", "allowed-delay", TIME, "16ms", "1ms", "10s",
         "Queueing delay that the feed-forward target allows: limit = drain rate x this.",
         per_device=True),
     Key("devices", "include", DEVICES, "*", "", "",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd import human
 from writebackd.model import (
     Device,
     DeviceDecision,
@@ -22,7 +23,6 @@ from writebackd.model import (
     VmLimits,
     VmState,
 )
-from writebackd import human
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
 
