@@ -336,6 +336,7 @@ class DeviceMemory:
     # estimators
     drain_rate: Optional[float] = None
     drain_window: Tuple[float, ...] = ()  # rates of the last ticks with a full cache
+    was_full: bool = False  # the write cache had no room in the last tick
     fast_window: Tuple[Tuple[float, float], ...] = ()  # (dt, rate) at cache speed
     throughput: Optional[float] = None
     baseline_s: Optional[float] = None

@@ -178,6 +178,18 @@ def test_the_cache_filling_is_not_taken_for_the_drain_rate() -> None:
         assert estimates["sda"].drain_rate is None
 
 
+def test_the_tick_in_which_the_cache_becomes_full_does_not_count() -> None:
+    host = plant()
+    host.run(20)
+    host.flood = True
+    sample = host.sample()
+    mixed = replace(sample.devices[0], write_bytes=600 * MB)
+    estimates, memory = estimate(POLICY, host.memory, replace(sample, devices=(mixed,)))
+    assert estimates["sda"].drain_rate is None
+    estimates, _ = estimate(POLICY, memory, replace(sample, time_s=sample.time_s + 1))
+    assert estimates["sda"].drain_rate == pytest.approx(250 * MB, rel=0.05)
+
+
 def test_a_limit_that_holds_the_writers_back_does_not_lower_the_estimate() -> None:
     host = plant()
     host.run(20)

@@ -131,7 +131,7 @@ def update_drain(
 ) -> "tuple[DeviceMemory, str]":
     """The memory with this tick's sample in it, and what became of the sample."""
     if not writes.flooded:
-        return replace(memory, fast_window=()), "no flood"
+        return replace(memory, fast_window=(), was_full=False), "no flood"
     if sample.busy_share < BUSY_SHARE:
         full = False
     elif writes.slow_share is None:
@@ -139,6 +139,10 @@ def update_drain(
         full = True
     else:
         full = writes.slow_share >= FULL_SHARE
+    was_full, memory = memory.was_full, replace(memory, was_full=full)
+    if full and not was_full:
+        # For part of the tick the cache still took writes at link speed.
+        return replace(memory, fast_window=()), "write cache just became full: not counted yet"
     if full:
         window = (memory.drain_window + (writes.rate,))[-WINDOW:]
         memory = replace(
