@@ -157,6 +157,8 @@ class Chooser:
         for hook in hooks:
             number = self.try_hook(hook)
             if number is None:
+                # That it is not the older form is no refusal worth telling.
+                self.refused.pop(f"{hook.kind}:{hook.target}", None)
                 return hook, True
             # A kernel without kprobes answers ENOENT to any kprobe.
             exists = exists or number not in _ABSENT

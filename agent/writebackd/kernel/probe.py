@@ -37,6 +37,8 @@ DIRTY_GRAIN = 256 << 10
 # Run statistics cost two clock reads per program run, so they are on for one
 # tick in this many.
 STATS_EVERY_TICKS = 60
+# A few completions on an idle host run with cold caches, ten times as long.
+STATS_LEAST_RUNS = 1000
 # Clock of bpf_ktime_get_ns().
 _CLOCK = time.CLOCK_MONOTONIC
 # Linux' number of CLOCK_MONOTONIC_COARSE, whose resolution is one jiffy.
@@ -410,7 +412,7 @@ class BpfProbe:
         if self._stats_fd is not None and self._stats_base is not None:
             runs = self._object.run_stats("rq_complete")[1] - self._stats_base[1]
             spent = sum(self._object.run_stats(p)[0] for p in programs) - self._stats_base[0]
-            if runs:
+            if runs >= STATS_LEAST_RUNS:
                 self._ns_per_io = spent / runs
             os.close(self._stats_fd)
             self._stats_fd = None

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A disk that hangs: the sync that waits for it completes nothing, and is seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from tests.lab.rig import Disk, Rig
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.probe import BpfProbe, object_path
+from writebackd.model import SyncSample
+
+
+def model_processes(rig: Rig) -> List[int]:
+    """The disk model's own process, found by the socket it listens on."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if command.startswith(b"nbdkit\0") and str(rig.directory).encode() in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("fs", ["ext4", "xfs"])
+def test_a_sync_in_flight_is_counted_and_ages(fs: str) -> None:
+    with Rig("stuck", fs, Disk(size="512M", cache="32M", rate="50M")) as rig:
+        probe = BpfProbe(object_path(), KernelFiles())
+        devno = Path(f"/sys/block/{rig.device}/dev").read_text().strip()
+        fd = os.open(rig.mountpoint / "db", os.O_RDWR | os.O_CREAT)
+        os.pwrite(fd, b"x" * (1 << 20), 0)
+        os.fsync(fd)
+        probe.read()
+        model = model_processes(rig)
+        assert len(model) == 1
+        os.kill(model[0], signal.SIGSTOP)
+        try:
+            os.pwrite(fd, b"y" * (1 << 20), 0)
+            waiter = threading.Thread(target=os.fsync, args=(fd,))
+            waiter.start()
+            time.sleep(1.2)
+            first = probe.read()
+            time.sleep(0.5)
+            second = probe.read()
+        finally:
+            os.kill(model[0], signal.SIGCONT)
+        waiter.join()
+        last = probe.read()
+        probe.close()
+        os.close(fd)
+    assert first is not None and second is not None and last is not None
+    stuck = [reading.syncs.get(devno, SyncSample()) for reading in (first, second, last)]
+    assert [sample.inflight for sample in stuck] == [1, 1, 0]
+    assert stuck[0].count == stuck[1].count == 0
+    assert 1.0 <= stuck[0].oldest_s < stuck[1].oldest_s
+    # And once it is done its whole wait is one value of the histogram.
+    assert stuck[2].count == 1
+    assert (stuck[2].latency.quantile(1.0) or 0) > 1.5
