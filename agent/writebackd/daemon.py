@@ -14,10 +14,11 @@ import os
 import selectors
 import signal
 import socket
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import psutil
 
@@ -64,6 +65,11 @@ log = logging.getLogger(__name__)
 # for a passing EINTR or a device in transition, short enough that a stale
 # limit does not outlive the flood it was made for.
 SILENT_TICKS = 5
+# Two pages: below it the kernel answers EINVAL (mm/page-writeback.c).
+LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
+# After a restart the limits adopted from the run before are kept this long,
+# which is what it takes to see again whether anybody syncs.
+ADOPTED_HOLD_S = 15.0
 
 
 class AlreadyRunning(Exception):
@@ -123,6 +129,8 @@ class Daemon:
         self._snapshot: Optional[Snapshot] = None
         self._stop: Optional[str] = None
         self._reload = False
+        self._loaded: List[Policy] = []  # by the thread that read it again
+        self._mode_by_verb = False
 
     # ---- the loop ------------------------------------------------------
 
@@ -135,6 +143,14 @@ class Daemon:
         try:
             for message in self._actuator.start():
                 log.info("%s", message)
+            adopted = self._actuator.held_limit_bytes
+            if adopted is not None:
+                self._memory = replace(
+                    self._memory,
+                    limit_bytes=adopted,
+                    goal_bytes=adopted,
+                    hold_until_s=_boottime() + ADOPTED_HOLD_S,
+                )
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
@@ -197,6 +213,7 @@ class Daemon:
         try:
             if self._topology.refresh():
                 self._renew_probe_if_blind()
+            self._take_loaded_policy()
             sample = self._sampler.read(
                 now, time.time(), dt or self._options.interval_s, self._actions
             )
@@ -236,8 +253,10 @@ class Daemon:
             log.warning("a tick could not be read, holding: %s", error)
         if self._failures == SILENT_TICKS:
             log.error("%d ticks could not be read: back to the limits as found", SILENT_TICKS)
+        if self._failures >= SILENT_TICKS:
+            # Again every tick: what hides /proc may also refuse the write.
             self._log_actions(self._actuator.restore())
-            self._memory = replace(self._memory, limit_bytes=None)
+            self._memory = replace(self._memory, limit_bytes=None, goal_bytes=None)
 
     def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
         """The same writes with pid and comm where the probe saw who it was."""
@@ -310,8 +329,16 @@ class Daemon:
         if self._sampler.probe.covers(sorted(types)):
             return
         log.info("opening the probe again for %s", ", ".join(sorted(types)))
+        try:
+            renewed = self._open_probe()
+        except (OSError, BpfError) as error:
+            log.error("the probe stays as it was: %s", error)
+            return
+        if renewed.info().backend == "procfs":
+            renewed.close()  # better what we have than nothing
+            return
         self._sampler.probe.close()
-        self._sampler.probe = self._open_probe()
+        self._sampler.probe = renewed
 
     def _excluded(self, device: Device) -> Optional[str]:
         return self.policy.selects(
@@ -319,21 +346,34 @@ class Daemon:
         )
 
     def _reload_policy(self) -> None:
-        try:
-            policy = self._load()
-        except Exception as error:  # whatever is wrong with it, the old one goes on
-            log.error("the policy stays as it was: %s", error)
+        """Read the policy again, in a thread: its files may be on the disk that hangs."""
+
+        def load() -> None:
+            try:
+                self._loaded.append(self._load())
+            except Exception as error:  # whatever is wrong with it, the old one goes on
+                log.error("the policy stays as it was: %s", error)
+
+        threading.Thread(target=load, name="reload", daemon=True).start()
+
+    def _take_loaded_policy(self) -> None:
+        if not self._loaded:
             return
+        policy = self._loaded.pop()
+        self._loaded.clear()
         if policy.probe != self.policy.probe:
             log.warning("a change of [probe] takes effect at the next start")
-        if self._options.mode is None and policy.mode != self.policy.mode:
-            self._set_mode(Mode(policy.mode))
+        # The verb beats the command line, which beats the policy.
+        if self._options.mode is None and not self._mode_by_verb:
+            mode = Mode(policy.mode)
+            if mode is not self._memory.mode:
+                self._set_mode(mode)
         self.policy = policy
         self._actuator.on_exit = policy.on_exit
         log.info("policy %s loaded", policy.name)
 
-    def _set_mode(self, mode: Mode) -> Tuple[str, ...]:
-        """Switch, and say what was put back.  Raises OSError or ValueError."""
+    def _set_mode(self, mode: Mode) -> Tuple[Action, ...]:
+        """Switch; the answer is what was put back.  Raises OSError or ValueError."""
         actions: Tuple[Action, ...] = ()
         if mode is Mode.OBSERVE:
             actions = self._log_actions(self._actuator.restore())
@@ -348,7 +388,7 @@ class Daemon:
             # Whoever asks now must not be told the mode of the last tick.
             self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)
         self._history.record(Event(time.time(), "mode", text=mode.value))
-        return tuple(describe_action(action) for action in actions)
+        return actions
 
     # ---- questions and orders from the socket --------------------------
 
@@ -392,14 +432,21 @@ class Daemon:
         except ValueError:
             raise RequestError("mode is observe or enforce") from None
         try:
-            lines = self._set_mode(mode)
+            actions = self._set_mode(mode)
         except (OSError, ValueError) as error:
             raise RequestError(f"the limits cannot be read: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
-        return mode_json(mode, lines)
+        self._mode_by_verb = True
+        return mode_json(
+            mode,
+            [describe_action(action) for action in actions],
+            good=all(action.ok for action in actions),
+        )
 
     def _handle_pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         pin = size_argument(args, "bytes") if verb == "pin" else None
+        if pin is not None and pin < LEAST_LIMIT_BYTES:
+            raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
         self._memory = replace(self._memory, pin_bytes=pin)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
         return pin_json(pin)

@@ -180,6 +180,7 @@ class TaskSample:
     dirtied_bytes: int = 0  # the kernel's own count, up to 256 KiB behind a thread
     throttled_s: float = 0.0
     throttled: int = 0
+    cgroup: Optional[str] = None  # path below the v2 root, of the busiest few
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,7 @@ class Estimate:
 
     name: str
     write_rate: float
-    background_rate: float  # flusher writes; equals write_rate when the probe cannot tell
+    background_rate: float  # the flusher's, of all devices on the same leaf disks
     drain_rate: Optional[float]  # sustained, once learned
     drain_sample: str  # why this tick's rate did or did not count
     sync_rate: Optional[float]
@@ -299,6 +300,7 @@ class Estimate:
     throughput: Optional[float]  # smoothed write rate while flooded
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]
+    fsyncs_inflight: int
     oldest_fsync_s: float
     baseline_s: Optional[float]  # unloaded p50 of an fsync
     slow_share: Optional[float]  # of write completions: how full the write cache is
@@ -368,6 +370,7 @@ class Memory:
     limit_bytes: Optional[int] = None  # what the last decision set
     goal_bytes: Optional[int] = None  # where it was heading
     last_raise_s: float = float("-inf")
+    hold_until_s: float = float("-inf")  # limits adopted from an earlier run stay so long
     pin_bytes: Optional[int] = None
     mode: Mode = Mode.ENFORCE
     yielded: Optional[str] = None  # whose value stands, in words

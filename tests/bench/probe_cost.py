@@ -23,7 +23,7 @@ from typing import Dict, List, Sequence, Tuple
 from tests.kernel.scratch import Scratch, scratch_disk
 from writebackd.kernel import hooks, layout, libbpf
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.probe import BpfProbe, object_path
+from writebackd.kernel.probe import BpfProbe, object_image
 
 ROUNDS = 5
 LIMIT_NS, LIMIT_QUEUE_NS = 60.0, 110.0
@@ -49,7 +49,7 @@ def open_with_empty(queue_latency: bool) -> libbpf.Object:
         per_cpu=sizes.per_cpu, queue_latency=queue_latency, dirty_grain=256 << 10,
         jiffy_ns=4_000_000,
     )
-    obj = libbpf.Object(object_path())
+    obj = libbpf.Object(object_image())
     obj.select(["rq_complete", "empty"])
     blocks = sizes.slots * sizes.shards
     obj.set_entries("io_slots", blocks)
@@ -85,7 +85,7 @@ def per_io(disk: Scratch, queue_latency: bool) -> List[Tuple[float, float]]:
 def other_programs(disk: Scratch) -> List[Tuple[str, float, int]]:
     """`(program, ns per run, runs)` of the full probe, nothing subtracted."""
     assert disk.mountpoint is not None
-    probe = BpfProbe(object_path(), KernelFiles())
+    probe = BpfProbe(object_image(), KernelFiles())
     try:
         names = [name for name in probe.choice.programs if name != "rq_complete"]
         before = per_run(probe, names)
@@ -133,7 +133,7 @@ def syscall_cost() -> Tuple[List[float], List[float]]:
     once()
     for _ in range(ROUNDS):
         without.append(once())
-        with libbpf.Object(object_path()) as obj:
+        with libbpf.Object(object_image()) as obj:
             obj.select(hooks.SYSCALLS.programs)
             prepare(obj)
             obj.load()
@@ -163,7 +163,7 @@ def main() -> int:
     print(f"per system call while the syscall hooks are attached: +{hooked - base:.0f} ns "
           f"({base:.0f} -> {hooked:.0f})")
     for queue_latency in (False, True):
-        probe = BpfProbe(object_path(), KernelFiles(), queue_latency, cpus=256, devices=1024)
+        probe = BpfProbe(object_image(), KernelFiles(), queue_latency, cpus=256, devices=1024)
         print(f"maps, 256 CPUs and 1024 devices, queue latency "
               f"{'on' if queue_latency else 'off'}: {probe.info().map_bytes / (1 << 20):.1f} MB")
         probe.close()

@@ -184,6 +184,49 @@ def test_a_restart_after_sigkill_adopts_the_ledger(
     assert read_files() == before
 
 
+# A daemon that cannot read /proc/vmstat from the moment a file says so.
+HIDING = """
+import sys
+from pathlib import Path
+import writebackd.kernel.sampler as s
+flag, real = Path(sys.argv.pop()), s.read_state
+def failing(files):
+    if flag.exists():
+        raise OSError(5, "as if /proc were gone")
+    return real(files)
+s.read_state = failing
+from writebackd.cli.daemon import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_silent_sampler_means_hold_then_restore_then_go_on(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    before = read_files()
+    flag = tmp_path / "hide"
+    daemon = start("--probe", "procfs", str(flag), program=[sys.executable, "-c", HIDING])
+    daemon.pin()
+    flag.touch()
+    wait_for(lambda: "holding" in daemon.log.read_text())
+    wait_for(lambda: read_files() == before)
+    assert "5 ticks could not be read" in daemon.log.read_text()
+    assert daemon.process.poll() is None
+    flag.unlink()
+    wait_for(lambda: read_files()["dirty_bytes"] == PIN)
+
+
+def test_a_restart_in_mid_flood_does_not_let_the_limit_jump(
+    start: Callable[..., Running]
+) -> None:
+    first = start("--probe", "procfs")
+    first.pin()
+    first.end(signal.SIGKILL)
+    start("--probe", "procfs")
+    time.sleep(1.0)  # ten ticks
+    assert read_files()["dirty_bytes"] == PIN
+
+
 # ---- modes and steering ----------------------------------------------------
 
 
@@ -306,11 +349,30 @@ def test_a_device_with_syncs_is_guarded_and_its_row_goes_with_it(
 
 
 def test_what_it_costs_is_in_the_status(start: Callable[..., Running]) -> None:
-    daemon = start()
+    daemon = start("--interval", "1")
+    wait_for(lambda: daemon.status()["uptime_s"] > 20, seconds=40)
     cost = daemon.status()["self"]
-    print(f"\nRSS {cost['rss_bytes'] / (1 << 20):.1f} MB, maps {cost['map_bytes'] >> 10} KiB")
+    print(f"\n{100 * cost['cpu_fraction']:.2f} % of a core at a tick of 1 s, "
+          f"RSS {cost['rss_bytes'] / (1 << 20):.1f} MB, maps {cost['map_bytes'] >> 10} KiB")
+    assert 0 < cost["cpu_fraction"] <= 0.005
     assert 0 < cost["rss_bytes"] <= 45 << 20
     assert 0 < cost["map_bytes"] <= 16 << 20
+
+
+def test_a_pin_that_the_kernel_would_refuse_is_refused(start: Callable[..., Running]) -> None:
+    daemon = start("--probe", "procfs")
+    code, _, error = daemon.ctl("pin", "1")
+    assert code == 2 and "8192" in error
+
+
+def test_a_probe_that_this_version_has_not_is_wrong_use(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "writebackd.cli.daemon", "--probe", "bcc",
+         "--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")],
+        env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
+    )
+    assert done.returncode == 2
+    assert "libbpf or procfs" in done.stderr
 
 
 # ---- what keeps it from starting -------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from tests.lab.rig import Disk, Rig
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.probe import BpfProbe, object_path
+from writebackd.kernel.probe import BpfProbe, object_image
 from writebackd.model import SyncSample
 
 
@@ -34,7 +34,7 @@ def model_processes(rig: Rig) -> List[int]:
 @pytest.mark.parametrize("fs", ["ext4", "xfs"])
 def test_a_sync_in_flight_is_counted_and_ages(fs: str) -> None:
     with Rig("stuck", fs, Disk(size="512M", cache="32M", rate="50M")) as rig:
-        probe = BpfProbe(object_path(), KernelFiles())
+        probe = BpfProbe(object_image(), KernelFiles())
         devno = Path(f"/sys/block/{rig.device}/dev").read_text().strip()
         fd = os.open(rig.mountpoint / "db", os.O_RDWR | os.O_CREAT)
         os.pwrite(fd, b"x" * (1 << 20), 0)

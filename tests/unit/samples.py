@@ -68,7 +68,7 @@ def estimate(name: str, **figures: object) -> Estimate:
         name=name, write_rate=0.0, background_rate=0.0, drain_rate=None,
         drain_sample="not counted: no backlog", sync_rate=0.0, demand=False, demand_known=True,
         flooded=False, held_back=False, throughput=None, fsync_p50_s=None, fsync_p99_s=None,
-        oldest_fsync_s=0.0, baseline_s=None, slow_share=None, inflight=0,
+        fsyncs_inflight=0, oldest_fsync_s=0.0, baseline_s=None, slow_share=None, inflight=0,
     )  # fmt: skip
     return replace(quiet, **figures)  # type: ignore[arg-type]
 
@@ -181,7 +181,7 @@ def exhausted() -> Snapshot:
         DeviceDecision("sda", State.EXHAUSTED, 1 * MIB, "at the floor of 1M for 30 ticks and fsync"
                        " p99 is still 1183 ms: the queue is not made of dirty pages", "sda-77"),
     )  # fmt: skip
-    row = (row[0], replace(row[1], oldest_fsync_s=7.4), row[2])
+    row = (row[0], replace(row[1], fsyncs_inflight=0, oldest_fsync_s=7.4), row[2])
     return snapshot(
         vm(1 * MIB, MIB // 2, 900_000, 130_000),
         (row,),

@@ -14,7 +14,7 @@ from writebackd.control.decide import decide
 from writebackd.control.law import kernel_floor_bytes
 from writebackd.control.ramp import near, next_limit
 from writebackd.estimate.estimate import estimate
-from writebackd.model import ForeignWrite, State, VmLimits, VmState
+from writebackd.model import ForeignWrite, State, SyncSample, VmLimits, VmState
 from writebackd.policy import load_policy
 
 MB = 1 << 20
@@ -239,7 +239,9 @@ def test_an_excluded_device_has_no_say() -> None:
 
 def test_the_tightest_need_among_devices_with_demand_decides() -> None:
     fast, slow = plant(400, flood=True), plant(60, flood=True)
-    slow_disk = replace(DISK, name="sdb", devno="8:16")
+    slow_disk = replace(
+        DISK, name="sdb", devno="8:16", leaves=("sdb",), leaf_devnos=("8:16",)
+    )
     memory = fast.memory
     for _ in range(40):
         a, b = fast.sample(), slow.sample()
@@ -252,6 +254,67 @@ def test_the_tightest_need_among_devices_with_demand_decides() -> None:
         fast.time_s = slow.time_s = fast.time_s + 1
     targets = {each.name: each.target_bytes for each in decision.devices}
     assert decision.goal_bytes == min(targets.values()) == targets["sdb"]  # type: ignore[type-var]
+
+
+def test_a_flood_on_one_volume_is_a_flood_for_all_on_that_array() -> None:
+    # A database and a backup on two logical volumes of one disk: the probe sees
+    # the disk's requests, the volumes have byte counts of their own.
+    host = plant()
+    database = replace(DISK, name="dm-0", devno="253:0")
+    backup = replace(DISK, name="dm-1", devno="253:1")
+    memory = host.memory
+    for tick in range(60):
+        host.flood = tick >= 20
+        sample = host.sample()
+        whole = sample.devices[0]
+        assert whole.sync is not None
+        small = whole.sync.count * 4096
+        sample = replace(
+            sample,
+            devices=(
+                replace(whole, device=database, write_bytes=small),
+                replace(
+                    whole, device=backup, write_bytes=whole.write_bytes - small, sync=SyncSample()
+                ),
+            ),
+            tasks=tuple(replace(task, device="dm-1") for task in sample.tasks),
+        )
+        estimates, memory = estimate(POLICY, memory, sample)
+        decision, memory = decide(POLICY, memory, sample, estimates)
+        host.limit = decision.limit_bytes or AS_FOUND
+        host.background = decision.background_bytes or AS_FOUND // 2
+        host.time_s += 1
+    assert estimates["dm-0"].drain_rate == pytest.approx(250 * MB, rel=0.1)
+    assert estimates["dm-0"].flooded and estimates["dm-0"].held_back
+    assert 1.5 * MB < (decision.limit_bytes or 0) < 16 * MB
+
+
+def test_bytes_without_requests_leave_the_kind_of_write_unknown() -> None:
+    # Native NVMe multipath completes its requests on disks that are not shown.
+    host = plant(flood=True)
+    sample = host.sample()
+    unseen = replace(sample.devices[0], classes={})
+    estimates, _ = estimate(POLICY, host.memory, replace(sample, devices=(unseen,)))
+    assert estimates["sda"].background_rate == pytest.approx(250 * MB, rel=0.1)
+    assert estimates["sda"].slow_share is None
+
+
+def test_who_sleeps_without_a_known_device_is_held_back_all_the_same() -> None:
+    host = plant(flood=True)
+    sample = host.sample()
+    tasks = tuple(replace(task, device=None) for task in sample.tasks)
+    estimates, _ = estimate(POLICY, host.memory, replace(sample, tasks=tasks))
+    assert estimates["sda"].held_back
+
+
+def test_an_adopted_limit_is_held_until_demand_can_be_seen() -> None:
+    host = plant(syncing=False, flood=True, limit=4 * MB)
+    host.memory = replace(
+        host.memory, limit_bytes=4 * MB, goal_bytes=4 * MB, hold_until_s=host.time_s + 15
+    )
+    host.flood = False
+    assert [d.limit_bytes for _, d in host.run(15)] == [4 * MB] * 15
+    assert host.run(3)[-1][1].limit_bytes is None
 
 
 def test_same_policy_memory_and_sample_same_decision() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from writebackd.kernel import layout
-from writebackd.kernel.probe import _difference
+from writebackd.kernel.readers import difference
 from writebackd.model import BUCKET_EDGES_S, HIST_BUCKETS, HIST_UNIT_S, ClassSample, Histogram
 
 BPF = Path(__file__).resolve().parents[2] / "bpf"
@@ -77,12 +77,12 @@ def test_samples_add_up() -> None:
     assert (b + b).queue is None
 
 
-def test_counters_that_wrap_around_still_give_the_difference() -> None:
+def test_counters_that_wrap_around_still_give_thedifference() -> None:
     last = [0] * HIST_BUCKETS
     now = [0] * HIST_BUCKETS
     last[3], now[3] = 0xFFFFFFFE, 1
     now[9] = 4
-    assert _difference(now, last).buckets == ((3, 3), (9, 4))
+    assert difference(now, last).buckets == ((3, 3), (9, 4))
 
 
 SIZES = [

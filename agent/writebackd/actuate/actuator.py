@@ -167,6 +167,12 @@ class Actuator:
                 problems.append(f"; {pair.describe(current)} stays: {action.error}")
         return "".join(problems)
 
+    @property
+    def held_limit_bytes(self) -> Optional[int]:
+        """The limit that stands as ours: written, or adopted at the start."""
+        ours = self._ours.get(LIMIT)
+        return ours[0] or None if ours is not None else None
+
     def foreign(self, limits: VmLimits) -> Tuple[ForeignWrite, ...]:
         """What somebody else set in the place of our values, as `limits` shows it."""
         if self.dry_run:

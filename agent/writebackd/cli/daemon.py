@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import logging
 import logging.handlers
@@ -11,6 +12,7 @@ import os
 import queue
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence
 
@@ -19,6 +21,7 @@ from writebackd.actuate.ledger import LedgerError
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.daemon import AlreadyRunning, Daemon, Options
 from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.probe import NoSuchProbe
 from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy import Policy, PolicyError, load_policy
@@ -38,8 +41,8 @@ _EXAMPLES = """examples:
 
 def _interval(text: str) -> float:
     value = float(text)
-    if not 0.05 <= value <= 60:
-        raise argparse.ArgumentTypeError("takes 0.05 to 60 seconds")
+    if not 0.05 <= value <= 10:  # longer, and the watchdog of the unit takes it for dead
+        raise argparse.ArgumentTypeError("takes 0.05 to 10 seconds")
     return value
 
 
@@ -111,7 +114,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     notify = _notifier()
     watchers: List[Callable[[Snapshot], None]] = [lambda _: notify("WATCHDOG=1")]
     if live:
-        watchers.append(_show)
+        watchers.append(_Screen().show)
 
     def on_tick(snapshot: Snapshot) -> None:
         for watcher in watchers:
@@ -124,7 +127,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         ctypes.CDLL(None).malloc_trim(0)
         daemon.run(ready=lambda: notify("READY=1"))
         return GOOD
-    except PolicyError as error:
+    except (PolicyError, NoSuchProbe) as error:
         log.error("%s", error)
         return USAGE
     except (AlreadyRunning, BpfError, LedgerError, OSError, ValueError) as error:
@@ -138,7 +141,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return BAD_NEWS
     finally:
         notify("STOPPING=1")
-        listener.stop()
+        _stop_logging(listener)
 
 
 class _DroppingHandler(logging.handlers.QueueHandler):
@@ -173,6 +176,18 @@ def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener
     return listener
 
 
+def _stop_logging(listener: logging.handlers.QueueListener) -> None:
+    """Let the last lines out, but do not wait for a stuck terminal for ever."""
+
+    def stop() -> None:
+        with contextlib.suppress(queue.Full):
+            listener.stop()
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    stopper.join(timeout=2.0)
+
+
 def _lock_memory() -> None:
     """Keep the daemon's pages in memory: page-ins come from the disk that hangs.
 
@@ -197,7 +212,24 @@ def _notifier() -> Callable[[str], None]:
     return send
 
 
-def _show(snapshot: Snapshot) -> None:
+class _Screen:
+    """Draws the status from a thread: Ctrl-S or a dead ssh must not stop the loop."""
+
+    def __init__(self) -> None:
+        self._next: "queue.Queue[Snapshot]" = queue.Queue(1)
+        threading.Thread(target=self._run, name="screen", daemon=True).start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw this one next; it is dropped while the terminal does not take the last."""
+        with contextlib.suppress(queue.Full):
+            self._next.put_nowait(snapshot)
+
+    def _run(self) -> None:
+        while True:
+            _draw(self._next.get())
+
+
+def _draw(snapshot: Snapshot) -> None:
     from writebackd.cli.render import render_status
     from writebackd.report.status import status_json
 

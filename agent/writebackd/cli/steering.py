@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 from writebackd import human
 from writebackd.cli.client import request
-from writebackd.cli.exits import GOOD, USAGE, CommandError
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json
 from writebackd.policy.units import UnitError, parse_size
 
@@ -34,9 +34,9 @@ def release(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace, answer: Mapping[str, Any], headline: str) -> int:
-    """Print what was done. Returns the exit code."""
+    """Print what was done; bad news when the answer says that some of it failed."""
     if options.json:
         show_json(answer)
     else:
         show("\n".join([headline, *(f"  {line}" for line in answer["lines"])]))
-    return GOOD
+    return GOOD if answer.get("good", True) else BAD_NEWS

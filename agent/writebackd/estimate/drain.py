@@ -96,23 +96,31 @@ def slow_share(sample: DeviceSample, memory: DeviceMemory) -> Optional[float]:
 
 
 def measure_writes(
-    sample: DeviceSample, memory: DeviceMemory, vm: VmState, throttled_s: float, dt_s: float
+    sample: DeviceSample,
+    memory: DeviceMemory,
+    vm: VmState,
+    group_bytes: int,
+    throttled_s: float,
+    dt_s: float,
 ) -> Writes:
     """What was written in this tick, and whether it was a flood.
 
-    A flood is background writing above FLOOD_RATE with more to come: pages
-    wait (dirty and under writeback, at least a quarter of the background
-    limit), or writers slept `throttled_s` for the limit.  A small limit is
-    often found empty by a look once a second, so the sleep tells it better.
+    `group_bytes` is what all devices on the same leaf disks wrote together: an
+    array with two logical volumes drains for both.  A flood is background
+    writing above FLOOD_RATE with more to come: pages wait (dirty and under
+    writeback, at least a quarter of the background limit), or writers slept
+    `throttled_s` for the limit.  A small limit is often found empty by a look
+    once a second, so the sleep tells it better.
     """
-    rate = sample.write_bytes / dt_s
+    rate = group_bytes / dt_s
     background = rate
-    if sample.classes is not None:
+    if sample.classes:
         sizes = {c: s.bytes for c, s in sample.classes.items() if c is not IoClass.READ}
         total = sum(sizes.values())
-        # As a share, because below a raid10 every byte is written twice.
-        share = sizes.get(IoClass.BACKGROUND_WRITE, 0) / total if total else 0.0
-        background = rate * share
+        # As a share, because below a raid10 every byte is written twice.  No
+        # request seen although bytes were written (multipath, drbd): unknown.
+        if total:
+            background = rate * sizes.get(IoClass.BACKGROUND_WRITE, 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
     more = (
         waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s

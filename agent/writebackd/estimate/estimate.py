@@ -31,22 +31,56 @@ def estimate(
     """
     estimates: Dict[str, Estimate] = {}
     remembered: Dict[str, DeviceMemory] = {}
+    groups = _groups(sample)
     for seen in sample.devices:
         name = seen.device.name
         identity = (seen.device.devno, seen.device.diskseq)
         known = memory.devices.get(name)
         if known is None or known.identity != identity:
             known = DeviceMemory(identity=identity)
-        estimates[name], remembered[name] = _estimate_device(policy, known, seen, sample)
+        estimates[name], remembered[name] = _estimate_device(
+            policy, known, seen, sample, groups[name]
+        )
     return estimates, replace(memory, devices=remembered)
 
 
+def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
+    """For each device those that end on one of its leaf disks, itself included."""
+    by_leaf: Dict[str, Dict[str, DeviceSample]] = {}
+    for seen in sample.devices:
+        for leaf in seen.device.leaf_devnos:
+            by_leaf.setdefault(leaf, {})[seen.device.name] = seen
+    groups = {}
+    for seen in sample.devices:
+        members = {seen.device.name: seen}
+        for leaf in seen.device.leaf_devnos:
+            members.update(by_leaf[leaf])
+        groups[seen.device.name] = tuple(members.values())
+    return groups
+
+
+def _group_bytes(group: Tuple[DeviceSample, ...]) -> int:
+    """What the group wrote: a disk's own count has that of the volumes on it."""
+    leaves = sum(s.write_bytes for s in group if s.device.devno in s.device.leaf_devnos)
+    volumes = sum(s.write_bytes for s in group if s.device.devno not in s.device.leaf_devnos)
+    return max(leaves, volumes)
+
+
 def _estimate_device(
-    policy: Policy, memory: DeviceMemory, seen: DeviceSample, sample: Sample
+    policy: Policy,
+    memory: DeviceMemory,
+    seen: DeviceSample,
+    sample: Sample,
+    group: Tuple[DeviceSample, ...],
 ) -> Tuple[Estimate, DeviceMemory]:
     bounds = policy.for_device(seen.device.name, seen.device.devno)
-    throttled_s = sum(t.throttled_s for t in sample.tasks if t.device == seen.device.name)
-    writes = measure_writes(seen, memory, sample.vm, throttled_s, sample.dt_s)
+    # Who sleeps without a known device counts for each: its writers are held
+    # back by the same limit.
+    names = {None, *(member.device.name for member in group)}
+    throttled_s = sum(t.throttled_s for t in sample.tasks if t.device in names)
+    writes = measure_writes(
+        seen, memory, sample.vm, _group_bytes(group), throttled_s, sample.dt_s
+    )
     memory, drain_sample = update_drain(writes, seen, memory, sample.dt_s)
     memory = update_baseline(writes, seen, memory, sample.dt_s)
     memory, sync_rate, demand = update_demand(
@@ -74,7 +108,7 @@ def _estimate_device(
     return (
         Estimate(
             name=seen.device.name,
-            write_rate=writes.rate,
+            write_rate=seen.write_bytes / sample.dt_s,
             background_rate=writes.background_rate,
             drain_rate=memory.drain_rate,
             drain_sample=drain_sample,
@@ -86,6 +120,7 @@ def _estimate_device(
             throughput=throughput,
             fsync_p50_s=sync.latency.quantile(0.5) if sync is not None else None,
             fsync_p99_s=sync.latency.quantile(0.99) if sync is not None else None,
+            fsyncs_inflight=sync.inflight if sync is not None else 0,
             oldest_fsync_s=sync.oldest_s if sync is not None else 0.0,
             baseline_s=memory.baseline_s,
             slow_share=writes.slow_share,

@@ -7,7 +7,7 @@ from typing import List, Tuple
 
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
-from writebackd.kernel.probe import BpfProbe, object_path
+from writebackd.kernel.probe import BpfProbe, object_image
 
 
 def probe_report() -> List[Tuple[str, str]]:
@@ -15,11 +15,8 @@ def probe_report() -> List[Tuple[str, str]]:
 
     Opens the probe as the daemon would and closes it again; needs root.
     """
-    path = object_path()
-    if not path.exists():
-        return [("warn", f"{path} is missing: no BPF probe; build the package where clang is")]
     try:
-        probe = BpfProbe(path, KernelFiles())
+        probe = BpfProbe(object_image(), KernelFiles())
     except (OSError, BpfError) as error:
         return [("warn", f"BPF probe: {error}; the daemon will use /proc, which shows no fsync")]
     try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.libbpf import BpfError, Object
@@ -129,9 +128,9 @@ class Chooser:
     """Tries hooks one at a time, each in an object of its own."""
 
     def __init__(
-        self, path: Path, cgroup: Optional[str], prepare: Callable[[Object], None]
+        self, image: bytes, cgroup: Optional[str], prepare: Callable[[Object], None]
     ) -> None:
-        self._path = path
+        self._image = image
         self._prepare = prepare
         self._cgroup = cgroup
         self.refused: Dict[str, str] = {}
@@ -139,7 +138,7 @@ class Chooser:
     def try_hook(self, hook: Hook) -> Optional[int]:
         """None when it loads and attaches, else the errno."""
         try:
-            with Object(self._path) as obj:
+            with Object(self._image) as obj:
                 obj.select(hook.programs)
                 self._prepare(obj)
                 obj.load()
@@ -166,15 +165,16 @@ class Chooser:
 
 
 def choose(
-    path: Path, cgroup: Optional[str], talkers: bool, prepare: Callable[[Object], None]
+    image: bytes, cgroup: Optional[str], talkers: bool, prepare: Callable[[Object], None]
 ) -> Choice:
     """Find the best hooks; BpfError when block completions cannot be had.
 
-    `cgroup` is where cgroup v2 is mounted, `talkers` whether to watch who
-    dirties pages (it costs a call per dirtied folio).  `prepare` sets the
-    constants: the verifier sees them, so a trial without them proves nothing.
+    `image` is the object's content, `cgroup` where cgroup v2 is mounted,
+    `talkers` whether to watch who dirties pages (it costs a call per dirtied
+    folio).  `prepare` sets the constants: the verifier sees them, so a trial
+    without them proves nothing.
     """
-    chooser = Chooser(path, cgroup, prepare)
+    chooser = Chooser(image, cgroup, prepare)
     number = chooser.try_hook(COMPLETE)
     if number is not None:
         raise BpfError("block_rq_complete cannot be watched", number)

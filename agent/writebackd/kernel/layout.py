@@ -12,7 +12,8 @@ from writebackd.model import HIST_BUCKETS, IoClass
 CLASSES = len(IoClass)
 
 # struct io_slot
-# diskseq, dev, unstamped, then count and bytes of each class
+# diskseq, dev, unstamped, then count and bytes of each class; what follows up to
+# the histograms is the program's own
 IO_SLOT_HEAD = struct.Struct(f"=QII{2 * CLASSES}Q32x")
 HIST = struct.Struct(f"={HIST_BUCKETS}I")
 IO_SLOT_SIZE = IO_SLOT_HEAD.size + CLASSES * HIST.size

@@ -57,7 +57,7 @@ _PRINT = C.CFUNCTYPE(C.c_int, C.c_int, C.c_char_p, C.c_void_p)
 _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("libbpf_set_print", C.c_void_p, [_PRINT]),
     ("libbpf_num_possible_cpus", C.c_int, []),
-    ("bpf_object__open_file", C.c_void_p, [C.c_char_p, C.c_void_p]),
+    ("bpf_object__open_mem", C.c_void_p, [C.c_char_p, C.c_size_t, C.c_void_p]),
     ("bpf_object__load", C.c_int, [C.c_void_p]),
     ("bpf_object__close", None, [C.c_void_p]),
     ("bpf_object__next_program", C.c_void_p, [C.c_void_p, C.c_void_p]),
@@ -160,6 +160,10 @@ class Map:
     def batch_reader(self, most: int) -> "BatchReader":
         return BatchReader(self, most)
 
+    def delete(self, key: bytes) -> None:
+        """Remove an entry; one that is gone already is as good."""
+        library().bpf_map_delete_elem(self.fd, key)
+
     def memory_bytes(self) -> int:
         """What the kernel charges for the map (fdinfo memlock)."""
         text = Path(f"/proc/self/fdinfo/{self.fd}").read_text()
@@ -206,11 +210,13 @@ class BatchReader:
 class Object:
     """An open, then loaded BPF object; a context manager that closes it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, image: bytes) -> None:
+        """`image` is the ELF file's content: opening it must not wait for a disk."""
         self._lib = library()
+        self._image = image  # libbpf keeps pointers into it until loading
         self._links: Dict[str, List[int]] = {}
         self._object: Optional[int] = _check_pointer(
-            self._lib.bpf_object__open_file(os.fsencode(path), None), f"opening {path}"
+            self._lib.bpf_object__open_mem(image, len(image), None), "opening the BPF object"
         )
         self.programs: Dict[str, int] = dict(
             self._walk(self._lib.bpf_object__next_program, self._lib.bpf_program__name)

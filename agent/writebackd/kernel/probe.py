@@ -2,32 +2,23 @@
 """What one tick saw inside the kernel: the BPF probe, and procfs without it.
 
 Counting goes on in BPF all the time; `read` takes the difference to the last
-call.  The counters of a device start at its first sight, so nothing from
-before the daemon's start is counted and nothing after it is lost.
+call.  Counting starts when the probe is opened, so nothing from before is in it.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import mmap
 import os
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 from writebackd.kernel import hooks, layout, libbpf
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import (
-    HIST_BUCKETS,
-    ClassSample,
-    ForeignWrite,
-    Histogram,
-    IoClass,
-    ProbeInfo,
-    SyncSample,
-    TaskSample,
-)
+from writebackd.kernel.readers import BlockReader, Reading, SharedState, SyncReader, TaskReader
+from writebackd.model import ProbeInfo
 
 log = logging.getLogger(__name__)
 
@@ -39,20 +30,8 @@ DIRTY_GRAIN = 256 << 10
 STATS_EVERY_TICKS = 60
 # A few completions on an idle host run with cold caches, ten times as long.
 STATS_LEAST_RUNS = 1000
-# Clock of bpf_ktime_get_ns().
-_CLOCK = time.CLOCK_MONOTONIC
 # Linux' number of CLOCK_MONOTONIC_COARSE, whose resolution is one jiffy.
 _CLOCK_COARSE = 6
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One tick's differences, by leaf disk ("major:minor") and filesystem device."""
-
-    classes: Mapping[str, Mapping[IoClass, ClassSample]] = field(default_factory=dict)
-    syncs: Mapping[str, SyncSample] = field(default_factory=dict)
-    tasks: Tuple[TaskSample, ...] = ()
-    writers: Tuple[ForeignWrite, ...] = ()  # every write to vm.dirty_*, ours included
 
 
 class ProcfsProbe:
@@ -83,219 +62,19 @@ class ProcfsProbe:
         pass
 
 
-def _difference(current: Sequence[int], last: Sequence[int]) -> Histogram:
-    """What was added to a histogram of 32-bit counters, wrap-around included."""
-    return Histogram(
-        tuple(
-            (i, (now - before) & 0xFFFFFFFF)
-            for i, (now, before) in enumerate(zip(current, last))
-            if now != before
-        )
-    )
-
-
-_NO_HISTOGRAM = (0,) * HIST_BUCKETS
-_NO_COMPLETIONS = (0,) * (3 + 2 * layout.CLASSES)
-
-
-class _BlockReader:
-    """Takes the difference of every slot to the last read; shards of a disk add up."""
-
-    def __init__(
-        self, slots: mmap.mmap, queues: Optional[mmap.mmap], sizes: layout.Sizes
-    ) -> None:
-        self._slots, self._queues, self._sizes = slots, queues, sizes
-        self._heads: Dict[int, Tuple[int, ...]] = {}
-        self._hists: Dict[Tuple[int, int], Sequence[int]] = {}
-        self._waits: Dict[Tuple[int, int], Sequence[int]] = {}
-        self.unstamped = 0  # in the last read, of all devices
-
-    def read(self) -> Dict[str, Dict[IoClass, ClassSample]]:
-        result: Dict[str, Dict[IoClass, ClassSample]] = {}
-        self.unstamped = 0
-        for block in range(self._sizes.slots * self._sizes.shards):
-            head = layout.IO_SLOT_HEAD.unpack_from(self._slots, block * layout.IO_SLOT_SIZE)
-            last = self._heads.get(block, _NO_COMPLETIONS)
-            if head == last:
-                continue
-            self._heads[block] = head
-            # Another disk under the same queue id inherits the counters: what
-            # they hold now is its zero.
-            reset = last is not _NO_COMPLETIONS and head[:2] != last[:2]
-            if not reset:
-                self.unstamped += head[2] - last[2]
-            for io_class in IoClass:
-                at = 3 + 2 * io_class.value
-                count, size = head[at] - last[at], head[at + 1] - last[at + 1]
-                if not count and not size:
-                    continue
-                latency, queue = self._read_histograms(block, io_class.value)
-                if reset:
-                    continue
-                sample = ClassSample(count, size, latency, queue)
-                classes = result.setdefault(layout.devno(head[1]), {})
-                so_far = classes.get(io_class)
-                classes[io_class] = so_far + sample if so_far else sample
-        return result
-
-    def _read_histograms(self, block: int, number: int) -> Tuple[Histogram, Optional[Histogram]]:
-        key = (block, number)
-        offset = number * layout.HIST.size
-        at = block * layout.IO_SLOT_SIZE + layout.IO_SLOT_HEAD.size + offset
-        current = layout.HIST.unpack_from(self._slots, at)
-        latency = _difference(current, self._hists.get(key, _NO_HISTOGRAM))
-        self._hists[key] = current
-        if self._queues is None:
-            return latency, None
-        waits = layout.HIST.unpack_from(self._queues, block * layout.QUEUE_SLOT_SIZE + offset)
-        queue = _difference(waits, self._waits.get(key, _NO_HISTOGRAM))
-        self._waits[key] = waits
-        return latency, queue
-
-
-class _SyncReader:
-    """Syncs that returned since the last read, and those still inside."""
-
-    def __init__(self, done: libbpf.Map, inflight: libbpf.Map) -> None:
-        self._done = done.batch_reader(64)
-        self._inflight = inflight.batch_reader(512)
-        self._last: Dict[str, Tuple[Sequence[int], Sequence[int], Sequence[int]]] = {}
-
-    def read(self) -> Dict[str, SyncSample]:
-        waiting: Dict[str, Tuple[int, float]] = {}
-        now = time.clock_gettime_ns(_CLOCK)
-        for _, value in self._inflight.read():
-            start, dev, kind, _owner = layout.SYNC_START.unpack(value)
-            if kind == 2:
-                continue  # syncfs takes as long as everything dirty: no latency of its own
-            name = layout.devno(dev)
-            count, oldest = waiting.get(name, (0, 0.0))
-            waiting[name] = (count + 1, max(oldest, (now - start) / 1e9))
-        result: Dict[str, SyncSample] = {}
-        for key, value in self._done.read():
-            name = layout.devno(int.from_bytes(key, "little"))
-            counts = layout.SYNC_COUNTS.unpack_from(value)
-            files = layout.HIST.unpack_from(value, layout.SYNC_COUNTS.size)
-            syncfs = layout.HIST.unpack_from(value, layout.SYNC_COUNTS.size + layout.HIST.size)
-            last = self._last.get(name, ((0, 0, 0), _NO_HISTOGRAM, _NO_HISTOGRAM))
-            self._last[name] = (counts, files, syncfs)
-            inflight, oldest = waiting.pop(name, (0, 0.0))
-            result[name] = SyncSample(
-                fsyncs=counts[0] - last[0][0],
-                fdatasyncs=counts[1] - last[0][1],
-                latency=_difference(files, last[1]),
-                inflight=inflight,
-                oldest_s=oldest,
-                syncfs_latency=_difference(syncfs, last[2]),
-            )
-        for name, (inflight, oldest) in waiting.items():
-            result[name] = SyncSample(inflight=inflight, oldest_s=oldest)
-        return result
-
-
-class _TaskReader:
-    """Who dirtied how much and slept how long since the last read, by process."""
-
-    def __init__(self, dirtiers: libbpf.Map) -> None:
-        self._reader = dirtiers.batch_reader(256)
-        self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
-
-    def read(self, most: int = 10) -> Tuple[TaskSample, ...]:
-        by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
-        seen: Dict[bytes, Tuple[int, int, int, int]] = {}
-        for tid, value in self._reader.read():
-            born, first, size, slept, cgroup, sleeps, pid, dev, comm = layout.DIRTIER.unpack(value)
-            last = self._last.get(tid)
-            if last is None or last[0] != born:
-                last = (born, first, 0, 0)
-            seen[tid] = (born, size, slept, sleeps)
-            if (size, slept) == last[1:3]:
-                continue
-            by_process.setdefault((pid, layout.devno(dev)), []).append(
-                TaskSample(
-                    pid=pid,
-                    comm=comm.split(b"\0")[0].decode(errors="replace"),
-                    cgroup_id=cgroup,
-                    device=layout.devno(dev) if dev else None,
-                    dirtied_bytes=max(0, size - last[1]),
-                    throttled_s=(slept - last[2]) / 1e9,
-                    throttled=sleeps - last[3],
-                )
-            )
-        self._last = seen
-        tasks = [_merge(threads) for threads in by_process.values()]
-        tasks.sort(key=lambda task: (task.dirtied_bytes, task.throttled_s), reverse=True)
-        return tuple(tasks[:most])
-
-
-def _merge(threads: Sequence[TaskSample]) -> TaskSample:
-    first = threads[0]
-    return TaskSample(
-        pid=first.pid,
-        comm=first.comm,
-        cgroup_id=first.cgroup_id,
-        device=first.device,
-        dirtied_bytes=sum(task.dirtied_bytes for task in threads),
-        throttled_s=sum(task.throttled_s for task in threads),
-        throttled=sum(task.throttled for task in threads),
-    )
-
-
-class _SharedState:
-    """The counters and the ring of sysctl writes in the object's .bss."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-        self._seen = self._count()
-
-    def _count(self) -> int:
-        count: int = layout.STATE_HEAD.unpack_from(self._memory)[0]
-        return count
-
-    def writers(self) -> Tuple[ForeignWrite, ...]:
-        """Writes to vm.dirty_* since the last call; the ring keeps the last 16."""
-        count = self._count()
-        oldest = max(self._seen, count - layout.SYSCTL_WRITES)
-        self._seen = count
-        found = []
-        for number in range(oldest, count):
-            at = layout.STATE_HEAD.size + (
-                number % layout.SYSCTL_WRITES * layout.SYSCTL_WRITE.size
-            )
-            _, pid, comm, name, value = layout.SYSCTL_WRITE.unpack_from(self._memory, at)
-            found.append(
-                ForeignWrite(
-                    lever=_text(name).rpartition("/")[2],
-                    value=_text(value).strip(),
-                    pid=pid,
-                    comm=_text(comm),
-                )
-            )
-        return tuple(found)
-
-    def losses(self) -> Tuple[int, int, int]:
-        """Completions without a slot, syncs lost, syncs whose end cannot be seen."""
-        values = layout.STATE_TAIL.unpack_from(self._memory, layout.STATE_TAIL_OFFSET)
-        return values[0], values[1], values[2]
-
-
-def _text(raw: bytes) -> str:
-    return raw.split(b"\0")[0].decode(errors="replace")
-
-
 class BpfProbe:
     """The libbpf probe.  Raises BpfError or OSError when it cannot be had."""
 
     def __init__(
         self,
-        path: Path,
+        image: bytes,
         files: KernelFiles,
         queue_latency: bool = False,
         talkers: bool = True,
         cpus: Optional[int] = None,
         devices: Optional[int] = None,
     ) -> None:
-        """`cpus` and `devices` override what the host has (to size for another)."""
+        """`image` is the object's content; `cpus` and `devices` size for another host."""
         cgroup = cgroup2_mount(files)
         self.sizes = layout.plan_sizes(
             len(files.listdir("/sys/block")) if devices is None else devices,
@@ -311,8 +90,8 @@ class BpfProbe:
             dirty_grain=DIRTY_GRAIN,
             jiffy_ns=round(time.clock_getres(_CLOCK_COARSE) * 1e9),
         )
-        self.choice = hooks.choose(path, cgroup, talkers, self._set_constants)
-        self._object = libbpf.Object(path)
+        self.choice = hooks.choose(image, cgroup, talkers, self._set_constants)
+        self._object = libbpf.Object(image)
         self._maps: List[mmap.mmap] = []
         self._ticks = 0
         self._stats_fd: Optional[int] = None
@@ -343,12 +122,12 @@ class BpfProbe:
                     "the BPF object is of another version; rebuild the package"
                 )
         obj.load()
-        self._blocks = _BlockReader(
+        self._blocks = BlockReader(
             self._mapped("io_slots"), self._mapped("queue_slots") if queue_latency else None, sizes
         )
-        self._syncs = _SyncReader(obj.map("syncs"), obj.map("syncs_inflight"))
-        self._tasks = _TaskReader(obj.map("dirtiers"))
-        self._state = _SharedState(self._mapped(".bss"))
+        self._syncs = SyncReader(obj.map("syncs"), obj.map("syncs_inflight"))
+        self._tasks = TaskReader(obj.map("dirtiers"))
+        self._state = SharedState(self._mapped(".bss"))
         self._map_bytes = sum(bpf_map.memory_bytes() for bpf_map in obj.maps())
 
     def _set_constants(self, obj: libbpf.Object) -> None:
@@ -366,6 +145,8 @@ class BpfProbe:
             misses.append(f"{no_slot} completions of devices that came after the start")
         if lost:
             misses.append(f"{lost} syncs: more than 8192 at once or 1024 filesystems")
+        if self._syncs.abandoned:
+            misses.append(f"{self._syncs.abandoned} syncs whose end was missed")
         if unmatched:
             misses.append(f"{unmatched} syncs whose end no hook here can see")
         return ProbeInfo(
@@ -388,21 +169,28 @@ class BpfProbe:
             writers=self._state.writers(),
         )
         if self._blocks.unstamped and not self._issue_attached and self.choice.issue:
-            # This queue keeps no start times (iostats off, or a driver that
-            # never asks): stamp the requests ourselves from now on.
-            hooks.attach(self._object, self.choice.issue, None)
+            # This queue keeps no start times (QUEUE_FLAG_STATS is off): stamp
+            # the requests ourselves from now on.
             self._issue_attached = True
+            hooks.attach(self._object, self.choice.issue, None)
         return reading
 
     def covers(self, fstypes: Sequence[str]) -> bool:
-        """False when a hook is missing that might be there by now.
+        """False when a hook is missing that might be had by opening the probe again.
 
         A filesystem's module is loaded at its first mount, after the hooks
         were chosen; the same goes for disks that found no free slot.
         """
-        waiting: Set[str] = set(fstypes) & set(hooks.FSYNC)
-        hooked = set(self.choice.sync) if not self.choice.syscalls else waiting
-        return waiting <= hooked and not self._state.losses()[0]
+        if self._state.losses()[0]:
+            return False
+        for fstype in fstypes:
+            hooked = fstype in self.choice.sync
+            if self.choice.syscalls and fstype not in self.choice.sync:
+                entry = hooks.ENTRY_ONLY.get(fstype)
+                hooked = entry is None or entry in self.choice.syscalls
+            if fstype in hooks.FSYNC and not hooked:
+                return False
+        return True
 
     def _sample_cost(self) -> None:
         programs = ["rq_complete"]
@@ -454,6 +242,23 @@ def object_path() -> Path:
     return Path(__file__).resolve().parent.parent / "_bpf" / "writeback.bpf.o"
 
 
+@functools.lru_cache(maxsize=None)
+def object_image() -> bytes:
+    """The object's content, read once: later openings must not wait for a disk.
+
+    Raises OSError that says what to do when it is missing.
+    """
+    path = object_path()
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise OSError(f"{path} is missing: build the package on a host with clang") from None
+
+
+class NoSuchProbe(Exception):
+    """A probe was asked for that this version does not have."""
+
+
 Probe = Union[BpfProbe, ProcfsProbe]
 
 
@@ -462,18 +267,15 @@ def open_probe(
 ) -> Probe:
     """The probe that `backend` names ("auto": the best that this kernel takes).
 
-    Raises ValueError for a backend that this version does not have, and
+    Raises NoSuchProbe for a backend that this version does not have, and
     OSError or BpfError when one that was asked for by name cannot be had.
     """
     if backend == "procfs":
         return ProcfsProbe("not asked for")
     if backend not in ("auto", "libbpf"):
-        raise ValueError(f"probe backend {backend!r} is not in this version: use libbpf or procfs")
-    path = object_path()
+        raise NoSuchProbe(f"probe backend {backend} is not in this version: use libbpf or procfs")
     try:
-        if not path.exists():
-            raise OSError(f"{path} is missing: build the package on a host with clang")
-        return BpfProbe(path, files, queue_latency, talkers)
+        return BpfProbe(object_image(), files, queue_latency, talkers)
     except (OSError, libbpf.BpfError) as error:
         if backend == "libbpf":
             raise

@@ -8,7 +8,8 @@ from typing import Callable, Dict, Mapping, Optional, Tuple
 
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.probe import Probe, Reading
+from writebackd.kernel.probe import Probe
+from writebackd.kernel.readers import Reading
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.vm import host_info, read_state
 from writebackd.model import (
@@ -22,6 +23,9 @@ from writebackd.model import (
     SyncSample,
     TaskSample,
 )
+
+# Tasks whose cgroup is looked up; it costs a read of /proc each.
+NAMED_TASKS = 5
 
 
 class Sampler:
@@ -112,13 +116,22 @@ class Sampler:
         return result
 
     def _named_tasks(self, reading: Optional[Reading]) -> Tuple[TaskSample, ...]:
+        """The tasks with their device's name; the busiest with their cgroup's path."""
         if reading is None:
             return ()
+        busiest = sorted(reading.tasks, key=lambda task: -task.dirtied_bytes)[:NAMED_TASKS]
         tasks = []
         for task in reading.tasks:
             device = self._topology.by_fs(task.device) if task.device else None
-            tasks.append(replace(task, device=device.name if device else None))
+            cgroup = self._cgroup(task.pid) if task in busiest else None
+            tasks.append(replace(task, device=device.name if device else None, cgroup=cgroup))
         return tuple(tasks)
+
+    def _cgroup(self, pid: int) -> Optional[str]:
+        for line in (self._files.try_read(f"/proc/{pid}/cgroup") or "").splitlines():
+            if line.startswith("0::"):
+                return line[3:]
+        return None
 
 
 def _add(a: DiskStats, b: DiskStats) -> DiskStats:

@@ -104,7 +104,7 @@ KEYS: Tuple[Key, ...] = (
     Key("policy", "summary", TEXT, "", "", "", "One line for `writebackctl policy list`.",
         may_be_empty=True),
     Key("policy", "mode", _choice("enforce", "observe"), "enforce", "", "",
-        "`enforce` sets limits, `observe` decides the same and writes nothing."),
+        "`enforce` sets limits, `observe` decides and writes nothing."),
     Key("policy", "on-exit", _choice("restore", "keep"), "restore", "", "",
         "What an orderly stop does: put back the limits that were found, or leave the last ones."),
     # Two pages of 4 KiB are the least that vm.dirty_bytes accepts.

@@ -145,9 +145,9 @@ def verify_json(
     }
 
 
-def mode_json(mode: Mode, lines: Sequence[str] = ()) -> Json:
-    """The answer to `observe` and `enforce`; `lines` say what was done."""
-    return {"mode": mode.value, "lines": list(lines)}
+def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> Json:
+    """The answer to `observe` and `enforce`; `lines` say what was done, `good` if all of it."""
+    return {"mode": mode.value, "good": good, "lines": list(lines)}
 
 
 def pin_json(pin_bytes: Optional[int], lines: Sequence[str] = ()) -> Json:
@@ -244,6 +244,9 @@ def _figures(estimate: Optional[Estimate]) -> Json:
         "fsync_p50_s": _number(estimate.fsync_p50_s) if estimate else None,
         "fsync_p99_s": _number(estimate.fsync_p99_s) if estimate else None,
         "fsync_baseline_s": _number(estimate.baseline_s) if estimate else None,
+        "fsyncs_inflight": estimate.fsyncs_inflight
+        if estimate and estimate.demand_known
+        else None,
         "oldest_fsync_s": _number(estimate.oldest_fsync_s)
         if estimate and estimate.demand_known
         else None,
@@ -282,6 +285,7 @@ def _dirtiers(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
         {
             "pid": task.pid,
             "comm": task.comm,
+            "cgroup": task.cgroup,
             "device": task.device,
             "dirty_rate": task.dirtied_bytes / dt_s if dt_s > 0 else None,
             "throttled_share": min(1.0, task.throttled_s / dt_s) if dt_s > 0 else None,

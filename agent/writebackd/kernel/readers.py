@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Reading the probe's maps: what they hold now, less what they held before.
+
+Every reader keeps the last state of its map and gives the difference, so a
+tick costs what changed in it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.kernel import layout, libbpf
+from writebackd.model import (
+    HIST_BUCKETS,
+    ClassSample,
+    ForeignWrite,
+    Histogram,
+    IoClass,
+    SyncSample,
+    TaskSample,
+)
+
+# Clock of bpf_ktime_get_ns().
+_CLOCK = time.CLOCK_MONOTONIC
+# From this age on a sync in flight is checked for a thread that is still there.
+STALE_NS = 10_000_000_000
+# Processes kept of a tick: those that slept longest, then those that dirtied most.
+MOST_TASKS = 64
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One tick's differences, by leaf disk ("major:minor") and filesystem device."""
+
+    classes: Mapping[str, Mapping[IoClass, ClassSample]] = field(default_factory=dict)
+    syncs: Mapping[str, SyncSample] = field(default_factory=dict)
+    tasks: Tuple[TaskSample, ...] = ()
+    writers: Tuple[ForeignWrite, ...] = ()  # every write to vm.dirty_*, ours included
+
+
+def difference(current: Sequence[int], last: Sequence[int]) -> Histogram:
+    """What was added to a histogram of 32-bit counters, wrap-around included."""
+    return Histogram(
+        tuple(
+            (i, (now - before) & 0xFFFFFFFF)
+            for i, (now, before) in enumerate(zip(current, last))
+            if now != before
+        )
+    )
+
+
+_NO_HISTOGRAM = (0,) * HIST_BUCKETS
+_NO_COMPLETIONS = (0,) * (3 + 2 * layout.CLASSES)
+
+
+class BlockReader:
+    """Takes the difference of every slot to the last read; shards of a disk add up."""
+
+    def __init__(
+        self, slots: mmap.mmap, queues: Optional[mmap.mmap], sizes: layout.Sizes
+    ) -> None:
+        self._slots, self._queues, self._sizes = slots, queues, sizes
+        self._heads: Dict[int, Tuple[int, ...]] = {}
+        self._hists: Dict[Tuple[int, int], Sequence[int]] = {}
+        self._waits: Dict[Tuple[int, int], Sequence[int]] = {}
+        self.unstamped = 0  # in the last read, of all devices
+
+    def read(self) -> Dict[str, Dict[IoClass, ClassSample]]:
+        result: Dict[str, Dict[IoClass, ClassSample]] = {}
+        self.unstamped = 0
+        for block in range(self._sizes.slots * self._sizes.shards):
+            head = layout.IO_SLOT_HEAD.unpack_from(self._slots, block * layout.IO_SLOT_SIZE)
+            last = self._heads.get(block, _NO_COMPLETIONS)
+            if head == last:
+                continue
+            self._heads[block] = head
+            # Another disk under the same queue id goes on with the counters of
+            # the one that went: the difference is the new one's, but for what
+            # the old one completed after the last read.
+            self.unstamped += head[2] - last[2]
+            for io_class in IoClass:
+                at = 3 + 2 * io_class.value
+                count, size = head[at] - last[at], head[at + 1] - last[at + 1]
+                if not count and not size:
+                    continue
+                latency, queue = self._read_histograms(block, io_class.value)
+                sample = ClassSample(count, size, latency, queue)
+                classes = result.setdefault(layout.devno(head[1]), {})
+                so_far = classes.get(io_class)
+                classes[io_class] = so_far + sample if so_far else sample
+        return result
+
+    def _read_histograms(self, block: int, number: int) -> Tuple[Histogram, Optional[Histogram]]:
+        key = (block, number)
+        offset = number * layout.HIST.size
+        at = block * layout.IO_SLOT_SIZE + layout.IO_SLOT_HEAD.size + offset
+        current = layout.HIST.unpack_from(self._slots, at)
+        latency = difference(current, self._hists.get(key, _NO_HISTOGRAM))
+        self._hists[key] = current
+        if self._queues is None:
+            return latency, None
+        waits = layout.HIST.unpack_from(self._queues, block * layout.QUEUE_SLOT_SIZE + offset)
+        queue = difference(waits, self._waits.get(key, _NO_HISTOGRAM))
+        self._waits[key] = waits
+        return latency, queue
+
+
+class SyncReader:
+    """Syncs that returned since the last read, and those still inside."""
+
+    def __init__(self, done: libbpf.Map, inflight: libbpf.Map) -> None:
+        self._done = done.batch_reader(64)
+        self._inflight_map = inflight
+        self._inflight = inflight.batch_reader(512)
+        self.abandoned = 0  # syncs whose thread went without an end that was seen
+        self._last: Dict[str, Tuple[Sequence[int], Sequence[int], Sequence[int]]] = {}
+
+    def read(self) -> Dict[str, SyncSample]:
+        waiting: Dict[str, Tuple[int, float]] = {}
+        now = time.clock_gettime_ns(_CLOCK)
+        for key, value in self._inflight.read():
+            start, dev, kind, _owner = layout.SYNC_START.unpack(value)
+            if now - start > STALE_NS and not os.path.exists(
+                f"/proc/{int.from_bytes(key, sys.byteorder)}"
+            ):
+                # A kretprobe that was missed, say.  Left alone it would look
+                # like a stuck sync for ever.
+                self._inflight_map.delete(key)
+                self.abandoned += 1
+                continue
+            if kind == 2:
+                continue  # syncfs takes as long as everything dirty: no latency of its own
+            name = layout.devno(dev)
+            count, oldest = waiting.get(name, (0, 0.0))
+            waiting[name] = (count + 1, max(oldest, (now - start) / 1e9))
+        result: Dict[str, SyncSample] = {}
+        for key, value in self._done.read():
+            name = layout.devno(int.from_bytes(key, sys.byteorder))
+            counts = layout.SYNC_COUNTS.unpack_from(value)
+            files = layout.HIST.unpack_from(value, layout.SYNC_COUNTS.size)
+            syncfs = layout.HIST.unpack_from(value, layout.SYNC_COUNTS.size + layout.HIST.size)
+            last = self._last.get(name, ((0, 0, 0), _NO_HISTOGRAM, _NO_HISTOGRAM))
+            self._last[name] = (counts, files, syncfs)
+            inflight, oldest = waiting.pop(name, (0, 0.0))
+            result[name] = SyncSample(
+                fsyncs=counts[0] - last[0][0],
+                fdatasyncs=counts[1] - last[0][1],
+                latency=difference(files, last[1]),
+                inflight=inflight,
+                oldest_s=oldest,
+                syncfs_latency=difference(syncfs, last[2]),
+            )
+        for name, (inflight, oldest) in waiting.items():
+            result[name] = SyncSample(inflight=inflight, oldest_s=oldest)
+        return result
+
+
+class TaskReader:
+    """Who dirtied how much and slept how long since the last read, by process."""
+
+    def __init__(self, dirtiers: libbpf.Map) -> None:
+        self._reader = dirtiers.batch_reader(256)
+        self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
+
+    def read(self) -> Tuple[TaskSample, ...]:
+        by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
+        seen: Dict[bytes, Tuple[int, int, int, int]] = {}
+        for tid, value in self._reader.read():
+            born, first, size, slept, cgroup, sleeps, pid, dev, comm = layout.DIRTIER.unpack(value)
+            last = self._last.get(tid)
+            if last is None or last[0] != born:
+                last = (born, first, 0, 0)
+            seen[tid] = (born, size, slept, sleeps)
+            if (size, slept) == last[1:3]:
+                continue
+            by_process.setdefault((pid, layout.devno(dev)), []).append(
+                TaskSample(
+                    pid=pid,
+                    comm=comm.split(b"\0")[0].decode(errors="replace"),
+                    cgroup_id=cgroup,
+                    device=layout.devno(dev) if dev else None,
+                    dirtied_bytes=max(0, size - last[1]),
+                    throttled_s=(slept - last[2]) / 1e9,
+                    throttled=sleeps - last[3],
+                )
+            )
+        self._last = seen
+        tasks = [_merge(threads) for threads in by_process.values()]
+        tasks.sort(key=lambda task: (task.throttled_s, task.dirtied_bytes), reverse=True)
+        return tuple(tasks[:MOST_TASKS])
+
+
+def _merge(threads: Sequence[TaskSample]) -> TaskSample:
+    first = threads[0]
+    return TaskSample(
+        pid=first.pid,
+        comm=first.comm,
+        cgroup_id=first.cgroup_id,
+        device=first.device,
+        dirtied_bytes=sum(task.dirtied_bytes for task in threads),
+        throttled_s=sum(task.throttled_s for task in threads),
+        throttled=sum(task.throttled for task in threads),
+    )
+
+
+class SharedState:
+    """The counters and the ring of sysctl writes in the object's .bss."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._seen = self._count()
+
+    def _count(self) -> int:
+        count: int = layout.STATE_HEAD.unpack_from(self._memory)[0]
+        return count
+
+    def writers(self) -> Tuple[ForeignWrite, ...]:
+        """Writes to vm.dirty_* since the last call; the ring keeps the last 16."""
+        count = self._count()
+        oldest = max(self._seen, count - layout.SYSCTL_WRITES)
+        self._seen = count
+        found = []
+        for number in range(oldest, count):
+            at = layout.STATE_HEAD.size + (
+                number % layout.SYSCTL_WRITES * layout.SYSCTL_WRITE.size
+            )
+            _, pid, comm, name, value = layout.SYSCTL_WRITE.unpack_from(self._memory, at)
+            found.append(
+                ForeignWrite(
+                    lever=_text(name).rpartition("/")[2],
+                    value=_text(value).strip(),
+                    pid=pid,
+                    comm=_text(comm),
+                )
+            )
+        return tuple(found)
+
+    def losses(self) -> Tuple[int, int, int]:
+        """Completions without a slot, syncs lost, syncs whose end cannot be seen."""
+        values = layout.STATE_TAIL.unpack_from(self._memory, layout.STATE_TAIL_OFFSET)
+        return values[0], values[1], values[2]
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0")[0].decode(errors="replace")

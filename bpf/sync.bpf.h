@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/* Syncs: how long they take, and those that have not returned. */
+
+enum owner {
+	OWNER_FILESYSTEM, /* a hook pair on the filesystem's own function */
+	OWNER_SYSCALL, /* closed when the syscall returns */
+	OWNER_SYNCFS, /* a hook pair on sync_filesystem() */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, __u32);
+	__type(value, struct sync_start);
+} syncs_inflight SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);
+	__type(value, struct sync_stats);
+} syncs SEC(".maps");
+
+static const struct sync_stats no_syncs;
+
+static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
+{
+	__u32 tid = bpf_get_current_pid_tgid();
+	struct sync_start *open = bpf_map_lookup_elem(&syncs_inflight, &tid);
+	struct sync_start start = {
+		.start_ns = bpf_ktime_get_ns(),
+		.dev = dev,
+		.kind = kind,
+		.owner = owner,
+	};
+
+	/* Inside another hook's sync the outer one measures, but a filesystem
+	 * knows better than its caller where it writes (overlayfs).  One of the
+	 * same owner cannot be running: it was left over, and is replaced. */
+	if (open && open->owner != owner) {
+		if (open->owner == OWNER_SYSCALL)
+			open->dev = dev;
+		return;
+	}
+	if (bpf_map_update_elem(&syncs_inflight, &tid, &start, BPF_ANY))
+		__sync_fetch_and_add(&shared.sync_lost, 1);
+}
+
+static __always_inline void sync_end(__u8 owner, int kind)
+{
+	__u32 tid = bpf_get_current_pid_tgid(), dev;
+	struct sync_start *start = bpf_map_lookup_elem(&syncs_inflight, &tid);
+	struct sync_stats *stats;
+	__u64 begun, now;
+
+	if (!start || start->owner != owner)
+		return;
+	dev = start->dev;
+	begun = start->start_ns;
+	if (kind < 0)
+		kind = start->kind;
+	bpf_map_delete_elem(&syncs_inflight, &tid);
+
+	stats = bpf_map_lookup_elem(&syncs, &dev);
+	if (!stats) {
+		/* Fails when another CPU was first, which is as good. */
+		bpf_map_update_elem(&syncs, &dev, &no_syncs, BPF_NOEXIST);
+		stats = bpf_map_lookup_elem(&syncs, &dev);
+		if (!stats) {
+			__sync_fetch_and_add(&shared.sync_lost, 1);
+			return;
+		}
+	}
+	if (kind < 0 || kind >= SYNC_KINDS)
+		return;
+	now = bpf_ktime_get_ns();
+	__u64 bucket = hist_bucket(now > begun ? now - begun : 0);
+
+	__sync_fetch_and_add(&stats->count[kind], 1);
+	if (kind == SYNC_SYNCFS)
+		__sync_fetch_and_add(&stats->syncfs_hist[bucket], 1);
+	else
+		__sync_fetch_and_add(&stats->file_hist[bucket], 1);
+}
+
+#define FILE_SYNC(file, datasync)                                              \
+	sync_begin(inode_dev((file)->f_mapping->host),                         \
+		   (datasync) ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_FILESYSTEM)
+
+/* First choice: the functions that f_op->fsync points to.  A hook on
+ * vfs_fsync_range would miss fdatasync where the compiler inlined it. */
+#define FSYNC_FENTRY(function)                                                 \
+SEC("?fentry/" #function)                                                      \
+int BPF_PROG(fentry_##function, struct file *file, loff_t start, loff_t end,   \
+	     int datasync)                                                     \
+{                                                                              \
+	FILE_SYNC(file, datasync);                                             \
+	return 0;                                                              \
+}                                                                              \
+SEC("?fexit/" #function)                                                       \
+int BPF_PROG(fexit_##function)                                                 \
+{                                                                              \
+	sync_end(OWNER_FILESYSTEM, -1);                                        \
+	return 0;                                                              \
+}
+
+FSYNC_FENTRY(ext4_sync_file)
+FSYNC_FENTRY(xfs_file_fsync)
+FSYNC_FENTRY(btrfs_sync_file)
+FSYNC_FENTRY(f2fs_sync_file)
+FSYNC_FENTRY(blkdev_fsync)
+
+SEC("?fentry/sync_filesystem")
+int BPF_PROG(fentry_sync_filesystem, struct super_block *sb)
+{
+	sync_begin(sb->s_dev, SYNC_SYNCFS, OWNER_SYNCFS);
+	return 0;
+}
+
+SEC("?fexit/sync_filesystem")
+int BPF_PROG(fexit_sync_filesystem)
+{
+	sync_end(OWNER_SYNCFS, -1);
+	return 0;
+}
+
+/* Second choice: tracepoints of the filesystems; only ext4 has an exit. */
+SEC("?tp_btf/ext4_sync_file_enter")
+int BPF_PROG(tp_ext4_sync_file_enter, struct file *file, int datasync)
+{
+	FILE_SYNC(file, datasync);
+	return 0;
+}
+
+SEC("?tp_btf/ext4_sync_file_exit")
+int BPF_PROG(tp_ext4_sync_file_exit)
+{
+	sync_end(OWNER_FILESYSTEM, -1);
+	return 0;
+}
+
+/* Third choice: kprobes; user space attaches the pair to each function. */
+SEC("?kprobe")
+int BPF_KPROBE(kprobe_fsync, struct file *file, loff_t start, loff_t end, int datasync)
+{
+	struct inode *inode = BPF_CORE_READ(file, f_mapping, host);
+	__u32 dev;
+
+	if ((BPF_CORE_READ(inode, i_mode) & 0170000) == 0060000)
+		dev = BPF_CORE_READ(inode, i_rdev);
+	else
+		dev = BPF_CORE_READ(inode, i_sb, s_dev);
+	sync_begin(dev, datasync ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_FILESYSTEM);
+	return 0;
+}
+
+SEC("?kretprobe")
+int BPF_KRETPROBE(kretprobe_fsync)
+{
+	sync_end(OWNER_FILESYSTEM, -1);
+	return 0;
+}
+
+SEC("?kprobe")
+int BPF_KPROBE(kprobe_syncfs, struct super_block *sb)
+{
+	sync_begin(BPF_CORE_READ(sb, s_dev), SYNC_SYNCFS, OWNER_SYNCFS);
+	return 0;
+}
+
+SEC("?kretprobe")
+int BPF_KRETPROBE(kretprobe_syncfs)
+{
+	sync_end(OWNER_SYNCFS, -1);
+	return 0;
+}
+
+/* Last choice: syscalls.  Every syscall of the host pays for these hooks, and
+ * what does not end in a syscall of its caller (io_uring's workers, kernel
+ * threads) cannot be measured. */
+#ifdef SYSCALL_NR
+
+static __always_inline bool is_write(long nr)
+{
+	return nr == NR_write || nr == NR_pwrite64 || nr == NR_writev ||
+	       nr == NR_pwritev || nr == NR_pwritev2;
+}
+
+SEC("?tp_btf/sys_enter")
+int BPF_PROG(sys_enter, struct pt_regs *regs, long nr)
+{
+	struct task_struct *task;
+	struct file **files, *file = NULL;
+	struct inode *inode;
+	unsigned int fd;
+	__u32 dev;
+
+	if (nr != NR_fsync && nr != NR_fdatasync && nr != NR_syncfs)
+		return 0;
+	task = bpf_get_current_task_btf();
+	if (SYSCALL_IS_COMPAT(task))
+		return 0;
+	fd = SYSCALL_ARG0(regs);
+	if (fd >= BPF_CORE_READ(task, files, fdt, max_fds))
+		return 0;
+	files = BPF_CORE_READ(task, files, fdt, fd);
+	bpf_probe_read_kernel(&file, sizeof(file), &files[fd]);
+	if (!file)
+		return 0;
+	if (nr == NR_syncfs) {
+		sync_begin(BPF_CORE_READ(file, f_inode, i_sb, s_dev), SYNC_SYNCFS, OWNER_SYSCALL);
+		return 0;
+	}
+	inode = BPF_CORE_READ(file, f_mapping, host);
+	if ((BPF_CORE_READ(inode, i_mode) & 0170000) == 0060000)
+		dev = BPF_CORE_READ(inode, i_rdev);
+	else
+		dev = BPF_CORE_READ(inode, i_sb, s_dev);
+	sync_begin(dev, nr == NR_fdatasync ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_SYSCALL);
+	return 0;
+}
+
+SEC("?tp_btf/sys_exit")
+int BPF_PROG(sys_exit, struct pt_regs *regs, long ret)
+{
+	long nr = SYSCALL_NR(regs);
+
+	if (nr == NR_fsync || nr == NR_fdatasync || nr == NR_syncfs || nr == NR_msync)
+		sync_end(OWNER_SYSCALL, -1);
+	else if (is_write(nr))
+		sync_end(OWNER_SYSCALL, -1);
+	return 0;
+}
+
+/* Filesystems with an entry tracepoint only: it shows the O_DSYNC writes and
+ * msyncs that the filter on sys_enter does not. */
+static __always_inline int entry_only(struct inode *inode, __u8 kind)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	long nr = SYSCALL_NR(regs);
+	bool seen = nr == NR_fsync || nr == NR_fdatasync || nr == NR_msync || is_write(nr);
+
+	/* PF_KTHREAD, PF_IO_WORKER: no syscall of its own will return. */
+	if (task->flags & (0x00200000 | 0x00000010) || SYSCALL_IS_COMPAT(task) || !seen) {
+		__sync_fetch_and_add(&shared.sync_unmatched, 1);
+		return 0;
+	}
+	if (nr == NR_fsync || nr == NR_fdatasync) {
+		/* sys_enter has opened it, perhaps for an overlayfs above. */
+		__u32 tid = task->pid;
+		struct sync_start *open = bpf_map_lookup_elem(&syncs_inflight, &tid);
+
+		if (open)
+			open->dev = inode_dev(inode);
+		return 0;
+	}
+	sync_begin(inode_dev(inode), kind, OWNER_SYSCALL);
+	return 0;
+}
+
+SEC("?tp_btf/xfs_file_fsync")
+int BPF_PROG(tp_xfs_file_fsync, struct xfs_inode *ip)
+{
+	return entry_only(&((struct xfs_inode___any *)ip)->i_vnode, SYNC_FDATASYNC);
+}
+
+SEC("?tp_btf/btrfs_sync_file")
+int BPF_PROG(tp_btrfs_sync_file, struct file *file, int datasync)
+{
+	return entry_only(file->f_mapping->host, datasync ? SYNC_FDATASYNC : SYNC_FSYNC);
+}
+
+#endif

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Fetch a Debian kernel and unpack it where a virtual machine can boot it.
+
+Nothing is installed: the package is unpacked into a cache directory, its modules stay beside it,
+and the host's /boot and /lib/modules are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+META_PACKAGE = "linux-image-amd64"
+# depmod lives in sbin, which an unprivileged or CI shell may not have in its path.
+SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+class KernelUnavailable(Exception):
+    """The kernel could not be fetched or unpacked; the text says what to do."""
+
+
+def cache_dir() -> Path:
+    """Directory that keeps unpacked kernels: WRITEBACKD_VM_CACHE, else build/vm."""
+    return Path(os.environ.get("WRITEBACKD_VM_CACHE") or CHECKOUT / "build" / "vm").absolute()
+
+
+def parse_depends(text: str) -> str:
+    """Name of the image that a kernel meta package stands for, from `apt-cache depends`.
+
+    Virtual packages (in angle brackets) and cloud or rt flavours do not match: 6.1 is
+    linux-image-6.1.0-56-amd64, 6.12 is linux-image-6.12.57+deb13-amd64.
+    """
+    match = re.search(r"^\s*\|?Depends: (linux-image-\d[\w.+~-]*-amd64)\s*$", text, re.MULTILINE)
+    if match is None:
+        raise KernelUnavailable(
+            f"apt knows no kernel behind {META_PACKAGE}: "
+            "run `apt-get update`, on a Debian amd64 host"
+        )
+    return match.group(1)
+
+
+def parse_uri(text: str) -> str:
+    """File name that `apt-get download --print-uris` announces, without `.deb`."""
+    match = re.match(r"'[^']+' (\S+)\.deb ", text)
+    if match is None:
+        raise KernelUnavailable(f"apt offers no download: {text.strip() or 'no answer'}")
+    return match.group(1)
+
+
+def fetch(package: str | None = None) -> Path:
+    """Unpack a kernel package once and return its image.
+
+    package: Debian package name; without it the running suite's current default kernel.
+    The modules are under lib/modules of the same tree, with their dependency lists, where
+    virtme-ng looks for them. Raises KernelUnavailable.
+    """
+    if package is None:
+        package = parse_depends(_run("apt-cache", "depends", META_PACKAGE))
+    name = parse_uri(_run("apt-get", "download", "--print-uris", package))
+    root = cache_dir() / name
+    if not root.is_dir():
+        _unpack(package, root)
+    return _image(root)
+
+
+def _unpack(package: str, root: Path) -> None:
+    root.parent.mkdir(parents=True, exist_ok=True)
+    # A tree is complete or absent: two test runs at once, or one that was interrupted, must not
+    # leave half a set of modules under the final name.
+    work = Path(tempfile.mkdtemp(prefix="unpack-", dir=root.parent))
+    try:
+        _run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package, cwd=work)
+        archive = next(work.glob("*.deb"))
+        tree = work / "root"
+        _run("dpkg-deb", "-x", str(archive), str(tree))
+        _join_module_dirs(tree)
+        for modules in (tree / "lib" / "modules").iterdir():
+            _run("depmod", "-b", str(tree), modules.name)
+        _image(tree)
+        try:
+            tree.rename(root)
+        except OSError:
+            if not root.is_dir():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _join_module_dirs(tree: Path) -> None:
+    """Make lib/modules and usr/lib/modules one directory.
+
+    Debian 12 packages ship the former, Debian 13 the latter; kmod and virtme-ng each look in one.
+    """
+    old, new = tree / "lib" / "modules", tree / "usr" / "lib" / "modules"
+    if not old.exists() and not new.exists():
+        raise KernelUnavailable(f"the package holds no modules, only {os.listdir(tree)}")
+    if not old.exists():
+        old.parent.mkdir(exist_ok=True)
+        old.symlink_to("../usr/lib/modules")
+    elif not new.exists():
+        new.parent.mkdir(parents=True, exist_ok=True)
+        new.symlink_to("../../lib/modules")
+
+
+def _image(root: Path) -> Path:
+    images = sorted([*root.glob("boot/vmlinuz-*"), *root.glob("usr/lib/modules/*/vmlinuz")])
+    if not images:
+        raise KernelUnavailable(f"{root} holds no kernel image: remove it and try again")
+    return images[0]
+
+
+def _run(*argv: str, cwd: Path | None = None) -> str:
+    program = shutil.which(argv[0], path=SEARCH_PATH)
+    if program is None:
+        raise KernelUnavailable(f"{argv[0]} is missing: a Debian host with apt and kmod is needed")
+    # The patterns above match apt's words, which it translates.
+    done = subprocess.run(
+        [program, *argv[1:]],
+        cwd=cwd,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "PATH": SEARCH_PATH},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise KernelUnavailable(f"`{' '.join(argv)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        print(fetch(sys.argv[1] if len(sys.argv) > 1 else None))
+    except KernelUnavailable as error:
+        sys.exit(str(error))

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The kernel tests, run under a Debian kernel in a virtual machine.
+
+The host's kernel may refuse fentry and kprobes; a distribution's kernel has both, and filesystems
+as modules. The guest's pytest writes JUnit XML, of which only passed tests count as evidence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from .fetch_kernel import KernelUnavailable, fetch, parse_depends, parse_uri
+from .machine import GuestFailed, Machine, MachineMissing, check_host
+
+KERNEL_TESTS = ("tests/kernel/test_probe.py", "tests/kernel/test_unit_rights.py")
+# What the guest's tests may expect of a Debian kernel: they fail there, not skip, without it.
+GUEST_SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_FENTRY": "1"}
+# Seconds. The boot takes 12-20 on an idle host, the probe's 39 tests 170, on a busy one three times
+# that.
+TIME_LIMIT = 900.0
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Outcome of a test run; passed counts tests that ran to their end and held."""
+
+    passed: int
+    failed: int
+    skipped: tuple[str, ...]
+
+    @property
+    def proves(self) -> bool:
+        """True when something ran and nothing failed."""
+        return self.passed > 0 and self.failed == 0
+
+
+def read_junit(text: str) -> Tally:
+    """Count the test cases of a JUnit XML report."""
+    passed = failed = 0
+    skipped: list[str] = []
+    for case in ElementTree.fromstring(text).iter("testcase"):
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif skip is not None:
+            skipped.append(f"{case.get('name')}: {skip.get('message')}")
+        else:
+            passed += 1
+    return Tally(passed, failed, tuple(skipped))
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Path:
+    """Image of the suite's default kernel; WRITEBACKD_REQUIRE_VM turns the skip into a failure."""
+    if os.geteuid() != 0:
+        return _missing("virtual machines with a root guest need root")
+    try:
+        check_host()
+        return fetch()
+    except (MachineMissing, KernelUnavailable) as error:
+        return _missing(str(error))
+
+
+def _missing(reason: str) -> Path:
+    if os.environ.get("WRITEBACKD_REQUIRE_VM"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def test_kernel_tests_hold_on_debian_kernel(kernel: Path, tmp_path: Path) -> None:
+    report = tmp_path / "result.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-rs", f"--junitxml={report}"]
+    argv = ["sh", "-c", 'echo "kernel $(uname -r)"; exec "$@"', "sh", *command, *KERNEL_TESTS]
+
+    result = Machine(kernel).run(argv, TIME_LIMIT, share=tmp_path, env=GUEST_SETTINGS)
+
+    print(f"\nguest: booted in {result.booted_s:.0f} s, off after {result.seconds:.0f} s")
+    print(result.output)
+    assert report.exists(), f"pytest did not start in the guest:\n{result.output}"
+    tally = read_junit(report.read_text())
+    assert tally.proves and result.returncode == 0, (
+        f"{kernel.name}: {tally.passed} passed, {tally.failed} failed, "
+        f"{len(tally.skipped)} skipped, exit code {result.returncode}\n{result.output}"
+    )
+
+
+def test_time_limit_ends_the_machine(kernel: Path) -> None:
+    odd_size = "1001M"
+    with pytest.raises(GuestFailed, match="ran out of time"):
+        Machine(kernel, memory=odd_size).run(["sleep", "600"], timeout=4.0)
+    assert not [line for line in _command_lines() if odd_size in line]
+
+
+def _command_lines() -> list[str]:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            lines.append(path.read_text(errors="replace"))
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("body", "proves"),
+    [
+        ('<testcase name="a"/>', True),
+        ('<testcase name="a"/><testcase name="b"><skipped message="no fio"/></testcase>', True),
+        ('<testcase name="b"><skipped message="no fio"/></testcase>', False),
+        ("", False),
+        ('<testcase name="a"/><testcase name="b"><failure/></testcase>', False),
+        ('<testcase name="a"/><testcase name="b"><error/></testcase>', False),
+    ],
+)
+def test_only_passed_tests_are_evidence(body: str, proves: bool) -> None:
+    tally = read_junit(f"<testsuites><testsuite>{body}</testsuite></testsuites>")
+    assert tally.proves is proves
+
+
+@pytest.mark.parametrize(
+    ("text", "package"),
+    [
+        (
+            "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n",
+            "linux-image-6.1.0-56-amd64",
+        ),
+        (
+            "linux-image-amd64\n  Depends: linux-image-6.12.107+deb13-amd64\n"
+            "  Conflicts: linux-image-6.1.0-9-amd64\n",
+            "linux-image-6.12.107+deb13-amd64",
+        ),
+    ],
+)
+def test_image_package_of_debian_12_and_13(text: str, package: str) -> None:
+    assert parse_depends(text) == package
+
+
+@pytest.mark.parametrize(
+    "text", ["", "linux-image-amd64\n  Depends: <linux-image-x>\n  Recommends: apparmor\n"]
+)
+def test_unknown_image_package_says_what_to_do(text: str) -> None:
+    with pytest.raises(KernelUnavailable, match="apt-get update"):
+        parse_depends(text)
+
+
+def test_download_name_carries_the_version() -> None:
+    name = "linux-image-6.1.0-56-amd64_6.1.192-2_amd64"
+    assert parse_uri(f"'http://mirror/pool/{name}.deb' {name}.deb 70600000 SHA256:00\n") == name
