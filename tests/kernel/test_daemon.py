@@ -419,3 +419,16 @@ def test_without_bpf_it_runs_on_proc_and_says_what_it_cannot_see(
     assert probe["backend"] == "procfs" and probe["fsync_hook"] is None
     assert any("fsync" in miss for miss in probe["misses"])
     assert daemon.end() == 0
+
+
+def test_where_the_kernel_refuses_bpf_it_runs_on_proc(start: Callable[..., Running]) -> None:
+    # Root without a single capability: bpf(2) answers EPERM, /proc/sys/vm takes uid 0.
+    program = ["setpriv", "--bounding-set=-all", "--inh-caps=-all",
+               sys.executable, "-m", "writebackd.cli.daemon"]
+    daemon = start(program=program)
+    probe = daemon.status()["probe"]
+    assert probe["backend"] == "procfs"
+    assert any("BPF" in miss for miss in probe["misses"])
+    daemon.pin()
+    assert daemon.end() == 0
+    assert read_files()["dirty_bytes"] == 0

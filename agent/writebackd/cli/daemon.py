@@ -20,8 +20,10 @@ from writebackd import __version__
 from writebackd.actuate.ledger import LedgerError
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.daemon import AlreadyRunning, Daemon, Options
+from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe
+from writebackd.kernel.vm import PAIRS, read_limits
 from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy import Policy, PolicyError, load_policy
@@ -126,6 +128,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)
         daemon.run(ready=lambda: notify("READY=1"))
+        if live:
+            print(f"\nwritebackd stopped; the limits are {_limits_in_words()}")
         return GOOD
     except (PolicyError, NoSuchProbe) as error:
         log.error("%s", error)
@@ -210,6 +214,11 @@ def _notifier() -> Callable[[str], None]:
         notify(state)
 
     return send
+
+
+def _limits_in_words() -> str:
+    limits = read_limits(KernelFiles())
+    return ", ".join(pair.describe(pair.value(limits)) for pair in PAIRS)
 
 
 class _Screen:
