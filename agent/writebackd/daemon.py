@@ -8,12 +8,9 @@ threads that drop and count, memory is locked.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import selectors
-import signal
-import socket
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -24,6 +21,7 @@ import psutil
 
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.lock import take_lock
 from writebackd.actuate.restore import describe_action
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
@@ -31,6 +29,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import Probe, open_probe
 from writebackd.kernel.sampler import Sampler
+from writebackd.kernel.signals import Signals
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
 from writebackd.kernel.vm import read_state
@@ -44,7 +43,7 @@ from writebackd.model import (
     Mode,
     Sample,
 )
-from writebackd.paths import HISTORY, LEDGER, LOCK, SOCKET
+from writebackd.paths import HISTORY, LEDGER, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
@@ -70,10 +69,6 @@ LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
 # After a restart the limits adopted from the run before are kept this long,
 # which is what it takes to see again whether anybody syncs.
 ADOPTED_HOLD_S = 15.0
-
-
-class AlreadyRunning(Exception):
-    """Another daemon holds the lock of this runtime directory."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class Daemon:
         self._on_tick = on_tick
         self._files = files or KernelFiles()
         self.policy = load()
-        self._lock = _take_lock(options.runtime_dir)
+        self._lock = take_lock(options.runtime_dir)
         self._uevents, hotplug_problem = open_uevents()
         self._messages = [hotplug_problem] if hotplug_problem else []
         self._topology = Topology(self._files, self._uevents)
@@ -127,8 +122,7 @@ class Daemon:
         self._last_s: Optional[float] = None
         self._failures = 0
         self._snapshot: Optional[Snapshot] = None
-        self._stop: Optional[str] = None
-        self._reload = False
+        self._signals = Signals()
         self._loaded: List[Policy] = []  # by the thread that read it again
         self._mode_by_verb = False
 
@@ -139,7 +133,8 @@ class Daemon:
         selector = selectors.DefaultSelector()
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
         server.register(selector)
-        waker = self._catch_signals(selector)
+        self._signals.catch()
+        selector.register(self._signals, selectors.EVENT_READ)
         try:
             for message in self._actuator.start():
                 log.info("%s", message)
@@ -154,56 +149,35 @@ class Daemon:
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
-            self._loop(selector, server, waker)
-            log.info("stopping: %s", self._stop)
+            self._loop(selector, server)
+            log.info("stopping: %s", self._signals.stop)
         finally:
             # Limits first: everything below may fail, they may not stay.
             self._log_actions(self._actuator.finish())
             server.close()
             selector.close()
-            waker.close()
+            self._signals.close()
             self._sampler.probe.close()
             self._history.close(timeout=2.0)
             os.close(self._lock)
 
-    def _loop(
-        self, selector: selectors.BaseSelector, server: ControlServer, waker: socket.socket
-    ) -> None:
+    def _loop(self, selector: selectors.BaseSelector, server: ControlServer) -> None:
         interval = self._options.interval_s
         next_tick = time.monotonic() + interval
-        while self._stop is None:
+        while self._signals.stop is None:
             for key, mask in selector.select(max(0.0, next_tick - time.monotonic())):
                 if key.data is server:
                     server.service(key, mask)
-                elif key.fileobj is waker:
-                    waker.recv(64)
-            if self._reload:
-                self._reload = False
+                elif key.fileobj is self._signals:
+                    self._signals.drain()
+            if self._signals.take_reload():
                 self._reload_policy()
             now = time.monotonic()
-            if now >= next_tick and self._stop is None:
+            if now >= next_tick and self._signals.stop is None:
                 server.expire(now)
                 self._tick()
                 # Ticks missed while the machine was busy are not made up for.
                 next_tick = max(next_tick + interval, time.monotonic())
-
-    def _catch_signals(self, selector: selectors.BaseSelector) -> socket.socket:
-        receiver, sender = socket.socketpair()
-        receiver.setblocking(False)
-        sender.setblocking(False)
-        self._sender = sender  # or it is closed with the last reference
-        signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGHUP, self._on_reload)
-        selector.register(receiver, selectors.EVENT_READ)
-        return receiver
-
-    def _on_stop(self, number: int, _frame: object) -> None:
-        self._stop = signal.Signals(number).name
-
-    def _on_reload(self, _number: int, _frame: object) -> None:
-        self._reload = True
 
     # ---- one tick ------------------------------------------------------
 
@@ -454,21 +428,3 @@ class Daemon:
 
 def _boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _take_lock(runtime_dir: Path) -> int:
-    """A file descriptor that holds the directory's lock; AlreadyRunning names the holder."""
-    path = runtime_dir / LOCK
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
-        os.close(fd)
-        raise AlreadyRunning(
-            f"writebackd is running already (pid {holder}, {runtime_dir}): "
-            "stop it first, or use --runtime-dir"
-        ) from None
-    os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
-    return fd

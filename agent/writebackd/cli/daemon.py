@@ -18,8 +18,9 @@ from typing import Callable, List, Optional, Sequence
 
 from writebackd import __version__
 from writebackd.actuate.ledger import LedgerError
+from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
-from writebackd.daemon import AlreadyRunning, Daemon, Options
+from writebackd.daemon import Daemon, Options
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the lab sees and changes of its host: limits, knobs, processes, loops, mounts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+VM = Path("/proc/sys/vm")
+PAIRS = (("dirty_bytes", "dirty_ratio"),
+         ("dirty_background_bytes", "dirty_background_ratio"))
+INTERVALS = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
+
+# What outlives a loop device's detach, since the gendisk and its BDI stay.
+QUEUE_KNOBS = ("write_cache", "scheduler", "nr_requests", "max_sectors_kb", "rotational",
+               "wbt_lat_usec")
+BDI_KNOBS = ("strict_limit", "min_ratio", "max_ratio")
+
+Limits = Dict[str, int]
+
+
+def read_limits() -> Limits:
+    """All values behind the dirty limits, both forms of each pair."""
+    names = [name for pair in PAIRS for name in pair] + list(INTERVALS)
+    return {name: int((VM / name).read_text()) for name in names}
+
+
+def write_limits(wanted: Limits) -> None:
+    """Make the limits read like `wanted`.
+
+    A pair is one setting in two forms: writing one zeroes the other, and 0 may
+    not be written to the bytes form.  So the form in force is written.
+    """
+    now = read_limits()
+    for in_bytes, as_ratio in PAIRS:
+        form = in_bytes if wanted[in_bytes] else as_ratio
+        if (now[in_bytes], now[as_ratio]) != (wanted[in_bytes], wanted[as_ratio]):
+            (VM / form).write_text(str(wanted[form]))
+    for name in INTERVALS:
+        if now[name] != wanted[name]:
+            (VM / name).write_text(str(wanted[name]))
+
+
+def vmstat(name: str) -> int:
+    """A counter of /proc/vmstat, in bytes for those that count pages."""
+    match = re.search(rf"^{name} (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    if match is None:
+        raise KeyError(f"/proc/vmstat has no {name}")
+    return int(match.group(1)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def knob_files(device: str) -> List[Path]:
+    """The settings of a block device (loop3) that the running kernel has."""
+    block = Path("/sys/block") / device
+    found = [block / "queue" / name for name in QUEUE_KNOBS]
+    found += [block / "bdi" / name for name in BDI_KNOBS]
+    return [path for path in found if path.exists()]
+
+
+def read_knob(path: Path) -> str:
+    """Its value; of a list with a choice in brackets, the choice."""
+    text = path.read_text().strip()
+    chosen = re.search(r"\[(.+?)\]", text)
+    return chosen.group(1) if chosen else text
+
+
+def write_knobs(saved: Dict[str, str]) -> None:
+    """Put knobs back, {path: value}; those that are gone or as they were are left alone."""
+    for name, value in saved.items():
+        path = Path(name)
+        with contextlib.suppress(OSError):
+            if read_knob(path) != value:
+                path.write_text(value)
+
+
+def marked(mark: str) -> List[int]:
+    """Processes with `mark` (NAME=VALUE) in the environment they were started with."""
+    wanted = mark.encode()
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if wanted in path.read_bytes().split(b"\0"):
+                pids.append(int(path.parent.name))
+    return pids
+
+
+def stop(mark: str, how: signal.Signals, wait_s: float) -> List[int]:
+    """Signal all marked processes until none is left or the time is up; returns the rest.
+
+    Again and again, because a loop in a shell starts the next child meanwhile.
+    """
+    deadline = time.monotonic() + wait_s
+    signalled = set()
+    while True:
+        left = marked(mark)
+        for pid in left:
+            # Twice would cut short the clean end of a program that obeyed the first.
+            if pid not in signalled or how == signal.SIGKILL:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, how)
+                signalled.add(pid)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+def mounts() -> List[Tuple[str, str]]:
+    """(source, mountpoint) of every mount, in the order they were made."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, tail = line.partition(" - ")
+        found.append((unescape(tail.split()[1]), unescape(fields.split()[4])))
+    return found
+
+
+def unescape(field: str) -> str:
+    """Undo the octal escapes of mountinfo, \\040 for a space."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), field)
+
+
+def loops_on(backing: Path) -> List[str]:
+    """Names of the loop devices backed by this file."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if path.read_text().strip() == str(backing):
+                found.append(path.parts[3])
+    return found
+
+
+def backing_of(device: str) -> str:
+    """The file behind a loop device (loop3), "" for anything else."""
+    try:
+        return Path(f"/sys/block/{device}/loop/backing_file").read_text().strip()
+    except OSError:
+        return ""
