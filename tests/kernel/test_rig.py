@@ -174,7 +174,14 @@ def test_nothing_is_left(end: str, name: str, limits: Dict[str, int]) -> None:
     ENDS[end](process)
     process.wait(30)
     if "clean" in end:
+        remains = Remains(name)
         assert traces(name)
+        deadline = time.monotonic() + 10
+        while any("dd if=" in trace for trace in traces(name)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any("dd if=" in trace for trace in traces(name)), "the flood went on"
+        # The disk did not go with the run: it can still be written.
+        prepare(remains.mountpoint / "after", MIB)
         with pytest.raises(RigError, match="clean"):
             Rig(name).__enter__()
         assert main(["clean", name]) == 0

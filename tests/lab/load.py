@@ -41,8 +41,9 @@ def device_written(device: str) -> int:
 class Flood:
     """`dd bs=1M` that rewrites one file for ever, the copy process of the field reports."""
 
-    LOOP = ('while dd if=/dev/zero of="$0" bs=1M count="$1" conv=notrunc 2>/dev/null; '
-            "do :; done")
+    # dd dies with its shell, or it would go on for gigabytes.
+    LOOP = ('while setpriv --pdeathsig KILL dd if=/dev/zero of="$0" bs=1M count="$1" '
+            "conv=notrunc 2>/dev/null; do :; done")
 
     def __init__(self, path: Path, size: int, spawn: Spawn) -> None:
         """size: of the file, in bytes; it has to fit the disk."""

@@ -39,6 +39,7 @@ MKFS = {
 PACKAGES = {
     "nbdkit": "nbdkit", "nbdfuse": "libnbd-bin", "fusermount3": "fuse3",
     "losetup": "mount", "mount": "mount", "umount": "mount", "make": "make",
+    "setpriv": "util-linux",
     "mkfs.xfs": "xfsprogs", "mkfs.ext4": "e2fsprogs", "mkfs.btrfs": "btrfs-progs",
 }
 
@@ -146,10 +147,16 @@ class Rig:
 
     def spawn(self, argv: Sequence[str], role: str = "LOAD", **options: Any
               ) -> subprocess.Popen[bytes]:
-        """A process that dies with the rig, in a session of its own: Ctrl-C is not for it."""
+        """A process that dies with the rig, in a session of its own: Ctrl-C is not for it.
+
+        Loads die with this process too, even if it is killed.  The disk does not, or
+        what is mounted on it would be left with errors instead of being unmounted.
+        """
         name, _, token = self.remains.mark(role).partition("=")
         env = dict(options.pop("env", os.environ), PATH=path_with_sbin())
         env[name] = token
+        if role == "LOAD":
+            argv = ["setpriv", "--pdeathsig", "TERM", "--", *argv]
         options.setdefault("stdin", subprocess.DEVNULL)
         child: subprocess.Popen[bytes] = subprocess.Popen(argv, env=env, start_new_session=True,
                                                           **options)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
@@ -526,6 +526,7 @@ def test_any_bytes_are_a_policy_or_a_policy_error(tmp_path: Path, data: bytes) -
 
 
 @given(name=st.text())
+@example(name="/\0")
 def test_any_name_is_found_or_refused(name: str) -> None:
     try:
         load_policy(name, root=Path("/nonexistent"))

@@ -81,6 +81,8 @@ def _names(dirs: Sequence[Path]) -> Dict[str, Path]:
 
 def _locate(wanted: str, config_dir: Optional[Path], root: Path) -> Tuple[str, Path, List[Path]]:
     """Name, base file and drop-ins of a policy given by name or by path."""
+    if "\0" in wanted:  # no file has it in its name, and os.listdir() raises ValueError
+        raise PolicyError((f"'{units.shorten(wanted)}': a path has no NUL byte in it",))
     if "/" in wanted or wanted.endswith(".conf"):
         path = Path(wanted)
         name = path.name[: -len(".conf")] if wanted.endswith(".conf") else path.name

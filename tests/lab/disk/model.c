@@ -48,6 +48,7 @@ static struct {
 	uint64_t *dirty_map;
 	uint32_t *zone_dirty;
 	struct waiter *head, **tail;
+	bool stop;
 } cache = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
 	.work = PTHREAD_COND_INITIALIZER,
@@ -55,6 +56,7 @@ static struct {
 };
 
 static uint64_t blocks;
+static pthread_t destage_thread;
 
 /* Time */
 
@@ -203,13 +205,13 @@ static void *destage(void *arg)
 	int64_t since = now_ns();
 
 	pthread_mutex_lock(&cache.lock);
-	for (;;) {
+	while (!cache.stop) {
 		uint64_t first, n;
 
 		if (!cache.dirty) {
-			while (!cache.dirty)
-				pthread_cond_wait(&cache.work, &cache.lock);
+			pthread_cond_wait(&cache.work, &cache.lock);
 			since = now_ns();
+			continue;
 		}
 		first = next_dirty(rotor);
 		n = take_run(first);
@@ -224,6 +226,7 @@ static void *destage(void *arg)
 		rotor = first + n;
 		admit_waiters();
 	}
+	pthread_mutex_unlock(&cache.lock);
 	return NULL;
 }
 
@@ -285,8 +288,17 @@ int model_init(void)
 
 int model_start(void)
 {
-	pthread_t thread;
-	int err = pthread_create(&thread, NULL, destage, NULL);
+	/* nbdkit 1.32 in the foreground dies with its parent: a killed run could not be unmounted. */
+	prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0);
+	return pthread_create(&destage_thread, NULL, destage, NULL);
+}
 
-	return err ? err : pthread_detach(thread);
+void model_stop(void)
+{
+	pthread_mutex_lock(&cache.lock);
+	cache.stop = true;
+	pthread_cond_signal(&cache.work);
+	pthread_mutex_unlock(&cache.lock);
+	if (destage_thread)
+		pthread_join(destage_thread, NULL);
 }

@@ -34,6 +34,7 @@ extern struct model model;
 /* Both return 0 or an errno. model_start makes the destage thread, so it comes after any fork. */
 int model_init(void);
 int model_start(void);
+void model_stop(void);
 
 /* Return when a disk like this would have written or read the bytes; count > 0. */
 void model_write(uint64_t offset, uint64_t count);

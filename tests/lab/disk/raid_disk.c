@@ -158,6 +158,7 @@ static struct nbdkit_plugin plugin = {
 	.magic_config_key = "size",
 	.get_ready = raid_get_ready,
 	.after_fork = raid_after_fork,
+	.unload = model_stop,
 	.open = raid_open,
 	.get_size = raid_get_size,
 	.can_multi_conn = raid_can_multi_conn,
