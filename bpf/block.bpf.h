@@ -101,9 +101,11 @@ static __always_inline __u64 latency_bucket(struct io_slot *slot, int class, __u
 
 	if (slot->jiffy != jiffy) {
 		slot->jiffy = jiffy;
-		slot->in_jiffy = 0;
+		__builtin_memset(slot->in_jiffy, 0, sizeof(slot->in_jiffy));
 	}
-	if (slot->in_jiffy++ >= TIMED_PER_JIFFY && slot->in_jiffy & (TIMED_EVERY - 1)) {
+	/* By class, so that a few syncs among many reads are all timed. */
+	if (slot->in_jiffy[class]++ >= TIMED_PER_JIFFY &&
+	    slot->in_jiffy[class] & (TIMED_EVERY - 1)) {
 		bucket = slot->last_bucket[class];
 		return bucket < HIST_BUCKETS ? bucket : HIST_BUCKETS - 1;
 	}
@@ -144,8 +146,8 @@ int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 	dev = disk->major << 20 | disk->first_minor;
 	sequence = disk_sequence(disk);
 	if (slot->dev != dev || slot->diskseq != sequence) {
-		/* Another disk got this queue id; user space sees the change
-		 * and takes the counts of this moment as its new zero. */
+		/* Another disk got this queue id: what is counted from here on
+		 * is its own. */
 		slot->dev = dev;
 		slot->diskseq = sequence;
 	}

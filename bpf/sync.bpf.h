@@ -46,19 +46,19 @@ static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
 		__sync_fetch_and_add(&shared.sync_lost, 1);
 }
 
-static __always_inline void sync_end(__u8 owner, int kind)
+static __always_inline void sync_end(__u8 owner)
 {
 	__u32 tid = bpf_get_current_pid_tgid(), dev;
 	struct sync_start *start = bpf_map_lookup_elem(&syncs_inflight, &tid);
 	struct sync_stats *stats;
-	__u64 begun, now;
+	__u64 begun, now, bucket;
+	__u8 kind;
 
 	if (!start || start->owner != owner)
 		return;
 	dev = start->dev;
 	begun = start->start_ns;
-	if (kind < 0)
-		kind = start->kind;
+	kind = start->kind;
 	bpf_map_delete_elem(&syncs_inflight, &tid);
 
 	stats = bpf_map_lookup_elem(&syncs, &dev);
@@ -71,10 +71,10 @@ static __always_inline void sync_end(__u8 owner, int kind)
 			return;
 		}
 	}
-	if (kind < 0 || kind >= SYNC_KINDS)
-		return;
+	if (kind >= SYNC_KINDS)
+		return; /* for the verifier: it cannot know what the map holds */
 	now = bpf_ktime_get_ns();
-	__u64 bucket = hist_bucket(now > begun ? now - begun : 0);
+	bucket = hist_bucket(now > begun ? now - begun : 0);
 
 	__sync_fetch_and_add(&stats->count[kind], 1);
 	if (kind == SYNC_SYNCFS)
@@ -100,7 +100,7 @@ int BPF_PROG(fentry_##function, struct file *file, loff_t start, loff_t end,   \
 SEC("?fexit/" #function)                                                       \
 int BPF_PROG(fexit_##function)                                                 \
 {                                                                              \
-	sync_end(OWNER_FILESYSTEM, -1);                                        \
+	sync_end(OWNER_FILESYSTEM);                                        \
 	return 0;                                                              \
 }
 
@@ -120,7 +120,7 @@ int BPF_PROG(fentry_sync_filesystem, struct super_block *sb)
 SEC("?fexit/sync_filesystem")
 int BPF_PROG(fexit_sync_filesystem)
 {
-	sync_end(OWNER_SYNCFS, -1);
+	sync_end(OWNER_SYNCFS);
 	return 0;
 }
 
@@ -135,7 +135,7 @@ int BPF_PROG(tp_ext4_sync_file_enter, struct file *file, int datasync)
 SEC("?tp_btf/ext4_sync_file_exit")
 int BPF_PROG(tp_ext4_sync_file_exit)
 {
-	sync_end(OWNER_FILESYSTEM, -1);
+	sync_end(OWNER_FILESYSTEM);
 	return 0;
 }
 
@@ -157,7 +157,7 @@ int BPF_KPROBE(kprobe_fsync, struct file *file, loff_t start, loff_t end, int da
 SEC("?kretprobe")
 int BPF_KRETPROBE(kretprobe_fsync)
 {
-	sync_end(OWNER_FILESYSTEM, -1);
+	sync_end(OWNER_FILESYSTEM);
 	return 0;
 }
 
@@ -171,7 +171,7 @@ int BPF_KPROBE(kprobe_syncfs, struct super_block *sb)
 SEC("?kretprobe")
 int BPF_KRETPROBE(kretprobe_syncfs)
 {
-	sync_end(OWNER_SYNCFS, -1);
+	sync_end(OWNER_SYNCFS);
 	return 0;
 }
 
@@ -225,10 +225,9 @@ int BPF_PROG(sys_exit, struct pt_regs *regs, long ret)
 {
 	long nr = SYSCALL_NR(regs);
 
-	if (nr == NR_fsync || nr == NR_fdatasync || nr == NR_syncfs || nr == NR_msync)
-		sync_end(OWNER_SYSCALL, -1);
-	else if (is_write(nr))
-		sync_end(OWNER_SYSCALL, -1);
+	if (nr == NR_fsync || nr == NR_fdatasync || nr == NR_syncfs || nr == NR_msync ||
+	    is_write(nr))
+		sync_end(OWNER_SYSCALL);
 	return 0;
 }
 

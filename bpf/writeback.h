@@ -14,8 +14,8 @@
 #define HIST_SUB_BITS 3
 
 /* Reading the clock is two thirds of what a completion costs.  So many a jiffy
- * are timed one by one (8 000 a second on each CPU at 250 Hz); beyond, every
- * fourth is, and stands for the three after it. */
+ * of a class are timed one by one (8 000 a second on each CPU at 250 Hz);
+ * beyond, every fourth is, and stands for the three after it. */
 #define TIMED_PER_JIFFY 32
 #define TIMED_EVERY 4
 
@@ -39,10 +39,10 @@ struct io_slot {
 		__u64 count;
 		__u64 bytes;
 	} total[IO_CLASSES];
-	__u64 jiffy; /* the current one, and completions in it so far */
-	__u32 in_jiffy;
+	__u64 jiffy; /* the current one, and the class's completions in it */
+	__u16 in_jiffy[IO_CLASSES];
 	__u8 last_bucket[IO_CLASSES]; /* where the class was timed last */
-	__u8 pad[15];
+	__u8 pad[9];
 	__u32 hist[IO_CLASSES][HIST_BUCKETS];
 };
 

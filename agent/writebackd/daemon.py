@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 import psutil
 
@@ -103,6 +103,7 @@ class Daemon:
         self._on_tick = on_tick
         self._files = files or KernelFiles()
         self.policy = load()
+        self._probe_settings = self.policy.probe  # as of the start, also after a reload
         self._lock = take_lock(options.runtime_dir)
         self._uevents, hotplug_problem = open_uevents()
         self._messages = [hotplug_problem] if hotplug_problem else []
@@ -118,11 +119,14 @@ class Daemon:
         self._process = psutil.Process()
         self._started_s = _boottime()
         self._cpu_at_start: Optional[float] = None
+        self._last_usage = (0.0, 0)
         self._actions: Tuple[Action, ...] = ()
         self._last_s: Optional[float] = None
         self._failures = 0
         self._snapshot: Optional[Snapshot] = None
         self._signals = Signals()
+        self._tried_types: Set[str] = set()  # filesystems that the probe was opened anew for
+        self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._loaded: List[Policy] = []  # by the thread that read it again
         self._mode_by_verb = False
 
@@ -139,7 +143,7 @@ class Daemon:
             for message in self._actuator.start():
                 log.info("%s", message)
             adopted = self._actuator.held_limit_bytes
-            if adopted is not None:
+            if adopted is not None and self._memory.mode is Mode.ENFORCE:
                 self._memory = replace(
                     self._memory,
                     limit_bytes=adopted,
@@ -176,8 +180,11 @@ class Daemon:
             if now >= next_tick and self._signals.stop is None:
                 server.expire(now)
                 self._tick()
-                # Ticks missed while the machine was busy are not made up for.
-                next_tick = max(next_tick + interval, time.monotonic())
+                # Ticks missed while the machine was busy are not made up for: one
+                # of a few milliseconds would count as much as a whole one.
+                next_tick += interval
+                if next_tick < time.monotonic():
+                    next_tick = time.monotonic() + interval
 
     # ---- one tick ------------------------------------------------------
 
@@ -203,6 +210,7 @@ class Daemon:
             sample = replace(sample, foreign=self._name_writers(foreign))
         before = self._memory
         estimates, memory = estimate(self.policy, self._memory, sample)
+        self._earlier_writers = self._sampler.writers
         decision, self._memory = decide(self.policy, memory, sample, estimates)
         self._actions = self._act(decision, before.yielded)
         self._report(before, sample, estimates, decision)
@@ -236,9 +244,11 @@ class Daemon:
         """The same writes with pid and comm where the probe saw who it was."""
         named = []
         for write in foreign:
+            # Of the last tick as well: a write may come between reading the
+            # limits and reading the probe.
             seen = [
                 w
-                for w in self._sampler.writers
+                for w in (*self._earlier_writers, *self._sampler.writers)
                 if w.lever == write.lever and w.value == write.value and w.pid != os.getpid()
             ]
             named.append(seen[-1] if seen else write)
@@ -259,11 +269,7 @@ class Daemon:
         estimates: Mapping[str, Estimate],
         decision: Decision,
     ) -> None:
-        times = self._process.cpu_times()
-        spent = times.user + times.system
-        if self._cpu_at_start is None:
-            # Loading and trying BPF programs is not the running cost.
-            self._cpu_at_start = spent
+        spent, resident = self._usage()
         snapshot = Snapshot(
             version=__version__,
             mode=self._memory.mode,
@@ -275,9 +281,8 @@ class Daemon:
             memory=self._memory,
             originals=self._actuator.originals,
             probe=self._sampler.probe.info(),
-            self_cpu_fraction=(spent - self._cpu_at_start)
-            / max(1.0, sample.time_s - self._started_s),
-            self_rss_bytes=self._process.memory_info().rss,
+            self_cpu_fraction=spent / max(1.0, sample.time_s - self._started_s),
+            self_rss_bytes=resident,
             state_dir=str(self._options.state_dir),
             history_dropped=self._history.dropped,
             messages=tuple(self._messages),
@@ -287,21 +292,34 @@ class Daemon:
         self._snapshot = snapshot
         self._on_tick(snapshot)
 
+    def _usage(self) -> Tuple[float, int]:
+        """CPU seconds since the first tick, and resident bytes; the last known on error."""
+        try:
+            times = self._process.cpu_times()
+            spent = times.user + times.system
+            if self._cpu_at_start is None:
+                # Loading and trying BPF programs is not the running cost.
+                self._cpu_at_start = spent
+            self._last_usage = spent - self._cpu_at_start, self._process.memory_info().rss
+        except (OSError, psutil.Error) as error:
+            log.debug("own usage: %s", error)
+        return self._last_usage
+
     # ---- parts that change ---------------------------------------------
 
     def _open_probe(self) -> Probe:
+        settings = self._probe_settings
         wanted = self._options.probe
         if wanted == "auto":
-            wanted = self.policy.probe.backend
-        return open_probe(
-            wanted, self._files, self.policy.probe.queue_latency, self.policy.probe.talkers
-        )
+            wanted = settings.backend
+        return open_probe(wanted, self._files, settings.queue_latency, settings.talkers)
 
     def _renew_probe_if_blind(self) -> None:
         """A filesystem came whose module had not been there to hook."""
         types = {kind for device in self._topology.devices for _, kind, _ in device.filesystems}
-        if self._sampler.probe.covers(sorted(types)):
+        if self._sampler.probe.covers(sorted(types - self._tried_types)):
             return
+        self._tried_types |= types  # what is refused now will be refused again
         log.info("opening the probe again for %s", ", ".join(sorted(types)))
         try:
             renewed = self._open_probe()
@@ -333,17 +351,17 @@ class Daemon:
     def _take_loaded_policy(self) -> None:
         if not self._loaded:
             return
-        policy = self._loaded.pop()
+        policy = self._loaded.pop()  # the newest; what was read before it is stale
         self._loaded.clear()
-        if policy.probe != self.policy.probe:
+        self.policy = policy
+        if policy.probe != self._probe_settings:
             log.warning("a change of [probe] takes effect at the next start")
         # The verb beats the command line, which beats the policy.
         if self._options.mode is None and not self._mode_by_verb:
             mode = Mode(policy.mode)
             if mode is not self._memory.mode:
                 self._set_mode(mode)
-        self.policy = policy
-        self._actuator.on_exit = policy.on_exit
+        self._actuator.set_on_exit(policy.on_exit)
         log.info("policy %s loaded", policy.name)
 
     def _set_mode(self, mode: Mode) -> Tuple[Action, ...]:
@@ -357,7 +375,14 @@ class Daemon:
             # to go back to.
             self._actuator.take_over()
             self._actuator.dry_run = False
-        self._memory = replace(self._memory, mode=mode, yielded=None, limit_bytes=None)
+        self._memory = replace(
+            self._memory,
+            mode=mode,
+            yielded=None,
+            limit_bytes=None,
+            goal_bytes=None,
+            hold_until_s=float("-inf"),
+        )
         if self._snapshot is not None:
             # Whoever asks now must not be told the mode of the last tick.
             self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)
@@ -394,7 +419,7 @@ class Daemon:
     def _written(self) -> Optional[Tuple[int, int]]:
         """What this daemon holds in the kernel, as the last decision says."""
         decision = self._snapshot.decision if self._snapshot is not None else None
-        if decision is None or self._actuator.dry_run or self._memory.yielded is not None:
+        if decision is None or self._actuator.dry_run or self._memory.limit_bytes is None:
             return None
         if decision.limit_bytes is None or decision.background_bytes is None:
             return None
@@ -421,9 +446,12 @@ class Daemon:
         pin = size_argument(args, "bytes") if verb == "pin" else None
         if pin is not None and pin < LEAST_LIMIT_BYTES:
             raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
-        self._memory = replace(self._memory, pin_bytes=pin)
+        self._memory = replace(self._memory, pin_bytes=pin, hold_until_s=float("-inf"))
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
-        return pin_json(pin)
+        waits = pin is not None and (
+            self._memory.mode is Mode.OBSERVE or self._memory.yielded is not None
+        )
+        return pin_json(pin, ["takes effect after `writebackctl enforce`"] if waits else [])
 
 
 def _boottime() -> float:

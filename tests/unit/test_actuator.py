@@ -824,3 +824,19 @@ def play(event: str, argument: Any, actuator: Actuator, files: FakeVm, path: Pat
         files.crash_before = None
         actuator = started(files, path)
     return actuator
+
+
+@pytest.mark.parametrize("first,then", [("restore", "keep"), ("keep", "restore")])
+def test_a_changed_wish_for_the_exit_is_in_the_ledger(path: Path, first: str, then: str) -> None:
+    # ExecStopPost reads it there, and must not undo what finish() kept.
+    files = FakeVm(DEFAULT)
+    actuator = started(files, path, first)
+    actuator.apply(*FIRST)
+    actuator.set_on_exit(then)
+    ledger = load(path)
+    assert ledger is not None and ledger.on_exit == then
+    # A crash, and a restart under the other policy again: it adopts, and says so.
+    again = started(files, path, first)
+    assert again.held_limit_bytes == FIRST[0]
+    ledger = load(path)
+    assert ledger is not None and ledger.on_exit == first

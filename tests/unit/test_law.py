@@ -317,6 +317,16 @@ def test_an_adopted_limit_is_held_until_demand_can_be_seen() -> None:
     assert host.run(3)[-1][1].limit_bytes is None
 
 
+def test_a_foreign_write_ends_the_hold() -> None:
+    host = plant(syncing=False)
+    host.memory = replace(host.memory, limit_bytes=4 * MB, hold_until_s=host.time_s + 15)
+    sample = replace(host.sample(), foreign=(ForeignWrite("dirty_bytes", "99"),))
+    estimates, memory = estimate(POLICY, host.memory, sample)
+    decision, _ = decide(POLICY, memory, sample, estimates)
+    assert decision.limit_bytes is None
+    assert "somebody else set dirty_bytes=99" in decision.reason
+
+
 def test_same_policy_memory_and_sample_same_decision() -> None:
     host = plant(flood=True)
     host.run(10)

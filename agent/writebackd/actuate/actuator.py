@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import replace
@@ -68,6 +69,7 @@ class Actuator:
         messages = [self._resolve(pair, limits, ledger) for pair in PAIRS]
         if self._ours:
             self._created_wall_s = ledger.created_wall_s
+            self.set_on_exit(self.on_exit)
         else:
             self._path.unlink()
         return tuple(message for message in messages if message)
@@ -166,6 +168,13 @@ class Actuator:
                 self._ours[pair] = current
                 problems.append(f"; {pair.describe(current)} stays: {action.error}")
         return "".join(problems)
+
+    def set_on_exit(self, on_exit: str) -> None:
+        """What `finish` shall do; whoever restores from the ledger is told, too."""
+        self.on_exit = on_exit
+        if len(self._ours) == len(PAIRS):
+            with contextlib.suppress(OSError):  # the next write of a limit tells it
+                self._save({pair: self._ours[pair][0] for pair in PAIRS})
 
     @property
     def held_limit_bytes(self) -> Optional[int]:

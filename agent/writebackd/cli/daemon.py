@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--runtime-dir", type=Path, default=RUNTIME_DIR, metavar="DIR")
     p.add_argument(
         "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
-        help="default: the best that this kernel takes",
+        help="default: the best that this kernel takes; bcc is not in this version",
     )
     p.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS")
     p.add_argument("--live", action="store_true", help="show the status on the terminal")
@@ -209,10 +209,15 @@ def _notifier() -> Callable[[str], None]:
     """sd_notify, when systemd listens."""
     if not os.environ.get("NOTIFY_SOCKET"):
         return lambda state: None
-    from systemd.daemon import notify
+    try:
+        from systemd.daemon import notify
+    except ImportError:
+        log.error("systemd waits for a word from us: install python3-systemd")
+        return lambda state: None
 
     def send(state: str) -> None:
-        notify(state)
+        with contextlib.suppress(OSError):  # a full socket: the next tick tells it
+            notify(state)
 
     return send
 

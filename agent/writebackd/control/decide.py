@@ -65,7 +65,8 @@ def decide(
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
     goal, reason = _arbitrate(wants, remembered, memory, sample.time_s)
-    if goal is None and memory.limit_bytes is not None and sample.time_s < memory.hold_until_s:
+    held = memory.limit_bytes is not None and sample.time_s < memory.hold_until_s
+    if goal is None and held and memory.yielded is None:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
         goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
     if goal is None:

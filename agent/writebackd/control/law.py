@@ -5,11 +5,12 @@
 
 Nearly everything below the limit T ends up queued ahead of an fsync, and it
 leaves at the drain rate R: the wait is T/R.  So the wait that a policy allows
-gives T at once (feed-forward), without searching.  Below about R x 7.5 ms the
-kernel's own writeback loop cannot keep the device busy and throughput falls
-as T/7.5 ms (measured on Linux 6.18); where that is on this host is not known
-beforehand, so the trim looks for it: down while syncs are slow, up again when
-throughput suffers, and not back to where it suffered for some minutes.
+gives T at once (feed-forward), without searching.  Below some R x tau the
+kernel's own writeback loop cannot keep the device busy and throughput falls as
+T/tau; tau was measured at 7.5 to 21 ms on one kernel, depending on the host and
+its load, and is not known beforehand.  So the trim looks for it: down while
+syncs are slow, up again when throughput suffers, and not back to where it
+suffered for some minutes.
 """
 
 from __future__ import annotations

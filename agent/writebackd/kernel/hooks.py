@@ -78,6 +78,8 @@ ENTRY_ONLY: Dict[str, Hook] = {
     "btrfs": Hook("tp_btf", ("tp_btrfs_sync_file",), "btrfs_sync_file"),
 }
 
+NO_START_TIMES = "latency on queues that keep no start times (queue/wbt_lat_usec is 0)"
+
 # libbpf and the kernel say "not here" with these; anything else is a refusal.
 _ABSENT = (errno.ESRCH, errno.ENOENT)
 
@@ -181,7 +183,7 @@ def choose(
     choice = Choice(block=[COMPLETE], refused=chooser.refused)
     choice.issue, _ = chooser.first(ISSUE)
     if choice.issue is None:
-        choice.misses.append("latency on queues that keep no start time (queue/iostats off)")
+        choice.misses.append(NO_START_TIMES)
     _choose_sync(chooser, choice)
     if talkers:
         _choose_optional(chooser, choice, DIRTIED, "who dirties pages")

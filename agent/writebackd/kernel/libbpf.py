@@ -272,10 +272,6 @@ class Object:
         finally:
             os.close(fd)
 
-    @property
-    def attached(self) -> Tuple[str, ...]:
-        return tuple(self._links)
-
     def _map_pointer(self, name: str) -> int:
         pointer = self._lib.bpf_object__find_map_by_name(self._object, name.encode())
         return _check_pointer(pointer, f"finding map {name}")

@@ -143,6 +143,9 @@ class BpfProbe:
         misses = list(self.choice.misses)
         if no_slot:
             misses.append(f"{no_slot} completions of devices that came after the start")
+        reentered = self._object.run_stats("rq_complete")[2]
+        if reentered:
+            misses.append(f"{reentered} completions that came while another was counted")
         if lost:
             misses.append(f"{lost} syncs: more than 8192 at once or 1024 filesystems")
         if self._syncs.abandoned:
@@ -169,11 +172,18 @@ class BpfProbe:
             writers=self._state.writers(),
         )
         if self._blocks.unstamped and not self._issue_attached and self.choice.issue:
-            # This queue keeps no start times (QUEUE_FLAG_STATS is off): stamp
-            # the requests ourselves from now on.
-            self._issue_attached = True
-            hooks.attach(self._object, self.choice.issue, None)
+            self._stamp_requests(self.choice.issue)
         return reading
+
+    def _stamp_requests(self, issue: hooks.Hook) -> None:
+        """A queue keeps no start times: note them ourselves from now on."""
+        try:
+            hooks.attach(self._object, issue, None)
+            self._issue_attached = True
+        except libbpf.BpfError as error:
+            log.warning("%s", error)
+            self.choice.issue = None
+            self.choice.misses.append(hooks.NO_START_TIMES)
 
     def covers(self, fstypes: Sequence[str]) -> bool:
         """False when a hook is missing that might be had by opening the probe again.

@@ -173,7 +173,9 @@ class TaskReader:
         for tid, value in self._reader.read():
             born, first, size, slept, cgroup, sleeps, pid, dev, comm = layout.DIRTIER.unpack(value)
             last = self._last.get(tid)
-            if last is None or last[0] != born:
+            if last is None or last[0] != born or slept < last[2] or size < last[1]:
+                # New, or thrown out of the table and back in: counted from
+                # where its entry begins.
                 last = (born, first, 0, 0)
             seen[tid] = (born, size, slept, sleeps)
             if (size, slept) == last[1:3]:

@@ -146,7 +146,7 @@ KEYS: Tuple[Key, ...] = (
     Key("devices", "exclude", DEVICES, "", "", "",
         "Devices to leave alone; stronger than `include`.", may_be_empty=True),
     Key("probe", "backend", _choice("auto", "libbpf", "bcc", "procfs"), "auto", "", "",
-        "Where measurements come from; `auto` tries the best first."),
+        "Where measurements come from; `auto` tries the best first, `bcc` is not in this version."),
     Key("probe", "queue-latency", SWITCH, "off", "", "",
         "Also measure the time that requests wait in the block queue (costs more per IO)."),
     Key("probe", "talkers", SWITCH, "on", "", "",
