@@ -239,6 +239,14 @@ class Daemon:
             # Again every tick: what hides /proc may also refuse the write.
             self._log_actions(self._actuator.restore())
             self._memory = replace(self._memory, limit_bytes=None, goal_bytes=None)
+        if self._snapshot is not None:
+            # Whoever asks must not take the last good tick for this one; and the
+            # loop is alive, which is what the watchdog wants to know.
+            unread = f"{self._failures} ticks in a row could not be read: {error}"
+            self._snapshot = replace(
+                self._snapshot, sample=replace(self._snapshot.sample, errors=(unread,))
+            )
+            self._on_tick(self._snapshot)
 
     def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
         """The same writes with pid and comm where the probe saw who it was."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant
+from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from writebackd.control.decide import decide
 from writebackd.control.law import kernel_floor_bytes
 from writebackd.control.ramp import near, next_limit
@@ -114,6 +114,97 @@ def test_slow_syncs_at_the_floor_are_called_exhausted() -> None:
     host.run(20)
     host.flood = True
     assert State.EXHAUSTED in states(host, 120)
+
+
+# ---- the trim, rule by rule ------------------------------------------------
+
+
+def test_below_the_knee_it_loosens_until_the_throughput_is_kept() -> None:
+    host = plant(tau_s=30e-3)
+    host.run(20)
+    host.flood = True
+    early = host.run(40)
+    assert any(
+        decision.devices[0].state is State.PROBE and "to keep" in decision.devices[0].reason
+        for _, decision in early
+    )
+    assert host.run(30)[-1][0].write_rate >= POLICY.objective.keep_throughput * 250 * MB
+
+
+def test_nothing_is_judged_while_the_limit_is_on_its_way() -> None:
+    host = plant(flood=True, dirty=3.0 * (1 << 30))
+    for _ in range(60):
+        in_force = host.limit
+        _, decision = host.tick()
+        goal = decision.goal_bytes
+        if goal is not None and in_force > 1.5 * goal:
+            assert host.memory.devices["sda"].trim == 1.0
+
+
+def test_where_throughput_suffered_it_does_not_tighten_to_again() -> None:
+    host = plant(tau_s=30e-3)
+    host.run(20)
+    host.flood = True
+    host.run(40)
+    known = host.memory.devices["sda"]
+    assert known.starved_trim > 0
+    # From now on every sync is late, whatever the limit.
+    for _ in range(60):
+        sample = host.sample()
+        late = replace(sample.devices[0], sync=SyncSample(fsyncs=20, latency=latencies(0.5, 20)))
+        sample = replace(sample, devices=(late,))
+        estimates, memory = estimate(POLICY, host.memory, sample)
+        decision, host.memory = decide(POLICY, memory, sample, estimates)
+        host.limit = decision.limit_bytes or AS_FOUND
+        host.background = decision.background_bytes or AS_FOUND // 2
+        host.time_s += 1
+        assert host.memory.devices["sda"].trim > known.starved_trim
+
+
+def test_no_target_below_the_kernels_own_counting_error() -> None:
+    host = plant()
+    host.run(20)
+    sample = replace(host.sample(), host=replace(HOST, cpus_possible=64))
+    estimates, memory = estimate(POLICY, host.memory, sample)
+    decision, _ = decide(POLICY, memory, sample, estimates)
+    assert decision.devices[0].target_bytes == kernel_floor_bytes(sample.host) == 28 * MB
+
+
+def test_without_demand_the_loosest_of_the_flooded_devices_decides() -> None:
+    host = plant(syncing=False, flood=True)
+    stick_disk = replace(DISK, name="sdb", devno="8:16", leaves=("sdb",), leaf_devnos=("8:16",))
+    stick = plant(10, syncing=False, flood=True)
+    memory = host.memory
+    for _ in range(30):
+        a, b = host.sample(), stick.sample()
+        both = replace(
+            a,
+            devices=(a.devices[0], replace(b.devices[0], device=stick_disk)),
+            tasks=(*a.tasks, replace(b.tasks[0], device="sdb")),
+        )
+        estimates, memory = estimate(POLICY, memory, both)
+        decision, memory = decide(POLICY, memory, both, estimates)
+        host.limit = stick.limit = decision.limit_bytes or AS_FOUND
+        host.time_s = stick.time_s = host.time_s + 1
+    targets = {each.name: each.target_bytes for each in decision.devices}
+    assert decision.goal_bytes == targets["sda"] == pytest.approx(750 * MB, rel=0.1)
+
+
+def test_nothing_is_learned_as_unloaded_soon_after_a_flood() -> None:
+    host = plant()
+    host.run(20)
+    known = host.memory.devices["sda"].baseline_s
+    host.flood = True
+    host.run(20)
+    host.flood = False
+    for second in range(30):
+        sample = host.sample()
+        slow = replace(sample.devices[0], sync=SyncSample(fsyncs=50, latency=latencies(0.02, 50)))
+        _, host.memory = estimate(POLICY, host.memory, replace(sample, devices=(slow,)))
+        host.time_s += 1
+        learned = host.memory.devices["sda"].baseline_s
+        assert learned is not None and known is not None
+        assert (learned > known) is (second >= 9)
 
 
 # ---- demand ----------------------------------------------------------------

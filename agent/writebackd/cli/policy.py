@@ -72,17 +72,10 @@ def _running(options: argparse.Namespace) -> str:
 
 
 def _as_json(policy: Policy) -> Dict[str, Any]:
-    parts = {
-        "policy": policy,
-        "limits": policy.limits,
-        "objective": policy.objective,
-        "devices": policy.devices,
-        "probe": policy.probe,
-    }
     values: Dict[str, Dict[str, Any]] = {}
     for key in KEYS:
         values.setdefault(key.section, {})[key.name] = {
-            "value": key.kind.format(getattr(parts[key.section], key.attribute)),
+            "value": key.kind.format(policy.value(key)),
             "from": policy.origins[key.section, key.name],
         }
     for setting in policy.devices.settings:

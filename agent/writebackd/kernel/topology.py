@@ -298,7 +298,6 @@ class Topology:
         self._rescan_at = self._not_before = clock()
         self.devices: Tuple[Device, ...] = ()
         self._by_fs: Dict[str, Device] = {}
-        self._by_leaf: Dict[str, Tuple[Device, ...]] = {}
 
     def refresh(self, force: bool = False) -> bool:
         """Scan if there is a reason to; whether the devices are others than before."""
@@ -326,10 +325,6 @@ class Topology:
         """
         return self._by_fs.get(st_dev)
 
-    def by_leaf(self, devno: str) -> Tuple[Device, ...]:
-        """The devices that end on this disk: one for a plain disk, more under LVM."""
-        return self._by_leaf.get(devno, ())
-
     def close(self) -> None:
         """Give back the watch on mounts; the uevent socket is its owner's."""
         self._watch.close()
@@ -352,9 +347,6 @@ class Topology:
             owner = by_devno.get(current.devno[current.disk(name)])
             if owner is not None:
                 by_fs[devno] = owner
-        by_leaf: Dict[str, Tuple[Device, ...]] = {}
         for device in self.devices:
             by_fs.update((st_dev, device) for st_dev, _, _ in device.filesystems)
-            for leaf in device.leaf_devnos:
-                by_leaf[leaf] = (*by_leaf.get(leaf, ()), device)
-        self._by_fs, self._by_leaf = by_fs, by_leaf
+        self._by_fs = by_fs

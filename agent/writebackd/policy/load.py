@@ -319,17 +319,10 @@ def render(policy: Policy) -> str:
     """The policy in force as a policy file, each value under a comment that says its origin."""
     lines = [f"# Policy {policy.name} as it is in force, merged from:"]
     lines += [f"#   {path}" for path in policy.files]
-    parts = {
-        "policy": policy,
-        "limits": policy.limits,
-        "objective": policy.objective,
-        "devices": policy.devices,
-        "probe": policy.probe,
-    }
     for section in SECTIONS:
         lines += ["", f"[{section}]"]
         for key in (key for key in KEYS if key.section == section):
-            value = key.kind.format(getattr(parts[section], key.attribute))
+            value = key.kind.format(policy.value(key))
             lines += [f"# {policy.origins[section, key.name]}", f"{key.name} = {value}".rstrip()]
     glob = ""
     for setting in policy.devices.settings:

@@ -245,6 +245,11 @@ class Policy:
     # The files that were merged, in the order they were read.
     files: Tuple[str, ...] = field(compare=False)
 
+    def value(self, key: Key) -> Any:
+        """The value of `key`, of the section that it belongs to."""
+        part = self if key.section == "policy" else getattr(self, key.section)
+        return getattr(part, key.attribute)
+
     def for_device(self, name: str, devno: str) -> DevicePolicy:
         """The values for one device; of several matching sections the last line read wins."""
         merged = DevicePolicy(
