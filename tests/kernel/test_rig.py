@@ -16,9 +16,10 @@ from typing import Callable, Dict, Iterator, List
 import pytest
 
 from tests.lab import host
+from tests.lab.disks import Disk
 from tests.lab.load import Flood, SyncLoad, prepare
 from tests.lab.remains import LAB, Remains, RigError, check_own
-from tests.lab.rig import Disk, Rig, main
+from tests.lab.rig import Rig, main
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices")
 
@@ -31,7 +32,8 @@ HARNESS = """
 import sys, time
 from tests.lab import host
 from tests.lab.load import Flood, SyncLoad, prepare
-from tests.lab.rig import Disk, Rig
+from tests.lab.disks import Disk
+from tests.lab.rig import Rig
 with Rig(sys.argv[1], "xfs", Disk(size="2G", cache="64M", rate="50M")) as rig:
     host.write_limits({**host.read_limits(), "dirty_bytes": 64 << 20, "dirty_ratio": 0})
     prepare(rig.mountpoint / "database", 16 << 20)

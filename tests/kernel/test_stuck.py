@@ -12,7 +12,8 @@ from typing import List
 
 import pytest
 
-from tests.lab.rig import Disk, Rig
+from tests.lab.disks import Disk
+from tests.lab.rig import Rig
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BpfProbe, object_image
 from writebackd.model import SyncSample

@@ -20,9 +20,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from . import host
 from .agent import Agent
+from .disks import Disk
 from .load import Flood, Latencies, SyncLoad, device_written, prepare
 from .remains import RigError
-from .rig import Disk, Rig
+from .rig import Rig
 from .screen import Screen, render
 
 MIB = 1 << 20

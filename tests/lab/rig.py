@@ -17,12 +17,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, List, Optional, Sequence, Tuple, Type
 
 from . import host
+from .disks import Disk
 from .remains import Remains, RigError, check_own, names, path_with_sbin, run
 
 TOP = Path(__file__).resolve().parents[2]
@@ -42,22 +43,6 @@ PACKAGES = {
     "setpriv": "util-linux",
     "mkfs.xfs": "xfsprogs", "mkfs.ext4": "e2fsprogs", "mkfs.btrfs": "btrfs-progs",
 }
-
-
-@dataclass(frozen=True)
-class Disk:
-    """Parameters of the model; sizes and rates per second as 512M, 1024-based."""
-
-    size: str = "16G"
-    cache: str = "512M"
-    rate: str = "250M"
-    link: str = "1G"
-    seek_us: int = 100
-    latency_us: int = 100
-    mode: str = "writeback"
-
-    def args(self) -> List[str]:
-        return [f"{key}={value}" for key, value in asdict(self).items()]
 
 
 def check_tools(fs: str) -> None:
