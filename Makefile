@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 #   make bpf                    compile the probe into the checkout
 #   make check                  what tests/run does without root or VMs
+#   make bench [SCENARIO=NAME] [CONTENDER=NAME] [WAY=native|vm|virtual] [QUICK=1]
+#                               the agent against every rival on modelled disks (docs/lab.md)
+#   make bench-clean            remove what a killed benchmark left
 #   make install [DESTDIR=]     install into the system, from Debian's Python
 #   make uninstall
 #
@@ -23,6 +26,15 @@ bpf:
 
 check:
 	tests/run ruff mypy imports unit
+
+bench:
+	agent/setup.sh $(if $(filter-out native,$(WAY)),test,bench)
+	build/venv/bin/python -m tests.lab.bench $(if $(SCENARIO),--scenario '$(SCENARIO)') \
+		$(if $(CONTENDER),--contender '$(CONTENDER)') $(if $(WAY),--way '$(WAY)') \
+		$(if $(REPEATS),--repeats '$(REPEATS)') $(if $(QUICK),--quick)
+
+bench-clean:
+	/usr/bin/python3 -m tests.lab.rig clean
 
 # A directory of its own, so that an upgrade of Python does not lose it, and
 # launchers that no PYTHONPATH of root's shell can mislead (-I).
@@ -56,4 +68,4 @@ uninstall:
 clean:
 	rm -rf build agent/writebackd/_bpf agent/writebackd.egg-info
 
-.PHONY: all bpf check install uninstall clean
+.PHONY: all bpf check bench bench-clean install uninstall clean

@@ -17,7 +17,11 @@ import pytest
 
 from tests.lab import host
 from tests.lab.disks import Disk
-from tests.lab.load import Flood, SyncLoad, prepare
+from tests.lab.loads.base import Place
+from tests.lab.loads.flood import Dd
+from tests.lab.loads.options import parsed
+from tests.lab.loads.own import make_file
+from tests.lab.loads.sync import Fsync
 from tests.lab.remains import LAB, Remains, RigError, check_own
 from tests.lab.rig import Rig, main
 
@@ -31,14 +35,18 @@ SMALL = Disk(size="2G", cache="64M", rate="50M")
 HARNESS = """
 import sys, time
 from tests.lab import host
-from tests.lab.load import Flood, SyncLoad, prepare
+from tests.lab.loads.base import Place
+from tests.lab.loads.flood import Dd
+from tests.lab.loads.options import parsed
+from tests.lab.loads.sync import Fsync
 from tests.lab.disks import Disk
 from tests.lab.rig import Rig
 with Rig(sys.argv[1], "xfs", Disk(size="2G", cache="64M", rate="50M")) as rig:
     host.write_limits({**host.read_limits(), "dirty_bytes": 64 << 20, "dirty_ratio": 0})
-    prepare(rig.mountpoint / "database", 16 << 20)
-    sync = SyncLoad(rig.mountpoint / "database", rig.spawn)
-    flood = Flood(rig.mountpoint / "flood", 1 << 30, rig.spawn)
+    place = Place(rig.mountpoint, rig.directory, rig.spawn)
+    for load in Fsync(place, parsed(Fsync, size="16M")), Dd(place, parsed(Dd)):
+        load.prepare()
+        load.start()
     time.sleep(1)
     print("flooding", rig.device, flush=True)
     time.sleep(60)
@@ -108,7 +116,7 @@ def direct_write(path: str, offset: int, count: int) -> float:
 def test_full_cache_makes_writers_wait(name: str) -> None:
     with Rig(name, "xfs", SMALL) as rig:
         path = rig.mountpoint / "data"
-        prepare(path, 256 * MIB)
+        make_file(path, 256 * MIB)
         time.sleep(1.5)  # the write cache drains in 64 MB / 50 MB/s = 1.3 s
         absorbed = 48 * MIB / direct_write(str(path), 0, 48 * MIB)
         direct_write(str(path), 48 * MIB, 48 * MIB)
@@ -121,27 +129,32 @@ def test_full_cache_makes_writers_wait(name: str) -> None:
 def test_write_through_has_no_cache(name: str) -> None:
     with Rig(name, "xfs", Disk(size="2G", rate="50M", mode="writethrough")) as rig:
         path = rig.mountpoint / "data"
-        prepare(path, 16 * MIB)
+        make_file(path, 16 * MIB)
         rate = 16 * MIB / direct_write(str(path), 0, 16 * MIB)
     assert rate < 1.1 * 50 * MIB
 
 
 def test_sync_load_is_measured_while_it_runs(name: str) -> None:
     with Rig(name, "xfs", SMALL) as rig:
-        prepare(rig.mountpoint / "database", 16 * MIB)
-        load = SyncLoad(rig.mountpoint / "database", rig.spawn)
+        place = Place(rig.mountpoint, rig.directory, rig.spawn)
+        sync = Fsync(place, parsed(Fsync, size="16M"))
+        sync.prepare()
+        sync.start()
         deadline = time.monotonic() + 10
-        while load.measure().ops == 0 and time.monotonic() < deadline:
+        while not sync.counters().ops and time.monotonic() < deadline:
             time.sleep(0.05)
-        load.mark()
-        before = load.measure().ops
+        sync.open(2)
+        before = sync.measured().ops
         time.sleep(2)
-        measured = load.measure()
-        load.stop()
-        flood = Flood(rig.mountpoint / "flood", 64 * MIB, rig.spawn)
+        measured = sync.close()
+        sync.stop()
+        flood = Dd(place, parsed(Dd, size="64M"))
+        flood.prepare()
+        flood.start()
         time.sleep(0.5)
-        written = flood.written()
+        written = flood.counters().bytes
         flood.stop()
+    assert before is not None and measured.ops is not None
     assert before < 100
     assert measured.ops > 100
     assert measured.rate == pytest.approx(measured.ops / measured.elapsed)
@@ -183,7 +196,7 @@ def test_nothing_is_left(end: str, name: str, limits: Dict[str, int]) -> None:
             time.sleep(0.05)
         assert not any("dd if=" in trace for trace in traces(name)), "the flood went on"
         # The disk did not go with the run: it can still be written.
-        prepare(remains.mountpoint / "after", MIB)
+        make_file(remains.mountpoint / "after", MIB)
         with pytest.raises(RigError, match="clean"):
             Rig(name).__enter__()
         assert main(["clean", name]) == 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The agent as a user would start it, with no state from before, on one device of the lab."""
+"""The agent as a user would start it, with no state from before, on devices of the lab."""
 
 from __future__ import annotations
 
-import json
+import signal
 import subprocess
 import sys
 import time
@@ -11,64 +11,97 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Dict, Optional, Sequence, Type
 
+from writebackd.cli.client import request
+from writebackd.cli.exits import CommandError
+
+from .loads.base import Spawn
 from .remains import RigError
-from .rig import Rig
 
 BIN = Path(sys.executable).parent  # of the environment that the package is installed in
 
 
 class Agent:
-    """A context manager: `writebackd` runs and answers inside it."""
+    """`writebackd` on some devices; as a context manager it runs and answers inside."""
 
     START_S = 2  # what a start takes, for progress bars
     PATIENCE_S = 20
 
-    def __init__(self, rig: Rig, options: Sequence[str] = ()) -> None:
-        self.rig = rig
+    def __init__(self, devices: Sequence[str], directory: Path, spawn: Spawn,
+                 options: Sequence[str] = ()) -> None:
+        """directory: where its state, its socket and its log are to be."""
+        self.devices = devices
         self.options = options
-        self.runtime = rig.directory / "agent"
-        self.log = rig.directory / "agent.log"
+        self.directory = directory
+        self.runtime = directory / "agent"
+        self.log = directory / "agent.log"
+        self._spawn = spawn
+        self._process: Optional[subprocess.Popen[bytes]] = None
 
-    def __enter__(self) -> Agent:
+    def start(self) -> None:
+        """Does not wait until it answers."""
         daemon = BIN / "writebackd"
         if not daemon.exists():
             raise RigError(f"no {daemon}: run agent/setup.sh lab, then build/venv/bin/python")
+        devices = [word for device in self.devices for word in ("--device", device)]
         with open(self.log, "wb") as log:
-            self._process = self.rig.spawn(
-                [str(daemon), "--device", self.rig.device, "--runtime-dir", str(self.runtime),
-                 "--state-dir", str(self.rig.directory / "state"), *self.options],
+            self._process = self._spawn(
+                [str(daemon), *devices, "--runtime-dir", str(self.runtime),
+                 "--state-dir", str(self.directory / "state"), *self.options],
                 stdout=log, stderr=log)
+
+    def wait(self) -> None:
+        """Until it manages all of the devices; RigError with its log if it does not."""
         deadline = time.monotonic() + self.PATIENCE_S
         while not self._managed():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RigError(f"writebackd did not take {self.rig.device}; it said: "
+            if not self.alive() or time.monotonic() > deadline:
+                raise RigError(f"writebackd did not take {', '.join(self.devices)}; it said: "
                                f"{self.log.read_text().strip()}")
             time.sleep(0.2)
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """It puts the limits back before it ends; RigError when it does not end."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(self.PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise RigError("writebackd did not end on SIGTERM") from None
+
+    def __enter__(self) -> Agent:
+        self.start()
+        self.wait()
         return self
 
     def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
                  trace: Optional[TracebackType]) -> None:
-        self._process.terminate()
         try:
-            self._process.wait(self.PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.stop()
+        except RigError:
             if error is None:
-                raise RigError("writebackd did not end on SIGTERM") from None
+                raise
 
-    def status(self) -> Dict[str, Any]:
+    def status(self, patience_s: float = PATIENCE_S) -> Dict[str, Any]:
         """Its answer to `status --json`; RigError when there is none."""
-        done = subprocess.run([str(BIN / "writebackctl"), "--json", "--runtime-dir",
-                               str(self.runtime), "status"], capture_output=True, text=True)
-        if done.returncode:
-            raise RigError(f"writebackctl status: {(done.stderr or done.stdout).strip()}")
-        answer: Dict[str, Any] = json.loads(done.stdout)
-        return answer
+        try:
+            return request(self.runtime, "status", timeout_s=patience_s)
+        except CommandError as error:
+            raise RigError(f"writebackd: {error}") from None
 
     def _managed(self) -> bool:
         try:
             devices = self.status().get("devices", [])
         except RigError:
             return False
-        return any(device.get("name") == self.rig.device for device in devices)
+        return set(self.devices) <= {device.get("name") for device in devices}

@@ -21,18 +21,22 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 from . import host
 from .agent import Agent
 from .disks import Disk
-from .load import Flood, Latencies, SyncLoad, device_written, prepare
+from .loads.base import Measured, Place
+from .loads.flood import Dd
+from .loads.options import parsed
+from .loads.sync import Fsync
+from .measure import device_written
 from .remains import RigError
 from .rig import Rig
 from .screen import Screen, render
 
 MIB = 1 << 20
 WINDOW_S = 15  # every phase is measured for as long
-SYNC_FILE = 256 * MIB  # fits the write cache: no need to wait until it is on the media
+SYNC_FILE = "256M"  # fits the write cache: no need to wait until it is on the media
 # Small beside memory, so that the flood rewrites pages that are there already: a
 # guest whose host takes free pages back gets new ones at 500 MB/s only, and would
 # show its hypervisor's speed instead of the disk's.  4 s at the drain rate.
-FLOOD_FILE = 1024 * MIB
+FLOOD_FILE = "1G"
 STATIC = 15 * MIB
 CACHE = 512 * MIB
 RATE = 250 * MIB
@@ -59,7 +63,7 @@ class Result:
     """A phase: what the synchronous writer, the device and the flood got."""
 
     phase: str
-    sync: Latencies
+    sync: Measured
     device_rate: float  # bytes per second written to the device
     flood_rate: Optional[float]  # bytes per second as the flood's writer sees it
     dirty_limit: int  # bytes, at the end
@@ -76,21 +80,21 @@ class Demo:
         self.agent_options = agent_options
         self.agent_status: Dict[str, Any] = {}
         self.results: Dict[str, Result] = {}
-        self.sync_file = rig.mountpoint / "database"
         self._others = {name: value for name, value in host.read_limits().items()
                         if name not in DEFAULT_LIMITS}
 
     def run(self) -> None:
         self.screen.step("preparing", 1)
         self.set_limits(DEFAULT_LIMITS)
-        prepare(self.sync_file, SYNC_FILE)
+        self.sync_load().prepare()
         self.phase("idle", DEFAULT_LIMITS, flood=False)
         self.phase("default", DEFAULT_LIMITS)
         self.drain()
         self.phase("static", STATIC_LIMITS)
         self.set_limits(DEFAULT_LIMITS)
         self.drain()
-        with Agent(self.rig, self.agent_options) as agent:
+        with Agent([self.rig.device], self.rig.directory, self.rig.spawn,
+                   self.agent_options) as agent:
             self.phase("agent", None, agent=agent)
         self.check_limits(DEFAULT_LIMITS, "the agent did not put the limits back")
 
@@ -109,7 +113,8 @@ class Demo:
         if limits is not None:
             self.set_limits(limits)
         settle = SETTLE_S if flood else IDLE_SETTLE_S
-        sync = SyncLoad(self.sync_file, self.rig.spawn)
+        sync = self.sync_load()
+        sync.start()
         if agent is not None:
             self.watch(name, "no flood yet", sync, AGENT_IDLE_S)
         writer = self.flood(name) if flood else None
@@ -126,15 +131,26 @@ class Demo:
             writer.stop()
             if name == "default":
                 # Gigabytes of dirty pages go with the data instead of being written first.
-                os.truncate(writer.path, 0)
+                for path in writer.files():
+                    os.truncate(path, 0)
         sync.stop()
 
-    def flood(self, phase: str) -> Flood:
-        size = FLOOD_FILE
-        if phase == "default":
-            # Dirty memory cannot reach the limit with a file that is smaller.
-            size = int(1.25 * host.vmstat("nr_dirty_threshold")) // MIB * MIB
-        return Flood(self.rig.mountpoint / f"flood-{size // MIB}M", size, self.rig.spawn)
+    def place(self, name: str) -> Place:
+        place = Place(self.rig.mountpoint / name, self.rig.directory / name, self.rig.spawn)
+        place.directory.mkdir(exist_ok=True)
+        place.runtime.mkdir(exist_ok=True)
+        return place
+
+    def sync_load(self) -> Fsync:
+        return Fsync(self.place("database"), parsed(Fsync, size=SYNC_FILE))
+
+    def flood(self, phase: str) -> Dd:
+        # Dirty memory cannot reach the default limit with a file that is smaller.
+        size = "auto" if phase == "default" else FLOOD_FILE
+        flood = Dd(self.place(f"flood-{size}"), parsed(Dd, size=size))
+        flood.prepare()
+        flood.start()
+        return flood
 
     def collapsed(self) -> Callable[[], bool]:
         """A test of the causes, the full cache and the busy flusher; not of the effect."""
@@ -150,20 +166,20 @@ class Demo:
             time.sleep(min(0.5, max(0.0, end - time.monotonic())))
             self.screen.draw()
 
-    def watch(self, name: str, doing: str, sync: SyncLoad, seconds: float,
+    def watch(self, name: str, doing: str, sync: Fsync, seconds: float,
               until: Callable[[], bool] = lambda: True, at_most: float = 0) -> None:
         """Show the phase live for some seconds, longer while `until` does not hold."""
         self.screen.step(f"{name}: {doing}", seconds)
         self.live(name, sync, lambda passed: passed >= seconds
                   and (until() or passed >= at_most))
 
-    def measure(self, name: str, sync: SyncLoad, writer: Optional[Flood]) -> Result:
+    def measure(self, name: str, sync: Fsync, writer: Optional[Dd]) -> Result:
         self.screen.step(f"{name}: measuring", WINDOW_S)
-        sync.mark()
+        sync.open(WINDOW_S)
         device = device_written(self.rig.device)
         flood = writer.written() if writer else None
         self.live(name, sync, lambda passed: passed >= WINDOW_S)
-        latencies = sync.measure()
+        latencies = sync.close()
         written = writer.written() if writer else None
         rate = None if written is None or flood is None else (written - flood) / latencies.elapsed
         result = Result(name, latencies,
@@ -172,15 +188,14 @@ class Demo:
         self.screen.row(name, result.sync, result.device_rate, result.dirty_limit, live=False)
         return result
 
-    def live(self, name: str, sync: SyncLoad, done: Callable[[float], bool]) -> None:
+    def live(self, name: str, sync: Fsync, done: Callable[[float], bool]) -> None:
         start = last = time.monotonic()
         device = device_written(self.rig.device)
         while not done(last - start):
             time.sleep(max(0.0, last + 1 - time.monotonic()))
-            if sync.failed():
-                raise RigError("the synchronous writer ended: the modelled disk gave an error")
+            sync.check()
             now, written = time.monotonic(), device_written(self.rig.device)
-            self.screen.row(name, sync.measure(last_s=2), (written - device) / (now - last),
+            self.screen.row(name, sync.measured(last_s=2), (written - device) / (now - last),
                             host.vmstat("nr_dirty_threshold"), live=True)
             self.screen.draw()
             last, device = now, written
@@ -203,7 +218,7 @@ def verdicts(results: Dict[str, Result]) -> List[Verdict]:
 
     def rate(of: Result) -> float:
         # With no fsync at all in the window, one is what it was below.
-        return max(of.sync.rate, 1 / of.sync.elapsed)
+        return max(of.sync.rate or 0.0, 1 / of.sync.elapsed)
 
     return [
         Verdict("fsync rate, agent / default limits", rate(agent) / rate(default), 100),

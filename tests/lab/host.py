@@ -16,9 +16,10 @@ PAIRS = (("dirty_bytes", "dirty_ratio"),
          ("dirty_background_bytes", "dirty_background_ratio"))
 INTERVALS = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
 
-# What outlives a loop device's detach, since the gendisk and its BDI stay.
-QUEUE_KNOBS = ("write_cache", "scheduler", "nr_requests", "max_sectors_kb", "rotational",
-               "wbt_lat_usec")
+# What outlives the detach of a loop or nbd device, since the gendisk and its BDI stay.
+# The scheduler first: a change of it resets some of the others.
+QUEUE_KNOBS = ("scheduler", "nr_requests", "wbt_lat_usec", "max_sectors_kb", "read_ahead_kb",
+               "rotational", "write_cache", "nomerges", "rq_affinity")
 BDI_KNOBS = ("strict_limit", "min_ratio", "max_ratio")
 
 Limits = Dict[str, int]
@@ -54,12 +55,15 @@ def vmstat(name: str) -> int:
     return int(match.group(1)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def knob_files(device: str) -> List[Path]:
-    """The settings of a block device (loop3) that the running kernel has."""
+def knobs(device: str) -> Dict[str, str]:
+    """{path: value} of the settings of a block device (loop3) that the running kernel has."""
     block = Path("/sys/block") / device
-    found = [block / "queue" / name for name in QUEUE_KNOBS]
-    found += [block / "bdi" / name for name in BDI_KNOBS]
-    return [path for path in found if path.exists()]
+    found = {}
+    for path in [*(block / "queue" / name for name in QUEUE_KNOBS),
+                 *(block / "bdi" / name for name in BDI_KNOBS)]:
+        with contextlib.suppress(OSError):  # wbt_lat_usec is there and yet has no value
+            found[str(path)] = read_knob(path)
+    return found
 
 
 def read_knob(path: Path) -> str:
@@ -78,15 +82,34 @@ def write_knobs(saved: Dict[str, str]) -> None:
                 path.write_text(value)
 
 
+def environ(pid: int) -> List[bytes]:
+    """What a process was started with; nothing of one that has gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return []
+
+
 def marked(mark: str) -> List[int]:
-    """Processes with `mark` (NAME=VALUE) in the environment they were started with."""
+    """Processes with an entry that begins with `mark` in their environment, and their children.
+
+    The children, because PostgreSQL's write their titles over their environment.
+    """
     wanted = mark.encode()
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if wanted in path.read_bytes().split(b"\0"):
-                pids.append(int(path.parent.name))
-    return pids
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    found = {pid for pid in pids if any(entry.startswith(wanted) for entry in environ(pid))}
+    parents = {pid: parent_of(pid) for pid in pids}
+    grown = 0
+    while grown != len(found):
+        grown = len(found)
+        found |= {pid for pid in pids if parents[pid] in found}
+    return sorted(found - {os.getpid()})
+
+
+def parent_of(pid: int) -> int:
+    """Its parent's number; 0 of a process that has gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def stop(mark: str, how: signal.Signals, wait_s: float) -> List[int]:
@@ -131,6 +154,20 @@ def loops_on(backing: Path) -> List[str]:
             if path.read_text().strip() == str(backing):
                 found.append(path.parts[3])
     return found
+
+
+def nbds_of(mark: str) -> List[str]:
+    """Names of the nbd devices whose client is a process with this mark."""
+    clients = marked(mark)
+    return [path.parts[3] for path in Path("/sys/block").glob("nbd*/pid")
+            if nbd_client(path.parts[3]) in clients]
+
+
+def nbd_client(device: str) -> int:
+    """The process that an nbd device (nbd0) lives by, 0 where there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/sys/block/{device}/pid").read_text())
+    return 0
 
 
 def backing_of(device: str) -> str:

@@ -12,17 +12,21 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, Optional
+from typing import IO, Any, Callable, Dict, List, Optional, Sequence
 
 from . import host
 
 LAB = Path("/run/writebackd-lab")
 MARK = "WRITEBACKD_LAB"
+CGROUPS = Path("/sys/fs/cgroup")
+SUFFIXES = (".json", ".new", ".lock")  # of the files beside its directory
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -44,22 +48,29 @@ def run(*argv: str, env: Optional[Dict[str, str]] = None) -> str:
 
 
 def check_own(device: str) -> None:
-    """RigError unless the device (/dev/loop3) is a disk that the lab made."""
-    backing = host.backing_of(os.path.basename(device))
-    if LAB not in Path(backing).parents:
-        raise RigError(f"{device} is not a disk of the lab (behind it: "
-                       f"{backing or 'no file'}): left alone")
+    """RigError unless the device (/dev/loop3, /dev/nbd0) is a disk that the lab made."""
+    name = os.path.basename(device)
+    backing = host.backing_of(name)
+    client = host.nbd_client(name)
+    ours = any(entry.startswith(f"{MARK}_DISK=".encode()) for entry in host.environ(client))
+    if not ours and LAB not in Path(backing).parents:
+        behind = backing or (f"process {client}" if client else "no file")
+        raise RigError(f"{device} is not a disk of the lab (behind it: {behind}): left alone")
 
 
 class Remains:
     """One rig as it is on disk: finds and removes all of it, by the run itself or later."""
 
     def __init__(self, name: str) -> None:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise RigError(f"{name!r} is no name for a rig: letters, digits, - and _ are")
         self.name = name
         self.directory = LAB / name
         self.state_file = LAB / f"{name}.json"
         self.disk_file = self.directory / "fuse/disk"
         self.mountpoint = self.directory / "mnt"
+        self.socket = self.directory / "nbd.sock"
+        self.cgroup = CGROUPS / f"writebackd-lab-{name}"
         self.state: Dict[str, Any] = {}
         self._lock: Optional[IO[str]] = None
 
@@ -78,8 +89,8 @@ class Remains:
             lock.close()
             return False
         self._lock = lock
-        if self.state_file.exists():
-            self.state = json.loads(self.state_file.read_text())
+        with contextlib.suppress(FileNotFoundError):
+            self.state = read_state(self.state_file)
         return True
 
     @property
@@ -99,21 +110,30 @@ class Remains:
         new.rename(self.state_file)
 
     def mark(self, role: str) -> str:
-        return f"{MARK}_{role}={self.state['token']}"
+        """What its processes carry in their environment; without a token only its beginning."""
+        return f"{MARK}_{role}={self.name}.{self.state.get('token', '')}"
 
-    def remove(self) -> None:
+    def run(self, *argv: str) -> str:
+        """A command that makes something of the rig: `remove` waits for it or ends it."""
+        name, _, token = self.mark("LOAD").partition("=")
+        return run(*argv, env=dict(os.environ, **{name: token}))
+
+    def remove(self, limits: bool = True) -> None:
         """Everything, in an order in which no step waits for gigabytes of dirty pages.
 
         RigError tells what would not go; the state file stays then, for another try.
+        limits: put them back too; False while another rig of this run needs them.
         """
         problems: List[str] = []
-        if "token" in self.state:
-            host.stop(self.mark("LOAD"), signal.SIGTERM, 5)
-            # A stuck fsync ends when the dirty pages ahead of it are gone, so these go first.
-            self._discard_data()
-            host.stop(self.mark("LOAD"), signal.SIGKILL, 20)
-        if "limits" in self.state:
+        host.stop(self.mark("LOAD"), signal.SIGTERM, 5)
+        with contextlib.suppress(RigError):  # tried again below
+            self._unmount(keep=[self.mountpoint], wait_s=1)
+        # A stuck fsync ends when the dirty pages ahead of it are gone, so these go first.
+        self._discard_data()
+        host.stop(self.mark("LOAD"), signal.SIGKILL, 20)
+        if limits and "limits" in self.state:
             self._try(problems, lambda: host.write_limits(self.state["limits"]))
+        self._try(problems, self.remove_cgroups)
         self._try(problems, self._unmount)
         host.write_knobs(self.state.get("knobs", {}))
         self._try(problems, self._detach)
@@ -121,8 +141,8 @@ class Remains:
         if problems:
             raise RigError(f"could not remove all of {self.name}: " + "; ".join(problems))
         shutil.rmtree(self.directory, ignore_errors=True)
-        self.state_file.unlink(missing_ok=True)
-        (LAB / f"{self.name}.lock").unlink(missing_ok=True)
+        for suffix in SUFFIXES:
+            (LAB / f"{self.name}{suffix}").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another rig is up
             LAB.rmdir()
 
@@ -133,56 +153,108 @@ class Remains:
         except (RigError, OSError) as error:
             problems.append(str(error))
 
-    def _mounted(self, mountpoint: Path) -> bool:
-        return any(at == str(mountpoint) for _, at in host.mounts())
+    def _mounts(self) -> List[Path]:
+        """Where something is mounted for it, the last first; not the disk's own file."""
+        found = [Path(at) for _, at in host.mounts()]
+        return [at for at in reversed(found)
+                if self.directory in at.parents and at != self.disk_file.parent]
 
     def _discard_data(self) -> None:
         """Truncate every file on the disk: its dirty pages are dropped, not written."""
         sources = [source for source, at in host.mounts() if at == str(self.mountpoint)]
-        if not sources:
+        try:
+            check_own(sources[-1])
+        except (IndexError, RigError):  # not mounted, or the disk is dead
             return
-        check_own(sources[-1])
         for directory, _, names in os.walk(self.mountpoint):
             for name in names:
+                path = os.path.join(directory, name)
                 with contextlib.suppress(OSError):
-                    os.truncate(os.path.join(directory, name), 0)
+                    if not os.path.islink(path):
+                        os.truncate(path, 0)
 
-    def _unmount(self) -> None:
-        deadline = time.monotonic() + 20
-        while self._mounted(self.mountpoint):
+    def remove_cgroups(self) -> None:
+        """Its groups, without the processes in them, and what they changed above themselves."""
+        deadline = time.monotonic() + 5
+        for path, _, _ in os.walk(self.cgroup, topdown=False):
+            while True:
+                for pid in Path(path, "cgroup.procs").read_text().split():
+                    with contextlib.suppress(OSError):  # it has ended
+                        (CGROUPS / "cgroup.procs").write_text(pid)
+                try:
+                    os.rmdir(path)
+                    break
+                except OSError:  # one that has ended is on its way out
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.05)
+        for name, value in reversed(self.state.get("cgroup", [])):
+            with contextlib.suppress(OSError):
+                Path(name).write_text(value)
+        if "cgroup" in self.state:
+            self.record(cgroup=[])
+
+    def _unmount(self, keep: Sequence[Path] = (), wait_s: float = 20) -> None:
+        deadline = time.monotonic() + wait_s
+        while True:
+            mounts = [at for at in self._mounts() if at not in keep]
+            if not mounts:
+                return
             try:
-                run("umount", str(self.mountpoint))
+                # --force ends what waits for a FUSE server that does not answer.
+                force = ["--force"] if mounts[0] != self.mountpoint else []
+                run("umount", *force, str(mounts[0]))
             except RigError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 
+    def devices(self) -> List[str]:
+        """Block devices that its model is behind."""
+        return host.loops_on(self.disk_file) + host.nbds_of(self.mark("DISK"))
+
     def _detach(self) -> None:
         deadline = time.monotonic() + 10
         while True:
-            loops = host.loops_on(self.disk_file)
-            if not loops:
+            devices = self.devices()
+            if not devices:
                 return
             if time.monotonic() > deadline:
-                raise RigError(f"{', '.join(loops)} cannot be detached: something holds it open")
-            for loop in loops:
+                raise RigError(f"{', '.join(devices)} cannot be detached: "
+                               "something holds it open")
+            for device in devices:
+                how = ["nbd-client", "-d"] if device.startswith("nbd") else ["losetup", "--detach"]
                 with contextlib.suppress(RigError):
-                    run("losetup", "--detach", f"/dev/{loop}")
+                    run(*how, f"/dev/{device}")
             time.sleep(0.05)
 
     def _end_disk(self) -> None:
         fuse = self.disk_file.parent
-        if self._mounted(fuse):
+        if any(at == str(fuse) for _, at in host.mounts()):
             try:
                 run("umount", str(fuse))
             except RigError:
                 run("umount", "--lazy", str(fuse))
-        if "token" in self.state:
-            left = host.stop(self.mark("DISK"), signal.SIGTERM, 3)
-            left = left and host.stop(self.mark("DISK"), signal.SIGKILL, 3)
-            if left:
-                raise RigError(f"processes {left} do not end")
+        left = host.stop(self.mark("DISK"), signal.SIGTERM, 3)
+        left = left and host.stop(self.mark("DISK"), signal.SIGKILL, 3)
+        if left:
+            raise RigError(f"processes {left} do not end")
+
+
+def read_state(path: Path) -> Dict[str, Any]:
+    try:
+        state = json.loads(path.read_text())
+        if isinstance(state, dict):
+            return state
+    except ValueError:
+        pass
+    # It is written in one step, so somebody else did this.
+    print(f"{path} is damaged: what vm.dirty_* and queue/* were is not known, look at them",
+          file=sys.stderr)
+    return {}
 
 
 def names() -> List[str]:
-    return sorted(path.stem for path in LAB.glob("*.json"))
+    """Rigs that are up or of which anything was left."""
+    return sorted({path.stem for path in LAB.glob("*") if path.suffix in SUFFIXES}
+                  | {path.name for path in LAB.glob("*") if path.is_dir()})

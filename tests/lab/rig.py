@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Brings a modelled RAID disk up and takes it down again, whatever happened meanwhile.
 
-    nbdkit (raid_disk.so) -> nbdfuse -> loop device -> filesystem
+    nbdkit (raid_disk.so) -> block device (attach.py) -> filesystem
+
+Several may be up at once in one process, as nested with-statements.
 
 `python3 -m tests.lab.rig clean`, at the top of the tree, removes what a killed run left.
 """
@@ -20,10 +22,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, ClassVar, List, Optional, Sequence, Tuple, Type
 
 from . import host
-from .disks import Disk
+from .attach import Attachment, choose
+from .disks import Control, Disk
 from .remains import Remains, RigError, check_own, names, path_with_sbin, run
 
 TOP = Path(__file__).resolve().parents[2]
@@ -38,21 +41,20 @@ MKFS = {
     "btrfs": ["mkfs.btrfs", "-q", "-f", "-K"],
 }
 PACKAGES = {
-    "nbdkit": "nbdkit", "nbdfuse": "libnbd-bin", "fusermount3": "fuse3",
-    "losetup": "mount", "mount": "mount", "umount": "mount", "make": "make",
+    "nbdkit": "nbdkit", "mount": "mount", "umount": "mount", "make": "make",
     "setpriv": "util-linux",
     "mkfs.xfs": "xfsprogs", "mkfs.ext4": "e2fsprogs", "mkfs.btrfs": "btrfs-progs",
 }
 
 
-def check_tools(fs: str) -> None:
+def check_tools(fs: str, attachment: Attachment) -> None:
     """RigError with the command that installs what is missing."""
-    if os.geteuid():
-        raise RigError("a disk model needs root: run this with sudo")
     if fs not in MKFS:
         raise RigError(f"no filesystem {fs}: take one of {', '.join(MKFS)}")
-    tools = [tool for tool in PACKAGES if not tool.startswith("mkfs.")] + [MKFS[fs][0]]
-    missing = {PACKAGES[tool] for tool in tools
+    needed = {tool: package for tool, package in PACKAGES.items()
+              if not tool.startswith("mkfs.") or tool == MKFS[fs][0]}
+    needed.update(attachment.TOOLS)
+    missing = {package for tool, package in needed.items()
                if shutil.which(tool, path=path_with_sbin()) is None}
     if not Path("/usr/include/nbdkit-plugin.h").exists():
         missing.add("nbdkit-plugin-dev")
@@ -60,52 +62,107 @@ def check_tools(fs: str) -> None:
         missing.add("gcc")
     if missing:
         raise RigError("packages are missing: apt-get install " + " ".join(sorted(missing)))
-    if not Path("/dev/fuse").exists():
-        raise RigError("no /dev/fuse: modprobe fuse, or allow FUSE in this container")
 
 
-def wait_for(path: Path, process: subprocess.Popen[bytes], log: Path, wait_s: float = 10) -> None:
-    """Until the process has made the file; RigError with its log if it does not."""
+def wait_until(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path,
+               wait_s: float = 10) -> None:
+    """RigError with the process's log if it ends, or takes too long, before that."""
     deadline = time.monotonic() + wait_s
-    while not path.exists():
+    while not done():
         if process.poll() is not None or time.monotonic() > deadline:
             said = log.read_text().strip() or "nothing"
-            raise RigError(f"{process.args!r} did not make {path}; it said: {said}")
+            raise RigError(f"{process.args!r} did not do its part; it said: {said}")
         time.sleep(0.02)
+
+
+class Interrupts:
+    """What a signal does while any rig is up: it unwinds the stack, once.
+
+    While a rig is taken down one more must not cut that short: it is kept until then.
+    """
+
+    def __init__(self) -> None:
+        self._rigs = 0
+        self._before: List[Tuple[signal.Signals, Any]] = []
+        self._unwinding = False
+        self._kept: Optional[int] = None
+
+    def begin(self) -> None:
+        """A rig comes up."""
+        if not self._rigs:
+            self._unwinding = False
+            self._before = [(number, signal.getsignal(number)) for number in SIGNALS]
+            self._set(self._unwind)
+        self._rigs += 1
+
+    def hold(self) -> None:
+        """A rig begins to be taken down."""
+        self._set(self._keep)
+
+    def end(self) -> None:
+        """It is down."""
+        self._rigs -= 1
+        if not self._rigs:
+            for number, handler in self._before:
+                signal.signal(number, handler)
+        elif not self._unwinding:
+            self._set(self._unwind)
+        kept, self._kept = self._kept, None
+        if kept is not None and not self._unwinding:
+            signal.raise_signal(kept)
+
+    @staticmethod
+    def _set(handler: Callable[[int, Optional[FrameType]], None]) -> None:
+        for number in SIGNALS:
+            signal.signal(number, handler)
+
+    def _unwind(self, number: int, frame: Optional[FrameType]) -> None:
+        self._unwinding = True
+        self.hold()
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    def _keep(self, number: int, frame: Optional[FrameType]) -> None:
+        self._kept = number
 
 
 class Rig:
     """A context manager; inside it `device` is a block device with `mountpoint` on it."""
 
-    def __init__(self, name: str, fs: str = "xfs", disk: Optional[Disk] = None,
-                 protected: bool = True) -> None:
-        """protected: the write cache is battery-backed, so the kernel is told of none.
+    _up: ClassVar[List[Rig]] = []  # in this process, the outermost first
+    _interrupts: ClassVar[Interrupts] = Interrupts()
 
-        Then the block layer strips flushes, as it does on a real RAID controller.
-        """
+    def __init__(self, name: str, fs: str = "xfs", disk: Optional[Disk] = None,
+                 attachment: Optional[str] = None) -> None:
+        """attachment: "nbd" or "loop"; without it nbd where this host has it."""
         self.name = name
         self.fs = fs
         self.disk = disk or Disk()
-        self.protected = protected
         self.device = ""
         self.remains = Remains(name)
         self.mountpoint = self.remains.mountpoint
         self.directory = self.remains.directory
-        self._handlers: List[Tuple[signal.Signals, Any]] = []
+        self.control = Control(self.directory / "control.sock")
+        self._attachment = attachment
         self._children: List[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Rig:
-        check_tools(self.fs)
+        if os.geteuid():
+            raise RigError("a disk model needs root: run this with sudo")
+        attachment = choose(self._attachment)
+        check_tools(self.fs, attachment)
         if not self.remains.take():
             raise RigError(f"a rig named {self.name} is in use by another process")
         if self.remains.state:
             self.remains.drop()
             raise RigError(f"a killed run left a rig named {self.name}: remove it with "
                            "python3 -m tests.lab.rig clean")
+        self._up.append(self)
+        self._interrupts.begin()
         atexit.register(self.close)
-        self._catch_signals()
         try:
-            self._bring_up()
+            self._bring_up(attachment)
         except BaseException:
             self.close()
             raise
@@ -116,19 +173,23 @@ class Rig:
         self.close()
 
     def close(self) -> None:
-        """Take everything down and put the host's settings back; harmless to repeat."""
+        """Take everything down and put the host's settings back; harmless to repeat.
+
+        The limits come back with the last rig: those that are still up run under them.
+        """
         if not self.remains.taken:
             return
-        ignore_signals()
+        self._interrupts.hold()
+        self.control.close()
         try:
-            self.remains.remove()
+            self.remains.remove(limits=len(self._up) == 1)
         finally:
             for child in self._children:
                 child.poll()  # reaps it
             self.remains.drop()
             atexit.unregister(self.close)
-            for number, handler in self._handlers:
-                signal.signal(number, handler)
+            self._up.remove(self)
+            self._interrupts.end()
 
     def spawn(self, argv: Sequence[str], role: str = "LOAD", **options: Any
               ) -> subprocess.Popen[bytes]:
@@ -148,54 +209,44 @@ class Rig:
         self._children.append(child)
         return child
 
-    def _catch_signals(self) -> None:
-        self._handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
-        for number in SIGNALS:
-            signal.signal(number, interrupt)
-
-    def _bring_up(self) -> None:
+    def _bring_up(self, attachment: Attachment) -> None:
+        # All rigs of this process have the limits as the outermost found them, so that
+        # `clean` may take them in any order.
+        limits = self._up[0].remains.state.get("limits") or host.read_limits()
         self.remains.record(token=secrets.token_hex(8), fs=self.fs, disk=asdict(self.disk),
-                            limits=host.read_limits())
+                            limits=limits)
         run("make", "--silent", "-C", str(TOP / "tests/lab/disk"), f"BUILD={PLUGIN.parent}")
-        for directory in (self.mountpoint, self.remains.disk_file.parent):
-            directory.mkdir(parents=True)
-        socket = self.directory / "nbd.sock"
-        self._start_disk(socket, "nbdkit", "--foreground", "--unix", str(socket),
-                         str(PLUGIN), *self.disk.args())
-        self._start_disk(self.remains.disk_file, "nbdfuse", str(self.remains.disk_file),
-                         "--unix", str(socket))
-        run("losetup", "--find", "--direct-io=on", str(self.remains.disk_file))
-        self.device, = host.loops_on(self.remains.disk_file)
-        self.remains.record(knobs={str(path): host.read_knob(path)
-                                   for path in host.knob_files(self.device)})
-        if self.protected:
-            Path(f"/sys/block/{self.device}/queue/write_cache").write_text("write through")
-        self._make_filesystem(f"/dev/{self.device}")
+        self.mountpoint.mkdir(parents=True)
+        self._start_disk(self.remains.socket.exists, "nbdkit", "--foreground", "--unix",
+                         str(self.remains.socket), str(PLUGIN), *self.disk.args(
+                             self.control.path if b"control socket" in PLUGIN.read_bytes()
+                             else None))  # TEMPORARY, until the plugin has one
+        self.device = attachment.attach(self.remains, self._start_disk)
+        self.remains.record(knobs=host.knobs(self.device))
+        self._tell_kernel()
+        node = f"/dev/{self.device}"
+        check_own(node)
+        self.remains.run(*MKFS[self.fs], node)
+        self.remains.run("mount", "-t", self.fs, node, str(self.mountpoint))
 
-    def _start_disk(self, makes: Path, *argv: str) -> None:
+    def _start_disk(self, done: Callable[[], bool], *argv: str) -> None:
         log = self.directory / f"{argv[0]}.log"
         with open(log, "wb") as output:
             process = self.spawn(argv, "DISK", stdout=output, stderr=output)
-        wait_for(makes, process, log)
+        wait_until(done, process, log)
 
-    def _make_filesystem(self, node: str) -> None:
-        check_own(node)
-        name, _, token = self.remains.mark("LOAD").partition("=")
-        run(*MKFS[self.fs], node, env=dict(os.environ, **{name: token}))
-        run("mount", "-t", self.fs, node, str(self.mountpoint))
+    def _tell_kernel(self) -> None:
+        """What the kernel is to believe of the disk.
 
-
-def ignore_signals() -> None:
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def interrupt(number: int, frame: Optional[FrameType]) -> None:
-    """The first signal unwinds the stack; those after it must not cut the cleanup short."""
-    ignore_signals()
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+        Where the write cache is protected it is told of none: then the block layer
+        strips flushes, as it does on a real RAID controller.
+        """
+        wanted = {"write_cache": "write through" if self.disk.protected else "write back",
+                  "rotational": str(int(self.disk.rotational))}
+        for name, value in wanted.items():
+            path = Path(f"/sys/block/{self.device}/queue/{name}")
+            if host.read_knob(path) != value:
+                path.write_text(value)
 
 
 def clean(wanted: Sequence[str]) -> int:

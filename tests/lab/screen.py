@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Dict, Optional, Sequence
 
-from .load import Latencies
+from .loads.base import Measured
 
 NAMES = {"idle": "no flood", "default": "flood, default limits",
          "static": "flood, static 15 MB", "agent": "flood, with the agent"}
@@ -21,7 +21,7 @@ LINE_EVERY_S = 5  # where the output is no terminal
 
 @dataclass
 class Row:
-    sync: Latencies
+    sync: Measured
     device_rate: float
     dirty_limit: int
     live: bool
@@ -40,13 +40,13 @@ def render_row(name: str, row: Optional[Row], idle: Optional[Row]) -> str:
     label = f"{NAMES.get(name, name):21}"
     if row is None:
         return label + "       -"
-    share = "-"
+    rate, share = row.sync.rate or 0.0, "-"
     if idle is not None and idle.sync.rate:
-        share = f"{number(100 * row.sync.rate / idle.sync.rate)} %"
+        share = f"{number(100 * rate / idle.sync.rate)} %"
     limit = f"{row.dirty_limit / (1 << 20):.3g} MB"
     if row.dirty_limit >= 1 << 30:
         limit = f"{row.dirty_limit / (1 << 30):.3g} GB"
-    return (f"{label}{number(row.sync.rate):>8}{share:>10}{milliseconds(row.sync.p50):>8}"
+    return (f"{label}{number(rate):>8}{share:>10}{milliseconds(row.sync.p50):>8}"
             f"{milliseconds(row.sync.p99):>8}{row.device_rate / 1e6:>5.0f} MB/s{limit:>12}"
             f"{' *' if row.live else ''}")
 
@@ -80,7 +80,7 @@ class Screen:
         self._last_line = 0.0
         self.draw()
 
-    def row(self, name: str, sync: Latencies, device_rate: float, dirty_limit: int,
+    def row(self, name: str, sync: Measured, device_rate: float, dirty_limit: int,
             live: bool) -> None:
         self.rows[name] = Row(sync, device_rate, dirty_limit, live)
 

@@ -1,304 +1,238 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 #define _GNU_SOURCE
-#include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
-#include <time.h>
 
+#include "bitmap.h"
+#include "cache.h"
+#include "clock.h"
+#include "content.h"
+#include "media.h"
 #include "model.h"
-
-#define ZONE_BLOCKS 4096u	/* dirty blocks are counted per zone, so that empty ones are skipped */
-#define RUN_BLOCKS 64u		/* longest single destage: room appears every 1 ms at 250 MB/s */
-#define BATCH_NS 500000		/* short destages share a sleep: wake-ups cost the host's CPU */
-#define NSEC 1000000000ll
-
-struct model model = {
-	.size = 16ll << 30,
-	.cache = 512ll << 20,
-	.rate = 250ll << 20,
-	.link = 1ll << 30,
-	.seek_us = 100,
-	.latency_us = 100,
-	.writeback = true,
-};
-
-/* A server that does one thing at a time; times are CLOCK_MONOTONIC nanoseconds. */
-struct server {
-	pthread_mutex_t lock;
-	int64_t free_at;
-	uint64_t position;	/* where the last transfer ended: going on from there needs no seek */
-};
-
-static struct server link_server = { .lock = PTHREAD_MUTEX_INITIALIZER };
-static struct server media = { .lock = PTHREAD_MUTEX_INITIALIZER };
-
-struct waiter {			/* a write that waits for room, in order of arrival */
-	pthread_cond_t admitted;
-	uint64_t first, last;	/* its blocks */
-	bool done;
-	struct waiter *next;
-};
+#include "neighbour.h"
 
 static struct {
 	pthread_mutex_t lock;
-	pthread_cond_t work;	/* there is something to destage */
-	uint64_t used;		/* blocks, those being destaged included */
-	uint64_t dirty;		/* blocks with their bit set */
-	uint64_t *dirty_map;
-	uint32_t *zone_dirty;
-	struct waiter *head, **tail;
-	bool stop;
-} cache = {
-	.lock = PTHREAD_MUTEX_INITIALIZER,
-	.work = PTHREAD_COND_INITIALIZER,
-	.tail = &cache.head,
-};
+	int64_t link_free_at;
+	int64_t requests_paid, bytes_paid;	/* until when the caps are used up */
+	double fail_writes_due, fail_reads_due;	/* parts of an error that add up to one */
+} front = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-static uint64_t blocks;
-static pthread_t destage_thread;
+static int64_t stalled_until;
 
-/* Time */
+static struct {
+	uint64_t bytes_in, bytes_read, writes, reads, read_hits, flushes, failed;
+} totals;
 
-static int64_t now_ns(void)
+static void count(uint64_t *total, uint64_t n)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec * NSEC + t.tv_nsec;
+	__atomic_fetch_add(total, n, __ATOMIC_RELAXED);
 }
 
-static void sleep_until(int64_t when)
+bool model_writes_through(void)
 {
-	struct timespec t = { .tv_sec = when / NSEC, .tv_nsec = when % NSEC };
-
-	while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
-		;
+	return settings.writethrough || settings.cache < BLOCK;
 }
 
-static int64_t transfer_ns(uint64_t bytes, int64_t rate)
+/* The way to the controller */
+
+static void wait_out_stall(void)
 {
-	return (int64_t)((double)bytes / (double)rate * NSEC);
+	int64_t until;
+
+	while ((until = __atomic_load_n(&stalled_until, __ATOMIC_RELAXED)) > now_ns())
+		sleep_until(until);
 }
 
-/* The end of a transfer over the link that is asked for now. */
-static int64_t use_link(uint64_t bytes)
+/* When a cap lets something pass that takes `cost`; what was saved up passes at once. */
+static int64_t pay(int64_t *paid, int64_t now, int64_t cost)
 {
-	int64_t now = now_ns(), end;
+	int64_t saved = now - (int64_t)(settings.burst_s * NSEC);
 
-	pthread_mutex_lock(&link_server.lock);
-	if (link_server.free_at < now)
-		link_server.free_at = now;
-	link_server.free_at += transfer_ns(bytes, model.link);
-	end = link_server.free_at;
-	pthread_mutex_unlock(&link_server.lock);
-	return end;
+	if (*paid < saved)
+		*paid = saved;
+	*paid += cost;
+	return *paid;
 }
 
-/*
- * The end of a media access asked for at `since`. A destage thread that woke up
- * late passes the end of its last run, so that the rate is right on average
- * however coarse the sleeps are. Passing over a gap costs a seek, or the time
- * the gap takes to pass under the heads where that is shorter.
- */
-static int64_t use_media(int64_t since, uint64_t offset, uint64_t bytes)
+/* When a request may leave the host: front.lock is held. */
+static int64_t pass_caps(int64_t now, uint64_t bytes)
 {
-	int64_t seek, end;
+	int64_t when = now, paid;
 
-	pthread_mutex_lock(&media.lock);
-	seek = model.seek_us * 1000ll;
-	if (offset >= media.position) {
-		int64_t gap = transfer_ns(offset - media.position, model.rate);
-
-		if (gap < seek)
-			seek = gap;
+	if (settings.iops) {
+		paid = pay(&front.requests_paid, now, NSEC / settings.iops);
+		when = paid > when ? paid : when;
 	}
-	if (media.free_at < since)
-		media.free_at = since;
-	media.free_at += seek + transfer_ns(bytes, model.rate);
-	media.position = offset + bytes;
-	end = media.free_at;
-	pthread_mutex_unlock(&media.lock);
-	return end;
+	if (settings.bandwidth) {
+		paid = pay(&front.bytes_paid, now,
+			   transfer_ns((double)bytes, (double)settings.bandwidth));
+		when = paid > when ? paid : when;
+	}
+	return when;
 }
 
-/* Cache; cache.lock is held in all of these */
-
-static uint64_t clean_blocks(uint64_t first, uint64_t last)
+/* Whether this request is one of those that have to fail: front.lock is held. */
+static bool fails(int64_t *left, double *due)
 {
-	uint64_t n = 0;
-
-	for (uint64_t b = first; b <= last; b++)
-		n += !test_bit(cache.dirty_map, b);
-	return n;
-}
-
-static bool try_admit(uint64_t first, uint64_t last)
-{
-	uint64_t need = clean_blocks(first, last);
-
-	/* A request larger than the cache passes when the cache is empty. */
-	if (cache.used && cache.used + need > (uint64_t)model.cache / BLOCK)
+	if (!*left)
 		return false;
-	for (uint64_t b = first; b <= last; b++) {
-		if (test_bit(cache.dirty_map, b))
-			continue;
-		set_bit(cache.dirty_map, b);
-		cache.zone_dirty[b / ZONE_BLOCKS]++;
-	}
-	cache.used += need;
-	cache.dirty += need;
+	*due += settings.fail_share;
+	if (*due < 1)
+		return false;
+	*due -= 1;
+	--*left;
+	count(&totals.failed, 1);
 	return true;
 }
 
-static void admit_waiters(void)
+/* When a request of so many bytes is at the controller; negative if it fails there. */
+static int64_t reach_controller(uint64_t bytes, int64_t *fail, double *due)
 {
-	while (cache.head && try_admit(cache.head->first, cache.head->last)) {
-		struct waiter *w = cache.head;
+	int64_t passed, end;
+	bool failed;
 
-		cache.head = w->next;
-		if (!cache.head)
-			cache.tail = &cache.head;
-		w->done = true;
-		pthread_cond_signal(&w->admitted);
-	}
-}
-
-/* The next dirty block at or after `from`, in address order and round the end. */
-static uint64_t next_dirty(uint64_t from)
-{
-	uint64_t b = from;
-
-	for (;;) {
-		uint64_t word;
-
-		if (b >= blocks)
-			b = 0;
-		if (!cache.zone_dirty[b / ZONE_BLOCKS]) {
-			b = (b / ZONE_BLOCKS + 1) * ZONE_BLOCKS;
-			continue;
-		}
-		word = cache.dirty_map[b / WORD_BLOCKS] >> b % WORD_BLOCKS;
-		if (word)
-			return b + (uint64_t)__builtin_ctzll(word);
-		b = (b / WORD_BLOCKS + 1) * WORD_BLOCKS;
-	}
-}
-
-/* Takes a run of dirty blocks off the map; they count as used until destaged. */
-static uint64_t take_run(uint64_t first)
-{
-	uint64_t n = 0;
-
-	while (n < RUN_BLOCKS && first + n < blocks && test_bit(cache.dirty_map, first + n)) {
-		clear_bit(cache.dirty_map, first + n);
-		cache.zone_dirty[(first + n) / ZONE_BLOCKS]--;
-		n++;
-	}
-	cache.dirty -= n;
-	return n;
-}
-
-static void *destage(void *arg)
-{
-	uint64_t rotor = 0;
-	int64_t since = now_ns();
-
-	pthread_mutex_lock(&cache.lock);
-	while (!cache.stop) {
-		uint64_t first, n;
-
-		if (!cache.dirty) {
-			pthread_cond_wait(&cache.work, &cache.lock);
-			since = now_ns();
-			continue;
-		}
-		first = next_dirty(rotor);
-		n = take_run(first);
-		pthread_mutex_unlock(&cache.lock);
-
-		since = use_media(since, first * BLOCK, n * BLOCK);
-		if (since - now_ns() > BATCH_NS)
-			sleep_until(since);
-
-		pthread_mutex_lock(&cache.lock);
-		cache.used -= n;
-		rotor = first + n;
-		admit_waiters();
-	}
-	pthread_mutex_unlock(&cache.lock);
-	return NULL;
-}
-
-/* Waits until blocks [first, last] have a place in the cache. */
-static void enter_cache(uint64_t first, uint64_t last)
-{
-	pthread_mutex_lock(&cache.lock);
-	if (cache.head || !try_admit(first, last)) {
-		struct waiter w = { .admitted = PTHREAD_COND_INITIALIZER, .first = first, .last = last };
-
-		*cache.tail = &w;
-		cache.tail = &w.next;
-		while (!w.done)
-			pthread_cond_wait(&w.admitted, &cache.lock);
-	}
-	pthread_cond_signal(&cache.work);
-	pthread_mutex_unlock(&cache.lock);
+	wait_out_stall();
+	pthread_mutex_lock(&front.lock);
+	passed = pass_caps(now_ns(), bytes);
+	if (front.link_free_at < passed)
+		front.link_free_at = passed;
+	front.link_free_at += transfer_ns((double)bytes, (double)settings.link);
+	end = front.link_free_at + settings.latency_us * 1000;
+	failed = fails(fail, due);
+	pthread_mutex_unlock(&front.lock);
+	return failed ? -end : end;
 }
 
 /* Interface */
 
-static int64_t reach_controller(uint64_t count)
+int model_write(uint64_t offset, uint64_t bytes)
 {
-	return use_link(count) + model.latency_us * 1000ll;
-}
+	uint64_t first = offset / BLOCK, last = (offset + bytes - 1) / BLOCK;
+	int64_t done = reach_controller(bytes, &settings.fail_writes, &front.fail_writes_due);
 
-void model_write(uint64_t offset, uint64_t count)
-{
-	int64_t done = reach_controller(count);
-
-	if (!model.writeback) {
-		sleep_until(use_media(done, offset, count));
-		return;
+	if (done < 0) {
+		sleep_until(-done);
+		return EIO;
 	}
-	sleep_until(done);
-	enter_cache(offset / BLOCK, (offset + count - 1) / BLOCK);
+	if (model_writes_through()) {
+		sleep_until(media_write(done, offset, bytes));
+		media_use(first, last - first + 1);
+		cache_keep(first, last);
+	} else {
+		sleep_until(done);
+		cache_enter(first, last);
+	}
+	count(&totals.writes, 1);
+	count(&totals.bytes_in, bytes);
+	return 0;
 }
 
-void model_read(uint64_t offset, uint64_t count)
+int model_read(uint64_t offset, uint64_t bytes)
 {
-	int64_t done = reach_controller(count);
-	uint64_t missing;
+	uint64_t first = offset / BLOCK, last = (offset + bytes - 1) / BLOCK, missing;
+	int64_t done = reach_controller(bytes, &settings.fail_reads, &front.fail_reads_due);
 
-	pthread_mutex_lock(&cache.lock);
-	missing = clean_blocks(offset / BLOCK, (offset + count - 1) / BLOCK);
-	pthread_mutex_unlock(&cache.lock);
-	sleep_until(missing ? use_media(done, offset, missing * BLOCK) : done);
+	if (done < 0) {
+		sleep_until(-done);
+		return EIO;
+	}
+	missing = cache_missing(first, last);
+	if (missing) {
+		sleep_until(media_read(done, offset, missing * BLOCK));
+		cache_keep(first, last);
+	} else {
+		sleep_until(done);
+		count(&totals.read_hits, 1);
+	}
+	count(&totals.reads, 1);
+	count(&totals.bytes_read, bytes);
+	return 0;
+}
+
+int model_flush(void)
+{
+	wait_out_stall();
+	count(&totals.flushes, 1);
+	sleep_until(now_ns() + settings.latency_us * 1000);
+	if (!settings.protected)
+		cache_flush();
+	return 0;
+}
+
+int model_trim(uint64_t offset, uint64_t bytes)
+{
+	uint64_t first = (offset + BLOCK - 1) / BLOCK, end = (offset + bytes) / BLOCK;
+
+	wait_out_stall();
+	sleep_until(now_ns() + settings.latency_us * 1000);
+	if (first < end) {
+		cache_discard(first, end - 1);
+		media_discard(first, end - first);
+	}
+	return 0;
+}
+
+void model_changed(void)
+{
+	if (settings.stall > 0) {
+		int64_t until = now_ns() + (int64_t)(settings.stall * NSEC);
+
+		settings.stall = 0;
+		__atomic_store_n(&stalled_until, until, __ATOMIC_RELAXED);
+		media_stall(until);
+	}
+	cache_recheck();
+	neighbour_changed();
+}
+
+void model_print(FILE *to)
+{
+	struct cache_state c = cache_state();
+
+	fprintf(to, "\"fill\": %" PRIu64 ", \"neighbour_fill\": %" PRIu64 ", \"capacity\": %" PRId64
+		", \"through\": %s, \"waiters\": %" PRIu64 ", \"drain_rate\": %.0f"
+		", \"used_share\": %g, \"bytes_in\": %" PRIu64 ", \"bytes_read\": %" PRIu64
+		", \"bytes_dirtied\": %" PRIu64 ", \"bytes_destaged\": %" PRIu64
+		", \"bytes_discarded\": %" PRIu64 ", \"writes\": %" PRIu64 ", \"reads\": %" PRIu64
+		", \"read_hits\": %" PRIu64 ", \"flushes\": %" PRIu64 ", \"failed\": %" PRIu64,
+		c.fill, c.neighbour_fill, settings.cache, model_writes_through() ? "true" : "false",
+		c.waiters, media_write_rate(), media_used_share(), totals.bytes_in,
+		totals.bytes_read, c.dirtied, c.destaged, c.discarded, totals.writes,
+		totals.reads, totals.read_hits, totals.flushes, totals.failed);
 }
 
 int model_init(void)
 {
+	uint64_t own = ((uint64_t)settings.size + BLOCK - 1) / BLOCK;
+	uint64_t stripe = (uint64_t)(settings.chunk * settings.spindles) / BLOCK;
+	uint64_t theirs = (own + stripe - 1) / stripe * stripe;
+
 	/* Sleeps of 100 us would be 50 us too long with the default slack; threads inherit this. */
 	prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
-	blocks = ((uint64_t)model.size + BLOCK - 1) / BLOCK;
-	cache.dirty_map = calloc(blocks / WORD_BLOCKS + 1, sizeof(*cache.dirty_map));
-	cache.zone_dirty = calloc(blocks / ZONE_BLOCKS + 1, sizeof(*cache.zone_dirty));
-	return cache.dirty_map && cache.zone_dirty ? 0 : ENOMEM;
+	neighbour_init(theirs);
+	if (content_init(own) || media_init(own) || cache_init(theirs, theirs + NEIGHBOUR_BLOCKS))
+		return ENOMEM;
+	return 0;
 }
 
 int model_start(void)
 {
+	int err;
+
 	/* nbdkit 1.32 in the foreground dies with its parent: a killed run could not be unmounted. */
 	prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0);
-	return pthread_create(&destage_thread, NULL, destage, NULL);
+	err = cache_start();
+	if (!err)
+		err = neighbour_start();
+	if (!err)
+		model_changed();
+	return err;
 }
 
 void model_stop(void)
 {
-	pthread_mutex_lock(&cache.lock);
-	cache.stop = true;
-	pthread_cond_signal(&cache.work);
-	pthread_mutex_unlock(&cache.lock);
-	if (destage_thread)
-		pthread_join(destage_thread, NULL);
+	neighbour_stop();
+	cache_stop();
 }

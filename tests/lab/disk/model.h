@@ -1,58 +1,47 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 /*
- * A disk behind a RAID controller with a write cache, as far as time goes:
+ * A disk behind a controller with a write cache, as far as time goes:
  *
- *   request -> link (bytes/s, one transfer at a time) -> cache (capacity, first
- *   come first served) -> destage thread -> media (seek + bytes/rate)
+ *   request -> caps -> link (bytes/s, one transfer at a time) -> cache (capacity,
+ *   first come first served) -> destage thread -> media (spindles: seek + bytes/rate)
  *
  * A write is done when it is in the cache, so it takes about latency_us until
  * the cache is full and from then on waits for the destage to make room. That
  * gives the bimodal completion times of the real thing. Reads are served from
- * the cache while the data is dirty there and otherwise compete for the media.
+ * the caches or compete for the media. settings.h tells what else there is.
  */
 #ifndef MODEL_H
 #define MODEL_H
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
-#define BLOCK 4096u		/* unit of the cache, the page size of the host's page cache */
-#define WORD_BLOCKS 64u		/* blocks in one word of a bitmap */
-
-struct model {			/* sizes in bytes, rates in bytes per second */
-	int64_t size;
-	int64_t cache;
-	int64_t rate;
-	int64_t link;
-	uint32_t seek_us;
-	uint32_t latency_us;
-	bool writeback;
-};
-
-extern struct model model;
-
-/* Both return 0 or an errno. model_start makes the destage thread, so it comes after any fork. */
+/* Both return 0 or an errno. model_start makes threads, so it comes after any fork. */
 int model_init(void);
 int model_start(void);
 void model_stop(void);
 
-/* Return when a disk like this would have written or read the bytes; count > 0. */
-void model_write(uint64_t offset, uint64_t count);
-void model_read(uint64_t offset, uint64_t count);
+/* Return when a disk like this would have done it, 0 or an errno; count > 0. */
+int model_write(uint64_t offset, uint64_t count);
+int model_read(uint64_t offset, uint64_t count);
+int model_flush(void);
+int model_trim(uint64_t offset, uint64_t count);
 
-static inline bool test_bit(const uint64_t *map, uint64_t bit)
-{
-	return __atomic_load_n(&map[bit / WORD_BLOCKS], __ATOMIC_ACQUIRE) >> bit % WORD_BLOCKS & 1;
-}
+/* Whether writes wait for the media now. */
+bool model_writes_through(void);
 
-static inline void set_bit(uint64_t *map, uint64_t bit)
-{
-	__atomic_fetch_or(&map[bit / WORD_BLOCKS], 1ull << bit % WORD_BLOCKS, __ATOMIC_RELEASE);
-}
+/* Settings were changed. */
+void model_changed(void);
 
-static inline void clear_bit(uint64_t *map, uint64_t bit)
-{
-	__atomic_fetch_and(&map[bit / WORD_BLOCKS], ~(1ull << bit % WORD_BLOCKS), __ATOMIC_RELEASE);
-}
+/*
+ * "key": value, ... as JSON has it. Bytes: fill (what the cache holds that is not
+ * on the media, the neighbour's part included), neighbour_fill, capacity; totals
+ * since the start: bytes_in, bytes_read, bytes_dirtied, bytes_destaged,
+ * bytes_discarded, writes, reads, read_hits, flushes, failed. waiters: writes that
+ * wait for room now. drain_rate: bytes/s of a sequential destage now. used_share:
+ * how full the drive is. through: whether writes wait for the media.
+ */
+void model_print(FILE *to);
 
 #endif

@@ -15,9 +15,14 @@
 #include <nbdkit-plugin.h>
 #define THREAD_MODEL NBDKIT_THREAD_MODEL_PARALLEL
 
+#include "bitmap.h"
+#include "content.h"
+#include "control.h"
 #include "model.h"
+#include "settings.h"
 
 static char *data;
+static char *control_path;
 static uint64_t *stored;	/* blocks whose data is in memory; the others read as zeros */
 
 static bool all_zero(const char *p, uint64_t n)
@@ -58,66 +63,88 @@ static void fetch(char *buf, uint64_t count, uint64_t offset)
 
 /* nbdkit */
 
+static int report(int err)
+{
+	nbdkit_set_error(err);
+	return err ? -1 : 0;
+}
+
 static int raid_pwrite(void *handle, const void *buf, uint32_t count, uint64_t offset, uint32_t flags)
 {
+	content_note(buf, count, offset);
 	store(buf, count, offset);
-	model_write(offset, count);
-	return 0;
+	return report(model_write(offset, count));
 }
 
 static int raid_pread(void *handle, void *buf, uint32_t count, uint64_t offset, uint32_t flags)
 {
-	model_read(offset, count);
+	int err = model_read(offset, count);
+
 	fetch(buf, count, offset);
-	return 0;
+	return report(err);
 }
 
-/* The write cache is protected by a battery, so a flush has nothing to do. */
 static int raid_flush(void *handle, uint32_t flags)
 {
-	return 0;
+	return report(model_flush());
 }
 
-static int64_t parse_positive(const char *key, const char *value)
+/* The kernel zeroes ranges by a hole in the file: they have to read as zeros. */
+static void punch(uint64_t count, uint64_t offset)
 {
-	int64_t n = nbdkit_parse_size(value);
+	for (uint64_t n; count; offset += n, count -= n) {
+		n = part_of_block(offset, count);
+		if (n < BLOCK) {
+			memset(data + offset, 0, n);
+			continue;
+		}
+		n = count / BLOCK * BLOCK;
+		for (uint64_t b = offset / BLOCK; b < (offset + n) / BLOCK; b++)
+			clear_bit(stored, b);
+		madvise(data + offset, n, MADV_DONTNEED);
+	}
+}
 
-	if (n == 0)
-		nbdkit_error("%s must be larger than 0", key);
-	return n > 0 ? n : -1;
+static int raid_trim(void *handle, uint32_t count, uint64_t offset, uint32_t flags)
+{
+	punch(count, offset);
+	return report(model_trim(offset, count));
 }
 
 static int raid_config(const char *key, const char *value)
 {
-	static const struct { const char *key; int64_t *value; } sizes[] = {
-		{ "size", &model.size }, { "cache", &model.cache },
-		{ "rate", &model.rate }, { "link", &model.link },
-	};
+	char error[128];
 
-	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
-		if (!strcmp(key, sizes[i].key))
-			return (*sizes[i].value = parse_positive(key, value)) < 0 ? -1 : 0;
-	if (!strcmp(key, "seek_us"))
-		return nbdkit_parse_uint32_t(key, value, &model.seek_us);
-	if (!strcmp(key, "latency_us"))
-		return nbdkit_parse_uint32_t(key, value, &model.latency_us);
-	if (!strcmp(key, "mode") && (!strcmp(value, "writeback") || !strcmp(value, "writethrough"))) {
-		model.writeback = !strcmp(value, "writeback");
-		return 0;
+	if (!strcmp(key, "control")) {
+		free(control_path);
+		control_path = nbdkit_absolute_path(value);
+		return control_path ? 0 : -1;
 	}
-	nbdkit_error("unknown parameter or value: %s=%s", key, value);
+	if (settings_set(key, value, false, error, sizeof(error)))
+		return 0;
+	nbdkit_error("%s", error);
+	return -1;
+}
+
+static int raid_config_complete(void)
+{
+	char error[128];
+
+	if (settings_check(error, sizeof(error)))
+		return 0;
+	nbdkit_error("%s", error);
 	return -1;
 }
 
 static int raid_get_ready(void)
 {
-	uint64_t blocks = ((uint64_t)model.size + BLOCK - 1) / BLOCK;
+	uint64_t blocks = ((uint64_t)settings.size + BLOCK - 1) / BLOCK;
 
-	stored = calloc(blocks / WORD_BLOCKS + 1, sizeof(*stored));
+	stored = new_bitmap(blocks);
 	data = mmap(NULL, blocks * BLOCK, PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (data == MAP_FAILED || !stored || model_init()) {
-		nbdkit_error("no memory for a disk of %" PRId64 " bytes", model.size);
+		nbdkit_error("no memory for a disk of %" PRId64 " bytes", settings.size);
 		return -1;
 	}
 	return 0;
@@ -128,9 +155,23 @@ static int raid_after_fork(void)
 {
 	int err = model_start();
 
-	if (err)
-		nbdkit_error("destage thread: %s", strerror(err));
-	return err ? -1 : 0;
+	if (err) {
+		nbdkit_error("threads of the model: %s", strerror(err));
+		return -1;
+	}
+	err = control_path ? control_start(control_path) : 0;
+	if (err) {
+		nbdkit_error("control socket %s: %s", control_path, strerror(err));
+		return -1;
+	}
+	return 0;
+}
+
+static void raid_unload(void)
+{
+	control_stop();
+	model_stop();
+	free(control_path);
 }
 
 static void *raid_open(int readonly)
@@ -140,7 +181,7 @@ static void *raid_open(int readonly)
 
 static int64_t raid_get_size(void *handle)
 {
-	return model.size;
+	return settings.size;
 }
 
 static int raid_can_multi_conn(void *handle)
@@ -153,18 +194,19 @@ static struct nbdkit_plugin plugin = {
 	.longname = "modelled RAID disk",
 	.description = "models a disk behind a RAID controller with a write cache",
 	.config = raid_config,
-	.config_help = "size= cache= rate= link= (bytes, bytes/s; 512M is 1024-based), seek_us=, "
-		       "latency_us=, mode=writeback|writethrough",
+	.config_complete = raid_config_complete,
+	.config_help = "KEY=VALUE of settings.h (bytes as 512M, 1024-based), and control=SOCKET",
 	.magic_config_key = "size",
 	.get_ready = raid_get_ready,
 	.after_fork = raid_after_fork,
-	.unload = model_stop,
+	.unload = raid_unload,
 	.open = raid_open,
 	.get_size = raid_get_size,
 	.can_multi_conn = raid_can_multi_conn,
 	.pread = raid_pread,
 	.pwrite = raid_pwrite,
 	.flush = raid_flush,
+	.trim = raid_trim,
 };
 
 NBDKIT_REGISTER_PLUGIN(plugin)

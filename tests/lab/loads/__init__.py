@@ -1,1 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
+"""The kinds of load that a scenario can name."""
+
+from typing import Dict, Tuple, Type
+
+from .base import Load
+from .copies import Cp, Job, Rsync, Tar, Untar
+from .flood import Dd
+from .sync import Fsync
+from .writers import Memory, Mmap, Read, Writer
+
+_ALL: Tuple[Type[Load], ...] = (
+    Fsync, Dd, Cp, Rsync, Tar, Untar, Job, Writer, Mmap, Memory, Read)
+KINDS: Dict[str, Type[Load]] = {kind.KIND: kind for kind in _ALL}

@@ -11,10 +11,11 @@ import abc
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
-Parser = Callable[[str], object]
+Parser = Callable[[str], object]  # raises ValueError
+Options = Mapping[str, Tuple[Parser, str]]  # key: (parser, default as text)
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,17 @@ class Load(abc.ABC):
     """prepare, start, {open, close}..., stop; all errors are RigError."""
 
     KIND: ClassVar[str]  # its name in a scenario's file
-    OPTIONS: ClassVar[Mapping[str, Tuple[Parser, str]]] = {}  # key: (parser, default as text)
+    OPTIONS: ClassVar[Options] = {}
     TOOLS: ClassVar[Mapping[str, str]] = {}  # program: Debian package it comes in
+    WAITS: ClassVar[bool] = False  # `close` waits for a tool: close the others first
 
-    def __init__(self, place: Place, options: Mapping[str, object]) -> None:
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         self.place = place
         self.options = options
+
+    def scaled(self, key: str) -> int:
+        """An option that is a size or a rate in bytes, as large as it has to be here."""
+        return int(self.options[key] * self.place.scale)
 
     @abc.abstractmethod
     def prepare(self) -> None:

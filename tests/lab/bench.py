@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The agent against every rival, on modelled disks: `make bench`, or this module.
+
+Runs are interleaved, contender by contender and repeat by repeat, one JSON file each.
+A run that is there already, of the same scenario, contender and code, is not done
+again: what was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from . import contenders, regress, scenario, score, vm
+from .contenders import Contender
+from .loads import KINDS
+from .remains import RigError, path_with_sbin
+from .remains import names as rigs_left
+from .report.page import render
+from .run import Conditions, perform
+from .scenario import WAYS, Scenario
+from .show import Progress, table
+
+TOP = Path(__file__).resolve().parents[2]
+RESULTS = TOP / "build/lab/results"
+PREFIX = "bench"  # of the rigs' names: two benchmarks at once would measure each other
+REPEATS = 3
+QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
+SCALE = {"native": 1.0, "vm": 0.1, "virtual": 0.1}
+BOOT_S, EMULATION = 300, 20  # wall time that a guest may take, and per second of its own
+OVERHEAD_S = 2.0  # of a run, besides its scenario's own: taking down, the agent's start
+
+
+@dataclass(frozen=True)
+class Job:
+    scenario: Scenario
+    contender: Contender
+    repeat: int
+
+    @property
+    def seconds(self) -> float:
+        return self.scenario.length + self.scenario.prepare + OVERHEAD_S
+
+    def file(self, results: Path) -> Path:
+        return results / self.scenario.name / f"{self.contender.name}-{self.repeat}.json"
+
+
+def plan(scenarios: Sequence[Scenario], way: str, wanted: Sequence[str],
+         repeats: int) -> List[Job]:
+    """Every repeat begins with another contender, so that none always follows the same one."""
+    jobs = []
+    for each in scenarios:
+        if way not in each.ways:
+            continue
+        found = contenders.of(each, way, wanted)
+        for repeat in range(1, repeats + 1):
+            shift = (repeat - 1) * len(found) // max(1, repeats)
+            jobs += [Job(each, contender, repeat) for contender in found[shift:] + found[:shift]]
+    return jobs
+
+
+@functools.lru_cache(maxsize=None)
+def digest(*patterns: str) -> str:
+    """Of the contents of files below the top, by glob patterns."""
+    total = hashlib.sha256()
+    for path in sorted({path for pattern in patterns for path in TOP.glob(pattern)}):
+        total.update(f"{path.relative_to(TOP)}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def inputs(job: Job, conditions: Conditions) -> str:
+    """What decides the outcome: a result with other inputs is of no use."""
+    parts = [repr(conditions), repr(job.contender),
+             digest("tests/lab/disk/*.[ch]", "tests/lab/presets.conf", "tests/lab/loads/*",
+                    "tests/lab/run.py", f"tests/lab/scenarios/{job.scenario.name}.conf")]
+    if job.contender.kind == "agent":
+        parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]", "policies/default.conf"))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def read_runs(results: Path, scenarios: Iterable[str]) -> List[Dict[str, Any]]:
+    """All runs of these scenarios; files that are no runs are left out."""
+    return [run for name in scenarios for path in sorted((results / name).glob("*.json"))
+            for run in [read_run(path)] if run is not None]
+
+
+def read_run(path: Path) -> Optional[Dict[str, Any]]:
+    try:
+        run = json.loads(path.read_text())
+        return run if isinstance(run, dict) and "contender" in run else None
+    except (OSError, ValueError):
+        return None
+
+
+def write_run(path: Path, run: Dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(run, allow_nan=False) + "\n")
+    new.rename(path)
+
+
+def is_done(job: Job, conditions: Conditions, results: Path) -> bool:
+    run = read_run(job.file(results))
+    return run is not None and run["error"] is None and run["inputs"] == inputs(job, conditions)
+
+
+def do(jobs: Sequence[Job], conditions: Conditions, results: Path) -> List[str]:
+    """Run what is not there yet; the errors of those that failed."""
+    errors = []
+    left = [job for job in jobs if not is_done(job, conditions, results)]
+    progress = Progress([job.seconds for job in left], len(jobs) - len(left))
+    for job in left:
+        progress.begin(f"{job.scenario.name}: {job.contender.name}, repeat {job.repeat}")
+        run = perform(job.scenario, job.contender, job.repeat, conditions)
+        run["inputs"] = inputs(job, conditions)
+        write_run(job.file(results), run)
+        if run["error"]:
+            errors.append(f"{job.scenario.name}, {job.contender.name}: {run['error']}")
+        progress.end(run["error"])
+    progress.close()
+    return errors
+
+
+def do_in_guests(jobs: Sequence[Job], conditions: Conditions, results: Path) -> List[str]:
+    """The same in virtual machines, one for each scenario."""
+    errors = []
+    left = [job for job in jobs if not is_done(job, conditions, results)]
+    by_scenario: Dict[str, List[Job]] = {}
+    for job in left:
+        by_scenario.setdefault(job.scenario.name, []).append(job)
+    # Virtual time does not care how busy the host is; real time does.
+    at_once = max(1, (os.cpu_count() or 1)) if conditions.way == "virtual" else 1
+    progress = Progress([job.seconds for job in left], len(jobs) - len(left))
+    started = time.time()
+    with ThreadPoolExecutor(at_once) as pool:
+        guests = [pool.submit(guest, name, found, conditions.way, results)
+                  for name, found in by_scenario.items()]
+        waiting = set(guests)
+        while waiting:
+            _, waiting = wait(waiting, timeout=2)
+            there = [job for job in left if made_since(job.file(results), started)]
+            progress.at(len(there), f"{len(waiting)} machines to go")
+    progress.close()
+    for future in guests:
+        errors += future.result()
+    return errors
+
+
+def made_since(path: Path, started: float) -> bool:
+    try:
+        return path.stat().st_mtime >= started
+    except FileNotFoundError:
+        return False
+
+
+def guest(name: str, jobs: Sequence[Job], way: str, results: Path) -> List[str]:
+    """Run the jobs of one scenario in a machine of its own; the errors."""
+    started = time.time()
+    names = ",".join(dict.fromkeys(job.contender.name for job in jobs))
+    repeats = max(job.repeat for job in jobs)
+    limit = BOOT_S + EMULATION * sum(job.seconds for job in jobs)
+    results.mkdir(parents=True, exist_ok=True)
+    said = ""
+    try:
+        said = vm.run([sys.executable, "-m", "tests.lab.bench", "--inside", "--way", way,
+                       "--scenario", name, "--contender", names, "--repeats", str(repeats),
+                       "--out", str(results.parent)], way, results, limit).output
+    except RigError as error:
+        said = str(error)
+    errors = []
+    for job in jobs:
+        run = read_run(job.file(results)) if made_since(job.file(results), started) else None
+        if run is None:
+            errors.append(f"{name}, {job.contender.name}: no result; the machine said: "
+                          f"{said.strip()[-2000:]}")
+        elif run["error"]:
+            errors.append(f"{name}, {job.contender.name}: {run['error']}")
+    return errors
+
+
+def choose(arguments: argparse.Namespace) -> List[Scenario]:
+    """The scenarios that were asked for, else those with the tag, else all. RigError."""
+    if arguments.scenario:
+        return [scenario.load(name) for name in arguments.scenario]
+    found = [scenario.load(name) for name in scenario.names()]
+    tag = "quick" if arguments.quick else ""
+    return [each for each in found if not tag or tag in each.tags]
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    scenarios = choose(arguments)
+    wanted = arguments.contender or (
+        QUICK_CONTENDERS if arguments.quick and not arguments.scenario else ())
+    repeats = arguments.repeats or (1 if arguments.quick else REPEATS)
+    jobs = plan(scenarios, arguments.way, wanted, repeats)
+    results = arguments.out / arguments.way
+    if arguments.plan:
+        show_plan(jobs)
+        return 0
+    check_tools(scenarios)
+    if not jobs:
+        raise RigError(f"nothing to run: the scenarios asked for have no way {arguments.way}")
+    left = [name for name in rigs_left() if name.startswith(PREFIX)]
+    if left:
+        raise RigError(f"a killed run left {', '.join(left)}: remove it with make bench-clean")
+    conditions = Conditions(arguments.way, SCALE[arguments.way], PREFIX)
+    if arguments.way == "native" or arguments.inside:
+        errors = do(jobs, conditions, results)
+    else:
+        errors = do_in_guests(jobs, conditions, results)
+    if arguments.inside:
+        return 0
+    runs = read_runs(results, [each.name for each in scenarios])
+    evaluation = score.evaluate(runs)
+    print(table(evaluation))
+    page = results / "report.html"
+    page.write_text(render(evaluation), encoding="utf-8")
+    print(f"\nThe page with the pictures: {page}")
+    for error in errors:
+        print(f"failed: {error}", file=sys.stderr)
+    regressed = False
+    if arguments.check:
+        lines = regress.compare(evaluation, runs, regress.stored())
+        print("\n".join(["", *lines]))
+        regressed = any(line.startswith("REGRESSED") for line in lines)
+    return 1 if errors or regressed else 0
+
+
+def check_tools(scenarios: Sequence[Scenario]) -> None:
+    """RigError with the command that installs what the loads lack."""
+    tools = {tool: package for each in scenarios for load in each.loads
+             for tool, package in KINDS[load.kind].TOOLS.items()}
+    missing = sorted({package for tool, package in tools.items()
+                      if shutil.which(tool, path=path_with_sbin()) is None})
+    if missing:
+        raise RigError("packages are missing: agent/setup.sh bench, or "
+                       f"apt-get install --no-install-recommends {' '.join(missing)}")
+
+
+def show_plan(jobs: Sequence[Job]) -> None:
+    by_scenario: Dict[str, List[Job]] = {}
+    for job in jobs:
+        by_scenario.setdefault(job.scenario.name, []).append(job)
+    for name, found in by_scenario.items():
+        print(f"{name:24}{len(found):4} runs{sum(job.seconds for job in found) / 60:7.1f} min")
+    print(f"{'':24}{len(jobs):4} runs{sum(job.seconds for job in jobs) / 60:7.1f} min")
+
+
+def words(text: str) -> Tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m tests.lab.bench",
+                                     description=__doc__.split("\n")[0])
+    parser.add_argument("--scenario", type=words, default=(), metavar="NAME[,NAME]")
+    parser.add_argument("--contender", type=words, default=(), metavar="NAME[,NAME]",
+                        help="of contenders.conf, or static-SIZE")
+    parser.add_argument("--way", choices=WAYS, default="native")
+    parser.add_argument("--quick", action="store_true",
+                        help="one repeat, and without --scenario only a choice")
+    parser.add_argument("--repeats", type=int, metavar="N")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # of a machine
+    parser.add_argument("--check", action="store_true",
+                        help="fail when the agent is worse than the stored ratios")
+    parser.add_argument("--plan", action="store_true", help="show what would run, and how long")
+    arguments = parser.parse_args(argv)
+    started = time.monotonic()
+    try:
+        if os.geteuid() and not arguments.plan:
+            raise RigError("disks and limits need root: sudo make bench")
+        code = bench(arguments)
+        if not arguments.plan:
+            print(f"Took {(time.monotonic() - started) / 60:.1f} min.")
+        return code
+    except RigError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\ninterrupted: disks are gone and limits are back; the same command goes on from "
+              "here", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Contenders: what is compared, as settings to make on the host before a run."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from writebackd.policy import units
+
+from . import host
+from .remains import RigError
+from .scenario import Scenario, Section, read_ini
+
+FILE = Path(__file__).parent / "contenders.conf"
+KINDS = ("default", "static", "peer", "agent")
+DEFAULT_LIMITS = {"dirty_bytes": 0, "dirty_ratio": 20,
+                  "dirty_background_bytes": 0, "dirty_background_ratio": 10}
+# Groups that a scenario may name instead of single contenders.
+GROUPS = {
+    "core": ("default", "static-15M", "sweep", "agent"),
+    "tuned": ("tuned-throughput-performance", "tuned-latency-performance", "tuned-postgresql"),
+    "block": ("wbt", "mq-deadline", "kyber", "bfq"),
+    "cgroup": ("io-max", "io-cost", "io-latency"),
+}
+_STATIC = re.compile(r"static-(\d+[KMG])")
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    kind: str
+    summary: str
+    limits: Tuple[Tuple[str, int], ...]  # files of /proc/sys/vm
+    queue: Tuple[Tuple[str, str], ...] = ()  # files of /sys/block/*/queue
+    cgroup: str = ""  # lever of the io controller and its argument
+
+    @property
+    def limit_bytes(self) -> Optional[int]:
+        """The fixed dirty limit, None where it is a share of memory or moves."""
+        return dict(self.limits).get("dirty_bytes") or None if self.kind != "agent" else None
+
+
+@functools.lru_cache(maxsize=None)
+def _listed() -> Dict[str, Contender]:
+    return {name: _parse(name, Section(f"{FILE.name}: [{name}]", values))
+            for name, values in read_ini(FILE).items()}
+
+
+def _parse(name: str, section: Section) -> Contender:
+    kind = section.choice("kind", KINDS)
+    summary = section.text("summary")
+    limits = dict(DEFAULT_LIMITS)
+    for in_bytes, as_ratio in host.PAIRS:
+        size = section.value(in_bytes.replace("_", "-"), units.parse_size, "0")
+        ratio = section.value(as_ratio.replace("_", "-"), int, "0")
+        assert isinstance(size, int) and isinstance(ratio, int)
+        if size or ratio:
+            limits[in_bytes], limits[as_ratio] = size, ratio
+    queue = []
+    for file in host.QUEUE_KNOBS:
+        value = section.text(f"queue.{file}", "")
+        if value:
+            queue.append((file, value))
+    cgroup = section.text("cgroup", "")
+    section.end()
+    return Contender(name, kind, summary, tuple(limits.items()), tuple(queue), cgroup)
+
+
+def static(size: int) -> Contender:
+    """A fixed limit with half of it in the background, as in the published tuning."""
+    limits = {"dirty_bytes": size, "dirty_ratio": 0,
+              "dirty_background_bytes": size // 2, "dirty_background_ratio": 0}
+    text = units.format_size(size)
+    return Contender(f"static-{text}", "static", f"a fixed limit of {text}",
+                     tuple(limits.items()))
+
+
+def named(name: str) -> Contender:
+    """Raises RigError."""
+    listed = _listed()
+    if name in listed:
+        return listed[name]
+    match = _STATIC.fullmatch(name)
+    if match is None:
+        raise RigError(f"no contender {name}: take static-SIZE, like static-3M, or one of "
+                       f"{', '.join(listed)}")
+    return static(units.parse_size(match.group(1)))
+
+
+def of(scenario: Scenario, way: str, wanted: Sequence[str] = ()) -> List[Contender]:
+    """Those of a scenario in the order they run, without those that the way cannot have.
+
+    wanted: only these, even if the scenario has no such contender. Raises RigError.
+    """
+    chosen: List[str] = []
+    for word in wanted or scenario.contenders:
+        for name in GROUPS.get(word, (word,)):
+            chosen += [static(size).name for size in scenario.sweep] if name == "sweep" else [name]
+    contenders = [named(name) for name in dict.fromkeys(chosen)]
+    lacking = [each.name for each in contenders if each.cgroup and way == "native"]
+    if wanted and lacking:
+        raise RigError(f"{', '.join(lacking)}: the io controller of cgroup v2 is asked for, take "
+                       "WAY=vm or WAY=virtual")
+    return [each for each in contenders if each.name not in lacking]

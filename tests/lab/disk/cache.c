@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+#define _GNU_SOURCE
+#include <pthread.h>
+
+#include "bitmap.h"
+#include "cache.h"
+#include "clock.h"
+#include "media.h"
+
+#define ZONE_BLOCKS 4096u	/* dirty blocks are counted per zone, so that empty ones are skipped */
+#define RUN_BLOCKS 64u		/* longest single destage: room appears every 1 ms at 250 MB/s */
+#define BATCH_NS 500000		/* short destages share a sleep: wake-ups cost the host's CPU */
+#define RUNS_PER_DISK 4u	/* so many are under way when there are several disks to keep busy */
+#define MAX_RUNS (MAX_DISKS * RUNS_PER_DISK)
+
+struct waiter {			/* a write that waits for room, in order of arrival */
+	pthread_cond_t admitted;
+	uint64_t first, last;	/* its blocks */
+	bool done;
+	struct waiter *next;
+};
+
+struct dirty_set {
+	uint64_t *map;
+	uint32_t *zone;
+	uint64_t blocks;
+};
+
+struct run {			/* being destaged; counts as used until it is */
+	int64_t end;
+	uint64_t blocks;
+	bool neighbour;
+	bool flush;		/* a flush waits for it */
+};
+
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t work;	/* there is something to destage */
+	uint64_t own, all;	/* blocks of addresses */
+	uint64_t used;		/* blocks, those being destaged included */
+	uint64_t neighbour_used;
+	/*
+	 * New dirty blocks go to one set. A flush makes that the set to destage
+	 * first, and the other one, empty then, takes what is written meanwhile:
+	 * so a flush has an end however much is written beside it.
+	 */
+	struct dirty_set sets[2];
+	struct dirty_set *filling, *flushing;
+	uint64_t rotor;		/* destaging goes on from here */
+	struct run runs[MAX_RUNS];
+	unsigned flying;
+	bool flush_on;
+	uint64_t flushes_begun, flushes_wanted, flushes_done;
+	pthread_cond_t flushed;
+	struct waiter *head, **tail;
+	uint64_t waiters;
+	uint64_t dirtied, destaged, discarded;
+	/* Clean blocks, first in first out; the oldest one is at `clean_next`. */
+	uint64_t *clean_map;
+	uint64_t *clean_ring;
+	uint64_t clean_size, clean_next, clean_held;
+	bool stop;
+} cache = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.flushed = PTHREAD_COND_INITIALIZER,
+	.filling = &cache.sets[0],
+	.flushing = &cache.sets[1],
+	.tail = &cache.head,
+};
+
+static pthread_t destage_thread;
+
+/* cache.lock is held in all of these */
+
+static bool is_dirty(uint64_t b)
+{
+	return test_bit(cache.filling->map, b) ||
+	       (cache.flushing->blocks && test_bit(cache.flushing->map, b));
+}
+
+static void make_dirty(uint64_t b)
+{
+	set_bit(cache.filling->map, b);
+	cache.filling->zone[b / ZONE_BLOCKS]++;
+	cache.filling->blocks++;
+}
+
+static void make_clean(struct dirty_set *set, uint64_t b)
+{
+	clear_bit(set->map, b);
+	set->zone[b / ZONE_BLOCKS]--;
+	set->blocks--;
+}
+
+static void keep_clean(uint64_t b)
+{
+	if (!cache.clean_size || b >= cache.own || test_bit(cache.clean_map, b))
+		return;
+	if (cache.clean_held == cache.clean_size)
+		clear_bit(cache.clean_map, cache.clean_ring[cache.clean_next]);
+	else
+		cache.clean_held++;
+	set_bit(cache.clean_map, b);
+	cache.clean_ring[cache.clean_next] = b;
+	cache.clean_next = (cache.clean_next + 1) % cache.clean_size;
+}
+
+static bool try_admit(uint64_t first, uint64_t last)
+{
+	uint64_t need = 0;
+
+	for (uint64_t b = first; b <= last; b++)
+		need += !is_dirty(b);
+	/* A request larger than the cache passes when the cache is empty. */
+	if (cache.used && cache.used + need > (uint64_t)settings.cache / BLOCK)
+		return false;
+	for (uint64_t b = first; b <= last; b++)
+		if (!is_dirty(b))
+			make_dirty(b);
+	cache.used += need;
+	cache.dirtied += need;
+	if (first >= cache.own)
+		cache.neighbour_used += need;
+	return true;
+}
+
+static void admit_waiters(void)
+{
+	while (cache.head && try_admit(cache.head->first, cache.head->last)) {
+		struct waiter *w = cache.head;
+
+		cache.head = w->next;
+		if (!cache.head)
+			cache.tail = &cache.head;
+		w->done = true;
+		cache.waiters--;
+		pthread_cond_signal(&w->admitted);
+	}
+}
+
+static void begin_flush(void)
+{
+	struct dirty_set *full = cache.filling;
+
+	cache.filling = cache.flushing;
+	cache.flushing = full;
+	cache.flush_on = true;
+	cache.flushes_begun++;
+	for (unsigned i = 0; i < cache.flying; i++)
+		cache.runs[i].flush = true;
+}
+
+static bool flush_has_work(void)
+{
+	if (cache.flushing->blocks)
+		return true;
+	for (unsigned i = 0; i < cache.flying; i++)
+		if (cache.runs[i].flush)
+			return true;
+	return false;
+}
+
+/* Those who asked for a flush while one was going on share the next one. */
+static void end_flush(void)
+{
+	while (cache.flush_on && !flush_has_work()) {
+		cache.flush_on = false;
+		cache.flushes_done = cache.flushes_begun;
+		if (cache.flushes_wanted > cache.flushes_done)
+			begin_flush();
+		pthread_cond_broadcast(&cache.flushed);
+	}
+}
+
+/* The next dirty block at or after `from`, in address order and round the end. */
+static uint64_t next_dirty(const struct dirty_set *set, uint64_t from)
+{
+	uint64_t b = from;
+
+	for (;;) {
+		uint64_t word;
+
+		if (b >= cache.all)
+			b = 0;
+		if (!set->zone[b / ZONE_BLOCKS]) {
+			b = (b / ZONE_BLOCKS + 1) * ZONE_BLOCKS;
+			continue;
+		}
+		word = set->map[b / WORD_BLOCKS] >> b % WORD_BLOCKS;
+		if (word)
+			return b + (uint64_t)__builtin_ctzll(word);
+		b = (b / WORD_BLOCKS + 1) * WORD_BLOCKS;
+	}
+}
+
+/* Takes a run of dirty blocks off the set; `limit` is where it may not go on. */
+static uint64_t take_run(struct dirty_set *set, uint64_t first, uint64_t limit)
+{
+	uint64_t n = 0;
+
+	while (first + n < limit && test_bit(set->map, first + n)) {
+		make_clean(set, first + n);
+		keep_clean(first + n);
+		n++;
+	}
+	if (n && first < cache.own)
+		media_use(first, n);
+	return n;
+}
+
+static uint64_t lower(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* All that is dirty in the stripe of block `first`: parity is cheaper by the stripe. */
+static int64_t destage_stripe(struct dirty_set *set, int64_t since, uint64_t first, uint64_t *taken)
+{
+	uint64_t chunk = (uint64_t)settings.chunk / BLOCK;
+	uint64_t stripe = first / (chunk * (uint64_t)settings.spindles) * chunk *
+			  (uint64_t)settings.spindles;
+	struct part parts[MAX_DISKS] = { 0 };
+
+	*taken = 0;
+	for (uint64_t i = 0; i < (uint64_t)settings.spindles; i++) {
+		uint64_t b = stripe + i * chunk, limit = lower(b + chunk, cache.all);
+
+		while (b < limit) {
+			uint64_t n = take_run(set, b, limit);
+
+			if (n && !parts[i].bytes)
+				parts[i].offset = b * BLOCK;
+			parts[i].bytes += n * BLOCK;
+			*taken += n;
+			b += n + 1;
+		}
+	}
+	cache.rotor = stripe + chunk * (uint64_t)settings.spindles;
+	return media_write_stripe(since, parts);
+}
+
+/* One run, from where the last one ended: as short as the unit of the stripes allows. */
+static int64_t destage_run(struct dirty_set *set, int64_t since, uint64_t first, uint64_t *taken)
+{
+	uint64_t limit = lower(first + RUN_BLOCKS, cache.all);
+
+	if (settings.spindles > 1) {
+		uint64_t chunk = (uint64_t)settings.chunk / BLOCK;
+
+		limit = lower(limit, (first / chunk + 1) * chunk);
+	}
+	*taken = take_run(set, first, limit);
+	cache.rotor = first + *taken;
+	return media_write(since, first * BLOCK, *taken * BLOCK);
+}
+
+static void destage_next(int64_t since)
+{
+	struct dirty_set *set = cache.flushing->blocks ? cache.flushing : cache.filling;
+	uint64_t first = next_dirty(set, cache.rotor);
+	struct run *run = &cache.runs[cache.flying++];
+
+	run->neighbour = first >= cache.own;
+	run->flush = cache.flush_on && set == cache.flushing;
+	run->end = settings.parity ? destage_stripe(set, since, first, &run->blocks)
+				   : destage_run(set, since, first, &run->blocks);
+}
+
+static unsigned first_to_end(void)
+{
+	unsigned first = 0;
+
+	for (unsigned i = 1; i < cache.flying; i++)
+		if (cache.runs[i].end < cache.runs[first].end)
+			first = i;
+	return first;
+}
+
+static void finish_run(unsigned i)
+{
+	struct run run = cache.runs[i];
+
+	cache.runs[i] = cache.runs[--cache.flying];
+	cache.used -= run.blocks;
+	cache.destaged += run.blocks;
+	if (run.neighbour)
+		cache.neighbour_used -= run.blocks;
+	end_flush();
+	admit_waiters();
+}
+
+/* Waits for new work, until `until` at the latest (0: for ever). */
+static void wait_for_work(int64_t until)
+{
+	struct timespec t = timespec_of(until);
+
+	if (until)
+		pthread_cond_timedwait(&cache.work, &cache.lock, &t);
+	else
+		pthread_cond_wait(&cache.work, &cache.lock);
+}
+
+/*
+ * How early a run may be called done. Where flushes count, the last one and those
+ * that a flush waits for end exactly when they do: a flush is often about 4 KB.
+ */
+static int64_t slack(bool dirty)
+{
+	return settings.protected || (dirty && !cache.flush_on) ? BATCH_NS : 0;
+}
+
+static void *destage(void *arg)
+{
+	unsigned disks = (unsigned)(settings.spindles + settings.parity);
+	unsigned most = disks > 1 ? disks * RUNS_PER_DISK : 1;
+	int64_t since = now_ns();
+
+	pthread_mutex_lock(&cache.lock);
+	while (!cache.stop) {
+		bool dirty = cache.filling->blocks + cache.flushing->blocks;
+		unsigned next = first_to_end();
+		int64_t end = cache.flying ? cache.runs[next].end : 0;
+
+		if (dirty && cache.flying < most) {
+			destage_next(since);
+		} else if (cache.flying && end - now_ns() <= slack(dirty)) {
+			finish_run(next);
+			since = end;
+		} else if (dirty) {
+			pthread_mutex_unlock(&cache.lock);
+			sleep_until(end);
+			pthread_mutex_lock(&cache.lock);
+		} else {
+			wait_for_work(end);
+			since = now_ns();
+		}
+	}
+	pthread_mutex_unlock(&cache.lock);
+	return NULL;
+}
+
+/* Interface */
+
+void cache_enter(uint64_t first, uint64_t last)
+{
+	pthread_mutex_lock(&cache.lock);
+	if (cache.head || !try_admit(first, last)) {
+		struct waiter w = { .admitted = PTHREAD_COND_INITIALIZER, .first = first, .last = last };
+
+		*cache.tail = &w;
+		cache.tail = &w.next;
+		cache.waiters++;
+		while (!w.done)
+			pthread_cond_wait(&w.admitted, &cache.lock);
+	}
+	pthread_cond_signal(&cache.work);
+	pthread_mutex_unlock(&cache.lock);
+}
+
+void cache_flush(void)
+{
+	uint64_t wanted;
+
+	pthread_mutex_lock(&cache.lock);
+	if (cache.used) {
+		wanted = cache.flushes_begun + 1;
+		cache.flushes_wanted = wanted;
+		if (!cache.flush_on)
+			begin_flush();
+		while (cache.flushes_done < wanted)
+			pthread_cond_wait(&cache.flushed, &cache.lock);
+	}
+	pthread_mutex_unlock(&cache.lock);
+}
+
+void cache_discard(uint64_t first, uint64_t last)
+{
+	pthread_mutex_lock(&cache.lock);
+	for (unsigned i = 0; i < 2; i++)
+		for (uint64_t b = first; b <= last && cache.sets[i].blocks; b++) {
+			if (!test_bit(cache.sets[i].map, b))
+				continue;
+			make_clean(&cache.sets[i], b);
+			cache.used--;
+			cache.discarded++;
+		}
+	end_flush();
+	admit_waiters();
+	pthread_mutex_unlock(&cache.lock);
+}
+
+uint64_t cache_missing(uint64_t first, uint64_t last)
+{
+	uint64_t n = 0;
+
+	pthread_mutex_lock(&cache.lock);
+	for (uint64_t b = first; b <= last; b++)
+		n += !is_dirty(b) && !test_bit(cache.clean_map, b);
+	pthread_mutex_unlock(&cache.lock);
+	return n;
+}
+
+void cache_keep(uint64_t first, uint64_t last)
+{
+	pthread_mutex_lock(&cache.lock);
+	for (uint64_t b = first; b <= last; b++)
+		keep_clean(b);
+	pthread_mutex_unlock(&cache.lock);
+}
+
+void cache_recheck(void)
+{
+	pthread_mutex_lock(&cache.lock);
+	admit_waiters();
+	pthread_cond_signal(&cache.work);
+	pthread_mutex_unlock(&cache.lock);
+}
+
+struct cache_state cache_state(void)
+{
+	struct cache_state state;
+
+	pthread_mutex_lock(&cache.lock);
+	state = (struct cache_state){
+		.fill = cache.used * BLOCK, .neighbour_fill = cache.neighbour_used * BLOCK,
+		.dirtied = cache.dirtied * BLOCK, .destaged = cache.destaged * BLOCK,
+		.discarded = cache.discarded * BLOCK, .waiters = cache.waiters,
+	};
+	pthread_mutex_unlock(&cache.lock);
+	return state;
+}
+
+int cache_init(uint64_t own, uint64_t all)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&cache.work, &attr);
+	cache.own = own;
+	cache.all = all;
+	for (unsigned i = 0; i < 2; i++) {
+		cache.sets[i].map = new_bitmap(all);
+		cache.sets[i].zone = calloc(all / ZONE_BLOCKS + 1, sizeof(*cache.sets[i].zone));
+		if (!cache.sets[i].map || !cache.sets[i].zone)
+			return ENOMEM;
+	}
+	cache.clean_size = (uint64_t)settings.read_cache / BLOCK;
+	cache.clean_map = new_bitmap(own);
+	cache.clean_ring = calloc(cache.clean_size + 1, sizeof(*cache.clean_ring));
+	return cache.clean_map && cache.clean_ring ? 0 : ENOMEM;
+}
+
+int cache_start(void)
+{
+	return pthread_create(&destage_thread, NULL, destage, NULL);
+}
+
+void cache_stop(void)
+{
+	pthread_mutex_lock(&cache.lock);
+	cache.stop = true;
+	pthread_cond_signal(&cache.work);
+	pthread_mutex_unlock(&cache.lock);
+	if (destage_thread)
+		pthread_join(destage_thread, NULL);
+}

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the report is made of: runs as they were recorded, and what the scoring made of them.
+
+Nothing here is computed.  Scores come from the scoring, every other figure in the
+page from the runs, so that no number in the report has two sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+Run = Mapping[str, Any]  # one run's JSON
+
+# What a contender is to the report: its place in the order, its colour, the sweep it belongs to.
+DEFAULT, STATIC, PEER, AGENT = "default", "static", "peer", "agent"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a scenario must show, and whether it did."""
+
+    text: str
+    ok: Optional[bool]  # None: not decided, the runs for it are missing
+    value: str = ""  # what was measured, in words: "0.97 of the best static"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One contender in one scenario: figures are medians of its repeats without an error."""
+
+    name: str
+    kind: str  # DEFAULT, STATIC, PEER or AGENT
+    limit_bytes: Optional[int] = None  # of a static one
+    f: Optional[float] = None  # None where the scenario has no sync load
+    g: Optional[float] = None
+    score: Optional[float] = None
+    spread: Optional[Tuple[float, float]] = None  # lowest and highest score of the repeats
+    runs: List[Run] = field(default_factory=list)  # all repeats, failed ones included
+    median_run: Optional[Run] = None  # the one to draw; None when all failed
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    summary: str = ""
+    shows: str = ""  # what it must show, in words
+    source: str = ""  # the published case behind it, if there is one
+    checks: List[Check] = field(default_factory=list)
+    has_sync: bool = True
+    contenders: Dict[str, Contender] = field(default_factory=dict)  # by name
+    best_static: Optional[str] = None  # name of the contender with the best score of its kind
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    scenarios: List[Scenario] = field(default_factory=list)  # in the order of the page
+    totals: Dict[str, Optional[float]] = field(default_factory=dict)  # contender: geometric mean

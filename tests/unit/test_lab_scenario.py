@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Scenarios and contenders of the lab: what the shipped ones are, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Dict
+
+import pytest
+
+from tests.lab import bench, contenders, scenario
+from tests.lab.disks import presets
+from tests.lab.remains import RigError
+from tests.lab.scenario import Expectation, Span, Term
+
+Sections = Dict[str, Dict[str, str]]
+
+GOOD: Sections = {
+    "scenario": {"summary": "a flood", "shows": "a collapse", "idle": "1s..3s",
+                 "judged": "8s..12s", "sweep": "1M 2M"},
+    "disk db": {"preset": "raid-512M-bbu", "fs": "ext4"},
+    "load database": {"kind": "fsync", "role": "sync"},
+    "load flood": {"kind": "dd", "role": "flood", "runs": "4s..", "size": "1G"},
+    "events": {"6s": "db mode=writethrough, vm dirty_ratio=20", "5s": "agent SIGSTOP"},
+    "expect": {"collapse": "default f <= 0.01", "agent": "agent f / static-15M f >= 1"},
+}
+
+
+def test_a_scenario_is_read() -> None:
+    found = scenario.parse("good", GOOD)
+    assert found.idle == Span(1, 3) and found.judged == Span(8, 12)
+    assert found.length == 12 and found.has_sync
+    assert [each.fs for each in found.disks] == ["ext4"]
+    database, flood = found.loads
+    assert (database.role, database.spans, database.disk) == ("sync", (Span(0, 12),), "db")
+    assert flood.spans == (Span(4, 12),) and flood.options["size"] == 1 << 30
+    assert [(each.time, each.text) for each in found.events] == [
+        (5, "agent: SIGSTOP"), (6, "db: mode=writethrough"), (6, "vm: dirty_ratio=20")]
+    assert found.expectations[1] == Expectation(
+        "agent f / static-15M f >= 1", Term("agent", "f"), Term("static-15M", "f"), ">=", 1)
+
+
+BAD = [
+    (("scenario", "summary", None), "summary is missing"),
+    (("scenario", "color", "red"), "unknown key color"),
+    (("scenario", "judged", "8s"), "is not a span"),
+    (("scenario", "judged", "8s..7s"), "is not a span"),
+    (("scenario", "idle", "none"), "idle is missing"),
+    (("scenario", "ways", "native moon"), "no moon"),
+    (("scenario", "sweep", "1X"), "unknown size unit"),
+    (("disk db", "fs", "ntfs"), "no ntfs, take one of"),
+    (("disk db", "preset", "floppy"), "floppy"),
+    (("disk db", "device", "/dev/sda"), "never on another"),
+    (("load flood", "kind", "cat"), "no cat, take one of"),
+    (("load flood", "bs", "1 parsec"), "bs"),
+    (("load flood", "disk", "other"), "no other, take one of db"),
+    (("load database", "runs", "0s..9s"), "both windows"),
+    (("events", "6s", "other mode=writeback"), "no other: take vm, agent or a disk"),
+    (("events", "soon", "agent SIGSTOP"), "not a time"),
+    (("events", "6s", "db spin=3"), "no spin"),
+    (("expect", "agent", "agent is good"), "is no expectation"),
+]
+
+
+@pytest.mark.parametrize("change, said", BAD)
+def test_what_is_wrong_is_said(change: tuple[str, str, str | None], said: str) -> None:
+    section, key, value = change
+    sections = copy.deepcopy(GOOD)
+    if value is None:
+        del sections[section][key]
+    else:
+        sections[section][key] = value
+    with pytest.raises(RigError, match=said) as caught:
+        scenario.parse("bad", sections)
+    assert str(caught.value).startswith("bad.conf: ")
+
+
+def test_unknown_names_are_told_with_those_that_there_are() -> None:
+    with pytest.raises(RigError, match="no scenario nothing: take one of .*flood"):
+        scenario.load("nothing")
+    with pytest.raises(RigError, match="no contender nothing"):
+        contenders.named("nothing")
+
+
+@pytest.mark.parametrize("name", scenario.names())
+def test_shipped_scenarios_are_whole(name: str) -> None:
+    found = scenario.load(name)
+    assert found.shows and found.expectations, "a scenario has to say what it must show"
+    named = {each.name for each in contenders.of(found, "native")} | {"best", "idle"}
+    for each in found.expectations:
+        for term in filter(None, (each.left, each.right)):
+            assert term.contender in named, f"{each.text}: {term.contender} does not run"
+    assert {"default", "agent"} <= named
+
+
+def test_every_preset_and_filesystem_is_used() -> None:
+    found = [disk for name in scenario.names() for disk in scenario.load(name).disks]
+    assert {disk.preset for disk in found} == set(presets())
+    assert {disk.fs for disk in found} == set(scenario.FILESYSTEMS)
+
+
+def planned(quick: bool) -> float:
+    found = [scenario.load(name) for name in scenario.names()]
+    jobs = bench.plan([each for each in found if not quick or "quick" in each.tags], "native",
+                      bench.QUICK_CONTENDERS if quick else (), 1 if quick else bench.REPEATS)
+    return sum(job.seconds for job in jobs)
+
+
+def test_the_suite_has_the_length_that_is_promised() -> None:
+    assert planned(quick=False) <= 3 * 3600
+    assert planned(quick=True) <= 15 * 60
+
+
+def test_contenders_differ_only_in_what_they_say() -> None:
+    tuned = dict(contenders.named("tuned-postgresql").limits)
+    assert tuned == {"dirty_bytes": 512 << 20, "dirty_ratio": 0,
+                     "dirty_background_bytes": 64 << 20, "dirty_background_ratio": 0}
+    assert dict(contenders.named("default").limits) == contenders.DEFAULT_LIMITS
+    assert dict(contenders.named("kyber").limits) == contenders.DEFAULT_LIMITS
+    assert contenders.named("kyber").queue == (("scheduler", "kyber"),)
+    assert contenders.named("static-15M").limits == contenders.static(15 << 20).limits
+    assert contenders.named("static-3M").limit_bytes == 3 << 20
+    assert contenders.named("agent").limit_bytes is None
+
+
+def test_levers_of_the_io_controller_are_for_machines_that_have_it() -> None:
+    found = scenario.parse("good", {**GOOD, "scenario": {
+        **GOOD["scenario"], "contenders": "default cgroup agent"}})
+    assert [each.name for each in contenders.of(found, "native")] == ["default", "agent"]
+    assert len(contenders.of(found, "virtual")) == 5
+    with pytest.raises(RigError, match="WAY=vm"):
+        contenders.of(found, "native", ["io-max"])

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The lab's scores, on runs made up for the purpose."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+import pytest
+
+from tests.lab import score
+from tests.lab.scenario import parse_expectation
+
+MB = 1 << 20
+
+
+def measured(rate: float, elapsed: float, **more: Any) -> Dict[str, Any]:
+    return {"elapsed": elapsed, "ops": int(rate * elapsed), "rate": rate, "p99": 0.01,
+            "inflight_age": 0.0, "longest_stall": None, "byte_rate": None, **more}
+
+
+def made(contender: str, repeat: int = 1, sync: float = 1000, idle: float = 1000,
+         device: float = 200 * MB, per_op: float = 0, error: Optional[str] = None,
+         scenario: str = "flood") -> Dict[str, Any]:
+    """A run of `flood`: 2 s of idle, 10 s of judgement; the device's rate is the flood's."""
+    return {
+        "scenario": scenario, "contender": contender, "repeat": repeat, "error": error,
+        "windows": {"idle": [1, 3], "judged": [10, 20]},
+        "loads": [{"name": "database", "role": "sync", "disk": "db", "windows": {
+                       "idle": measured(idle, 2), "judged": measured(sync, 10)}},
+                  {"name": "flood", "role": "flood", "disk": "db", "windows": {
+                      "idle": None, "judged": measured(0, 10, longest_stall=1.5)}}],
+        "disks": [{"name": "db", "cache_bytes": 512 * MB, "written": {
+            "idle": idle * 2 * per_op, "judged": 10 * (device + sync * per_op)}}],
+        "series": {"dirty_limit": [1, 4 * MB], "fill": {"db": [0, 256 * MB]}},
+    }
+
+
+def test_score_is_the_formula() -> None:
+    assert score.score(0.5, 1.2) == 0.5
+    assert score.score(0.5, 0.95) == pytest.approx(0.5)
+    assert score.score(0.5, 0.475) == pytest.approx(0.5 / 16)
+    assert score.score(None, 0.9) == 0.9
+    assert score.score(0.5, None) == 0.5
+    assert score.score(None, None) is None
+
+
+def test_shares_are_those_of_the_same_repeat() -> None:
+    # The machine is twice as fast in the second repeat: no score may see that.
+    runs = [made("default", 1, sync=1, device=200 * MB), made("agent", 1, 600, device=190 * MB),
+            made("default", 2, sync=2, idle=2000, device=400 * MB),
+            made("agent", 2, 1200, idle=2000, device=380 * MB)]
+    scenario, = score.evaluate(runs).scenarios
+    agent = scenario.contenders["agent"]
+    assert agent.f == pytest.approx(0.6) and agent.g == pytest.approx(0.95)
+    assert agent.spread == pytest.approx((0.6, 0.6))
+    assert scenario.contenders["default"].f == pytest.approx(0.001)
+
+
+def test_idle_is_the_median_of_a_repeat() -> None:
+    runs = [made("default", idle=1000), made("agent", idle=1100, sync=500),
+            made("static-2M", idle=10)]
+    scenario, = score.evaluate(runs).scenarios
+    assert scenario.contenders["agent"].f == pytest.approx(0.5)
+
+
+def test_what_the_synchronous_writer_writes_is_not_the_floods() -> None:
+    runs = [made("default", sync=0, per_op=12288), made("agent", sync=800, per_op=12288)]
+    scenario, = score.evaluate(runs).scenarios
+    assert scenario.contenders["agent"].g == pytest.approx(1, rel=1e-6)
+
+
+def test_no_operation_counts_as_less_than_one() -> None:
+    stuck = made("default", sync=0)
+    stuck["loads"][0]["windows"]["judged"]["inflight_age"] = 25.0
+    assert score.rate(stuck["loads"][0], "judged") == 1 / 25
+    assert score.rate(made("default", sync=0)["loads"][0], "judged") == 1 / 10
+
+
+def test_a_job_is_judged_by_its_own_time() -> None:
+    runs = [made("default"), made("agent")]
+    for run, rate in zip(runs, (100 * MB, 98 * MB)):
+        run["loads"] = [{"name": "backup", "role": "job", "disk": "db",
+                         "windows": {"judged": measured(0, 10, byte_rate=rate)}}]
+    scenario, = score.evaluate(runs).scenarios
+    agent = scenario.contenders["agent"]
+    assert (agent.f, agent.g, agent.score) == (None, 0.98, 0.98)
+
+
+def test_failed_runs_count_nowhere_but_are_told() -> None:
+    runs = [made("default", sync=1), made("agent", 1, 500), made("agent", 2, 1, error="broke"),
+            made("static-2M", error="broke")]
+    scenario, = score.evaluate(runs).scenarios
+    assert scenario.contenders["agent"].f == pytest.approx(0.5)
+    assert len(scenario.contenders["agent"].runs) == 2
+    assert scenario.contenders["static-2M"].score is None
+    assert scenario.contenders["static-2M"].median_run is None
+    assert scenario.best_static is None
+
+
+def test_best_static_is_found_and_totals_need_every_scenario() -> None:
+    runs = [made("default", sync=1), made("static-2M", sync=400), made("static-15M", sync=100),
+            made("agent", sync=500)]
+    other = [dict(run, scenario="flood-ext4") for run in runs if run["contender"] != "static-2M"]
+    found = score.evaluate(runs + other)
+    assert [each.best_static for each in found.scenarios] == ["static-2M", "static-15M"]
+    assert found.totals["agent"] == pytest.approx(0.5)
+    assert "static-2M" not in found.totals
+
+
+@pytest.mark.parametrize("text, ok, value", [
+    ("agent f >= 0.5", True, "0.5"),
+    ("agent f >= 0.6", False, "0.5"),
+    ("idle rate / default rate >= 500", True, "1e+03"),
+    ("agent score / best score >= 0.95", True, "1.25"),
+    ("agent stall <= 2", True, "1.5"),
+    ("agent limit / default limit >= 0.9", True, "1"),
+    ("agent fill <= 0.4", False, "0.5"),
+    ("agent p99 <= 0.02", True, "0.01"),
+    ("kyber f >= 0.1", None, "not measured"),
+])
+def test_expectations_are_decided_by_medians(text: str, ok: Optional[bool], value: str) -> None:
+    runs = [made("default", sync=1), made("static-2M", sync=400), made("agent", sync=500)]
+    scenario, = score.evaluate(runs).scenarios
+    found = score.check(parse_expectation(text), scenario, runs)
+    assert (found.ok, found.value) == (ok, value)
