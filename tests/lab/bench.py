@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from . import contenders, regress, scenario, score, vm
+from writebackd.policy import units
+
+from . import ballast, contenders, regress, scenario, score, vm
 from .contenders import Contender
 from .loads import KINDS
 from .remains import RigError, path_with_sbin
 from .remains import names as rigs_left
-from .report.page import render
+from .report.page import write_report
 from .run import Conditions, perform
 from .scenario import WAYS, Scenario
 from .show import Progress, table
@@ -38,7 +40,7 @@ REPEATS = 3
 QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
 SCALE = {"native": 1.0, "vm": 0.1, "virtual": 0.1}
 BOOT_S, EMULATION = 300, 20  # wall time that a guest may take, and per second of its own
-OVERHEAD_S = 2.0  # of a run, besides its scenario's own: taking down, the agent's start
+OVERHEAD_S = 1.0  # of a run, besides its scenario's own: taking down, the agent's start
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def plan(scenarios: Sequence[Scenario], way: str, wanted: Sequence[str],
 def digest(*patterns: str) -> str:
     """Of the contents of files below the top, by glob patterns."""
     total = hashlib.sha256()
-    for path in sorted({path for pattern in patterns for path in TOP.glob(pattern)}):
+    for path in sorted({path for pattern in patterns for path in TOP.glob(pattern)
+                        if path.is_file()}):
         total.update(f"{path.relative_to(TOP)}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()
 
@@ -213,9 +216,14 @@ def bench(arguments: argparse.Namespace) -> int:
     left = [name for name in rigs_left() if name.startswith(PREFIX)]
     if left:
         raise RigError(f"a killed run left {', '.join(left)}: remove it with make bench-clean")
-    conditions = Conditions(arguments.way, SCALE[arguments.way], PREFIX)
-    if arguments.way == "native" or arguments.inside:
+    # What a guest has is little already; nobody knows it out here.
+    memory = ballast.left() if arguments.way == "native" else units.parse_size(vm.MEMORY)
+    conditions = Conditions(arguments.way, SCALE[arguments.way], PREFIX, memory)
+    if arguments.inside:
         errors = do(jobs, conditions, results)
+    elif arguments.way == "native":
+        with ballast.Ballast():
+            errors = do(jobs, conditions, results)
     else:
         errors = do_in_guests(jobs, conditions, results)
     if arguments.inside:
@@ -224,7 +232,7 @@ def bench(arguments: argparse.Namespace) -> int:
     evaluation = score.evaluate(runs)
     print(table(evaluation))
     page = results / "report.html"
-    page.write_text(render(evaluation), encoding="utf-8")
+    write_report(evaluation, page)
     print(f"\nThe page with the pictures: {page}")
     for error in errors:
         print(f"failed: {error}", file=sys.stderr)

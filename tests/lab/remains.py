@@ -76,7 +76,8 @@ class Remains:
 
     def take(self) -> bool:
         """Become its owner; False while another process is.  The lock dies with its holder."""
-        LAB.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # 711: PostgreSQL, which never runs as root, has to get to its directory on a rig.
+        LAB.mkdir(mode=0o711, parents=True, exist_ok=True)
         path = LAB / f"{self.name}.lock"
         lock = open(path, "w")
         try:

@@ -42,6 +42,7 @@ class Conditions:
     way: str  # native, vm or virtual
     scale: float  # factor on all sizes and rates of disks and loads
     prefix: str  # of the rigs' names
+    memory: int  # bytes that the host has left for it
 
     def rig_name(self, disk: str) -> str:
         return f"{self.prefix}-{disk}"
@@ -290,7 +291,7 @@ def perform(scenario: Scenario, contender: Contender, repeat: int,
         "schema": SCHEMA, "scenario": scenario.name, "contender": contender.name,
         "repeat": repeat, "way": conditions.way, "kernel": platform.release(),
         "cpus": os.cpu_count(), "scale": conditions.scale,
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "memory_bytes": conditions.memory,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "error": None, "windows": {}, "loads": [], "disks": [], "series": {}, "events": [],
         "agent": None}

@@ -237,7 +237,7 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
         sweep=tuple(size(f"{where}: sweep", text)
                     for text in main.text("sweep", "1M 2M 4M 8M").split()),
         idle=None if idle_text == "none" else parse_span(idle_text, 0), judged=judged,
-        contend=seconds(main, "contend", "0s"), prepare=seconds(main, "prepare", "4s"),
+        contend=seconds(main, "contend", "0s"), prepare=seconds(main, "prepare", "2s"),
         ways=frozenset(main.text("ways", "native vm virtual").split()),
         tags=frozenset(main.text("tags", "").split()))
     main.end()

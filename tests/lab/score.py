@@ -93,7 +93,7 @@ def _contender(name: str, figures: Sequence[Tuple[Run, Optional[float], Optional
     scores = [(each, run) for run, f, g in figures for each in [score(f, g)] if each is not None]
     scores.sort(key=lambda pair: pair[0])
     return Contender(
-        name, settings.kind, settings.limit_bytes,
+        name, settings.kind, settings.limit_bytes, summary=settings.summary,
         f=median(f for _, f, _ in figures), g=median(g for _, _, g in figures),
         score=median(each for each, _ in scores),
         spread=(scores[0][0], scores[-1][0]) if scores else None,

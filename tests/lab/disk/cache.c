@@ -2,28 +2,21 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 
-#include "bitmap.h"
 #include "cache.h"
 #include "clock.h"
 #include "media.h"
+#include "sets.h"
 
-#define ZONE_BLOCKS 4096u	/* dirty blocks are counted per zone, so that empty ones are skipped */
 #define RUN_BLOCKS 64u		/* longest single destage: room appears every 1 ms at 250 MB/s */
 #define BATCH_NS 500000		/* short destages share a sleep: wake-ups cost the host's CPU */
 #define RUNS_PER_DISK 4u	/* so many are under way when there are several disks to keep busy */
 #define MAX_RUNS (MAX_DISKS * RUNS_PER_DISK)
 
-struct waiter {			/* a write that waits for room, in order of arrival */
+struct waiter {			/* a write that waits for room */
 	pthread_cond_t admitted;
-	uint64_t first, last;	/* its blocks */
+	struct extent extent;
 	bool done;
 	struct waiter *next;
-};
-
-struct dirty_set {
-	uint64_t *map;
-	uint32_t *zone;
-	uint64_t blocks;
 };
 
 struct run {			/* being destaged; counts as used until it is */
@@ -55,10 +48,7 @@ static struct {
 	struct waiter *head, **tail;
 	uint64_t waiters;
 	uint64_t dirtied, destaged, discarded;
-	/* Clean blocks, first in first out; the oldest one is at `clean_next`. */
-	uint64_t *clean_map;
-	uint64_t *clean_ring;
-	uint64_t clean_size, clean_next, clean_held;
+	struct recent_set clean;
 	bool stop;
 } cache = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -78,55 +68,36 @@ static bool is_dirty(uint64_t b)
 	       (cache.flushing->blocks && test_bit(cache.flushing->map, b));
 }
 
-static void make_dirty(uint64_t b)
-{
-	set_bit(cache.filling->map, b);
-	cache.filling->zone[b / ZONE_BLOCKS]++;
-	cache.filling->blocks++;
-}
-
-static void make_clean(struct dirty_set *set, uint64_t b)
-{
-	clear_bit(set->map, b);
-	set->zone[b / ZONE_BLOCKS]--;
-	set->blocks--;
-}
-
 static void keep_clean(uint64_t b)
 {
-	if (!cache.clean_size || b >= cache.own || test_bit(cache.clean_map, b))
-		return;
-	if (cache.clean_held == cache.clean_size)
-		clear_bit(cache.clean_map, cache.clean_ring[cache.clean_next]);
-	else
-		cache.clean_held++;
-	set_bit(cache.clean_map, b);
-	cache.clean_ring[cache.clean_next] = b;
-	cache.clean_next = (cache.clean_next + 1) % cache.clean_size;
+	if (b < cache.own)
+		recent_add(&cache.clean, b);
 }
 
-static bool try_admit(uint64_t first, uint64_t last)
+static bool try_admit(const struct extent *e)
 {
-	uint64_t need = 0;
+	uint64_t end = e->first + e->pieces * e->step, need = 0;
 
-	for (uint64_t b = first; b <= last; b++)
-		need += !is_dirty(b);
+	for (uint64_t first = e->first; first < end; first += e->step)
+		for (uint64_t b = first; b < first + e->blocks; b++)
+			need += !is_dirty(b);
 	/* A request larger than the cache passes when the cache is empty. */
 	if (cache.used && cache.used + need > (uint64_t)settings.cache / BLOCK)
 		return false;
-	for (uint64_t b = first; b <= last; b++)
-		if (!is_dirty(b))
-			make_dirty(b);
+	for (uint64_t first = e->first; first < end; first += e->step)
+		for (uint64_t b = first; b < first + e->blocks; b++)
+			if (!is_dirty(b))
+				dirty_add(cache.filling, b);
 	cache.used += need;
 	cache.dirtied += need;
-	if (first >= cache.own)
+	if (e->first >= cache.own)
 		cache.neighbour_used += need;
 	return true;
 }
 
 static void admit_waiters(void)
 {
-	while (cache.head && try_admit(cache.head->first, cache.head->last)) {
+	while (cache.head && try_admit(&cache.head->extent)) {
 		struct waiter *w = cache.head;
 
 		cache.head = w->next;
@@ -172,34 +143,13 @@ static void end_flush(void)
 	}
 }
 
-/* The next dirty block at or after `from`, in address order and round the end. */
-static uint64_t next_dirty(const struct dirty_set *set, uint64_t from)
-{
-	uint64_t b = from;
-
-	for (;;) {
-		uint64_t word;
-
-		if (b >= cache.all)
-			b = 0;
-		if (!set->zone[b / ZONE_BLOCKS]) {
-			b = (b / ZONE_BLOCKS + 1) * ZONE_BLOCKS;
-			continue;
-		}
-		word = set->map[b / WORD_BLOCKS] >> b % WORD_BLOCKS;
-		if (word)
-			return b + (uint64_t)__builtin_ctzll(word);
-		b = (b / WORD_BLOCKS + 1) * WORD_BLOCKS;
-	}
-}
-
 /* Takes a run of dirty blocks off the set; `limit` is where it may not go on. */
 static uint64_t take_run(struct dirty_set *set, uint64_t first, uint64_t limit)
 {
 	uint64_t n = 0;
 
 	while (first + n < limit && test_bit(set->map, first + n)) {
-		make_clean(set, first + n);
+		dirty_remove(set, first + n);
 		keep_clean(first + n);
 		n++;
 	}
@@ -257,7 +207,7 @@ static int64_t destage_run(struct dirty_set *set, int64_t since, uint64_t first,
 static void destage_next(int64_t since)
 {
 	struct dirty_set *set = cache.flushing->blocks ? cache.flushing : cache.filling;
-	uint64_t first = next_dirty(set, cache.rotor);
+	uint64_t first = dirty_next(set, cache.rotor);
 	struct run *run = &cache.runs[cache.flying++];
 
 	run->neighbour = first >= cache.own;
@@ -341,18 +291,29 @@ static void *destage(void *arg)
 
 /* Interface */
 
-void cache_enter(uint64_t first, uint64_t last)
+static void wait_for_room(struct extent extent)
 {
-	pthread_mutex_lock(&cache.lock);
-	if (cache.head || !try_admit(first, last)) {
-		struct waiter w = { .admitted = PTHREAD_COND_INITIALIZER, .first = first, .last = last };
+	struct waiter w = { .admitted = PTHREAD_COND_INITIALIZER, .extent = extent };
 
+	if (extent.first >= cache.own) {
+		w.next = cache.head;
+		if (!cache.head)
+			cache.tail = &w.next;
+		cache.head = &w;
+	} else {
 		*cache.tail = &w;
 		cache.tail = &w.next;
-		cache.waiters++;
-		while (!w.done)
-			pthread_cond_wait(&w.admitted, &cache.lock);
 	}
+	cache.waiters++;
+	while (!w.done)
+		pthread_cond_wait(&w.admitted, &cache.lock);
+}
+
+void cache_enter(struct extent extent)
+{
+	pthread_mutex_lock(&cache.lock);
+	if (cache.head || !try_admit(&extent))
+		wait_for_room(extent);
 	pthread_cond_signal(&cache.work);
 	pthread_mutex_unlock(&cache.lock);
 }
@@ -380,7 +341,7 @@ void cache_discard(uint64_t first, uint64_t last)
 		for (uint64_t b = first; b <= last && cache.sets[i].blocks; b++) {
 			if (!test_bit(cache.sets[i].map, b))
 				continue;
-			make_clean(&cache.sets[i], b);
+			dirty_remove(&cache.sets[i], b);
 			cache.used--;
 			cache.discarded++;
 		}
@@ -395,7 +356,7 @@ uint64_t cache_missing(uint64_t first, uint64_t last)
 
 	pthread_mutex_lock(&cache.lock);
 	for (uint64_t b = first; b <= last; b++)
-		n += !is_dirty(b) && !test_bit(cache.clean_map, b);
+		n += !is_dirty(b) && !test_bit(cache.clean.map, b);
 	pthread_mutex_unlock(&cache.lock);
 	return n;
 }
@@ -439,16 +400,10 @@ int cache_init(uint64_t own, uint64_t all)
 	pthread_cond_init(&cache.work, &attr);
 	cache.own = own;
 	cache.all = all;
-	for (unsigned i = 0; i < 2; i++) {
-		cache.sets[i].map = new_bitmap(all);
-		cache.sets[i].zone = calloc(all / ZONE_BLOCKS + 1, sizeof(*cache.sets[i].zone));
-		if (!cache.sets[i].map || !cache.sets[i].zone)
-			return ENOMEM;
-	}
-	cache.clean_size = (uint64_t)settings.read_cache / BLOCK;
-	cache.clean_map = new_bitmap(own);
-	cache.clean_ring = calloc(cache.clean_size + 1, sizeof(*cache.clean_ring));
-	return cache.clean_map && cache.clean_ring ? 0 : ENOMEM;
+	if (dirty_init(&cache.sets[0], all) || dirty_init(&cache.sets[1], all) ||
+	    recent_init(&cache.clean, own, (uint64_t)settings.read_cache / BLOCK))
+		return ENOMEM;
+	return 0;
 }
 
 int cache_start(void)

@@ -24,8 +24,16 @@ int cache_init(uint64_t own, uint64_t all);
 int cache_start(void);
 void cache_stop(void);
 
-/* Waits until blocks [first, last] have a place in the cache. */
-void cache_enter(uint64_t first, uint64_t last);
+struct extent {			/* `pieces` of so many `blocks`, one every `step` blocks */
+	uint64_t first, blocks, pieces, step;
+};
+
+/*
+ * Waits until all of it has a place in the cache, in order of arrival. The
+ * neighbour asks for one thing at a time; it goes first, or a host with a deep
+ * queue would hardly notice it.
+ */
+void cache_enter(struct extent extent);
 
 /* Waits until all that is dirty now is on the media. */
 void cache_flush(void);

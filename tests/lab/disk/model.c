@@ -122,7 +122,7 @@ int model_write(uint64_t offset, uint64_t bytes)
 		cache_keep(first, last);
 	} else {
 		sleep_until(done);
-		cache_enter(first, last);
+		cache_enter((struct extent){ first, last - first + 1, 1, 1 });
 	}
 	count(&totals.writes, 1);
 	count(&totals.bytes_in, bytes);

@@ -10,15 +10,16 @@
 #include "neighbour.h"
 #include "settings.h"
 
-#define SEQUENTIAL_BLOCKS 64u
-#define RANDOM_BLOCKS 4u
-#define NAP_NS 5000000		/* it wakes up so rarely, then catches up */
+#define NAP_NS 5000000		/* it wakes up so rarely, and writes what is due then */
+#define MOST_BLOCKS 1024u	/* at once; held up for longer, it does not make up for that */
+#define RANDOM_BLOCKS 4u	/* of one random write */
 
 static struct {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	pthread_t thread;
-	uint64_t first;
+	uint64_t first;		/* block of the array */
+	uint64_t next;		/* of its own, in sequence */
 	bool stop;
 } neighbour = { .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
 
@@ -33,44 +34,79 @@ static uint64_t next_random(void)
 	return x;
 }
 
-/* One request; the number of its blocks. */
-static uint64_t write_some(uint64_t *next)
+/* What to write: `n` blocks in a row, or as many in small pieces all over its addresses. */
+static struct extent choose(uint64_t n)
 {
-	uint64_t n = settings.neighbour_random ? RANDOM_BLOCKS : SEQUENTIAL_BLOCKS;
-	uint64_t first;
+	struct extent e = { neighbour.next, n, 1, n };
 
-	if (settings.neighbour_random)
-		*next = next_random() % NEIGHBOUR_BLOCKS / n * n;
-	first = neighbour.first + *next / n * n;
-	*next = (*next / n * n + n) % NEIGHBOUR_BLOCKS;
-	if (model_writes_through())
-		sleep_until(media_write(now_ns(), first * BLOCK, n * BLOCK));
-	else
-		cache_enter(first, first + n - 1);
+	if (!settings.neighbour_random) {
+		if (e.first + n > NEIGHBOUR_BLOCKS)
+			e.first = 0;
+		neighbour.next = e.first + n;
+	} else {
+		e.pieces = (n + RANDOM_BLOCKS - 1) / RANDOM_BLOCKS;
+		e.blocks = RANDOM_BLOCKS;
+		e.step = NEIGHBOUR_BLOCKS / (e.pieces + 1) / RANDOM_BLOCKS * RANDOM_BLOCKS;
+		e.first = next_random() % e.step;
+	}
+	e.first += neighbour.first;
+	return e;
+}
+
+static void write_some(uint64_t n)
+{
+	struct extent e = choose(n);
+	int64_t now = now_ns(), end = now;
+
+	if (!model_writes_through()) {
+		cache_enter(e);
+		return;
+	}
+	for (uint64_t i = 0; i < e.pieces; i++) {
+		int64_t piece_end = media_write(now, (e.first + i * e.step) * BLOCK,
+						e.blocks * BLOCK);
+
+		end = piece_end > end ? piece_end : end;
+	}
+	sleep_until(end);
+}
+
+/* The blocks that are due now. */
+static uint64_t due_blocks(int64_t *since, double rate)
+{
+	int64_t now = now_ns();
+	uint64_t n = (uint64_t)((double)(now - *since) / NSEC * rate / BLOCK);
+	uint64_t most = (uint64_t)settings.cache / BLOCK / 8;
+
+	if (model_writes_through() || most > MOST_BLOCKS)
+		most = MOST_BLOCKS;
+	if (n > most) {
+		*since = now;
+		return most;
+	}
+	*since += transfer_ns((double)(n * BLOCK), rate);
 	return n;
 }
 
 static void *write_on(void *arg)
 {
-	uint64_t next = 0;
-	int64_t due = 0;
+	int64_t since = now_ns();
 
 	pthread_mutex_lock(&neighbour.lock);
 	while (!neighbour.stop) {
-		int64_t rate = settings.neighbour, now;
+		int64_t rate = settings.neighbour;
+		uint64_t n;
 
 		if (!rate) {
 			pthread_cond_wait(&neighbour.changed, &neighbour.lock);
+			since = now_ns();
 			continue;
 		}
 		pthread_mutex_unlock(&neighbour.lock);
-		now = now_ns();
-		/* Held up by a full cache, it does not make up for that. */
-		if (due < now - 2 * NAP_NS)
-			due = now;
-		if (due > now)
-			sleep_until(due > now + NAP_NS ? due : now + NAP_NS);
-		due += transfer_ns((double)(write_some(&next) * BLOCK), (double)rate);
+		sleep_until(now_ns() + NAP_NS);
+		n = due_blocks(&since, (double)rate);
+		if (n)
+			write_some(n);
 		pthread_mutex_lock(&neighbour.lock);
 	}
 	pthread_mutex_unlock(&neighbour.lock);

@@ -5,10 +5,16 @@ from typing import Dict, Tuple, Type
 
 from .base import Load
 from .copies import Cp, Job, Rsync, Tar, Untar
+from .fio import Fio
 from .flood import Dd
+from .fuse import Fuse
+from .mariadb import MysqlOltp
+from .postgres import Pgbench, Tpcc
 from .sync import Fsync
+from .sysbench import SysbenchFileio
 from .writers import Memory, Mmap, Read, Writer
 
 _ALL: Tuple[Type[Load], ...] = (
-    Fsync, Dd, Cp, Rsync, Tar, Untar, Job, Writer, Mmap, Memory, Read)
+    Fsync, Dd, Cp, Rsync, Tar, Untar, Job, Writer, Mmap, Memory, Read, Fio, SysbenchFileio,
+    MysqlOltp, Pgbench, Tpcc, Fuse)
 KINDS: Dict[str, Type[Load]] = {kind.KIND: kind for kind in _ALL}

@@ -120,7 +120,7 @@ class Once(Commands):
 
     def open(self, seconds: float) -> None:
         self.stop()
-        self._windows += 1
+        self._windows = 1 + len(list(self.place.directory.glob("window-*")))
         self._seconds = seconds
         check_room(self.place.directory, self.size())
         self.workers = [spawn_worker(self.place, self.VERB, job, self._windows)
@@ -141,7 +141,7 @@ class Once(Commands):
                            f"{self._seconds + PATIENCE_S:.0f} s: make it smaller") from None
         if worker.process.returncode:
             self.check()
-        _, (elapsed,) = worker.told[0].since(self._since)
+        _, (elapsed,) = worker.told[0].since(0)
         return Measured(elapsed=elapsed, bytes=self.size(), byte_rate=self.size() / elapsed)
 
 
@@ -205,7 +205,7 @@ class Untar(Once):
 
     def commands(self, writer: int) -> List[List[str]]:
         target = str(self.target)
-        return [["mkdir", target],
+        return [["mkdir", "--parents", target],
                 ["tar", "--extract", "--file", str(self.archive), "--directory", target]]
 
     def start(self) -> None:

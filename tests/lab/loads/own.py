@@ -149,8 +149,9 @@ class OwnLoad(Load):
         """RigError when a worker has ended that should go on."""
         for each in self.workers:
             if each.process.poll() is not None:
+                said = each.log.read_text().strip() or "it said nothing"
                 raise RigError(f"the load {self.KIND} on {self.place.directory} ended: "
-                               f"{each.log.read_text().strip()[-500:] or 'it said nothing'}")
+                               f"{said.splitlines()[-1]}")
 
     def stop(self) -> None:
         """A stuck write ends only when the disk has answered."""

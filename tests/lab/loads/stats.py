@@ -26,6 +26,33 @@ def distribution(ordered: Sequence[float]) -> List[Tuple[float, float]]:
     return [(ordered[rank - 1], rank / count) for rank in ranks]
 
 
+Bins = Sequence[Tuple[float, float]]  # (value, how often), by value
+
+
+def quantile_of_bins(bins: Bins, share: float) -> Optional[float]:
+    """The value that so much of a histogram is not above."""
+    wanted = share * sum(count for _, count in bins)
+    for value, count in bins:
+        wanted -= count
+        if wanted <= 1e-9:
+            return value
+    return bins[-1][0] if bins else None
+
+
+def distribution_of_bins(bins: Bins) -> List[Tuple[float, float]]:
+    """(value, share of those that are not above it), thinned to the shares that matter."""
+    total = sum(count for _, count in bins)
+    found: List[Tuple[float, float]] = []
+    wanted = iter(SHARES)
+    share, done = next(wanted), 0.0
+    for value, count in bins:
+        done += count
+        if done / total >= share - 1e-12:
+            found.append((value, done / total))
+            share = next((each for each in wanted if each > done / total), 2)
+    return found
+
+
 def per_second(since: float, now: float, ends: Sequence[float]) -> List[float]:
     """How many of the times lie in each whole second."""
     series = [0.0] * int(now - since)

@@ -37,7 +37,8 @@ def read_runs(directory: Path) -> List[Run]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python3 -m tests.lab.report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python3 -m tests.lab.report",
+                                     description="One page of HTML from a directory of runs.")
     parser.add_argument("directory", type=Path, help="where the runs are, one JSON each")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE",
                         help="where to write the page (DIRECTORY/report.html)")

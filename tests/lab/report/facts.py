@@ -12,6 +12,7 @@ from .svg import Point
 from .text import known
 
 Load = Mapping[str, Any]
+Stretch = Tuple[float, float, str]  # of time, and what the agent said during it
 WRITERS = ("flood", "job")
 
 
@@ -189,7 +190,7 @@ def drained(run: Optional[Run], disk: str, over_s: float = 1.0) -> List[Point]:
         before, now = fill.get(start), fill.get(time)
         inside = [rate for _, rate in came[begin + 1:at + 1]]
         there = [rate for rate in inside if rate is not None]
-        if before is None or now is None or not there or len(there) < len(inside):
+        if before is None or now is None or len(there) < len(inside) or start >= time:
             points.append((time, None))
             continue
         points.append((time, max(0.0, statistics.fmean(there) - (now - before) / (time - start))))
@@ -200,11 +201,11 @@ def disks(run: Optional[Run]) -> Dict[str, Mapping[str, Any]]:
     return {str(disk.get("name")): disk for disk in (run or {}).get("disks") or []}
 
 
-def states(run: Optional[Run], disk: str) -> List[Tuple[float, float, str]]:
+def states(run: Optional[Run], disk: str) -> List[Stretch]:
     """Stretches of time in which the agent said the same of a disk."""
     series = (run or {}).get("series") or {}
     told = (series.get("agent_state") or {}).get(disk) or []
-    found: List[Tuple[float, float, str]] = []
+    found: List[Stretch] = []
     last = 0.0
     for at, state in zip(series.get("t") or [], told):
         time = known(at)

@@ -99,7 +99,7 @@ def conditions(runs: Sequence[Run]) -> List[Tuple[str, str]]:
         ("of", f"{text.count('scenario', len(scenarios))}, "
                f"{text.count('contender', len(contenders))}"),
         ("time for them", f"{text.number(took / 3600)} h" if took >= 3600
-         else f"{text.number(took / 60)} min"),
+         else f"{text.number(took / 60)} min" if took >= 100 else text.seconds(took)),
         ("date", span or text.UNKNOWN),
         ("way", listed("way")), ("kernel", listed("kernel")), ("CPUs", listed("cpus")),
         ("memory", ", ".join(text.size(text.known(value))
@@ -142,18 +142,18 @@ def headline(evaluation: Evaluation, palette: Palette) -> str:
                                           f"{len(checks)}"))
     terms = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
                     for name, value in about)
-    return (f'<p class="answer">{escape(answer(evaluation, palette))}</p><div class="sides">'
-            f"{_lists(totals, duels(evaluation, palette), palette)}<dl>{terms}</dl></div>")
+    return (f'<p class="answer">{escape(answer(evaluation, palette))}</p><dl>{terms}</dl>'
+            f'<div class="sides">{_lists(totals, duels(evaluation, palette), palette)}</div>')
 
 
 def _lists(totals: Sequence[Bar], against: Sequence[Duel], palette: Palette) -> str:
     drawn = ""
     if totals:
-        drawn += bars(totals, "total: geometric mean of the scores (of those run everywhere)")
+        drawn += bars(totals, "total of those run everywhere")
     if against:
         drawn += bars([(duel.other.name, palette.style(duel.other.name), duel.share,
-                        f"{text.number(duel.share)} in {duel.scenarios}") for duel in against],
-                      "total as a share of the agent's, in the scenarios both were run in")
+                        f"{text.number(duel.share)} ({duel.scenarios})") for duel in against],
+                      "total, of the agent's (in as many scenarios that both ran)")
     return drawn
 
 
@@ -189,37 +189,43 @@ def _cell(scenario: Scenario, one: Optional[Contender], best: float) -> str:
     if marked:
         hover += ", best static limit in hindsight"
     share = 100 * one.score / best if best > 0 else 0.0
-    f = f"f {text.number(one.f)} " if scenario.has_sync else ""
+    f = f"<small>f {text.number(one.f)}</small>" if scenario.has_sync else ""
     return (f'<td class="score{" best" if marked else ""}{" own" if one.kind == AGENT else ""}" '
             f'style="--v:{min(100.0, max(0.0, share)):.0f}%" title="{escape(hover)}">'
             f"{'★ ' if marked else ''}{text.number(one.score)}"
-            f"<small>{f}g {text.number(one.g)}</small></td>")
+            f"{f}<small>g {text.number(one.g)}</small></td>")
 
 
 def matrix(evaluation: Evaluation, palette: Palette) -> str:
-    """Scenarios by contenders; the colour compares within a row."""
-    head = "".join(f'<th scope="col" class="{palette.style(one.name)}"><span>'
-                   f"{swatch(palette.style(one.name))}{escape(one.name)}</span></th>"
-                   for one in palette.contenders)
+    """Scenarios by contenders, the agent first; the colour compares within a row."""
+    contenders = sorted(palette.contenders, key=lambda one: one.kind != AGENT)
+    agents = sum(one.kind == AGENT for one in contenders)
+    head = ['<th scope="col" class="name">scenario, and what it must show</th>']
+    head += [f'<th scope="col"><span>{swatch(palette.style(one.name))}{escape(one.name)}</span>'
+             "</th>" for one in contenders]
+    head.insert(1 + agents, '<th scope="col"><span>agent : best static</span></th>')
     rows = []
     for scenario in evaluation.scenarios:
         best = max((one.score for one in scenario.contenders.values()
                     if one.score is not None), default=0.0)
-        cells = "".join(_cell(scenario, scenario.contenders.get(one.name), best)
-                        for one in palette.contenders)
-        ratio = against_best(scenario)
-        style = "open" if ratio is None else "good" if ratio >= AGENT_GOAL else "bad"
-        regret = ("" if ratio is None
-                  else f"<small>regret {text.percent(max(0.0, 1 - ratio))}</small>")
+        cells = [_cell(scenario, scenario.contenders.get(one.name), best) for one in contenders]
+        cells.insert(agents, _regret(scenario))
         rows.append(
             f'<tr><th scope="row"><a href="#{anchor(scenario.name)}" '
-            f'title="{escape(scenario.summary)}">{escape(scenario.name)}</a></th>{cells}'
-            f'<td class="n {style}">{text.number(ratio)}{regret}</td>'
-            f'<td class="shows">{verdict(scenario)} {escape(scenario.shows)}</td></tr>')
-    foot = "".join(f'<td class="n">{text.number(evaluation.totals.get(one.name))}</td>'
-                   for one in palette.contenders)
-    return ('<div class="wide"><table class="matrix"><thead><tr><th scope="col">scenario</th>'
-            f'{head}<th scope="col"><span>agent : best static</span></th>'
-            f'<th scope="col" class="shows">what it must show</th></tr></thead>'
-            f'<tbody>{"".join(rows)}</tbody><tfoot><tr><th scope="row">total</th>{foot}'
-            "<td></td><td></td></tr></tfoot></table></div>")
+            f'title="{escape(scenario.summary)}">{escape(scenario.name)}</a> {verdict(scenario)}'
+            f'<small>{escape(scenario.shows)}</small></th>{"".join(cells)}</tr>')
+    foot = [f'<td class="n">{text.number(evaluation.totals.get(one.name))}</td>'
+            for one in contenders]
+    foot.insert(agents, "<td></td>")
+    return (f'<div class="wide"><table class="matrix"><thead><tr>{"".join(head)}</tr></thead>'
+            f'<tbody>{"".join(rows)}</tbody><tfoot><tr><th scope="row">total</th>'
+            f'{"".join(foot)}</tr></tfoot></table></div>')
+
+
+def _regret(scenario: Scenario) -> str:
+    ratio = against_best(scenario)
+    if ratio is None:
+        return f'<td class="open">{text.UNKNOWN}</td>'
+    style = "good" if ratio >= AGENT_GOAL else "bad"
+    return (f'<td class="{style}">{text.number(ratio)}<small>regret</small>'
+            f"<small>{text.percent(max(0.0, 1 - ratio))}</small></td>")

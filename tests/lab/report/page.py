@@ -25,9 +25,11 @@ pay for seeks and bytes. All above it is real: kernel, block layer, filesystem, 
 run has fresh disks and filesystems; the contenders of a scenario take turns, so that a machine
 whose speed drifts treats them alike.</p>
 <dl class="method">
-<div><dt>f</dt><dd>rate of the synchronous loads in the judged window, of their rate in the idle
-window of the same run, before the flood.</dd></div>
-<div><dt>g</dt><dd>rate at which the flood was written, of that under default limits.</dd></div>
+<div><dt>f</dt><dd>rate of the synchronous load in the judged window, of its rate before the flood
+(idle window, median over the contenders of the same repeat); of several loads the geometric
+mean.</dd></div>
+<div><dt>g</dt><dd>rate at which the flood was written, of that under default limits in the same
+repeat.</dd></div>
 <div><dt>score</dt><dd>f &times; min(1, g / 0.95)<sup>4</sup>; g alone where nothing is
 synchronous.</dd></div>
 <div><dt>total</dt><dd>geometric mean of a contender's scores over the scenarios.</dd></div>
@@ -68,8 +70,8 @@ def render(evaluation: Evaluation) -> str:
 <p>Other machines, most of them many years older: compare the ratios between the lines of one table,
 not the absolute figures.</p>{comparison(evaluation)}</section>
 <section id="matrix"><h2>All scenarios</h2>
-<p>Large: the score. The darker, the closer to the best of its row. &starf; marks the best static
-limit in hindsight.</p>{matrix(evaluation, palette)}</section>
+<p>Large: the score; the fuller its colour, the closer to the best of the row. &starf; marks
+the best static limit in hindsight.</p>{matrix(evaluation, palette)}</section>
 <h2>One by one</h2>
 <nav>{links}</nav>
 {sections}

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import List, Optional, Sequence, Tuple
 
 from . import facts, text
-from .evaluation import AGENT, DEFAULT, STATIC, Contender, Run, Scenario
+from .evaluation import AGENT, DEFAULT, PEER, STATIC, Contender, Run, Scenario
 from .palette import Palette, rank
-from .svg import Axis, Format, Plot, Point, axis
+from .svg import LINEAR, LOG, SIZES, Axis, Format, Plot, Point, axis
 
 FULL_G = 0.95  # a sequential rate from which on the score is the sync rate alone
 HAND_TUNED = 15 * text.MIB
@@ -30,10 +30,6 @@ def sorted_by(scenario: Scenario, palette: Palette) -> List[Contender]:
             if one.name in scenario.contenders]
 
 
-def _format_mib(value: Optional[float]) -> str:
-    return text.size(None if value is None else value * text.MIB)
-
-
 def _decorate(plot: Plot, run: Optional[Run]) -> None:
     """Windows and events of the run, below its curves."""
     for name in ("idle", "judged"):
@@ -47,15 +43,21 @@ def _decorate(plot: Plot, run: Optional[Run]) -> None:
 Curve = Tuple[Sequence[Point], str, str, bool]  # points, classes, what it is, in steps
 
 
-def _over_time(title: str, label: str, curves: Sequence[Curve], run: Optional[Run],
-               log: bool, words: Format, floor: Optional[float] = None) -> str:
+def _values(curves: Sequence[Curve]) -> List[Optional[float]]:
+    return [value for points, _, _, _ in curves for _, value in points]
+
+
+def _over_time(title: str, up: Axis, curves: Sequence[Curve], run: Optional[Run],
+               told: Sequence[facts.Stretch] = ()) -> str:
     """Empty when there is nothing to draw."""
     if not any(points for points, _, _, _ in curves):
         return ""
     end = max(time for points, _, _, _ in curves for time, _ in points)
-    values = [value for points, _, _, _ in curves for _, value in points]
-    plot = Plot(title, Axis("seconds", 0, end), axis(label, values, log, words, floor))
+    plot = Plot(title, Axis("seconds", 0, end or 1.0), up)
     _decorate(plot, run)
+    names = list(dict.fromkeys(name for _, _, name in told))
+    for start, stop, name in told:
+        plot.strip(start, stop, 0, name, f"state{names.index(name) % 4}")
     for points, style, hover, step in curves:
         plot.line(points, style, hover, step)
     return plot.svg()
@@ -78,65 +80,70 @@ def overlaid(scenario: Scenario, palette: Palette) -> List[str]:
         return [(facts.curve(one.median_run, name, disk), f"s {palette.style(one.name)} {one.kind}",
                  one.name, False) for one in ones]
 
-    drawn = [
-        _over_time("fsync p99", "log", curves("sync_p99"), run, True, text.seconds, LEAST_LATENCY),
-        _over_time("synchronous operations", "per second, log", curves("sync_rate"), run, True,
-                   text.number, 0.1),
-        _over_time("written by the flood", "", curves("flood_rate"), run, False, text.byte_rate)]
-    for disk in facts.disks(run):
-        drawn.append(_over_time(f"device {disk}", "writes", curves("device_rate", disk), run,
-                                False, text.byte_rate))
-    return [svg for svg in drawn if svg]
+    def drawn(title: str, name: str, label: str = "", base: int = LINEAR,
+              words: Format = text.byte_rate, floor: Optional[float] = None,
+              disk: Optional[str] = None) -> str:
+        lines = curves(name, disk)
+        return _over_time(title, axis(label, _values(lines), base, words, floor), lines, run)
+
+    found = [drawn("p99 of synchronous operations", "sync_p99", "log", LOG, text.seconds,
+                   LEAST_LATENCY),
+             drawn("synchronous operations", "sync_rate", "per second, log", LOG, text.number, 0.1),
+             drawn("handed over by the flood", "flood_rate")]
+    found += [drawn(f"written to disk {disk}", "device_rate", disk=disk)
+              for disk in facts.disks(run)]
+    return [svg for svg in found if svg]
 
 
-def limits(one: Contender, palette: Palette) -> str:
-    """The limits in force and what is dirty under them, one contender."""
-    run, style = one.median_run, palette.style(one.name)
+def limits(ones: Sequence[Contender], palette: Palette) -> List[str]:
+    """The limits in force and what is dirty under them; one axis for all contenders."""
+    drawings: List[Tuple[Contender, List[Curve]]] = []
+    for one in ones:
+        run, style = one.median_run, palette.style(one.name)
+        drawings.append((one, [
+            (facts.curve(run, "dirty"), "dirty", "dirty pages", False),
+            (facts.curve(run, "writeback"), "writeback", "under writeback", False),
+            (facts.curve(run, "background_limit"), f"{style} background", "background limit", True),
+            (facts.curve(run, "dirty_limit"), f"{style} limit", "dirty limit", True),
+            (facts.curve(run, "agent_target"), "target", "the agent's target", True)]))
+    values = [value for _, curves in drawings for value in _values(curves)]
+    up = axis("log", values, SIZES, text.size, LEAST_BYTES)
+    found = [_over_time(f"{one.name}: dirty pages and limits", up, curves, one.median_run)
+             for one, curves in drawings]
+    return [svg for svg in found if svg]
 
-    def mib(name: str) -> List[Point]:
-        return facts.curve(run, name, factor=1 / text.MIB)
 
-    return _over_time(
-        f"{one.name}: dirty pages and limits", "log",
-        [(mib("dirty"), "dirty", "dirty pages", False),
-         (mib("writeback"), "writeback", "under writeback", False),
-         (mib("background_limit"), f"{style} background", "background limit", True),
-         (mib("dirty_limit"), f"{style} limit", "dirty limit", True),
-         (mib("agent_target"), "target", "the agent's target", True)],
-        run, True, _format_mib, LEAST_BYTES / text.MIB)
-
-
-def fill(one: Contender, palette: Palette) -> List[str]:
-    """The true fill of each disk's write cache, with the agent's estimate."""
-    run, style = one.median_run, palette.style(one.name)
-    drawn = []
-    for name, disk in facts.disks(run).items():
-        cache = text.known(disk.get("cache_bytes"))
-        if not cache:
-            continue
-        drawn.append(_over_time(
-            f"{one.name}: write cache of {name}", "share that is dirty",
-            [(facts.curve(run, "fill", name, 1 / cache), f"{style} true", "true fill", False),
-             (facts.curve(run, "agent_fill", name), "estimate", "the agent's estimate", False)],
-            run, False, text.percent))
-    return [svg for svg in drawn if svg]
+def fill(ones: Sequence[Contender], palette: Palette) -> List[str]:
+    """The true fill of each disk's write cache, with the agent's estimate, where it is used."""
+    found = []
+    up = Axis("share that is dirty", 0.0, 1.05, LINEAR, text.percent)
+    for name in dict.fromkeys(name for one in ones for name in facts.disks(one.median_run)):
+        for one in ones:
+            run = one.median_run
+            cache = text.known((facts.disks(run).get(name) or {}).get("cache_bytes"))
+            curves: List[Curve] = [
+                (facts.curve(run, "fill", name, 1 / cache) if cache else [],
+                 f"{palette.style(one.name)} true", "true fill", False),
+                (facts.curve(run, "agent_fill", name), "estimate", "the agent's estimate", False)]
+            if any(_values(curves)):
+                found.append(_over_time(f"{one.name}: write cache of {name}", up, curves, run))
+    return found
 
 
 def drain(one: Contender, palette: Palette) -> List[str]:
     """What the media really took, beside the agent's estimate of what it can take."""
-    run, style = one.median_run, palette.style(one.name)
-    drawn = []
+    run, found = one.median_run, []
     for name in facts.disks(run):
         estimate = facts.curve(run, "agent_drain", name)
-        if not estimate:
-            continue
-        svg = _over_time(
-            f"{one.name}: drain rate of {name}", "",
-            [(facts.drained(run, name), f"{style} true", "drained by the media", False),
-             (estimate, "estimate", "the agent's estimate", True)],
-            run, False, text.byte_rate)
-        drawn.append(svg)
-    return drawn
+        curves: List[Curve] = [
+            (facts.drained(run, name), f"{palette.style(one.name)} true", "drained by the media",
+             False),
+            (estimate, "estimate", "the agent's estimate", True)]
+        if estimate:
+            found.append(_over_time(f"{one.name}: drain rate of {name}",
+                                    axis("with what the agent said", _values(curves), LINEAR,
+                                         text.byte_rate), curves, run, facts.states(run, name)))
+    return found
 
 
 def frontier(scenario: Scenario, palette: Palette) -> str:
@@ -147,8 +154,8 @@ def frontier(scenario: Scenario, palette: Palette) -> str:
         return ""
     across = Axis("g: sequential rate, of that under default limits", 0.0,
                   max([1.1] + [1.05 * g for _, _, g in ones]))
-    up = axis("log", [f for _, f, _ in ones] + [1.0], True, text.number, 1e-4)
-    plot = Plot("f: synchronous rate, of the idle rate", across, up, height=320)
+    up = axis("log", [f for _, f, _ in ones] + [1.0], LOG, text.number, 1e-4)
+    plot = Plot("f: synchronous rate, of the idle rate", across, up)
     for score in (0.001, 0.01, 0.1, 0.2, 0.5, 1.0):
         points: List[Point] = []
         for step in range(101):
@@ -165,10 +172,11 @@ def frontier(scenario: Scenario, palette: Palette) -> str:
                    f"{one.name}: f {text.number(f)}, g {text.number(g)}, score "
                    f"{text.number(one.score)}", 6 if one.kind == AGENT else 4)
     # Those that matter most choose their place first.
-    for one, f, g in sorted(ones, key=lambda each: (AGENT, DEFAULT, STATIC, "peer").index(
+    for one, f, g in sorted(ones, key=lambda each: (AGENT, DEFAULT, STATIC, PEER).index(
             each[0].kind)):
         name = text.size(one.limit_bytes) if one.kind == STATIC and one.limit_bytes else one.name
-        plot.label(g, f, name, f"name {palette.style(one.name)} {one.kind}")
+        plot.label(g, f, name, f"name {palette.style(one.name)} {one.kind}",
+                   needed=one.kind != PEER)
     return plot.svg()
 
 
@@ -183,9 +191,9 @@ def latencies(scenario: Scenario, palette: Palette) -> str:
     times = [time for points, _, _, _ in curves for time, _ in points]
     if not times:
         return ""
-    across = axis("latency, log", times, True, text.seconds, LEAST_LATENCY)
+    across = axis("latency, log", times, LOG, text.seconds, LEAST_LATENCY)
     plot = Plot("latency of synchronous operations", across,
-                Axis("share that took no longer", 0, 1.0, False, text.percent), height=320)
+                Axis("share that took no longer", 0, 1.0, LINEAR, text.percent))
     plot.rule(0.99, "rule", "99 %")
     for points, style, hover, step in curves:
         plot.line(points, style, hover, step)

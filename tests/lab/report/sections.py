@@ -20,10 +20,11 @@ LEGEND = (("limit", "dirty limit"), ("background", "background limit"),
           ("estimate", "the agent's estimate"))
 
 
-def _spread(one: Contender) -> str:
-    if one.spread is None:
-        return text.UNKNOWN
-    return f"{text.number(one.spread[0])} … {text.number(one.spread[1])}"
+def _score(one: Contender) -> str:
+    words = text.number(one.score)
+    if one.spread is not None:
+        words += f"\n{text.number(one.spread[0])} … {text.number(one.spread[1])}"
+    return words
 
 
 def _extents(one: Contender) -> str:
@@ -31,12 +32,12 @@ def _extents(one: Contender) -> str:
     if found is None:
         return text.UNKNOWN
     pieces, size = found
-    return f"{text.number(float(pieces))} in {text.size(size)}" if size else str(pieces)
+    return f"{text.number(pieces)}\nin {text.size(size)}" if size else str(pieces)
 
 
 def _bystanders(one: Contender) -> str:
-    return "; ".join(f"{each.name} {_rate(each)}, {text.seconds(each.stall)}"
-                     for each in facts.bystanders(one.median_run)) or text.UNKNOWN
+    return "".join(f"\n{each.name} {_rate(each)}, {text.seconds(each.stall)}"
+                   for each in facts.bystanders(one.median_run)) or text.UNKNOWN
 
 
 def _rate(each: facts.Bystander) -> str:
@@ -49,8 +50,7 @@ def _repeats(one: Contender) -> str:
 
 
 COLUMNS: Sequence[Column] = (
-    ("score", lambda one: text.number(one.score), "median of the repeats"),
-    ("spread", _spread, "lowest and highest score of the repeats"),
+    ("score", _score, "median of the repeats; lowest and highest"),
     ("f", lambda one: text.number(one.f), "synchronous rate, of the idle rate"),
     ("g", lambda one: text.number(one.g), "sequential rate, of that under default limits"),
     ("sync", lambda one: text.rate(facts.sync(one.median_run).rate),
@@ -73,6 +73,13 @@ COLUMNS: Sequence[Column] = (
 )
 
 
+def _cell(words: str) -> str:
+    """The first line large, what is below it small."""
+    first, *rest = words.split("\n")
+    below = "".join(f"<small>{escape(line)}</small>" for line in rest)
+    return f'<td class="n">{escape(first)}{below}</td>'
+
+
 def results(scenario: Scenario, ones: Sequence[Contender], palette: Palette) -> str:
     """The table of contenders, without columns of which nothing is known."""
     columns = [(head, why, [cell(one) for one in ones]) for head, cell, why in COLUMNS]
@@ -83,7 +90,7 @@ def results(scenario: Scenario, ones: Sequence[Contender], palette: Palette) -> 
     rows = []
     for at, one in enumerate(ones):
         mark = " ★" if one.name == scenario.best_static else ""
-        cells = "".join(f'<td class="n">{escape(column[2][at])}</td>' for column in columns)
+        cells = "".join(_cell(column[2][at]) for column in columns)
         rows.append(f'<tr class="{one.kind}"><th scope="row" title="{escape(one.summary)}">'
                     f"{swatch(palette.style(one.name))}{escape(one.name)}{mark}</th>{cells}</tr>")
     return (f'<div class="wide"><table class="results"><thead><tr><th scope="col">contender</th>'
@@ -92,8 +99,8 @@ def results(scenario: Scenario, ones: Sequence[Contender], palette: Palette) -> 
 
 def _checks(scenario: Scenario) -> str:
     items = "".join(
-        f'<li class="{MARKS[check.ok][0]}"><b>{MARKS[check.ok][1]}</b> {escape(check.text)}'
-        f'{f" <em>{escape(check.value)}</em>" if check.value else ""}</li>'
+        f'<li class="{MARKS[check.ok][0]}"><b>{MARKS[check.ok][1]}</b> {escape(check.text)} '
+        f"<em>{'' if check.ok is None else 'measured: '}{escape(check.value)}</em></li>"
         for check in scenario.checks)
     return f'<ul class="checks">{items}</ul>' if items else ""
 
@@ -116,19 +123,25 @@ def _failures(ones: Sequence[Contender]) -> str:
 def _keys(scenario: Scenario, ones: Sequence[Contender], palette: Palette) -> str:
     """The legend of the curves, which also switches them on and off."""
     shown = {one.name for one in plots.main_ones(scenario)}
-    return '<p class="keys">' + "".join(
+    boxes = "".join(
         f'<label><input type="checkbox" class="t{palette.style(one.name)[1:]}"'
         f'{" checked" if one.name in shown else ""}>'
         f'<svg class="key" viewBox="0 0 26 10"><path class="l {palette.style(one.name)} '
         f'{one.kind}" d="M1 5H25"/></svg>{escape(one.name)}</label>'
-        for one in ones) + "</p>"
+        for one in ones)
+    more = _key("idle-line", "before the flood") + _key("contour", "equal score")
+    return f'<p class="keys">{boxes}{more if scenario.has_sync else ""}</p>'
+
+
+def _key(style: str, words: str) -> str:
+    return (f'<span><svg class="key" viewBox="0 0 26 10"><path class="l {style}" d="M1 5H25"/>'
+            f"</svg>{escape(words)}</span>")
 
 
 def _legend(style: str) -> str:
     """What the lines of the limits and of the cache mean; `style` lends its colour."""
     return '<p class="keys">' + "".join(
-        f'<span><svg class="key" viewBox="0 0 26 10"><path class="l {style} {line}" '
-        f'd="M1 5H25"/></svg>{escape(words)}</span>' for line, words in LEGEND) + "</p>"
+        _key(f"{style} {line}", words) for line, words in LEGEND) + "</p>"
 
 
 def _events(run: Optional[Run]) -> str:
@@ -172,10 +185,8 @@ def section(scenario: Scenario, palette: Palette) -> str:
                [bars([(one.name, palette.style(one.name), one.g, text.number(one.g))
                       for one in ones], "g: rate, of that under default limits")])
     overlaid = plots.overlaid(scenario, palette)
-    inside = [plots.limits(one, palette) for one in there]
-    inside += [svg for one in there for svg in plots.fill(one, palette)]
+    inside = [*plots.limits(there, palette), *plots.fill(there, palette)]
     inside += [svg for one in agents for svg in plots.drain(one, palette)]
-    inside = [svg for svg in inside if svg]
     shows = f"<p><b>It must show:</b> {escape(scenario.shows)}</p>" if scenario.shows else ""
     legend = _legend(palette.style((agents or there)[0].name)) if inside else ""
     return (
@@ -183,5 +194,5 @@ def section(scenario: Scenario, palette: Palette) -> str:
         f"{verdict(scenario)}</h3><p>{escape(scenario.summary)}{_source(scenario)}</p>{shows}"
         f"{_checks(scenario)}{results(scenario, ones, palette)}{_failures(ones)}"
         f"{_keys(scenario, ones, palette)}"
-        f"{_grid(overall + bystander_bars(ones, palette))}{_grid(overlaid)}{_events(run)}"
+        f"{_grid(overall + overlaid)}{_events(run)}{_grid(bystander_bars(ones, palette))}"
         f"{legend}{_grid(inside)}</section>")

@@ -17,8 +17,9 @@ from .text import escape, number
 Point = Tuple[float, Optional[float]]
 Format = Callable[[Optional[float]], str]
 
-WIDTH, HEIGHT = 460, 240
+WIDTH, HEIGHT = 460, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 28, 36
+LETTER = 6.3  # how wide one is on average, generously: fonts differ
 
 
 def coordinate(value: float) -> str:
@@ -40,15 +41,18 @@ def linear_ticks(low: float, high: float, most: int = 6) -> List[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-def log_ticks(low: float, high: float) -> List[float]:
-    """Decades; also twos and fives where the range has few of them."""
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    wide = math.log10(high / low)
-    factors = (1, 2, 5) if wide < 2.5 else (1,)
+def log_ticks(low: float, high: float, base: int = 10) -> List[float]:
+    """Powers of the base, at most seven; of ten also twos and fives where there are few."""
+    wide = math.log(high / low, base)
+    factors = (1, 2, 5) if base == 10 and wide < 2.5 else (1,)
     every = max(1, math.ceil(wide / 6))
-    ticks = [factor * 10.0 ** decade for decade in decades if decade % every == 0
-             for factor in factors]
+    first, last = math.floor(math.log(low, base)) - 1, math.ceil(math.log(high, base))
+    ticks = [factor * float(base) ** power for power in range(first, last + 1)
+             if power % every == 0 for factor in factors]
     return [tick for tick in ticks if low * (1 - 1e-9) <= tick <= high * (1 + 1e-9)]
+
+
+LINEAR, LOG, SIZES = 0, 10, 2  # an axis' base; SIZES is for bytes, which come in powers of two
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,12 @@ class Axis:
     label: str
     low: float
     high: float
-    log: bool = False
+    base: int = LINEAR
     words: Format = number
 
     def share(self, value: float) -> float:
         """Where on the axis, 0 to 1; what lies outside is drawn at the edge."""
-        if self.log:
+        if self.base:
             value = max(value, self.low)
             place = math.log(value / self.low) / math.log(self.high / self.low)
         else:
@@ -69,22 +73,24 @@ class Axis:
         return min(1.0, max(0.0, place))
 
     def ticks(self) -> List[float]:
-        return log_ticks(self.low, self.high) if self.log else linear_ticks(self.low, self.high)
+        if self.base:
+            return log_ticks(self.low, self.high, self.base)
+        return linear_ticks(self.low, self.high)
 
 
-def axis(label: str, values: Sequence[Optional[float]], log: bool = False,
+def axis(label: str, values: Sequence[Optional[float]], base: int = LINEAR,
          words: Format = number, floor: Optional[float] = None) -> Axis:
-    """An axis that holds all values: from zero when linear, whole decades at most when log."""
-    there = [value for value in values if value is not None and (value > 0 or not log)]
-    if not log:
+    """An axis that holds all values, from zero when linear; a log one begins at floor or above."""
+    there = [value for value in values if value is not None and (value > 0 or not base)]
+    if not base:
         high = max(there, default=1.0)
-        return Axis(label, 0.0, high * 1.06 if high > 0 else 1.0, False, words)
+        return Axis(label, 0.0, high * 1.06 if high > 0 else 1.0, base, words)
     low, high = min(there, default=1.0), max(there, default=10.0)
     if floor is not None:
         low, high = max(low, floor), max(high, floor * 10)
     if high / low < 10:  # a flat line is not to fill the plot with its noise
         low, high = low / 2, high * 2
-    return Axis(label, low / 1.15, high * 1.15, True, words)
+    return Axis(label, low / 1.15, high * 1.15, base, words)
 
 
 class Plot:
@@ -112,6 +118,17 @@ class Plot:
             f'width="{coordinate(right - left)}" height="{self.height - TOP - BOTTOM}">'
             f"<title>{escape(hover)}</title></rect>")
 
+    def strip(self, start: float, end: float, row: int, words: str, style: str) -> None:
+        """A stretch of the x axis with its name, in one of the rows at the plot's foot."""
+        left, right = self.at_x(start), self.at_x(end)
+        top = self.height - BOTTOM - 13 * (row + 1)
+        inside = (f'<text x="{coordinate(left + 3)}" y="{coordinate(top + 9.5)}">{escape(words)}'
+                  "</text>" if right - left > LETTER * len(words) + 6 else "")
+        self._parts.append(
+            f'<g class="strip {style}"><rect x="{coordinate(left)}" y="{coordinate(top)}" '
+            f'width="{coordinate(right - left)}" height="12"/>{inside}'
+            f"<title>{escape(words)}</title></g>")
+
     def mark(self, value: float, label: str, hover: str) -> None:
         """A vertical line with a short label at its head."""
         place = coordinate(self.at_x(value))
@@ -131,18 +148,19 @@ class Plot:
         drawn: List[str] = []
         for piece in _pieces(points):
             places = _thin([(self.at_x(x), self.at_y(y)) for x, y in piece])
-            before: Optional[str] = None
             if len(places) == 1:  # one sample between gaps: a dot, by the line's round cap
                 places = [places[0], places[0]]
-            for x, y in places:
-                across, down = coordinate(x), coordinate(y)
-                if before is None:
-                    drawn.append(f"M{across} {down}")
-                elif step:
-                    drawn.append(f"H{across}" + (f"V{down}" if down != before else ""))
+            # Steps from point to point, in tenths: half as long as where the points are.
+            tenths = [(round(10 * x), round(10 * y)) for x, y in places]
+            drawn.append(f"M{coordinate(places[0][0])} {coordinate(places[0][1])}")
+            drawn.append("" if step else "l")
+            for (left, above), (x, y) in zip(tenths, tenths[1:]):
+                across, down = _short(x - left), _short(y - above)
+                if step:
+                    drawn.append(f"h{across}" + (f"v{down}" if y != above else ""))
                 else:
-                    drawn.append(f"L{across} {down}")
-                before = down
+                    drawn.append(("" if drawn[-1] == "l" or x < left else " ") + across
+                                 + ("" if y < above else " ") + down)
         if drawn:
             self._parts.append(f'<path class="l {style}" d="{"".join(drawn)}">'
                                f"<title>{escape(hover)}</title></path>")
@@ -154,9 +172,12 @@ class Plot:
         self._boxes.append((self.at_x(x) - radius, self.at_y(y) - radius,
                             self.at_x(x) + radius, self.at_y(y) + radius))
 
-    def label(self, x: float, y: float, text: str, style: str) -> None:
-        """Text beside a point, on the side where it covers least."""
-        across, down, long = self.at_x(x), self.at_y(y), 6.1 * len(text)
+    def label(self, x: float, y: float, text: str, style: str, needed: bool = True) -> None:
+        """Text beside a point, on the side where it covers least.
+
+        One that is not needed is left out where it would cover something.
+        """
+        across, down, long = self.at_x(x), self.at_y(y), LETTER * len(text)
         places = [(across + 7, down + 4, "start"), (across - 7, down + 4, "end"),
                   (across, down - 8, "middle"), (across, down + 16, "middle"),
                   (across + 6, down - 7, "start"), (across + 6, down + 15, "start"),
@@ -167,6 +188,8 @@ class Plot:
             covered = self._covered(_box(place, long))
             if covered < least:
                 best, least = place, covered
+        if least > 0 and not needed:
+            return
         self._boxes.append(_box(best, long))
         self._parts.append(f'<text class="{style}" x="{coordinate(best[0])}" '
                            f'y="{coordinate(best[1])}" text-anchor="{best[2]}">'
@@ -182,21 +205,20 @@ class Plot:
 
     def _axes(self) -> str:
         right, bottom = self.width - RIGHT, self.height - BOTTOM
-        parts = []
+        grid, below, beside = "", "", ""
         for tick in self.x.ticks():
             place = coordinate(self.at_x(tick))
-            parts.append(f'<path class="grid" d="M{place} {TOP}V{bottom}"/>'
-                         f'<text class="tick" x="{place}" y="{bottom + 14}" '
-                         f'text-anchor="middle">{escape(self.x.words(tick))}</text>')
+            grid += f"M{place} {TOP}V{bottom}"
+            below += f'<text x="{place}" y="{bottom + 14}">{escape(self.x.words(tick))}</text>'
         for tick in self.y.ticks():
             down = self.at_y(tick)
-            parts.append(f'<path class="grid" d="M{LEFT} {coordinate(down)}H{right}"/>'
-                         f'<text class="tick" x="{LEFT - 5}" y="{coordinate(down + 3.5)}" '
-                         f'text-anchor="end">{escape(self.y.words(tick))}</text>')
-        parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
-                     f'<text class="tick" x="{(LEFT + right) / 2:g}" y="{self.height - 6}" '
-                     f'text-anchor="middle">{escape(self.x.label)}</text>')
-        return "".join(parts)
+            grid += f"M{LEFT} {coordinate(down)}H{right}"
+            beside += (f'<text x="{LEFT - 5}" y="{coordinate(down + 3.5)}">'
+                       f"{escape(self.y.words(tick))}</text>")
+        return (f'<path class="grid" d="{grid}"/>'
+                f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
+                f'<g class="below">{below}<text x="{(LEFT + right) / 2:g}" y="{self.height - 6}">'
+                f'{escape(self.x.label)}</text></g><g class="beside">{beside}</g>')
 
     def svg(self) -> str:
         """The drawing, with its title above and what y is in it."""
@@ -211,6 +233,12 @@ def _box(place: Tuple[float, float, str], long: float) -> Tuple[float, float, fl
     across, down, anchor = place
     left = across - {"start": 0.0, "middle": long / 2, "end": long}[anchor]
     return left, down - 10, left + long, down + 2
+
+
+def _short(tenths: int) -> str:
+    """A tenth of it, in as few characters as a path's data allows: -.5, 12, 3.4."""
+    text = coordinate(tenths / 10)
+    return text.replace("0.", ".", 1) if abs(tenths) < 10 and tenths % 10 else text
 
 
 def _pieces(points: Sequence[Point]) -> List[List[Tuple[float, float]]]:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A buffered writer behind a FUSE filesystem: the bystander that tiny dirty limits hurt first.
+
+The kernel gives a FUSE device 1 % of the dirty limit, strictly.  fuse-overlayfs has
+the kernel's writeback cache on, so what is written to it is dirty memory of its
+own device, and it writes through to the modelled disk below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, ClassVar, Mapping, Optional
+
+from ..remains import RigError, run
+from .base import Place
+from .tool import end
+from .writers import Writer
+
+READY_S = 10
+
+
+class Fuse(Writer):
+    KIND = "fuse"
+    TOOLS: ClassVar[Mapping[str, str]] = {"fuse-overlayfs": "fuse-overlayfs",
+                                          "fusermount3": "fuse3"}
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        super().__init__(place, options)
+        self._server: Optional[subprocess.Popen[bytes]] = None
+
+    @property
+    def mountpoint(self) -> Path:
+        return self.place.runtime / "fuse"
+
+    @property
+    def path(self) -> Path:
+        return (self.mountpoint if self._server else self.place.directory / "upper") / "table"
+
+    def prepare(self) -> None:
+        for name in ("lower", "upper", "work"):
+            (self.place.directory / name).mkdir()
+        self.mountpoint.mkdir()
+        super().prepare()
+
+    def start(self) -> None:
+        below = self.place.directory
+        log = self.place.runtime / "fuse.log"
+        with open(log, "wb") as output:
+            self._server = self.place.spawn(
+                ["fuse-overlayfs", "-f", "-o", f"lowerdir={below}/lower,upperdir={below}/upper,"
+                 f"workdir={below}/work,writeback=1", str(self.mountpoint)],
+                stdout=output, stderr=output)
+        deadline = time.monotonic() + READY_S
+        while not self.mountpoint.is_mount():
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                raise RigError("fuse-overlayfs did not mount: "
+                               f"{log.read_text().strip() or 'it said nothing'}")
+            time.sleep(0.02)
+        super().start()
+
+    def stop(self) -> None:
+        """The server goes first, and its dirty pages with it; nothing waits for the disk then."""
+        if self._server is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._server.kill()
+        super().stop()
+        if self._server is not None:
+            end(self._server, self.KIND)
+            self._server = None
+            run("umount", str(self.mountpoint))

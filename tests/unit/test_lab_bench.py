@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The benchmark's plan, how it goes on after an end, and what it calls a regression."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from test_lab_score import made
+from tests.lab import bench, regress, scenario, score
+from tests.lab.run import Conditions
+
+CONDITIONS = Conditions("native", 1.0, "test", 8 << 30)
+WANTED = ("default", "static-2M", "agent")
+
+
+@pytest.fixture
+def performed(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+    """Contenders and repeats that were run; nothing is."""
+    done: List[str] = []
+
+    def perform(of: Any, contender: Any, repeat: int, conditions: Any) -> Dict[str, Any]:
+        done.append(f"{contender.name}-{repeat}")
+        return {**made(contender.name, repeat), "schema": 1}
+
+    monkeypatch.setattr(bench, "perform", perform)
+    return done
+
+
+def jobs() -> List[bench.Job]:
+    return bench.plan([scenario.load("flood")], "native", WANTED, 3)
+
+
+def test_contenders_take_turns() -> None:
+    order = [(job.repeat, job.contender.name) for job in jobs()]
+    assert order == [(1, "default"), (1, "static-2M"), (1, "agent"),
+                     (2, "static-2M"), (2, "agent"), (2, "default"),
+                     (3, "agent"), (3, "default"), (3, "static-2M")]
+
+
+def test_a_scenario_without_the_way_is_left_out() -> None:
+    assert bench.plan([scenario.load("oltp-mariadb")], "virtual", (), 1) == []
+
+
+def test_what_was_interrupted_goes_on(performed: List[str], tmp_path: Path) -> None:
+    plan = jobs()
+    assert bench.do(plan[:4], CONDITIONS, tmp_path) == []
+    assert bench.do(plan, CONDITIONS, tmp_path) == []
+    assert performed == [f"{job.contender.name}-{job.repeat}" for job in plan]
+
+
+def test_results_of_other_inputs_are_done_again(performed: List[str], tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = jobs()[:3]
+    bench.do(plan, CONDITIONS, tmp_path)
+    failed = plan[1].file(tmp_path)
+    failed.write_text(json.dumps({**json.loads(failed.read_text()), "error": "disk full"}))
+    plan[0].file(tmp_path).write_text("{ half a fi")
+    real = bench.digest
+
+    def changed(*patterns: str) -> str:
+        return real(*patterns) + ("changed" if "bpf/*.[ch]" in patterns else "")
+
+    monkeypatch.setattr(bench, "digest", changed)
+    performed.clear()
+    bench.do(plan, CONDITIONS, tmp_path)
+    assert performed == ["default-1", "static-2M-1", "agent-1"]
+    performed.clear()
+    bench.do(plan, Conditions("vm", 0.1, "test", 2 << 30), tmp_path)
+    assert len(performed) == 3
+
+
+def test_a_change_of_the_agent_leaves_the_others_results(
+        performed: List[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = jobs()[:3]
+    bench.do(plan, CONDITIONS, tmp_path)
+    real = bench.digest
+    monkeypatch.setattr(bench, "digest", lambda *patterns: real(*patterns) + (
+        "changed" if "bpf/*.[ch]" in patterns else ""))
+    performed.clear()
+    bench.do(plan, CONDITIONS, tmp_path)
+    assert performed == ["agent-1"]
+
+
+def test_errors_are_told_and_the_rest_goes_on(tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "perform", lambda of, contender, repeat, conditions: made(
+        contender.name, repeat, error="no room" if contender.name == "static-2M" else None))
+    assert bench.do(jobs()[:3], CONDITIONS, tmp_path) == ["flood, static-2M: no room"]
+    assert len(bench.read_runs(tmp_path, ["flood"])) == 3
+
+
+@pytest.mark.parametrize("agent, regressed", [(500, False), (430, False), (420, True)])
+def test_more_than_15_percent_is_a_regression(agent: float, regressed: bool) -> None:
+    runs = [made("default", sync=1), made("static-15M", sync=100), made("agent", sync=agent)]
+    ratios = {"flood": {"agent f / static-15M f": 5.0}}
+    line, = regress.compare(score.evaluate(runs), runs, ratios)
+    assert line.startswith("REGRESSED") == regressed
+
+
+def test_what_cannot_be_compared_is_a_regression() -> None:
+    runs = [made("default", sync=1), made("agent", error="broke")]
+    found = score.evaluate(runs)
+    for ratios in ({}, {"flood": {"agent f": 0.5}}):
+        line, = regress.compare(found, runs, ratios)
+        assert line.startswith("REGRESSED")
+
+
+def test_ratios_are_measured_as_they_are_stored() -> None:
+    runs = [made("default", sync=1), made("static-15M", sync=100), made("agent", sync=500)]
+    names = {"flood": {"agent f": 0.0, "agent f / static-15M f": 0.0}}
+    assert regress.measured(score.evaluate(runs), runs, names) == {
+        "flood": {"agent f": 0.5, "agent f / static-15M f": 5.0}}
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--scenario", "nothing"], "no scenario nothing"),
+    (["--scenario", "flood", "--contender", "nothing"], "no contender nothing"),
+    (["--scenario", "flood", "--contender", "io-max"], "WAY=vm"),
+    (["--scenario", "oltp-mariadb", "--way", "virtual"], "nothing to run"),
+])
+def test_wrong_wishes_are_refused(argv: List[str], said: str,
+                                  capsys: pytest.CaptureFixture[str],
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert bench.main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_root_is_asked_for(capsys: pytest.CaptureFixture[str],
+                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert bench.main(["--scenario", "flood"]) == 2
+    assert "sudo make bench" in capsys.readouterr().err
+
+
+def test_missing_programs_are_named_with_the_command(monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda tool, path=None: None)
+    assert bench.main(["--scenario", "fio"]) == 2
+    said = capsys.readouterr().err
+    assert "apt-get install" in said and " fio" in said

@@ -1,0 +1,487 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The lab's loads: options, what their tools say, and the arithmetic of a window."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import pytest
+
+from tests.lab.loads import KINDS, copies, fio, flood, postgres, stats, sysbench, tool, worker
+from tests.lab.loads.base import Load, Measured, Place
+from tests.lab.loads.flood import Dd
+from tests.lab.loads.options import parsed, positive, size_or_auto, whole
+from tests.lab.loads.own import Told
+from tests.lab.loads.sync import Fsync
+from tests.lab.loads.tool import Tool
+from tests.lab.loads.writers import Memory, Writer
+from tests.lab.remains import RigError
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    def spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL, **options)
+    for name in ("disk", "runtime"):
+        (tmp_path / name).mkdir()
+    return Place(tmp_path / "disk", tmp_path / "runtime", spawn)
+
+
+# Options
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_defaults_of_every_kind_are_read(kind: str) -> None:
+    assert set(parsed(KINDS[kind])) == set(KINDS[kind].OPTIONS)
+    assert KINDS[kind].KIND == kind
+
+
+@pytest.mark.parametrize("parser, text", [
+    (whole, "-1"), (whole, "1.5"), (whole, ""), (whole, "٣"), (positive, "0"),
+    (size_or_auto, "0"), (size_or_auto, "Auto"), (size_or_auto, "15 MB"),
+    (Fsync.OPTIONS["method"][0], "sync"), (Writer.OPTIONS["rate"][0], "10M"),
+])
+def test_wrong_options_are_refused(parser: Any, text: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        parser(text)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(RigError, match="dd has no option blocksize"):
+        parsed(Dd, blocksize="1M")
+
+
+@pytest.mark.parametrize("kind, given, match", [
+    ("dd", {"pattern": "random"}, "file=allocated"),
+    ("dd", {"bs": "3M"}, "power of two"),
+    ("dd", {"size": "8T"}, "do not fit"),
+    ("fsync", {"method": "msync", "block": "512"}, "multiple of 4096"),
+    ("fsync", {"method": "msync", "append": "yes"}, "cannot append"),
+    ("fsync", {"block": "1M", "size": "64K"}, "smaller than block"),
+    ("cp", {"size": "1M"}, "smaller than source"),
+    ("job", {"size": "8T"}, "do not fit"),
+    ("memory", {"leave": "64M"}, "at least 128 MB"),
+    ("read", {"block": "512"}, "multiple of 4K"),
+])
+def test_options_that_cannot_work_together(place: Place, kind: str, given: Dict[str, str],
+                                           match: str) -> None:
+    with pytest.raises(RigError, match=match):
+        KINDS[kind](place, parsed(KINDS[kind], **given)).prepare()
+
+
+def test_sizes_and_byte_rates_scale_and_counts_do_not(place: Place) -> None:
+    small = Place(place.directory, place.runtime, place.spawn, scale=0.1)
+    job, = Writer(small, parsed(Writer, size="100M", rate="8M/s", block="8K")).jobs()
+    assert job["size"] == 10 * MIB
+    assert job["block"] == 8192
+    assert job["interval"] == pytest.approx(8192 / (0.8 * MIB), rel=1e-4)
+    jobs = Fsync(small, parsed(Fsync, rate="100/s", threads="4")).jobs()
+    assert [each["interval"] for each in jobs] == [0.04] * 4
+    assert len({each["seed"] for each in jobs}) == 4
+
+
+def test_auto_is_beyond_the_default_limit_whatever_the_limit_is(place: Place) -> None:
+    def files() -> int:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return sum(int(fields[name].split()[0]) << 10
+                   for name in ("MemFree", "Active(file)", "Inactive(file)"))
+    one, = Dd(place, parsed(Dd, size="auto")).commands(0)
+    size = int(next(word for word in one if word.startswith("count="))[6:]) * MIB
+    assert size == pytest.approx(0.25 * files(), rel=0.05)
+
+
+# Commands of floods
+
+def test_dd_rounds(place: Place) -> None:
+    zero = Dd(place, parsed(Dd, size="200M")).commands(0)
+    assert zero == [["dd", "if=/dev/zero", f"of={place.directory}/flood-0", f"bs={MIB}",
+                     "count=200", "seek=0", "conv=notrunc", "status=none"]]
+    parts = Dd(place, parsed(Dd, size="200M", data="random")).commands(0)
+    at = [[word for word in part if word.startswith(("count", "seek"))] for part in parts]
+    assert at == [["count=64", "seek=0"], ["count=64", "seek=64"], ["count=64", "seek=128"],
+                  ["count=8", "seek=192"]]
+    both = Dd(place, parsed(Dd, size="200M", pattern="alternate")).commands(0)
+    assert both[0] == zero[0] and "scatter" in both[1] and len(both) == 2
+    many = Dd(place, parsed(Dd, size="200M", writers="4"))
+    assert [job["commands"][0][4] for job in many.jobs()] == ["count=50"] * 4
+    assert len(many.files()) == 4
+
+
+@pytest.mark.parametrize("data, share", [("zero", 1.0), ("compressible", 0.5), ("random", 0.0)])
+def test_source_data(tmp_path: Path, data: str, share: float) -> None:
+    path = tmp_path / "source"
+    flood.make_source(path, MIB + 5000, data, seed=1)
+    content = path.read_bytes()
+    assert len(content) == MIB + 5000
+    assert content.count(0) / len(content) == pytest.approx(share, abs=0.01)
+    pages = [content[at:at + 2048] for at in range(0, MIB, 2048)]
+    assert sum(not any(half) for half in pages) / len(pages) == share
+
+
+def test_a_job_has_a_new_file_in_every_window_and_counts_its_sync(place: Place) -> None:
+    job = copies.Job(place, parsed(copies.Job, size="4M"))
+    job.prepare()
+    job.start()
+    for window in (1, 2):
+        job.open(1)
+        measured = job.close()
+        assert job.files() == [place.directory / f"window-{window}"]
+        assert job.files()[0].stat().st_size == 4 * MIB
+        assert measured.bytes == 4 * MIB and measured.byte_rate
+        assert measured.byte_rate == pytest.approx(4 * MIB / measured.elapsed)
+        assert job.counters().bytes == 4 * MIB
+    commands = job.jobs()[0]["commands"]
+    assert commands[-1] == ["sync", "--file-system", str(place.directory)]
+    job.stop()
+
+
+# The worker's clock and memory
+
+def test_pace_makes_up_for_a_stall_but_not_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    slept: List[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+    pace = worker.Pace(0.1)
+    for _ in range(10):
+        pace.wait()
+    assert now[0] == pytest.approx(101)
+    now[0] += 30  # a stall
+    slept.clear()
+    for _ in range(100):
+        pace.wait()
+    assert sum(delay == 0 for delay in slept) == pytest.approx(10, abs=1)
+
+
+def test_periods_are_phases_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    left = []
+    for now[0] in (664.0, 668.0, 669.5, 675.0):
+        left.append(worker.Periods(5, 6).left())
+    assert left == [pytest.approx(each) for each in (1.0, -3.0, -1.5, 1.0)]
+    assert worker.Periods(5, 0).left() is None
+
+
+def test_told_is_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "CAPACITY", 4)
+    memory = os.memfd_create("test")
+    os.ftruncate(memory, worker.LENGTH)
+    record, told = worker.Record(memory), Told(memory)
+    os.close(memory)
+    assert (told.done, told.bytes, told.age(time.monotonic())) == (0, 0, 0)
+    assert told.since(0) == ([], [])
+    start = time.monotonic()
+    for _ in range(6):
+        record.begin()
+        record.end(100)
+    assert (told.done, told.bytes) == (6, 600)
+    ends, latencies = told.since(start)
+    assert len(ends) == len(latencies) == 4, "the ring keeps the last ones"
+    assert ends == sorted(ends, reverse=True)
+    record.begin()
+    time.sleep(0.01)
+    assert told.age(time.monotonic()) >= 0.01
+    assert told.since(time.monotonic()) == ([], [])
+
+
+# A window's figures
+
+def test_window_of_operations() -> None:
+    measured = stats.of_operations(10, 12.5, [10.5, 10.9, 11.5, 12.4], [0.1, 0.2, 0.3, 0.4])
+    assert (measured.elapsed, measured.ops, measured.rate) == (2.5, 4, 1.6)
+    assert (measured.mean, measured.p50, measured.p95, measured.max) == (0.25, 0.2, 0.4, 0.4)
+    assert measured.series == [2, 1], "the last half second is no whole one"
+    assert measured.cdf == [(0.1, 0.25), (0.2, 0.5), (0.3, 0.75), (0.4, 1.0)]
+    assert measured.inflight_age == 0
+
+
+def test_an_operation_in_flight_counts_by_its_age() -> None:
+    measured = stats.of_operations(10, 12, [10.5], [0.1], [1.5, 0, 0.7])
+    assert (measured.ops, measured.inflight_age, measured.max) == (1, 1.5, 1.5)
+    stuck = stats.of_operations(10, 12, [], [], [2.0])
+    assert (stuck.rate, stuck.p50, stuck.p99) == (0, 2.0, 2.0)
+    nothing = stats.of_operations(10, 12, [], [])
+    assert (nothing.rate, nothing.mean, nothing.p99, nothing.cdf) == (0, None, None, [])
+
+
+def test_distribution_is_short_and_ends_at_one() -> None:
+    values = sorted(float(n) for n in range(100000))
+    curve = stats.distribution(values)
+    assert len(curve) <= 100
+    assert curve[-1] == (99999.0, 1.0)
+    assert (98999.0, 0.99) in curve
+    assert curve == sorted(curve)
+
+
+def test_bins() -> None:
+    bins = [(1.0, 90.0), (2.0, 9.0), (3.0, 1.0)]
+    assert [stats.quantile_of_bins(bins, share) for share in (0.5, 0.9, 0.95, 0.99, 1)] == [
+        1.0, 1.0, 2.0, 2.0, 3.0]
+    assert stats.distribution_of_bins(bins) == [(1.0, 0.9), (2.0, 0.99), (3.0, 1.0)]
+    assert stats.quantile_of_bins([], 0.5) is None
+    assert stats.distribution_of_bins([]) == []
+
+
+# What tools say
+
+FILEIO = """\
+sysbench 1.0.20 (using system LuaJIT 2.1.0-beta3)
+
+[ 1s ] reads: 0.00 MiB/s writes: 32.34 MiB/s fsyncs: 8277.99/s latency (ms,95%): 0.527
+[ 2s ] reads: 0.00 MiB/s writes: 6.29 MiB/s fsyncs: 1610.61/s latency (ms,95%): 2.522
+Latency histogram (values are in milliseconds)
+       value  ------------- distribution ------------- count
+       0.063 |**********                               100
+       0.069 |*                                        9
+      24.827 |                                         1
+
+File operations:
+    reads/s:                      0.00
+    writes/s:                     5657.87
+    fsyncs/s:                     5657.87
+
+General statistics:
+    total time:                          3.0047s
+    total number of events:              17002
+
+Latency (ms):
+         min:                                    0.06
+         avg:                                    0.35
+         max:                                   24.83
+         95th percentile:                        0.75
+         sum:                                 5992.07
+"""
+
+
+def test_sysbench_fileio() -> None:
+    measured = sysbench.of_output(FILEIO)
+    assert (measured.ops, measured.elapsed) == (17002, 3.0047)
+    assert measured.rate == pytest.approx(5658.5, abs=0.1)
+    assert [measured.mean, measured.p95, measured.max] == pytest.approx([35e-5, 75e-5, 24.83e-3])
+    assert [measured.p50, measured.p99] == pytest.approx([63e-6, 69e-6])
+    assert measured.series == [8277.99, 1610.61]
+    assert measured.cdf[-1] == pytest.approx((24.827e-3, 1.0))
+    assert measured.extra == {"reads_per_s": 0, "writes_per_s": 5657.87, "fsyncs_per_s": 5657.87}
+
+
+FILEIO_04 = """\
+sysbench 0.4.12:  multi-threaded system evaluation benchmark
+
+Operations performed:  0 Read, 13523 Write, 13523 Other = 27046 Total
+Read 0b  Written 52.824Mb  Total transferred 52.824Mb  (1.7608Mb/sec)
+  450.75 Requests/sec executed
+
+Test execution summary:
+    total time:                          30.0010s
+    total number of events:              13523
+    total time taken by event execution: 29.9
+    per-request statistics:
+         min:                                  0.18ms
+         avg:                                  2.22ms
+         max:                                146.00ms
+         approx.  95 percentile:              12.35ms
+"""
+
+
+def test_sysbench_of_the_field_reports() -> None:
+    measured = sysbench.of_output(FILEIO_04)
+    assert measured.rate == pytest.approx(450.75, abs=0.01)
+    assert [measured.mean, measured.p95, measured.max] == pytest.approx([2.22e-3, 12.35e-3, 0.146])
+    assert (measured.p99, measured.cdf, measured.series) == (None, [], [])
+
+
+def test_sysbench_command_in_both_spellings() -> None:
+    old = sysbench.fileio_command("0.4.12:", 10, 10 << 30, 16384, 30)
+    new = sysbench.fileio_command("1.0.20", 10, 10 << 30, 16384, 30)
+    assert old[1:3] == ["--test=fileio", "--num-threads=10"]
+    assert "--max-time=30" in old and "--max-requests=0" in old
+    assert new[1:3] == ["fileio", "--threads=10"]
+    assert "--time=30" in new and "--events=0" in new
+    for argv in (old, new):
+        assert {"--file-num=1", "--file-fsync-all=on", "--file-test-mode=rndwr",
+                f"--file-total-size={10 << 30}", "--file-block-size=16384", "run"} < set(argv)
+
+
+OLTP = """\
+[ 1s ] thds: 4 tps: 683.21 qps: 13690.22 (r/w/o: 9586.95/2732.85/1370.42) lat (ms,95%): 11.45 \
+err/s: 0.00 reconn/s: 0.00
+[ 2s ] thds: 4 tps: 798.51 qps: 15983.26 (r/w/o: 11192.19/3194.05/1597.03) lat (ms,95%): 9.39 \
+err/s: 0.00 reconn/s: 0.00
+Latency histogram (values are in milliseconds)
+       value  ------------- distribution ------------- count
+       5.099 |****************************************  2900
+      45.793 |*                                        11
+
+SQL statistics:
+    transactions:                        2911   (726.21 per sec.)
+    queries:                             58220  (14524.12 per sec.)
+
+General statistics:
+    total time:                          4.0081s
+    total number of events:              2911
+
+Latency (ms):
+         min:                                    1.05
+         avg:                                    5.50
+         max:                                   45.63
+         95th percentile:                       10.46
+"""
+
+
+def test_sysbench_oltp() -> None:
+    measured = sysbench.of_output(OLTP)
+    assert (measured.ops, measured.series) == (2911, [683.21, 798.51])
+    assert measured.rate == pytest.approx(726.3, abs=0.1)
+    assert measured.p99 == pytest.approx(5.099e-3)
+    assert measured.extra == {"transactions_per_s": 726.21, "queries_per_s": 14524.12}
+
+
+@pytest.mark.parametrize("said", ["", "FATAL: unable to connect", FILEIO[:600]])
+def test_sysbench_that_says_something_else(said: str) -> None:
+    with pytest.raises(RigError, match="not as expected"):
+        sysbench.of_output(said)
+
+
+PGBENCH_LOG = """\
+0 1 2459 0 1795273614 24182
+1 1 24928 0 1795273614 46678
+0 2 failed 0 1795273614 54670
+0 3 30477 2 1795273615 54670
+"""
+PGBENCH = """\
+pgbench (15.18 (Debian 15.18-0+deb12u1))
+progress: 1.0 s, 180.0 tps, lat 21.607 ms stddev 19.546, 0 failed
+progress: 2.0 s, 2023.0 tps, lat 1.999 ms stddev 1.908, 0 failed
+number of transactions actually processed: 3
+latency average = 2.662 ms
+initial connection time = 9.919 ms
+tps = 1.500000 (without initial connection time)
+"""
+
+
+def test_pgbench() -> None:
+    measured = postgres.of_log(PGBENCH_LOG.splitlines(), PGBENCH)
+    assert measured.ops == 3
+    assert measured.elapsed == pytest.approx(2.0)
+    assert [measured.p50, measured.max] == pytest.approx([24928e-6, 30477e-6])
+    assert measured.series == [2, 1]
+    assert measured.extra == {"tps": 1.5, "failed": 1.0}
+    assert postgres.per_second(PGBENCH) == [180.0, 2023.0]
+    with pytest.raises(RigError, match="not as expected"):
+        postgres.of_log([], "connection to server failed")
+
+
+def direction(**fields: Any) -> Dict[str, Any]:
+    return {"io_bytes": 0, "runtime": 0, "total_ios": 0, "iops": 0.0, **fields}
+
+
+FIO = {"jobs": [{
+    "read": direction(), "trim": direction(),
+    "write": direction(io_bytes=49152, runtime=2001, total_ios=12, iops=6.0, clat_ns={
+        "min": 4717, "max": 29924, "mean": 8299.75, "N": 12,
+        "bins": {"4704": 6, "29824": 6}}),
+    "sync": {"total_ios": 10, "lat_ns": {
+        "min": 245445, "max": 449898, "mean": 308352.1, "N": 10,
+        "bins": {"244736": 5, "305152": 4, "448512": 1}}}}]}
+FIO_LOG = "1000, 2, 1, 0, 0\n2000, 4, 1, 0, 0\n1000, 3, 1, 0, 0\n2001, 3, 1, 0, 0\n"
+
+
+def test_fio_with_fsyncs() -> None:
+    measured = fio.of_json("fio: a note\n" + json.dumps(FIO), FIO_LOG)
+    assert (measured.ops, measured.elapsed, measured.bytes) == (10, 2.001, 49152)
+    assert measured.mean == pytest.approx(308352.1e-9)
+    assert [measured.p50, measured.p95, measured.max] == pytest.approx(
+        [244736e-9, 448512e-9, 449898e-9])
+    assert measured.series == pytest.approx([5 * 10 / 12, 7 * 10 / 12])
+    assert measured.cdf[-1] == pytest.approx((448512e-9, 1.0))
+
+
+def test_fio_with_reads_and_writes() -> None:
+    job = dict(FIO["jobs"][0], sync={}, read=direction(
+        io_bytes=8192, runtime=2000, total_ios=2, iops=1.0, clat_ns={
+            "min": 1, "max": 100, "mean": 100.0, "N": 2, "bins": {"100": 2}}))
+    measured = fio.of_json(json.dumps({"jobs": [job]}), FIO_LOG)
+    assert (measured.ops, measured.bytes) == (14, 49152)
+    assert measured.mean == pytest.approx((8299.75 * 12 + 200) / 14 * 1e-9)
+    assert measured.cdf[0] == pytest.approx((100e-9, 2 / 14))
+    assert measured.extra == {"read_iops": 1.0, "write_iops": 6.0}
+
+
+@pytest.mark.parametrize("output", ["", "fio: no such file", '{"jobs": []}',
+                                    json.dumps({"jobs": [{"sync": {}}]})])
+def test_fio_that_says_something_else(output: str) -> None:
+    with pytest.raises(RigError, match="not as expected"):
+        fio.of_json(output, "")
+
+
+# Tools that do not end, or end badly
+
+class Slow(Tool):
+    KIND = "slow"
+    SCRIPT = "echo 3; echo 2; exec sleep 60"
+
+    def prepare(self) -> None:
+        pass
+
+    def command(self, seconds: int) -> List[str]:
+        return ["sh", "-c", self.SCRIPT]
+
+    def result(self, output: str, elapsed: float) -> Measured:
+        return Measured(elapsed=elapsed, ops=len(output.split()))
+
+    def series(self, output: str) -> List[float]:
+        return [float(word) for word in output.split()]
+
+
+def test_a_tool_that_is_stuck_is_killed_and_counts_as_far_as_it_came(
+        place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "LATE_S", 0.2)
+    load: Load = Slow(place, {})
+    load.start()
+    load.open(0.3)
+    time.sleep(0.2)
+    assert load.counters().ops == 5
+    measured = load.close()
+    load.stop()
+    load.stop()
+    assert measured.ops == 5 and 0.5 <= measured.elapsed < 5
+    assert measured.rate == pytest.approx(5 / measured.elapsed)
+    monkeypatch.setattr(Slow, "SCRIPT", "exec sleep 60")
+    load.open(0.3)
+    stuck = load.close()
+    load.stop()
+    assert stuck.ops == 0 and stuck.inflight_age == stuck.elapsed >= 0.5
+    assert load.counters().ops == 5
+
+
+def test_a_tool_that_fails_says_why(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slow, "SCRIPT", "echo no such socket >&2; exit 3")
+    load = Slow(place, {})
+    load.open(0.1)
+    with pytest.raises(RigError, match="slow: exit status 3: no such socket"):
+        load.close()
+
+
+def test_a_worker_that_ends_is_an_error(place: Place) -> None:
+    load = Fsync(place, parsed(Fsync))
+    (place.directory / "database").mkdir()
+    load.start()
+    load.workers[0].process.wait(10)
+    with pytest.raises(RigError, match=r"the load fsync .* ended: .*IsADirectoryError"):
+        load.close()
+    load.stop()
+
+
+def test_memory_has_to_leave_something(place: Place) -> None:
+    Memory(place, parsed(Memory, leave="128M")).prepare()
