@@ -51,7 +51,7 @@ class Fuse(Writer):
         with open(log, "wb") as output:
             self._server = self.place.spawn(
                 ["fuse-overlayfs", "-f", "-o", f"lowerdir={below}/lower,upperdir={below}/upper,"
-                 f"workdir={below}/work,writeback=1", str(self.mountpoint)],
+                 f"workdir={below}/work,writeback=1,noxattr=1", str(self.mountpoint)],
                 stdout=output, stderr=output)
         deadline = time.monotonic() + READY_S
         while not self.mountpoint.is_mount():

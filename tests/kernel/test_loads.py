@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Every kind of load runs on a small disk, is measured plausibly, and leaves no process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+from tests.lab import host
+from tests.lab.disks import Disk
+from tests.lab.loads import KINDS, worker
+from tests.lab.loads.base import Load, Measured, Place
+from tests.lab.loads.fuse import Fuse
+from tests.lab.loads.options import parsed
+from tests.lab.rig import Rig
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices")
+
+MIB = 1 << 20
+WINDOW_S = 2
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    before = host.read_limits()
+    disk = Disk(size="2G", cache="64M", rate="50M")
+    with Rig(f"loads-{os.getpid()}", "xfs", disk) as rig:
+        # So that no flood of one test is still being written in the next.
+        host.write_limits({**before, "dirty_bytes": 16 * MIB, "dirty_ratio": 0,
+                           "dirty_background_bytes": 8 * MIB, "dirty_background_ratio": 0})
+        yield rig
+    assert host.read_limits() == before
+
+
+def place_on(rig: Rig, name: str) -> Place:
+    place = Place(rig.mountpoint / name, rig.directory / "loads" / name, rig.spawn)
+    place.directory.mkdir()
+    place.runtime.mkdir(parents=True)
+    return place
+
+
+def processes(rig: Rig) -> List[str]:
+    """What was started on the rig, beside its disk; what has ended is no more."""
+    found = []
+    for pid in host.marked(rig.remains.mark("LOAD")):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        found.append(command)
+    # A server's children overwrite the environment that carries the mark.
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if path.read_text().strip() in ("postgres", "mariadbd", "fuse-overlayfs"):
+                where = (path.parent / "cwd").readlink()
+                found += [str(where)] if str(rig.directory) in str(where) else []
+        except OSError:
+            continue
+    return found
+
+
+def synchronous(measured: Measured) -> None:
+    assert measured.ops is not None and measured.ops > 20
+    assert measured.rate == pytest.approx(measured.ops / measured.elapsed, rel=0.05)
+    assert measured.mean and measured.p50 and measured.p95 and measured.p99 and measured.max
+    assert 1e-6 < measured.p50 <= measured.p95 <= measured.p99 <= measured.max * 1.02
+    assert measured.max < WINDOW_S + 1
+    assert 2 <= len(measured.cdf) <= 100 and measured.cdf[-1][1] == pytest.approx(1)
+    # fio and sysbench report a second when it is over, so the last one may be missing.
+    assert len(measured.series) >= WINDOW_S - 1 and max(measured.series) > 10
+
+
+def flooding(measured: Measured) -> None:
+    assert measured.bytes is not None and measured.byte_rate is not None
+    assert measured.byte_rate == pytest.approx(measured.bytes / measured.elapsed)
+    # A disk of 50 MB/s, and what cache and memory took of it in the first second.
+    assert 20 * MIB < measured.byte_rate < 200 * MIB
+
+
+def finished(measured: Measured) -> None:
+    assert measured.bytes and measured.byte_rate
+    assert measured.byte_rate == pytest.approx(measured.bytes / measured.elapsed)
+    assert 0.01 < measured.elapsed < 10
+
+
+def steady(measured: Measured) -> None:
+    """10 MB/s."""
+    assert measured.byte_rate == pytest.approx(10 * MIB, rel=0.2)
+    assert measured.longest_stall is not None and 0 < measured.longest_stall < 1
+
+
+def fsynced_and_steady(measured: Measured) -> None:
+    steady(measured)
+    assert measured.ops and measured.max and measured.ops <= 12
+
+
+def mapped(measured: Measured) -> None:
+    assert measured.byte_rate and measured.byte_rate > 20 * MIB
+    assert measured.longest_stall is not None and 0 < measured.longest_stall < WINDOW_S + 1
+
+
+def reading(measured: Measured) -> None:
+    synchronous(measured)
+    assert measured.bytes is None
+
+
+def holding(measured: Measured) -> None:
+    assert measured.extra["held_bytes"] >= 64 * MIB
+
+
+def orders(measured: Measured) -> None:
+    synchronous(measured)
+    assert measured.ops and measured.extra["failed"] < 0.05 * measured.ops
+    per_min = measured.rate and measured.extra["new_orders_per_min"] / 60 / measured.rate
+    assert per_min == pytest.approx(0.45, abs=0.15)
+
+
+Check = Callable[[Measured], None]
+CASES: Dict[str, Tuple[str, Dict[str, Any], Check]] = {
+    "fsync": ("fsync", {"size": "16M"}, synchronous),
+    "fdatasync of 3": ("fsync", {"size": "16M", "threads": "3", "method": "fdatasync"},
+                       synchronous),
+    "msync": ("fsync", {"size": "16M", "method": "msync"}, synchronous),
+    "osync, append": ("fsync", {"size": "1M", "method": "osync", "append": "yes"}, synchronous),
+    "dd": ("dd", {"size": "128M"}, flooding),
+    "dd, data": ("dd", {"size": "128M", "data": "random", "writers": "2"}, flooding),
+    "dd, alternate": ("dd", {"size": "64M", "pattern": "alternate", "file": "allocated"},
+                      flooding),
+    "cp": ("cp", {"size": "128M", "source": "16M", "files": "4"}, flooding),
+    "rsync": ("rsync", {"size": "128M", "source": "16M", "files": "20"}, flooding),
+    "tar": ("tar", {"size": "128M", "source": "16M"}, flooding),
+    "untar": ("untar", {"files": "500"}, finished),
+    "untar, endless": ("untar", {"files": "500", "endless": "yes"}, flooding),
+    "job": ("job", {"size": "64M"}, finished),
+    "writer": ("writer", {"size": "64M", "sync-every": "200ms"}, fsynced_and_steady),
+    "mmap": ("mmap", {"size": "128M"}, mapped),
+    "memory": ("memory", {}, holding),
+    "read": ("read", {"size": "64M"}, reading),
+    "read, buffered": ("read", {"size": "64M", "direct": "no", "threads": "2"}, reading),
+    "fio": ("fio", {"size": "16M", "fsync": "1", "numjobs": "2"}, synchronous),
+    "fio, direct reads": ("fio", {"size": "16M", "rw": "randread", "direct": "yes"}, synchronous),
+    "sysbench-fileio": ("sysbench-fileio", {"size": "16M", "threads": "2"}, synchronous),
+    "mysql-oltp": ("mysql-oltp", {"rows": "2000"}, synchronous),
+    "pgbench": ("pgbench", {"scale": "1"}, synchronous),
+    "tpcc": ("tpcc", {"warehouses": "1"}, orders),
+    "fuse": ("fuse", {"size": "64M"}, steady),
+}
+
+
+def test_every_kind_has_its_case() -> None:
+    assert {kind for kind, _, _ in CASES.values()} == set(KINDS)
+
+
+def measure(load: Load) -> Measured:
+    load.prepare()
+    load.start()
+    load.open(WINDOW_S)
+    time.sleep(WINDOW_S)
+    return load.close()
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_kind(rig: Rig, case: str) -> None:
+    kind, options, check = CASES[case]
+    if kind == "memory":
+        options = {"leave": f"{worker.spare_memory() - 512 * MIB}"}
+    load = KINDS[kind](place_on(rig, case.replace(", ", "-").replace(" ", "-")),
+                       parsed(KINDS[kind], **options))
+    try:
+        measured = measure(load)
+        counters, recent = load.counters(), load.recent(1)
+    finally:
+        load.stop()
+        load.stop()
+    print(f"{case}: {measured.rate or 0:.0f}/s, p99 {(measured.p99 or 0) * 1e3:.2f} ms, "
+          f"{(measured.byte_rate or 0) / 1e6:.0f} MB/s, stall "
+          f"{(measured.longest_stall or 0) * 1e3:.1f} ms")
+    check(measured)
+    if measured.bytes is not None and kind != "fio":
+        assert counters.bytes is not None and counters.bytes >= measured.bytes
+    if measured.ops is not None:
+        assert counters.ops is not None and counters.ops >= measured.ops
+    if kind in ("fsync", "read"):
+        assert recent
+    assert processes(rig) == []
+    for path in load.files():
+        os.truncate(path, 0)
+
+
+def test_a_flood_pauses_in_phase_with_the_clock(rig: Rig) -> None:
+    load = KINDS["dd"](place_on(rig, "periods"), parsed(KINDS["dd"], size="128M", on="400ms",
+                                                        off="600ms"))
+    load.prepare()
+    load.start()
+    written: List[Tuple[float, int]] = []
+    deadline = time.monotonic() + 3.2
+    while time.monotonic() < deadline:
+        before = time.monotonic()
+        written.append((before % 1, load.counters().bytes or 0))
+        time.sleep(0.02)
+    load.stop()
+    grown = {True: 0, False: 0}
+    for (phase, size), (_, after) in zip(written, written[1:]):
+        grown[0.45 < phase < 0.95] += max(0, after - size)
+    print(f"{grown[True] / 1e6:.0f} MB in off times, {grown[False] / 1e6:.0f} MB in on times")
+    assert grown[False] > 50 * MIB
+    # The write under way when it is halted goes on to its end.
+    assert grown[True] < 0.1 * grown[False]
+
+
+def test_a_second_load_goes_on_with_the_files_of_the_first(rig: Rig) -> None:
+    """As in a scenario with several spans: only the first one prepares."""
+    for kind, options in (("untar", {"files": "200"}), ("job", {"size": "8M"}),
+                          ("pgbench", {"scale": "1"})):
+        place = place_on(rig, f"again-{kind}")
+        first = KINDS[kind](place, parsed(KINDS[kind], **options))
+        ops = measure(first).ops
+        first.stop()
+        second = KINDS[kind](place, parsed(KINDS[kind], **options))
+        second.start()
+        second.open(1)
+        time.sleep(1)
+        measured = second.close()
+        second.stop()
+        assert measured.bytes or measured.ops
+        assert ops is None or measured.ops is None or measured.ops < ops
+    assert processes(rig) == []
+
+
+def test_fuse_has_dirty_pages_of_its_own_within_one_percent(rig: Rig) -> None:
+    load = Fuse(place_on(rig, "overlay"), parsed(Fuse, size="32M"))
+    load.prepare()
+    load.start()
+    device = os.stat(load.mountpoint).st_dev
+    bdi = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}")
+    assert (bdi / "max_ratio").read_text() == "1\n"
+    # With its server halted it still takes writes for a while: they are in memory only.
+    server = load._server
+    assert server is not None
+    time.sleep(0.5)
+    os.kill(server.pid, signal.SIGSTOP)
+    before = load.counters().bytes
+    time.sleep(0.5)
+    after = load.counters().bytes
+    os.kill(server.pid, signal.SIGCONT)
+    assert before is not None and after is not None
+    print(f"{after - before} bytes")
+    load.stop()
+    assert not load.mountpoint.is_mount()
