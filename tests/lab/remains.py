@@ -41,7 +41,9 @@ def path_with_sbin() -> str:
 def run(*argv: str, env: Optional[Dict[str, str]] = None) -> str:
     """Standard output of a command; RigError with what it said when it fails."""
     env = dict(env or os.environ, PATH=path_with_sbin())
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    # A session of its own: Ctrl-C must not reach an umount that is part of the cleanup.
+    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          start_new_session=True)
     if done.returncode:
         raise RigError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()}")
     return done.stdout.strip()

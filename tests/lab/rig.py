@@ -155,7 +155,7 @@ class Rig:
         check_tools(self.fs, attachment)
         if not self.remains.take():
             raise RigError(f"a rig named {self.name} is in use by another process")
-        if self.remains.state:
+        if self.remains.state or self.directory.exists():
             self.remains.drop()
             raise RigError(f"a killed run left a rig named {self.name}: remove it with "
                            "python3 -m tests.lab.rig clean")
@@ -219,9 +219,7 @@ class Rig:
         run("make", "--silent", "-C", str(TOP / "tests/lab/disk"), f"BUILD={PLUGIN.parent}")
         self.mountpoint.mkdir(parents=True)
         self._start_disk(self.remains.socket.exists, "nbdkit", "--foreground", "--unix",
-                         str(self.remains.socket), str(PLUGIN), *self.disk.args(
-                             self.control.path if b"control socket" in PLUGIN.read_bytes()
-                             else None))  # TEMPORARY, until the plugin has one
+                         str(self.remains.socket), str(PLUGIN), *self.disk.args(self.control.path))
         self.device = attachment.attach(self.remains, self._start_disk)
         self.remains.record(knobs=host.knobs(self.device))
         self._tell_kernel()

@@ -31,6 +31,10 @@ from .scenario import Event, LoadSpec, Scenario, Span
 from .series import STEP_S, Series
 
 SCHEMA = 1
+# Of a disk while files and databases are made on it: nobody looks yet, and waiting for
+# 10 GB on a slow disk would take longer than the run.
+HASTE = {"rate": "16G", "link": "16G", "seek_us": "0", "latency_us": "0", "iops": "0",
+         "bandwidth": "0", "rebuild": "0", "neighbour": "0"}
 DRAIN_S = 60  # patience until the write caches are empty before the clock starts
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -128,6 +132,9 @@ class Stage:
         return time.monotonic() - self._zero
 
     def prepare(self) -> None:
+        for rig in self.rigs.values():
+            for key, value in HASTE.items():
+                rig.control.set(key, value)
         for player in self.players.values():
             player.prepare()
         for rig in self.rigs.values():
@@ -137,6 +144,9 @@ class Stage:
             if time.monotonic() > deadline:
                 raise RigError(f"a write cache of the model is not empty after {DRAIN_S} s")
             time.sleep(0.05)
+        for rig in self.rigs.values():
+            for key in HASTE:
+                rig.control.set(key, str(getattr(rig.disk, key)))
 
     def contend(self) -> None:
         """Make the contender's settings; the agent is only started here."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
@@ -447,12 +449,18 @@ class Slow(Tool):
 def test_a_tool_that_is_stuck_is_killed_and_counts_as_far_as_it_came(
         place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "LATE_S", 0.2)
-    load: Load = Slow(place, {})
+    started: List[subprocess.Popen[bytes]] = []
+
+    def spawn(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+        started.append(place.spawn(argv, **options))
+        return started[-1]
+    load: Load = Slow(replace(place, spawn=spawn), {})
     load.start()
     load.open(0.3)
     time.sleep(0.2)
     assert load.counters().ops == 5
     measured = load.close()
+    assert started[0].wait(5) == -signal.SIGKILL
     load.stop()
     load.stop()
     assert measured.ops == 5 and 0.5 <= measured.elapsed < 5

@@ -3,7 +3,8 @@
 
 The kernel gives a FUSE device 1 % of the dirty limit, strictly.  fuse-overlayfs has
 the kernel's writeback cache on, so what is written to it is dirty memory of its
-own device, and it writes through to the modelled disk below.
+own device before it goes to the modelled disk below.  Without noxattrs each write
+would ask the server for an attribute and hide that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Mapping, Optional
 
 from ..remains import RigError, run
 from .base import Place
-from .tool import end
+from .own import end
 from .writers import Writer
 
 READY_S = 10
@@ -29,7 +30,7 @@ class Fuse(Writer):
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         super().__init__(place, options)
-        self._server: Optional[subprocess.Popen[bytes]] = None
+        self.server: Optional[subprocess.Popen[bytes]] = None
 
     @property
     def mountpoint(self) -> Path:
@@ -37,7 +38,7 @@ class Fuse(Writer):
 
     @property
     def path(self) -> Path:
-        return (self.mountpoint if self._server else self.place.directory / "upper") / "table"
+        return (self.mountpoint if self.server else self.place.directory / "upper") / "table"
 
     def prepare(self) -> None:
         for name in ("lower", "upper", "work"):
@@ -49,13 +50,13 @@ class Fuse(Writer):
         below = self.place.directory
         log = self.place.runtime / "fuse.log"
         with open(log, "wb") as output:
-            self._server = self.place.spawn(
+            self.server = self.place.spawn(
                 ["fuse-overlayfs", "-f", "-o", f"lowerdir={below}/lower,upperdir={below}/upper,"
-                 f"workdir={below}/work,writeback=1,noxattr=1", str(self.mountpoint)],
+                 f"workdir={below}/work,writeback=1,noxattrs=1", str(self.mountpoint)],
                 stdout=output, stderr=output)
         deadline = time.monotonic() + READY_S
         while not self.mountpoint.is_mount():
-            if self._server.poll() is not None or time.monotonic() > deadline:
+            if self.server.poll() is not None or time.monotonic() > deadline:
                 raise RigError("fuse-overlayfs did not mount: "
                                f"{log.read_text().strip() or 'it said nothing'}")
             time.sleep(0.02)
@@ -63,11 +64,11 @@ class Fuse(Writer):
 
     def stop(self) -> None:
         """The server goes first, and its dirty pages with it; nothing waits for the disk then."""
-        if self._server is not None:
+        if self.server is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._server.kill()
+                self.server.kill()
         super().stop()
-        if self._server is not None:
-            end(self._server, self.KIND)
-            self._server = None
+        if self.server is not None:
+            end(self.server, self.KIND)
+            self.server = None
             run("umount", str(self.mountpoint))

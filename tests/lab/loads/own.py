@@ -154,22 +154,43 @@ class OwnLoad(Load):
                                f"{said.splitlines()[-1]}")
 
     def stop(self) -> None:
-        """A stuck write ends only when the disk has answered."""
         for each in self.workers:
             kill_group(each.process)
         for each in self.workers:
-            try:
-                each.process.wait(STUCK_S)
-            except subprocess.TimeoutExpired:
-                raise RigError(f"process {each.process.pid} of the load {self.KIND} is stuck in "
-                               f"the disk for more than {STUCK_S} s") from None
+            end(each.process, self.KIND)
         self.workers = []
 
 
-def kill_group(process: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) -> None:
+def kill_group(process: subprocess.Popen[bytes]) -> None:
     """The process and what it started; each has a session of its own."""
     if process.poll() is None:
-        os.killpg(process.pid, how)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def end(process: subprocess.Popen[bytes], kind: str) -> None:
+    """Kill a process with all that it started, and wait until they are gone.
+
+    A stuck write ends only when the disk has answered.
+    """
+    kill_group(process)
+    deadline = time.monotonic() + STUCK_S
+    while process.poll() is None or group_lives(process.pid):
+        if time.monotonic() > deadline:
+            raise RigError(f"process {process.pid} of the load {kind} is stuck in the disk for "
+                           f"more than {STUCK_S} s")
+        time.sleep(0.01)
+
+
+def group_lives(group: int) -> bool:
+    """Whether one of its processes has not ended; whoever is to reap it may take his time."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, member_of = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(member_of) == group and state not in "ZX":
+            return True
+    return False
 
 
 def make_file(path: Path, size: int) -> None:

@@ -12,7 +12,8 @@ from typing import Any, List, Mapping, Optional
 
 from ..remains import RigError
 from .base import Place
-from .tool import Tool, end
+from .own import end
+from .tool import Tool
 
 READY_S = 60  # an emulated machine is slow, and recovery may wait for a flooded disk
 

@@ -16,7 +16,7 @@ from typing import Any, List, Mapping, Optional, Sequence
 
 from ..remains import RigError
 from .base import Counters, Load, Measured, Place
-from .own import STUCK_S, kill_group
+from .own import end, kill_group
 
 LATE_S = 30
 
@@ -102,16 +102,6 @@ class Tool(Load):
         if self._tool is not None:
             end(self._tool, self.KIND)
             self._tool = None
-
-
-def end(process: subprocess.Popen[bytes], kind: str) -> None:
-    """Kill a process with all that it started, and wait until it is gone."""
-    kill_group(process)
-    try:
-        process.wait(STUCK_S)
-    except subprocess.TimeoutExpired:
-        raise RigError(f"process {process.pid} of the load {kind} is stuck in the disk for more "
-                       f"than {STUCK_S} s") from None
 
 
 def do(place: Place, argv: Sequence[str], name: str = "prepare") -> None:

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Whatever ends a run of the lab, `clean` or the run itself leaves the host as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import pytest
+
+from tests.lab import host
+from tests.lab.disks import Disk
+from tests.lab.remains import LAB, MARK, Remains, RigError, names
+from tests.lab.rig import SIGNALS, Rig, main
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices")
+
+TOP = Path(__file__).resolve().parents[2]
+SMALL = Disk(size="1G", cache="64M", rate="100M")
+CHANGED = ("scheduler", "nr_requests", "read_ahead_kb")
+
+# Changes what a run may change, and says where it is: nothing is there yet, all is up, the
+# end begins.
+HARNESS = """
+import sys, time
+from pathlib import Path
+from tests.lab import host
+from tests.lab.disks import Disk
+from tests.lab.rig import Rig
+print("start", flush=True)
+with Rig(sys.argv[1], "xfs", Disk(size="1G", cache="64M", rate="100M")) as rig:
+    host.write_limits({**host.read_limits(), "dirty_bytes": 64 << 20, "dirty_ratio": 0})
+    queue = Path(f"/sys/block/{rig.device}/queue")
+    (queue / "read_ahead_kb").write_text("64")
+    (queue / "nr_requests").write_text("32")
+    beside = rig.directory / "beside"
+    beside.touch()
+    rig.spawn(["nbdfuse", str(beside), "--command", "nbdkit", "-s", "null", "1M"])
+    rig.spawn(["sh", "-c", f"while dd if=/dev/zero of={rig.mountpoint}/flood bs=1M count=64 "
+                           "conv=notrunc 2>/dev/null; do :; done"])
+    rig.spawn(["setpriv", "--reuid=65534", "--clear-groups", "sleep", "60"])
+    rig.spawn(["sh", "-c", "env -i sleep 60; :"])  # a child that nothing marks
+    time.sleep(0.5)
+    print("up", flush=True)
+    time.sleep(float(sys.argv[2]))
+    print("end", flush=True)
+"""
+STEPS = ("start", "up", "end")
+POINTS = 21
+LONGEST_S = {"start": 1.5, "up": 0.5, "end": 1.0}  # a little more than the step takes
+
+
+def left(name: str) -> List[str]:
+    """What there is of a rig on this host."""
+    remains = Remains(name)
+    found = [f"mount {at}" for _, at in host.mounts() if name in at]
+    found += host.loops_on(remains.disk_file)
+    found += [str(path) for path in LAB.glob(f"{name}*")]
+    for role in ("LOAD", "DISK"):
+        found += [f"process {pid}" for pid in host.marked(f"{MARK}_{role}={name}.")]
+    return found
+
+
+def host_state() -> Dict[str, str]:
+    """The limits, and the knobs that the harness changes, of all loop devices."""
+    state = {name: str(value) for name, value in host.read_limits().items()}
+    for block in Path("/sys/block").glob("loop*"):
+        state.update((path, value) for path, value in host.knobs(block.name).items()
+                     if path.endswith(CHANGED))
+    return state
+
+
+def check_host(before: Dict[str, str]) -> None:
+    after = host_state()
+    assert {key: after[key] for key in before} == before  # a loop device may be new
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"clean-{os.getpid()}"
+    yield name
+    main(["clean", name])
+
+
+@pytest.fixture
+def before() -> Iterator[Dict[str, str]]:
+    state = host_state()
+    yield state
+    host.write_limits({key: int(value) for key, value in state.items() if "/" not in key})
+
+
+def start(name: str, hold_s: float = 60) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", HARNESS, name, str(hold_s)], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                            env=dict(os.environ, PYTHONPATH=str(TOP)), start_new_session=True)
+
+
+def run_until(name: str, step: str, delay_s: float) -> subprocess.Popen[str]:
+    """A harness some time after it came to a step."""
+    process = start(name, hold_s=60 if step == "up" else 0)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip() == step:
+            break
+    time.sleep(delay_s)
+    return process
+
+
+def where(name: str) -> str:
+    """What a killed harness had come to."""
+    remains = Remains(name)
+    if not remains.state_file.exists():
+        return "no state file"
+    if not remains.devices():
+        return "no device"
+    return "mounted" if any(name in at for _, at in host.mounts()
+                            if at == str(remains.mountpoint)) else "not mounted"
+
+
+def points() -> List[Tuple[str, float]]:
+    dice = random.Random(3)
+    at_once = [(step, 0.0) for step in STEPS]
+    return at_once + [(STEPS[n % 3], dice.uniform(0, LONGEST_S[STEPS[n % 3]]))
+                      for n in range(POINTS - len(STEPS))]
+
+
+def test_killed_at_any_point(name: str, before: Dict[str, str]) -> None:
+    seen = []
+    for step, delay_s in points():
+        process = run_until(name, step, delay_s)
+        process.kill()
+        process.wait()
+        seen.append(f"{step} + {delay_s:.2f} s: {where(name)}")
+        assert main(["clean", name]) == 0, seen[-1]
+        assert left(name) == [], seen[-1]
+        check_host(before)
+    print("\n".join(seen))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_interrupted_at_any_point(step: str, name: str, before: Dict[str, str]) -> None:
+    dice = random.Random(4)
+    for _ in range(2):
+        process = run_until(name, step, dice.uniform(0, LONGEST_S[step] / 2))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            time.sleep(0.05)
+            os.killpg(process.pid, signal.SIGINT)
+        process.wait(30)
+        assert left(name) == []
+        check_host(before)
+
+
+def test_failed_mkfs(name: str, before: Dict[str, str], tmp_path: Path,
+                     monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mkfs.xfs").write_text("#!/bin/sh\necho no such luck >&2\nexit 1\n")
+    (tmp_path / "mkfs.xfs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(RigError, match="no such luck"):
+        Rig(name, "xfs", SMALL).__enter__()
+    assert left(name) == []
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+    check_host(before)
+
+
+@pytest.mark.parametrize("suffix", [".new", ".lock"])
+def test_half_made_state(suffix: str, name: str) -> None:
+    LAB.mkdir(mode=0o700, exist_ok=True)
+    (LAB / f"{name}{suffix}").write_text('{"token": "12')
+    assert name in names()
+    assert main(["clean", name]) == 0
+    assert left(name) == []
+
+
+def test_damaged_state(name: str, before: Dict[str, str],
+                       capsys: pytest.CaptureFixture[str]) -> None:
+    process = run_until(name, "up", 0)
+    process.kill()
+    process.wait()
+    state = Remains(name).state_file
+    state.write_text(state.read_text()[:40])
+    assert main(["clean", name]) == 0
+    assert left(name) == []
+    assert "damaged" in capsys.readouterr().err
+
+
+def test_a_name_cannot_leave_the_directory() -> None:
+    for bad in ("../etc", "a/b", "", "a.b", ".."):
+        with pytest.raises(RigError, match="no name for a rig"):
+            Remains(bad)
