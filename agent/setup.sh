@@ -1,9 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-or-later
-# agent/setup.sh [run|lab|test]: makes a fresh Debian 12 or 13 ready.
+# agent/setup.sh [run|lab|bench|test]: makes a fresh Debian 12 or 13 ready.
 #
 #   run   what the agent needs (default)
 #   lab   and what the modelled disk of the demo needs
+#   bench and what the loads of the benchmark need: two databases among it
 #   test  and what every test needs
 #
 # Installs Debian packages (only what is missing; only that needs root), makes
@@ -20,8 +21,9 @@ RUN="clang llvm libbpf-dev libbpf1 bpftool make python3 python3-venv python3-pip
     python3-setuptools python3-wheel python3-psutil python3-pyroute2"
 LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
     util-linux mount kmod procps"
+BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="python3-pytest python3-hypothesis systemd qemu-system-x86 busybox-static file udev
-    dmsetup sysbench git ca-certificates"
+    dmsetup git ca-certificates"
 # Good to have: a missing one costs a feature, told where it is missed, not the run.
 OPTIONAL="python3-systemd"
 
@@ -29,8 +31,9 @@ what=${1:-run}
 case $what in
     run) packages="$RUN" ;;
     lab) packages="$RUN $LAB" ;;
-    test) packages="$RUN $LAB $TEST" ;;
-    *) echo "usage: agent/setup.sh [run|lab|test]" >&2; exit 2 ;;
+    bench) packages="$RUN $LAB $BENCH" ;;
+    test) packages="$RUN $LAB $BENCH $TEST" ;;
+    *) echo "usage: agent/setup.sh [run|lab|bench|test]" >&2; exit 2 ;;
 esac
 
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -69,6 +72,14 @@ update_lists() {
     apt update || say "apt-get update failed, going on with the lists that are there"
 }
 
+# Its package makes a database and starts it, for nobody: the benchmark has its own.
+keep_postgresql_quiet() {
+    case " $packages " in *" postgresql "*) ;; *) return 0 ;; esac
+    [ ! -e /etc/postgresql-common/createcluster.conf ] || return 0
+    mkdir -p /etc/postgresql-common
+    echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+}
+
 install_packages() {
     local needed wished package
     # shellcheck disable=SC2086 # word lists
@@ -88,6 +99,7 @@ install_packages() {
             say "$package is not on offer here, going on without"
         fi
     done
+    keep_postgresql_quiet
     # shellcheck disable=SC2086
     say "installing" $needed
     # shellcheck disable=SC2086

@@ -51,7 +51,10 @@ class Model:
             self.nbd.shutdown()
         self.control.close()
         self.process.terminate()
-        self.process.wait(10)
+        try:
+            self.process.wait(10)
+        finally:
+            self.process.kill()
 
     def write(self, offset: int, data: bytes) -> float:
         """Seconds that it took."""
@@ -175,7 +178,7 @@ def test_no_cache() -> None:
 
 
 def test_capacity_changes_in_mid_run() -> None:
-    with model(plain(cache="1M", rate="1M")) as disk:
+    with model(plain(cache="1M", rate="128K")) as disk:  # 2 s until there is any room
         disk.write_all(list(range(0, MIB, BLOCK * 16)), bytes(BLOCK * 16))
         waits = threading.Thread(target=disk.write_all,
                                  args=(list(range(4 * MIB, 8 * MIB, MIB)), bytes(MIB)))
@@ -201,6 +204,15 @@ def test_flush_waits_only_where_the_cache_is_not_protected() -> None:
             disk.nbd.flush()  # of nothing, or of what is protected
             assert time.monotonic() - started < 0.1
     assert took[True] < 0.1 and near(took[False], 0.4, 0.4)
+
+
+def test_flush_waits_for_all_that_is_on_its_way() -> None:
+    with model(plain(seek_us=200000, protected=False, spindles=2)) as disk:
+        for offset in (512 * MIB, 256 * MIB):  # on the same spindle
+            disk.write(offset, bytes(BLOCK))
+        started = time.monotonic()
+        disk.nbd.flush()
+        assert time.monotonic() - started > 0.3
 
 
 def test_flush_has_an_end_beside_a_flood() -> None:
@@ -309,6 +321,15 @@ def test_parity_prefers_whole_stripes() -> None:
     assert in_parts < 0.1 * at_once
 
 
+def test_parity_is_read_before_less_than_a_stripe_is_written() -> None:
+    took = {}
+    for parity in (0, 2):
+        with model(plain(cache="0", spindles=4, chunk="64K", parity=parity, seek_us=5000)) as disk:
+            took[parity] = sum(disk.write(offset, bytes(BLOCK)) for offset in scattered(30))
+    print(took)
+    assert near(took[2] / took[0], 2)
+
+
 def test_parity_stripes_are_complete() -> None:
     """What is destaged by the stripe is neither lost nor counted twice."""
     with model(plain(spindles=3, chunk="16K", parity=1, size="64M")) as disk:
@@ -345,6 +366,8 @@ def test_writing_fills_the_drive_and_trimming_empties_it() -> None:
         assert disk.nbd.pread(MIB, 8 * MIB) == bytes(MIB)
         assert disk.nbd.pread(MIB, 7 * MIB) == NOISE
         disk.set("rate", "1M")
+        disk.write(8 * MIB + 512, NOISE[:512])  # what is round it stays empty
+        assert disk.nbd.pread(BLOCK, 8 * MIB) == bytes(512) + NOISE[:512] + bytes(BLOCK - 1024)
         disk.write(8 * MIB, NOISE)
         disk.nbd.trim(MIB, 8 * MIB)  # drops what is dirty
         disk.drained()
@@ -454,6 +477,17 @@ def test_neighbour_takes_room_and_rate(kind: str) -> None:
         assert near(disk.sequential(128 * MIB, 4 * MIB), alone)
 
 
+def test_random_neighbour_makes_the_media_seek() -> None:
+    destaged = {}
+    for kind in ("sequential", "random"):
+        with model(plain(seek_us=2000, neighbour="20M", neighbour_kind=kind)) as disk:
+            before = disk.get()["bytes_destaged"]
+            time.sleep(0.5)
+            destaged[kind] = disk.get()["bytes_destaged"] - before
+    print(destaged)
+    assert 0 < destaged["random"] < 0.6 * destaged["sequential"]
+
+
 # Control socket and data file
 
 
@@ -493,6 +527,7 @@ def test_control_survives_what_clients_do() -> None:
         disk.set("rate", "40M")
         flood = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
         for client in flood:
+            client.settimeout(5)
             client.connect(path)
         flood[-1].sendall(b"\0\xff" * 500)
         assert b"too long" in flood[-1].recv(1000)

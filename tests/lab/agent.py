@@ -104,4 +104,5 @@ class Agent:
             devices = self.status().get("devices", [])
         except RigError:
             return False
-        return set(self.devices) <= {device.get("name") for device in devices}
+        # On btrfs the device has another name than the disk that it lies on.
+        return sum(device["state"] != "excluded" for device in devices) >= len(self.devices)

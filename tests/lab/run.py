@@ -115,10 +115,10 @@ class Stage:
         spawn: Spawn = rig.spawn
         if self.groups is not None:
             spawn = self.groups.spawn(rig.spawn, "sync" if spec.role == "sync" else "flood")
-        place = Place(rig.mountpoint / spec.name, rig.directory / spec.name, spawn,
+        place = Place(rig.mountpoint / spec.name, rig.directory / "loads" / spec.name, spawn,
                       self.conditions.scale, seed)
         place.directory.mkdir()
-        place.runtime.mkdir()
+        place.runtime.mkdir(parents=True)
         return place
 
     def set_limits(self, limits: Dict[str, int]) -> None:

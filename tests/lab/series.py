@@ -92,9 +92,10 @@ class Series:
         except RigError:  # stopped, or it has not opened its socket yet
             status = {}
         self._add("agent_target", status.get("limits", {}).get("wanted_bytes"))
-        devices = {device["name"]: device for device in status.get("devices", [])}
+        devices = {mount: device for device in status.get("devices", [])
+                   for mount in device["mounts"]}
         for name, rig in self._rigs.items():
-            device = devices.get(rig.device, {})
+            device = devices.get(str(rig.mountpoint), {})
             self._add_disk("agent_drain", name, device.get("drain_rate"))
             self._add_disk("agent_fill", name, device.get("write_cache", {}).get("fill"))
             self._add_disk("agent_state", name, device.get("state"))

@@ -444,6 +444,17 @@ def test_selects(
         assert reason.replace("FILE", f"{tmp_path}/p.conf") in answer
 
 
+def test_a_disk_on_the_command_line_stands_for_what_lies_on_it(tmp_path: Path) -> None:
+    policy = load_text(tmp_path, "[devices]\nexclude = vg*\n")
+    pool = ("sdb", "sdc")
+    assert policy.selects("btrfs-19", False, ("/dev/sdb",), leaves=pool) is None
+    assert "named by --device" in str(policy.selects("btrfs-19", False, ("sda",), leaves=pool))
+    # A policy's globs are for the device itself: what excludes a disk must not
+    # exclude a pool that has it among others.
+    other = load_text(tmp_path, "[devices]\nexclude = sdb\n")
+    assert other.selects("btrfs-19", False, (), leaves=pool) is None
+
+
 def test_policies_are_equal_by_what_they_say(tmp_path: Path) -> None:
     one = load_policy(str(write(tmp_path / "a/p.conf", "[limits]\nfloor = 1M\n")))
     two = load_policy(str(write(tmp_path / "b/p.conf", "\n\n")))

@@ -276,12 +276,15 @@ class Policy:
         driver_is_loop: bool,
         cmdline_devices: Tuple[str, ...],
         devno: str = "",
+        leaves: Tuple[str, ...] = (),
     ) -> Optional[str]:
         """None when the device is to be managed, else the reason why not.
 
         Devices named on the command line are the whole list: they overrule include and exclude.
+        There a disk stands for what lies on it, since nobody knows that a btrfs is btrfs-19.
         """
-        named = [glob for glob in _globs(cmdline_devices) if matches(glob, name, devno)]
+        named = [glob for glob in _globs(cmdline_devices)
+                 if any(matches(glob, each, devno) for each in (name, *leaves))]
         if cmdline_devices:
             if not named:
                 return "not among the devices named by --device"
