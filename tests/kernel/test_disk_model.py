@@ -178,7 +178,7 @@ def test_no_cache() -> None:
 
 
 def test_capacity_changes_in_mid_run() -> None:
-    with model(plain(cache="1M", rate="128K")) as disk:  # 2 s until there is any room
+    with model(plain(cache="1M", rate="64K")) as disk:  # 1 s until there is any room
         disk.write_all(list(range(0, MIB, BLOCK * 16)), bytes(BLOCK * 16))
         waits = threading.Thread(target=disk.write_all,
                                  args=(list(range(4 * MIB, 8 * MIB, MIB)), bytes(MIB)))
@@ -186,7 +186,7 @@ def test_capacity_changes_in_mid_run() -> None:
         time.sleep(0.1)
         assert disk.get()["waiters"] > 0
         disk.set("cache", "16M")
-        waits.join(1)
+        waits.join(0.5)
         assert not waits.is_alive() and disk.get()["waiters"] == 0
 
 
@@ -527,8 +527,8 @@ def test_control_survives_what_clients_do() -> None:
         disk.set("rate", "40M")
         flood = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
         for client in flood:
-            client.settimeout(5)
             client.connect(path)
+            client.settimeout(5)
         flood[-1].sendall(b"\0\xff" * 500)
         assert b"too long" in flood[-1].recv(1000)
         flood[-2].sendall(b"ge")

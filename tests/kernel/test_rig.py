@@ -22,8 +22,8 @@ from tests.lab.loads.flood import Dd
 from tests.lab.loads.options import parsed
 from tests.lab.loads.own import make_file
 from tests.lab.loads.sync import Fsync
-from tests.lab.remains import LAB, Remains, RigError, check_own
-from tests.lab.rig import Rig, main
+from tests.lab.remains import LAB, MARK, Remains, RigError, check_own
+from tests.lab.rig import SIGNALS, Interrupts, Rig, main
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices")
 
@@ -226,3 +226,68 @@ def test_other_disks_are_refused() -> None:
     for device in (root, "/dev/sda", "/dev/loop-control"):
         with pytest.raises(RigError, match="not a disk of the lab"):
             check_own(device)
+
+
+def test_nbd_devices_of_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = subprocess.Popen(["sleep", "60"], env={f"{MARK}_DISK": "a.1"})
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        monkeypatch.setattr(host, "nbd_client", lambda device: other.pid)
+        with pytest.raises(RigError, match=f"process {other.pid}"):
+            check_own("/dev/nbd0")
+        monkeypatch.setattr(host, "nbd_client", lambda device: ours.pid)
+        check_own("/dev/nbd0")
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+def test_nested_rigs(name: str, limits: Dict[str, int]) -> None:
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    changed = {**limits, "dirty_bytes": 64 * MIB, "dirty_ratio": 0}
+    with Rig(f"{name}-outer", "xfs", SMALL):
+        host.write_limits(changed)
+        with Rig(f"{name}-inner", "ext4", SMALL) as inner:
+            # `clean` may take a killed run's rigs in any order.
+            assert inner.remains.state["limits"] == limits
+        assert host.read_limits() == changed, "the outer rig still runs under them"
+        assert traces(f"{name}-inner") == []
+        assert [signal.getsignal(number) for number in SIGNALS] != handlers
+    assert host.read_limits() == limits
+    assert traces(name) == []
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+
+
+def test_nested_rigs_interrupted(name: str, limits: Dict[str, int]) -> None:
+    handlers = [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(SystemExit):
+        with Rig(f"{name}-outer", "xfs", SMALL), Rig(f"{name}-inner", "xfs", SMALL):
+            host.write_limits({**limits, "dirty_bytes": 64 * MIB, "dirty_ratio": 0})
+            signal.raise_signal(signal.SIGTERM)
+    assert host.read_limits() == limits
+    assert traces(name) == []
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
+
+
+def test_a_signal_during_take_down_waits_for_its_end() -> None:
+    interrupts = Interrupts()
+    interrupts.begin()
+    interrupts.hold()
+    signal.raise_signal(signal.SIGINT)  # cuts nothing short
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.end()
+
+
+def test_a_second_signal_does_not_cut_the_unwinding_short() -> None:
+    interrupts = Interrupts()
+    interrupts.begin()
+    interrupts.begin()
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGINT)
+    interrupts.hold()
+    interrupts.end()
+    signal.raise_signal(signal.SIGINT)  # between the two rigs
+    interrupts.hold()
+    interrupts.end()

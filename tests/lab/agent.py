@@ -105,4 +105,5 @@ class Agent:
         except RigError:
             return False
         # On btrfs the device has another name than the disk that it lies on.
-        return sum(device["state"] != "excluded" for device in devices) >= len(self.devices)
+        managed = [device for device in devices if device["state"] != "excluded"]
+        return len(managed) >= len(self.devices)

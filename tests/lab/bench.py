@@ -13,13 +13,14 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from writebackd.policy import units
 
@@ -38,7 +39,9 @@ RESULTS = TOP / "build/lab/results"
 PREFIX = "bench"  # of the rigs' names: two benchmarks at once would measure each other
 REPEATS = 3
 QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
+CHECKED = ("default", "static-15M", "static-2M", "agent")
 SCALE = {"native": 1.0, "vm": 0.1, "virtual": 0.1}
+ENDED = r", repeat \d+: (done|FAILED)"  # of what Progress prints
 BOOT_S, EMULATION = 300, 20  # wall time that a guest may take, and per second of its own
 OVERHEAD_S = 1.0  # of a run, besides its scenario's own: taking down, the agent's start
 
@@ -136,54 +139,45 @@ def do(jobs: Sequence[Job], conditions: Conditions, results: Path) -> List[str]:
 
 def do_in_guests(jobs: Sequence[Job], conditions: Conditions, results: Path) -> List[str]:
     """The same in virtual machines, one for each scenario."""
-    errors = []
     left = [job for job in jobs if not is_done(job, conditions, results)]
     by_scenario: Dict[str, List[Job]] = {}
     for job in left:
         by_scenario.setdefault(job.scenario.name, []).append(job)
     # Virtual time does not care how busy the host is; real time does.
-    at_once = max(1, (os.cpu_count() or 1)) if conditions.way == "virtual" else 1
+    at_once = os.cpu_count() or 1 if conditions.way == "virtual" else 1
     progress = Progress([job.seconds for job in left], len(jobs) - len(left))
-    started = time.time()
+    ended: List[str] = []  # a word for each run that a guest says it has ended
     with ThreadPoolExecutor(at_once) as pool:
-        guests = [pool.submit(guest, name, found, conditions.way, results)
-                  for name, found in by_scenario.items()]
+        guests = [pool.submit(guest, found, conditions, results,
+                              lambda text: ended.extend(re.findall(ENDED, text)))
+                  for found in by_scenario.values()]
         waiting = set(guests)
         while waiting:
             _, waiting = wait(waiting, timeout=2)
-            there = [job for job in left if made_since(job.file(results), started)]
-            progress.at(len(there), f"{len(waiting)} machines to go")
+            progress.at(min(len(ended), len(left)), f"{len(waiting)} machines to go")
     progress.close()
-    for future in guests:
-        errors += future.result()
-    return errors
+    return [error for future in guests for error in future.result()]
 
 
-def made_since(path: Path, started: float) -> bool:
-    try:
-        return path.stat().st_mtime >= started
-    except FileNotFoundError:
-        return False
-
-
-def guest(name: str, jobs: Sequence[Job], way: str, results: Path) -> List[str]:
+def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
+          progress: Callable[[str], None]) -> List[str]:
     """Run the jobs of one scenario in a machine of its own; the errors."""
-    started = time.time()
+    name, way = jobs[0].scenario.name, conditions.way
     names = ",".join(dict.fromkeys(job.contender.name for job in jobs))
     repeats = max(job.repeat for job in jobs)
     limit = BOOT_S + EMULATION * sum(job.seconds for job in jobs)
     results.mkdir(parents=True, exist_ok=True)
-    said = ""
     try:
         said = vm.run([sys.executable, "-m", "tests.lab.bench", "--inside", "--way", way,
                        "--scenario", name, "--contender", names, "--repeats", str(repeats),
-                       "--out", str(results.parent)], way, results, limit).output
+                       "--out", str(results.parent)], way, results, limit,
+                      progress=progress).output
     except RigError as error:
         said = str(error)
     errors = []
     for job in jobs:
-        run = read_run(job.file(results)) if made_since(job.file(results), started) else None
-        if run is None:
+        run = read_run(job.file(results))
+        if run is None or run["inputs"] != inputs(job, conditions):
             errors.append(f"{name}, {job.contender.name}: no result; the machine said: "
                           f"{said.strip()[-2000:]}")
         elif run["error"]:
@@ -196,15 +190,16 @@ def choose(arguments: argparse.Namespace) -> List[Scenario]:
     if arguments.scenario:
         return [scenario.load(name) for name in arguments.scenario]
     found = [scenario.load(name) for name in scenario.names()]
-    tag = "quick" if arguments.quick else ""
+    tag = "ci" if arguments.check else "quick" if arguments.quick else ""
     return [each for each in found if not tag or tag in each.tags]
 
 
 def bench(arguments: argparse.Namespace) -> int:
     scenarios = choose(arguments)
-    wanted = arguments.contender or (
-        QUICK_CONTENDERS if arguments.quick and not arguments.scenario else ())
-    repeats = arguments.repeats or (1 if arguments.quick else REPEATS)
+    wanted = arguments.contender
+    if not wanted and not arguments.scenario:
+        wanted = CHECKED if arguments.check else QUICK_CONTENDERS if arguments.quick else ()
+    repeats = arguments.repeats or (1 if arguments.quick or arguments.check else REPEATS)
     jobs = plan(scenarios, arguments.way, wanted, repeats)
     results = arguments.out / arguments.way
     if arguments.plan:
@@ -281,7 +276,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # of a machine
     parser.add_argument("--check", action="store_true",
-                        help="fail when the agent is worse than the stored ratios")
+                        help="fail when the agent is worse than the stored ratios; "
+                        "without --scenario of those that are checked with every change")
     parser.add_argument("--plan", action="store_true", help="show what would run, and how long")
     arguments = parser.parse_args(argv)
     started = time.monotonic()

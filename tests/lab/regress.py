@@ -3,18 +3,21 @@
 
 ratios.json holds {scenario: {ratio: value}}, a ratio written as in a scenario's
 [expect]: `agent f / static-15M f`.  Larger is better in all of them.
+
+`python3 -m tests.lab.regress DIRECTORY` stores what the runs in there reached.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
 from .remains import RigError
 from .report.evaluation import Evaluation
 from .scenario import parse_expectation
-from .score import check
+from .score import check, evaluate
 
 FILE = Path(__file__).with_name("ratios.json")
 TOLERANCE = 0.15
@@ -63,3 +66,24 @@ def measured(evaluation: Evaluation, runs: Sequence[Mapping[str, Any]],
                 raise RigError(f"{scenario.name}: {text}: {answer.value}")
             found.setdefault(scenario.name, {})[text] = float(answer.value)
     return found
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python3 -m tests.lab.regress DIRECTORY, of one way's results",
+              file=sys.stderr)
+        return 2
+    try:
+        ratios = stored()
+        runs = [run for name in ratios for path in sorted(Path(sys.argv[1], name).glob("*.json"))
+                for run in [json.loads(path.read_text(encoding="utf-8"))]]
+        found = {**ratios, **measured(evaluate(runs), runs, ratios)}
+    except (RigError, OSError, ValueError) as error:
+        print(f"tests.lab.regress: {error}", file=sys.stderr)
+        return 1
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -41,9 +41,7 @@ def path_with_sbin() -> str:
 def run(*argv: str, env: Optional[Dict[str, str]] = None) -> str:
     """Standard output of a command; RigError with what it said when it fails."""
     env = dict(env or os.environ, PATH=path_with_sbin())
-    # A session of its own: Ctrl-C must not reach an umount that is part of the cleanup.
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          start_new_session=True)
+    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise RigError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()}")
     return done.stdout.strip()
@@ -214,7 +212,12 @@ class Remains:
 
     def devices(self) -> List[str]:
         """Block devices that its model is behind."""
-        return host.loops_on(self.disk_file) + host.nbds_of(self.mark("DISK"))
+        found = host.loops_on(self.disk_file) + host.nbds_of(self.mark("DISK"))
+        # Where the FUSE mount is gone already, a loop device's file has lost its path with it.
+        mine = self.state.get("device", "")
+        if not found and host.backing_of(mine) == f"/{self.disk_file.name}":
+            found = [mine]
+        return found
 
     def _detach(self) -> None:
         deadline = time.monotonic() + 10

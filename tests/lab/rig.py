@@ -65,6 +65,11 @@ def check_tools(fs: str, attachment: Attachment) -> None:
         raise RigError("packages are missing: apt-get install " + " ".join(sorted(missing)))
 
 
+def build_model() -> None:
+    """Compile the model, if something changed."""
+    run("make", "--silent", "-C", str(TOP / "tests/lab/disk"), f"BUILD={PLUGIN.parent}")
+
+
 def wait_until(done: Callable[[], bool], process: subprocess.Popen[bytes], log: Path,
                wait_s: float = 10) -> None:
     """RigError with the process's log if it ends, or takes too long, before that."""
@@ -216,12 +221,12 @@ class Rig:
         limits = self._up[0].remains.state.get("limits") or host.read_limits()
         self.remains.record(token=secrets.token_hex(8), fs=self.fs, disk=asdict(self.disk),
                             limits=limits)
-        run("make", "--silent", "-C", str(TOP / "tests/lab/disk"), f"BUILD={PLUGIN.parent}")
+        build_model()
         self.mountpoint.mkdir(parents=True)
         self._start_disk(self.remains.socket.exists, "nbdkit", "--foreground", "--unix",
                          str(self.remains.socket), str(PLUGIN), *self.disk.args(self.control.path))
         self.device = attachment.attach(self.remains, self._start_disk)
-        self.remains.record(knobs=host.knobs(self.device))
+        self.remains.record(device=self.device, knobs=host.knobs(self.device))
         self._tell_kernel()
         node = f"/dev/{self.device}"
         check_own(node)

@@ -43,6 +43,7 @@ def run(argv: Sequence[str], way: str, out: Path, timeout: float,
     """
     if way not in WAYS:
         raise RigError(f"no way {way}: take one of {', '.join(WAYS)}")
+    rig.build_model()  # a guest has no compiler
     try:
         check_host()
         guest = Machine(fetch(kernel), memory=MEMORY, modules=MODULES)

@@ -27,6 +27,10 @@ from .machine import GuestFailed, MachineMissing, Result
 TOOLS = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static", "modprobe": "kmod",
          "mkfs.ext4": "e2fsprogs", "debugfs": "e2fsprogs", "setpriv": "util-linux"}
 NANOSECONDS_SHIFT = 1  # 2 ns for an instruction: a processor of 500 million in a second
+# Here every step of a `rep movsb` is an instruction: copying bytes would take eight times as long
+# as copying words, which is what the kernel does without these two (812 MB/s into the page cache
+# instead of 211).
+CPU = "max,-erms,-fsrm"
 # Any date would do. The seed is that of all randomness QEMU gives to the guest.
 CLOCK = "base=2026-01-01,clock=vm"
 SEED = "1"
@@ -156,7 +160,7 @@ class SealedMachine:
 
     def _boot(self, work: Path, timeout: float, progress: Callable[[str], None]) -> None:
         argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
-                "-machine", "q35,nvdimm=on", "-cpu", "max", "-smp", "1", "-no-reboot",
+                "-machine", "q35,nvdimm=on", "-cpu", CPU, "-smp", "1", "-no-reboot",
                 "-icount", f"shift={NANOSECONDS_SHIFT},sleep=off", "-rtc", CLOCK, "-seed", SEED,
                 "-m", f"{self.memory},slots=2,maxmem=64G",
                 *_memory("root", self.root, "share=off,readonly=on", "unarmed=on"),

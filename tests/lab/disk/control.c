@@ -155,7 +155,7 @@ int control_start(const char *path)
 	control.listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (control.stop < 0 || control.listener < 0 ||
 	    bind(control.listener, (struct sockaddr *)&control.address, sizeof(control.address)) ||
-	    listen(control.listener, CLIENTS))
+	    listen(control.listener, SOMAXCONN))
 		return errno;
 	return pthread_create(&control.thread, NULL, serve_all, NULL);
 }
