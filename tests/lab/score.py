@@ -24,6 +24,8 @@ from .report.evaluation import Scenario as Scored
 from .scenario import Expectation, Scenario, Term
 
 KEPT = 0.95  # share of the sequential rate that may be lost for nothing
+# Fixed limits that run in all but a few special scenarios, and what they are compared with.
+ALWAYS = ("default", "static-15M", "static-4M", "agent")
 BEST, IDLE = "best", "idle"  # in expectations: the best static limit; the load without a flood
 
 
@@ -44,15 +46,24 @@ def evaluate(runs: Iterable[Run]) -> Evaluation:
 
 
 def totals(scored: Sequence[Scored]) -> Dict[str, Optional[float]]:
-    """Geometric means, of contenders that have a score in every scenario."""
+    """Geometric means over the scenarios that have a score of each of ALWAYS.
+
+    Only of contenders that have one in all of these: a mean over other scenarios is
+    another quantity.
+    """
+    common = [scenario.contenders for scenario in scored
+              if all(_score(scenario.contenders, name) is not None for name in ALWAYS)]
     found: Dict[str, Optional[float]] = {}
-    for name in sorted({name for scenario in scored for name in scenario.contenders}, key=_place):
-        scores = [scenario.contenders[name].score if name in scenario.contenders else None
-                  for scenario in scored]
-        known = [each for each in scores if each is not None]
-        if len(known) == len(scored):
+    for name in sorted({name for contenders in common for name in contenders}, key=_place):
+        known = [each for contenders in common for each in [_score(contenders, name)]
+                 if each is not None]
+        if len(known) == len(common):
             found[name] = math.exp(statistics.fmean(math.log(max(each, 1e-6)) for each in known))
     return found
+
+
+def _score(contenders: Mapping[str, Contender], name: str) -> Optional[float]:
+    return contenders[name].score if name in contenders else None
 
 
 def _evaluate(scenario: Scenario, runs: List[Run]) -> Scored:

@@ -97,14 +97,15 @@ def test_failed_runs_count_nowhere_but_are_told() -> None:
     assert scenario.best_static is None
 
 
-def test_best_static_is_found_and_totals_need_every_scenario() -> None:
-    runs = [made("default", sync=1), made("static-2M", sync=400), made("static-15M", sync=100),
-            made("agent", sync=500)]
+def test_best_static_is_found_and_totals_are_of_the_same_scenarios() -> None:
+    runs = [made("default", sync=1), made("static-4M", sync=400), made("static-15M", sync=100),
+            made("static-2M", sync=300), made("agent", sync=500)]
     other = [dict(run, scenario="flood-ext4") for run in runs if run["contender"] != "static-2M"]
-    found = score.evaluate(runs + other)
-    assert [each.best_static for each in found.scenarios] == ["static-2M", "static-15M"]
-    assert found.totals["agent"] == pytest.approx(0.5)
-    assert "static-2M" not in found.totals
+    special = [dict(made(name, sync=10), scenario="nvme") for name in ("default", "agent")]
+    found = score.evaluate(runs + other + special)
+    assert [each.best_static for each in found.scenarios] == ["static-4M", "static-4M", None]
+    assert found.totals == pytest.approx({"default": 0.001, "static-4M": 0.4, "static-15M": 0.1,
+                                          "agent": 0.5})
 
 
 @pytest.mark.parametrize("text, ok, value", [

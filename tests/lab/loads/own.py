@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import abc
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from ..remains import RigError
 from . import stats, worker
 from .base import Counters, Load, Measured, Place
 
+PIECE = 4 << 20
 STUCK_S = 30  # until a process must have ended that waits for the disk
 
 
@@ -194,8 +196,20 @@ def group_lives(group: int) -> bool:
 
 
 def make_file(path: Path, size: int) -> None:
-    """A file of `size` bytes, all of it allocated and written."""
-    with open(path, "wb", buffering=0) as file:
-        for done in range(0, size, 1 << 20):
-            file.write(bytes(min(1 << 20, size - done)))
-        os.fsync(file.fileno())
+    """A file of `size` bytes, all of it allocated and written.
+
+    Past the page cache: a guest may get new pages for it more slowly than a disk takes them.
+    """
+    with mmap.mmap(-1, PIECE) as zeros:
+        try:
+            direct = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT, 0o600)
+        except OSError:  # a filesystem in memory
+            direct = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            for _ in range(size // PIECE):
+                os.write(direct, zeros)
+        finally:
+            os.close(direct)
+        with open(path, "ab") as file:
+            file.write(zeros[:size % PIECE])
+            os.fsync(file.fileno())
