@@ -34,7 +34,7 @@ bench:
 		$(if $(REPEATS),--repeats '$(REPEATS)') $(if $(QUICK),--quick)
 
 bench-clean:
-	/usr/bin/python3 -m tests.lab.rig clean
+	PYTHONPATH=agent /usr/bin/python3 -m tests.lab.rig clean
 
 # A directory of its own, so that an upgrade of Python does not lose it, and
 # launchers that no PYTHONPATH of root's shell can mislead (-I).

@@ -8,17 +8,20 @@ and every run would have to wait for that.
 
 from __future__ import annotations
 
-import mmap
 import os
-import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Optional, Type
 
+from .remains import RigError
+
 LEFT = 8 << 30  # bytes; more than the published host's 6 GB, enough for every scenario
 WORTH = 2 << 30  # less is not worth the wait
-PIECE = 64 << 20
+
+
+HOLD = Path(__file__).with_name("hold.py")
 
 
 def available() -> int:
@@ -42,11 +45,14 @@ class Ballast:
     def __enter__(self) -> Ballast:
         if self.bytes >= WORTH:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-I", "-S", __file__,
+                ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-I", "-S", str(HOLD),
                  str(self.bytes)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                 start_new_session=True)
             assert self._process.stdout is not None
-            self._process.stdout.readline()  # it says so when it has all, or it has ended
+            if self._process.stdout.readline() != b"full\n":
+                self.__exit__(None, None, None)
+                raise RigError(f"{self.bytes >> 20} MB of memory cannot be held: end what uses "
+                               "memory on this host, or what limits this process's")
         return self
 
     def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
@@ -54,20 +60,3 @@ class Ballast:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
-
-
-def hold(size: int) -> None:
-    """Takes memory and keeps it; stops short when the host has none left to give."""
-    memory = mmap.mmap(-1, size)
-    for start in range(0, size, PIECE):
-        if available() < PIECE + (LEFT >> 1):
-            break
-        for page in range(start, min(size, start + PIECE), mmap.PAGESIZE):
-            memory[page] = 1
-    print("full", flush=True)
-    while True:
-        signal.pause()
-
-
-if __name__ == "__main__":
-    hold(int(sys.argv[1]))

@@ -9,18 +9,22 @@ again: what was interrupted goes on where it stopped.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from writebackd.policy import units
 
@@ -36,9 +40,16 @@ from .show import Progress, table
 
 TOP = Path(__file__).resolve().parents[2]
 RESULTS = TOP / "build/lab/results"
+LOCK = Path("/run/lock/writebackd-bench.lock")
 PREFIX = "bench"  # of the rigs' names: two benchmarks at once would measure each other
 REPEATS = 3
 QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
+# Of the lab, what has a part in a run's outcome: not what plans, scores or shows.
+LAB = ("tests/lab/disk/*.[ch]", "tests/lab/presets.conf", "tests/lab/loads/**/*.py",
+       "tests/lab/loads/**/*.sql", "tests/vm/[!t_]*.py",
+       *(f"tests/lab/{name}.py" for name in (
+           "agent", "attach", "ballast", "cgroups", "disks", "host", "measure", "rig", "run",
+           "series", "vm")))
 CHECKED = ("default", "static-15M", "agent")
 SCALE = {"native": 1.0, "vm": 0.1, "virtual": 0.1}
 ENDED = r", repeat \d+: (done|FAILED)"  # of what Progress prints
@@ -87,17 +98,28 @@ def digest(*patterns: str) -> str:
 def inputs(job: Job, conditions: Conditions) -> str:
     """What decides the outcome: a result with other inputs is of no use."""
     parts = [repr(conditions), repr(job.contender),
-             digest("tests/lab/disk/*.[ch]", "tests/lab/presets.conf", "tests/lab/loads/*",
-                    "tests/lab/run.py", f"tests/lab/scenarios/{job.scenario.name}.conf")]
+             digest(*LAB, f"tests/lab/scenarios/{job.scenario.name}.conf")]
     if job.contender.kind == "agent":
         parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]", "policies/default.conf"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def read_runs(results: Path, scenarios: Iterable[str]) -> List[Dict[str, Any]]:
-    """All runs of these scenarios; files that are no runs are left out."""
-    return [run for name in scenarios for path in sorted((results / name).glob("*.json"))
-            for run in [read_run(path)] if run is not None]
+def read_runs(results: Path, scenarios: Sequence[Scenario],
+              conditions: Conditions) -> List[Dict[str, Any]]:
+    """All runs of these scenarios, also those of other contenders than were asked for now.
+
+    But none of another version of the scenario, the model, the loads or the agent: it
+    cannot be compared.
+    """
+    found = []
+    for each in scenarios:
+        for path in sorted((results / each.name).glob("*.json")):
+            run = read_run(path)
+            if run is not None:
+                job = Job(each, contenders.named(run["contender"]), run["repeat"])
+                if run.get("inputs") == inputs(job, conditions):
+                    found.append(run)
+    return found
 
 
 def read_run(path: Path) -> Optional[Dict[str, Any]]:
@@ -117,14 +139,19 @@ def write_run(path: Path, run: Dict[str, Any]) -> None:
 
 def is_done(job: Job, conditions: Conditions, results: Path) -> bool:
     run = read_run(job.file(results))
-    return run is not None and run["error"] is None and run["inputs"] == inputs(job, conditions)
+    return (run is not None and run["error"] is None
+            and run.get("inputs") == inputs(job, conditions))
 
 
-def do(jobs: Sequence[Job], conditions: Conditions, results: Path) -> List[str]:
-    """Run what is not there yet; the errors of those that failed."""
+def do(jobs: Sequence[Job], conditions: Conditions, results: Path,
+       lines: bool = False) -> List[str]:
+    """Run what is not there yet; the errors of those that failed.
+
+    lines: tell the progress in lines even on a terminal, for a program to read.
+    """
     errors = []
     left = [job for job in jobs if not is_done(job, conditions, results)]
-    progress = Progress([job.seconds for job in left], len(jobs) - len(left))
+    progress = Progress([job.seconds for job in left], len(jobs) - len(left), lines)
     for job in left:
         progress.begin(f"{job.scenario.name}: {job.contender.name}, repeat {job.repeat}")
         run = perform(job.scenario, job.contender, job.repeat, conditions)
@@ -147,7 +174,7 @@ def do_in_guests(jobs: Sequence[Job], conditions: Conditions, results: Path) -> 
     at_once = os.cpu_count() or 1 if conditions.way == "virtual" else 1
     progress = Progress([job.seconds for job in left], len(jobs) - len(left))
     ended: List[str] = []  # a word for each run that a guest says it has ended
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(at_once) as pool, ended_with(pool):
         guests = [pool.submit(guest, found, conditions, results,
                               lambda text: ended.extend(re.findall(ENDED, text)))
                   for found in by_scenario.values()]
@@ -157,6 +184,32 @@ def do_in_guests(jobs: Sequence[Job], conditions: Conditions, results: Path) -> 
             progress.at(min(len(ended), len(left)), f"{len(waiting)} machines to go")
     progress.close()
     return [error for future in guests for error in future.result()]
+
+
+@contextlib.contextmanager
+def ended_with(pool: ThreadPoolExecutor) -> Iterator[None]:
+    """An interrupt ends the guests; else leaving the pool would wait for all of them."""
+    try:
+        yield
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for path in Path("/proc/self/task").glob("*/children"):
+            for pid in path.read_text().split():
+                # A machine has a process group of its own, with all that belongs to it.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(int(pid), signal.SIGKILL)
+        raise
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """RigError while another benchmark runs on this host: they would measure each other."""
+    with open(LOCK, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RigError("another benchmark runs on this host: wait for it") from None
+        yield
 
 
 def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
@@ -178,7 +231,7 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
     errors = []
     for job in jobs:
         run = read_run(job.file(results))
-        if run is None or run["inputs"] != inputs(job, conditions):
+        if run is None or run.get("inputs") != inputs(job, conditions):
             errors.append(f"{name}, {job.contender.name}: no result; the machine said: "
                           f"{said.strip()[-2000:]}")
         elif run["error"]:
@@ -192,7 +245,7 @@ def choose(arguments: argparse.Namespace) -> List[Scenario]:
         return [scenario.load(name) for name in arguments.scenario]
     found = [scenario.load(name) for name in scenario.names()]
     tag = "ci" if arguments.check else "quick" if arguments.quick else ""
-    return [each for each in found if not tag or tag in each.tags]
+    return [each for each in found if (tag in each.tags if tag else "extra" not in each.tags)]
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -206,7 +259,7 @@ def bench(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         show_plan(jobs)
         return 0
-    check_tools(scenarios)
+    check_tools(jobs)
     if not jobs:
         raise RigError(f"nothing to run: the scenarios asked for have no way {arguments.way}")
     left = [name for name in rigs_left() if name.startswith(PREFIX)]
@@ -214,17 +267,20 @@ def bench(arguments: argparse.Namespace) -> int:
         raise RigError(f"a killed run left {', '.join(left)}: remove it with make bench-clean")
     # What a guest has is little already; nobody knows it out here.
     memory = ballast.left() if arguments.way == "native" else units.parse_size(vm.MEMORY)
-    conditions = Conditions(arguments.way, SCALE[arguments.way], PREFIX, memory)
-    if arguments.inside:
-        errors = do(jobs, conditions, results)
-    elif arguments.way == "native":
-        with ballast.Ballast():
-            errors = do(jobs, conditions, results)
-    else:
-        errors = do_in_guests(jobs, conditions, results)
+    kernel = (f"{platform.release()}, {os.cpu_count()} CPUs" if arguments.way == "native"
+              else arguments.way)
+    conditions = Conditions(arguments.way, SCALE[arguments.way], PREFIX, memory, kernel)
+    with alone():
+        if arguments.inside:
+            errors = do(jobs, conditions, results, lines=True)
+        elif arguments.way == "native":
+            with ballast.Ballast():
+                errors = do(jobs, conditions, results)
+        else:
+            errors = do_in_guests(jobs, conditions, results)
     if arguments.inside:
         return 0
-    runs = read_runs(results, [each.name for each in scenarios])
+    runs = read_runs(results, scenarios, conditions)
     evaluation = score.evaluate(runs)
     print(table(evaluation))
     page = results / "report.html"
@@ -240,9 +296,9 @@ def bench(arguments: argparse.Namespace) -> int:
     return 1 if errors or regressed else 0
 
 
-def check_tools(scenarios: Sequence[Scenario]) -> None:
+def check_tools(jobs: Sequence[Job]) -> None:
     """RigError with the command that installs what the loads lack."""
-    tools = {tool: package for each in scenarios for load in each.loads
+    tools = {tool: package for job in jobs for load in job.scenario.loads
              for tool, package in KINDS[load.kind].TOOLS.items()}
     missing = sorted({package for tool, package in tools.items()
                       if shutil.which(tool, path=path_with_sbin()) is None})

@@ -36,8 +36,8 @@ class Groups:
     def __enter__(self) -> Groups:
         check()
         try:
+            self.directory.mkdir()
             for parent in (CGROUPS, self.directory):
-                parent.mkdir(exist_ok=True)
                 control = parent / "cgroup.subtree_control"
                 there = control.read_text().split()
                 for name in CONTROLLERS:
@@ -95,13 +95,13 @@ class Groups:
         self._write(self.directory / "sync/io.latency", f"{number} target={target}")
 
     def _write(self, path: Path, value: str, undo: Optional[str] = None) -> None:
+        if not path.exists():
+            raise RigError(f"this kernel was built without {path.name}")
         if undo is not None:
             self._remains.record(cgroup=[*self._remains.state.get("cgroup", []),
                                          [str(path), undo]])
         try:
             path.write_text(value)
-        except FileNotFoundError:
-            raise RigError(f"this kernel was built without {path.name}") from None
         except OSError as error:
             raise RigError(f"{path}: {value}: {error.strerror}") from None
 

@@ -29,9 +29,11 @@ def stored(path: Path = FILE) -> Ratios:
     """Raises RigError."""
     try:
         ratios: Ratios = json.loads(path.read_text(encoding="utf-8"))
-        return ratios
     except (OSError, ValueError) as error:
         raise RigError(f"{path}: {error}") from None
+    if not ratios or not all(value > 0 for each in ratios.values() for value in each.values()):
+        raise RigError(f"{path}: a ratio that is not above 0 lets everything pass")
+    return ratios
 
 
 def compare(evaluation: Evaluation, runs: Sequence[Mapping[str, Any]],
@@ -74,7 +76,7 @@ def main() -> int:
               file=sys.stderr)
         return 2
     try:
-        ratios = stored()
+        ratios: Ratios = json.loads(FILE.read_text(encoding="utf-8"))
         runs = [run for name in ratios for path in sorted(Path(sys.argv[1], name).glob("*.json"))
                 for run in [json.loads(path.read_text(encoding="utf-8"))]]
         found = {**ratios, **measured(evaluate(runs), runs, ratios)}

@@ -5,7 +5,7 @@
 
 Several may be up at once in one process, as nested with-statements.
 
-`python3 -m tests.lab.rig clean`, at the top of the tree, removes what a killed run left.
+`make bench-clean` removes what a killed run left.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Rig:
         if self.remains.state or self.directory.exists():
             self.remains.drop()
             raise RigError(f"a killed run left a rig named {self.name}: remove it with "
-                           "python3 -m tests.lab.rig clean")
+                           "make bench-clean")
         self._up.append(self)
         self._interrupts.begin()
         atexit.register(self.close)

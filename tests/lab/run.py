@@ -23,7 +23,7 @@ from .agent import Agent
 from .contenders import DEFAULT_LIMITS, Contender
 from .disks import scaled_setting
 from .loads import KINDS
-from .loads.base import Load, Measured, Place
+from .loads.base import Load, Measured, Place, Spawn
 from .measure import device_written
 from .remains import RigError, run
 from .rig import Rig
@@ -36,7 +36,6 @@ SCHEMA = 1
 HASTE = {"rate": "16G", "link": "16G", "seek_us": "0", "latency_us": "0", "iops": "0",
          "bandwidth": "0", "rebuild": "0", "neighbour": "0"}
 DRAIN_S = 60  # patience until the write caches are empty before the clock starts
-Spawn = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Conditions:
     scale: float  # factor on all sizes and rates of disks and loads
     prefix: str  # of the rigs' names
     memory: int  # bytes that the host has left for it
+    host: str  # kernel and processors
 
     def rig_name(self, disk: str) -> str:
         return f"{self.prefix}-{disk}"
@@ -239,7 +239,10 @@ class Stage:
     def end(self) -> Optional[Dict[str, Any]]:
         """Stop all of it, in an order in which nothing waits for gigabytes; the agent's cost."""
         cost = None
-        if self.agent is not None and self.agent.alive():
+        if self.agent is not None:
+            self.agent.signal(signal.SIGCONT)
+            if not self.agent.alive():
+                raise RigError(f"writebackd ended; it said: {self.agent.log.read_text().strip()}")
             own = self.agent.status()["self"]
             cost = {"cpu_fraction": own["cpu_fraction"], "rss_bytes": own["rss_bytes"],
                     "bpf_ns_per_io": own["bpf_ns_per_io"],
@@ -318,7 +321,9 @@ def perform(scenario: Scenario, contender: Contender, repeat: int,
                         "device": stage.rigs[spec.name].device,
                         "cache_bytes": stage.rigs[spec.name].control.get()["capacity"],
                         "written": stage.written[spec.name]} for spec in scenario.disks])
-    except RigError as error:
-        result["error"] = str(error)
+    except (RigError, OSError, ValueError, subprocess.SubprocessError) as error:
+        # One run of hundreds: the others go on, and this one is done again next time.
+        result["error"] = f"{type(error).__name__}: {error}" if not isinstance(
+            error, RigError) else str(error)
     result["took_s"] = round(time.monotonic() - started, 2)
     return result

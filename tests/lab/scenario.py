@@ -14,15 +14,18 @@ from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional,
 
 from writebackd.policy import units
 
+from . import host
 from .disks import Disk, check_setting, preset
 from .loads import KINDS
 from .remains import RigError
 
 DIRECTORY = Path(__file__).parent / "scenarios"
 WAYS = ("native", "vm", "virtual")
+VM_FILES = tuple(name for pair in host.PAIRS for name in pair)
 FILESYSTEMS = ("xfs", "ext4", "btrfs")
 ROLES = ("sync", "flood", "job", "bystander")
-WINDOWS = ("idle", "judged")
+TAGS = ("quick", "ci", "extra")
+SIGNALS = ("SIGSTOP", "SIGCONT", "SIGKILL", "SIGHUP")  # that an agent may get
 
 Values = Mapping[str, str]
 
@@ -219,7 +222,8 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
     main = Section(f"{where}: [scenario]", rest.get("scenario", {}))
     judged = main.value("judged", lambda text: parse_span(text, 0), "")
     assert isinstance(judged, Span)
-    idle_text = main.text("idle", "none")
+    idle = main.value("idle", lambda text: None if text == "none" else parse_span(text, 0), "none")
+    assert idle is None or isinstance(idle, Span)
     disks = tuple(parse_disk(label, section) for label, section in parts["disk"].items())
     if not disks:
         raise RigError(f"{where}: no [disk NAME]")
@@ -236,7 +240,7 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
         contenders=tuple(main.text("contenders", "core").split()),
         sweep=tuple(size(f"{where}: sweep", text)
                     for text in main.text("sweep", "1M 2M 4M 8M").split()),
-        idle=None if idle_text == "none" else parse_span(idle_text, 0), judged=judged,
+        idle=idle, judged=judged,
         contend=seconds(main, "contend", "0s"), prepare=seconds(main, "prepare", "2s"),
         ways=frozenset(main.text("ways", "native vm virtual").split()),
         tags=frozenset(main.text("tags", "").split()))
@@ -290,7 +294,7 @@ def parse_events(where: str, values: Values, disks: List[str]) -> Tuple[Event, .
     """`12s = db mode=writethrough`; further events at the same time after a comma."""
     events = []
     for time, text in values.items():
-        for one in text.split(","):
+        for one in filter(str.strip, text.split(",")):
             target, *pairs = one.split()
             if target not in [*disks, "vm", "agent"]:
                 raise RigError(f"{where}: {time}: no {target}: take vm, agent or a disk "
@@ -301,13 +305,23 @@ def parse_events(where: str, values: Values, disks: List[str]) -> Tuple[Event, .
                 raise RigError(f"{where}: {error}") from None
             settings = tuple((key, value) for key, _, value in
                              (pair.partition("=") for pair in pairs))
-            for key, value in settings if target in disks else ():
-                try:
-                    check_setting(key, value)
-                except RigError as error:
-                    raise RigError(f"{where}: {time}: {error}") from None
+            try:
+                check_event(target, settings)
+            except RigError as error:
+                raise RigError(f"{where}: {time}: {error}") from None
             events.append(Event(when, target, settings))
     return tuple(sorted(events, key=lambda event: event.time))
+
+
+def check_event(target: str, settings: Iterable[Tuple[str, str]]) -> None:
+    """RigError for what would stop a run in its middle."""
+    for key, value in settings:
+        if target == "agent" and key not in SIGNALS:
+            raise RigError(f"no signal {key}: take one of {', '.join(SIGNALS)}")
+        if target == "vm" and (key not in VM_FILES or not value.isdigit()):
+            raise RigError(f"{key}={value}: take a number for one of {', '.join(VM_FILES)}")
+        if target not in ("agent", "vm"):
+            check_setting(key, value)
 
 
 def parse_line(where: str, text: str) -> Expectation:
@@ -321,6 +335,12 @@ def check(where: str, scenario: Scenario) -> None:
     """What keys say together."""
     for way in scenario.ways - set(WAYS):
         raise RigError(f"{where}: ways: no {way}, take some of {', '.join(WAYS)}")
+    for tag in scenario.tags - set(TAGS):
+        raise RigError(f"{where}: tags: no {tag}, take some of {', '.join(TAGS)}")
+    times = [event.time for event in scenario.events] + [
+        span.start for load in scenario.loads for span in load.spans]
+    if max(times, default=0) >= scenario.length:
+        raise RigError(f"{where}: something begins at {max(times):g} s, when the run is over")
     if scenario.has_sync and scenario.idle is None:
         raise RigError(f"{where}: idle is missing: a load of role sync is judged by its idle rate")
     windows = [scenario.judged] + ([scenario.idle] if scenario.idle else [])

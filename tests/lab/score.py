@@ -6,7 +6,7 @@ With synchronous demand score = f * min(1, g / 0.95) ** 4, without it score = g:
     f  synchronous rate under load / idle synchronous rate of the same repeat
     g  sequential rate under load / with default limits in the same repeat
 
-Idle is the median over all contenders of a repeat, who have not differed yet then.
+Idle is the median over all contenders of a repeat: without a flood they differ little.
 Pairing by repeat takes out the drift of the machine; medians over repeats take out
 single bad runs.
 """

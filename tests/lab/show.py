@@ -7,7 +7,9 @@ import sys
 import time
 from typing import List, Optional, Sequence
 
+from .report import published, text
 from .report.evaluation import Evaluation, Scenario
+from .report.seed import same_line
 
 BAR = 30
 
@@ -19,13 +21,13 @@ def minutes(seconds: float) -> str:
 class Progress:
     """A bar on a terminal, a line for each run elsewhere."""
 
-    def __init__(self, expected: Sequence[float], done: int) -> None:
+    def __init__(self, expected: Sequence[float], done: int, lines: bool = False) -> None:
         """expected: seconds of each run to come; done: how many were there already."""
         self._expected = list(expected)
         self._number = 0
         self._started = self._begun = time.monotonic()
         self._doing = ""
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr.isatty() and not lines
         if done:
             print(f"{done} runs are there already, {len(expected)} to do", file=sys.stderr)
 
@@ -55,7 +57,7 @@ class Progress:
         """By what the plan says, corrected by how long it took so far."""
         past = sum(self._expected[:self._number])
         pace = (time.monotonic() - self._started) / past if past else 1.0
-        return sum(self._expected[self._number:]) * max(0.5, min(3.0, pace))
+        return sum(self._expected[self._number:]) * max(0.5, min(10.0, pace))
 
     def _show(self) -> None:
         total = sum(self._expected)
@@ -81,7 +83,8 @@ def table(evaluation: Evaluation) -> str:
     lines: List[str] = []
     for scenario in evaluation.scenarios:
         lines += [*_block(scenario), ""]
-    if len(evaluation.scenarios) > 1:
+    lines += beside_published(evaluation)
+    if len(evaluation.scenarios) > 1 and evaluation.totals:
         lines.append("geometric mean of the scores")
         ranked = sorted(evaluation.totals.items(), key=lambda item: -(item[1] or 0))
         lines += [f"  {name:30}{number(value):>10}" for name, value in ranked]
@@ -99,4 +102,24 @@ def _block(scenario: Scenario) -> List[str]:
     for check in scenario.checks:
         said = {True: "good", False: "MISSED", None: "open"}[check.ok]
         lines.append(f"  {said:7} {check.text}: {check.value}")
+    return lines
+
+
+def beside_published(evaluation: Evaluation) -> List[str]:
+    """The hand-tuned host's tables with the lab's lines beside them."""
+    found = {scenario.name: scenario for scenario in evaluation.scenarios}
+    lines = []
+    for case in published.HAND_TUNED:
+        if case.scenario in found:
+            lines += [f"sysbench fileio, {case.load}: published | here",
+                      f"  {'':24}" + 2 * f"{'requests/s':>12}{'avg':>10}{'95 %':>10}{'max':>10}"]
+            for line in case.lines:
+                ours = same_line(found[case.scenario], line)
+                told = [*line.told, *(text.UNKNOWN,) * 4][:4]
+                here = [text.number(ours.rate), text.seconds(ours.mean), text.seconds(ours.p95),
+                        text.seconds(ours.max)]
+                lines.append(f"  {line.name:24}" + "".join(
+                    f"{rate:>12}{mean:>10}{p95:>10}{worst:>10}"
+                    for rate, mean, p95, worst in (told, here)))
+            lines.append("")
     return lines

@@ -13,7 +13,7 @@ from test_lab_score import made
 from tests.lab import bench, regress, scenario, score
 from tests.lab.run import Conditions
 
-CONDITIONS = Conditions("native", 1.0, "test", 8 << 30)
+CONDITIONS = Conditions("native", 1.0, "test", 8 << 30, "6.18, 2 CPUs")
 WANTED = ("default", "static-2M", "agent")
 
 
@@ -69,7 +69,7 @@ def test_results_of_other_inputs_are_done_again(performed: List[str], tmp_path: 
     bench.do(plan, CONDITIONS, tmp_path)
     assert performed == ["default-1", "static-2M-1", "agent-1"]
     performed.clear()
-    bench.do(plan, Conditions("vm", 0.1, "test", 2 << 30), tmp_path)
+    bench.do(plan, Conditions("vm", 0.1, "test", 2 << 30, "vm"), tmp_path)
     assert len(performed) == 3
 
 
@@ -90,7 +90,19 @@ def test_errors_are_told_and_the_rest_goes_on(tmp_path: Path,
     monkeypatch.setattr(bench, "perform", lambda of, contender, repeat, conditions: made(
         contender.name, repeat, error="no room" if contender.name == "static-2M" else None))
     assert bench.do(jobs()[:3], CONDITIONS, tmp_path) == ["flood, static-2M: no room"]
-    assert len(bench.read_runs(tmp_path, ["flood"])) == 3
+    assert len(bench.read_runs(tmp_path, [scenario.load("flood")], CONDITIONS)) == 3
+
+
+def test_only_runs_that_can_be_compared_are_scored(performed: List[str], tmp_path: Path) -> None:
+    bench.do(jobs(), CONDITIONS, tmp_path)
+    flood = [scenario.load("flood")]
+    old = jobs()[1].file(tmp_path)
+    old.write_text(json.dumps({**json.loads(old.read_text()), "inputs": "of last year"}))
+    jobs()[2].file(tmp_path).write_text("{ half a fi")
+    found = bench.read_runs(tmp_path, flood, CONDITIONS)
+    assert len(found) == 7
+    assert bench.read_runs(tmp_path, flood, Conditions(
+        "native", 1.0, "test", 8 << 30, "7.0, 64 CPUs")) == []
 
 
 @pytest.mark.parametrize("agent, regressed", [(500, False), (430, False), (420, True)])

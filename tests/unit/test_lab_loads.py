@@ -165,13 +165,14 @@ def test_pace_makes_up_for_a_stall_but_not_for_all_of_it(monkeypatch: pytest.Mon
     assert sum(delay == 0 for delay in slept) == pytest.approx(10, abs=1)
 
 
-def test_periods_are_phases_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
+def test_periods_count_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [663.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    periods = worker.Periods(5, 6)
     left = []
-    for now[0] in (664.0, 668.0, 669.5, 675.0):
-        left.append(worker.Periods(5, 6).left())
-    assert left == [pytest.approx(each) for each in (1.0, -3.0, -1.5, 1.0)]
+    for now[0] in (663.0, 667.0, 671.0, 672.5, 678.0):
+        left.append(periods.left())
+    assert left == [pytest.approx(each) for each in (5.0, 1.0, -3.0, -1.5, 1.0)]
     assert worker.Periods(5, 0).left() is None
 
 

@@ -116,7 +116,7 @@ class Commands(OwnLoad):
 
 
 PERIODS = {
-    # Both in phase with the monotonic clock; without off times it never pauses.
+    # Counted from the start of the load; without off times it never pauses.
     "on": (parse_time, "0s"),
     "off": (parse_time, "0s"),
 }

@@ -110,9 +110,10 @@ def sync(job: Job, record: Record) -> None:
 
 
 class Periods:
-    """On and off times that all who ask see alike: phases of the monotonic clock."""
+    """On and off times, counted from the worker's start: every run sees the same."""
 
     def __init__(self, on: float, off: float) -> None:
+        self._origin = time.monotonic()
         self._on, self._cycle = on, on + off
         self._always = not (on and off)
 
@@ -120,7 +121,7 @@ class Periods:
         """Seconds of on time left; below 0 the seconds until it begins; None: always on."""
         if self._always:
             return None
-        phase = time.monotonic() % self._cycle
+        phase = (time.monotonic() - self._origin) % self._cycle
         return self._on - phase if phase < self._on else phase - self._cycle
 
 

@@ -23,7 +23,7 @@ def _median_run(one: Optional[Contender]) -> Optional[Run]:
     return one.median_run if one is not None else None
 
 
-def _same_line(scenario: Scenario, line: published.Line) -> facts.Sync:
+def same_line(scenario: Scenario, line: published.Line) -> facts.Sync:
     """What the lab measured where the published line is."""
     if line.like == "idle":
         runs = [_median_run(first_of(scenario, STATIC, 15 * published.MIB)),
@@ -42,7 +42,7 @@ def tuned_table(case: published.Tuned, scenario: Optional[Scenario]) -> str:
         told = [*line.told, *(text.UNKNOWN,) * 4][:4]
         cells = "".join(f'<td class="n published">{escape(word)}</td>' for word in told)
         if scenario is not None:
-            ours = _same_line(scenario, line)
+            ours = same_line(scenario, line)
             cells += "".join(f'<td class="n ours">{escape(word)}</td>' for word in (
                 text.number(ours.rate), text.seconds(ours.mean), text.seconds(ours.p95),
                 text.seconds(ours.max)))
