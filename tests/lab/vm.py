@@ -3,7 +3,8 @@
 
     vm       emulated processors in real time: as noisy as the host
     virtual  time is counted in instructions of the one processor, and jumps ahead while
-             that sleeps: the same figures tomorrow, however busy the host is
+             that sleeps: the host's load has no part in it.  Runs are alike, not the
+             same: microseconds differ, and a flooded disk makes much of little
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A virtual machine in virtual time that nothing from outside reaches: its runs repeat.
+"""A virtual machine in virtual time that no device of the host reaches.
 
 Time is counted in instructions of the one processor and jumps ahead while that sleeps. So whatever
 answers when the host gets round to it, a disk or a file server, would take another time in each

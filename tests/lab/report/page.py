@@ -32,7 +32,9 @@ mean.</dd></div>
 repeat.</dd></div>
 <div><dt>score</dt><dd>f &times; min(1, g / 0.95)<sup>4</sup>; g alone where nothing is
 synchronous.</dd></div>
-<div><dt>total</dt><dd>geometric mean of a contender's scores over the scenarios.</dd></div>
+<div><dt>total</dt><dd>geometric mean of a contender's scores over the scenarios in which default
+limits, 4 MB, 15 MB and the agent have all run; special scenarios with fewer contenders are not in
+it.</dd></div>
 <div><dt>best static in hindsight (&starf;)</dt><dd>the fixed limit of the sweep with the best
 score in that very scenario: nobody could have known it before.</dd></div>
 <div><dt>regret</dt><dd>what the agent's score lacks of the best static one's.</dd></div>
