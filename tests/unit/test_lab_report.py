@@ -336,7 +336,7 @@ def test_curves_are_the_series() -> None:
     assert corners(target)[0][0] == pytest.approx(start, abs=0.06)
     assert [x for x, _ in corners(target)][1:] == [WIDTH - RIGHT]
     fill = Tree(plots.fill([agent], palette)[0]).root
-    half = HEIGHT - BOTTOM - 0.5 / 1.05 * (HEIGHT - TOP - BOTTOM)
+    half = HEIGHT - BOTTOM - 0.5 / 1.2 * (HEIGHT - TOP - BOTTOM)
     assert corners(paths(fill, "true")[0])[-1] == pytest.approx((WIDTH - RIGHT, half), abs=0.06)
     assert len(plots.fill([agent], palette)) == 1  # nothing is in the other disk's cache
     drain = Tree(plots.drain(agent, palette)[0]).root

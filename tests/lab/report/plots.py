@@ -153,7 +153,7 @@ def frontier(scenario: Scenario, palette: Palette) -> str:
     if not ones:
         return ""
     across = Axis("g: sequential rate, of that under default limits", 0.0,
-                  max([1.1] + [1.05 * g for _, _, g in ones]))
+                  max([1.1] + [1.2 * g for _, _, g in ones]))
     up = axis("log", [f for _, f, _ in ones] + [1.0], LOG, text.number, 1e-4)
     plot = Plot("f: synchronous rate, of the idle rate", across, up)
     for score in (0.001, 0.01, 0.1, 0.2, 0.5, 1.0):
