@@ -336,7 +336,7 @@ def test_curves_are_the_series() -> None:
     assert corners(target)[0][0] == pytest.approx(start, abs=0.06)
     assert [x for x, _ in corners(target)][1:] == [WIDTH - RIGHT]
     fill = Tree(plots.fill([agent], palette)[0]).root
-    half = HEIGHT - BOTTOM - 0.5 / 1.2 * (HEIGHT - TOP - BOTTOM)
+    half = HEIGHT - BOTTOM - 0.5 / 1.05 * (HEIGHT - TOP - BOTTOM)
     assert corners(paths(fill, "true")[0])[-1] == pytest.approx((WIDTH - RIGHT, half), abs=0.06)
     assert len(plots.fill([agent], palette)) == 1  # nothing is in the other disk's cache
     drain = Tree(plots.drain(agent, palette)[0]).root
@@ -352,7 +352,7 @@ def test_frontier_has_each_contender_where_it_is() -> None:
     drawn = Tree(plots.frontier(evaluation.scenarios[0], Palette(evaluation))).root
     points = {point.one("title").whole.split(":")[0]: point.attrs for point in drawn.all("circle")}
     assert sorted(points) == ["agent", "default", "static-15M", "static-2M"]
-    across = LEFT + 0.987 / 1.1 * (WIDTH - LEFT - RIGHT)
+    across = LEFT + 0.987 / 1.2 * (WIDTH - LEFT - RIGHT)
     assert float(points["agent"]["cx"]) == pytest.approx(across, abs=0.06)
     assert float(points["agent"]["cy"]) < float(points["static-2M"]["cy"])
     assert [name.whole for name in drawn.all("text", "name")] == ["agent", "default", "15 MB",
