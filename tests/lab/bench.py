@@ -40,7 +40,7 @@ from .show import Progress, table
 
 TOP = Path(__file__).resolve().parents[2]
 RESULTS = TOP / "build/lab/results"
-LOCK = Path("/run/lock/writebackd-bench.lock")
+LOCK = Path("/run/writebackd-bench.lock")
 PREFIX = "bench"  # of the rigs' names: two benchmarks at once would measure each other
 REPEATS = 3
 QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
