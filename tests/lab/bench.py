@@ -253,7 +253,7 @@ def bench(arguments: argparse.Namespace) -> int:
     wanted = arguments.contender
     if not wanted and not arguments.scenario:
         wanted = CHECKED if arguments.check else QUICK_CONTENDERS if arguments.quick else ()
-    repeats = arguments.repeats or (1 if arguments.quick or arguments.check else REPEATS)
+    repeats = arguments.repeats or (1 if arguments.quick else REPEATS)
     jobs = plan(scenarios, arguments.way, wanted, repeats)
     results = arguments.out / arguments.way
     if arguments.plan:
