@@ -307,6 +307,34 @@ class Estimate:
     inflight: int
 
 
+class LeverKind(Enum):
+    """The levers beside the global pair; see Setting for what a target is."""
+
+    FLUSH = "flush"
+    BDI = "bdi"
+    QUEUE = "queue"
+    PACE = "pace"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A lever beside the global pair, and the value that it shall have.
+
+    kind   target                        name                          value
+    flush  "vm"                          dirty_writeback_centisecs     1/100 s
+    bdi    name under /sys/class/bdi     max_bytes, min_bytes,         bytes; 0 or 1
+                                         strict_limit
+    queue  kernel name of a disk         nr_requests, max_sectors_kb   requests; KiB
+    pace   cgroup path below the root    devno of a disk "8:0"         bytes per second
+           ("/system.slice/x.service")                                 (io.max wbps)
+    """
+
+    kind: LeverKind
+    target: str
+    name: str
+    value: int
+
+
 @dataclass(frozen=True)
 class DeviceDecision:
     """What the law wants for one device and why, in plain words."""
@@ -328,6 +356,8 @@ class Decision:
     goal_bytes: Optional[int]  # where the ramp is heading
     reason: str
     devices: Tuple[DeviceDecision, ...] = ()
+    # Levers beside the global pair; one that is not named goes back to its original.
+    settings: Tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True)
