@@ -297,7 +297,10 @@ class Estimate:
     demand_known: bool  # False: the probe cannot see fsync
     flooded: bool  # background writes keep the device or the limit busy
     held_back: bool  # writers slept for the limit: it sets their speed
-    throughput: Optional[float]  # smoothed write rate while flooded
+    full: bool  # the write cache has no room
+    rate: float  # bytes per second of all devices on the same leaf disks
+    tau_s: Optional[float]  # limit / rate while the limit is what holds the rate
+    cache_bytes: Optional[float]  # of the write cache, as it was seen to fill
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]
     fsyncs_inflight: int
@@ -358,6 +361,40 @@ class Decision:
     devices: Tuple[DeviceDecision, ...] = ()
     # Levers beside the global pair; one that is not named goes back to its original.
     settings: Tuple[Setting, ...] = ()
+    hurry: bool = False  # somebody waits behind a flood: look again sooner
+
+
+class Phase(Enum):
+    """What the law is doing about the limit of a flooded device."""
+
+    SEEK = "seek"  # the drain rate is not known: looking for it
+    HOLD = "hold"
+    DRAIN = "drain"  # a short, tighter limit that makes room in the write cache
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What the law remembers of one device; see control/hold.py."""
+
+    phase: Phase = Phase.SEEK
+    limit_bytes: Optional[int] = None  # the one to hold; in DRAIN the one to come back to
+    changed_s: float = float("-inf")
+    # since the last change has settled: bytes written, seconds
+    carried: Tuple[float, float] = (0.0, 0.0)
+    full_s: float = 0.0  # in a row
+    late_s: float = 0.0  # in a row with syncs above the objective
+    for_rate: float = 0.0  # the drain rate that the limit was found for
+    drain_bytes: int = 0  # the limit of this DRAIN
+    drained_bytes: float = 0.0  # what it made room for
+    drain_end_s: float = float("-inf")  # of the last one
+    useless_s: float = float("-inf")  # when draining was last seen to bring nothing
+    seek_rate: float = 0.0  # under the last, smaller limit
+    starved_bytes: int = 0  # where throughput was last seen to suffer
+    starved_s: float = float("-inf")
+    fruitless: int = 0  # tightenings in a row that brought nothing
+    wait_s: float = 0.0  # of a sync before the last tightening
+    before_bytes: int = 0  # limit before the first fruitless tightening
+    gave_up_s: float = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -367,10 +404,16 @@ class DeviceMemory:
     identity: Tuple[str, Optional[int]] = ("", None)  # devno and diskseq
     # estimators
     drain_rate: Optional[float] = None
-    drain_window: Tuple[float, ...] = ()  # rates of the last ticks with a full cache
+    drain_limit_bytes: int = 0  # the limit in force when it was learned
+    drain_window: Tuple[Tuple[float, float], ...] = ()  # (dt, rate) with a full cache
     was_full: bool = False  # the write cache had no room in the last tick
-    fast_window: Tuple[Tuple[float, float], ...] = ()  # (dt, rate) at cache speed
-    throughput: Optional[float] = None
+    # since the cache was last known empty: bytes above R, bytes, seconds
+    fast: Tuple[float, float, float] = (0.0, 0.0, 0.0)
+    # since the flood began on an empty cache: bytes, seconds; None once it was full
+    filling: Optional[Tuple[float, float]] = None
+    cache_bytes: Optional[float] = None
+    tau_s: Optional[float] = None
+    recent_writes: Tuple[Tuple[float, float, int], ...] = ()  # (dt, slow, all) completions
     baseline_s: Optional[float] = None
     write_baseline_s: Optional[float] = None  # unloaded device latency of a small write
     quiet_s: float = 0.0  # time without background writes
@@ -379,13 +422,7 @@ class DeviceMemory:
     sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
     last_demand_s: Optional[float] = None
     # law
-    trim: float = 1.0  # factor on the feed-forward target
-    slow_ticks: int = 0  # in a row above the objective
-    starved_ticks: int = 0  # in a row below the throughput to keep
-    starved_trim: float = 0.0  # where throughput was last seen to suffer
-    starved_s: float = float("-inf")
-    last_trim_s: float = float("-inf")
-    stuck_ticks: int = 0  # in a row slow with nothing left to tighten
+    hold: "Hold" = field(default_factory=lambda: Hold())
     # the last decision
     state: Optional["State"] = None
     target_bytes: Optional[int] = None
@@ -399,6 +436,7 @@ class Memory:
     devices: Mapping[str, DeviceMemory] = field(default_factory=dict)
     limit_bytes: Optional[int] = None  # what the last decision set
     goal_bytes: Optional[int] = None  # where it was heading
+    background_bytes: Optional[int] = None
     last_raise_s: float = float("-inf")
     hold_until_s: float = float("-inf")  # limits adopted from an earlier run stay so long
     pin_bytes: Optional[int] = None

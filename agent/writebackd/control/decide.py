@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.law import Want, decide_device
-from writebackd.control.ramp import near, next_limit
+from writebackd.control.ramp import near, next_background, next_limit
 from writebackd.model import (
     Decision,
     DeviceDecision,
@@ -48,6 +48,7 @@ def decide(
             policy.for_device(name, seen.device.devno),
             sample.host,
             sample.time_s,
+            sample.dt_s,
             sample.vm.threshold_bytes,
             estimates[name],
             memory.devices[name],
@@ -70,7 +71,7 @@ def decide(
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
         goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
     if goal is None:
-        memory = replace(memory, limit_bytes=None, goal_bytes=None)
+        memory = replace(memory, limit_bytes=None, goal_bytes=None, background_bytes=None)
         return Decision(None, None, None, reason, devices), memory
     if memory.pin_bytes is None and near(goal, memory.goal_bytes):
         goal = memory.goal_bytes or goal
@@ -81,23 +82,29 @@ def decide(
         limit = next_limit(
             goal,
             sample.vm,
+            sum(seen.write_bytes for seen in sample.devices),
             sample.time_s,
             memory.last_raise_s,
             policy.limits.step_up,
             policy.limits.cooldown_s,
         )
-    # The share of the goal, not of the limit on its way there: what is above
-    # the goal drains in the background while the limit still holds.
-    share = 0.5 if memory.pin_bytes is not None else policy.limits.background
-    background = max(sample.host.page_size, int(min(limit, goal) * share))
+    if memory.pin_bytes is not None:
+        background = limit // 2
+    else:
+        background = next_background(
+            limit, goal, policy.limits.background, memory.background_bytes
+        )
+    background = max(sample.host.page_size, background)
     raised = limit > sample.vm.threshold_bytes
     memory = replace(
         memory,
         limit_bytes=limit,
         goal_bytes=goal,
+        background_bytes=background,
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
     )
-    return Decision(limit, background, goal, reason, devices), memory
+    hurry = any(estimates[want.name].flooded for want in wants if want.demand)
+    return Decision(limit, background, goal, reason, devices, hurry=hurry), memory
 
 
 def _whose(foreign: Sequence[ForeignWrite]) -> str:

@@ -2,10 +2,10 @@
 """From where the limit is to where it shall be, without blocking the host.
 
 Lowering the limit far below what is dirty blocks every buffered writer on
-every device until the difference has drained, and the flusher meanwhile runs
-flat out, which is the worst case for fsync.  So the background limit goes down
-first (that drains without blocking) and the limit follows what is left.
-Raising blocks nobody.
+every device until the difference has drained.  So the background limit goes
+down first (that drains without blocking) and the limit follows what is left,
+as fast as the devices drain: slower, and the writers would fill up again what
+has been made free.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from typing import Optional
 
 from writebackd.model import VmState
 
-# Room above what is dirty or under writeback, so that lowering stays above it.
+# Room above what is dirty or under writeback, so that lowering starts above it.
 HEADROOM = 1.05
+# Of what the devices write in a tick, how much the limit goes down: the rest is
+# what the writers may still bring in.
+FOLLOW = 0.9
 # A goal that moved by less is the same goal: the estimates it comes from are
 # not more exact, and every write moves the kernel's own pacing.
 DEADBAND = 0.1
+# The background limit stays while it is between these shares: of what it should
+# be, and of the limit (the kernel takes half of the limit for one above it).
+BACKGROUND_LEAST, BACKGROUND_MOST = 0.6, 0.95
 
 
 def next_limit(
     goal: int,
     vm: VmState,
+    drained_bytes: float,
     now_s: float,
     last_raise_s: float,
     step_up: float,
@@ -31,16 +38,29 @@ def next_limit(
 ) -> int:
     """The limit for this tick, in bytes.
 
-    `vm.threshold_bytes` is the limit in force.  Down: at most to HEADROOM times
-    what is dirty.  Up: by the factor `step_up`, at most once in `cooldown_s`.
+    `vm.threshold_bytes` is the limit in force, `drained_bytes` what all devices
+    wrote in the last tick.  Down: from HEADROOM times what is dirty at most as
+    far as that drains.  Up: by the factor `step_up`, at most once in `cooldown_s`.
     """
     current = vm.threshold_bytes
     if goal < current:
-        left = int(HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
-        return min(current, max(goal, left))
+        left = min(current, HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
+        return max(goal, int(left - FOLLOW * drained_bytes))
     if now_s - last_raise_s < cooldown_s:
         return current
     return min(goal, int(current * step_up))
+
+
+def next_background(limit: int, goal: int, share: float, last: Optional[int]) -> int:
+    """The background limit, in bytes: `share` of the goal, or the last one while that does.
+
+    The share of the goal, not of the limit on its way there: what is above the
+    goal drains in the background while the limit still holds.
+    """
+    wanted = int(min(limit, goal) * share)
+    if last is not None and BACKGROUND_LEAST * wanted <= last <= BACKGROUND_MOST * min(limit, goal):
+        return last
+    return wanted
 
 
 def near(goal: int, last: Optional[int]) -> bool:

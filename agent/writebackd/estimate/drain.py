@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The sustained drain rate: what the media take once the write cache is full.
+"""The sustained drain rate, and how full the write cache is.
 
 A write cache completes writes at link speed until it is full, so the highest
 rate seen is the wrong answer (it locks on to the cache's ingest), and a rate
 seen under our own tight limit says what the limit allows, not what the device
-can do.  Three kinds of sample follow:
+can do.  Which of the two a tick shows is told by the latency of small writes:
+they take 0.1 ms while the cache has room, and wait for the media once it has
+none.  Hence
 
-* full: completions are slow, so the cache has no room and the rate is the
-  drain rate; it may move the estimate both ways;
-* fast: completions come at cache speed; whether the cache is filling or the
-  writers are held back cannot be told, but a rate that lasts is a rate the
-  media keep up with, so it may raise the estimate, never lower it;
-* no flood: says nothing.
+* full: the rate is the drain rate R; it may move the estimate both ways;
+* not full, and writers held back: the rate is what the limit lets through, so
+  limit / rate is tau, the time that one round of the writeback loop takes;
+* not full for longer than a cache can take it: a rate that lasts is a rate the
+  media keep up with, so it may raise R, never lower it;
+* the change from not full to full after a pause tells the cache's capacity:
+  what went in less what the media took meanwhile.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Optional
+from typing import Optional, Tuple
 
 from writebackd.model import ClassSample, DeviceMemory, DeviceSample, IoClass, VmState
 
@@ -29,30 +32,56 @@ FLOOD_RATE = 1 << 20
 # it holds somebody back.  One throttled writer sleeps most of the time.
 THROTTLED_SHARE = 0.05
 # From here on the limit is what sets the writers' speed.  One dd under a limit
-# at the knee of a 250 MB/s array slept 20 to 45 % of the time; a writer slower
+# at the knee of a 250 MB/s array slept 20 to 80 % of the time; a writer slower
 # than the device does not sleep at all.
 HELD_BACK_SHARE = 0.1
-# A flooded device is busy nearly all the time; with a sampling jitter of a few
-# per cent of a tick.
-BUSY_SHARE = 0.9
-# Share of slow completions from which on the cache counts as full.
-FULL_SHARE = 0.2
-# Ticks whose median is the drain rate: five ride out a destage burst (about
-# 10 % a second on the modelled array) and follow a rebuild within five ticks.
-WINDOW = 5
-# Seconds that a rate at cache speed has to last before it is believed: a
-# 512 MB cache fed at 1 GB/s and drained at 250 MB/s is full after 0.7 s, an
-# 8 GB cache after 11 s.
+# A device whose cache is full is busy nearly all the time; 77 to 98 % were seen
+# at the knee, where the queue runs empty between two rounds of the flusher.
+BUSY_SHARE = 0.6
+# What full and not full look like: shares of small writes that waited for the
+# media, measured on a 512 MB cache with 250 MB/s behind it.  Not full: 1 to 7 %
+# (requests of the flood ahead in the queue), full: 6 to 30 %.  They overlap, but
+# a full cache drains at R exactly (248 to 252 MB/s were seen), so a rate near R
+# tells the two apart.
+SLOW_AT_R, SLOW_SURE = 0.06, 0.2
+NEAR_R = 0.1
+SLOW_UNKNOWN_R = 0.05
+# Seconds of completions that a share is taken of: a tick may have few.
+SHARE_OVER_S = 1.0
+# Seconds at a full cache whose median is R: they ride out a destage burst (about
+# 10 % a second on the modelled array) and follow a rebuild within as much.
+FULL_OVER_S = 4.0
+# Before there is any R: one tick may still have been part of the filling.
+FULL_LEAST_S = 1.0
+# A rate lower than this is another rate (full ticks agree within 2 to 5 %).
+LOWER = 0.93
+# A limit that lets through so many times what came was not what held it; tau
+# varies by a factor of 1.5 with the kernel's own bandwidth estimate.
+HELD_BY_MEDIA = 1.6
+# Seconds that a rate at cache speed has to last before it is believed where the
+# cache is not known: a 512 MB cache fed at 1 GB/s and drained at 250 MB/s is
+# full after 0.7 s, an 8 GB cache after 11 s.
 FAST_LASTS_S = 12.0
-# A write is slow from this multiple of its unloaded latency on.  Between cache
-# speed (0.1 ms) and a wait for the media (above 1 ms) there is little.
+# The same in times of what the known cache can take.
+FAST_LASTS = 1.5
+# A write is slow from this multiple of its unloaded latency on ...
 SLOW_MULTIPLE = 4.0
 SLOW_LEAST_S = 0.5e-3
+# ... and from half of the time that the media need for one request of the
+# flusher: room comes in pieces of that size, while the link passes one in less.
+# While R is not known the device's rate stands in, which is above R: from all of it.
+SLOW_REQUEST, SLOW_REQUEST_UNKNOWN_R = 0.5, 1.0
 # Without an unloaded latency, and for the flusher's large writes: a cache takes
 # 1 MB in 5 ms even at 200 MB/s.
 SLOW_UNKNOWN_S = 5e-3
 # Fewer completions than this say nothing about a share.
 ENOUGH = 10
+# After a flood the controller goes on destaging: a 512 MB cache at 60 MB/s for 9 s.
+QUIET_LASTS_S = 10.0
+NOTHING = (0.0, 0.0, 0.0)
+# Weight of a tick of one second in tau: about 4 s, as long as the kernel's own
+# bandwidth estimate takes to follow.
+TAU_WEIGHT = 0.25
 
 
 @dataclass(frozen=True)
@@ -78,21 +107,33 @@ def small_writes(sample: DeviceSample) -> Optional[ClassSample]:
     )
 
 
-def slow_share(sample: DeviceSample, memory: DeviceMemory) -> Optional[float]:
-    """Share of write completions that waited for the media: how full the cache is.
+def count_slow(
+    sample: DeviceSample, memory: DeviceMemory, rate: float
+) -> Optional[Tuple[float, int]]:
+    """`(slow, all)` of the tick's write completions; None without a class probe.
 
-    Small writes tell it best: what they wait for is room.  Where there are
-    none the flusher's own are taken, whose size needs a wider threshold.
+    `rate` is the device's, in bytes per second.  Small writes tell best: what
+    they wait for is room.  Where there are none the flusher's own are taken,
+    whose size needs a wider threshold.
     """
     small = small_writes(sample)
     if small is None or sample.classes is None:
         return None
-    if small.latency.total >= ENOUGH and memory.write_baseline_s is not None:
-        threshold = max(SLOW_MULTIPLE * memory.write_baseline_s, SLOW_LEAST_S)
-        return small.latency.share_above(threshold)
     background = sample.classes.get(IoClass.BACKGROUND_WRITE, ClassSample())
+    total = small.latency.total
+    if total and memory.write_baseline_s is not None:
+        threshold = max(SLOW_MULTIPLE * memory.write_baseline_s, SLOW_LEAST_S)
+        if background.count and rate > 0:
+            request = background.bytes / background.count
+            room_s = (
+                SLOW_REQUEST * request / memory.drain_rate
+                if memory.drain_rate
+                else SLOW_REQUEST_UNKNOWN_R * request / rate
+            )
+            threshold = max(threshold, room_s)
+        return (small.latency.share_above(threshold) or 0.0) * total, total
     both = small.latency + background.latency
-    return both.share_above(SLOW_UNKNOWN_S) if both.total >= ENOUGH else None
+    return (both.share_above(SLOW_UNKNOWN_S) or 0.0) * both.total, both.total
 
 
 def measure_writes(
@@ -102,7 +143,7 @@ def measure_writes(
     group_bytes: int,
     throttled_s: float,
     dt_s: float,
-) -> Writes:
+) -> "tuple[Writes, DeviceMemory]":
     """What was written in this tick, and whether it was a flood.
 
     `group_bytes` is what all devices on the same leaf disks wrote together: an
@@ -125,46 +166,116 @@ def measure_writes(
     more = (
         waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s
     )
-    return Writes(
+    share = None
+    counted = count_slow(sample, memory, rate)
+    if counted is not None:
+        recent = memory.recent_writes + ((dt_s, *counted),)
+        while sum(dt for dt, _, _ in recent[1:]) >= SHARE_OVER_S:
+            recent = recent[1:]
+        memory = replace(memory, recent_writes=recent)
+        total = sum(n for _, _, n in recent)
+        if total >= ENOUGH:
+            share = sum(slow for _, slow, _ in recent) / total
+    writes = Writes(
         rate,
         background,
-        slow_share(sample, memory),
+        share,
         flooded=background >= FLOOD_RATE and more,
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )
+    return writes, memory
+
+
+def is_full(writes: Writes, sample: DeviceSample, memory: DeviceMemory) -> bool:
+    """Whether the write cache has no room, as far as this tick can tell."""
+    if not writes.flooded or sample.busy_share < BUSY_SHARE:
+        return False
+    if writes.slow_share is None:
+        # procfs alone: busy all the time is the best that can be known.
+        return True
+    if memory.drain_rate is None:
+        return writes.slow_share >= SLOW_UNKNOWN_R
+    if abs(writes.rate / memory.drain_rate - 1) <= NEAR_R:
+        return writes.slow_share >= SLOW_AT_R
+    return writes.slow_share >= SLOW_SURE
 
 
 def update_drain(
-    writes: Writes, sample: DeviceSample, memory: DeviceMemory, dt_s: float
+    writes: Writes, sample: DeviceSample, memory: DeviceMemory, limit_bytes: int, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
-    """The memory with this tick's sample in it, and what became of the sample."""
+    """The memory with this tick's sample in it, and what became of the sample.
+
+    `limit_bytes` is the limit in force.
+    """
     if not writes.flooded:
-        return replace(memory, fast_window=(), was_full=False), "no flood"
-    if sample.busy_share < BUSY_SHARE:
-        full = False
-    elif writes.slow_share is None:
-        # procfs alone: busy all the time is the best that can be known.
-        full = True
-    else:
-        full = writes.slow_share >= FULL_SHARE
+        # Only a cache that had time to empty shows its size when it fills again.
+        empty = not memory.flooded_before or memory.quiet_s >= QUIET_LASTS_S
+        filling = (0.0, 0.0) if empty else None
+        return replace(memory, fast=NOTHING, was_full=False, filling=filling), "no flood"
+    full = is_full(writes, sample, memory)
     was_full, memory = memory.was_full, replace(memory, was_full=full)
     if full and not was_full:
         # For part of the tick the cache still took writes at link speed.
-        return replace(memory, fast_window=()), "write cache just became full: not counted yet"
+        return replace(memory, fast=NOTHING), "write cache just became full: not counted yet"
     if full:
-        window = (memory.drain_window + (writes.rate,))[-WINDOW:]
-        memory = replace(
-            memory, drain_window=window, drain_rate=median(window), fast_window=()
-        )
-        return memory, "write cache full: counted"
-    fast = memory.fast_window + ((dt_s, writes.rate),)
-    while sum(dt for dt, _ in fast[1:]) >= FAST_LASTS_S:
-        fast = fast[1:]
-    memory = replace(memory, fast_window=fast)
-    lasted = sum(dt for dt, _ in fast)
-    mean = sum(dt * rate for dt, rate in fast) / lasted
-    if lasted < FAST_LASTS_S:
+        return _full_sample(writes, replace(memory, fast=NOTHING), limit_bytes, dt_s)
+    if memory.filling is not None:
+        carried, lasted = memory.filling
+        memory = replace(memory, filling=(carried + writes.rate * dt_s, lasted + dt_s))
+    if writes.held_back and writes.rate > 0:
+        sample_s = limit_bytes / writes.rate
+        weight = min(1.0, TAU_WEIGHT * dt_s)
+        tau = sample_s if memory.tau_s is None else (
+            memory.tau_s + weight * (sample_s - memory.tau_s))
+        memory = replace(memory, tau_s=tau)
+    return _fast_sample(writes, memory, limit_bytes, dt_s)
+
+
+def _full_sample(
+    writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
+) -> "tuple[DeviceMemory, str]":
+    window = memory.drain_window + ((dt_s, writes.rate),)
+    while sum(dt for dt, _ in window[1:]) >= FULL_OVER_S:
+        window = window[1:]
+    memory = replace(memory, drain_window=window)
+    if memory.drain_rate is None and sum(dt for dt, _ in window) < FULL_LEAST_S:
+        return memory, "write cache full: measuring"
+    rate = median(rate for _, rate in window)
+    known = memory.drain_rate
+    # What this limit lets through; more than what came, so the media were slower.
+    through = limit_bytes / memory.tau_s if memory.tau_s else 0.0
+    tight = limit_bytes < LOWER * memory.drain_limit_bytes and through < HELD_BY_MEDIA * rate
+    if known is not None and rate < LOWER * known and tight and writes.held_back:
+        # On a disk without a cache writes are slow at any rate, and a tight
+        # limit takes throughput: ours to undo before the device is blamed.
+        verdict = "less than before, under a tighter limit: not counted"
+        return replace(memory, drain_window=()), verdict
+    memory = replace(memory, drain_rate=rate, drain_limit_bytes=limit_bytes)
+    if memory.filling is not None:
+        carried, lasted = memory.filling
+        room = carried - rate * lasted
+        memory = replace(memory, filling=None)
+        if lasted and room > 0:
+            memory = replace(memory, cache_bytes=room)
+    return memory, "write cache full: counted"
+
+
+def _fast_sample(
+    writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
+) -> "tuple[DeviceMemory, str]":
+    """Raise R where the cache must have been full long ago, if R were right."""
+    known = memory.drain_rate or 0.0
+    excess, carried, lasted = memory.fast
+    excess += (writes.rate - known) * dt_s
+    if excess <= 0:  # an empty cache does not get emptier
+        return replace(memory, fast=NOTHING), "at cache speed: may not lower the estimate"
+    carried, lasted = carried + writes.rate * dt_s, lasted + dt_s
+    memory = replace(memory, fast=(excess, carried, lasted))
+    room = FAST_LASTS * memory.cache_bytes if memory.cache_bytes is not None else 0.0
+    if lasted < FAST_LASTS_S or excess < room:
         return memory, "at cache speed: not yet for long enough"
-    if memory.drain_rate is not None and mean <= memory.drain_rate:
-        return memory, "at cache speed: may not lower the estimate"
-    return replace(memory, drain_rate=mean, drain_window=()), "at cache speed for long: raised"
+    memory = replace(
+        memory, drain_rate=carried / lasted, drain_limit_bytes=limit_bytes, drain_window=(),
+        fast=NOTHING,
+    )
+    return memory, "at cache speed for long: raised"

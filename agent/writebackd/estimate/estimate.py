@@ -11,10 +11,6 @@ from writebackd.estimate.sync import update_baseline, update_demand
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample
 from writebackd.policy.schema import Policy
 
-# Weight of a tick in the smoothed throughput: about 4 s, since dd, the flusher
-# and the destage each come in bursts of about a second.
-THROUGHPUT_WEIGHT = 0.25
-
 
 def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
     """The p99 that an fsync shall keep: the policy's, or a multiple of unloaded."""
@@ -78,10 +74,11 @@ def _estimate_device(
     # back by the same limit.
     names = {None, *(member.device.name for member in group)}
     throttled_s = sum(t.throttled_s for t in sample.tasks if t.device in names)
-    writes = measure_writes(
+    writes, memory = measure_writes(
         seen, memory, sample.vm, _group_bytes(group), throttled_s, sample.dt_s
     )
-    memory, drain_sample = update_drain(writes, seen, memory, sample.dt_s)
+    limit = sample.vm.threshold_bytes
+    memory, drain_sample = update_drain(writes, seen, memory, limit, sample.dt_s)
     memory = update_baseline(writes, seen, memory, sample.dt_s)
     memory, sync_rate, demand = update_demand(
         seen.sync,
@@ -92,15 +89,8 @@ def _estimate_device(
         policy.objective.demand_hold_s,
         objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
     )
-    throughput = None
-    if writes.flooded:
-        last = memory.throughput
-        throughput = (
-            writes.rate if last is None else last + THROUGHPUT_WEIGHT * (writes.rate - last)
-        )
     memory = replace(
         memory,
-        throughput=throughput,
         flooded_before=memory.flooded_before or writes.flooded,
         last_flood_s=sample.time_s if writes.flooded else memory.last_flood_s,
     )
@@ -117,7 +107,10 @@ def _estimate_device(
             demand_known=sync is not None,
             flooded=writes.flooded,
             held_back=writes.held_back,
-            throughput=throughput,
+            full=memory.was_full,
+            rate=writes.rate,
+            tau_s=memory.tau_s,
+            cache_bytes=memory.cache_bytes,
             fsync_p50_s=sync.latency.quantile(0.5) if sync is not None else None,
             fsync_p99_s=sync.latency.quantile(0.99) if sync is not None else None,
             fsyncs_inflight=sync.inflight if sync is not None else 0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional
 
-from writebackd.estimate.drain import Writes, small_writes
+from writebackd.estimate.drain import QUIET_LASTS_S, Writes, small_writes
 from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample
 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
@@ -14,9 +14,6 @@ DEMAND_WINDOW_S = 10.0
 # A tick is quiet when the flusher writes less than this: single page cleaning
 # does not disturb a sync.
 QUIET_RATE = 1 << 20
-# After a flood the controller goes on destaging: a 512 MB cache at 60 MB/s for
-# 9 s.  Nothing is learned as "unloaded" before.
-QUIET_LASTS_S = 10.0
 # Syncs (or writes) in a tick below which its median is no sample.
 ENOUGH = 5
 # Weight of a new tick: about 20 s of memory, slow enough that a few loaded
