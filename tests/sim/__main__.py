@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""python -m tests.sim [shape | SCENARIO...]: the law in simulated scenarios, in seconds.
+
+Without a name all scenarios; `shape` compares the model with measured tables; `-v SCENARIO`
+prints what the agent decided, tick by tick; `--policy` takes another policy than default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from typing import Dict, List, Optional
+
+from tests.sim import bench, shape
+from tests.sim.plant import MB, Loop
+from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
+from writebackd.policy import load_policy
+from writebackd.policy.schema import Policy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="SCENARIO")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    parser.add_argument("--policy", default="default")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    if options.names == ["shape"]:
+        print(shape.table())
+        return 0
+    unknown = [name for name in options.names if name not in BY_NAME]
+    if unknown:
+        parser.error(f"no scenario {' '.join(unknown)}; there are {' '.join(BY_NAME)}")
+    chosen = [BY_NAME[name] for name in options.names] or list(SCENARIOS)
+    policy = load_policy(options.policy)
+    if options.verbose:
+        for scenario in chosen:
+            trace(scenario, policy, options.seed)
+    began = time.process_time()
+    scores(chosen, policy, options.seed)
+    print(f"\n{time.process_time() - began:.1f} s of CPU")
+    return 0
+
+
+def scores(chosen: List[Scenario], policy: Policy, seed: int) -> None:
+    """The tables: scores, then how steady the agent was."""
+    names = ["default", *(f"{m}M" for m in bench.STATIC_MB), "agent"]
+    print("score = f x min(1, g/0.95)^4\n")
+    print(f"{'scenario':22}" + "".join(f"{name:>8}" for name in names)
+          + f"{'of best':>9}{'f':>7}{'g':>6}")
+    every: Dict[str, List[float]] = {name: [] for name in names}
+    regrets: List[float] = []
+    steady = []
+    for scenario in chosen:
+        runs = bench.compare(scenario, policy, seed)
+        agent = runs["agent"]
+        line = f"{scenario.name:22}"
+        for name in names:
+            value = runs[name].score
+            line += f"{_number(value):>8}"
+            if value is not None:
+                every[name].append(value)
+        best = max((runs[name].score or 0.0 for name in names[1:-1]), default=0.0)
+        if agent.score is not None and best:
+            regrets.append(agent.score / best)
+            line += f"{agent.score / best:9.2f}"
+        print(line + f"{_number(agent.f):>7}{_number(agent.g):>6}")
+        since = max([event.time_s for event in scenario.events]
+                    + [flood.start_s for flood in scenario.floods]
+                    + [load.start_s for load in scenario.syncs], default=0.0)
+        steady.append((scenario, agent, bench.steadiness(agent.limits, since)))
+    if len(chosen) > 1:
+        print(f"{'geometric mean':22}" + "".join(
+            f"{_number(_geometric(every[name])):>8}" for name in names)
+            + f"{_geometric(regrets):9.2f}")
+        print(f"\nworst of best static {min(regrets):.2f}, "
+              f"below 0.95 in {sum(r < 0.95 for r in regrets)} of {len(regrets)}")
+    print(f"\n{'agent':22}{'settled':>9}{'after s':>8}{'chg/min':>8}{'swing':>7}{'echo':>6}"
+          f"{'blocked s':>10}  last state")
+    for scenario, agent, found in steady:
+        print(f"{scenario.name:22}{found.settled_bytes / MB:8.1f}M{found.arrived_s:8.0f}"
+              f"{found.changes_per_minute:8.1f}{found.swing:7.2f}{found.echo:6.2f}"
+              f"{agent.longest_blocked_s:10.1f}  {agent.reasons[-1][:90]}")
+
+
+def trace(scenario: Scenario, policy: Policy, seed: int) -> None:
+    print(f"== {scenario.name}")
+    loop = Loop(policy, scenario.plant(seed))
+    while loop.plant.now_s < scenario.end - 1e-6:
+        sample, _, decision = loop.tick()
+        syncs = sum(device.sync.count for device in sample.devices if device.sync)
+        written = sum(device.write_bytes for device in sample.devices) / sample.dt_s
+        dirty = sample.vm.dirty_bytes + sample.vm.writeback_bytes
+        print(f"{loop.plant.now_s:6.1f} {loop.plant.limit / MB:8.2f}M {syncs:6d}/s "
+              f"{written / MB:6.0f}M/s dirty {dirty / MB:7.1f}M "
+              + "; ".join(f"{d.state.value}: {d.reason}" for d in decision.devices))
+
+
+def _number(value: Optional[float]) -> str:
+    return "-" if value is None else f"{value:.2g}" if value < 0.01 else f"{value:.2f}"
+
+
+def _geometric(values: List[float]) -> float:
+    return math.exp(statistics.fmean(math.log(max(v, 1e-6)) for v in values)) if values else 0.0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

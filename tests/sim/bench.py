@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Contenders in the same simulated scenario, scored as tests/lab/score.py scores real runs."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Tuple
+
+from tests.lab.score import score
+from tests.sim.plant import MB, Loop, Plant
+from tests.sim.scenarios import Scenario
+from writebackd.policy.schema import Policy
+
+STATIC_MB = (1, 2, 4, 8, 15, 16, 32, 64)
+TICK_S = 1.0
+# Of the end of a run, what counts as settled.
+SETTLED_S = 25.0
+# A limit within this of the settled one has arrived.
+ARRIVED = 0.1
+
+
+@dataclass
+class Run:
+    """What one contender did."""
+
+    sync_rate: List[float] = field(default_factory=list)  # per load, in the judged window
+    device_rate: float = 0.0  # bytes per second onto the disks, in the judged window
+    limits: List[Tuple[float, int]] = field(default_factory=list)  # (time, limit)
+    longest_blocked_s: float = 0.0
+    reasons: List[str] = field(default_factory=list)
+    f: Optional[float] = None
+    g: Optional[float] = None
+    score: Optional[float] = None
+
+
+def run(
+    scenario: Scenario,
+    limit: Optional[int] = None,
+    policy: Optional[Policy] = None,
+    seed: int = 1,
+    flooded: bool = True,
+    tick_s: float = TICK_S,
+) -> Run:
+    """One contender: the agent with `policy`, else a fixed `limit`, else the kernel's default."""
+    plant = scenario.plant(seed, flooded)
+    loop = Loop(policy, plant) if policy is not None else None
+    if loop is None:
+        plant.set_limits(limit, None)
+    result = Run()
+    before: Optional[Tuple[List[int], float]] = None
+    while plant.now_s < scenario.end - 1e-6:
+        if before is None and plant.now_s >= scenario.judged - 1e-6:
+            before = _totals(plant)
+        if loop is None:
+            plant.advance(tick_s)
+        else:
+            _, _, decision = loop.tick(tick_s)
+            result.reasons.append("; ".join(
+                f"{d.state.value}: {d.reason}" for d in decision.devices))
+        result.limits.append((plant.now_s, plant.limit))
+    assert before is not None, f"{scenario.name} is judged after its end"
+    syncs, written = _totals(plant)
+    lasted = scenario.end - scenario.judged
+    # None at all: less than one, as in the lab.
+    result.sync_rate = [max(1, now - then) / lasted
+                        for now, then in zip(syncs, before[0])]
+    result.device_rate = (written - before[1]) / lasted
+    result.longest_blocked_s = plant.longest_blocked_s
+    return result
+
+
+def _totals(plant: Plant) -> Tuple[List[int], float]:
+    return ([load.done for load in plant.loads], sum(state.written for state in plant.disks))
+
+
+def judge(result: Run, idle: Run, default: Run) -> Run:
+    """Fill in f, g and score."""
+    shares = [rate / free for rate, free in zip(result.sync_rate, idle.sync_rate) if free]
+    result.f = statistics.geometric_mean(shares) if shares else None
+    if default.device_rate > 1.0 * MB:
+        result.g = result.device_rate / default.device_rate
+    result.score = score(result.f, result.g)
+    return result
+
+
+def compare(scenario: Scenario, policy: Policy, seed: int = 1) -> Dict[str, Run]:
+    """All contenders by name; "agent" is the last."""
+    idle = run(scenario, seed=seed, flooded=False)
+    default = run(scenario, seed=seed)
+    found = {"default": judge(default, idle, default)}
+    for megabytes in STATIC_MB:
+        found[f"{megabytes}M"] = judge(
+            run(scenario, limit=megabytes * MB, seed=seed), idle, default)
+    found["agent"] = judge(run(scenario, policy=policy, seed=seed), idle, default)
+    return found
+
+
+# ---- how steady it is --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """Of the agent's limit over a run."""
+
+    settled_bytes: float  # median of the last SETTLED_S
+    arrived_s: float  # from the judged disturbance until within ARRIVED for good
+    changes_per_minute: float  # once settled, writes of another value
+    swing: float  # highest to lowest limit once settled
+    echo: float  # highest autocorrelation at a lag of 2 ticks or more: near 1 is an oscillation
+
+
+def steadiness(limits: List[Tuple[float, int]], since_s: float) -> Steadiness:
+    """`since_s` is when the flood or the last event came."""
+    end = limits[-1][0]
+    tail = [limit for time, limit in limits if time > end - SETTLED_S]
+    settled = float(statistics.median(tail))
+    arrived = end
+    for time, limit in reversed(limits):
+        if abs(limit - settled) > ARRIVED * settled or time < since_s:
+            break
+        arrived = time
+    changes = sum(1 for a, b in zip(tail, tail[1:]) if a != b)
+    return Steadiness(
+        settled, max(0.0, arrived - since_s), changes * 60.0 / SETTLED_S,
+        max(tail) / min(tail), echo(tail))
+
+
+def echo(values: List[int]) -> float:
+    """Highest autocorrelation at lags from 2 ticks to half of the series; 0 for a constant."""
+    mean = statistics.fmean(values)
+    centred = [value - mean for value in values]
+    power = sum(c * c for c in centred)
+    if power <= (0.02 * mean) ** 2 * len(values):
+        return 0.0
+    highest = 0.0
+    fallen = False
+    for lag in range(1, len(values) // 2 + 1):
+        found = sum(a * b for a, b in zip(centred, centred[lag:])) / power
+        found *= len(values) / (len(values) - lag)
+        # A single step correlates with itself nearby: only what comes back counts.
+        fallen = fallen or found < 0.0
+        if fallen:
+            highest = max(highest, found)
+    return highest

@@ -1,0 +1,526 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Host and disks as equations: what a limit does to a flood and to fsync.
+
+Per step of 50 ms the flows are in equilibrium, except what fills and drains slowly: pages in
+memory (D) and the disk's write cache (F).  Figures not marked otherwise were fitted to the
+tables of docs/control.md and of the lab (`python -m tests.sim shape` prints both); they hold to
+a factor of about 1.5 in the fsync rate.
+
+Left out: expiry of dirty pages after 30 s, reads, the memcg quantum, and of the levers beside
+the global pair all but pacing.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.control.decide import decide
+from writebackd.estimate.estimate import estimate
+from writebackd.model import (
+    ClassSample,
+    Decision,
+    Device,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    HostInfo,
+    IoClass,
+    LeverKind,
+    Memory,
+    Sample,
+    SyncSample,
+    TaskSample,
+    VmLimits,
+    VmState,
+)
+from writebackd.policy.schema import Policy
+
+MB = 1 << 20
+GB = 1 << 30
+FOREVER = float("inf")
+
+# Of 24 GB, most of it dirtyable; the kernel's defaults of 20 % and 10 %.
+HOST = HostInfo(page_size=4096, cpus_online=2, cpus_possible=2, memory_bytes=24 * GB)
+AS_FOUND = int(0.2 * 0.94 * HOST.memory_bytes)
+RATIOS = VmLimits(0, 20, 0, 10)
+STEP_S = 0.05
+# Limits from 8 kB to 1 MB all did the same on 6.18: large folios and write chunks are the grain.
+GRAIN = 1 * MB
+# Pages that each further writer dirties between two looks at the limit (ratelimit_pages).
+GRAIN_PER_WRITER = 128 << 10
+# A writer's memory speed; dd through the page cache of a small server.
+COPY_RATE = 1000.0 * MB
+FLOOD_CGROUP = "/system.slice/flood.service"
+
+# A sync that waits for room waits for this part of what is dirty, in the mean (p99 was 0.5 of it,
+# 1.0 on a slow array) ...
+AHEAD = 0.45
+# ... but for no more than the queue of the block layer holds: with the default limits a sync took
+# 1.1 to 2.6 s at 250 MB/s and 10 s at 60 MB/s.
+AHEAD_MOST = 600.0 * MB
+# The part of the time in which a full cache has some room, between two bursts of the flusher,
+# falls with this power of limit/knee (f 0.3 to 0.07 for limits of 4 MB to 64 MB), and for good
+# once seconds of writing are queued.
+BREATH_POWER = -0.55
+BREATH_ENDS_S = 6.0
+# What the flood costs a sync that finds room: f is about 0.65 below the knee.
+BESIDE_FLOOD = 0.5
+# Without a cache a sync waits for the request under way, up to 1.5 MB at once, and beyond some
+# tens of MB of dirty pages for most of them.
+AHEAD_UNCACHED = 1.5 * MB
+UNCACHED_KNEE = 40.0 * MB
+SYNC_BYTES = 4096
+REQUEST_BYTES = 512 << 10
+
+# Spread of latencies around their mean, as (share, multiple) in ascending order: unloaded p99 is
+# 2 to 4 times p50, and a wait for room lies anywhere between nothing and all that is queued.
+FAST_SPREAD = ((0.1, 0.72), (0.2, 0.83), (0.2, 0.91), (0.2, 0.98), (0.2, 1.1), (0.07, 1.4),
+               (0.02, 2.1), (0.01, 3.0))
+SLOW_SPREAD = ((0.1, 0.37), (0.2, 0.67), (0.2, 0.9), (0.2, 1.12), (0.2, 1.35), (0.07, 1.5),
+               (0.02, 1.6), (0.01, 1.8))
+
+
+@dataclass(frozen=True)
+class Disk:
+    """One disk and what is going on behind it; the lab's 512 MB RAID by default."""
+
+    drain: float = 250.0 * MB  # of the media, bytes per second
+    cache: float = 512.0 * MB  # 0: none, or written through
+    link: float = 1000.0 * MB  # into the cache
+    tau_s: float = 7.5e-3  # below the knee the flood gets limit / tau
+    baseline_s: float = 0.35e-3  # an fsync, unloaded
+    breath: float = 0.65  # part of the time with room in a full cache, at the knee
+    volatile: bool = False  # fsync empties the cache
+    neighbour: float = 0.0  # part of the drain rate that somebody else takes
+    neighbour_wait_s: float = 0.0  # what his queue adds to a write that waits for room
+    failing_s: float = 0.0  # what retries add to every sync, whatever is queued
+
+
+@dataclass(frozen=True)
+class Flood:
+    """Buffered writers; with `on_s` in waves, the first at `start_s`."""
+
+    device: int = 0
+    start_s: float = 0.0
+    end_s: float = FOREVER
+    on_s: float = 0.0
+    off_s: float = 0.0
+    rate: float = COPY_RATE  # of all writers together, when nothing holds them
+    writers: int = 1
+
+    def on(self, now_s: float) -> bool:
+        return _on(self.start_s, self.end_s, self.on_s, self.off_s, now_s)
+
+
+@dataclass(frozen=True)
+class SyncLoad:
+    """Threads that write 4 KiB and fsync, each waiting for its own."""
+
+    device: int = 0
+    start_s: float = 0.0
+    end_s: float = FOREVER
+    on_s: float = 0.0
+    off_s: float = 0.0
+    threads: int = 1
+    think_s: float = 0.0  # between two syncs of a thread
+
+    def on(self, now_s: float) -> bool:
+        return _on(self.start_s, self.end_s, self.on_s, self.off_s, now_s)
+
+
+@dataclass(frozen=True)
+class Event:
+    """From `time_s` on a disk has other values, by the names of Disk's fields."""
+
+    time_s: float
+    changes: Mapping[str, object]
+    device: int = 0
+
+
+def _on(start_s: float, end_s: float, on_s: float, off_s: float, now_s: float) -> bool:
+    if not start_s <= now_s < end_s:
+        return False
+    # A millisecond, so that 0.1 added ten times is a second.
+    return not on_s or (now_s + 1e-3 - start_s) % (on_s + off_s) < on_s
+
+
+def bucket(seconds: float) -> int:
+    """The histogram bucket (see model.py) that a latency falls into."""
+    units = int(seconds / 1024e-9)
+    if units < 8:
+        return units
+    octave = units.bit_length() - 3
+    return min(octave * 8 + (units >> (octave - 1)) - 8, 191)
+
+
+class _Tally:
+    """Latencies of a tick by their mean; spread out when the tick is read."""
+
+    __slots__ = ("fast", "slow")
+
+    def __init__(self) -> None:
+        self.fast: Dict[float, float] = {}
+        self.slow: Dict[float, float] = {}
+
+    def add(self, kind: Dict[float, float], mean_s: float, count: float) -> None:
+        # Means within 1 % are one, or every step of a draining queue would be its own.
+        key = float(f"{mean_s:.2g}")
+        kind[key] = kind.get(key, 0.0) + count
+
+    def histogram(self, rng: random.Random) -> Histogram:
+        counts: Dict[int, int] = {}
+        for kind, spread in ((self.fast, FAST_SPREAD), (self.slow, SLOW_SPREAD)):
+            for mean_s, count in kind.items():
+                # Of few values the random phase picks which; of many each its share.
+                position = rng.random()
+                last = int(position)
+                for share, multiple in spread:
+                    position += share * count
+                    whole = int(position)
+                    if whole > last:
+                        index = bucket(mean_s * multiple)
+                        counts[index] = counts.get(index, 0) + whole - last
+                        last = whole
+        return Histogram(tuple(sorted(counts.items())))
+
+
+class DiskState:
+    """A disk's contents, and what was counted since the last sample."""
+
+    def __init__(self, index: int, disk: Disk) -> None:
+        name, devno = f"sd{chr(97 + index)}", f"8:{16 * index}"
+        self.device = Device(name, devno, devno, (name,), (devno,), diskseq=index + 1)
+        self.disk = disk
+        self.dirty = 0.0
+        self.fill = 0.0
+        self.weight = 1.0  # smoothed write rate: the kernel's share of the limit
+        self.sync_rate = 0.0
+        self.noise = 1.0
+        self.pace = FOREVER
+        self.fast_s = self.slow_s = disk.baseline_s
+        self.fast_time = 1.0
+        # totals
+        self.written = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        self.out = 0.0
+        self.busy_s = 0.0
+        self.accepted = 0.0
+        self.throttled_s = 0.0
+        self.syncs = _Tally()
+        self.background = _Tally()
+        self.sync_count = 0
+
+
+class LoadState:
+    """A sync load's progress."""
+
+    def __init__(self, load: SyncLoad) -> None:
+        self.load = load
+        self.carry = 0.0
+        self.waiting_s = 0.0  # since the last return
+        self.active = False
+        self.done = 0
+
+
+class Plant:
+    """Host and disks.  `advance` lets time pass, `sample` is what a tick reads."""
+
+    def __init__(
+        self,
+        disks: Sequence[Disk] = (Disk(),),
+        floods: Sequence[Flood] = (),
+        syncs: Sequence[SyncLoad] = (),
+        events: Sequence[Event] = (),
+        dirty: float = 0.0,
+        seed: int = 1,
+        step_s: float = STEP_S,
+        found: int = AS_FOUND,
+    ) -> None:
+        """`dirty` bytes of the first disk are dirty at the start, its cache full."""
+        self.disks = [DiskState(i, disk) for i, disk in enumerate(disks)]
+        if dirty:
+            self.disks[0].dirty = dirty
+            self.disks[0].fill = disks[0].cache
+        self.floods = list(floods)
+        self.loads = [LoadState(load) for load in syncs]
+        self.events = sorted(events, key=lambda event: event.time_s)
+        self.rng = random.Random(seed)
+        self.step_s = step_s
+        self.found = found
+        self.limit = found
+        self.background = found // 2
+        self.set_by_bytes = False
+        self.now_s = 0.0
+        self.next_noise_s = 0.0
+        self.since_s = 0.0  # the last sample
+        self.blocked_s = 0.0
+        self.longest_blocked_s = 0.0
+
+    # ---- levers ----------------------------------------------------------
+
+    def set_limits(self, limit: Optional[int], background: Optional[int]) -> None:
+        """None: the limits as found."""
+        self.set_by_bytes = limit is not None
+        self.limit = self.found if limit is None else limit
+        self.background = self.limit // 2 if background is None else background
+
+    def apply(self, decision: Decision) -> None:
+        self.set_limits(decision.limit_bytes, decision.background_bytes)
+        paces = {s.name: float(s.value) for s in decision.settings
+                 if s.kind is LeverKind.PACE and s.target == FLOOD_CGROUP}
+        for state in self.disks:
+            state.pace = paces.get(state.device.devno, FOREVER)
+
+    # ---- time ------------------------------------------------------------
+
+    def advance(self, seconds: float) -> None:
+        end = self.now_s + seconds
+        while end - self.now_s > 1e-6:
+            step = min(self.step_s, end - self.now_s)
+            self._step(step)
+            self.now_s += step
+
+    def _step(self, h: float) -> None:
+        now = self.now_s
+        while self.events and self.events[0].time_s <= now + 1e-6:
+            event = self.events.pop(0)
+            state = self.disks[event.device]
+            state.disk = replace(state.disk, **event.changes)  # type: ignore[arg-type]
+            state.fill = min(state.fill, state.disk.cache)
+        if now >= self.next_noise_s:
+            # Destaging was seen to vary by about 10 % from second to second.
+            self.next_noise_s = now + 1.0
+            for state in self.disks:
+                state.noise = self.rng.uniform(0.92, 1.08)
+        demands = [0.0] * len(self.disks)
+        writers = 0
+        for flood in self.floods:
+            if flood.on(now):
+                demands[flood.device] += flood.rate
+                writers += flood.writers
+        limit = float(self.limit)
+        background = self.background if self.background < limit else limit / 2
+        setpoint = (limit + (limit + background) / 2) / 2
+        grain = GRAIN + max(0, writers - 8) * GRAIN_PER_WRITER
+        grip = max(limit, grain)
+        total = sum(state.dirty for state in self.disks)
+        blocked = total > grip * 1.001
+        if blocked and writers:
+            self.blocked_s += h
+            self.longest_blocked_s = max(self.longest_blocked_s, self.blocked_s)
+        else:
+            self.blocked_s = 0.0
+        using = [i for i, state in enumerate(self.disks) if demands[i] or state.dirty > 1.0]
+        weights = sum(self.disks[i].weight for i in using)
+        for i, state in enumerate(self.disks):
+            share = state.weight / weights if i in using else 0.0
+            self._write(state, h, demands[i], share * grip,
+                        share * setpoint * grip / limit, share * background, blocked)
+        for load in self.loads:
+            self._sync(load, h)
+
+    def _write(
+        self, state: DiskState, h: float, demand: float,
+        limit: float, setpoint: float, background: float, blocked: bool,
+    ) -> None:
+        """A flood's step on one disk; `limit` and what follows are the disk's part."""
+        disk = state.disk
+        drain = disk.drain * state.noise * (1.0 - disk.neighbour)
+        if disk.cache:
+            drain = max(drain - state.sync_rate * SYNC_BYTES, 0.2 * drain)
+        else:
+            # The media seek for each sync and do nothing else meanwhile.
+            drain *= max(0.3, 1.0 - 0.8 * state.sync_rate * disk.baseline_s)
+        if blocked:
+            demand_now, push = 0.0, state.dirty / h
+        else:
+            demand_now = demand
+            push = max(0.0, state.dirty + demand * h - background) / h
+            if demand:
+                push = min(push, limit / disk.tau_s)
+        push = min(push, disk.link, state.pace)
+        full = 0.0
+        if disk.neighbour:
+            state.fill = disk.cache  # of his data, if not of ours
+        room = disk.cache - state.fill
+        surplus = push - drain
+        if surplus <= 0.0:
+            out = push
+            state.fill = max(0.0, state.fill + surplus * h)
+        elif room >= surplus * h:
+            out = push
+            state.fill += surplus * h
+        else:
+            full = 1.0 - room / (surplus * h)
+            out = push * (1.0 - full) + drain * full
+            state.fill = disk.cache
+        if disk.neighbour:
+            full = max(full, 0.9)
+        above = state.dirty - setpoint
+        if above <= 0.0:
+            accepted = out - above / h
+        else:
+            # The kernel's pos_ratio: 1 at the setpoint, 0 at the limit, with the third power.
+            distance = min(1.0, above / max(limit - setpoint, 1.0))
+            accepted = out - min(out * distance**3, above / h)
+        accepted = min(demand_now, accepted)
+        state.dirty = max(0.0, state.dirty + (accepted - out) * h)
+        state.weight += min(1.0, h / 3.0) * (max(out, 1.0) - state.weight)
+        state.written += out * h
+        state.out += out * h
+        state.accepted += accepted * h
+        if demand:
+            state.throttled_s += h * (1.0 - accepted / demand)
+        self._latency(state, h, out, drain, full)
+
+    def _latency(
+        self, state: DiskState, h: float, out: float, drain: float, full: float
+    ) -> None:
+        """What a sync costs in this step, and the flood's own requests."""
+        disk = state.disk
+        base = disk.baseline_s + disk.failing_s
+        load = min(1.0, out / drain)
+        queued = max(state.dirty, 1.0) / 0.875
+        wait = min(AHEAD * state.dirty, AHEAD_MOST) / drain
+        if disk.cache:
+            fast = base * (1.0 + BESIDE_FLOOD * load)
+            knee = drain * disk.tau_s
+            breath = disk.breath * min(1.0, (queued / knee) ** BREATH_POWER)
+            breath /= 1.0 + (queued / drain / BREATH_ENDS_S) ** 4
+            if disk.volatile:
+                # Each flush writes what came since the one before.
+                fast = base / (1.0 - min(0.6, load))
+                wait += 0.5 * disk.cache / drain
+            if disk.neighbour:
+                breath = min(breath, 0.1)
+        else:
+            # The head is elsewhere, and the request under way goes first.
+            fast = base * (1.0 + 2.0 * load)
+            breath = 0.0
+            most = 0.66 * state.dirty**3 / (state.dirty**2 + UNCACHED_KNEE**2)
+            wait = (min(AHEAD_UNCACHED, state.dirty) + min(most, AHEAD_MOST)) / drain
+        state.fast_s = fast
+        state.slow_s = base + wait + disk.neighbour_wait_s
+        state.fast_time = 1.0 - full + full * breath
+        requests = out * h / REQUEST_BYTES
+        if requests:
+            slow = full * (1.0 - 0.5 * breath)
+            tally = state.background
+            tally.add(tally.fast, 1e-4 + 2 * REQUEST_BYTES / disk.link, requests * (1.0 - slow))
+            if slow:
+                behind = min(0.3 * state.dirty, AHEAD_MOST / 2) / drain
+                tally.add(tally.slow, 2e-3 + behind + disk.neighbour_wait_s, requests * slow)
+        # A request at cache speed keeps the device busy only while it is on the link.
+        state.busy_s += h * min(1.0, full + (1.0 - full) * 1.5 * out / disk.link)
+        state.sync_rate = 0.0
+
+    def _sync(self, progress: LoadState, h: float) -> None:
+        load = progress.load
+        progress.active = load.on(self.now_s)
+        if not progress.active:
+            progress.waiting_s = progress.carry = 0.0
+            return
+        state = self.disks[load.device]
+        fast = load.threads * state.fast_time / (state.fast_s + load.think_s)
+        slow = load.threads * (1.0 - state.fast_time) / (state.slow_s + load.think_s)
+        rate = fast + slow
+        progress.carry += rate * h
+        count = int(progress.carry)
+        progress.carry -= count
+        progress.waiting_s += h
+        state.sync_rate += rate
+        state.busy_s += min(h, h * rate * 0.1e-3)
+        if count:
+            progress.waiting_s = 0.0
+            progress.done += count
+            state.sync_count += count
+            tally = state.syncs
+            slow_count = count * slow / rate
+            tally.add(tally.fast, state.fast_s, count - slow_count)
+            if slow_count:
+                tally.add(tally.slow, state.slow_s, slow_count)
+
+    # ---- what a tick reads -----------------------------------------------
+
+    def sample(self) -> Sample:
+        """All since the last sample; `advance` first."""
+        dt = self.now_s - self.since_s
+        self.since_s = self.now_s
+        rng = self.rng
+        devices: List[DeviceSample] = []
+        tasks: List[TaskSample] = []
+        for index, state in enumerate(self.disks):
+            devices.append(self._device_sample(index, state, dt))
+            if state.accepted or state.throttled_s:
+                tasks.append(TaskSample(
+                    4711 + index, "dd", 100 + index, state.device.name, int(state.accepted),
+                    min(state.throttled_s, dt), int(state.throttled_s / 0.01), FLOOD_CGROUP))
+            state.reset()
+        total = sum(state.dirty for state in self.disks)
+        # A look once a second finds a small limit empty as often as full, a large one less so.
+        burst = min(total, 8.0 * MB)
+        total += burst * rng.uniform(-1.0, 0.1)
+        dirty = int(total * rng.uniform(0.3, 0.7))
+        limits = VmLimits(self.limit, 0, self.background, 0) if self.set_by_bytes else RATIOS
+        return Sample(
+            time_s=1000.0 + self.now_s,
+            wall_s=1.7e9 + self.now_s,
+            dt_s=dt,
+            host=HOST,
+            vm=VmState(limits, dirty, int(total) - dirty, self.limit,
+                       self.background if self.background < self.limit else self.limit // 2),
+            devices=tuple(devices),
+            tasks=tuple(tasks),
+        )
+
+    def _device_sample(self, index: int, state: DiskState, dt: float) -> DeviceSample:
+        syncs = state.syncs.histogram(self.rng)
+        background = state.background.histogram(self.rng)
+        count = syncs.total
+        mine = [p for p in self.loads if p.load.device == index and p.active]
+        # A look finds a thread in its think time or in the call.
+        inflight = sum(p.load.threads for p in mine)
+        classes = {
+            IoClass.BACKGROUND_WRITE: ClassSample(background.total, int(state.out), background),
+            IoClass.SYNC_WRITE: ClassSample(count, count * SYNC_BYTES, syncs),
+        }
+        return DeviceSample(
+            state.device,
+            write_bytes=int(state.out) + count * SYNC_BYTES,
+            writes=background.total + count,
+            inflight=inflight + (8 if state.out else 0),
+            busy_share=min(1.0, state.busy_s / dt),
+            classes=classes,
+            sync=SyncSample(
+                fsyncs=count,
+                latency=syncs,
+                inflight=inflight,
+                oldest_s=max(
+                    (min(p.waiting_s, state.slow_s if state.fast_time < 1.0 else state.fast_s)
+                     for p in mine),
+                    default=0.0,
+                ),
+            ),
+        )
+
+
+@dataclass
+class Loop:
+    """The pure core driving a plant."""
+
+    policy: Policy
+    plant: Plant
+    memory: Memory = field(default_factory=Memory)
+
+    def tick(self, dt_s: float = 1.0) -> Tuple[Sample, Dict[str, Estimate], Decision]:
+        """Let a tick pass; read, estimate, decide, apply."""
+        self.plant.advance(dt_s)
+        sample = self.plant.sample()
+        estimates, memory = estimate(self.policy, self.memory, sample)
+        decision, self.memory = decide(self.policy, memory, sample, estimates)
+        self.plant.apply(decision)
+        return sample, estimates, decision

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Disks and loads by name; the figures of the disks are those of tests/lab/presets.conf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Tuple
+
+from tests.sim.plant import GB, MB, Disk, Event, Flood, Plant, SyncLoad
+
+RAID = Disk()
+# The modelled array's flood overruns the drain fourfold, so a full cache hardly ever has room.
+SLOW_RAID = Disk(drain=60.0 * MB, cache=256.0 * MB, breath=0.15)
+FAST_RAID = Disk(drain=500.0 * MB, cache=1.0 * GB, link=2.0 * GB)
+SSD = Disk(drain=450.0 * MB, cache=128.0 * MB, link=540.0 * MB, baseline_s=0.3e-3)
+SSD_VOLATILE = Disk(drain=450.0 * MB, cache=128.0 * MB, link=540.0 * MB, baseline_s=0.4e-3,
+                    volatile=True)
+NVME = Disk(drain=2.0 * GB, cache=1.0 * GB, link=3.0 * GB, baseline_s=0.05e-3)
+NO_CACHE = Disk(drain=64.0 * MB, cache=0.0, link=300.0 * MB, baseline_s=4e-3, tau_s=28e-3)
+STICK = Disk(drain=12.0 * MB, cache=0.0, link=35.0 * MB, baseline_s=20e-3, tau_s=28e-3)
+BATTERY_GONE = Disk(cache=0.0, baseline_s=6e-3, drain=150.0 * MB, tau_s=15e-3)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens; times in seconds, `judged` from there to the end."""
+
+    name: str
+    disks: Tuple[Disk, ...] = (RAID,)
+    floods: Tuple[Flood, ...] = (Flood(start_s=6.0),)
+    syncs: Tuple[SyncLoad, ...] = (SyncLoad(),)
+    events: Tuple[Event, ...] = ()
+    dirty: float = 0.0
+    judged: float = 14.0
+    end: float = 60.0
+
+    def plant(self, seed: int = 1, flooded: bool = True) -> Plant:
+        """The host of this scenario; without the flood it tells what idle is."""
+        return Plant(
+            self.disks,
+            self.floods if flooded else (),
+            self.syncs,
+            self.events,
+            self.dirty if flooded else 0.0,
+            seed=seed,
+        )
+
+
+def _swing(period_s: float, low: float, end_s: float) -> Tuple[Event, ...]:
+    """The drain rate of a disk that collects garbage half of the time."""
+    times = [period_s * i for i in range(1, int(end_s / period_s))]
+    return tuple(
+        Event(time, {"drain": 450.0 * MB * (low if i % 2 == 0 else 1.0)})
+        for i, time in enumerate(times)
+    )
+
+
+def _waves(on_s: float, off_s: float) -> Tuple[Flood, ...]:
+    return (Flood(start_s=6.0, on_s=on_s, off_s=off_s),)
+
+
+SCENARIOS: Tuple[Scenario, ...] = (
+    Scenario("flood"),
+    Scenario("mid-flood", floods=(Flood(),), dirty=3.5 * GB, judged=25.0, end=70.0),
+    Scenario("waves-1s", floods=_waves(1.0, 1.0)),
+    Scenario("waves-5s", floods=_waves(5.0, 5.0), judged=16.0, end=66.0),
+    Scenario("waves-10s", floods=_waves(10.0, 10.0), judged=16.0, end=76.0),
+    Scenario("waves-60s", floods=_waves(60.0, 60.0), judged=16.0, end=186.0),
+    Scenario("slow-flood", floods=(Flood(start_s=6.0, rate=100.0 * MB),)),
+    Scenario("many-dirtiers", floods=(Flood(start_s=6.0, writers=32),)),
+    Scenario("battery", events=(Event(30.0, vars(BATTERY_GONE)),), judged=36.0, end=80.0),
+    Scenario("battery-gone", disks=(BATTERY_GONE,)),
+    Scenario("rebuild", events=(Event(30.0, {"drain": 125.0 * MB}),), judged=36.0, end=80.0),
+    Scenario("rebuild-done", disks=(Disk(drain=60.0 * MB),),
+             events=(Event(40.0, {"drain": 250.0 * MB}),), judged=55.0, end=100.0),
+    Scenario("gc-swing-4s", disks=(SSD_VOLATILE,), events=_swing(4.0, 0.33, 90.0), end=90.0),
+    Scenario("gc-swing-20s", disks=(SSD_VOLATILE,), events=_swing(20.0, 0.33, 120.0), end=120.0),
+    Scenario("slow-raid", disks=(SLOW_RAID,)),
+    Scenario("fast-raid", disks=(FAST_RAID,)),
+    Scenario("ssd", disks=(SSD,)),
+    Scenario("ssd-volatile", disks=(SSD_VOLATILE,)),
+    Scenario("nvme", disks=(NVME,)),
+    Scenario("no-cache", disks=(NO_CACHE,)),
+    Scenario("stick", disks=(STICK,)),
+    Scenario("stick-and-raid", disks=(RAID, STICK), floods=(Flood(device=1, start_s=6.0),)),
+    Scenario("two-raids", disks=(RAID, SLOW_RAID),
+             floods=(Flood(0, 6.0), Flood(1, 6.0)), syncs=(SyncLoad(0), SyncLoad(1))),
+    Scenario("neighbour", events=(Event(30.0, {"neighbour": 0.8, "neighbour_wait_s": 0.04}),),
+             judged=36.0, end=100.0),
+    Scenario("failing-disk",
+             events=(Event(30.0, {"drain": 80.0 * MB, "failing_s": 0.2}),), judged=36.0, end=100.0),
+    Scenario("fsync-storm", floods=(), syncs=(SyncLoad(threads=16),)),
+    Scenario("no-sync", syncs=()),
+    Scenario("demand-after-rest", syncs=(SyncLoad(start_s=40.0),), judged=46.0, end=90.0),
+    Scenario("demand-comes-and-goes", syncs=(SyncLoad(on_s=5.0, off_s=15.0),), end=90.0),
+    Scenario("commits-20-a-second", syncs=(SyncLoad(think_s=0.05),)),
+)
+BY_NAME: Dict[str, Scenario] = {scenario.name: scenario for scenario in SCENARIOS}
