@@ -301,6 +301,7 @@ class Estimate:
     rate: float  # bytes per second of all devices on the same leaf disks
     tau_s: Optional[float]  # limit / rate while the limit is what holds the rate
     cache_bytes: Optional[float]  # of the write cache, as it was seen to fill
+    fill_bytes: float  # of it, by what went in and what the media took
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]
     fsyncs_inflight: int
@@ -368,6 +369,7 @@ class Phase(Enum):
     """What the law is doing about the limit of a flooded device."""
 
     SEEK = "seek"  # the drain rate is not known: looking for it
+    FILL = "fill"  # the write cache is empty and may take a burst
     HOLD = "hold"
     DRAIN = "drain"  # a short, tighter limit that makes room in the write cache
 
@@ -406,9 +408,11 @@ class DeviceMemory:
     drain_rate: Optional[float] = None
     drain_limit_bytes: int = 0  # the limit in force when it was learned
     drain_window: Tuple[Tuple[float, float], ...] = ()  # (dt, rate) with a full cache
+    window_limit_bytes: int = 0  # the limit in force in that window
     was_full: bool = False  # the write cache had no room in the last tick
-    # since the cache was last known empty: bytes above R, bytes, seconds
-    fast: Tuple[float, float, float] = (0.0, 0.0, 0.0)
+    fill_bytes: float = 0.0  # what must be in the write cache
+    # since the cache was last known empty or full: bytes, seconds
+    fast: Tuple[float, float] = (0.0, 0.0)
     # since the flood began on an empty cache: bytes, seconds; None once it was full
     filling: Optional[Tuple[float, float]] = None
     cache_bytes: Optional[float] = None

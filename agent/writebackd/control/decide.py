@@ -82,7 +82,7 @@ def decide(
         limit = next_limit(
             goal,
             sample.vm,
-            sum(seen.write_bytes for seen in sample.devices),
+            _drained(sample, estimates),
             sample.time_s,
             memory.last_raise_s,
             policy.limits.step_up,
@@ -105,6 +105,17 @@ def decide(
     )
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     return Decision(limit, background, goal, reason, devices, hurry=hurry), memory
+
+
+def _drained(sample: Sample, estimates: Mapping[str, Estimate]) -> float:
+    """What the devices together drain in a tick, in bytes; a cache that fills takes more."""
+    total = 0.0
+    for seen in sample.devices:
+        estimate = estimates.get(seen.device.name)
+        rate = estimate.drain_rate if estimate is not None else None
+        written = float(seen.write_bytes)
+        total += written if rate is None else min(written, rate * sample.dt_s)
+    return total
 
 
 def _whose(foreign: Sequence[ForeignWrite]) -> str:

@@ -16,7 +16,7 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control.hold import Bounds, feed_forward, regulate, rest
 from writebackd.estimate.estimate import objective_s
-from writebackd.model import DeviceMemory, Estimate, HostInfo, Phase, State
+from writebackd.model import DeviceMemory, Estimate, HostInfo, State
 from writebackd.policy.schema import DevicePolicy, Policy
 
 
@@ -72,9 +72,8 @@ def decide_device(
     if estimate.flooded:
         target, hold, state, verdict = regulate(allowed, estimate, hold, now_s, dt_s, in_force)
     else:
-        if hold.phase is Phase.DRAIN:
-            hold = replace(hold, phase=Phase.HOLD)
-        target, state = rest(allowed, estimate, hold), State.GUARD
+        target, hold = rest(allowed, estimate, hold)
+        state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
     steps = (*seen, _relation(allowed, estimate, objective), verdict)
     want = Want(estimate.name, state, target, True, verdict, steps)

@@ -43,7 +43,7 @@ BUSY_SHARE = 0.6
 # (requests of the flood ahead in the queue), full: 6 to 30 %.  They overlap, but
 # a full cache drains at R exactly (248 to 252 MB/s were seen), so a rate near R
 # tells the two apart.
-SLOW_AT_R, SLOW_SURE = 0.06, 0.2
+SLOW_AT_R, SLOW_SURE = 0.06, 0.15
 NEAR_R = 0.1
 SLOW_UNKNOWN_R = 0.05
 # Seconds of completions that a share is taken of: a tick may have few.
@@ -78,10 +78,13 @@ SLOW_UNKNOWN_S = 5e-3
 ENOUGH = 10
 # After a flood the controller goes on destaging: a 512 MB cache at 60 MB/s for 9 s.
 QUIET_LASTS_S = 10.0
-NOTHING = (0.0, 0.0, 0.0)
-# Weight of a tick of one second in tau: about 4 s, as long as the kernel's own
-# bandwidth estimate takes to follow.
-TAU_WEIGHT = 0.25
+NOTHING = (0.0, 0.0)
+# Weights of a second in tau.  Every rate under a limit shows that tau is not
+# longer, but only one that the limit held that it is not shorter.  About 4 s is what
+# the kernel's own bandwidth estimate takes to follow.
+TAU_DOWN, TAU_UP = 0.5, 0.1
+# 7.5 to 24 ms were seen; where it looks longer something else holds the rate.
+TAU_MOST_S = 30e-3
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,9 @@ def measure_writes(
     return writes, memory
 
 
-def is_full(writes: Writes, sample: DeviceSample, memory: DeviceMemory) -> bool:
+def is_full(
+    writes: Writes, sample: DeviceSample, memory: DeviceMemory, limit_bytes: int
+) -> bool:
     """Whether the write cache has no room, as far as this tick can tell."""
     if not writes.flooded or sample.busy_share < BUSY_SHARE:
         return False
@@ -195,9 +200,17 @@ def is_full(writes: Writes, sample: DeviceSample, memory: DeviceMemory) -> bool:
         return True
     if memory.drain_rate is None:
         return writes.slow_share >= SLOW_UNKNOWN_R
-    if abs(writes.rate / memory.drain_rate - 1) <= NEAR_R:
-        return writes.slow_share >= SLOW_AT_R
-    return writes.slow_share >= SLOW_SURE
+    near = abs(writes.rate / memory.drain_rate - 1) <= NEAR_R
+    slower = writes.rate < memory.drain_rate and not limits_rate(limit_bytes, writes.rate, memory)
+    return writes.slow_share >= (SLOW_AT_R if near or slower else SLOW_SURE)
+
+
+def limits_rate(limit_bytes: int, rate: float, memory: DeviceMemory) -> bool:
+    """Whether the limit in force can be what holds the flood at `rate`, in bytes per second.
+
+    Unknown counts as yes: then it is ours to undo before the device is blamed.
+    """
+    return memory.tau_s is None or limit_bytes / memory.tau_s < HELD_BY_MEDIA * rate
 
 
 def update_drain(
@@ -207,12 +220,17 @@ def update_drain(
 
     `limit_bytes` is the limit in force.
     """
+    known = memory.drain_rate
+    if known is not None:
+        # An empty cache does not get emptier.
+        fill = max(0.0, memory.fill_bytes + (writes.rate - known) * dt_s)
+        memory = replace(memory, fill_bytes=fill)
     if not writes.flooded:
         # Only a cache that had time to empty shows its size when it fills again.
         empty = not memory.flooded_before or memory.quiet_s >= QUIET_LASTS_S
         filling = (0.0, 0.0) if empty else None
         return replace(memory, fast=NOTHING, was_full=False, filling=filling), "no flood"
-    full = is_full(writes, sample, memory)
+    full = is_full(writes, sample, memory, limit_bytes)
     was_full, memory = memory.was_full, replace(memory, was_full=full)
     if full and not was_full:
         # For part of the tick the cache still took writes at link speed.
@@ -223,40 +241,54 @@ def update_drain(
         carried, lasted = memory.filling
         memory = replace(memory, filling=(carried + writes.rate * dt_s, lasted + dt_s))
     if writes.held_back and writes.rate > 0:
-        sample_s = limit_bytes / writes.rate
-        weight = min(1.0, TAU_WEIGHT * dt_s)
-        tau = sample_s if memory.tau_s is None else (
-            memory.tau_s + weight * (sample_s - memory.tau_s))
-        memory = replace(memory, tau_s=tau)
+        memory = replace(memory, tau_s=_learn_tau(limit_bytes / writes.rate, writes, memory, dt_s))
     return _fast_sample(writes, memory, limit_bytes, dt_s)
+
+
+def _learn_tau(seen_s: float, writes: Writes, memory: DeviceMemory, dt_s: float) -> float:
+    known = memory.tau_s
+    seen_s = min(seen_s, TAU_MOST_S)
+    if known is None:
+        return seen_s
+    if seen_s < known:
+        return known + min(1.0, TAU_DOWN * dt_s) * (seen_s - known)
+    if memory.drain_rate is not None and writes.rate >= LOWER * memory.drain_rate:
+        return known  # near R it may be the media that hold the rate, not the limit
+    return known + min(1.0, TAU_UP * dt_s) * (seen_s - known)
 
 
 def _full_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
-    window = memory.drain_window + ((dt_s, writes.rate),)
+    window = memory.drain_window
+    if abs(limit_bytes - memory.window_limit_bytes) > NEAR_R * limit_bytes:
+        window = ()  # rates under different limits are different things
+    window = window + ((dt_s, writes.rate),)
     while sum(dt for dt, _ in window[1:]) >= FULL_OVER_S:
         window = window[1:]
-    memory = replace(memory, drain_window=window)
-    if memory.drain_rate is None and sum(dt for dt, _ in window) < FULL_LEAST_S:
+    memory = replace(memory, drain_window=window, window_limit_bytes=limit_bytes)
+    if memory.cache_bytes is not None:
+        memory = replace(memory, fill_bytes=memory.cache_bytes)
+    known = memory.drain_rate
+    if known is None and sum(dt for dt, _ in window) < FULL_LEAST_S:
         return memory, "write cache full: measuring"
     rate = median(rate for _, rate in window)
-    known = memory.drain_rate
-    # What this limit lets through; more than what came, so the media were slower.
-    through = limit_bytes / memory.tau_s if memory.tau_s else 0.0
-    tight = limit_bytes < LOWER * memory.drain_limit_bytes and through < HELD_BY_MEDIA * rate
+    tight = limit_bytes < LOWER * memory.drain_limit_bytes and limits_rate(
+        limit_bytes, rate, memory
+    )
     if known is not None and rate < LOWER * known and tight and writes.held_back:
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
-        verdict = "less than before, under a tighter limit: not counted"
-        return replace(memory, drain_window=()), verdict
-    memory = replace(memory, drain_rate=rate, drain_limit_bytes=limit_bytes)
+        return memory, "less than before, under a tighter limit: not counted"
+    memory = replace(memory, drain_rate=rate)
+    if known is None or rate >= known or not tight:
+        memory = replace(memory, drain_limit_bytes=limit_bytes)
     if memory.filling is not None:
         carried, lasted = memory.filling
         room = carried - rate * lasted
         memory = replace(memory, filling=None)
         if lasted and room > 0:
-            memory = replace(memory, cache_bytes=room)
+            memory = replace(memory, cache_bytes=room, fill_bytes=room)
     return memory, "write cache full: counted"
 
 
@@ -264,18 +296,17 @@ def _fast_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
     """Raise R where the cache must have been full long ago, if R were right."""
-    known = memory.drain_rate or 0.0
-    excess, carried, lasted = memory.fast
-    excess += (writes.rate - known) * dt_s
-    if excess <= 0:  # an empty cache does not get emptier
+    if memory.drain_rate is not None and memory.fill_bytes <= 0:
         return replace(memory, fast=NOTHING), "at cache speed: may not lower the estimate"
+    carried, lasted = memory.fast
     carried, lasted = carried + writes.rate * dt_s, lasted + dt_s
-    memory = replace(memory, fast=(excess, carried, lasted))
+    memory = replace(memory, fast=(carried, lasted))
     room = FAST_LASTS * memory.cache_bytes if memory.cache_bytes is not None else 0.0
-    if lasted < FAST_LASTS_S or excess < room:
+    if lasted < FAST_LASTS_S or memory.fill_bytes < room:
         return memory, "at cache speed: not yet for long enough"
+    rate = max(carried / lasted, memory.drain_rate or 0.0)
     memory = replace(
-        memory, drain_rate=carried / lasted, drain_limit_bytes=limit_bytes, drain_window=(),
-        fast=NOTHING,
+        memory, drain_rate=rate, drain_limit_bytes=limit_bytes, drain_window=(),
+        fast=NOTHING, fill_bytes=0.0,
     )
     return memory, "at cache speed for long: raised"

@@ -111,6 +111,7 @@ def _estimate_device(
             rate=writes.rate,
             tau_s=memory.tau_s,
             cache_bytes=memory.cache_bytes,
+            fill_bytes=memory.fill_bytes,
             fsync_p50_s=sync.latency.quantile(0.5) if sync is not None else None,
             fsync_p99_s=sync.latency.quantile(0.99) if sync is not None else None,
             fsyncs_inflight=sync.inflight if sync is not None else 0,
