@@ -23,7 +23,7 @@ from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lock import take_lock
 from writebackd.actuate.restore import describe_action
-from writebackd.control.decide import decide
+from writebackd.control.decide import HURRY, decide
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
@@ -64,9 +64,6 @@ log = logging.getLogger(__name__)
 # for a passing EINTR or a device in transition, short enough that a stale
 # limit does not outlive the flood it was made for.
 SILENT_TICKS = 5
-# Of the interval, while somebody waits behind a flood: a full write cache halves
-# the syncs at least, and it is seen after two ticks.
-HURRY = 0.5
 # Two pages: below it the kernel answers EINVAL (mm/page-writeback.c).
 LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
 # After a restart the limits adopted from the run before are kept this long,

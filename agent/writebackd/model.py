@@ -391,6 +391,9 @@ class Hold:
     drain_end_s: float = float("-inf")  # of the last one
     useless_s: float = float("-inf")  # when draining was last seen to bring nothing
     seek_rate: float = 0.0  # under the last, smaller limit
+    probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
+    probe_rate: float = 0.0  # under it
+    probe_again_s: float = 30.0
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
     fruitless: int = 0  # tightenings in a row that brought nothing
@@ -441,6 +444,7 @@ class Memory:
     limit_bytes: Optional[int] = None  # what the last decision set
     goal_bytes: Optional[int] = None  # where it was heading
     background_bytes: Optional[int] = None
+    hurry: bool = False  # what the last decision said
     last_raise_s: float = float("-inf")
     hold_until_s: float = float("-inf")  # limits adopted from an earlier run stay so long
     pin_bytes: Optional[int] = None

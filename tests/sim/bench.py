@@ -10,7 +10,7 @@ from typing import Dict, List, Optional, Tuple
 from tests.lab.score import score
 from tests.sim.plant import MB, Loop, Plant
 from tests.sim.scenarios import Scenario
-from writebackd.daemon import HURRY
+from writebackd.control.decide import HURRY
 from writebackd.policy.schema import Policy
 
 STATIC_MB = (1, 2, 4, 8, 15, 16, 32, 64)

@@ -20,6 +20,9 @@ from writebackd.model import (
 )
 from writebackd.policy.schema import Policy
 
+# Of the tick, while somebody waits behind a flood: a full write cache halves the
+# syncs at least, and it is seen after two ticks.
+HURRY = 0.5
 # An unused device must not set the relaxed limit: those flooded within the
 # last minute count.
 RECENT_FLOOD_S = 60.0
@@ -73,6 +76,8 @@ def decide(
     if goal is None:
         memory = replace(memory, limit_bytes=None, goal_bytes=None, background_bytes=None)
         return Decision(None, None, None, reason, devices), memory
+    hurry = any(estimates[want.name].flooded for want in wants if want.demand)
+    speeds_up = hurry and not memory.hurry
     if memory.pin_bytes is None and near(goal, memory.goal_bytes):
         goal = memory.goal_bytes or goal
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
@@ -82,7 +87,7 @@ def decide(
         limit = next_limit(
             goal,
             sample.vm,
-            _drained(sample, estimates),
+            _drain_rate(sample, estimates) * sample.dt_s * (HURRY if speeds_up else 1.0),
             sample.time_s,
             memory.last_raise_s,
             policy.limits.step_up,
@@ -101,20 +106,20 @@ def decide(
         limit_bytes=limit,
         goal_bytes=goal,
         background_bytes=background,
+        hurry=hurry,
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
     )
-    hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     return Decision(limit, background, goal, reason, devices, hurry=hurry), memory
 
 
-def _drained(sample: Sample, estimates: Mapping[str, Estimate]) -> float:
-    """What the devices together drain in a tick, in bytes; a cache that fills takes more."""
+def _drain_rate(sample: Sample, estimates: Mapping[str, Estimate]) -> float:
+    """What the devices together drain, bytes per second; a cache that fills takes more."""
     total = 0.0
     for seen in sample.devices:
         estimate = estimates.get(seen.device.name)
-        rate = estimate.drain_rate if estimate is not None else None
-        written = float(seen.write_bytes)
-        total += written if rate is None else min(written, rate * sample.dt_s)
+        known = estimate.drain_rate if estimate is not None else None
+        written = seen.write_bytes / sample.dt_s
+        total += written if known is None else min(written, known)
     return total
 
 
