@@ -298,6 +298,7 @@ class Estimate:
     flooded: bool  # background writes keep the device or the limit busy
     held_back: bool  # writers slept for the limit: it sets their speed
     full: bool  # the write cache has no room
+    limit_share: float  # part of the global limit that is this device's
     rate: float  # bytes per second of all devices on the same leaf disks
     tau_s: Optional[float]  # limit / rate while the limit is what holds the rate
     cache_bytes: Optional[float]  # of the write cache, as it was seen to fill
@@ -393,7 +394,8 @@ class Hold:
     seek_rate: float = 0.0  # under the last, smaller limit
     probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
     probe_rate: float = 0.0  # under it
-    probe_again_s: float = 30.0
+    proved_rate: Optional[float] = None  # the drain rate, where a larger limit brought no more
+    probe_again_s: float = 60.0
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
     fruitless: int = 0  # tightenings in a row that brought nothing
@@ -413,6 +415,7 @@ class DeviceMemory:
     drain_window: Tuple[Tuple[float, float], ...] = ()  # (dt, rate) with a full cache
     window_limit_bytes: int = 0  # the limit in force in that window
     was_full: bool = False  # the write cache had no room in the last tick
+    smooth_rate: float = 0.0  # bytes per second, over some seconds
     fill_bytes: float = 0.0  # what must be in the write cache
     # since the cache was last known empty or full: bytes, seconds
     fast: Tuple[float, float] = (0.0, 0.0)

@@ -64,17 +64,27 @@ def decide_device(
     if not estimate.demand:
         return _idle(bounds, floor, ceiling, estimate, seen), memory
     objective = objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
+    # Of a limit that several devices share by their speed, each sees its part.
+    share = estimate.limit_share
     allowed = Bounds(
-        floor, ceiling, policy.limits.rest_bytes, bounds.allowed_delay_s, objective,
-        policy.objective.keep_throughput,
+        int(floor * share), int(ceiling * share), policy.limits.rest_bytes,
+        bounds.allowed_delay_s, objective, policy.objective.keep_throughput,
     )
     hold = memory.hold
     if estimate.flooded:
-        target, hold, state, verdict = regulate(allowed, estimate, hold, now_s, dt_s, in_force)
+        target, hold, state, verdict = regulate(
+            allowed, estimate, hold, now_s, dt_s, int(in_force * share)
+        )
+        if hold.proved_rate is not None:
+            memory = replace(
+                memory, drain_rate=hold.proved_rate, drain_limit_bytes=target, drain_window=()
+            )
+            hold = replace(hold, proved_rate=None)
     else:
         target, hold = rest(allowed, estimate, hold)
         state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
+    target = _clamp(target / share, floor, ceiling)
     steps = (*seen, _relation(allowed, estimate, objective), verdict)
     want = Want(estimate.name, state, target, True, verdict, steps)
     return want, replace(memory, hold=hold)

@@ -301,8 +301,11 @@ def _fast_sample(
     carried, lasted = memory.fast
     carried, lasted = carried + writes.rate * dt_s, lasted + dt_s
     memory = replace(memory, fast=(carried, lasted))
-    room = FAST_LASTS * memory.cache_bytes if memory.cache_bytes is not None else 0.0
-    if lasted < FAST_LASTS_S or memory.fill_bytes < room:
+    if memory.cache_bytes is None:
+        believed = lasted >= FAST_LASTS_S
+    else:
+        believed = lasted >= FULL_OVER_S and memory.fill_bytes >= FAST_LASTS * memory.cache_bytes
+    if not believed:
         return memory, "at cache speed: not yet for long enough"
     rate = max(carried / lasted, memory.drain_rate or 0.0)
     memory = replace(

@@ -12,6 +12,14 @@ from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sampl
 from writebackd.policy.schema import Policy
 
 
+# The kernel gives each device a part of the limit by its part of all completions,
+# which halve in weight every 3 s (VM_COMPLETIONS_PERIOD_LEN in mm/page-writeback.c).
+SHARE_HALF_S = 3.0
+# A device that has only begun to write has next to none; a limit made larger by more
+# would let the others fill memory.
+SHARE_LEAST = 0.1
+
+
 def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
     """The p99 that an fsync shall keep: the policy's, or a multiple of unloaded."""
     return max(policy_p99_s, multiple * baseline_s) if baseline_s is not None else policy_p99_s
@@ -34,8 +42,20 @@ def estimate(
         known = memory.devices.get(name)
         if known is None or known.identity != identity:
             known = DeviceMemory(identity=identity)
+        rate = _group_bytes(groups[name]) / sample.dt_s
+        weight = 1 - 0.5 ** (sample.dt_s / SHARE_HALF_S)
+        remembered[name] = replace(
+            known, smooth_rate=known.smooth_rate + weight * (rate - known.smooth_rate)
+        )
+    total = sum(
+        max(remembered[name].smooth_rate for name in members)
+        for members in {frozenset(m.device.name for m in group) for group in groups.values()}
+    )
+    for seen in sample.devices:
+        name = seen.device.name
+        share = remembered[name].smooth_rate / total if total > 0 else 1.0
         estimates[name], remembered[name] = _estimate_device(
-            policy, known, seen, sample, groups[name]
+            policy, remembered[name], seen, sample, groups[name], max(share, SHARE_LEAST)
         )
     return estimates, replace(memory, devices=remembered)
 
@@ -68,6 +88,7 @@ def _estimate_device(
     seen: DeviceSample,
     sample: Sample,
     group: Tuple[DeviceSample, ...],
+    share: float,
 ) -> Tuple[Estimate, DeviceMemory]:
     bounds = policy.for_device(seen.device.name, seen.device.devno)
     # Who sleeps without a known device counts for each: its writers are held
@@ -77,7 +98,7 @@ def _estimate_device(
     writes, memory = measure_writes(
         seen, memory, sample.vm, _group_bytes(group), throttled_s, sample.dt_s
     )
-    limit = sample.vm.threshold_bytes
+    limit = int(share * sample.vm.threshold_bytes)
     memory, drain_sample = update_drain(writes, seen, memory, limit, sample.dt_s)
     memory = update_baseline(writes, seen, memory, sample.dt_s)
     memory, sync_rate, demand = update_demand(
@@ -108,6 +129,7 @@ def _estimate_device(
             flooded=writes.flooded,
             held_back=writes.held_back,
             full=memory.was_full,
+            limit_share=share if writes.flooded else 1.0,
             rate=writes.rate,
             tau_s=memory.tau_s,
             cache_bytes=memory.cache_bytes,
