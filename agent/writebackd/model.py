@@ -295,6 +295,7 @@ class Estimate:
     sync_rate: Optional[float]
     demand: bool
     demand_known: bool  # False: the probe cannot see fsync
+    in_waves: bool  # the flood before was short, and this one is not yet longer
     flooded: bool  # background writes keep the device or the limit busy
     held_back: bool  # writers slept for the limit: it sets their speed
     full: bool  # the write cache has no room
@@ -429,6 +430,8 @@ class DeviceMemory:
     quiet_s: float = 0.0  # time without background writes
     flooded_before: bool = False
     last_flood_s: float = float("-inf")
+    flood_began_s: float = float("-inf")
+    flood_lasted_s: float = float("inf")  # the one before
     sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
     last_demand_s: Optional[float] = None
     # law

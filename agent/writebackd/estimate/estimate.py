@@ -11,7 +11,11 @@ from writebackd.estimate.sync import update_baseline, update_demand
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample
 from writebackd.policy.schema import Policy
 
-
+# A flood that was over after so long may come back as short; a pause of less is none,
+# as between two files of a copy.
+WAVE_S, WAVE_GAP_S = 15.0, 0.8
+# This one is as long as the one before until it lasted so much longer.
+WAVE_LONGER = 1.2
 # The kernel gives each device a part of the limit by its part of all completions,
 # which halve in weight every 3 s (VM_COMPLETIONS_PERIOD_LEN in mm/page-writeback.c).
 SHARE_HALF_S = 3.0
@@ -110,8 +114,14 @@ def _estimate_device(
         policy.objective.demand_hold_s,
         objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
     )
+    began, lasted = memory.flood_began_s, memory.flood_lasted_s
+    if writes.flooded and sample.time_s - memory.last_flood_s > sample.dt_s + WAVE_GAP_S:
+        began, lasted = sample.time_s, memory.last_flood_s - began
+    in_waves = lasted <= WAVE_S and sample.time_s - began <= WAVE_LONGER * lasted + 1.0
     memory = replace(
         memory,
+        flood_began_s=began,
+        flood_lasted_s=lasted,
         flooded_before=memory.flooded_before or writes.flooded,
         last_flood_s=sample.time_s if writes.flooded else memory.last_flood_s,
     )
@@ -126,6 +136,7 @@ def _estimate_device(
             sync_rate=sync_rate,
             demand=demand,
             demand_known=sync is not None,
+            in_waves=in_waves,
             flooded=writes.flooded,
             held_back=writes.held_back,
             full=memory.was_full,
