@@ -152,6 +152,8 @@ class Device:
     write_cache: Optional[str] = None  # queue/write_cache of the leaves
     driver: Optional[str] = None
     diskseq: Optional[int] = None  # of the first leaf: changes when the disk is another one
+    # The same after a restart and in another slot; None: nothing tells it apart.
+    identity: Optional[str] = None
 
 
 @dataclass(frozen=True)
@@ -361,10 +363,35 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """One learned value, and when it was last learned (wall clock)."""
+
+    value: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What outlives a restart of one device's memory; see estimate/learned.py.
+
+    This is the table of what is kept: every Fact has the name and the unit of
+    the field of DeviceMemory that it is taken from and given back to.
+    """
+
+    drain_rate: Optional[Fact] = None
+    baseline_s: Optional[Fact] = None
+    write_baseline_s: Optional[Fact] = None
+    drain_ticks: int = 0  # with a full cache that stand behind drain_rate
+
+
+@dataclass(frozen=True)
 class DeviceMemory:
     """What estimators and law remember of one device between ticks."""
 
     identity: Tuple[str, Optional[int]] = ("", None)  # devno and diskseq
+    # what was learned earlier
+    known_as: Optional[str] = None  # Device.identity
+    earlier: Learned = Learned()  # what it started with, from before the restart
     # estimators
     drain_rate: Optional[float] = None
     drain_window: Tuple[float, ...] = ()  # rates of the last ticks with a full cache
