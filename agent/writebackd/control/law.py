@@ -15,12 +15,12 @@ suffered for some minutes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd import human
 from writebackd.estimate.estimate import objective_s
-from writebackd.model import DeviceMemory, Estimate, HostInfo, State
+from writebackd.model import DeviceMemory, Estimate, HostInfo, State, replace
 from writebackd.policy.schema import DevicePolicy, Policy
 
 # A wish has to last this many ticks before it is acted on: a destage burst or

@@ -8,10 +8,10 @@ is seeded here the estimators correct as they correct their own values.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory
+from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, replace
 
 # A month: what was not seen again for so long belongs to another use of the
 # disk, or to a disk that is gone.

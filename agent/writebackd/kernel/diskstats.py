@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Container, Dict, NamedTuple, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
@@ -79,14 +79,16 @@ class DiskStatsReader:
         self._known: Dict[str, Tuple[str, DiskStats]] = {}
         self.skipped = 0
 
-    def read(self) -> Dict[str, DiskStats]:
-        """Counters by "major:minor", partitions included. Raises OSError."""
+    def read(self, wanted: Optional[Container[str]] = None) -> Dict[str, DiskStats]:
+        """Counters by "major:minor", of those `wanted` or of all. Raises OSError."""
         known: Dict[str, Tuple[str, DiskStats]] = {}
         stats: Dict[str, DiskStats] = {}
         self.skipped = 0
         for line in self._files.read(DISKSTATS).split("\n"):
             entry = self._known.get(line)
             if entry is None:
+                if wanted is not None and ":".join(line.split(None, 2)[:2]) not in wanted:
+                    continue  # a partition mostly
                 try:
                     entry = _parse_line(line)
                 except ValueError:
