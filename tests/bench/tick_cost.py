@@ -150,7 +150,7 @@ def run(root: Path, work: Path, profile: bool) -> Dict[str, List[float]]:
         # A second, less what the clock made of it: rates come out as they would.
         daemon._last_s = (daemon._last_s or 0.0) - 1.0
     if profile:
-        pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(40)
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumtime").print_stats(60)
     snapshot = daemon._snapshot
     assert snapshot is not None and len(snapshot.decision.devices) == DISKS
     demand = sum(estimate.demand for estimate in snapshot.estimates.values())

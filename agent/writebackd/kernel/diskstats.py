@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from operator import sub
 from typing import Container, Dict, NamedTuple, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
@@ -121,6 +122,11 @@ def delta(prev: DiskStats, cur: DiskStats, wrap: int = _LONG_WRAP) -> Optional[D
     if prev is cur:  # as DiskStatsReader returns it for a line that did not change
         none = None if cur.flushes is None else 0
         return DiskStats(0, 0, 0, 0, 0, 0, cur.inflight, 0, 0, none, none)
+    if prev.flushes is not None and cur.flushes is not None:
+        steps = list(map(sub, cur, prev))
+        if min(steps[:6]) >= 0 <= min(steps[7:]):  # all but inflight, a level
+            steps[6] = cur.inflight
+            return DiskStats._make(steps)
     reads = _grown(prev.reads, cur.reads, wrap)
     writes = _grown(prev.writes, cur.writes, wrap)
     read_bytes = _grown(prev.read_bytes, cur.read_bytes, wrap * _SECTOR_BYTES)
