@@ -2,8 +2,8 @@
 """The loop: read, estimate, decide, act, report; once a tick, in one thread.
 
 Nothing here waits for a disk, because the host this runs on is the one whose
-disk hangs: ledger, lock and socket live in /run, logging and history have
-threads that drop and count, memory is locked.
+disk hangs: ledger, lock and socket live in /run, logging, history and
+what was learned have threads that drop and count, memory is locked.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ from writebackd.model import (
     Mode,
     Sample,
 )
-from writebackd.paths import HISTORY, LEDGER, SOCKET
+from writebackd.paths import HISTORY, LEARNED, LEDGER, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
+from writebackd.report.keeper import Keeper
 from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
@@ -116,6 +117,7 @@ class Daemon:
         self._memory = Memory(mode=options.mode or Mode(self.policy.mode))
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
         self._history = History(options.state_dir / HISTORY)
+        self._keeper = Keeper(options.state_dir / LEARNED)
         self._process = psutil.Process()
         self._started_s = _boottime()
         self._cpu_at_start: Optional[float] = None
@@ -163,6 +165,8 @@ class Daemon:
             selector.close()
             self._signals.close()
             self._sampler.probe.close()
+            self._keeper.keep(self._memory, time.time())
+            self._keeper.close(timeout=1.0)
             self._history.close(timeout=2.0)
             os.close(self._lock)
 
@@ -209,11 +213,14 @@ class Daemon:
         foreign = self._actuator.foreign(sample.vm.limits)
         if foreign:
             sample = replace(sample, foreign=self._name_writers(foreign))
+        devices = [seen.device for seen in sample.devices]
+        self._memory = self._keeper.recall(self._memory, devices, sample.wall_s)
         before = self._memory
         estimates, memory = estimate(self.policy, self._memory, sample)
         self._earlier_writers = self._sampler.writers
         decision, self._memory = decide(self.policy, memory, sample, estimates)
         self._hurry = decision.hurry
+        self._keeper.keep_now_and_then(self._memory, sample)
         self._actions = self._act(decision, before.yielded)
         self._report(before, sample, estimates, decision)
 

@@ -14,3 +14,4 @@ LEDGER = "ledger.json"
 LOCK = "lock"  # flock()ed by the daemon as long as it lives
 # In the state directory:
 HISTORY = "history.db"
+LEARNED = "learned.json"

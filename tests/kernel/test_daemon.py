@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
 from tests.kernel.scratch import scratch_disk
+from writebackd.model import Fact
+from writebackd.report.keeper import decode, encode
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 VM = Path("/proc/sys/vm")
@@ -347,6 +350,55 @@ def test_a_device_with_syncs_is_guarded_and_its_row_goes_with_it(
     wait_for(lambda: daemon.device(disk.device) is None)
     wait_for(lambda: read_files() == before)  # nobody has demand any more
     assert daemon.process.poll() is None
+    assert daemon.end() == 0
+
+
+def test_what_was_learned_outlives_a_restart(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    with scratch_disk("ext4") as disk:
+        first = start("--device", disk.device)
+        if first.status()["probe"]["backend"] != "libbpf":
+            pytest.skip("the probe cannot see fsync on this kernel")
+        assert disk.mountpoint is not None
+        fd = os.open(disk.mountpoint / "db", os.O_RDWR | os.O_CREAT)
+
+        def sync_until_learned() -> bool:
+            for i in range(60):
+                os.pwrite(fd, b"x" * 4096, i * 4096)
+                os.fsync(fd)
+            return bool((first.device(disk.device) or {}).get("fsync_baseline_s"))
+
+        try:
+            wait_for(sync_until_learned)
+        finally:
+            os.close(fd)
+        assert first.end() == 0
+        # No flood here: what the disk drains is said by the file instead.
+        path = tmp_path / "state" / "learned.json"
+        known = decode(path.read_bytes())
+        ((identity, learned),) = known.items()
+        assert learned.baseline_s is not None and learned.drain_rate is None
+        rate = Fact(2.5e8, learned.baseline_s.wall_s - 3 * 3600)
+        path.write_bytes(encode({identity: replace(learned, drain_rate=rate)}))
+        second = start("--device", disk.device)
+        wait_for(lambda: (second.device(disk.device) or {}).get("drain_rate") == 2.5e8)
+        assert (second.device(disk.device) or {})["fsync_baseline_s"] == learned.baseline_s.value
+        steps = second.ctl("why", disk.device)[1]["devices"][0]["steps"]
+        assert steps[0] == "drain rate 238M/s (learned before the restart, 3h0m ago)"
+        second.end()
+        assert decode(path.read_bytes())[identity].drain_rate == rate
+
+
+def test_a_damaged_file_of_what_was_learned_is_set_aside(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    path = tmp_path / "state" / "learned.json"
+    path.parent.mkdir()
+    path.write_bytes(b"\0" * 4096)  # as a host that crashed may leave it
+    daemon = start("--probe", "procfs")
+    assert "starts anew" in daemon.log.read_text()
+    assert path.with_name("learned.json.damaged").exists()
     assert daemon.end() == 0
 
 

@@ -72,6 +72,11 @@ class FakeSysfs:
         self._add(name, devno, f"{self._place[disk]}/{name}", 1024)
         self.text(f"/sys/devices/{self._place[name]}/partition", "1")
 
+    def says(self, disk: str, **attributes: str) -> None:
+        """What it is called: `device__wwid="naa.5"` is its file device/wwid."""
+        for name, value in attributes.items():
+            self.text(f"/sys/block/{disk}/{name.replace('__', '/')}", value)
+
     def scsi_host(self, host: str, proc_name: str) -> None:
         self.text(f"/sys/class/scsi_host/{host}/proc_name", proc_name)
 
@@ -113,6 +118,8 @@ def many_disks(tree: FakeSysfs, count: int) -> None:
         place = f"pci0000:00/0000:02:00.0/{host}/target0:0:{index}/0:0:{index}:0/block"
         name, major, minor = f"sd{index}", 65 + index // 16, index % 16 * 16
         tree.disk(name, f"{major}:{minor}", place, rotational=True, diskseq=index + 1)
+        tree.says(name, device__wwid=f"naa.6{index:031x}")
+        tree.text(f"/sys/block/{name}/device/scsi_disk/0:0:{index}:0/cache_type", "write back")
         tree.partition(name, f"{name}p1", f"{major}:{minor + 1}")
         tree.mount(f"{major}:{minor + 1}", "xfs", f"/dev/{name}p1", f"/srv/{index}")
     for number in range(4):

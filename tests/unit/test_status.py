@@ -11,7 +11,16 @@ import pytest
 
 import samples
 import schema
-from writebackd.model import ForeignWrite, Mode, State, VmLimits, VmState
+from writebackd.model import (
+    DeviceMemory,
+    Fact,
+    ForeignWrite,
+    Learned,
+    Mode,
+    State,
+    VmLimits,
+    VmState,
+)
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
@@ -209,6 +218,21 @@ def test_why_of_an_unknown_device_lists_the_known(wanted: str) -> None:
     with pytest.raises(RequestError, match=r"known devices: sda, sdb, dm-0") as caught:
         why_json(samples.several(), wanted)
     assert caught.value.exit_code == 2
+
+
+def test_why_says_what_is_only_known_from_before_the_restart() -> None:
+    shown = samples.guard()
+    fact = Fact(250.0 * MIB, shown.sample.wall_s - 3 * 3600)
+    memory = DeviceMemory(drain_rate=fact.value, earlier=Learned(drain_rate=fact))
+
+    def first_step(memory: DeviceMemory) -> str:
+        known = replace(shown.memory, devices={"sda": memory})
+        step = why_json(replace(shown, memory=known), "sda")["devices"][0]["steps"][0]
+        return str(step)
+
+    assert first_step(memory) == "drain rate 250M/s (learned before the restart, 3h0m ago)"
+    assert "restart" not in first_step(replace(memory, drain_rate=251.0 * MIB))
+    assert "restart" not in first_step(DeviceMemory(drain_rate=fact.value))
 
 
 def test_why_gives_the_steps_and_what_comes_next() -> None:

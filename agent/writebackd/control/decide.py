@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.law import Want, decide_device
@@ -17,6 +16,7 @@ from writebackd.model import (
     Memory,
     Sample,
     State,
+    replace,
 )
 from writebackd.policy.schema import Policy
 

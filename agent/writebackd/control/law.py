@@ -10,13 +10,13 @@ the limit does under a flood is hold.py's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd import human
 from writebackd.control.hold import Bounds, feed_forward, regulate, rest
 from writebackd.estimate.estimate import objective_s
-from writebackd.model import DeviceMemory, Estimate, HostInfo, State
+from writebackd.model import DeviceMemory, Estimate, HostInfo, State, replace
 from writebackd.policy.schema import DevicePolicy, Policy
 
 

@@ -19,11 +19,11 @@ none.  Hence
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Optional, Tuple
 
-from writebackd.model import ClassSample, DeviceMemory, DeviceSample, IoClass, VmState
+from writebackd.model import ClassSample, DeviceMemory, DeviceSample, IoClass, VmState, replace
 
 # Below this a device is not flooded, whoever waits: journals, logs and page
 # cleaning of a quiet host were seen at up to 1 MB/s.

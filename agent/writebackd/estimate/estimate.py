@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, Tuple
 
 from writebackd.estimate.drain import measure_writes, update_drain
 from writebackd.estimate.sync import update_baseline, update_demand
-from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample
+from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, replace
 from writebackd.policy.schema import Policy
 
 # A flood that was over after so long may come back as short; a pause of less is none,

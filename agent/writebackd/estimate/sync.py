@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Optional
 
 from writebackd.estimate.drain import QUIET_LASTS_S, Writes, small_writes
-from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample
+from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, replace
 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
 DEMAND_WINDOW_S = 10.0

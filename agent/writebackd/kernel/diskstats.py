@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import struct
-from typing import Dict, NamedTuple, Optional, Tuple
+from operator import sub
+from typing import Container, Dict, NamedTuple, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
@@ -79,14 +80,16 @@ class DiskStatsReader:
         self._known: Dict[str, Tuple[str, DiskStats]] = {}
         self.skipped = 0
 
-    def read(self) -> Dict[str, DiskStats]:
-        """Counters by "major:minor", partitions included. Raises OSError."""
+    def read(self, wanted: Optional[Container[str]] = None) -> Dict[str, DiskStats]:
+        """Counters by "major:minor", of those `wanted` or of all. Raises OSError."""
         known: Dict[str, Tuple[str, DiskStats]] = {}
         stats: Dict[str, DiskStats] = {}
         self.skipped = 0
         for line in self._files.read(DISKSTATS).split("\n"):
             entry = self._known.get(line)
             if entry is None:
+                if wanted is not None and ":".join(line.split(None, 2)[:2]) not in wanted:
+                    continue  # a partition mostly
                 try:
                     entry = _parse_line(line)
                 except ValueError:
@@ -119,6 +122,11 @@ def delta(prev: DiskStats, cur: DiskStats, wrap: int = _LONG_WRAP) -> Optional[D
     if prev is cur:  # as DiskStatsReader returns it for a line that did not change
         none = None if cur.flushes is None else 0
         return DiskStats(0, 0, 0, 0, 0, 0, cur.inflight, 0, 0, none, none)
+    if prev.flushes is not None and cur.flushes is not None:
+        steps = list(map(sub, cur, prev))
+        if min(steps[:6]) >= 0 <= min(steps[7:]):  # all but inflight, a level
+            steps[6] = cur.inflight
+            return DiskStats._make(steps)
     reads = _grown(prev.reads, cur.reads, wrap)
     writes = _grown(prev.writes, cur.writes, wrap)
     read_bytes = _grown(prev.read_bytes, cur.read_bytes, wrap * _SECTOR_BYTES)

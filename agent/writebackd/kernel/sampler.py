@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Callable, Dict, Mapping, Optional, Tuple
 
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
@@ -22,6 +21,7 @@ from writebackd.model import (
     Sample,
     SyncSample,
     TaskSample,
+    replace,
 )
 
 # Tasks whose cgroup is looked up; it costs a read of /proc each.
@@ -53,12 +53,13 @@ class Sampler:
     ) -> Sample:
         """One tick.  Raises OSError, ValueError or BpfError when it cannot be read."""
         vm = read_state(self._files)
-        disks = self._disks.read()
+        devices = self._topology.devices
+        disks = self._disks.read({n for each in devices for n in (each.devno, *each.leaf_devnos)})
         reading = self.probe.read()
         self.writers = reading.writers if reading is not None else ()
         syncs = self._syncs_by_device(reading)
         samples = []
-        for device in self._topology.devices:
+        for device in devices:
             grown = self._grown(device, disks)
             if grown is None:
                 continue  # gone since the scan; the next one drops it

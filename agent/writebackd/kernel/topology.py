@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.identity import leaf_identity, stacked_identity, volume_identity
 from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
 from writebackd.kernel.uevents import Uevents
 from writebackd.model import Device
@@ -55,6 +57,7 @@ class _Leaf:
     write_cache: Optional[str]
     driver: Optional[str]
     diskseq: Optional[int]
+    identity: Optional[str]
 
 
 class _Scan:
@@ -101,6 +104,7 @@ class _Scan:
             if self._counts(name, name in mounted, name in used)
         ]
         found += self._btrfs_devices(pools)
+        found = _told_apart(found)
         return tuple(sorted(found, key=lambda device: _natural(device.name)))
 
     def _slaves(self, disk: str) -> Tuple[str, ...]:
@@ -139,7 +143,14 @@ class _Scan:
                 on_disk.setdefault(self.disk(name), []).append(mount)
         return on_disk
 
-    def _device(self, name: str, devno: str, disks: Tuple[str, ...], mounts: List[Mount]) -> Device:
+    def _device(
+        self,
+        name: str,
+        devno: str,
+        disks: Tuple[str, ...],
+        mounts: List[Mount],
+        uuid: Optional[str] = None,
+    ) -> Device:
         leaves = sorted({leaf for disk in disks for leaf in self._leaves[disk]}, key=_natural)
         facts = [self._leaf(leaf) for leaf in leaves]
         spins = {fact.rotational for fact in facts}
@@ -155,7 +166,18 @@ class _Scan:
             write_cache=_agreed([fact.write_cache for fact in facts]),
             driver=_agreed([fact.driver for fact in facts]),
             diskseq=facts[0].diskseq if facts else None,
+            identity=self._identity(name, devno, facts, uuid),
         )
+
+    def _identity(
+        self, name: str, devno: str, facts: List[_Leaf], uuid: Optional[str]
+    ) -> Optional[str]:
+        below = [fact.identity for fact in facts]
+        if uuid is not None:
+            return stacked_identity(f"btrfs {uuid}", below)
+        if [fact.devno for fact in facts] == [devno]:
+            return below[0]
+        return volume_identity(self._files, name, devno, below)
 
     def _leaf(self, name: str) -> _Leaf:
         fact = self._facts.get(name)
@@ -163,12 +185,14 @@ class _Scan:
             read = self._files.try_read
             spins = read(f"/sys/block/{name}/queue/rotational")
             seq = read(f"/sys/block/{name}/diskseq")  # since 5.15
+            write_cache = read(f"/sys/block/{name}/queue/write_cache") or None
             fact = self._facts[name] = _Leaf(
                 devno=self.devno[name],
                 rotational={"0": False, "1": True}.get(spins or ""),
-                write_cache=read(f"/sys/block/{name}/queue/write_cache") or None,
+                write_cache=write_cache,
                 driver=self._driver(name),
                 diskseq=int(seq) if seq and seq.isdigit() else None,
+                identity=leaf_identity(self._files, name, self.devno[name], write_cache),
             )
         return fact
 
@@ -215,7 +239,7 @@ class _Scan:
             # Before 5.10 nothing tells which of btrfs-1, btrfs-2 it is.
             bdi = link.rsplit("/", 1)[-1] if link else f"btrfs-{uuid[:8]}"
             disks = tuple(sorted({self.disk(name) for name in members}))
-            found.append(self._device(bdi, bdi, disks, mounted.get(uuid, [])))
+            found.append(self._device(bdi, bdi, disks, mounted.get(uuid, []), uuid))
         return found
 
     def _btrfs_mounts(self, pools: Mapping[str, FrozenSet[str]]) -> Dict[str, List[Mount]]:
@@ -263,6 +287,15 @@ def _one_per_filesystem(mounts: Tuple[Mount, ...]) -> List[Mount]:
         if rival is None or _rank(mount) < _rank(rival):
             best[mount.st_dev] = mount
     return sorted(best.values(), key=lambda mount: mount.mountpoint)
+
+
+def _told_apart(devices: List[Device]) -> List[Device]:
+    """The same, without identities that two of them share: those name neither."""
+    seen = Counter(device.identity for device in devices)
+    return [
+        replace(device, identity=None) if seen[device.identity] > 1 else device
+        for device in devices
+    ]
 
 
 def _rank(mount: Mount) -> Tuple[bool, int]:

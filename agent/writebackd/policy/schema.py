@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
 
 from . import units
@@ -250,8 +251,19 @@ class Policy:
         part = self if key.section == "policy" else getattr(self, key.section)
         return getattr(part, key.attribute)
 
+    @cached_property
+    def _answers(self) -> Dict[Tuple[str, str], DevicePolicy]:
+        """What for_device() answered: it is asked for every device in every tick."""
+        return {}
+
     def for_device(self, name: str, devno: str) -> DevicePolicy:
         """The values for one device; of several matching sections the last line read wins."""
+        known = self._answers.get((name, devno))
+        if known is None:
+            known = self._answers[name, devno] = self._merge_device(name, devno)
+        return known
+
+    def _merge_device(self, name: str, devno: str) -> DevicePolicy:
         merged = DevicePolicy(
             floor_bytes=self.limits.floor_bytes,
             ceiling_bytes=self.limits.ceiling_bytes,

@@ -11,9 +11,11 @@ import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
     Device,
     DeviceDecision,
+    DeviceMemory,
     DeviceSample,
     Estimate,
     ForeignWrite,
@@ -109,7 +111,10 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
         },
         "devices": [
             _reasoning(
-                each, decisions.get(each.device.name), snapshot.estimates.get(each.device.name)
+                each,
+                decisions.get(each.device.name),
+                snapshot.estimates.get(each.device.name),
+                _from_earlier(snapshot, each.device.name),
             )
             for each in chosen
         ],
@@ -327,12 +332,25 @@ def _find(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample]:
     return chosen
 
 
+def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
+    """What the reasoning leans on that this run has not measured itself."""
+    memory = snapshot.memory.devices.get(name, DeviceMemory())
+    age_s = earlier_drain_age_s(memory, snapshot.sample.wall_s)
+    if age_s is None:
+        return ()
+    rate, age = human.size(memory.drain_rate), human.duration(age_s)
+    return (f"drain rate {rate}/s (learned before the restart, {age} ago)",)
+
+
 def _reasoning(
-    sample: DeviceSample, decision: Optional[DeviceDecision], estimate: Optional[Estimate]
+    sample: DeviceSample,
+    decision: Optional[DeviceDecision],
+    estimate: Optional[Estimate],
+    earlier: Tuple[str, ...],
 ) -> Json:
     row = _device_row(sample, decision, estimate)
     row.pop("write_cache")
-    row["steps"] = list(decision.steps) if decision else []
+    row["steps"] = [*earlier, *(decision.steps if decision else ())]
     row["drain_sample"] = estimate.drain_sample if estimate else None
     row["next"] = _NEXT[decision.state] if decision else "The first tick decides."
     return row

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The limit of a flooded device with sync demand: find the knee, hold it, keep room.
+
+What was measured (docs/control.md): a sync is fast while the write cache has
+room, at nearly any limit, and slow once it is full, at nearly any limit; and at
+one and the same limit the cache may stay full or stay empty, since the flood
+comes in at just the drain rate R either way.  So the aim is not the smallest
+limit but one that lets in about R, and a cache that has room.  Three phases:
+
+* SEEK: R is not known.  Grow while a larger limit brings more throughput; the
+  cache fills, and then R and tau are known.
+* HOLD: limit = R x tau, corrected by the rate that comes of it.
+* DRAIN: the cache is full.  A limit of about half for some seconds lets the
+  media win; as long as they have something to write, that costs no throughput.
+
+Where draining brings nothing (no cache, or even the smallest limit lets in more
+than R), the limit is tightened step by step as long as that shortens the wait,
+and let go when it does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Optional, Tuple
+
+from writebackd import human
+from writebackd.model import Estimate, Hold, Phase, State
+
+# A little more than R, so that the cache fills slowly instead of running empty:
+# empty it is worth nothing, and only when it is full R can be measured again.
+FORWARD = 1.05
+# The kernel's writeback loop takes some rounds to follow a new limit; a tick
+# before that shows the old one.
+FOLLOW_S = 1.0
+# Seconds whose mean rate is compared with R: dd, the flusher and the destage
+# come in bursts of about a second.
+JUDGE_S = 3.0
+# Seconds between two corrections while holding: a sysctl write moves the
+# kernel's own pacing, and six a minute is what an admin accepts.
+CORRECT_S = 6.0
+# A full cache, or late syncs, for so long: a destage burst or one journal
+# commit makes half a second slow.
+FULL_LASTS_S = 0.9
+LATE_LASTS_S = 2.0
+# The limit while draining, as a share: rates of 50 to 55 % of R were seen under
+# half of the limit at the knee.  Above half, because the background limit then
+# may stay where it is.
+DRAIN_SHARE = 0.55
+# Room to make, in seconds of R where the cache is not known, and as a share of it.
+ROOM_S, ROOM_SHARE = 1.0, 0.5
+# Not shorter than it takes to see whether it works, not longer than writers
+# should suffer for it.
+DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
+# Draining works when the rate falls below this share of R.
+DRAIN_GRIPS = 0.93
+# Once a cache has room the share of slow writes falls to 2 to 8 % within a tick.
+FUTILE_SHARE = 0.3
+# A cache that is full again so soon after draining is none, or is somebody else's.
+FULL_AGAIN_S = 3.0
+# A burst: from this fill of the cache on it gets this multiple of the limit, until
+# that fill.  Of short floods a cache takes much, where memory may not.
+FILL_FROM, FILL_TO, FILL_LIMIT = 0.2, 0.8, 4.0
+# How long what did not work is not tried again.
+REMEMBERED_S = 300.0
+# Search: step up, and the gain in throughput that makes the next one worth it.
+SEEK_STEP, SEEK_GAIN = 2.0, 1.1
+SEEK_S = 0.4
+# Corrections: what is missing of R, within these bounds; less than the ramp's
+# deadband would not be written.
+GROW_LEAST, GROW_MOST = 1.15, 1.5
+CUT_MOST = 0.8
+# tau differs by a factor of up to three with the kernel's bandwidth estimate.
+GROW_TO = 3.0
+# A larger limit is tried after so long without a change, and kept when it brings so
+# much more throughput; what brought nothing is not tried again for twice as long.
+PROBE_S, PROBE_MOST_S = 60.0, 300.0
+PROBE_STEP, PROBE_GAIN = 1.25, 1.06
+# Tightening where draining brings nothing: a step of 0.75 changes the wait by
+# more than its noise (10 to 20 %).
+TIGHTEN = 0.75
+TIGHTEN_S = 4.0
+FRUITLESS_GAIN = 0.9
+FRUITLESS_MOST = 2
+STARVED_MARGIN = 1.1
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the law may do with one device; bytes, seconds, share of R to keep."""
+
+    floor: int
+    ceiling: int
+    start: int  # before R is known
+    tau_s: float  # until it is learned
+    objective_s: float
+    keep: float
+
+
+def feed_forward(bounds: Bounds, estimate: Estimate) -> Optional[int]:
+    """R x tau and a little more within the bounds, bytes; None while R is not known."""
+    if estimate.drain_rate is None:
+        return None
+    tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
+    return _clamp(FORWARD * estimate.drain_rate * tau, bounds)
+
+
+def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
+    """The limit with sync demand and without a flood in bytes, and the memory.
+
+    With a write cache that is empty: one that lets a burst into it.
+    """
+    limit = _resting(bounds, estimate, hold)
+    cache = estimate.cache_bytes
+    if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None:
+        return limit, hold
+    if estimate.fill_bytes <= FILL_FROM * cache:
+        hold = replace(hold, phase=Phase.FILL)
+    elif hold.phase is Phase.DRAIN:
+        hold = replace(hold, phase=Phase.HOLD)
+    return asked_for(bounds, estimate, hold), hold
+
+
+def _resting(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:
+    if hold.limit_bytes is not None:
+        return _clamp(hold.limit_bytes, bounds)
+    return feed_forward(bounds, estimate) or _clamp(bounds.start, bounds)
+
+
+def regulate(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float, in_force: int
+) -> Tuple[int, Hold, State, str]:
+    """`(limit, memory, state, why)` for one tick of a flood; bytes and seconds.
+
+    `in_force` is the limit that the kernel applied in this tick.
+    """
+    asked = asked_for(bounds, estimate, hold)
+    if hold.limit_bytes is None:
+        hold = replace(hold, limit_bytes=_resting(bounds, estimate, hold), changed_s=now_s)
+    if not 0.8 <= in_force / asked <= 1.25:
+        # On its way, or held by another device: what is seen is not this limit's doing.
+        hold = replace(_settle(hold, now_s), full_s=0.0, late_s=0.0)
+        return asked, hold, State.GUARD, "flooded, and the limit in force is not this device's yet"
+    hold = _observe(bounds, estimate, hold, now_s, dt_s)
+    if estimate.drain_rate is None:
+        return _seek(bounds, estimate, hold, now_s)
+    hold = _rescale(bounds, estimate, hold)
+    if hold.phase is Phase.SEEK:
+        limit = _clamp(feed_forward(bounds, estimate) or 0, bounds)
+        hold = _change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
+        if estimate.full:
+            return _drain(bounds, estimate, hold, now_s, "the drain rate is known now")
+        return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
+    if hold.phase is Phase.FILL:
+        full = estimate.full or estimate.fill_bytes >= FILL_TO * (estimate.cache_bytes or 0.0)
+        if not full:
+            return asked, hold, State.GUARD, "the write cache has room: letting the burst in"
+        limit = _resting(bounds, estimate, hold)
+        why = f"the write cache has taken what it may: back to {human.size(limit)}"
+        return limit, _change(hold, now_s, phase=Phase.HOLD), State.GUARD, why
+    if hold.phase is Phase.DRAIN:
+        return _draining(bounds, estimate, hold, now_s, dt_s)
+    return _hold(bounds, estimate, hold, now_s)
+
+
+def asked_for(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:
+    """The limit that the last tick asked for, bytes."""
+    if hold.phase is Phase.DRAIN:
+        return hold.drain_bytes
+    limit = _resting(bounds, estimate, hold)
+    return _clamp(FILL_LIMIT * limit, bounds) if hold.phase is Phase.FILL else limit
+
+
+def _observe(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
+) -> Hold:
+    carried, lasted = hold.carried
+    if now_s - hold.changed_s > FOLLOW_S:
+        carried, lasted = carried + estimate.rate * dt_s, lasted + dt_s
+        if lasted > 2 * JUDGE_S:  # half of it is the past
+            carried, lasted = carried / 2, lasted / 2
+    late = wait(estimate) > bounds.objective_s
+    return replace(
+        hold,
+        carried=(carried, lasted),
+        full_s=hold.full_s + dt_s if estimate.full else 0.0,
+        late_s=hold.late_s + dt_s if late else 0.0,
+    )
+
+
+def wait(estimate: Estimate) -> float:
+    """How long a sync takes at worst, the one in flight included, seconds."""
+    return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
+
+
+def _seek(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+) -> Tuple[int, Hold, State, str]:
+    limit = hold.limit_bytes or bounds.start
+    if estimate.full:
+        why = "the write cache is full: measuring the drain rate"
+        return limit, hold, State.GUARD, why
+    if not estimate.held_back:
+        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
+    carried, lasted = hold.carried
+    if lasted < SEEK_S:
+        return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
+    rate = carried / lasted
+    if rate < SEEK_GAIN * hold.seek_rate:
+        why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: holding"
+        return limit, hold, State.GUARD, why
+    limit = _clamp(limit * SEEK_STEP, bounds)
+    hold = replace(_change(hold, now_s, limit_bytes=limit), seek_rate=rate)
+    why = f"{human.size(rate)}/s, and no write waits for the media: trying a larger limit"
+    return limit, hold, State.PROBE, why
+
+
+def _hold(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+) -> Tuple[int, Hold, State, str]:
+    limit = _clamp(hold.limit_bytes or bounds.floor, bounds)
+    drain_rate = estimate.drain_rate or 0.0
+    full, late = hold.full_s >= FULL_LASTS_S, hold.late_s >= LATE_LASTS_S
+    useless = now_s - hold.useless_s < REMEMBERED_S
+    carried, lasted = hold.carried
+    rate = carried / lasted if lasted >= JUDGE_S else None
+
+    if full and estimate.in_waves:
+        why = "the write cache is full, but the flood before was soon over: no need to drain"
+        return limit, hold, State.GUARD, why
+    if full and not useless:
+        again = now_s - hold.drain_end_s < FULL_AGAIN_S + FULL_LASTS_S
+        if again and (rate is None or rate <= SEEK_GAIN * drain_rate):
+            useless, hold = True, replace(hold, useless_s=now_s, probe_again_s=CORRECT_S)
+        else:
+            seen = f"{100 * (estimate.slow_share or 0):.0f} % of writes wait for the media"
+            if rate is not None and rate > 1.02 * drain_rate:
+                limit = _clamp(limit * max(CUT_MOST, drain_rate / rate), bounds)
+                hold = replace(hold, limit_bytes=limit)
+            return _drain(bounds, estimate, hold, now_s, seen)
+
+    if hold.probe_bytes and rate is not None:
+        # A larger limit was tried: did it bring more?
+        before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
+        next_s = CORRECT_S if useless else PROBE_S
+        if not earned:
+            next_s = min(PROBE_MOST_S, max(PROBE_S, 2 * hold.probe_again_s))
+        hold = replace(hold, probe_bytes=0, probe_again_s=next_s)
+        if not earned:
+            limit = _clamp(before, bounds)
+            hold = _change(hold, now_s, limit_bytes=limit)
+            if rate < bounds.keep * drain_rate:
+                # Not the limit holds the flood, then: this is what the media take.
+                hold = replace(hold, proved_rate=rate, starved_bytes=0)
+            why = f"the larger limit brought no more than {human.size(rate)}/s: back"
+            return limit, hold, State.PROBE, why
+    settled = now_s - hold.changed_s >= CORRECT_S
+    # Far above R x tau the limit is not what holds the flood.
+    ours = limit < GROW_TO * (feed_forward(bounds, estimate) or limit)
+    if rate is not None and rate < bounds.keep * drain_rate and estimate.held_back and ours:
+        missing = f"the flood gets {human.size(rate)}/s, less than {human.size(drain_rate)}/s"
+        grow = min(max(drain_rate / max(rate, 1.0), GROW_LEAST), GROW_MOST)
+        hold = replace(
+            hold, starved_bytes=limit, starved_s=now_s, fruitless=0,
+            probe_bytes=limit, probe_rate=rate,
+        )
+        limit = _clamp(limit * grow, bounds)
+        hold = _change(hold, now_s, limit_bytes=limit)
+        return limit, hold, State.PROBE, missing + ": loosening"
+
+    if rate is not None and estimate.held_back and now_s - hold.changed_s >= hold.probe_again_s:
+        hold = replace(hold, probe_bytes=limit, probe_rate=rate)
+        limit = _clamp(limit * PROBE_STEP, bounds)
+        hold = _change(hold, now_s, limit_bytes=limit)
+        return limit, hold, State.PROBE, "nothing changed for long: trying a larger limit"
+    if (full or late) and settled:
+        return _tighten(bounds, estimate, hold, now_s, limit, late)
+    if late or full:
+        return limit, hold, State.SQUEEZE, (
+            f"fsync waits {human.milliseconds(wait(estimate))} ms: does it last?")
+    return limit, replace(hold, fruitless=0), State.GUARD, (
+        f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s: holding"
+    )
+
+
+def _tighten(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, limit: int, late: bool
+) -> Tuple[int, Hold, State, str]:
+    """Where room in the cache cannot be had: is less in the queue any better?"""
+    waits = wait(estimate)
+    why = f"fsync p99 is {human.milliseconds(waits)} ms"
+    state = State.EXHAUSTED if late else State.GUARD
+    if now_s - hold.gave_up_s < REMEMBERED_S:
+        return limit, hold, state, why + "; tightening did not help: the queue is not ours"
+    least = float(bounds.floor)
+    if now_s - hold.starved_s < REMEMBERED_S:
+        least = max(least, STARVED_MARGIN * hold.starved_bytes)
+    # The step before: did it shorten the wait?
+    fruitless = hold.fruitless
+    if hold.wait_s > 0 and hold.before_bytes > limit:
+        fruitless = fruitless + 1 if waits > FRUITLESS_GAIN * hold.wait_s else 0
+    if fruitless >= FRUITLESS_MOST:
+        limit = _clamp(hold.before_bytes, bounds)
+        hold = _change(hold, now_s, limit_bytes=limit)
+        hold = replace(hold, fruitless=0, wait_s=0.0, before_bytes=0, gave_up_s=now_s)
+        why += f"; {FRUITLESS_MOST} tightenings brought nothing: letting go, the queue is not ours"
+        return limit, hold, State.EXHAUSTED, why
+    if limit * TIGHTEN < least:
+        at = "the floor" if least == bounds.floor else "where throughput suffered"
+        return limit, replace(hold, fruitless=0), state, f"{why}; holding, the limit is at {at}"
+    before = hold.before_bytes if fruitless else limit
+    limit = _clamp(limit * TIGHTEN, bounds)
+    hold = _change(hold, now_s, limit_bytes=limit)
+    hold = replace(hold, fruitless=fruitless, wait_s=waits, before_bytes=before)
+    return limit, hold, State.SQUEEZE, why + ": tightening"
+
+
+def _drain(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, seen: str
+) -> Tuple[int, Hold, State, str]:
+    forward = feed_forward(bounds, estimate) or bounds.floor
+    limit = _clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
+    hold = _change(hold, now_s, phase=Phase.DRAIN)
+    hold = replace(hold, drain_bytes=limit, drained_bytes=0.0, probe_bytes=0)
+    return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
+
+
+def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold) -> Hold:
+    """Keep limit / R when R itself has moved: a rebuild, another mix of writes."""
+    rate = estimate.drain_rate or 0.0
+    if hold.limit_bytes is None or hold.for_rate <= 0:
+        return replace(hold, for_rate=rate)
+    moved = rate / hold.for_rate
+    if 1 / SEEK_GAIN <= moved <= SEEK_GAIN:
+        return hold
+    # What was learned about limits was learned at the other rate.
+    return replace(
+        hold, limit_bytes=_clamp(hold.limit_bytes * moved, bounds), for_rate=rate,
+        starved_bytes=0, probe_bytes=0, useless_s=float("-inf"), gave_up_s=float("-inf"),
+    )
+
+
+def _draining(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
+) -> Tuple[int, Hold, State, str]:
+    drain_rate = estimate.drain_rate or 0.0
+    drained = hold.drained_bytes + max(0.0, drain_rate - estimate.rate) * dt_s
+    hold = replace(hold, drained_bytes=drained)
+    limit = hold.drain_bytes
+    lasted = now_s - hold.changed_s
+    room = ROOM_S * drain_rate
+    if estimate.cache_bytes is not None:
+        room = ROOM_SHARE * estimate.cache_bytes
+    carried, seconds = hold.carried
+    rate = carried / seconds if seconds else drain_rate
+    futile = estimate.full or (estimate.slow_share or 0.0) >= FUTILE_SHARE
+    if lasted >= DRAIN_LEAST_S and rate >= DRAIN_GRIPS * drain_rate:
+        # The rate does not fall: even this limit lets in all that the media
+        # take.  It costs nothing, then, and is the shorter queue.
+        hold = _change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
+        hold = replace(hold, useless_s=now_s, probe_again_s=PROBE_S)
+        return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"
+    done = drained >= room or lasted >= DRAIN_MOST_S
+    if lasted < DRAIN_LEAST_S or not (done or futile):
+        why = f"made {human.size(drained)} of {human.size(room)} of room in the write cache"
+        return limit, hold, State.SQUEEZE, why
+    # tau was measured meanwhile, if it was not known before.
+    forward = feed_forward(bounds, estimate) or limit
+    if now_s - hold.starved_s < REMEMBERED_S:
+        forward = max(forward, int(STARVED_MARGIN * hold.starved_bytes))
+    limit = _clamp(min(hold.limit_bytes or forward, forward), bounds)
+    hold = replace(_change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)
+    if not futile:
+        why = f"the write cache has room again: back to {human.size(limit)}"
+        return limit, hold, State.GUARD, why
+    # No cache, or not ours to empty: then the limit is found by what it brings.
+    hold = replace(hold, useless_s=now_s, probe_again_s=CORRECT_S)
+    return limit, hold, State.GUARD, f"draining made no room: back to {human.size(limit)}"
+
+
+def _settle(hold: Hold, now_s: float) -> Hold:
+    return replace(hold, changed_s=now_s, carried=(0.0, 0.0))
+
+
+def _change(
+    hold: Hold, now_s: float, phase: Optional[Phase] = None, limit_bytes: Optional[int] = None
+) -> Hold:
+    return replace(
+        _settle(hold, now_s),
+        full_s=0.0,
+        late_s=0.0,
+        phase=phase or hold.phase,
+        limit_bytes=hold.limit_bytes if limit_bytes is None else limit_bytes,
+    )
+
+
+def _clamp(value: float, bounds: Bounds) -> int:
+    return int(min(max(value, bounds.floor), bounds.ceiling))

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a tick costs on a host with 1 024 busy disks: processor time and memory.
+
+    python -m tests.bench.tick_cost [--profile]
+
+The daemon itself runs, in a process of its own, on a /sys and /proc built in
+memory: the worst case, in which every disk carries a filesystem, is flooded and
+synced, so that every line and every counter is another one in every tick.  Only
+the BPF maps are replaced, by a reading made up before the clock starts.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import ctypes
+import json
+import pstats
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+from fake_sysfs import FakeSysfs, many_disks
+from fake_vm import SYSCTL, FakeVm
+from writebackd import daemon as daemon_module
+from writebackd.daemon import Daemon, Options
+from writebackd.kernel.readers import MOST_TASKS, Reading
+from writebackd.model import (
+    ClassSample,
+    Histogram,
+    IoClass,
+    ProbeInfo,
+    SyncSample,
+    TaskSample,
+)
+from writebackd.policy import load_policy
+
+DISKS = 1024
+TICKS = 40
+LIMIT_MS, LIMIT_RSS_MB = 50.0, 60.0
+# Those that the fake kernel computes; the rest are files below the root.
+_COMPUTED = (SYSCTL, "/proc/vmstat", "/proc/meminfo", "/proc/sys/kernel", "/sys/devices/system")
+
+
+class Host(FakeVm):
+    """The fake kernel's limits, and everything else from a directory."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root, self._prefix = root, str(root)
+        self.dirty = (1 << 18, 1 << 14)  # 1 GB waits: a flood
+
+    def read(self, name: str) -> str:
+        if name.startswith(_COMPUTED):
+            return super().read(name)
+        return super(FakeVm, self).read(name)
+
+
+class SyntheticProbe:
+    """Every disk floods, journals and syncs; a bit differently in every tick."""
+
+    def __init__(self, disks: Sequence[str], partitions: Sequence[str]) -> None:
+        self._disks, self._partitions = disks, partitions
+        self._next: Optional[Reading] = None
+
+    def prepare(self, tick: int) -> None:
+        self._next = Reading(
+            classes={disk: self._classes(tick + n) for n, disk in enumerate(self._disks)},
+            syncs={part: self._sync(tick + n) for n, part in enumerate(self._partitions)},
+            tasks=tuple(
+                TaskSample(1000 + n, "dd", n, self._partitions[n], 1 << 20, 0.2, 3)
+                for n in range(MOST_TASKS)
+            ),
+        )
+
+    def read(self) -> Optional[Reading]:
+        return self._next
+
+    def info(self) -> ProbeInfo:
+        return ProbeInfo("synthetic")
+
+    def covers(self, types: Sequence[str]) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+    @staticmethod
+    def _classes(seed: int) -> Mapping[IoClass, ClassSample]:
+        def latency(low: int) -> Histogram:
+            return Histogram(tuple((low + 2 * n, 1 + (seed + n) % 7) for n in range(10)))
+
+        return {
+            IoClass.SYNC_WRITE: ClassSample(40, 160 << 10, latency(50)),
+            IoClass.BACKGROUND_WRITE: ClassSample(90, (24 << 20) + (seed << 12), latency(100)),
+            IoClass.READ: ClassSample(40, 1 << 20, latency(60)),
+            IoClass.JOURNAL: ClassSample(40, 160 << 10, latency(55)),
+        }
+
+    @staticmethod
+    def _sync(seed: int) -> SyncSample:
+        latency = Histogram(tuple((70 + 3 * n, 1 + (seed + n) % 5) for n in range(10)))
+        return SyncSample(fsyncs=latency.total, latency=latency, inflight=1, oldest_s=1e-4)
+
+
+def diskstats(names: Mapping[str, str], tick: int) -> str:
+    """Every disk and partition at its n-th second of about 24 MB/s."""
+    lines = []
+    for number, (devno, name) in enumerate(names.items()):
+        major, minor = devno.split(":")
+        done = tick * (200 + number % 50)
+        lines.append(
+            f"{major:>4} {minor:>7} {name} {done} 0 {done * 16} {done * 2} {done} 0"
+            f" {done * 240} {done * 9} 3 {tick * 1000} {done * 11} 0 0 0 0 {done // 9} {done}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def run(root: Path, work: Path, profile: bool) -> Dict[str, List[float]]:
+    """Runs in the process that is measured: milliseconds per tick, RSS in MB."""
+    files = Host(root)
+    names = {
+        devno: files.path(f"/sys/dev/block/{devno}").readlink().name
+        for devno in files.listdir("/sys/dev/block")
+    }
+    partitions = [devno for devno, name in names.items() if name[-2:] == "p1"]
+    probe = SyntheticProbe([devno for devno in names if devno not in partitions], partitions)
+    vars(daemon_module)["open_probe"] = lambda *_: probe
+    options = Options(work / "run", work / "state", 1.0, "auto", (), None)
+    daemon = Daemon(options, lambda: load_policy(None, None), files=files)
+    daemon._actuator.start()
+    ctypes.CDLL(None).malloc_trim(0)
+    profiler = cProfile.Profile()
+    wall, spent = [], []
+    for tick in range(TICKS):
+        (root / "proc/diskstats").write_text(diskstats(names, tick))
+        probe.prepare(tick)
+        if profile:
+            profiler.enable()
+        begun = time.monotonic(), time.thread_time()
+        daemon._tick()
+        wall.append((time.monotonic() - begun[0]) * 1e3)
+        spent.append((time.thread_time() - begun[1]) * 1e3)
+        profiler.disable()
+        # A second, less what the clock made of it: rates come out as they would.
+        daemon._last_s = (daemon._last_s or 0.0) - 1.0
+    if profile:
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumtime").print_stats(60)
+    snapshot = daemon._snapshot
+    assert snapshot is not None and len(snapshot.decision.devices) == DISKS
+    demand = sum(estimate.demand for estimate in snapshot.estimates.values())
+    flooded = sum(estimate.flooded for estimate in snapshot.estimates.values())
+    assert demand == flooded == DISKS, (demand, flooded)  # else it measures idle disks
+    status = Path("/proc/self/status").read_text()
+    memory = [int(line.split()[1]) / 1024 for line in status.splitlines()
+              if line.startswith(("VmHWM", "VmRSS"))]  # fmt: skip
+    daemon._keeper.close(1.0)
+    daemon._history.close(1.0)
+    # The first two only give the counters their zero and the devices their memory.
+    return {"wall_ms": wall[2:], "cpu_ms": spent[2:], "rss_mb": memory}
+
+
+def build(root: Path) -> None:
+    tree = FakeSysfs(root)
+    many_disks(tree, DISKS)
+    tree.text("/proc/diskstats", "")
+
+
+def measure(profile: bool) -> Tuple[float, float]:
+    """Print the figures; the two that are promised: CPU milliseconds, and MB."""
+    with tempfile.TemporaryDirectory(prefix="writebackd-tick-", dir="/dev/shm") as directory:
+        root, work = Path(directory, "root"), Path(directory, "work")
+        root.mkdir()
+        for name in ("run", "state"):
+            (work / name).mkdir(parents=True)
+        build(root)
+        argv = [sys.executable, "-m", "tests.bench.tick_cost", "--inside", str(root), str(work)]
+        done = subprocess.run(
+            [*argv, *(["--profile"] if profile else [])], check=True, stdout=subprocess.PIPE
+        )
+    found: Dict[str, List[float]] = json.loads(done.stdout)
+    cpu, wall = statistics.median(found["cpu_ms"]), statistics.median(found["wall_ms"])
+    peak, resident = found["rss_mb"]
+    print(f"a tick with {DISKS} busy disks: {cpu:.1f} ms of CPU (median; most "
+          f"{max(found['cpu_ms']):.1f}; at most {LIMIT_MS:.0f}), {wall:.1f} ms by the clock")
+    print(f"resident: {resident:.1f} MB (at most {LIMIT_RSS_MB:.0f}; peak {peak:.1f})")
+    return cpu, resident
+
+
+def main(argv: Sequence[str]) -> int:
+    """1 when a tick costs more than the project promises."""
+    if argv[:1] == ["--inside"]:
+        print(json.dumps(run(Path(argv[1]), Path(argv[2]), "--profile" in argv)))
+        return 0
+    cpu, resident = measure("--profile" in argv)
+    return 0 if cpu <= LIMIT_MS and resident <= LIMIT_RSS_MB else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

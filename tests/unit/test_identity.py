@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a disk is called across restarts, from what each kind of it says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Dict, Optional
+
+import pytest
+
+from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
+from writebackd.kernel.topology import scan
+
+MMC = "platform/soc/mmc_host/mmc0/mmc0:0001/block"
+WWID = "naa.600605b00d1c2b402c1f2e5e0a8b6f31"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> FakeSysfs:
+    return FakeSysfs(tmp_path)
+
+
+def identities(tree: FakeSysfs) -> Dict[str, Optional[str]]:
+    return {device.name: device.identity for device in scan(tree.files)}
+
+
+def vpd(tree: FakeSysfs, disk: str, serial: str) -> None:
+    """As the kernel shows a page: type, page code, length, text padded with blanks."""
+    tree.text(f"/sys/block/{disk}/device/vpd_pg80", f"\0\x7f\0{chr(len(serial))}{serial}   ")
+
+
+def test_a_scsi_disk_by_its_wwid_with_both_cache_modes(tree: FakeSysfs) -> None:
+    tree.disk("sda", "8:0", RAID, write_cache="write back")
+    tree.says("sda", device__wwid=WWID, device__model="PERC H730P Mini")
+    tree.text("/sys/block/sda/device/scsi_disk/2:2:0:0/cache_type", "write back, no read (daft)")
+    assert identities(tree) == {
+        "sda": f"{WWID}, cache write back / write back, no read (daft)"
+    }
+
+
+def test_an_nvme_namespace_by_its_wwid(tree: FakeSysfs) -> None:
+    tree.disk("nvme0n1", "259:0", NVME, write_cache="write through")
+    tree.says("nvme0n1", wwid="eui.0025385b71b00d1f", device__serial="S5GX")
+    assert identities(tree) == {"nvme0n1": "eui.0025385b71b00d1f, cache write through"}
+
+
+@pytest.mark.parametrize("nothing", ["naa.0000000000000000", "", "0", "eui.00-00", "\udcff"])
+def test_an_empty_wwid_gives_way_to_the_serial_number(tree: FakeSysfs, nothing: str) -> None:
+    tree.disk("sdb", "8:16", USB, size=4096)
+    tree.files.path("/sys/block/sdb/device").mkdir()
+    tree.files.path("/sys/block/sdb/device/wwid").write_bytes(
+        nothing.encode("utf-8", "surrogateescape")
+    )
+    tree.says("sdb", device__vendor="Generic ", device__model="Flash  Disk")
+    vpd(tree, "sdb", "07A31B")
+    assert identities(tree) == {
+        "sdb": "Generic Flash Disk serial 07A31B of 4096, cache write back"
+    }
+
+
+def test_virtio_is_asked_through_udev_and_never_itself(tree: FakeSysfs) -> None:
+    tree.disk("vda", "254:0", VIRTIO)
+    tree.says("vda", serial="a read of this waits behind the disk's queue")
+    assert identities(tree) == {"vda": None}
+    tree.text("/run/udev/data/b254:0", "S:disk/by-id/virtio-x\nI:4711\nE:ID_SERIAL=vol-0a1b\nG:x")
+    assert identities(tree) == {"vda": "serial vol-0a1b of 2048, cache write back"}
+
+
+def test_parts_of_one_card_are_told_apart(tree: FakeSysfs) -> None:
+    tree.disk("mmcblk0", "179:0", MMC, size=60000)
+    tree.disk("mmcblk0boot0", "179:8", MMC, size=8192)
+    for name in ("mmcblk0", "mmcblk0boot0"):
+        tree.says(name, device__serial="0x1c2d")
+    found = identities(tree)
+    assert None not in found.values() and len(set(found.values())) == 2
+
+
+def test_make_and_size_are_better_than_nothing_while_there_is_one_of_it(tree: FakeSysfs) -> None:
+    tree.disk("sda", "8:0", SATA, size=1000)
+    tree.says("sda", device__vendor="ATA", device__model="QEMU HARDDISK")
+    assert identities(tree) == {"sda": "ATA QEMU HARDDISK of 1000, cache write back"}
+    tree.disk("sdb", "8:16", SATA, size=1000)
+    tree.says("sdb", device__vendor="ATA", device__model="QEMU HARDDISK")
+    assert identities(tree) == {"sda": None, "sdb": None}
+    tree.unplug("sda")
+    assert identities(tree) == {"sdb": "ATA QEMU HARDDISK of 1000, cache write back"}
+
+
+def test_two_disks_with_the_same_wwid_are_neither(tree: FakeSysfs) -> None:
+    for name, devno in (("sda", "8:0"), ("sdb", "8:16")):
+        tree.disk(name, devno, USB)
+        tree.says(name, device__wwid="t10.USB cheap 0123")
+    assert identities(tree) == {"sda": None, "sdb": None}
+
+
+def test_a_disk_that_says_nothing_has_no_identity(tree: FakeSysfs) -> None:
+    tree.disk("nbd0", "43:0")
+    assert identities(tree) == {"nbd0": None}
+
+
+def volume(tree: FakeSysfs) -> None:
+    for name, devno in (("sda", "8:0"), ("sdb", "8:16")):
+        tree.disk(name, devno, SATA)
+        tree.says(name, device__wwid=f"naa.5{name}")
+    tree.disk("md0", "9:0", slaves=("sda", "sdb"))
+    tree.disk("dm-0", "253:0", slaves=("md0",), size=77)
+    tree.mount("253:0", "xfs", "/dev/mapper/vg-srv", "/srv")
+
+
+LEAVES = "naa.5sda, cache write back + naa.5sdb, cache write back"
+
+
+def test_a_logical_volume_is_itself_and_its_disks(tree: FakeSysfs) -> None:
+    volume(tree)
+    assert identities(tree) == {"dm-0": f"dm of 77 on {LEAVES}"}
+    tree.says("dm-0", dm__uuid="LVM-x1Y2")
+    assert identities(tree) == {"dm-0": f"LVM-x1Y2 on {LEAVES}"}
+
+
+def test_a_raid_by_its_own_uuid_or_udevs(tree: FakeSysfs) -> None:
+    volume(tree)
+    tree.mount("9:0", "xfs", "/dev/md0", "/md")
+    tree.text("/run/udev/data/b9:0", "E:MD_LEVEL=raid1\nE:MD_UUID=6a1b:2c3d")
+    assert identities(tree)["md0"] == f"6a1b:2c3d on {LEAVES}"
+    tree.says("md0", md__uuid="6a1b-kernel")
+    assert identities(tree)["md0"] == f"6a1b-kernel on {LEAVES}"
+
+
+def test_a_volume_without_a_name_on_a_disk_without_one_has_no_identity(tree: FakeSysfs) -> None:
+    tree.disk("vda", "254:0", VIRTIO)
+    tree.disk("dm-0", "253:0", slaves=("vda",))
+    assert identities(tree) == {"dm-0": None}
+    tree.says("dm-0", dm__uuid="CRYPT-LUKS2-77")
+    assert identities(tree) == {"dm-0": "CRYPT-LUKS2-77 on unknown"}
+
+
+def test_btrfs_by_its_uuid(tree: FakeSysfs) -> None:
+    tree.disk("sda", "8:0", SATA)
+    tree.says("sda", device__wwid="naa.5a")
+    tree.btrfs("6f-11", ("sda",), "btrfs-1")
+    tree.mount("0:31", "btrfs", "/dev/sda", "/")
+    assert identities(tree) == {"btrfs-1": "btrfs 6f-11 on naa.5a, cache write back"}
+
+
+def test_a_loop_device_by_its_file(tree: FakeSysfs) -> None:
+    tree.disk("loop0", "7:0")
+    tree.says("loop0", loop__backing_file="/srv/a b.img", loop__offset="0")
+    assert identities(tree) == {"loop0": "file /srv/a b.img at 0 of 2048, cache write back"}
+
+
+def cache_type(tree: FakeSysfs) -> None:
+    tree.text("/sys/block/sda/device/scsi_disk/0:0:0:0/cache_type", "write through")
+
+
+def queue_mode(tree: FakeSysfs) -> None:
+    tree.says("sda", queue__write_cache="write through")
+
+
+@pytest.mark.parametrize("change", [cache_type, queue_mode])
+def test_another_cache_mode_is_another_device(
+    tree: FakeSysfs, change: Callable[[FakeSysfs], None]
+) -> None:
+    volume(tree)
+    before = identities(tree)["dm-0"]
+    change(tree)
+    after = identities(tree)["dm-0"]
+    assert before != after and after is not None and "write through" in after

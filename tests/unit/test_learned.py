@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What was learned comes back after a restart: to the same device, while it holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from writebackd.estimate.learned import (
+    FACTS,
+    KEEP_S,
+    TRUST_DRAIN_S,
+    earlier_drain_age_s,
+    learn,
+    recall,
+    seed,
+)
+from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory
+from writebackd.report import keeper as keeper_module
+from writebackd.report.keeper import MAX_BYTES, MAX_DEVICES, Keeper, decode, encode
+
+TIMEOUT_S = 10.0
+NOW = 1.7e9
+SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), diskseq=7, identity="naa.5a, cache x")
+LEARNED = Learned(
+    drain_rate=Fact(2.5e8, NOW - 3600), baseline_s=Fact(4e-4, NOW - 60),
+    write_baseline_s=Fact(9e-5, NOW - 60), drain_ticks=3,
+)  # fmt: skip
+MEMORY = DeviceMemory(
+    identity=("8:0", 7), known_as=SDA.identity, drain_rate=2.5e8,
+    drain_window=(2.4e8, 2.5e8, 2.6e8), baseline_s=4e-4, write_baseline_s=9e-5,
+)  # fmt: skip
+
+
+def of(*devices: Device, **learned: Learned) -> Memory:
+    return recall(Memory(), devices, {d.identity or "": learned[d.name] for d in devices}, NOW)
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + TIMEOUT_S
+    while not done():
+        assert time.monotonic() < end, "did not get there in time"
+        time.sleep(0.005)
+
+
+def seeded(path: Path, device: Device = SDA, wall_s: float = NOW) -> DeviceMemory:
+    """The device's memory as the first ticks of a new run have it."""
+    keeper = Keeper(path)
+    memory = Memory()
+
+    def recalled() -> bool:
+        nonlocal memory
+        memory = keeper.recall(memory, [device], wall_s)
+        return device.name in memory.devices
+
+    wait_until(recalled)
+    assert keeper.close(TIMEOUT_S)
+    return memory.devices[device.name]
+
+
+# --- pure ---
+
+
+def test_every_fact_is_a_value_of_the_memory() -> None:
+    for name in FACTS:
+        assert getattr(DeviceMemory(), name) is None
+
+
+def test_memory_to_learned_and_back() -> None:
+    learned = learn(MEMORY, Learned(), NOW)
+    assert learned.drain_rate == Fact(2.5e8, NOW) and learned.drain_ticks == 3
+    back = seed(DeviceMemory(), learned, NOW + 10)
+    for name in FACTS:
+        assert getattr(back, name) == getattr(MEMORY, name)
+    assert back.drain_window == (2.5e8,) * 3
+
+
+def test_only_what_was_learned_again_gets_a_new_date() -> None:
+    later = learn(replace(MEMORY, baseline_s=5e-4), learn(MEMORY, Learned(), NOW), NOW + 100)
+    assert later.drain_rate == Fact(2.5e8, NOW)
+    assert later.baseline_s == Fact(5e-4, NOW + 100)
+
+
+@pytest.mark.parametrize("value", [None, 0.0, -1.0, float("nan"), float("inf")])
+def test_what_is_no_rate_is_not_kept(value: Any) -> None:
+    assert learn(replace(MEMORY, drain_rate=value), LEARNED, NOW).drain_rate is None
+
+
+def test_measured_values_are_not_overwritten() -> None:
+    mine = DeviceMemory(drain_rate=6e7, drain_window=(6e7,))
+    back = seed(mine, LEARNED, NOW)
+    assert (back.drain_rate, back.drain_window, back.baseline_s) == (6e7, (6e7,), 4e-4)
+    assert earlier_drain_age_s(back, NOW) is None
+
+
+def test_a_month_later_it_is_forgotten() -> None:
+    learned = replace(LEARNED, drain_rate=Fact(2.5e8, NOW - KEEP_S - 1))
+    back = seed(DeviceMemory(), learned, NOW)
+    assert (back.drain_rate, back.drain_window, back.baseline_s) == (None, (), 4e-4)
+
+
+def test_a_date_far_ahead_is_a_clock_that_was_wrong() -> None:
+    learned = replace(LEARNED, drain_rate=Fact(2.5e8, NOW + KEEP_S + 1))
+    assert seed(DeviceMemory(), learned, NOW).drain_rate is None
+
+
+@pytest.mark.parametrize("age, ticks", [(TRUST_DRAIN_S - 1, 3), (TRUST_DRAIN_S + 1, 0)])
+def test_an_old_drain_rate_is_a_first_guess(age: float, ticks: int) -> None:
+    back = seed(DeviceMemory(), replace(LEARNED, drain_rate=Fact(2.5e8, NOW - age)), NOW)
+    assert back.drain_rate == 2.5e8
+    assert back.drain_window == (2.5e8,) * ticks  # what the next full tick is weighed against
+
+
+def test_a_device_that_is_known_is_seeded_when_it_comes() -> None:
+    memory = of(SDA, sda=LEARNED)
+    mine = memory.devices["sda"]
+    assert (mine.identity, mine.known_as) == (("8:0", 7), SDA.identity)
+    assert mine.drain_rate == 2.5e8
+    assert earlier_drain_age_s(mine, NOW) == 3600
+    # And left alone from then on.
+    assert recall(memory, [SDA], {"naa.5a, cache x": Learned()}, NOW) is memory
+
+
+def test_it_is_known_in_another_slot_too() -> None:
+    moved = replace(SDA, name="sdq", devno="65:0", diskseq=99)
+    known = {"naa.5a, cache x": LEARNED}
+    assert recall(Memory(), [moved], known, NOW).devices["sdq"].drain_rate == 2.5e8
+
+
+def test_another_cache_mode_starts_anew_in_mid_run() -> None:
+    through = replace(SDA, identity="naa.5a, cache write through")
+    memory = recall(of(SDA, sda=LEARNED), [through], {SDA.identity or "": LEARNED}, NOW)
+    assert memory.devices["sda"].drain_rate is None
+    assert memory.devices["sda"].known_as == through.identity
+
+
+def test_what_nothing_tells_apart_is_not_seeded_and_not_reset() -> None:
+    nameless = replace(SDA, identity=None)
+    known = {SDA.identity or "": LEARNED, "None": LEARNED, "": LEARNED}
+    memory = recall(Memory(), [nameless], known, NOW)
+    assert memory.devices["sda"].drain_rate is None
+    # A clone was plugged in: its twin goes on with what it knows.
+    assert recall(of(SDA, sda=LEARNED), [nameless], {}, NOW).devices["sda"].drain_rate == 2.5e8
+
+
+# --- the file ---
+
+FACT = st.builds(
+    Fact,
+    st.floats(min_value=1e-12, max_value=1e15),
+    st.floats(min_value=0, max_value=1e11),
+)
+ANY = st.builds(
+    Learned,
+    **{name: st.none() | FACT for name in FACTS},
+    drain_ticks=st.integers(min_value=0, max_value=9),
+)
+
+
+@given(st.dictionaries(st.text(), ANY, max_size=8))
+def test_round_trip(known: Dict[str, Learned]) -> None:
+    assert decode(encode(known)) == known
+
+
+def file_of_two() -> bytes:
+    return encode({"naa.5a, cache x": LEARNED, 'odd "näme\\': replace(LEARNED, baseline_s=None)})
+
+
+def rejected(data: bytes) -> bool:
+    try:
+        decode(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return True
+    return False
+
+
+def test_truncated_anywhere_it_is_rejected() -> None:
+    data = file_of_two()
+    whole = len(data.rstrip())
+    assert [end for end in range(whole) if not rejected(data[:end])] == []
+
+
+def test_no_flipped_bit_changes_what_is_read() -> None:
+    data = file_of_two()
+    told = decode(data)
+    harmless = 0
+    for at in range(len(data)):
+        for bit in range(8):
+            broken = bytearray(data)
+            broken[at] ^= 1 << bit
+            if not rejected(bytes(broken)):
+                assert decode(bytes(broken)) == told, (at, bit)
+                harmless += 1
+    assert harmless < 50  # blanks between the values
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"[]", b"null", b"{}", b"\xff\xfe", b"[" * 100_000, b" " * (MAX_BYTES + 1),
+        file_of_two().replace(b'"version": 1', b'"version": 2'),
+    ],
+    ids=["empty", "list", "null", "object", "binary", "deep", "large", "newer"],
+)  # fmt: skip
+def test_a_foreign_file_is_set_aside_with_one_line(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "learned.json"
+    path.write_bytes(data)
+    with caplog.at_level(logging.INFO):
+        assert seeded(path).drain_rate is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "starts anew" in caplog.text
+    assert (tmp_path / "learned.json.damaged").read_bytes() == data
+    assert not path.exists()
+
+
+def test_impossible_values_are_damage() -> None:
+    rows: List[Tuple[str, float]] = [("drain_rate", -1.0), ("baseline_s", float("inf"))]
+    for name, value in rows:
+        assert rejected(encode({"a": replace(LEARNED, **{name: Fact(value, NOW)})}))  # type: ignore[arg-type]
+
+
+def test_a_value_that_another_release_knows_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode({"a": LEARNED})
+    monkeypatch.setattr(keeper_module, "FACTS", ("drain_rate",))
+    assert decode(data) == {"a": Learned(drain_rate=LEARNED.drain_rate, drain_ticks=3)}
+
+
+def test_the_oldest_make_room() -> None:
+    def aged(age_s: float) -> Learned:
+        return Learned(baseline_s=Fact(1e-3, NOW - age_s))
+
+    data = encode({f"{n:06}" + "x" * 1000: aged(n) for n in range(3000)})
+    assert len(data) <= MAX_BYTES
+    kept = sorted(int(identity[:6]) for identity in decode(data))
+    assert 900 < len(kept) < 1100 and kept == list(range(len(kept)))
+
+
+# --- kept and recalled ---
+
+
+def test_a_new_run_goes_on_with_what_the_last_one_learned(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "learned.json"
+    first = Keeper(path)
+    wait_until(lambda: first.recall(Memory(), [SDA], NOW) != Memory())
+    first.keep(Memory(devices={"sda": MEMORY}), NOW)
+    assert first.close(TIMEOUT_S)
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert [each.name for each in path.parent.iterdir()] == ["learned.json"]
+    mine = seeded(path, wall_s=NOW + 3 * 3600)
+    assert (mine.drain_rate, mine.baseline_s) == (2.5e8, 4e-4)
+    assert earlier_drain_age_s(mine, NOW + 3 * 3600) == 3 * 3600
+    assert seeded(path, replace(SDA, identity="naa.5b")).drain_rate is None
+    assert seeded(path, wall_s=NOW + KEEP_S + 1).drain_rate is None
+
+
+def test_unplugged_and_plugged_in_again_it_is_known(tmp_path: Path) -> None:
+    keeper = Keeper(tmp_path / "learned.json")
+    wait_until(lambda: keeper.recall(Memory(), [SDA], NOW) != Memory())
+    memory = keeper.recall(Memory(devices={"sda": MEMORY}), [], NOW)
+    assert memory.devices  # forgetting is the estimator's business
+    back = keeper.recall(Memory(), [replace(SDA, diskseq=8)], NOW).devices["sda"]
+    assert back.drain_rate == 2.5e8
+    # Within one tick, so that it was never seen missing.
+    faster = replace(MEMORY, drain_rate=3e8)
+    memory = keeper.recall(Memory(devices={"sda": faster}), [replace(SDA, diskseq=9)], NOW)
+    assert memory.devices["sda"].drain_rate == 3e8
+    assert keeper.close(TIMEOUT_S)
+
+
+def test_nothing_is_written_when_nothing_was_learned(tmp_path: Path) -> None:
+    path = tmp_path / "learned.json"
+    path.write_bytes(encode({SDA.identity or "": LEARNED}))
+    before = path.stat().st_ino, path.stat().st_mtime_ns
+    keeper = Keeper(path)
+    memory = Memory()
+
+    def recalled() -> bool:
+        nonlocal memory
+        memory = keeper.recall(memory, [SDA], NOW)
+        return bool(memory.devices)
+
+    wait_until(recalled)
+    keeper.keep(memory, NOW + 1)
+    assert keeper.close(TIMEOUT_S)
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == before
+
+
+def test_more_devices_than_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MAX_DEVICES >= 1024
+    monkeypatch.setattr(keeper_module, "MAX_DEVICES", 3)
+    path = tmp_path / "learned.json"
+    keeper = Keeper(path)
+    wait_until(lambda: keeper.recall(Memory(), [SDA], NOW) != Memory())
+    for number in range(5):
+        mine = replace(MEMORY, known_as=f"naa.{number}")
+        keeper.keep(Memory(devices={"sda": mine}), NOW + number)
+    assert keeper.close(TIMEOUT_S)
+    assert sorted(decode(path.read_bytes())) == ["naa.2", "naa.3", "naa.4"]
+
+
+def test_a_disk_that_hangs_holds_up_neither_start_nor_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "learned.json"
+    os.mkfifo(path)  # open(2) waits, as it does for a server that is gone
+    begun = time.monotonic()
+    keeper = Keeper(path)
+    assert keeper.recall(Memory(), [SDA], NOW) == Memory()
+    keeper.keep(Memory(devices={"sda": MEMORY}), NOW)
+    assert not keeper.close(0.1)
+    assert time.monotonic() - begun < 1.0
+    # Late, and seen all the same.
+    with open(path, "wb") as writer:
+        writer.write(encode({SDA.identity or "": LEARNED}))
+
+    def recalled() -> bool:
+        known = Memory(devices={"sda": DeviceMemory(identity=("8:0", 7), baseline_s=1e-3)})
+        mine = keeper.recall(known, [SDA], NOW).devices["sda"]
+        return (mine.drain_rate, mine.baseline_s) == (2.5e8, 1e-3)
+
+    wait_until(recalled)
+
+
+def test_a_directory_that_takes_no_file_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state" / "learned.json"
+    (tmp_path / "state").write_text("a file")
+    keeper = Keeper(path)
+    wait_until(lambda: keeper.recall(Memory(), [SDA], NOW) != Memory())
+    for number in range(3):
+        keeper.keep(Memory(devices={"sda": replace(MEMORY, drain_rate=1e8 + number)}), NOW)
+        time.sleep(0.05)
+    assert not keeper.close(TIMEOUT_S)
+    assert caplog.text.count("cannot be written") == 1
+
+
+def test_the_file_is_json_that_a_person_can_read() -> None:
+    body = json.loads(file_of_two())
+    row = next(row for row in body["devices"] if row["identity"] == "naa.5a, cache x")
+    assert row["facts"]["drain_rate"] == [2.5e8, NOW - 3600]
