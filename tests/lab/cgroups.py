@@ -19,6 +19,7 @@ from .remains import CGROUPS, RigError
 from .rig import Rig
 
 GROUPS = ("flood", "sync")
+PLACED = "placed"  # instead of a lever: the loads are in their groups, and somebody else acts
 # Without memory no writeback of dirty pages is charged to the group that made them.
 CONTROLLERS = ("memory", "io")
 SYNC_WEIGHT = 1000  # a group has 100

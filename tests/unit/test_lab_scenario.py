@@ -59,7 +59,7 @@ BAD = [
     (("load flood", "kind", "cat"), "no cat, take one of"),
     (("load flood", "bs", "1 parsec"), "bs"),
     (("load flood", "disk", "other"), "no other, take one of db"),
-    (("load database", "runs", "0s..9s"), "both windows"),
+    (("load database", "runs", "0s..9s"), "in all windows, idle and judged"),
     (("events", "6s", "other mode=writeback"), "no other: take vm, agent or a disk"),
     (("events", "soon", "agent SIGSTOP"), "not a time"),
     (("events", "6s", "db spin=3"), "no spin"),

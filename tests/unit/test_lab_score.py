@@ -27,11 +27,13 @@ def made(contender: str, repeat: int = 1, sync: float = 1000, idle: float = 1000
         "windows": {"idle": [1, 3], "judged": [10, 20]},
         "loads": [{"name": "database", "role": "sync", "disk": "db", "windows": {
                        "idle": measured(idle, 2), "judged": measured(sync, 10)}},
-                  {"name": "flood", "role": "flood", "disk": "db", "windows": {
-                      "idle": None, "judged": measured(0, 10, longest_stall=1.5)}}],
+                  {"name": "flood", "role": "flood", "disk": "db", "stall": 1.5, "windows": {
+                      "idle": None, "judged": measured(0, 10)}}],
         "disks": [{"name": "db", "cache_bytes": 512 * MB, "written": {
             "idle": idle * 2 * per_op, "judged": 10 * (device + sync * per_op)}}],
-        "series": {"dirty_limit": [1, 4 * MB], "fill": {"db": [0, 256 * MB]}},
+        "series": {"t": [1, 20], "dirty_limit": [1, 4 * MB], "fill": {"db": [0, 256 * MB]},
+                   "sync_rate": [idle, sync], "sync_p99": [0.001, 0.01]},
+        "limits": [[0.1, 8 * MB], [3.0, 4 * MB]],
     }
 
 

@@ -14,13 +14,13 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar, List, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.policy.units import format_size, parse_time
 
 from ..remains import RigError
 from . import worker
-from .base import Counters, Measured, Options
+from .base import Counters, Measured, Options, Place
 from .options import one_of, positive, positive_size, size_or_auto
 from .own import OwnLoad, make_file
 
@@ -87,6 +87,12 @@ class Commands(OwnLoad):
 
     VERB = "loop"
     ACCOUNT = "wchar"  # field of /proc/PID/io that counts what goes to the disk, and once
+    WRITES = True  # all the time: where its account stands still, a write does not return
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        super().__init__(place, options)
+        self._looks: Dict[int, Tuple[int, float]] = {}  # process: its account, when it was new
+        self._stalls: List[Tuple[float, float]] = []  # (end, seconds)
 
     @abc.abstractmethod
     def commands(self, writer: int) -> List[List[str]]:
@@ -113,6 +119,31 @@ class Commands(OwnLoad):
 
     def recent(self, last_s: float) -> Sequence[float]:
         return ()
+
+    def look(self) -> None:
+        """An account that stands still tells how long a write took, within one look or two."""
+        if not self.WRITES or self.options.get("off"):
+            return
+        for each in list(self.workers):
+            pid, now = each.process.pid, time.monotonic()
+            try:
+                account = process_bytes(pid, self.ACCOUNT)
+            except OSError:  # it is ending
+                continue
+            before, since = self._looks.get(pid, (-1, now))
+            if account != before:
+                if before > 0:  # a first write may have to wait for its program to start
+                    self._stalls.append((now, now - since))
+                self._looks[pid] = account, now
+
+    def stall(self, since: float) -> Optional[float]:
+        if not self._looks:
+            return None
+        now = time.monotonic()
+        running = {each.process.pid for each in self.workers if each.process.poll() is None}
+        return max([*(length for end, length in self._stalls if end > since),
+                    *(now - begin for pid, (_, begin) in self._looks.items() if pid in running)],
+                   default=0.0)
 
 
 PERIODS = {
