@@ -105,12 +105,12 @@ def protected(scenario: Scenario, run: Run) -> Optional[float]:
 
 def reached(scenario: Scenario, run: Run, wanted: Optional[float]) -> Optional[float]:
     """Seconds from the onset until the fsync rate is at 90 % of `wanted`; NEVER as above."""
-    start = onset(scenario, run)
-    if start is None or not wanted:
+    start, ends_at = onset(scenario, run), settled(run, "sync_rate")
+    if start is None or ends_at is None or not wanted:
         return None
+    if ends_at < NEAR * wanted:
+        return NEVER
     points = curve(run, "sync_rate", start, run["windows"]["judged"][1])
-    if not points:
-        return None
     first = settled_at([min(value / wanted, MOST) - NEAR for _, value in points])
     return since(start, first, [start, *(time for time, _ in points)], run)
 
@@ -118,6 +118,8 @@ def reached(scenario: Scenario, run: Run, wanted: Optional[float]) -> Optional[f
 def since(start: float, first: Optional[int], begins: Sequence[float], run: Run) -> float:
     """begins: of what each point tells of."""
     begin, end = run["windows"]["judged"]
+    if first == 0:
+        return 0.0
     if first is None or begins[first] > end - SETTLED * (end - begin):
         return NEVER
     return max(0.0, begins[first] - start)

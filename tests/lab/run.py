@@ -366,6 +366,7 @@ def perform(scenario: Scenario, contender: Contender, repeat: int,
                         "device": stage.rigs[spec.name].device,
                         "cache_bytes": stage.rigs[spec.name].control.get()["capacity"],
                         "written": stage.written[spec.name],
+                        "stripe_bytes": spec.disk.stripe_bytes,
                         "stripes": stage.stripes[spec.name]} for spec in scenario.disks],
                 limits=stage.watch.limits)
     except (RigError, OSError, ValueError, subprocess.SubprocessError) as error:

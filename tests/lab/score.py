@@ -94,10 +94,11 @@ def _evaluate(scenario: Scenario, runs: List[Run]) -> Scored:
             changed=median(changed.get(name, [])))
     statics = [each for each in contenders.values() if each.kind == "static" and each.score]
     best = max(statics, key=lambda each: each.score or 0, default=None)
-    after = max((each.changed for each in statics if each.changed), default=None)
+    after = best_changed(contenders)
     for name, each in contenders.items():
         contenders[name] = replace(
-            _reach(scenario, each, best), changed_regret=_share(each.changed, after),
+            _reach(scenario, each, best), changed_regret=_share(
+                each.changed, contenders[after].changed if after else None),
             regret=_share(each.score, best.score if best else None))
     scored = Scored(scenario.name, scenario.summary, scenario.shows, scenario.source,
                     has_sync=scenario.has_sync, contenders=contenders,
@@ -105,6 +106,13 @@ def _evaluate(scenario: Scenario, runs: List[Run]) -> Scored:
     scored.checks.extend(check(expectation, scored, good)
                          for expectation in scenario.expectations)
     return scored
+
+
+def best_changed(contenders: Mapping[str, Contender]) -> str:
+    """Name of the static limit with the best score after a change; "" for none."""
+    found = {each.name: each.changed for each in contenders.values()
+             if each.kind == "static" and each.changed}
+    return max(found, key=lambda name: found[name] or 0, default="")
 
 
 def _share(value: Optional[float], of: Optional[float]) -> Optional[float]:
@@ -241,13 +249,17 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
     rate, byte-rate: per second, of the synchronous loads or of the one named; p99: of
     fsync, the worst load's; stall: the longest of a buffered writer since the contender
     came; limit, fill: in the end, bytes and share of the cache; extents: of the flooded
-    files, per byte; stripes: share of those that a parity array wrote whole; checkpoint:
+    files, per byte; stripes: of the sequential bytes, the share
+    that a parity array wrote in whole stripes; checkpoint:
     the longest of a database, seconds; changed: the score after a change in mid-run;
     protected: seconds until p99 has settled.
     """
     if term.contender == IDLE:
         return median(_rate(run, "idle", term.load) for run in runs)
-    name = scored.best_static if term.contender == BEST else term.contender
+    name: Optional[str] = term.contender
+    if name == BEST:
+        # The limit that is best after a change may be another one than before it.
+        name = best_changed(scored.contenders) if term.metric == CHANGED else scored.best_static
     contender = scored.contenders.get(name or "")
     if contender is None:
         return None
@@ -306,9 +318,12 @@ def _extents(run: Run, name: str) -> Optional[float]:
 
 
 def _stripes(run: Run) -> Optional[float]:
-    written = [disk["stripes"]["judged"] for disk in run["disks"] if disk.get("stripes")]
-    whole, part = (sum(each[key] for each in written) for key in ("whole", "part"))
-    return whole / (whole + part) if whole + part else None
+    """Not of all stripes: those of more fsyncs would look like harm."""
+    size = sum(disk["stripes"]["judged"]["whole"] * disk["stripe_bytes"] for disk in run["disks"]
+               if disk.get("stripe_bytes"))
+    start, end = run["windows"]["judged"]
+    written = sequential_rate(run)
+    return size / (written * (end - start)) if size and written else None
 
 
 def _fill(run: Run) -> Optional[float]:

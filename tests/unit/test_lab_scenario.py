@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Dict
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, Tuple
 
 import pytest
 
-from tests.lab import bench, contenders, scenario
+from tests.lab import bench, cgroups, contenders, scenario
 from tests.lab.disks import presets
 from tests.lab.remains import RigError
+from tests.lab.run import policy_options
 from tests.lab.scenario import Expectation, Span, Term
+from writebackd.policy.load import load_policy
 
 Sections = Dict[str, Dict[str, str]]
 
@@ -64,6 +68,10 @@ BAD = [
     (("events", "soon", "agent SIGSTOP"), "not a time"),
     (("events", "6s", "db spin=3"), "no spin"),
     (("expect", "agent", "agent is good"), "is no expectation"),
+    (("expect", "agent", "agent other.stall <= 1"), "no load other"),
+    (("expect", "agent", "agent flood.score <= 1"), "is no expectation"),
+    (("scenario", "changed", "11s..20s"), "have to follow each other"),
+    (("scenario", "changed", "13s"), "is not a span"),
 ]
 
 
@@ -106,7 +114,7 @@ def test_every_preset_and_filesystem_is_used() -> None:
 
 def planned(quick: bool) -> float:
     found = [scenario.load(name) for name in scenario.names()]
-    chosen = [each for each in found
+    chosen = [each.short() if quick else each for each in found
               if ("quick" in each.tags if quick else "extra" not in each.tags)]
     jobs = bench.plan(chosen, "native", bench.QUICK_CONTENDERS if quick else (),
                       1 if quick else bench.REPEATS)
@@ -114,7 +122,7 @@ def planned(quick: bool) -> float:
 
 
 def test_the_suite_has_the_length_that_is_promised() -> None:
-    assert planned(quick=False) <= 3 * 3600
+    assert planned(quick=False) <= 4 * 3600
     assert planned(quick=True) <= 15 * 60
 
 
@@ -137,3 +145,55 @@ def test_levers_of_the_io_controller_are_for_machines_that_have_it() -> None:
     assert len(contenders.of(found, "virtual")) == 5
     with pytest.raises(RigError, match="WAY=vm"):
         contenders.of(found, "native", ["io-max"])
+
+
+def test_a_window_after_a_change_makes_a_scenario_longer() -> None:
+    found = scenario.parse("good", {**GOOD, "scenario": {
+        **GOOD["scenario"], "changed": "20s..50s"}})
+    assert found.length == 50 and list(found.windows) == ["idle", "judged", "changed"]
+    assert all(load.spans[-1].end == 50 for load in found.loads)
+
+
+def test_metrics_of_one_load_are_read() -> None:
+    found = scenario.parse_expectation("agent nfs-like.byte-rate / default fuse.stall >= 0.95")
+    assert found.left == Term("agent", "byte-rate", "nfs-like")
+    assert found.right == Term("default", "stall", "fuse")
+    assert scenario.parse_expectation("agent byte-rate >= 1").left == Term("agent", "byte-rate")
+
+
+def test_an_agent_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
+    lines = contenders.parse_policy("objective.fsync-p99 = 5ms, limits.floor=2M\nprobe.talkers=off")
+    assert lines == (("objective", "fsync-p99", "5ms"), ("limits", "floor", "2M"),
+                     ("probe", "talkers", "off"))
+    variant = replace(contenders.named("agent"), name="agent-other", policy=lines)
+    flag, directory = policy_options(variant, tmp_path)
+    loaded = load_policy(None, Path(directory))
+    assert flag == "--config-dir" and loaded.name == "default"
+    assert (loaded.objective.fsync_p99_s, loaded.limits.floor_bytes) == (0.005, 2 << 20)
+    assert not loaded.probe.talkers
+    assert policy_options(contenders.named("agent"), tmp_path) == []
+
+
+@pytest.mark.parametrize("line, said", [
+    (("limits", "flor", "2M"), "agent-other.conf:2: .*flor"),
+    (("objective", "fsync-p99", "soon"), "fsync-p99: "),
+    (("nothing", "at-all", "1"), "nothing"),
+])
+def test_a_policy_that_the_agent_does_not_know_is_an_error_of_its_runs(
+        line: Tuple[str, str, str], said: str, tmp_path: Path) -> None:
+    variant = replace(contenders.named("agent"), name="agent-other", policy=(line,))
+    with pytest.raises(RigError, match=f"contender agent-other: .*{said}"):
+        policy_options(variant, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["floor = 2M", "limits.floor", ".floor = 2M", "limits. = 2M"])
+def test_lines_that_are_no_policy_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="SECTION.KEY = VALUE"):
+        contenders.parse_policy(text)
+
+
+def test_the_pacing_agent_needs_groups() -> None:
+    pace = contenders.named("agent-pace")
+    assert pace.kind == "agent" and pace.cgroup == cgroups.PLACED and pace.policy
+    with pytest.raises(RigError, match="WAY=vm"):
+        contenders.of(scenario.parse("good", GOOD), "native", ["agent-pace"])

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.policy.units import format_size, parse_time
 
@@ -81,6 +81,14 @@ def make_source(path: Path, size: int, data: str, seed: int) -> None:
         os.fsync(file.fileno())  # no part of the flood
 
 
+class Look(NamedTuple):
+    """A process's account, and between when it was seen to be that."""
+
+    account: int
+    since: float
+    seen: float
+
+
 class Commands(OwnLoad):
     """A loop of commands in each of one or more processes, from start to stop; a round is an
     operation."""
@@ -91,7 +99,7 @@ class Commands(OwnLoad):
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         super().__init__(place, options)
-        self._looks: Dict[int, Tuple[int, float]] = {}  # process: its account, when it was new
+        self._looks: Dict[int, Look] = {}  # by process
         self._stalls: List[Tuple[float, float]] = []  # (end, seconds)
 
     @abc.abstractmethod
@@ -121,7 +129,7 @@ class Commands(OwnLoad):
         return ()
 
     def look(self) -> None:
-        """An account that stands still tells how long a write took, within one look or two."""
+        """An account that stands still from look to look tells how long a write took at least."""
         if not self.WRITES or self.options.get("off"):
             return
         for each in list(self.workers):
@@ -130,20 +138,22 @@ class Commands(OwnLoad):
                 account = process_bytes(pid, self.ACCOUNT)
             except OSError:  # it is ending
                 continue
-            before, since = self._looks.get(pid, (-1, now))
-            if account != before:
-                if before > 0:  # a first write may have to wait for its program to start
-                    self._stalls.append((now, now - since))
-                self._looks[pid] = account, now
+            last = self._looks.get(pid)
+            # Not before its first write: that may have to wait for its program to start.
+            if last is not None and last.account == account and account > 0:
+                self._looks[pid] = last._replace(seen=now)
+                continue
+            if last is not None and last.seen > last.since:
+                self._stalls.append((now, last.seen - last.since))
+            self._looks[pid] = Look(account, now, now)
 
     def stall(self, since: float) -> Optional[float]:
         if not self._looks:
             return None
-        now = time.monotonic()
         running = {each.process.pid for each in self.workers if each.process.poll() is None}
         return max([*(length for end, length in self._stalls if end > since),
-                    *(now - begin for pid, (_, begin) in self._looks.items() if pid in running)],
-                   default=0.0)
+                    *(look.seen - look.since for pid, look in self._looks.items()
+                      if pid in running)], default=0.0)
 
 
 PERIODS = {
