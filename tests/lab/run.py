@@ -313,9 +313,10 @@ def policy_options(contender: Contender, directory: Path) -> List[str]:
 
 
 def stripes(rig: Rig) -> Dict[str, int]:
-    """Stripes that the disk has written whole, and in part; 0 without parity."""
+    """Stripes that the disk has written whole, and in part, and the bytes in all of them."""
     state = rig.control.get()
-    return {"whole": state["stripes_whole"], "part": state["stripes_part"]}
+    return {"whole": state["stripes_whole"], "part": state["stripes_part"],
+            "bytes": state["bytes_destaged"]}
 
 
 def count_extents(files: Sequence[Path]) -> Optional[Dict[str, int]]:

@@ -205,9 +205,9 @@ def parse_span(text: str, end: float) -> Span:
     return span
 
 
-METRICS = ("f", "g", "score", "changed", "protected", "rate", "byte-rate", "p99", "stall", "limit",
-           "fill", "extents", "stripes", "checkpoint")
-OF_A_LOAD = ("rate", "byte-rate", "p99", "stall", "extents", "checkpoint")
+METRICS = ("f", "g", "score", "changed", "protected", "rate", "byte-rate", "device-rate", "p99",
+           "stall", "limit", "fill", "extents", "stripes", "checkpoint")
+OF_A_LOAD = ("rate", "byte-rate", "device-rate", "p99", "stall", "extents", "checkpoint")
 _TERM = (r"([\w.*-]+) (?:([\w-]+)\.(?=" + "|".join(OF_A_LOAD) + r"))?(" + "|".join(METRICS) + ")")
 _EXPECTATION = re.compile(rf"{_TERM}(?: / {_TERM})? (>=|<=) ([\d.]+)")
 

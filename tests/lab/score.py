@@ -246,11 +246,12 @@ def check(expectation: Expectation, scored: Scored, runs: Sequence[Run]) -> Chec
 def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]:
     """A metric of a contender, the median of its repeats.
 
-    rate, byte-rate: per second, of the synchronous loads or of the one named; p99: of
-    fsync, the worst load's; stall: the longest of a buffered writer since the contender
+    rate: per second, of the synchronous loads; byte-rate: what the floods hand to the
+    kernel; device-rate: what is written to the disks they are on; p99: of fsync, the worst
+    load's; stall: the longest of a buffered writer since the contender
     came; limit, fill: in the end, bytes and share of the cache; extents: of the flooded
-    files, per byte; stripes: of the sequential bytes, the share
-    that a parity array wrote in whole stripes; checkpoint:
+    files, per byte; stripes: of the bytes that a parity
+    array wrote, the share in whole ones; checkpoint:
     the longest of a database, seconds; changed: the score after a change in mid-run;
     protected: seconds until p99 has settled.
     """
@@ -268,7 +269,8 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
         value: Optional[float] = getattr(contender, of_contender)
         return value
     of: Mapping[str, Callable[[Run, str], Optional[float]]] = {
-        "rate": lambda run, load: _rate(run, "judged", load), "byte-rate": _byte_rate,
+        "rate": lambda run, load: _rate(run, "judged", load),
+        "byte-rate": _byte_rate, "device-rate": _device_rate,
         "p99": lambda run, load: _worst(run, "p99", load),
         "stall": _stall, "extents": _extents, "stripes": lambda run, _: _stripes(run),
         "limit": lambda run, _: float(run["series"]["dirty_limit"][-1]),
@@ -317,13 +319,20 @@ def _extents(run: Run, name: str) -> Optional[float]:
     return sum(each["extents"] for each in counted) / size if size else None
 
 
-def _stripes(run: Run) -> Optional[float]:
-    """Not of all stripes: those of more fsyncs would look like harm."""
-    size = sum(disk["stripes"]["judged"]["whole"] * disk["stripe_bytes"] for disk in run["disks"]
-               if disk.get("stripe_bytes"))
+def _device_rate(run: Run, name: str) -> Optional[float]:
+    """What programs hand to the kernel says little of them while memory takes it."""
     start, end = run["windows"]["judged"]
-    written = sequential_rate(run)
-    return size / (written * (end - start)) if size and written else None
+    on = {load["disk"] for load in _of(run, name, "flood", "job")}
+    return _sum(disk["written"]["judged"] / (end - start) for disk in run["disks"]
+                if disk["name"] in on)
+
+
+def _stripes(run: Run) -> Optional[float]:
+    """In bytes: the small stripes of more fsyncs would look like harm."""
+    arrays = [disk for disk in run["disks"] if disk.get("stripe_bytes")]
+    whole = sum(disk["stripes"]["judged"]["whole"] * disk["stripe_bytes"] for disk in arrays)
+    written = sum(disk["stripes"]["judged"]["bytes"] for disk in arrays)
+    return whole / written if written else None
 
 
 def _fill(run: Run) -> Optional[float]:

@@ -166,8 +166,10 @@ def against_hindsight(evaluation: Evaluation) -> List[str]:
     agents = [one.name for one in palette.contenders if one.kind == AGENT]
     if not agents:
         return []
-    lines = ["", "regret: score, of the best static limit's in hindsight",
-             f"  {'':30}" + "".join(f"{name[:15]:>16}" for name in agents) + "  best static"]
+    lines = []
+    if any(scenario.best_static for scenario in evaluation.scenarios):
+        lines += ["", "regret: score, of the best static limit's in hindsight",
+                  f"  {'':30}" + "".join(f"{name[:15]:>16}" for name in agents) + "  best static"]
     for scenario in evaluation.scenarios:
         found = [scenario.contenders.get(name) for name in agents]
         if any(one is not None and one.regret is not None for one in found):

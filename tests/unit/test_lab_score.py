@@ -192,7 +192,8 @@ def test_expectations_of_single_loads_and_of_harm() -> None:
             {"name": "oltp", "role": "bystander", "disk": "db", "stall": None,
              "windows": {"judged": measured(7, 10, extra={"checkpoint_s": took})}}]
         run["loads"][1]["extents"] = {"extents": extents, "bytes": 1 << 30}
-        run["disks"][0].update(stripe_bytes=4 * MB, stripes={"judged": {"whole": whole, "part": 9}})
+        run["disks"][0].update(stripe_bytes=4 * MB, stripes={"judged": {
+            "whole": whole, "part": 9, "bytes": 1250 * MB}})
         runs.append(run)
     scenario, = score.evaluate(runs).scenarios
     for text, ok, value in (
@@ -202,7 +203,8 @@ def test_expectations_of_single_loads_and_of_harm() -> None:
             ("agent oltp.checkpoint / default oltp.checkpoint <= 1.1", True, "1.05"),
             ("agent database.checkpoint <= 1", None, "not measured"),
             ("agent extents / default extents <= 2", False, "3"),
-            ("agent stripes >= 0.5", True, "0.56"),
+            ("agent stripes >= 0.5", True, "0.896"),
+            ("agent flood.device-rate / default device-rate >= 1", True, "1"),
             ("agent stripes / default stripes >= 0.9", True, "0.933")):
         found = score.check(parse_expectation(text), scenario, runs)
         assert (text, found.ok, found.value) == (text, ok, value)
