@@ -36,7 +36,7 @@ class Contender:
     summary: str
     limits: Tuple[Tuple[str, int], ...]  # files of /proc/sys/vm
     queue: Tuple[Tuple[str, str], ...] = ()  # files of /sys/block/*/queue
-    cgroup: str = ""  # lever of the io controller and its argument, or `placed`
+    cgroup: str = ""  # lever of the io controller and its argument, or "groups" for none
     policy: Tuple[Tuple[str, str, str], ...] = ()  # section, key, value: a drop-in of an agent
 
     @property

@@ -172,7 +172,7 @@ class Stage:
                 except OSError as error:
                     raise RigError(f"{path}: {value}: {error.strerror}: this kernel cannot do "
                                    f"{self.contender.name}") from None
-        if self.groups is not None and self.contender.cgroup != cgroups.PLACED:
+        if self.groups is not None:
             for spec in self.scenario.disks:
                 self.groups.apply(self.contender.cgroup, self.rigs[spec.name])
         if self.agent is not None:

@@ -10,7 +10,7 @@ from typing import Dict, Tuple
 
 import pytest
 
-from tests.lab import bench, cgroups, contenders, scenario
+from tests.lab import bench, contenders, scenario
 from tests.lab.disks import presets
 from tests.lab.remains import RigError
 from tests.lab.run import policy_options
@@ -99,7 +99,8 @@ def test_unknown_names_are_told_with_those_that_there_are() -> None:
 def test_shipped_scenarios_are_whole(name: str) -> None:
     found = scenario.load(name)
     assert found.shows and found.expectations, "a scenario has to say what it must show"
-    named = {each.name for each in contenders.of(found, "native")} | {"best", "idle"}
+    way = next(way for way in scenario.WAYS if way in found.ways)
+    named = {each.name for each in contenders.of(found, way)} | {"best", "idle"}
     for each in found.expectations:
         for term in filter(None, (each.left, each.right)):
             assert term.contender in named, f"{each.text}: {term.contender} does not run"
@@ -194,6 +195,6 @@ def test_lines_that_are_no_policy_are_refused(text: str) -> None:
 
 def test_the_pacing_agent_needs_groups() -> None:
     pace = contenders.named("agent-pace")
-    assert pace.kind == "agent" and pace.cgroup == cgroups.PLACED and pace.policy
+    assert pace.kind == "agent" and pace.cgroup == "groups" and pace.policy
     with pytest.raises(RigError, match="WAY=vm"):
         contenders.of(scenario.parse("good", GOOD), "native", ["agent-pace"])
