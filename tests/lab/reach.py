@@ -76,10 +76,14 @@ def onset(scenario: Scenario, run: Run) -> Optional[float]:
 
 
 def curve(run: Run, name: str, start: float, end: float) -> List[Tuple[float, float]]:
-    """What is known of a column between two times."""
-    series = run["series"]
-    return [(time, value) for time, value in zip(series["t"], series[name])
-            if value is not None and start < time <= end]
+    """What is known of a column between two times, each point of the second before it."""
+    points = [(time, value) for time, value in zip(run["series"]["t"], run["series"][name])
+              if value is not None]
+    if name == "sync_rate":
+        # Two steps make a second: tools tell what they did only once in one.
+        points = [(time, (before + value) / 2)
+                  for (_, before), (time, value) in zip(points, points[1:])]
+    return [(time, value) for time, value in points if start < time <= end]
 
 
 def settled(run: Run, name: str) -> Optional[float]:
@@ -99,8 +103,8 @@ def protected(scenario: Scenario, run: Run) -> Optional[float]:
     if start is None or target is None:
         return None
     points = curve(run, "sync_p99", start, run["windows"]["judged"][1])
-    first = settled_at([GOOD if value <= WITHIN * target else BAD for _, value in points])
-    return since(start, first, [time - RECENT_S for time, _ in points], run)
+    return since(start, points, run,
+                 [GOOD if value <= WITHIN * target else BAD for _, value in points])
 
 
 def reached(scenario: Scenario, run: Run, wanted: Optional[float]) -> Optional[float]:
@@ -111,18 +115,19 @@ def reached(scenario: Scenario, run: Run, wanted: Optional[float]) -> Optional[f
     if ends_at < NEAR * wanted:
         return NEVER
     points = curve(run, "sync_rate", start, run["windows"]["judged"][1])
-    first = settled_at([min(value / wanted, MOST) - NEAR for _, value in points])
-    return since(start, first, [start, *(time for time, _ in points)], run)
+    return since(start, points, run, [min(value / wanted, MOST) - NEAR for _, value in points])
 
 
-def since(start: float, first: Optional[int], begins: Sequence[float], run: Run) -> float:
-    """begins: of what each point tells of."""
+def since(start: float, points: Sequence[Tuple[float, float]], run: Run,
+          margins: Sequence[float]) -> float:
+    """Seconds until the second began that the first point tells of from which all is well."""
     begin, end = run["windows"]["judged"]
+    first = settled_at(margins)
     if first == 0:
         return 0.0
-    if first is None or begins[first] > end - SETTLED * (end - begin):
+    if first is None or points[first][0] - RECENT_S > end - SETTLED * (end - begin):
         return NEVER
-    return max(0.0, begins[first] - start)
+    return max(0.0, points[first][0] - RECENT_S - start)
 
 
 def longest_stall(run: Run) -> Optional[float]:

@@ -276,3 +276,9 @@ def test_a_short_scenario_is_without_its_long_window() -> None:
     assert battery.short().changed is None and battery.short().length == 16
     late = replace(battery, events=(*battery.events, replace(battery.events[0], time=30.0)))
     assert late.short().events == battery.events
+
+
+def test_tools_that_tell_once_in_a_second_have_a_rate() -> None:
+    run = made(rate=lambda t: 2000.0 if t == int(t) else 0.0)
+    assert reach.settled(run, "sync_rate") == 1000
+    assert reach.reached(FLOOD, run, 1000.0) == 0
