@@ -36,7 +36,7 @@ from .remains import names as rigs_left
 from .report.page import write_report
 from .run import Conditions, perform
 from .scenario import WAYS, Scenario
-from .show import Progress, table
+from .show import FIGURES, MEANING, Progress, figures, table
 
 TOP = Path(__file__).resolve().parents[2]
 RESULTS = TOP / "build/lab/results"
@@ -49,7 +49,7 @@ LAB = ("tests/lab/disk/*.[ch]", "tests/lab/presets.conf", "tests/lab/loads/**/*.
        "tests/lab/loads/**/*.sql", "tests/vm/[!t_]*.py",
        *(f"tests/lab/{name}.py" for name in (
            "agent", "attach", "ballast", "cgroups", "disks", "host", "measure", "rig", "run",
-           "series", "vm")))
+           "series", "vm", "watch")))
 CHECKED = ("default", "static-15M", "agent")
 SCALE = {"native": 1.0, "vm": 0.1, "virtual": 0.1}
 ENDED = r", repeat \d+: (done|FAILED)"  # of what Progress prints
@@ -97,7 +97,7 @@ def digest(*patterns: str) -> str:
 
 def inputs(job: Job, conditions: Conditions) -> str:
     """What decides the outcome: a result with other inputs is of no use."""
-    parts = [repr(conditions), repr(job.contender),
+    parts = [repr(conditions), repr(job.contender), repr(job.scenario.changed),
              digest(*LAB, f"tests/lab/scenarios/{job.scenario.name}.conf")]
     if job.contender.kind == "agent":
         parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]", "policies/default.conf"))
@@ -224,6 +224,7 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
     try:
         said = vm.run([sys.executable, "-m", "tests.lab.bench", "--inside", "--way", way,
                        "--scenario", name, "--contender", names, "--repeats", str(repeats),
+                       *([] if jobs[0].scenario == scenario.load(name) else ["--quick"]),
                        "--out", str(results.parent)], way, share, limit,
                       progress=progress).output
     except RigError as error:
@@ -241,11 +242,11 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
 
 def choose(arguments: argparse.Namespace) -> List[Scenario]:
     """The scenarios that were asked for, else those with the tag, else all. RigError."""
-    if arguments.scenario:
-        return [scenario.load(name) for name in arguments.scenario]
-    found = [scenario.load(name) for name in scenario.names()]
-    tag = "ci" if arguments.check else "quick" if arguments.quick else ""
-    return [each for each in found if (tag in each.tags if tag else "extra" not in each.tags)]
+    found = [scenario.load(name) for name in arguments.scenario or scenario.names()]
+    if not arguments.scenario:
+        tag = "ci" if arguments.check else "quick" if arguments.quick else ""
+        found = [each for each in found if (tag in each.tags if tag else "extra" not in each.tags)]
+    return [each.short() for each in found] if arguments.quick else found
 
 
 def bench(arguments: argparse.Namespace) -> int:
@@ -283,8 +284,10 @@ def bench(arguments: argparse.Namespace) -> int:
     runs = read_runs(results, scenarios, conditions)
     evaluation = score.evaluate(runs)
     print(table(evaluation))
+    print(f"\n{MEANING}")
     page = results / "report.html"
     write_report(evaluation, page)
+    (results / FIGURES).write_text(figures(evaluation), encoding="utf-8")
     print(f"\nThe page with the pictures: {page}")
     for error in errors:
         print(f"failed: {error}", file=sys.stderr)

@@ -36,7 +36,8 @@ class Contender:
     summary: str
     limits: Tuple[Tuple[str, int], ...]  # files of /proc/sys/vm
     queue: Tuple[Tuple[str, str], ...] = ()  # files of /sys/block/*/queue
-    cgroup: str = ""  # lever of the io controller and its argument
+    cgroup: str = ""  # lever of the io controller and its argument, or "groups" for none
+    policy: Tuple[Tuple[str, str, str], ...] = ()  # section, key, value: a drop-in of an agent
 
     @property
     def limit_bytes(self) -> Optional[int]:
@@ -66,8 +67,27 @@ def _parse(name: str, section: Section) -> Contender:
         if value:
             queue.append((file, value))
     cgroup = section.text("cgroup", "")
+    policy = section.value("policy", parse_policy, "")
+    assert isinstance(policy, tuple)
+    if policy and kind != "agent":
+        raise RigError(f"{section.where}: policy: only an agent has one")
     section.end()
-    return Contender(name, kind, summary, tuple(limits.items()), tuple(queue), cgroup)
+    return Contender(name, kind, summary, tuple(limits.items()), tuple(queue), cgroup, policy)
+
+
+def parse_policy(text: str) -> Tuple[Tuple[str, str, str], ...]:
+    """`objective.fsync-p99 = 5ms, limits.floor = 2M`: keys of a policy; raises ValueError.
+
+    Whether the agent knows them is for the run to find out.
+    """
+    lines = []
+    for part in filter(str.strip, text.replace("\n", ",").split(",")):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        section, dot, key = name.partition(".")
+        if not (equals and dot and section and key):
+            raise ValueError(f"'{part.strip()}' is no line of a policy: write SECTION.KEY = VALUE")
+        lines.append((section, key, value))
+    return tuple(lines)
 
 
 def static(size: int) -> Contender:

@@ -73,6 +73,11 @@ class Disk:
     def rate_bytes(self) -> int:
         return units.parse_size(self.rate)
 
+    @property
+    def stripe_bytes(self) -> int:
+        """Data of one; 0 without parity, where nobody cares."""
+        return units.parse_size(self.chunk) * self.spindles if self.parity else 0
+
     def scaled(self, factor: float) -> Disk:
         """The same disk for a slower host: bytes shrink, times, chunks and requests do not."""
         changes = {key: scaled_setting(key, str(getattr(self, key)), factor) for key in _SCALED}

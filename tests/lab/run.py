@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from writebackd.policy.load import DEFAULT_NAME, check
+
 from . import cgroups, host
 from .agent import Agent
 from .contenders import DEFAULT_LIMITS, Contender
@@ -28,7 +30,9 @@ from .measure import device_written
 from .remains import RigError, run
 from .rig import Rig
 from .scenario import Event, LoadSpec, Scenario, Span
-from .series import STEP_S, Series
+from .series import STEP_S as SAMPLE_S
+from .series import Series
+from .watch import GUEST_STEP_S, STEP_S, Watch
 
 SCHEMA = 1
 # Of a disk while files and databases are made on it: nobody looks yet, and waiting for
@@ -62,6 +66,7 @@ class Player:
     prepared: Optional[Load] = None
     windows: Dict[str, Optional[Measured]] = field(default_factory=dict)
     extents: Optional[Dict[str, int]] = None
+    stall: Optional[float] = None  # longest buffered write since the contender came
     files: List[Path] = field(default_factory=list)
 
     def prepare(self) -> None:
@@ -72,9 +77,12 @@ class Player:
         self.load, self.prepared = self.prepared or self._new(), None
         self.load.start()
 
-    def stop(self) -> None:
+    def stop(self, contended: float) -> None:
+        """contended: time.monotonic() at which the contender came."""
         if self.load is not None:
             self.files = self.load.files()
+            stalls = [self.stall, self.load.stall(contended)]
+            self.stall = max((each for each in stalls if each is not None), default=None)
             self.load.stop()
             self.load = None
 
@@ -103,12 +111,16 @@ class Stage:
         self.players = {spec.name: Player(spec, self._place(spec, seed))
                         for spec in scenario.loads}
         self.agent = (Agent([rig.device for rig in self.rigs.values()], first.directory,
-                            first.spawn) if contender.kind == "agent" else None)
+                            first.spawn, policy_options(contender, first.directory))
+                      if contender.kind == "agent" else None)
         self.series = Series(self.rigs, self.running, self.agent)
+        self.watch = Watch(self.running, self.clock,
+                           STEP_S if conditions.way == "native" else GUEST_STEP_S)
         self.events: List[Dict[str, Any]] = []
         self.written: Dict[str, Dict[str, int]] = {name: {} for name in self.rigs}
+        self.stripes: Dict[str, Dict[str, Dict[str, int]]] = {name: {} for name in self.rigs}
         self.windows: Dict[str, Tuple[float, float]] = {}
-        self._zero = 0.0
+        self._zero = self._contended = 0.0
 
     def _place(self, spec: LoadSpec, seed: int) -> Place:
         rig = self.rigs[spec.disk]
@@ -150,6 +162,7 @@ class Stage:
 
     def contend(self) -> None:
         """Make the contender's settings; the agent is only started here."""
+        self._contended = time.monotonic()
         self.set_limits(dict(self.contender.limits))
         for rig in self.rigs.values():
             for file, value in self.contender.queue:
@@ -173,11 +186,15 @@ class Stage:
             if self.agent is not None:
                 self.agent.wait()
         self._zero = time.monotonic()
+        with self.watch:
+            self._play()
+
+    def _play(self) -> None:
         next_sample = 0.0
         for when, action in self._actions():
             while self.clock() < when:
                 if self.clock() >= next_sample:
-                    next_sample = max(next_sample + STEP_S, self.clock())
+                    next_sample = max(next_sample + SAMPLE_S, self.clock())
                     self.series.sample(self.clock())
                 time.sleep(max(0.0, min(when, next_sample) - self.clock()))
             action()
@@ -189,20 +206,23 @@ class Stage:
             for span in player.spec.spans:
                 found.append((span.start, 1, player.start))
                 if span.end < self.scenario.length:
-                    found.append((span.end, 0, player.stop))
+                    found.append((span.end, 0, self._stop(player)))
         if self.scenario.contend > 0:
             found.append((self.scenario.contend, 2, self.contend))
         found += [(event.time, 2, self._event(event)) for event in self.scenario.events]
-        for name, window in (("idle", self.scenario.idle), ("judged", self.scenario.judged)):
-            if window is not None:
-                found.append((window.start, 3, self._open(name, window)))
-                found.append((window.end, -1, self._close(name)))
+        for name, window in self.scenario.windows.items():
+            found.append((window.start, 3, self._open(name, window)))
+            found.append((window.end, -1, self._close(name)))
         return [(when, action) for when, _, action in sorted(found, key=lambda each: each[:2])]
+
+    def _stop(self, player: Player) -> Callable[[], None]:
+        return lambda: player.stop(self._contended)
 
     def _open(self, name: str, span: Span) -> Callable[[], None]:
         def action() -> None:
             for disk, rig in self.rigs.items():
                 self.written[disk][name] = device_written(rig.device)
+                self.stripes[disk][name] = stripes(rig)
             for player in self.players.values():
                 if player.load is not None:
                     player.load.open(span.length)
@@ -213,6 +233,9 @@ class Stage:
         def action() -> None:
             for disk, rig in self.rigs.items():
                 self.written[disk][name] = device_written(rig.device) - self.written[disk][name]
+                before = self.stripes[disk][name]
+                self.stripes[disk][name] = {key: value - before[key]
+                                            for key, value in stripes(rig).items()}
             self.windows[name] = (self.windows[name][0], self.clock())
             # Tools that have to be waited for come last, since the others measure until now.
             for player in sorted(self.players.values(), key=lambda each: KINDS[
@@ -246,12 +269,13 @@ class Stage:
             own = self.agent.status()["self"]
             cost = {"cpu_fraction": own["cpu_fraction"], "rss_bytes": own["rss_bytes"],
                     "bpf_ns_per_io": own["bpf_ns_per_io"],
-                    "limit_writes": self.series.limit_writes}
+                    # The first entry is what was found.
+                    "limit_writes": max(0, len(self.watch.limits) - 1)}
         in_order = sorted(self.players.values(), key=lambda player: player.spec.role == "sync")
         for player in in_order:
             if player.spec.role == "sync":
                 self._discard()
-            player.stop()
+            player.stop(self._contended)
             if player.spec.role in ("flood", "job"):
                 player.extents = count_extents(player.files)
         if self.agent is not None:
@@ -267,10 +291,32 @@ class Stage:
 
     def loads(self) -> List[Dict[str, Any]]:
         return [{"name": name, "kind": player.spec.kind, "role": player.spec.role,
-                 "disk": player.spec.disk, "extents": player.extents,
+                 "disk": player.spec.disk, "extents": player.extents, "stall": player.stall,
                  "windows": {window: asdict(measured) if measured else None
                              for window, measured in player.windows.items()}}
                 for name, player in self.players.items()]
+
+
+def policy_options(contender: Contender, directory: Path) -> List[str]:
+    """The agent's arguments that give it the contender's policy; RigError for a wrong one."""
+    if not contender.policy:
+        return []
+    config = directory / "config"
+    drop_ins = config / "default.conf.d"
+    drop_ins.mkdir(parents=True)
+    (drop_ins / f"{contender.name}.conf").write_text("".join(
+        f"[{section}]\n{key} = {value}\n" for section, key, value in contender.policy))
+    wrong = check(DEFAULT_NAME, config)
+    if wrong:
+        raise RigError(f"contender {contender.name}: {'; '.join(wrong)}")
+    return ["--config-dir", str(config)]
+
+
+def stripes(rig: Rig) -> Dict[str, int]:
+    """Stripes that the disk has written whole, and in part, and the bytes in all of them."""
+    state = rig.control.get()
+    return {"whole": state["stripes_whole"], "part": state["stripes_part"],
+            "bytes": state["bytes_destaged"]}
 
 
 def count_extents(files: Sequence[Path]) -> Optional[Dict[str, int]]:
@@ -307,7 +353,7 @@ def perform(scenario: Scenario, contender: Contender, repeat: int,
         "memory_bytes": conditions.memory,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "error": None, "windows": {}, "loads": [], "disks": [], "series": {}, "events": [],
-        "agent": None}
+        "limits": [], "agent": None}
     try:
         with unchanged_limits(), contextlib.ExitStack() as stack:
             stage = Stage(scenario, contender, conditions, repeat, stack)
@@ -320,7 +366,10 @@ def perform(scenario: Scenario, contender: Contender, repeat: int,
                 disks=[{"name": spec.name, "preset": spec.preset, "fs": spec.fs,
                         "device": stage.rigs[spec.name].device,
                         "cache_bytes": stage.rigs[spec.name].control.get()["capacity"],
-                        "written": stage.written[spec.name]} for spec in scenario.disks])
+                        "written": stage.written[spec.name],
+                        "stripe_bytes": spec.disk.stripe_bytes,
+                        "stripes": stage.stripes[spec.name]} for spec in scenario.disks],
+                limits=stage.watch.limits)
     except (RigError, OSError, ValueError, subprocess.SubprocessError) as error:
         # One run of hundreds: the others go on, and this one is done again next time.
         result["error"] = f"{type(error).__name__}: {error}" if not isinstance(

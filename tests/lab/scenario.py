@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import configparser
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
@@ -81,10 +81,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Term:
-    """METRIC of CONTENDER."""
+    """METRIC of CONTENDER, or of one of its loads."""
 
     contender: str
     metric: str
+    load: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class Scenario:
     sweep: Tuple[int, ...]  # bytes
     idle: Optional[Span]  # measured before the flood; None: there is no idle rate
     judged: Span
+    changed: Optional[Span]  # after a change in mid-run, when all have had time to answer it
     contend: float  # when the contender's settings are made; 0: before any load runs
     prepare: float  # seconds that disks, files and databases take, for the time left
     ways: FrozenSet[str]
@@ -123,7 +125,19 @@ class Scenario:
 
     @property
     def length(self) -> float:
-        return self.judged.end
+        return max(window.end for window in self.windows.values())
+
+    @property
+    def windows(self) -> Dict[str, Span]:
+        """By name, in order of time."""
+        named = (("idle", self.idle), ("judged", self.judged), ("changed", self.changed))
+        return {name: window for name, window in named if window is not None}
+
+    def short(self) -> Scenario:
+        """Without the window that makes it long."""
+        end = self.judged.end
+        return replace(self, changed=None,
+                       events=tuple(event for event in self.events if event.time < end))
 
 
 def names() -> List[str]:
@@ -191,8 +205,10 @@ def parse_span(text: str, end: float) -> Span:
     return span
 
 
-METRICS = ("f", "g", "score", "rate", "p99", "stall", "limit", "fill")
-_TERM = r"([\w.*-]+) (" + "|".join(METRICS) + r")"
+METRICS = ("f", "g", "score", "changed", "protected", "rate", "byte-rate", "device-rate", "p99",
+           "stall", "limit", "fill", "extents", "stripes", "checkpoint")
+OF_A_LOAD = ("rate", "byte-rate", "device-rate", "p99", "stall", "extents", "checkpoint")
+_TERM = (r"([\w.*-]+) (?:([\w-]+)\.(?=" + "|".join(OF_A_LOAD) + r"))?(" + "|".join(METRICS) + ")")
 _EXPECTATION = re.compile(rf"{_TERM}(?: / {_TERM})? (>=|<=) ([\d.]+)")
 
 
@@ -201,10 +217,12 @@ def parse_expectation(text: str) -> Expectation:
     match = _EXPECTATION.fullmatch(text)
     if match is None:
         raise ValueError(f"'{text}' is no expectation: write it like `agent f >= 0.5` or "
-                         f"`agent f / static-15M f >= 1`, of {', '.join(METRICS)}")
-    right = Term(match.group(3), match.group(4)) if match.group(3) else None
-    return Expectation(text, Term(match.group(1), match.group(2)), right, match.group(5),
-                       float(match.group(6)))
+                         f"`agent f / static-15M f >= 1`, of {', '.join(METRICS)}; of one "
+                         f"load write it like `agent backup.byte-rate`")
+    left, right = match.groups()[:3], match.groups()[3:6]
+    return Expectation(text, Term(left[0], left[2], left[1] or ""),
+                       Term(right[0], right[2], right[1] or "") if right[0] else None,
+                       match.group(7), float(match.group(8)))
 
 
 def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
@@ -222,8 +240,8 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
     main = Section(f"{where}: [scenario]", rest.get("scenario", {}))
     judged = main.value("judged", lambda text: parse_span(text, 0), "")
     assert isinstance(judged, Span)
-    idle = main.value("idle", lambda text: None if text == "none" else parse_span(text, 0), "none")
-    assert idle is None or isinstance(idle, Span)
+    idle, changed = optional_span(main, "idle"), optional_span(main, "changed")
+    end = (changed or judged).end
     disks = tuple(parse_disk(label, section) for label, section in parts["disk"].items())
     if not disks:
         raise RigError(f"{where}: no [disk NAME]")
@@ -232,7 +250,7 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
         name=name,
         summary=main.text("summary"), shows=main.text("shows"), source=main.text("source", ""),
         disks=disks,
-        loads=tuple(parse_load(label, section, disk_names, judged.end)
+        loads=tuple(parse_load(label, section, disk_names, end)
                     for label, section in parts["load"].items()),
         events=parse_events(f"{where}: [events]", rest.get("events", {}), disk_names),
         expectations=tuple(parse_line(f"{where}: [expect] {key}", value)
@@ -240,13 +258,19 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
         contenders=tuple(main.text("contenders", "core").split()),
         sweep=tuple(size(f"{where}: sweep", text)
                     for text in main.text("sweep", "1M 2M 4M 8M").split()),
-        idle=idle, judged=judged,
+        idle=idle, judged=judged, changed=changed,
         contend=seconds(main, "contend", "0s"), prepare=seconds(main, "prepare", "2s"),
         ways=frozenset(main.text("ways", "native vm virtual").split()),
         tags=frozenset(main.text("tags", "").split()))
     main.end()
     check(where, scenario)
     return scenario
+
+
+def optional_span(main: Section, key: str) -> Optional[Span]:
+    span = main.value(key, lambda text: None if text == "none" else parse_span(text, 0), "none")
+    assert span is None or isinstance(span, Span)
+    return span
 
 
 def seconds(main: Section, key: str, default: str) -> float:
@@ -343,9 +367,17 @@ def check(where: str, scenario: Scenario) -> None:
         raise RigError(f"{where}: something begins at {max(times):g} s, when the run is over")
     if scenario.has_sync and scenario.idle is None:
         raise RigError(f"{where}: idle is missing: a load of role sync is judged by its idle rate")
-    windows = [scenario.judged] + ([scenario.idle] if scenario.idle else [])
+    windows = list(scenario.windows.values())
+    if any(after.start < before.end for before, after in zip(windows, windows[1:])):
+        raise RigError(f"{where}: the windows {', '.join(scenario.windows)} have to follow each "
+                       "other")
     for load in scenario.loads:
         if load.role == "sync" and not all(
                 any(span.covers(window) for span in load.spans) for window in windows):
-            raise RigError(f"{where}: [load {load.name}] has to run in both windows, idle and "
-                           "judged")
+            raise RigError(f"{where}: [load {load.name}] has to run in all windows, "
+                           f"{' and '.join(scenario.windows)}")
+    loads = {load.name for load in scenario.loads}
+    for each in scenario.expectations:
+        for term in filter(None, (each.left, each.right)):
+            if term.load and term.load not in loads:
+                raise RigError(f"{where}: [expect] {each.text}: no load {term.load}")

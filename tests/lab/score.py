@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from . import reach
 from . import scenario as scenarios
 from .contenders import KINDS, named
 from .report.evaluation import Check, Contender, Evaluation, Run
@@ -26,6 +28,7 @@ from .scenario import Expectation, Scenario, Term
 KEPT = 0.95  # share of the sequential rate that may be lost for nothing
 # Fixed limits that run in all but a few special scenarios, and what they are compared with.
 ALWAYS = ("default", "static-15M", "static-4M", "agent")
+CHANGED = "changed"  # the window after a change in mid-run
 BEST, IDLE = "best", "idle"  # in expectations: the best static limit; the load without a flood
 
 
@@ -72,24 +75,64 @@ def _evaluate(scenario: Scenario, runs: List[Run]) -> Scored:
     for run in good:
         rounds.setdefault(run["repeat"], []).append(run)
     figures: Dict[str, List[Tuple[Run, Optional[float], Optional[float]]]] = {}
+    changed: Dict[str, List[Optional[float]]] = {}
     for together in rounds.values():
         idle = idle_rates(together)
         default = next((run for run in together if run["contender"] == "default"), None)
         for run in together:
             figures.setdefault(run["contender"], []).append(
                 (run, synchronous_share(run, idle), sequential_share(run, default)))
+            if CHANGED in run["windows"]:
+                changed.setdefault(run["contender"], []).append(score(
+                    synchronous_share(run, idle, CHANGED),
+                    sequential_share(run, default, CHANGED)))
     contenders = {}
     for name in sorted({run["contender"] for run in runs}, key=_place):
-        contenders[name] = _contender(name, figures.get(name, []),
-                                      [run for run in runs if run["contender"] == name])
+        contenders[name] = replace(
+            _contender(name, figures.get(name, []),
+                       [run for run in runs if run["contender"] == name]),
+            changed=median(changed.get(name, [])))
     statics = [each for each in contenders.values() if each.kind == "static" and each.score]
     best = max(statics, key=lambda each: each.score or 0, default=None)
+    after = best_changed(contenders)
+    for name, each in contenders.items():
+        contenders[name] = replace(
+            _reach(scenario, each, best), changed_regret=_share(
+                each.changed, contenders[after].changed if after else None),
+            regret=_share(each.score, best.score if best else None))
     scored = Scored(scenario.name, scenario.summary, scenario.shows, scenario.source,
                     has_sync=scenario.has_sync, contenders=contenders,
                     best_static=best.name if best else None)
     scored.checks.extend(check(expectation, scored, good)
                          for expectation in scenario.expectations)
     return scored
+
+
+def best_changed(contenders: Mapping[str, Contender]) -> str:
+    """Name of the static limit with the best score after a change; "" for none."""
+    found = {each.name: each.changed for each in contenders.values()
+             if each.kind == "static" and each.changed}
+    return max(found, key=lambda name: found[name] or 0, default="")
+
+
+def _share(value: Optional[float], of: Optional[float]) -> Optional[float]:
+    return value / of if value is not None and of else None
+
+
+def _reach(scenario: Scenario, contender: Contender,
+           best: Optional[Contender]) -> Contender:
+    """And how soon and how quietly it got there, medians over its runs without an error."""
+    runs = [run for run in contender.runs if run["error"] is None]
+    wanted = median(reach.settled(run, "sync_rate") for run in best.runs
+                    if run["error"] is None) if best else None
+    swings = [reach.swing(run) for run in runs]
+    return replace(
+        contender,
+        protected_s=median(reach.protected(scenario, run) for run in runs),
+        reached_s=median(reach.reached(scenario, run, wanted) for run in runs),
+        stall_s=median(reach.longest_stall(run) for run in runs),
+        writes_per_min=median(reach.writes_per_minute(run) for run in runs),
+        swing=median(each.amplitude if each else None for each in swings))
 
 
 def _place(name: str) -> Tuple[int, int, str]:
@@ -141,25 +184,27 @@ def idle_rates(runs: Sequence[Run]) -> Dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def synchronous_share(run: Run, idle: Mapping[str, float]) -> Optional[float]:
+def synchronous_share(run: Run, idle: Mapping[str, float],
+                      window: str = "judged") -> Optional[float]:
     """f: the geometric mean over the synchronous loads; None without any."""
     shares = []
     for load in sync_loads(run):
-        value = rate(load, "judged")
+        value = rate(load, window)
         if value is not None and idle.get(load["name"]):
             shares.append(value / idle[load["name"]])
     return statistics.geometric_mean(shares) if shares else None
 
 
-def sequential_share(run: Run, default: Optional[Run]) -> Optional[float]:
+def sequential_share(run: Run, default: Optional[Run],
+                     window: str = "judged") -> Optional[float]:
     """g; None without a sequential load or without a run with default limits."""
-    own = sequential_rate(run)
-    reference = sequential_rate(default) if default else None
+    own = sequential_rate(run, window)
+    reference = sequential_rate(default, window) if default else None
     return own / reference if own is not None and reference else None
 
 
-def sequential_rate(run: Run) -> Optional[float]:
-    """Bytes per second that floods and jobs got onto their disks in the judged window.
+def sequential_rate(run: Run, window: str = "judged") -> Optional[float]:
+    """Bytes per second that floods and jobs got onto their disks in the window.
 
     A job's own figure includes its final sync.  A flood's is taken at the device, behind
     the page cache, less what the synchronous loads of the disk write there: as much per
@@ -167,23 +212,23 @@ def sequential_rate(run: Run) -> Optional[float]:
     """
     jobs = [load for load in run["loads"] if load["role"] == "job"]
     if jobs:
-        rates = [load["windows"]["judged"]["byte_rate"] for load in jobs
-                 if load["windows"].get("judged")]
+        rates = [load["windows"][window]["byte_rate"] for load in jobs
+                 if load["windows"].get(window)]
         return sum(rates) if rates and None not in rates else None
     flooded = {load["disk"] for load in run["loads"] if load["role"] == "flood"}
-    start, end = run["windows"]["judged"]
+    start, end = run["windows"][window]
     written = 0.0
     for disk in run["disks"]:
         if disk["name"] in flooded:
-            written += max(0.0, disk["written"]["judged"] - _synchronous_bytes(run, disk))
+            written += max(0.0, disk["written"][window] - _synchronous_bytes(run, disk, window))
     return written / (end - start) if flooded else None
 
 
-def _synchronous_bytes(run: Run, disk: Mapping[str, Any]) -> float:
+def _synchronous_bytes(run: Run, disk: Mapping[str, Any], window: str) -> float:
     loads = [load["windows"] for load in sync_loads(run) if load["disk"] == disk["name"]]
     idle = sum(windows["idle"]["ops"] or 0 for windows in loads if windows.get("idle"))
-    judged = sum(windows["judged"]["ops"] or 0 for windows in loads if windows.get("judged"))
-    return float(disk["written"]["idle"]) / idle * judged if idle else 0.0
+    there = sum(windows[window]["ops"] or 0 for windows in loads if windows.get(window))
+    return float(disk["written"]["idle"]) / idle * there if idle else 0.0
 
 
 def check(expectation: Expectation, scored: Scored, runs: Sequence[Run]) -> Check:
@@ -201,41 +246,93 @@ def check(expectation: Expectation, scored: Scored, runs: Sequence[Run]) -> Chec
 def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]:
     """A metric of a contender, the median of its repeats.
 
-    rate: synchronous operations per second; p99: of them, the worst load's; stall: the
-    longest of a buffered writer; limit, fill: in the end, bytes and share of the cache.
+    rate: per second, of the synchronous loads; byte-rate: what the floods hand to the
+    kernel; device-rate: what is written to the disks they are on; p99: of fsync, the worst
+    load's; stall: the longest of a buffered writer since the contender
+    came; limit, fill: in the end, bytes and share of the cache; extents: of the flooded
+    files, per byte; stripes: of the bytes that a parity
+    array wrote, the share in whole ones; checkpoint:
+    the longest of a database, seconds; changed: the score after a change in mid-run;
+    protected: seconds until p99 has settled.
     """
     if term.contender == IDLE:
-        return median(_rate(run, "idle") for run in runs)
-    name = scored.best_static if term.contender == BEST else term.contender
+        return median(_rate(run, "idle", term.load) for run in runs)
+    name: Optional[str] = term.contender
+    if name == BEST:
+        # The limit that is best after a change may be another one than before it.
+        name = best_changed(scored.contenders) if term.metric == CHANGED else scored.best_static
     contender = scored.contenders.get(name or "")
     if contender is None:
         return None
-    if term.metric in ("f", "g", "score"):
-        value: Optional[float] = getattr(contender, term.metric)
+    of_contender = {"protected": "protected_s"}.get(term.metric, term.metric)
+    if term.metric in ("f", "g", "score", "changed", "protected"):
+        value: Optional[float] = getattr(contender, of_contender)
         return value
-    of = {"rate": lambda run: _rate(run, "judged"), "p99": _p99, "stall": _stall,
-          "limit": lambda run: run["series"]["dirty_limit"][-1], "fill": _fill}[term.metric]
-    return median(of(run) for run in contender.runs if run["error"] is None)
+    of: Mapping[str, Callable[[Run, str], Optional[float]]] = {
+        "rate": lambda run, load: _rate(run, "judged", load),
+        "byte-rate": _byte_rate, "device-rate": _device_rate,
+        "p99": lambda run, load: _worst(run, "p99", load),
+        "stall": _stall, "extents": _extents, "stripes": lambda run, _: _stripes(run),
+        "limit": lambda run, _: float(run["series"]["dirty_limit"][-1]),
+        "fill": lambda run, _: _fill(run),
+        "checkpoint": lambda run, load: _worst(run, "checkpoint_s", load)}
+    return median(of[term.metric](run, term.load) for run in contender.runs
+                  if run["error"] is None)
 
 
-def _rate(run: Run, window: str) -> Optional[float]:
-    rates = [value for load in sync_loads(run) for value in [rate(load, window)]
-             if value is not None]
-    return sum(rates) if rates else None
+def _of(run: Run, name: str, *roles: str) -> List[Mapping[str, Any]]:
+    """The load of that name, else all of these roles."""
+    return [load for load in run["loads"]
+            if (load["name"] == name if name else load["role"] in roles)]
 
 
-def _worst(run: Run, key: str, roles: Sequence[str]) -> Optional[float]:
-    values = [load["windows"]["judged"][key] for load in run["loads"]
-              if load["role"] in roles and load["windows"].get("judged")]
+def _sum(values: Iterable[Optional[float]]) -> Optional[float]:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _judged(loads: Iterable[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    return [load["windows"]["judged"] for load in loads if load["windows"].get("judged")]
+
+
+def _rate(run: Run, window: str, name: str) -> Optional[float]:
+    return _sum(rate(load, window) for load in _of(run, name, "sync"))
+
+
+def _byte_rate(run: Run, name: str) -> Optional[float]:
+    return _sum(measured["byte_rate"] for measured in _judged(_of(run, name, "flood", "job")))
+
+
+def _worst(run: Run, key: str, name: str) -> Optional[float]:
+    values = [{**(measured.get("extra") or {}), **measured}.get(key)
+              for measured in _judged(_of(run, name, "sync"))]
     return max((value for value in values if value is not None), default=None)
 
 
-def _p99(run: Run) -> Optional[float]:
-    return _worst(run, "p99", ["sync"])
+def _stall(run: Run, name: str) -> Optional[float]:
+    return reach.longest_stall({**run, "loads": _of(run, name, "flood", "job", "bystander")})
 
 
-def _stall(run: Run) -> Optional[float]:
-    return _worst(run, "longest_stall", ["flood", "job", "bystander"])
+def _extents(run: Run, name: str) -> Optional[float]:
+    counted = [load["extents"] for load in _of(run, name, "flood", "job") if load.get("extents")]
+    size = sum(each["bytes"] for each in counted)
+    return sum(each["extents"] for each in counted) / size if size else None
+
+
+def _device_rate(run: Run, name: str) -> Optional[float]:
+    """What programs hand to the kernel says little of them while memory takes it."""
+    start, end = run["windows"]["judged"]
+    on = {load["disk"] for load in _of(run, name, "flood", "job")}
+    return _sum(disk["written"]["judged"] / (end - start) for disk in run["disks"]
+                if disk["name"] in on)
+
+
+def _stripes(run: Run) -> Optional[float]:
+    """In bytes: the small stripes of more fsyncs would look like harm."""
+    arrays = [disk for disk in run["disks"] if disk.get("stripe_bytes")]
+    whole = sum(disk["stripes"]["judged"]["whole"] * disk["stripe_bytes"] for disk in arrays)
+    written = sum(disk["stripes"]["judged"]["bytes"] for disk in arrays)
+    return whole / written if written else None
 
 
 def _fill(run: Run) -> Optional[float]:

@@ -61,8 +61,6 @@ class Series:
             per_disk += ["agent_drain", "agent_fill", "agent_state"]
         for name in per_disk:
             self.columns[name] = {disk: [] for disk in rigs}
-        self.limit_writes = 0
-        self._files: Optional[Dict[str, int]] = None
 
     def sample(self, now: float) -> None:
         """Add a point; `now` is the run's clock."""
@@ -80,9 +78,6 @@ class Series:
         for name, rig in self._rigs.items():
             self._add_disk("device_rate", name, self._written[name](now))
             self._add_disk("fill", name, rig.control.get()["fill"])
-        files = host.read_limits()
-        self.limit_writes += self._files is not None and files != self._files
-        self._files = files
         if self._agent is not None:
             self._sample_agent(self._agent)
 

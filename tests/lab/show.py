@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import time
-from typing import List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence, Tuple, Union
 
-from .report import published, text
-from .report.evaluation import Evaluation, Scenario
+from .report import headline, published, text
+from .report.evaluation import AGENT, PEER, Contender, Evaluation, Scenario
+from .report.palette import Palette
 from .report.seed import same_line
 
 BAR = 30
+FIGURES = "figures.json"  # beside the report
 
 
 def minutes(seconds: float) -> str:
@@ -78,6 +82,37 @@ def number(value: Optional[float]) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
+def seconds(value: Optional[float]) -> str:
+    return "never" if value == math.inf else number(value)
+
+
+def swing(value: Optional[float]) -> str:
+    return {None: "-", 0.0: "no"}.get(value) or f"{value:.0%}"
+
+
+# Head, figure; the last ones are of how a contender got there.
+COLUMNS: Sequence[Tuple[str, Callable[[Contender], str]]] = (
+    ("f", lambda one: number(one.f)), ("g", lambda one: number(one.g)),
+    ("score", lambda one: number(one.score)),
+    ("lowest", lambda one: number(one.spread[0] if one.spread else None)),
+    ("highest", lambda one: number(one.spread[1] if one.spread else None)),
+    ("regret", lambda one: number(one.regret)),
+    ("protect s", lambda one: seconds(one.protected_s)),
+    ("reach s", lambda one: seconds(one.reached_s)),
+    ("stall s", lambda one: number(one.stall_s)),
+    ("writes/min", lambda one: number(one.writes_per_min)),
+    ("swings", lambda one: swing(one.swing)),
+    ("changed", lambda one: number(one.changed)),
+    ("its regret", lambda one: number(one.changed_regret)),
+)
+MEANING = """regret: score, of the best static limit's in hindsight; 1 is as good
+protect s: from flood, own arrival or change of the disk until p99 of fsync is within 2x of
+           where it settles; reach s: until fsyncs come at 90 % of the best static limit's rate
+stall s: longest write of a buffered writer since the contender came; writes/min: of the
+           limits, in the end; swings: amplitude of a periodic limit, of its mean
+changed: score from 15 to 45 s after a change in mid-run, and its own regret"""
+
+
 def table(evaluation: Evaluation) -> str:
     """A block for each scenario, the totals at the end."""
     lines: List[str] = []
@@ -88,20 +123,68 @@ def table(evaluation: Evaluation) -> str:
         lines.append("geometric mean of the scores")
         ranked = sorted(evaluation.totals.items(), key=lambda item: -(item[1] or 0))
         lines += [f"  {name:30}{number(value):>10}" for name, value in ranked]
+    lines += against_hindsight(evaluation)
     return "\n".join(lines).rstrip()
 
 
 def _block(scenario: Scenario) -> List[str]:
+    found = [(head, [cell(one) for one in scenario.contenders.values()])
+             for head, cell in COLUMNS]
+    columns = [(head, cells) for head, cells in found if set(cells) != {"-"}]
     lines = [f"{scenario.name}: {scenario.summary}",
-             f"  {'':30}{'f':>10}{'g':>10}{'score':>10}{'lowest':>10}{'highest':>10}"]
-    for contender in scenario.contenders.values():
-        low, high = contender.spread or (None, None)
-        mark = " best static" if contender.name == scenario.best_static else ""
-        lines.append(f"  {contender.name:30}{number(contender.f):>10}{number(contender.g):>10}"
-                     f"{number(contender.score):>10}{number(low):>10}{number(high):>10}{mark}")
+             f"  {'':30}" + "".join(f"{head:>11}" for head, _ in columns)]
+    for at, name in enumerate(scenario.contenders):
+        mark = " best static" if name == scenario.best_static else ""
+        lines.append(f"  {name:30}" + "".join(f"{cells[at]:>11}" for _, cells in columns) + mark)
     for check in scenario.checks:
         said = {True: "good", False: "MISSED", None: "open"}[check.ok]
         lines.append(f"  {said:7} {check.text}: {check.value}")
+    return lines
+
+
+def figures(evaluation: Evaluation) -> str:
+    """What the table has, in JSON: {scenario: {contender: {figure: median}}}, and the totals."""
+    names = ("f", "g", "score", "regret", "changed", "changed_regret", "protected_s", "reached_s",
+             "stall_s", "writes_per_min", "swing")
+
+    def plain(value: Optional[float]) -> Union[float, str, None]:
+        return "never" if value == math.inf else value  # JSON has no infinity
+
+    return json.dumps({
+        "scenarios": {scenario.name: {
+            "best_static": scenario.best_static,
+            "contenders": {one.name: {name: plain(getattr(one, name)) for name in names}
+                           for one in scenario.contenders.values()},
+            "checks": [{"text": check.text, "ok": check.ok, "value": check.value}
+                       for check in scenario.checks]} for scenario in evaluation.scenarios},
+        "totals": evaluation.totals}, indent=1, allow_nan=False) + "\n"
+
+
+def against_hindsight(evaluation: Evaluation) -> List[str]:
+    """The two questions: how near to the best limit of each scenario, and any one better?"""
+    palette = Palette(evaluation)
+    agents = [one.name for one in palette.contenders if one.kind == AGENT]
+    if not agents:
+        return []
+    lines = []
+    if any(scenario.best_static for scenario in evaluation.scenarios):
+        lines += ["", "regret: score, of the best static limit's in hindsight",
+                  f"  {'':30}" + "".join(f"{name[:15]:>16}" for name in agents) + "  best static"]
+    for scenario in evaluation.scenarios:
+        found = [scenario.contenders.get(name) for name in agents]
+        if any(one is not None and one.regret is not None for one in found):
+            lines.append(f"  {scenario.name:30}" + "".join(
+                f"{number(one.regret if one else None):>16}" for one in found)
+                + f"  {scenario.best_static}")
+    for name in agents:
+        lines += ["", f"total of {name} and of each fixed limit, where both ran"]
+        for duel in headline.duels(evaluation, palette, name):
+            if duel.other.kind in (AGENT, PEER):
+                continue
+            verdict = "good" if duel.share < 1 else "MISSED"
+            lines.append(f"  {verdict:7} {duel.other.name:22}{number(duel.own):>10} against "
+                         f"{number(duel.own * duel.share)} in "
+                         f"{text.count('scenario', duel.scenarios)}")
     return lines
 
 

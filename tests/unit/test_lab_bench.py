@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -12,6 +14,7 @@ import pytest
 from test_lab_score import made
 from tests.lab import bench, regress, scenario, score
 from tests.lab.run import Conditions
+from tests.lab.show import figures, table
 
 CONDITIONS = Conditions("native", 1.0, "test", 8 << 30, "6.18, 2 CPUs")
 WANTED = ("default", "static-2M", "agent")
@@ -156,3 +159,61 @@ def test_missing_programs_are_named_with_the_command(monkeypatch: pytest.MonkeyP
     assert bench.main(["--scenario", "fio"]) == 2
     said = capsys.readouterr().err
     assert "apt-get install" in said and " fio" in said
+
+
+def two_scenarios() -> List[Dict[str, Any]]:
+    """The agent is the better one in sum, a small limit in one of them."""
+    rates = {"flood": {"default": 1, "static-2M": 400, "static-15M": 100, "agent": 300},
+             "flood-ext4": {"default": 1, "static-2M": 20, "static-15M": 100, "agent": 300}}
+    return [made(name, sync=rate, scenario=each)
+            for each, of in rates.items() for name, rate in of.items()]
+
+
+def test_the_table_ends_with_hindsight() -> None:
+    said = table(score.evaluate(two_scenarios()))
+    lines = [line.split() for line in said.splitlines()]
+    assert ["flood", "0.75", "static-2M"] in lines
+    assert ["flood-ext4", "3", "static-15M"] in lines
+    assert ["good", "static-15M", "0.3", "against", "0.1", "in", "2", "scenarios"] in lines
+    assert ["good", "static-2M", "0.3", "against", "0.0894", "in", "2", "scenarios"] in lines
+    assert ["good", "default", "0.3", "against", "0.001", "in", "2", "scenarios"] in lines
+
+
+def test_a_fixed_limit_with_a_better_total_is_a_miss() -> None:
+    runs = [run for run in two_scenarios() if run["scenario"] == "flood"]
+    lines = [line.split() for line in table(score.evaluate(runs)).splitlines()]
+    assert ["MISSED", "static-2M", "0.3", "against", "0.4", "in", "1", "scenario"] in lines
+
+
+def test_variants_of_the_agent_have_columns_of_their_own() -> None:
+    runs = [*two_scenarios(), made("agent-pace", sync=600, scenario="flood")]
+    lines = [line.split() for line in table(score.evaluate(runs)).splitlines()]
+    assert ["flood", "0.75", "1.5", "static-2M"] in lines
+    assert ["flood-ext4", "3", "-", "static-15M"] in lines
+    assert ["good", "static-2M", "0.6", "against", "0.4", "in", "1", "scenario"] in lines
+
+
+def test_figures_are_written_for_programs(tmp_path: Path) -> None:
+    evaluation = score.evaluate(two_scenarios())
+    found = json.loads(figures(evaluation))
+    agent = found["scenarios"]["flood"]["contenders"]["agent"]
+    assert agent["regret"] == pytest.approx(0.75) and agent["stall_s"] == 1.5
+    assert found["scenarios"]["flood"]["best_static"] == "static-2M"
+    one = evaluation.scenarios[0].contenders["agent"]
+    evaluation.scenarios[0].contenders["agent"] = replace(one, reached_s=math.inf)
+    assert json.loads(figures(evaluation))["scenarios"]["flood"]["contenders"]["agent"][
+        "reached_s"] == "never"
+    assert ["agent", "0.3", "1", "0.3", "0.3", "0.3", "0.75", "0", "never"] in [
+        line.split()[:9] for line in table(evaluation).splitlines()]
+
+
+def test_quick_runs_leave_long_windows_out(performed: List[str], tmp_path: Path) -> None:
+    battery = scenario.load("battery")
+    quick, full = (bench.plan([each], "native", WANTED, 1)
+                   for each in (battery.short(), battery))
+    assert sum(job.seconds for job in quick) < sum(job.seconds for job in full) - 90
+    bench.do(quick, CONDITIONS, tmp_path)
+    bench.do(quick, CONDITIONS, tmp_path)
+    assert len(performed) == 3
+    bench.do(full, CONDITIONS, tmp_path)
+    assert len(performed) == 6  # a quick one does not stand for a full one

@@ -373,6 +373,20 @@ tps = 1.500000 (without initial connection time)
 """
 
 
+def test_checkpoints_are_those_that_end_in_the_window() -> None:
+    log = ["1000.000 LOG:  checkpoint starting: shutdown immediate\n",
+           "1000.020 LOG:  checkpoint complete: wrote 1710 buffers (20.9%); 0 WAL file(s) added, "
+           "0 removed, 1 recycled; write=0.018 s, sync=0.001 s, total=0.019 s; sync files=0\n",
+           "1028.000 LOG:  checkpoint starting: time\n",
+           "1040.500 LOG:  checkpoint complete: wrote 9 buffers (1%); 0 WAL file(s) added, "
+           "0 removed, 0 recycled; write=9.1 s, sync=3.2 s, total=12.500 s; sync files=20\n"]
+    before = len("".join(log[:2]))
+    assert postgres.checkpoints("".join(log), before, 1050.0) == [12.5]
+    assert postgres.checkpoints("".join(log[:2]), before, 1050.0) == []
+    # One that the flood keeps from ending counts with its age.
+    assert postgres.checkpoints("".join(log[:3]), before, 1050.0) == [22.0]
+
+
 def test_pgbench() -> None:
     measured = postgres.of_log(PGBENCH_LOG.splitlines(), PGBENCH)
     assert measured.ops == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -173,7 +174,9 @@ def sample(**changes: Any) -> Evaluation:
         contender("kyber", "peer", None,
                   runs=[make_run("kyber", error=f"no kyber {NASTY}", loads=[], disks=[],
                                  series={}, windows={}, events=[])]),
-        contender("agent", "agent", 0.523, f=0.531, g=0.987, spread=(0.5, 0.55))]
+        contender("agent", "agent", 0.523, f=0.531, g=0.987, spread=(0.5, 0.55), regret=1.27,
+                  changed=0.4, changed_regret=0.8, protected_s=2.5, reached_s=math.inf,
+                  stall_s=0.0512, writes_per_min=8.0, swing=0.25)]
     facts_of: Dict[str, Any] = {
         "summary": f"All of it {NASTY}", "shows": "that nothing is lost", "source": "evidence 4",
         "checks": [Check("agent f >= 0.5", True, "0.531"), Check("agent g >= 1", False, "0.987"),
@@ -204,6 +207,8 @@ def test_figures_of_a_contender() -> None:
         "contender": "agent", "score": "0.5230.5 … 0.55", "f": "0.531", "g": "0.987",
         "sync": "451/s", "p50": "410 µs", "p99": "30.4 ms", "max": "146 ms",
         "variation": "9.07 %", "written": "247 MB/s", "worst stall": "51.2 ms",
+        "of best static": "1.27", "changed": "0.40.8 of the best", "protected": "2.5 s",
+        "reached": "never", "in the end": "8/min", "swings": "25 %",
         "extents": "12in 1 GB", "bystanders": "stick 1.9 MB/s, 750 ms", "limit writes": "17",
         "repeats": "1"}
     assert [item.whole for item in section.one("ul", "checks").children] == [

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Dict
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, Tuple
 
 import pytest
 
 from tests.lab import bench, contenders, scenario
 from tests.lab.disks import presets
 from tests.lab.remains import RigError
+from tests.lab.run import policy_options
 from tests.lab.scenario import Expectation, Span, Term
+from writebackd.policy.load import load_policy
 
 Sections = Dict[str, Dict[str, str]]
 
@@ -59,11 +63,15 @@ BAD = [
     (("load flood", "kind", "cat"), "no cat, take one of"),
     (("load flood", "bs", "1 parsec"), "bs"),
     (("load flood", "disk", "other"), "no other, take one of db"),
-    (("load database", "runs", "0s..9s"), "both windows"),
+    (("load database", "runs", "0s..9s"), "in all windows, idle and judged"),
     (("events", "6s", "other mode=writeback"), "no other: take vm, agent or a disk"),
     (("events", "soon", "agent SIGSTOP"), "not a time"),
     (("events", "6s", "db spin=3"), "no spin"),
     (("expect", "agent", "agent is good"), "is no expectation"),
+    (("expect", "agent", "agent other.stall <= 1"), "no load other"),
+    (("expect", "agent", "agent flood.score <= 1"), "is no expectation"),
+    (("scenario", "changed", "11s..20s"), "have to follow each other"),
+    (("scenario", "changed", "13s"), "is not a span"),
 ]
 
 
@@ -91,7 +99,8 @@ def test_unknown_names_are_told_with_those_that_there_are() -> None:
 def test_shipped_scenarios_are_whole(name: str) -> None:
     found = scenario.load(name)
     assert found.shows and found.expectations, "a scenario has to say what it must show"
-    named = {each.name for each in contenders.of(found, "native")} | {"best", "idle"}
+    way = next(way for way in scenario.WAYS if way in found.ways)
+    named = {each.name for each in contenders.of(found, way)} | {"best", "idle"}
     for each in found.expectations:
         for term in filter(None, (each.left, each.right)):
             assert term.contender in named, f"{each.text}: {term.contender} does not run"
@@ -106,7 +115,7 @@ def test_every_preset_and_filesystem_is_used() -> None:
 
 def planned(quick: bool) -> float:
     found = [scenario.load(name) for name in scenario.names()]
-    chosen = [each for each in found
+    chosen = [each.short() if quick else each for each in found
               if ("quick" in each.tags if quick else "extra" not in each.tags)]
     jobs = bench.plan(chosen, "native", bench.QUICK_CONTENDERS if quick else (),
                       1 if quick else bench.REPEATS)
@@ -114,7 +123,7 @@ def planned(quick: bool) -> float:
 
 
 def test_the_suite_has_the_length_that_is_promised() -> None:
-    assert planned(quick=False) <= 3 * 3600
+    assert planned(quick=False) <= 4 * 3600
     assert planned(quick=True) <= 15 * 60
 
 
@@ -137,3 +146,55 @@ def test_levers_of_the_io_controller_are_for_machines_that_have_it() -> None:
     assert len(contenders.of(found, "virtual")) == 5
     with pytest.raises(RigError, match="WAY=vm"):
         contenders.of(found, "native", ["io-max"])
+
+
+def test_a_window_after_a_change_makes_a_scenario_longer() -> None:
+    found = scenario.parse("good", {**GOOD, "scenario": {
+        **GOOD["scenario"], "changed": "20s..50s"}})
+    assert found.length == 50 and list(found.windows) == ["idle", "judged", "changed"]
+    assert all(load.spans[-1].end == 50 for load in found.loads)
+
+
+def test_metrics_of_one_load_are_read() -> None:
+    found = scenario.parse_expectation("agent nfs-like.byte-rate / default fuse.stall >= 0.95")
+    assert found.left == Term("agent", "byte-rate", "nfs-like")
+    assert found.right == Term("default", "stall", "fuse")
+    assert scenario.parse_expectation("agent byte-rate >= 1").left == Term("agent", "byte-rate")
+
+
+def test_an_agent_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
+    lines = contenders.parse_policy("objective.fsync-p99 = 5ms, limits.floor=2M\nprobe.talkers=off")
+    assert lines == (("objective", "fsync-p99", "5ms"), ("limits", "floor", "2M"),
+                     ("probe", "talkers", "off"))
+    variant = replace(contenders.named("agent"), name="agent-other", policy=lines)
+    flag, directory = policy_options(variant, tmp_path)
+    loaded = load_policy(None, Path(directory))
+    assert flag == "--config-dir" and loaded.name == "default"
+    assert (loaded.objective.fsync_p99_s, loaded.limits.floor_bytes) == (0.005, 2 << 20)
+    assert not loaded.probe.talkers
+    assert policy_options(contenders.named("agent"), tmp_path) == []
+
+
+@pytest.mark.parametrize("line, said", [
+    (("limits", "flor", "2M"), "agent-other.conf:2: .*flor"),
+    (("objective", "fsync-p99", "soon"), "fsync-p99: "),
+    (("nothing", "at-all", "1"), "nothing"),
+])
+def test_a_policy_that_the_agent_does_not_know_is_an_error_of_its_runs(
+        line: Tuple[str, str, str], said: str, tmp_path: Path) -> None:
+    variant = replace(contenders.named("agent"), name="agent-other", policy=(line,))
+    with pytest.raises(RigError, match=f"contender agent-other: .*{said}"):
+        policy_options(variant, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["floor = 2M", "limits.floor", ".floor = 2M", "limits. = 2M"])
+def test_lines_that_are_no_policy_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="SECTION.KEY = VALUE"):
+        contenders.parse_policy(text)
+
+
+def test_the_pacing_agent_needs_groups() -> None:
+    pace = contenders.named("agent-pace")
+    assert pace.kind == "agent" and pace.cgroup == "groups" and pace.policy
+    with pytest.raises(RigError, match="WAY=vm"):
+        contenders.of(scenario.parse("good", GOOD), "native", ["agent-pace"])

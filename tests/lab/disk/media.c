@@ -18,6 +18,7 @@ static struct {
 	uint64_t blocks;
 	uint64_t used;			/* blocks that were ever written */
 	uint64_t *used_map;
+	uint64_t whole, part;		/* stripes written, of an array with parity */
 } media = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static int64_t later(int64_t a, int64_t b)
@@ -143,6 +144,8 @@ static int64_t write_stripe(int64_t since, const struct part *parts)
 			stripe = parts[i].offset / (chunk * units);
 	}
 	again = total < chunk * units ? settings.seek_us * 1000 : 0;
+	if (settings.parity)
+		*(again ? &media.part : &media.whole) += 1;
 	for (uint64_t i = 0; i < units; i++) {
 		uint64_t bytes = parts[i].bytes;
 		double cost = content_cost(parts[i].offset, bytes);
@@ -244,6 +247,14 @@ double media_used_share(void)
 	double share = settings.fill + (double)media.used / (double)media.blocks;
 
 	return share < 1 ? share : 1;
+}
+
+void media_stripes(uint64_t *whole, uint64_t *part)
+{
+	pthread_mutex_lock(&media.lock);
+	*whole = media.whole;
+	*part = media.part;
+	pthread_mutex_unlock(&media.lock);
 }
 
 int media_init(uint64_t blocks)

@@ -23,6 +23,9 @@ struct part {
 };
 int64_t media_write_stripe(int64_t since, const struct part *parts);
 
+/* How many stripes of an array with parity were written whole, and in part, since the start. */
+void media_stripes(uint64_t *whole, uint64_t *part);
+
 /* Nothing gets done until then. */
 void media_stall(int64_t until);
 

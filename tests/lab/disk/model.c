@@ -190,17 +190,20 @@ void model_changed(void)
 void model_print(FILE *to)
 {
 	struct cache_state c = cache_state();
+	uint64_t whole, part;
 
+	media_stripes(&whole, &part);
 	fprintf(to, "\"fill\": %" PRIu64 ", \"neighbour_fill\": %" PRIu64 ", \"capacity\": %" PRId64
 		", \"through\": %s, \"waiters\": %" PRIu64 ", \"drain_rate\": %.0f"
 		", \"used_share\": %g, \"bytes_in\": %" PRIu64 ", \"bytes_read\": %" PRIu64
 		", \"bytes_dirtied\": %" PRIu64 ", \"bytes_destaged\": %" PRIu64
 		", \"bytes_discarded\": %" PRIu64 ", \"writes\": %" PRIu64 ", \"reads\": %" PRIu64
-		", \"read_hits\": %" PRIu64 ", \"flushes\": %" PRIu64 ", \"failed\": %" PRIu64,
+		", \"read_hits\": %" PRIu64 ", \"flushes\": %" PRIu64 ", \"failed\": %" PRIu64
+		", \"stripes_whole\": %" PRIu64 ", \"stripes_part\": %" PRIu64,
 		c.fill, c.neighbour_fill, settings.cache, model_writes_through() ? "true" : "false",
 		c.waiters, media_write_rate(), media_used_share(), totals.bytes_in,
 		totals.bytes_read, c.dirtied, c.destaged, c.discarded, totals.writes,
-		totals.reads, totals.read_hits, totals.flushes, totals.failed);
+		totals.reads, totals.read_hits, totals.flushes, totals.failed, whole, part);
 }
 
 int model_init(void)

@@ -38,7 +38,8 @@ void model_changed(void);
  * "key": value, ... as JSON has it. Bytes: fill (what the cache holds that is not
  * on the media, the neighbour's part included), neighbour_fill, capacity; totals
  * since the start: bytes_in, bytes_read, bytes_dirtied, bytes_destaged,
- * bytes_discarded, writes, reads, read_hits, flushes, failed. waiters: writes that
+ * bytes_discarded, writes, reads, read_hits, flushes, failed, and with parity
+ * stripes_whole and stripes_part, written so by the destage. waiters: writes that
  * wait for room now. drain_rate: bytes/s of a sequential destage now. used_share:
  * how full the drive is. through: whether writes wait for the media.
  */

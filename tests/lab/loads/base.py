@@ -105,6 +105,14 @@ class Load(abc.ABC):
         """Latencies of the last seconds, the age of one in flight included; () if unknown."""
         return ()
 
+    def look(self) -> None:
+        """Called ten times a second, by another thread: for what nobody tells the load."""
+        return
+
+    def stall(self, since: float) -> Optional[float]:
+        """Longest write of a buffered writer that ended after a time.monotonic(); None: unknown."""
+        return None
+
     def files(self) -> List[Path]:
         """Files that it flooded: their extents are counted."""
         return []

@@ -173,6 +173,7 @@ class Untar(Once):
     """A tree of small files out of an archive: data, and at least as much metadata."""
 
     KIND = "untar"
+    WRITES = False  # for as long, it makes and removes files
     OPTIONS: ClassVar[Options] = {
         "files": (positive, "5000"),
         "largest": (positive_size, "32K"),  # the files' sizes are spread evenly up to here

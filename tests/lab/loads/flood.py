@@ -14,13 +14,13 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Any, ClassVar, List, Mapping, Optional, Sequence
+from typing import Any, ClassVar, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd.policy.units import format_size, parse_time
 
 from ..remains import RigError
 from . import worker
-from .base import Counters, Measured, Options
+from .base import Counters, Measured, Options, Place
 from .options import one_of, positive, positive_size, size_or_auto
 from .own import OwnLoad, make_file
 
@@ -81,12 +81,26 @@ def make_source(path: Path, size: int, data: str, seed: int) -> None:
         os.fsync(file.fileno())  # no part of the flood
 
 
+class Look(NamedTuple):
+    """A process's account, and between when it was seen to be that."""
+
+    account: int
+    since: float
+    seen: float
+
+
 class Commands(OwnLoad):
     """A loop of commands in each of one or more processes, from start to stop; a round is an
     operation."""
 
     VERB = "loop"
     ACCOUNT = "wchar"  # field of /proc/PID/io that counts what goes to the disk, and once
+    WRITES = True  # all the time: where its account stands still, a write does not return
+
+    def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
+        super().__init__(place, options)
+        self._looks: Dict[int, Look] = {}  # by process
+        self._stalls: List[Tuple[float, float]] = []  # (end, seconds)
 
     @abc.abstractmethod
     def commands(self, writer: int) -> List[List[str]]:
@@ -113,6 +127,33 @@ class Commands(OwnLoad):
 
     def recent(self, last_s: float) -> Sequence[float]:
         return ()
+
+    def look(self) -> None:
+        """An account that stands still from look to look tells how long a write took at least."""
+        if not self.WRITES or self.options.get("off"):
+            return
+        for each in list(self.workers):
+            pid, now = each.process.pid, time.monotonic()
+            try:
+                account = process_bytes(pid, self.ACCOUNT)
+            except OSError:  # it is ending
+                continue
+            last = self._looks.get(pid)
+            # Not before its first write: that may have to wait for its program to start.
+            if last is not None and last.account == account and account > 0:
+                self._looks[pid] = last._replace(seen=now)
+                continue
+            if last is not None and last.seen > last.since:
+                self._stalls.append((now, last.seen - last.since))
+            self._looks[pid] = Look(account, now, now)
+
+    def stall(self, since: float) -> Optional[float]:
+        if not self._looks:
+            return None
+        running = {each.process.pid for each in self.workers if each.process.poll() is None}
+        return max([*(length for end, length in self._stalls if end > since),
+                    *(look.seen - look.since for pid, look in self._looks.items()
+                      if pid in running)], default=0.0)
 
 
 PERIODS = {

@@ -7,11 +7,12 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, List, Mapping
 
-from writebackd.policy.units import parse_time
+from writebackd.policy.units import parse_share, parse_time
 
 from ..remains import RigError
 from . import stats
@@ -49,8 +50,10 @@ class Pgbench(Database):
         "pool": (positive_size, "64M"),
         # Its own buffered writes come with checkpoints, and each ends with fsyncs.
         "checkpoint": (parse_time, "30s"),
+        "spread": (parse_share, "90%"),  # of that time, over which one spreads its writes
     }
     QUICK = signal.SIGINT
+    _told = 0  # characters of the server's log before this window
 
     def make(self) -> None:
         for directory in (self.data, self.socket):
@@ -74,6 +77,8 @@ class Pgbench(Database):
             "fsync": "on" if durable else "off",
             "shared_buffers": f"{max(POOL_LEAST, self.scaled('pool')) >> 10}kB",
             "checkpoint_timeout": f"{self.options['checkpoint']:g}s",
+            "checkpoint_completion_target": f"{self.options['spread']:g}",
+            "log_checkpoints": "on", "log_line_prefix": "%n ",  # seconds since 1970
             "max_connections": str(self.options["clients"] + 10),
             "dynamic_shared_memory_type": "mmap",
         }
@@ -113,13 +118,20 @@ class Pgbench(Database):
                 "--log", f"--log-prefix={self.window}", f"--random-seed={self.place.seed}",
                 *self.scripts(), USER]
 
+    def open(self, seconds: float) -> None:
+        self._told = len(self.server_said())
+        super().open(seconds)
+
     def transactions(self) -> List[str]:
         """Lines of its log of this window."""
         return [line for path in self.place.runtime.glob(f"{self.window.name}.[0-9]*")
                 for line in path.read_text().splitlines()]
 
     def result(self, output: str, elapsed: float) -> Measured:
-        return of_log(self.transactions(), output)
+        measured = of_log(self.transactions(), output)
+        ended = checkpoints(self.server_said(), self._told, time.time())
+        return replace(measured, extra={**measured.extra, "checkpoint_s": max(ended)}
+                       ) if ended else measured
 
     def series(self, output: str) -> List[float]:
         return per_second(output)
@@ -129,6 +141,19 @@ def per_second(output: str) -> List[float]:
     """Transactions in each second that it has reported so far."""
     return [float(rate) for rate in re.findall(r"^progress: [\d.]+ s, ([\d.]+) tps", output,
                                                re.MULTILINE)]
+
+
+def checkpoints(said: str, since: int, now: float) -> List[float]:
+    """Seconds that each took that ended after so many characters of the server's log.
+
+    One that goes on counts with its age: it may be the only one.  now: seconds since 1970.
+    """
+    done = re.compile(r"checkpoint complete: .* total=([\d.]+) s")
+    found = [float(total) for total in done.findall(said, since)]
+    begun = re.findall(r"^([\d.]+) LOG: +checkpoint starting", said, re.MULTILINE)
+    if len(begun) > len(done.findall(said)):
+        found.append(now - float(begun[-1]))
+    return found
 
 
 def of_log(lines: List[str], output: str) -> Measured:

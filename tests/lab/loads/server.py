@@ -84,6 +84,8 @@ class Database(Tool):
                 raise RigError(f"{self.KIND}: the server does not start: {self._said()}")
             time.sleep(0.05)
 
+    def server_said(self) -> str:
+        return (self.place.runtime / "server.log").read_text(errors="replace")
+
     def _said(self) -> str:
-        log = (self.place.runtime / "server.log").read_text(errors="replace")
-        return log.strip()[-800:] or "it said nothing"
+        return self.server_said().strip()[-800:] or "it said nothing"

@@ -59,6 +59,10 @@ class Writer(OwnLoad):
         _, stalls, ages = self.seen(since, now)
         return self.with_bytes(replace(syncs, longest_stall=max([*stalls, *ages], default=0.0)))
 
+    def stall(self, since: float) -> Optional[float]:
+        _, stalls, ages = self.seen(since, time.monotonic())
+        return max([*stalls, *ages], default=0.0)
+
     def counters(self) -> Counters:
         return Counters(ops=sum(each.told[SYNCS].done for each in self.workers),
                         bytes=self.written())
@@ -114,6 +118,10 @@ class Mmap(OwnLoad):
         _, stalls, ages = self.seen(self._since, now)
         return self.with_bytes(Measured(elapsed=now - self._since,
                                         longest_stall=max([*stalls, *ages], default=0.0)))
+
+    def stall(self, since: float) -> Optional[float]:
+        _, stalls, ages = self.seen(since, time.monotonic())
+        return max([*stalls, *ages], default=0.0)
 
     def counters(self) -> Counters:
         return Counters(bytes=self.written())

@@ -11,6 +11,7 @@ from typing import List
 
 from .. import score
 from ..remains import RigError
+from ..show import FIGURES
 from .evaluation import Run
 from .page import write_report
 
@@ -23,6 +24,8 @@ def read_runs(directory: Path) -> List[Run]:
         raise RigError(f"{directory}: no directory: name the one that tests.lab.bench wrote to")
     runs: List[Run] = []
     for path in sorted(directory.rglob("*.json")):
+        if path.name == FIGURES:
+            continue
         try:
             run = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

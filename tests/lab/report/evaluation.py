@@ -39,6 +39,15 @@ class Contender:
     runs: List[Run] = field(default_factory=list)  # all repeats, failed ones included
     median_run: Optional[Run] = None  # the one to draw; None when all failed
     summary: str = ""
+    regret: Optional[float] = None  # score, of the best static limit's in the same scenario
+    changed: Optional[float] = None  # score after a change in mid-run has been answered
+    changed_regret: Optional[float] = None  # of the static limit that was best there
+    # Seconds from the flood, its own arrival or the change of a disk, math.inf for never:
+    protected_s: Optional[float] = None  # until p99 of fsync is within twice of what it settles at
+    reached_s: Optional[float] = None  # until fsyncs come at 90 % of the best static limit's rate
+    stall_s: Optional[float] = None  # longest write of a buffered writer since it came
+    writes_per_min: Optional[float] = None  # of the limits, in the end
+    swing: Optional[float] = None  # amplitude of the limit's oscillation of its mean; 0: none
 
 
 @dataclass(frozen=True)

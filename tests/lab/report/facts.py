@@ -110,11 +110,6 @@ def write_rate(run: Optional[Run]) -> Optional[float]:
     return total([known(window(load).get("byte_rate")) for load in loads(run, *WRITERS)])
 
 
-def stall(run: Optional[Run]) -> Optional[float]:
-    """The worst of a buffered writer, in one piece."""
-    return largest([known(window(load).get("longest_stall")) for load in loads(run, *WRITERS)])
-
-
 def extents(run: Optional[Run]) -> Optional[Tuple[int, Optional[float]]]:
     """Of all flooded files, with the bytes in them."""
     counted = [load["extents"] for load in loads(run) if load.get("extents")]

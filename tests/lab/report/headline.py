@@ -18,7 +18,8 @@ LEAST = 1e-6  # a score of nothing at all, for geometric means
 
 
 def agent_of(scenario: Scenario) -> Optional[Contender]:
-    return next((one for one in scenario.contenders.values() if one.kind == AGENT), None)
+    """The agent with its default policy: variants of it answer other questions."""
+    return scenario.contenders.get("agent")
 
 
 def against_best(scenario: Scenario) -> Optional[float]:
@@ -36,9 +37,10 @@ class Duel:
     other: Contender
     share: float  # its total of the agent's
     scenarios: int
+    own: float  # the agent's total in these
 
 
-def duels(evaluation: Evaluation, palette: Palette) -> List[Duel]:
+def duels(evaluation: Evaluation, palette: Palette, agent: str = "agent") -> List[Duel]:
     """One for each other contender, the best first.
 
     Pairs and not totals: a sweep has the values that suit its disk, so that most limits
@@ -46,13 +48,14 @@ def duels(evaluation: Evaluation, palette: Palette) -> List[Duel]:
     """
     found = []
     for other in palette.contenders:
-        ratios = [max(its.score, LEAST) / max(agent.score, LEAST)
-                  for scenario in evaluation.scenarios
-                  for agent, its in [(agent_of(scenario), scenario.contenders.get(other.name))]
-                  if agent is not None and agent.score is not None
-                  and its is not None and its.score is not None]
-        if ratios and other.kind != AGENT:
-            found.append(Duel(other, mean(ratios), len(ratios)))
+        pairs = [(own.score, its.score) for scenario in evaluation.scenarios
+                 for own, its in [(scenario.contenders.get(agent),
+                                   scenario.contenders.get(other.name))]
+                 if own is not None and own.score is not None
+                 and its is not None and its.score is not None]
+        if pairs and other.kind != AGENT:
+            ratios = [max(its, LEAST) / max(own, LEAST) for own, its in pairs]
+            found.append(Duel(other, mean(ratios), len(ratios), mean([own for own, _ in pairs])))
     return sorted(found, key=lambda duel: -duel.share)
 
 

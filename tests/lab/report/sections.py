@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from . import facts, plots, text
@@ -44,6 +45,16 @@ def _rate(each: facts.Bystander) -> str:
     return text.byte_rate(each.rate) if each.in_bytes else text.rate(each.rate)
 
 
+def _changed(one: Contender) -> str:
+    words = text.number(one.changed)
+    return words if one.changed_regret is None else (
+        f"{words}\n{text.number(one.changed_regret)} of the best")
+
+
+def _until(seconds: Optional[float]) -> str:
+    return "never" if seconds == math.inf else text.seconds(seconds)
+
+
 def _repeats(one: Contender) -> str:
     failed = sum(bool(run.get("error")) for run in one.runs)
     return f"{len(one.runs)}" + (f" ({failed} failed)" if failed else "")
@@ -63,12 +74,23 @@ COLUMNS: Sequence[Column] = (
      "standard deviation over mean of the operations in each second"),
     ("written", lambda one: text.byte_rate(facts.write_rate(one.median_run)),
      "by the flood and the jobs"),
-    ("worst stall", lambda one: text.seconds(facts.stall(one.median_run)),
-     "of a buffered writer, in one piece"),
+    ("of best static", lambda one: text.number(one.regret),
+     "score, of the best static limit's in hindsight"),
+    ("changed", _changed, "score after a change in mid-run was answered; of the best static's"),
+    ("protected", lambda one: _until(one.protected_s),
+     "from flood, own arrival or change of a disk until p99 is within twice of what it settles at"),
+    ("reached", lambda one: _until(one.reached_s),
+     "from then until fsyncs come at 90 % of the best static limit's rate"),
+    ("worst stall", lambda one: text.seconds(one.stall_s),
+     "longest write of a buffered writer since the contender came"),
     ("extents", _extents, "of the flooded files"),
     ("bystanders", _bystanders, "rate and longest stall"),
     ("limit writes", lambda one: text.number(facts.limit_writes(one.median_run)),
      "writes to the sysctl during the run"),
+    ("in the end", lambda one: text.UNKNOWN if one.writes_per_min is None
+     else f"{text.number(one.writes_per_min)}/min", "writes to the sysctl"),
+    ("swings", lambda one: "no" if one.swing == 0 else text.percent(one.swing),
+     "amplitude of a limit that comes and goes in periods, of its mean"),
     ("repeats", _repeats, "runs of this contender"),
 )
 

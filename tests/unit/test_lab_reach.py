@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""How soon and how quietly a contender settles, on curves made up for the purpose."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import pytest
+
+from tests.lab import host, reach, scenario
+from tests.lab.loads import flood as floods
+from tests.lab.loads.base import Load, Place
+from tests.lab.loads.flood import Dd
+from tests.lab.scenario import Span
+from tests.lab.watch import Watch
+
+MB = 1 << 20
+FLOOD = scenario.load("flood")  # from second 2 on
+JUDGED = (8.0, 20.0)
+
+
+def made(rate: Callable[[float], Optional[float]] = lambda t: 1000.0,
+         p99: Callable[[float], Optional[float]] = lambda t: 0.004,
+         limits: Optional[List[Tuple[float, int]]] = None, end: float = 20.0) -> Dict[str, Any]:
+    """A run; the figures of second t are those of what was in the time before it."""
+    times = [0.5 * step for step in range(1, int(2 * end) + 1)]
+    return {"windows": {"idle": (0.5, 2.0), "judged": (JUDGED[0], end)}, "limits": limits or [],
+            "series": {"t": times, "sync_rate": [rate(t) for t in times],
+                       "sync_p99": [p99(t) for t in times]}}
+
+
+def test_the_change_for_the_better_is_found() -> None:
+    assert reach.settled_at([1, 1, 1]) == 0
+    assert reach.settled_at([-1, -1, 1, 1]) == 2
+    # A good start, worse than it was good; a single lapse does not undo what was.
+    assert reach.settled_at([1, -3, -3, 1, 1, 1, 1, -3, 1]) == 3
+    assert reach.settled_at([1, -3]) is None
+    assert reach.settled_at([]) is None
+
+
+def window_of_1_s(bad_until: float, bad: float, good: float) -> Callable[[float], float]:
+    """p99 of the second before t, where operations before `bad_until` were slow."""
+    return lambda t: bad if 2 < t and t - 1 < bad_until else good
+
+
+@pytest.mark.parametrize("bad_until", [3.0, 5.0, 9.5])
+def test_protected_is_when_the_first_good_second_began(bad_until: float) -> None:
+    run = made(p99=window_of_1_s(bad_until, 0.5, 0.005))
+    assert reach.protected(FLOOD, run) == bad_until - 2
+
+
+def test_protected_at_once_and_never() -> None:
+    assert reach.protected(FLOOD, made()) == 0
+    assert reach.protected(FLOOD, made(p99=lambda t: 0.5 if t < 18 else 0.004)) == reach.NEVER
+    assert reach.protected(FLOOD, made(p99=lambda t: 0.0095 if t < 15 else 0.005)) == 0
+    assert reach.protected(FLOOD, made(p99=lambda t: 0.012 if 2 < t < 12 else 0.005)) == 9
+
+
+def test_the_write_caches_grace_is_not_protection() -> None:
+    """2 s in which the cache has room, then 4 s of misery, then it is well."""
+    run = made(p99=lambda t: 0.4 if 4 < t <= 9 else 0.005,
+               rate=lambda t: 2500.0 if t <= 4 else 50.0 if t <= 8 else 1000.0)
+    assert reach.protected(FLOOD, run) == 6.5
+    assert reach.reached(FLOOD, run, 1000.0) == 6
+
+
+def test_reached_is_for_good_and_in_spite_of_noise() -> None:
+    noise = random.Random(7)
+    noisy = made(rate=lambda t: (1000 if t > 7 else 200) * noise.uniform(0.75, 1.25))
+    assert reach.reached(FLOOD, noisy, 1000.0) == pytest.approx(5, abs=1)
+    assert reach.reached(FLOOD, made(rate=lambda t: 850.0), 1000.0) == reach.NEVER
+    assert reach.reached(FLOOD, made(rate=lambda t: 5000.0 if t < 15 else 500.0),
+                         1000.0) == reach.NEVER
+    assert reach.reached(FLOOD, made(), None) is None
+
+
+def test_tools_that_tell_no_latencies_are_not_judged_by_them() -> None:
+    assert reach.protected(FLOOD, made(p99=lambda t: None)) is None
+    assert reach.reached(FLOOD, made(rate=lambda t: None), 1000.0) is None
+
+
+def test_time_is_taken_from_what_has_to_be_answered_last() -> None:
+    run = made()
+    assert reach.onset(FLOOD, run) == 2
+    assert reach.onset(scenario.load("mid-flood"), run) == 6
+    assert reach.onset(scenario.load("battery"), run) == 7
+    assert reach.onset(scenario.load("foreign-writer"), run) == 2
+    # Nothing settles where floods come and go, and there is none here.
+    assert reach.onset(scenario.load("floods-5s"), run) is None
+    assert reach.onset(scenario.load("floods-60s"), run) is None
+    assert reach.onset(scenario.load("fsync-storm"), run) is None
+
+
+def test_settled_is_the_last_third_of_the_judged_window() -> None:
+    assert reach.settled(made(rate=lambda t: 100.0 if t <= 16 else 300.0), "sync_rate") == 300
+    assert reach.settled(made(rate=lambda t: None), "sync_rate") is None
+
+
+def test_writes_are_those_of_the_end() -> None:
+    limits = [(0.1, 4 << 30), (3.0, 16 * MB), (9.0, 8 * MB), (10.0, 4 * MB), (19.0, 5 * MB)]
+    assert reach.writes_per_minute(made(limits=limits)) == 3 * 60 / 12  # not before it is judged
+    assert reach.writes_per_minute(made(limits=limits, end=90.0)) == 0  # only the last 30 s
+    assert reach.writes_per_minute(made(limits=limits[:1])) == 0
+    assert reach.writes_per_minute(made()) is None
+
+
+def limits_of(value: Callable[[float], float], end: float) -> List[Tuple[float, int]]:
+    """A limit that is written every second."""
+    return [(float(second), int(value(second) * MB)) for second in range(int(end))]
+
+
+@pytest.mark.parametrize("period", [4, 6, 9])
+def test_a_periodic_limit_swings(period: int) -> None:
+    found = reach.swing(made(end=60.0, limits=limits_of(
+        lambda t: 10 + 3 * math.sin(2 * math.pi * t / period), 60)))
+    assert found is not None and found.period_s == pytest.approx(period, abs=0.5)
+    assert found.amplitude == pytest.approx(0.3, rel=0.15)
+
+
+def test_up_and_down_with_every_tick_swings() -> None:
+    found = reach.swing(made(end=60.0, limits=limits_of(lambda t: 10 + 3 * (t % 2), 60)))
+    assert found is not None and found.amplitude > 0.1
+
+
+@pytest.mark.parametrize("period", [4, 5, 8])
+def test_a_saw_swings(period: int) -> None:
+    """What grows in steps and is cut by half, as of a law that looks for its edge."""
+    found = reach.swing(made(end=60.0, limits=limits_of(lambda t: 4 + t % period, 60)))
+    assert found is not None and found.period_s == pytest.approx(period, abs=0.5)
+    assert found.amplitude > 0.1
+
+
+@pytest.mark.parametrize("value", [
+    lambda t: 10,  # at rest
+    lambda t: 1 + t,  # climbs
+    lambda t: 100 if t < 40 else 10,  # one step
+    lambda t: 10 * 0.9 ** t + 2,  # comes down to where it rests
+    lambda t: 10 + 0.5 * math.sin(2 * math.pi * t / 6),  # too little to matter
+])
+def test_what_is_no_oscillation(value: Callable[[float], float]) -> None:
+    assert reach.swing(made(end=60.0, limits=limits_of(value, 60))) == reach.NONE
+
+
+def of_list(values: List[float]) -> Callable[[float], float]:
+    return lambda t: values[int(t)]
+
+
+def test_noise_seldom_passes_for_an_oscillation() -> None:
+    found = {"random": 0, "walk": 0}
+    for seed in range(200):
+        chooser = random.Random(seed)
+        walk = [100.0]
+        for _ in range(60):
+            walk.append(max(20.0, walk[-1] + chooser.gauss(0, 8)))
+        for name, values in (("random", [chooser.uniform(50, 150) for _ in range(60)]),
+                             ("walk", walk)):
+            told = reach.swing(made(end=60.0, limits=limits_of(of_list(values), 60)))
+            found[name] += told is not None and told.amplitude > 0
+    assert found["random"] <= 10 and found["walk"] <= 10  # 5 %
+
+
+def test_a_short_window_tells_nothing_of_periods() -> None:
+    assert reach.swing(made(end=12.0, limits=limits_of(lambda t: 4 + t % 4, 12))) is None
+    assert reach.swing(made()) is None
+
+
+def test_stall_is_the_worst_of_buffered_writers() -> None:
+    run = {"loads": [{"role": "sync", "stall": 9.0}, {"role": "flood", "stall": 0.4},
+                     {"role": "bystander", "stall": 0.7}, {"role": "bystander", "stall": None}]}
+    assert reach.longest_stall(run) == 0.7
+    assert reach.longest_stall({"loads": [{"role": "flood", "stall": None}]}) is None
+
+
+class Looked:
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: List[Any],
+            act: Callable[[], None]) -> Watch:
+    for name in ("dirty_bytes", "dirty_background_bytes", "dirty_background_ratio"):
+        (tmp_path / name).write_text("0\n")
+    (tmp_path / "dirty_ratio").write_text("20\n")
+    monkeypatch.setattr(host, "VM", tmp_path)
+    monkeypatch.setattr(host, "vmstat", lambda name: 5000)
+    with Watch(lambda roles: loads, time.monotonic, 0.002) as watch:
+        act()
+    assert not [each for each in threading.enumerate() if each is watch._thread]
+    return watch
+
+
+def test_every_write_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act() -> None:
+        for size in ("4096", "8192", "8192", "4096"):
+            time.sleep(0.05)
+            with open(tmp_path / "dirty_bytes", "r+") as file:  # never empty, as in /proc
+                file.write(f"{size:<8}")
+        time.sleep(0.05)
+
+    load = Looked()
+    watch = watched(tmp_path, monkeypatch, [load], act)
+    assert [size for _, size in watch.limits if size] == [5000, 4096, 8192, 4096]
+    assert [time for time, _ in watch.limits] == sorted(time for time, _ in watch.limits)
+    assert load.looks > 10
+
+
+def test_what_goes_wrong_while_watching_is_told(tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def look(self) -> None:
+            raise ValueError("no account")
+
+    with pytest.raises(ValueError, match="no account"):
+        watched(tmp_path, monkeypatch, [Broken()], lambda: time.sleep(0.1))
+
+
+@pytest.fixture
+def dd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tuple[Dd, Callable[[float, int], None]]:
+    """A flood of one process, and a look at it at some time, with its account."""
+    options = {key: parser(default) for key, (parser, default) in Dd.OPTIONS.items()}
+    load = Dd(Place(tmp_path, tmp_path, lambda *_, **__: None), options)  # type: ignore
+    load.workers = [SimpleNamespace(process=SimpleNamespace(  # type: ignore[list-item]
+        pid=7, poll=lambda: None))]
+    now = {"time": 0.0, "account": 0}
+    monkeypatch.setattr(floods, "process_bytes", lambda pid, field: now["account"])
+    monkeypatch.setattr(floods, "time", SimpleNamespace(monotonic=lambda: now["time"]))
+
+    def look(when: float, account: int) -> None:
+        now.update(time=when, account=account)
+        load.look()
+
+    return load, look
+
+
+Look = Callable[[float, int], None]
+
+
+def test_an_account_that_stands_still_is_a_stall(dd: Tuple[Dd, Look]) -> None:
+    load, look = dd
+    assert load.stall(0) is None
+    for step in range(50):  # 1 s until the program writes; it waits from 2 s on, until 3 s
+        when = step / 10
+        look(when, 0 if when < 1 else 20 if 2 <= when <= 3 else int(10 * when))
+    assert load.stall(0) == pytest.approx(1.0, abs=0.11)
+    assert load.stall(3.5) == 0  # over before that
+    for step in range(50, 80):
+        look(step / 10, 49)
+    assert load.stall(4) == pytest.approx(3.0, abs=0.11)  # it still waits
+
+
+def test_pauses_are_no_stalls(dd: Tuple[Dd, Look]) -> None:
+    load, look = dd
+    load.options = {**load.options, "on": 1.0, "off": 1.0}
+    for step in range(30):
+        look(step / 10, 1)
+    assert load.stall(0) is None
+
+
+def test_only_writers_tell_stalls() -> None:
+    assert Load.stall(None, 0) is None  # type: ignore[arg-type]
+
+
+def test_a_short_scenario_is_without_its_long_window() -> None:
+    battery = scenario.load("battery")
+    assert battery.changed == Span(22, 52) and battery.length == 52
+    assert battery.short().changed is None and battery.short().length == 16
+    late = replace(battery, events=(*battery.events, replace(battery.events[0], time=30.0)))
+    assert late.short().events == battery.events
+
+
+def test_tools_that_tell_once_in_a_second_have_a_rate() -> None:
+    run = made(rate=lambda t: 2000.0 if t == int(t) else 0.0)
+    assert reach.settled(run, "sync_rate") == 1000
+    assert reach.reached(FLOOD, run, 1000.0) == 0
