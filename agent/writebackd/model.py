@@ -456,7 +456,8 @@ class Learned:
     drain_rate: Optional[Fact] = None
     baseline_s: Optional[Fact] = None
     write_baseline_s: Optional[Fact] = None
-    drain_ticks: int = 0  # with a full cache that stand behind drain_rate
+    tau_s: Optional[Fact] = None
+    cache_bytes: Optional[Fact] = None
 
 
 @dataclass(frozen=True)

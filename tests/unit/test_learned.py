@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from writebackd.estimate.learned import (
     FACTS,
     KEEP_S,
-    TRUST_DRAIN_S,
     earlier_drain_age_s,
     learn,
     recall,
@@ -33,11 +32,13 @@ NOW = 1.7e9
 SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), diskseq=7, identity="naa.5a, cache x")
 LEARNED = Learned(
     drain_rate=Fact(2.5e8, NOW - 3600), baseline_s=Fact(4e-4, NOW - 60),
-    write_baseline_s=Fact(9e-5, NOW - 60), drain_ticks=3,
+    write_baseline_s=Fact(9e-5, NOW - 60),
+    tau_s=Fact(8e-3, NOW - 60), cache_bytes=Fact(5e8, NOW - 60),
 )  # fmt: skip
 MEMORY = DeviceMemory(
     identity=("8:0", 7), known_as=SDA.identity, drain_rate=2.5e8,
-    drain_window=(2.4e8, 2.5e8, 2.6e8), baseline_s=4e-4, write_baseline_s=9e-5,
+    drain_window=((1.0, 2.4e8), (1.0, 2.6e8)), baseline_s=4e-4, write_baseline_s=9e-5,
+    tau_s=8e-3, cache_bytes=5e8,
 )  # fmt: skip
 
 
@@ -77,11 +78,11 @@ def test_every_fact_is_a_value_of_the_memory() -> None:
 
 def test_memory_to_learned_and_back() -> None:
     learned = learn(MEMORY, Learned(), NOW)
-    assert learned.drain_rate == Fact(2.5e8, NOW) and learned.drain_ticks == 3
+    assert learned.drain_rate == Fact(2.5e8, NOW)
     back = seed(DeviceMemory(), learned, NOW + 10)
     for name in FACTS:
         assert getattr(back, name) == getattr(MEMORY, name)
-    assert back.drain_window == (2.5e8,) * 3
+    assert back.drain_window == ()
 
 
 def test_only_what_was_learned_again_gets_a_new_date() -> None:
@@ -96,28 +97,22 @@ def test_what_is_no_rate_is_not_kept(value: Any) -> None:
 
 
 def test_measured_values_are_not_overwritten() -> None:
-    mine = DeviceMemory(drain_rate=6e7, drain_window=(6e7,))
+    mine = DeviceMemory(drain_rate=6e7)
     back = seed(mine, LEARNED, NOW)
-    assert (back.drain_rate, back.drain_window, back.baseline_s) == (6e7, (6e7,), 4e-4)
+    assert (back.drain_rate, back.baseline_s) == (6e7, 4e-4)
     assert earlier_drain_age_s(back, NOW) is None
 
 
 def test_a_month_later_it_is_forgotten() -> None:
     learned = replace(LEARNED, drain_rate=Fact(2.5e8, NOW - KEEP_S - 1))
     back = seed(DeviceMemory(), learned, NOW)
-    assert (back.drain_rate, back.drain_window, back.baseline_s) == (None, (), 4e-4)
+    assert (back.drain_rate, back.baseline_s) == (None, 4e-4)
 
 
 def test_a_date_far_ahead_is_a_clock_that_was_wrong() -> None:
     learned = replace(LEARNED, drain_rate=Fact(2.5e8, NOW + KEEP_S + 1))
     assert seed(DeviceMemory(), learned, NOW).drain_rate is None
 
-
-@pytest.mark.parametrize("age, ticks", [(TRUST_DRAIN_S - 1, 3), (TRUST_DRAIN_S + 1, 0)])
-def test_an_old_drain_rate_is_a_first_guess(age: float, ticks: int) -> None:
-    back = seed(DeviceMemory(), replace(LEARNED, drain_rate=Fact(2.5e8, NOW - age)), NOW)
-    assert back.drain_rate == 2.5e8
-    assert back.drain_window == (2.5e8,) * ticks  # what the next full tick is weighed against
 
 
 def test_a_device_that_is_known_is_seeded_when_it_comes() -> None:
@@ -162,7 +157,6 @@ FACT = st.builds(
 ANY = st.builds(
     Learned,
     **{name: st.none() | FACT for name in FACTS},
-    drain_ticks=st.integers(min_value=0, max_value=9),
 )
 
 
@@ -233,7 +227,7 @@ def test_impossible_values_are_damage() -> None:
 def test_a_value_that_another_release_knows_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode({"a": LEARNED})
     monkeypatch.setattr(keeper_module, "FACTS", ("drain_rate",))
-    assert decode(data) == {"a": Learned(drain_rate=LEARNED.drain_rate, drain_ticks=3)}
+    assert decode(data) == {"a": Learned(drain_rate=LEARNED.drain_rate)}
 
 
 def test_the_oldest_make_room() -> None:

@@ -16,12 +16,8 @@ from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, replac
 # A month: what was not seen again for so long belongs to another use of the
 # disk, or to a disk that is gone.
 KEEP_S = 30 * 86400.0
-# A week: batteries age, arrays fill and get rebuilt.  From then on a drain rate
-# is a first guess: the first tick with a full cache replaces it, and the law
-# looks for more where nothing waits.
-TRUST_DRAIN_S = 7 * 86400.0
 
-FACTS = tuple(each.name for each in fields(Learned) if each.name != "drain_ticks")
+FACTS = tuple(each.name for each in fields(Learned))
 
 
 def facts_of(learned: Learned) -> Dict[str, Fact]:
@@ -40,7 +36,7 @@ def learn(memory: DeviceMemory, before: Learned, wall_s: float) -> Learned:
         else:
             same = old is not None and old.value == value
             facts[name] = old if same else Fact(float(value), wall_s)
-    return Learned(**facts, drain_ticks=len(memory.drain_window))
+    return Learned(**facts)
 
 
 def unexpired(learned: Learned, wall_s: float) -> Learned:
@@ -48,20 +44,21 @@ def unexpired(learned: Learned, wall_s: float) -> Learned:
     facts = facts_of(learned)
     # Ahead: by a clock that was wrong.  By less, one was only set back.
     kept = {n: fact for n, fact in facts.items() if abs(wall_s - fact.wall_s) <= KEEP_S}
-    return learned if kept == facts else Learned(**kept, drain_ticks=learned.drain_ticks)
+    return learned if kept == facts else Learned(**kept)
 
 
 def seed(memory: DeviceMemory, learned: Learned, wall_s: float) -> DeviceMemory:
-    """`memory` with the gaps filled from what was learned earlier."""
+    """`memory` with the gaps filled from what was learned earlier.
+
+    A first guess, whatever its age: batteries age, arrays fill and get rebuilt, and
+    the first ticks with a full cache replace a drain rate that has none of its own.
+    """
     known = facts_of(unexpired(learned, wall_s))
     values: Dict[str, Any] = {
         name: fact.value for name, fact in known.items() if getattr(memory, name) is None
     }
-    window = memory.drain_window
-    if "drain_rate" in values and wall_s - known["drain_rate"].wall_s <= TRUST_DRAIN_S:
-        window = (values["drain_rate"],) * learned.drain_ticks
     seeds: Dict[str, Any] = {name: known[name] for name in values}
-    return replace(memory, **values, drain_window=window, earlier=Learned(**seeds))
+    return replace(memory, **values, earlier=Learned(**seeds))
 
 
 def recall(

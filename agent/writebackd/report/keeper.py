@@ -191,7 +191,7 @@ _CHECKSUM_START = zlib.crc32(_HEAD.encode())
 
 def _row(identity: str, learned: Learned) -> Dict[str, Any]:
     facts = {name: [fact.value, fact.wall_s] for name, fact in facts_of(learned).items()}
-    return {"identity": identity, "facts": facts, "drain_ticks": learned.drain_ticks}
+    return {"identity": identity, "facts": facts}
 
 
 def _learned(row: Mapping[str, Any]) -> Learned:
@@ -202,7 +202,7 @@ def _learned(row: Mapping[str, Any]) -> Learned:
             if not (math.isfinite(wall_s) and 0 < value < math.inf):
                 raise ValueError(f"{name} of {value}, learned at {wall_s}, is impossible")
             facts[name] = Fact(value, wall_s)
-    return Learned(**facts, drain_ticks=int(row["drain_ticks"]))
+    return Learned(**facts)
 
 
 def _newest(entry: Tuple[str, Learned]) -> float:
