@@ -221,7 +221,7 @@ def test_a_foreign_file_is_set_aside_with_one_line(
 def test_impossible_values_are_damage() -> None:
     rows: List[Tuple[str, float]] = [("drain_rate", -1.0), ("baseline_s", float("inf"))]
     for name, value in rows:
-        assert rejected(encode({"a": replace(LEARNED, **{name: Fact(value, NOW)})}))  # type: ignore[arg-type]
+        assert rejected(encode({"a": replace(LEARNED, **{name: Fact(value, NOW)})}))
 
 
 def test_a_value_that_another_release_knows_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:

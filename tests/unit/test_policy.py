@@ -339,7 +339,7 @@ def test_unknown_name(tmp_path: Path, name: str, message: str) -> None:
 
 
 def test_default_rest_moves_with_the_bounds(tmp_path: Path) -> None:
-    assert load_text(tmp_path, "[limits]\nceiling = 8M\n").limits.rest_bytes == 8 << 20
+    assert load_text(tmp_path, "[limits]\nceiling = 3M\n").limits.rest_bytes == 3 << 20
     assert load_text(tmp_path, "[limits]\nfloor = 32M\n").limits.rest_bytes == 32 << 20
 
 

@@ -63,7 +63,7 @@ HELD_BY_MEDIA = 1.6
 # full after 0.7 s, an 8 GB cache after 11 s.
 FAST_LASTS_S = 12.0
 # The same in times of what the known cache can take.
-FAST_LASTS = 1.5
+FAST_LASTS = 1.1
 # A write is slow from this multiple of its unloaded latency on ...
 SLOW_MULTIPLE = 4.0
 SLOW_LEAST_S = 0.5e-3
