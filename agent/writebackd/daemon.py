@@ -195,6 +195,7 @@ class Daemon:
             if self._topology.refresh():
                 self._renew_probe_if_blind()
             self._take_loaded_policy()
+            self._sampler.watch_cgroups = self.policy.levers.pace
             sample = self._sampler.read(
                 now, time.time(), dt or self._options.interval_s, self._actions
             )

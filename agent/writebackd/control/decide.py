@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.law import Want, decide_device
+from writebackd.control.pace import pace
 from writebackd.control.ramp import near, next_limit
 from writebackd.model import (
     Decision,
@@ -62,6 +63,8 @@ def decide(
             for want in wants
         ]
 
+    paced = pace(policy, memory, sample, estimates, wants)
+    wants, memory = paced.wants, paced.memory
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
     goal, reason = _arbitrate(wants, remembered, memory, sample.time_s)
@@ -71,7 +74,7 @@ def decide(
         goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
     if goal is None:
         memory = replace(memory, limit_bytes=None, goal_bytes=None)
-        return Decision(None, None, None, reason, devices), memory
+        return Decision(None, None, None, reason, devices, paced.settings), memory
     if memory.pin_bytes is None and near(goal, memory.goal_bytes):
         goal = memory.goal_bytes or goal
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
@@ -97,7 +100,7 @@ def decide(
         goal_bytes=goal,
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
     )
-    return Decision(limit, background, goal, reason, devices), memory
+    return Decision(limit, background, goal, reason, devices, paced.settings), memory
 
 
 def _whose(foreign: Sequence[ForeignWrite]) -> str:

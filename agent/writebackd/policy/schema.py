@@ -56,6 +56,7 @@ MULTIPLE = Kind("multiple", units.parse_multiple, units.format_multiple, "10x")
 FREQUENCY = Kind("per second", units.parse_frequency, units.format_frequency, "5/s")
 SWITCH = Kind("switch", units.parse_switch, units.format_switch, "on", choices=("on", "off"))
 DEVICES = Kind("devices", units.parse_devices, units.format_devices, "sda dm-*")
+UNITS = Kind("units", units.parse_units, units.format_devices, "ssh.service backup-*.service")
 TEXT = Kind("text", _text, _text, "some text")
 
 
@@ -140,6 +141,14 @@ KEYS: Tuple[Key, ...] = (
     Key("objective", "allowed-delay", TIME, "16ms", "1ms", "10s",
         "Queueing delay that the feed-forward target allows: limit = drain rate x this.",
         per_device=True),
+    Key("levers", "pace", SWITCH, "off", "", "",
+        "Hold a flooding unit just below the drain rate with `io.max`, where it is another unit "
+        "than the one that syncs and no dirty limit keeps syncs fast."),
+    Key("levers", "pace-share", SHARE, "80%", "10%", "95%",
+        "Paced units together always get this share of what syncs leave of the drain rate."),
+    Key("protect", "units", UNITS, "", "", "",
+        "Units that are never paced, by name, with `*`, `?`, `[...]`. Some never are, named here "
+        "or not: see [pacing](pacing.md).", may_be_empty=True),
     Key("devices", "include", DEVICES, "*", "", "",
         "Devices to manage. A loop device is managed only if a pattern that does not begin with a "
         "wildcard names it."),
@@ -181,6 +190,25 @@ class Objective:
     min_sync_rate: float
     demand_hold_s: float
     allowed_delay_s: float
+
+
+@dataclass(frozen=True)
+class Levers:
+    """[levers]; pace_share is a share (0..1)."""
+
+    pace: bool
+    pace_share: float
+
+
+@dataclass(frozen=True)
+class Protect:
+    """[protect]; globs of unit names."""
+
+    units: Tuple[str, ...]
+
+    def covers(self, unit: str) -> Optional[str]:
+        """The glob that names the unit, None when none does."""
+        return next((glob for glob in self.units if fnmatchcase(unit, glob)), None)
 
 
 @dataclass(frozen=True)
@@ -238,6 +266,8 @@ class Policy:
     on_exit: str
     limits: Limits
     objective: Objective
+    levers: Levers
+    protect: Protect
     devices: Devices
     probe: Probe
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).

@@ -1,0 +1,541 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Pacing: a flood from another cgroup held just below what the disk drains.
+
+A dirty limit bounds what is queued ahead of a sync; it does not keep a write cache
+from filling, and a full cache makes every write wait for the media.  A flood whose
+inflow stays below the drain rate leaves room in the cache for good, and then wide
+dirty limits do no harm.  Measured at 60 MB/s: 16 % of the idle fsync rate with the
+best fixed limit, 80 % with the flood held at 55 MB/s.
+
+It is the second stage: it begins when the limit is where the law wants it and syncs
+are slow all the same.  How fast the flood may go cannot be computed, since syncs that
+write the same blocks again cost the media nothing: the rate is cut while the cache is
+full and raised while it never is.  Whether a paced cgroup's data holds up the commits
+of others (ext4 waits for it) is measured as well: if syncs do not get faster, it lets go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd import human
+from writebackd.control.guards import SYNCED_LATELY_S, objection, unit_of
+from writebackd.control.law import FULL_SHARE, IN_FORCE_HIGH, Want, kernel_floor_bytes
+from writebackd.estimate.drain import FLOOD_RATE
+from writebackd.estimate.estimate import objective_s
+from writebackd.model import (
+    BUCKET_EDGES_S,
+    CgroupSample,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    IoClass,
+    LeverKind,
+    Memory,
+    Mode,
+    PaceMemory,
+    Sample,
+    Setting,
+    State,
+)
+from writebackd.policy.schema import Policy
+
+# Ticks in a row with slow syncs under the limit that the law wants, before pacing begins.
+START_TICKS = 5
+# Share of what the drain rate leaves beside the syncs that a flood begins with.
+HOLD = 0.9
+# Steps of the rate.  A cut has to undo a few raises at once, since a full cache hurts
+# every sync; a raise is a small probe that fills no cache before the next cut.
+CUT, RAISE = 0.9, 1.03
+CUT_TICKS = 2
+# Between two cuts the cache must have made room: a tenth of the drain rate for 3 s.
+CUT_SETTLE_S = 3.0
+RAISE_EVERY_S = 10.0
+# While paced, a smaller part of slow writes than the law's half means a full cache: the
+# inflow is below the drain rate, so a cache that made room has none left.
+FULL_SHARE_PACED = 0.2
+# A tick is free of slow writes below this share: the stalls of a journal are not the cache's.
+CLEAR_SHARE = 0.02
+# Of the drain rate, the most that the rate is raised to before the estimate follows.
+RAISE_MOST = 1.15
+# A rate at which the cache filled up is not tried again for so long.
+BAD_REMEMBERED_S = 300.0
+# A cgroup that writes less than this share of its pace is not limited by it.
+LIMITED_SHARE = 0.85
+# A cgroup takes part in a flood from this share of the device's background writes on.
+PART = 0.1
+# Floods that cannot be paced may be this share of the drain rate: more needs the limit.
+STRAY_SHARE = 0.2
+STRAY_TICKS = 5
+STRAY_BARRED_S = 60.0
+# The kernel's files have to show what was asked for within so many ticks.
+UNSET_TICKS = 5
+# Without a write for so long a flood is over.
+QUIET_S = 60.0
+# Latency under pace is judged over windows of this length; the first begins when the
+# cache had time to make room.
+JUDGE_S, SETTLE_S = 10.0, 3.0
+# What pacing has to bring: mean or 99th percentile down to this share of what it was.
+# On the disks measured it brought them down to a quarter and less.
+BETTER = 0.6
+# Bounds that moved by less are the same: the rates behind them are not more exact.
+DEADBAND = 0.05
+# How long a try that did not help is remembered, and one that did.
+BARRED_S, PROVED_S = 600.0, 600.0
+# Weight of a tick in smoothed rates: about 4 s, destage and flusher come in bursts of one.
+WEIGHT = 0.25
+# No cgroup is held below this: a single write of the flusher (up to 4 MB) would take seconds.
+LEAST_RATE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Paced:
+    """What pacing adds to a tick's decision."""
+
+    wants: List[Want]
+    settings: Tuple[Setting, ...]
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class _Domain:
+    """A disk that a flood can be held on, and the devices that share it."""
+
+    devno: str
+    devices: Tuple[DeviceSample, ...]  # those whose writes the pace would hold
+    group: Tuple[str, ...]  # names of all that end on the same leaf disks
+
+
+def pace(
+    policy: Policy,
+    memory: Memory,
+    sample: Sample,
+    estimates: Mapping[str, Estimate],
+    wants: List[Want],
+) -> Paced:
+    """The wants with those of paced devices replaced, the paces, and the memory.
+
+    While a pace is in force the device wants a wide limit: what the paced cgroups write in
+    drain-time, no more, or sync(2) and freezes would wait for gigabytes at that rate.
+    """
+    memory = _remember_syncers(memory, sample)
+    if not policy.levers.pace or memory.yielded is not None or memory.pin_bytes is not None:
+        return Paced(wants, (), replace(memory, paces={}))
+    changed = {want.name: want for want in wants}
+    settings: List[Setting] = []
+    paces: Dict[str, PaceMemory] = {}
+    for domain in _domains(sample):
+        known = memory.paces.get(domain.devno, PaceMemory())
+        now, note = _Tick(policy, memory, sample, estimates, domain, changed).decide(known)
+        paces[domain.devno] = now
+        settings += [
+            Setting(LeverKind.PACE, path, domain.devno, rate)
+            for path, rate in sorted(now.rates.items())
+        ]
+        for name in domain.group if note else ():
+            want = changed[name]
+            involved = want.demand or any(d.device.name == name for d in domain.devices)
+            if want.state is State.EXCLUDED or not involved:
+                continue
+            want = replace(want, steps=(*want.steps, note))
+            if now.rate is not None:
+                want = replace(want, state=State.PACE, reason=note)
+                if now.limit_bytes is not None:
+                    bounds = policy.for_device(name, _devno(sample, name))
+                    floor = max(bounds.floor_bytes, kernel_floor_bytes(sample.host))
+                    limit = max(floor, min(now.limit_bytes, bounds.ceiling_bytes))
+                    want = replace(want, target_bytes=limit)
+            changed[name] = want
+    return Paced(list(changed.values()), tuple(settings), replace(memory, paces=paces))
+
+
+def _remember_syncers(memory: Memory, sample: Sample) -> Memory:
+    """Who synced in the last minutes, also while nothing is paced."""
+    syncers = {
+        cgroup_id: (path, last_s)
+        for cgroup_id, (path, last_s) in memory.syncers.items()
+        if sample.time_s - last_s <= SYNCED_LATELY_S
+    }
+    for cgroup in sample.cgroups:
+        if cgroup.syncs:
+            known = syncers.get(cgroup.cgroup_id, (None, 0.0))[0]
+            syncers[cgroup.cgroup_id] = (cgroup.path or known, sample.time_s)
+    return replace(memory, syncers=syncers)
+
+
+def _devno(sample: Sample, name: str) -> str:
+    return next(d.device.devno for d in sample.devices if d.device.name == name)
+
+
+def _domains(sample: Sample) -> List[_Domain]:
+    """Every disk whose number io.max takes, with the managed devices that it would hold.
+
+    A single leaf disk holds all volumes on it.  Over several the volume itself is held,
+    whose bytes are the ones that the rates here are in; btrfs has no such number.
+    """
+    by_devno: Dict[str, List[DeviceSample]] = {}
+    for seen in sample.devices:
+        leaves = seen.device.leaf_devnos
+        devno = leaves[0] if len(leaves) == 1 else seen.device.devno
+        if seen.excluded is None and devno[:1].isdigit():
+            by_devno.setdefault(devno, []).append(seen)
+    found = []
+    for devno, devices in by_devno.items():
+        leaves_below = {leaf for seen in devices for leaf in seen.device.leaf_devnos}
+        group = tuple(
+            seen.device.name
+            for seen in sample.devices
+            if seen in devices or leaves_below.intersection(seen.device.leaf_devnos)
+        )
+        found.append(_Domain(devno, tuple(devices), group))
+    return found
+
+
+class _Tick:
+    """One tick of one domain: what it was given, and the decision from it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        memory: Memory,
+        sample: Sample,
+        estimates: Mapping[str, Estimate],
+        domain: _Domain,
+        wants: Mapping[str, Want],
+    ) -> None:
+        self.policy, self.memory, self.sample, self.domain = policy, memory, sample, domain
+        self.now_s = sample.time_s
+        self.estimates = [
+            estimates[name] for name in domain.group if wants[name].state is not State.EXCLUDED
+        ]
+        self.wants = [wants[estimate.name] for estimate in self.estimates]
+        mine = {seen.device.name for seen in domain.devices}
+        own = [estimate for estimate in self.estimates if estimate.name in mine]
+        self.drain_rate = max((e.drain_rate or 0.0 for e in own), default=0.0)
+        self.background_rate = max((e.background_rate for e in own), default=0.0)
+        self.flooded = any(e.flooded for e in own)
+        self.slow_share = max((e.slow_share or 0.0 for e in own), default=0.0)
+        self.demand = any(want.demand for want in self.wants) and all(
+            estimate.demand_known for estimate in self.estimates
+        )
+
+    def decide(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        """The memory with this tick in it, and what there is to say."""
+        memory = self._measure(memory)
+        if memory.rate is not None:
+            return self._hold(memory)
+        return self._consider(memory)
+
+    # ---- what was measured -------------------------------------------------
+
+    def _measure(self, memory: PaceMemory) -> PaceMemory:
+        used = {path: rate for path, rate in memory.used.items() if path in memory.rates}
+        wrote_s = memory.wrote_s
+        for cgroup in self._controlled():
+            path = cgroup.path or ""
+            rate = self._written(cgroup)
+            if rate is None:
+                continue
+            used[path] = _smooth(memory.used.get(path), rate)
+            if path in memory.rates and rate >= FLOOD_RATE:
+                wrote_s = self.now_s
+        return replace(
+            memory,
+            used=used,
+            wrote_s=wrote_s,
+            sync_rate=_smooth(memory.sync_rate, self._sync_bytes()),
+            background_rate=_smooth(memory.background_rate, self.background_rate),
+        )
+
+    def _controlled(self) -> List[CgroupSample]:
+        """The cgroups whose files were read, each once."""
+        once = {c.path: c for c in self.sample.cgroups if c.control is not None}
+        return list(once.values())
+
+    def _written(self, cgroup: CgroupSample) -> Optional[float]:
+        written = dict(cgroup.control.written) if cgroup.control is not None else {}
+        size = written.get(self.domain.devno)
+        return None if size is None else size / self.sample.dt_s
+
+    def _sync_bytes(self) -> float:
+        """What syncs and journals write, as the BDI counts: below a raid10 it is twice."""
+        classes = self.domain.devices[0].classes or {}
+        sizes = {io_class: classes[io_class].bytes for io_class in classes}
+        background = sizes.get(IoClass.BACKGROUND_WRITE, 0)
+        sync = sizes.get(IoClass.SYNC_WRITE, 0) + sizes.get(IoClass.JOURNAL, 0)
+        if background:
+            return self.background_rate * sync / background
+        return sync / self.sample.dt_s
+
+    def _latencies(self) -> Histogram:
+        """fsyncs that returned, and one for each tick that the oldest waits on."""
+        total = Histogram()
+        for seen in self.sample.devices:
+            if seen.device.name in self.domain.group and seen.sync is not None:
+                total += seen.sync.latency
+                if seen.sync.oldest_s >= self.sample.dt_s:
+                    total += _one(seen.sync.oldest_s)
+        return total
+
+    # ---- not paced yet -----------------------------------------------------
+
+    def _consider(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        proved = self.now_s - memory.proved_s <= PROVED_S
+        anew = memory if proved else replace(memory, slow_ticks=0, before=Histogram())
+        if not (self.flooded and self.demand and self.drain_rate):
+            return anew, ""
+        if self.now_s < memory.barred_until_s:
+            return anew, f"not paced: {memory.barred_why}"
+        if not proved:
+            if not self._slow() or not self._limit_in_force():
+                return anew, ""
+            memory = replace(
+                memory,
+                slow_ticks=memory.slow_ticks + 1,
+                before=memory.before + self._latencies(),
+            )
+        flooding, refused = self._flooding(memory)
+        total = sum(memory.used[path] for path in flooding)
+        if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
+            return memory, "not paced: " + (
+                "; ".join(f"{path}: {why}" for path, why in refused)
+                or "the cgroup that floods is not known"
+            )
+        if not proved and memory.slow_ticks < START_TICKS:
+            return memory, ""
+        rate = max(HOLD * (self.drain_rate - memory.sync_rate), self._least(memory))
+        memory = replace(
+            memory,
+            began_s=self.now_s,
+            wrote_s=self.now_s,
+            step_s=self.now_s,
+            slow_ticks=0,
+            unset_ticks=0,
+            stray_ticks=0,
+            bad_rate=float("inf"),
+            under=Histogram(),
+            under_s=self.now_s + SETTLE_S,
+        )
+        memory = self._divide(memory, rate, flooding)
+        return memory, (
+            f"{_names(memory)} held at {_speed(rate)}: "
+            f"{_speed(self.drain_rate)} drained less {_speed(memory.sync_rate)} of syncs, "
+            f"{100 * HOLD:.0f} % of it, so that the write cache keeps room"
+        )
+
+    def _slow(self) -> bool:
+        for estimate, want in zip(self.estimates, self.wants):
+            bounds = self.policy.for_device(
+                estimate.name, _devno(self.sample, estimate.name)
+            )
+            objective = objective_s(
+                bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s
+            )
+            wait = max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
+            if want.demand and (wait > objective or (estimate.slow_share or 0.0) > FULL_SHARE):
+                return True
+        return False
+
+    def _limit_in_force(self) -> bool:
+        """The first lever has done its part: the limit is down where the law wants it."""
+        targets = [w.target_bytes for w in self.wants if w.demand and w.target_bytes is not None]
+        return bool(targets) and (
+            self.sample.vm.threshold_bytes <= IN_FORCE_HIGH * min(targets)
+        )
+
+    def _flooding(self, memory: PaceMemory) -> Tuple[List[str], List[Tuple[str, str]]]:
+        """The cgroups that flood and may be paced, and those that may not with the reason."""
+        may: List[str] = []
+        refused: List[Tuple[str, str]] = []
+        for cgroup in self._controlled():
+            path = cgroup.path or ""
+            floods = memory.used.get(path, 0.0) >= max(PART * memory.background_rate, FLOOD_RATE)
+            # Where the files tell nothing, what was dirtied has to.
+            blind = cgroup.control is not None and cgroup.control.io_max is None
+            if path not in memory.rates and not floods and not blind:
+                continue
+            ours = [devno for devno, m in self.memory.paces.items() if path in m.rates]
+            why = objection(
+                cgroup, ours, self.memory.syncers, self.policy.protect, self.now_s
+            )
+            if why is None:
+                may.append(path)
+            else:
+                refused.append((path, why))
+        return may, refused
+
+    def _least(self, memory: PaceMemory) -> float:
+        return self.policy.levers.pace_share * max(0.0, self.drain_rate - memory.sync_rate)
+
+    def _divide(self, memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
+        """Hand the rate out: who does not use his part leaves it to those that would."""
+        modest = {
+            path: memory.used[path] / LIMITED_SHARE
+            for path in paths
+            if path in memory.rates
+            and memory.used.get(path, 0.0) < LIMITED_SHARE * memory.rates[path]
+        }
+        rates = {}
+        left, todo = rate, sorted(paths, key=lambda path: modest.get(path, float("inf")))
+        for index, path in enumerate(todo):
+            even = left / (len(todo) - index)
+            # The last one gets what is there: nobody else could use it.
+            part = even if index == len(todo) - 1 else min(even, modest.get(path, even))
+            part = max(part, even / 4)
+            rates[path] = max(int(part), LEAST_RATE)
+            left -= part
+        return replace(memory, rate=rate, rates=rates)
+
+    # ---- paced -------------------------------------------------------------
+
+    def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        if not self.demand:
+            return _let_go(memory), "no sync demand any more: not paced"
+        if self.now_s - memory.wrote_s > QUIET_S:
+            return _let_go(memory), "the flood is over: not paced"
+        flooding, refused = self._flooding(memory)
+        if not flooding:
+            why = "; ".join(f"{path}: {why}" for path, why in refused) or "the cgroups are gone"
+            return _let_go(memory), f"not paced any more: {why}"
+        memory, strays = self._strays(memory, flooding)
+        if strays:
+            return self._bar(memory, STRAY_BARRED_S, strays)
+        memory, problem = self._in_force(memory)
+        if problem:
+            return self._bar(memory, BARRED_S, problem)
+        memory, verdict = self._judge(memory)
+        if verdict:
+            return self._bar(memory, BARRED_S, verdict)
+        memory, why = self._step(memory, flooding)
+        names = _names(memory)
+        if memory.limit_bytes is None:
+            return memory, f"{names} shall be held at {_speed(memory.rate or 0)}: {why}"
+        return memory, f"{names} held at {_speed(memory.rate or 0)}: {why}"
+
+    def _strays(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
+        held = sum(memory.used.get(path, 0.0) for path in flooding)
+        stray = memory.background_rate - held
+        if stray <= STRAY_SHARE * self.drain_rate:
+            return replace(memory, stray_ticks=0), ""
+        memory = replace(memory, stray_ticks=memory.stray_ticks + 1)
+        if memory.stray_ticks < STRAY_TICKS:
+            return memory, ""
+        return memory, f"others that cannot be paced write {_speed(stray)}, which needs the limit"
+
+    def _in_force(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        """Widen the limit only when the kernel shows the paces; not for ever without them."""
+        shown = {
+            cgroup.path: dict(cgroup.control.io_max or ()).get(self.domain.devno, "")
+            for cgroup in self._controlled()
+            if cgroup.control is not None
+        }
+        missing = [path for path in memory.rates if not _limited(shown.get(path, ""))]
+        if missing:
+            memory = replace(memory, limit_bytes=None, unset_ticks=memory.unset_ticks + 1)
+            # Nothing is ever set while only observing.
+            if memory.unset_ticks < UNSET_TICKS or self.memory.mode is Mode.OBSERVE:
+                return memory, ""
+            return memory, f"io.max of {missing[0]} could not be set"
+        drain_time = min(
+            self.policy.for_device(e.name, _devno(self.sample, e.name)).drain_time_s
+            for e in self.estimates
+        )
+        return replace(
+            memory, unset_ticks=0, limit_bytes=int(drain_time * (memory.rate or 0.0))
+        ), ""
+
+    def _judge(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        """Whether syncs got faster, over windows of JUDGE_S; empty while there is no verdict."""
+        if memory.limit_bytes is None or not self.flooded:
+            return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
+        if self.now_s < memory.under_s:
+            return memory, ""
+        under = memory.under + self._latencies()
+        if self.now_s - memory.under_s < JUDGE_S:
+            return replace(memory, under=under), ""
+        memory = replace(memory, under=Histogram(), under_s=self.now_s)
+        figures = [(under.mean(), memory.before.mean()),
+                   (under.quantile(0.99), memory.before.quantile(0.99))]
+        if any(a is None or b is None or a <= BETTER * b for a, b in figures):
+            return replace(memory, proved_s=self.now_s), ""
+        (mean, before), _ = figures
+        return memory, (
+            f"it did not help: a sync took {human.milliseconds(mean or 0)} ms on average, "
+            f"{human.milliseconds(before or 0)} ms without"
+        )
+
+    def _step(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
+        """Cut while the cache is full, raise while it never is; then hand it out."""
+        rate = memory.rate or 0.0
+        least = self._least(memory)
+        most = max(least, RAISE_MOST * self.drain_rate)
+        full = self.slow_share > FULL_SHARE_PACED
+        memory = replace(
+            memory,
+            slow_ticks=memory.slow_ticks + 1 if full else 0,
+            unclear_s=self.now_s if self.slow_share > CLEAR_SHARE else memory.unclear_s,
+        )
+        new, why = rate, f"{100 * self.slow_share:.0f} % of writes wait for room in the cache"
+        if memory.slow_ticks >= CUT_TICKS:
+            if rate <= least:
+                why += ", and it has its least share already"
+            elif self.now_s - memory.step_s < CUT_SETTLE_S:
+                why += ": waiting for the last step to settle"
+            else:
+                new, why = CUT * rate, why + ": slower"
+                memory = replace(memory, bad_rate=rate, bad_s=self.now_s)
+        elif full:
+            why += ": does it last?"
+        elif self.now_s - max(memory.step_s, memory.unclear_s) >= RAISE_EVERY_S:
+            bad = memory.bad_rate if self.now_s - memory.bad_s < BAD_REMEMBERED_S else most
+            if RAISE * rate <= min(bad, most) and self._limited_by_it(memory):
+                new, why = RAISE * rate, "no write waits: trying a little more"
+        stepped = new != rate
+        bounded = min(max(new, least), most)
+        # The bounds move with every tick's measurement; the kernel's files need not.
+        if stepped or abs(bounded - rate) > DEADBAND * rate or set(flooding) != set(memory.rates):
+            memory = replace(memory, step_s=self.now_s if stepped else memory.step_s)
+            memory = self._divide(memory, bounded, flooding)
+        return memory, why
+
+    def _limited_by_it(self, memory: PaceMemory) -> bool:
+        used = sum(memory.used.get(path, 0.0) for path in memory.rates)
+        return used >= LIMITED_SHARE * (memory.rate or 0.0)
+
+    def _bar(self, memory: PaceMemory, seconds: float, why: str) -> Tuple[PaceMemory, str]:
+        memory = replace(
+            _let_go(memory), barred_until_s=self.now_s + seconds, barred_why=why,
+            proved_s=float("-inf"),
+        )
+        return memory, f"not paced: {why}"
+
+
+def _let_go(memory: PaceMemory) -> PaceMemory:
+    return replace(
+        memory, rate=None, rates={}, limit_bytes=None, slow_ticks=0,
+        before=memory.before if memory.proved_s > float("-inf") else Histogram(),
+    )
+
+
+def _limited(limits: str) -> bool:
+    words = dict(word.partition("=")[::2] for word in limits.split())
+    return words.get("wbps", "max") != "max"
+
+
+def _names(memory: PaceMemory) -> str:
+    return ", ".join(unit_of(path) for path in sorted(memory.rates))
+
+
+def _speed(rate: float) -> str:
+    return f"{human.size(rate)}/s"
+
+
+def _smooth(known: Optional[float], rate: float) -> float:
+    return rate if known is None else known + WEIGHT * (rate - known)
+
+
+def _one(seconds: float) -> Histogram:
+    """A single latency."""
+    index = max(i for i, edge in enumerate(BUCKET_EDGES_S[:-1]) if edge <= seconds)
+    return Histogram(((index, 1),))
