@@ -445,11 +445,13 @@ class PaceMemory:
     wrote_s: float = float("-inf")  # when one of them last wrote
     unset_ticks: int = 0  # in a row, that the kernel's files do not show what was asked for
     stray_ticks: int = 0  # in a row, with a flood of others that cannot be paced
-    # Latencies of fsync: without pacing, and in the window under it that runs now.
+    # Latencies of fsync: under the limit alone where it had settled (empty: not known), and
+    # in the window under pace that runs now.
     before: Histogram = Histogram()
     under: Histogram = Histogram()
     under_s: float = float("-inf")  # since when
     proved_s: float = float("-inf")  # when it was last seen to help
+    doubted_s: float = float("-inf")  # when a try before the limit settled was not enough
     barred_until_s: float = float("-inf")
     barred_why: str = ""
 

@@ -36,7 +36,8 @@ class Contender:
     summary: str
     limits: Tuple[Tuple[str, int], ...]  # files of /proc/sys/vm
     queue: Tuple[Tuple[str, str], ...] = ()  # files of /sys/block/*/queue
-    cgroup: str = ""  # lever of the io controller and its argument
+    cgroup: str = ""  # lever of the io controller and its argument, or "groups" for none
+    policy: str = ""  # of the agent: a drop-in for default.conf
 
     @property
     def limit_bytes(self) -> Optional[int]:
@@ -66,8 +67,16 @@ def _parse(name: str, section: Section) -> Contender:
         if value:
             queue.append((file, value))
     cgroup = section.text("cgroup", "")
+    policy = section.text("policy", "")
     section.end()
-    return Contender(name, kind, summary, tuple(limits.items()), tuple(queue), cgroup)
+    return Contender(name, kind, summary, tuple(limits.items()), tuple(queue), cgroup,
+                     drop_in(policy))
+
+
+def drop_in(text: str) -> str:
+    """`levers.pace = on, limits.rest = 8M` as a policy file has it."""
+    lines = [part.strip().partition(".") for part in text.split(",") if part.strip()]
+    return "".join(f"[{section}]\n{rest}\n" for section, _, rest in lines)
 
 
 def static(size: int) -> Contender:

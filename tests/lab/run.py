@@ -103,12 +103,21 @@ class Stage:
         self.players = {spec.name: Player(spec, self._place(spec, seed))
                         for spec in scenario.loads}
         self.agent = (Agent([rig.device for rig in self.rigs.values()], first.directory,
-                            first.spawn) if contender.kind == "agent" else None)
+                            first.spawn, self._agent_options(first.directory))
+                      if contender.kind == "agent" else None)
         self.series = Series(self.rigs, self.running, self.agent)
         self.events: List[Dict[str, Any]] = []
         self.written: Dict[str, Dict[str, int]] = {name: {} for name in self.rigs}
         self.windows: Dict[str, Tuple[float, float]] = {}
         self._zero = 0.0
+
+    def _agent_options(self, directory: Path) -> List[str]:
+        if not self.contender.policy:
+            return []
+        drop_ins = directory / "policies/default.conf.d"
+        drop_ins.mkdir(parents=True)
+        (drop_ins / "lab.conf").write_text(self.contender.policy)
+        return ["--config-dir", str(drop_ins.parent)]
 
     def _place(self, spec: LoadSpec, seed: int) -> Place:
         rig = self.rigs[spec.disk]
