@@ -255,8 +255,8 @@ def test_syncs_and_dirtied_bytes_are_told_by_cgroup(disk: Scratch, probe: BpfPro
         group.rmdir()
     assert found is not None
     assert found.syncs == 5
-    # The rest is up to a grain behind.
-    assert (4 << 20) <= found.dirtied_bytes <= (6 << 20)
+    # Up to a grain behind; a large folio is dirtied as a whole.
+    assert (4 << 20) <= found.dirtied_bytes <= (8 << 20)
 
 
 def test_who_dirties_is_named_with_its_bytes(disk: Scratch, probe: BpfProbe) -> None:

@@ -10,7 +10,9 @@ best fixed limit, 80 % with the flood held at 55 MB/s.
 It begins when syncs are slow in a flood, and does not wait until the limit has come down:
 a backlog of gigabytes is drained at the pace as well.  How fast the flood may go cannot be
 computed, since syncs that write the same blocks again cost the media nothing: the rate is
-cut while the cache is full and raised while it never is.
+cut while the cache is full and raised while it never is.  A sync load that writes all it can
+would take whatever is cut: so no further down than the share that the policy keeps for the
+paced, unless syncs are not helped by that.
 
 Whether the data of a paced cgroup holds up the commits of others (ext4 waits for it) is
 measured as well.  A first try has to make syncs as good as the objective; if it does not,
@@ -54,6 +56,8 @@ HOLD = 0.9
 # Steps of the rate.  A cut has to undo a few raises at once, since a full cache hurts
 # every sync; a raise is a small probe that fills no cache before the next cut.
 CUT, RAISE = 0.9, 1.03
+# Cuts below the share that the paced keep, one for each window in which it did not help.
+TRIES = 3
 CUT_TICKS = 2
 # Between two cuts the cache must have made room: a tenth of the drain rate for 3 s.
 CUT_SETTLE_S = 3.0
@@ -61,10 +65,9 @@ RAISE_EVERY_S = 10.0
 # While paced, a smaller part of slow writes than the law's half means a full cache: the
 # inflow is below the drain rate, so a cache that made room has none left.
 FULL_SHARE_PACED = 0.2
-# A tick is free of slow writes below this share: the stalls of a journal are not the cache's.
-CLEAR_SHARE = 0.02
-# Of the drain rate, the most that the rate is raised to before the estimate follows.
-RAISE_MOST = 1.15
+# A tick is free of slow writes below this share: journal commits made 2 % of them slow on
+# ext4 while the cache had room.
+CLEAR_SHARE = 0.05
 # A rate at which the cache filled up is not tried again for so long.
 BAD_REMEMBERED_S = 300.0
 # A cgroup that writes less than this share of its pace is not limited by it.
@@ -314,12 +317,15 @@ class _Tick:
             )
         if not proved and memory.slow_ticks < (SETTLED_TICKS if doubted else START_TICKS):
             return memory, ""
-        rate = max(HOLD * (self.drain_rate - memory.sync_rate), self._least(memory))
+        # While the cache is full syncs hardly write: the disk drains the rest for the flood.
+        room = min(self.drain_rate, memory.room if proved and memory.room else self.drain_rate)
+        rate = HOLD * room
         memory = replace(
             memory,
             began_s=self.now_s,
             wrote_s=self.now_s,
             step_s=self.now_s,
+            room=room,
             slow_ticks=0,
             unset_ticks=0,
             stray_ticks=0,
@@ -329,9 +335,8 @@ class _Tick:
         )
         memory = self._divide(memory, rate, flooding)
         return memory, (
-            f"{_names(memory)} held at {_speed(rate)}: "
-            f"{_speed(self.drain_rate)} drained less {_speed(memory.sync_rate)} of syncs, "
-            f"{100 * HOLD:.0f} % of it, so that the write cache keeps room"
+            f"{_names(memory)} held at {_speed(rate)}, {100 * HOLD:.0f} % of the "
+            f"{_speed(room)} that drain, so that the write cache keeps room"
         )
 
     def _slow(self) -> bool:
@@ -376,7 +381,10 @@ class _Tick:
         return may, refused
 
     def _least(self, memory: PaceMemory) -> float:
-        return self.policy.levers.pace_share * max(0.0, self.drain_rate - memory.sync_rate)
+        """What the paced keep even where it does not help: the policy's share of what syncs
+        leave, and not much less than the share of all, or the tries would take minutes."""
+        share, room = self.policy.levers.pace_share, memory.room or 0.0
+        return max(share * (room - memory.sync_rate), share * room * CUT**TRIES, LEAST_RATE)
 
     def _divide(self, memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
         """Hand the rate out: who does not use his part leaves it to those that would."""
@@ -415,10 +423,12 @@ class _Tick:
         if problem:
             return self._bar(memory, BARRED_S, problem)
         memory, verdict = self._judge(memory)
-        if verdict:
+        if verdict and (memory.rate or 0.0) <= self._least(memory):
             first = memory.before.total == 0
-            return self._bar(memory, 0.0 if first else BARRED_S, verdict)
-        memory, why = self._step(memory, flooding)
+            return self._bar(
+                replace(memory, doubted_s=self.now_s), 0.0 if first else BARRED_S, verdict
+            )
+        memory, why = self._step(memory, flooding, helps=not verdict)
         names = _names(memory)
         if memory.limit_bytes is None:
             return memory, f"{names} shall be held at {_speed(memory.rate or 0)}: {why}"
@@ -473,7 +483,6 @@ class _Tick:
             return replace(memory, proved_s=self.now_s), ""
         before, before_p99 = memory.before.mean(), memory.before.quantile(0.99)
         if before is None or before_p99 is None:
-            memory = replace(memory, doubted_s=self.now_s)
             return memory, (
                 f"with the flood held, p99 of fsync was {human.milliseconds(p99)} ms, above the "
                 f"objective {human.milliseconds(objective)} ms: how is it with the limit alone?"
@@ -485,31 +494,42 @@ class _Tick:
             f"{human.milliseconds(before)} ms with the limit alone"
         )
 
-    def _step(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
-        """Cut while the cache is full, raise while it never is; then hand it out."""
+    def _step(
+        self, memory: PaceMemory, flooding: Sequence[str], helps: bool
+    ) -> Tuple[PaceMemory, str]:
+        """Cut while the cache is full, raise while it never is; then hand it out.
+
+        `helps`: nothing is known to the contrary.
+        """
         rate = memory.rate or 0.0
-        least = self._least(memory)
-        most = max(least, RAISE_MOST * self.drain_rate)
         full = self.slow_share > FULL_SHARE_PACED
+        room = memory.room or 0.0
+        if full:
+            # A disk that drains less than before (rebuild) shows it now.
+            room = min(room, self.drain_rate)
+        kept = max(self.policy.levers.pace_share * room, LEAST_RATE)
         memory = replace(
             memory,
+            room=room,
             slow_ticks=memory.slow_ticks + 1 if full else 0,
             unclear_s=self.now_s if self.slow_share > CLEAR_SHARE else memory.unclear_s,
         )
         uneven = False  # somebody has more than he uses while another one is held
         new, why = rate, f"{100 * self.slow_share:.0f} % of writes wait for room in the cache"
-        if memory.slow_ticks >= CUT_TICKS:
-            if rate <= least:
-                why += ", and it has its least share already"
+        if not helps:
+            new, why = max(self._least(memory), CUT * rate), "it does not help yet: slower"
+        elif memory.slow_ticks >= CUT_TICKS:
+            if rate <= kept:
+                why += ", and it is down to the share that it keeps"
             elif self.now_s - memory.step_s < CUT_SETTLE_S:
                 why += ": waiting for the last step to settle"
             else:
-                new, why = CUT * rate, why + ": slower"
+                new, why = max(kept, CUT * rate), why + ": slower"
                 memory = replace(memory, bad_rate=rate, bad_s=self.now_s)
         elif full:
             why += ": does it last?"
         elif self.now_s - max(memory.step_s, memory.unclear_s) >= RAISE_EVERY_S:
-            bad = memory.bad_rate if self.now_s - memory.bad_s < BAD_REMEMBERED_S else most
+            known_bad = self.now_s - memory.bad_s < BAD_REMEMBERED_S
             used = sum(memory.used.get(path, 0.0) for path in memory.rates)
             if used < LIMITED_SHARE * rate:
                 uneven = any(
@@ -517,14 +537,16 @@ class _Tick:
                     for path, part in memory.rates.items()
                 )
                 why += ", and it is not used up"
-            elif RAISE * rate <= min(bad, most):
+            elif not known_bad or RAISE * rate <= memory.bad_rate:
                 new, why = RAISE * rate, "no write waits: trying a little more"
+        if new > room and new > rate:
+            memory = replace(memory, room=rate)  # it was drained without a wait
+        elif rate > (1 + DEADBAND) * room:
+            new, why = HOLD * room, f"the disk drains {_speed(room)} now: slower"
         stepped = new != rate or uneven
-        bounded = min(max(new, least), most)
-        # The bounds move with every tick's measurement; the kernel's files need not.
-        if stepped or abs(bounded - rate) > DEADBAND * rate or set(flooding) != set(memory.rates):
+        if stepped or set(flooding) != set(memory.rates):
             memory = replace(memory, step_s=self.now_s if stepped else memory.step_s)
-            memory = self._divide(memory, bounded, flooding)
+            memory = self._divide(memory, new, flooding)
         return memory, why
 
     def _bar(self, memory: PaceMemory, seconds: float, why: str) -> Tuple[PaceMemory, str]:

@@ -144,7 +144,7 @@ KEYS: Tuple[Key, ...] = (
     Key("levers", "pace", SWITCH, "off", "", "",
         "Hold a flooding unit just below the drain rate with `io.max`, where it is another unit "
         "than the one that syncs and no dirty limit keeps syncs fast."),
-    Key("levers", "pace-share", SHARE, "80%", "10%", "95%",
+    Key("levers", "pace-share", SHARE, "85%", "10%", "95%",
         "Paced units together always get this share of what syncs leave of the drain rate."),
     Key("protect", "units", UNITS, "", "", "",
         "Units that are never paced, by name, with `*`, `?`, `[...]`. Some never are, named here "
