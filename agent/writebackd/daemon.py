@@ -22,7 +22,7 @@ import psutil
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lock import take_lock
-from writebackd.actuate.restore import describe_action
+from writebackd.actuate.outcome import describe_action
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.files import KernelFiles
@@ -206,7 +206,7 @@ class Daemon:
         self._last_s = now
         if dt is None:
             return
-        foreign = self._actuator.foreign(sample.vm.limits)
+        foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign:
             sample = replace(sample, foreign=self._name_writers(foreign))
         before = self._memory
@@ -221,12 +221,15 @@ class Daemon:
             if was_yielded is None:
                 log.warning("yielding: %s", self._memory.yielded)
                 return self._log_actions(self._actuator.yield_())
-            return ()
+            # What went home in the background comes to its end here.
+            return self._log_actions(self._actuator.apply_settings(()))
         if decision.limit_bytes is None or decision.background_bytes is None:
-            return self._log_actions(self._actuator.restore())
-        return self._log_actions(
-            self._actuator.apply(decision.limit_bytes, decision.background_bytes)
-        )
+            actions = self._actuator.restore_limits()
+        else:
+            actions = self._actuator.apply(decision.limit_bytes, decision.background_bytes)
+        just_restarted = _boottime() < self._memory.hold_until_s
+        actions += self._actuator.apply_settings(decision.settings, just_restarted)
+        return self._log_actions(actions)
 
     def _hold(self, error: Exception) -> None:
         """Blind for a tick: keep what is set; for longer: back to the originals."""
@@ -253,6 +256,8 @@ class Daemon:
         """The same writes with pid and comm where the probe saw who it was."""
         named = []
         for write in foreign:
+            if not write.is_limit:
+                log.warning("%s was set to %s: let go", write.lever, write.value)
             # Of the last tick as well: a write may come between reading the
             # limits and reading the probe.
             seen = [

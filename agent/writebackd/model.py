@@ -239,12 +239,20 @@ class VmState:
 
 @dataclass(frozen=True)
 class ForeignWrite:
-    """Somebody else changed a limit; the writer's fields are None when unknown."""
+    """Somebody else changed a lever; the writer's fields are None when unknown.
+
+    `lever` is a file of the global pair, or kind, target and name as in Setting.
+    """
 
     lever: str
     value: str
     pid: Optional[int] = None
     comm: Optional[str] = None
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it was the global pair; any other lever is let go alone, at once."""
+        return self.lever in VmLimits.__dataclass_fields__
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_every_flipped_bit_is_told_or_harmless(path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 3},
         {"originals": {"dirty_bytes": 0, "dirty_ratio": 20}},
         {"originals": dict(vars(VmLimits(5 << 20, 20, 0, 10)))},
         {"originals": dict(vars(VmLimits(-1, 0, 0, 10)))},

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The hand on the global limits: write, read back, yield to others, put back."""
+"""The hand on the levers: write, read back, yield to others, put back.
+
+The global limits are handled here, the levers beside them by levers.py; both
+are in one ledger.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.actuate.ledger import VERSION, Ledger, boot_id, load, set_aside
-from writebackd.actuate.restore import close_ledger, explain, is_ours, put_back, restore_pairs
+from writebackd.actuate.levers import Levers
+from writebackd.actuate.outcome import Outcome, explain
+from writebackd.actuate.restore import close_ledger, is_ours, put_back, restore_pairs
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import (
     BACKGROUND,
@@ -24,11 +30,14 @@ from writebackd.kernel.vm import (
     readback_error,
     write_lever,
 )
-from writebackd.model import Action, ForeignWrite, VmLimits, VmState
+from writebackd.model import Action, ForeignWrite, Setting, VmLimits, VmState
+
+# How long the exit waits for what goes home in children; systemd gives 15 s.
+_EXIT_WAIT_S = 6.0
 
 
 class Actuator:
-    """Holds the two pairs of global limits; all values it sets are in bytes form.
+    """Holds the two pairs of global limits, all in bytes form, and `levers` beside them.
 
     After `start()`, `originals` is what `restore()` goes back to.  `dry_run`
     (the mode observe) may be set at any time: `apply` then only tells what it
@@ -47,6 +56,9 @@ class Actuator:
         # Of the pairs that hold a value of ours, that value.
         self._ours: Dict[Pair, PairValue] = {}
         self._pretended: Optional[Tuple[int, int]] = None
+        # The pair's part of the ledger as it was saved last.
+        self._written: Tuple[Tuple[int, int], ...] = ()
+        self.levers = Levers(files, lambda: self._store(self._written))
         self._started = False
         self._created_wall_s = time.time()
 
@@ -66,13 +78,15 @@ class Actuator:
             return ()
         if ledger.boot_id != boot_id(self._files):
             return (f"set a ledger of an earlier boot aside: {set_aside(self._path)}",)
-        messages = [self._resolve(pair, limits, ledger) for pair in PAIRS]
-        if self._ours:
-            self._created_wall_s = ledger.created_wall_s
+        messages = [self._resolve(pair, limits, ledger) for pair in PAIRS if ledger.written]
+        adopted = self.levers.adopt(ledger.levers)
+        self._created_wall_s = ledger.created_wall_s
+        if self._ours or self.levers.entries:
+            self._written = ledger.written if self._ours else ()
             self.set_on_exit(self.on_exit)
         else:
             self._path.unlink()
-        return tuple(message for message in messages if message)
+        return (*(message for message in messages if message), *adopted)
 
     def _resolve(self, pair: Pair, limits: VmLimits, ledger: Ledger) -> Optional[str]:
         """Whose value stands in `pair` after an earlier run of this boot."""
@@ -100,11 +114,27 @@ class Actuator:
         """
         if self.dry_run:
             # Values adopted from a crashed run, or left by a restore that failed.
-            return self.restore() if self._ours else self._pretend(limit_bytes, background_bytes)
+            if self._ours:
+                return self.restore_limits()
+            return self._pretend(limit_bytes, background_bytes)
         self._pretended = None
         if self.yielded:
             return ()
         return self._apply({LIMIT: limit_bytes, BACKGROUND: background_bytes})
+
+    def apply_settings(
+        self, settings: Sequence[Setting], keep_adopted: bool = False
+    ) -> Tuple[Action, ...]:
+        """Set the levers beside the pair, and bring home those not named; never raises.
+
+        After `apply`, because a BDI's limits are fractions of the global one.
+        What may hang is done in the background: its action comes with a later
+        call, so that one is due in every tick.  `keep_adopted` leaves what an
+        earlier run set until somebody asks for it.
+        """
+        if self.dry_run:
+            return self.levers.restore().actions or self.levers.pretend(settings)
+        return self.levers.apply(() if self.yielded else settings, keep_adopted)
 
     def _apply(self, wanted: Mapping[Pair, int]) -> Tuple[Action, ...]:
         try:
@@ -172,9 +202,11 @@ class Actuator:
     def set_on_exit(self, on_exit: str) -> None:
         """What `finish` shall do; whoever restores from the ledger is told, too."""
         self.on_exit = on_exit
-        if len(self._ours) == len(PAIRS):
-            with contextlib.suppress(OSError):  # the next write of a limit tells it
+        with contextlib.suppress(OSError):  # the next write of a limit tells it
+            if len(self._ours) == len(PAIRS):
                 self._save({pair: self._ours[pair][0] for pair in PAIRS})
+            elif self.levers.entries:
+                self._store(self._written)
 
     @property
     def held_limit_bytes(self) -> Optional[int]:
@@ -183,7 +215,11 @@ class Actuator:
         return ours[0] or None if ours is not None else None
 
     def foreign(self, limits: VmLimits) -> Tuple[ForeignWrite, ...]:
-        """What somebody else set in the place of our values, as `limits` shows it."""
+        """What somebody else set in the place of our limits, as `limits` shows it.
+
+        For the levers beside the pair, which are let go one by one, there is
+        `levers.foreign`.
+        """
         if self.dry_run:
             return ()
         found = []
@@ -202,13 +238,21 @@ class Actuator:
     def take_over(self) -> None:
         """Act again after a yield: what stands now is what to go back to."""
         self.yielded = False
+        self.levers.take_over()
         limits = read_limits(self._files)
         for pair in PAIRS:
             if pair not in self._ours:
                 self._set_original(pair, pair.value(limits))
 
     def restore(self) -> Tuple[Action, ...]:
-        """Put back the originals in their form, where our values still stand; never raises.
+        """Put back all originals, the limits first; never raises.
+
+        What may hang goes home in the background: `apply_settings` has the rest.
+        """
+        return self.restore_limits() + (self.levers.restore().actions if self._started else ())
+
+    def restore_limits(self) -> Tuple[Action, ...]:
+        """Put back the limits in their form, where our values still stand; never raises.
 
         A pair that somebody else has set stays, and becomes the original.  The
         ledger is removed once no value of ours is left; it is kept as
@@ -222,7 +266,7 @@ class Actuator:
         outcome = restore_pairs(
             self._files, self.originals, {pair: (ours,) for pair, ours in self._ours.items()}
         )
-        close_ledger(self._path, outcome)
+        self._close(outcome)
         failed = {action.lever for action in outcome.actions if not action.ok}
         self._ours = {p: ours for p, ours in self._ours.items() if failed.intersection(p)}
         for write in outcome.foreign:
@@ -231,13 +275,22 @@ class Actuator:
             self._set_original(pair, (value, 0) if write.lever == pair.bytes_lever else (0, value))
         return outcome.actions
 
-    def finish(self) -> Tuple[Action, ...]:
-        """At exit: restore, unless the policy says keep.
+    def _close(self, outcome: Outcome) -> None:
+        """The pair is home, or not: the ledger keeps what is still needed of it."""
+        if outcome.ok and self._written:
+            self._written = ()
+            close_ledger(self._path, outcome, self._ledger() if self.levers.entries else None)
 
-        Kept values keep their ledger, so `writebackctl restore` can undo them
-        and the next start adopts them.
+    def finish(self) -> Tuple[Action, ...]:
+        """At exit: restore, unless the policy says keep, which is about the limits.
+
+        The levers beside them go home in any case: a pace or a queue that
+        nobody adapts any more would do harm.  Kept values keep their ledger, so
+        `writebackctl restore` can undo them and the next start adopts them.
         """
-        return () if self.on_exit == "keep" and self._ours else self.restore()
+        keep = self.on_exit == "keep" and self._ours
+        actions = () if keep else self.restore_limits()
+        return actions + (self.levers.restore(_EXIT_WAIT_S).actions if self._started else ())
 
     def _pretend(self, limit_bytes: int, background_bytes: int) -> Tuple[Action, ...]:
         if self._pretended == (limit_bytes, background_bytes):
@@ -267,15 +320,27 @@ class Actuator:
         # new value stands in: it is about to be ours.
         last = tuple(self._ours.get(pair, (0, 0))[0] or wanted[pair] for pair in PAIRS)
         written = ((last[0], last[1]), new)
-        Ledger(
+        self._store(written if written[0] != new else (new,))
+
+    def _store(self, written: Tuple[Tuple[int, int], ...]) -> None:
+        """Save the ledger with this part of the pair's; remove it when it says nothing."""
+        if written or self.levers.entries:
+            replace(self._ledger(), written=written).save(self._path)
+        else:
+            self._path.unlink(missing_ok=True)
+        self._written = written
+
+    def _ledger(self) -> Ledger:
+        return Ledger(
             version=VERSION,
             boot_id=boot_id(self._files),
             pid=os.getpid(),
             created_wall_s=self._created_wall_s,
             on_exit=self.on_exit,
             originals=self.originals,
-            written=written if written[0] != new else (new,),
-        ).save(self._path)
+            written=self._written,
+            levers=self.levers.entries,
+        )
 
 
 def _holds(limits: VmLimits, pair: Pair, wanted: Mapping[Pair, int]) -> bool:

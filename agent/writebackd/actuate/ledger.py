@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The ledger: what the limits were before the first write, and what was written.
+"""The ledger: what the levers were before the first write, and what was written.
 
 It lies in the runtime directory (memory: no disk can hold it up, and a reboot
 forgets it together with the limits) and is written *before* the kernel files,
@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.levers import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue
-from writebackd.model import VmLimits
+from writebackd.model import LeverKind, VmLimits
 
-VERSION = 1
+VERSION = 2
+_WITHOUT_LEVERS = 1  # what a release wrote that knew the global pair only
 ON_EXIT = ("restore", "keep")
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-# A ledger has about 400 bytes; more is something else.
-_MAX_BYTES = 1 << 16
+# A ledger has about 400 bytes, and 200 for each lever beside the global pair;
+# more is something else.
+_MAX_BYTES = 1 << 20
 
 
 class LedgerError(Exception):
@@ -40,11 +43,32 @@ class LedgerError(Exception):
 
 
 @dataclass(frozen=True)
+class LeverEntry:
+    """A lever beside the global pair, as text: what it was, and the last two of ours.
+
+    `identity` tells the device or cgroup from a later one of the same name
+    (`levers.identity`).
+    """
+
+    kind: str  # of LeverKind
+    target: str
+    name: str
+    identity: int
+    original: str
+    written: Tuple[str, ...]
+
+    @property
+    def lever(self) -> Lever:
+        return Lever(LeverKind(self.kind), self.target, self.name)
+
+
+@dataclass(frozen=True)
 class Ledger:
     """`written` has the last two `(limit_bytes, background_bytes)`, the newest last.
 
     Two, because the ledger is saved first: a crash may leave either of them in
-    the kernel files, or one half of each.
+    the kernel files, or one half of each.  None, where the global pair holds
+    nothing of ours.
     """
 
     version: int
@@ -54,6 +78,7 @@ class Ledger:
     on_exit: str
     originals: VmLimits
     written: Tuple[Tuple[int, int], ...]
+    levers: Tuple[LeverEntry, ...] = ()
 
     def ours(self, pair: Pair) -> Tuple[PairValue, ...]:
         """The values of `pair` that are known to be this daemon's."""
@@ -105,6 +130,13 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
+def keep_copy(path: Path) -> None:
+    """As `set_aside`, but the ledger stays where it is. Raises OSError or LedgerError."""
+    ledger = load(path)
+    if ledger is not None:
+        ledger.save(path.with_name(path.name + ".old"))
+
+
 def boot_id(files: KernelFiles) -> str:
     """The id of this boot; empty where the kernel does not tell."""
     return files.try_read(_BOOT_ID) or ""
@@ -122,23 +154,46 @@ def _parse(data: bytes) -> Ledger:
         raise ValueError("not a JSON object")
     if body["crc32"] != _checksum(body):
         raise ValueError("the checksum does not fit")
-    if body["version"] != VERSION:
-        raise ValueError(f"version {body['version']}, this release knows {VERSION}")
+    version = body["version"]
+    if version not in (_WITHOUT_LEVERS, VERSION):
+        raise ValueError(f"version {version}, this release knows {VERSION}")
     originals = VmLimits(**{f.name: _natural(body["originals"][f.name]) for f in fields(VmLimits)})
     if any(bytes_ and ratio for bytes_, ratio in (pair.value(originals) for pair in PAIRS)):
         raise ValueError("both forms of a pair are set")
     written = tuple((_natural(limit), _natural(back)) for limit, back in body["written"])
-    if body["on_exit"] not in ON_EXIT or len(written) not in (1, 2):
+    levers = () if version == _WITHOUT_LEVERS else tuple(map(_lever, body["levers"]))
+    if body["on_exit"] not in ON_EXIT or not (0 if levers else 1) <= len(written) <= 2:
         raise ValueError("on_exit or written is impossible")
     return Ledger(
-        version=VERSION,
+        version=version,
         boot_id=str(body["boot_id"]),
         pid=_natural(body["pid"]),
         created_wall_s=float(body["created_wall_s"]),
         on_exit=body["on_exit"],
         originals=originals,
         written=written,
+        levers=levers,
     )
+
+
+def _lever(body: Dict[str, Any]) -> LeverEntry:
+    entry = LeverEntry(
+        kind=body["kind"],
+        target=_text(body["target"]),
+        name=_text(body["name"]),
+        identity=_natural(body["identity"]),
+        original=_text(body["original"]),
+        written=tuple(map(_text, body["written"])),
+    )
+    if not is_lever(entry.lever) or len(entry.written) not in (1, 2):
+        raise ValueError(f"an impossible lever: {entry.lever}")
+    return entry
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {value!r}")
+    return value
 
 
 def _natural(value: Any) -> int:

@@ -4,36 +4,27 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Collection, Mapping, Optional, Tuple
 
-from writebackd.actuate.ledger import Ledger, LedgerError, boot_id, load, set_aside
+from writebackd.actuate.ledger import (
+    VERSION,
+    Ledger,
+    LedgerError,
+    boot_id,
+    keep_copy,
+    load,
+    set_aside,
+)
+from writebackd.actuate.levers import Levers
+from writebackd.actuate.outcome import Outcome, describe_action, explain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import PAIRS, Pair, PairValue, read_limits, write_pair
 from writebackd.model import Action, ForeignWrite, VmLimits
 
-_ADVICE = {
-    errno.EPERM: "only uid 0 may write it",
-    errno.EACCES: "only uid 0 may write it",
-    errno.EROFS: "/proc/sys is read-only here: a container, or ProtectKernelTunables= in the unit",
-    errno.EINVAL: "the kernel refuses the value",
-    errno.ENOENT: "this kernel, or this view of /proc, does not have it",
-}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a restore did: pairs without an action needed none."""
-
-    actions: Tuple[Action, ...] = ()
-    foreign: Tuple[ForeignWrite, ...] = ()  # left alone: neither ours nor the original
-
-    @property
-    def ok(self) -> bool:
-        """True when no value of ours is left."""
-        return all(action.ok for action in self.actions)
+# ExecStopPost= has 15 s.
+_WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -47,15 +38,6 @@ class RestoreResult:
 
     status: str
     lines: Tuple[str, ...]
-
-
-def explain(error: Exception) -> str:
-    """An error of a kernel file in words that tell what to do."""
-    if not isinstance(error, OSError):
-        return str(error)
-    text = error.strerror or str(error)
-    advice = _ADVICE.get(error.errno or 0)
-    return f"{text} ({advice})" if advice else text
 
 
 def is_ours(current: PairValue, original: PairValue, ours: Collection[PairValue]) -> bool:
@@ -114,14 +96,23 @@ def restore_pairs(
     return Outcome(tuple(actions), tuple(foreign))
 
 
-def close_ledger(path: Path, outcome: Outcome) -> None:
-    """After a restore: keep the ledger for another try, set it aside, or remove it."""
+def close_ledger(path: Path, outcome: Outcome, rest: Optional[Ledger] = None) -> None:
+    """After a restore: keep the ledger for another try, set it aside, or remove it.
+
+    `rest` is what has to be known from now on, where that is not nothing.
+    """
     # A ledger that cannot be removed does no harm: at the next start what stands
     # is found to be the original, and no value of ours is left to mistake.
     with contextlib.suppress(OSError):
-        if outcome.foreign and outcome.ok:
+        if not outcome.ok:
+            return
+        if outcome.foreign and rest is not None:
+            keep_copy(path)
+        if rest is not None:
+            rest.save(path)
+        elif outcome.foreign:
             set_aside(path)
-        elif outcome.ok:
+        else:
             path.unlink()
 
 
@@ -130,8 +121,9 @@ def restore_from_ledger(
 ) -> RestoreResult:
     """Undo what a daemon that is gone has left, wherever it was stopped; never raises.
 
-    `honour_keep` is for ExecStopPost=, which also runs after a clean stop: it
-    leaves the limits of a ledger whose policy says `on-exit = keep`.
+    The limits first, then the levers beside them.  `honour_keep` is for
+    ExecStopPost=, which also runs after a clean stop: it leaves the limits of a
+    ledger whose policy says `on-exit = keep`.
     """
     try:
         ledger = load(ledger_path)
@@ -145,11 +137,23 @@ def restore_from_ledger(
         return RestoreResult(
             "nothing", ("nothing to restore: the ledger is from an earlier boot, the limits too",)
         )
-    if honour_keep and ledger.on_exit == "keep":
+    keep = honour_keep and ledger.on_exit == "keep"
+    if keep and not ledger.levers:
         return RestoreResult("nothing", ("nothing restored: the policy says on-exit = keep",))
-    outcome = restore_pairs(files, ledger.originals, {pair: ledger.ours(pair) for pair in PAIRS})
-    close_ledger(ledger_path, outcome)
-    return RestoreResult(_status(outcome), _lines(ledger, outcome))
+    pairs = () if keep or not ledger.written else PAIRS
+    limits = restore_pairs(files, ledger.originals, {pair: ledger.ours(pair) for pair in pairs})
+    written = ledger.written if keep or not limits.ok else ()
+    hand = Levers(files, save=lambda: None)  # saved below, when all is done
+    hand.resume(ledger.levers)
+    levers = hand.restore(_WAIT_S)
+    rest = replace(ledger, version=VERSION, written=written, levers=hand.entries)
+    # What is home is not in the ledger any more, though the rest failed.
+    done = Outcome(foreign=limits.foreign + levers.foreign)
+    close_ledger(ledger_path, done, rest if written or hand.entries else None)
+    return RestoreResult(
+        _status(Outcome(limits.actions + levers.actions, done.foreign)),
+        _lines(ledger, limits, levers),
+    )
 
 
 def _status(outcome: Outcome) -> str:
@@ -158,7 +162,7 @@ def _status(outcome: Outcome) -> str:
     return "foreign" if outcome.foreign else "restored"
 
 
-def _lines(ledger: Ledger, outcome: Outcome) -> Tuple[str, ...]:
+def _lines(ledger: Ledger, outcome: Outcome, levers: Outcome) -> Tuple[str, ...]:
     lines = [describe_action(action) for action in outcome.actions]
     for write in outcome.foreign:
         pair = _pair_of(write.lever)
@@ -170,16 +174,11 @@ def _lines(ledger: Ledger, outcome: Outcome) -> Tuple[str, ...]:
     if not outcome.ok:
         originals = (f"vm.{pair.describe(pair.value(ledger.originals))}" for pair in PAIRS)
         lines.append(f"try again as root, or by hand: sysctl -w {' '.join(originals)}")
+    lines += [describe_action(action) for action in levers.actions]
+    lines += [f"{x.lever}={x.value} left alone: somebody else set it" for x in levers.foreign]
     if not lines:
         lines.append("the limits are as they were before writebackd")
     return tuple(lines)
-
-
-def describe_action(action: Action) -> str:
-    """One line for the log: what was written, or why it could not be."""
-    if action.ok:
-        return f"{action.lever}={action.new} (was {action.old})"
-    return f"{action.lever}={action.new} not set (is {action.old}): {action.error}"
 
 
 def _pair_of(lever: str) -> Pair:

@@ -34,8 +34,9 @@ def decide(
     Pure: the same policy, memory and sample give the same decision, the mode
     included; whether it is carried out is up to the actuator.
     """
-    if sample.foreign and memory.yielded is None:
-        memory = replace(memory, yielded=_whose(sample.foreign))
+    foreign = [write for write in sample.foreign if write.is_limit]
+    if foreign and memory.yielded is None:
+        memory = replace(memory, yielded=_whose(foreign))
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     for seen in sample.devices:

@@ -87,3 +87,14 @@ class KernelFiles:
             return os.readlink(self._prefix + name)
         except OSError:
             return None
+
+    def inode(self, name: str) -> Optional[int]:
+        """Inode number behind `name`, links followed; None where there is nothing.
+
+        kernfs (sysfs, cgroups) gives none twice, so it tells a device or cgroup
+        from a later one of the same name.
+        """
+        try:
+            return os.stat(self._prefix + name).st_ino
+        except OSError:
+            return None

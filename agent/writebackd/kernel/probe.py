@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple, Union
 
 from writebackd.kernel import hooks, layout, libbpf
+from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.readers import (
     BlockReader,
@@ -246,15 +247,6 @@ class BpfProbe:
             memory.close()
         self._maps.clear()
         self._object.close()
-
-
-def cgroup2_mount(files: KernelFiles) -> Optional[str]:
-    """Where cgroup v2 is mounted, unified or beside v1; None where it is not."""
-    for line in (files.try_read("/proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            return before.split(" ")[4]
-    return None
 
 
 def object_path() -> Path:

@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The hand on the levers beside the global pair: flush interval, BDI, queue, pace.
+
+The same rules as for the pair: the original is in the ledger before the first
+write, what was written is read back, what somebody else changed is let go, and
+everything goes home.  Each lever is on its own, but for those of one BDI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.actuate.ledger import LeverEntry
+from writebackd.actuate.outcome import Outcome, explain
+from writebackd.kernel import bdi, levers
+from writebackd.kernel.children import Job
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.levers import Lever, lever_of
+from writebackd.kernel.vm import read_state
+from writebackd.model import Action, ForeignWrite, LeverKind, Setting
+
+# What a child may take: a queue that is frozen waits for the requests in
+# flight, which a slow array works off in 1 to 2 s.
+CHILD_LIMIT_S = 5.0
+# What the kernel refused it is not asked again at once.
+RETRY_S = 30.0
+_WAIT_S = 0.05
+
+
+@dataclass(frozen=True)
+class _Change:
+    """One write: `shown` is the new value for people, `wanted` None on the way home."""
+
+    text: str
+    old: str
+    shown: str
+    wanted: Optional[int] = None
+
+    def action(self, lever: Lever, error: Optional[str] = None) -> Action:
+        return Action(str(lever), self.old, self.shown, ok=error is None, error=error)
+
+
+@dataclass
+class _Pending:
+    """A write under way in a child; `told` once it was reported as late."""
+
+    job: Job
+    change: _Change
+    told: bool = False
+
+
+class Levers:
+    """Holds any number of levers; not for several threads.
+
+    `save` has to put the entries into the ledger at once, or raise OSError.
+    Nothing here waits: what may hang goes on in a child, and is reported by a
+    later call.  Only `restore` with a time to wait waits for it.
+    """
+
+    def __init__(self, files: KernelFiles, save: Callable[[], None]) -> None:
+        self._files = files
+        self._save = save
+        self._entries: Dict[Lever, LeverEntry] = {}
+        self._saved: Tuple[LeverEntry, ...] = ()
+        self._adopted: Dict[Lever, int] = {}
+        self._left: Dict[Lever, Optional[int]] = {}  # to others, with its identity
+        self._pending: Dict[Lever, _Pending] = {}
+        # Until when a value (None: the original) is not tried again.
+        self._refused: Dict[Lever, Tuple[Optional[int], float]] = {}
+        self._tested: Dict[str, Optional[int]] = {}  # BDIs that passed the self-test
+        self._pretended: Dict[Lever, str] = {}
+
+    @property
+    def entries(self) -> Tuple[LeverEntry, ...]:
+        """What the ledger has to know: every lever that holds a value of ours, or may."""
+        return tuple(self._entries.values())
+
+    def resume(self, entries: Sequence[LeverEntry]) -> None:
+        """Take the entries of a ledger as they are; `restore` finds out whose value stands."""
+        self._entries = {entry.lever: entry for entry in entries}
+        self._saved = self.entries
+
+    def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
+        """Take over what an earlier run of this boot has left; returns lines for the log."""
+        messages = []
+        for entry in entries:
+            lever = entry.lever
+            if levers.identity(self._files, lever) != entry.identity:
+                continue
+            current = self._read(lever)
+            if current == entry.original:
+                continue
+            if current is None or current in entry.written:
+                self._entries[lever] = entry
+                self._adopted[lever] = entry.identity
+                messages.append(f"adopted {lever}={_say(lever, current)}")
+            else:
+                messages.append(f"{lever}={_say(lever, current)} was set by somebody else")
+        self._saved = tuple(entries)
+        return tuple(messages)
+
+    def foreign(self) -> Tuple[ForeignWrite, ...]:
+        """What somebody else set in the place of a value of ours: that lever is let go.
+
+        Of a BDI all three are, because they only work together.
+        """
+        self._forget_gone()
+        found = []
+        for lever, entry in list(self._entries.items()):
+            if self._busy(lever):
+                continue
+            current = self._read(lever)
+            if current is not None and current not in entry.written:
+                found.append(ForeignWrite(str(lever), _say(lever, current)))
+                self._let_go(lever)
+        return tuple(found)
+
+    def take_over(self) -> None:
+        """Use again what was let go; what stands now is what to go back to."""
+        self._left.clear()
+        self._refused.clear()
+
+    def apply(
+        self, settings: Sequence[Setting], keep_adopted: bool = False
+    ) -> Tuple[Action, ...]:
+        """Make every lever as `settings` say, and all others as they were; never raises.
+
+        `keep_adopted` leaves alone what an earlier run set and nobody has asked
+        for yet.  The answer has an action for each write that came to an end.
+        """
+        self._pretended.clear()
+        actions = self._collect()
+        self._forget_gone()
+        wanted = {
+            lever_of(each): each for each in settings if lever_of(each) not in self._left
+        }
+        for lever in wanted:
+            self._adopted.pop(lever, None)
+        threshold, problem = self._threshold(wanted)
+        actions += self._test_new(wanted, threshold, problem)
+        plan = self._plan_home(
+            lever
+            for lever in list(self._entries)
+            if lever not in wanted and not (keep_adopted and lever in self._adopted)
+        )
+        if problem:
+            # A fraction of something unknown: what is set stays as it is.
+            actions += self._fail_all(self._bdi(wanted), wanted, problem)
+            wanted = {x: each for x, each in wanted.items() if x.kind is not LeverKind.BDI}
+        actions += self._plan(wanted, threshold, plan)
+        actions += self._carry_out(plan, wanted, threshold)
+        self._save_if_changed()
+        return tuple(actions)
+
+    def pretend(self, settings: Sequence[Setting]) -> Tuple[Action, ...]:
+        """What `apply` would write, told once; writes nothing."""
+        actions = []
+        old, self._pretended = self._pretended, {}
+        for setting in settings:
+            lever = lever_of(setting)
+            shown = self._pretended[lever] = str(setting.value)
+            if old.get(lever) == shown:
+                continue
+            current = self._read(lever)
+            before = old.get(lever) or ("unknown" if current is None else _say(lever, current))
+            if before != shown:
+                actions.append(Action(str(lever), before, shown, ok=True))
+        return tuple(actions)
+
+    def restore(self, wait_s: float = 0.0) -> Outcome:
+        """Put all originals back where our values still stand; never raises.
+
+        Without `wait_s` (seconds) what may hang goes on in a child: call it
+        again, or `apply`, to hear of it.
+        """
+        until = time.monotonic() + wait_s
+        actions: List[Action] = []
+        foreign: List[ForeignWrite] = []
+        tried: List[Lever] = []
+        while True:
+            actions += self._collect()
+            self._forget_gone()
+            left = [x for x in self._entries if x not in tried and not self._busy(x)]
+            foreign += self._drop_foreign(left)
+            plan = self._plan_home([x for x in left if x in self._entries], again=True)
+            actions += self._carry_out(plan, {}, 0)
+            tried += [x for x in plan if x in self._pending or not self._busy(x)]
+            rest = until - time.monotonic()
+            if not self._pending or rest <= 0:
+                break
+            next(iter(self._pending.values())).job.wait(min(rest, _WAIT_S))
+        if wait_s:
+            told = {action.lever for action in actions}
+            actions += [
+                pending.change.action(lever, "not done yet; the ledger keeps it")
+                for lever, pending in self._pending.items()
+                if str(lever) not in told
+            ]
+        self._save_if_changed()
+        return Outcome(tuple(actions), tuple(foreign))
+
+    # ---- plans ---------------------------------------------------------
+
+    def _bdi(self, wanted: Iterable[Lever]) -> List[Lever]:
+        return [lever for lever in wanted if lever.kind is LeverKind.BDI]
+
+    def _threshold(self, wanted: Iterable[Lever]) -> Tuple[int, Optional[str]]:
+        """The global threshold in bytes, and why it is not known, where a BDI needs it."""
+        if not self._bdi(wanted):
+            return 0, None
+        try:
+            return read_state(self._files).threshold_bytes, None
+        except (OSError, ValueError) as error:
+            return 0, explain(error)
+
+    def _test_new(
+        self, wanted: Dict[Lever, Setting], threshold: int, problem: Optional[str]
+    ) -> List[Action]:
+        """Test each BDI before its first use; take those that fail out of `wanted`."""
+        actions: List[Action] = []
+        for target in sorted({lever.target for lever in self._bdi(wanted)}):
+            group = [lever for lever in self._bdi(wanted) if lever.target == target]
+            if any(lever in self._entries for lever in group) or problem:
+                continue
+            waits = all(self._waits(lever, wanted[lever].value) for lever in group)
+            trouble = None if waits else self._test(target, threshold)
+            if trouble:
+                actions += self._fail_all(group, wanted, trouble)
+            if trouble or waits:
+                for lever in group:
+                    del wanted[lever]
+        return actions
+
+    def _test(self, target: str, threshold: int) -> Optional[str]:
+        """The self-test, before the first use of a BDI; why it cannot be used."""
+        names = [Lever(LeverKind.BDI, target, name) for name in ("max_bytes", "min_bytes")]
+        identity = levers.identity(self._files, names[0])
+        if identity is None:
+            return "there is no such device"
+        if self._tested.get(target) == identity:
+            return None
+        for lever, value in zip(names, (bdi.TEST_MAX, bdi.TEST_MIN)):
+            original = self._read(lever)
+            if original is not None:
+                self._entries[lever] = _entry(lever, identity, original, (str(value),))
+        try:
+            self._store()
+        except OSError as error:
+            problem: Optional[str] = _unsaved(error)
+        else:
+            problem = bdi.self_test(self._files, target, threshold)
+        for lever in names:
+            if lever in self._entries and self._read(lever) == self._entries[lever].original:
+                del self._entries[lever]
+        if problem is None:
+            self._tested[target] = identity
+        return problem
+
+    def _plan_home(self, home: Iterable[Lever], again: bool = False) -> Dict[Lever, _Change]:
+        """Changes back to the originals, where our value stands."""
+        plan = {}
+        for lever in home:
+            entry = self._entries[lever]
+            if self._busy(lever) or (not again and self._waits(lever, None)):
+                continue
+            current = self._read(lever)
+            if current == entry.original:
+                del self._entries[lever]
+            elif current is None or current in entry.written:
+                plan[lever] = _Change(
+                    entry.original, _say(lever, current), _say(lever, entry.original)
+                )
+        return plan
+
+    def _plan(
+        self, wanted: Mapping[Lever, Setting], threshold: int, plan: Dict[Lever, _Change]
+    ) -> List[Action]:
+        """Add what has to be written for `wanted` to `plan`, and enter it into the ledger."""
+        failed = []
+        before = dict(self._entries)
+        new = {}
+        for lever in self._due(wanted, threshold):
+            setting = wanted[lever]
+            text = levers.text_for(setting, threshold)
+            try:
+                current = levers.read(self._files, lever)
+            except OSError as error:
+                failed.append(self._fail(lever, setting, "unknown", explain(error)))
+                continue
+            entry = self._entries.get(lever)
+            if entry is None:
+                identity = levers.identity(self._files, lever) or 0
+                # The original as well: this write may have to wait for another.
+                entry = _entry(lever, identity, current, (current, text))
+            elif current not in entry.written:
+                what = f"somebody else set {_say(lever, current)}; left alone"
+                failed.append(self._fail(lever, setting, _say(lever, current), what))
+                continue
+            else:
+                entry = replace(entry, written=(current, text))
+            if current == text:
+                self._entries[lever] = replace(entry, written=(text,))
+                continue
+            self._entries[lever] = entry
+            new[lever] = _Change(text, _say(lever, current), str(setting.value), setting.value)
+        if new:
+            try:
+                self._store()
+            except OSError as error:
+                self._entries = before
+                what = _unsaved(error)
+                return failed + [
+                    self._fail(lever, wanted[lever], change.old, what)
+                    for lever, change in new.items()
+                ]
+        plan.update(new)
+        return failed
+
+    def _due(self, wanted: Mapping[Lever, Setting], threshold: int) -> List[Lever]:
+        """The levers that are not as wanted, and can be written now."""
+        due = []
+        for lever, setting in wanted.items():
+            if self._busy(lever) or self._waits(lever, setting.value):
+                continue
+            if not self._in_force(lever, setting, threshold):
+                due.append(lever)
+        for lever in list(due):
+            # Both fractions of a BDI are taken anew together, or the kernel may
+            # find one on the wrong side of the other.
+            if lever.kind is LeverKind.BDI and lever.name != "strict_limit":
+                due += [
+                    x for x in _together(lever)
+                    if x in wanted and x not in due and x.name != "strict_limit"
+                ]
+        return due
+
+    # ---- writing -------------------------------------------------------
+
+    def _carry_out(
+        self, plan: Mapping[Lever, _Change], wanted: Mapping[Lever, Setting], threshold: int
+    ) -> List[Action]:
+        actions = []
+        for lever in self._in_order(plan):
+            change = plan[lever]
+            if self._busy(lever):
+                continue  # one write of a disk at a time; the next tick has the other
+            if lever.name == "strict_limit" and change.text == "1":
+                others = [x for x in _together(lever) if x in wanted and x != lever]
+                if not all(self._in_force(x, wanted[x], threshold) for x in others):
+                    # Alone it would hold a quiet device's writers.
+                    what = "the limits that go with it could not be set"
+                    actions.append(self._judge(lever, change, what))
+                    continue
+            try:
+                work = levers.write(self._files, lever, change.text)
+            except OSError as error:
+                actions.append(self._judge(lever, change, explain(error)))
+                continue
+            if work is None:
+                actions.append(self._judge(lever, change, None))
+            else:
+                self._pending[lever] = _Pending(Job(work, CHILD_LIMIT_S), change)
+        return actions
+
+    def _in_order(self, plan: Mapping[Lever, _Change]) -> List[Lever]:
+        """BDI levers as the kernel takes them, the others as they come."""
+        ordered = [lever for lever in plan if lever.kind is not LeverKind.BDI]
+        for target in dict.fromkeys(x.target for x in plan if x.kind is LeverKind.BDI):
+            own = {x.name: x for x in plan if x.kind is LeverKind.BDI and x.target == target}
+            minimum = self._read(Lever(LeverKind.BDI, target, "min_bytes"))
+            current = {} if minimum is None else {"min_bytes": minimum}
+            names = bdi.order(current, {name: plan[lever].text for name, lever in own.items()})
+            ordered += [own[name] for name in names]
+        return ordered
+
+    def _collect(self) -> List[Action]:
+        """What the children have come to since the last call."""
+        actions = []
+        for lever, pending in list(self._pending.items()):
+            job = pending.job
+            if not job.decided or (pending.told and job.busy):
+                continue
+            failure = job.failure()
+            problem = None if failure is None else explain(failure)
+            if job.busy:
+                # Not read back: that would wait for the same lock in the kernel.
+                pending.told = True
+                actions.append(self._refuse(lever, pending.change, problem or ""))
+                continue
+            del self._pending[lever]
+            if lever in self._entries:
+                actions.append(self._judge(lever, pending.change, problem))
+        return actions
+
+    def _judge(self, lever: Lever, change: _Change, problem: Optional[str]) -> Action:
+        """Read back, and know what is ours: what stands counts, not what write(2) said."""
+        entry = self._entries[lever]
+        found = self._read(lever)
+        if found == change.text or (found is None and problem is None and change.wanted is None):
+            self._refused.pop(lever, None)
+            if change.wanted is None:
+                del self._entries[lever]
+            else:
+                self._entries[lever] = replace(entry, written=(change.text,))
+            return change.action(lever)
+        if found is not None:
+            problem = problem or f"reads back as {_say(lever, found)}"
+            if found == entry.original:
+                del self._entries[lever]  # nothing of ours
+            elif found not in entry.written:
+                # What the kernel made of our value.
+                self._entries[lever] = replace(entry, written=(entry.written[-1], found))
+        return self._refuse(lever, change, problem or "cannot be read back")
+
+    def _refuse(self, lever: Lever, change: _Change, problem: str) -> Action:
+        self._refused[lever] = (change.wanted, time.monotonic() + RETRY_S)
+        return change.action(lever, problem)
+
+    def _fail_all(
+        self, group: Iterable[Lever], wanted: Mapping[Lever, Setting], problem: str
+    ) -> List[Action]:
+        return [
+            self._fail(lever, wanted[lever], "unknown", problem)
+            for lever in group
+            if not self._waits(lever, wanted[lever].value)
+        ]
+
+    def _fail(self, lever: Lever, setting: Setting, old: str, problem: str) -> Action:
+        change = _Change("", old, str(setting.value), setting.value)
+        return self._refuse(lever, change, problem)
+
+    # ---- small questions -----------------------------------------------
+
+    def _read(self, lever: Lever) -> Optional[str]:
+        """The value in the kernel; None where it cannot be told."""
+        try:
+            return levers.read(self._files, lever)
+        except OSError:
+            return None
+
+    def _busy(self, lever: Lever) -> bool:
+        """Whether a child writes this lever, or another one of the same target."""
+        return any(
+            other.kind is lever.kind and other.target == lever.target for other in self._pending
+        )
+
+    def _waits(self, lever: Lever, wanted: Optional[int]) -> bool:
+        value, until = self._refused.get(lever, (None, 0.0))
+        return value == wanted and time.monotonic() < until
+
+    def _in_force(self, lever: Lever, setting: Setting, threshold: int) -> bool:
+        entry = self._entries.get(lever)
+        return entry is not None and len(entry.written) == 1 and levers.holds(
+            setting, entry.written[0], threshold
+        )
+
+    def _let_go(self, lever: Lever) -> None:
+        del self._entries[lever]
+        for each in _together(lever):
+            self._left[each] = levers.identity(self._files, each)
+
+    def _drop_foreign(self, candidates: Iterable[Lever]) -> List[ForeignWrite]:
+        found = []
+        for lever in candidates:
+            entry, current = self._entries[lever], self._read(lever)
+            if current is not None and current not in (*entry.written, entry.original):
+                found.append(ForeignWrite(str(lever), _say(lever, current)))
+                del self._entries[lever]
+        return found
+
+    def _forget_gone(self) -> None:
+        """Drop what was unplugged or removed, though another may have its name by now."""
+        for lever, entry in list(self._entries.items()):
+            if levers.identity(self._files, lever) != entry.identity:
+                del self._entries[lever]
+        for lever, identity in list(self._left.items()):
+            if levers.identity(self._files, lever) != identity:
+                del self._left[lever]
+
+    def _store(self) -> None:
+        self._save()
+        self._saved = self.entries
+
+    def _save_if_changed(self) -> None:
+        if self.entries != self._saved:
+            # An entry too many does no harm: its lever is found to be as it was.
+            with contextlib.suppress(OSError):
+                self._store()
+
+
+def _together(lever: Lever) -> List[Lever]:
+    """The levers that are of no use without this one, itself among them."""
+    if lever.kind is not LeverKind.BDI:
+        return [lever]
+    return [Lever(lever.kind, lever.target, name) for name in bdi.FILES]
+
+
+def _entry(
+    lever: Lever, identity: int, original: str, written: Tuple[str, ...]
+) -> LeverEntry:
+    return LeverEntry(lever.kind.value, lever.target, lever.name, identity, original, written)
+
+
+def _say(lever: Lever, text: Optional[str]) -> str:
+    return "unknown" if text is None else levers.describe(lever, text)
+
+
+def _unsaved(error: OSError) -> str:
+    return f"nothing written, because the ledger cannot be: {error.strerror}"

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What came of writing and restoring, in values and in words."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import Tuple
+
+from writebackd.model import Action, ForeignWrite
+
+_ADVICE = {
+    errno.EPERM: "only uid 0 may write it",
+    errno.EACCES: "only uid 0 may write it",
+    errno.EROFS: "it is read-only here: a container, or ProtectKernelTunables= in the unit",
+    errno.EINVAL: "the kernel refuses the value",
+    errno.ENOENT: "this kernel, or this view of /proc, does not have it",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a restore did: what has no action needed none."""
+
+    actions: Tuple[Action, ...] = ()
+    foreign: Tuple[ForeignWrite, ...] = ()  # left alone: neither ours nor the original
+
+    @property
+    def ok(self) -> bool:
+        """True when no value of ours is left."""
+        return all(action.ok for action in self.actions)
+
+
+def explain(error: Exception) -> str:
+    """An error of a kernel file in words that tell what to do."""
+    if not isinstance(error, OSError):
+        return str(error)
+    text = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{text} ({advice})" if advice else text
+
+
+def describe_action(action: Action) -> str:
+    """One line for the log: what was written, or why it could not be."""
+    if action.ok:
+        return f"{action.lever}={action.new} (was {action.old})"
+    return f"{action.lever}={action.new} not set (is {action.old}): {action.error}"

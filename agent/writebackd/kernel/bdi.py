@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Dirty limits of one BDI: /sys/class/bdi/X, since Linux 6.2.
+
+The kernel keeps both as a fraction of the global threshold, in millionths
+(BDI_RATIO_SCALE): max_bytes becomes one at the moment of the write, and drifts
+with every change of the global limit; read back it is a page or two off (seen
+on 6.18: 4194304 reads 4192647 under 4.6 GiB).  The *_fine files are that
+fraction itself.  They read back what was written whatever the global limit is,
+take any value up to 1000000, and are the exact way home to what was there,
+which bytes are not.  So they are what is written and read here.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, Optional, Sequence, Tuple
+
+from writebackd.kernel.files import KernelFiles
+
+WHOLE = 1_000_000
+FILES: Dict[str, str] = {
+    "max_bytes": "max_ratio_fine",
+    "min_bytes": "min_ratio_fine",
+    "strict_limit": "strict_limit",
+}
+# A fraction that is off by less is not written again: in ratio form the global
+# threshold follows the memory of the moment, and would ask for a write a tick.
+TOLERANCE = 1 / 64
+
+# The self-test's: a share of 1 % and a cap of almost all hold nobody back.
+TEST_MIN = 10_000
+TEST_MAX = 999_999
+_UNTOUCHED = {"max_ratio_fine": str(WHOLE), "min_ratio_fine": "0", "strict_limit": "0"}
+
+
+def directory(bdi: str) -> str:
+    return f"/sys/class/bdi/{bdi}"
+
+
+def path(bdi: str, name: str) -> str:
+    """The file behind the lever `name`. Raises KeyError for a name that is none."""
+    return f"{directory(bdi)}/{FILES[name]}"
+
+
+def fraction(value_bytes: int, threshold_bytes: int) -> int:
+    """`value_bytes` in millionths of the global threshold, rounded up.
+
+    More than the threshold is all of it: such a cap would not bite either.
+    """
+    return min(WHOLE, -(-value_bytes * WHOLE // max(1, threshold_bytes)))
+
+
+def text_for(name: str, value: int, threshold_bytes: int) -> str:
+    """What to write for `value` bytes (0 or 1 for strict_limit)."""
+    return str(value if name == "strict_limit" else fraction(value, threshold_bytes))
+
+
+def holds(name: str, text: str, value: int, threshold_bytes: int) -> bool:
+    """Whether `text` in the file means `value` under today's global threshold."""
+    if name == "strict_limit" or not text.isdigit():
+        return text == str(value)
+    return abs(int(text) - fraction(value, threshold_bytes)) <= max(
+        1.0, TOLERANCE * fraction(value, threshold_bytes)
+    )
+
+
+def describe(name: str, text: str) -> str:
+    """The file's content in words: a fraction is told from bytes by its file's name."""
+    return text if name == "strict_limit" else f"{FILES[name]}={text}"
+
+
+def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str]:
+    """The names of `wanted` in an order in which the kernel takes every step.
+
+    It refuses a minimum above the maximum.  The strict limit goes off first and
+    on last: alone it would hold a quiet device to 1 % of the threshold.
+    """
+    limits = ["max_bytes", "min_bytes"]
+    if "max_bytes" in wanted and int(wanted["max_bytes"]) < int(current.get("min_bytes", "0")):
+        limits.reverse()
+    strict = ["strict_limit"]
+    names = limits + strict if wanted.get("strict_limit") == "1" else strict + limits
+    return [name for name in names if name in wanted]
+
+
+def self_test(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str]:
+    """Why the levers of `bdi` are not to be used on this kernel; None when they are.
+
+    Writes a minimum and a maximum that hold nobody back, checks what the kernel
+    makes of them, and puts back what was there, within a millisecond.  Kernels
+    from 6.2 to 6.7 take the minimum in another unit (fixed in 6.8), which shows
+    here.  Where debugfs is mounted, the threshold in force is looked at as well.
+    The strict limit is not tried: without limits that fit it could hold a
+    writer back.
+    """
+    try:
+        found = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}
+    except FileNotFoundError:
+        return "this kernel has no limits in bytes per device (Linux 6.2 has)"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if found != _UNTOUCHED:
+        # FUSE is born with 1 % and strict; an admin's wish is not ours to weigh.
+        own = ", ".join(f"{name}={text}" for name, text in found.items())
+        return f"it has limits of its own: {own}"
+    try:
+        problem = _try_out(files, bdi, threshold_bytes)
+    except (OSError, ValueError) as error:
+        problem = error.strerror if isinstance(error, OSError) else str(error)
+    finally:
+        unrestored = _put_back(files, bdi)
+    return problem or unrestored
+
+
+def _try_out(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str]:
+    for name, value in (("max_bytes", TEST_MAX), ("min_bytes", TEST_MIN)):
+        file = path(bdi, name)
+        files.write(file, str(value))
+        if files.read(file) != str(value):
+            return f"{FILES[name]} reads back as {files.read(file)} instead of {value}"
+        expected = threshold_bytes * value // WHOLE
+        # The threshold moves a little between two looks where it is a ratio.
+        if abs(files.read_int(f"{directory(bdi)}/{name}") - expected) > 0.05 * expected + 8192:
+            return f"{FILES[name]}={value} is not {value} millionths of the global threshold"
+    return _threshold_problem(files, bdi)
+
+
+def _threshold_problem(files: KernelFiles, bdi: str) -> Optional[str]:
+    """The minimum must show in the threshold that writers are held to, and not too much."""
+    text = files.try_read(f"/sys/kernel/debug/bdi/{bdi}/stats") or ""
+    figures: Dict[str, Tuple[str, ...]] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        figures[name] = tuple(rest.split())
+    try:
+        own, whole = int(figures["BdiDirtyThresh"][0]), int(figures["DirtyThresh"][0])
+    except (KeyError, IndexError, ValueError):
+        return None
+    least = whole * TEST_MIN // WHOLE
+    if not least - 8 <= own <= whole:
+        return f"with a minimum of 1 % its threshold is {own} of {whole} kB"
+    return None
+
+
+def _put_back(files: KernelFiles, bdi: str) -> Optional[str]:
+    problem = None
+    for name in ("min_bytes", "max_bytes"):
+        try:
+            files.write(path(bdi, name), _UNTOUCHED[FILES[name]])
+        except OSError as error:
+            problem = f"{FILES[name]} cannot be put back: {error.strerror}"
+    return problem

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Pace of a cgroup: wbps of one disk in io.max (cgroup v2).
+
+Where systemd owns the cgroup it would overwrite io.max at its next reload, so
+the value goes through the unit's runtime property, which systemd applies to
+io.max.  The property belongs to the unit, not to the cgroup: it is in force
+again when the unit is started anew, until it is taken back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from typing import Dict, Optional
+
+from writebackd.kernel.children import ChildError, Run, Work
+from writebackd.kernel.files import KernelFiles
+
+NO_LIMIT = "max"
+_KEY = "wbps"
+_UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+# systemd applies a property after it has answered.
+_APPLY_S = 2.0
+_POLL_S = 0.02
+
+
+def cgroup2_mount(files: KernelFiles) -> Optional[str]:
+    """Where cgroup v2 is mounted, unified or beside v1; None where it is not."""
+    for line in (files.try_read("/proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            return before.split(" ")[4]
+    return None
+
+
+def directory(files: KernelFiles, cgroup: str) -> str:
+    """The directory of a cgroup path. Raises FileNotFoundError without cgroup v2."""
+    mount = cgroup2_mount(files)
+    if mount is None:
+        raise FileNotFoundError(2, "cgroup v2 is not mounted", cgroup)
+    return mount.rstrip("/") + cgroup
+
+
+def parse_io_max(text: str) -> Dict[str, Dict[str, str]]:
+    """io.max as `{devno: {key: value}}`; a disk without limits is not in it."""
+    found = {}
+    for line in text.splitlines():
+        devno, *pairs = line.split()
+        found[devno] = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return found
+
+
+def owner(files: KernelFiles, cgroup: str) -> Optional[str]:
+    """The unit of the system's systemd that the cgroup is; None where systemd has no hand in it.
+
+    What lies below a service or scope is delegated, and not a unit of it.
+    """
+    if files.inode("/run/systemd/system") is None:  # sd_booted(3)
+        return None
+    *above, last = cgroup.strip("/").split("/")
+    if not last.endswith(_UNITS) or any(part.endswith((".service", ".scope")) for part in above):
+        return None
+    return last[1:] if last.startswith("_") else last  # cg_escape() of systemd
+
+
+def read(files: KernelFiles, cgroup: str, devno: str) -> str:
+    """Bytes per second, or `max`. Raises OSError; FileNotFoundError without the cgroup.
+
+    systemd turns the io controller on and off as it is needed: a unit without
+    io.max has no limit.  Elsewhere it is an error, because nothing turns it on.
+    """
+    home = directory(files, cgroup)
+    try:
+        text = files.read(f"{home}/io.max")
+    except FileNotFoundError:
+        if owner(files, cgroup) is None or files.inode(home) is None:
+            raise
+        return NO_LIMIT
+    return parse_io_max(text).get(devno, {}).get(_KEY, NO_LIMIT)
+
+
+def write(files: KernelFiles, cgroup: str, devno: str, text: str) -> Optional[Work]:
+    """Write at once, or give the work for a child where systemd has to do it.
+
+    The kernel leaves the keys that are not named as they are. Raises OSError.
+    """
+    unit = owner(files, cgroup)
+    if unit is not None:
+        return _property(files, unit, cgroup, devno, text)
+    files.write(f"{directory(files, cgroup)}/io.max", f"{devno} {_KEY}={text}")
+    return None
+
+
+def _property(files: KernelFiles, unit: str, cgroup: str, devno: str, text: str) -> Work:
+    def work(run: Run) -> None:
+        device = _spelling(files, run, unit, devno)
+        # "infinity" takes the one entry out and leaves those of other disks; an
+        # empty value would take them all.
+        value = "infinity" if text == NO_LIMIT else text
+        ended = run(
+            ("systemctl", "set-property", "--runtime", unit, f"{_WRITE_MAX}={device} {value}")
+        )
+        if ended.code:
+            if text == NO_LIMIT and "not found" in ended.errors:
+                return  # a transient unit that has ended: its properties are gone with it
+            raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
+        _await(files, cgroup, devno, text)
+
+    return work
+
+
+_WRITE_MAX = "IOWriteBandwidthMax"
+_LISTS = (_WRITE_MAX, "IOReadBandwidthMax", "IOWriteIOPSMax", "IOReadIOPSMax")
+
+
+def _spelling(files: KernelFiles, run: Run, unit: str, devno: str) -> str:
+    """The path by which the unit has this disk already, or the one by number.
+
+    For systemd two paths are two entries, and the one that it applies last
+    resets all that the other one set on the same disk.
+    """
+    ended = run(("systemctl", "show", "--property", ",".join(_LISTS), unit))
+    if ended.code:
+        raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
+    for line in ended.output.splitlines():
+        path = line.partition("=")[2].rpartition(" ")[0]
+        if path and _devno(files, path) == devno:
+            return path
+    return f"/dev/block/{devno}"
+
+
+def _devno(files: KernelFiles, path: str) -> Optional[str]:
+    try:
+        status = os.stat(files.path(path))
+    except OSError:
+        return None
+    number = status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+def _await(files: KernelFiles, cgroup: str, devno: str, text: str) -> None:
+    """Until io.max shows it; what it shows in the end is for the reader to judge."""
+    until = time.monotonic() + _APPLY_S
+    while time.monotonic() < until:
+        try:
+            if read(files, cgroup, devno) == text:
+                return
+        except FileNotFoundError:
+            return  # the unit has stopped; the property waits for its next start
+        time.sleep(_POLL_S)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The levers beside the global pair, all with the same few operations on text."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from writebackd.kernel import bdi, cgroups, queue
+from writebackd.kernel.children import Work
+from writebackd.kernel.files import KernelFiles
+from writebackd.model import LeverKind, Setting
+
+FLUSH_TARGET = "vm"
+FLUSH_NAMES = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
+
+
+class Lever(NamedTuple):
+    """One kernel value; target and name as in model.Setting."""
+
+    kind: LeverKind
+    target: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.target} {self.name}"
+
+
+def lever_of(setting: Setting) -> Lever:
+    return Lever(setting.kind, setting.target, setting.name)
+
+
+def is_lever(lever: Lever) -> bool:
+    """Whether there is such a lever at all, on this host or another."""
+    parts = lever.target.split("/")
+    if ".." in parts or not lever.target:
+        return False
+    if lever.kind is LeverKind.FLUSH:
+        return lever.target == FLUSH_TARGET and lever.name in FLUSH_NAMES
+    if lever.kind is LeverKind.PACE:
+        return lever.target.startswith("/") and lever.name.replace(":", "").isdigit()
+    names = bdi.FILES if lever.kind is LeverKind.BDI else queue.NAMES
+    return lever.name in names and len(parts) == 1
+
+
+def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
+    """A number that another device or cgroup of the same name does not have.
+
+    None where the target is gone; 0 where it cannot go: the flusher, and a unit
+    of systemd, whose property outlives its cgroup.
+    """
+    if lever.kind is LeverKind.FLUSH:
+        return 0
+    if lever.kind is LeverKind.BDI:
+        return files.inode(bdi.directory(lever.target))
+    if lever.kind is LeverKind.QUEUE:
+        return files.inode(queue.directory(lever.target))
+    if cgroups.owner(files, lever.target) is not None:
+        return 0
+    try:
+        return files.inode(cgroups.directory(files, lever.target))
+    except FileNotFoundError:
+        return None
+
+
+def read(files: KernelFiles, lever: Lever) -> str:
+    """The value as text that `write` puts back exactly. Raises OSError."""
+    if lever.kind is LeverKind.PACE:
+        return cgroups.read(files, lever.target, lever.name)
+    text = files.read(_path(lever))
+    if not text.isdigit():
+        raise OSError(5, f"expected a number, found {text[:40]!r}", _path(lever))
+    return text
+
+
+def write(files: KernelFiles, lever: Lever, text: str) -> Optional[Work]:
+    """Write at once, or return the work that does it where it may hang. Raises OSError."""
+    if lever.kind is LeverKind.PACE:
+        return cgroups.write(files, lever.target, lever.name, text)
+    if lever.kind is LeverKind.QUEUE:
+        return queue.write(files, lever.target, lever.name, text)
+    files.write(_path(lever), text)
+    return None
+
+
+def text_for(setting: Setting, threshold_bytes: int) -> str:
+    """What to write for a setting while `threshold_bytes` is the global limit in force."""
+    if setting.kind is LeverKind.BDI:
+        return bdi.text_for(setting.name, setting.value, threshold_bytes)
+    if setting.kind is LeverKind.QUEUE:
+        return queue.text_for(setting.name, setting.value)
+    return str(setting.value)
+
+
+def holds(setting: Setting, text: str, threshold_bytes: int) -> bool:
+    """Whether a lever that reads `text` is as the setting wants it."""
+    if setting.kind is LeverKind.BDI:
+        return bdi.holds(setting.name, text, setting.value, threshold_bytes)
+    return text == text_for(setting, threshold_bytes)
+
+
+def describe(lever: Lever, text: str) -> str:
+    """The text for people."""
+    return bdi.describe(lever.name, text) if lever.kind is LeverKind.BDI else text
+
+
+def _path(lever: Lever) -> str:
+    if lever.kind is LeverKind.FLUSH:
+        return f"/proc/sys/vm/{lever.name}"
+    if lever.kind is LeverKind.BDI:
+        return bdi.path(lever.target, lever.name)
+    return queue.path(lever.target, lever.name)
