@@ -15,13 +15,13 @@ from typing import Dict, Iterator, Tuple
 import pytest
 
 from tests.kernel.scratch import Scratch, run, scratch_disk
+from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import (
     BpfProbe,
     NoSuchProbe,
     ProcfsProbe,
-    cgroup2_mount,
     object_image,
     open_probe,
 )

@@ -9,7 +9,7 @@ commits wait for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Dict, List, Tuple
 
 from plant import AS_FOUND, DISK, HOST, RATIOS, UNLOADED_S, latencies
@@ -21,6 +21,7 @@ from writebackd.model import (
     ClassSample,
     Decision,
     DeviceSample,
+    ForeignWrite,
     Histogram,
     IoClass,
     Memory,
@@ -80,6 +81,7 @@ class PacedPlant:
     time_s: float = 1000.0
     fill: float = 0.0
     dirty: float = 0.0
+    foreign: Tuple[ForeignWrite, ...] = ()
     memory: Memory = field(default_factory=Memory)
 
     def tick(self) -> Decision:
@@ -168,9 +170,5 @@ class PacedPlant:
                     ),
                 ),
             ),
-            cgroups=tuple(cgroups),
+            cgroups=tuple(cgroups), foreign=self.foreign,
         )  # fmt: skip
-
-    def with_levers(self, **changes: object) -> "PacedPlant":
-        levers = replace(self.policy.levers, **changes)  # type: ignore[arg-type]
-        return replace(self, policy=replace(self.policy, levers=levers))

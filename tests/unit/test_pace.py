@@ -17,6 +17,7 @@ from writebackd.model import (
     CgroupControl,
     CgroupSample,
     Decision,
+    ForeignWrite,
     LeverKind,
     Mode,
     Setting,
@@ -223,6 +224,19 @@ def test_hands_off_after_a_yield_and_under_a_pin() -> None:
         assert host.paced
         host.memory = replace(host.memory, **change)
         assert not host.tick().settings
+
+
+def test_a_pace_that_somebody_else_changed_is_his() -> None:
+    host = plant()
+    host.run(60)
+    host.foreign = (ForeignWrite(f"pace {FLOOD} {DISK.devno}", "1000"),)
+    decision = host.tick()
+    assert not decision.settings
+    assert "somebody else" in said(decision)
+    host.foreign = ()
+    assert not any(d.settings for d in host.run(60))
+    # The limit is still ours.
+    assert decision.limit_bytes is not None
 
 
 # ---- the limit that goes with it --------------------------------------------

@@ -416,6 +416,9 @@ class _Tick:
         if not flooding:
             why = "; ".join(f"{path}: {why}" for path, why in refused) or "the cgroups are gone"
             return _let_go(memory), f"not paced any more: {why}"
+        taken = self._taken(memory)
+        if taken:
+            return self._bar(memory, BARRED_S, f"somebody else set io.max of {taken}")
         memory, strays = self._strays(memory, flooding)
         if strays:
             return self._bar(memory, STRAY_BARRED_S, strays)
@@ -433,6 +436,12 @@ class _Tick:
         if memory.limit_bytes is None:
             return memory, f"{names} shall be held at {_speed(memory.rate or 0)}: {why}"
         return memory, f"{names} held at {_speed(memory.rate or 0)}: {why}"
+
+    def _taken(self, memory: PaceMemory) -> Optional[str]:
+        """A paced cgroup whose pace somebody else has changed: it is his now."""
+        kind, devno = LeverKind.PACE.value, self.domain.devno
+        foreign = {write.lever for write in self.sample.foreign}
+        return next((p for p in memory.rates if f"{kind} {p} {devno}" in foreign), None)
 
     def _strays(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
         held = sum(memory.used.get(path, 0.0) for path in flooding)

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Dict, Mapping, Optional, Tuple
 
+from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import Cgroups
-from writebackd.kernel.probe import Probe, cgroup2_mount
+from writebackd.kernel.probe import Probe
 from writebackd.kernel.readers import CgroupReading, Reading
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.vm import host_info, read_state
