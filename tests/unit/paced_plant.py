@@ -122,7 +122,7 @@ class PacedPlant:
             room = CACHE - self.fill + self.drain_rate / STEPS
             wanted = sum(flood) / STEPS
             taken = min(wanted, room)
-            full = wanted > room - 1
+            full = wanted + self.syncing * SYNCS / STEPS * self.sync_cost > room
             wait = UNLOADED_S
             if full:
                 wait += max(GRAIN, self.limit if unheld else GRAIN) / self.drain_rate

@@ -88,7 +88,7 @@ JUDGE_S, SETTLE_S = 10.0, 3.0
 # What pacing has to bring: the objective, or mean or 99th percentile down to this share of
 # what they are under the limit alone.  Where it helped it was a quarter and less.
 BETTER = 0.6
-# Bounds that moved by less are the same: the rates behind them are not more exact.
+# Rates that differ by less are the same: in 4 s they are not measured more exactly.
 DEADBAND = 0.05
 # How long a try that did not help is remembered, and one that did.
 BARRED_S, PROVED_S = 600.0, 600.0
@@ -512,9 +512,13 @@ class _Tick:
         """
         rate = memory.rate or 0.0
         full = self.slow_share > FULL_SHARE_PACED
+        used = sum(memory.used.get(path, 0.0) for path in memory.rates)
         room = memory.room or 0.0
-        if full:
-            # A disk that drains less than before (rebuild) shows it now.
+        settled = self.now_s - memory.began_s >= JUDGE_S
+        if full and settled and used < (1 - DEADBAND) * rate:
+            # The disk does not even take the pace (rebuild).  Where it does, syncs fill the
+            # cache, and what drains beside them must not become the measure: a pace that
+            # follows it makes them more, and so on down.
             room = min(room, self.drain_rate)
         kept = max(self.policy.levers.pace_share * room, LEAST_RATE)
         memory = replace(
@@ -539,7 +543,6 @@ class _Tick:
             why += ": does it last?"
         elif self.now_s - max(memory.step_s, memory.unclear_s) >= RAISE_EVERY_S:
             known_bad = self.now_s - memory.bad_s < BAD_REMEMBERED_S
-            used = sum(memory.used.get(path, 0.0) for path in memory.rates)
             if used < LIMITED_SHARE * rate:
                 uneven = any(
                     memory.used.get(path, 0.0) >= LIMITED_SHARE * part
