@@ -12,7 +12,16 @@ import pytest
 from writebackd.kernel import layout
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import MOST_WATCHED, WATCHED_S, Cgroups
-from writebackd.kernel.readers import CgroupReading, CgroupSyncReader, TaskReader, together
+from writebackd.kernel.probe import ProcfsProbe
+from writebackd.kernel.readers import (
+    CgroupReading,
+    CgroupSyncReader,
+    Reading,
+    TaskReader,
+    together,
+)
+from writebackd.kernel.sampler import Sampler
+from writebackd.model import CgroupSample, Device
 
 FLOOD = "/system.slice/backup.service"
 FAST = 10e6
@@ -117,6 +126,57 @@ def test_delegation_is_told_by_its_mark_also_above(
         assert tree.cgroups.control({worker: FAST}, 1.0)[worker].delegated
         marks[str(tree.directory(FLOOD)), mark] = b"0"
         assert not tree.cgroups.control({worker: FAST}, 1.0)[worker].delegated
+
+
+# ---- the two together --------------------------------------------------------------
+
+
+class Disks:
+    """A topology of one disk."""
+
+    def by_fs(self, number: str) -> "Device | None":
+        return Device("sda", "8:0", "8:0") if number == "8:1" else None
+
+
+def sampler(tree: Tree) -> Sampler:
+    for name, text in {
+        "proc/meminfo": "MemTotal: 1024 kB",
+        "sys/devices/system/cpu/online": "0-1",
+        "sys/devices/system/cpu/possible": "0-1",
+        "proc/self/mountinfo": "1 2 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+    }.items():
+        path = tree.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Sampler(
+        KernelFiles(tree.root), Disks(), ProcfsProbe("a test"), lambda device: None  # type: ignore[arg-type]
+    )
+
+
+def test_a_tick_has_what_each_cgroup_did_to_each_device(tree: Tree) -> None:
+    flood, own = tree.process(42, FLOOD), tree.process(43, "/system.slice/writebackd.service")
+    tree.files(FLOOD, 1000)
+    reading = Reading(cgroups={
+        (flood, "8:1"): CgroupReading(dirtied_bytes=20_000_000, throttled_s=0.5, pid=42),
+        (own, "8:1"): CgroupReading(syncs=3, pid=43),
+        (own, "9:9"): CgroupReading(syncs=1),
+        (77, "8:1"): CgroupReading(syncs=1, pid=44),
+    })  # fmt: skip
+    made = sampler(tree)
+    found = {(c.cgroup_id, c.device): c for c in made._by_cgroup(reading, 5.0, 2.0)}
+    assert found[flood, "sda"] == CgroupSample(flood, FLOOD, "sda", 20_000_000, 0.5)
+    assert found[own, "sda"].own and found[own, "sda"].syncs == 3
+    assert found[own, None].syncs == 1
+    assert found[77, "sda"] == CgroupSample(77, None, "sda", syncs=1)
+    # Its files only when somebody wants them, and then also while it rests.
+    made.watch_cgroups = True
+    watched = {c.path: c for c in made._by_cgroup(reading, 6.0, 2.0)}
+    control = watched[FLOOD].control
+    assert control is not None and control.io_max == ()
+    assert watched["/system.slice/writebackd.service"].control is None
+    (rests,) = made._by_cgroup(Reading(), 7.0, 2.0)
+    assert (rests.path, rests.cgroup_id, rests.dirtied_bytes) == (FLOOD, flood, 0)
+    assert made._by_cgroup(None, 8.0, 2.0)[0].path == FLOOD
 
 
 # ---- what the probe counts ---------------------------------------------------------

@@ -55,7 +55,7 @@ class Cgroups:
             return None
         path = self._path_of_process(str(pid))
         # It may have moved since, or another process may have got its number.
-        if path is None or self._inode(path) != cgroup_id:
+        if path is None or self.id(path) != cgroup_id:
             return None
         self._paths[cgroup_id] = path
         if len(self._paths) > MOST_PATHS:
@@ -68,7 +68,8 @@ class Cgroups:
                 return line[3:]
         return None
 
-    def _inode(self, path: str) -> Optional[int]:
+    def id(self, path: str) -> Optional[int]:
+        """The id of the cgroup that has this path now; None when there is none."""
         try:
             return os.stat(self._files.path(self._directory(path))).st_ino
         except OSError:
