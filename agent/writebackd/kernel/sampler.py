@@ -152,7 +152,13 @@ class Sampler:
         ]
         # Those that rest for a moment: what they hold, and still write, counts.
         found += [
-            CgroupSample(self._cgroups.id(path) or 0, path, None, own=path == self._cgroups.own, control=held)
+            CgroupSample(
+                cgroup_id=self._cgroups.id(path) or 0,
+                path=path,
+                device=None,
+                own=path == self._cgroups.own,
+                control=held,
+            )
             for path, held in control.items()
             if path not in dirtied
         ]
