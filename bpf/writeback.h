@@ -84,6 +84,7 @@ struct cgroup_key {
 
 struct cgroup_syncs {
 	__u64 count;
+	__u64 last_ns; /* tells an entry that was thrown out and came back */
 	__u32 tgid; /* of the last one: user space finds the cgroup's path by it */
 	__u32 pad;
 };

@@ -202,14 +202,15 @@ def test_syncs_of_a_cgroup_since_the_last_read() -> None:
     held = FakeMap()
     reader = CgroupSyncReader(held)  # type: ignore[arg-type]
     key = layout.CGROUP_KEY.pack(77, DISK)
-    held.entries[key] = layout.CGROUP_SYNCS.pack(3, 42)
+    held.entries[key] = layout.CGROUP_SYNCS.pack(3, 100, 42)
     assert reader.read() == {(77, "8:1"): CgroupReading(syncs=3, pid=42)}
     assert reader.read() == {}
-    held.entries[key] = layout.CGROUP_SYNCS.pack(5, 43)
+    held.entries[key] = layout.CGROUP_SYNCS.pack(5, 200, 43)
     assert reader.read() == {(77, "8:1"): CgroupReading(syncs=2, pid=43)}
     # Thrown out of the table and back in.
-    held.entries[key] = layout.CGROUP_SYNCS.pack(1, 43)
-    assert reader.read() == {(77, "8:1"): CgroupReading(syncs=1, pid=43)}
+    for count, at in ((1, 300), (1, 400)):
+        held.entries[key] = layout.CGROUP_SYNCS.pack(count, at, 43)
+        assert reader.read() == {(77, "8:1"): CgroupReading(syncs=1, pid=43)}
 
 
 def dirtier(born: int, size: int, slept_s: float, cgroup: int, pid: int) -> bytes:

@@ -399,6 +399,15 @@ def test_a_flood_that_comes_back_is_held_at_once() -> None:
     assert host.tick().settings
 
 
+def test_it_ends_with_the_policy() -> None:
+    host = plant()
+    host.run(60)
+    assert host.paced
+    host.policy = policy(pace=False)
+    assert not host.tick().settings
+    assert not host.memory.paces
+
+
 def test_it_ends_with_the_sync_demand() -> None:
     host = plant()
     host.run(60)

@@ -26,8 +26,8 @@ SYNC_STATS_SIZE = SYNC_COUNTS.size + 2 * HIST.size
 SYNC_START = struct.Struct("=QIBB2x")
 # struct cgroup_key: cgroup_id, dev
 CGROUP_KEY = struct.Struct("=QI4x")
-# struct cgroup_syncs: count, tgid
-CGROUP_SYNCS = struct.Struct("=QI4x")
+# struct cgroup_syncs: count, last_ns, tgid
+CGROUP_SYNCS = struct.Struct("=QQI4x")
 # struct dirtier
 DIRTIER = struct.Struct("=QQQQQIII16s4x")
 

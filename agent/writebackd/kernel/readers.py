@@ -188,20 +188,21 @@ class CgroupSyncReader:
 
     def __init__(self, cgroup_syncs: libbpf.Map) -> None:
         self._reader = cgroup_syncs.batch_reader(256)
-        self._last: Dict[bytes, int] = {}
+        self._last: Dict[bytes, Tuple[int, int]] = {}
 
     def read(self) -> CgroupReadings:
         found: CgroupReadings = {}
-        seen: Dict[bytes, int] = {}
+        seen: Dict[bytes, Tuple[int, int]] = {}
         for key, value in self._reader.read():
-            count, pid = layout.CGROUP_SYNCS.unpack(value)
-            last = self._last.get(key, 0)
-            seen[key] = count
-            if count < last:
-                last = 0  # thrown out of the table and back in
-            if count > last:
-                cgroup, dev = layout.CGROUP_KEY.unpack(key)
-                found[cgroup, layout.devno(dev)] = CgroupReading(syncs=count - last, pid=pid)
+            count, last_ns, pid = layout.CGROUP_SYNCS.unpack(value)
+            last = self._last.get(key, (0, 0))
+            seen[key] = (count, last_ns)
+            if last_ns == last[1]:
+                continue
+            # Thrown out of the table and back in: the count began anew.
+            grown = count - last[0] if count > last[0] else count
+            cgroup, dev = layout.CGROUP_KEY.unpack(key)
+            found[cgroup, layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
         self._last = seen
         return found
 
