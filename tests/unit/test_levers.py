@@ -240,6 +240,8 @@ def test_fewer_requests_than_the_kernel_takes_are_its_least(
         Setting(LeverKind.BDI, "8:99", "max_bytes", MIB),
         Setting(LeverKind.QUEUE, "sdz", "nr_requests", 8),
         Setting(LeverKind.PACE, "/none.service", "8:0", 1),
+        Setting(LeverKind.BDI, "8:0", "read_ahead_kb", 8),
+        Setting(LeverKind.QUEUE, "sda/../sdb", "nr_requests", 8),
     ],
 )
 def test_no_such_target_is_an_error_not_a_crash(
@@ -334,7 +336,7 @@ def test_kernel_with_the_wrong_unit_is_found_out(
     actuator = started(plain, path)
     actions = settle(actuator, *CAP)
     assert len(actions) == 3 and not any(action.ok for action in actions)
-    told = "Invalid argument" if scale > 2 else "min_ratio_fine reads back as 20000 instead of 10000"
+    told = "Invalid argument" if scale > 2 else "reads back as 20000 instead of 10000"
     assert all(told in str(action.error) for action in actions)
     assert plain.bdis["8:0"] == BDI and load(path) is None
 

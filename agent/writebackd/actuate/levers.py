@@ -139,6 +139,10 @@ class Levers:
         wanted = {
             lever_of(each): each for each in settings if lever_of(each) not in self._left
         }
+        strange = [lever for lever in wanted if not levers.is_lever(lever)]
+        actions += self._fail_all(strange, wanted, "there is no such lever")
+        for lever in strange:
+            del wanted[lever]
         self._adopted -= set(wanted)
         threshold, problem = self._threshold(wanted)
         actions += self._test_new(wanted, threshold, problem)
