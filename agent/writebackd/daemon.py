@@ -143,7 +143,8 @@ class Daemon:
             for message in self._actuator.start():
                 log.info("%s", message)
             adopted = self._actuator.held_limit_bytes
-            if adopted is not None and self._memory.mode is Mode.ENFORCE:
+            held = adopted is not None or self._actuator.levers.entries
+            if held and self._memory.mode is Mode.ENFORCE:
                 self._memory = replace(
                     self._memory,
                     limit_bytes=adopted,

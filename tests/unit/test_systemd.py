@@ -69,7 +69,7 @@ def test_directories_are_the_programs_own() -> None:
 def test_limits_can_be_written_and_nothing_else() -> None:
     unit = settings()
     assert unit["ProtectKernelTunables"] == ["yes"]
-    assert unit["ReadWritePaths"] == ["/proc/sys/vm"]
+    assert unit["ReadWritePaths"] == ["/proc/sys/vm /sys/devices"]
 
 
 def test_mounts_stay_visible() -> None:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Work in children: what came of it is told, and nobody waits longer than allowed."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from writebackd.kernel.children import ChildError, Job, Run, Work, write_in_child
+
+
+def done(work: Work, limit_s: float = 10.0) -> Job:
+    job = Job(work, limit_s)
+    job.wait(20.0)
+    assert not job.busy and job.decided
+    return job
+
+
+def test_value_is_written_in_one_piece(tmp_path: Path) -> None:
+    file = tmp_path / "nr requests; $(x)"
+    file.write_text("something longer")
+    assert done(write_in_child(str(file), "64")).failure() is None
+    assert file.read_text() == "64"
+
+
+def test_missing_file_is_an_error_and_not_made(tmp_path: Path) -> None:
+    failure = done(write_in_child(str(tmp_path / "none"), "64")).failure()
+    assert isinstance(failure, FileNotFoundError)
+    assert os.listdir(tmp_path) == []
+
+
+def test_errno_of_the_write_comes_back() -> None:
+    failure = done(write_in_child("/dev/full", "64")).failure()
+    assert isinstance(failure, OSError) and failure.strerror == "No space left on device"
+
+
+def test_child_without_the_daemons_surroundings(tmp_path: Path) -> None:
+    os.environ["LC_MESSAGES"], old = "de_DE.UTF-8", os.environ.get("LC_MESSAGES")
+    seen = []
+
+    def work(run: Run) -> None:
+        seen.append(run(("/bin/sh", "-c", "env; echo problem >&2; exit 3")))
+
+    try:
+        assert done(work).failure() is None
+    finally:
+        del os.environ["LC_MESSAGES"]
+        if old is not None:
+            os.environ["LC_MESSAGES"] = old
+    (ended,) = seen
+    assert (ended.code, ended.errors) == (3, "problem\n")
+    assert "LC_ALL=C\n" in ended.output and "LC_MESSAGES" not in ended.output
+
+
+def test_what_takes_too_long_is_told_and_killed() -> None:
+    def work(run: Run) -> None:
+        run(("/bin/sleep", "60"))
+
+    begun = time.monotonic()
+    job = Job(work, 0.2)
+    assert time.monotonic() - begun < 0.2 and job.busy and not job.decided
+    job.wait(20.0)
+    assert time.monotonic() - begun < 10
+    failure = job.failure()
+    assert isinstance(failure, ChildError) and "not done within 0.2 s" in str(failure)
+
+
+def test_work_that_cannot_be_interrupted_is_decided_but_busy() -> None:
+    """As a child in the kernel, which no signal reaches."""
+    job = Job(lambda run: time.sleep(0.6), 0.1)
+    job.wait(0.2)
+    assert job.busy and job.decided and isinstance(job.failure(), ChildError)
+    job.wait(20.0)
+    assert job.failure() is None
+
+
+def test_missing_program_is_an_error() -> None:
+    def work(run: Run) -> None:
+        run(("no-such-program",))
+
+    failure = done(work).failure()
+    assert isinstance(failure, FileNotFoundError)
