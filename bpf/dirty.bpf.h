@@ -62,7 +62,9 @@ static __always_inline int note_dirty(struct address_space *mapping)
 	if (entry) {
 		entry->bytes = bytes;
 		entry->dev = inode_dev(mapping->host);
-		/* Every time: a shell's child has the shell's name until exec. */
+		/* Every time: a shell's child has the shell's name until exec, and a
+		 * service's process its manager's cgroup until it is moved. */
+		entry->cgroup_id = bpf_get_current_cgroup_id();
 		bpf_get_current_comm(entry->comm, sizeof(entry->comm));
 	}
 	return 0;

@@ -23,6 +23,29 @@ struct {
 
 static const struct sync_stats no_syncs;
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct cgroup_key);
+	__type(value, struct cgroup_syncs);
+} cgroup_syncs SEC(".maps");
+
+static __always_inline void note_syncing_cgroup(__u32 dev, __u64 now)
+{
+	struct cgroup_key key = { .cgroup_id = bpf_get_current_cgroup_id(), .dev = dev };
+	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	struct cgroup_syncs *entry = bpf_map_lookup_elem(&cgroup_syncs, &key);
+
+	if (entry) {
+		__sync_fetch_and_add(&entry->count, 1);
+		entry->last_ns = now;
+		entry->tgid = tgid;
+		return;
+	}
+	struct cgroup_syncs first = { .count = 1, .last_ns = now, .tgid = tgid };
+	bpf_map_update_elem(&cgroup_syncs, &key, &first, BPF_ANY);
+}
+
 static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
 {
 	__u32 tid = bpf_get_current_pid_tgid();
@@ -42,6 +65,7 @@ static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
 			open->dev = dev;
 		return;
 	}
+	note_syncing_cgroup(dev, start.start_ns);
 	if (bpf_map_update_elem(&syncs_inflight, &tid, &start, BPF_ANY))
 		__sync_fetch_and_add(&shared.sync_lost, 1);
 }

@@ -74,6 +74,21 @@ struct sync_start {
 	__u16 pad;
 };
 
+/* Syncs that a cgroup has begun, of any kind, per filesystem device.  Begun, not
+ * done: one that is stuck tells as well that its caller waits. */
+struct cgroup_key {
+	__u64 cgroup_id;
+	__u32 dev;
+	__u32 pad;
+};
+
+struct cgroup_syncs {
+	__u64 count;
+	__u64 last_ns; /* tells an entry that was thrown out and came back */
+	__u32 tgid; /* of the last one: user space finds the cgroup's path by it */
+	__u32 pad;
+};
+
 /* A thread that dirties pages or sleeps for it; key is the thread id. */
 struct dirtier {
 	__u64 task_start_ns; /* tells a reused thread id */

@@ -146,7 +146,8 @@ class Daemon:
             for message in self._actuator.start():
                 log.info("%s", message)
             adopted = self._actuator.held_limit_bytes
-            if adopted is not None and self._memory.mode is Mode.ENFORCE:
+            held = adopted is not None or self._actuator.levers.entries
+            if held and self._memory.mode is Mode.ENFORCE:
                 self._memory = replace(
                     self._memory,
                     limit_bytes=adopted,
@@ -200,6 +201,7 @@ class Daemon:
             if self._topology.refresh():
                 self._renew_probe_if_blind()
             self._take_loaded_policy()
+            self._sampler.watch_cgroups = self.policy.levers.pace
             sample = self._sampler.read(
                 now, time.time(), dt or self._options.interval_s, self._actions
             )

@@ -87,6 +87,14 @@ class Histogram:
         first = bisect_left(BUCKET_EDGES_S, threshold_s)
         return sum([count for index, count in self.buckets if index >= first]) / total
 
+    def mean(self) -> Optional[float]:
+        """Mean in seconds, each value taken as the middle of its bucket; None when empty."""
+        total = self.total
+        if not total:
+            return None
+        edges = BUCKET_EDGES_S
+        return sum(n * (edges[i] + edges[i + 1]) / 2 for i, n in self.buckets) / total
+
     def __add__(self, other: "Histogram") -> "Histogram":
         if not (self.buckets and other.buckets):
             return self if self.buckets else other
@@ -208,6 +216,31 @@ class TaskSample:
 
 
 @dataclass(frozen=True)
+class CgroupControl:
+    """What the files of a cgroup say; read for those that flood, or flooded lately."""
+
+    # Lines of io.max, (devno, limits): ("8:0", "rbps=max wbps=1048576 riops=max wiops=max").
+    # None: the io controller is not enabled for it.
+    io_max: Optional[Tuple[Tuple[str, str], ...]]
+    written: Tuple[Tuple[str, int], ...] = ()  # bytes in this tick by devno (io.stat)
+    delegated: bool = False  # it, or one above it, was handed to somebody else (Delegate=)
+
+
+@dataclass(frozen=True)
+class CgroupSample:
+    """What the processes of one cgroup did to one device in one tick."""
+
+    cgroup_id: int
+    path: Optional[str]  # below the v2 root, "/" for the root; None where it is not known
+    device: Optional[str]
+    dirtied_bytes: int = 0
+    throttled_s: float = 0.0
+    syncs: int = 0  # begun, of any kind
+    own: bool = False  # the daemon's own cgroup
+    control: Optional[CgroupControl] = None  # None: not read
+
+
+@dataclass(frozen=True)
 class VmLimits:
     """The four files of the global pair; in each pair the form not in use is 0."""
 
@@ -290,6 +323,7 @@ class Sample:
     vm: VmState
     devices: Tuple[DeviceSample, ...]
     tasks: Tuple[TaskSample, ...] = ()
+    cgroups: Tuple[CgroupSample, ...] = ()
     actions: Tuple[Action, ...] = ()
     foreign: Tuple[ForeignWrite, ...] = ()
     errors: Tuple[str, ...] = ()  # what could not be read this tick
@@ -501,6 +535,37 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class PaceMemory:
+    """What is remembered of pacing on one disk; see control/pace.py."""
+
+    rate: Optional[float] = None  # of all paced cgroups together; None: nobody is paced
+    rates: Mapping[str, int] = field(default_factory=dict)  # by path: what was asked for
+    began_s: float = float("-inf")
+    room: Optional[float] = None  # bytes per second that the disk is known to drain for them
+    limit_bytes: Optional[int] = None  # the global limit that goes with it
+    step_s: float = float("-inf")  # when the rate was last moved
+    slow_ticks: int = 0  # in a row, while paced: with a full cache; before: with slow syncs
+    bad_rate: float = float("inf")  # at which the cache was last seen to fill up
+    bad_s: float = float("-inf")
+    unclear_s: float = float("-inf")  # when a write was last seen to wait for the cache
+    sync_rate: float = 0.0  # bytes per second of syncs and journals, smoothed
+    background_rate: float = 0.0  # bytes per second of the flusher, smoothed
+    used: Mapping[str, float] = field(default_factory=dict)  # by path: written, smoothed
+    wrote_s: float = float("-inf")  # when one of them last wrote
+    unset_ticks: int = 0  # in a row, that the kernel's files do not show what was asked for
+    stray_ticks: int = 0  # in a row, with a flood of others that cannot be paced
+    # Latencies of fsync: under the limit alone where it had settled (empty: not known), and
+    # in the window under pace that runs now.
+    before: Histogram = Histogram()
+    under: Histogram = Histogram()
+    under_s: float = float("-inf")  # since when
+    proved_s: float = float("-inf")  # when it was last seen to help
+    doubted_s: float = float("-inf")  # when a try before the limit settled was not enough
+    barred_until_s: float = float("-inf")
+    barred_why: str = ""
+
+
+@dataclass(frozen=True)
 class Memory:
     """All state of the pure core; same policy, memory and sample: same decision."""
 
@@ -513,4 +578,7 @@ class Memory:
     hold_until_s: float = float("-inf")  # limits adopted from an earlier run stay so long
     pin_bytes: Optional[int] = None
     mode: Mode = Mode.ENFORCE
+    paces: Mapping[str, PaceMemory] = field(default_factory=dict)  # by devno of the disk
+    # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
+    syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
     yielded: Optional[str] = None  # whose value stands, in words

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from fake_levers import FakeLevers
 from fake_vm import SYSCTL, Crash
 from limit_cases import MIB
 from tests.kernel.scratch import Scratch, run, scratch_disk
+from tests.kernel.test_daemon import Running, wait_for
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
@@ -34,6 +36,7 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access("/sys/class/bdi", os.W_OK), reason="needs root"
 )
 PAIR = (64 * MIB, 32 * MIB)
+GLOBAL = [SYSCTL + name for name in LEVERS]
 
 
 @pytest.fixture(autouse=True)
@@ -339,6 +342,79 @@ def test_foreign_change_is_seen_whatever_the_file(disk: Scratch, path: Path) -> 
         actuator.take_over()
     actuator.finish()
     assert state(disk) == found
+
+
+# The daemon with a law that asks for what is in the environment.
+DAEMON = """
+import json, os, sys
+from dataclasses import replace
+from writebackd import daemon
+from writebackd.cli.daemon import main
+from writebackd.model import LeverKind, Setting
+
+law = daemon.decide
+wishes = [Setting(LeverKind(kind), *rest) for kind, *rest in json.loads(os.environ["WISHES"])]
+
+def decide(*args):
+    decision, memory = law(*args)
+    return replace(decision, settings=tuple(wishes)), memory
+
+daemon.decide = decide
+sys.exit(main())
+"""
+
+
+def test_daemon_sets_them_and_brings_them_home_however_it_ends(
+    disk: Scratch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = state(disk)
+    wanted = [(w.kind.value, w.target, w.name, w.value) for w in wishes(disk)]
+    monkeypatch.setenv("WISHES", json.dumps(wanted))
+    program = [sys.executable, "-c", DAEMON]
+    requests = f"/sys/block/{disk.device}/queue/nr_requests"
+    strict = f"/sys/class/bdi/{disk.devno}/strict_limit"
+
+    def all_set() -> bool:
+        now = state(disk)
+        return all(now[name] != found[name] for name in found if name not in GLOBAL)
+
+    daemons: List[Running] = []
+
+    def running() -> Running:
+        options = ("--device", disk.device, "--probe", "procfs")
+        daemons.append(Running(tmp_path, *options, program=program))
+        wait_for(all_set)
+        return daemons[-1]
+
+    try:
+        daemon = running()
+        daemon.process.kill()
+        daemon.process.wait()
+        assert all_set()
+        code, answer, _ = daemon.ctl("restore")
+        assert (code, answer["status"]) == (0, "restored") and state(disk) == found
+
+        daemon = running()
+        daemon.process.kill()
+        daemon.process.wait()
+        daemon = running()
+        assert f"adopted queue {disk.device} nr_requests=8" in daemon.log.read_text()
+        Path(requests).write_text("32")
+        wait_for(lambda: "nr_requests was set to 32: let go" in daemon.log.read_text())
+        assert Path(strict).read_text().strip() == "1"
+        assert daemon.ctl("observe")[0] == 0
+        wait_for(lambda: state(disk) == {**found, requests: "32"})
+        assert daemon.ctl("enforce")[0] == 0
+        wait_for(all_set)
+        daemon.process.terminate()
+        daemon.process.wait()
+        assert state(disk) == {**found, requests: "32"}
+        Path(requests).write_text(found[requests])
+    finally:
+        for daemon in daemons:
+            if daemon.process.poll() is None:
+                daemon.process.terminate()
+                daemon.process.wait()
 
 
 # -- a disk that hangs -------------------------------------------------------------------

@@ -15,9 +15,16 @@ from typing import Dict, Iterator, Tuple
 import pytest
 
 from tests.kernel.scratch import Scratch, run, scratch_disk
+from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
-from writebackd.kernel.probe import BpfProbe, NoSuchProbe, ProcfsProbe, object_image, open_probe
+from writebackd.kernel.probe import (
+    BpfProbe,
+    NoSuchProbe,
+    ProcfsProbe,
+    object_image,
+    open_probe,
+)
 from writebackd.kernel.readers import Reading
 from writebackd.model import ClassSample, IoClass, SyncSample
 
@@ -223,6 +230,33 @@ def test_latencies_are_those_that_the_caller_waits(disk: Scratch, probe: BpfProb
 
     low = sum(n * BUCKET_EDGES_S[i] for i, n in histogram.buckets)
     assert 0.5 * spent < low < spent
+
+
+def test_syncs_and_dirtied_bytes_are_told_by_cgroup(disk: Scratch, probe: BpfProbe) -> None:
+    mount = cgroup2_mount(KernelFiles())
+    if mount is None:
+        pytest.skip("no cgroup v2 is mounted on this host")
+    group = Path(mount) / f"writebackd-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        path = prepared(disk)
+        read(probe)
+        code = (
+            "import os, sys\n"
+            "open(sys.argv[2], 'w').write(str(os.getpid()))\n"
+            "fd = os.open(sys.argv[1], os.O_RDWR)\n"
+            "for n in range(5):\n"
+            "    os.pwrite(fd, bytes(1 << 20), n << 20)\n"
+            "    os.fdatasync(fd) if n % 2 else os.fsync(fd)\n"
+        )
+        subprocess.run([sys.executable, "-c", code, str(path), f"{group}/cgroup.procs"], check=True)
+        found = read(probe).cgroups.get((group.stat().st_ino, disk.devno))
+    finally:
+        group.rmdir()
+    assert found is not None
+    assert found.syncs == 5
+    # Up to a grain behind; a large folio is dirtied as a whole.
+    assert (4 << 20) <= found.dirtied_bytes <= (8 << 20)
 
 
 def test_who_dirties_is_named_with_its_bytes(disk: Scratch, probe: BpfProbe) -> None:

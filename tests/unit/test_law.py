@@ -354,6 +354,15 @@ def test_a_foreign_write_ends_the_hold() -> None:
     assert "somebody else set dirty_bytes=99" in decision.reason
 
 
+def test_a_foreign_change_of_another_lever_does_not_end_it() -> None:
+    host = plant(flood=True)
+    host.run(10)
+    sample = replace(host.sample(), foreign=(ForeignWrite("queue sda nr_requests", "99"),))
+    estimates, memory = estimate(POLICY, host.memory, sample)
+    decision, memory = decide(POLICY, memory, sample, estimates)
+    assert memory.yielded is None and decision.limit_bytes is not None
+
+
 def test_same_policy_memory_and_sample_same_decision() -> None:
     host = plant(flood=True)
     host.run(10)

@@ -240,6 +240,8 @@ def test_fewer_requests_than_the_kernel_takes_are_its_least(
         Setting(LeverKind.BDI, "8:99", "max_bytes", MIB),
         Setting(LeverKind.QUEUE, "sdz", "nr_requests", 8),
         Setting(LeverKind.PACE, "/none.service", "8:0", 1),
+        Setting(LeverKind.BDI, "8:0", "read_ahead_kb", 8),
+        Setting(LeverKind.QUEUE, "sda/../sdb", "nr_requests", 8),
     ],
 )
 def test_no_such_target_is_an_error_not_a_crash(
@@ -271,6 +273,15 @@ def test_drift_of_the_threshold_is_not_worth_a_write(plain: FakeLevers, path: Pa
     assert settle(actuator, *CAP) == ()
     plain.available = plain.available * 100 // 105
     assert {a.lever for a in settle(actuator, *CAP)} == {"bdi 8:0 max_bytes", "bdi 8:0 min_bytes"}
+
+
+def test_both_fractions_are_taken_anew_together(plain: FakeLevers, path: Path) -> None:
+    """A minimum of today's bytes may be above a maximum of yesterday's."""
+    actuator = started(plain, path)
+    settle(actuator, *bdi_settings(8 * MIB, 4 * MIB))
+    plain.available = plain.available * 99 // 100
+    assert [a for a in settle(actuator, *CAP) if not a.ok] == []
+    assert plain.bdis["8:0"]["min_ratio_fine"] == plain.bdis["8:0"]["max_ratio_fine"]
 
 
 @pytest.mark.parametrize("steps", [(8, 2), (2, 8), (8, 8, 1)])
@@ -317,11 +328,16 @@ def test_self_test_leaves_no_trace(plain: FakeLevers) -> None:
     assert plain.bdis["8:0"] == BDI and len(plain.writes) == 4
 
 
-def test_kernel_with_the_wrong_unit_is_found_out(plain: FakeLevers, path: Path) -> None:
-    plain.min_scale = 10_000
+@pytest.mark.parametrize("scale", [2, 10_000])
+def test_kernel_with_the_wrong_unit_is_found_out(
+    plain: FakeLevers, path: Path, scale: int
+) -> None:
+    plain.min_scale = scale
     actuator = started(plain, path)
     actions = settle(actuator, *CAP)
     assert len(actions) == 3 and not any(action.ok for action in actions)
+    told = "Invalid argument" if scale > 2 else "reads back as 20000 instead of 10000"
+    assert all(told in str(action.error) for action in actions)
     assert plain.bdis["8:0"] == BDI and load(path) is None
 
 
@@ -346,6 +362,30 @@ def test_self_test_tells_why(
     assert plain.bdis["8:0"] == before
 
 
+def test_self_test_that_cannot_put_back_is_put_right_later(
+    plain: FakeLevers, path: Path
+) -> None:
+    actuator = started(plain, path)
+    count = 0
+
+    def break_down(name: str) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            plain.write_errors = {FINE: (errno.EIO, False), FINE_MIN: (errno.EIO, False)}
+
+    plain.before_write = break_down
+    assert not any(action.ok for action in actuator.apply_settings(CAP))
+    assert plain.bdis["8:0"]["max_ratio_fine"] == bdi.TEST_MAX and load(path) is not None
+    plain.write_errors = {}
+    settle(actuator, *CAP)
+    assert plain.bdis["8:0"] == BDI and load(path) is None
+    actuator.levers.take_over()  # or 30 s
+    assert all(action.ok for action in settle(actuator, *CAP))
+    assert plain.bdis["8:0"]["strict_limit"] == 1
+
+
+FINE_MIN = "/sys/class/bdi/8:0/min_ratio_fine"
 STATS = "/sys/kernel/debug/bdi/8:0/stats"
 FINE = "/sys/class/bdi/8:0/max_ratio_fine"
 
@@ -444,6 +484,15 @@ def test_systemd_that_does_not_answer_is_told_and_tried_again_at_exit(
     assert load(path) is None
 
 
+def test_without_io_max_there_is_no_limit_where_systemd_turns_it_on(files: FakeLevers) -> None:
+    files.errors = {f"{CGROUPS}{UNIT}/io.max": errno.ENOENT}
+    if files.units is not None:
+        assert cgroups.read(files, UNIT, "8:0") == "max"
+        files.rmdir(UNIT)
+    with pytest.raises(FileNotFoundError):
+        cgroups.read(files, UNIT, "8:0")
+
+
 def test_who_owns_a_cgroup(plain: FakeLevers) -> None:
     assert cgroups.owner(plain, UNIT) is None
     plain.boot_systemd()
@@ -467,13 +516,19 @@ def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers, path: Path) -> None
     ledger = load(path)
     assert ledger and ledger.levers[0].written == ("64", "8")
     # What holds the queue also holds whoever reads it.
-    plain.errors = {f"/sys/block/sda/queue/{n}": errno.EIO for n in plain.queues["sda"]}
+    read, seen = plain.read, []
+
+    def look(name: str) -> str:
+        seen.append(name)
+        return read(name)
+
+    plain.read = look  # type: ignore[method-assign]
     assert actuator.levers.foreign() == ()
     plain.jobs[0].overdue = True
     (late,) = settle(actuator, NR, SECTORS)
     assert late.error == "not done within 5 s" and len(plain.jobs) == 1
     assert actuator.restore() == () and len(plain.jobs) == 1
-    plain.errors = {}
+    assert not [name for name in seen if "/queue/" in name]
     plain.release()
     assert plain.queues["sda"]["nr_requests"] == 8
     settle(actuator)
@@ -547,6 +602,23 @@ def test_foreign_value_of_this_very_tick_is_not_overwritten(
     assert "somebody else set 0" in str(action.error)
     assert plain.flush["dirty_writeback_centisecs"] == 0
     assert [w.value for w in actuator.levers.foreign()] == ["0"]
+
+
+def test_foreign_value_is_not_overwritten_on_the_way_home(plain: FakeLevers, path: Path) -> None:
+    actuator = started(plain, path)
+    settle(actuator, FLUSH)
+    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
+    assert actuator.apply_settings(()) == ()
+    assert plain.flush["dirty_writeback_centisecs"] == 0
+    assert [w.value for w in actuator.levers.foreign()] == ["0"]
+
+
+def test_limits_that_were_never_ours_are_not_spoken_of(plain: FakeLevers, path: Path) -> None:
+    settle(started(plain, path), FLUSH)
+    plain.sysctl("dirty_ratio", 33)
+    result = restore_from_ledger(plain, path)
+    assert result.status == "restored" and len(result.lines) == 1
+    assert plain.limits.dirty_ratio == 33
 
 
 def test_restore_without_the_daemon_leaves_a_foreign_value(
@@ -709,6 +781,16 @@ def test_keep_is_about_the_limits(plain: FakeLevers, path: Path) -> None:
     assert plain.limits == VmLimits(PAIR[0], 0, PAIR[1], 0) and plain.bdis["8:0"] == BDI
     ledger = load(path)
     assert ledger and ledger.levers == () and ledger.written == (PAIR,)
+
+
+def test_a_changed_wish_for_the_exit_is_told_without_a_limit_held(
+    plain: FakeLevers, path: Path
+) -> None:
+    actuator = started(plain, path)
+    settle(actuator, FLUSH)
+    actuator.set_on_exit("keep")
+    ledger = load(path)
+    assert ledger and ledger.on_exit == "keep" and len(ledger.levers) == 1
 
 
 def test_killed_with_keep_the_levers_go_home_alone(plain: FakeLevers, path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd.actuate.ledger import LeverEntry
 from writebackd.actuate.outcome import Outcome, explain
@@ -65,7 +65,7 @@ class Levers:
         self._save = save
         self._entries: Dict[Lever, LeverEntry] = {}
         self._saved: Tuple[LeverEntry, ...] = ()
-        self._adopted: Dict[Lever, int] = {}
+        self._adopted: Set[Lever] = set()
         self._left: Dict[Lever, Optional[int]] = {}  # to others, with its identity
         self._pending: Dict[Lever, _Pending] = {}
         # Until when a value (None: the original) is not tried again.
@@ -95,7 +95,9 @@ class Levers:
                 continue
             if current is None or current in entry.written:
                 self._entries[lever] = entry
-                self._adopted[lever] = entry.identity
+                self._adopted.add(lever)
+                if lever.kind is LeverKind.BDI:
+                    self._tested[lever.target] = entry.identity  # by that run
                 messages.append(f"adopted {lever}={_say(lever, current)}")
             else:
                 messages.append(f"{lever}={_say(lever, current)} was set by somebody else")
@@ -137,8 +139,11 @@ class Levers:
         wanted = {
             lever_of(each): each for each in settings if lever_of(each) not in self._left
         }
-        for lever in wanted:
-            self._adopted.pop(lever, None)
+        strange = [lever for lever in wanted if not levers.is_lever(lever)]
+        actions += self._fail_all(strange, wanted, "there is no such lever")
+        for lever in strange:
+            del wanted[lever]
+        self._adopted -= set(wanted)
         threshold, problem = self._threshold(wanted)
         actions += self._test_new(wanted, threshold, problem)
         plan = self._plan_home(
@@ -223,10 +228,11 @@ class Levers:
         actions: List[Action] = []
         for target in sorted({lever.target for lever in self._bdi(wanted)}):
             group = [lever for lever in self._bdi(wanted) if lever.target == target]
-            if any(lever in self._entries for lever in group) or problem:
+            identity = levers.identity(self._files, group[0])
+            if problem or (identity is not None and self._tested.get(target) == identity):
                 continue
             waits = all(self._waits(lever, wanted[lever].value) for lever in group)
-            trouble = None if waits else self._test(target, threshold)
+            trouble = None if waits else self._test(target, identity, threshold)
             if trouble:
                 actions += self._fail_all(group, wanted, trouble)
             if trouble or waits:
@@ -234,14 +240,13 @@ class Levers:
                     del wanted[lever]
         return actions
 
-    def _test(self, target: str, threshold: int) -> Optional[str]:
+    def _test(self, target: str, identity: Optional[int], threshold: int) -> Optional[str]:
         """The self-test, before the first use of a BDI; why it cannot be used."""
         names = [Lever(LeverKind.BDI, target, name) for name in ("max_bytes", "min_bytes")]
-        identity = levers.identity(self._files, names[0])
         if identity is None:
             return "there is no such device"
-        if self._tested.get(target) == identity:
-            return None
+        if any(lever in self._entries for lever in names):
+            return "what an earlier test wrote is still on its way home"
         for lever, value in zip(names, (bdi.TEST_MAX, bdi.TEST_MIN)):
             original = self._read(lever)
             if original is not None:
@@ -400,7 +405,8 @@ class Levers:
         entry = self._entries[lever]
         found = self._read(lever)
         if found == change.text or (found is None and problem is None and change.wanted is None):
-            self._refused.pop(lever, None)
+            if self._refused.get(lever, (None, 0.0))[0] == change.wanted:
+                self._refused.pop(lever, None)
             if change.wanted is None:
                 del self._entries[lever]
             else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.law import Want, decide_device
+from writebackd.control.pace import pace
 from writebackd.control.ramp import near, next_background, next_limit
 from writebackd.model import (
     Decision,
@@ -67,6 +68,8 @@ def decide(
             for want in wants
         ]
 
+    paced = pace(policy, memory, sample, estimates, wants)
+    wants, memory = paced.wants, paced.memory
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
     goal, reason = _arbitrate(wants, remembered, memory, sample.time_s)
@@ -76,7 +79,7 @@ def decide(
         goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
     if goal is None:
         memory = replace(memory, limit_bytes=None, goal_bytes=None, background_bytes=None)
-        return Decision(None, None, None, reason, devices), memory
+        return Decision(None, None, None, reason, devices, paced.settings), memory
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     speeds_up = hurry and not memory.hurry
     if memory.pin_bytes is None and near(goal, memory.goal_bytes):
@@ -110,7 +113,7 @@ def decide(
         hurry=hurry,
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
     )
-    return Decision(limit, background, goal, reason, devices, hurry=hurry), memory
+    return Decision(limit, background, goal, reason, devices, paced.settings, hurry), memory
 
 
 def _drain_rate(sample: Sample, estimates: Mapping[str, Estimate]) -> float:

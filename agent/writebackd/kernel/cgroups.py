@@ -18,6 +18,7 @@ from writebackd.kernel.children import ChildError, Run, Work
 from writebackd.kernel.files import KernelFiles
 
 NO_LIMIT = "max"
+_USUAL = "/sys/fs/cgroup"
 _KEY = "wbps"
 _UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 # systemd applies a property after it has answered.
@@ -36,6 +37,10 @@ def cgroup2_mount(files: KernelFiles) -> Optional[str]:
 
 def directory(files: KernelFiles, cgroup: str) -> str:
     """The directory of a cgroup path. Raises FileNotFoundError without cgroup v2."""
+    # Its usual place, because a host with many containers has as many mounts,
+    # and this is asked for each pace in every tick.
+    if files.inode(f"{_USUAL}/cgroup.controllers") is not None:
+        return _USUAL + cgroup
     mount = cgroup2_mount(files)
     if mount is None:
         raise FileNotFoundError(2, "cgroup v2 is not mounted", cgroup)

@@ -24,6 +24,10 @@ SYNC_COUNTS = struct.Struct("=QQQ")
 SYNC_STATS_SIZE = SYNC_COUNTS.size + 2 * HIST.size
 # struct sync_start: start_ns, dev, kind, owner
 SYNC_START = struct.Struct("=QIBB2x")
+# struct cgroup_key: cgroup_id, dev
+CGROUP_KEY = struct.Struct("=QI4x")
+# struct cgroup_syncs: count, last_ns, tgid
+CGROUP_SYNCS = struct.Struct("=QQI4x")
 # struct dirtier
 DIRTIER = struct.Struct("=QQQQQIII16s4x")
 
@@ -56,6 +60,7 @@ VALUE_SIZES = {
     "queue_slots": QUEUE_SLOT_SIZE,
     "syncs": SYNC_STATS_SIZE,
     "syncs_inflight": SYNC_START.size,
+    "cgroup_syncs": CGROUP_SYNCS.size,
     "dirtiers": DIRTIER.size,
     ".rodata.config": C.sizeof(ProbeConfig),
     ".bss": STATE_SIZE,

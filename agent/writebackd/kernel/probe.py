@@ -18,7 +18,15 @@ from typing import List, Optional, Sequence, Tuple, Union
 from writebackd.kernel import hooks, layout, libbpf
 from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.readers import BlockReader, Reading, SharedState, SyncReader, TaskReader
+from writebackd.kernel.readers import (
+    BlockReader,
+    CgroupSyncReader,
+    Reading,
+    SharedState,
+    SyncReader,
+    TaskReader,
+    together,
+)
 from writebackd.model import ProbeInfo
 
 log = logging.getLogger(__name__)
@@ -127,6 +135,7 @@ class BpfProbe:
             self._mapped("io_slots"), self._mapped("queue_slots") if queue_latency else None, sizes
         )
         self._syncs = SyncReader(obj.map("syncs"), obj.map("syncs_inflight"))
+        self._cgroups = CgroupSyncReader(obj.map("cgroup_syncs"))
         self._tasks = TaskReader(obj.map("dirtiers"))
         self._state = SharedState(self._mapped(".bss"))
         self._map_bytes = sum(bpf_map.memory_bytes() for bpf_map in obj.maps())
@@ -170,6 +179,7 @@ class BpfProbe:
             classes=self._blocks.read(),
             syncs=self._syncs.read(),
             tasks=self._tasks.read(),
+            cgroups=together(self._cgroups.read(), self._tasks.cgroups),
             writers=self._state.writers(),
         )
         if self._blocks.unstamped and not self._issue_attached and self.choice.issue:

@@ -34,12 +34,35 @@ MOST_TASKS = 64
 
 
 @dataclass(frozen=True)
+class CgroupReading:
+    """What a cgroup did to one filesystem device in a tick; `pid` is one of its processes."""
+
+    dirtied_bytes: int = 0
+    throttled_s: float = 0.0
+    syncs: int = 0
+    pid: int = 0
+
+    def __add__(self, other: "CgroupReading") -> "CgroupReading":
+        return CgroupReading(
+            self.dirtied_bytes + other.dirtied_bytes,
+            self.throttled_s + other.throttled_s,
+            self.syncs + other.syncs,
+            other.pid or self.pid,
+        )
+
+
+# By cgroup id and filesystem device ("major:minor"; "0:0" where it is not known).
+CgroupReadings = Dict[Tuple[int, str], CgroupReading]
+
+
+@dataclass(frozen=True)
 class Reading:
     """One tick's differences, by leaf disk ("major:minor") and filesystem device."""
 
     classes: Mapping[str, Mapping[IoClass, ClassSample]] = field(default_factory=dict)
     syncs: Mapping[str, SyncSample] = field(default_factory=dict)
     tasks: Tuple[TaskSample, ...] = ()
+    cgroups: Mapping[Tuple[int, str], CgroupReading] = field(default_factory=dict)
     writers: Tuple[ForeignWrite, ...] = ()  # every write to vm.dirty_*, ours included
 
 
@@ -160,15 +183,41 @@ class SyncReader:
         return result
 
 
+class CgroupSyncReader:
+    """Syncs that were begun since the last read, by cgroup."""
+
+    def __init__(self, cgroup_syncs: libbpf.Map) -> None:
+        self._reader = cgroup_syncs.batch_reader(256)
+        self._last: Dict[bytes, Tuple[int, int]] = {}
+
+    def read(self) -> CgroupReadings:
+        found: CgroupReadings = {}
+        seen: Dict[bytes, Tuple[int, int]] = {}
+        for key, value in self._reader.read():
+            count, last_ns, pid = layout.CGROUP_SYNCS.unpack(value)
+            last = self._last.get(key, (0, 0))
+            seen[key] = (count, last_ns)
+            if last_ns == last[1]:
+                continue
+            # Thrown out of the table and back in: the count began anew.
+            grown = count - last[0] if count > last[0] else count
+            cgroup, dev = layout.CGROUP_KEY.unpack(key)
+            found[cgroup, layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
+        self._last = seen
+        return found
+
+
 class TaskReader:
     """Who dirtied how much and slept how long since the last read, by process."""
 
     def __init__(self, dirtiers: libbpf.Map) -> None:
         self._reader = dirtiers.batch_reader(256)
         self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
+        self.cgroups: CgroupReadings = {}  # of the last read, of all processes
 
     def read(self) -> Tuple[TaskSample, ...]:
         by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
+        self.cgroups = {}
         seen: Dict[bytes, Tuple[int, int, int, int]] = {}
         for tid, value in self._reader.read():
             born, first, size, slept, cgroup, sleeps, pid, dev, comm = layout.DIRTIER.unpack(value)
@@ -180,21 +229,32 @@ class TaskReader:
             seen[tid] = (born, size, slept, sleeps)
             if (size, slept) == last[1:3]:
                 continue
-            by_process.setdefault((pid, layout.devno(dev)), []).append(
-                TaskSample(
-                    pid=pid,
-                    comm=comm.split(b"\0")[0].decode(errors="replace"),
-                    cgroup_id=cgroup,
-                    device=layout.devno(dev) if dev else None,
-                    dirtied_bytes=max(0, size - last[1]),
-                    throttled_s=(slept - last[2]) / 1e9,
-                    throttled=sleeps - last[3],
-                )
+            task = TaskSample(
+                pid=pid,
+                comm=comm.split(b"\0")[0].decode(errors="replace"),
+                cgroup_id=cgroup,
+                device=layout.devno(dev) if dev else None,
+                dirtied_bytes=max(0, size - last[1]),
+                throttled_s=(slept - last[2]) / 1e9,
+                throttled=sleeps - last[3],
+            )
+            by_process.setdefault((pid, layout.devno(dev)), []).append(task)
+            key = (cgroup, layout.devno(dev))
+            self.cgroups[key] = self.cgroups.get(key, CgroupReading()) + CgroupReading(
+                task.dirtied_bytes, task.throttled_s, pid=pid
             )
         self._last = seen
         tasks = [_merge(threads) for threads in by_process.values()]
         tasks.sort(key=lambda task: (task.throttled_s, task.dirtied_bytes), reverse=True)
         return tuple(tasks[:MOST_TASKS])
+
+
+def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
+    """What cgroups did, of two readers."""
+    merged = dict(one)
+    for key, reading in other.items():
+        merged[key] = merged.get(key, CgroupReading()) + reading
+    return merged
 
 
 def _merge(threads: Sequence[TaskSample]) -> TaskSample:

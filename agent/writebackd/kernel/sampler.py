@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from typing import Callable, Dict, Mapping, Optional, Tuple
 
+from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.groups import Cgroups
 from writebackd.kernel.probe import Probe
-from writebackd.kernel.readers import Reading
+from writebackd.kernel.readers import CgroupReading, Reading
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.vm import host_info, read_state
 from writebackd.model import (
     Action,
+    CgroupSample,
     ClassSample,
     Device,
     DeviceSample,
@@ -41,6 +44,8 @@ class Sampler:
         """`excluded` tells why a device is left alone, or None."""
         self.probe = probe
         self.excluded = excluded
+        self.watch_cgroups = False  # read the files of cgroups that flood: pacing needs them
+        self._cgroups = Cgroups(files, cgroup2_mount(files))
         self._files = files
         self._topology = topology
         self._host = host_info(files)
@@ -86,6 +91,7 @@ class Sampler:
             vm=vm,
             devices=tuple(samples),
             tasks=self._named_tasks(reading),
+            cgroups=self._by_cgroup(reading, time_s, dt_s),
             actions=actions,
         )
 
@@ -115,6 +121,49 @@ class Sampler:
                 known = result.get(device.name)
                 result[device.name] = sync if known is None else known + sync
         return result
+
+    def _by_cgroup(
+        self, reading: Optional[Reading], now_s: float, dt_s: float
+    ) -> Tuple[CgroupSample, ...]:
+        """What each cgroup did to each device; one that only holds a path is in it as well."""
+        sums: Dict[Tuple[int, Optional[str]], CgroupReading] = {}
+        for (cgroup_id, number), seen in (reading.cgroups if reading else {}).items():
+            device = self._topology.by_fs(number)
+            key = (cgroup_id, device.name if device else None)
+            sums[key] = sums.get(key, CgroupReading()) + seen
+        paths = {key[0]: self._cgroups.path(key[0], seen.pid) for key, seen in sums.items()}
+        dirtied: Dict[str, float] = {}
+        for (cgroup_id, _), seen in sums.items():
+            path = paths[cgroup_id]
+            if path is not None:
+                dirtied[path] = dirtied.get(path, 0.0) + seen.dirtied_bytes / dt_s
+        control = self._cgroups.control(dirtied, now_s) if self.watch_cgroups else {}
+        found = [
+            CgroupSample(
+                cgroup_id=cgroup_id,
+                path=paths[cgroup_id],
+                device=device_name,
+                dirtied_bytes=seen.dirtied_bytes,
+                throttled_s=seen.throttled_s,
+                syncs=seen.syncs,
+                own=paths[cgroup_id] is not None and paths[cgroup_id] == self._cgroups.own,
+                control=control.get(paths[cgroup_id] or ""),
+            )
+            for (cgroup_id, device_name), seen in sums.items()
+        ]
+        # Those that rest for a moment: what they hold, and still write, counts.
+        found += [
+            CgroupSample(
+                cgroup_id=self._cgroups.id(path) or 0,
+                path=path,
+                device=None,
+                own=path == self._cgroups.own,
+                control=held,
+            )
+            for path, held in control.items()
+            if path not in dirtied
+        ]
+        return tuple(found)
 
     def _named_tasks(self, reading: Optional[Reading]) -> Tuple[TaskSample, ...]:
         """The tasks with their device's name; the busiest with their cgroup's path."""

@@ -255,6 +255,8 @@ class _Merger:
             **{**fields["policy"], "name": self.name},
             limits=schema.Limits(**fields["limits"]),
             objective=schema.Objective(**fields["objective"]),
+            levers=schema.Levers(**fields["levers"]),
+            protect=schema.Protect(**fields["protect"]),
             devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
             probe=schema.Probe(**fields["probe"]),
             origins=dict(self.origins),

@@ -57,6 +57,7 @@ MULTIPLE = Kind("multiple", units.parse_multiple, units.format_multiple, "10x")
 FREQUENCY = Kind("per second", units.parse_frequency, units.format_frequency, "5/s")
 SWITCH = Kind("switch", units.parse_switch, units.format_switch, "on", choices=("on", "off"))
 DEVICES = Kind("devices", units.parse_devices, units.format_devices, "sda dm-*")
+UNITS = Kind("units", units.parse_units, units.format_devices, "ssh.service backup-*.service")
 TEXT = Kind("text", _text, _text, "some text")
 
 
@@ -142,6 +143,14 @@ KEYS: Tuple[Key, ...] = (
         "Queueing delay that the limit allows, limit = drain rate x this, until the host's own "
         "round trip of writeback (tau) is measured.",
         per_device=True),
+    Key("levers", "pace", SWITCH, "off", "", "",
+        "Hold a flooding unit just below the drain rate with `io.max`, where it is another unit "
+        "than the one that syncs and no dirty limit keeps syncs fast."),
+    Key("levers", "pace-share", SHARE, "85%", "10%", "95%",
+        "Paced units together always get this share of what syncs leave of the drain rate."),
+    Key("protect", "units", UNITS, "", "", "",
+        "Units that are never paced, by name, with `*`, `?`, `[...]`. Some never are, named here "
+        "or not: see [pacing](pacing.md).", may_be_empty=True),
     Key("devices", "include", DEVICES, "*", "", "",
         "Devices to manage. A loop device is managed only if a pattern that does not begin with a "
         "wildcard names it."),
@@ -183,6 +192,25 @@ class Objective:
     min_sync_rate: float
     demand_hold_s: float
     allowed_delay_s: float
+
+
+@dataclass(frozen=True)
+class Levers:
+    """[levers]; pace_share is a share (0..1)."""
+
+    pace: bool
+    pace_share: float
+
+
+@dataclass(frozen=True)
+class Protect:
+    """[protect]; globs of unit names."""
+
+    units: Tuple[str, ...]
+
+    def covers(self, unit: str) -> Optional[str]:
+        """The glob that names the unit, None when none does."""
+        return next((glob for glob in self.units if fnmatchcase(unit, glob)), None)
 
 
 @dataclass(frozen=True)
@@ -240,6 +268,8 @@ class Policy:
     on_exit: str
     limits: Limits
     objective: Objective
+    levers: Levers
+    protect: Protect
     devices: Devices
     probe: Probe
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).

@@ -25,6 +25,8 @@ _TIME: Dict[str, Fraction] = {
 # The digits are bounded: Python 3.11 refuses to convert very long ones with a bare ValueError.
 _NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,40})?)[ \t]*([^0-9. \t].*)?")
 _GLOB = re.compile(r"(?:[A-Za-z0-9_.:!*?+@-]|\[!?[A-Za-z0-9-]+\])+")
+# Letters that systemd allows in the name of a unit, and those of a glob.
+_UNIT_GLOB = re.compile(r"(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])+")
 _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
 
 _ON = ("on", "yes", "true")
@@ -194,6 +196,22 @@ def parse_devices(text: str) -> Tuple[str, ...]:
     """Device globs parted by blanks; the same one twice is an error; raises UnitError."""
     globs = tuple(parse_device(word) for word in text.split())
     for glob in globs:
+        if globs.count(glob) > 1:
+            raise UnitError(f"'{shorten(glob)}' is listed twice: remove one")
+    return globs
+
+
+def parse_units(text: str) -> Tuple[str, ...]:
+    """Globs of unit or cgroup names parted by blanks; raises UnitError.
+
+    A cgroup is named as systemd names it, ``postgresql.service``, without a path.
+    """
+    globs = tuple(text.split())
+    for glob in globs:
+        if not _UNIT_GLOB.fullmatch(glob):
+            raise UnitError(
+                f"'{shorten(glob)}' is not a unit: write it like ssh.service or backup-*.service"
+            )
         if globs.count(glob) > 1:
             raise UnitError(f"'{shorten(glob)}' is listed twice: remove one")
     return globs

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which cgroups may not be paced, and why.
+
+Pacing reaches into a unit that somebody else owns.  So whoever waits for his own
+writes, whoever others wait for, and whatever has another master is left alone.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Iterable, Mapping, Optional, Tuple
+
+from writebackd.model import CgroupSample
+from writebackd.policy.schema import Protect
+
+# Somebody who syncs now and then (a backup at the end of a file, a checkpoint
+# every five minutes) waits for his own data while he does.
+SYNCED_LATELY_S = 300.0
+# Everybody waits for the journal and for udev, nobody could log in any more to mend it,
+# and a container's owner sets its limits.
+NEVER: Tuple[str, ...] = (
+    "systemd-*.service", "init.scope", "rsyslog.service", "syslog*.service", "auditd.service",
+    "dbus*.service", "ssh*.service", "ssh*.socket", "writebackd.service",
+    "docker-*.scope", "libpod-*.scope", "crio-*.scope", "cri-containerd-*.scope",
+)  # fmt: skip
+KUBEPODS = "kubepods"
+SESSIONS = ("user.slice", "session-*.scope", "user@*.service")
+
+
+def unit_of(path: str) -> str:
+    """The unit that a cgroup belongs to: the first service or scope of its path, else its name.
+
+    A user's own manager has units below user@1000.service; that one is the host's.
+    """
+    parts = path.strip("/").split("/")
+    for part in parts:
+        if part.endswith((".service", ".scope")):
+            return part
+    return parts[-1]
+
+
+def objection(
+    cgroup: CgroupSample,
+    ours: Iterable[str],
+    syncers: Mapping[int, Tuple[Optional[str], float]],
+    protect: Protect,
+    now_s: float,
+) -> Optional[str]:
+    """Why this cgroup may not be paced, None when it may.
+
+    `ours`: the disks (devno) that it is paced on.
+    """
+    path, control = cgroup.path, cgroup.control
+    if path is None or control is None:
+        return "its cgroup is not known"
+    if path == "/":
+        return "it is in the root cgroup, which has no limits"
+    if cgroup.own:
+        return "it is this daemon"
+    parts, unit = path.strip("/").split("/"), unit_of(path)
+    if any(part.startswith(KUBEPODS) for part in parts):
+        return "Kubernetes owns it"
+    if any(fnmatchcase(part, glob) for part in parts for glob in SESSIONS):
+        return "it is a user's session"
+    for glob in NEVER:
+        if fnmatchcase(unit, glob):
+            return "such a unit is never paced"
+    named = protect.covers(unit)
+    if named is not None:
+        return f"'{named}' in [protect] units names it"
+    if control.delegated:
+        return "it was handed over to its unit (Delegate=)"
+    if control.io_max is None:
+        return "the io controller is off for it (IOAccounting=yes of its unit turns it on)"
+    for devno, limits in control.io_max:
+        words = dict(word.partition("=")[::2] for word in limits.split())
+        free = {**words, "wbps": "max"} if devno in ours else words
+        if any(value != "max" for value in free.values()):
+            return f"it has IO limits of its own ({devno} {limits})"
+    for cgroup_id, (syncer, last_s) in syncers.items():
+        below = syncer is not None and f"{syncer}/".startswith(f"{path}/")
+        if (cgroup_id == cgroup.cgroup_id or below) and now_s - last_s <= SYNCED_LATELY_S:
+            return "it syncs itself, and would wait for its own writes"
+    return None

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""An array with a write cache under a flood that lives in a cgroup of its own.
+
+A tick is ten steps of a cache that takes what comes and drains at the media's rate.  What
+is beyond the cache's room waits, and with it every sync: for the limit's worth of dirty
+pages when the flood is not held, for the paced cgroup's data when `entangled` says that
+commits wait for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, List, Tuple
+
+from plant import AS_FOUND, DISK, HOST, RATIOS, UNLOADED_S, latencies
+from writebackd.control.decide import decide
+from writebackd.estimate.estimate import estimate
+from writebackd.model import (
+    CgroupControl,
+    CgroupSample,
+    ClassSample,
+    Decision,
+    DeviceSample,
+    ForeignWrite,
+    Histogram,
+    IoClass,
+    Memory,
+    Sample,
+    SyncSample,
+    VmState,
+)
+from writebackd.policy.schema import Policy
+
+FLOOD, DATABASE = "/system.slice/backup.service", "/system.slice/postgresql.service"
+CACHE = 256 << 20
+STEPS = 10
+GRAIN = 1 << 20  # below this the limit loses its grip: see docs/control.md
+SYNCS = 2000.0  # per second without anything in the way
+
+
+@dataclass
+class Group:
+    """A cgroup that floods: what it would write, and what its files say."""
+
+    path: str = FLOOD
+    demand: float = 1e9
+    delegated: bool = False
+    foreign: Tuple[Tuple[str, str], ...] = ()
+    controller: bool = True
+    syncs: int = 0
+    cgroup_id: int = 7
+    refuses: bool = False  # io.max cannot be set
+    pace: int = 0
+    written: int = 0
+
+    def sample(self) -> CgroupSample:
+        lines = list(self.foreign)
+        if self.pace:
+            lines.append((DISK.devno, f"rbps=max wbps={self.pace} riops=max wiops=max"))
+        return CgroupSample(
+            self.cgroup_id, self.path, DISK.name, dirtied_bytes=self.written, syncs=self.syncs,
+            control=CgroupControl(
+                io_max=tuple(lines) if self.controller else None,
+                written=((DISK.devno, self.written),),
+                delegated=self.delegated,
+            ),
+        )  # fmt: skip
+
+
+@dataclass
+class PacedPlant:
+    policy: Policy
+    drain_rate: float = 60e6
+    sync_cost: float = 200.0  # bytes of media time that a sync costs: most are overwritten
+    groups: List[Group] = field(default_factory=lambda: [Group()])
+    flooding: bool = True
+    syncing: bool = True
+    entangled_s: float = 0.0  # that every sync waits for paced data
+    limit: int = AS_FOUND
+    background: int = AS_FOUND // 2
+    time_s: float = 1000.0
+    fill: float = 0.0
+    dirty: float = 0.0
+    foreign: Tuple[ForeignWrite, ...] = ()
+    memory: Memory = field(default_factory=Memory)
+
+    def tick(self) -> Decision:
+        sample = self._sample()
+        estimates, memory = estimate(self.policy, self.memory, sample)
+        decision, self.memory = decide(self.policy, memory, sample, estimates)
+        self.limit = decision.limit_bytes if decision.limit_bytes is not None else AS_FOUND
+        self.background = decision.background_bytes or AS_FOUND // 2
+        rates = {setting.target: setting.value for setting in decision.settings}
+        for group in self.groups:
+            if not group.refuses:
+                group.pace = rates.get(group.path, 0)
+        self.time_s += 1.0
+        return decision
+
+    def run(self, ticks: int) -> List[Decision]:
+        return [self.tick() for _ in range(ticks)]
+
+    def calm(self) -> None:
+        """Idle for a while, so that the unloaded latency is known."""
+        self.flooding = False
+        self.run(15)
+        self.flooding = True
+
+    @property
+    def paced(self) -> Dict[str, int]:
+        return {group.path: group.pace for group in self.groups if group.pace}
+
+    @property
+    def rate(self) -> float:
+        return float(sum(self.paced.values()))
+
+    def _sample(self) -> Sample:
+        flood = [min(g.demand, g.pace or g.demand) if self.flooding else 0.0 for g in self.groups]
+        unheld = any(self.flooding and g.demand > 0 and not g.pace for g in self.groups)
+        syncs, full_steps, inflow = 0.0, 0, 0.0
+        for _ in range(STEPS):
+            room = CACHE - self.fill + self.drain_rate / STEPS
+            wanted = sum(flood) / STEPS
+            taken = min(wanted, room)
+            full = wanted + self.syncing * SYNCS / STEPS * self.sync_cost > room
+            wait = UNLOADED_S
+            if full:
+                wait += max(GRAIN, self.limit if unheld else GRAIN) / self.drain_rate
+                full_steps += 1
+            if self.rate:
+                wait += self.entangled_s
+            done = min(SYNCS, 1 / wait) / STEPS if self.syncing else 0.0
+            self.fill = min(
+                CACHE, max(0.0, self.fill + taken + done * self.sync_cost - self.drain_rate / STEPS)
+            )
+            syncs += done
+            inflow += taken
+        for group, rate in zip(self.groups, flood):
+            group.written = int(inflow * rate / max(sum(flood), 1.0))
+        self.dirty = min(self.limit, 1e9) * 0.75 if self.flooding else 0.0
+        return self._seen(inflow, syncs, full_steps / STEPS, unheld)
+
+    def _seen(self, inflow: float, syncs: float, full: float, unheld: bool) -> Sample:
+        slow = UNLOADED_S + max(GRAIN, self.limit if unheld else GRAIN) / self.drain_rate
+        fast = UNLOADED_S + (self.entangled_s if self.rate else 0.0)
+        number = max(1, round(syncs)) if self.syncing else 0
+        # Of a closed loop most are done while there is room.
+        late = number if full >= 1 else round(full * STEPS) * number // (10 * STEPS)
+        histogram = latencies(fast, number - late) + latencies(slow, late)
+        writes = number if full >= 1 else round(number * full)
+        blocks = latencies(0.1e-3, number - writes) + latencies(slow, writes)
+        chunks = int(inflow / (1 << 20))
+        classes = {
+            IoClass.BACKGROUND_WRITE: ClassSample(chunks, int(inflow),
+                                                   latencies(slow if full > 0.5 else 4e-3, chunks)),
+            IoClass.SYNC_WRITE: ClassSample(number, number * 4096, blocks),
+        }
+        cgroups = [group.sample() for group in self.groups]
+        cgroups.append(CgroupSample(3, DATABASE, DISK.name, syncs=number))
+        return Sample(
+            time_s=self.time_s, wall_s=self.time_s, dt_s=1.0, host=HOST,
+            vm=VmState(RATIOS, int(self.dirty), 0, self.limit, self.background),
+            devices=(
+                DeviceSample(
+                    DISK, write_bytes=int(inflow) + number * 4096,
+                    busy_share=1.0 if inflow else 0.3, classes=classes,
+                    sync=SyncSample(
+                        fsyncs=number, latency=histogram if number else Histogram(),
+                        inflight=int(self.syncing),
+                    ),
+                ),
+            ),
+            cgroups=tuple(cgroups), foreign=self.foreign,
+        )  # fmt: skip

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Cgroups: paths found by their processes, what the files say, what a tick adds up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import pytest
+
+from writebackd.kernel import layout
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.groups import MOST_WATCHED, WATCHED_S, Cgroups
+from writebackd.kernel.probe import ProcfsProbe
+from writebackd.kernel.readers import (
+    CgroupReading,
+    CgroupSyncReader,
+    Reading,
+    TaskReader,
+    together,
+)
+from writebackd.kernel.sampler import Sampler
+from writebackd.model import CgroupSample, Device
+
+FLOOD = "/system.slice/backup.service"
+FAST = 10e6
+
+
+class Tree:
+    """A host with cgroup v2 and processes in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.process("self", "/system.slice/writebackd.service")
+        self.cgroups = Cgroups(KernelFiles(root), "/sys/fs/cgroup")
+
+    def directory(self, path: str) -> Path:
+        found = self.root / "sys/fs/cgroup" / path.strip("/")
+        found.mkdir(parents=True, exist_ok=True)
+        return found
+
+    def process(self, pid: "int | str", path: str) -> int:
+        """The id of its cgroup."""
+        file = self.root / f"proc/{pid}/cgroup"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"12:cpu:/elsewhere\n0::{path}\n")
+        return self.directory(path).stat().st_ino
+
+    def files(self, path: str, written: int, limits: str = "") -> None:
+        directory = self.directory(path)
+        (directory / "io.stat").write_text(
+            f"8:16 rbytes=1 wbytes=5 rios=1 wios=1\n8:0 rbytes=7 wbytes={written} rios=0 wios=3\n"
+        )
+        (directory / "io.max").write_text(limits)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_a_path_is_told_by_a_process_and_kept_when_it_has_gone(tree: Tree) -> None:
+    cgroup_id = tree.process(42, FLOOD)
+    assert tree.cgroups.path(cgroup_id, 99) is None
+    assert tree.cgroups.path(cgroup_id, 42) == FLOOD
+    (tree.root / "proc/42/cgroup").unlink()
+    assert tree.cgroups.path(cgroup_id, 42) == FLOOD
+
+
+def test_a_process_that_is_elsewhere_by_now_tells_nothing(tree: Tree) -> None:
+    cgroup_id = tree.process(42, FLOOD)
+    tree.process(42, "/init.scope")
+    assert tree.cgroups.path(cgroup_id, 42) is None
+
+
+def test_its_own(tree: Tree) -> None:
+    assert tree.cgroups.own == "/system.slice/writebackd.service"
+    assert Cgroups(KernelFiles(tree.root), None).own is None
+    assert Cgroups(KernelFiles(tree.root), None).path(1, 42) is None
+
+
+def test_files_are_read_of_those_that_flood_until_they_have_rested(tree: Tree) -> None:
+    tree.files(FLOOD, 1000, "8:0 rbps=max wbps=1048576 riops=max wiops=max\n")
+    assert tree.cgroups.control({FLOOD: 1000.0}, 0.0) == {}
+    (first,) = tree.cgroups.control({FLOOD: FAST}, 1.0).values()
+    assert first.written == ()  # what was written ever is not this tick's
+    assert first.io_max == (("8:0", "rbps=max wbps=1048576 riops=max wiops=max"),)
+    tree.files(FLOOD, 4000)
+    (second,) = tree.cgroups.control({}, 2.0).values()
+    assert dict(second.written) == {"8:0": 3000, "8:16": 0}
+    assert second.io_max == ()
+    assert tree.cgroups.control({}, 1.0 + WATCHED_S) != {}
+    assert tree.cgroups.control({}, 1.1 + WATCHED_S) == {}
+
+
+def test_without_an_io_controller(tree: Tree) -> None:
+    tree.directory(FLOOD)
+    assert tree.cgroups.control({FLOOD: FAST}, 0.0)[FLOOD].io_max is None
+
+
+def test_only_the_busiest_are_read(tree: Tree) -> None:
+    rates = {f"/g{n}": FAST * (1 + n) for n in range(MOST_WATCHED + 3)}
+    found = tree.cgroups.control(rates, 0.0)
+    assert sorted(found) == sorted(list(rates)[3:])
+
+
+def test_delegation_is_told_by_its_mark_also_above(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: Dict[Tuple[str, str], bytes] = {}
+
+    def getxattr(path: Path, name: str) -> bytes:
+        key = (str(path), name)
+        if key not in marks:
+            raise OSError(61, "No data available")
+        return marks[key]
+
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    worker = f"{FLOOD}/worker"
+    for path in (FLOOD, worker):
+        tree.files(path, 0)
+    assert not tree.cgroups.control({worker: FAST}, 0.0)[worker].delegated
+    for mark in ("user.delegate", "trusted.delegate"):
+        marks[str(tree.directory(FLOOD)), mark] = b"1"
+        assert tree.cgroups.control({worker: FAST}, 1.0)[worker].delegated
+        marks[str(tree.directory(FLOOD)), mark] = b"0"
+        assert not tree.cgroups.control({worker: FAST}, 1.0)[worker].delegated
+
+
+# ---- the two together --------------------------------------------------------------
+
+
+class Disks:
+    """A topology of one disk."""
+
+    def by_fs(self, number: str) -> "Device | None":
+        return Device("sda", "8:0", "8:0") if number == "8:1" else None
+
+
+def sampler(tree: Tree) -> Sampler:
+    for name, text in {
+        "proc/meminfo": "MemTotal: 1024 kB",
+        "sys/devices/system/cpu/online": "0-1",
+        "sys/devices/system/cpu/possible": "0-1",
+        "proc/self/mountinfo": "1 2 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+    }.items():
+        path = tree.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Sampler(
+        KernelFiles(tree.root), Disks(), ProcfsProbe("a test"), lambda device: None  # type: ignore[arg-type]
+    )
+
+
+def test_a_tick_has_what_each_cgroup_did_to_each_device(tree: Tree) -> None:
+    flood, own = tree.process(42, FLOOD), tree.process(43, "/system.slice/writebackd.service")
+    tree.files(FLOOD, 1000)
+    reading = Reading(cgroups={
+        (flood, "8:1"): CgroupReading(dirtied_bytes=20_000_000, throttled_s=0.5, pid=42),
+        (own, "8:1"): CgroupReading(syncs=3, pid=43),
+        (own, "9:9"): CgroupReading(syncs=1),
+        (77, "8:1"): CgroupReading(syncs=1, pid=44),
+    })  # fmt: skip
+    made = sampler(tree)
+    found = {(c.cgroup_id, c.device): c for c in made._by_cgroup(reading, 5.0, 2.0)}
+    assert found[flood, "sda"] == CgroupSample(flood, FLOOD, "sda", 20_000_000, 0.5)
+    assert found[own, "sda"].own and found[own, "sda"].syncs == 3
+    assert found[own, None].syncs == 1
+    assert found[77, "sda"] == CgroupSample(77, None, "sda", syncs=1)
+    # Its files only when somebody wants them, and then also while it rests.
+    made.watch_cgroups = True
+    watched = {c.path: c for c in made._by_cgroup(reading, 6.0, 2.0)}
+    control = watched[FLOOD].control
+    assert control is not None and control.io_max == ()
+    assert watched["/system.slice/writebackd.service"].control is None
+    (rests,) = made._by_cgroup(Reading(), 7.0, 2.0)
+    assert (rests.path, rests.cgroup_id, rests.dirtied_bytes) == (FLOOD, flood, 0)
+    assert made._by_cgroup(None, 8.0, 2.0)[0].path == FLOOD
+
+
+# ---- what the probe counts ---------------------------------------------------------
+
+
+class FakeMap:
+    """A map of the probe: what it holds can be changed between two reads."""
+
+    def __init__(self) -> None:
+        self.entries: Dict[bytes, bytes] = {}
+
+    def batch_reader(self, most: int) -> "FakeMap":
+        return self
+
+    def read(self) -> Iterator[Tuple[bytes, bytes]]:
+        return iter(self.entries.items())
+
+
+DISK = 8 << 20 | 1
+
+
+def test_syncs_of_a_cgroup_since_the_last_read() -> None:
+    held = FakeMap()
+    reader = CgroupSyncReader(held)  # type: ignore[arg-type]
+    key = layout.CGROUP_KEY.pack(77, DISK)
+    held.entries[key] = layout.CGROUP_SYNCS.pack(3, 100, 42)
+    assert reader.read() == {(77, "8:1"): CgroupReading(syncs=3, pid=42)}
+    assert reader.read() == {}
+    held.entries[key] = layout.CGROUP_SYNCS.pack(5, 200, 43)
+    assert reader.read() == {(77, "8:1"): CgroupReading(syncs=2, pid=43)}
+    # Thrown out of the table and back in.
+    for count, at in ((1, 300), (1, 400)):
+        held.entries[key] = layout.CGROUP_SYNCS.pack(count, at, 43)
+        assert reader.read() == {(77, "8:1"): CgroupReading(syncs=1, pid=43)}
+
+
+def dirtier(born: int, size: int, slept_s: float, cgroup: int, pid: int) -> bytes:
+    return layout.DIRTIER.pack(born, 0, size, int(slept_s * 1e9), cgroup, 1, pid, DISK, b"dd")
+
+
+def test_what_a_cgroup_dirtied_is_the_sum_of_all_its_processes() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    everybody: List[int] = list(range(100, 200))  # more than are named one by one
+    for pid in everybody:
+        held.entries[pid.to_bytes(4, "little")] = dirtier(1, 1 << 20, 0.25, 7, pid)
+    assert len(reader.read()) < len(everybody)
+    (reading,) = reader.cgroups.values()
+    assert reading.dirtied_bytes == len(everybody) << 20
+    assert reading.throttled_s == pytest.approx(25.0)
+    assert reading.pid in everybody
+    reader.read()
+    assert reader.cgroups == {}
+
+
+def test_two_readers_together() -> None:
+    one = {(7, "8:1"): CgroupReading(dirtied_bytes=5, pid=1)}
+    other = {(7, "8:1"): CgroupReading(syncs=2, pid=2), (8, "8:1"): CgroupReading(syncs=1, pid=3)}
+    assert together(one, other) == {
+        (7, "8:1"): CgroupReading(5, 0.0, 2, 2),
+        (8, "8:1"): CgroupReading(syncs=1, pid=3),
+    }
