@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, FrozenSet, Mapping, Optional, Tuple
 
 if TYPE_CHECKING:  # a checker knows the names and types of the fields of that one only
     from dataclasses import replace as replace
@@ -535,6 +535,14 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class Cap:
+    """A limit of one device's own; see control/beside.py."""
+
+    bytes: int
+    in_force: bool = False  # the kernel has taken it
+
+
+@dataclass(frozen=True)
 class PaceMemory:
     """What is remembered of pacing on one disk; see control/pace.py."""
 
@@ -573,6 +581,8 @@ class Memory:
     limit_bytes: Optional[int] = None  # what the last decision set
     goal_bytes: Optional[int] = None  # where it was heading
     background_bytes: Optional[int] = None
+    caps: Mapping[str, Cap] = field(default_factory=dict)  # by device
+    refused_caps: FrozenSet[str] = frozenset()  # BDIs
     hurry: bool = False  # what the last decision said
     last_raise_s: float = float("-inf")
     hold_until_s: float = float("-inf")  # limits adopted from an earlier run stay so long

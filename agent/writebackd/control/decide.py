@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.control.beside import beside
 from writebackd.control.law import Want, decide_device
 from writebackd.control.pace import pace
 from writebackd.control.ramp import near, next_background, next_limit
@@ -54,7 +55,7 @@ def decide(
             sample.host,
             sample.time_s,
             sample.dt_s,
-            sample.vm.threshold_bytes,
+            _in_force(memory, name, sample),
             estimates[name],
             memory.devices[name],
         )
@@ -72,16 +73,20 @@ def decide(
     wants, memory = paced.wants, paced.memory
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
-    goal, reason = _arbitrate(wants, remembered, memory, sample.time_s)
+    extra = beside(policy, memory, sample, estimates, wants)
+    settings, memory = paced.settings + extra.settings, extra.memory
+    goal, reason = _arbitrate(extra.shared, remembered, memory, sample.time_s)
     held = memory.limit_bytes is not None and sample.time_s < memory.hold_until_s
     if goal is None and held and memory.yielded is None:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
         goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
-    if goal is None:
-        memory = replace(memory, limit_bytes=None, goal_bytes=None, background_bytes=None)
-        return Decision(None, None, None, reason, devices, paced.settings), memory
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     speeds_up = hurry and not memory.hurry
+    if goal is None:
+        memory = replace(
+            memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry
+        )
+        return Decision(None, None, None, reason, devices, settings, hurry), memory
     if memory.pin_bytes is None and near(goal, memory.goal_bytes):
         goal = memory.goal_bytes or goal
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
@@ -113,7 +118,13 @@ def decide(
         hurry=hurry,
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
     )
-    return Decision(limit, background, goal, reason, devices, paced.settings, hurry), memory
+    return Decision(limit, background, goal, reason, devices, settings, hurry), memory
+
+
+def _in_force(memory: Memory, name: str, sample: Sample) -> int:
+    """The limit that holds for a device, in bytes: the global one, or its own."""
+    cap = memory.caps.get(name)
+    return cap.bytes if cap is not None and cap.in_force else sample.vm.threshold_bytes
 
 
 def _drain_rate(sample: Sample, estimates: Mapping[str, Estimate]) -> float:

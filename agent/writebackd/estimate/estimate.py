@@ -57,8 +57,12 @@ def estimate(
     for seen in sample.devices:
         name = seen.device.name
         share = remembered[name].smooth_rate / total if total > 0 else 1.0
+        share, limit = max(share, SHARE_LEAST), sample.vm.threshold_bytes
+        cap = memory.caps.get(name)
+        if cap is not None and cap.in_force:
+            share, limit = 1.0, cap.bytes
         estimates[name], remembered[name] = _estimate_device(
-            policy, remembered[name], seen, sample, groups[name], max(share, SHARE_LEAST)
+            policy, remembered[name], seen, sample, groups[name], share, int(share * limit)
         )
     return estimates, replace(memory, devices=remembered)
 
@@ -92,6 +96,7 @@ def _estimate_device(
     sample: Sample,
     group: Tuple[DeviceSample, ...],
     share: float,
+    limit: int,
 ) -> Tuple[Estimate, DeviceMemory]:
     bounds = policy.for_device(seen.device.name, seen.device.devno)
     # Who sleeps without a known device counts for each: its writers are held
@@ -101,7 +106,6 @@ def _estimate_device(
     writes, memory = measure_writes(
         seen, memory, sample.vm, _group_bytes(group), throttled_s, sample.dt_s
     )
-    limit = int(share * sample.vm.threshold_bytes)
     memory, drain_sample = update_drain(writes, seen, memory, limit, sample.dt_s)
     memory = update_baseline(writes, seen, memory, sample.dt_s)
     memory, sync_rate, demand = update_demand(

@@ -56,6 +56,7 @@ SHARE = Kind("share", units.parse_share, units.format_share, "20%")
 MULTIPLE = Kind("multiple", units.parse_multiple, units.format_multiple, "10x")
 FREQUENCY = Kind("per second", units.parse_frequency, units.format_frequency, "5/s")
 SWITCH = Kind("switch", units.parse_switch, units.format_switch, "on", choices=("on", "off"))
+COUNT = Kind("number", units.parse_count, str, "8")
 DEVICES = Kind("devices", units.parse_devices, units.format_devices, "sda dm-*")
 UNITS = Kind("units", units.parse_units, units.format_devices, "ssh.service backup-*.service")
 TEXT = Kind("text", _text, _text, "some text")
@@ -143,6 +144,18 @@ KEYS: Tuple[Key, ...] = (
         "Queueing delay that the limit allows, limit = drain rate x this, until the host's own "
         "round trip of writeback (tau) is measured.",
         per_device=True),
+    Key("levers", "per-device", SWITCH, "on", "", "",
+        "While others write, give a device that needs a tight limit one of its own, where the "
+        "kernel can (6.2 and later, tried out before it is used)."),
+    Key("levers", "queue", SWITCH, "off", "", "",
+        "While a device is flooded, set `nr-requests` and `max-sectors` of its disks."),
+    Key("levers", "nr-requests", COUNT, "8", "0", "65536",
+        "Requests in a disk's queue under `queue = on`; 0 leaves it."),
+    Key("levers", "max-sectors", SIZE, "0B", "0B", "32M",
+        "Largest request under `queue = on`, in whole KB; 0B leaves it."),
+    Key("levers", "flush-interval", TIME, "0s", "0s", "60s",
+        "Period of the flusher (vm.dirty_writeback_centisecs) while there is sync demand; 0s "
+        "leaves it."),
     Key("levers", "pace", SWITCH, "off", "", "",
         "Hold a flooding unit just below the drain rate with `io.max`, where it is another unit "
         "than the one that syncs and no dirty limit keeps syncs fast."),
@@ -196,8 +209,13 @@ class Objective:
 
 @dataclass(frozen=True)
 class Levers:
-    """[levers]; pace_share is a share (0..1)."""
+    """[levers]; pace_share is a share (0..1); 0 leaves a lever alone."""
 
+    per_device: bool
+    queue: bool
+    nr_requests: int
+    max_sectors_bytes: int
+    flush_interval_s: float
     pace: bool
     pace_share: float
 

@@ -79,6 +79,13 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
+def parse_count(text: str) -> int:
+    """A whole number from ``8``; raises UnitError."""
+    if not text.isascii() or not text.isdigit():
+        raise UnitError(f"'{shorten(text)}' is not a whole number: write it like 8")
+    return int(text)
+
+
 def parse_rate(text: str) -> int:
     """Bytes per second from ``200M/s``; raises UnitError."""
     if not text.endswith("/s"):

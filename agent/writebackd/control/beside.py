@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What is asked of the levers beside the global pair, pacing apart (pace.py).
+
+*Caps.*  A limit that is right for one array is far too tight for the writers on
+another disk.  Where the kernel has limits per device, the device that needs a
+tight one gets it alone, and the global limit goes back to what the others want.
+That is done only while others write, and in an order in which nobody is left
+without protection: the global limit comes down first, then the cap is set, and
+only when the kernel has taken the cap does the global limit go up again.
+
+*Queue.*  Fewer and smaller requests ahead of a sync, while its device is flooded.
+
+*Flusher.*  A shorter period than 5 s, while a limit of ours is in force.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+from writebackd.control.law import Want
+from writebackd.control.ramp import near
+from writebackd.model import Cap, Estimate, LeverKind, Memory, Sample, Setting, replace
+from writebackd.policy.schema import Policy
+
+# Another device's flood counts for so long afterwards: a cap that comes and goes with
+# every pause would move both limits each time.
+OTHERS_LAST_S = 60.0
+# The global limit has come down when it is at most this multiple of what the device
+# wants: before, a cap would block the device's writers until they have drained.
+ARRIVED = 1.25
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What comes out for a tick: `shared` are the wants that the global limit has to meet."""
+
+    shared: List[Want]
+    settings: Tuple[Setting, ...]
+    memory: Memory
+
+
+def beside(
+    policy: Policy,
+    memory: Memory,
+    sample: Sample,
+    estimates: Mapping[str, Estimate],
+    wants: Sequence[Want],
+) -> Beside:
+    """Settings of caps, queue and flusher; nothing while yielded or pinned."""
+    if memory.yielded is not None or memory.pin_bytes is not None:
+        return Beside(list(wants), (), replace(memory, caps={}))
+    settings: List[Setting] = []
+    caps: Dict[str, Cap] = {}
+    refused = memory.refused_caps
+    if policy.levers.per_device:
+        refused = refused | _refused(sample)
+        caps = _caps(memory, sample, estimates, wants, refused)
+    bdis = {seen.device.name: seen.device.bdi for seen in sample.devices}
+    for name, cap in caps.items():
+        # A minimum, since a strict device that has not written for a while gets next to
+        # nothing; less than the cap, since the kernel takes no minima of 100 % together.
+        settings += [
+            Setting(LeverKind.BDI, bdis[name], "max_bytes", cap.bytes),
+            Setting(LeverKind.BDI, bdis[name], "min_bytes", cap.bytes // 2),
+            Setting(LeverKind.BDI, bdis[name], "strict_limit", 1),
+        ]
+    held = any(want.demand and want.target_bytes is not None for want in wants)
+    if policy.levers.flush_interval_s and held:
+        hundredths = round(policy.levers.flush_interval_s * 100)
+        settings.append(Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", hundredths))
+    if policy.levers.queue:
+        settings += _queue(policy, sample, estimates, wants)
+    shared = [want for want in wants if want.name not in caps or not caps[want.name].in_force]
+    return Beside(shared, tuple(settings), replace(memory, caps=caps, refused_caps=refused))
+
+
+def _caps(
+    memory: Memory,
+    sample: Sample,
+    estimates: Mapping[str, Estimate],
+    wants: Sequence[Want],
+    refused: "frozenset[str]",
+) -> Dict[str, Cap]:
+    caps: Dict[str, Cap] = {}
+    taken = {action.lever for action in sample.actions if action.ok}
+    bdis = {seen.device.name: seen.device.bdi for seen in sample.devices}
+    last_write = {name: each.last_flood_s for name, each in memory.devices.items()}
+    for want in wants:
+        known = memory.caps.get(want.name)
+        if want.target_bytes is None or not want.demand or bdis[want.name] in refused:
+            continue
+        others = any(
+            other != want.name and sample.time_s - last <= OTHERS_LAST_S
+            for other, last in last_write.items()
+        )
+        tightest = not any(
+            w.demand and w.target_bytes is not None and w.target_bytes < want.target_bytes
+            for w in wants
+            if w.name != want.name and w.name not in memory.caps
+        )
+        if known is None:
+            arrived = sample.vm.threshold_bytes <= ARRIVED * want.target_bytes
+            if others and tightest and arrived and estimates[want.name].flooded:
+                caps[want.name] = Cap(want.target_bytes)
+            continue
+        if not others:
+            continue  # alone again: the global pair does as well
+        size = known.bytes if near(want.target_bytes, known.bytes) else want.target_bytes
+        in_force = known.in_force or f"bdi {bdis[want.name]} strict_limit" in taken
+        caps[want.name] = Cap(size, in_force)
+    return caps
+
+
+def _refused(sample: Sample) -> "frozenset[str]":
+    """BDIs whose caps the kernel, or the self-test, did not take."""
+    failed = (action.lever.split() for action in sample.actions if not action.ok)
+    return frozenset(words[1] for words in failed if words[0] == LeverKind.BDI.value)
+
+
+def _queue(
+    policy: Policy,
+    sample: Sample,
+    estimates: Mapping[str, Estimate],
+    wants: Sequence[Want],
+) -> List[Setting]:
+    flooded = {want.name for want in wants if want.demand and estimates[want.name].flooded}
+    values = {
+        "nr_requests": policy.levers.nr_requests,
+        "max_sectors_kb": policy.levers.max_sectors_bytes >> 10,
+    }
+    disks = {
+        leaf for seen in sample.devices if seen.device.name in flooded
+        for leaf in seen.device.leaves
+    }
+    return [
+        Setting(LeverKind.QUEUE, disk, name, value)
+        for disk in sorted(disks) for name, value in values.items() if value
+    ]
