@@ -270,7 +270,7 @@ def test_same_drop_in_name_masks(tmp_path: Path, strong: str) -> None:
         masking.parent.mkdir(parents=True)
         masking.symlink_to("/dev/null")
     limits = load_policy("x", root=tmp_path).limits
-    expected = {"a file": (4, 16), "a link to /dev/null": (2, 16), "nothing": (3, 5)}[strong]
+    expected = {"a file": (4, 4), "a link to /dev/null": (2, 4), "nothing": (3, 5)}[strong]
     assert (limits.floor_bytes >> 20, limits.rest_bytes >> 20) == expected
     assert weak.exists()
 
