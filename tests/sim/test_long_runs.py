@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.sim.plant import AS_FOUND, GB, HOST, MB, Disk, Event, Flood, Loop, Plant, SyncLoad
@@ -32,11 +32,19 @@ KNOWN_GOOD = 15 * MB  # the limit that admins found by hand
 # Two steps of a fine law, and what a tick's noise moves it by.
 BAND = 1.6
 CHANGES_PER_MINUTE = 6
+# Queues that no dirty limit can shorten.
+NEIGHBOUR: Dict[str, object] = {"neighbour": 0.8, "neighbour_wait_s": 0.04}
+FAILING: Dict[str, object] = {"failing_s": 0.5}
+BATTERY: Dict[str, object] = {"cache": 0.0, "baseline_s": 6e-3}
 
 
 def runs(count: int) -> Callable[[Any], Any]:
-    """`count` examples.  Counterexamples are shrunk, not timed: a loaded machine is no failure."""
+    """`count` examples, not timed: a loaded machine is no failure.
+
+    Without the phase `explain`, which traces every line and takes five times as long.
+    """
     return settings(max_examples=count, deadline=None,
+                    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
                     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
@@ -113,10 +121,10 @@ def events(draw: Callable[[Any], Any], disk: Disk) -> Tuple[Event, ...]:
             {"drain": disk.drain / 2},
             {"drain": disk.drain / 10},
             {"drain": disk.drain * 4, "link": disk.link * 4},
-            {"cache": 0.0, "baseline_s": max(disk.baseline_s, 6e-3)},
-            {"neighbour": 0.8, "neighbour_wait_s": 0.04},
-            {"failing_s": 0.5},
             {"tau_s": 20e-3},
+            BATTERY,
+            NEIGHBOUR,
+            FAILING,
             vars(disk),  # all is well again
         ]))
         found.append(Event(time_s, changes))
@@ -136,7 +144,7 @@ def cases(
         events=draw(events(disk)) if scripts else (),
         dirty=min(3.0 * GB, disk.drain * draw(st.sampled_from([0.0, 2.0, 10.0])))
         if dirty else 0.0,
-        tick_s=draw(st.sampled_from([1.0, 0.25, 0.5])),
+        tick_s=draw(st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.25])),
         jitter=draw(st.sampled_from([0.0, 0.3])),
         missing=draw(st.sampled_from([0.0, 0.1])),
         seed=draw(st.integers(1, 1000)),
@@ -238,7 +246,7 @@ def numbers(memory: Memory) -> List[Tuple[str, float]]:
     return found
 
 
-@runs(4000)
+@runs(5000)
 @given(cases(scripts=True, dirty=True))
 def test_no_host_and_no_script_leads_out_of_bounds(case: Case) -> None:
     drive(case, 60.0, check=sane)
@@ -269,14 +277,22 @@ def demanding(case: Case) -> Case:
     return replace(case, sync=replace(case.sync, think_s=min(case.sync.think_s, 0.01)))
 
 
-@runs(2000)
+def overrun(case: Case) -> Case:
+    """The same with a flood that the disk cannot keep up with."""
+    return replace(case, flood=replace(case.flood, rate=max(case.flood.rate, 3 * case.disk.drain)))
+
+
+@runs(1000)
 @given(cases(constant=True))
 def test_under_constant_conditions_the_limit_stands(case: Case) -> None:
     end = SETTLE_S + 60.0
     points = drive(demanding(case), end)
     settled = [point.limit for point in points if point.time_s >= SETTLE_S]
     changes = sum(1 for a, b in zip(settled, settled[1:]) if a != b)
-    assert changes <= CHANGES_PER_MINUTE and max(settled) <= BAND * min(settled), (
+    # A flood slower than the disk may be given any limit that does not hold it.
+    held = case.flood.rate > 1.1 * case.disk.drain
+    band = BAND if held else float("inf")
+    assert changes <= CHANGES_PER_MINUTE and max(settled) <= band * min(settled), (
         f"{changes} changes between {min(settled) / MB:.2f} and {max(settled) / MB:.2f} MB\n"
         + tail(points, SETTLE_S))
 
@@ -301,20 +317,28 @@ def _compare(ours: List[Point], theirs: List[Point], since: float) -> None:
         f"{their_written / MB:.0f} MB/s\n" + tail(ours, since - GRACE_S))
 
 
-@runs(700)
-@given(cases(constant=True), st.sampled_from(["slower", "faster", "battery", "knee"]))
+@runs(1000)
+@given(cases(constant=True),
+       st.sampled_from(["slower", "faster", "knee", "battery", "neighbour", "failing"]))
 def test_nor_after_the_disk_became_another(case: Case, change: str) -> None:
     case = demanding(case)
     disk = case.disk
     changes: Dict[str, Dict[str, object]] = {
         "slower": {"drain": disk.drain / 2},
         "faster": {"drain": disk.drain * 2, "link": disk.link * 2},
-        "battery": {"cache": 0.0, "baseline_s": max(disk.baseline_s, 6e-3)},
         "knee": {"tau_s": 2 * disk.tau_s},
+        "battery": BATTERY,
+        "neighbour": NEIGHBOUR,
+        "failing": FAILING,
     }
     case = replace(case, events=(Event(40.0, changes[change]),))
     since = 40.0 + GRACE_S
     _compare(drive(case, since + 30.0), drive(case, since + 30.0, static=KNOWN_GOOD), since)
+
+
+def unheld(case: Case) -> int:
+    """A limit well above the knee of the case's disk."""
+    return int(max(4 * MB, 4 * case.disk.drain * case.disk.tau_s))
 
 
 @runs(700)
@@ -322,17 +346,16 @@ def test_nor_after_the_disk_became_another(case: Case, change: str) -> None:
 def test_it_does_not_stay_at_the_floor_of_a_disk_that_became_fast(
     case: Case, factor: float
 ) -> None:
-    """A minute after the media became faster the flood gets what it would get without a limit."""
-    case = demanding(case)
+    """A minute after the media became faster the flood gets what a wide limit would give it."""
+    case = overrun(demanding(case))
     before = replace(case.disk, drain=case.disk.drain / factor, link=case.disk.link / factor)
-    changes = {"drain": case.disk.drain, "link": case.disk.link}
-    case = replace(case, disk=before, events=(Event(60.0, changes),))
-    ours = drive(case, 140.0)
-    theirs = drive(case, 140.0, static=POLICY.limits.ceiling_bytes)
-    _, written = rates(ours, 125.0)
-    _, most = rates(theirs, 125.0)
-    assert written >= 0.85 * most, (
-        f"{written / MB:.0f} of {most / MB:.0f} MB/s\n" + tail(ours, 50.0))
+    changes: Dict[str, object] = {"drain": case.disk.drain, "link": case.disk.link}
+    ours = replace(case, disk=before, events=(Event(60.0, changes),))
+    points = drive(ours, 140.0)
+    _, written = rates(points, 125.0)
+    _, most = rates(drive(ours, 140.0, static=unheld(case)), 125.0)
+    assert written >= 0.8 * most, (
+        f"{written / MB:.0f} of {most / MB:.0f} MB/s\n" + tail(points, 50.0))
 
 
 @runs(200)
@@ -359,24 +382,26 @@ def admits(decision: Decision) -> bool:
                for device in decision.devices)
 
 
-@runs(200)
+@runs(300)
 @given(cases(constant=True), st.sampled_from(["neighbour", "failing"]))
 def test_when_the_queue_is_not_ours_it_says_so_and_lets_go(case: Case, whose: str) -> None:
-    case = demanding(case)
+    case = overrun(demanding(case))
     # Slower than any objective that the default policy makes of such a baseline.
     wait_s = max(0.2, 30.0 * case.disk.baseline_s)
     changes: Dict[str, Dict[str, object]] = {
-        "neighbour": {"neighbour": 0.8, "neighbour_wait_s": wait_s},
+        "neighbour": {**NEIGHBOUR, "neighbour_wait_s": wait_s},
         "failing": {"failing_s": wait_s},
     }
     case = replace(case, events=(Event(60.0, changes[whose]),))
     points = drive(case, 160.0)
     assert any(p.decision is not None and admits(p.decision)
-               for p in points if 60.0 < p.time_s <= 120.0), tail(points, 55.0)
-    # Let go: what the flood gets is what it would get without a limit.
+               for p in points if 60.0 < p.time_s <= 120.0), (
+        "nothing said\n" + tail(points, 55.0))
+    # Let go: the flood does not pay for a queue that is not its own.
+    left = replace(case.disk, drain=case.disk.drain * (0.2 if whose == "neighbour" else 1.0))
     _, written = rates(points, 130.0)
-    _, most = rates(drive(case, 160.0, static=POLICY.limits.ceiling_bytes), 130.0)
-    assert written >= 0.85 * most, (
+    _, most = rates(drive(case, 160.0, static=unheld(replace(case, disk=left))), 130.0)
+    assert written >= 0.8 * most, (
         f"{written / MB:.0f} of {most / MB:.0f} MB/s\n" + tail(points, 55.0))
 
 
