@@ -72,6 +72,8 @@ BESIDE_FLOOD = 0.5
 AHEAD_UNCACHED = 1.5 * MB
 UNCACHED_KNEE = 40.0 * MB
 SYNC_BYTES = 4096
+# Of the drain rate: also without a flood no cache takes more than its media do.
+SYNC_SHARE_MOST = 0.8
 REQUEST_BYTES = 512 << 10
 
 # Spread of latencies around their mean, as (share, multiple) in ascending order: unloaded p99 is
@@ -201,6 +203,7 @@ class DiskState:
         self.pace = FOREVER
         self.fast_s = self.slow_s = disk.baseline_s
         self.fast_time = 1.0
+        self.most_syncs = FOREVER
         # totals
         self.written = 0.0
         self.reset()
@@ -330,6 +333,7 @@ class Plant:
         """A flood's step on one disk; `limit` and what follows are the disk's part."""
         disk = state.disk
         drain = disk.drain * state.noise * (1.0 - disk.neighbour)
+        state.most_syncs = SYNC_SHARE_MOST * drain / SYNC_BYTES
         if disk.cache:
             drain = max(drain - state.sync_rate * SYNC_BYTES, 0.2 * drain)
         else:
@@ -427,7 +431,8 @@ class Plant:
         state = self.disks[load.device]
         fast = load.threads * state.fast_time / (state.fast_s + load.think_s)
         slow = load.threads * (1.0 - state.fast_time) / (state.slow_s + load.think_s)
-        rate = fast + slow
+        stretch = max(1.0, (fast + slow) / max(1.0, state.most_syncs - state.sync_rate))
+        rate = (fast + slow) / stretch
         progress.carry += rate * h
         count = int(progress.carry)
         progress.carry -= count
@@ -439,10 +444,10 @@ class Plant:
             progress.done += count
             state.sync_count += count
             tally = state.syncs
-            slow_count = count * slow / rate
-            tally.add(tally.fast, state.fast_s, count - slow_count)
+            slow_count = count * slow / (fast + slow)
+            tally.add(tally.fast, state.fast_s * stretch, count - slow_count)
             if slow_count:
-                tally.add(tally.slow, state.slow_s, slow_count)
+                tally.add(tally.slow, state.slow_s * stretch, slow_count)
 
     # ---- what a tick reads -----------------------------------------------
 
