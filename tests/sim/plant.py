@@ -69,9 +69,9 @@ BREATH_POWER = -0.55
 BREATH_ENDS_S = 6.0
 # What the flood costs a sync that finds room: f is about 0.65 below the knee.
 BESIDE_FLOOD = 0.5
-# Without a cache a sync waits for the request under way, up to 1.5 MB at once, and beyond some
-# tens of MB of dirty pages for most of them.
-AHEAD_UNCACHED = 1.5 * MB
+# Without a cache a sync waits for the requests under way, about 1 MB, and beyond some tens of MB of
+# dirty pages for most of them.
+AHEAD_UNCACHED = 1.0 * MB
 UNCACHED_KNEE = 40.0 * MB
 SYNC_BYTES = 4096
 # Of the drain rate: also without a flood no cache takes more than its media do.
@@ -388,7 +388,7 @@ class Plant:
     ) -> None:
         """What a sync costs in this step, and the flood's own requests."""
         disk = state.disk
-        base = disk.baseline_s + disk.failing_s
+        base = disk.baseline_s
         load = min(1.0, out / drain)
         queued = max(state.dirty, 1.0) / 0.875
         wait = min(AHEAD * state.dirty, AHEAD_MOST) / drain
@@ -409,8 +409,8 @@ class Plant:
             breath = 0.0
             most = 0.66 * state.dirty**3 / (state.dirty**2 + UNCACHED_KNEE**2)
             wait = (min(AHEAD_UNCACHED, state.dirty) + min(most, AHEAD_MOST)) / drain
-        state.fast_s = fast
-        state.slow_s = base + wait + disk.neighbour_wait_s
+        state.fast_s = fast + disk.failing_s
+        state.slow_s = fast + wait + disk.neighbour_wait_s + disk.failing_s
         state.fast_time = 1.0 - full + full * breath
         requests = out * h / REQUEST_BYTES
         if requests:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 import pytest
 from hypothesis import given
@@ -30,8 +30,10 @@ from writebackd.model import Decision, State
 GRACE_S = 15.0  # from a flood's start or an event until the agent is judged
 SETTLE_S = 80.0  # until a limit under constant conditions has to stand
 KNOWN_GOOD = 15 * MB  # the limit that admins found by hand
-# Two steps of a fine law, and what a tick's noise moves it by.
+# Two steps of a fine law, and what a tick's noise moves it by ...
 BAND = 1.6
+# ... and the part of the time that it may spend elsewhere, for a probe or to make room.
+ELSEWHERE = 0.2
 CHANGES_PER_MINUTE = 6
 
 
@@ -52,12 +54,19 @@ def test_under_constant_conditions_the_limit_stands(case: Case) -> None:
     points = drive(demanding(case), end)
     settled = [point.limit for point in points if point.time_s >= SETTLE_S]
     changes = sum(1 for a, b in zip(settled, settled[1:]) if a != b)
+    lowest, highest = middle(settled)
     # A flood slower than the disk may be given any limit that does not hold it.
     held = case.flood.rate > 1.1 * case.disk.drain
-    band = BAND if held else float("inf")
-    assert changes <= CHANGES_PER_MINUTE and max(settled) <= band * min(settled), (
-        f"{changes} changes between {min(settled) / MB:.2f} and {max(settled) / MB:.2f} MB\n"
+    assert changes <= CHANGES_PER_MINUTE and (highest <= BAND * lowest or not held), (
+        f"{changes} changes, mostly between {lowest / MB:.2f} and {highest / MB:.2f} MB\n"
         + tail(points, SETTLE_S))
+
+
+def middle(limits: List[int]) -> Tuple[int, int]:
+    """The range in which they are for all of the time but ELSEWHERE."""
+    ordered = sorted(limits)
+    cut = int(len(ordered) * ELSEWHERE / 2)
+    return ordered[cut], ordered[-1 - cut]
 
 
 @runs(2000)
@@ -140,6 +149,12 @@ def test_after_flood_and_demand_the_limit_is_wide_again(case: Case) -> None:
 # ---- a queue that is not ours ------------------------------------------------
 
 
+def objective_s(case: Case) -> float:
+    """What the policy wants of an fsync on the case's disk."""
+    wanted = POLICY.objective
+    return max(wanted.fsync_p99_s, 1.3 * wanted.baseline_multiple * case.disk.baseline_s)
+
+
 def admits(decision: Decision) -> bool:
     """Whether it says that tightening does not help."""
     words = ("not ours", "does not help", "did not help", "fruitless", "neighbour", "lets go")
@@ -159,8 +174,10 @@ def test_when_the_queue_is_not_ours_it_says_so_and_lets_go(case: Case, whose: st
     }
     case = replace(case, events=(Event(60.0, changes[whose]),))
     points = drive(case, 160.0)
-    assert any(p.decision is not None and admits(p.decision)
-               for p in points if 60.0 < p.time_s <= 120.0), (
+    after = [p for p in points if 60.0 < p.time_s <= 120.0 and p.decision is not None]
+    # A neighbour who hardly shows is nothing to tell of.
+    late = sum(p.wait_s > objective_s(case) for p in after) > 0.8 * len(after)
+    assert not late or any(p.decision is not None and admits(p.decision) for p in after), (
         "nothing said\n" + tail(points, 55.0))
     # Let go: the flood does not pay for a queue that is not its own.
     left = replace(case.disk, drain=case.disk.drain * (0.2 if whose == "neighbour" else 1.0))
