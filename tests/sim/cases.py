@@ -54,9 +54,15 @@ class Case:
     jitter: float = 0.0  # of a tick's length
     missing: float = 0.0  # share of ticks that do not happen
     seed: int = 1
+    other: Optional[Disk] = None  # a second disk, flooded and synced to in waves
 
     def plant(self) -> Plant:
-        return Plant((self.disk,), (self.flood,), (self.sync,), self.events, self.dirty,
+        disks, floods_, syncs = [self.disk], [self.flood], [self.sync]
+        if self.other is not None:
+            disks.append(self.other)
+            floods_.append(Flood(1, start_s=2 * FLOOD_S, on_s=15.0, off_s=10.0))
+            syncs.append(SyncLoad(1, start_s=20.0, on_s=10.0, off_s=20.0))
+        return Plant(disks, floods_, syncs, self.events, self.dirty,
                      seed=self.seed, step_s=STEP_S)
 
 
@@ -88,14 +94,14 @@ RATES = st.sampled_from([1000.0, 300.0, 3000.0, 100.0, 30.0])
 
 
 @st.composite
-def floods(draw: Callable[[Any], Any], constant: bool = False) -> Flood:
+def floods(draw: Callable[[Any], Any], constant: bool) -> Flood:
     on_s, off_s = (0.0, 0.0) if constant else draw(WAVES)
     return Flood(start_s=FLOOD_S, on_s=on_s, off_s=off_s, rate=draw(RATES) * MB,
                  writers=draw(st.sampled_from([1, 4, 32])))
 
 
 @st.composite
-def sync_loads(draw: Callable[[Any], Any], constant: bool = False) -> SyncLoad:
+def sync_loads(draw: Callable[[Any], Any], constant: bool) -> SyncLoad:
     on_s, off_s = 0.0, 0.0
     if not constant:
         on_s, off_s = draw(st.sampled_from([(0.0, 0.0), (5.0, 15.0), (1.0, 1.0), (30.0, 20.0)]))
@@ -123,21 +129,23 @@ def events(draw: Callable[[Any], Any], disk: Disk) -> Tuple[Event, ...]:
 
 @st.composite
 def cases(
-    draw: Callable[[Any], Any], constant: bool = False, scripts: bool = False,
-    dirty: bool = False,
+    draw: Callable[[Any], Any], constant: bool = True, waves: bool = False, dirty: bool = False
 ) -> Case:
+    """Constant conditions, or everything that may come; with waves of the flood only, or with
+    some seconds' worth of dirty pages at the start."""
     disk = draw(disks())
     return Case(
         disk=disk,
-        flood=draw(floods(constant)),
+        flood=draw(floods(constant and not waves)),
         sync=draw(sync_loads(constant)),
-        events=draw(events(disk)) if scripts else (),
+        events=() if constant else draw(events(disk)),
         dirty=min(3.0 * GB, disk.drain * draw(st.sampled_from([0.0, 2.0, 10.0])))
         if dirty else 0.0,
         tick_s=draw(st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.25])),
         jitter=draw(st.sampled_from([0.0, 0.3])),
         missing=draw(st.sampled_from([0.0, 0.1])),
         seed=draw(st.integers(1, 1000)),
+        other=None if constant else draw(st.one_of(st.none(), st.none(), disks())),
     )
 
 

@@ -48,7 +48,7 @@ def overrun(case: Case) -> Case:
 
 
 @runs(1000)
-@given(cases(constant=True))
+@given(cases())
 def test_under_constant_conditions_the_limit_stands(case: Case) -> None:
     end = SETTLE_S + 60.0
     points = drive(demanding(case), end)
@@ -70,7 +70,7 @@ def middle(limits: List[int]) -> Tuple[int, int]:
 
 
 @runs(2000)
-@given(cases(constant=True, dirty=True))
+@given(cases(waves=True, dirty=True))
 def test_a_database_is_never_worse_off_than_with_15_mb(case: Case) -> None:
     """Unless 15 MB is below the knee: then by what its lost throughput counts in the score."""
     case = demanding(case)
@@ -90,7 +90,7 @@ def _compare(ours: List[Point], theirs: List[Point], since: float) -> None:
 
 
 @runs(1000)
-@given(cases(constant=True),
+@given(cases(),
        st.sampled_from(["slower", "faster", "knee", "battery", "neighbour", "failing"]))
 def test_nor_after_the_disk_became_another(case: Case, change: str) -> None:
     case = demanding(case)
@@ -114,7 +114,7 @@ def unheld(case: Case) -> int:
 
 
 @runs(700)
-@given(cases(constant=True), st.sampled_from([4.0, 10.0, 40.0]))
+@given(cases(), st.sampled_from([4.0, 10.0, 40.0]))
 def test_it_does_not_stay_at_the_floor_of_a_disk_that_became_fast(
     case: Case, factor: float
 ) -> None:
@@ -133,7 +133,7 @@ def test_it_does_not_stay_at_the_floor_of_a_disk_that_became_fast(
 
 
 @runs(200)
-@given(cases(constant=True))
+@given(cases())
 def test_after_flood_and_demand_the_limit_is_wide_again(case: Case) -> None:
     """Demand is held for a minute, a flood remembered for another."""
     case = replace(case, flood=replace(case.flood, end_s=45.0),
@@ -163,7 +163,7 @@ def admits(decision: Decision) -> bool:
 
 
 @runs(300)
-@given(cases(constant=True), st.sampled_from(["neighbour", "failing"]))
+@given(cases(), st.sampled_from(["neighbour", "failing"]))
 def test_when_the_queue_is_not_ours_it_says_so_and_lets_go(case: Case, whose: str) -> None:
     case = overrun(demanding(case))
     # Slower than any objective that the default policy makes of such a baseline.
