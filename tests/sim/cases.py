@@ -112,7 +112,7 @@ def sync_loads(draw: Callable[[Any], Any], constant: bool) -> SyncLoad:
 @st.composite
 def events(draw: Callable[[Any], Any], disk: Disk) -> Tuple[Event, ...]:
     found = []
-    for time_s in (15.0, 30.0, 45.0)[: draw(st.integers(0, 3))]:
+    for time_s in (12.0, 22.0, 32.0)[: draw(st.integers(0, 3))]:
         changes: Dict[str, object] = draw(st.sampled_from([
             {"drain": disk.drain / 2},
             {"drain": disk.drain / 10},
@@ -198,9 +198,15 @@ def rates(points: List[Point], since_s: float) -> Tuple[float, float]:
 
 
 def tail(points: List[Point], since_s: float) -> str:
-    """What the agent did from then on, for a failure's message."""
-    return "\n".join(
-        f"{p.time_s:6.1f} s  {p.limit / MB:9.2f} MB  {p.written / MB:9.0f} MB written  "
-        + (f"{p.decision.devices[0].state.value}: {p.decision.devices[0].reason}"
-           if p.decision else "no tick")
-        for p in points if p.time_s >= since_s)
+    """What the agent did from then on, where it was something else, for a failure's message."""
+    lines: List[str] = []
+    last: object = None
+    for point in points:
+        device = point.decision.devices[0] if point.decision is not None else None
+        if point.time_s < since_s or device is None or (point.limit, device.state) == last:
+            continue
+        last = point.limit, device.state
+        lines.append(
+            f"{point.time_s:6.1f} s  {point.limit / MB:9.2f} MB  {point.written / MB:9.0f} MB "
+            f"written  {device.state.value}: {device.reason}")
+    return "\n".join([*lines[:20], *(["..."] if len(lines) > 40 else []), *lines[20:][-20:]])

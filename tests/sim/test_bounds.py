@@ -55,10 +55,10 @@ def numbers(memory: Memory) -> List[Tuple[str, float]]:
 @runs(5000)
 @given(cases(constant=False, dirty=True))
 def test_no_host_and_no_script_leads_out_of_bounds(case: Case) -> None:
-    drive(case, 60.0, check=sane)
+    drive(case, 45.0, check=sane)
 
 
-@runs(500)
+@runs(300)
 @given(cases(constant=False, dirty=True))
 def test_same_policy_memory_and_sample_give_the_same_decision(case: Case) -> None:
     plant = case.plant()
