@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true")
     parser.add_argument("--policy", default="default")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tick", type=float, default=bench.TICK_S, help="seconds")
     options = parser.parse_args()
     if options.names == ["shape"]:
         print(shape.table())
@@ -38,14 +39,14 @@ def main() -> int:
     policy = load_policy(options.policy)
     if options.verbose:
         for scenario in chosen:
-            trace(scenario, policy, options.seed)
+            trace(scenario, policy, options.seed, options.tick)
     began = time.process_time()
-    scores(chosen, policy, options.seed)
+    scores(chosen, policy, options.seed, options.tick)
     print(f"\n{time.process_time() - began:.1f} s of CPU")
     return 0
 
 
-def scores(chosen: List[Scenario], policy: Policy, seed: int) -> None:
+def scores(chosen: List[Scenario], policy: Policy, seed: int, tick_s: float) -> None:
     """The tables: scores, then how steady the agent was."""
     names = ["default", *(f"{m}M" for m in bench.STATIC_MB), "agent"]
     print("score = f x min(1, g/0.95)^4\n")
@@ -55,7 +56,7 @@ def scores(chosen: List[Scenario], policy: Policy, seed: int) -> None:
     regrets: List[float] = []
     steady = []
     for scenario in chosen:
-        runs = bench.compare(scenario, policy, seed)
+        runs = bench.compare(scenario, policy, seed, tick_s)
         agent = runs["agent"]
         line = f"{scenario.name:22}"
         for name in names:
@@ -86,11 +87,11 @@ def scores(chosen: List[Scenario], policy: Policy, seed: int) -> None:
               f"{agent.longest_blocked_s:10.1f}  {agent.reasons[-1][:90]}")
 
 
-def trace(scenario: Scenario, policy: Policy, seed: int) -> None:
+def trace(scenario: Scenario, policy: Policy, seed: int, tick_s: float) -> None:
     print(f"== {scenario.name}")
     loop = Loop(policy, scenario.plant(seed))
     while loop.plant.now_s < scenario.end - 1e-6:
-        sample, _, decision = loop.tick()
+        sample, _, decision = loop.tick(tick_s)
         syncs = sum(device.sync.count for device in sample.devices if device.sync)
         written = sum(device.write_bytes for device in sample.devices) / sample.dt_s
         dirty = sample.vm.dirty_bytes + sample.vm.writeback_bytes

@@ -87,15 +87,17 @@ def judge(result: Run, idle: Run, default: Run) -> Run:
     return result
 
 
-def compare(scenario: Scenario, policy: Policy, seed: int = 1) -> Dict[str, Run]:
-    """All contenders by name; "agent" is the last."""
+def compare(
+    scenario: Scenario, policy: Policy, seed: int = 1, tick_s: float = TICK_S
+) -> Dict[str, Run]:
+    """All contenders by name; "agent", with a tick of `tick_s`, is the last."""
     idle = run(scenario, seed=seed, flooded=False)
     default = run(scenario, seed=seed)
     found = {"default": judge(default, idle, default)}
     for megabytes in STATIC_MB:
         found[f"{megabytes}M"] = judge(
             run(scenario, limit=megabytes * MB, seed=seed), idle, default)
-    found["agent"] = judge(run(scenario, policy=policy, seed=seed), idle, default)
+    found["agent"] = judge(run(scenario, policy=policy, seed=seed, tick_s=tick_s), idle, default)
     return found
 
 

@@ -52,6 +52,8 @@ GRAIN = 1 * MB
 GRAIN_PER_WRITER = 128 << 10
 # A writer's memory speed; dd through the page cache of a small server.
 COPY_RATE = 1000.0 * MB
+# The daemon looks so much sooner where a decision asks for it.
+HURRY = 0.5
 FLOOD_CGROUP = "/system.slice/flood.service"
 
 # A sync that waits for room waits for this part of what is dirty, in the mean (p99 was 0.5 of it,
@@ -67,11 +69,13 @@ BREATH_POWER = -0.55
 BREATH_ENDS_S = 6.0
 # What the flood costs a sync that finds room: f is about 0.65 below the knee.
 BESIDE_FLOOD = 0.5
-# Without a cache a sync waits for the request under way, up to 1.5 MB at once, and beyond some
-# tens of MB of dirty pages for most of them.
-AHEAD_UNCACHED = 1.5 * MB
+# Without a cache a sync waits for the requests under way, about 1 MB, and beyond some tens of MB of
+# dirty pages for most of them.
+AHEAD_UNCACHED = 1.0 * MB
 UNCACHED_KNEE = 40.0 * MB
 SYNC_BYTES = 4096
+# Of the drain rate: also without a flood no cache takes more than its media do.
+SYNC_SHARE_MOST = 0.8
 REQUEST_BYTES = 512 << 10
 
 # Spread of latencies around their mean, as (share, multiple) in ascending order: unloaded p99 is
@@ -201,6 +205,7 @@ class DiskState:
         self.pace = FOREVER
         self.fast_s = self.slow_s = disk.baseline_s
         self.fast_time = 1.0
+        self.most_syncs = FOREVER
         # totals
         self.written = 0.0
         self.reset()
@@ -330,6 +335,7 @@ class Plant:
         """A flood's step on one disk; `limit` and what follows are the disk's part."""
         disk = state.disk
         drain = disk.drain * state.noise * (1.0 - disk.neighbour)
+        state.most_syncs = SYNC_SHARE_MOST * drain / SYNC_BYTES
         if disk.cache:
             drain = max(drain - state.sync_rate * SYNC_BYTES, 0.2 * drain)
         else:
@@ -382,7 +388,7 @@ class Plant:
     ) -> None:
         """What a sync costs in this step, and the flood's own requests."""
         disk = state.disk
-        base = disk.baseline_s + disk.failing_s
+        base = disk.baseline_s
         load = min(1.0, out / drain)
         queued = max(state.dirty, 1.0) / 0.875
         wait = min(AHEAD * state.dirty, AHEAD_MOST) / drain
@@ -403,8 +409,8 @@ class Plant:
             breath = 0.0
             most = 0.66 * state.dirty**3 / (state.dirty**2 + UNCACHED_KNEE**2)
             wait = (min(AHEAD_UNCACHED, state.dirty) + min(most, AHEAD_MOST)) / drain
-        state.fast_s = fast
-        state.slow_s = base + wait + disk.neighbour_wait_s
+        state.fast_s = fast + disk.failing_s
+        state.slow_s = fast + wait + disk.neighbour_wait_s + disk.failing_s
         state.fast_time = 1.0 - full + full * breath
         requests = out * h / REQUEST_BYTES
         if requests:
@@ -427,7 +433,8 @@ class Plant:
         state = self.disks[load.device]
         fast = load.threads * state.fast_time / (state.fast_s + load.think_s)
         slow = load.threads * (1.0 - state.fast_time) / (state.slow_s + load.think_s)
-        rate = fast + slow
+        stretch = max(1.0, (fast + slow) / max(1.0, state.most_syncs - state.sync_rate))
+        rate = (fast + slow) / stretch
         progress.carry += rate * h
         count = int(progress.carry)
         progress.carry -= count
@@ -439,10 +446,10 @@ class Plant:
             progress.done += count
             state.sync_count += count
             tally = state.syncs
-            slow_count = count * slow / rate
-            tally.add(tally.fast, state.fast_s, count - slow_count)
+            slow_count = count * slow / (fast + slow)
+            tally.add(tally.fast, state.fast_s * stretch, count - slow_count)
             if slow_count:
-                tally.add(tally.slow, state.slow_s, slow_count)
+                tally.add(tally.slow, state.slow_s * stretch, slow_count)
 
     # ---- what a tick reads -----------------------------------------------
 
@@ -515,12 +522,14 @@ class Loop:
     policy: Policy
     plant: Plant
     memory: Memory = field(default_factory=Memory)
+    hurry: bool = False
 
     def tick(self, dt_s: float = 1.0) -> Tuple[Sample, Dict[str, Estimate], Decision]:
-        """Let a tick pass; read, estimate, decide, apply."""
-        self.plant.advance(dt_s)
+        """Let a tick of `dt_s` pass, half of it in a hurry; read, estimate, decide, apply."""
+        self.plant.advance(dt_s * (HURRY if self.hurry else 1.0))
         sample = self.plant.sample()
         estimates, memory = estimate(self.policy, self.memory, sample)
         decision, self.memory = decide(self.policy, memory, sample, estimates)
+        self.hurry = getattr(decision, "hurry", False)
         self.plant.apply(decision)
         return sample, estimates, decision

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The bench's own arithmetic, and that it tells good limits from bad ones."""
+
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+
+from tests.sim import bench
+from tests.sim.plant import MB
+from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
+from writebackd.policy import load_policy
+
+POLICY = load_policy("default")
+
+
+def series(values: List[int]) -> "list[tuple[float, int]]":
+    return [(float(i), value) for i, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("values,expected", [
+    ([4, 4] * 15, 0.0),
+    ([2, 4] * 15, 1.0),
+    ([2, 2, 2, 4, 4, 4] * 5, 1.0),
+    ([2] * 15 + [4] * 15, 0.0),
+])
+def test_echo_tells_an_oscillation_from_a_step(values: List[int], expected: float) -> None:
+    assert bench.echo(values) == pytest.approx(expected, abs=0.35)
+
+
+def test_steadiness_of_a_limit_that_arrives_and_stays() -> None:
+    found = bench.steadiness(series([64] * 10 + [16] * 10 + [4] * 40), since_s=5.0)
+    assert found == bench.Steadiness(4.0, 15.0, 0.0, 1.0, 0.0)
+
+
+def test_steadiness_of_one_that_never_does() -> None:
+    found = bench.steadiness(series([2, 4] * 30), since_s=5.0)
+    assert found.arrived_s > 50 and found.changes_per_minute > 50 and found.swing == 2
+
+
+def test_contenders_differ_as_they_did_on_the_rig() -> None:
+    runs = bench.compare(BY_NAME["flood"], POLICY)
+    scores = {name: run.score or 0.0 for name, run in runs.items()}
+    assert scores["default"] < 0.01 * scores["15M"] < 0.01 * scores["2M"]
+    assert scores["1M"] < 0.5 * scores["2M"]  # below the knee throughput halves
+    assert runs["15M"].g == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_scenario_repeats() -> None:
+    first, second = (bench.run(BY_NAME["gc-swing-4s"], policy=POLICY) for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=[s.name for s in SCENARIOS])
+def test_every_scenario_is_long_enough_to_be_judged(scenario: Scenario) -> None:
+    assert scenario.end - scenario.judged >= bench.SETTLED_S
+    for event in scenario.events:
+        assert event.time_s < scenario.end
+    result = bench.run(scenario, limit=4 * MB)
+    assert len(result.sync_rate) == len(scenario.syncs)
+    assert result.device_rate > 0 or not scenario.floods

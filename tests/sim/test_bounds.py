@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What must hold in every tick, whatever the host does."""
+
+from __future__ import annotations
+
+import math
+from typing import List, Tuple
+
+from hypothesis import given
+
+from tests.sim.cases import POLICY, Case, cases, drive, runs
+from tests.sim.plant import AS_FOUND, HOST, Loop
+from writebackd.control.decide import decide
+from writebackd.estimate.estimate import estimate
+from writebackd.model import Decision, Memory, State
+
+
+def floor_bytes() -> int:
+    """The lowest limit that may ever be set: the policy's, or twice wb_stat_error."""
+    cpus = HOST.cpus_possible
+    error = cpus * 8 * cpus.bit_length() * HOST.page_size
+    return max(POLICY.limits.floor_bytes, 2 * error)
+
+
+def sane(loop: Loop, decision: Decision) -> None:
+    """Bounds of a decision, after the plant took it."""
+    bounds = POLICY.limits
+    if decision.limit_bytes is None:
+        assert decision.background_bytes is None
+    else:
+        assert decision.background_bytes is not None
+        # On the way down from where it was found a limit may be above the ceiling.
+        assert floor_bytes() <= decision.limit_bytes <= max(bounds.ceiling_bytes, AS_FOUND)
+        assert 0 < decision.background_bytes < decision.limit_bytes
+    if decision.goal_bytes is not None:
+        assert floor_bytes() <= decision.goal_bytes <= bounds.ceiling_bytes
+    assert decision.reason
+    for device in decision.devices:
+        assert device.reason and device.decision_id
+        assert isinstance(device.state, State)
+    for name, value in numbers(loop.memory):
+        assert not math.isnan(value), f"{name} is not a number"
+
+
+def numbers(memory: Memory) -> List[Tuple[str, float]]:
+    """All numbers that the core remembers, with the names of their fields."""
+    found = []
+    for holder in (memory, *memory.devices.values()):
+        for name, value in vars(holder).items():
+            if isinstance(value, (int, float)):
+                found.append((name, float(value)))
+    return found
+
+
+@runs(5000)
+@given(cases(constant=False, dirty=True))
+def test_no_host_and_no_script_leads_out_of_bounds(case: Case) -> None:
+    drive(case, 45.0, check=sane)
+
+
+@runs(300)
+@given(cases(constant=False, dirty=True))
+def test_same_policy_memory_and_sample_give_the_same_decision(case: Case) -> None:
+    plant = case.plant()
+    memory = Memory()
+    while plant.now_s < 40.0:
+        plant.advance(case.tick_s)
+        sample = plant.sample()
+        twice = []
+        for _ in range(2):
+            estimates, estimated = estimate(POLICY, memory, sample)
+            twice.append((estimates, *decide(POLICY, estimated, sample, estimates)))
+        assert twice[0] == twice[1]
+        _, decision, memory = twice[0]
+        plant.apply(decision)
