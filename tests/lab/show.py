@@ -177,10 +177,11 @@ def against_hindsight(evaluation: Evaluation) -> List[str]:
                 f"{number(one.regret if one else None):>16}" for one in found)
                 + f"  {scenario.best_static}")
     for name in agents:
-        lines += ["", f"total of {name} and of each fixed limit, where both ran"]
-        for duel in headline.duels(evaluation, palette, name):
-            if duel.other.kind in (AGENT, PEER):
-                continue
+        fixed = [duel for duel in headline.duels(evaluation, palette, name)
+                 if duel.other.kind != PEER]
+        if fixed:
+            lines += ["", f"total of {name} and of each fixed limit, where both ran"]
+        for duel in fixed:
             verdict = "good" if duel.share < 1 else "MISSED"
             lines.append(f"  {verdict:7} {duel.other.name:22}{number(duel.own):>10} against "
                          f"{number(duel.own * duel.share)} in "
