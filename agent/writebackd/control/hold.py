@@ -143,7 +143,7 @@ def regulate(
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if estimate.drain_rate is None:
         return _seek(bounds, estimate, hold, now_s)
-    hold = _rescale(bounds, estimate, hold)
+    hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
         limit = _clamp(feed_forward(bounds, estimate) or 0, bounds)
         hold = _change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
@@ -324,7 +324,7 @@ def _drain(
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
 
 
-def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold) -> Hold:
+def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Hold:
     """Keep limit / R when R itself has moved: a rebuild, another mix of writes."""
     rate = estimate.drain_rate or 0.0
     if hold.limit_bytes is None or hold.for_rate <= 0:
@@ -334,7 +334,7 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold) -> Hold:
         return hold
     # What was learned about limits was learned at the other rate.
     return replace(
-        hold, limit_bytes=_clamp(hold.limit_bytes * moved, bounds), for_rate=rate,
+        _settle(hold, now_s), limit_bytes=_clamp(hold.limit_bytes * moved, bounds), for_rate=rate,
         starved_bytes=0, probe_bytes=0, useless_s=float("-inf"), gave_up_s=float("-inf"),
     )
 
