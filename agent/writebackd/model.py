@@ -463,6 +463,7 @@ class Hold:
     probe_rate: float = 0.0  # under it
     proved_rate: Optional[float] = None  # the drain rate, where a larger limit brought no more
     probe_again_s: float = 60.0
+    patience_s: float = 6.0  # before the next correction
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
     fruitless: int = 0  # tightenings in a row that brought nothing

@@ -38,6 +38,8 @@ JUDGE_S = 3.0
 # Seconds between two corrections while holding: a sysctl write moves the
 # kernel's own pacing, and six a minute is what an admin accepts.
 CORRECT_S = 6.0
+# The same after steps that had to be taken back.
+PATIENCE_MOST_S = 120.0
 # A full cache, or late syncs, for so long: a destage burst or one journal
 # commit makes half a second slow.
 FULL_LASTS_S = 0.9
@@ -55,8 +57,9 @@ DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
 DRAIN_GRIPS = 0.93
 # Once a cache has room the share of slow writes falls to 2 to 8 % within a tick.
 FUTILE_SHARE = 0.3
-# A cache that is full again so soon after draining is none, or is somebody else's.
-FULL_AGAIN_S = 3.0
+# Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
+# A cache that is full again so much sooner is none, or is somebody else's.
+FULL_AGAIN_S = 8.0
 # A burst: from this fill of the cache on it gets this multiple of the limit, until
 # that fill.  Of short floods a cache takes much, where memory may not.
 FILL_FROM, FILL_TO, FILL_LIMIT = 0.2, 0.8, 4.0
@@ -241,9 +244,10 @@ def _hold(
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
-        next_s = CORRECT_S if useless else PROBE_S
+        next_s = hold.patience_s if useless else PROBE_S
         if not earned:
             next_s = min(PROBE_MOST_S, max(PROBE_S, 2 * hold.probe_again_s))
+            hold = _bounced(hold)
         hold = replace(hold, probe_bytes=0, probe_again_s=next_s)
         if not earned:
             limit = _clamp(before, bounds)
@@ -253,14 +257,14 @@ def _hold(
                 hold = replace(hold, proved_rate=rate, starved_bytes=0)
             why = f"the larger limit brought no more than {human.size(rate)}/s: back"
             return limit, hold, State.PROBE, why
-    settled = now_s - hold.changed_s >= CORRECT_S
+    settled = now_s - hold.changed_s >= hold.patience_s
     # Far above R x tau the limit is not what holds the flood.
     ours = limit < GROW_TO * (feed_forward(bounds, estimate) or limit)
     if rate is not None and rate < bounds.keep * drain_rate and estimate.held_back and ours:
         missing = f"the flood gets {human.size(rate)}/s, less than {human.size(drain_rate)}/s"
         grow = min(max(drain_rate / max(rate, 1.0), GROW_LEAST), GROW_MOST)
         hold = replace(
-            hold, starved_bytes=limit, starved_s=now_s, fruitless=0,
+            _bounced(hold), starved_bytes=limit, starved_s=now_s, fruitless=0,
             probe_bytes=limit, probe_rate=rate,
         )
         limit = _clamp(limit * grow, bounds)
@@ -335,7 +339,7 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
     # What was learned about limits was learned at the other rate.
     return replace(
         _settle(hold, now_s), limit_bytes=_clamp(hold.limit_bytes * moved, bounds), for_rate=rate,
-        starved_bytes=0, probe_bytes=0, useless_s=float("-inf"), gave_up_s=float("-inf"),
+        starved_bytes=0, probe_bytes=0, gave_up_s=float("-inf"),
     )
 
 
@@ -375,6 +379,11 @@ def _draining(
     # No cache, or not ours to empty: then the limit is found by what it brings.
     hold = replace(hold, useless_s=now_s, probe_again_s=CORRECT_S)
     return limit, hold, State.GUARD, f"draining made no room: back to {human.size(limit)}"
+
+
+def _bounced(hold: Hold) -> Hold:
+    """A step was taken back: look longer before the next one, or it becomes a swing."""
+    return replace(hold, patience_s=min(PATIENCE_MOST_S, 2 * hold.patience_s))
 
 
 def _settle(hold: Hold, now_s: float) -> Hold:
