@@ -98,6 +98,8 @@ class Histogram:
     def __add__(self, other: "Histogram") -> "Histogram":
         if not (self.buckets and other.buckets):
             return self if self.buckets else other
+        if self.buckets[-1][0] < other.buckets[0][0]:
+            return Histogram(self.buckets + other.buckets)
         merged = dict(self.buckets)
         for index, count in other.buckets:
             merged[index] = merged.get(index, 0) + count

@@ -103,6 +103,13 @@ def test_a_second_read_sees_what_changed_came_and_went(tree: Tree) -> None:
     assert set(after) == {"8:0", "8:32"}
 
 
+def test_only_what_is_wanted_is_read(tree: Tree) -> None:
+    counters = " 1" * 17
+    tree.write(f"   8       0 sda{counters}", f"   8       1 sda1{counters}", "8", "")
+    assert list(tree.reader.read({"8:0", "9:9"})) == ["8:0"]
+    assert list(tree.reader.read()) == ["8:0", "8:1"]
+
+
 def stats(**changes: int) -> DiskStats:
     zero = DiskStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     return zero._replace(**changes)

@@ -218,6 +218,12 @@ def test_a_foreign_file_is_set_aside_with_one_line(
     assert not path.exists()
 
 
+def test_a_larger_file_is_not_ours_whatever_it_says() -> None:
+    data = file_of_two()
+    assert not rejected(data + b" " * (MAX_BYTES - len(data)))
+    assert rejected(data + b" " * (MAX_BYTES - len(data) + 1))
+
+
 def test_impossible_values_are_damage() -> None:
     rows: List[Tuple[str, float]] = [("drain_rate", -1.0), ("baseline_s", float("inf"))]
     for name, value in rows:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from writebackd.kernel import layout
 from writebackd.kernel.readers import difference
-from writebackd.model import BUCKET_EDGES_S, HIST_BUCKETS, HIST_UNIT_S, ClassSample, Histogram
+from writebackd.model import (
+    BUCKET_EDGES_S,
+    HIST_BUCKETS,
+    HIST_UNIT_S,
+    ClassSample,
+    DeviceMemory,
+    Histogram,
+    replace,
+)
 
 BPF = Path(__file__).resolve().parents[2] / "bpf"
 
@@ -133,3 +141,17 @@ def test_structures_have_the_sizes_of_the_c_header(tmp_path: Path) -> None:
     sizes = dict(line.split() for line in found.splitlines())
     assert HIST_UNIT_S == (1 << int(sizes.pop("unit"))) / 1e9
     assert sizes == {name: str(size) for name, size in wanted.items()}
+
+
+def test_a_bucket_that_starts_at_the_threshold_is_above_it() -> None:
+    histogram = Histogram(((9, 1), (10, 3)))
+    assert histogram.share_above(BUCKET_EDGES_S[10]) == 0.75
+    assert histogram.share_above(BUCKET_EDGES_S[10] * 1.0001) == 0
+    assert histogram.share_above(BUCKET_EDGES_S[9]) == 1
+
+
+def test_a_copy_differs_where_it_was_told_to() -> None:
+    memory = DeviceMemory(trim=2.0)
+    copy = replace(memory, slow_ticks=3)
+    assert copy == DeviceMemory(trim=2.0, slow_ticks=3) != memory
+    assert memory == DeviceMemory(trim=2.0)

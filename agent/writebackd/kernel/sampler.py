@@ -202,6 +202,8 @@ def _classes(
     """The device's requests: those of its leaves together."""
     if reading is None:
         return None
+    if len(device.leaf_devnos) == 1:
+        return reading.classes.get(device.leaf_devnos[0], {})
     total: Dict[IoClass, ClassSample] = {}
     for number in device.leaf_devnos:
         for io_class, sample in reading.classes.get(number, {}).items():

@@ -215,6 +215,8 @@ def _open(path: Path) -> sqlite3.Connection:
         database.execute("PRAGMA synchronous=OFF")
         # A rollback journal, not WAL: WAL readers must be able to write.
         database.execute("PRAGMA journal_mode=TRUNCATE")
+        # Rows are appended and dropped in order: SQLite's own 2 MB gain nothing.
+        database.execute("PRAGMA cache_size=-256")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
         if version not in (0, _VERSION):
             raise sqlite3.DatabaseError(f"version {version}, not {_VERSION}")
