@@ -458,6 +458,7 @@ class Hold:
     for_rate: float = 0.0  # the drain rate that the limit was found for
     drain_bytes: int = 0  # the limit of this DRAIN
     drained_bytes: float = 0.0  # what it made room for
+    refilled_bytes: float = 0.0  # of it, since then
     drain_end_s: float = float("-inf")  # of the last one
     useless_s: float = float("-inf")  # when draining was last seen to bring nothing
     seek_rate: float = 0.0  # under the last, smaller limit

@@ -10,7 +10,6 @@ from typing import Dict, List, Optional, Tuple
 from tests.lab.score import score
 from tests.sim.plant import MB, Loop, Plant
 from tests.sim.scenarios import Scenario
-from writebackd.control.decide import HURRY
 from writebackd.policy.schema import Policy
 
 STATIC_MB = (1, 2, 4, 8, 15, 16, 32, 64)
@@ -49,7 +48,6 @@ def run(
     if loop is None:
         plant.set_limits(limit, None)
     result = Run()
-    hurry = False
     before: Optional[Tuple[List[int], float]] = None
     while plant.now_s < scenario.end - 1e-6:
         if before is None and plant.now_s >= scenario.judged - 1e-6:
@@ -57,8 +55,7 @@ def run(
         if loop is None:
             plant.advance(tick_s)
         else:
-            _, _, decision = loop.tick(tick_s * (HURRY if hurry else 1.0))
-            hurry = decision.hurry
+            _, _, decision = loop.tick(tick_s)
             result.reasons.append("; ".join(
                 f"{d.state.value}: {d.reason}" for d in decision.devices))
         result.limits.append((plant.now_s, plant.limit))

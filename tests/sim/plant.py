@@ -530,6 +530,6 @@ class Loop:
         sample = self.plant.sample()
         estimates, memory = estimate(self.policy, self.memory, sample)
         decision, self.memory = decide(self.policy, memory, sample, estimates)
-        self.hurry = getattr(decision, "hurry", False)
+        self.hurry = decision.hurry
         self.plant.apply(decision)
         return sample, estimates, decision

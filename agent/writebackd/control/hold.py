@@ -60,6 +60,10 @@ FUTILE_SHARE = 0.3
 # Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
 # A cache that is full again so much sooner is none, or is somebody else's.
 FULL_AGAIN_S = 8.0
+# Where even the smallest limit lets in more than R: until R is so much higher.
+MUCH_FASTER = 1.5
+# Unless so much of what was drained has come in again.
+REFILL_SHARE = 0.3
 # A burst: from this fill of the cache on it gets this multiple of the limit, until
 # that fill.  Of short floods a cache takes much, where memory may not.
 FILL_FROM, FILL_TO, FILL_LIMIT = 0.2, 0.8, 4.0
@@ -78,6 +82,8 @@ GROW_TO = 3.0
 # much more throughput; what brought nothing is not tried again for twice as long.
 PROBE_S, PROBE_MOST_S = 60.0, 300.0
 PROBE_STEP, PROBE_GAIN = 1.25, 1.06
+# After one that brought something the next follows soon: the disk may have become much faster.
+EARNED_S = 12.0
 # Tightening where draining brings nothing: a step of 0.75 changes the wait by
 # more than its noise (10 to 20 %).
 TIGHTEN = 0.75
@@ -144,6 +150,9 @@ def regulate(
         hold = replace(_settle(hold, now_s), full_s=0.0, late_s=0.0)
         return asked, hold, State.GUARD, "flooded, and the limit in force is not this device's yet"
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
+    if hold.phase is Phase.HOLD:
+        surplus = max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
+        hold = replace(hold, refilled_bytes=hold.refilled_bytes + surplus)
     if estimate.drain_rate is None:
         return _seek(bounds, estimate, hold, now_s)
     hold = _rescale(bounds, estimate, hold, now_s)
@@ -232,7 +241,7 @@ def _hold(
         return limit, hold, State.GUARD, why
     if full and not useless:
         again = now_s - hold.drain_end_s < FULL_AGAIN_S + FULL_LASTS_S
-        if again and (rate is None or rate <= SEEK_GAIN * drain_rate):
+        if again and hold.refilled_bytes < REFILL_SHARE * hold.drained_bytes:
             useless, hold = True, replace(hold, useless_s=now_s, probe_again_s=CORRECT_S)
         else:
             seen = f"{100 * (estimate.slow_share or 0):.0f} % of writes wait for the media"
@@ -244,7 +253,7 @@ def _hold(
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
-        next_s = hold.patience_s if useless else PROBE_S
+        next_s = EARNED_S
         if not earned:
             next_s = min(PROBE_MOST_S, max(PROBE_S, 2 * hold.probe_again_s))
             hold = _bounced(hold)
@@ -324,7 +333,7 @@ def _drain(
     forward = feed_forward(bounds, estimate) or bounds.floor
     limit = _clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
     hold = _change(hold, now_s, phase=Phase.DRAIN)
-    hold = replace(hold, drain_bytes=limit, drained_bytes=0.0, probe_bytes=0)
+    hold = replace(hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0)
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
 
 
@@ -337,6 +346,8 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
     if 1 / SEEK_GAIN <= moved <= SEEK_GAIN:
         return hold
     # What was learned about limits was learned at the other rate.
+    if moved >= MUCH_FASTER:
+        hold = replace(hold, useless_s=float("-inf"), patience_s=CORRECT_S)
     return replace(
         _settle(hold, now_s), limit_bytes=_clamp(hold.limit_bytes * moved, bounds), for_rate=rate,
         starved_bytes=0, probe_bytes=0, gave_up_s=float("-inf"),
@@ -374,6 +385,7 @@ def _draining(
     limit = _clamp(min(hold.limit_bytes or forward, forward), bounds)
     hold = replace(_change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)
     if not futile:
+        hold = replace(hold, probe_again_s=PROBE_S)
         why = f"the write cache has room again: back to {human.size(limit)}"
         return limit, hold, State.GUARD, why
     # No cache, or not ours to empty: then the limit is found by what it brings.

@@ -119,7 +119,8 @@ def _estimate_device(
     )
     began, lasted = memory.flood_began_s, memory.flood_lasted_s
     if writes.flooded and sample.time_s - memory.last_flood_s > sample.dt_s + WAVE_GAP_S:
-        began, lasted = sample.time_s, memory.last_flood_s - began
+        lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
+        began = sample.time_s
     in_waves = lasted <= WAVE_S and sample.time_s - began <= WAVE_LONGER * lasted + 1.0
     memory = replace(
         memory,
