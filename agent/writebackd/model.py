@@ -516,8 +516,8 @@ class DeviceMemory:
     fill_bytes: float = 0.0  # what must be in the write cache
     # since the cache was last known empty or full: bytes, seconds
     fast: Tuple[float, float] = (0.0, 0.0)
-    # since the flood began on an empty cache: bytes, seconds; None once it was full
-    filling: Optional[Tuple[float, float]] = None
+    # (dt, rate) since the flood began on an empty cache; None once it was full
+    filling: Optional[Tuple[Tuple[float, float], ...]] = None
     cache_bytes: Optional[float] = None
     tau_s: Optional[float] = None
     recent_writes: Tuple[Tuple[float, float, int], ...] = ()  # (dt, slow, all) completions

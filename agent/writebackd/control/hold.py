@@ -72,6 +72,8 @@ REMEMBERED_S = 300.0
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
 SEEK_S = 0.4
+# No further than what the kernel's writeback loop can need: tau was 7.5 to 24 ms.
+SEEK_DELAY_S = 25e-3
 # Corrections: what is missing of R, within these bounds; less than the ramp's
 # deadband would not be written.
 GROW_LEAST, GROW_MOST = 1.15, 1.5
@@ -210,7 +212,11 @@ def _seek(
     limit = hold.limit_bytes or bounds.start
     if estimate.full:
         why = "the write cache is full: measuring the drain rate"
-        return limit, hold, State.GUARD, why
+        tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
+        nearer = _clamp(min(limit, max(bounds.start, estimate.rate * tau)), bounds)
+        if nearer < limit:
+            hold = _change(hold, now_s, limit_bytes=nearer)
+        return nearer, hold, State.GUARD, why
     if not estimate.held_back:
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
     carried, lasted = hold.carried
@@ -219,6 +225,9 @@ def _seek(
     rate = carried / lasted
     if rate < SEEK_GAIN * hold.seek_rate:
         why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: holding"
+        return limit, hold, State.GUARD, why
+    if limit > SEEK_DELAY_S * rate:
+        why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
     limit = _clamp(limit * SEEK_STEP, bounds)
     hold = replace(_change(hold, now_s, limit_bytes=limit), seek_rate=rate)

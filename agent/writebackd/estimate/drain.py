@@ -45,6 +45,11 @@ BUSY_SHARE = 0.6
 # tells the two apart.
 SLOW_AT_R, SLOW_SURE = 0.06, 0.15
 NEAR_R = 0.1
+# While R is not known: a sync's p99 in times of limit / rate.  With room in the cache it
+# was 0.14 to 0.37, the link's time for what is ahead; without, 0.42 to 0.75.
+MEDIA_WAIT = 0.4
+# Larger limits are not reached within a tick or two, so that says nothing.
+QUEUE_FOLLOWS_BYTES = 64 << 20
 SLOW_UNKNOWN_R = 0.05
 # Seconds of completions that a share is taken of: a tick may have few.
 SHARE_OVER_S = 1.0
@@ -78,6 +83,8 @@ SLOW_UNKNOWN_S = 5e-3
 ENOUGH = 10
 # After a flood the controller goes on destaging: a 512 MB cache at 60 MB/s for 9 s.
 QUIET_LASTS_S = 10.0
+# Ticks of a filling cache that are kept: what is older than half a minute had time to drain.
+FILLING_TICKS = 60
 NOTHING = (0.0, 0.0)
 # Weights of a second in tau.  Every rate under a limit shows that tau is not
 # longer, but only one that the limit held that it is not shorter.  About 4 s is what
@@ -199,10 +206,20 @@ def is_full(
         # procfs alone: busy all the time is the best that can be known.
         return True
     if memory.drain_rate is None:
-        return writes.slow_share >= SLOW_UNKNOWN_R
+        return writes.slow_share >= SLOW_UNKNOWN_R and _waits_for_media(
+            sample, writes.rate, limit_bytes
+        )
     near = abs(writes.rate / memory.drain_rate - 1) <= NEAR_R
     slower = writes.rate < memory.drain_rate and not limits_rate(limit_bytes, writes.rate, memory)
     return writes.slow_share >= (SLOW_AT_R if near or slower else SLOW_SURE)
+
+
+def _waits_for_media(sample: DeviceSample, rate: float, limit_bytes: int) -> bool:
+    """Whether syncs wait as long as media of that rate take for what is ahead of them."""
+    p99 = sample.sync.latency.quantile(0.99) if sample.sync is not None else None
+    if p99 is None or limit_bytes > QUEUE_FOLLOWS_BYTES:
+        return True
+    return p99 >= MEDIA_WAIT * limit_bytes / rate
 
 
 def limits_rate(limit_bytes: int, rate: float, memory: DeviceMemory) -> bool:
@@ -228,8 +245,9 @@ def update_drain(
     if not writes.flooded:
         # Only a cache that had time to empty shows its size when it fills again.
         empty = not memory.flooded_before or memory.quiet_s >= QUIET_LASTS_S
-        filling = (0.0, 0.0) if empty else None
-        return replace(memory, fast=NOTHING, was_full=False, filling=filling), "no flood"
+        return replace(
+            memory, fast=NOTHING, was_full=False, filling=() if empty else None
+        ), "no flood"
     full = is_full(writes, sample, memory, limit_bytes)
     was_full, memory = memory.was_full, replace(memory, was_full=full)
     if full and not was_full:
@@ -238,8 +256,8 @@ def update_drain(
     if full:
         return _full_sample(writes, replace(memory, fast=NOTHING), limit_bytes, dt_s)
     if memory.filling is not None:
-        carried, lasted = memory.filling
-        memory = replace(memory, filling=(carried + writes.rate * dt_s, lasted + dt_s))
+        filling = (*memory.filling, (dt_s, writes.rate))[-FILLING_TICKS:]
+        memory = replace(memory, filling=filling)
     if writes.held_back and writes.rate > 0:
         memory = replace(memory, tau_s=_learn_tau(limit_bytes / writes.rate, writes, memory, dt_s))
     return _fast_sample(writes, memory, limit_bytes, dt_s)
@@ -284,11 +302,12 @@ def _full_sample(
     if known is None or rate >= known or not tight:
         memory = replace(memory, drain_limit_bytes=limit_bytes)
     if memory.filling is not None:
-        carried, lasted = memory.filling
-        room = carried - rate * lasted
+        fill = 0.0
+        for seconds, into in memory.filling:
+            fill = max(0.0, fill + (into - rate) * seconds)
         memory = replace(memory, filling=None)
-        if lasted and room > 0:
-            memory = replace(memory, cache_bytes=room, fill_bytes=room)
+        if fill > 0:
+            memory = replace(memory, cache_bytes=fill, fill_bytes=fill)
     return memory, "write cache full: counted"
 
 
