@@ -355,11 +355,12 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
     if 1 / SEEK_GAIN <= moved <= SEEK_GAIN:
         return hold
     # What was learned about limits was learned at the other rate.
+    limit = _clamp(hold.limit_bytes * moved, bounds)
     if moved >= MUCH_FASTER:
         hold = replace(hold, useless_s=float("-inf"), patience_s=CORRECT_S)
     return replace(
-        _settle(hold, now_s), limit_bytes=_clamp(hold.limit_bytes * moved, bounds), for_rate=rate,
-        starved_bytes=0, probe_bytes=0, gave_up_s=float("-inf"),
+        _settle(hold, now_s), limit_bytes=limit, for_rate=rate, starved_bytes=0, probe_bytes=0,
+        gave_up_s=float("-inf"),
     )
 
 
