@@ -336,6 +336,8 @@ def test_kernel_with_the_wrong_unit_is_found_out(
     actuator = started(plain, path)
     actions = settle(actuator, *CAP)
     assert len(actions) == 3 and not any(action.ok for action in actions)
+    writes = len(plain.writes)
+    assert settle(actuator, *bdi_settings(3 * MIB, MIB)) == () and len(plain.writes) == writes
     told = "Invalid argument" if scale > 2 else "reads back as 20000 instead of 10000"
     assert all(told in str(action.error) for action in actions)
     assert plain.bdis["8:0"] == BDI and load(path) is None
@@ -363,8 +365,9 @@ def test_self_test_tells_why(
 
 
 def test_self_test_that_cannot_put_back_is_put_right_later(
-    plain: FakeLevers, path: Path
+    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(levers_module, "RETRY_S", 0.0)
     actuator = started(plain, path)
     count = 0
 
@@ -380,7 +383,7 @@ def test_self_test_that_cannot_put_back_is_put_right_later(
     plain.write_errors = {}
     settle(actuator, *CAP)
     assert plain.bdis["8:0"] == BDI and load(path) is None
-    actuator.levers.take_over()  # or 30 s
+    actuator.take_over()  # or five minutes
     assert all(action.ok for action in settle(actuator, *CAP))
     assert plain.bdis["8:0"]["strict_limit"] == 1
 
@@ -477,6 +480,10 @@ def test_systemd_that_does_not_answer_is_told_and_tried_again_at_exit(
     actuator = started(systemd, path)
     settle(actuator, pace(5))
     systemd.write_errors = {"systemctl dump.service": (1, False)}
+    count = len(systemd.commands)
+    told = [actuator.apply_settings((pace(rate),)) for rate in (6, 7, 8, 9)]
+    assert [len(actions) for actions in told] == [0, 1, 0, 0]
+    assert len(systemd.commands) == count + 2  # show and set-property, once
     (action,) = settle(actuator)
     assert "Connection timed out" in str(action.error) and load(path) is not None
     systemd.write_errors = {}
@@ -813,6 +820,26 @@ def test_yield_of_the_pair_sends_the_levers_home(files: FakeLevers, path: Path) 
     settle(actuator, *ALL)
     assert files.bdis["8:0"] == BDI and files.queues["sda"]["nr_requests"] == 64
     assert files.limits == VmLimits(0, 40, 0, 10) and load(path) is None
+
+
+def test_queues_are_looked_at_when_all_else_is_home(files: FakeLevers, path: Path) -> None:
+    """A child of the dead daemon may hang in a queue, and then reading it hangs, too."""
+    actuator = started(files, path)
+    actuator.apply(*PAIR)
+    settle(actuator, NR, *ALL)
+    read = files.read
+
+    def hang(name: str) -> str:
+        if "/queue/" in name:
+            raise Crash
+        return read(name)
+
+    files.read = hang  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        restore_from_ledger(files, path)
+    assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
+    assert files.flush["dirty_writeback_centisecs"] == 500
+    assert files.cgroups[UNIT]["8:0"]["wbps"] == "max"
 
 
 def test_one_lever_that_fails_does_not_keep_the_rest(files: FakeLevers, path: Path) -> None:
