@@ -418,8 +418,7 @@ class Levers:
         entry = self._entries[lever]
         found = self._read(lever)
         if found == change.text or (found is None and problem is None and change.wanted is None):
-            if self._refused.get(lever, (None, 0.0))[0] == change.wanted:
-                self._refused.pop(lever, None)
+            self._refused.pop(lever, None)
             if change.wanted is None:
                 del self._entries[lever]
             else:
