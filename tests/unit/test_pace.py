@@ -12,7 +12,8 @@ import pytest
 from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
 from writebackd.control.guards import NEVER, objection, unit_of
-from writebackd.control.pace import BAD_REMEMBERED_S, QUIET_S
+from writebackd.control.paced import QUIET_S
+from writebackd.control.rate import BAD_REMEMBERED_S
 from writebackd.model import (
     CgroupControl,
     CgroupSample,
