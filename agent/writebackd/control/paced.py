@@ -279,6 +279,7 @@ class PaceTick:
             self.drain_rate,
             self.slow_share,
             flooding,
+            late=self._slow(),
             helps=not verdict,
         )
         names = _names(memory)

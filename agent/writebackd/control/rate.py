@@ -11,8 +11,6 @@ from writebackd.model import PaceMemory
 
 # Share of the drain rate that a flood begins with: the cache makes room with the rest.
 HOLD = 0.9
-# What the paced write is known so long after their pace was set: it is smoothed over 4 s.
-USED_AFTER_S = 10.0
 # Steps of the rate.  A cut has to undo a few raises at once, since a full cache hurts
 # every sync; a raise is a small probe that fills no cache before the next cut.
 CUT, RAISE = 0.9, 1.03
@@ -32,8 +30,6 @@ CLEAR_SHARE = 0.05
 BAD_REMEMBERED_S = 300.0
 # A cgroup that writes less than this share of its pace is not limited by it.
 LIMITED_SHARE = 0.85
-# Rates that differ by less are the same: in 4 s they are not measured more exactly.
-DEADBAND = 0.05
 # No cgroup is held below this: a single write of the flusher (up to 4 MB) would take seconds.
 LEAST_RATE = 1 << 20
 
@@ -45,29 +41,28 @@ def step(
     drain_rate: float,
     slow_share: float,
     flooding: Sequence[str],
+    late: bool,
     helps: bool,
 ) -> Tuple[PaceMemory, str]:
     """Cut while the cache is full, raise while it never is; then hand it out.
 
-    `share` is what the paced keep; `slow_share` tells how full the write cache is; `helps`:
-    nothing is known to the contrary.
+    `share` is what the paced keep; `slow_share` tells how full the write cache is; `late`:
+    syncs miss the objective; `helps`: nothing is known to the contrary.
     """
     rate = memory.rate or 0.0
     full = slow_share > FULL_SHARE_PACED
-    used = sum(memory.used.get(path, 0.0) for path in memory.rates)
     room = memory.room or 0.0
-    settled = now_s - memory.began_s >= USED_AFTER_S
-    if full and settled and used < (1 - DEADBAND) * rate:
-        # The disk does not even take the pace (rebuild).  Where it does, syncs fill the
-        # cache, and what drains beside them must not become the measure: a pace that
-        # follows it makes them more, and so on down.
+    if full and drain_rate < rate:
+        # The disk does not even take the pace: a rebuild, or it was thought to be faster.
+        # Where it does, syncs fill the cache, and what drains beside them must not become
+        # the measure: a pace that follows it makes them more, and so on down.
         room = min(room, drain_rate)
     kept = max(share * room, LEAST_RATE)
     memory = replace(
         memory,
         room=room,
         slow_ticks=memory.slow_ticks + 1 if full else 0,
-        unclear_s=now_s if slow_share > CLEAR_SHARE else memory.unclear_s,
+        unclear_s=now_s if late or slow_share > CLEAR_SHARE else memory.unclear_s,
     )
     uneven = False  # somebody has more than he uses while another one is held
     new, why = rate, f"{100 * slow_share:.0f} % of writes wait for room in the cache"
@@ -85,6 +80,7 @@ def step(
         why += ": does it last?"
     elif now_s - max(memory.step_s, memory.unclear_s) >= RAISE_EVERY_S:
         known_bad = now_s - memory.bad_s < BAD_REMEMBERED_S
+        used = sum(memory.used.get(path, 0.0) for path in memory.rates)
         if used < LIMITED_SHARE * rate:
             uneven = any(
                 memory.used.get(path, 0.0) >= LIMITED_SHARE * part
@@ -93,10 +89,11 @@ def step(
             why += ", and it is not used up"
         elif not known_bad or RAISE * rate <= memory.bad_rate:
             new, why = RAISE * rate, "no write waits: trying a little more"
-    if new > room and new > rate:
-        memory = replace(memory, room=rate)  # it was drained without a wait
-    elif rate > (1 + DEADBAND) * room:
+    if new > rate:
+        memory = replace(memory, room=max(room, new))
+    elif rate > room:
         new, why = HOLD * room, f"the disk drains {human.size(room)}/s now: slower"
+        memory = replace(memory, bad_rate=rate, bad_s=now_s)
     stepped = new != rate or uneven
     if stepped or set(flooding) != set(memory.rates):
         memory = replace(memory, step_s=now_s if stepped else memory.step_s)
