@@ -389,7 +389,7 @@ def test_a_second_try_has_to_beat_the_limit_alone_under_the_limit_that_is_wanted
         other.run(200)
         assert bool(other.paced) is holds, said(other.tick())
     # Better than the limit alone, but not as wanted: no reason to let the flood have more.
-    assert max(rates(far, 60)) == far.rate
+    assert far.rate <= 0.91 * far.drain_rate
 
 
 def test_a_flood_that_comes_back_is_held_at_once() -> None:
