@@ -333,6 +333,15 @@ def test_it_is_raised_only_while_the_flood_uses_it() -> None:
     assert max(found) <= found[0] * 1.04
 
 
+def test_a_sync_that_the_tick_itself_holds_up_is_not_late() -> None:
+    # As on a single CPU: whenever the agent looks, one is 25 ms old.
+    host = plant(oldest_s=0.025)
+    host.run(60)
+    assert host.rate > 0.95 * host.drain_rate
+    stuck = plant(oldest_s=1.5)
+    assert not rates(stuck, 60)[-1] > 0.91 * stuck.drain_rate
+
+
 def test_a_rate_that_filled_the_cache_is_not_tried_again_soon() -> None:
     host = plant(sync_cost=5e3)
     host.run(60)

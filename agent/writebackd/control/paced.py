@@ -207,7 +207,9 @@ class PaceTick:
 
     def _slow(self) -> bool:
         for estimate, want in zip(self.estimates, self.wants):
-            wait = max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
+            # On a single CPU the tick itself keeps a sync from ending: 20 ms were seen.
+            stuck = estimate.oldest_fsync_s >= self.sample.dt_s
+            wait = max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s if stuck else 0.0)
             if want.demand and (
                 wait > self._objective_s(estimate) or (estimate.slow_share or 0.0) > FULL_SHARE
             ):
