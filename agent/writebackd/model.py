@@ -457,10 +457,12 @@ class Climb:
     """A search for the best limit by trying; see control/climb.py."""
 
     from_bytes: int = 0  # the limit before the step that is being tried, 0: none is
-    worth: float = 0.0  # under it
+    rate: float = 0.0  # under it, bytes per second
+    mean_s: float = 0.0  # a sync under it
     up: bool = False  # the direction of the next step
     failed: int = 0  # steps in a row that brought nothing
-    patience_s: float = 0.0  # before the next try
+    fruitless: int = 0  # smaller limits that brought nothing
+    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -482,10 +484,12 @@ class Hold:
     drain_end_s: float = float("-inf")  # of the last one
     useless_s: float = float("-inf")  # when draining was last seen to bring nothing
     seek_rate: float = 0.0  # under the last, smaller limit
+    sought: bool = False  # a larger limit brought nothing
     probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
     probe_rate: float = 0.0  # under it
-    proved_rate: Optional[float] = None  # the drain rate, where a larger limit brought no more
-    probe_again_s: float = 60.0
+    proved_rate: Optional[float] = None  # the drain rate, as a larger limit showed it
+    probe_again_s: float = 45.0
+    earned: int = 0  # probes in a row that brought more
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
     climb: "Climb" = field(default_factory=lambda: Climb())

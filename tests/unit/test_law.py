@@ -80,7 +80,7 @@ def test_it_finds_the_knee_of_any_disk(drain_mb: float, tau_ms: float) -> None:
         loop.tick(0.5)
         limits.append(host.limit)
     # Throughput kept, and the limit not far from what is possible.
-    assert host.disks[0].written - before >= 0.9 * 30 * drain_mb * MB
+    assert host.disks[0].written - before >= 0.85 * 30 * drain_mb * MB
     knee = max(disk.drain * disk.tau_s, kernel_floor_bytes(HOST), POLICY.limits.floor_bytes)
     assert sorted(limits)[len(limits) // 2] <= 2 * knee
 
@@ -96,14 +96,12 @@ def test_it_follows_a_drain_rate_that_halves() -> None:
 
 
 def test_started_in_mid_flood_it_tightens_as_fast_as_the_device_drains() -> None:
-    host = plant(flood=True, dirty=3.0 * (1 << 30))
-    for _ in range(20):
-        dirty = host.dirty
-        _, decision = host.tick()
-        assert decision.limit_bytes is None or decision.limit_bytes >= min(
-            dirty - host.drain_rate, decision.goal_bytes or 0
-        )
-    assert host.limit < 64 * MB
+    host = sim.Plant(floods=(sim.Flood(),), syncs=(sim.SyncLoad(),), dirty=3.0 * (1 << 30))
+    loop = sim.Loop(POLICY, host)
+    while host.now_s < 3.85 * 1024 / 250 + 5:  # 0.8 GB more are dirty before its first tick
+        loop.tick()
+    assert host.limit < 8 * MB
+    assert host.longest_blocked_s < 0.5
 
 
 def test_slow_syncs_at_the_floor_are_called_exhausted() -> None:
@@ -389,7 +387,7 @@ def test_a_disk_of_another_identity_starts_anew() -> None:
 NEW, STEP, COOL = 1000.0, 2.0, 3.0
 RAMP = [
     # goal, in force, dirty, since last raise -> next
-    ("down to what is dirty and a little", 2 * MB, 1000 * MB, 500 * MB, 99, 505 * MB),
+    ("down to what is dirty and a little", 2 * MB, 1000 * MB, 500 * MB, 99, int(502.5 * MB)),
     ("down to the goal when little is dirty", 2 * MB, 1000 * MB, 1 * MB, 99, 2 * MB),
     ("never up on the way down", 2 * MB, 400 * MB, 500 * MB, 99, 400 * MB),
     ("up by one step", 1000 * MB, 100 * MB, 50 * MB, 99, 200 * MB),

@@ -250,7 +250,8 @@ def test_the_limit_is_wide_but_bounded_by_what_the_paced_write_in_drain_time() -
     for decision in decisions:
         assert decision.settings and decision.limit_bytes is not None
         total = sum(setting.value for setting in decision.settings)
-        assert decision.limit_bytes <= 3.0 * total * 1.01
+        # After a cut it comes down with what is dirty, so as not to block anybody.
+        assert decision.limit_bytes <= 3.0 * total * 1.05
     assert decisions[-1].limit_bytes is not None
     assert decisions[-1].limit_bytes > 100 << 20
 
@@ -389,7 +390,7 @@ def test_a_second_try_has_to_beat_the_limit_alone_under_the_limit_that_is_wanted
         if host.tick().settings and not paced:
             started.append(limit)
     assert started[0] > 2 << 20
-    assert started[1] <= 1 << 20
+    assert started[1] <= 2 << 20
     # Waits of 17 ms there: a bit less is not enough, far less is.
     slightly, far = plant(entangled_s=0.0135), plant(entangled_s=0.004)
     objective = replace(host.policy.objective, fsync_p99_s=1e-3, baseline_multiple=1.5)

@@ -27,8 +27,15 @@ from writebackd.model import Climb, Estimate, Hold, State, replace
 STEP = 1.4
 EARNS = 1.08
 DEAR = 4
-# Before the next try after both directions failed: at first, and at most.
-PATIENCE_S, PATIENCE_MOST_S = 15.0, 120.0
+NOT_OURS = "the queue is not ours, letting go"
+# So many tries one after the other; from then on each waits so much longer than the
+# one before, up to a minute.  One that makes this much of a difference shows that
+# things have changed, and they begin anew.
+FREE_TRIES = 6
+PATIENCE_S, PATIENCE_MOST_S = 10.0, 60.0
+MUCH = 1.5
+# So many smaller limits that shortened nothing: the queue is not ours.
+FRUITLESS = 2
 
 
 def climb(
@@ -40,39 +47,54 @@ def climb(
     if hold.carried[1] < JUDGE_S:
         state = State.PROBE if now.from_bytes and now.up else State.SQUEEZE
         return limit, hold, state, f"{waits}: measuring what this limit brings"
-    worth = _worth(bounds, estimate, hold)
+    (carried, lasted), (waited, syncs) = hold.carried, hold.waited
+    rate = carried / lasted
+    # One in flight that never came back has waited as well.
+    mean_s = max((waited + estimate.oldest_fsync_s) / max(syncs, 1.0), 1e-6)
     if now.from_bytes:
-        if worth < EARNS * now.worth:
+        # R is only as good as the limits that were tried.
+        most = max(estimate.drain_rate or 0.0, rate, now.rate)
+        before = _worth(bounds, most, now.rate, now.mean_s)
+        worth = _worth(bounds, most, rate, mean_s)
+        if worth < EARNS * before:
             back = clamp(now.from_bytes, bounds)
-            hold = replace(change(hold, now_s, limit_bytes=back), climb=_failed(now))
-            which = "larger" if now.up else "smaller"
+            now = _failed(now)
+            hold = replace(change(hold, now_s, limit_bytes=back), climb=now)
+            if late and now.fruitless >= FRUITLESS:
+                why = f"{waits}; {now.fruitless} smaller limits shortened nothing: {NOT_OURS}"
+                return back, hold, State.EXHAUSTED, why
+            which = "smaller" if now.up else "larger"
             return back, hold, State.GUARD, f"{waits}; the {which} limit was no better: back"
-        now = Climb(up=now.up)
-    elif now.failed >= 2 and now_s - hold.changed_s < now.patience_s:
-        why = f"{waits}; neither a smaller nor a larger limit is any better"
-        if late:
-            return limit, hold, State.EXHAUSTED, why + ": the queue is not ours to shorten"
-        return limit, hold, State.GUARD, why + ": holding"
+        much = worth > MUCH * before
+        now = replace(
+            now, from_bytes=0, failed=0, fruitless=now.fruitless if now.up else 0,
+            tries=0 if much else now.tries,
+        )
+    if now_s - hold.changed_s < min(PATIENCE_MOST_S, PATIENCE_S * (now.tries - FREE_TRIES)):
+        hold = replace(hold, climb=now)
+        if late and now.failed >= 2:
+            why = f"{waits}; neither a smaller nor a larger limit is any better: {NOT_OURS}"
+            return limit, hold, State.EXHAUSTED, why
+        return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
     new = clamp(limit * STEP if now.up else limit / STEP, bounds)
     if new == limit:
-        return limit, replace(hold, climb=_failed(now)), State.GUARD, f"{waits}; at a bound"
+        hold = replace(hold, climb=_failed(now))
+        if late and not now.up:
+            return limit, hold, State.EXHAUSTED, f"{waits}; the limit is at its floor: {NOT_OURS}"
+        return limit, hold, State.GUARD, f"{waits}; the limit is at its bound"
     hold = change(hold, now_s, limit_bytes=new)
-    hold = replace(hold, climb=replace(now, from_bytes=limit, worth=worth))
+    now = replace(now, from_bytes=limit, rate=rate, mean_s=mean_s, tries=now.tries + 1)
+    hold = replace(hold, climb=now)
     state, which = (State.PROBE, "larger") if now.up else (State.SQUEEZE, "smaller")
     return new, hold, state, f"{waits}: trying a {which} limit"
 
 
 def _failed(now: Climb) -> Climb:
-    failed = now.failed + 1
-    patience = now.patience_s
-    if failed >= 2:
-        patience = min(PATIENCE_MOST_S, max(PATIENCE_S, 2 * patience))
-    return Climb(up=not now.up, failed=failed, patience_s=patience)
+    fruitless = now.fruitless + (now.from_bytes > 0 and not now.up)
+    return replace(
+        now, from_bytes=0, up=not now.up, failed=now.failed + 1, fruitless=fruitless
+    )
 
 
-def _worth(bounds: Bounds, estimate: Estimate, hold: Hold) -> float:
-    (carried, lasted), (waited, syncs) = hold.carried, hold.waited
-    # One in flight that never came back has waited as well.
-    mean = (waited + estimate.oldest_fsync_s) / max(syncs, 1.0)
-    kept = min(1.0, carried / lasted / (bounds.keep * (estimate.drain_rate or 1.0)))
-    return float(kept**DEAR / max(mean, 1e-6))
+def _worth(bounds: Bounds, most: float, rate: float, mean_s: float) -> float:
+    return float(min(1.0, rate / (bounds.keep * most)) ** DEAR / mean_s)

@@ -53,8 +53,8 @@ FUTILE_SHARE = 0.3
 # Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
 # A cache that is full again so much sooner is none, or is somebody else's.
 FULL_AGAIN_S = 8.0
-# Where even the smallest limit lets in more than R: until R is so much higher.
-MUCH_FASTER = 1.5
+# That is forgotten when R has changed by this factor: the model may hold again.
+OTHER_DISK = 1.5
 # Unless so much of what was drained has come in again.
 REFILL_SHARE = 0.3
 # A burst: from this fill of the cache on it gets this multiple of the limit, until
@@ -65,20 +65,21 @@ REMEMBERED_S = 300.0
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
 SEEK_S = 0.4
-# No further than what the kernel's writeback loop can need: tau was 7.5 to 24 ms.
-SEEK_DELAY_S = 25e-3
+# No further than what the kernel's writeback loop needs once it is settled: tau was 7.5
+# to 13 ms then.
+SEEK_DELAY_S = 10e-3
 # Corrections: what is missing of R, within these bounds; less than the ramp's
 # deadband would not be written.
-GROW_LEAST, GROW_MOST = 1.15, 1.5
+GROW_LEAST, GROW_MOST = 1.15, 2.0
 CUT_MOST = 0.8
 # tau differs by a factor of up to three with the kernel's bandwidth estimate.
 GROW_TO = 3.0
 # A larger limit is tried after so long without a change, and kept when it brings so
 # much more throughput; what brought nothing is not tried again for twice as long.
-PROBE_S, PROBE_MOST_S = 60.0, 300.0
+PROBE_S, PROBE_MOST_S = 45.0, 300.0
 PROBE_STEP, PROBE_GAIN = 1.25, 1.06
 # After one that brought something the next follows soon: the disk may have become much faster.
-EARNED_S = 12.0
+EARNED_S = 8.0
 # How far above a limit that cost throughput one stays.
 STARVED_MARGIN = 1.1
 
@@ -199,8 +200,14 @@ def _seek(
         return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
     rate = carried / lasted
     if rate < SEEK_GAIN * hold.seek_rate:
-        why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: holding"
+        # A longer queue for nothing.  The kernel's own estimate of the disk may still
+        # be on its way up, so look again later.
+        why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: back"
+        limit = clamp(limit / SEEK_STEP, bounds)
+        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0, sought=True)
         return limit, hold, State.GUARD, why
+    if hold.sought and now_s - hold.changed_s < EARNED_S:
+        return limit, hold, State.GUARD, "a larger limit brought no more: holding"
     if limit > SEEK_DELAY_S * rate:
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
@@ -234,16 +241,20 @@ def _hold(
                 hold = replace(hold, limit_bytes=limit)
             return _drain(bounds, estimate, hold, now_s, seen)
 
-    if useless or (late and not full):
+    searching = useless and (full or hold.climb.from_bytes > 0)
+    if searching or (late and not full):
         return climb(bounds, estimate, hold, now_s, limit, late)
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
         next_s = EARNED_S if earned else min(PROBE_MOST_S, 2 * hold.probe_again_s)
         hold = replace(hold, probe_bytes=0, probe_again_s=next_s)
+        if earned:
+            # As far as can be seen the media take this; a full cache will tell if not.
+            hold = replace(hold, proved_rate=max(rate, drain_rate), earned=hold.earned + 1)
         if not earned:
             limit = clamp(before, bounds)
-            hold = change(hold, now_s, limit_bytes=limit)
+            hold = replace(change(hold, now_s, limit_bytes=limit), earned=0)
             if rate < bounds.keep * drain_rate:
                 # Not the limit holds the flood, then: this is what the media take.
                 hold = replace(hold, proved_rate=rate)
@@ -263,7 +274,7 @@ def _hold(
 
     if rate is not None and estimate.held_back and now_s - hold.changed_s >= hold.probe_again_s:
         hold = replace(hold, probe_bytes=limit, probe_rate=rate)
-        limit = clamp(limit * PROBE_STEP, bounds)
+        limit = clamp(limit * min(GROW_MOST, PROBE_STEP ** (1 + hold.earned)), bounds)
         hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, "nothing changed for long: trying a larger limit"
     if full or late:
@@ -279,7 +290,9 @@ def _drain(
     forward = feed_forward(bounds, estimate) or bounds.floor
     limit = clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
     hold = change(hold, now_s, phase=Phase.DRAIN)
-    hold = replace(hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0)
+    hold = replace(
+        hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0
+    )
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
 
 
@@ -289,12 +302,15 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
     if hold.limit_bytes is None or hold.for_rate <= 0:
         return replace(hold, for_rate=rate)
     moved = rate / hold.for_rate
-    if 1 / SEEK_GAIN <= moved <= SEEK_GAIN:
+    # While a limit is searched for by trying, R is only as good as the limits tried.
+    same = OTHER_DISK if now_s - hold.useless_s < REMEMBERED_S else SEEK_GAIN
+    if 1 / same <= moved <= same:
         return hold
     # What was learned about limits was learned at the other rate.
     limit = clamp(hold.limit_bytes * moved, bounds)
-    if moved >= MUCH_FASTER:
-        hold = replace(hold, useless_s=float("-inf"))
+    hold = replace(hold, useless_s=float("-inf"))
+    if moved < 1:  # as the disk became slower it may become fast again
+        hold = replace(hold, probe_again_s=EARNED_S)
     return replace(
         settle(hold, now_s), limit_bytes=limit, for_rate=rate, starved_bytes=0, probe_bytes=0,
         climb=Climb(),

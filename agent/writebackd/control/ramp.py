@@ -16,7 +16,10 @@ from typing import Optional
 from writebackd.model import VmState
 
 # Room above what is dirty or under writeback.
-HEADROOM = 1.01
+HEADROOM = 1.005
+# What is left to drain in a moment is no reason for a step of its own: 0.4 s on a
+# stick of 10 MB/s, nothing on an array.
+AT_ONCE_BYTES = 4 << 20
 # A goal that moved by less is the same goal: the estimates it comes from are
 # not more exact, and every write moves the kernel's own pacing.
 DEADBAND = 0.1
@@ -41,7 +44,7 @@ def next_limit(
     current = vm.threshold_bytes
     if goal < current:
         left = int(HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
-        return min(current, max(goal, left))
+        return goal if left - goal <= AT_ONCE_BYTES else min(current, left)
     if now_s - last_raise_s < cooldown_s:
         return current
     return min(goal, int(current * step_up))

@@ -270,8 +270,8 @@ def _learn_tau(seen_s: float, writes: Writes, memory: DeviceMemory, dt_s: float)
         return seen_s
     if seen_s < known:
         return known + min(1.0, TAU_DOWN * dt_s) * (seen_s - known)
-    if memory.drain_rate is not None and writes.rate >= LOWER * memory.drain_rate:
-        return known  # near R it may be the media that hold the rate, not the limit
+    if memory.drain_rate is None or writes.rate >= LOWER * memory.drain_rate:
+        return known  # it may be the media that hold the rate, not the limit
     return known + min(1.0, TAU_UP * dt_s) * (seen_s - known)
 
 
