@@ -250,10 +250,17 @@ def test_the_limit_is_wide_but_bounded_by_what_the_paced_write_in_drain_time() -
     for decision in decisions:
         assert decision.settings and decision.limit_bytes is not None
         total = sum(setting.value for setting in decision.settings)
-        # After a cut it comes down with what is dirty, so as not to block anybody.
-        assert decision.limit_bytes <= 3.0 * total * 1.05
+        assert decision.limit_bytes <= 1.0 * total * 1.05
     assert decisions[-1].limit_bytes is not None
-    assert decisions[-1].limit_bytes > 100 << 20
+    assert decisions[-1].limit_bytes > 40 << 20
+
+
+def test_drain_time_bounds_the_limit_as_well() -> None:
+    host = plant()
+    host.policy = replace(host.policy, limits=replace(host.policy.limits, drain_time_s=0.5))
+    host.run(60)
+    decision = host.tick()
+    assert (decision.limit_bytes or 0) <= 0.5 * host.rate
 
 
 def test_the_limit_stays_tight_until_the_kernel_shows_the_pace() -> None:
