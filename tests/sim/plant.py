@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
@@ -515,6 +515,12 @@ class Plant:
         )
 
 
+# What decides: the agent's `decide`, or another law with the same inputs.
+Law = Callable[
+    [Policy, Memory, Sample, Mapping[str, Estimate]], Tuple[Decision, Memory]
+]
+
+
 @dataclass
 class Loop:
     """The pure core driving a plant."""
@@ -523,13 +529,14 @@ class Loop:
     plant: Plant
     memory: Memory = field(default_factory=Memory)
     hurry: bool = False
+    law: Law = decide
 
     def tick(self, dt_s: float = 1.0) -> Tuple[Sample, Dict[str, Estimate], Decision]:
         """Let a tick of `dt_s` pass, half of it in a hurry; read, estimate, decide, apply."""
         self.plant.advance(dt_s * (HURRY if self.hurry else 1.0))
         sample = self.plant.sample()
         estimates, memory = estimate(self.policy, self.memory, sample)
-        decision, self.memory = decide(self.policy, memory, sample, estimates)
+        decision, self.memory = self.law(self.policy, memory, sample, estimates)
         self.hurry = decision.hurry
         self.plant.apply(decision)
         return sample, estimates, decision
