@@ -218,7 +218,11 @@ class Framed:
             memory = replace(memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
                              hurry=hurry)
             return Decision(None, None, None, "", tuple(said), (), hurry), memory
-        return self._ramp(policy, memory, sample, goal, hurry, tuple(said))
+        drained = sum(
+            min(float(each.write_bytes), (estimates[each.device.name].drain_rate or 1e12)
+                * sample.dt_s)
+            for each in sample.devices)
+        return self._ramp(policy, memory, sample, goal, drained, hurry, tuple(said))
 
     def _flooded(
         self, name: str, seen: Estimate, bounds: Bounds, memory: Memory, sample: Sample
@@ -232,14 +236,13 @@ class Framed:
 
     @staticmethod
     def _ramp(
-        policy: Policy, memory: Memory, sample: Sample, goal: int, hurry: bool,
-        said: Tuple[DeviceDecision, ...],
+        policy: Policy, memory: Memory, sample: Sample, goal: int, drained: float,
+        hurry: bool, said: Tuple[DeviceDecision, ...],
     ) -> Tuple[Decision, Memory]:
         if near(goal, memory.goal_bytes):
             goal = memory.goal_bytes or goal
         limit = goal
         if memory.limit_bytes != goal:
-            drained = sum(seen.write_bytes for seen in sample.devices)
             limit = next_limit(
                 goal, sample.vm, drained * (HURRY if hurry and not memory.hurry else 1.0),
                 sample.time_s, memory.last_raise_s, policy.limits.step_up,
