@@ -3,8 +3,8 @@
 
 Per step of 50 ms the flows are in equilibrium, except what fills and drains slowly: pages in
 memory (D) and the disk's write cache (F).  Figures not marked otherwise were fitted to the
-tables of docs/control.md and of the lab (`python -m tests.sim shape` prints both); they hold to
-a factor of about 1.5 in the fsync rate.
+tables of tests/sim/shape.py (`python -m tests.sim shape` prints them beside the model); they
+hold to a factor of about 1.5 in the fsync rate.
 
 Left out: expiry of dirty pages after 30 s, reads, the memcg quantum, and of the levers beside
 the global pair all but pacing.
