@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | SCENARIO...]: the law in simulated scenarios, in seconds.
+"""python -m tests.sim [shape | laws | SCENARIO...]: the law in simulated scenarios, in seconds.
 
-Without a name all scenarios; `shape` compares the model with measured tables; `-v SCENARIO`
+Without a name all scenarios; `shape` compares the model with measured tables; `laws` compares
+the law with other laws (20 s of CPU; names of scenarios may follow); `-v SCENARIO`
 prints what the agent decided, tick by tick; `--policy` takes another policy than default.
 """
 
@@ -13,7 +14,7 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import bench, shape
+from tests.sim import bench, contest, shape
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -32,6 +33,9 @@ def main() -> int:
     if options.names == ["shape"]:
         print(shape.table())
         return 0
+    against = options.names[:1] == ["laws"]
+    if against:
+        del options.names[0]
     unknown = [name for name in options.names if name not in BY_NAME]
     if unknown:
         parser.error(f"no scenario {' '.join(unknown)}; there are {' '.join(BY_NAME)}")
@@ -41,7 +45,10 @@ def main() -> int:
         for scenario in chosen:
             trace(scenario, policy, options.seed, options.tick)
     began = time.process_time()
-    scores(chosen, policy, options.seed, options.tick)
+    if against:
+        print(contest.tables(chosen, policy))
+    else:
+        scores(chosen, policy, options.seed, options.tick)
     print(f"\n{time.process_time() - began:.1f} s of CPU")
     return 0
 

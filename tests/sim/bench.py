@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Tuple
 
 from tests.lab.score import score
-from tests.sim.plant import MB, Loop, Plant
+from tests.sim.plant import MB, Law, Loop, Plant
 from tests.sim.scenarios import Scenario
+from writebackd.control.decide import decide
 from writebackd.policy.schema import Policy
 
 STATIC_MB = (1, 2, 4, 8, 15, 16, 32, 64)
 TICK_S = 1.0
+AGENT: Mapping[str, Callable[[], Law]] = {"agent": lambda: decide}
 # Of the end of a run, what counts as settled.
 SETTLED_S = 25.0
 # A limit within this of the settled one has arrived.
@@ -41,10 +43,11 @@ def run(
     seed: int = 1,
     flooded: bool = True,
     tick_s: float = TICK_S,
+    law: Law = decide,
 ) -> Run:
-    """One contender: the agent with `policy`, else a fixed `limit`, else the kernel's default."""
+    """One contender: `law` with `policy`, else a fixed `limit`, else the kernel's default."""
     plant = scenario.plant(seed, flooded)
-    loop = Loop(policy, plant) if policy is not None else None
+    loop = Loop(policy, plant, law=law) if policy is not None else None
     if loop is None:
         plant.set_limits(limit, None)
     result = Run()
@@ -85,16 +88,19 @@ def judge(result: Run, idle: Run, default: Run) -> Run:
 
 
 def compare(
-    scenario: Scenario, policy: Policy, seed: int = 1, tick_s: float = TICK_S
+    scenario: Scenario, policy: Policy, seed: int = 1, tick_s: float = TICK_S,
+    laws: Mapping[str, Callable[[], Law]] = AGENT,
 ) -> Dict[str, Run]:
-    """All contenders by name; "agent", with a tick of `tick_s`, is the last."""
+    """All contenders by name; the laws, with a tick of `tick_s`, are the last."""
     idle = run(scenario, seed=seed, flooded=False)
     default = run(scenario, seed=seed)
     found = {"default": judge(default, idle, default)}
     for megabytes in STATIC_MB:
         found[f"{megabytes}M"] = judge(
             run(scenario, limit=megabytes * MB, seed=seed), idle, default)
-    found["agent"] = judge(run(scenario, policy=policy, seed=seed, tick_s=tick_s), idle, default)
+    for name, make in laws.items():
+        found[name] = judge(
+            run(scenario, policy=policy, seed=seed, tick_s=tick_s, law=make()), idle, default)
     return found
 
 

@@ -3,8 +3,8 @@
 
 Per step of 50 ms the flows are in equilibrium, except what fills and drains slowly: pages in
 memory (D) and the disk's write cache (F).  Figures not marked otherwise were fitted to the
-tables of docs/control.md and of the lab (`python -m tests.sim shape` prints both); they hold to
-a factor of about 1.5 in the fsync rate.
+tables of tests/sim/shape.py (`python -m tests.sim shape` prints them beside the model); they
+hold to a factor of about 1.5 in the fsync rate.
 
 Left out: expiry of dirty pages after 30 s, reads, the memcg quantum, and of the levers beside
 the global pair all but pacing.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
@@ -515,6 +515,12 @@ class Plant:
         )
 
 
+# What decides: the agent's `decide`, or another law with the same inputs.
+Law = Callable[
+    [Policy, Memory, Sample, Mapping[str, Estimate]], Tuple[Decision, Memory]
+]
+
+
 @dataclass
 class Loop:
     """The pure core driving a plant."""
@@ -523,13 +529,14 @@ class Loop:
     plant: Plant
     memory: Memory = field(default_factory=Memory)
     hurry: bool = False
+    law: Law = decide
 
     def tick(self, dt_s: float = 1.0) -> Tuple[Sample, Dict[str, Estimate], Decision]:
         """Let a tick of `dt_s` pass, half of it in a hurry; read, estimate, decide, apply."""
         self.plant.advance(dt_s * (HURRY if self.hurry else 1.0))
         sample = self.plant.sample()
         estimates, memory = estimate(self.policy, self.memory, sample)
-        decision, self.memory = decide(self.policy, memory, sample, estimates)
+        decision, self.memory = self.law(self.policy, memory, sample, estimates)
         self.hurry = decision.hurry
         self.plant.apply(decision)
         return sample, estimates, decision
