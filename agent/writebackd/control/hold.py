@@ -65,9 +65,9 @@ REMEMBERED_S = 300.0
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
 SEEK_S = 0.4
-# No further than what the kernel's writeback loop needs once it is settled: tau was 7.5
-# to 13 ms then.
-SEEK_DELAY_S = 10e-3
+# No further than what the kernel's writeback loop may need: tau was 7.5 to 13 ms once it
+# was settled, up to 24 ms before.  Where that is much, less will do.
+SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_MUCH_BYTES = 10e-3, 50e-3, 16 << 20
 # Corrections: what is missing of R, within these bounds; less than the ramp's
 # deadband would not be written.
 GROW_LEAST, GROW_MOST = 1.15, 2.0
@@ -208,7 +208,8 @@ def _seek(
         return limit, hold, State.GUARD, why
     if hold.sought and now_s - hold.changed_s < EARNED_S:
         return limit, hold, State.GUARD, "a larger limit brought no more: holding"
-    if limit > SEEK_DELAY_S * rate:
+    most = max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, SEEK_MUCH_BYTES))
+    if SEEK_STEP * limit > most:
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
     limit = clamp(limit * SEEK_STEP, bounds)
