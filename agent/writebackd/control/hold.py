@@ -20,11 +20,11 @@ and let go when it does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd import human
-from writebackd.model import Estimate, Hold, Phase, State
+from writebackd.model import Estimate, Hold, Phase, State, replace
 
 # A little more than R, so that the cache fills slowly instead of running empty:
 # empty it is worth nothing, and only when it is full R can be measured again.

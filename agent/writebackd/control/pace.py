@@ -22,7 +22,7 @@ lets go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
@@ -45,6 +45,7 @@ from writebackd.model import (
     Sample,
     Setting,
     State,
+    replace,
 )
 from writebackd.policy.schema import Policy
 
