@@ -79,6 +79,12 @@ class Histogram:
             rank -= count
         return BUCKET_EDGES_S[self.buckets[-1][0] + 1]
 
+    def total_s(self) -> float:
+        """All values together in seconds, each in the middle of its bucket."""
+        return sum(
+            n * (BUCKET_EDGES_S[i] + BUCKET_EDGES_S[i + 1]) / 2 for i, n in self.buckets
+        )
+
     def share_above(self, threshold_s: float) -> Optional[float]:
         """Share of the values in buckets that start at or above `threshold_s`."""
         total = self.total
@@ -374,6 +380,8 @@ class Estimate:
     fill_bytes: float  # of it, by what went in and what the media took
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]
+    fsyncs: int  # in this tick, with latency
+    fsync_total_s: float  # their latencies together
     fsyncs_inflight: int
     oldest_fsync_s: float
     baseline_s: Optional[float]  # unloaded p50 of an fsync
@@ -445,6 +453,17 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
+class Climb:
+    """A search for the best limit by trying; see control/climb.py."""
+
+    from_bytes: int = 0  # the limit before the step that is being tried, 0: none is
+    worth: float = 0.0  # under it
+    up: bool = False  # the direction of the next step
+    failed: int = 0  # steps in a row that brought nothing
+    patience_s: float = 0.0  # before the next try
+
+
+@dataclass(frozen=True)
 class Hold:
     """What the law remembers of one device; see control/hold.py."""
 
@@ -453,6 +472,7 @@ class Hold:
     changed_s: float = float("-inf")
     # since the last change has settled: bytes written, seconds
     carried: Tuple[float, float] = (0.0, 0.0)
+    waited: Tuple[float, float] = (0.0, 0.0)  # by syncs: seconds, how many
     full_s: float = 0.0  # in a row
     late_s: float = 0.0  # in a row with syncs above the objective
     for_rate: float = 0.0  # the drain rate that the limit was found for
@@ -466,13 +486,9 @@ class Hold:
     probe_rate: float = 0.0  # under it
     proved_rate: Optional[float] = None  # the drain rate, where a larger limit brought no more
     probe_again_s: float = 60.0
-    patience_s: float = 6.0  # before the next correction
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
-    fruitless: int = 0  # tightenings in a row that brought nothing
-    wait_s: float = 0.0  # of a sync before the last tightening
-    before_bytes: int = 0  # limit before the first fruitless tightening
-    gave_up_s: float = float("-inf")
+    climb: "Climb" = field(default_factory=lambda: Climb())
 
 
 @dataclass(frozen=True)

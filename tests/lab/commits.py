@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Whether commits wait for the data of a cgroup that is held by io.max.
 
-    sudo build/venv/bin/python -m tests.lab.commits [--way virtual|vm] [FILESYSTEM ...]
+    sudo build/venv/bin/python -m tests.lab.commits [--way virtual|vm] [--limit S] [FILESYSTEM ...]
 
 Beside a flood that writes new files, in a machine: overwriting, appending, creating and renaming
 with fsync in another cgroup, then sync(2) and a freeze from outside.  Each under a tight dirty
@@ -29,7 +29,7 @@ from .rig import Rig
 
 DISK = "raid-512M-bbu"
 HELD = 0.8  # of the drain rate
-DRAIN_S = 3  # of the held flood, that the wide limit is worth
+DRAIN_S = 3.0  # of the held flood, that the wide limit is worth
 TIGHT = 2 << 20
 SETTLE_S, EACH_S = 6.0, 4.0
 LIMIT_S = 1200
@@ -76,12 +76,12 @@ FLOOD = (f'n=0; while :; do dd if=/dev/zero of="$0/$((n % 4))" bs=1M count={FILE
          "n=$((n + 1)); done")
 
 
-def measure(fs: str, held: bool) -> Dict[str, Any]:
+def measure(fs: str, held: bool, drain_s: float) -> Dict[str, Any]:
     """One disk, one flood: seconds of every operation. Raises RigError."""
     disk = preset(DISK).scaled(vm.SCALE)
     with Rig("commits", fs, disk) as rig, Groups(rig) as groups:
         rate = int(rig.disk.rate_bytes * HELD)
-        limit = rate * DRAIN_S if held else TIGHT
+        limit = int(rate * drain_s) if held else TIGHT
         others = {name: value for name, value in host.read_limits().items()
                   if name not in DEFAULT_LIMITS}
         for name in ("flood", "sync"):
@@ -120,19 +120,19 @@ def timed(*argv: str) -> float:
     return time.monotonic() - begun
 
 
-def inside(fs: str, out: Path) -> None:
+def inside(fs: str, out: Path, drain_s: float) -> None:
     found = {}
     for name, held in (("tight limit", False), ("held", True)):
-        found[name] = measure(fs, held)
+        found[name] = measure(fs, held, drain_s)
         (out / f"{fs}.json").write_text(json.dumps(found))
 
 
-def in_guest(fs: str, way: str) -> List[str]:
+def in_guest(fs: str, way: str, drain_s: float) -> List[str]:
     """A table's rows for one filesystem."""
     with tempfile.TemporaryDirectory(prefix="writebackd-commits-") as name:
         out = Path(name)
-        said = vm.run([sys.executable, "-m", "tests.lab.commits", "--inside", str(out), fs],
-                      way, out, LIMIT_S)
+        said = vm.run([sys.executable, "-m", "tests.lab.commits", "--inside", str(out),
+                       "--limit", str(drain_s), fs], way, out, LIMIT_S)
         try:
             found = json.loads((out / f"{fs}.json").read_text())
         except OSError:
@@ -157,16 +157,19 @@ def main(argv: Sequence[str] = ()) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m tests.lab.commits")
     parser.add_argument("filesystem", nargs="*", default=["xfs", "ext4"])
     parser.add_argument("--way", choices=vm.WAYS, default="virtual")
+    parser.add_argument("--limit", type=float, default=DRAIN_S, metavar="SECONDS",
+                        help="of the held flood, that the wide limit is worth")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv or None)
     try:
         if arguments.inside:
-            inside(arguments.filesystem[0], arguments.inside)
+            inside(arguments.filesystem[0], arguments.inside, arguments.limit)
             return 0
         print("| filesystem | operation | limit of 2 MB: rate, mean, p99, max in ms "
               f"| flood held at {HELD:.0%} of the drain rate |\n|---|---|---|---|")
         with ThreadPoolExecutor() as pool:
-            for rows in pool.map(lambda fs: in_guest(fs, arguments.way), arguments.filesystem):
+            for rows in pool.map(lambda fs: in_guest(fs, arguments.way, arguments.limit),
+                                 arguments.filesystem):
                 print("\n".join(rows))
         return 0
     except (RigError, OSError, ValueError, subprocess.SubprocessError) as error:

@@ -75,6 +75,7 @@ class PacedPlant:
     groups: List[Group] = field(default_factory=lambda: [Group()])
     flooding: bool = True
     syncing: bool = True
+    oldest_s: float = 0.0  # age of the sync that is in flight at the tick
     entangled_s: float = 0.0  # that every sync waits for paced data
     limit: int = AS_FOUND
     background: int = AS_FOUND // 2
@@ -166,7 +167,7 @@ class PacedPlant:
                     busy_share=1.0 if inflow else 0.3, classes=classes,
                     sync=SyncSample(
                         fsyncs=number, latency=histogram if number else Histogram(),
-                        inflight=int(self.syncing),
+                        inflight=int(self.syncing), oldest_s=self.oldest_s,
                     ),
                 ),
             ),

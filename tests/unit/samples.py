@@ -69,6 +69,7 @@ def estimate(name: str, **figures: object) -> Estimate:
         drain_sample="not counted: no backlog", sync_rate=0.0, demand=False, demand_known=True,
         flooded=False, held_back=False, in_waves=False, full=False, limit_share=1.0, rate=0.0,
         tau_s=None, cache_bytes=None, fill_bytes=0.0, fsync_p50_s=None, fsync_p99_s=None,
+        fsyncs=0, fsync_total_s=0.0,
         fsyncs_inflight=0, oldest_fsync_s=0.0, baseline_s=None, slow_share=None, inflight=0,
     )  # fmt: skip
     return replace(quiet, **figures)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import LeverEntry, load
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel import bdi, cgroups
+from writebackd.kernel.levers import Lever, is_lever
 from writebackd.model import Action, LeverKind, Setting, VmLimits
 
 UNIT = "/system.slice/dump.service"
@@ -336,6 +337,8 @@ def test_kernel_with_the_wrong_unit_is_found_out(
     actuator = started(plain, path)
     actions = settle(actuator, *CAP)
     assert len(actions) == 3 and not any(action.ok for action in actions)
+    writes = len(plain.writes)
+    assert settle(actuator, *bdi_settings(3 * MIB, MIB)) == () and len(plain.writes) == writes
     told = "Invalid argument" if scale > 2 else "reads back as 20000 instead of 10000"
     assert all(told in str(action.error) for action in actions)
     assert plain.bdis["8:0"] == BDI and load(path) is None
@@ -363,8 +366,9 @@ def test_self_test_tells_why(
 
 
 def test_self_test_that_cannot_put_back_is_put_right_later(
-    plain: FakeLevers, path: Path
+    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(levers_module, "RETRY_S", 0.0)
     actuator = started(plain, path)
     count = 0
 
@@ -380,9 +384,26 @@ def test_self_test_that_cannot_put_back_is_put_right_later(
     plain.write_errors = {}
     settle(actuator, *CAP)
     assert plain.bdis["8:0"] == BDI and load(path) is None
-    actuator.levers.take_over()  # or 30 s
+    actuator.take_over()  # or five minutes
     assert all(action.ok for action in settle(actuator, *CAP))
     assert plain.bdis["8:0"]["strict_limit"] == 1
+
+
+def test_what_a_test_left_is_never_taken_for_the_original(
+    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RETRY_S", "TEST_AGAIN_S"):
+        monkeypatch.setattr(levers_module, name, 0.0)
+    actuator = started(plain, path)
+    plain.before_write = lambda name: plain.write_errors.update(
+        {FINE: (errno.EIO, False)} if name == FINE_MIN else {}
+    )
+    settle(actuator, *CAP)
+    assert plain.bdis["8:0"]["max_ratio_fine"] == bdi.TEST_MAX
+    plain.before_write = lambda name: None
+    plain.write_errors = {}
+    actuator.finish()
+    assert plain.bdis["8:0"] == BDI and load(path) is None
 
 
 FINE_MIN = "/sys/class/bdi/8:0/min_ratio_fine"
@@ -477,6 +498,10 @@ def test_systemd_that_does_not_answer_is_told_and_tried_again_at_exit(
     actuator = started(systemd, path)
     settle(actuator, pace(5))
     systemd.write_errors = {"systemctl dump.service": (1, False)}
+    count = len(systemd.commands)
+    told = [actuator.apply_settings((pace(rate),)) for rate in (6, 7, 8, 9)]
+    assert [len(actions) for actions in told] == [0, 1, 0, 0]
+    assert len(systemd.commands) == count + 2  # show and set-property, once
     (action,) = settle(actuator)
     assert "Connection timed out" in str(action.error) and load(path) is not None
     systemd.write_errors = {}
@@ -815,6 +840,40 @@ def test_yield_of_the_pair_sends_the_levers_home(files: FakeLevers, path: Path) 
     assert files.limits == VmLimits(0, 40, 0, 10) and load(path) is None
 
 
+def test_queues_are_looked_at_when_all_else_is_home(files: FakeLevers, path: Path) -> None:
+    """A child of the dead daemon may hang in a queue, and then reading it hangs, too."""
+    actuator = started(files, path)
+    actuator.apply(*PAIR)
+    settle(actuator, NR, *ALL)
+    read = files.read
+
+    def hang(name: str) -> str:
+        if "/queue/" in name:
+            raise Crash
+        return read(name)
+
+    files.read = hang  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        restore_from_ledger(files, path)
+    assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
+    assert files.flush["dirty_writeback_centisecs"] == 500
+    assert files.cgroups[UNIT]["8:0"]["wbps"] == "max"
+
+
+def test_originals_of_a_foreign_pair_stay_readable_though_a_lever_fails(
+    plain: FakeLevers, path: Path
+) -> None:
+    actuator = started(plain, path)
+    actuator.apply(*PAIR)
+    settle(actuator, FLUSH)
+    plain.sysctl("dirty_ratio", 40)
+    plain.write_errors = {SYSCTL + "dirty_writeback_centisecs": (errno.EIO, False)}
+    assert restore_from_ledger(plain, path).status == "failed"
+    aside, ledger = load(path.with_name("ledger.json.old")), load(path)
+    assert aside and aside.originals == DEFAULT and aside.written == (PAIR,)
+    assert ledger and ledger.written == () and len(ledger.levers) == 1
+
+
 def test_one_lever_that_fails_does_not_keep_the_rest(files: FakeLevers, path: Path) -> None:
     actuator = started(files, path)
     actuator.apply(*PAIR)
@@ -866,6 +925,21 @@ def test_impossible_lever_in_the_ledger_is_told(
     path.write_text(json.dumps(body))
     assert restore_from_ledger(plain, path).status == "failed"
     assert plain.queues["sda"]["nr_requests"] == 8
+
+
+@pytest.mark.parametrize(
+    "kind, target, name",
+    [
+        (LeverKind.PACE, "/a/../../../etc", "8:0"),
+        (LeverKind.PACE, "relative", "8:0"),
+        (LeverKind.PACE, UNIT, "8:0 rbps=1"),
+        (LeverKind.BDI, "../8:0", "max_bytes"),
+        (LeverKind.QUEUE, "", "nr_requests"),
+        (LeverKind.FLUSH, "vm", "swappiness"),
+    ],
+)
+def test_what_is_no_lever(kind: LeverKind, target: str, name: str) -> None:
+    assert not is_lever(Lever(kind, target, name))
 
 
 def test_entry_comes_back_as_it_was_saved(plain: FakeLevers, path: Path) -> None:

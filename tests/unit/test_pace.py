@@ -12,7 +12,8 @@ import pytest
 from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
 from writebackd.control.guards import NEVER, objection, unit_of
-from writebackd.control.pace import BAD_REMEMBERED_S, QUIET_S
+from writebackd.control.paced import QUIET_S
+from writebackd.control.rate import BAD_REMEMBERED_S
 from writebackd.model import (
     CgroupControl,
     CgroupSample,
@@ -332,6 +333,15 @@ def test_it_is_raised_only_while_the_flood_uses_it() -> None:
     assert max(found) <= found[0] * 1.04
 
 
+def test_a_sync_that_the_tick_itself_holds_up_is_not_late() -> None:
+    # As on a single CPU: whenever the agent looks, one is 25 ms old.
+    host = plant(oldest_s=0.025)
+    host.run(60)
+    assert host.rate > 0.95 * host.drain_rate
+    stuck = plant(oldest_s=1.5)
+    assert not rates(stuck, 60)[-1] > 0.91 * stuck.drain_rate
+
+
 def test_a_rate_that_filled_the_cache_is_not_tried_again_soon() -> None:
     host = plant(sync_cost=5e3)
     host.run(60)
@@ -387,6 +397,8 @@ def test_a_second_try_has_to_beat_the_limit_alone_under_the_limit_that_is_wanted
         other.policy = replace(other.policy, objective=objective)
         other.run(200)
         assert bool(other.paced) is holds, said(other.tick())
+    # Better than the limit alone, but not as wanted: no reason to let the flood have more.
+    assert far.rate <= 0.91 * far.drain_rate
 
 
 def test_a_flood_that_comes_back_is_held_at_once() -> None:

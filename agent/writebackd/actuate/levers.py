@@ -27,6 +27,9 @@ from writebackd.model import Action, ForeignWrite, LeverKind, Setting
 CHILD_LIMIT_S = 5.0
 # What the kernel refused it is not asked again at once.
 RETRY_S = 30.0
+# A kernel that fails the self-test will not get better; a BDI may lose the
+# limits of its own.
+TEST_AGAIN_S = 300.0
 _WAIT_S = 0.05
 
 
@@ -71,6 +74,7 @@ class Levers:
         # Until when a value (None: the original) is not tried again.
         self._refused: Dict[Lever, Tuple[Optional[int], float]] = {}
         self._tested: Dict[str, Optional[int]] = {}  # BDIs that passed the self-test
+        self._unfit: Dict[str, Tuple[Optional[int], float]] = {}  # and those that did not
         self._pretended: Dict[Lever, str] = {}
 
     @property
@@ -124,6 +128,7 @@ class Levers:
         """Use again what was let go; what stands now is what to go back to."""
         self._left.clear()
         self._refused.clear()
+        self._unfit.clear()
 
     def apply(
         self, settings: Sequence[Setting], keep_adopted: bool = False
@@ -189,10 +194,16 @@ class Levers:
             actions += self._collect()
             self._forget_gone()
             left = [x for x in self._entries if x not in tried and not self._busy(x)]
+            # Queues last: where a child of a dead daemon still hangs in one,
+            # even reading it does.
+            first = [x for x in left if x.kind is not LeverKind.QUEUE]
+            left = first or left
             foreign += self._drop_foreign(left)
             plan = self._plan_home([x for x in left if x in self._entries], again=True)
             actions += self._carry_out(plan, {}, 0)
             tried += [x for x in plan if x in self._pending or not self._busy(x)]
+            if first:
+                continue
             rest = until - time.monotonic()
             if not self._pending or rest <= 0:
                 break
@@ -231,10 +242,12 @@ class Levers:
             identity = levers.identity(self._files, group[0])
             if problem or (identity is not None and self._tested.get(target) == identity):
                 continue
-            waits = all(self._waits(lever, wanted[lever].value) for lever in group)
+            unfit, until = self._unfit.get(target, (None, 0.0))
+            waits = unfit == identity and time.monotonic() < until
             trouble = None if waits else self._test(target, identity, threshold)
             if trouble:
                 actions += self._fail_all(group, wanted, trouble)
+                self._unfit[target] = (identity, time.monotonic() + TEST_AGAIN_S)
             if trouble or waits:
                 for lever in group:
                     del wanted[lever]
@@ -405,8 +418,7 @@ class Levers:
         entry = self._entries[lever]
         found = self._read(lever)
         if found == change.text or (found is None and problem is None and change.wanted is None):
-            if self._refused.get(lever, (None, 0.0))[0] == change.wanted:
-                self._refused.pop(lever, None)
+            self._refused.pop(lever, None)
             if change.wanted is None:
                 del self._entries[lever]
             else:
@@ -455,7 +467,10 @@ class Levers:
 
     def _waits(self, lever: Lever, wanted: Optional[int]) -> bool:
         value, until = self._refused.get(lever, (None, 0.0))
-        return value == wanted and time.monotonic() < until
+        same = value == wanted
+        if lever.kind is LeverKind.PACE and None not in (value, wanted):
+            same = True  # a pace moves every tick, and systemd is not asked that often
+        return same and time.monotonic() < until
 
     def _in_force(self, lever: Lever, setting: Setting, threshold: int) -> bool:
         entry = self._entries.get(lever)

@@ -81,7 +81,6 @@ def decide(
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
         goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
-    speeds_up = hurry and not memory.hurry
     if goal is None:
         memory = replace(
             memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry
@@ -96,7 +95,6 @@ def decide(
         limit = next_limit(
             goal,
             sample.vm,
-            _drain_rate(sample, estimates) * sample.dt_s * (HURRY if speeds_up else 1.0),
             sample.time_s,
             memory.last_raise_s,
             policy.limits.step_up,
@@ -125,17 +123,6 @@ def _in_force(memory: Memory, name: str, sample: Sample) -> int:
     """The limit that holds for a device, in bytes: the global one, or its own."""
     cap = memory.caps.get(name)
     return cap.bytes if cap is not None and cap.in_force else sample.vm.threshold_bytes
-
-
-def _drain_rate(sample: Sample, estimates: Mapping[str, Estimate]) -> float:
-    """What the devices together drain, bytes per second; a cache that fills takes more."""
-    total = 0.0
-    for seen in sample.devices:
-        estimate = estimates.get(seen.device.name)
-        known = estimate.drain_rate if estimate is not None else None
-        written = seen.write_bytes / sample.dt_s
-        total += written if known is None else min(written, known)
-    return total
 
 
 def _whose(foreign: Sequence[ForeignWrite]) -> str:

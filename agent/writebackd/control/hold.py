@@ -20,11 +20,12 @@ and let go when it does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd import human
-from writebackd.model import Estimate, Hold, Phase, State, replace
+from writebackd.control.climb import climb
+from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, settle, wait
+from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 
 # A little more than R, so that the cache fills slowly instead of running empty:
 # empty it is worth nothing, and only when it is full R can be measured again.
@@ -32,14 +33,6 @@ FORWARD = 1.05
 # The kernel's writeback loop takes some rounds to follow a new limit; a tick
 # before that shows the old one.
 FOLLOW_S = 1.0
-# Seconds whose mean rate is compared with R: dd, the flusher and the destage
-# come in bursts of about a second.
-JUDGE_S = 3.0
-# Seconds between two corrections while holding: a sysctl write moves the
-# kernel's own pacing, and six a minute is what an admin accepts.
-CORRECT_S = 6.0
-# The same after steps that had to be taken back.
-PATIENCE_MOST_S = 120.0
 # A full cache, or late syncs, for so long: a destage burst or one journal
 # commit makes half a second slow.
 FULL_LASTS_S = 0.9
@@ -86,25 +79,8 @@ PROBE_S, PROBE_MOST_S = 60.0, 300.0
 PROBE_STEP, PROBE_GAIN = 1.25, 1.06
 # After one that brought something the next follows soon: the disk may have become much faster.
 EARNED_S = 12.0
-# Tightening where draining brings nothing: a step of 0.75 changes the wait by
-# more than its noise (10 to 20 %).
-TIGHTEN = 0.75
-TIGHTEN_S = 4.0
-FRUITLESS_GAIN = 0.9
-FRUITLESS_MOST = 2
+# How far above a limit that cost throughput one stays.
 STARVED_MARGIN = 1.1
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What the law may do with one device; bytes, seconds, share of R to keep."""
-
-    floor: int
-    ceiling: int
-    start: int  # before R is known
-    tau_s: float  # until it is learned
-    objective_s: float
-    keep: float
 
 
 def feed_forward(bounds: Bounds, estimate: Estimate) -> Optional[int]:
@@ -112,7 +88,7 @@ def feed_forward(bounds: Bounds, estimate: Estimate) -> Optional[int]:
     if estimate.drain_rate is None:
         return None
     tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
-    return _clamp(FORWARD * estimate.drain_rate * tau, bounds)
+    return clamp(FORWARD * estimate.drain_rate * tau, bounds)
 
 
 def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
@@ -133,8 +109,8 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
 
 def _resting(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:
     if hold.limit_bytes is not None:
-        return _clamp(hold.limit_bytes, bounds)
-    return feed_forward(bounds, estimate) or _clamp(bounds.start, bounds)
+        return clamp(hold.limit_bytes, bounds)
+    return feed_forward(bounds, estimate) or clamp(bounds.start, bounds)
 
 
 def regulate(
@@ -149,7 +125,7 @@ def regulate(
         hold = replace(hold, limit_bytes=_resting(bounds, estimate, hold), changed_s=now_s)
     if not 0.8 <= in_force / asked <= 1.25:
         # On its way, or held by another device: what is seen is not this limit's doing.
-        hold = replace(_settle(hold, now_s), full_s=0.0, late_s=0.0)
+        hold = replace(settle(hold, now_s), full_s=0.0, late_s=0.0)
         return asked, hold, State.GUARD, "flooded, and the limit in force is not this device's yet"
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if hold.phase is Phase.HOLD:
@@ -159,8 +135,8 @@ def regulate(
         return _seek(bounds, estimate, hold, now_s)
     hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
-        limit = _clamp(feed_forward(bounds, estimate) or 0, bounds)
-        hold = _change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
+        limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
+        hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         if estimate.full:
             return _drain(bounds, estimate, hold, now_s, "the drain rate is known now")
         return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
@@ -170,7 +146,7 @@ def regulate(
             return asked, hold, State.GUARD, "the write cache has room: letting the burst in"
         limit = _resting(bounds, estimate, hold)
         why = f"the write cache has taken what it may: back to {human.size(limit)}"
-        return limit, _change(hold, now_s, phase=Phase.HOLD), State.GUARD, why
+        return limit, change(hold, now_s, phase=Phase.HOLD), State.GUARD, why
     if hold.phase is Phase.DRAIN:
         return _draining(bounds, estimate, hold, now_s, dt_s)
     return _hold(bounds, estimate, hold, now_s)
@@ -181,29 +157,28 @@ def asked_for(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:
     if hold.phase is Phase.DRAIN:
         return hold.drain_bytes
     limit = _resting(bounds, estimate, hold)
-    return _clamp(FILL_LIMIT * limit, bounds) if hold.phase is Phase.FILL else limit
+    return clamp(FILL_LIMIT * limit, bounds) if hold.phase is Phase.FILL else limit
 
 
 def _observe(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
 ) -> Hold:
     carried, lasted = hold.carried
+    waited = hold.waited
     if now_s - hold.changed_s > FOLLOW_S:
         carried, lasted = carried + estimate.rate * dt_s, lasted + dt_s
+        waited = (waited[0] + estimate.fsync_total_s, waited[1] + estimate.fsyncs)
         if lasted > 2 * JUDGE_S:  # half of it is the past
             carried, lasted = carried / 2, lasted / 2
+            waited = (waited[0] / 2, waited[1] / 2)
     late = wait(estimate) > bounds.objective_s
     return replace(
         hold,
         carried=(carried, lasted),
+        waited=waited,
         full_s=hold.full_s + dt_s if estimate.full else 0.0,
         late_s=hold.late_s + dt_s if late else 0.0,
     )
-
-
-def wait(estimate: Estimate) -> float:
-    """How long a sync takes at worst, the one in flight included, seconds."""
-    return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
 
 
 def _seek(
@@ -213,9 +188,9 @@ def _seek(
     if estimate.full:
         why = "the write cache is full: measuring the drain rate"
         tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
-        nearer = _clamp(min(limit, max(bounds.start, estimate.rate * tau)), bounds)
+        nearer = clamp(min(limit, max(bounds.start, estimate.rate * tau)), bounds)
         if nearer < limit:
-            hold = _change(hold, now_s, limit_bytes=nearer)
+            hold = change(hold, now_s, limit_bytes=nearer)
         return nearer, hold, State.GUARD, why
     if not estimate.held_back:
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
@@ -229,8 +204,8 @@ def _seek(
     if limit > SEEK_DELAY_S * rate:
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
-    limit = _clamp(limit * SEEK_STEP, bounds)
-    hold = replace(_change(hold, now_s, limit_bytes=limit), seek_rate=rate)
+    limit = clamp(limit * SEEK_STEP, bounds)
+    hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=rate)
     why = f"{human.size(rate)}/s, and no write waits for the media: trying a larger limit"
     return limit, hold, State.PROBE, why
 
@@ -238,7 +213,7 @@ def _seek(
 def _hold(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
 ) -> Tuple[int, Hold, State, str]:
-    limit = _clamp(hold.limit_bytes or bounds.floor, bounds)
+    limit = clamp(hold.limit_bytes or bounds.floor, bounds)
     drain_rate = estimate.drain_rate or 0.0
     full, late = hold.full_s >= FULL_LASTS_S, hold.late_s >= LATE_LASTS_S
     useless = now_s - hold.useless_s < REMEMBERED_S
@@ -251,97 +226,59 @@ def _hold(
     if full and not useless:
         again = now_s - hold.drain_end_s < FULL_AGAIN_S + FULL_LASTS_S
         if again and hold.refilled_bytes < REFILL_SHARE * hold.drained_bytes:
-            useless, hold = True, replace(hold, useless_s=now_s, probe_again_s=CORRECT_S)
+            useless, hold = True, replace(hold, useless_s=now_s)
         else:
             seen = f"{100 * (estimate.slow_share or 0):.0f} % of writes wait for the media"
             if rate is not None and rate > 1.02 * drain_rate:
-                limit = _clamp(limit * max(CUT_MOST, drain_rate / rate), bounds)
+                limit = clamp(limit * max(CUT_MOST, drain_rate / rate), bounds)
                 hold = replace(hold, limit_bytes=limit)
             return _drain(bounds, estimate, hold, now_s, seen)
 
+    if useless or (late and not full):
+        return climb(bounds, estimate, hold, now_s, limit, late)
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
-        next_s = EARNED_S
-        if not earned:
-            next_s = min(PROBE_MOST_S, max(PROBE_S, 2 * hold.probe_again_s))
-            hold = _bounced(hold)
+        next_s = EARNED_S if earned else min(PROBE_MOST_S, 2 * hold.probe_again_s)
         hold = replace(hold, probe_bytes=0, probe_again_s=next_s)
         if not earned:
-            limit = _clamp(before, bounds)
-            hold = _change(hold, now_s, limit_bytes=limit)
+            limit = clamp(before, bounds)
+            hold = change(hold, now_s, limit_bytes=limit)
             if rate < bounds.keep * drain_rate:
                 # Not the limit holds the flood, then: this is what the media take.
-                hold = replace(hold, proved_rate=rate, starved_bytes=0)
+                hold = replace(hold, proved_rate=rate)
             why = f"the larger limit brought no more than {human.size(rate)}/s: back"
             return limit, hold, State.PROBE, why
-    settled = now_s - hold.changed_s >= hold.patience_s
     # Far above R x tau the limit is not what holds the flood.
     ours = limit < GROW_TO * (feed_forward(bounds, estimate) or limit)
     if rate is not None and rate < bounds.keep * drain_rate and estimate.held_back and ours:
         missing = f"the flood gets {human.size(rate)}/s, less than {human.size(drain_rate)}/s"
         grow = min(max(drain_rate / max(rate, 1.0), GROW_LEAST), GROW_MOST)
         hold = replace(
-            _bounced(hold), starved_bytes=limit, starved_s=now_s, fruitless=0,
-            probe_bytes=limit, probe_rate=rate,
+            hold, starved_bytes=limit, starved_s=now_s, probe_bytes=limit, probe_rate=rate
         )
-        limit = _clamp(limit * grow, bounds)
-        hold = _change(hold, now_s, limit_bytes=limit)
+        limit = clamp(limit * grow, bounds)
+        hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, missing + ": loosening"
 
     if rate is not None and estimate.held_back and now_s - hold.changed_s >= hold.probe_again_s:
         hold = replace(hold, probe_bytes=limit, probe_rate=rate)
-        limit = _clamp(limit * PROBE_STEP, bounds)
-        hold = _change(hold, now_s, limit_bytes=limit)
+        limit = clamp(limit * PROBE_STEP, bounds)
+        hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, "nothing changed for long: trying a larger limit"
-    if (full or late) and settled:
-        return _tighten(bounds, estimate, hold, now_s, limit, late)
-    if late or full:
-        return limit, hold, State.SQUEEZE, (
-            f"fsync waits {human.milliseconds(wait(estimate))} ms: does it last?")
-    return limit, replace(hold, fruitless=0), State.GUARD, (
-        f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s: holding"
-    )
-
-
-def _tighten(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, limit: int, late: bool
-) -> Tuple[int, Hold, State, str]:
-    """Where room in the cache cannot be had: is less in the queue any better?"""
-    waits = wait(estimate)
-    why = f"fsync p99 is {human.milliseconds(waits)} ms"
-    state = State.EXHAUSTED if late else State.GUARD
-    if now_s - hold.gave_up_s < REMEMBERED_S:
-        return limit, hold, state, why + "; tightening did not help: the queue is not ours"
-    least = float(bounds.floor)
-    if now_s - hold.starved_s < REMEMBERED_S:
-        least = max(least, STARVED_MARGIN * hold.starved_bytes)
-    # The step before: did it shorten the wait?
-    fruitless = hold.fruitless
-    if hold.wait_s > 0 and hold.before_bytes > limit:
-        fruitless = fruitless + 1 if waits > FRUITLESS_GAIN * hold.wait_s else 0
-    if fruitless >= FRUITLESS_MOST:
-        limit = _clamp(hold.before_bytes, bounds)
-        hold = _change(hold, now_s, limit_bytes=limit)
-        hold = replace(hold, fruitless=0, wait_s=0.0, before_bytes=0, gave_up_s=now_s)
-        why += f"; {FRUITLESS_MOST} tightenings brought nothing: letting go, the queue is not ours"
-        return limit, hold, State.EXHAUSTED, why
-    if limit * TIGHTEN < least:
-        at = "the floor" if least == bounds.floor else "where throughput suffered"
-        return limit, replace(hold, fruitless=0), state, f"{why}; holding, the limit is at {at}"
-    before = hold.before_bytes if fruitless else limit
-    limit = _clamp(limit * TIGHTEN, bounds)
-    hold = _change(hold, now_s, limit_bytes=limit)
-    hold = replace(hold, fruitless=fruitless, wait_s=waits, before_bytes=before)
-    return limit, hold, State.SQUEEZE, why + ": tightening"
+    if full or late:
+        why = f"fsync waits {human.milliseconds(wait(estimate))} ms: does it last?"
+        return limit, hold, State.SQUEEZE, why
+    why = f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s"
+    return limit, hold, State.GUARD, why + ": holding"
 
 
 def _drain(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, seen: str
 ) -> Tuple[int, Hold, State, str]:
     forward = feed_forward(bounds, estimate) or bounds.floor
-    limit = _clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
-    hold = _change(hold, now_s, phase=Phase.DRAIN)
+    limit = clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
+    hold = change(hold, now_s, phase=Phase.DRAIN)
     hold = replace(hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0)
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
 
@@ -355,12 +292,12 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
     if 1 / SEEK_GAIN <= moved <= SEEK_GAIN:
         return hold
     # What was learned about limits was learned at the other rate.
-    limit = _clamp(hold.limit_bytes * moved, bounds)
+    limit = clamp(hold.limit_bytes * moved, bounds)
     if moved >= MUCH_FASTER:
-        hold = replace(hold, useless_s=float("-inf"), patience_s=CORRECT_S)
+        hold = replace(hold, useless_s=float("-inf"))
     return replace(
-        _settle(hold, now_s), limit_bytes=limit, for_rate=rate, starved_bytes=0, probe_bytes=0,
-        gave_up_s=float("-inf"),
+        settle(hold, now_s), limit_bytes=limit, for_rate=rate, starved_bytes=0, probe_bytes=0,
+        climb=Climb(),
     )
 
 
@@ -381,8 +318,8 @@ def _draining(
     if lasted >= DRAIN_LEAST_S and rate >= DRAIN_GRIPS * drain_rate:
         # The rate does not fall: even this limit lets in all that the media
         # take.  It costs nothing, then, and is the shorter queue.
-        hold = _change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
-        hold = replace(hold, useless_s=now_s, probe_again_s=PROBE_S)
+        hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
+        hold = replace(hold, useless_s=now_s)
         return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"
     done = drained >= room or lasted >= DRAIN_MOST_S
     if lasted < DRAIN_LEAST_S or not (done or futile):
@@ -392,37 +329,12 @@ def _draining(
     forward = feed_forward(bounds, estimate) or limit
     if now_s - hold.starved_s < REMEMBERED_S:
         forward = max(forward, int(STARVED_MARGIN * hold.starved_bytes))
-    limit = _clamp(min(hold.limit_bytes or forward, forward), bounds)
-    hold = replace(_change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)
+    limit = clamp(min(hold.limit_bytes or forward, forward), bounds)
+    hold = replace(change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)
     if not futile:
         hold = replace(hold, probe_again_s=PROBE_S)
         why = f"the write cache has room again: back to {human.size(limit)}"
         return limit, hold, State.GUARD, why
     # No cache, or not ours to empty: then the limit is found by what it brings.
-    hold = replace(hold, useless_s=now_s, probe_again_s=CORRECT_S)
+    hold = replace(hold, useless_s=now_s)
     return limit, hold, State.GUARD, f"draining made no room: back to {human.size(limit)}"
-
-
-def _bounced(hold: Hold) -> Hold:
-    """A step was taken back: look longer before the next one, or it becomes a swing."""
-    return replace(hold, patience_s=min(PATIENCE_MOST_S, 2 * hold.patience_s))
-
-
-def _settle(hold: Hold, now_s: float) -> Hold:
-    return replace(hold, changed_s=now_s, carried=(0.0, 0.0))
-
-
-def _change(
-    hold: Hold, now_s: float, phase: Optional[Phase] = None, limit_bytes: Optional[int] = None
-) -> Hold:
-    return replace(
-        _settle(hold, now_s),
-        full_s=0.0,
-        late_s=0.0,
-        phase=phase or hold.phase,
-        limit_bytes=hold.limit_bytes if limit_bytes is None else limit_bytes,
-    )
-
-
-def _clamp(value: float, bounds: Bounds) -> int:
-    return int(min(max(value, bounds.floor), bounds.ceiling))

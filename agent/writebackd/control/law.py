@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd import human
-from writebackd.control.hold import Bounds, feed_forward, regulate, rest
+from writebackd.control.hold import feed_forward, regulate, rest
+from writebackd.control.steps import Bounds
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import DeviceMemory, Estimate, HostInfo, State, replace
 from writebackd.policy.schema import DevicePolicy, Policy

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """From where the limit is to where it shall be, without blocking the host.
 
-Lowering the limit far below what is dirty blocks every buffered writer on
-every device until the difference has drained.  So the background limit goes
-down first (that drains without blocking) and the limit follows what is left,
-as fast as the devices drain: slower, and the writers would fill up again what
-has been made free.
+Lowering the limit below what is dirty blocks every buffered writer on every
+device until the difference has drained.  So the background limit goes down
+first (that drains without blocking) and the limit follows what is left.  It
+follows closely: the kernel lets writers bring in pos_ratio times what drains,
+which is 0.5 at 95 % of the limit and 0.1 at 99 %, so close to the limit what is
+dirty falls nearly as fast as the devices drain, and still nobody is blocked.
 """
 
 from __future__ import annotations
@@ -14,11 +15,8 @@ from typing import Optional
 
 from writebackd.model import VmState
 
-# Room above what is dirty or under writeback, so that lowering starts above it.
-HEADROOM = 1.05
-# Of what the devices write in a tick, how much the limit goes down: the rest is
-# what the writers may still bring in.
-FOLLOW = 0.9
+# Room above what is dirty or under writeback.
+HEADROOM = 1.01
 # A goal that moved by less is the same goal: the estimates it comes from are
 # not more exact, and every write moves the kernel's own pacing.
 DEADBAND = 0.1
@@ -30,7 +28,6 @@ BACKGROUND_LEAST, BACKGROUND_MOST = 0.6, 0.95
 def next_limit(
     goal: int,
     vm: VmState,
-    drained_bytes: float,
     now_s: float,
     last_raise_s: float,
     step_up: float,
@@ -38,14 +35,13 @@ def next_limit(
 ) -> int:
     """The limit for this tick, in bytes.
 
-    `vm.threshold_bytes` is the limit in force, `drained_bytes` what all devices
-    wrote in the last tick.  Down: from HEADROOM times what is dirty at most as
-    far as that drains.  Up: by the factor `step_up`, at most once in `cooldown_s`.
+    `vm.threshold_bytes` is the limit in force.  Down: at most to HEADROOM times
+    what is dirty.  Up: by the factor `step_up`, at most once in `cooldown_s`.
     """
     current = vm.threshold_bytes
     if goal < current:
-        left = min(current, HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
-        return max(goal, int(left - FOLLOW * drained_bytes))
+        left = int(HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
+        return min(current, max(goal, left))
     if now_s - last_raise_s < cooldown_s:
         return current
     return min(goal, int(current * step_up))

@@ -177,6 +177,8 @@ def _estimate_device(
             fill_bytes=memory.fill_bytes,
             fsync_p50_s=sync.latency.quantile(0.5) if sync is not None else None,
             fsync_p99_s=sync.latency.quantile(0.99) if sync is not None else None,
+            fsyncs=sync.latency.total if sync is not None else 0,
+            fsync_total_s=sync.latency.total_s() if sync is not None else 0.0,
             fsyncs_inflight=sync.inflight if sync is not None else 0,
             oldest_fsync_s=sync.oldest_s if sync is not None else 0.0,
             baseline_s=memory.baseline_s,

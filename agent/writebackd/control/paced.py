@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""One tick of pacing on one disk: whom to hold, for how long, and whether it helps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import List, Mapping, Optional, Sequence, Tuple
+
+from writebackd import human
+from writebackd.control.guards import objection, unit_of
+from writebackd.control.law import Want
+from writebackd.control.ramp import DEADBAND as LIMIT_DEADBAND
+from writebackd.control.rate import HOLD, divide, least, step
+from writebackd.estimate.drain import FLOOD_RATE
+from writebackd.estimate.estimate import objective_s
+from writebackd.model import (
+    BUCKET_EDGES_S,
+    CgroupSample,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    IoClass,
+    LeverKind,
+    Memory,
+    Mode,
+    PaceMemory,
+    Sample,
+    State,
+)
+from writebackd.policy.schema import Policy
+
+# Ticks in a row with slow syncs before pacing begins: at first, and once a try is in
+# doubt, then under the limit that the law wants, which is what it is compared with.
+START_TICKS, SETTLED_TICKS = 2, 8
+# A cgroup takes part in a flood from this share of the device's background writes on.
+PART = 0.1
+# Floods that cannot be paced may be this share of the drain rate: more needs the limit.
+STRAY_SHARE = 0.2
+STRAY_TICKS = 5
+STRAY_BARRED_S = 60.0
+# The kernel's files have to show what was asked for within so many ticks.
+UNSET_TICKS = 5
+# Without a write for so long a flood is over.
+QUIET_S = 60.0
+# Latency under pace is judged over windows of this length; the first begins when the
+# cache had time to make room.
+JUDGE_S, SETTLE_S = 10.0, 3.0
+# What pacing has to bring: the objective, or mean or 99th percentile down to this share of
+# what they are under the limit alone.  Where it helped it was a quarter and less.
+BETTER = 0.6
+# How long a try that did not help is remembered, and one that did.
+BARRED_S, PROVED_S = 600.0, 600.0
+# Weight of a tick in smoothed rates: about 4 s, destage and flusher come in bursts of one.
+WEIGHT = 0.25
+
+# A limit is this device's own up to this multiple of what was asked for.
+IN_FORCE_HIGH = 1.25
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A disk that a flood can be held on, and the devices that share it."""
+
+    devno: str
+    devices: Tuple[DeviceSample, ...]  # those whose writes the pace would hold
+    group: Tuple[str, ...]  # names of all that end on the same leaf disks
+
+
+def devno_of(sample: Sample, name: str) -> str:
+    return next(d.device.devno for d in sample.devices if d.device.name == name)
+
+
+class PaceTick:
+    """One tick of one domain: what it was given, and the decision from it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        memory: Memory,
+        sample: Sample,
+        estimates: Mapping[str, Estimate],
+        domain: Domain,
+        wants: Mapping[str, Want],
+    ) -> None:
+        self.policy, self.memory, self.sample, self.domain = policy, memory, sample, domain
+        self.now_s = sample.time_s
+        self.estimates = [
+            estimates[name] for name in domain.group if wants[name].state is not State.EXCLUDED
+        ]
+        self.wants = [wants[estimate.name] for estimate in self.estimates]
+        mine = {seen.device.name for seen in domain.devices}
+        own = [estimate for estimate in self.estimates if estimate.name in mine]
+        self.drain_rate = max((e.drain_rate or 0.0 for e in own), default=0.0)
+        self.background_rate = max((e.background_rate for e in own), default=0.0)
+        self.flooded = any(e.flooded for e in own)
+        self.slow_share = max((e.slow_share or 0.0 for e in own), default=0.0)
+        self.demand = any(want.demand for want in self.wants) and all(
+            estimate.demand_known for estimate in self.estimates
+        )
+
+    def decide(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        """The memory with this tick in it, and what there is to say."""
+        memory = self._measure(memory)
+        if memory.rate is not None:
+            return self._hold(memory)
+        return self._consider(memory)
+
+    # ---- what was measured -------------------------------------------------
+
+    def _measure(self, memory: PaceMemory) -> PaceMemory:
+        used = {path: rate for path, rate in memory.used.items() if path in memory.rates}
+        wrote_s = memory.wrote_s
+        for cgroup in self._controlled():
+            path = cgroup.path or ""
+            rate = self._written(cgroup)
+            if rate is None:
+                continue
+            used[path] = _smooth(memory.used.get(path), rate)
+            if path in memory.rates and rate >= FLOOD_RATE:
+                wrote_s = self.now_s
+        return replace(
+            memory,
+            used=used,
+            wrote_s=wrote_s,
+            sync_rate=_smooth(memory.sync_rate, self._sync_bytes()),
+            background_rate=_smooth(memory.background_rate, self.background_rate),
+        )
+
+    def _controlled(self) -> List[CgroupSample]:
+        """The cgroups whose files were read, each once."""
+        once = {c.path: c for c in self.sample.cgroups if c.control is not None}
+        return list(once.values())
+
+    def _written(self, cgroup: CgroupSample) -> Optional[float]:
+        written = dict(cgroup.control.written) if cgroup.control is not None else {}
+        size = written.get(self.domain.devno)
+        return None if size is None else size / self.sample.dt_s
+
+    def _sync_bytes(self) -> float:
+        """What syncs and journals write, as the BDI counts: below a raid10 it is twice."""
+        classes = self.domain.devices[0].classes or {}
+        sizes = {io_class: classes[io_class].bytes for io_class in classes}
+        background = sizes.get(IoClass.BACKGROUND_WRITE, 0)
+        sync = sizes.get(IoClass.SYNC_WRITE, 0) + sizes.get(IoClass.JOURNAL, 0)
+        if background:
+            return self.background_rate * sync / background
+        return sync / self.sample.dt_s
+
+    def _latencies(self) -> Histogram:
+        """fsyncs that returned, and one for each tick that the oldest waits on."""
+        total = Histogram()
+        for seen in self.sample.devices:
+            if seen.device.name in self.domain.group and seen.sync is not None:
+                total += seen.sync.latency
+                if seen.sync.oldest_s >= self.sample.dt_s:
+                    total += _one(seen.sync.oldest_s)
+        return total
+
+    # ---- not paced yet -----------------------------------------------------
+
+    def _consider(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        proved = self.now_s - memory.proved_s <= PROVED_S
+        doubted = self.now_s - memory.doubted_s <= BARRED_S
+        anew = replace(
+            memory, slow_ticks=0, before=memory.before if proved else Histogram()
+        )
+        if not (self.flooded and self.demand and self.drain_rate):
+            return anew, ""
+        if self.now_s < memory.barred_until_s:
+            return anew, f"not paced: {memory.barred_why}"
+        if not proved:
+            settled = self._limit_in_force()
+            if not self._slow() or (doubted and not settled):
+                return anew, ""
+            memory = replace(
+                memory,
+                slow_ticks=memory.slow_ticks + 1,
+                before=memory.before + self._latencies() if doubted else Histogram(),
+            )
+        flooding, refused = self._flooding(memory)
+        total = sum(memory.used[path] for path in flooding)
+        if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
+            return memory, "not paced: " + (
+                "; ".join(f"{path}: {why}" for path, why in refused)
+                or "the cgroup that floods is not known"
+            )
+        if not proved and memory.slow_ticks < (SETTLED_TICKS if doubted else START_TICKS):
+            return memory, ""
+        # While the cache is full syncs hardly write: the disk drains the rest for the flood.
+        room = min(self.drain_rate, memory.room if proved and memory.room else self.drain_rate)
+        rate = HOLD * room
+        memory = replace(
+            memory,
+            began_s=self.now_s,
+            wrote_s=self.now_s,
+            step_s=self.now_s,
+            room=room,
+            slow_ticks=0,
+            unset_ticks=0,
+            stray_ticks=0,
+            bad_rate=float("inf"),
+            under=Histogram(),
+            under_s=self.now_s + SETTLE_S,
+        )
+        memory = divide(memory, rate, flooding)
+        return memory, (
+            f"{_names(memory)} held at {_speed(rate)}, {100 * HOLD:.0f} % of the "
+            f"{_speed(room)} that drain, so that the write cache keeps room"
+        )
+
+    def _slow(self) -> bool:
+        for estimate, want in zip(self.estimates, self.wants):
+            # On a single CPU the tick itself keeps a sync from ending: 20 ms were seen.
+            stuck = estimate.oldest_fsync_s >= self.sample.dt_s
+            wait = max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s if stuck else 0.0)
+            if want.demand and (
+                wait > self._objective_s(estimate) or estimate.full
+            ):
+                return True
+        return False
+
+    def _objective_s(self, estimate: Estimate) -> float:
+        bounds = self.policy.for_device(estimate.name, devno_of(self.sample, estimate.name))
+        return objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
+
+    def _limit_in_force(self) -> bool:
+        """The first lever has done its part: the limit is down where the law wants it."""
+        targets = [w.target_bytes for w in self.wants if w.demand and w.target_bytes is not None]
+        return bool(targets) and (
+            self.sample.vm.threshold_bytes <= IN_FORCE_HIGH * min(targets)
+        )
+
+    def _flooding(self, memory: PaceMemory) -> Tuple[List[str], List[Tuple[str, str]]]:
+        """The cgroups that flood and may be paced, and those that may not with the reason."""
+        may: List[str] = []
+        refused: List[Tuple[str, str]] = []
+        for cgroup in self._controlled():
+            path = cgroup.path or ""
+            floods = memory.used.get(path, 0.0) >= max(PART * memory.background_rate, FLOOD_RATE)
+            # Where the files tell nothing, what was dirtied has to.
+            blind = cgroup.control is not None and cgroup.control.io_max is None
+            if path not in memory.rates and not floods and not blind:
+                continue
+            ours = [devno for devno, m in self.memory.paces.items() if path in m.rates]
+            why = objection(
+                cgroup, ours, self.memory.syncers, self.policy.protect, self.now_s
+            )
+            if why is None:
+                may.append(path)
+            else:
+                refused.append((path, why))
+        return may, refused
+
+    # ---- paced -------------------------------------------------------------
+
+    def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        if not self.demand:
+            return _let_go(memory), "no sync demand any more: not paced"
+        if self.now_s - memory.wrote_s > QUIET_S:
+            return _let_go(memory), "the flood is over: not paced"
+        flooding, refused = self._flooding(memory)
+        if not flooding:
+            why = "; ".join(f"{path}: {why}" for path, why in refused) or "the cgroups are gone"
+            return _let_go(memory), f"not paced any more: {why}"
+        taken = self._taken(memory)
+        if taken:
+            return self._bar(memory, BARRED_S, f"somebody else set io.max of {taken}")
+        memory, strays = self._strays(memory, flooding)
+        if strays:
+            return self._bar(memory, STRAY_BARRED_S, strays)
+        memory, problem = self._in_force(memory)
+        if problem:
+            return self._bar(memory, BARRED_S, problem)
+        memory, verdict = self._judge(memory)
+        if verdict and (memory.rate or 0.0) <= least(memory, self.policy.levers.pace_share):
+            first = memory.before.total == 0
+            return self._bar(
+                replace(memory, doubted_s=self.now_s), 0.0 if first else BARRED_S, verdict
+            )
+        memory, why = step(
+            memory,
+            self.now_s,
+            self.policy.levers.pace_share,
+            self.drain_rate,
+            self.slow_share,
+            flooding,
+            late=self._slow(),
+            helps=not verdict,
+        )
+        names = _names(memory)
+        if memory.limit_bytes is None:
+            return memory, f"{names} shall be held at {_speed(memory.rate or 0)}: {why}"
+        return memory, f"{names} held at {_speed(memory.rate or 0)}: {why}"
+
+    def _taken(self, memory: PaceMemory) -> Optional[str]:
+        """A paced cgroup whose pace somebody else has changed: it is his now."""
+        kind, devno = LeverKind.PACE.value, self.domain.devno
+        foreign = {write.lever for write in self.sample.foreign}
+        return next((p for p in memory.rates if f"{kind} {p} {devno}" in foreign), None)
+
+    def _strays(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
+        held = sum(memory.used.get(path, 0.0) for path in flooding)
+        stray = memory.background_rate - held
+        if stray <= STRAY_SHARE * self.drain_rate:
+            return replace(memory, stray_ticks=0), ""
+        memory = replace(memory, stray_ticks=memory.stray_ticks + 1)
+        if memory.stray_ticks < STRAY_TICKS:
+            return memory, ""
+        return memory, f"others that cannot be paced write {_speed(stray)}, which needs the limit"
+
+    def _in_force(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        """Widen the limit only when the kernel shows the paces; not for ever without them."""
+        shown = {
+            cgroup.path: dict(cgroup.control.io_max or ()).get(self.domain.devno, "")
+            for cgroup in self._controlled()
+            if cgroup.control is not None
+        }
+        missing = [path for path in memory.rates if not _limited(shown.get(path, ""))]
+        if missing:
+            memory = replace(memory, limit_bytes=None, unset_ticks=memory.unset_ticks + 1)
+            # Nothing is ever set while only observing.
+            if memory.unset_ticks < UNSET_TICKS or self.memory.mode is Mode.OBSERVE:
+                return memory, ""
+            return memory, f"io.max of {missing[0]} could not be set"
+        drain_time = min(
+            self.policy.for_device(e.name, devno_of(self.sample, e.name)).drain_time_s
+            for e in self.estimates
+        )
+        # The arbitration keeps a goal that was up to its deadband larger.
+        limit = int((1 - LIMIT_DEADBAND) * drain_time * (memory.rate or 0.0))
+        return replace(memory, unset_ticks=0, limit_bytes=limit), ""
+
+    def _judge(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
+        """Whether syncs got faster, over windows of JUDGE_S; empty while there is no verdict."""
+        if memory.limit_bytes is None or not self.flooded:
+            return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
+        if self.now_s < memory.under_s:
+            return memory, ""
+        under = memory.under + self._latencies()
+        if self.now_s - memory.under_s < JUDGE_S:
+            return replace(memory, under=under), ""
+        memory = replace(memory, under=Histogram(), under_s=self.now_s)
+        mean, p99 = under.mean(), under.quantile(0.99)
+        wanted = {want.name for want in self.wants if want.demand}
+        objective = min(self._objective_s(e) for e in self.estimates if e.name in wanted)
+        if mean is None or p99 is None or p99 <= objective:
+            return replace(memory, proved_s=self.now_s), ""
+        before, before_p99 = memory.before.mean(), memory.before.quantile(0.99)
+        if before is None or before_p99 is None:
+            return memory, (
+                f"with the flood held, p99 of fsync was {human.milliseconds(p99)} ms, above the "
+                f"objective {human.milliseconds(objective)} ms: how is it with the limit alone?"
+            )
+        if mean <= BETTER * before or p99 <= BETTER * before_p99:
+            return replace(memory, proved_s=self.now_s), ""
+        return memory, (
+            f"it did not help: a sync took {human.milliseconds(mean)} ms on average, "
+            f"{human.milliseconds(before)} ms with the limit alone"
+        )
+
+    def _bar(self, memory: PaceMemory, seconds: float, why: str) -> Tuple[PaceMemory, str]:
+        memory = replace(
+            _let_go(memory), barred_until_s=self.now_s + seconds, barred_why=why,
+            proved_s=float("-inf"),
+        )
+        return memory, f"not paced: {why}"
+
+
+def _let_go(memory: PaceMemory) -> PaceMemory:
+    return replace(
+        memory, rate=None, rates={}, limit_bytes=None, slow_ticks=0,
+        before=memory.before if memory.proved_s > float("-inf") else Histogram(),
+    )
+
+
+def _limited(limits: str) -> bool:
+    words = dict(word.partition("=")[::2] for word in limits.split())
+    return words.get("wbps", "max") != "max"
+
+
+def _names(memory: PaceMemory) -> str:
+    return ", ".join(unit_of(path) for path in sorted(memory.rates))
+
+
+def _speed(rate: float) -> str:
+    return f"{human.size(rate)}/s"
+
+
+def _smooth(known: Optional[float], rate: float) -> float:
+    return rate if known is None else known + WEIGHT * (rate - known)
+
+
+def _one(seconds: float) -> Histogram:
+    """A single latency."""
+    index = max(i for i, edge in enumerate(BUCKET_EDGES_S[:-1]) if edge <= seconds)
+    return Histogram(((index, 1),))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The rate of the paced cgroups: cut while the cache is full, raised while it never is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Sequence, Tuple
+
+from writebackd import human
+from writebackd.model import PaceMemory
+
+# Share of the drain rate that a flood begins with: the cache makes room with the rest.
+HOLD = 0.9
+# Steps of the rate.  A cut has to undo a few raises at once, since a full cache hurts
+# every sync; a raise is a small probe that fills no cache before the next cut.
+CUT, RAISE = 0.9, 1.03
+# Cuts below the share that the paced keep, one for each window in which it did not help.
+TRIES = 3
+CUT_TICKS = 2
+# Between two cuts the cache must have made room: a tenth of the drain rate for 3 s.
+CUT_SETTLE_S = 3.0
+RAISE_EVERY_S = 10.0
+# While paced, a smaller part of slow writes than the law's half means a full cache: the
+# inflow is below the drain rate, so a cache that made room has none left.
+FULL_SHARE_PACED = 0.2
+# A tick is free of slow writes below this share: journal commits made 2 % of them slow on
+# ext4 while the cache had room.
+CLEAR_SHARE = 0.05
+# A rate at which the cache filled up is not tried again for so long.
+BAD_REMEMBERED_S = 300.0
+# A cgroup that writes less than this share of its pace is not limited by it.
+LIMITED_SHARE = 0.85
+# No cgroup is held below this: a single write of the flusher (up to 4 MB) would take seconds.
+LEAST_RATE = 1 << 20
+
+
+def step(
+    memory: PaceMemory,
+    now_s: float,
+    share: float,
+    drain_rate: float,
+    slow_share: float,
+    flooding: Sequence[str],
+    late: bool,
+    helps: bool,
+) -> Tuple[PaceMemory, str]:
+    """Cut while the cache is full, raise while it never is; then hand it out.
+
+    `share` is what the paced keep; `slow_share` tells how full the write cache is; `late`:
+    syncs miss the objective; `helps`: nothing is known to the contrary.
+    """
+    rate = memory.rate or 0.0
+    full = slow_share > FULL_SHARE_PACED
+    room = memory.room or 0.0
+    if full and drain_rate < rate:
+        # The disk does not even take the pace: a rebuild, or it was thought to be faster.
+        # Where it does, syncs fill the cache, and what drains beside them must not become
+        # the measure: a pace that follows it makes them more, and so on down.
+        room = min(room, drain_rate)
+    kept = max(share * room, LEAST_RATE)
+    memory = replace(
+        memory,
+        room=room,
+        slow_ticks=memory.slow_ticks + 1 if full else 0,
+        unclear_s=now_s if late or slow_share > CLEAR_SHARE else memory.unclear_s,
+    )
+    uneven = False  # somebody has more than he uses while another one is held
+    new, why = rate, f"{100 * slow_share:.0f} % of writes wait for room in the cache"
+    if not helps:
+        new, why = max(least(memory, share), CUT * rate), "it does not help yet: slower"
+    elif memory.slow_ticks >= CUT_TICKS:
+        if rate <= kept:
+            why += ", and it is down to the share that it keeps"
+        elif now_s - memory.step_s < CUT_SETTLE_S:
+            why += ": waiting for the last step to settle"
+        else:
+            new, why = max(kept, CUT * rate), why + ": slower"
+            memory = replace(memory, bad_rate=rate, bad_s=now_s)
+    elif full:
+        why += ": does it last?"
+    elif now_s - max(memory.step_s, memory.unclear_s) >= RAISE_EVERY_S:
+        known_bad = now_s - memory.bad_s < BAD_REMEMBERED_S
+        used = sum(memory.used.get(path, 0.0) for path in memory.rates)
+        if used < LIMITED_SHARE * rate:
+            uneven = any(
+                memory.used.get(path, 0.0) >= LIMITED_SHARE * part
+                for path, part in memory.rates.items()
+            )
+            why += ", and it is not used up"
+        elif not known_bad or RAISE * rate <= memory.bad_rate:
+            new, why = RAISE * rate, "no write waits: trying a little more"
+    if new > rate:
+        memory = replace(memory, room=max(room, new))
+    elif rate > room:
+        new, why = HOLD * room, f"the disk drains {human.size(room)}/s now: slower"
+        memory = replace(memory, bad_rate=rate, bad_s=now_s)
+    stepped = new != rate or uneven
+    if stepped or set(flooding) != set(memory.rates):
+        memory = replace(memory, step_s=now_s if stepped else memory.step_s)
+        memory = divide(memory, new, flooding)
+    return memory, why
+
+
+def least(memory: PaceMemory, share: float) -> float:
+    """What the paced keep even where it does not help: the policy's share of what syncs
+    leave, and not much less than the share of all, or the tries would take minutes."""
+    room = memory.room or 0.0
+    return max(share * (room - memory.sync_rate), share * room * CUT**TRIES, LEAST_RATE)
+
+
+def divide(memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
+    """Hand the rate out: who does not use his part leaves it to those that would."""
+    modest = {
+        path: memory.used[path] / LIMITED_SHARE
+        for path in paths
+        if path in memory.rates
+        and memory.used.get(path, 0.0) < LIMITED_SHARE * memory.rates[path]
+    }
+    rates = {}
+    left, todo = rate, sorted(paths, key=lambda path: modest.get(path, float("inf")))
+    for index, path in enumerate(todo):
+        even = left / (len(todo) - index)
+        # The last one gets what is there: nobody else could use it.
+        part = even if index == len(todo) - 1 else min(even, modest.get(path, even))
+        part = max(part, even / 4)
+        rates[path] = max(int(part), LEAST_RATE)
+        left -= part
+    return replace(memory, rate=rate, rates=rates)

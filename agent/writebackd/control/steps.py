@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the searches for a limit have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from writebackd.model import Estimate, Hold, Phase, replace
+
+# Seconds whose mean rate counts: dd, the flusher and the destage come in bursts of
+# about a second.
+JUDGE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the law may do with one device; bytes, seconds, share of R to keep."""
+
+    floor: int
+    ceiling: int
+    start: int  # before R is known
+    tau_s: float  # until it is learned
+    objective_s: float
+    keep: float
+
+
+def clamp(value: float, bounds: Bounds) -> int:
+    return int(min(max(value, bounds.floor), bounds.ceiling))
+
+
+def wait(estimate: Estimate) -> float:
+    """How long a sync takes at worst, the one in flight included, seconds."""
+    return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
+
+
+def settle(hold: Hold, now_s: float) -> Hold:
+    """From now on something else is measured."""
+    return replace(hold, changed_s=now_s, carried=(0.0, 0.0), waited=(0.0, 0.0))
+
+
+def change(
+    hold: Hold, now_s: float, phase: Optional[Phase] = None, limit_bytes: Optional[int] = None
+) -> Hold:
+    """Another limit, another phase, or both."""
+    return replace(
+        settle(hold, now_s),
+        full_s=0.0,
+        late_s=0.0,
+        phase=phase or hold.phase,
+        limit_bytes=hold.limit_bytes if limit_bytes is None else limit_bytes,
+    )
