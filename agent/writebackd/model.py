@@ -420,15 +420,28 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Basis:
+    """What the law reckoned with while somebody syncs on a device."""
+
+    objective_s: float  # p99 of an fsync
+    allowed_delay_s: float  # the policy's, used until tau is measured
+    forward_bytes: Optional[int]  # drain rate x tau or that delay; None: not known yet
+
+
+@dataclass(frozen=True)
 class DeviceDecision:
-    """What the law wants for one device and why, in plain words."""
+    """What the law wants for one device and why, in plain words.
+
+    The whole chain of reasoning is put together by control/explain.py when somebody asks.
+    """
 
     name: str
     state: State
     target_bytes: Optional[int]  # None: the limits as found
     reason: str
     decision_id: str
-    steps: Tuple[str, ...] = ()  # the chain of reasoning, one sentence each
+    steps: Tuple[str, ...] = ()  # what was concluded, one sentence each
+    basis: Optional[Basis] = None
 
 
 @dataclass(frozen=True)
