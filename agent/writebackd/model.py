@@ -81,9 +81,8 @@ class Histogram:
 
     def total_s(self) -> float:
         """All values together in seconds, each in the middle of its bucket."""
-        return sum(
-            n * (BUCKET_EDGES_S[i] + BUCKET_EDGES_S[i + 1]) / 2 for i, n in self.buckets
-        )
+        edges = BUCKET_EDGES_S
+        return sum([n * (edges[i] + edges[i + 1]) / 2 for i, n in self.buckets])
 
     def count_above(self, threshold_s: float) -> int:
         """How many values are in buckets that start at or above `threshold_s`."""

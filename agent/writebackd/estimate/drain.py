@@ -251,24 +251,26 @@ def update_drain(
 
     `limit_bytes` is the limit in force.
     """
-    known = memory.drain_rate
+    known, fill = memory.drain_rate, memory.fill_bytes
     if known is not None:
         # An empty cache does not get emptier.
-        fill = max(0.0, memory.fill_bytes + (writes.rate - known) * dt_s)
-        memory = replace(memory, fill_bytes=fill)
+        fill = max(0.0, fill + (writes.rate - known) * dt_s)
     if not writes.flooded:
         # Only a cache that had time to empty shows its size when it fills again.
         empty = not memory.flooded_before or memory.quiet_s >= QUIET_LASTS_S
         return replace(
-            memory, fast=NOTHING, was_full=False, filling=() if empty else None
+            memory, fill_bytes=fill, fast=NOTHING, was_full=False, filling=() if empty else None
         ), "no flood"
     full = is_full(writes, sample, memory, limit_bytes)
-    was_full, memory = memory.was_full, replace(memory, was_full=full)
+    was_full = memory.was_full
+    memory = replace(
+        memory, fill_bytes=fill, was_full=full, fast=NOTHING if full else memory.fast
+    )
     if full and not was_full:
         # For part of the tick the cache still took writes at link speed.
-        return replace(memory, fast=NOTHING), "write cache just became full: not counted yet"
+        return memory, "write cache just became full: not counted yet"
     if full:
-        return _full_sample(writes, replace(memory, fast=NOTHING), limit_bytes, dt_s)
+        return _full_sample(writes, memory, limit_bytes, dt_s)
     if memory.filling is not None:
         filling = (*memory.filling, (dt_s, writes.rate))[-FILLING_TICKS:]
         memory = replace(memory, filling=filling)
@@ -296,9 +298,10 @@ def _full_sample(
     if abs(limit_bytes - memory.window_limit_bytes) > NEAR_R * limit_bytes:
         window = ()  # rates under different limits are different things
     window = last_seconds((*window, (dt_s, writes.rate)), FULL_OVER_S)
-    memory = replace(memory, drain_window=window, window_limit_bytes=limit_bytes)
-    if memory.cache_bytes is not None:
-        memory = replace(memory, fill_bytes=memory.cache_bytes)
+    memory = replace(
+        memory, drain_window=window, window_limit_bytes=limit_bytes,
+        fill_bytes=memory.fill_bytes if memory.cache_bytes is None else memory.cache_bytes,
+    )
     known = memory.drain_rate
     if known is None and sum(dt for dt, _ in window) < FULL_LEAST_S:
         return memory, "write cache full: measuring"
@@ -310,9 +313,11 @@ def _full_sample(
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
         return memory, "less than before, under a tighter limit: not counted"
-    memory = replace(memory, drain_rate=rate)
-    if known is None or rate >= known or not tight:
-        memory = replace(memory, drain_limit_bytes=limit_bytes)
+    raised = known is None or rate >= known or not tight
+    memory = replace(
+        memory, drain_rate=rate,
+        drain_limit_bytes=limit_bytes if raised else memory.drain_limit_bytes,
+    )
     if memory.filling is not None:
         fill = 0.0
         for seconds, into in memory.filling:
