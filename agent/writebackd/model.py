@@ -84,15 +84,20 @@ class Histogram:
         edges = BUCKET_EDGES_S
         return sum([n * (edges[i] + edges[i + 1]) / 2 for i, n in self.buckets])
 
-    def count_above(self, threshold_s: float) -> int:
-        """How many values are in buckets that start at or above `threshold_s`."""
+    def count_above(self, threshold_s: float) -> Tuple[int, int]:
+        """How many values are in buckets that start at or above `threshold_s`; and in all."""
         first = bisect_left(BUCKET_EDGES_S, threshold_s)
-        return sum([count for index, count in self.buckets if index >= first])
+        above = total = 0
+        for index, count in self.buckets:
+            total += count
+            if index >= first:
+                above += count
+        return above, total
 
     def share_above(self, threshold_s: float) -> Optional[float]:
         """Share of the values in buckets that start at or above `threshold_s`."""
-        total = self.total
-        return self.count_above(threshold_s) / total if total else None
+        above, total = self.count_above(threshold_s)
+        return above / total if total else None
 
     def mean(self) -> Optional[float]:
         """Mean in seconds, each value taken as the middle of its bucket; None when empty."""

@@ -147,8 +147,7 @@ def count_slow(
         return None
     small = small_writes(sample)
     background = sample.classes.get(IoClass.BACKGROUND_WRITE, _NONE)
-    total = sum([each.total for each in small])
-    if total and memory.write_baseline_s is not None:
+    if memory.write_baseline_s is not None and any(each.buckets for each in small):
         threshold = max(SLOW_MULTIPLE * memory.write_baseline_s, SLOW_LEAST_S)
         if background.count and rate > 0:
             request = background.bytes / background.count
@@ -158,9 +157,13 @@ def count_slow(
                 else SLOW_REQUEST_UNKNOWN_R * request / rate
             )
             threshold = max(threshold, room_s)
-        return sum([each.count_above(threshold) for each in small]), total
-    slow = sum([each.count_above(SLOW_UNKNOWN_S) for each in (*small, background.latency)])
-    return slow, total + background.latency.total
+    else:
+        threshold, small = SLOW_UNKNOWN_S, [*small, background.latency]
+    slow = total = 0
+    for latency in small:
+        above, count = latency.count_above(threshold)
+        slow, total = slow + above, total + count
+    return slow, total
 
 
 def measure_writes(
