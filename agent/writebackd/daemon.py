@@ -8,6 +8,7 @@ what was learned have threads that drop and count, memory is locked.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import selectors
@@ -71,6 +72,9 @@ LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
 # which is what it takes to see again whether anybody syncs.
 ADOPTED_HOLD_S = 15.0
 
+# Objects that a tick may leave before the collector looks for cycles, about 5 MB of them.
+COLLECT_AFTER = 50_000
+
 
 @dataclass(frozen=True)
 class Options:
@@ -132,6 +136,10 @@ class Daemon:
         self._loaded: List[Policy] = []  # by the thread that read it again
         self._mode_by_verb = False
         self._hurry = False
+        # What a tick makes has no cycles and is freed without the collector, which would
+        # look through it again and again: a seventh of a tick's time with 1 024 disks.
+        gc.freeze()
+        gc.set_threshold(COLLECT_AFTER)
 
     # ---- the loop ------------------------------------------------------
 

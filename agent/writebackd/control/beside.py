@@ -85,20 +85,24 @@ def _caps(
     caps: Dict[str, Cap] = {}
     taken = {action.lever for action in sample.actions if action.ok}
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices}
-    last_write = {name: each.last_flood_s for name, each in memory.devices.items()}
+    flooded_lately = {
+        name for name, each in memory.devices.items()
+        if sample.time_s - each.last_flood_s <= OTHERS_LAST_S
+    }
+    # Of those without a cap; its own is not smaller than itself.
+    least = min(
+        (
+            want.target_bytes for want in wants
+            if want.demand and want.target_bytes is not None and want.name not in memory.caps
+        ),
+        default=0,
+    )
     for want in wants:
         known = memory.caps.get(want.name)
         if want.target_bytes is None or not want.demand or bdis[want.name] in refused:
             continue
-        others = any(
-            other != want.name and sample.time_s - last <= OTHERS_LAST_S
-            for other, last in last_write.items()
-        )
-        tightest = not any(
-            w.demand and w.target_bytes is not None and w.target_bytes < want.target_bytes
-            for w in wants
-            if w.name != want.name and w.name not in memory.caps
-        )
+        others = len(flooded_lately) > (want.name in flooded_lately)
+        tightest = want.target_bytes <= least
         if known is None:
             arrived = sample.vm.threshold_bytes <= ARRIVED * want.target_bytes
             if others and tightest and arrived and estimates[want.name].flooded:

@@ -156,6 +156,7 @@ def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
         reason=want.reason,
         decision_id=f"{want.name}#{memory.decisions}",
         steps=want.steps,
+        basis=want.basis,
     )
 
 

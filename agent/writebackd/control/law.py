@@ -17,7 +17,7 @@ from writebackd import human
 from writebackd.control.hold import feed_forward, regulate, rest
 from writebackd.control.steps import Bounds
 from writebackd.estimate.estimate import objective_s
-from writebackd.model import DeviceMemory, Estimate, HostInfo, State, replace
+from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, replace
 from writebackd.policy.schema import DevicePolicy, Policy
 
 
@@ -30,7 +30,8 @@ class Want:
     target_bytes: Optional[int]
     demand: bool
     reason: str
-    steps: Tuple[str, ...]
+    steps: Tuple[str, ...]  # as in DeviceDecision
+    basis: Optional[Basis] = None
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
@@ -59,11 +60,10 @@ def decide_device(
     """
     floor = max(bounds.floor_bytes, kernel_floor_bytes(host))
     ceiling = max(bounds.ceiling_bytes, floor)
-    seen = _describe(estimate)
     if not estimate.demand_known:
-        return _blind(policy, bounds, floor, ceiling, estimate, seen), memory
+        return _blind(policy, bounds, floor, ceiling, estimate), memory
     if not estimate.demand:
-        return _idle(bounds, floor, ceiling, estimate, seen), memory
+        return _idle(bounds, floor, ceiling, estimate), memory
     objective = objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
     # Of a limit that several devices share by their speed, each sees its part.
     share = estimate.limit_share
@@ -86,82 +86,43 @@ def decide_device(
         state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
     target = _clamp(target / share, floor, ceiling)
-    steps = (*seen, _relation(allowed, estimate, objective), verdict)
-    want = Want(estimate.name, state, target, True, verdict, steps)
+    basis = Basis(objective, allowed.tau_s, feed_forward(allowed, estimate))
+    want = Want(estimate.name, state, target, True, verdict, (verdict,), basis)
     return want, replace(memory, hold=hold)
 
 
-def _relation(bounds: Bounds, estimate: Estimate, objective: float) -> str:
-    text = f"the objective is a p99 of {_ms(objective)}; "
-    forward = feed_forward(bounds, estimate)
-    if forward is None:
-        return text + "the drain rate is not known yet"
-    tau = estimate.tau_s
-    return text + (
-        f"{human.size(estimate.drain_rate or 0)}/s drained x "
-        + (f"{_ms(tau)} measured" if tau is not None else f"{_ms(bounds.tau_s)} allowed")
-        + f" = {human.size(forward)}"
-    )
-
-
-def _idle(
-    bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, seen: Tuple[str, ...]
-) -> Want:
+def _idle(bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate) -> Want:
     if estimate.drain_rate is None:
         reason = "no sync demand and no flood seen yet: the limits stay as found"
-        return Want(estimate.name, State.IDLE, None, False, reason, (*seen, reason))
+        return Want(estimate.name, State.IDLE, None, False, reason, (reason,))
     target = _clamp(estimate.drain_rate * bounds.drain_time_s, floor, ceiling)
     reason = (
         f"no sync demand: relaxed to {human.size(target)}, "
         f"what {human.size(estimate.drain_rate)}/s drains in {bounds.drain_time_s:g} s"
     )
-    return Want(estimate.name, State.IDLE, target, False, reason, (*seen, reason))
+    return Want(estimate.name, State.IDLE, target, False, reason, (reason,))
 
 
 def _blind(
-    policy: Policy, bounds: DevicePolicy, floor: int, ceiling: int,
-    estimate: Estimate, seen: Tuple[str, ...],
+    policy: Policy, bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate
 ) -> Want:
     """Without fsync latency: assume that somebody syncs while a flood is on."""
     if not estimate.flooded:
         if estimate.drain_rate is None:
             reason = "fsync cannot be seen, and no flood was: the limits stay as found"
-            return Want(estimate.name, State.BLIND, None, False, reason, (*seen, reason))
+            return Want(estimate.name, State.BLIND, None, False, reason, (reason,))
         target = _clamp(estimate.drain_rate * bounds.drain_time_s, floor, ceiling)
         reason = f"fsync cannot be seen; no flood: {human.size(target)} drains in bounded time"
-        return Want(estimate.name, State.BLIND, target, False, reason, (*seen, reason))
+        return Want(estimate.name, State.BLIND, target, False, reason, (reason,))
     forward = (estimate.drain_rate or 0.0) * bounds.allowed_delay_s
     target = _clamp(max(forward, policy.limits.rest_bytes), floor, ceiling)
     reason = (
         f"fsync cannot be seen; a flood of {human.size(estimate.background_rate)}/s is on: "
         f"held at {human.size(target)}"
     )
-    return Want(estimate.name, State.BLIND, target, True, reason, (*seen, reason))
-
-
-def _describe(estimate: Estimate) -> Tuple[str, ...]:
-    """What was seen, before any conclusion."""
-    steps = [f"writes {human.size(estimate.write_rate)}/s, "
-             f"{human.size(estimate.background_rate)}/s of it by the flusher"]
-    if estimate.drain_rate is None:
-        steps.append(f"drain rate unknown ({estimate.drain_sample})")
-    else:
-        steps.append(
-            f"drain rate {human.size(estimate.drain_rate)}/s (this tick: {estimate.drain_sample})"
-        )
-    if estimate.demand_known:
-        steps.append(
-            f"{estimate.sync_rate or 0:.0f} syncs/s, p50 {_ms(estimate.fsync_p50_s)}, "
-            f"p99 {_ms(estimate.fsync_p99_s)}, unloaded {_ms(estimate.baseline_s)}"
-        )
-    if estimate.slow_share is not None:
-        steps.append(f"{100 * estimate.slow_share:.0f} % of write completions slow")
-    return tuple(steps)
+    return Want(estimate.name, State.BLIND, target, True, reason, (reason,))
 
 
 def _clamp(value: float, low: int, high: int) -> int:
     return int(min(max(value, low), high))
 
-
-def _ms(seconds: Optional[float]) -> str:
-    return "unknown" if seconds is None else f"{human.milliseconds(seconds)} ms"

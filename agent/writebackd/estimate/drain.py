@@ -21,9 +21,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import Optional, Tuple
+from typing import Any, List, Optional, Tuple, TypeVar
 
-from writebackd.model import ClassSample, DeviceMemory, DeviceSample, IoClass, VmState, replace
+from writebackd.model import (
+    ClassSample,
+    DeviceMemory,
+    DeviceSample,
+    Histogram,
+    IoClass,
+    VmState,
+    replace,
+)
 
 # Below this a device is not flooded, whoever waits: journals, logs and page
 # cleaning of a quiet host were seen at up to 1 MB/s.
@@ -86,12 +94,15 @@ QUIET_LASTS_S = 10.0
 # Ticks of a filling cache that are kept: what is older than half a minute had time to drain.
 FILLING_TICKS = 60
 NOTHING = (0.0, 0.0)
+_NONE = ClassSample()
 # Weights of a second in tau.  Every rate under a limit shows that tau is not
 # longer, but only one that the limit held that it is not shorter.  About 4 s is what
 # the kernel's own bandwidth estimate takes to follow.
 TAU_DOWN, TAU_UP = 0.5, 0.1
 # 7.5 to 24 ms were seen; where it looks longer something else holds the rate.
 TAU_MOST_S = 30e-3
+
+_Entry = TypeVar("_Entry", bound=Tuple[Any, ...])
 
 
 @dataclass(frozen=True)
@@ -105,16 +116,22 @@ class Writes:
     held_back: bool  # writers slept for the limit: it sets their speed
 
 
-def small_writes(sample: DeviceSample) -> Optional[ClassSample]:
-    """Sync and journal writes taken together; None without a class probe."""
+def small_writes(sample: DeviceSample) -> List[Histogram]:
+    """Latencies of sync and journal writes; nothing without a class probe."""
     if sample.classes is None:
-        return None
-    empty = ClassSample()
-    sync = sample.classes.get(IoClass.SYNC_WRITE, empty)
-    journal = sample.classes.get(IoClass.JOURNAL, empty)
-    return ClassSample(
-        sync.count + journal.count, sync.bytes + journal.bytes, sync.latency + journal.latency
-    )
+        return []
+    found = (sample.classes.get(IoClass.SYNC_WRITE), sample.classes.get(IoClass.JOURNAL))
+    return [each.latency for each in found if each is not None]
+
+
+def last_seconds(window: "Tuple[_Entry, ...]", seconds: float) -> "Tuple[_Entry, ...]":
+    """The fewest of the newest entries, whose first field is `dt`, that last for `seconds`."""
+    lasted = 0.0
+    for start in range(len(window) - 1, -1, -1):
+        lasted += window[start][0]
+        if lasted >= seconds:
+            return window[start:]
+    return window
 
 
 def count_slow(
@@ -126,12 +143,11 @@ def count_slow(
     they wait for is room.  Where there are none the flusher's own are taken,
     whose size needs a wider threshold.
     """
-    small = small_writes(sample)
-    if small is None or sample.classes is None:
+    if sample.classes is None:
         return None
-    background = sample.classes.get(IoClass.BACKGROUND_WRITE, ClassSample())
-    total = small.latency.total
-    if total and memory.write_baseline_s is not None:
+    small = small_writes(sample)
+    background = sample.classes.get(IoClass.BACKGROUND_WRITE, _NONE)
+    if memory.write_baseline_s is not None and any(each.buckets for each in small):
         threshold = max(SLOW_MULTIPLE * memory.write_baseline_s, SLOW_LEAST_S)
         if background.count and rate > 0:
             request = background.bytes / background.count
@@ -141,9 +157,13 @@ def count_slow(
                 else SLOW_REQUEST_UNKNOWN_R * request / rate
             )
             threshold = max(threshold, room_s)
-        return (small.latency.share_above(threshold) or 0.0) * total, total
-    both = small.latency + background.latency
-    return (both.share_above(SLOW_UNKNOWN_S) or 0.0) * both.total, both.total
+    else:
+        threshold, small = SLOW_UNKNOWN_S, [*small, background.latency]
+    slow = total = 0
+    for latency in small:
+        above, count = latency.count_above(threshold)
+        slow, total = slow + above, total + count
+    return slow, total
 
 
 def measure_writes(
@@ -166,12 +186,11 @@ def measure_writes(
     rate = group_bytes / dt_s
     background = rate
     if sample.classes:
-        sizes = {c: s.bytes for c, s in sample.classes.items() if c is not IoClass.READ}
-        total = sum(sizes.values())
+        total = sum([s.bytes for c, s in sample.classes.items() if c is not IoClass.READ])
         # As a share, because below a raid10 every byte is written twice.  No
         # request seen although bytes were written (multipath, drbd): unknown.
         if total:
-            background = rate * sizes.get(IoClass.BACKGROUND_WRITE, 0) / total
+            background = rate * sample.classes.get(IoClass.BACKGROUND_WRITE, _NONE).bytes / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
     more = (
         waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s
@@ -179,13 +198,11 @@ def measure_writes(
     share = None
     counted = count_slow(sample, memory, rate)
     if counted is not None:
-        recent = memory.recent_writes + ((dt_s, *counted),)
-        while sum(dt for dt, _, _ in recent[1:]) >= SHARE_OVER_S:
-            recent = recent[1:]
+        recent = last_seconds((*memory.recent_writes, (dt_s, *counted)), SHARE_OVER_S)
         memory = replace(memory, recent_writes=recent)
-        total = sum(n for _, _, n in recent)
+        total = sum([n for _, _, n in recent])
         if total >= ENOUGH:
-            share = sum(slow for _, slow, _ in recent) / total
+            share = sum([slow for _, slow, _ in recent]) / total
     writes = Writes(
         rate,
         background,
@@ -237,24 +254,26 @@ def update_drain(
 
     `limit_bytes` is the limit in force.
     """
-    known = memory.drain_rate
+    known, fill = memory.drain_rate, memory.fill_bytes
     if known is not None:
         # An empty cache does not get emptier.
-        fill = max(0.0, memory.fill_bytes + (writes.rate - known) * dt_s)
-        memory = replace(memory, fill_bytes=fill)
+        fill = max(0.0, fill + (writes.rate - known) * dt_s)
     if not writes.flooded:
         # Only a cache that had time to empty shows its size when it fills again.
         empty = not memory.flooded_before or memory.quiet_s >= QUIET_LASTS_S
         return replace(
-            memory, fast=NOTHING, was_full=False, filling=() if empty else None
+            memory, fill_bytes=fill, fast=NOTHING, was_full=False, filling=() if empty else None
         ), "no flood"
     full = is_full(writes, sample, memory, limit_bytes)
-    was_full, memory = memory.was_full, replace(memory, was_full=full)
+    was_full = memory.was_full
+    memory = replace(
+        memory, fill_bytes=fill, was_full=full, fast=NOTHING if full else memory.fast
+    )
     if full and not was_full:
         # For part of the tick the cache still took writes at link speed.
-        return replace(memory, fast=NOTHING), "write cache just became full: not counted yet"
+        return memory, "write cache just became full: not counted yet"
     if full:
-        return _full_sample(writes, replace(memory, fast=NOTHING), limit_bytes, dt_s)
+        return _full_sample(writes, memory, limit_bytes, dt_s)
     if memory.filling is not None:
         filling = (*memory.filling, (dt_s, writes.rate))[-FILLING_TICKS:]
         memory = replace(memory, filling=filling)
@@ -281,12 +300,11 @@ def _full_sample(
     window = memory.drain_window
     if abs(limit_bytes - memory.window_limit_bytes) > NEAR_R * limit_bytes:
         window = ()  # rates under different limits are different things
-    window = window + ((dt_s, writes.rate),)
-    while sum(dt for dt, _ in window[1:]) >= FULL_OVER_S:
-        window = window[1:]
-    memory = replace(memory, drain_window=window, window_limit_bytes=limit_bytes)
-    if memory.cache_bytes is not None:
-        memory = replace(memory, fill_bytes=memory.cache_bytes)
+    window = last_seconds((*window, (dt_s, writes.rate)), FULL_OVER_S)
+    memory = replace(
+        memory, drain_window=window, window_limit_bytes=limit_bytes,
+        fill_bytes=memory.fill_bytes if memory.cache_bytes is None else memory.cache_bytes,
+    )
     known = memory.drain_rate
     if known is None and sum(dt for dt, _ in window) < FULL_LEAST_S:
         return memory, "write cache full: measuring"
@@ -298,9 +316,11 @@ def _full_sample(
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
         return memory, "less than before, under a tighter limit: not counted"
-    memory = replace(memory, drain_rate=rate)
-    if known is None or rate >= known or not tight:
-        memory = replace(memory, drain_limit_bytes=limit_bytes)
+    raised = known is None or rate >= known or not tight
+    memory = replace(
+        memory, drain_rate=rate,
+        drain_limit_bytes=limit_bytes if raised else memory.drain_limit_bytes,
+    )
     if memory.filling is not None:
         fill = 0.0
         for seconds, into in memory.filling:

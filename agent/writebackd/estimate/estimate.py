@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from writebackd.estimate.drain import measure_writes, update_drain
 from writebackd.estimate.sync import update_baseline, update_demand
@@ -39,51 +39,78 @@ def estimate(
     estimates: Dict[str, Estimate] = {}
     remembered: Dict[str, DeviceMemory] = {}
     groups = _groups(sample)
+    written: Dict[str, int] = {}
+    smooth: Dict[str, float] = {}
+    weight = 1 - 0.5 ** (sample.dt_s / SHARE_HALF_S)
     for seen in sample.devices:
         name = seen.device.name
         identity = (seen.device.devno, seen.device.diskseq)
         known = memory.devices.get(name)
         if known is None or known.identity != identity:
             known = DeviceMemory(identity=identity)
-        rate = _group_bytes(groups[name]) / sample.dt_s
-        weight = 1 - 0.5 ** (sample.dt_s / SHARE_HALF_S)
-        remembered[name] = replace(
-            known, smooth_rate=known.smooth_rate + weight * (rate - known.smooth_rate)
-        )
-    total = sum(
-        max(remembered[name].smooth_rate for name in members)
-        for members in {frozenset(m.device.name for m in group) for group in groups.values()}
+        remembered[name] = known
+        written[name] = _group_bytes(groups[name])
+        rate = written[name] / sample.dt_s
+        smooth[name] = known.smooth_rate + weight * (rate - known.smooth_rate)
+    shared = {
+        frozenset(m.device.name for m in group) for group in groups.values() if len(group) > 1
+    }
+    total = sum(smooth[name] for name, group in groups.items() if len(group) == 1) + sum(
+        max(smooth[name] for name in members) for members in shared
     )
+    throttled_s = _throttled(sample)
     for seen in sample.devices:
         name = seen.device.name
-        share = remembered[name].smooth_rate / total if total > 0 else 1.0
+        share = smooth[name] / total if total > 0 else 1.0
         share, limit = max(share, SHARE_LEAST), sample.vm.threshold_bytes
         cap = memory.caps.get(name)
         if cap is not None and cap.in_force:
             share, limit = 1.0, cap.bytes
         estimates[name], remembered[name] = _estimate_device(
-            policy, remembered[name], seen, sample, groups[name], share, int(share * limit)
+            policy,
+            remembered[name],
+            seen,
+            sample,
+            smooth[name],
+            written[name],
+            # Who sleeps without a known device counts for each: its writers are held
+            # back by the same limit.
+            throttled_s.get(None, 0.0)
+            + sum([throttled_s.get(m.device.name, 0.0) for m in groups[name]]),
+            share,
+            int(share * limit),
         )
     return estimates, replace(memory, devices=remembered)
 
 
+def _throttled(sample: Sample) -> Dict[Optional[str], float]:
+    """Seconds that writers slept for the limit, by the device that they wrote to."""
+    slept: Dict[Optional[str], float] = {}
+    for task in sample.tasks:
+        slept[task.device] = slept.get(task.device, 0.0) + task.throttled_s
+    return slept
+
+
 def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
     """For each device those that end on one of its leaf disks, itself included."""
-    by_leaf: Dict[str, Dict[str, DeviceSample]] = {}
+    by_leaf: Dict[str, List[DeviceSample]] = {}
     for seen in sample.devices:
         for leaf in seen.device.leaf_devnos:
-            by_leaf.setdefault(leaf, {})[seen.device.name] = seen
+            by_leaf.setdefault(leaf, []).append(seen)
     groups = {}
     for seen in sample.devices:
         members = {seen.device.name: seen}
         for leaf in seen.device.leaf_devnos:
-            members.update(by_leaf[leaf])
+            if len(by_leaf[leaf]) > 1:
+                members.update({each.device.name: each for each in by_leaf[leaf]})
         groups[seen.device.name] = tuple(members.values())
     return groups
 
 
 def _group_bytes(group: Tuple[DeviceSample, ...]) -> int:
     """What the group wrote: a disk's own count has that of the volumes on it."""
+    if len(group) == 1:
+        return group[0].write_bytes
     leaves = sum(s.write_bytes for s in group if s.device.devno in s.device.leaf_devnos)
     volumes = sum(s.write_bytes for s in group if s.device.devno not in s.device.leaf_devnos)
     return max(leaves, volumes)
@@ -94,17 +121,15 @@ def _estimate_device(
     memory: DeviceMemory,
     seen: DeviceSample,
     sample: Sample,
-    group: Tuple[DeviceSample, ...],
+    smooth_rate: float,
+    group_bytes: int,
+    throttled_s: float,
     share: float,
     limit: int,
 ) -> Tuple[Estimate, DeviceMemory]:
     bounds = policy.for_device(seen.device.name, seen.device.devno)
-    # Who sleeps without a known device counts for each: its writers are held
-    # back by the same limit.
-    names = {None, *(member.device.name for member in group)}
-    throttled_s = sum(t.throttled_s for t in sample.tasks if t.device in names)
     writes, memory = measure_writes(
-        seen, memory, sample.vm, _group_bytes(group), throttled_s, sample.dt_s
+        seen, memory, sample.vm, group_bytes, throttled_s, sample.dt_s
     )
     memory, drain_sample = update_drain(writes, seen, memory, limit, sample.dt_s)
     memory = update_baseline(writes, seen, memory, sample.dt_s)
@@ -124,6 +149,7 @@ def _estimate_device(
     in_waves = lasted <= WAVE_S and sample.time_s - began <= WAVE_LONGER * lasted + 1.0
     memory = replace(
         memory,
+        smooth_rate=smooth_rate,
         flood_began_s=began,
         flood_lasted_s=lasted,
         flooded_before=memory.flooded_before or writes.flooded,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from writebackd.estimate.drain import QUIET_LASTS_S, Writes, small_writes
+from writebackd.estimate.drain import QUIET_LASTS_S, Writes, last_seconds, small_writes
 from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, replace
 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
@@ -37,10 +37,8 @@ def update_demand(
     """
     if sync is None:
         return memory, None, False
-    window = memory.sync_window + ((dt_s, float(sync.count)),)
-    while sum(dt for dt, _ in window[1:]) >= DEMAND_WINDOW_S:
-        window = window[1:]
-    count = sum(n for _, n in window)
+    window = last_seconds((*memory.sync_window, (dt_s, float(sync.count))), DEMAND_WINDOW_S)
+    count = sum([n for _, n in window])
     last = memory.last_demand_s
     # Over the whole window even while it fills: five syncs in the first tick
     # are not yet a rate of five per second.
@@ -63,12 +61,11 @@ def update_baseline(
     if memory.flooded_before and quiet_s < QUIET_LASTS_S:
         return memory
     sync = sample.sync.latency if sample.sync is not None else Histogram()
-    small = small_writes(sample)
     return replace(
         memory,
         baseline_s=_learn(memory.baseline_s, sync),
         write_baseline_s=_learn(
-            memory.write_baseline_s, small.latency if small is not None else Histogram()
+            memory.write_baseline_s, sum(small_writes(sample), Histogram())
         ),
     )
 

@@ -11,6 +11,7 @@ import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.control.explain import explain
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
     Device,
@@ -350,7 +351,7 @@ def _reasoning(
 ) -> Json:
     row = _device_row(sample, decision, estimate)
     row.pop("write_cache")
-    row["steps"] = [*earlier, *(decision.steps if decision else ())]
+    row["steps"] = [*earlier, *(explain(decision, estimate) if decision else ())]
     row["drain_sample"] = estimate.drain_sample if estimate else None
     row["next"] = _NEXT[decision.state] if decision else "The first tick decides."
     return row
