@@ -375,11 +375,17 @@ def test_a_little_less_is_the_same_rate_under_any_limit() -> None:
     assert feed(FULL, [0.99 * LOWER * R], limit=TIGHT).drain_rate == R
 
 
-@pytest.mark.xfail(strict=True, reason="each tick is compared with the one before")
-def test_a_rate_that_a_tighter_limit_lowers_little_by_little_does_not_either() -> None:
-    # As the kernel's own bandwidth estimate follows a new limit: over some seconds.
-    falling = [R * (1 - 0.03 * tick) for tick in range(8)]
-    memory = feed(FULL, falling + falling[-1:] * 8, limit=TIGHT)
+@pytest.mark.parametrize(
+    "falling",
+    [
+        pytest.param([0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.8], id="over-some-seconds"),
+        pytest.param([1.0, 0.8], id="after-one-tick"),
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="a tick under the new limit that is still near R counts")
+def test_a_rate_that_follows_a_tighter_limit_late_does_not_either(falling: List[float]) -> None:
+    # The kernel's writeback loop takes some rounds to follow.
+    memory = feed(FULL, [R * part for part in falling + falling[-1:] * 9], limit=TIGHT)
     assert (memory.drain_rate or 0) >= LOWER * R
 
 
