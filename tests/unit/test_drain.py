@@ -461,7 +461,7 @@ def test_a_cache_seen_full_is_as_full_as_it_gets() -> None:
 def test_a_rate_that_no_cache_can_take_so_long_raises_the_drain_rate() -> None:
     ticks = int(FAST_LASTS_S)
     # The first tick finds the cache empty, and the second one begins to count.
-    memory = replace(KNOWN, fill_bytes=1.0)
+    memory = replace(KNOWN, fill_bytes=1.0, drain_window=((1.0, R),))
     early = feed(memory, [2 * R] * (ticks - 1), slow=0.0, limit=9 * LIMIT)
     assert early.drain_rate == R
     raised = feed(early, [2 * R], slow=0.0, limit=9 * LIMIT)
@@ -499,7 +499,7 @@ def test_a_rate_at_cache_speed_never_lowers_the_drain_rate() -> None:
 
 def test_time_with_an_empty_cache_does_not_count() -> None:
     # At the drain rate for long, and then one tick above it.
-    memory = feed(KNOWN, [R] * 3 * int(FAST_LASTS_S), slow=0.0)
+    memory = feed(KNOWN, [R] * (3 * int(FAST_LASTS_S) - 1), slow=0.0)
     assert memory.fast == (0.0, 0.0)
     assert feed(memory, [2 * R], slow=0.0).drain_rate == R
 

@@ -384,6 +384,8 @@ def test_a_limit_that_let_in_more_than_the_media_take_is_cut_before_draining() -
 def test_short_floods_are_not_drained() -> None:
     taken = step(seen(full=True, in_waves=True), holding(**FULL))
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
+    # Nothing else is left undone for that.
+    assert step(late(in_waves=True), holding(**LATE)).limit == int(TIGHTEN * KNEE)
 
 
 def test_what_was_seen_to_be_useless_is_not_tried_again_for_a_while() -> None:
@@ -433,10 +435,13 @@ def test_draining_lasts_until_there_is_room() -> None:
     taken = step(seen(rate=slow), draining(drained_bytes=short))
     assert taken.hold.phase is Phase.DRAIN and taken.limit == int(DRAIN_SHARE * KNEE)
     assert taken.hold.drained_bytes == pytest.approx(0.9 * ROOM_S * R)
-    taken = step(seen(rate=slow), draining(drained_bytes=1.1 * ROOM_S * R - (R - slow)))
+    enough = draining(drained_bytes=1.1 * ROOM_S * R - (R - slow), probe_again_s=1.0)
+    taken = step(seen(rate=slow), enough)
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
     assert taken.hold.drain_end_s == taken.hold.changed_s == NOW
     assert taken.hold.useless_s < NOW and taken.hold.probe_again_s == PROBE_S
+    half = step(seen(rate=0.5 * R), draining(0.5 * R), dt_s=0.5).hold
+    assert half.drained_bytes == pytest.approx(0.25 * R)
 
 
 def test_the_room_to_make_is_a_share_of_a_known_cache() -> None:
@@ -466,6 +471,7 @@ def test_draining_that_makes_no_room_is_useless(more: Dict[str, object]) -> None
     taken = step(seen(rate=DRAIN_SHARE * R, **more), draining(probe_again_s=PROBE_S))
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
     assert taken.hold.useless_s == NOW and taken.hold.probe_again_s == CORRECT_S
+    assert taken.state is State.GUARD
 
 
 def test_a_smaller_limit_that_costs_no_throughput_is_kept() -> None:
@@ -488,6 +494,7 @@ def test_after_draining_the_limit_is_not_back_where_throughput_suffered() -> Non
     done = draining(drained_bytes=10 * R, limit_bytes=3 * KNEE, starved_bytes=2 * KNEE)
     lately = replace(done, starved_s=NOW - 0.9 * REMEMBERED_S)
     assert step(seen(rate=R / 2), lately).limit == int(STARVED_MARGIN * 2 * KNEE)
+    assert step(seen(rate=R / 2), replace(lately, starved_bytes=KNEE // 2)).limit == KNEE
     once = replace(done, starved_s=NOW - 1.1 * REMEMBERED_S)
     assert step(seen(rate=R / 2), once).limit == KNEE
 
@@ -665,6 +672,8 @@ def test_where_draining_is_useless_a_full_cache_tightens_too() -> None:
     hold = holding(useless_s=NOW - 1, **FULL)
     taken = step(seen(full=True), hold)
     assert taken.limit == int(TIGHTEN * KNEE)
+    early = step(seen(full=True), replace(hold, changed_s=NOW - 1))
+    assert early.limit == KNEE and early.state is State.SQUEEZE
 
 
 def test_it_does_not_tighten_below_the_floor_and_says_so() -> None:
@@ -685,6 +694,8 @@ def test_it_does_not_tighten_to_where_throughput_suffered_until_that_is_long_ago
     assert taken.limit == KNEE and "throughput suffered" in taken.why
     once = replace(hold, starved_s=NOW - 1.1 * REMEMBERED_S)
     assert step(late(), once).limit == int(TIGHTEN * KNEE)
+    high = replace(BOUNDS, floor=int(0.9 * KNEE))
+    assert step(late(), replace(lately, starved_bytes=1), bounds=high).limit == KNEE
     less = replace(lately, starved_bytes=int(0.98 * TIGHTEN * KNEE / STARVED_MARGIN))
     assert step(late(), less).limit == int(TIGHTEN * KNEE)
 
@@ -707,6 +718,12 @@ def test_a_step_that_did_not_is_counted_and_the_way_back_kept() -> None:
     taken = step(late(), tightened(0.99 * LATE_S / FRUITLESS_GAIN))
     assert taken.hold.fruitless == 1 and taken.limit < int(TIGHTEN * KNEE)
     assert taken.hold.before_bytes == KNEE and taken.hold.wait_s == LATE_S
+
+
+def test_a_step_that_was_taken_back_meanwhile_is_not_judged() -> None:
+    hold = tightened(LATE_S, limit_bytes=KNEE, fruitless=FRUITLESS_MOST - 1)
+    taken = step(late(), hold)
+    assert taken.limit == int(TIGHTEN * KNEE) and taken.hold.fruitless == FRUITLESS_MOST - 1
 
 
 def test_the_last_fruitless_step_lets_go_and_says_so() -> None:
@@ -743,6 +760,40 @@ def test_with_room_and_fast_syncs_nothing_moves() -> None:
     taken = step(seen(), holding())
     assert taken.limit == KNEE and taken.state is State.GUARD
     assert taken.hold.changed_s == NOW - CORRECT_S
+
+
+# Each with a limit of KNEE in mind, or on its way from there to more.
+ANY = [
+    ("start", seen(drain_rate=None), Hold()),
+    ("seek", seen(drain_rate=None), seeking()),
+    ("seek-full", seen(drain_rate=None, full=True), seeking(limit_bytes=KNEE)),
+    ("drain-rate-known", seen(), seeking()),
+    ("hold", seen(), holding()),
+    ("grow", seen(rate=POOR * R), holding(POOR * R)),
+    ("probe", seen(), holding(**DUE)),
+    ("probe-back", seen(), probing(R)),
+    ("tighten", late(), holding(**LATE)),
+    ("let-go", late(), tightened(LATE_S, fruitless=FRUITLESS_MOST - 1)),
+    ("rescale", seen(drain_rate=2 * R), holding()),
+    ("fill", seen(cache_bytes=1e9), holding(phase=Phase.FILL)),
+    ("filled", seen(cache_bytes=1e9, full=True), holding(phase=Phase.FILL)),
+    ("drain", seen(full=True), holding(**FULL)),
+    ("drained", seen(rate=R / 2), draining(drained_bytes=10 * R)),
+]
+
+
+@pytest.mark.parametrize("seen_,hold", [row[1:] for row in ANY], ids=[row[0] for row in ANY])
+def test_whatever_happens_the_limit_stays_within_bounds_that_moved(
+    seen_: Estimate, hold: Hold
+) -> None:
+    # By another policy, or by another device's share of the limit.
+    for floor, ceiling in ((KNEE // 16, KNEE // 8), (8 * KNEE, 16 * KNEE)):
+        bounds = replace(BOUNDS, floor=floor, ceiling=ceiling)
+        if hold.phase is Phase.DRAIN:
+            hold = replace(hold, drain_bytes=floor)
+        taken = step(seen_, hold, bounds=bounds)
+        assert floor <= taken.limit <= ceiling
+        assert floor <= asked_for(bounds, seen_, taken.hold) <= ceiling
 
 
 # ---- another drain rate ----------------------------------------------------
