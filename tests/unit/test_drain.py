@@ -209,6 +209,8 @@ def test_room_for_a_large_request_is_waited_for_so_much_longer(
         assert share(quick, memory, 2 * R) == 0.0
         slow = completions(latencies(ABOVE * wait_s * request, 9), few, request)
         assert share(slow, memory, 2 * R) == 1.0
+    # A small request makes no quicker write a slow one.
+    assert share(completions(latencies(BELOW * SLOW_LEAST_S, 9), few, 4096), memory) == 0.0
 
 
 def test_without_a_rate_the_size_of_requests_says_nothing() -> None:
@@ -474,6 +476,8 @@ def test_where_no_drain_rate_is_known_it_is_the_mean_of_that_time() -> None:
     ticks = int(FAST_LASTS_S)
     rates = [R, 3 * R] * (ticks // 2)
     assert feed(DeviceMemory(), rates, slow=0.0).drain_rate == pytest.approx(2 * R)
+    halves = feed(DeviceMemory(), rates * 2, slow=0.0, dt_s=0.5)
+    assert halves.drain_rate == pytest.approx(2 * R)
 
 
 def test_a_known_cache_has_to_have_overflowed() -> None:
@@ -499,7 +503,8 @@ def test_a_rate_at_cache_speed_never_lowers_the_drain_rate() -> None:
 
 def test_time_with_an_empty_cache_does_not_count() -> None:
     # At the drain rate for long, and then one tick above it.
-    memory = feed(KNOWN, [R] * (3 * int(FAST_LASTS_S) - 1), slow=0.0)
+    before = replace(KNOWN, fast=(9 * R, 9.0))
+    memory = feed(before, [R] * (3 * int(FAST_LASTS_S) - 1), slow=0.0)
     assert memory.fast == (0.0, 0.0)
     assert feed(memory, [2 * R], slow=0.0).drain_rate == R
 
