@@ -52,6 +52,7 @@ from writebackd.estimate.estimate import (
     WAVE_LONGER,
     WAVE_S,
     estimate,
+    objective_s,
 )
 from writebackd.model import (
     Cap,
@@ -630,8 +631,8 @@ def test_a_device_that_only_began_or_does_not_write_is_not_given_too_small_a_sha
 
 def test_shares_follow_in_the_time_that_the_kernel_needs() -> None:
     _, memory = ticks(Memory(), 60, {"sda": R, "sdb": 0.0})
-    before = memory.devices["sdb"].smooth_rate
-    assert before == 0.0
+    assert memory.devices["sda"].smooth_rate == pytest.approx(R, rel=0.01)
+    assert memory.devices["sdb"].smooth_rate == 0.0
     _, memory = tick(memory, {"sda": R, "sdb": R}, dt_s=SHARE_HALF_S)
     assert memory.devices["sdb"].smooth_rate == pytest.approx(R / 2)
     halves = [tick(memory, {"sda": R, "sdb": R}, dt_s=dt)[1] for dt in (1.0, 2.0)]
@@ -665,6 +666,12 @@ def test_volumes_on_one_disk_share_as_one() -> None:
     )  # fmt: skip
     estimates, _ = estimate(POLICY, host, sample)
     assert [estimates[name].limit_share for name in ("sda", "dm-0", "sdb")] == [0.5, 0.5, 0.5]
+
+
+def test_a_slow_device_is_judged_by_a_multiple_of_its_own_unloaded_latency() -> None:
+    assert objective_s(20e-3, 10.0, None) == 20e-3
+    assert objective_s(20e-3, 10.0, 1e-3) == 20e-3
+    assert objective_s(20e-3, 10.0, 4e-3) == pytest.approx(40e-3)
 
 
 # ---- floods that come in waves ---------------------------------------------
