@@ -415,6 +415,35 @@ def test_the_ramp_takes_the_first_hurried_tick_for_a_short_one() -> None:
         limits[hurried] = decision.limit_bytes
     assert limits[True] == int(HEADROOM * dirty - FOLLOW * 100 * MB)
     assert limits[False] == int(HEADROOM * dirty - FOLLOW * 100 * MB * HURRY)
+    # Without a hurry the next tick is as long as the last one.
+    decision, _ = decided(memory(), high, database(flooded=False), policy())
+    assert decision.limit_bytes == limits[True]
+    # Twice the rate in half of the time is as much.
+    decision, _ = decided(memory(hurry=True), replace(high, dt_s=0.5), database(), policy())
+    assert decision.limit_bytes == limits[True]
+
+
+def test_a_goal_that_moved_by_less_than_the_deadband_moves_nothing() -> None:
+    was = int(TIGHT * (1 + 0.9 * DEADBAND))
+    kept = memory(goal_bytes=was, limit_bytes=was, background_bytes=was // 2)
+    decision, after = decided(kept, sample(limit=was), database(), policy())
+    assert decision.limit_bytes == decision.goal_bytes == was
+    assert (after.limit_bytes, after.goal_bytes, after.background_bytes) == (was, was, was // 2)
+    far = int(TIGHT * (1 + 1.2 * DEADBAND))
+    decision, _ = decided(memory(goal_bytes=far, limit_bytes=far), sample(), database(), policy())
+    assert decision.limit_bytes == decision.goal_bytes == TIGHT
+
+
+def test_after_a_step_up_the_next_one_waits_for_the_cooldown() -> None:
+    low = TIGHT // 16
+    decision, kept = decided(memory(), sample(limit=low), database(), policy())
+    assert decision.limit_bytes == low * CAPS.limits.step_up and kept.last_raise_s == NOW
+    soon = sample(limit=2 * low, now_s=NOW + 0.9 * CAPS.limits.cooldown_s)
+    decision, kept = decided(kept, soon, database(), policy())
+    assert decision.limit_bytes == 2 * low and kept.last_raise_s == NOW
+    later = sample(limit=2 * low, now_s=NOW + CAPS.limits.cooldown_s)
+    decision, kept = decided(kept, later, database(), policy())
+    assert decision.limit_bytes == 2 * low * CAPS.limits.step_up
 
 
 def test_the_ramp_follows_what_drains_and_not_what_a_cache_takes_in() -> None:

@@ -411,6 +411,13 @@ def test_ramp(goal: int, now: int, dirty: int, since: float, expected: int) -> N
     assert next_limit(goal, vm, DRAINED, NEW, NEW - since, STEP, COOL) == expected
 
 
+def test_on_its_way_down_the_limit_stays_above_what_is_under_writeback_too() -> None:
+    vm = VmState(VmLimits(0, 20, 0, 10), 200 * MB, 300 * MB, 1000 * MB, 500 * MB)
+    limit = next_limit(2 * MB, vm, DRAINED, NEW, NEW - 99, STEP, COOL)
+    assert limit == next_limit(2 * MB, replace(vm, dirty_bytes=500 * MB, writeback_bytes=0),
+                               DRAINED, NEW, NEW - 99, STEP, COOL) > 400 * MB
+
+
 @given(
     goal=st.integers(1 << 20, 1 << 40), now=st.integers(1 << 20, 1 << 40),
     dirty=st.integers(0, 1 << 40), since=st.floats(0, 1e6),
