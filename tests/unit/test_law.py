@@ -13,7 +13,13 @@ from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from tests.sim import plant as sim
 from writebackd.control.decide import decide
 from writebackd.control.law import kernel_floor_bytes
-from writebackd.control.ramp import near, next_limit
+from writebackd.control.ramp import (
+    BACKGROUND_LEAST,
+    BACKGROUND_MOST,
+    near,
+    next_background,
+    next_limit,
+)
 from writebackd.estimate.estimate import estimate
 from writebackd.model import ForeignWrite, State, SyncSample, VmLimits, VmState
 from writebackd.policy import load_policy
@@ -405,6 +411,13 @@ def test_ramp(goal: int, now: int, dirty: int, since: float, expected: int) -> N
     assert next_limit(goal, vm, NEW, NEW - since, STEP, COOL) == expected
 
 
+def test_on_its_way_down_the_limit_stays_above_what_is_under_writeback_too() -> None:
+    vm = VmState(VmLimits(0, 20, 0, 10), 200 * MB, 300 * MB, 1000 * MB, 500 * MB)
+    limit = next_limit(2 * MB, vm, DRAINED, NEW, NEW - 99, STEP, COOL)
+    assert limit == next_limit(2 * MB, replace(vm, dirty_bytes=500 * MB, writeback_bytes=0),
+                               DRAINED, NEW, NEW - 99, STEP, COOL) > 400 * MB
+
+
 @given(
     goal=st.integers(1 << 20, 1 << 40), now=st.integers(1 << 20, 1 << 40),
     dirty=st.integers(0, 1 << 40), since=st.floats(0, 1e6),
@@ -426,6 +439,26 @@ def test_a_goal_that_hardly_moved_is_the_same(
     new: int, last: "int | None", expected: bool
 ) -> None:
     assert near(new, last) is expected
+
+
+def test_the_background_limit_is_a_share_of_the_goal_and_not_of_the_limit_above_it() -> None:
+    assert next_background(400 * MB, 10 * MB, 0.5, None) == 5 * MB
+    assert next_background(4 * MB, 10 * MB, 0.5, None) == 2 * MB
+
+
+@pytest.mark.parametrize(
+    "last,stays",
+    [
+        (0.99 * BACKGROUND_LEAST * 5, False),
+        (1.01 * BACKGROUND_LEAST * 5, True),
+        (0.99 * BACKGROUND_MOST * 10, True),
+        (1.01 * BACKGROUND_MOST * 10, False),
+    ],
+)
+def test_the_background_limit_stays_while_it_will_do(last: float, stays: bool) -> None:
+    was = int(last * MB)
+    for limit, goal in ((10 * MB, 400 * MB), (400 * MB, 10 * MB)):
+        assert next_background(limit, goal, 0.5, was) == (was if stays else 5 * MB)
 
 
 @pytest.mark.parametrize("cpus,mib", [(2, 0.25), (16, 5), (64, 28), (256, 144)])

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The levers beside the global pair: caps per device, queue, flusher; and their order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import pytest
+
+from plant import DISK, HOST
+from samples import estimate
+from writebackd.control.beside import ARRIVED, OTHERS_LAST_S, Beside, beside
+from writebackd.control.decide import HURRY, decide
+from writebackd.control.law import Want
+from writebackd.control.ramp import DEADBAND, FOLLOW, HEADROOM
+from writebackd.model import (
+    Action,
+    Cap,
+    Decision,
+    DeviceMemory,
+    DeviceSample,
+    Estimate,
+    Hold,
+    LeverKind,
+    Memory,
+    Phase,
+    Sample,
+    Setting,
+    State,
+    VmLimits,
+    VmState,
+)
+from writebackd.policy import load_policy
+from writebackd.policy.schema import Policy
+
+MB = 1 << 20
+NOW = 5000.0
+ARRAY = replace(DISK, name="sda", devno="8:0", bdi="8:0", leaves=("sda",), leaf_devnos=("8:0",))
+# A volume on two disks, whose BDI has another name than the device.
+VOLUME = replace(
+    DISK, name="dm-0", devno="253:0", bdi="253:0", leaves=("sdb", "sdc"),
+    leaf_devnos=("8:16", "8:32"),
+)  # fmt: skip
+TIGHT, LOOSE = 4 * MB, 400 * MB
+SET = f"bdi {ARRAY.bdi} strict_limit"
+
+
+def policy(**levers: object) -> Policy:
+    """The default, with no lever but those that are named."""
+    default = load_policy("default")
+    none = replace(
+        default.levers, per_device=False, queue=False, flush_interval_s=0.0, pace=False,
+        nr_requests=0, max_sectors_bytes=0,
+    )  # fmt: skip
+    return replace(default, levers=replace(none, **levers))  # type: ignore[arg-type]
+
+
+CAPS = policy(per_device=True)
+
+
+def want(name: str, target: Optional[int] = TIGHT, demand: bool = True) -> Want:
+    return Want(name, State.GUARD, target, demand, "", ())
+
+
+def sample(limit: int = TIGHT, actions: Sequence[Action] = (), now_s: float = NOW) -> Sample:
+    return Sample(
+        time_s=now_s, wall_s=now_s, dt_s=1.0, host=HOST,
+        vm=VmState(VmLimits(limit, 0, 1, 0), 0, 0, limit, limit // 2),
+        devices=(DeviceSample(ARRAY), DeviceSample(VOLUME)), actions=tuple(actions),
+    )  # fmt: skip
+
+
+def action(lever: str, ok: bool = True) -> Action:
+    return Action(lever, "0", "1", ok, None if ok else "Invalid argument")
+
+
+def memory(others_flood_s: float = NOW, **more: object) -> Memory:
+    """The array flooded now, the volume at `others_flood_s`."""
+    devices = {
+        "sda": DeviceMemory(last_flood_s=NOW), "dm-0": DeviceMemory(last_flood_s=others_flood_s)
+    }
+    return replace(Memory(devices=devices), **more)  # type: ignore[arg-type]
+
+
+FLOODED = {"sda": estimate("sda", flooded=True), "dm-0": estimate("dm-0", flooded=True)}
+# The array holds a database, the volume takes a backup.
+WANTS = (want("sda"), want("dm-0", LOOSE, demand=False))
+
+
+def asked(
+    memory_: Memory, sample_: Sample = sample(),  # noqa: B008
+    wants: Sequence[Want] = WANTS, policy_: Policy = CAPS,
+    estimates: Optional[Dict[str, Estimate]] = None,
+) -> Beside:  # fmt: skip
+    return beside(policy_, memory_, sample_, estimates or FLOODED, wants)
+
+
+def names(result: Beside) -> List[str]:
+    return [each.name for each in result.shared]
+
+
+# ---- caps ------------------------------------------------------------------
+
+
+def test_a_device_that_needs_a_tight_limit_beside_others_gets_it_alone() -> None:
+    result = asked(memory())
+    assert result.memory.caps == {"sda": Cap(TIGHT)}
+    assert result.settings == (
+        Setting(LeverKind.BDI, "8:0", "max_bytes", TIGHT),
+        Setting(LeverKind.BDI, "8:0", "min_bytes", TIGHT // 2),
+        Setting(LeverKind.BDI, "8:0", "strict_limit", 1),
+    )
+
+
+def test_the_cap_is_asked_for_under_the_name_of_the_bdi() -> None:
+    volume = replace(VOLUME, bdi="btrfs-1")
+    odd = replace(sample(), devices=(DeviceSample(ARRAY), DeviceSample(volume)))
+    wants = (want("sda", LOOSE, demand=False), want("dm-0"))
+    result = asked(memory(), odd, wants)
+    assert {setting.target for setting in result.settings} == {"btrfs-1"}
+    taken = replace(odd, actions=(action("bdi btrfs-1 strict_limit"),))
+    assert asked(result.memory, taken, wants).memory.caps["dm-0"].in_force
+
+
+def test_the_global_limit_meets_a_need_until_the_kernel_has_taken_the_cap() -> None:
+    first = asked(memory())
+    assert names(first) == ["sda", "dm-0"]
+    for not_yet in ("bdi 8:0 max_bytes", "bdi 253:0 strict_limit", "queue 8:0 strict_limit"):
+        waiting = asked(first.memory, sample(actions=[action(not_yet)]))
+        assert names(waiting) == ["sda", "dm-0"] and not waiting.memory.caps["sda"].in_force
+    taken = asked(first.memory, sample(actions=[action(SET)]))
+    assert names(taken) == ["dm-0"]
+    assert taken.memory.caps == {"sda": Cap(TIGHT, in_force=True)}
+    # It stays taken, although the kernel is not written to again.
+    assert names(asked(taken.memory, sample(limit=LOOSE))) == ["dm-0"]
+
+
+def test_the_global_limit_comes_down_before_there_is_a_cap() -> None:
+    above = asked(memory(), sample(limit=int(1.01 * ARRIVED * TIGHT)))
+    assert above.memory.caps == {} and above.settings == ()
+    assert asked(memory(), sample(limit=int(0.99 * ARRIVED * TIGHT))).memory.caps
+
+
+@pytest.mark.parametrize(
+    "wants,estimates",
+    [
+        ((want("sda", demand=False),), FLOODED),
+        ((want("sda", None),), FLOODED),
+        ((want("sda"),), {"sda": estimate("sda")}),
+    ],
+    ids=["no-demand", "no-target", "no-flood"],
+)
+def test_without_need_there_is_no_cap(
+    wants: Tuple[Want, ...], estimates: Dict[str, Estimate]
+) -> None:
+    assert asked(memory(), wants=wants, estimates=estimates).memory.caps == {}
+
+
+def test_a_device_alone_has_no_cap() -> None:
+    lately, long_ago = NOW - 0.9 * OTHERS_LAST_S, NOW - 1.1 * OTHERS_LAST_S
+    assert asked(memory(lately)).memory.caps and not asked(memory(long_ago)).memory.caps
+    held = {"sda": Cap(TIGHT, in_force=True)}
+    assert asked(memory(lately, caps=held)).memory.caps == held
+    alone = asked(memory(long_ago, caps=held))
+    assert alone.memory.caps == {} and alone.settings == () and names(alone) == ["sda", "dm-0"]
+
+
+def test_a_cap_ends_with_the_need_but_not_with_the_flood() -> None:
+    held = memory(caps={"sda": Cap(TIGHT, in_force=True)})
+    assert asked(held, wants=(want("sda", demand=False),)).memory.caps == {}
+    assert asked(held, wants=(want("sda", None),)).memory.caps == {}
+    calm = {**FLOODED, "sda": estimate("sda")}
+    assert asked(held, estimates=calm).memory.caps == held.caps
+
+
+def test_of_several_needs_the_tightest_is_capped_first() -> None:
+    wants = (want("sda", 2 * TIGHT), want("dm-0", TIGHT))
+    both = asked(memory(), sample(limit=TIGHT), wants)
+    assert set(both.memory.caps) == {"dm-0"}
+    # With that one in force the next one is.
+    wider = asked(
+        replace(both.memory, caps={"dm-0": Cap(TIGHT, in_force=True)}), sample(limit=TIGHT), wants
+    )
+    assert set(wider.memory.caps) == {"sda", "dm-0"}
+    # Who has no demand, or no target, has no need.
+    for other in (want("dm-0", MB, demand=False), want("dm-0", None)):
+        assert set(asked(memory(), wants=(want("sda"), other)).memory.caps) == {"sda"}
+
+
+def test_a_cap_follows_its_device_but_not_every_tick() -> None:
+    held = memory(caps={"sda": Cap(TIGHT, in_force=True)})
+    near = asked(held, wants=(want("sda", int(TIGHT * (1 + 0.9 * DEADBAND))), WANTS[1]))
+    assert near.memory.caps == held.caps
+    more = int(TIGHT * (1 + 1.1 * DEADBAND))
+    moved = asked(held, wants=(want("sda", more), WANTS[1]))
+    assert moved.memory.caps == {"sda": Cap(more, in_force=True)}
+    assert moved.settings[0].value == more
+
+
+@pytest.mark.parametrize("name", ["max_bytes", "min_bytes", "strict_limit"])
+def test_a_cap_that_the_kernel_refused_is_dropped_and_not_tried_again(name: str) -> None:
+    held = memory(caps={"sda": Cap(TIGHT)})
+    refused = asked(held, sample(actions=[action(SET), action(f"bdi 8:0 {name}", ok=False)]))
+    assert refused.memory.caps == {} and refused.settings == ()
+    assert names(refused) == ["sda", "dm-0"]
+    assert refused.memory.refused_caps == {"8:0"}
+    later = asked(refused.memory)
+    assert later.memory.caps == {} and later.memory.refused_caps == {"8:0"}
+
+
+def test_what_else_failed_is_no_refused_cap() -> None:
+    other = sample(actions=[action("queue sda nr_requests", ok=False), action("bdi 8:0 max_bytes"),
+                            action("dirty_bytes", ok=False)])  # fmt: skip
+    result = asked(memory(), other)
+    assert result.memory.refused_caps == frozenset() and result.memory.caps
+
+
+def test_a_refused_cap_of_another_device_does_not_matter() -> None:
+    result = asked(memory(refused_caps=frozenset({"253:0"})))
+    assert set(result.memory.caps) == {"sda"}
+
+
+def test_without_the_lever_there_are_no_caps() -> None:
+    held = memory(caps={"sda": Cap(TIGHT, in_force=True)})
+    result = asked(held, policy_=policy())
+    assert result.settings == () and result.memory.caps == {} and names(result) == ["sda", "dm-0"]
+
+
+# ---- queue and flusher -----------------------------------------------------
+
+QUEUE = policy(queue=True, nr_requests=32, max_sectors_bytes=256 << 10)
+
+
+def test_the_queue_is_short_on_every_disk_below_a_flooded_device_with_syncs() -> None:
+    result = asked(memory(), wants=(want("dm-0"), want("sda", demand=False)), policy_=QUEUE)
+    assert set(result.settings) == {
+        Setting(LeverKind.QUEUE, disk, name, value)
+        for disk in ("sdb", "sdc") for name, value in (("nr_requests", 32), ("max_sectors_kb", 256))
+    }
+    assert len(result.settings) == 4
+
+
+def test_the_queue_is_as_found_without_a_flood_or_without_syncs() -> None:
+    calm = {name: estimate(name) for name in FLOODED}
+    assert asked(memory(), policy_=QUEUE, estimates=calm).settings == ()
+    assert asked(memory(), wants=(want("sda", demand=False),), policy_=QUEUE).settings == ()
+
+
+def test_a_queue_lever_of_zero_is_left_alone() -> None:
+    one = policy(queue=True, nr_requests=32)
+    assert [s.name for s in asked(memory(), policy_=one).settings] == ["nr_requests"]
+    other = policy(queue=True, max_sectors_bytes=128 << 10)
+    assert [(s.name, s.value) for s in asked(memory(), policy_=other).settings] == [
+        ("max_sectors_kb", 128)
+    ]
+    off = policy(queue=False, nr_requests=32, max_sectors_bytes=128 << 10)
+    assert asked(memory(), policy_=off).settings == ()
+
+
+FLUSH = policy(flush_interval_s=1.5)
+
+
+def test_the_flusher_runs_sooner_while_a_limit_is_held_for_syncs() -> None:
+    expected = (Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 150),)
+    assert asked(memory(), policy_=FLUSH).settings == expected
+    calm = {name: estimate(name) for name in FLOODED}
+    assert asked(memory(), policy_=FLUSH, estimates=calm).settings == expected
+
+
+def test_the_flusher_is_as_found_without_a_limit_for_syncs() -> None:
+    assert asked(memory(), wants=(want("sda", demand=False),), policy_=FLUSH).settings == ()
+    assert asked(memory(), wants=(want("sda", None),), policy_=FLUSH).settings == ()
+    # One without demand and one without a limit are not together one with both.
+    apart = (want("sda", None), want("dm-0", TIGHT, demand=False))
+    assert asked(memory(), wants=apart, policy_=FLUSH).settings == ()
+    assert asked(memory(), policy_=policy()).settings == ()
+
+
+@pytest.mark.parametrize("hands", [{"yielded": "somebody else"}, {"pin_bytes": 8 * MB}])
+def test_nothing_is_asked_for_while_the_admin_decides(hands: Dict[str, object]) -> None:
+    every = policy(
+        per_device=True, queue=True, nr_requests=32, max_sectors_bytes=1 << 18, flush_interval_s=1.0
+    )
+    assert asked(memory(), policy_=every).settings
+    held = memory(caps={"sda": Cap(TIGHT, in_force=True)})
+    result = asked(replace(held, **hands), policy_=every)  # type: ignore[arg-type]
+    assert result.settings == () and result.memory.caps == {}
+    assert names(result) == ["sda", "dm-0"]
+
+
+# ---- in the decision -------------------------------------------------------
+
+RATE, TAU = 250.0 * MB, 10e-3
+HELD = Hold(Phase.HOLD, TIGHT, changed_s=NOW - 5, for_rate=RATE, carried=(3 * RATE, 3.0))
+
+
+def database(**more: object) -> Estimate:
+    usual = estimate(
+        "sda", flooded=True, demand=True, held_back=True, rate=RATE, drain_rate=RATE, tau_s=TAU,
+        fsync_p99_s=1e-3,
+    )  # fmt: skip
+    return replace(usual, **more)  # type: ignore[arg-type]
+
+
+def backup(**more: object) -> Estimate:
+    usual = estimate("dm-0", flooded=True, held_back=True, rate=RATE, drain_rate=RATE)
+    return replace(usual, **more)  # type: ignore[arg-type]
+
+
+def decided(
+    memory_: Memory, sample_: Sample, first: Estimate, policy_: Policy = CAPS
+) -> Tuple[Decision, Memory]:
+    devices = {**memory_.devices}
+    devices["sda"] = replace(devices["sda"], hold=HELD)
+    return decide(
+        policy_, replace(memory_, devices=devices), sample_, {"sda": first, "dm-0": backup()}
+    )
+
+
+def test_global_limit_down_then_cap_then_global_limit_up_again() -> None:
+    # Down: while it is high there is no cap.
+    decision, kept = decided(memory(), sample(limit=LOOSE), database())
+    assert decision.goal_bytes == TIGHT and decision.settings == ()
+    # The cap, and the limit still down.
+    decision, kept = decided(kept, sample(limit=TIGHT), database())
+    assert [s.name for s in decision.settings] == ["max_bytes", "min_bytes", "strict_limit"]
+    assert decision.goal_bytes == decision.limit_bytes == TIGHT
+    decision, kept = decided(kept, sample(limit=TIGHT), database())
+    assert decision.goal_bytes == TIGHT
+    # Taken: up to what the backup wants.
+    decision, kept = decided(kept, sample(limit=TIGHT, actions=[action(SET)]), database())
+    assert decision.goal_bytes is not None and decision.goal_bytes > 10 * TIGHT
+    assert decision.settings and decision.limit_bytes is not None
+    assert TIGHT < decision.limit_bytes <= TIGHT * CAPS.limits.step_up
+    # Refused after all: down again at once, and no more caps.
+    failed = sample(limit=LOOSE, actions=[action("bdi 8:0 max_bytes", ok=False)])
+    decision, kept = decided(kept, failed, database())
+    assert decision.goal_bytes == decision.limit_bytes == TIGHT and decision.settings == ()
+
+
+def test_under_a_cap_the_law_judges_the_cap_and_not_the_global_limit() -> None:
+    full = database(full=True)
+    devices = {**memory().devices}
+    devices["sda"] = DeviceMemory(last_flood_s=NOW, hold=replace(HELD, full_s=10.0))
+    for in_force, phase in ((True, Phase.DRAIN), (False, Phase.HOLD)):
+        before = memory(devices=devices, caps={"sda": Cap(TIGHT, in_force)})
+        _, after = decide(CAPS, before, sample(limit=LOOSE), {"sda": full, "dm-0": backup()})
+        assert after.devices["sda"].hold.phase is phase
+
+
+def test_the_law_sees_the_devices_part_of_the_limit() -> None:
+    # Half of the limit is its own; what the law asks of that half is asked of all.
+    half = database(limit_share=0.5)
+    decision, after = decided(memory(), sample(limit=2 * TIGHT), half, policy())
+    assert decision.devices[0].target_bytes == 2 * TIGHT
+    assert after.devices["sda"].hold.carried[1] > HELD.carried[1]
+
+
+def test_a_rate_that_was_proved_becomes_the_drain_rate() -> None:
+    poor = 0.5 * RATE
+    tried = replace(
+        HELD, probe_bytes=TIGHT, probe_rate=poor, carried=(3 * poor, 3.0),
+        limit_bytes=int(1.25 * TIGHT),
+    )  # fmt: skip
+    devices = {**memory().devices}
+    devices["sda"] = replace(
+        devices["sda"], hold=tried, drain_rate=RATE, drain_window=((1.0, RATE),)
+    )
+    _, after = decide(
+        policy(), memory(devices=devices), sample(limit=int(1.25 * TIGHT)),
+        {"sda": database(rate=poor), "dm-0": backup()},
+    )  # fmt: skip
+    known = after.devices["sda"]
+    assert known.drain_rate == pytest.approx(poor) and known.drain_window == ()
+    assert known.drain_limit_bytes == TIGHT and known.hold.proved_rate is None
+
+
+# ---- hurry -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first,hurry",
+    [
+        (database(), True),
+        (database(flooded=False), False),
+        (database(demand=False), False),
+        (database(demand=False, flooded=False), False),
+    ],
+    ids=["flood-and-demand", "demand", "flood", "neither"],
+)
+def test_it_looks_again_sooner_while_somebody_waits_behind_a_flood(
+    first: Estimate, hurry: bool
+) -> None:
+    # The other device's flood is nobody's who waits.
+    decision, after = decided(memory(), sample(), first, policy())
+    assert decision.hurry is after.hurry is hurry
+
+
+def test_there_is_no_hurry_once_the_hands_are_off() -> None:
+    decision, after = decided(memory(yielded="somebody"), sample(), database(), policy())
+    assert decision.limit_bytes is None and not (decision.hurry and not after.hurry)
+
+
+def test_the_ramp_takes_the_first_hurried_tick_for_a_short_one() -> None:
+    # The tick that begins now is shorter than the one whose drain was seen.
+    dirty = 200 * MB
+    high = replace(
+        sample(limit=LOOSE), vm=VmState(VmLimits(LOOSE, 0, 1, 0), dirty, 0, LOOSE, LOOSE // 2),
+        devices=(DeviceSample(ARRAY, write_bytes=100 * MB), DeviceSample(VOLUME)),
+    )  # fmt: skip
+    limits = {}
+    for hurried in (False, True):
+        decision, _ = decided(memory(hurry=hurried), high, database(), policy())
+        limits[hurried] = decision.limit_bytes
+    assert limits[True] == int(HEADROOM * dirty - FOLLOW * 100 * MB)
+    assert limits[False] == int(HEADROOM * dirty - FOLLOW * 100 * MB * HURRY)
+    # Without a hurry the next tick is as long as the last one.
+    decision, _ = decided(memory(), high, database(flooded=False), policy())
+    assert decision.limit_bytes == limits[True]
+    # Twice the rate in half of the time is as much.
+    decision, _ = decided(memory(hurry=True), replace(high, dt_s=0.5), database(), policy())
+    assert decision.limit_bytes == limits[True]
+
+
+def test_a_goal_that_moved_by_less_than_the_deadband_moves_nothing() -> None:
+    was = int(TIGHT * (1 + 0.9 * DEADBAND))
+    kept = memory(goal_bytes=was, limit_bytes=was, background_bytes=was // 2)
+    decision, after = decided(kept, sample(limit=was), database(), policy())
+    assert decision.limit_bytes == decision.goal_bytes == was
+    assert (after.limit_bytes, after.goal_bytes, after.background_bytes) == (was, was, was // 2)
+    far = int(TIGHT * (1 + 1.2 * DEADBAND))
+    decision, _ = decided(memory(goal_bytes=far, limit_bytes=far), sample(), database(), policy())
+    assert decision.limit_bytes == decision.goal_bytes == TIGHT
+
+
+def test_after_a_step_up_the_next_one_waits_for_the_cooldown() -> None:
+    low = TIGHT // 16
+    decision, kept = decided(memory(), sample(limit=low), database(), policy())
+    assert decision.limit_bytes == low * CAPS.limits.step_up and kept.last_raise_s == NOW
+    soon = sample(limit=2 * low, now_s=NOW + 0.9 * CAPS.limits.cooldown_s)
+    decision, kept = decided(kept, soon, database(), policy())
+    assert decision.limit_bytes == 2 * low and kept.last_raise_s == NOW
+    later = sample(limit=2 * low, now_s=NOW + CAPS.limits.cooldown_s)
+    decision, kept = decided(kept, later, database(), policy())
+    assert decision.limit_bytes == 2 * low * CAPS.limits.step_up
+
+
+def test_the_ramp_follows_what_drains_and_not_what_a_cache_takes_in() -> None:
+    dirty = 300 * MB
+    high = replace(
+        sample(limit=LOOSE), vm=VmState(VmLimits(LOOSE, 0, 1, 0), dirty, 0, LOOSE, LOOSE // 2),
+        devices=(DeviceSample(ARRAY, write_bytes=1000 * MB), DeviceSample(VOLUME)), dt_s=0.5,
+    )  # fmt: skip
+    decision, _ = decided(memory(hurry=True), high, database(drain_rate=RATE), policy())
+    assert decision.limit_bytes == int(HEADROOM * dirty - FOLLOW * RATE * 0.5)

@@ -1,0 +1,715 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""How full the write cache is, and what drains: estimate/drain.py and estimate/estimate.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Dict, List, Optional, Tuple
+
+import pytest
+
+from plant import DISK, HOST, latencies
+from writebackd.estimate.drain import (
+    BUSY_SHARE,
+    ENOUGH,
+    FAST_LASTS,
+    FAST_LASTS_S,
+    FILLING_TICKS,
+    FLOOD_RATE,
+    FULL_LEAST_S,
+    FULL_OVER_S,
+    HELD_BACK_SHARE,
+    HELD_BY_MEDIA,
+    LOWER,
+    MEDIA_WAIT,
+    NEAR_R,
+    QUEUE_FOLLOWS_BYTES,
+    QUIET_LASTS_S,
+    SHARE_OVER_S,
+    SLOW_AT_R,
+    SLOW_LEAST_S,
+    SLOW_MULTIPLE,
+    SLOW_REQUEST,
+    SLOW_REQUEST_UNKNOWN_R,
+    SLOW_SURE,
+    SLOW_UNKNOWN_R,
+    SLOW_UNKNOWN_S,
+    TAU_DOWN,
+    TAU_MOST_S,
+    TAU_UP,
+    THROTTLED_SHARE,
+    Writes,
+    count_slow,
+    is_full,
+    limits_rate,
+    measure_writes,
+    update_drain,
+)
+from writebackd.estimate.estimate import (
+    SHARE_HALF_S,
+    SHARE_LEAST,
+    WAVE_GAP_S,
+    WAVE_LONGER,
+    WAVE_S,
+    estimate,
+    objective_s,
+)
+from writebackd.model import (
+    Cap,
+    ClassSample,
+    DeviceMemory,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    IoClass,
+    Memory,
+    Sample,
+    SyncSample,
+    TaskSample,
+    VmLimits,
+    VmState,
+)
+from writebackd.policy import load_policy
+
+MB = 1 << 20
+R, TAU = 250.0 * MB, 10e-3
+LIMIT = int(R * TAU)
+POLICY = load_policy("default")
+# Values that no bucket of the histogram, at most 12.5 % wide, can blur.
+ABOVE, BELOW = 1.3, 0.7
+
+KNOWN = DeviceMemory(drain_rate=R, tau_s=TAU, drain_limit_bytes=LIMIT)
+BUSY = DeviceSample(DISK, busy_share=1.0)
+
+
+def writes(
+    rate: float = R, slow: Optional[float] = 1.0, flooded: bool = True, held: bool = True
+) -> Writes:
+    return Writes(rate, rate, slow, flooded, held)
+
+
+def waiting(p99_s: float) -> DeviceSample:
+    return replace(BUSY, sync=SyncSample(fsyncs=100, latency=latencies(p99_s, 100)))
+
+
+# ---- is_full ---------------------------------------------------------------
+
+
+def test_a_cache_is_full_when_writes_wait_and_the_device_is_busy_with_a_flood() -> None:
+    assert is_full(writes(), BUSY, KNOWN, LIMIT)
+    assert not is_full(writes(flooded=False), BUSY, KNOWN, LIMIT)
+    assert not is_full(writes(), replace(BUSY, busy_share=0.9 * BUSY_SHARE), KNOWN, LIMIT)
+    assert is_full(writes(), replace(BUSY, busy_share=1.1 * BUSY_SHARE), KNOWN, LIMIT)
+
+
+def test_without_a_probe_a_busy_flood_is_all_that_can_be_known() -> None:
+    assert is_full(writes(slow=None), BUSY, DeviceMemory(), LIMIT)
+    assert is_full(writes(slow=None), BUSY, KNOWN, LIMIT)
+
+
+@pytest.mark.parametrize("off", [-0.9, 0.0, 0.9])
+def test_near_the_drain_rate_few_slow_writes_tell_a_full_cache(off: float) -> None:
+    rate = R * (1 + off * NEAR_R)
+    assert is_full(writes(rate, 1.01 * SLOW_AT_R), BUSY, KNOWN, LIMIT)
+    assert not is_full(writes(rate, 0.99 * SLOW_AT_R), BUSY, KNOWN, LIMIT)
+
+
+@pytest.mark.parametrize("rate", [R * (1 + 1.1 * NEAR_R), R * (1 - 1.1 * NEAR_R), R / 4])
+def test_at_another_rate_it_takes_many(rate: float) -> None:
+    # The limit allows no more than that rate, so a lower one is the limit's doing.
+    limit = int(min(rate, R) * TAU)
+    assert not is_full(writes(rate, 0.99 * SLOW_SURE), BUSY, KNOWN, limit)
+    assert is_full(writes(rate, 1.01 * SLOW_SURE), BUSY, KNOWN, limit)
+
+
+def test_media_that_became_slower_are_seen_by_few_slow_writes_too() -> None:
+    # The limit would allow far more than comes: it is the media, then.
+    slower = writes(R / 4, 1.01 * SLOW_AT_R)
+    assert is_full(slower, BUSY, KNOWN, LIMIT)
+    assert not is_full(slower, BUSY, replace(KNOWN, tau_s=None), LIMIT)
+    assert not is_full(writes(2 * R, 1.01 * SLOW_AT_R), BUSY, KNOWN, 100 * LIMIT)
+
+
+def test_before_the_drain_rate_is_known_syncs_have_to_wait_for_the_queue_as_well() -> None:
+    queue_s = 32 * MB / R
+    several = writes(R, 1.01 * SLOW_UNKNOWN_R)
+    new = DeviceMemory()
+    assert is_full(several, waiting(ABOVE * MEDIA_WAIT * queue_s), new, 32 * MB)
+    assert not is_full(several, waiting(BELOW * MEDIA_WAIT * queue_s), new, 32 * MB)
+    few = writes(R, 0.99 * SLOW_UNKNOWN_R)
+    assert not is_full(few, waiting(ABOVE * MEDIA_WAIT * queue_s), new, 32 * MB)
+
+
+def test_what_syncs_wait_for_says_nothing_where_the_queue_does_not_follow_the_limit() -> None:
+    quick = waiting(1e-4)
+    assert is_full(writes(), quick, DeviceMemory(), QUEUE_FOLLOWS_BYTES + MB)
+    assert not is_full(writes(), quick, DeviceMemory(), QUEUE_FOLLOWS_BYTES)
+    assert is_full(writes(), BUSY, DeviceMemory(), LIMIT)
+    assert is_full(writes(), replace(BUSY, sync=SyncSample()), DeviceMemory(), LIMIT)
+
+
+def test_a_limit_that_allows_far_more_than_came_did_not_hold_the_rate() -> None:
+    assert limits_rate(int(0.99 * HELD_BY_MEDIA * LIMIT), R, KNOWN)
+    assert not limits_rate(int(1.01 * HELD_BY_MEDIA * LIMIT), R, KNOWN)
+    assert limits_rate(100 * LIMIT, R, replace(KNOWN, tau_s=None))
+
+
+# ---- count_slow ------------------------------------------------------------
+
+
+def completions(
+    small: Histogram = Histogram(), background: Histogram = Histogram(),  # noqa: B008
+    request: int = 0, kind: IoClass = IoClass.SYNC_WRITE,
+) -> DeviceSample:  # fmt: skip
+    return replace(
+        BUSY,
+        classes={
+            kind: ClassSample(small.total, small.total * 4096, small),
+            IoClass.BACKGROUND_WRITE: ClassSample(
+                background.total, background.total * request, background
+            ),
+        },
+    )
+
+
+def share(sample: DeviceSample, memory: DeviceMemory, rate: float = R) -> float:
+    counted = count_slow(sample, memory, rate)
+    assert counted is not None and counted[1] > 0
+    return counted[0] / counted[1]
+
+
+def test_without_a_class_probe_nothing_is_counted() -> None:
+    assert count_slow(BUSY, KNOWN, R) is None
+
+
+@pytest.mark.parametrize("kind", [IoClass.SYNC_WRITE, IoClass.JOURNAL])
+def test_a_small_write_is_slow_from_a_multiple_of_its_unloaded_latency(kind: IoClass) -> None:
+    memory = DeviceMemory(write_baseline_s=SLOW_LEAST_S)
+    threshold = SLOW_MULTIPLE * SLOW_LEAST_S
+    quick, slow = latencies(BELOW * threshold, 30), latencies(ABOVE * threshold, 10)
+    assert share(completions(quick + slow, kind=kind), memory) == pytest.approx(0.25)
+
+
+def test_no_small_write_is_slow_that_is_fast_by_any_standard() -> None:
+    memory = DeviceMemory(write_baseline_s=SLOW_LEAST_S / SLOW_MULTIPLE / 10)
+    assert share(completions(latencies(BELOW * SLOW_LEAST_S, 9)), memory) == 0.0
+    assert share(completions(latencies(ABOVE * SLOW_LEAST_S, 9)), memory) == 1.0
+
+
+@pytest.mark.parametrize(
+    "drain_rate,wait_s", [(R, SLOW_REQUEST / R), (None, SLOW_REQUEST_UNKNOWN_R / (2 * R))]
+)
+def test_room_for_a_large_request_is_waited_for_so_much_longer(
+    drain_rate: Optional[float], wait_s: float
+) -> None:
+    # At twice R, as into a cache with room: what counts is R, where that is known.
+    memory = DeviceMemory(write_baseline_s=1e-5, drain_rate=drain_rate)
+    for request in (2 * MB, 8 * MB):
+        few = latencies(1e-3, 2)
+        quick = completions(latencies(BELOW * wait_s * request, 9), few, request)
+        assert share(quick, memory, 2 * R) == 0.0
+        slow = completions(latencies(ABOVE * wait_s * request, 9), few, request)
+        assert share(slow, memory, 2 * R) == 1.0
+    # A small request makes no quicker write a slow one.
+    assert share(completions(latencies(BELOW * SLOW_LEAST_S, 9), few, 4096), memory) == 0.0
+
+
+def test_without_a_rate_the_size_of_requests_says_nothing() -> None:
+    memory = DeviceMemory(write_baseline_s=1e-5, drain_rate=R)
+    slow = completions(latencies(ABOVE * SLOW_LEAST_S, 9), latencies(1e-3, 2), 64 * MB)
+    assert share(slow, memory, 0.0) == 1.0
+
+
+@pytest.mark.parametrize("baseline_s", [None, 1e-5])
+def test_where_there_are_no_small_writes_the_flushers_own_tell(
+    baseline_s: Optional[float],
+) -> None:
+    own = latencies(BELOW * SLOW_UNKNOWN_S, 10) + latencies(ABOVE * SLOW_UNKNOWN_S, 30)
+    memory = DeviceMemory(write_baseline_s=baseline_s)
+    assert share(completions(background=own, request=MB), memory) == pytest.approx(0.75)
+
+
+def test_without_an_unloaded_latency_small_writes_are_judged_like_the_flushers() -> None:
+    small = latencies(BELOW * SLOW_UNKNOWN_S, 10) + latencies(ABOVE * SLOW_UNKNOWN_S, 10)
+    own = latencies(BELOW * SLOW_UNKNOWN_S, 20)
+    sample = completions(small, own, MB)
+    assert share(sample, DeviceMemory()) == pytest.approx(0.25)
+
+
+# ---- measure_writes --------------------------------------------------------
+
+THRESHOLD = 40 * MB
+
+
+def vm(dirty: int = 0, writeback: int = 0, limit: int = LIMIT) -> VmState:
+    return VmState(VmLimits(limit, 0, 1, 0), dirty, writeback, limit, THRESHOLD)
+
+
+def measured(
+    sample: DeviceSample = BUSY, memory: DeviceMemory = KNOWN, state: VmState = vm(),  # noqa: B008
+    rate: float = R, slept: float = 0.0, dt_s: float = 1.0,
+) -> Tuple[Writes, DeviceMemory]:  # fmt: skip
+    return measure_writes(sample, memory, state, int(rate * dt_s), slept * dt_s, dt_s)
+
+
+@pytest.mark.parametrize("kind", ["dirty", "writeback"])
+def test_background_writes_are_a_flood_while_pages_wait(kind: str) -> None:
+    assert measured(state=vm(**{kind: THRESHOLD // 4}))[0].flooded
+    assert not measured(state=vm(**{kind: THRESHOLD // 4 - 1}))[0].flooded
+
+
+@pytest.mark.parametrize("dt_s", [0.5, 2.0])
+def test_background_writes_are_a_flood_while_writers_sleep_for_the_limit(dt_s: float) -> None:
+    assert measured(slept=1.01 * THROTTLED_SHARE, dt_s=dt_s)[0].flooded
+    assert not measured(slept=0.99 * THROTTLED_SHARE, dt_s=dt_s)[0].flooded
+
+
+def test_writers_are_held_back_from_a_larger_share_on() -> None:
+    assert measured(slept=1.01 * HELD_BACK_SHARE, dt_s=2.0)[0].held_back
+    assert not measured(slept=0.99 * HELD_BACK_SHARE, dt_s=2.0)[0].held_back
+
+
+def test_little_background_writing_is_no_flood_whoever_waits() -> None:
+    state = vm(dirty=THRESHOLD)
+    assert not measured(state=state, rate=0.99 * FLOOD_RATE, dt_s=2.0)[0].flooded
+    assert measured(state=state, rate=1.01 * FLOOD_RATE, dt_s=2.0)[0].flooded
+
+
+def test_what_is_synced_is_no_flood() -> None:
+    sample = completions(latencies(1e-3, 3000), latencies(1e-3, 1), 4096)
+    seen, _ = measured(sample, state=vm(dirty=THRESHOLD))
+    assert not seen.flooded and seen.background_rate == pytest.approx(R / 3001)
+    assert seen.rate == R
+
+
+def test_the_share_of_slow_writes_is_taken_over_a_second() -> None:
+    slow, quick = latencies(1.0, 2 * ENOUGH), latencies(1e-5, 2 * ENOUGH)
+    memory, dt_s, shares = KNOWN, SHARE_OVER_S / 4, []
+    for tick in range(12):
+        seen, memory = measured(completions(slow if tick < 4 else quick), memory, dt_s=dt_s)
+        shares.append(seen.slow_share)
+    assert shares[3] == 1.0 and shares[-1] == 0.0
+    assert shares[5] == pytest.approx(0.5)
+
+
+def test_a_few_completions_say_nothing_about_a_share() -> None:
+    memory, seen = KNOWN, writes()
+    for count in range(1, ENOUGH + 1):
+        dt_s = SHARE_OVER_S / (2 * ENOUGH)
+        seen, memory = measured(completions(latencies(1.0, 1)), memory, dt_s=dt_s)
+        assert (seen.slow_share is not None) == (count >= ENOUGH)
+
+
+# ---- R from a full cache ---------------------------------------------------
+
+FULL = replace(KNOWN, was_full=True)
+
+
+def feed(
+    memory: DeviceMemory, rates: List[float], limit: int = LIMIT, slow: float = 1.0,
+    dt_s: float = 1.0, held: bool = True,
+) -> DeviceMemory:  # fmt: skip
+    for rate in rates:
+        memory, _ = update_drain(writes(rate, slow, held=held), BUSY, memory, limit, dt_s)
+    return memory
+
+
+def test_the_first_tick_with_a_full_cache_is_left_out() -> None:
+    new = DeviceMemory(fast=(1.0, 1.0))
+    memory, why = update_drain(writes(4 * R), BUSY, new, LIMIT, 1.0)
+    assert memory.was_full and memory.drain_rate is None and memory.drain_window == ()
+    assert memory.fast == (0.0, 0.0) and "not counted" in why
+    assert feed(memory, [R]).drain_rate == R
+
+
+def test_before_there_is_any_drain_rate_it_is_watched_for_a_while() -> None:
+    new = replace(DeviceMemory(), was_full=True)
+    dt_s = FULL_LEAST_S / 2
+    assert feed(new, [R], dt_s=0.9 * dt_s).drain_rate is None
+    assert feed(new, [R, R], dt_s=0.9 * dt_s).drain_rate is None
+    assert feed(new, [R, R, R], dt_s=0.9 * dt_s).drain_rate == R
+    # Known, it follows at once.
+    assert feed(FULL, [1.2 * R], dt_s=0.1).drain_rate == 1.2 * R
+
+
+def test_the_drain_rate_is_the_median_of_the_last_seconds() -> None:
+    dt_s = FULL_OVER_S / 5
+    memory = feed(FULL, [1.02 * R, 1.1 * R, 0.1 * R, R, 1.05 * R], dt_s=1.01 * dt_s)
+    assert memory.drain_rate == 1.02 * R
+    late = [R] * 20 + [2 * R] * 3
+    assert feed(FULL, late[:-1], dt_s=1.01 * dt_s).drain_rate == R
+    assert feed(FULL, late, dt_s=1.01 * dt_s).drain_rate == 2 * R
+
+
+def test_rates_under_another_limit_are_not_mixed_in() -> None:
+    memory = feed(FULL, [R] * 4)
+    assert feed(memory, [2 * R], limit=int(LIMIT * (1 + 0.9 * NEAR_R))).drain_rate == R
+    other = feed(memory, [2 * R], limit=int(LIMIT * (1 + 1.2 * NEAR_R)))
+    assert other.drain_rate == 2 * R and len(other.drain_window) == 1
+
+
+def test_a_full_cache_moves_the_drain_rate_both_ways() -> None:
+    assert feed(FULL, [0.5 * R]).drain_rate == 0.5 * R
+    assert feed(FULL, [2.0 * R]).drain_rate == 2.0 * R
+
+
+TIGHT = int(0.5 * LIMIT)
+
+
+def test_a_rate_that_a_tighter_limit_held_does_not_lower_the_drain_rate() -> None:
+    memory = feed(FULL, [0.5 * R] * 9, limit=TIGHT)
+    assert memory.drain_rate == R and memory.drain_limit_bytes == LIMIT
+
+
+def test_it_does_where_the_media_or_the_writers_are_what_is_slow() -> None:
+    # The limit would let through far more.
+    half = [0.5 * R / HELD_BY_MEDIA / 1.1]
+    assert feed(FULL, half, limit=TIGHT).drain_rate == half[0]
+    # Nobody slept for it.
+    assert feed(FULL, [0.5 * R], limit=TIGHT, held=False).drain_rate == 0.5 * R
+    # It is hardly tighter than the one that R was learned under.
+    same = int(1.01 * LOWER * LIMIT)
+    assert feed(FULL, [0.8 * R], limit=same).drain_rate == 0.8 * R
+    assert feed(FULL, [0.8 * R], limit=int(0.99 * LOWER * LIMIT)).drain_rate == R
+
+
+def test_a_little_less_is_the_same_rate_under_any_limit() -> None:
+    assert feed(FULL, [1.01 * LOWER * R], limit=TIGHT).drain_rate == pytest.approx(1.01 * LOWER * R)
+    assert feed(FULL, [0.99 * LOWER * R], limit=TIGHT).drain_rate == R
+
+
+@pytest.mark.parametrize(
+    "falling",
+    [
+        pytest.param([0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.8], id="over-some-seconds"),
+        pytest.param([1.0, 0.8], id="after-one-tick"),
+    ],
+)
+@pytest.mark.xfail(strict=True, reason="a tick under the new limit that is still near R counts")
+def test_a_rate_that_follows_a_tighter_limit_late_does_not_either(falling: List[float]) -> None:
+    # The kernel's writeback loop takes some rounds to follow.
+    memory = feed(FULL, [R * part for part in falling + falling[-1:] * 9], limit=TIGHT)
+    assert (memory.drain_rate or 0) >= LOWER * R
+
+
+def test_a_higher_rate_brings_its_limit_along() -> None:
+    assert feed(FULL, [1.1 * R], limit=TIGHT).drain_limit_bytes == TIGHT
+    assert feed(FULL, [0.9 * R], limit=2 * LIMIT).drain_limit_bytes == 2 * LIMIT
+
+
+# ---- the cache's size and fill ---------------------------------------------
+
+
+def quiet(memory: DeviceMemory, dt_s: float = 1.0) -> DeviceMemory:
+    return update_drain(writes(0.0, None, flooded=False), BUSY, memory, LIMIT, dt_s)[0]
+
+
+def test_what_went_in_until_it_was_full_less_what_drained_is_the_cache() -> None:
+    memory = feed(quiet(DeviceMemory()), [3 * R, 2 * R], slow=0.0, dt_s=0.5)
+    assert memory.cache_bytes is None
+    memory = feed(memory, [R] * 2, dt_s=0.5)
+    assert memory.drain_rate is None and memory.cache_bytes is None
+    memory = feed(memory, [R], dt_s=0.5)
+    assert memory.drain_rate == R
+    assert memory.cache_bytes == memory.fill_bytes == pytest.approx(0.5 * (2 * R + R))
+
+
+def test_what_drained_before_is_not_taken_off() -> None:
+    memory = feed(quiet(DeviceMemory()), [R / 2] * 8 + [3 * R], slow=0.0)
+    memory = feed(memory, [R] * 3)
+    assert memory.cache_bytes == pytest.approx(2 * R)
+
+
+def test_a_cache_that_took_nothing_has_no_size() -> None:
+    memory = feed(quiet(DeviceMemory()), [R / 2] * 4, slow=0.0)
+    assert feed(memory, [R] * 3).cache_bytes is None
+
+
+def test_the_size_is_seen_again_only_after_the_cache_had_time_to_empty() -> None:
+    found = replace(FULL, cache_bytes=7.0 * MB, flooded_before=True, filling=None)
+    soon = quiet(replace(found, quiet_s=0.9 * QUIET_LASTS_S))
+    assert feed(feed(soon, [3 * R], slow=0.0), [R] * 3).cache_bytes == 7.0 * MB
+    later = quiet(replace(found, quiet_s=QUIET_LASTS_S))
+    assert feed(feed(later, [3 * R], slow=0.0), [R] * 3).cache_bytes == pytest.approx(2 * R)
+
+
+def test_the_size_is_counted_once_in_a_flood() -> None:
+    memory = feed(feed(quiet(DeviceMemory()), [3 * R], slow=0.0), [R] * 3)
+    memory = feed(memory, [9 * R] * 2, slow=0.0)
+    assert feed(memory, [R] * 3).cache_bytes == pytest.approx(2 * R)
+
+
+def test_of_a_long_filling_the_last_ticks_are_kept() -> None:
+    memory = feed(quiet(DeviceMemory()), [9 * R] * 10 + [R] * FILLING_TICKS, slow=0.0, dt_s=0.01)
+    assert memory.filling is not None and len(memory.filling) == FILLING_TICKS
+    assert {rate for _, rate in memory.filling} == {R}
+
+
+def test_the_fill_follows_what_goes_in_and_what_drains() -> None:
+    half = replace(KNOWN, fill_bytes=R)
+    assert feed(half, [1.5 * R], slow=0.0, dt_s=0.5).fill_bytes == pytest.approx(1.25 * R)
+    assert quiet(half, 0.5).fill_bytes == pytest.approx(0.5 * R)
+    assert quiet(half, 5.0).fill_bytes == 0.0
+    assert feed(replace(half, drain_rate=None), [R], slow=0.0).fill_bytes == R
+
+
+def test_a_cache_seen_full_is_as_full_as_it_gets() -> None:
+    memory = replace(FULL, cache_bytes=500.0 * MB, fill_bytes=1.0 * MB)
+    assert feed(memory, [R]).fill_bytes == 500.0 * MB
+
+
+# ---- R from a rate that lasts ----------------------------------------------
+
+
+def test_a_rate_that_no_cache_can_take_so_long_raises_the_drain_rate() -> None:
+    ticks = int(FAST_LASTS_S)
+    # The first tick finds the cache empty, and the second one begins to count.
+    memory = replace(KNOWN, fill_bytes=1.0, drain_window=((1.0, R),))
+    early = feed(memory, [2 * R] * (ticks - 1), slow=0.0, limit=9 * LIMIT)
+    assert early.drain_rate == R
+    raised = feed(early, [2 * R], slow=0.0, limit=9 * LIMIT)
+    assert raised.drain_rate == pytest.approx(2 * R) and raised.fill_bytes == 0.0
+    assert raised.drain_limit_bytes == 9 * LIMIT and raised.fast == (0.0, 0.0)
+    assert raised.drain_window == ()
+
+
+def test_where_no_drain_rate_is_known_it_is_the_mean_of_that_time() -> None:
+    ticks = int(FAST_LASTS_S)
+    rates = [R, 3 * R] * (ticks // 2)
+    assert feed(DeviceMemory(), rates, slow=0.0).drain_rate == pytest.approx(2 * R)
+    halves = feed(DeviceMemory(), rates * 2, slow=0.0, dt_s=0.5)
+    assert halves.drain_rate == pytest.approx(2 * R)
+
+
+def test_a_known_cache_has_to_have_overflowed() -> None:
+    cache = 2 * FULL_OVER_S * R
+    memory = replace(KNOWN, cache_bytes=cache, fill_bytes=1.0)
+    short = int(0.9 * FAST_LASTS * cache / R)
+    assert feed(memory, [2 * R] * short, slow=0.0).drain_rate == R
+    long = int(1.2 * FAST_LASTS * cache / R) + 1
+    assert feed(memory, [2 * R] * long, slow=0.0).drain_rate == pytest.approx(2 * R)
+
+
+def test_a_small_cache_is_watched_for_some_seconds_as_well() -> None:
+    memory = replace(KNOWN, cache_bytes=1.0 * MB, fill_bytes=1.0)
+    ticks = int(FULL_OVER_S)
+    assert feed(memory, [2 * R] * (ticks - 1), slow=0.0).drain_rate == R
+    assert feed(memory, [2 * R] * ticks, slow=0.0).drain_rate == pytest.approx(2 * R)
+
+
+def test_a_rate_at_cache_speed_never_lowers_the_drain_rate() -> None:
+    ticks = 5 * int(FAST_LASTS_S)
+    assert feed(replace(KNOWN, fill_bytes=1e18), [R / 2] * ticks, slow=0.0).drain_rate == R
+
+
+def test_time_with_an_empty_cache_does_not_count() -> None:
+    # At the drain rate for long, and then one tick above it.
+    before = replace(KNOWN, fast=(9 * R, 9.0))
+    memory = feed(before, [R] * (3 * int(FAST_LASTS_S) - 1), slow=0.0)
+    assert memory.fast == (0.0, 0.0)
+    assert feed(memory, [2 * R], slow=0.0).drain_rate == R
+
+
+def test_a_pause_or_a_full_cache_ends_the_count() -> None:
+    memory = feed(replace(KNOWN, fill_bytes=1.0), [2 * R] * 3, slow=0.0)
+    assert memory.fast[1] == 3.0
+    assert quiet(memory).fast == (0.0, 0.0)
+    assert feed(memory, [R]).fast == (0.0, 0.0)
+    assert feed(replace(memory, was_full=True), [R]).fast == (0.0, 0.0)
+
+
+def test_a_pause_ends_what_is_known_to_be_full() -> None:
+    assert not quiet(FULL).was_full
+
+
+# ---- tau -------------------------------------------------------------------
+
+FREE = DeviceMemory(tau_s=TAU)  # no drain rate: any rate may be the limit's
+
+
+def test_the_first_rate_that_the_limit_held_gives_tau() -> None:
+    memory = feed(DeviceMemory(), [R], limit=int(R * 12e-3), slow=0.0)
+    assert memory.tau_s == pytest.approx(12e-3)
+
+
+def test_tau_is_not_learned_where_nobody_is_held_back_or_the_cache_is_full() -> None:
+    assert feed(FREE, [R], limit=int(R * 5e-3), slow=0.0, held=False).tau_s == TAU
+    assert feed(replace(FREE, was_full=True), [R], limit=int(R * 5e-3)).tau_s == TAU
+    assert feed(DeviceMemory(), [0.0], slow=0.0).tau_s is None
+
+
+@pytest.mark.parametrize("dt_s", [0.5, 1.0])
+def test_tau_goes_down_fast_and_up_slowly(dt_s: float) -> None:
+    shorter, longer = int(R * TAU / 2), int(R * TAU * 2)
+    assert feed(FREE, [R], limit=shorter, slow=0.0, dt_s=dt_s).tau_s == pytest.approx(
+        TAU - TAU_DOWN * dt_s * TAU / 2
+    )
+    assert feed(FREE, [R], limit=longer, slow=0.0, dt_s=dt_s).tau_s == pytest.approx(
+        TAU + TAU_UP * dt_s * TAU
+    )
+
+
+def test_one_long_tick_does_not_take_tau_past_what_was_seen() -> None:
+    assert feed(FREE, [R], limit=int(R * 5e-3), slow=0.0, dt_s=60.0).tau_s == pytest.approx(5e-3)
+    assert feed(FREE, [R], limit=int(R * 20e-3), slow=0.0, dt_s=60.0).tau_s == pytest.approx(20e-3)
+
+
+def test_near_the_drain_rate_tau_does_not_grow_but_may_shrink() -> None:
+    near = 1.01 * LOWER * R
+    assert feed(KNOWN, [near], limit=2 * LIMIT, slow=0.0).tau_s == TAU
+    assert (feed(KNOWN, [near], limit=LIMIT // 2, slow=0.0).tau_s or 0) < TAU
+    assert (feed(KNOWN, [0.99 * LOWER * R], limit=2 * LIMIT, slow=0.0).tau_s or 0) > TAU
+
+
+def test_tau_is_never_longer_than_any_that_was_seen() -> None:
+    huge = int(R * 50 * TAU_MOST_S)
+    assert feed(DeviceMemory(), [R], limit=huge, slow=0.0).tau_s == TAU_MOST_S
+    long = 1.01 / TAU_UP
+    assert feed(FREE, [R], limit=huge, slow=0.0, dt_s=long).tau_s == pytest.approx(TAU_MOST_S)
+
+
+# ---- several devices -------------------------------------------------------
+
+OTHER = replace(DISK, name="sdb", devno="8:16", bdi="8:16", leaves=("sdb",), leaf_devnos=("8:16",))
+GLOBAL = 64 * MB
+
+
+def tick(
+    memory: Memory, rates: Dict[str, float], time_s: float = 1000.0, dt_s: float = 1.0,
+    limit: int = GLOBAL,
+) -> Tuple[Dict[str, Estimate], Memory]:  # fmt: skip
+    """A tick of disks that write at `rates`, each one with a writer that sleeps for the limit."""
+    disks = {DISK.name: DISK, OTHER.name: OTHER}
+    quick = latencies(1e-4, 2 * ENOUGH)
+    sample = Sample(
+        time_s=time_s, wall_s=time_s, dt_s=dt_s, host=HOST,
+        vm=VmState(VmLimits(limit, 0, 1, 0), 0, 0, limit, THRESHOLD),
+        devices=tuple(
+            DeviceSample(
+                disks[name], write_bytes=int(rate * dt_s), busy_share=1.0, sync=SyncSample(),
+                classes={IoClass.BACKGROUND_WRITE: ClassSample(quick.total, int(rate), quick)},
+            )
+            for name, rate in rates.items()
+        ),
+        tasks=tuple(
+            TaskSample(1, "dd", 1, name, throttled_s=dt_s) for name, rate in rates.items() if rate
+        ),
+    )  # fmt: skip
+    return estimate(POLICY, memory, sample)
+
+
+def ticks(
+    memory: Memory, count: int, rates: Dict[str, float]
+) -> Tuple[Dict[str, Estimate], Memory]:
+    estimates: Dict[str, Estimate] = {}
+    for number in range(count):
+        estimates, memory = tick(memory, rates, 1000.0 + number)
+    return estimates, memory
+
+
+def test_a_device_alone_has_the_whole_limit() -> None:
+    estimates, memory = ticks(Memory(), 3, {"sda": R, "sdb": 0.0})
+    assert estimates["sda"].limit_share == 1.0
+    assert memory.devices["sda"].tau_s == pytest.approx(min(TAU_MOST_S, GLOBAL / R))
+
+
+def test_devices_share_the_limit_by_their_speed() -> None:
+    estimates, memory = ticks(Memory(), 3, {"sda": R, "sdb": R / 3})
+    assert estimates["sda"].limit_share == pytest.approx(0.75)
+    assert estimates["sdb"].limit_share == pytest.approx(0.25)
+    # Each sees its part as the limit that holds it.
+    _, memory = ticks(Memory(), 1, {"sda": 16 * R, "sdb": 16 * R / 3})
+    assert memory.devices["sda"].tau_s == pytest.approx(0.75 * GLOBAL / (16 * R))
+
+
+def test_a_device_that_only_began_or_does_not_write_is_not_given_too_small_a_share() -> None:
+    estimates, _ = ticks(Memory(), 3, {"sda": R, "sdb": R / 100})
+    assert estimates["sdb"].limit_share == SHARE_LEAST
+    estimates, _ = ticks(Memory(), 3, {"sda": R, "sdb": 0.0})
+    assert estimates["sdb"].limit_share == 1.0  # of no matter: it is not flooded
+
+
+def test_shares_follow_in_the_time_that_the_kernel_needs() -> None:
+    _, memory = ticks(Memory(), 60, {"sda": R, "sdb": 0.0})
+    assert memory.devices["sda"].smooth_rate == pytest.approx(R, rel=0.01)
+    assert memory.devices["sdb"].smooth_rate == 0.0
+    _, memory = tick(memory, {"sda": R, "sdb": R}, dt_s=SHARE_HALF_S)
+    assert memory.devices["sdb"].smooth_rate == pytest.approx(R / 2)
+    halves = [tick(memory, {"sda": R, "sdb": R}, dt_s=dt)[1] for dt in (1.0, 2.0)]
+    assert halves[0].devices["sdb"].smooth_rate < halves[1].devices["sdb"].smooth_rate
+
+
+def test_a_capped_device_has_its_cap_to_itself() -> None:
+    rates = {"sda": 16 * R, "sdb": 16 * R}
+    cap = int(16 * R * 5e-3)
+    caps = {"sda": Cap(cap, in_force=True)}
+    estimates, memory = tick(Memory(caps=caps), rates)
+    assert estimates["sda"].limit_share == 1.0
+    assert memory.devices["sda"].tau_s == pytest.approx(5e-3)
+    estimates, memory = tick(Memory(caps={"sda": Cap(cap)}), rates)
+    assert estimates["sda"].limit_share == pytest.approx(0.5)
+
+
+def test_volumes_on_one_disk_share_as_one() -> None:
+    volume = replace(DISK, name="dm-0", devno="253:0", bdi="253:0")
+    host = Memory(devices={
+        "sda": DeviceMemory(identity=("8:0", None)), "dm-0": DeviceMemory(identity=("253:0", None))
+    })
+    vm_ = VmState(VmLimits(GLOBAL, 0, 1, 0), THRESHOLD, 0, GLOBAL, THRESHOLD)
+    sample = Sample(
+        time_s=1.0, wall_s=1.0, dt_s=1.0, host=HOST, vm=vm_,
+        devices=(
+            DeviceSample(DISK, write_bytes=int(R), busy_share=1.0),
+            DeviceSample(volume, write_bytes=int(R), busy_share=1.0),
+            DeviceSample(OTHER, write_bytes=int(R), busy_share=1.0),
+        ),
+    )  # fmt: skip
+    estimates, _ = estimate(POLICY, host, sample)
+    assert [estimates[name].limit_share for name in ("sda", "dm-0", "sdb")] == [0.5, 0.5, 0.5]
+
+
+def test_a_slow_device_is_judged_by_a_multiple_of_its_own_unloaded_latency() -> None:
+    assert objective_s(20e-3, 10.0, None) == 20e-3
+    assert objective_s(20e-3, 10.0, 1e-3) == 20e-3
+    assert objective_s(20e-3, 10.0, 4e-3) == pytest.approx(40e-3)
+
+
+# ---- floods that come in waves ---------------------------------------------
+
+
+def waves(lengths: List[float], gap_s: float = 5.0, dt_s: float = 1.0) -> List[bool]:
+    """Whether each tick of the last flood of `lengths` was taken for one of several waves."""
+    memory, now = Memory(), 1000.0
+    seen: List[bool] = []
+    for length in lengths:
+        seen = []
+        for _ in range(round(length / dt_s)):
+            now += dt_s
+            estimates, memory = tick(memory, {"sda": R}, now, dt_s)
+            seen.append(estimates["sda"].in_waves)
+        for _ in range(round(gap_s / dt_s)):
+            now += dt_s
+            _, memory = tick(memory, {"sda": 0.0}, now, dt_s)
+    return seen
+
+
+def test_the_first_flood_is_no_wave() -> None:
+    assert waves([9.0]) == [False] * 9
+
+
+def test_after_a_short_flood_the_next_is_a_wave_for_as_long() -> None:
+    seen = waves([10.0, 40.0])
+    assert seen[:10] == [True] * 10
+    assert seen.index(False) == pytest.approx(WAVE_LONGER * 10.0 + 1.0, abs=2.0)
+    assert not any(seen[int(WAVE_LONGER * 10.0) + 3:])
+
+
+def test_after_a_long_flood_the_next_is_no_wave() -> None:
+    assert any(waves([WAVE_S - 2, 9.0]))
+    assert not any(waves([WAVE_S + 3, 9.0]))
+
+
+def test_a_pause_between_two_files_is_none() -> None:
+    short, dt_s = 0.5 * WAVE_GAP_S, WAVE_GAP_S / 4
+    assert not any(waves([10.0, 10.0], gap_s=short, dt_s=dt_s))
+    assert any(waves([10.0, 10.0], gap_s=2 * WAVE_GAP_S, dt_s=dt_s))
