@@ -140,6 +140,8 @@ def regulate(
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         if estimate.full:
             return _drain(bounds, estimate, hold, now_s, "the drain rate is known now")
+        # Only a rate that lasted: the media may take more.
+        hold = replace(hold, probe_again_s=EARNED_S)
         return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
     if hold.phase is Phase.FILL:
         full = estimate.full or estimate.fill_bytes >= FILL_TO * (estimate.cache_bytes or 0.0)
@@ -199,11 +201,15 @@ def _seek(
     if lasted < SEEK_S:
         return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
     rate = carried / lasted
+    if rate < hold.seek_rate / SEEK_GAIN:
+        # Less under a larger limit: the cache was filling, now the media set the rate.
+        why = f"the write cache is full: the media take {human.size(rate)}/s"
+        return limit, replace(hold, proved_rate=rate), State.GUARD, why
     if rate < SEEK_GAIN * hold.seek_rate:
         # A longer queue for nothing.  The kernel's own estimate of the disk may still
         # be on its way up, so look again later.
         why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: back"
-        limit = clamp(limit / SEEK_STEP, bounds)
+        limit = clamp(max(limit / SEEK_STEP, bounds.start), bounds)
         hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0, sought=True)
         return limit, hold, State.GUARD, why
     if hold.sought and now_s - hold.changed_s < EARNED_S:
