@@ -48,7 +48,7 @@ def holding(at: float = R, **more: object) -> Hold:
     """Settled at the knee, long enough at the rate `at` to judge it; nothing is due."""
     usual = Hold(
         phase=Phase.HOLD, limit_bytes=KNEE, changed_s=NOW - SETTLED_S, for_rate=R,
-        carried=(at * JUDGE_S, JUDGE_S), probe_again_s=PROBE_S,
+        carried=(at * JUDGE_S, JUDGE_S), waited=(JUDGE_S, 300.0), probe_again_s=PROBE_S,
     )  # fmt: skip
     return replace(usual, **more)  # type: ignore[arg-type]
 

@@ -170,7 +170,7 @@ def test_a_limit_on_its_way_while_draining_does_not_end_the_drain() -> None:
 
 
 def test_the_first_moments_under_a_new_limit_do_not_count() -> None:
-    new = holding(carried=(0.0, 0.0), changed_s=NOW - FOLLOW_S)
+    new = holding(carried=(0.0, 0.0), waited=(0.0, 0.0), changed_s=NOW - FOLLOW_S)
     assert step(seen(), new).hold.carried == (0.0, 0.0)
     assert step(seen(), new, NOW + 0.5, dt_s=0.5).hold.carried == (R / 2, 0.5)
     some = seen(fsyncs=40, fsync_total_s=0.1)
