@@ -11,9 +11,9 @@ import pytest
 from plant import DISK, HOST
 from samples import estimate
 from writebackd.control.beside import ARRIVED, OTHERS_LAST_S, Beside, beside
-from writebackd.control.decide import HURRY, decide
+from writebackd.control.decide import decide
 from writebackd.control.law import Want
-from writebackd.control.ramp import DEADBAND, FOLLOW, HEADROOM
+from writebackd.control.ramp import DEADBAND
 from writebackd.model import (
     Action,
     Cap,
@@ -402,27 +402,6 @@ def test_there_is_no_hurry_once_the_hands_are_off() -> None:
     assert decision.limit_bytes is None and not (decision.hurry and not after.hurry)
 
 
-def test_the_ramp_takes_the_first_hurried_tick_for_a_short_one() -> None:
-    # The tick that begins now is shorter than the one whose drain was seen.
-    dirty = 200 * MB
-    high = replace(
-        sample(limit=LOOSE), vm=VmState(VmLimits(LOOSE, 0, 1, 0), dirty, 0, LOOSE, LOOSE // 2),
-        devices=(DeviceSample(ARRAY, write_bytes=100 * MB), DeviceSample(VOLUME)),
-    )  # fmt: skip
-    limits = {}
-    for hurried in (False, True):
-        decision, _ = decided(memory(hurry=hurried), high, database(), policy())
-        limits[hurried] = decision.limit_bytes
-    assert limits[True] == int(HEADROOM * dirty - FOLLOW * 100 * MB)
-    assert limits[False] == int(HEADROOM * dirty - FOLLOW * 100 * MB * HURRY)
-    # Without a hurry the next tick is as long as the last one.
-    decision, _ = decided(memory(), high, database(flooded=False), policy())
-    assert decision.limit_bytes == limits[True]
-    # Twice the rate in half of the time is as much.
-    decision, _ = decided(memory(hurry=True), replace(high, dt_s=0.5), database(), policy())
-    assert decision.limit_bytes == limits[True]
-
-
 def test_a_goal_that_moved_by_less_than_the_deadband_moves_nothing() -> None:
     was = int(TIGHT * (1 + 0.9 * DEADBAND))
     kept = memory(goal_bytes=was, limit_bytes=was, background_bytes=was // 2)
@@ -444,13 +423,3 @@ def test_after_a_step_up_the_next_one_waits_for_the_cooldown() -> None:
     later = sample(limit=2 * low, now_s=NOW + CAPS.limits.cooldown_s)
     decision, kept = decided(kept, later, database(), policy())
     assert decision.limit_bytes == 2 * low * CAPS.limits.step_up
-
-
-def test_the_ramp_follows_what_drains_and_not_what_a_cache_takes_in() -> None:
-    dirty = 300 * MB
-    high = replace(
-        sample(limit=LOOSE), vm=VmState(VmLimits(LOOSE, 0, 1, 0), dirty, 0, LOOSE, LOOSE // 2),
-        devices=(DeviceSample(ARRAY, write_bytes=1000 * MB), DeviceSample(VOLUME)), dt_s=0.5,
-    )  # fmt: skip
-    decision, _ = decided(memory(hurry=True), high, database(drain_rate=RATE), policy())
-    assert decision.limit_bytes == int(HEADROOM * dirty - FOLLOW * RATE * 0.5)

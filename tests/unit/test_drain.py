@@ -16,6 +16,7 @@ from writebackd.estimate.drain import (
     FAST_LASTS_S,
     FILLING_TICKS,
     FLOOD_RATE,
+    FOLLOWED_S,
     FULL_LEAST_S,
     FULL_OVER_S,
     HELD_BACK_SHARE,
@@ -374,7 +375,7 @@ def test_it_does_where_the_media_or_the_writers_are_what_is_slow() -> None:
 
 
 def test_a_little_less_is_the_same_rate_under_any_limit() -> None:
-    assert feed(FULL, [1.01 * LOWER * R], limit=TIGHT).drain_rate == pytest.approx(1.01 * LOWER * R)
+    assert LOWER * R <= (feed(FULL, [1.01 * LOWER * R], limit=TIGHT).drain_rate or 0) <= R
     assert feed(FULL, [0.99 * LOWER * R], limit=TIGHT).drain_rate == R
 
 
@@ -385,7 +386,6 @@ def test_a_little_less_is_the_same_rate_under_any_limit() -> None:
         pytest.param([1.0, 0.8], id="after-one-tick"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="a tick under the new limit that is still near R counts")
 def test_a_rate_that_follows_a_tighter_limit_late_does_not_either(falling: List[float]) -> None:
     # The kernel's writeback loop takes some rounds to follow.
     memory = feed(FULL, [R * part for part in falling + falling[-1:] * 9], limit=TIGHT)
@@ -393,7 +393,11 @@ def test_a_rate_that_follows_a_tighter_limit_late_does_not_either(falling: List[
 
 
 def test_a_higher_rate_brings_its_limit_along() -> None:
-    assert feed(FULL, [1.1 * R], limit=TIGHT).drain_limit_bytes == TIGHT
+    dt_s = 0.45 * FOLLOWED_S
+    assert feed(FULL, [1.1 * R] * 3, limit=TIGHT, dt_s=dt_s).drain_limit_bytes == TIGHT
+    # A tighter one only when it lasted, since the writeback loop follows late.
+    assert feed(FULL, [1.1 * R] * 2, limit=TIGHT, dt_s=dt_s).drain_limit_bytes == LIMIT
+    assert feed(FULL, [0.99 * R] * 9, limit=TIGHT).drain_limit_bytes == LIMIT
     assert feed(FULL, [0.9 * R], limit=2 * LIMIT).drain_limit_bytes == 2 * LIMIT
 
 
@@ -407,9 +411,10 @@ def quiet(memory: DeviceMemory, dt_s: float = 1.0) -> DeviceMemory:
 def test_what_went_in_until_it_was_full_less_what_drained_is_the_cache() -> None:
     memory = feed(quiet(DeviceMemory()), [3 * R, 2 * R], slow=0.0, dt_s=0.5)
     assert memory.cache_bytes is None
-    memory = feed(memory, [R] * 2, dt_s=0.5)
+    dt_s = 0.9 * FULL_LEAST_S
+    memory = feed(memory, [R] * 2, dt_s=dt_s)  # the first is left out
     assert memory.drain_rate is None and memory.cache_bytes is None
-    memory = feed(memory, [R], dt_s=0.5)
+    memory = feed(memory, [R], dt_s=dt_s)
     assert memory.drain_rate == R
     assert memory.cache_bytes == memory.fill_bytes == pytest.approx(0.5 * (2 * R + R))
 
@@ -524,7 +529,7 @@ def test_a_pause_ends_what_is_known_to_be_full() -> None:
 
 # ---- tau -------------------------------------------------------------------
 
-FREE = DeviceMemory(tau_s=TAU)  # no drain rate: any rate may be the limit's
+FREE = replace(KNOWN, drain_rate=4 * R)  # far more than any rate here: those are the limit's
 
 
 def test_the_first_rate_that_the_limit_held_gives_tau() -> None:
@@ -552,6 +557,13 @@ def test_tau_goes_down_fast_and_up_slowly(dt_s: float) -> None:
 def test_one_long_tick_does_not_take_tau_past_what_was_seen() -> None:
     assert feed(FREE, [R], limit=int(R * 5e-3), slow=0.0, dt_s=60.0).tau_s == pytest.approx(5e-3)
     assert feed(FREE, [R], limit=int(R * 20e-3), slow=0.0, dt_s=60.0).tau_s == pytest.approx(20e-3)
+
+
+def test_before_the_drain_rate_is_known_tau_does_not_grow_but_may_shrink() -> None:
+    # It may be the media that hold the rate, and then limit / rate is any length.
+    new = DeviceMemory(tau_s=TAU)
+    assert feed(new, [R], limit=2 * LIMIT, slow=0.0).tau_s == TAU
+    assert (feed(new, [R], limit=LIMIT // 2, slow=0.0).tau_s or 0) < TAU
 
 
 def test_near_the_drain_rate_tau_does_not_grow_but_may_shrink() -> None:

@@ -14,8 +14,10 @@ from tests.sim import plant as sim
 from writebackd.control.decide import decide
 from writebackd.control.law import kernel_floor_bytes
 from writebackd.control.ramp import (
+    AT_ONCE_BYTES,
     BACKGROUND_LEAST,
     BACKGROUND_MOST,
+    HEADROOM,
     near,
     next_background,
     next_limit,
@@ -395,7 +397,8 @@ def test_a_disk_of_another_identity_starts_anew() -> None:
 NEW, STEP, COOL = 1000.0, 2.0, 3.0
 RAMP = [
     # goal, in force, dirty, since last raise -> next
-    ("down to what is dirty and a little", 2 * MB, 1000 * MB, 500 * MB, 99, int(1.005 * 500 * MB)),
+    ("down to what is dirty and a little", 2 * MB, 1000 * MB, 500 * MB, 99,
+     int(HEADROOM * 500 * MB)),
     ("down to the goal when little is dirty", 2 * MB, 1000 * MB, 1 * MB, 99, 2 * MB),
     ("never up on the way down", 2 * MB, 400 * MB, 500 * MB, 99, 400 * MB),
     ("up by one step", 1000 * MB, 100 * MB, 50 * MB, 99, 200 * MB),
@@ -414,8 +417,19 @@ def test_ramp(goal: int, now: int, dirty: int, since: float, expected: int) -> N
 def test_on_its_way_down_the_limit_stays_above_what_is_under_writeback_too() -> None:
     vm = VmState(VmLimits(0, 20, 0, 10), 200 * MB, 300 * MB, 1000 * MB, 500 * MB)
     limit = next_limit(2 * MB, vm, NEW, NEW - 99, STEP, COOL)
-    assert limit == next_limit(2 * MB, replace(vm, dirty_bytes=500 * MB, writeback_bytes=0),
-                               DRAINED, NEW, NEW - 99, STEP, COOL) > 400 * MB
+    assert limit == int(HEADROOM * 500 * MB)
+
+
+@pytest.mark.parametrize("left,at_once", [(AT_ONCE_BYTES - MB, True), (AT_ONCE_BYTES + MB, False)])
+def test_the_last_bit_that_is_dirty_is_no_reason_for_a_step_of_its_own(
+    left: int, at_once: bool
+) -> None:
+    goal = 20 * MB
+    dirty = int((goal + left) / HEADROOM)
+    vm = VmState(VmLimits(1000 * MB, 0, 1, 0), dirty, 0, 1000 * MB, 500 * MB)
+    limit = next_limit(goal, vm, NEW, NEW - 99, STEP, COOL)
+    assert (limit == goal) is at_once
+    assert at_once or limit == int(HEADROOM * dirty)
 
 
 @given(
@@ -427,7 +441,8 @@ def test_ramp_never_overshoots_nor_blocks(goal: int, now: int, dirty: int, since
     limit = next_limit(goal, vm, NEW, NEW - since, STEP, COOL)
     assert min(goal, now) <= limit <= max(goal, now)
     if limit < now:
-        assert limit >= min(dirty, now)  # lowering blocks nobody
+        # Lowering blocks nobody for longer than the last bit takes to drain.
+        assert limit >= min(dirty - AT_ONCE_BYTES, now)
     if limit > now:
         assert limit <= STEP * now and since >= COOL
 

@@ -395,8 +395,9 @@ def test_a_second_try_has_to_beat_the_limit_alone_under_the_limit_that_is_wanted
         if host.tick().settings and not paced:
             started.append(limit)
     assert len(started) > 1 and started[1] <= 2 << 20
-    # Waits of 17 ms there: a bit less is not enough, far less is.
-    slightly, far = plant(entangled_s=0.0135), plant(entangled_s=0.004)
+    # Waits of 17 ms there, 24 ms while a larger limit is tried: a bit less than that is not
+    # enough, far less is.
+    slightly, far = plant(entangled_s=0.016), plant(entangled_s=0.004)
     objective = replace(host.policy.objective, fsync_p99_s=1e-3, baseline_multiple=1.5)
     for other, holds in ((slightly, False), (far, True)):
         other.policy = replace(other.policy, objective=objective)

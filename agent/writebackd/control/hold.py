@@ -187,7 +187,7 @@ def _observe(
 def _seek(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
 ) -> Tuple[int, Hold, State, str]:
-    limit = hold.limit_bytes or bounds.start
+    limit = _resting(bounds, estimate, hold)
     if estimate.full:
         why = "the write cache is full: measuring the drain rate"
         tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s

@@ -66,6 +66,8 @@ SHARE_OVER_S = 1.0
 FULL_OVER_S = 4.0
 # Before there is any R: one tick may still have been part of the filling.
 FULL_LEAST_S = 0.4
+# Before a rate counts as that of the limit in force.
+FOLLOWED_S = 1.5
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
 LOWER = 0.93
 # A limit that lets through so many times what came was not what held it; tau
@@ -312,11 +314,13 @@ def _full_sample(
     tight = limit_bytes < LOWER * memory.drain_limit_bytes and limits_rate(
         limit_bytes, rate, memory
     )
-    if known is not None and rate < LOWER * known and tight and writes.held_back:
+    if known is not None and rate < known and tight and writes.held_back:
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
         return memory, "less than before, under a tighter limit: not counted"
-    raised = known is None or rate >= known or not tight
+    # The flusher follows a new limit late: only what lasts was this limit's.
+    lasts = sum(dt for dt, _ in window) >= FOLLOWED_S
+    raised = known is None or not tight or (rate >= known and lasts)
     memory = replace(
         memory, drain_rate=rate,
         drain_limit_bytes=limit_bytes if raised else memory.drain_limit_bytes,

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The search for a limit by trying: each rule of control/climb.py by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, List, Optional
+
+import pytest
+
+from hold_cases import BOUNDS, KEEP, KNEE, LATE_S, NOW, R, Step, holding, late, run
+from writebackd.control.climb import (
+    DEAR,
+    EARNS,
+    FREE_TRIES,
+    FRUITLESS,
+    MUCH,
+    NOT_OURS,
+    PATIENCE_MOST_S,
+    PATIENCE_S,
+    STEP,
+    climb,
+)
+from writebackd.control.hold import FOLLOW_S, PROBE_MOST_S, REMEMBERED_S
+from writebackd.control.steps import JUDGE_S, Bounds
+from writebackd.model import Climb, Estimate, Hold, State
+
+MEAN_S = 10e-3
+SYNCS = 300.0
+SMALLER, LARGER = int(KNEE / STEP), int(KNEE * STEP)
+
+
+def judged(
+    now: Climb, mean_s: float = MEAN_S, rate: float = R, limit: int = KNEE, **more: object
+) -> Hold:
+    """What a limit has brought; long enough to judge it, and any patience is over."""
+    usual = holding(
+        rate, limit_bytes=limit, waited=(SYNCS * mean_s, SYNCS), climb=now,
+        changed_s=NOW - 1.01 * PATIENCE_MOST_S,
+    )  # fmt: skip
+    return replace(usual, **more)  # type: ignore[arg-type]
+
+
+def tick(
+    hold: Hold, seen: Optional[Estimate] = None, bounds: Bounds = BOUNDS, is_late: bool = True
+) -> Step:
+    limit = hold.limit_bytes
+    assert limit is not None
+    return Step(*climb(bounds, seen or late(), hold, NOW, limit, is_late))
+
+
+def smaller(mean_s: float = MEAN_S, rate: float = R, **more: object) -> Climb:
+    """A smaller limit is being tried; under the one before it was like that."""
+    return replace(Climb(KNEE, rate, mean_s), **more)  # type: ignore[arg-type]
+
+
+def larger(mean_s: float = MEAN_S, rate: float = R, **more: object) -> Climb:
+    return replace(smaller(mean_s, rate, up=True), **more)  # type: ignore[arg-type]
+
+
+def earned(now: Climb, mean_s: float, rate: float = R, seen: Optional[Estimate] = None) -> bool:
+    limit = LARGER if now.up else SMALLER
+    taken = tick(judged(now, mean_s, rate, limit), seen)
+    back = taken.limit == KNEE
+    assert back or taken.hold.climb.from_bytes == limit  # the next step follows at once
+    return not back
+
+
+# ---- a step ----------------------------------------------------------------
+
+
+def test_the_first_step_is_a_smaller_limit_and_what_was_there_is_kept() -> None:
+    taken = tick(judged(Climb()))
+    assert taken.limit == taken.hold.limit_bytes == SMALLER
+    now = taken.hold.climb
+    assert (now.from_bytes, now.up, now.tries) == (KNEE, False, 1)
+    assert now.rate == pytest.approx(R) and now.mean_s == pytest.approx(MEAN_S)
+    assert taken.state is State.SQUEEZE and taken.hold.changed_s == NOW
+    assert taken.hold.carried == taken.hold.waited == (0.0, 0.0)
+
+
+def test_a_step_up_is_called_a_probe() -> None:
+    taken = tick(judged(Climb(up=True)))
+    assert taken.limit == taken.hold.limit_bytes == LARGER
+    assert taken.state is State.PROBE and taken.hold.climb.up
+
+
+@pytest.mark.parametrize(
+    "now,state",
+    [(Climb(), State.SQUEEZE), (Climb(up=True), State.SQUEEZE), (smaller(), State.SQUEEZE),
+     (larger(), State.PROBE)],
+)  # fmt: skip
+def test_nothing_is_judged_before_its_time(now: Climb, state: State) -> None:
+    hold = judged(now, 1e3 * MEAN_S, carried=(R * 0.9 * JUDGE_S, 0.9 * JUDGE_S))
+    taken = tick(hold)
+    assert taken.hold == hold and taken.limit == KNEE and taken.state is state
+
+
+@pytest.mark.parametrize("now", [smaller(), larger()])
+def test_a_step_has_to_earn_its_keep(now: Climb) -> None:
+    assert earned(now, 0.99 * MEAN_S / EARNS)
+    assert not earned(now, 1.01 * MEAN_S / EARNS)
+
+
+def test_throughput_is_dear_below_what_is_to_be_kept_and_nothing_above() -> None:
+    # Above it, R is all the same.
+    assert earned(smaller(), 0.99 * MEAN_S / EARNS, rate=1.01 * KEEP * R)
+    part = 0.9
+    worth = part**DEAR
+    assert earned(smaller(), 0.99 * worth * MEAN_S / EARNS, rate=part * KEEP * R)
+    assert not earned(smaller(), 1.01 * worth * MEAN_S / EARNS, rate=part * KEEP * R)
+    # A larger limit may earn by throughput alone, though syncs wait longer.
+    before = larger(rate=part * KEEP * R)
+    assert earned(before, 0.99 * MEAN_S / worth / EARNS)
+    assert not earned(before, 1.01 * MEAN_S / worth / EARNS)
+
+
+def test_both_limits_are_measured_by_the_same_drain_rate() -> None:
+    # R was only as good as the limits that were tried: a larger one brings twice as much.
+    assert earned(larger(), 3 * MEAN_S, rate=2 * R)
+    assert not earned(larger(), 3 * MEAN_S, rate=R)
+    # And what it was before counts when a smaller one is tried.
+    assert not earned(smaller(rate=2 * R), MEAN_S / 3, rate=R)
+    # Where R is not known the better of the two stands in.
+    blind = late(drain_rate=None)
+    assert earned(smaller(), 0.99 * MEAN_S / EARNS, seen=blind)
+    assert not earned(smaller(rate=2 * R), MEAN_S / 3, seen=blind)
+
+
+def test_a_sync_that_has_not_come_back_has_waited_as_well() -> None:
+    assert earned(smaller(), MEAN_S / 2)
+    stuck = late(oldest_fsync_s=SYNCS * MEAN_S)
+    assert not earned(smaller(), MEAN_S / 2, seen=stuck)
+    # Without any that did, it is all there is.
+    hold = judged(smaller(), limit=SMALLER, waited=(0.0, 0.0))
+    assert tick(hold, late(oldest_fsync_s=0.5 * MEAN_S)).limit != KNEE
+    assert tick(hold, late(oldest_fsync_s=2 * MEAN_S)).limit == KNEE
+
+
+def test_what_earned_is_kept_and_the_next_step_goes_the_same_way() -> None:
+    fine = MEAN_S / (EARNS * 1.1)
+    taken = tick(judged(smaller(failed=1, fruitless=1, tries=3), fine, limit=SMALLER))
+    now = taken.hold.climb
+    assert taken.limit == int(SMALLER / STEP) and now.from_bytes == SMALLER
+    assert now.mean_s == pytest.approx(fine)
+    assert (now.failed, now.fruitless, now.up, now.tries) == (0, 0, False, 4)
+    taken = tick(judged(larger(failed=1, fruitless=1, tries=3), fine, limit=LARGER))
+    now = taken.hold.climb
+    # That a larger one helped says nothing about smaller ones.
+    assert taken.limit == int(LARGER * STEP) and (now.failed, now.fruitless) == (0, 1)
+
+
+@pytest.mark.parametrize("now,limit", [(smaller(), SMALLER), (larger(), LARGER)])
+def test_what_did_not_is_taken_back_and_the_other_direction_is_next(
+    now: Climb, limit: int
+) -> None:
+    taken = tick(judged(replace(now, tries=3), limit=limit), is_late=False)
+    after = taken.hold.climb
+    assert taken.limit == taken.hold.limit_bytes == KNEE and taken.state is State.GUARD
+    assert (after.from_bytes, after.up, after.failed, after.tries) == (0, not now.up, 1, 3)
+    assert after.fruitless == (not now.up)
+    assert taken.hold.changed_s == NOW and taken.hold.carried == (0.0, 0.0)
+    assert ("smaller" if now.up else "larger") in tick(
+        judged(replace(after, failed=0), limit=KNEE)
+    ).why
+
+
+def test_the_way_back_stays_within_bounds_that_moved() -> None:
+    bounds = replace(BOUNDS, ceiling=SMALLER)
+    assert tick(judged(smaller(), limit=SMALLER), bounds=bounds).limit == SMALLER
+
+
+# ---- how often -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [1, 2, 3, 50])
+def test_after_some_tries_each_waits_longer_than_the_one_before(more: int) -> None:
+    wait_s = min(PATIENCE_MOST_S, PATIENCE_S * more)
+    now = Climb(tries=FREE_TRIES + more)
+    early = tick(judged(now, changed_s=NOW - 0.99 * wait_s))
+    assert early.limit == KNEE and early.state is State.GUARD and early.hold.climb == now
+    due = tick(judged(now, changed_s=NOW - 1.01 * wait_s))
+    assert due.limit == SMALLER and due.hold.climb.tries == FREE_TRIES + more + 1
+
+
+def test_the_first_tries_follow_at_once() -> None:
+    assert tick(judged(Climb(tries=FREE_TRIES), changed_s=NOW)).limit == SMALLER
+
+
+def test_a_step_that_made_much_of_a_difference_begins_anew() -> None:
+    many = FREE_TRIES + 3
+    little, much = MEAN_S / (0.99 * MUCH), MEAN_S / (1.01 * MUCH)
+    taken = tick(judged(smaller(tries=many), much, limit=SMALLER, changed_s=NOW))
+    assert taken.hold.climb.tries == 1 and taken.limit == int(SMALLER / STEP)
+    taken = tick(judged(smaller(tries=many), little, limit=SMALLER, changed_s=NOW))
+    assert taken.limit == SMALLER and taken.hold.climb.tries == many
+    # Kept while it waits, and not judged a second time.
+    assert taken.hold.climb.from_bytes == 0
+
+
+# ---- what is said ----------------------------------------------------------
+
+
+def test_smaller_limits_that_shortened_nothing_are_called_by_their_name() -> None:
+    last = smaller(fruitless=FRUITLESS - 1)
+    taken = tick(judged(last, limit=SMALLER))
+    assert taken.state is State.EXHAUSTED and NOT_OURS in taken.why
+    assert taken.limit == KNEE and taken.hold.climb.fruitless == FRUITLESS
+    # Nothing is missed where syncs are as wanted, and one is not enough.
+    assert tick(judged(last, limit=SMALLER), is_late=False).state is State.GUARD
+    once = replace(last, fruitless=FRUITLESS - 2)
+    assert tick(judged(once, limit=SMALLER)).state is State.GUARD
+
+
+def test_when_neither_direction_helps_that_is_said_while_it_waits() -> None:
+    now = Climb(tries=FREE_TRIES + 1, failed=2)
+    soon = judged(now, changed_s=NOW - 0.5 * PATIENCE_S)
+    taken = tick(soon)
+    assert taken.state is State.EXHAUSTED and NOT_OURS in taken.why and taken.limit == KNEE
+    assert tick(soon, is_late=False).state is State.GUARD
+    assert tick(replace(soon, climb=replace(now, failed=1))).state is State.GUARD
+
+
+def test_at_the_floor_it_says_so_and_turns_round() -> None:
+    at_floor = replace(BOUNDS, floor=KNEE)
+    taken = tick(judged(Climb(failed=1, fruitless=1)), bounds=at_floor)
+    assert taken.state is State.EXHAUSTED and "floor" in taken.why and NOT_OURS in taken.why
+    now = taken.hold.climb
+    assert taken.limit == KNEE and now.up and now.failed == 2
+    # A limit that was not tried is no fruitless one.
+    assert now.fruitless == 1 and now.from_bytes == 0
+    assert tick(judged(Climb()), bounds=at_floor, is_late=False).state is State.GUARD
+    # The next tick tries the other way, without another wait for its measure.
+    assert tick(taken.hold, bounds=at_floor).limit == LARGER
+
+
+def test_at_the_ceiling_it_turns_round_without_a_word() -> None:
+    taken = tick(judged(Climb(up=True)), bounds=replace(BOUNDS, ceiling=KNEE))
+    assert taken.state is State.GUARD and "bound" in taken.why
+    assert taken.limit == KNEE and not taken.hold.climb.up
+
+
+def test_a_step_stays_within_the_bounds() -> None:
+    between = replace(BOUNDS, floor=int(0.9 * KNEE), ceiling=int(1.1 * KNEE))
+    assert tick(judged(Climb()), bounds=between).limit == between.floor
+    assert tick(judged(Climb(up=True)), bounds=between).limit == between.ceiling
+
+
+# ---- all of it -------------------------------------------------------------
+
+
+def found(
+    brings: Callable[[int], Estimate], start: int, ticks: int = 400
+) -> "List[int]":
+    """The limits of the last minutes, on a disk where draining is known to be useless."""
+    hold = holding(
+        limit_bytes=start, useless_s=NOW + ticks - REMEMBERED_S / 2, probe_again_s=PROBE_MOST_S
+    )
+    steps = run(hold, ticks, brings)
+    return [taken.limit for _, taken in steps[ticks // 2 :]]
+
+
+@pytest.mark.parametrize("away", [0.2, 1.0, 6.0])
+def test_it_finds_the_limit_where_throughput_begins_to_suffer(away: float) -> None:
+    best = KNEE / 2
+
+    def brings(limit: int) -> Estimate:
+        # The queue is the limit's, and below `best` it cannot keep the media busy.
+        rate = R * min(1.0, limit / best)
+        wait_s = LATE_S * limit / KNEE
+        return late(
+            full=True, rate=rate, fsync_p99_s=3 * wait_s, fsyncs=50, fsync_total_s=50 * wait_s
+        )
+
+    limits = found(brings, int(away * best))
+    for limit in limits:
+        assert KEEP * best / STEP**2 < limit < KEEP * best * STEP**2
+    changes = sum(a != b for a, b in zip(limits, limits[1:]))
+    assert changes <= 2 * len(limits) / PATIENCE_MOST_S + 2 * (1 + FOLLOW_S)
