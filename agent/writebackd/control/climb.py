@@ -76,6 +76,9 @@ def climb(
             why = f"{waits}; neither a smaller nor a larger limit is any better: {NOT_OURS}"
             return limit, hold, State.EXHAUSTED, why
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
+    if not now.tries:
+        # The first step goes where something is missing: throughput, or else latency.
+        now = replace(now, up=rate < bounds.keep * (estimate.drain_rate or 0.0))
     new = clamp(limit * STEP if now.up else limit / STEP, bounds)
     if new == limit:
         hold = replace(hold, climb=_failed(now))

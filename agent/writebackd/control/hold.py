@@ -30,6 +30,8 @@ from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 # A little more than R, so that the cache fills slowly instead of running empty:
 # empty it is worth nothing, and only when it is full R can be measured again.
 FORWARD = 1.05
+# An unloaded sync that takes longer goes to the media: a cache takes it in 0.1 to 0.5 ms.
+NO_CACHE_S = 2e-3
 # The kernel's writeback loop takes some rounds to follow a new limit; a tick
 # before that shows the old one.
 FOLLOW_S = 1.0
@@ -37,12 +39,12 @@ FOLLOW_S = 1.0
 # commit makes half a second slow.
 FULL_LASTS_S = 0.9
 LATE_LASTS_S = 2.0
-# The limit while draining, as a share: rates of 50 to 55 % of R were seen under
-# half of the limit at the knee.  Above half, because the background limit then
-# may stay where it is.
-DRAIN_SHARE = 0.55
+# The limit while draining, as a share; the rate follows in proportion.  Half made room
+# faster, but the flood saw the halved rate for seconds, and it need not: what is drained
+# is lent, not lost, only while the cache has something to write.
+DRAIN_SHARE = 0.7
 # Room to make, in seconds of R where the cache is not known, and as a share of it.
-ROOM_S, ROOM_SHARE = 1.0, 0.5
+ROOM_S, ROOM_SHARE = 0.6, 0.3
 # Not shorter than it takes to see whether it works, not longer than writers
 # should suffer for it.
 DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
@@ -137,6 +139,10 @@ def regulate(
     hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
         limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
+        if estimate.tau_s is None and (estimate.baseline_s or 0.0) >= NO_CACHE_S:
+            # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
+            # be far below the knee: begin where R was seen.
+            limit = _resting(bounds, estimate, hold)
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         if estimate.full:
             return _drain(bounds, estimate, hold, now_s, "the drain rate is known now")

@@ -34,6 +34,11 @@ class Want:
     basis: Optional[Basis] = None
 
 
+# A flood fills memory unseen before the flusher writes: a limit that goes up in every
+# such pause lets gigabytes in each time.
+BLIND_HOLD_S = 30.0
+
+
 def kernel_floor_bytes(host: HostInfo) -> int:
     """Below twice wb_stat_error the kernel's own counting error decides.
 
@@ -61,7 +66,8 @@ def decide_device(
     floor = max(bounds.floor_bytes, kernel_floor_bytes(host))
     ceiling = max(bounds.ceiling_bytes, floor)
     if not estimate.demand_known:
-        return _blind(policy, bounds, floor, ceiling, estimate), memory
+        lately = now_s - memory.last_flood_s <= BLIND_HOLD_S
+        return _blind(policy, bounds, floor, ceiling, estimate, lately), memory
     if not estimate.demand:
         return _idle(bounds, floor, ceiling, estimate), memory
     objective = objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
@@ -104,10 +110,11 @@ def _idle(bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate) ->
 
 
 def _blind(
-    policy: Policy, bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate
+    policy: Policy, bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate,
+    lately: bool,
 ) -> Want:
-    """Without fsync latency: assume that somebody syncs while a flood is on."""
-    if not estimate.flooded:
+    """Without fsync latency: assume that somebody syncs while a flood is on, or was `lately`."""
+    if not (estimate.flooded or lately):
         if estimate.drain_rate is None:
             reason = "fsync cannot be seen, and no flood was: the limits stay as found"
             return Want(estimate.name, State.BLIND, None, False, reason, (reason,))
