@@ -24,7 +24,7 @@ from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lock import take_lock
 from writebackd.actuate.outcome import describe_action
-from writebackd.control.decide import HURRY, decide
+from writebackd.control.decide import HURRY, decide, released
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
@@ -260,7 +260,7 @@ class Daemon:
         if self._failures >= SILENT_TICKS:
             # Again every tick: what hides /proc may also refuse the write.
             self._log_actions(self._actuator.restore())
-            self._memory = replace(self._memory, limit_bytes=None, goal_bytes=None)
+            self._memory = released(self._memory)
         if self._snapshot is not None:
             # Whoever asks must not take the last good tick for this one; and the
             # loop is alive, which is what the watchdog wants to know.
@@ -386,6 +386,8 @@ class Daemon:
         policy = self._loaded.pop()  # the newest; what was read before it is stale
         self._loaded.clear()
         self.policy = policy
+        # Bounds may have moved: the next goal is taken as it is.
+        self._memory = replace(self._memory, goal_bytes=None, caps={})
         if policy.probe != self._probe_settings:
             log.warning("a change of [probe] takes effect at the next start")
         # The verb beats the command line, which beats the policy.
@@ -407,14 +409,7 @@ class Daemon:
             # to go back to.
             self._actuator.take_over()
             self._actuator.dry_run = False
-        self._memory = replace(
-            self._memory,
-            mode=mode,
-            yielded=None,
-            limit_bytes=None,
-            goal_bytes=None,
-            hold_until_s=float("-inf"),
-        )
+        self._memory = replace(released(self._memory), mode=mode, yielded=None)
         if self._snapshot is not None:
             # Whoever asks now must not be told the mode of the last tick.
             self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, FrozenSet, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Mapping, Optional, Tuple
 
 if TYPE_CHECKING:  # a checker knows the names and types of the fields of that one only
     from dataclasses import replace as replace
@@ -482,6 +482,8 @@ class Climb:
     failed: int = 0  # steps in a row that brought nothing
     fruitless: int = 0  # smaller limits that brought nothing
     tries: int = 0
+    begin_bytes: int = 0  # where the search began
+    gave_up_s: float = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -625,7 +627,7 @@ class Memory:
     goal_bytes: Optional[int] = None  # where it was heading
     background_bytes: Optional[int] = None
     caps: Mapping[str, Cap] = field(default_factory=dict)  # by device
-    refused_caps: FrozenSet[str] = frozenset()  # BDIs
+    refused_caps: Mapping[str, float] = field(default_factory=dict)  # by BDI: when
     hurry: bool = False  # what the last decision said
     last_raise_s: float = float("-inf")
     hold_until_s: float = float("-inf")  # limits adopted from an earlier run stay so long

@@ -15,17 +15,20 @@ only when the kernel has taken the cap does the global limit go up again.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Tuple
 
 from writebackd.control.law import Want
 from writebackd.control.ramp import near
-from writebackd.model import Cap, Estimate, LeverKind, Memory, Sample, Setting, replace
+from writebackd.model import Cap, Estimate, LeverKind, Memory, Mode, Sample, Setting, replace
 from writebackd.policy.schema import Policy
 
 # Another device's flood counts for so long afterwards: a cap that comes and goes with
 # every pause would move both limits each time.
 OTHERS_LAST_S = 60.0
+# A refusal may pass: an earlier test on its way home, a ledger that could not be saved.
+REFUSED_S = 300.0
 # The global limit has come down when it is at most this multiple of what the device
 # wants: before, a cap would block the device's writers until they have drained.
 ARRIVED = 1.25
@@ -52,10 +55,13 @@ def beside(
         return Beside(list(wants), (), replace(memory, caps={}))
     settings: List[Setting] = []
     caps: Dict[str, Cap] = {}
-    refused = memory.refused_caps
+    refused = {
+        bdi: since for bdi, since in memory.refused_caps.items()
+        if sample.time_s - since <= REFUSED_S
+    }
     if policy.levers.per_device:
-        refused = refused | _refused(sample)
-        caps = _caps(memory, sample, estimates, wants, refused)
+        refused.update((bdi, sample.time_s) for bdi in _refused(sample))
+        caps = _caps(memory, sample, wants, refused)
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices}
     for name, cap in caps.items():
         # A minimum, since a strict device that has not written for a while gets next to
@@ -76,18 +82,30 @@ def beside(
 
 
 def _caps(
-    memory: Memory,
-    sample: Sample,
-    estimates: Mapping[str, Estimate],
-    wants: Sequence[Want],
-    refused: "frozenset[str]",
+    memory: Memory, sample: Sample, wants: Sequence[Want], refused: Mapping[str, float]
 ) -> Dict[str, Cap]:
     caps: Dict[str, Cap] = {}
     taken = {action.lever for action in sample.actions if action.ok}
+    if memory.mode is Mode.OBSERVE:
+        taken = set()  # nothing is written, so nothing comes into force
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices}
     flooded_lately = {
         name for name, each in memory.devices.items()
         if sample.time_s - each.last_flood_s <= OTHERS_LAST_S
+    }
+    # How many of the flooded end on a leaf disk.
+    floods_on = Counter(
+        leaf for seen in sample.devices if seen.device.name in flooded_lately
+        for leaf in seen.device.leaf_devnos
+    )
+    # A flood from another volume of the same disks would go free under a wide global limit,
+    # and it is the one that hurts.
+    shares_disks = {
+        seen.device.name for seen in sample.devices
+        if any(
+            floods_on[leaf] > (seen.device.name in flooded_lately)
+            for leaf in seen.device.leaf_devnos
+        )
     }
     # Of those without a cap; its own is not smaller than itself.
     least = min(
@@ -101,11 +119,13 @@ def _caps(
         known = memory.caps.get(want.name)
         if want.target_bytes is None or not want.demand or bdis[want.name] in refused:
             continue
+        if want.name in shares_disks:
+            continue
         others = len(flooded_lately) > (want.name in flooded_lately)
         tightest = want.target_bytes <= least
         if known is None:
             arrived = sample.vm.threshold_bytes <= ARRIVED * want.target_bytes
-            if others and tightest and arrived and estimates[want.name].flooded:
+            if others and tightest and arrived:
                 caps[want.name] = Cap(want.target_bytes)
             continue
         if not others:
@@ -116,10 +136,12 @@ def _caps(
     return caps
 
 
-def _refused(sample: Sample) -> "frozenset[str]":
-    """BDIs whose caps the kernel, or the self-test, did not take."""
-    failed = (action.lever.split() for action in sample.actions if not action.ok)
-    return frozenset(words[1] for words in failed if words[0] == LeverKind.BDI.value)
+def _refused(sample: Sample) -> List[str]:
+    """BDIs whose caps the kernel, or the self-test, did not take, or somebody else changed."""
+    levers = [action.lever for action in sample.actions if not action.ok]
+    levers += [write.lever for write in sample.foreign]
+    words = (lever.split() for lever in levers)
+    return [each[1] for each in words if each[0] == LeverKind.BDI.value]
 
 
 def _queue(

@@ -36,6 +36,8 @@ PATIENCE_S, PATIENCE_MOST_S = 10.0, 60.0
 MUCH = 1.5
 # So many smaller limits that shortened nothing: the queue is not ours.
 FRUITLESS = 2
+# Then the limit goes back to where the search began, for so long.
+GAVE_UP_S = 300.0
 
 
 def climb(
@@ -44,6 +46,9 @@ def climb(
     """`(limit, memory, state, why)`, as hold.regulate."""
     now = hold.climb
     waits = f"fsync waits {human.milliseconds(wait(estimate))} ms"
+    if now_s - now.gave_up_s < GAVE_UP_S:
+        why = f"{waits}; smaller limits shortened nothing: {NOT_OURS}"
+        return limit, hold, State.EXHAUSTED if late else State.GUARD, why
     if hold.carried[1] < JUDGE_S:
         state = State.PROBE if now.from_bytes and now.up else State.SQUEEZE
         return limit, hold, state, f"{waits}: measuring what this limit brings"
@@ -59,10 +64,12 @@ def climb(
         if worth < EARNS * before:
             back = clamp(now.from_bytes, bounds)
             now = _failed(now)
-            hold = replace(change(hold, now_s, limit_bytes=back), climb=now)
             if late and now.fruitless >= FRUITLESS:
+                back = clamp(max(back, now.begin_bytes), bounds)
+                hold = replace(change(hold, now_s, limit_bytes=back), climb=Climb(gave_up_s=now_s))
                 why = f"{waits}; {now.fruitless} smaller limits shortened nothing: {NOT_OURS}"
                 return back, hold, State.EXHAUSTED, why
+            hold = replace(change(hold, now_s, limit_bytes=back), climb=now)
             which = "smaller" if now.up else "larger"
             return back, hold, State.GUARD, f"{waits}; the {which} limit was no better: back"
         much = worth > MUCH * before
@@ -78,7 +85,8 @@ def climb(
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
     if not now.tries:
         # The first step goes where something is missing: throughput, or else latency.
-        now = replace(now, up=rate < bounds.keep * (estimate.drain_rate or 0.0))
+        up = rate < bounds.keep * (estimate.drain_rate or 0.0)
+        now = replace(now, up=up, begin_bytes=now.begin_bytes or limit)
     new = clamp(limit * STEP if now.up else limit / STEP, bounds)
     if new == limit:
         hold = replace(hold, climb=_failed(now))

@@ -87,7 +87,7 @@ def decide(
         )
         return Decision(None, None, None, reason, devices, settings, hurry), memory
     if memory.pin_bytes is None and near(goal, memory.goal_bytes):
-        goal = memory.goal_bytes or goal
+        goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
         # There already; or the admin asked for it, who gets no ramp.
         limit = goal
@@ -117,6 +117,14 @@ def decide(
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
     )
     return Decision(limit, background, goal, reason, devices, settings, hurry), memory
+
+
+def released(memory: Memory) -> Memory:
+    """The memory after everything was put back: nothing of ours is in force."""
+    return replace(
+        memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
+        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={},
+    )
 
 
 def _in_force(memory: Memory, name: str, sample: Sample) -> int:

@@ -314,7 +314,9 @@ def _full_sample(
     tight = limit_bytes < LOWER * memory.drain_limit_bytes and limits_rate(
         limit_bytes, rate, memory
     )
-    if known is not None and rate < known and tight and writes.held_back:
+    # Without a class probe it cannot be seen who is held back.
+    held = writes.held_back or writes.slow_share is None
+    if known is not None and rate < known and tight and held:
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
         return memory, "less than before, under a tighter limit: not counted"
