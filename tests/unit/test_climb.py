@@ -70,13 +70,14 @@ def earned(now: Climb, mean_s: float, rate: float = R, seen: Optional[Estimate] 
 
 
 def test_the_first_step_is_a_smaller_limit_and_what_was_there_is_kept() -> None:
-    taken = tick(judged(Climb()))
+    taken = tick(judged(Climb(), full_s=5.0, late_s=5.0))
     assert taken.limit == taken.hold.limit_bytes == SMALLER
     now = taken.hold.climb
     assert (now.from_bytes, now.up, now.tries) == (KNEE, False, 1)
     assert now.rate == pytest.approx(R) and now.mean_s == pytest.approx(MEAN_S)
     assert taken.state is State.SQUEEZE and taken.hold.changed_s == NOW
     assert taken.hold.carried == taken.hold.waited == (0.0, 0.0)
+    assert (taken.hold.full_s, taken.hold.late_s) == (0.0, 0.0)
 
 
 def test_a_step_up_is_called_a_probe() -> None:
@@ -121,10 +122,13 @@ def test_both_limits_are_measured_by_the_same_drain_rate() -> None:
     assert not earned(larger(), 3 * MEAN_S, rate=R)
     # And what it was before counts when a smaller one is tried.
     assert not earned(smaller(rate=2 * R), MEAN_S / 3, rate=R)
+    # R is above both: then the media could do more at either.
+    assert not earned(smaller(rate=0.8 * R), 0.9 * MEAN_S / EARNS, rate=0.9 * 0.8 * R)
     # Where R is not known the better of the two stands in.
     blind = late(drain_rate=None)
     assert earned(smaller(), 0.99 * MEAN_S / EARNS, seen=blind)
     assert not earned(smaller(rate=2 * R), MEAN_S / 3, seen=blind)
+    assert earned(smaller(rate=0.8 * R), 0.9 * MEAN_S / EARNS, rate=0.9 * 0.8 * R, seen=blind)
 
 
 def test_a_sync_that_has_not_come_back_has_waited_as_well() -> None:
@@ -133,8 +137,8 @@ def test_a_sync_that_has_not_come_back_has_waited_as_well() -> None:
     assert not earned(smaller(), MEAN_S / 2, seen=stuck)
     # Without any that did, it is all there is.
     hold = judged(smaller(), limit=SMALLER, waited=(0.0, 0.0))
-    assert tick(hold, late(oldest_fsync_s=0.5 * MEAN_S)).limit != KNEE
-    assert tick(hold, late(oldest_fsync_s=2 * MEAN_S)).limit == KNEE
+    assert tick(hold, late(oldest_fsync_s=0.99 * MEAN_S / EARNS)).limit != KNEE
+    assert tick(hold, late(oldest_fsync_s=1.01 * MEAN_S / EARNS)).limit == KNEE
 
 
 def test_what_earned_is_kept_and_the_next_step_goes_the_same_way() -> None:

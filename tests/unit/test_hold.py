@@ -251,6 +251,8 @@ def test_what_brought_nothing_is_tried_again_later() -> None:
     assert taken.limit == BOUNDS.start and taken.state is State.GUARD
     due = replace(early, changed_s=NOW - 1.1 * EARNED_S)
     assert step(unknown(rate=4 * R), due).limit == SEEK_STEP * BOUNDS.start
+    # Until then it is quick.
+    assert step(unknown(rate=4 * R), replace(early, sought=False)).limit > BOUNDS.start
 
 
 def test_less_under_a_larger_limit_is_what_the_media_take() -> None:
@@ -332,13 +334,13 @@ def test_a_full_cache_is_drained_when_it_lasts() -> None:
     busy = seen(full=True)
     early = holding(full_s=0.4 * FULL_LASTS_S)
     assert step(busy, early, dt_s=0.5 * FULL_LASTS_S).hold.phase is Phase.HOLD
-    hold = replace(early, drained_bytes=1.0, refilled_bytes=9.0, probe_bytes=KNEE // 2)
+    hold = replace(early, drained_bytes=1.0, refilled_bytes=9.0, probe_bytes=KNEE // 2, earned=2)
     taken = step(busy, hold, dt_s=0.7 * FULL_LASTS_S)
     assert taken.hold.phase is Phase.DRAIN and taken.state is State.SQUEEZE
     assert taken.limit == taken.hold.drain_bytes == int(DRAIN_SHARE * KNEE)
     assert taken.hold.limit_bytes == KNEE and taken.hold.changed_s == NOW
     assert taken.hold.drained_bytes == taken.hold.refilled_bytes == 0.0
-    assert taken.hold.probe_bytes == 0 and taken.hold.full_s == 0.0
+    assert taken.hold.probe_bytes == taken.hold.earned == 0 and taken.hold.full_s == 0.0
 
 
 def test_draining_starts_from_the_smaller_of_the_held_limit_and_rate_times_tau() -> None:
@@ -425,6 +427,9 @@ def test_draining_lasts_until_there_is_room() -> None:
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
     assert taken.hold.drain_end_s == taken.hold.changed_s == NOW
     assert taken.hold.useless_s < NOW and taken.hold.probe_again_s == PROBE_S
+    # Without a probe nothing tells that it is useless.
+    taken = step(seen(rate=slow, slow_share=None), enough)
+    assert taken.hold.phase is Phase.HOLD and taken.hold.useless_s < NOW
     # A moment above the drain rate is none below it.
     assert step(seen(rate=2 * R), draining(drained_bytes=7.0)).hold.drained_bytes == 7.0
     half = step(seen(rate=0.5 * R, slow_share=None), draining(0.5 * R), dt_s=0.5).hold
@@ -541,6 +546,8 @@ DUE = {"changed_s": NOW - PROBE_S}
 def test_a_larger_limit_is_tried_after_long_without_a_change() -> None:
     early = holding(changed_s=NOW - 0.9 * PROBE_S)
     assert step(seen(), early).limit == KNEE
+    # What it shall beat has to be known.
+    assert step(seen(), holding(carried=(0.0, 0.0), **DUE), dt_s=0.5).limit == KNEE
     taken = step(seen(), holding(**DUE))
     assert taken.limit == taken.hold.limit_bytes == int(KNEE * PROBE_STEP)
     assert taken.hold.probe_bytes == KNEE and taken.hold.probe_rate == pytest.approx(R)
@@ -731,10 +738,11 @@ def test_what_it_does_is_called_by_its_name(
 # ---- another drain rate ----------------------------------------------------
 
 
-@pytest.mark.parametrize("moved", [0.5, 2.0])
+@pytest.mark.parametrize("moved", [0.5, 1.2, 2.0])
 def test_the_limit_keeps_to_the_drain_rate_when_that_moves(moved: float) -> None:
     hold = holding(
-        starved_bytes=KNEE, starved_s=NOW, probe_bytes=KNEE, useless_s=NOW, limit_bytes=3 * KNEE,
+        starved_bytes=KNEE, starved_s=NOW, probe_bytes=KNEE, limit_bytes=3 * KNEE,
+        useless_s=NOW - (1 if max(moved, 1 / moved) > OTHER_DISK else 1.1 * REMEMBERED_S),
         climb=Climb(KNEE, R, 1.0, True, 3, 2, 5),
     )  # fmt: skip
     taken = step(seen(drain_rate=moved * R, rate=moved * R), hold)
@@ -742,7 +750,7 @@ def test_the_limit_keeps_to_the_drain_rate_when_that_moves(moved: float) -> None
     assert taken.hold.for_rate == moved * R and taken.hold.changed_s == NOW
     # What was learned about limits was learned at the other rate.
     assert (taken.hold.starved_bytes, taken.hold.probe_bytes) == (0, 0)
-    assert taken.hold.useless_s < NOW and taken.hold.climb == Climb()
+    assert taken.hold.useless_s == float("-inf") and taken.hold.climb == Climb()
     assert taken.hold.carried == (0.0, 0.0)
     # As the disk became slower it may become fast again, and soon.
     assert taken.hold.probe_again_s == (EARNED_S if moved < 1 else PROBE_S)
