@@ -49,7 +49,7 @@ def climb(
     if now_s - now.gave_up_s < GAVE_UP_S:
         why = f"{waits}; smaller limits shortened nothing: {NOT_OURS}"
         return limit, hold, State.EXHAUSTED if late else State.GUARD, why
-    if hold.carried[1] < JUDGE_S:
+    if hold.carried[1] < JUDGE_S or not (hold.waited[1] or estimate.oldest_fsync_s):
         state = State.PROBE if now.from_bytes and now.up else State.SQUEEZE
         return limit, hold, state, f"{waits}: measuring what this limit brings"
     (carried, lasted), (waited, syncs) = hold.carried, hold.waited

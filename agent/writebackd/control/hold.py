@@ -29,7 +29,7 @@ from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 
 # A little more than R, so that the cache fills slowly instead of running empty:
 # empty it is worth nothing, and only when it is full R can be measured again.
-FORWARD = 1.05
+FORWARD = 1.02
 # An unloaded sync that takes longer goes to the media: a cache takes it in 0.1 to 0.5 ms.
 NO_CACHE_S = 2e-3
 # The kernel's writeback loop takes some rounds to follow a new limit; a tick
@@ -44,7 +44,7 @@ LATE_LASTS_S = 2.0
 # is.  (0.7 leaves more throughput and more time with a full cache: simulated, it is worse.)
 DRAIN_SHARE = 0.55
 # Room to make, in seconds of R where the cache is not known, and as a share of it.
-ROOM_S, ROOM_SHARE = 0.6, 0.3
+ROOM_S, ROOM_SHARE = 1.0, 0.5
 # Not shorter than it takes to see whether it works, not longer than writers
 # should suffer for it.
 DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
@@ -54,9 +54,12 @@ DRAIN_GRIPS = 0.93
 FUTILE_SHARE = 0.3
 # Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
 # A cache that is full again so much sooner is none, or is somebody else's.
-FULL_AGAIN_S = 8.0
+FULL_AGAIN_S = 4.0
 # That is forgotten when R has changed by this factor: the model may hold again.
 OTHER_DISK = 1.5
+# Room that lasts for less than this would be paid for with too many writes of the limit:
+# so a little less flows in from then on, down to what `keep` allows.
+SOON_S, SOON_CUT = 25.0, 0.96
 # Unless so much of what was drained has come in again.
 REFILL_SHARE = 0.3
 # A burst: from this fill of the cache on it gets this multiple of the limit, until
@@ -78,7 +81,7 @@ CUT_MOST = 0.8
 GROW_TO = 3.0
 # A larger limit is tried after so long without a change, and kept when it brings so
 # much more throughput; what brought nothing is not tried again for twice as long.
-PROBE_S, PROBE_MOST_S = 45.0, 300.0
+PROBE_S, PROBE_MOST_S = 45.0, 60.0
 PROBE_STEP, PROBE_GAIN = 1.25, 1.06
 # After one that brought something the next follows soon: the disk may have become much faster.
 EARNED_S = 8.0
@@ -251,12 +254,15 @@ def _hold(
             seen = f"{100 * (estimate.slow_share or 0):.0f} % of writes wait for the media"
             if rate is not None and rate > 1.02 * drain_rate:
                 limit = clamp(limit * max(CUT_MOST, drain_rate / rate), bounds)
-                hold = replace(hold, limit_bytes=limit)
+            elif now_s - hold.drain_end_s < SOON_S:
+                limit = clamp(limit * SOON_CUT, bounds)
+            hold = replace(hold, limit_bytes=limit)
             return _drain(bounds, estimate, hold, now_s, seen)
 
-    searching = useless and (full or hold.climb.from_bytes > 0)
-    if searching or (late and not full):
-        return climb(bounds, estimate, hold, now_s, limit, late)
+    # A step that is being tried is judged, whatever syncs do meanwhile; a larger limit that
+    # was tried before is no longer in force.
+    if hold.climb.from_bytes or (useless and full) or (late and not full):
+        return climb(bounds, estimate, replace(hold, probe_bytes=0), now_s, limit, late)
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
@@ -293,7 +299,7 @@ def _hold(
         limit = clamp(limit * min(GROW_MOST, PROBE_STEP ** (1 + hold.earned)), bounds)
         hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, "nothing changed for long: trying a larger limit"
-    if full or late:
+    if hold.full_s or hold.late_s:
         why = f"fsync waits {human.milliseconds(wait(estimate))} ms: does it last?"
         return limit, hold, State.SQUEEZE, why
     why = f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s"
@@ -307,7 +313,8 @@ def _drain(
     limit = clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
     hold = change(hold, now_s, phase=Phase.DRAIN)
     hold = replace(
-        hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0
+        hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0,
+        climb=replace(hold.climb, from_bytes=0),
     )
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
 
