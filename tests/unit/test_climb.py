@@ -88,6 +88,9 @@ def test_the_first_step_goes_where_something_is_missing(up: bool) -> None:
         taken = tick(judged(Climb(up=up), rate=part * KEEP * R))
         assert taken.limit == limit and taken.hold.climb.up is (limit == LARGER)
         assert taken.hold.climb.begin_bytes == KNEE
+    # Where it began stays when steps that made a difference begin anew.
+    anew = tick(judged(Climb(up=up, begin_bytes=3 * KNEE)))
+    assert anew.limit == SMALLER and anew.hold.climb.begin_bytes == 3 * KNEE
     # Of a disk that nothing is known about, no throughput is missed.
     assert tick(judged(Climb(up=up), rate=1.0), late(drain_rate=None)).limit == SMALLER
     # The steps after it go on as they were.
