@@ -374,6 +374,22 @@ def test_it_does_where_the_media_or_the_writers_are_what_is_slow() -> None:
     assert feed(FULL, [0.8 * R], limit=int(0.99 * LOWER * LIMIT)).drain_rate == R
 
 
+def test_where_nobody_can_be_seen_to_sleep_a_tighter_limit_is_blamed_for_a_lower_rate() -> None:
+    # procfs alone: no class probe, so neither slow writes nor who is held back are known.
+    memory, why = FULL, ""
+    for _ in range(9):
+        memory, why = update_drain(
+            writes(0.5 * R, slow=None, held=False), BUSY, memory, TIGHT, 1.0
+        )
+    assert memory.drain_rate == R and memory.drain_limit_bytes == LIMIT and "tighter" in why
+    # Under the limit that it was learned under it is the device.
+    memory, _ = update_drain(writes(0.5 * R, slow=None, held=False), BUSY, FULL, LIMIT, 1.0)
+    assert memory.drain_rate == 0.5 * R
+    # And a higher one counts under any.
+    memory, _ = update_drain(writes(1.5 * R, slow=None, held=False), BUSY, FULL, TIGHT, 1.0)
+    assert memory.drain_rate == 1.5 * R
+
+
 def test_a_little_less_is_the_same_rate_under_any_limit() -> None:
     assert LOWER * R <= (feed(FULL, [1.01 * LOWER * R], limit=TIGHT).drain_rate or 0) <= R
     assert feed(FULL, [0.99 * LOWER * R], limit=TIGHT).drain_rate == R

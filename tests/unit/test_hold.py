@@ -48,6 +48,7 @@ from writebackd.control.hold import (
     GROW_MOST,
     GROW_TO,
     LATE_LASTS_S,
+    NO_CACHE_S,
     OTHER_DISK,
     PROBE_GAIN,
     PROBE_MOST_S,
@@ -66,6 +67,7 @@ from writebackd.control.hold import (
     STARVED_MARGIN,
     asked_for,
     feed_forward,
+    regulate,
     rest,
 )
 from writebackd.control.steps import JUDGE_S, wait
@@ -123,6 +125,13 @@ def test_a_flood_that_ends_while_draining_does_not_leave_the_small_limit() -> No
     half = seen(cache_bytes=512.0 * MIB, fill_bytes=256.0 * MIB)
     limit, hold = rest(BOUNDS, half, draining())
     assert hold.phase is Phase.HOLD and limit == KNEE
+    # Neither where the cache is not known, nor where there is no limit to go back to.
+    limit, hold = rest(BOUNDS, seen(cache_bytes=None), draining())
+    assert hold.phase is Phase.HOLD and limit == KNEE
+    limit, hold = rest(BOUNDS, half, draining(limit_bytes=None))
+    assert hold.phase is Phase.HOLD and limit == KNEE
+    # An empty one takes the next burst.
+    assert rest(BOUNDS, seen(cache_bytes=512.0 * MIB), draining())[1].phase is Phase.FILL
 
 
 # ---- FILL ------------------------------------------------------------------
@@ -167,6 +176,18 @@ def test_what_nearly_this_limit_brings_is(in_force: float) -> None:
 def test_a_limit_on_its_way_while_draining_does_not_end_the_drain() -> None:
     taken = step(seen(full=True), draining(), in_force=2.0)
     assert taken.hold.phase is Phase.DRAIN and taken.limit == int(DRAIN_SHARE * KNEE)
+
+
+def test_a_drain_under_bounds_that_moved_comes_to_its_end() -> None:
+    # Of a larger share of the limit, or by another policy: less than the floor cannot be had.
+    bounds = replace(BOUNDS, floor=KNEE // 2)
+    hold = draining(lasted=0.0, drain_bytes=bounds.floor // 4, carried=(0.0, 0.0))
+    assert asked_for(bounds, seen(), hold) == bounds.floor
+    for tick in range(1, int(DRAIN_MOST_S) + 2):
+        _, hold, _, _ = regulate(bounds, seen(rate=R / 2), hold, NOW + tick, 1.0, bounds.floor)
+    assert hold.phase is Phase.HOLD and hold.drain_end_s > NOW
+    above = replace(BOUNDS, ceiling=KNEE // 4)
+    assert asked_for(above, seen(), draining()) == above.ceiling
 
 
 def test_the_first_moments_under_a_new_limit_do_not_count() -> None:
@@ -325,6 +346,23 @@ def test_once_the_drain_rate_is_known_a_full_cache_is_drained() -> None:
     taken = step(seen(full=True), seeking())
     assert taken.hold.phase is Phase.DRAIN and taken.hold.limit_bytes == KNEE
     assert taken.limit == int(DRAIN_SHARE * KNEE)
+
+
+def test_where_there_is_no_cache_the_limit_stays_where_the_rate_was_seen() -> None:
+    # Nothing is ever fast there: tau cannot be measured, R x a guess may be far below the knee.
+    far = seeking(limit_bytes=64 * MIB)
+    for times, stays in ((1.01, True), (0.99, False)):
+        taken = step(seen(tau_s=None, baseline_s=times * NO_CACHE_S), far)
+        guess = int(FORWARD * R * BOUNDS.tau_s)
+        assert taken.limit == taken.hold.limit_bytes == (64 * MIB if stays else guess)
+        assert taken.hold.phase is Phase.HOLD
+    assert step(seen(tau_s=None, baseline_s=None), far).limit == guess
+    # What was measured is better than where it happened to be.
+    assert step(seen(baseline_s=2 * NO_CACHE_S), far).limit == KNEE
+    # And within the bounds.
+    small = replace(BOUNDS, ceiling=32 * MIB)
+    without = seen(tau_s=None, baseline_s=2 * NO_CACHE_S)
+    assert step(without, far, bounds=small).limit == 32 * MIB
 
 
 # ---- HOLD: the cache is full -----------------------------------------------
@@ -634,12 +672,29 @@ def test_a_disk_that_takes_no_more_is_probed_a_few_times_an_hour() -> None:
 
 
 def test_a_disk_that_takes_far_more_gets_it_in_earned_steps() -> None:
-    # The flood brings limit / tau up to 4 R, whatever R was believed to be.
-    def host(limit: int) -> Estimate:
-        return seen(rate=min(4 * R, limit / TAU))
+    # The flood brings limit / tau up to 4 R, and the estimate believes what was proved.
+    hold, known, limits = holding(limit_bytes=int(R * TAU)), R, [int(R * TAU)]
+    for tick in range(600):
+        brings = min(4 * R, limits[-1] / TAU)
+        taken = step(seen(rate=brings, drain_rate=known), hold, NOW + tick)
+        known = taken.hold.proved_rate or known
+        hold = replace(taken.hold, proved_rate=None)
+        limits.append(taken.limit)
+        # In steps: what was earned is not counted a second time.
+        assert limits[-1] <= 1.01 * GROW_MOST * limits[-2]
+        assert limits[-1] <= 1.01 * GROW_MOST * max(brings, R) * TAU
+    assert min(4 * R, limits[-1] / TAU) >= 4 * R / PROBE_GAIN
+    assert known == pytest.approx(4 * R, rel=PROBE_GAIN - 1)
 
-    steps = run(holding(limit_bytes=int(R * TAU)), 600, host)
-    assert min(4 * R, steps[-1][1].limit / TAU) >= 4 * R / PROBE_GAIN
+
+def test_what_a_probe_earned_is_not_counted_twice() -> None:
+    rate = 1.01 * SEEK_GAIN * R
+    taken = step(seen(rate=rate), probing(rate))
+    assert taken.hold.for_rate == taken.hold.proved_rate == pytest.approx(rate)
+    # The estimate believes it from the next tick on: that is no other disk.
+    proved = replace(taken.hold, proved_rate=None)
+    after = step(seen(rate=rate, drain_rate=rate), proved, NOW + 1)
+    assert after.limit == taken.limit
 
 
 # ---- late or full, and draining is no help ---------------------------------
@@ -700,7 +755,8 @@ ANY = [
     ("probe", seen(), holding(**DUE), State.PROBE),
     ("probe-back", seen(), probing(R), State.PROBE),
     ("search", late(), holding(**LATE), State.SQUEEZE),
-    ("search-up", late(), holding(climb=Climb(up=True), **LATE), State.PROBE),
+    ("search-up", late(), holding(climb=Climb(up=True, tries=1), **LATE), State.PROBE),
+    ("search-up-first", late(), holding(POOR * R, **LATE), State.PROBE),
     ("search-back", late(), holding(climb=Climb(KNEE, R, 1e-9), **LATE), State.GUARD),
     ("rescale", seen(drain_rate=2 * R), holding(), State.GUARD),
     ("fill", seen(cache_bytes=1e9), holding(phase=Phase.FILL), State.GUARD),

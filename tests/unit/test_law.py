@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import samples
 from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from tests.sim import plant as sim
 from writebackd.control.decide import decide
-from writebackd.control.law import kernel_floor_bytes
+from writebackd.control.law import BLIND_HOLD_S, Want, decide_device, kernel_floor_bytes
 from writebackd.control.ramp import (
     AT_ONCE_BYTES,
     BACKGROUND_LEAST,
@@ -23,7 +24,17 @@ from writebackd.control.ramp import (
     next_limit,
 )
 from writebackd.estimate.estimate import estimate
-from writebackd.model import ForeignWrite, State, SyncSample, VmLimits, VmState
+from writebackd.model import (
+    DeviceMemory,
+    Estimate,
+    ForeignWrite,
+    Hold,
+    Phase,
+    State,
+    SyncSample,
+    VmLimits,
+    VmState,
+)
 from writebackd.policy import load_policy
 
 MB = 1 << 20
@@ -255,6 +266,49 @@ def test_a_limit_that_holds_the_writers_back_does_not_lower_the_estimate() -> No
         host.limit = 1 * MB  # 133 MB/s, completions at cache speed
         host.tick()
     assert host.memory.devices["sda"].drain_rate == known
+
+
+# ---- one device ------------------------------------------------------------
+
+NOW, RATE = 5000.0, 250.0 * MB
+
+
+def device(seen: Estimate, memory: DeviceMemory, in_force: int, now_s: float = NOW,
+           ) -> "tuple[Want, DeviceMemory]":
+    bounds = POLICY.for_device(DISK.name, DISK.devno)
+    return decide_device(POLICY, bounds, HOST, now_s, 1.0, in_force, seen, memory)
+
+
+def test_blind_the_limit_stays_down_for_a_while_after_a_flood() -> None:
+    # A flood fills memory unseen before the flusher writes.
+    calm = samples.estimate("sda", demand=False, demand_known=False, drain_rate=RATE)
+    during, _ = device(replace(calm, flooded=True), DeviceMemory(last_flood_s=NOW), AS_FOUND)
+    assert during.target_bytes is not None and during.demand and during.state is State.BLIND
+    soon, _ = device(calm, DeviceMemory(last_flood_s=NOW - 0.99 * BLIND_HOLD_S), AS_FOUND)
+    assert (soon.target_bytes, soon.demand) == (during.target_bytes, True)
+    later, _ = device(calm, DeviceMemory(last_flood_s=NOW - 1.01 * BLIND_HOLD_S), AS_FOUND)
+    assert later.target_bytes == RATE * POLICY.limits.drain_time_s and not later.demand
+    assert later.target_bytes > 10 * during.target_bytes and later.state is State.BLIND
+    # One that was never flooded is left as found.
+    never, _ = device(replace(calm, drain_rate=None), DeviceMemory(), AS_FOUND)
+    assert never.target_bytes is None
+
+
+@pytest.mark.parametrize("before,after", [(0.1, 1.0), (1.0, 0.1), (1.0, 1.0)])
+def test_a_drain_comes_to_its_end_although_the_share_changes(before: float, after: float) -> None:
+    floor = max(POLICY.limits.floor_bytes, kernel_floor_bytes(HOST))
+    hold = Hold(Phase.DRAIN, int(before * 4 * floor), changed_s=NOW, for_rate=RATE,
+                drain_bytes=int(before * floor))  # fmt: skip
+    seen = samples.estimate(
+        "sda", flooded=True, demand=True, held_back=True, rate=RATE / 2, drain_rate=RATE,
+        fsync_p99_s=1e-3, slow_share=0.02, limit_share=after,
+    )  # fmt: skip
+    memory, limit = DeviceMemory(last_flood_s=NOW, hold=hold), int(before * floor / after)
+    for tick in range(1, 10):
+        want, memory = device(seen, memory, max(limit, floor), NOW + tick)
+        assert want.target_bytes is not None and want.target_bytes >= floor
+        limit = want.target_bytes
+    assert memory.hold.phase is Phase.HOLD and memory.hold.drain_end_s > NOW
 
 
 # ---- who decides -----------------------------------------------------------
