@@ -52,7 +52,7 @@ def numbers(memory: Memory) -> List[Tuple[str, float]]:
     return found
 
 
-@runs(5000)
+@runs(7500)
 @given(cases(constant=False, dirty=True))
 def test_no_host_and_no_script_leads_out_of_bounds(case: Case) -> None:
     drive(case, 45.0, check=sane)

@@ -76,6 +76,8 @@ def climb(
         now = replace(
             now, from_bytes=0, failed=0, fruitless=now.fruitless if now.up else 0,
             tries=0 if much else now.tries,
+            # What a smaller limit has earned is not given back.
+            begin_bytes=now.begin_bytes if now.up else limit,
         )
     if now_s - hold.changed_s < min(PATIENCE_MOST_S, PATIENCE_S * (now.tries - FREE_TRIES)):
         hold = replace(hold, climb=now)
@@ -83,7 +85,7 @@ def climb(
             why = f"{waits}; neither a smaller nor a larger limit is any better: {NOT_OURS}"
             return limit, hold, State.EXHAUSTED, why
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
-    if not now.tries:
+    if not (now.tries or now.begin_bytes):
         # The first step goes where something is missing: throughput, or else latency.
         up = rate < bounds.keep * (estimate.drain_rate or 0.0)
         now = replace(now, up=up, begin_bytes=now.begin_bytes or limit)
