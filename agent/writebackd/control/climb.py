@@ -28,9 +28,9 @@ STEP = 1.4
 EARNS = 1.08
 DEAR = 4
 NOT_OURS = "the queue is not ours, letting go"
-# So many tries one after the other; from then on each waits so much longer than the
-# one before, up to a minute.  One that makes this much of a difference shows that
-# things have changed, and they begin anew.
+# When both directions failed each try waits so much longer than the one before, up to a
+# minute; and so it does after so many tries, since noise makes some seem to earn.  One
+# that makes this much of a difference shows that things have changed, and they begin anew.
 FREE_TRIES = 6
 PATIENCE_S, PATIENCE_MOST_S = 10.0, 60.0
 MUCH = 1.5
@@ -79,7 +79,8 @@ def climb(
             # What a smaller limit has earned is not given back.
             begin_bytes=now.begin_bytes if now.up else limit,
         )
-    if now_s - hold.changed_s < min(PATIENCE_MOST_S, PATIENCE_S * (now.tries - FREE_TRIES)):
+    pause_s = PATIENCE_S * max(now.failed - 1, now.tries - FREE_TRIES)
+    if now_s - hold.changed_s < min(PATIENCE_MOST_S, pause_s):
         hold = replace(hold, climb=now)
         if late and now.failed >= 2:
             why = f"{waits}; neither a smaller nor a larger limit is any better: {NOT_OURS}"
