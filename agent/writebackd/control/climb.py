@@ -80,6 +80,9 @@ def climb(
             begin_bytes=now.begin_bytes if now.up else limit,
         )
     pause_s = PATIENCE_S * max(now.failed - 1, now.tries - FREE_TRIES)
+    if now.tries and now.up and rate >= bounds.keep * (estimate.drain_rate or 0.0):
+        # Nothing is missing that a larger limit could bring; syncs pay for each try.
+        pause_s = PATIENCE_MOST_S
     if now_s - hold.changed_s < min(PATIENCE_MOST_S, pause_s):
         hold = replace(hold, climb=now)
         if late and now.failed >= 2:
