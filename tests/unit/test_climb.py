@@ -330,3 +330,19 @@ def test_it_finds_the_limit_where_throughput_begins_to_suffer(away: float) -> No
         assert KEEP * best / STEP**2 < limit < KEEP * best * STEP**2
     changes = sum(a != b for a, b in zip(limits, limits[1:]))
     assert changes <= 2 * len(limits) / PATIENCE_MOST_S + 2 * (1 + FOLLOW_S)
+
+
+def test_where_no_throughput_is_missing_a_larger_limit_is_tried_seldom() -> None:
+    up = Climb(up=True, tries=1)
+    soon, due = NOW - 0.99 * PATIENCE_MOST_S, NOW - 1.01 * PATIENCE_MOST_S
+    assert tick(judged(up, changed_s=soon)).limit == KNEE
+    assert tick(judged(up, changed_s=due)).limit == LARGER
+    assert tick(judged(up, rate=0.9 * KEEP * R, changed_s=soon)).limit == LARGER
+
+
+def test_each_failure_makes_the_next_try_later() -> None:
+    for failed in (2, 4):
+        now = Climb(tries=1, failed=failed)
+        pause_s = PATIENCE_S * (failed - 1)
+        assert tick(judged(now, changed_s=NOW - 0.99 * pause_s)).limit == KNEE
+        assert tick(judged(now, changed_s=NOW - 1.01 * pause_s)).limit == SMALLER
