@@ -85,7 +85,8 @@ def climb(
         pause_s = PATIENCE_MOST_S
     if now_s - hold.changed_s < min(PATIENCE_MOST_S, pause_s):
         hold = replace(hold, climb=now)
-        if late and now.failed >= 2:
+        # One failure says it as well, where a larger limit has nothing to bring.
+        if late and (now.failed >= 2 or (now.failed and now.up)):
             why = f"{waits}; neither a smaller nor a larger limit is any better: {NOT_OURS}"
             return limit, hold, State.EXHAUSTED, why
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
