@@ -593,7 +593,6 @@ class PaceMemory:
 
     rate: Optional[float] = None  # of all paced cgroups together; None: nobody is paced
     rates: Mapping[str, int] = field(default_factory=dict)  # by path: what was asked for
-    began_s: float = float("-inf")
     room: Optional[float] = None  # bytes per second that the disk is known to drain for them
     limit_bytes: Optional[int] = None  # the global limit that goes with it
     step_s: float = float("-inf")  # when the rate was last moved

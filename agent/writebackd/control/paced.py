@@ -194,7 +194,6 @@ class PaceTick:
         rate = HOLD * room
         memory = replace(
             memory,
-            began_s=self.now_s,
             wrote_s=self.now_s,
             step_s=self.now_s,
             room=room,
