@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.control.guards import objection, unit_of
+from writebackd.control.guards import unit_of
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND as LIMIT_DEADBAND
 from writebackd.control.rate import HOLD, divide, least, step
+from writebackd.control.scene import Scene
 from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import (
     BUCKET_EDGES_S,
-    CgroupSample,
     DeviceSample,
     Estimate,
     Histogram,
@@ -24,10 +25,10 @@ from writebackd.model import (
     Memory,
     Mode,
     PaceMemory,
-    Sample,
     State,
+    replace,
 )
-from writebackd.policy.schema import Policy
+from writebackd.policy.schema import DevicePolicy, Policy
 
 # Ticks in a row with slow syncs before pacing begins: at first, and once a try is in
 # doubt, then under the limit that the law wants, which is what it is compared with.
@@ -69,10 +70,6 @@ class Domain:
     group: Tuple[str, ...]  # names of all that end on the same leaf disks
 
 
-def devno_of(sample: Sample, name: str) -> str:
-    return next(d.device.devno for d in sample.devices if d.device.name == name)
-
-
 class PaceTick:
     """One tick of one domain: what it was given, and the decision from it."""
 
@@ -80,24 +77,36 @@ class PaceTick:
         self,
         policy: Policy,
         memory: Memory,
-        sample: Sample,
+        scene: Scene,
         estimates: Mapping[str, Estimate],
         domain: Domain,
         wants: Mapping[str, Want],
     ) -> None:
-        self.policy, self.memory, self.sample, self.domain = policy, memory, sample, domain
-        self.now_s = sample.time_s
-        self.estimates = [
-            estimates[name] for name in domain.group if wants[name].state is not State.EXCLUDED
-        ]
-        self.wants = [wants[estimate.name] for estimate in self.estimates]
-        mine = {seen.device.name for seen in domain.devices}
-        own = [estimate for estimate in self.estimates if estimate.name in mine]
+        self.policy, self.memory, self.scene, self.domain = policy, memory, scene, domain
+        self.sample = scene.sample
+        self.now_s = scene.sample.time_s
+        self._all_estimates, self._all_wants = estimates, wants
+        own = [estimates[seen.device.name] for seen in domain.devices]
         self.drain_rate = max((e.drain_rate or 0.0 for e in own), default=0.0)
         self.background_rate = max((e.background_rate for e in own), default=0.0)
         self.flooded = any(e.flooded for e in own)
         self.slow_share = max((e.slow_share or 0.0 for e in own), default=0.0)
-        self.demand = any(want.demand for want in self.wants) and all(
+
+    # What follows is of the whole group, which may be all volumes of an array: looked at
+    # only for one that is flooded or paced.
+
+    @cached_property
+    def wants(self) -> List[Want]:
+        wants = (self._all_wants[name] for name in self.domain.group)
+        return [want for want in wants if want.state is not State.EXCLUDED]
+
+    @cached_property
+    def estimates(self) -> List[Estimate]:
+        return [self._all_estimates[want.name] for want in self.wants]
+
+    @cached_property
+    def demand(self) -> bool:
+        return any(want.demand for want in self.wants) and all(
             estimate.demand_known for estimate in self.estimates
         )
 
@@ -113,11 +122,8 @@ class PaceTick:
     def _measure(self, memory: PaceMemory) -> PaceMemory:
         used = {path: rate for path, rate in memory.used.items() if path in memory.rates}
         wrote_s = memory.wrote_s
-        for cgroup in self._controlled():
-            path = cgroup.path or ""
-            rate = self._written(cgroup)
-            if rate is None:
-                continue
+        for path, size in self.scene.written.get(self.domain.devno, {}).items():
+            rate = size / self.sample.dt_s
             used[path] = _smooth(memory.used.get(path), rate)
             if path in memory.rates and rate >= FLOOD_RATE:
                 wrote_s = self.now_s
@@ -128,16 +134,6 @@ class PaceTick:
             sync_rate=_smooth(memory.sync_rate, self._sync_bytes()),
             background_rate=_smooth(memory.background_rate, self.background_rate),
         )
-
-    def _controlled(self) -> List[CgroupSample]:
-        """The cgroups whose files were read, each once."""
-        once = {c.path: c for c in self.sample.cgroups if c.control is not None}
-        return list(once.values())
-
-    def _written(self, cgroup: CgroupSample) -> Optional[float]:
-        written = dict(cgroup.control.written) if cgroup.control is not None else {}
-        size = written.get(self.domain.devno)
-        return None if size is None else size / self.sample.dt_s
 
     def _sync_bytes(self) -> float:
         """What syncs and journals write, as the BDI counts: below a raid10 it is twice."""
@@ -152,11 +148,12 @@ class PaceTick:
     def _latencies(self) -> Histogram:
         """fsyncs that returned, and one for each tick that the oldest waits on."""
         total = Histogram()
-        for seen in self.sample.devices:
-            if seen.device.name in self.domain.group and seen.sync is not None:
-                total += seen.sync.latency
-                if seen.sync.oldest_s >= self.sample.dt_s:
-                    total += _one(seen.sync.oldest_s)
+        for name in self.domain.group:
+            sync = self.scene.devices[name].sync
+            if sync is not None:
+                total += sync.latency
+                if sync.oldest_s >= self.sample.dt_s:
+                    total += _one(sync.oldest_s)
         return total
 
     # ---- not paced yet -----------------------------------------------------
@@ -222,8 +219,11 @@ class PaceTick:
         return False
 
     def _objective_s(self, estimate: Estimate) -> float:
-        bounds = self.policy.for_device(estimate.name, devno_of(self.sample, estimate.name))
+        bounds = self._bounds(estimate.name)
         return objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
+
+    def _bounds(self, name: str) -> DevicePolicy:
+        return self.policy.for_device(name, self.scene.devices[name].device.devno)
 
     def _limit_in_force(self) -> bool:
         """The first lever has done its part: the limit is down where the law wants it."""
@@ -236,17 +236,12 @@ class PaceTick:
         """The cgroups that flood and may be paced, and those that may not with the reason."""
         may: List[str] = []
         refused: List[Tuple[str, str]] = []
-        for cgroup in self._controlled():
-            path = cgroup.path or ""
+        for path, limits in self.scene.limits.items():
             floods = memory.used.get(path, 0.0) >= max(PART * memory.background_rate, FLOOD_RATE)
             # Where the files tell nothing, what was dirtied has to.
-            blind = cgroup.control is not None and cgroup.control.io_max is None
-            if path not in memory.rates and not floods and not blind:
+            if path not in memory.rates and not floods and limits is not None:
                 continue
-            ours = [devno for devno, m in self.memory.paces.items() if path in m.rates]
-            why = objection(
-                cgroup, ours, self.memory.syncers, self.policy.protect, self.now_s
-            )
+            why = self.scene.objection(path)
             if why is None:
                 may.append(path)
             else:
@@ -297,7 +292,7 @@ class PaceTick:
     def _taken(self, memory: PaceMemory) -> Optional[str]:
         """A paced cgroup whose pace somebody else has changed: it is his now."""
         kind, devno = LeverKind.PACE.value, self.domain.devno
-        foreign = {write.lever for write in self.sample.foreign}
+        foreign = self.scene.foreign
         return next((p for p in memory.rates if f"{kind} {p} {devno}" in foreign), None)
 
     def _strays(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
@@ -312,12 +307,7 @@ class PaceTick:
 
     def _in_force(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         """Widen the limit only when the kernel shows the paces; not for ever without them."""
-        shown = {
-            cgroup.path: dict(cgroup.control.io_max or ()).get(self.domain.devno, "")
-            for cgroup in self._controlled()
-            if cgroup.control is not None
-        }
-        missing = [path for path in memory.rates if not _limited(shown.get(path, ""))]
+        missing = [path for path in memory.rates if not self._limited(path)]
         if missing:
             memory = replace(memory, limit_bytes=None, unset_ticks=memory.unset_ticks + 1)
             # Nothing is ever set while only observing.
@@ -325,13 +315,17 @@ class PaceTick:
                 return memory, ""
             return memory, f"io.max of {missing[0]} could not be set"
         drain_time = min(
-            self.policy.for_device(e.name, devno_of(self.sample, e.name)).drain_time_s
-            for e in self.estimates
+            self._bounds(estimate.name).drain_time_s for estimate in self.estimates
         )
         # The arbitration keeps a goal that was up to its deadband larger.
         seconds = (1 - LIMIT_DEADBAND) * min(drain_time, WIDE_S)
         limit = int(seconds * (memory.rate or 0.0))
         return replace(memory, unset_ticks=0, limit_bytes=limit), ""
+
+    def _limited(self, path: str) -> bool:
+        limits = (self.scene.limits.get(path) or {}).get(self.domain.devno, "")
+        words = dict(word.partition("=")[::2] for word in limits.split())
+        return words.get("wbps", "max") != "max"
 
     def _judge(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         """Whether syncs got faster, over windows of JUDGE_S; empty while there is no verdict."""
@@ -374,11 +368,6 @@ def _let_go(memory: PaceMemory) -> PaceMemory:
         memory, rate=None, rates={}, limit_bytes=None, slow_ticks=0,
         before=memory.before if memory.proved_s > float("-inf") else Histogram(),
     )
-
-
-def _limited(limits: str) -> bool:
-    words = dict(word.partition("=")[::2] for word in limits.split())
-    return words.get("wbps", "max") != "max"
 
 
 def _names(memory: PaceMemory) -> str:

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Sequence, Tuple
 
 from writebackd import human
-from writebackd.model import PaceMemory
+from writebackd.model import PaceMemory, replace
 
 # Share of the drain rate that a flood begins with: the cache makes room with the rest.
 HOLD = 0.9
