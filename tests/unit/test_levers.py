@@ -447,6 +447,7 @@ def test_systemd_is_asked_in_its_own_spelling_of_the_disk(
     systemd: FakeLevers, path: Path, tmp_path: Path
 ) -> None:
     devno = systemd.devno(str(tmp_path))
+    systemd.inodes[f"/sys/dev/block/{devno}"] = 7
     systemd.set_property("dump.service", "IOReadBandwidthMax", str(tmp_path), "999")
     actuator = started(systemd, path)
     setting = Setting(LeverKind.PACE, UNIT, devno, 5)
@@ -507,6 +508,104 @@ def test_systemd_that_does_not_answer_is_told_and_tried_again_at_exit(
     systemd.write_errors = {}
     assert [action.ok for action in actuator.finish()] == [True]
     assert load(path) is None
+
+
+def test_a_pace_of_an_unplugged_disk_is_taken_back_from_the_unit(
+    systemd: FakeLevers, path: Path
+) -> None:
+    """The property names the number: the next disk that gets it would be held as well."""
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.unplug("8:0", "sda")
+    assert actuator.levers.foreign() == ()
+    # The law has not noticed yet and goes on asking: told once.
+    home, told = settle(actuator, pace(6))
+    assert home.ok and "no such disk" in str(told.error)
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+    assert actuator.levers.entries == () and load(path) is None
+    count = len(systemd.commands)
+    assert settle(actuator) == () and actuator.levers.foreign() == ()
+    assert len(systemd.commands) == count
+    systemd.plug("8:0", "sda")
+    systemd.mkdir(UNIT)  # started anew
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max"
+
+
+def test_a_unit_s_own_limit_of_an_unplugged_disk_is_given_back(
+    systemd: FakeLevers, path: Path, tmp_path: Path
+) -> None:
+    """It names the disk by a path that leads nowhere now: it is told by our value."""
+    name = tmp_path / "by-id"
+    name.touch()
+    devno = systemd.devno(str(name))
+    systemd.inodes[f"/sys/dev/block/{devno}"] = 7
+    systemd.set_property("dump.service", "IOWriteBandwidthMax", "/dev/other", "999")
+    systemd.set_property("dump.service", "IOWriteBandwidthMax", str(name), "777")
+    actuator = started(systemd, path)
+    settle(actuator, Setting(LeverKind.PACE, UNIT, devno, 5))
+    name.unlink()
+    del systemd.inodes[f"/sys/dev/block/{devno}"]
+    del systemd.cgroups[UNIT][devno]
+    assert [action.ok for action in settle(actuator)] == [True]
+    assert systemd.units is not None
+    assert dict(systemd.units["dump.service"]) == {
+        "/dev/other": {"wbps": "999"}, str(name): {"wbps": "777"}
+    }
+    assert load(path) is None
+
+
+def test_a_pace_is_taken_back_though_the_disk_was_replaced_between_two_ticks(
+    systemd: FakeLevers, path: Path
+) -> None:
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.unplug("8:0", "sda")
+    systemd.plug("8:0", "sda")
+    assert actuator.levers.foreign() == ()  # nobody set it to max
+    settle(actuator)
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+    settle(actuator, pace(6))
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "6"
+
+
+@pytest.mark.parametrize("way", ["restart", "restore"])
+def test_a_pace_of_a_disk_unplugged_while_nobody_looked_is_taken_back(
+    systemd: FakeLevers, path: Path, way: str
+) -> None:
+    settle(started(systemd, path), pace(5))
+    systemd.unplug("8:0", "sda")
+    if way == "restore":
+        assert restore_from_ledger(systemd, path).status == "restored"
+    else:
+        actuator = started(systemd, path)
+        actuator.levers.foreign()
+        # Nobody would ask for it again, so it does not stay for the law to come back.
+        assert [each.ok for each in actuator.apply_settings((), keep_adopted=True)] == []
+        assert [each.ok for each in actuator.apply_settings((), keep_adopted=True)] == [True]
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+    assert load(path) is None
+
+
+def test_a_pace_of_an_unplugged_disk_that_systemd_refuses_is_kept_and_tried_seldom(
+    systemd: FakeLevers, path: Path
+) -> None:
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.unplug("8:0", "sda")
+    systemd.write_errors = {"systemctl dump.service": (1, False)}
+    actions = settle(actuator) + settle(actuator)
+    assert [action.ok for action in actions] == [False] and load(path) is not None
+    systemd.write_errors = {}
+    assert [action.ok for action in actuator.finish()] == [True]
+    assert load(path) is None
+
+
+def test_a_pace_that_is_nobody_s_goes_with_the_disk(plain: FakeLevers, path: Path) -> None:
+    actuator = started(plain, path)
+    settle(actuator, pace(5))
+    plain.unplug("8:0", "sda")
+    assert actuator.levers.foreign() == () and settle(actuator) == ()
+    assert actuator.levers.entries == () and load(path) is None
 
 
 def test_without_io_max_there_is_no_limit_where_systemd_turns_it_on(files: FakeLevers) -> None:

@@ -69,6 +69,8 @@ class Levers:
         self._entries: Dict[Lever, LeverEntry] = {}
         self._saved: Tuple[LeverEntry, ...] = ()
         self._adopted: Set[Lever] = set()
+        # Whose target is gone while the value stays with a unit: to be taken back.
+        self._orphans: Set[Lever] = set()
         self._left: Dict[Lever, Optional[int]] = {}  # to others, with its identity
         self._pending: Dict[Lever, _Pending] = {}
         # Until when a value (None: the original) is not tried again.
@@ -92,12 +94,13 @@ class Levers:
         messages = []
         for entry in entries:
             lever = entry.lever
-            if levers.identity(self._files, lever) != entry.identity:
+            gone = levers.identity(self._files, lever) != entry.identity
+            if gone and not levers.outlives(self._files, lever):
                 continue
             current = self._read(lever)
-            if current == entry.original:
+            if current == entry.original and not gone:
                 continue
-            if current is None or current in entry.written:
+            if current in (None, *entry.written) or current == entry.original:
                 self._entries[lever] = entry
                 self._adopted.add(lever)
                 if lever.kind is LeverKind.BDI:
@@ -119,7 +122,8 @@ class Levers:
             if self._busy(lever):
                 continue
             current = self._read(lever)
-            if current is not None and current not in entry.written:
+            left_over = lever in self._orphans and current == entry.original
+            if current is not None and current not in entry.written and not left_over:
                 found.append(ForeignWrite(str(lever), _say(lever, current)))
                 self._let_go(lever)
         return tuple(found)
@@ -142,7 +146,9 @@ class Levers:
         actions = self._collect()
         self._forget_gone()
         wanted = {
-            lever_of(each): each for each in settings if lever_of(each) not in self._left
+            lever_of(each): each
+            for each in settings
+            if lever_of(each) not in self._left and lever_of(each) not in self._orphans
         }
         strange = [lever for lever in wanted if not levers.is_lever(lever)]
         actions += self._fail_all(strange, wanted, "there is no such lever")
@@ -154,7 +160,8 @@ class Levers:
         plan = self._plan_home(
             lever
             for lever in list(self._entries)
-            if lever not in wanted and not (keep_adopted and lever in self._adopted)
+            if lever in self._orphans
+            or (lever not in wanted and not (keep_adopted and lever in self._adopted))
         )
         if problem:
             # A fraction of something unknown: what is set stays as it is.
@@ -285,9 +292,9 @@ class Levers:
             if self._busy(lever) or (not again and self._waits(lever, None)):
                 continue
             current = self._read(lever)
-            if current == entry.original:
+            if current == entry.original and lever not in self._orphans:
                 del self._entries[lever]
-            elif current is None or current in entry.written:
+            elif current in (None, entry.original, *entry.written):
                 plan[lever] = _Change(
                     entry.original, _say(lever, current), _say(lever, entry.original)
                 )
@@ -373,7 +380,8 @@ class Levers:
                     actions.append(self._judge(lever, change, what))
                     continue
             try:
-                work = levers.write(self._files, lever, change.text)
+                ours = self._entries[lever].written
+                work = levers.write(self._files, lever, change.text, ours)
             except OSError as error:
                 actions.append(self._judge(lever, change, explain(error)))
                 continue
@@ -494,8 +502,13 @@ class Levers:
 
     def _forget_gone(self) -> None:
         """Drop what was unplugged or removed, though another may have its name by now."""
+        self._orphans.clear()
         for lever, entry in list(self._entries.items()):
-            if levers.identity(self._files, lever) != entry.identity:
+            if levers.identity(self._files, lever) == entry.identity:
+                continue
+            if levers.outlives(self._files, lever):
+                self._orphans.add(lever)
+            else:
                 del self._entries[lever]
         for lever, identity in list(self._left.items()):
             if levers.identity(self._files, lever) != identity:
