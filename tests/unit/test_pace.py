@@ -13,7 +13,7 @@ from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
 from writebackd.control.guards import NEVER, objection, unit_of
 from writebackd.control.paced import QUIET_S
-from writebackd.control.rate import BAD_REMEMBERED_S
+from writebackd.control.rate import BAD_REMEMBERED_S, step
 from writebackd.model import (
     CgroupControl,
     CgroupSample,
@@ -21,6 +21,7 @@ from writebackd.model import (
     ForeignWrite,
     LeverKind,
     Mode,
+    PaceMemory,
     Setting,
     State,
 )
@@ -268,6 +269,86 @@ def test_the_limit_stays_tight_until_the_kernel_shows_the_pace() -> None:
     assert 0 < len(asked) <= 10
     assert all((d.limit_bytes or 0) <= 2 << 20 for d in decisions[20:])
     assert "could not be set" in said(decisions[-1])
+
+
+TICKS_S = pytest.mark.parametrize("dt_s", [0.1, 0.5, 1.0])
+
+
+@TICKS_S
+def test_a_child_has_its_time_to_set_the_pace_however_short_the_ticks(dt_s: float) -> None:
+    host = plant(dt_s=dt_s, child_s=5.5)
+    while not host.tick().settings:
+        assert host.time_s < 1100.0
+    asked_s = host.time_s
+    while not host.paced:
+        assert host.tick().settings, said(host.tick())
+    assert host.time_s - asked_s >= 5.0
+    assert all(decision.settings for decision in host.run_s(10.0))
+
+
+@TICKS_S
+def test_a_pace_that_is_never_set_is_given_up_in_seconds(dt_s: float) -> None:
+    host = plant(dt_s=dt_s, groups=[Group(refuses=True)])
+    asked = sum(dt_s for decision in host.run_s(60.0) if decision.settings)
+    assert 7.0 <= asked <= 9.0
+
+
+@TICKS_S
+def test_slow_syncs_have_to_last_before_it_begins(dt_s: float) -> None:
+    """Of a cache that was full for half a second nobody is held."""
+    host = plant(dt_s=dt_s, groups=[Group(demand=40e6)])
+    host.run_s(30.0)
+    assert not host.paced
+    late, host.drain_rate = 0.0, 10e6
+    while not host.tick().settings:
+        assert host.time_s < 1200.0
+        late = late + dt_s if host.fill >= CACHE else 0.0
+    assert late + dt_s >= 0.9
+
+
+@TICKS_S
+def test_strays_have_to_last_before_it_lets_go(dt_s: float) -> None:
+    host = plant(dt_s=dt_s)
+    host.run_s(60.0)
+    host.groups.append(Group("/user.slice/user-0.slice/session-1.scope", 1e9, cgroup_id=8))
+    kept = 0.0
+    while host.tick().settings:
+        kept += dt_s
+    assert 2.9 <= kept + dt_s <= 4.1
+
+
+@TICKS_S
+def test_smoothed_rates_forget_in_seconds(dt_s: float) -> None:
+    host = plant(dt_s=dt_s)
+    host.run_s(30.0)
+    before = host.memory.paces[DISK.devno].background_rate
+    host.flooding = False
+    host.run_s(3.0)
+    assert host.memory.paces[DISK.devno].background_rate == pytest.approx(0.42 * before, rel=0.03)
+
+
+@TICKS_S
+def test_a_full_cache_has_to_last_before_the_rate_is_cut(dt_s: float) -> None:
+    memory, now, full_s = PaceMemory(rate=1e8, rates={FLOOD: 100000000}, room=1.1e8), NOW, 0.0
+    while memory.rate == 1e8:
+        now += dt_s
+        full_s += dt_s
+        memory, _ = step(memory, now, dt_s, 0.5, 1.1e8, 0.5, [FLOOD], late=True, helps=True)
+    assert full_s == pytest.approx(1.0, abs=0.11)
+
+
+@TICKS_S
+def test_a_sync_that_waits_counts_once_a_second(dt_s: float) -> None:
+    host = plant(dt_s=dt_s)
+    host.run_s(60.0)
+    host.syncing = False
+    counted, last = 0, host.memory.paces[DISK.devno].under.total
+    for tick in range(round(5.0 / dt_s)):
+        host.oldest_s = (tick + 0.5) * dt_s
+        host.tick()
+        under = host.memory.paces[DISK.devno].under.total
+        counted, last = counted + max(0, under - last), under
+    assert 3 <= counted <= 5
 
 
 def test_observing_asks_for_it_and_counts_no_failure() -> None:

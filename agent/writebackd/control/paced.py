@@ -30,17 +30,19 @@ from writebackd.model import (
 )
 from writebackd.policy.schema import DevicePolicy, Policy
 
-# Ticks in a row with slow syncs before pacing begins: at first, and once a try is in
-# doubt, then under the limit that the law wants, which is what it is compared with.
-START_TICKS, SETTLED_TICKS = 2, 8
+# Time in a row with slow syncs before pacing begins (two ticks while somebody waits): at
+# first, and once a try is in doubt, then under the limit that the law wants, which is what
+# it is compared with.  Seconds, here and below, since a tick is whatever --interval says.
+START_S, SETTLED_S = 0.9, 4.0
 # A cgroup takes part in a flood from this share of the device's background writes on.
 PART = 0.1
 # Floods that cannot be paced may be this share of the drain rate: more needs the limit.
 STRAY_SHARE = 0.2
-STRAY_TICKS = 5
+STRAY_LASTS_S = 3.0
 STRAY_BARRED_S = 60.0
-# The kernel's files have to show what was asked for within so many ticks.
-UNSET_TICKS = 5
+# The kernel's files have to show what was asked for within this time: the child that asks
+# systemd may take 5 s (CHILD_LIMIT_S in actuate/levers.py), and a tick reads what it did.
+UNSET_S = 8.0
 # Without a write for so long a flood is over.
 QUIET_S = 60.0
 # Latency under pace is judged over windows of this length; the first begins when the
@@ -54,8 +56,8 @@ BETTER = 0.6
 WIDE_S = 1.0
 # How long a try that did not help is remembered, and one that did.
 BARRED_S, PROVED_S = 600.0, 600.0
-# Weight of a tick in smoothed rates: about 4 s, destage and flusher come in bursts of one.
-WEIGHT = 0.25
+# Smoothed rates forget half in this time: destage and flusher come in bursts of a second.
+SMOOTH_HALF_S = 2.4
 
 # A limit is this device's own up to this multiple of what was asked for.
 IN_FORCE_HIGH = 1.25
@@ -124,16 +126,20 @@ class PaceTick:
         wrote_s = memory.wrote_s
         for path, size in self.scene.written.get(self.domain.devno, {}).items():
             rate = size / self.sample.dt_s
-            used[path] = _smooth(memory.used.get(path), rate)
+            used[path] = self._smooth(memory.used.get(path), rate)
             if path in memory.rates and rate >= FLOOD_RATE:
                 wrote_s = self.now_s
         return replace(
             memory,
             used=used,
             wrote_s=wrote_s,
-            sync_rate=_smooth(memory.sync_rate, self._sync_bytes()),
-            background_rate=_smooth(memory.background_rate, self.background_rate),
+            sync_rate=self._smooth(memory.sync_rate, self._sync_bytes()),
+            background_rate=self._smooth(memory.background_rate, self.background_rate),
         )
+
+    def _smooth(self, known: Optional[float], rate: float) -> float:
+        weight = 1 - 0.5 ** (self.sample.dt_s / SMOOTH_HALF_S)
+        return rate if known is None else known + weight * (rate - known)
 
     def _sync_bytes(self) -> float:
         """What syncs and journals write, as the BDI counts: below a raid10 it is twice."""
@@ -146,13 +152,13 @@ class PaceTick:
         return sync / self.sample.dt_s
 
     def _latencies(self) -> Histogram:
-        """fsyncs that returned, and one for each tick that the oldest waits on."""
+        """fsyncs that returned, and one for each whole second that the oldest waits."""
         total = Histogram()
         for name in self.domain.group:
             sync = self.scene.devices[name].sync
             if sync is not None:
                 total += sync.latency
-                if sync.oldest_s >= self.sample.dt_s:
+                if int(sync.oldest_s) > int(max(0.0, sync.oldest_s - self.sample.dt_s)):
                     total += _one(sync.oldest_s)
         return total
 
@@ -162,7 +168,7 @@ class PaceTick:
         proved = self.now_s - memory.proved_s <= PROVED_S
         doubted = self.now_s - memory.doubted_s <= BARRED_S
         anew = replace(
-            memory, slow_ticks=0, before=memory.before if proved else Histogram()
+            memory, slow_s=0.0, before=memory.before if proved else Histogram()
         )
         if not (self.flooded and self.demand and self.drain_rate):
             return anew, ""
@@ -174,7 +180,7 @@ class PaceTick:
                 return anew, ""
             memory = replace(
                 memory,
-                slow_ticks=memory.slow_ticks + 1,
+                slow_s=memory.slow_s + self.sample.dt_s,
                 before=memory.before + self._latencies() if doubted else Histogram(),
             )
         flooding, refused = self._flooding(memory)
@@ -184,7 +190,7 @@ class PaceTick:
                 "; ".join(f"{path}: {why}" for path, why in refused)
                 or "the cgroup that floods is not known"
             )
-        if not proved and memory.slow_ticks < (SETTLED_TICKS if doubted else START_TICKS):
+        if not proved and memory.slow_s < (SETTLED_S if doubted else START_S):
             return memory, ""
         # While the cache is full syncs hardly write: the disk drains the rest for the flood.
         room = min(self.drain_rate, memory.room if proved and memory.room else self.drain_rate)
@@ -194,9 +200,9 @@ class PaceTick:
             wrote_s=self.now_s,
             step_s=self.now_s,
             room=room,
-            slow_ticks=0,
-            unset_ticks=0,
-            stray_ticks=0,
+            slow_s=0.0,
+            unset_s=0.0,
+            stray_s=0.0,
             bad_rate=float("inf"),
             under=Histogram(),
             under_s=self.now_s + SETTLE_S,
@@ -277,6 +283,7 @@ class PaceTick:
         memory, why = step(
             memory,
             self.now_s,
+            self.sample.dt_s,
             self.policy.levers.pace_share,
             self.drain_rate,
             self.slow_share,
@@ -299,9 +306,9 @@ class PaceTick:
         held = sum(memory.used.get(path, 0.0) for path in flooding)
         stray = memory.background_rate - held
         if stray <= STRAY_SHARE * self.drain_rate:
-            return replace(memory, stray_ticks=0), ""
-        memory = replace(memory, stray_ticks=memory.stray_ticks + 1)
-        if memory.stray_ticks < STRAY_TICKS:
+            return replace(memory, stray_s=0.0), ""
+        memory = replace(memory, stray_s=memory.stray_s + self.sample.dt_s)
+        if memory.stray_s < STRAY_LASTS_S:
             return memory, ""
         return memory, f"others that cannot be paced write {_speed(stray)}, which needs the limit"
 
@@ -309,9 +316,11 @@ class PaceTick:
         """Widen the limit only when the kernel shows the paces; not for ever without them."""
         missing = [path for path in memory.rates if not self._limited(path)]
         if missing:
-            memory = replace(memory, limit_bytes=None, unset_ticks=memory.unset_ticks + 1)
+            memory = replace(
+                memory, limit_bytes=None, unset_s=memory.unset_s + self.sample.dt_s
+            )
             # Nothing is ever set while only observing.
-            if memory.unset_ticks < UNSET_TICKS or self.memory.mode is Mode.OBSERVE:
+            if memory.unset_s < UNSET_S or self.memory.mode is Mode.OBSERVE:
                 return memory, ""
             return memory, f"io.max of {missing[0]} could not be set"
         drain_time = min(
@@ -320,7 +329,7 @@ class PaceTick:
         # The arbitration keeps a goal that was up to its deadband larger.
         seconds = (1 - LIMIT_DEADBAND) * min(drain_time, WIDE_S)
         limit = int(seconds * (memory.rate or 0.0))
-        return replace(memory, unset_ticks=0, limit_bytes=limit), ""
+        return replace(memory, unset_s=0.0, limit_bytes=limit), ""
 
     def _limited(self, path: str) -> bool:
         limits = (self.scene.limits.get(path) or {}).get(self.domain.devno, "")
@@ -365,7 +374,7 @@ class PaceTick:
 
 def _let_go(memory: PaceMemory) -> PaceMemory:
     return replace(
-        memory, rate=None, rates={}, limit_bytes=None, slow_ticks=0,
+        memory, rate=None, rates={}, limit_bytes=None, slow_s=0.0,
         before=memory.before if memory.proved_s > float("-inf") else Histogram(),
     )
 
@@ -376,10 +385,6 @@ def _names(memory: PaceMemory) -> str:
 
 def _speed(rate: float) -> str:
     return f"{human.size(rate)}/s"
-
-
-def _smooth(known: Optional[float], rate: float) -> float:
-    return rate if known is None else known + WEIGHT * (rate - known)
 
 
 def _one(seconds: float) -> Histogram:
