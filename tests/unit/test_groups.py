@@ -105,6 +105,15 @@ def test_only_the_busiest_are_read(tree: Tree) -> None:
     assert sorted(found) == sorted(list(rates)[3:])
 
 
+def test_the_paced_are_read_whatever_they_do_as_long_as_they_are_there(tree: Tree) -> None:
+    tree.files(FLOOD, 1000)
+    assert set(tree.cgroups.control({}, 0.0, [FLOOD, "/gone"])) == {FLOOD}
+    assert set(tree.cgroups.control({}, 1000.0, [FLOOD])) == {FLOOD}
+    tree.files(FLOOD, 4000)
+    assert dict(tree.cgroups.control({}, 2000.0, [FLOOD])[FLOOD].written)["8:0"] == 3000
+    assert tree.cgroups.control({}, 2001.0 + WATCHED_S) == {}
+
+
 def test_delegation_is_told_by_its_mark_also_above(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:

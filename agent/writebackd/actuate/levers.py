@@ -111,6 +111,19 @@ class Levers:
         self._saved = tuple(entries)
         return tuple(messages)
 
+    def adopted(self) -> Tuple[Setting, ...]:
+        """What `adopt` took over, as settings; nothing of what stays behind without its target."""
+        self._forget_gone()
+        adopted = [lever for lever in self._entries if lever in self._adopted - self._orphans]
+        threshold, problem = self._threshold(adopted)
+        found = []
+        for lever in adopted:
+            text = self._read(lever)
+            value = None if text is None else levers.value_of(lever, text, threshold)
+            if value is not None and not (problem and lever.kind is LeverKind.BDI):
+                found.append(Setting(lever.kind, lever.target, lever.name, value))
+        return tuple(found)
+
     def foreign(self) -> Tuple[ForeignWrite, ...]:
         """What somebody else set in the place of a value of ours: that lever is let go.
 

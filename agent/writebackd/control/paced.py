@@ -257,7 +257,10 @@ class PaceTick:
     # ---- paced -------------------------------------------------------------
 
     def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
-        if not self.demand:
+        if memory.room is None:
+            # Taken over from the run before, which knew; what was learned then may be here.
+            memory = replace(memory, room=max(self.drain_rate, (memory.rate or 0.0) / HOLD))
+        if not self.demand and self.now_s >= self.memory.hold_until_s:
             return _let_go(memory), "no sync demand any more: not paced"
         if self.now_s - memory.wrote_s > QUIET_S:
             return _let_go(memory), "the flood is over: not paced"
@@ -305,7 +308,7 @@ class PaceTick:
     def _strays(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
         held = sum(memory.used.get(path, 0.0) for path in flooding)
         stray = memory.background_rate - held
-        if stray <= STRAY_SHARE * self.drain_rate:
+        if stray <= STRAY_SHARE * (self.drain_rate or memory.room or 0.0):
             return replace(memory, stray_s=0.0), ""
         memory = replace(memory, stray_s=memory.stray_s + self.sample.dt_s)
         if memory.stray_s < STRAY_LASTS_S:
@@ -338,7 +341,7 @@ class PaceTick:
 
     def _judge(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         """Whether syncs got faster, over windows of JUDGE_S; empty while there is no verdict."""
-        if memory.limit_bytes is None or not self.flooded:
+        if memory.limit_bytes is None or not (self.flooded and self.demand):
             return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
         if self.now_s < memory.under_s:
             return memory, ""

@@ -53,7 +53,7 @@ def step(
     rate = memory.rate or 0.0
     full = slow_share > FULL_SHARE_PACED
     room = memory.room or 0.0
-    if full and drain_rate < rate:
+    if full and 0 < drain_rate < rate:
         # The disk does not even take the pace: a rebuild, or it was thought to be faster.
         # Where it does, syncs fill the cache, and what drains beside them must not become
         # the measure: a pace that follows it makes them more, and so on down.

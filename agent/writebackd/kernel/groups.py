@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import CgroupControl
@@ -79,12 +79,15 @@ class Cgroups:
         return (self._mount or "") + path.rstrip("/")
 
     def control(
-        self, dirtied: Mapping[str, float], now_s: float
+        self, dirtied: Mapping[str, float], now_s: float, paced: Collection[str] = ()
     ) -> Dict[str, CgroupControl]:
-        """The files of the cgroups that flood or did lately, by path.
+        """The files of the cgroups that are paced, that flood or did lately, by path.
 
         `dirtied` is bytes per second by path, of all devices together.
         """
+        held = [path for path in paced if self.id(path) is not None]
+        for path in held:
+            self._watched.setdefault(path, _Watched(now_s, {}))
         for path, rate in dirtied.items():
             if rate >= FLOOD_RATE:
                 last = self._watched.get(path)
@@ -92,12 +95,13 @@ class Cgroups:
         self._watched = {
             path: watched
             for path, watched in self._watched.items()
-            if now_s - watched.last_s <= WATCHED_S
+            if now_s - watched.last_s <= WATCHED_S or path in held
         }
         busiest = sorted(
             self._watched, key=lambda path: (-dirtied.get(path, 0.0), -self._watched[path].last_s)
         )
-        return {path: self._read(path) for path in busiest[:MOST_WATCHED]}
+        read = dict.fromkeys([*held, *busiest[:MOST_WATCHED]])
+        return {path: self._read(path) for path in read}
 
     def _read(self, path: str) -> CgroupControl:
         directory = self._directory(path)

@@ -102,6 +102,15 @@ def text_for(setting: Setting, threshold_bytes: int) -> str:
     return str(setting.value)
 
 
+def value_of(lever: Lever, text: str, threshold_bytes: int) -> Optional[int]:
+    """The value that `text` stands for, in the unit of a Setting; None for no limit at all."""
+    if not text.isdigit():
+        return None
+    if lever.kind is LeverKind.BDI:
+        return bdi.value_of(lever.name, text, threshold_bytes)
+    return int(text)
+
+
 def holds(setting: Setting, text: str, threshold_bytes: int) -> bool:
     """Whether a lever that reads `text` is as the setting wants it."""
     if setting.kind is LeverKind.BDI:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Mapping, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
@@ -15,6 +15,7 @@ from writebackd.kernel.topology import Topology
 from writebackd.kernel.vm import host_info, read_state
 from writebackd.model import (
     Action,
+    CgroupControl,
     CgroupSample,
     ClassSample,
     Device,
@@ -45,6 +46,7 @@ class Sampler:
         self.probe = probe
         self.excluded = excluded
         self.watch_cgroups = False  # read the files of cgroups that flood: pacing needs them
+        self.paced: FrozenSet[str] = frozenset()  # and of these, whatever they do
         self._cgroups = Cgroups(files, cgroup2_mount(files))
         self._files = files
         self._topology = topology
@@ -137,7 +139,9 @@ class Sampler:
             path = paths[cgroup_id]
             if path is not None:
                 dirtied[path] = dirtied.get(path, 0.0) + seen.dirtied_bytes / dt_s
-        control = self._cgroups.control(dirtied, now_s) if self.watch_cgroups else {}
+        control: Dict[str, CgroupControl] = {}
+        if self.watch_cgroups:
+            control = self._cgroups.control(dirtied, now_s, self.paced)
         found = [
             CgroupSample(
                 cgroup_id=cgroup_id,
