@@ -99,6 +99,27 @@ def test_protected_units_are_not_paced() -> None:
     assert "[protect]" in why(group(f"{FLOOD}/worker"), protect=Protect(("backup.service",)))
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/system.slice/system-backup.slice/backup@1.service",
+     "/system.slice/system-backup.slice/system-backup-night.slice/x.service/worker",
+     "/system.slice/system-backup.slice"],
+)  # fmt: skip
+def test_a_protected_slice_protects_all_units_below_it(path: str) -> None:
+    for glob in ("system-backup.slice", "*-backup.slice"):
+        assert f"'{glob}' in [protect]" in why(group(path), protect=Protect((glob,)))
+    assert why(group(path), protect=Protect(("system-web.slice", "backup.slice"))) == ""
+
+
+def test_slices_are_the_host_s_and_have_to_be_meant() -> None:
+    # A container may call its slices what it likes.
+    inner = "/machine.slice/web.service/system-backup.slice/x.service"
+    assert why(group(inner), protect=Protect(("system-backup.slice",))) == ""
+    # Everything whose name begins with s, but not all that is in system.slice.
+    assert why(group(), protect=Protect(("s*",))) == ""
+    assert "[protect]" in why(group("/system.slice/sync.service"), protect=Protect(("s*",)))
+
+
 def test_what_systemd_has_handed_over_is_not_paced() -> None:
     assert "Delegate" in why(group(delegated=True))
 
