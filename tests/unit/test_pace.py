@@ -473,6 +473,48 @@ def test_two_floods_share_and_who_uses_less_leaves_it_to_the_other() -> None:
     assert host.fill < CACHE
 
 
+def many(count: int) -> List[Group]:
+    return [Group(f"/system.slice/job@{n}.service", 1e9, cgroup_id=100 + n) for n in range(count)]
+
+
+def test_a_flood_of_many_equal_writers_is_held() -> None:
+    host = plant(groups=many(20))
+    host.run(60)
+    # Those that are left write what they like, but that is no flood any more.
+    assert len(host.paced) >= 18
+    assert host.rate <= 1.1 * host.drain_rate and max(host.paced.values()) < 5e6
+    decision = host.tick()
+    assert "more held at" in decision.devices[0].reason and len(decision.devices[0].reason) < 250
+    assert host.fill < CACHE
+
+
+def test_a_flood_of_more_than_can_be_held_is_not_and_that_is_told() -> None:
+    for count, told in (
+        (58, "53 cgroups flood, which at 1.0M/s each"),
+        (64, "less than 1.0M/s each"),
+    ):
+        host = plant(groups=many(count), drain_rate=61e6)
+        decisions = host.run(60)
+        assert not any(decision.settings for decision in decisions)
+        assert told in said(decisions[-1])
+
+
+def test_when_too_many_join_it_is_let_go() -> None:
+    host = plant()
+    host.run(60)
+    assert host.paced
+    host.groups += many(64)
+    host.run(5)
+    assert not host.paced and "the least pace" in said(host.tick())
+
+
+def test_small_writers_beside_a_flood_are_left_alone() -> None:
+    small = [replace(each, demand=2e6) for each in many(2)]
+    host = plant(groups=[Group(), *small])
+    host.run(60)
+    assert set(host.paced) == {FLOOD}
+
+
 # ---- does it help? ----------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def calls_of(disks: int, shared: bool, held: bool) -> int:
     paces: Dict[str, PaceMemory] = {}
     if held:
         paces = {
-            devnos[name]: PaceMemory(rate=1e6, rates={path: 1000000}, room=1e6, wrote_s=1000.0)
+            devnos[name]: PaceMemory(rate=2e6, rates={path: 2000000}, room=2e6, wrote_s=1000.0)
             for name, path in paths.items()
         }
     calls = 0

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import human
 from writebackd.control.guards import unit_of
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND as LIMIT_DEADBAND
-from writebackd.control.rate import HOLD, divide, least, step
+from writebackd.control.rate import HOLD, LEAST_RATE, divide, least, step
 from writebackd.control.scene import Scene
 from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.estimate.estimate import objective_s
@@ -34,8 +34,9 @@ from writebackd.policy.schema import DevicePolicy, Policy
 # first, and once a try is in doubt, then under the limit that the law wants, which is what
 # it is compared with.  Seconds, here and below, since a tick is whatever --interval says.
 START_S, SETTLED_S = 0.9, 4.0
-# A cgroup takes part in a flood from this share of the device's background writes on.
-PART = 0.1
+# The flood are the largest writers that make up this share of the device's background
+# writes: one, or 18 of 20 equal ones.
+BULK = 0.9
 # Floods that cannot be paced may be this share of the drain rate: more needs the limit.
 STRAY_SHARE = 0.2
 STRAY_LASTS_S = 3.0
@@ -59,6 +60,7 @@ BARRED_S, PROVED_S = 600.0, 600.0
 # Smoothed rates forget half in this time: destage and flusher come in bursts of a second.
 SMOOTH_HALF_S = 2.4
 
+MOST_NAMED = 4
 # A limit is this device's own up to this multiple of what was asked for.
 IN_FORCE_HIGH = 1.25
 
@@ -187,14 +189,17 @@ class PaceTick:
         total = sum(memory.used[path] for path in flooding)
         if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
             return memory, "not paced: " + (
-                "; ".join(f"{path}: {why}" for path, why in refused)
-                or "the cgroup that floods is not known"
+                _refusals(refused)
+                or "the cgroup that floods is not known, unless it is many with less than "
+                f"{_speed(LEAST_RATE)} each"
             )
         if not proved and memory.slow_s < (SETTLED_S if doubted else START_S):
             return memory, ""
         # While the cache is full syncs hardly write: the disk drains the rest for the flood.
         room = min(self.drain_rate, memory.room if proved and memory.room else self.drain_rate)
         rate = HOLD * room
+        if len(flooding) * LEAST_RATE > rate:
+            return memory, f"not paced: {_too_many(flooding, rate)}"
         memory = replace(
             memory,
             wrote_s=self.now_s,
@@ -242,10 +247,10 @@ class PaceTick:
         """The cgroups that flood and may be paced, and those that may not with the reason."""
         may: List[str] = []
         refused: List[Tuple[str, str]] = []
+        bulk = self._bulk(memory)
         for path, limits in self.scene.limits.items():
-            floods = memory.used.get(path, 0.0) >= max(PART * memory.background_rate, FLOOD_RATE)
             # Where the files tell nothing, what was dirtied has to.
-            if path not in memory.rates and not floods and limits is not None:
+            if path not in memory.rates and path not in bulk and limits is not None:
                 continue
             why = self.scene.objection(path)
             if why is None:
@@ -253,6 +258,16 @@ class PaceTick:
             else:
                 refused.append((path, why))
         return may, refused
+
+    def _bulk(self, memory: PaceMemory) -> Set[str]:
+        bulk: Set[str] = set()
+        missing = BULK * memory.background_rate
+        for path in sorted(memory.used, key=lambda path: -memory.used[path]):
+            if missing <= 0 or memory.used[path] < FLOOD_RATE:
+                break
+            bulk.add(path)
+            missing -= memory.used[path]
+        return bulk
 
     # ---- paced -------------------------------------------------------------
 
@@ -266,11 +281,14 @@ class PaceTick:
             return _let_go(memory), "the flood is over: not paced"
         flooding, refused = self._flooding(memory)
         if not flooding:
-            why = "; ".join(f"{path}: {why}" for path, why in refused) or "the cgroups are gone"
+            why = _refusals(refused) or "the cgroups are gone"
             return _let_go(memory), f"not paced any more: {why}"
         taken = self._taken(memory)
         if taken:
             return self._bar(memory, BARRED_S, f"somebody else set io.max of {taken}")
+        room = memory.room or 0.0
+        if len(flooding) * LEAST_RATE > room:
+            return self._bar(memory, STRAY_BARRED_S, _too_many(flooding, room))
         memory, strays = self._strays(memory, flooding)
         if strays:
             return self._bar(memory, STRAY_BARRED_S, strays)
@@ -383,7 +401,25 @@ def _let_go(memory: PaceMemory) -> PaceMemory:
 
 
 def _names(memory: PaceMemory) -> str:
-    return ", ".join(unit_of(path) for path in sorted(memory.rates))
+    return _some([unit_of(path) for path in sorted(memory.rates)], ", ")
+
+
+def _refusals(refused: Sequence[Tuple[str, str]]) -> str:
+    return _some([f"{path}: {why}" for path, why in refused], "; ")
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    """The first few: a reason with dozens of names helps nobody."""
+    more = len(texts) - MOST_NAMED
+    shown = [*texts[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+    return between.join(shown)
+
+
+def _too_many(paths: Sequence[str], rate: float) -> str:
+    return (
+        f"{len(paths)} cgroups flood, which at {_speed(LEAST_RATE)} each, the least pace, is more "
+        f"than the {_speed(rate)} that they may write"
+    )
 
 
 def _speed(rate: float) -> str:

@@ -134,11 +134,12 @@ class Sampler:
             key = (cgroup_id, device.name if device else None)
             sums[key] = sums.get(key, CgroupReading()) + seen
         paths = {key[0]: self._cgroups.path(key[0], seen.pid) for key, seen in sums.items()}
-        dirtied: Dict[str, float] = {}
-        for (cgroup_id, _), seen in sums.items():
+        dirtied: Dict[Optional[str], Dict[str, float]] = {}
+        for (cgroup_id, device_name), seen in sums.items():
             path = paths[cgroup_id]
             if path is not None:
-                dirtied[path] = dirtied.get(path, 0.0) + seen.dirtied_bytes / dt_s
+                rates = dirtied.setdefault(device_name, {})
+                rates[path] = rates.get(path, 0.0) + seen.dirtied_bytes / dt_s
         control: Dict[str, CgroupControl] = {}
         if self.watch_cgroups:
             control = self._cgroups.control(dirtied, now_s, self.paced)
@@ -155,6 +156,7 @@ class Sampler:
             )
             for (cgroup_id, device_name), seen in sums.items()
         ]
+        busy = set(paths.values())
         # Those that rest for a moment: what they hold, and still write, counts.
         found += [
             CgroupSample(
@@ -165,7 +167,7 @@ class Sampler:
                 control=held,
             )
             for path, held in control.items()
-            if path not in dirtied
+            if path not in busy
         ]
         return tuple(found)
 
