@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Tuple
 
@@ -19,6 +20,7 @@ from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate import levers as levers_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import LeverEntry, load
+from writebackd.actuate.levers import Levers
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel import bdi, cgroups
 from writebackd.kernel.levers import Lever, is_lever
@@ -795,6 +797,73 @@ def test_removed_cgroup_is_dropped(plain: FakeLevers, path: Path) -> None:
     settle(actuator, pace(5))
     plain.rmdir(UNIT)
     assert settle(actuator) == () and load(path) is None
+
+
+class Clock:
+    """In the place of the module time."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_what_comes_and_goes_by_the_thousand_is_forgotten(
+    systemd: FakeLevers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(levers_module, "time", clock)
+    hand = Levers(systemd, save=lambda: None)
+    assert systemd.units is not None
+    for number in range(2000):
+        unit, devno, disk = f"job-{number}.service", f"7:{number}", f"loop{number}"
+        cgroup = f"/system.slice/{unit}"
+        systemd.units[unit] = []
+        systemd.mkdir(cgroup)
+        systemd.plug(devno, disk)
+        if number % 4 == 1:
+            systemd.write_errors = {f"systemctl {unit}": (1, False)}
+        if number % 4 == 2:
+            systemd.bdis[devno]["strict_limit"] = 1  # unfit, like every FUSE mount
+        settings = (
+            Setting(LeverKind.PACE, cgroup, "8:0", 5),
+            *(replace(each, target=devno) for each in CAP),
+            Setting(LeverKind.QUEUE, disk, "nr_requests", 8),
+        )
+        hand.apply(settings)
+        hand.apply(settings)
+        systemd.write_errors = {}
+        if number % 4 == 3:
+            systemd.poke(f"{CGROUPS}{cgroup}/io.max", "8:0 wbps=1000")
+            systemd.poke(f"/sys/class/bdi/{devno}/max_ratio_fine", "999998")
+            assert len(hand.foreign()) == 2
+        systemd.rmdir(cgroup)
+        systemd.unplug(devno, disk)
+        del systemd.units[unit]
+        clock.now += 1.0
+        hand.foreign()
+    # 60 s of remembering, 30 s of not trying again.
+    sizes = {
+        name: len(each) for name, each in vars(hand).items()
+        if isinstance(each, (dict, set, list, tuple))
+    }
+    assert max(sizes.values()) <= 62, sizes
+    assert hand.entries == ()
+
+
+def test_what_is_still_there_is_not_forgotten(
+    systemd: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(levers_module, "time", clock)
+    actuator = started(systemd, path)
+    settle(actuator, pace(5), *CAP)
+    systemd.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=1000")
+    assert len(actuator.levers.foreign()) == 1
+    clock.now += 1000.0
+    assert settle(actuator, pace(5), *CAP) == ()
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "1000"
 
 
 # -- the way home ------------------------------------------------------------------

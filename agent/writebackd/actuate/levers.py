@@ -30,6 +30,9 @@ RETRY_S = 30.0
 # A kernel that fails the self-test will not get better; a BDI may lose the
 # limits of its own.
 TEST_AGAIN_S = 300.0
+# What is remembered of units and devices that are gone is dropped so often: transient units
+# come by the thousand, and a look at all that is remembered costs 2 us each.
+TIDY_S = 60.0
 _WAIT_S = 0.05
 
 
@@ -78,6 +81,7 @@ class Levers:
         self._tested: Dict[str, Optional[int]] = {}  # BDIs that passed the self-test
         self._unfit: Dict[str, Tuple[Optional[int], float]] = {}  # and those that did not
         self._pretended: Dict[Lever, str] = {}
+        self._tidy_at = 0.0
 
     @property
     def entries(self) -> Tuple[LeverEntry, ...]:
@@ -526,6 +530,28 @@ class Levers:
         for lever, identity in list(self._left.items()):
             if levers.identity(self._files, lever) != identity:
                 del self._left[lever]
+        self._adopted &= self._entries.keys()
+        if time.monotonic() >= self._tidy_at:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop what is remembered of targets that are gone, and what has run out."""
+        now = time.monotonic()
+        self._tidy_at = now + TIDY_S
+        # A unit that ended takes with it that it was somebody else's: should it come again,
+        # its limits tell.
+        self._left = {x: each for x, each in self._left.items() if levers.present(self._files, x)}
+        self._refused = {x: each for x, each in self._refused.items() if now < each[1]}
+        self._unfit = {
+            target: (known, until)
+            for target, (known, until) in self._unfit.items()
+            if now < until and self._files.inode(bdi.directory(target)) == known
+        }
+        self._tested = {
+            target: known
+            for target, known in self._tested.items()
+            if self._files.inode(bdi.directory(target)) == known
+        }
 
     def _store(self) -> None:
         self._save()

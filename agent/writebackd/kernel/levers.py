@@ -63,6 +63,17 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
         return None
 
 
+def present(files: KernelFiles, lever: Lever) -> bool:
+    """Whether there is anything now that the lever would act on."""
+    if lever.kind is not LeverKind.PACE:
+        return identity(files, lever) is not None
+    try:
+        home = cgroups.directory(files, lever.target)
+    except FileNotFoundError:
+        return False
+    return files.inode(home) is not None and cgroups.disk(files, lever.name) is not None
+
+
 def outlives(files: KernelFiles, lever: Lever) -> bool:
     """Whether the value stays behind when its target is gone: a property of a unit."""
     return lever.kind is LeverKind.PACE and cgroups.owner(files, lever.target) is not None
