@@ -28,6 +28,7 @@ from writebackd.control.decide import HURRY, decide, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.levers import file_of
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import Probe, open_probe
 from writebackd.kernel.sampler import Sampler
@@ -314,6 +315,7 @@ class Daemon:
             self_cpu_fraction=spent / max(1.0, sample.time_s - self._started_s),
             self_rss_bytes=resident,
             state_dir=str(self._options.state_dir),
+            levers=self._actuator.levers.held(sample.vm.threshold_bytes),
             history_dropped=self._history.dropped,
             messages=tuple(self._messages),
         )
@@ -432,12 +434,18 @@ class Daemon:
         if verb == "why":
             return why_json(snapshot, text_argument(args, "device"))
         if verb == "verify":
+            vm = read_state(self._files)
             return verify_json(
-                read_state(self._files),
+                vm,
                 snapshot.sample.host.page_size,
                 self._written(),
                 snapshot.sample.foreign,
                 self._memory.yielded,
+                self._actuator.levers.held(vm.threshold_bytes),
+                [
+                    (str(lever), file_of(lever), written, found)
+                    for lever, written, found in self._actuator.levers.differing()
+                ],
             )
         raise RequestError(f"unknown verb {verb!r}")
 

@@ -424,6 +424,17 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class HeldLever:
+    """A lever beside the global pair that holds a value of ours; all in the units of Setting."""
+
+    kind: LeverKind
+    target: str
+    name: str
+    value: Optional[int]  # what was written last; None: no limit
+    original: Optional[int]  # what it goes back to; None: no limit
+
+
+@dataclass(frozen=True)
 class Basis:
     """What the law reckoned with while somebody syncs on a device."""
 

@@ -135,6 +135,41 @@ def test_actions_tell_the_old_value_in_its_form(plain: FakeLevers, path: Path) -
     assert home["flush vm dirty_writeback_centisecs"].new == "500"
 
 
+def test_what_is_held_is_told_in_the_units_of_the_settings(files: FakeLevers, path: Path) -> None:
+    actuator = started(files, path)
+    assert actuator.levers.held(64 * MIB) == ()
+    actuator.apply(*PAIR)
+    settle(actuator, *ALL)
+    held = {(each.kind, each.name): each for each in actuator.levers.held(PAIR[0])}
+    assert {(x.kind, x.name): x.value for x in ALL} == {key: x.value for key, x in held.items()}
+    assert held[LeverKind.PACE, "8:0"].original is None
+    assert held[LeverKind.QUEUE, "nr_requests"].original == 64
+    assert held[LeverKind.BDI, "max_bytes"].original == PAIR[0]
+    settle(actuator)
+    assert actuator.levers.held(PAIR[0]) == ()
+
+
+def test_what_differs_in_the_kernel_is_found_and_left_as_it_is(
+    files: FakeLevers, path: Path
+) -> None:
+    actuator = started(files, path)
+    settle(actuator, *ALL)
+    assert actuator.levers.differing() == ()
+    files.poke("/sys/block/sda/queue/nr_requests", "32")
+    files.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=max")
+    before = actuator.levers.entries
+    found = {str(lever): texts for lever, *texts in actuator.levers.differing()}
+    assert found == {
+        "queue sda nr_requests": ["8", "32"], f"pace {UNIT} 8:0": ["20000000", "max"]
+    }
+    assert actuator.levers.entries == before
+    # Reading the queue of a disk that hangs in a write would hang as well.
+    files.stalled = True
+    actuator.apply_settings(OTHERS)
+    assert all(lever.kind is not LeverKind.QUEUE for lever, *_ in actuator.levers.differing())
+    files.release()
+
+
 def test_one_that_is_not_named_goes_home_alone(files: FakeLevers, path: Path) -> None:
     actuator = started(files, path)
     settle(actuator, *ALL)

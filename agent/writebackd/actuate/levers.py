@@ -20,7 +20,7 @@ from writebackd.kernel.children import Job
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, lever_of
 from writebackd.kernel.vm import read_state
-from writebackd.model import Action, ForeignWrite, LeverKind, Setting
+from writebackd.model import Action, ForeignWrite, HeldLever, LeverKind, Setting
 
 # What a child may take: a queue that is frozen waits for the requests in
 # flight, which a slow array works off in 1 to 2 s.
@@ -87,6 +87,31 @@ class Levers:
     def entries(self) -> Tuple[LeverEntry, ...]:
         """What the ledger has to know: every lever that holds a value of ours, or may."""
         return tuple(self._entries.values())
+
+    def held(self, threshold_bytes: int) -> Tuple[HeldLever, ...]:
+        """All of `entries`, with the limits of BDIs in bytes of the global `threshold_bytes`."""
+        return tuple(
+            HeldLever(
+                lever.kind,
+                lever.target,
+                lever.name,
+                levers.value_of(lever, entry.written[-1], threshold_bytes),
+                levers.value_of(lever, entry.original, threshold_bytes),
+            )
+            for lever, entry in self._entries.items()
+        )
+
+    def differing(self) -> Tuple[Tuple[Lever, str, str], ...]:
+        """The levers that do not read as they were written: written last, and found.
+
+        Left out is what cannot be read, and what a child is about to write.
+        """
+        found = []
+        for lever, entry in self._entries.items():
+            current = None if self._busy(lever) else self._read(lever)
+            if current is not None and current not in entry.written:
+                found.append((lever, entry.written[-1], current))
+        return tuple(found)
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
         """Take the entries of a ledger as they are; `restore` finds out whose value stands."""

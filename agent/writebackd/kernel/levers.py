@@ -134,6 +134,11 @@ def describe(lever: Lever, text: str) -> str:
     return bdi.describe(lever.name, text) if lever.kind is LeverKind.BDI else text
 
 
+def file_of(lever: Lever) -> str:
+    """The file that shows the value, for people."""
+    return f"io.max of {lever.target}" if lever.kind is LeverKind.PACE else _path(lever)
+
+
 def _path(lever: Lever) -> str:
     if lever.kind is LeverKind.FLUSH:
         return f"/proc/sys/vm/{lever.name}"
