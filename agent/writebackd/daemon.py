@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import psutil
 
@@ -25,8 +25,10 @@ from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lock import take_lock
 from writebackd.actuate.outcome import describe_action
 from writebackd.control.decide import HURRY, decide, released
+from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.levers import file_of
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import Probe, open_probe
 from writebackd.kernel.sampler import Sampler
@@ -153,15 +155,9 @@ class Daemon:
         try:
             for message in self._actuator.start():
                 log.info("%s", message)
-            adopted = self._actuator.held_limit_bytes
-            held = adopted is not None or self._actuator.levers.entries
-            if held and self._memory.mode is Mode.ENFORCE:
-                self._memory = replace(
-                    self._memory,
-                    limit_bytes=adopted,
-                    goal_bytes=adopted,
-                    hold_until_s=_boottime() + ADOPTED_HOLD_S,
-                )
+            self._memory = taken_over(
+                self._memory, self._actuator, self._topology.devices, _boottime()
+            )
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
@@ -210,6 +206,9 @@ class Daemon:
                 self._renew_probe_if_blind()
             self._take_loaded_policy()
             self._sampler.watch_cgroups = self.policy.levers.pace
+            self._sampler.paced = frozenset(
+                path for paced in self._memory.paces.values() for path in paced.rates
+            )
             sample = self._sampler.read(
                 now, time.time(), dt or self._options.interval_s, self._actions
             )
@@ -316,6 +315,7 @@ class Daemon:
             self_cpu_fraction=spent / max(1.0, sample.time_s - self._started_s),
             self_rss_bytes=resident,
             state_dir=str(self._options.state_dir),
+            levers=self._actuator.levers.held(sample.vm.threshold_bytes),
             history_dropped=self._history.dropped,
             messages=tuple(self._messages),
         )
@@ -434,12 +434,18 @@ class Daemon:
         if verb == "why":
             return why_json(snapshot, text_argument(args, "device"))
         if verb == "verify":
+            vm = read_state(self._files)
             return verify_json(
-                read_state(self._files),
+                vm,
                 snapshot.sample.host.page_size,
                 self._written(),
                 snapshot.sample.foreign,
                 self._memory.yielded,
+                self._actuator.levers.held(vm.threshold_bytes),
+                [
+                    (str(lever), file_of(lever), written, found)
+                    for lever, written, found in self._actuator.levers.differing()
+                ],
             )
         raise RequestError(f"unknown verb {verb!r}")
 
@@ -479,6 +485,22 @@ class Daemon:
             self._memory.mode is Mode.OBSERVE or self._memory.yielded is not None
         )
         return pin_json(pin, ["takes effect after `writebackctl enforce`"] if waits else [])
+
+
+def taken_over(
+    memory: Memory, actuator: Actuator, devices: Sequence[Device], now_s: float
+) -> Memory:
+    """The memory to begin with, when an earlier run has left something that stands."""
+    adopted = actuator.held_limit_bytes
+    if memory.mode is not Mode.ENFORCE or (adopted is None and not actuator.levers.entries):
+        return memory
+    memory = replace(
+        memory,
+        limit_bytes=adopted,
+        goal_bytes=adopted,
+        hold_until_s=now_s + ADOPTED_HOLD_S,
+    )
+    return resumed(memory, actuator.levers.adopted(), devices, now_s)
 
 
 def _boottime() -> float:

@@ -424,6 +424,17 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class HeldLever:
+    """A lever beside the global pair that holds a value of ours; all in the units of Setting."""
+
+    kind: LeverKind
+    target: str
+    name: str
+    value: Optional[int]  # what was written last; None: no limit
+    original: Optional[int]  # what it goes back to; None: no limit
+
+
+@dataclass(frozen=True)
 class Basis:
     """What the law reckoned with while somebody syncs on a device."""
 
@@ -596,7 +607,7 @@ class PaceMemory:
     room: Optional[float] = None  # bytes per second that the disk is known to drain for them
     limit_bytes: Optional[int] = None  # the global limit that goes with it
     step_s: float = float("-inf")  # when the rate was last moved
-    slow_ticks: int = 0  # in a row, while paced: with a full cache; before: with slow syncs
+    slow_s: float = 0.0  # in a row, while paced: with a full cache; before: with slow syncs
     bad_rate: float = float("inf")  # at which the cache was last seen to fill up
     bad_s: float = float("-inf")
     unclear_s: float = float("-inf")  # when a write was last seen to wait for the cache
@@ -604,8 +615,8 @@ class PaceMemory:
     background_rate: float = 0.0  # bytes per second of the flusher, smoothed
     used: Mapping[str, float] = field(default_factory=dict)  # by path: written, smoothed
     wrote_s: float = float("-inf")  # when one of them last wrote
-    unset_ticks: int = 0  # in a row, that the kernel's files do not show what was asked for
-    stray_ticks: int = 0  # in a row, with a flood of others that cannot be paced
+    unset_s: float = 0.0  # in a row, that the kernel's files do not show what was asked for
+    stray_s: float = 0.0  # in a row, with a flood of others that cannot be paced
     # Latencies of fsync: under the limit alone where it had settled (empty: not known), and
     # in the window under pace that runs now.
     before: Histogram = Histogram()

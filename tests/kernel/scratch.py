@@ -26,6 +26,28 @@ class Scratch:
     backing: Path
 
 
+def as_born(device: str, devno: str) -> None:
+    """Give a loop device the queue and the BDI limits that it was born with.
+
+    Both stay when its file is detached, so a run that was killed leaves them to the next
+    one that gets the device, which would take them for what it has to put back.
+    """
+    queue, bdi = Path(f"/sys/block/{device}/queue"), Path(f"/sys/class/bdi/{devno}")
+    depth = Path("/sys/module/loop/parameters/hw_queue_depth")  # since Linux 5.16
+    largest = min(1280, int((queue / "max_hw_sectors_kb").read_text()))  # BLK_DEF_MAX_SECTORS
+    born = {
+        queue / "nr_requests": depth.read_text() if depth.exists() else "128",
+        queue / "max_sectors_kb": str(largest),
+        # The strict limit first: alone it would hold the device to 1 %.
+        bdi / "strict_limit": "0",
+        bdi / "min_ratio_fine": "0",
+        bdi / "max_ratio_fine": "1000000",
+    }
+    for file, text in born.items():
+        if file.exists() and file.read_text().strip() != text.strip():
+            file.write_text(text)
+
+
 @contextlib.contextmanager
 def scratch_disk(
     fstype: Optional[str], size_mb: int = 512, directory: Optional[str] = None
@@ -44,6 +66,7 @@ def scratch_disk(
         device = run("losetup", "--find", "--show", str(backing))
         name = device.rpartition("/")[2]
         devno = Path(f"/sys/block/{name}/dev").read_text().strip()
+        as_born(name, devno)
         if fstype is not None:
             quiet = {"ext4": ["-q", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
                      "xfs": ["-q", "-f"], "btrfs": ["-q", "-f"]}[fstype]

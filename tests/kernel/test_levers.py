@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from fake_levers import FakeLevers
 from fake_vm import SYSCTL, Crash
 from limit_cases import MIB
-from tests.kernel.scratch import Scratch, run, scratch_disk
+from tests.kernel.scratch import Scratch, as_born, run, scratch_disk
 from tests.kernel.test_daemon import Running, wait_for
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import load
@@ -101,6 +101,25 @@ def settle(actuator: Actuator, *settings: Setting, ticks: int = 100) -> List[Act
             return actions
         time.sleep(0.05)
     raise AssertionError("never settles")
+
+
+def test_what_a_killed_run_left_on_a_device_is_not_taken_for_its_own() -> None:
+    with scratch_disk(None, 16, "/dev/shm") as first:
+        born = state(first)
+    queue, home = f"/sys/block/{first.device}/queue/", f"/sys/class/bdi/{first.devno}/"
+    left = {
+        queue + "nr_requests": "8", queue + "max_sectors_kb": "128",
+        home + "max_ratio_fine": "432", home + "min_ratio_fine": "100", home + "strict_limit": "1",
+    }  # fmt: skip
+    for name, text in left.items():
+        if Path(name).exists():
+            Path(name).write_text(text)
+    try:
+        with scratch_disk(None, 16, "/dev/shm") as again:
+            assert again.device == first.device, "somebody else got it"
+            assert state(again) == born
+    finally:
+        as_born(first.device, first.devno)
 
 
 def test_all_take_effect_and_go_home(disk: Scratch, path: Path) -> None:

@@ -55,11 +55,16 @@ class FakeLevers(FakeVm):
     def plug(self, devno: str, disk: str) -> None:
         self.bdis[devno] = dict(BDI)
         self.queues[disk] = {"nr_requests": 64, "max_sectors_kb": MAX_HW_KB}
-        self._new(f"/sys/class/bdi/{devno}", f"/sys/block/{disk}/queue")
+        self._new(
+            f"/sys/class/bdi/{devno}", f"/sys/block/{disk}/queue", f"/sys/dev/block/{devno}"
+        )
 
     def unplug(self, devno: str, disk: str) -> None:
         del self.bdis[devno], self.queues[disk]
         del self.inodes[f"/sys/class/bdi/{devno}"], self.inodes[f"/sys/block/{disk}/queue"]
+        del self.inodes[f"/sys/dev/block/{devno}"]
+        for lines in self.cgroups.values():
+            lines.pop(devno, None)  # with the disk's part of the cgroup, blkg_destroy()
 
     def mkdir(self, cgroup: str) -> None:
         self.cgroups[cgroup] = {}
@@ -227,12 +232,17 @@ class FakeLevers(FakeVm):
     def _apply(self, cgroup: str) -> None:
         """Entry by entry, each with all four keys: the last one of a disk wins."""
         for path, pairs in (self.units or {}).get(cgroup.rpartition("/")[2], []):
-            self.cgroups[cgroup][self.devno(path)] = {k: pairs.get(k, "max") for k in KEYS}
+            devno = self.devno(path)
+            if f"/sys/dev/block/{devno}" in self.inodes:  # else systemd goes on to the next
+                self.cgroups[cgroup][devno] = {k: pairs.get(k, "max") for k in KEYS}
 
     def devno(self, path: str) -> str:
         if path.startswith("/dev/block/"):
             return path.rpartition("/")[2]
-        number = os.stat(path).st_dev
+        try:
+            number = os.stat(path).st_dev
+        except FileNotFoundError:
+            return ""  # a name that went with its disk
         return f"{os.major(number)}:{os.minor(number)}"
 
     def _show(self, unit: str) -> str:

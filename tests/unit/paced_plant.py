@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """An array with a write cache under a flood that lives in a cgroup of its own.
 
-A tick is ten steps of a cache that takes what comes and drains at the media's rate.  What
+A second is ten steps of a cache that takes what comes and drains at the media's rate.  What
 is beyond the cache's room waits, and with it every sync: for the limit's worth of dirty
 pages when the flood is not held, for the paced cgroup's data when `entangled` says that
 commits wait for it.
@@ -50,6 +50,7 @@ class Group:
     syncs: int = 0
     cgroup_id: int = 7
     refuses: bool = False  # io.max cannot be set
+    asked_s: float = 0.0
     pace: int = 0
     written: int = 0
 
@@ -80,6 +81,8 @@ class PacedPlant:
     limit: int = AS_FOUND
     background: int = AS_FOUND // 2
     time_s: float = 1000.0
+    dt_s: float = 1.0
+    child_s: float = 0.0  # from a pace that is asked for until the kernel has it
     fill: float = 0.0
     dirty: float = 0.0
     foreign: Tuple[ForeignWrite, ...] = ()
@@ -93,18 +96,25 @@ class PacedPlant:
         self.background = decision.background_bytes or AS_FOUND // 2
         rates = {setting.target: setting.value for setting in decision.settings}
         for group in self.groups:
-            if not group.refuses:
-                group.pace = rates.get(group.path, 0)
-        self.time_s += 1.0
+            asked = rates.get(group.path, 0)
+            if not asked or group.pace:
+                group.asked_s = self.time_s
+            late = asked and not group.pace and self.time_s - group.asked_s < self.child_s
+            if not group.refuses and not late:
+                group.pace = asked
+        self.time_s += self.dt_s
         return decision
 
     def run(self, ticks: int) -> List[Decision]:
         return [self.tick() for _ in range(ticks)]
 
+    def run_s(self, seconds: float) -> List[Decision]:
+        return self.run(round(seconds / self.dt_s))
+
     def calm(self) -> None:
         """Idle for a while, so that the unloaded latency is known."""
         self.flooding = False
-        self.run(15)
+        self.run_s(15.0)
         self.flooding = True
 
     @property
@@ -119,7 +129,8 @@ class PacedPlant:
         flood = [min(g.demand, g.pace or g.demand) if self.flooding else 0.0 for g in self.groups]
         unheld = any(self.flooding and g.demand > 0 and not g.pace for g in self.groups)
         syncs, full_steps, inflow = 0.0, 0, 0.0
-        for _ in range(STEPS):
+        steps = round(STEPS * self.dt_s)
+        for _ in range(steps):
             room = CACHE - self.fill + self.drain_rate / STEPS
             wanted = sum(flood) / STEPS
             taken = min(wanted, room)
@@ -139,7 +150,7 @@ class PacedPlant:
         for group, rate in zip(self.groups, flood):
             group.written = int(inflow * rate / max(sum(flood), 1.0))
         self.dirty = min(self.limit, 1e9) * 0.75 if self.flooding else 0.0
-        return self._seen(inflow, syncs, full_steps / STEPS, unheld)
+        return self._seen(inflow, syncs, full_steps / steps, unheld)
 
     def _seen(self, inflow: float, syncs: float, full: float, unheld: bool) -> Sample:
         slow = UNLOADED_S + max(GRAIN, self.limit if unheld else GRAIN) / self.drain_rate
@@ -159,7 +170,7 @@ class PacedPlant:
         cgroups = [group.sample() for group in self.groups]
         cgroups.append(CgroupSample(3, DATABASE, DISK.name, syncs=number))
         return Sample(
-            time_s=self.time_s, wall_s=self.time_s, dt_s=1.0, host=HOST,
+            time_s=self.time_s, wall_s=self.time_s, dt_s=self.dt_s, host=HOST,
             vm=VmState(RATIOS, int(self.dirty), 0, self.limit, self.background),
             devices=(
                 DeviceSample(

@@ -14,7 +14,9 @@ from writebackd.model import (
     DeviceSample,
     Estimate,
     ForeignWrite,
+    HeldLever,
     HostInfo,
+    LeverKind,
     Memory,
     Mode,
     ProbeInfo,
@@ -253,6 +255,21 @@ def observe() -> Snapshot:
     )
 
 
+LEVERS = (
+    HeldLever(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100, 500),
+    HeldLever(LeverKind.BDI, "8:0", "max_bytes", 4 * MIB, 64 * MIB),
+    HeldLever(LeverKind.BDI, "8:0", "min_bytes", 2 * MIB, 0),
+    HeldLever(LeverKind.BDI, "8:0", "strict_limit", 1, 0),
+    HeldLever(LeverKind.QUEUE, "sda", "nr_requests", 8, 64),
+    HeldLever(LeverKind.PACE, "/system.slice/backup.service", "8:0", 225 * MIB, None),
+)
+
+
+def levers() -> Snapshot:
+    """The guarded device with every kind of lever beside the limits."""
+    return replace(guard(), levers=LEVERS)
+
+
 def several() -> Snapshot:
     first = guard()
     sda = (RAID, first.estimates["sda"], first.decision.devices[0])
@@ -298,7 +315,8 @@ def first_tick() -> Snapshot:
 ALL = {
     maker.__name__: maker
     for maker in (
-        idle, guard, squeeze, exhausted, blind, yielded, pinned, observe, several, first_tick
+        idle, guard, squeeze, exhausted, blind, yielded, pinned, observe, levers, several,
+        first_tick,
     )
 }  # fmt: skip
 

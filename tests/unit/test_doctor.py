@@ -10,9 +10,13 @@ from typing import Dict, List, Tuple
 
 import pytest
 
+import samples
+from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.cli import doctor
 from writebackd.cli.rivals import rivals
 from writebackd.kernel.files import KernelFiles
+from writebackd.model import VmLimits
+from writebackd.report.status import status_json
 
 MOUNTS = (
     "30 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
@@ -99,6 +103,25 @@ def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "has no socket" in texts(list(doctor.daemon(tmp_path)), "warning")
     assert "has no socket" not in texts(list(doctor.daemon(tmp_path)), "warning")
+
+
+def test_levers_that_a_daemon_left_behind_are_named(tmp_path: Path) -> None:
+    entry = LeverEntry("pace", "/system.slice/x.service", "8:0", 0, "max", ("1000000",))
+    ledger = Ledger(2, "boot", 1, 0.0, "restore", VmLimits(0, 20, 0, 10), (), (entry,))
+    ledger.save(tmp_path / "ledger.json")
+    found = texts(list(doctor.daemon(tmp_path)), "warning")
+    assert "and levers beside them (pace /system.slice/x.service 8:0)" in found
+
+
+def test_levers_of_a_daemon_that_runs_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shown, count in ((samples.levers(), 4), (samples.guard(), 0)):
+        answer = status_json(shown)
+        monkeypatch.setattr(doctor, "request", lambda *_, answer=answer, **more: answer)
+        found = [text for level, text in doctor.daemon(tmp_path) if level == "good"]
+        assert found[0].startswith("writebackd runs") and len(found) == 1 + count
+        assert not count or "it holds queue sda: nr_requests 8 (found 64)" in found
 
 
 def test_nobody_else(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
@@ -82,8 +82,8 @@ def test_its_own(tree: Tree) -> None:
 
 def test_files_are_read_of_those_that_flood_until_they_have_rested(tree: Tree) -> None:
     tree.files(FLOOD, 1000, "8:0 rbps=max wbps=1048576 riops=max wiops=max\n")
-    assert tree.cgroups.control({FLOOD: 1000.0}, 0.0) == {}
-    (first,) = tree.cgroups.control({FLOOD: FAST}, 1.0).values()
+    assert tree.cgroups.control({"sda": {FLOOD: 1000.0}}, 0.0) == {}
+    (first,) = tree.cgroups.control({"sda": {FLOOD: FAST}}, 1.0).values()
     assert first.written == ()  # what was written ever is not this tick's
     assert first.io_max == (("8:0", "rbps=max wbps=1048576 riops=max wiops=max"),)
     tree.files(FLOOD, 4000)
@@ -96,13 +96,55 @@ def test_files_are_read_of_those_that_flood_until_they_have_rested(tree: Tree) -
 
 def test_without_an_io_controller(tree: Tree) -> None:
     tree.directory(FLOOD)
-    assert tree.cgroups.control({FLOOD: FAST}, 0.0)[FLOOD].io_max is None
+    assert tree.cgroups.control({"sda": {FLOOD: FAST}}, 0.0)[FLOOD].io_max is None
 
 
-def test_only_the_busiest_are_read(tree: Tree) -> None:
-    rates = {f"/g{n}": FAST * (1 + n) for n in range(MOST_WATCHED + 3)}
-    found = tree.cgroups.control(rates, 0.0)
-    assert sorted(found) == sorted(list(rates)[3:])
+def flood(tree: Tree, *rates: float) -> Dict[str, float]:
+    """A cgroup for each rate."""
+    for number in range(len(rates)):
+        tree.directory(f"/g{number}")
+    return {f"/g{number}": rate for number, rate in enumerate(rates)}
+
+
+def test_as_many_are_read_as_make_up_the_flood(tree: Tree) -> None:
+    # Twenty equal writers: none of them alone has a tenth.
+    assert len(tree.cgroups.control({"sda": flood(tree, *[3e6] * 20)}, 0.0)) == 18
+
+
+def test_of_a_large_and_many_small_ones_the_large_is_read(tree: Tree) -> None:
+    rates = flood(tree, 200e6, *[1.1e6] * 19)
+    assert set(tree.cgroups.control({"sda": rates}, 0.0)) == {"/g0"}
+
+
+def test_the_flood_of_a_slow_disk_is_read_beside_that_of_a_fast_one(tree: Tree) -> None:
+    rates = flood(tree, 2e9, 5e6)
+    by_disk: Dict[Optional[str], Dict[str, float]] = {
+        "nvme0n1": {"/g0": rates["/g0"]}, "sdb": {"/g1": rates["/g1"]}
+    }  # fmt: skip
+    assert set(tree.cgroups.control(by_disk, 0.0)) == {"/g0", "/g1"}
+
+
+def test_only_the_busiest_are_read_of_very_many(tree: Tree) -> None:
+    rates = flood(tree, *[FAST * (100 + n) for n in range(2 * MOST_WATCHED)])
+    found = tree.cgroups.control({"sda": rates}, 0.0)
+    assert sorted(found) == sorted(list(rates)[MOST_WATCHED:])
+    # But those that are paced.
+    paced = list(rates)[:2]
+    found = tree.cgroups.control({"sda": rates}, 1.0, paced)
+    assert len(found) == MOST_WATCHED and set(paced) < set(found)
+
+
+def test_the_paced_are_read_until_they_have_rested_or_are_gone(tree: Tree) -> None:
+    tree.files(FLOOD, 1000)
+    assert set(tree.cgroups.control({}, 0.0, [FLOOD, "/gone"])) == {FLOOD}
+    tree.files(FLOOD, 4000)
+    assert dict(tree.cgroups.control({}, WATCHED_S, [FLOOD])[FLOOD].written)["8:0"] == 3000
+    assert tree.cgroups.control({}, WATCHED_S + 1, [FLOOD]) == {}
+    assert set(tree.cgroups.control({"sda": {FLOOD: FAST}}, 200.0, [FLOOD])) == {FLOOD}
+    for file in tree.directory(FLOOD).iterdir():
+        file.unlink()
+    tree.directory(FLOOD).rmdir()
+    assert tree.cgroups.control({}, 201.0, [FLOOD]) == {}
 
 
 def test_delegation_is_told_by_its_mark_also_above(
@@ -120,12 +162,12 @@ def test_delegation_is_told_by_its_mark_also_above(
     worker = f"{FLOOD}/worker"
     for path in (FLOOD, worker):
         tree.files(path, 0)
-    assert not tree.cgroups.control({worker: FAST}, 0.0)[worker].delegated
+    assert not tree.cgroups.control({"sda": {worker: FAST}}, 0.0)[worker].delegated
     for mark in ("user.delegate", "trusted.delegate"):
         marks[str(tree.directory(FLOOD)), mark] = b"1"
-        assert tree.cgroups.control({worker: FAST}, 1.0)[worker].delegated
+        assert tree.cgroups.control({"sda": {worker: FAST}}, 1.0)[worker].delegated
         marks[str(tree.directory(FLOOD)), mark] = b"0"
-        assert not tree.cgroups.control({worker: FAST}, 1.0)[worker].delegated
+        assert not tree.cgroups.control({"sda": {worker: FAST}}, 1.0)[worker].delegated
 
 
 # ---- the two together --------------------------------------------------------------

@@ -1,57 +1,37 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The levers beside the global pair: applied, let go, and brought home from every crash."""
+"""The levers beside the global pair: applied, held per device, told."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Callable, List, Tuple
 
 import pytest
 
 from fake_levers import BDI, CGROUPS, FakeLevers
-from fake_vm import DEFAULT, SYSCTL, Crash
-from limit_cases import MIB
-from writebackd.actuate import ledger as ledger_module
-from writebackd.actuate import levers as levers_module
-from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.ledger import LeverEntry, load
-from writebackd.actuate.restore import restore_from_ledger
-from writebackd.kernel import bdi, cgroups
-from writebackd.kernel.levers import Lever, is_lever
-from writebackd.model import Action, LeverKind, Setting, VmLimits
-
-UNIT = "/system.slice/dump.service"
-PAIR = (64 * MIB, 32 * MIB)
-FLUSH = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100)
-NR = Setting(LeverKind.QUEUE, "sda", "nr_requests", 8)
-SECTORS = Setting(LeverKind.QUEUE, "sda", "max_sectors_kb", 128)
-
-
-def bdi_settings(limit: int, least: int) -> Tuple[Setting, ...]:
-    return (
-        Setting(LeverKind.BDI, "8:0", "strict_limit", 1),
-        Setting(LeverKind.BDI, "8:0", "max_bytes", limit),
-        Setting(LeverKind.BDI, "8:0", "min_bytes", least),
-    )
-
-
-def pace(rate: int) -> Setting:
-    return Setting(LeverKind.PACE, UNIT, "8:0", rate)
-
-
-CAP = bdi_settings(8 * MIB, 8 * MIB)
-ALL = (FLUSH, *CAP, NR, SECTORS, pace(20_000_000))
-OTHERS = (
-    Setting(LeverKind.FLUSH, "vm", "dirty_expire_centisecs", 500),
-    *bdi_settings(4 * MIB, 2 * MIB),
-    Setting(LeverKind.QUEUE, "sda", "nr_requests", 4),
-    pace(15_000_000),
+from fake_vm import DEFAULT
+from lever_cases import (
+    ALL,
+    CAP,
+    FLUSH,
+    NR,
+    OTHERS,
+    PAIR,
+    UNIT,
+    bdi_settings,
+    by_lever,
+    settle,
+    started,
+    world,
 )
-SPELL = (ALL, OTHERS, (), ALL)
+from limit_cases import MIB
+from writebackd.actuate import levers as levers_module
+from writebackd.actuate.ledger import load
+from writebackd.kernel import bdi
+from writebackd.model import LeverKind, Setting
 
 
 @pytest.fixture
@@ -72,30 +52,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
 @pytest.fixture
 def systemd(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
     return world(monkeypatch, True)
-
-
-def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
-    files = FakeLevers()
-    if systemd:
-        files.boot_systemd()
-    monkeypatch.setattr(levers_module, "Job", files.job)
-    monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
-    return files
-
-
-def started(files: FakeLevers, path: Path, on_exit: str = "restore") -> Actuator:
-    actuator = Actuator(files, path, on_exit)
-    actuator.start()
-    return actuator
-
-
-def settle(actuator: Actuator, *settings: Setting) -> Tuple[Action, ...]:
-    """As many ticks as the slow levers need: one write of a disk at a time."""
-    return sum((actuator.apply_settings(settings) for _ in range(4)), ())
-
-
-def by_lever(actions: Tuple[Action, ...]) -> dict[str, Action]:
-    return {action.lever: action for action in actions}
 
 
 # -- applying -------------------------------------------------------------------
@@ -131,6 +87,41 @@ def test_actions_tell_the_old_value_in_its_form(plain: FakeLevers, path: Path) -
     home = by_lever(settle(actuator))
     assert home["bdi 8:0 max_bytes"].new == "max_ratio_fine=1000000"
     assert home["flush vm dirty_writeback_centisecs"].new == "500"
+
+
+def test_what_is_held_is_told_in_the_units_of_the_settings(files: FakeLevers, path: Path) -> None:
+    actuator = started(files, path)
+    assert actuator.levers.held(64 * MIB) == ()
+    actuator.apply(*PAIR)
+    settle(actuator, *ALL)
+    held = {(each.kind, each.name): each for each in actuator.levers.held(PAIR[0])}
+    assert {(x.kind, x.name): x.value for x in ALL} == {key: x.value for key, x in held.items()}
+    assert held[LeverKind.PACE, "8:0"].original is None
+    assert held[LeverKind.QUEUE, "nr_requests"].original == 64
+    assert held[LeverKind.BDI, "max_bytes"].original == PAIR[0]
+    settle(actuator)
+    assert actuator.levers.held(PAIR[0]) == ()
+
+
+def test_what_differs_in_the_kernel_is_found_and_left_as_it_is(
+    files: FakeLevers, path: Path
+) -> None:
+    actuator = started(files, path)
+    settle(actuator, *ALL)
+    assert actuator.levers.differing() == ()
+    files.poke("/sys/block/sda/queue/nr_requests", "32")
+    files.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=max")
+    before = actuator.levers.entries
+    found = {str(lever): texts for lever, *texts in actuator.levers.differing()}
+    assert found == {
+        "queue sda nr_requests": ["8", "32"], f"pace {UNIT} 8:0": ["20000000", "max"]
+    }
+    assert actuator.levers.entries == before
+    # Reading the queue of a disk that hangs in a write would hang as well.
+    files.stalled = True
+    actuator.apply_settings(OTHERS)
+    assert all(lever.kind is not LeverKind.QUEUE for lever, *_ in actuator.levers.differing())
+    files.release()
 
 
 def test_one_that_is_not_named_goes_home_alone(files: FakeLevers, path: Path) -> None:
@@ -414,542 +405,6 @@ FINE = "/sys/class/bdi/8:0/max_ratio_fine"
 def test_self_test_compares_the_scale_of_bytes(plain: FakeLevers) -> None:
     """A kernel whose bytes are not the fraction of the threshold that it says."""
     assert "millionths" in str(bdi.self_test(plain, "8:0", plain.thresholds()[0] * 4096 * 3))
-
-
-# -- pace ------------------------------------------------------------------------
-
-
-def test_only_our_key_of_our_disk_is_touched(plain: FakeLevers, path: Path) -> None:
-    others = {"8:0": {"rbps": "1000", "wiops": "7"}, "8:16": {"wbps": "5000"}}
-    plain.cgroups[UNIT] = json.loads(json.dumps(others))
-    actuator = started(plain, path)
-    settle(actuator, pace(123))
-    assert plain.writes == [(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=123")]
-    assert plain.cgroups[UNIT]["8:0"] == {"rbps": "1000", "wbps": "123", "wiops": "7"}
-    settle(actuator)
-    others["8:0"]["wbps"] = "max"
-    assert plain.cgroups[UNIT] == others
-
-
-def test_a_pace_that_was_there_comes_back(files: FakeLevers, path: Path) -> None:
-    if files.units is None:
-        files.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=777")
-    else:
-        files.set_property("dump.service", "IOWriteBandwidthMax", "/dev/block/8:0", "777")
-    actuator = started(files, path)
-    settle(actuator, pace(5))
-    assert files.cgroups[UNIT]["8:0"]["wbps"] == "5"
-    settle(actuator)
-    assert files.cgroups[UNIT]["8:0"]["wbps"] == "777"
-
-
-def test_systemd_is_asked_in_its_own_spelling_of_the_disk(
-    systemd: FakeLevers, path: Path, tmp_path: Path
-) -> None:
-    devno = systemd.devno(str(tmp_path))
-    systemd.set_property("dump.service", "IOReadBandwidthMax", str(tmp_path), "999")
-    actuator = started(systemd, path)
-    setting = Setting(LeverKind.PACE, UNIT, devno, 5)
-    assert [action.ok for action in settle(actuator, setting)] == [True]
-    assert systemd.commands[-1] == (
-        "systemctl", "set-property", "--runtime", "dump.service",
-        f"IOWriteBandwidthMax={tmp_path} 5",
-    )
-    lines = systemd.cgroups[UNIT][devno]
-    assert (lines["rbps"], lines["wbps"]) == ("999", "5")
-    settle(actuator)
-    assert systemd.commands[-1][-1] == f"IOWriteBandwidthMax={tmp_path} infinity"
-    assert (lines := systemd.cgroups[UNIT][devno]) and lines["rbps"] == "999"
-    assert lines["wbps"] == "max"
-
-
-def test_pace_of_a_unit_that_stopped_is_taken_back_from_the_unit(
-    systemd: FakeLevers, path: Path
-) -> None:
-    """The property outlives the cgroup, and would hold the unit at its next start."""
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
-    systemd.rmdir(UNIT)
-    assert actuator.levers.foreign() == () and settle(actuator, pace(5)) == ()
-    systemd.mkdir(UNIT)
-    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "5"
-    assert actuator.levers.foreign() == ()
-    systemd.rmdir(UNIT)
-    assert [action.ok for action in settle(actuator)] == [True]
-    systemd.mkdir(UNIT)
-    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(path) is None
-
-
-def test_pace_of_a_transient_unit_that_ended_is_gone_with_it(
-    systemd: FakeLevers, path: Path
-) -> None:
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
-    systemd.rmdir(UNIT)
-    assert systemd.units is not None
-    del systemd.units["dump.service"]
-    assert [action.ok for action in settle(actuator)] == [True]
-    assert load(path) is None
-
-
-def test_systemd_that_does_not_answer_is_told_and_tried_again_at_exit(
-    systemd: FakeLevers, path: Path
-) -> None:
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
-    systemd.write_errors = {"systemctl dump.service": (1, False)}
-    count = len(systemd.commands)
-    told = [actuator.apply_settings((pace(rate),)) for rate in (6, 7, 8, 9)]
-    assert [len(actions) for actions in told] == [0, 1, 0, 0]
-    assert len(systemd.commands) == count + 2  # show and set-property, once
-    (action,) = settle(actuator)
-    assert "Connection timed out" in str(action.error) and load(path) is not None
-    systemd.write_errors = {}
-    assert [action.ok for action in actuator.finish()] == [True]
-    assert load(path) is None
-
-
-def test_without_io_max_there_is_no_limit_where_systemd_turns_it_on(files: FakeLevers) -> None:
-    files.errors = {f"{CGROUPS}{UNIT}/io.max": errno.ENOENT}
-    if files.units is not None:
-        assert cgroups.read(files, UNIT, "8:0") == "max"
-        files.rmdir(UNIT)
-    with pytest.raises(FileNotFoundError):
-        cgroups.read(files, UNIT, "8:0")
-
-
-def test_who_owns_a_cgroup(plain: FakeLevers) -> None:
-    assert cgroups.owner(plain, UNIT) is None
-    plain.boot_systemd()
-    assert cgroups.owner(plain, UNIT) == "dump.service"
-    assert cgroups.owner(plain, "/user.slice") == "user.slice"
-    assert cgroups.owner(plain, "/system.slice/_cpu.service") == "cpu.service"
-    # Delegated, or nobody's:
-    for cgroup in (UNIT + "/payload", "/system.slice/a.service/b.service", "/lxc/x", "/"):
-        assert cgroups.owner(plain, cgroup) is None
-
-
-# -- children that hang ------------------------------------------------------------
-
-
-def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers, path: Path) -> None:
-    found = plain.state()
-    actuator = started(plain, path)
-    plain.stalled = True
-    assert settle(actuator, NR, SECTORS) == ()
-    assert len(plain.jobs) == 1  # the second would only wait behind the first
-    ledger = load(path)
-    assert ledger and ledger.levers[0].written == ("64", "8")
-    # What holds the queue also holds whoever reads it.
-    read, seen = plain.read, []
-
-    def look(name: str) -> str:
-        seen.append(name)
-        return read(name)
-
-    plain.read = look  # type: ignore[method-assign]
-    assert actuator.levers.foreign() == ()
-    plain.jobs[0].overdue = True
-    (late,) = settle(actuator, NR, SECTORS)
-    assert late.error == "not done within 5 s" and len(plain.jobs) == 1
-    assert actuator.restore() == () and len(plain.jobs) == 1
-    assert not [name for name in seen if "/queue/" in name]
-    plain.release()
-    assert plain.queues["sda"]["nr_requests"] == 8
-    settle(actuator)
-    assert plain.state() == found and load(path) is None
-
-
-def test_exit_with_a_stalled_disk_leaves_it_to_the_ledger(
-    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = plain.state()
-    actuator = started(plain, path)
-    actuator.apply(*PAIR)
-    settle(actuator, FLUSH, NR)
-    plain.stalled = True
-    monkeypatch.setattr("writebackd.actuate.actuator._EXIT_WAIT_S", 0.01)
-    told = by_lever(actuator.finish())
-    assert "not done yet" in str(told["queue sda nr_requests"].error)
-    assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
-    ledger = load(path)
-    assert ledger and [e.name for e in ledger.levers] == ["nr_requests"]
-    plain.stalled = False  # the child never came to write
-    assert restore_from_ledger(plain, path).status == "restored"
-    assert plain.state() == found and load(path) is None
-
-
-# -- others ----------------------------------------------------------------------
-
-
-def test_foreign_change_lets_go_of_that_lever_alone(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    files.poke("/sys/block/sda/queue/nr_requests", "32")
-    (write,) = actuator.levers.foreign()
-    assert (write.lever, write.value, write.is_limit) == ("queue sda nr_requests", "32", False)
-    assert actuator.levers.foreign() == ()
-    assert settle(actuator, *ALL) == ()
-    assert actuator.foreign(files.limits) == ()
-    actuator.finish()
-    assert files.queues["sda"] == {"nr_requests": 32, "max_sectors_kb": 1280}
-    assert files.limits == DEFAULT and load(path) is None
-    # `enforce`: theirs is what we go back to.
-    actuator.take_over()
-    settle(actuator, *ALL)
-    assert files.queues["sda"]["nr_requests"] == 8
-    actuator.finish()
-    assert files.queues["sda"]["nr_requests"] == 32
-
-
-def test_levers_of_a_bdi_are_let_go_together(plain: FakeLevers, path: Path) -> None:
-    """A cap of ours with a minimum of theirs is nobody's wish."""
-    actuator = started(plain, path)
-    settle(actuator, *ALL)
-    plain.poke("/sys/class/bdi/8:0/max_bytes".replace("max_bytes", "max_ratio_fine"), "500000")
-    (write,) = actuator.levers.foreign()
-    assert (write.lever, write.value) == ("bdi 8:0 max_bytes", "max_ratio_fine=500000")
-    assert {a.lever for a in settle(actuator, *ALL)} == {
-        "bdi 8:0 min_bytes", "bdi 8:0 strict_limit",
-    }
-    assert plain.bdis["8:0"] == {**BDI, "max_ratio_fine": 500_000}
-
-
-def test_foreign_value_of_this_very_tick_is_not_overwritten(
-    plain: FakeLevers, path: Path
-) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
-    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
-    other = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 200)
-    (action,) = actuator.apply_settings((other,))
-    assert "somebody else set 0" in str(action.error)
-    assert plain.flush["dirty_writeback_centisecs"] == 0
-    assert [w.value for w in actuator.levers.foreign()] == ["0"]
-
-
-def test_foreign_value_is_not_overwritten_on_the_way_home(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
-    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
-    assert actuator.apply_settings(()) == ()
-    assert plain.flush["dirty_writeback_centisecs"] == 0
-    assert [w.value for w in actuator.levers.foreign()] == ["0"]
-
-
-def test_limits_that_were_never_ours_are_not_spoken_of(plain: FakeLevers, path: Path) -> None:
-    settle(started(plain, path), FLUSH)
-    plain.sysctl("dirty_ratio", 33)
-    result = restore_from_ledger(plain, path)
-    assert result.status == "restored" and len(result.lines) == 1
-    assert plain.limits.dirty_ratio == 33
-
-
-def test_restore_without_the_daemon_leaves_a_foreign_value(
-    files: FakeLevers, path: Path
-) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    files.poke(SYSCTL + "dirty_writeback_centisecs", "0")
-    result = restore_from_ledger(files, path)
-    assert result.status == "foreign"
-    assert any("flush vm dirty_writeback_centisecs=0 left alone" in x for x in result.lines)
-    assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
-    assert files.flush["dirty_writeback_centisecs"] == 0
-    assert restore_from_ledger(files, path).status == "nothing"
-
-
-# -- devices that go ---------------------------------------------------------------
-
-
-def test_unplugged_device_is_dropped_and_its_successor_is_another(
-    plain: FakeLevers, path: Path
-) -> None:
-    actuator = started(plain, path)
-    settle(actuator, *CAP, NR)
-    plain.unplug("8:0", "sda")
-    assert actuator.levers.foreign() == ()
-    assert actuator.levers.entries == ()
-    plain.plug("8:0", "sda")
-    assert actuator.levers.foreign() == ()
-    assert plain.bdis["8:0"] == BDI
-    assert all(action.ok for action in settle(actuator, *CAP, NR))
-    settle(actuator)
-    assert plain.bdis["8:0"] == BDI and load(path) is None
-
-
-def test_replaced_between_two_ticks(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, *CAP, NR)
-    plain.unplug("8:0", "sda")
-    plain.plug("8:0", "sda")
-    plain.poke("/sys/block/sda/queue/nr_requests", "8")  # by chance what we wrote
-    actuator.levers.foreign()
-    actuator.finish()
-    assert plain.queues["sda"]["nr_requests"] == 8 and plain.bdis["8:0"] == BDI
-
-
-def test_removed_cgroup_is_dropped(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, pace(5))
-    plain.rmdir(UNIT)
-    assert settle(actuator) == () and load(path) is None
-
-
-# -- the way home ------------------------------------------------------------------
-
-
-def home_by_ledger(files: FakeLevers, path: Path) -> None:
-    assert restore_from_ledger(files, path).status in ("restored", "nothing")
-
-
-def home_by_next_run(files: FakeLevers, path: Path) -> None:
-    following = started(files, path)
-    assert settle(following) is not None
-    assert all(action.ok for action in following.finish())
-
-
-def home_by_next_run_that_writes(files: FakeLevers, path: Path) -> None:
-    following = started(files, path)
-    following.apply(96 * MIB, 32 * MIB)
-    assert all(action.ok for action in settle(following, *OTHERS))
-    assert all(action.ok for action in following.finish())
-
-
-def home_by_observer(files: FakeLevers, path: Path) -> None:
-    following = Actuator(files, path, "restore")
-    following.dry_run = True
-    following.start()
-    for _ in range(4):
-        following.apply(*PAIR)
-        following.apply_settings(ALL)
-
-
-HOMES = [home_by_ledger, home_by_next_run, home_by_next_run_that_writes, home_by_observer]
-
-
-def life(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    for settings in SPELL:
-        settle(actuator, *settings)
-        actuator.apply(PAIR[0] + len(files.writes) * 4096, PAIR[1])
-    actuator.finish()
-
-
-def crashed_lives(files: Callable[[], FakeLevers], home: Path) -> Iterator[Tuple[Any, Path]]:
-    """One life for each of its writes, ended by a crash right before that write."""
-    for count in range(200):
-        each, path = files(), home / f"ledger-{count}.json"
-        each.crash_before = count
-        try:
-            life(each, path)
-        except Crash:
-            each.crash_before = None
-            yield each, path
-        else:
-            assert count > 40
-            return
-
-
-@pytest.mark.parametrize("systemd", [False, True])
-@pytest.mark.parametrize("home", HOMES)
-def test_home_after_a_crash_before_any_write(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    home: Callable[[FakeLevers, Path], None],
-    systemd: bool,
-) -> None:
-    expected = world(monkeypatch, systemd).state()
-    for files, path in crashed_lives(lambda: world(monkeypatch, systemd), tmp_path):
-        home(files, path)
-        assert files.state() == expected, f"after {path.name}"
-        assert load(path) is None
-
-
-def test_restart_keeps_what_it_adopts_until_it_is_asked(
-    plain: FakeLevers, path: Path
-) -> None:
-    actuator = started(plain, path)
-    settle(actuator, *ALL)
-    following = Actuator(plain, path, "restore")
-    messages = following.start()
-    assert "adopted flush vm dirty_writeback_centisecs=100" in messages
-    assert len(messages) == len(ALL)
-    del plain.writes[:]
-    assert following.apply_settings((), keep_adopted=True) == () and plain.writes == []
-    assert following.levers.foreign() == ()
-    assert following.apply_settings((FLUSH,), keep_adopted=True) == ()
-    following.apply_settings((), keep_adopted=True)
-    assert plain.flush["dirty_writeback_centisecs"] == 500 and plain.bdis["8:0"] != BDI
-    settle(following)
-    assert plain.bdis["8:0"] == BDI
-
-
-def test_start_leaves_what_somebody_changed_since(plain: FakeLevers, path: Path) -> None:
-    settle(started(plain, path), FLUSH, NR)
-    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
-    following = Actuator(plain, path, "restore")
-    assert "flush vm dirty_writeback_centisecs=0 was set by somebody else" in following.start()
-    following.finish()
-    assert plain.flush["dirty_writeback_centisecs"] == 0
-    assert plain.queues["sda"]["nr_requests"] == 64
-
-
-def test_keep_is_about_the_limits(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path, on_exit="keep")
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    actuator.finish()
-    assert plain.limits == VmLimits(PAIR[0], 0, PAIR[1], 0) and plain.bdis["8:0"] == BDI
-    ledger = load(path)
-    assert ledger and ledger.levers == () and ledger.written == (PAIR,)
-
-
-def test_a_changed_wish_for_the_exit_is_told_without_a_limit_held(
-    plain: FakeLevers, path: Path
-) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
-    actuator.set_on_exit("keep")
-    ledger = load(path)
-    assert ledger and ledger.on_exit == "keep" and len(ledger.levers) == 1
-
-
-def test_killed_with_keep_the_levers_go_home_alone(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path, on_exit="keep")
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    assert restore_from_ledger(plain, path, honour_keep=True).status == "restored"
-    assert plain.limits == VmLimits(PAIR[0], 0, PAIR[1], 0) and plain.bdis["8:0"] == BDI
-    assert restore_from_ledger(plain, path, honour_keep=True).status == "nothing"
-    assert restore_from_ledger(plain, path).status == "restored"
-    assert plain.limits == DEFAULT
-
-
-def test_yield_of_the_pair_sends_the_levers_home(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    files.sysctl("dirty_ratio", 40)
-    actuator.yield_()
-    settle(actuator, *ALL)
-    assert files.bdis["8:0"] == BDI and files.queues["sda"]["nr_requests"] == 64
-    assert files.limits == VmLimits(0, 40, 0, 10) and load(path) is None
-
-
-def test_queues_are_looked_at_when_all_else_is_home(files: FakeLevers, path: Path) -> None:
-    """A child of the dead daemon may hang in a queue, and then reading it hangs, too."""
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, NR, *ALL)
-    read = files.read
-
-    def hang(name: str) -> str:
-        if "/queue/" in name:
-            raise Crash
-        return read(name)
-
-    files.read = hang  # type: ignore[method-assign]
-    with pytest.raises(Crash):
-        restore_from_ledger(files, path)
-    assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
-    assert files.flush["dirty_writeback_centisecs"] == 500
-    assert files.cgroups[UNIT]["8:0"]["wbps"] == "max"
-
-
-def test_originals_of_a_foreign_pair_stay_readable_though_a_lever_fails(
-    plain: FakeLevers, path: Path
-) -> None:
-    actuator = started(plain, path)
-    actuator.apply(*PAIR)
-    settle(actuator, FLUSH)
-    plain.sysctl("dirty_ratio", 40)
-    plain.write_errors = {SYSCTL + "dirty_writeback_centisecs": (errno.EIO, False)}
-    assert restore_from_ledger(plain, path).status == "failed"
-    aside, ledger = load(path.with_name("ledger.json.old")), load(path)
-    assert aside and aside.originals == DEFAULT and aside.written == (PAIR,)
-    assert ledger and ledger.written == () and len(ledger.levers) == 1
-
-
-def test_one_lever_that_fails_does_not_keep_the_rest(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    name = SYSCTL + "dirty_writeback_centisecs"
-    files.write_errors = {name: (errno.EIO, False)}
-    result = restore_from_ledger(files, path)
-    assert result.status == "failed" and "Input/output" in "".join(result.lines)
-    assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
-    ledger = load(path)
-    assert ledger and ledger.written == () and [e.kind for e in ledger.levers] == ["flush"]
-    files.write_errors = {}
-    assert restore_from_ledger(files, path).status == "restored" and load(path) is None
-
-
-def test_ledger_of_the_version_without_levers_is_resolved(plain: FakeLevers, path: Path) -> None:
-    started(plain, path).apply(*PAIR)
-    body = json.loads(path.read_text())
-    assert body.pop("levers") == []
-    body["version"] = 1
-    body["crc32"] = ledger_module._checksum(body)
-    path.write_text(json.dumps(body))
-    following = Actuator(plain, path, "restore")
-    assert "adopted" in following.start()[0]
-    following.apply_settings((FLUSH,))
-    following.finish()
-    assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"kind": "engine"},
-        {"target": "../../etc"},
-        {"name": "scheduler"},
-        {"written": []},
-        {"original": 5},
-        {"identity": -1},
-    ],
-    ids=str,
-)
-def test_impossible_lever_in_the_ledger_is_told(
-    plain: FakeLevers, path: Path, change: Any
-) -> None:
-    settle(started(plain, path), NR)
-    body = json.loads(path.read_text())
-    body["levers"][0].update(change)
-    body["crc32"] = ledger_module._checksum(body)
-    path.write_text(json.dumps(body))
-    assert restore_from_ledger(plain, path).status == "failed"
-    assert plain.queues["sda"]["nr_requests"] == 8
-
-
-@pytest.mark.parametrize(
-    "kind, target, name",
-    [
-        (LeverKind.PACE, "/a/../../../etc", "8:0"),
-        (LeverKind.PACE, "relative", "8:0"),
-        (LeverKind.PACE, UNIT, "8:0 rbps=1"),
-        (LeverKind.BDI, "../8:0", "max_bytes"),
-        (LeverKind.QUEUE, "", "nr_requests"),
-        (LeverKind.FLUSH, "vm", "swappiness"),
-    ],
-)
-def test_what_is_no_lever(kind: LeverKind, target: str, name: str) -> None:
-    assert not is_lever(Lever(kind, target, name))
-
-
-def test_entry_comes_back_as_it_was_saved(plain: FakeLevers, path: Path) -> None:
-    target = "/machine.slice/caf\udce9 \u00e9"
-    plain.mkdir(target)
-    settle(started(plain, path), Setting(LeverKind.PACE, target, "8:0", 5))
-    ledger = load(path)
-    identity = plain.inode(CGROUPS + target)
-    assert ledger and identity
-    assert ledger.levers == (LeverEntry("pace", target, "8:0", identity, "max", ("5",)),)
 
 
 # -- observe -----------------------------------------------------------------------

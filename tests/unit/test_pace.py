@@ -13,7 +13,7 @@ from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
 from writebackd.control.guards import NEVER, objection, unit_of
 from writebackd.control.paced import QUIET_S
-from writebackd.control.rate import BAD_REMEMBERED_S
+from writebackd.control.rate import BAD_REMEMBERED_S, step
 from writebackd.model import (
     CgroupControl,
     CgroupSample,
@@ -21,6 +21,7 @@ from writebackd.model import (
     ForeignWrite,
     LeverKind,
     Mode,
+    PaceMemory,
     Setting,
     State,
 )
@@ -96,6 +97,27 @@ def test_protected_units_are_not_paced() -> None:
     assert why(group(), protect=Protect(("front*.service",))) == ""
     # Also by what is below a unit.
     assert "[protect]" in why(group(f"{FLOOD}/worker"), protect=Protect(("backup.service",)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/system.slice/system-backup.slice/backup@1.service",
+     "/system.slice/system-backup.slice/system-backup-night.slice/x.service/worker",
+     "/system.slice/system-backup.slice"],
+)  # fmt: skip
+def test_a_protected_slice_protects_all_units_below_it(path: str) -> None:
+    for glob in ("system-backup.slice", "*-backup.slice"):
+        assert f"'{glob}' in [protect]" in why(group(path), protect=Protect((glob,)))
+    assert why(group(path), protect=Protect(("system-web.slice", "backup.slice"))) == ""
+
+
+def test_slices_are_the_host_s_and_have_to_be_meant() -> None:
+    # A container may call its slices what it likes.
+    inner = "/machine.slice/web.service/system-backup.slice/x.service"
+    assert why(group(inner), protect=Protect(("system-backup.slice",))) == ""
+    # Everything whose name begins with s, but not all that is in system.slice.
+    assert why(group(), protect=Protect(("s*",))) == ""
+    assert "[protect]" in why(group("/system.slice/sync.service"), protect=Protect(("s*",)))
 
 
 def test_what_systemd_has_handed_over_is_not_paced() -> None:
@@ -270,6 +292,86 @@ def test_the_limit_stays_tight_until_the_kernel_shows_the_pace() -> None:
     assert "could not be set" in said(decisions[-1])
 
 
+TICKS_S = pytest.mark.parametrize("dt_s", [0.1, 0.5, 1.0])
+
+
+@TICKS_S
+def test_a_child_has_its_time_to_set_the_pace_however_short_the_ticks(dt_s: float) -> None:
+    host = plant(dt_s=dt_s, child_s=5.5)
+    while not host.tick().settings:
+        assert host.time_s < 1100.0
+    asked_s = host.time_s
+    while not host.paced:
+        assert host.tick().settings, said(host.tick())
+    assert host.time_s - asked_s >= 5.0
+    assert all(decision.settings for decision in host.run_s(10.0))
+
+
+@TICKS_S
+def test_a_pace_that_is_never_set_is_given_up_in_seconds(dt_s: float) -> None:
+    host = plant(dt_s=dt_s, groups=[Group(refuses=True)])
+    asked = sum(dt_s for decision in host.run_s(60.0) if decision.settings)
+    assert 7.0 <= asked <= 9.0
+
+
+@TICKS_S
+def test_slow_syncs_have_to_last_before_it_begins(dt_s: float) -> None:
+    """Of a cache that was full for half a second nobody is held."""
+    host = plant(dt_s=dt_s, groups=[Group(demand=40e6)])
+    host.run_s(30.0)
+    assert not host.paced
+    late, host.drain_rate = 0.0, 10e6
+    while not host.tick().settings:
+        assert host.time_s < 1200.0
+        late = late + dt_s if host.fill >= CACHE else 0.0
+    assert late + dt_s >= 0.9
+
+
+@TICKS_S
+def test_strays_have_to_last_before_it_lets_go(dt_s: float) -> None:
+    host = plant(dt_s=dt_s)
+    host.run_s(60.0)
+    host.groups.append(Group("/user.slice/user-0.slice/session-1.scope", 1e9, cgroup_id=8))
+    kept = 0.0
+    while host.tick().settings:
+        kept += dt_s
+    assert 2.9 <= kept + dt_s <= 4.1
+
+
+@TICKS_S
+def test_smoothed_rates_forget_in_seconds(dt_s: float) -> None:
+    host = plant(dt_s=dt_s)
+    host.run_s(30.0)
+    before = host.memory.paces[DISK.devno].background_rate
+    host.flooding = False
+    host.run_s(3.0)
+    assert host.memory.paces[DISK.devno].background_rate == pytest.approx(0.42 * before, rel=0.03)
+
+
+@TICKS_S
+def test_a_full_cache_has_to_last_before_the_rate_is_cut(dt_s: float) -> None:
+    memory, now, full_s = PaceMemory(rate=1e8, rates={FLOOD: 100000000}, room=1.1e8), NOW, 0.0
+    while memory.rate == 1e8:
+        now += dt_s
+        full_s += dt_s
+        memory, _ = step(memory, now, dt_s, 0.5, 1.1e8, 0.5, [FLOOD], late=True, helps=True)
+    assert full_s == pytest.approx(1.0, abs=0.11)
+
+
+@TICKS_S
+def test_a_sync_that_waits_counts_once_a_second(dt_s: float) -> None:
+    host = plant(dt_s=dt_s)
+    host.run_s(60.0)
+    host.syncing = False
+    counted, last = 0, host.memory.paces[DISK.devno].under.total
+    for tick in range(round(5.0 / dt_s)):
+        host.oldest_s = (tick + 0.5) * dt_s
+        host.tick()
+        under = host.memory.paces[DISK.devno].under.total
+        counted, last = counted + max(0, under - last), under
+    assert 3 <= counted <= 5
+
+
 def test_observing_asks_for_it_and_counts_no_failure() -> None:
     host = plant()
     while not host.tick().settings:
@@ -369,6 +471,48 @@ def test_two_floods_share_and_who_uses_less_leaves_it_to_the_other() -> None:
     assert host.paced[FLOOD] > 2 * host.paced[slow.path]
     assert host.paced[slow.path] >= 10e6
     assert host.fill < CACHE
+
+
+def many(count: int) -> List[Group]:
+    return [Group(f"/system.slice/job@{n}.service", 1e9, cgroup_id=100 + n) for n in range(count)]
+
+
+def test_a_flood_of_many_equal_writers_is_held() -> None:
+    host = plant(groups=many(20))
+    host.run(60)
+    # Those that are left write what they like, but that is no flood any more.
+    assert len(host.paced) >= 18
+    assert host.rate <= 1.1 * host.drain_rate and max(host.paced.values()) < 5e6
+    decision = host.tick()
+    assert "more held at" in decision.devices[0].reason and len(decision.devices[0].reason) < 250
+    assert host.fill < CACHE
+
+
+def test_a_flood_of_more_than_can_be_held_is_not_and_that_is_told() -> None:
+    for count, told in (
+        (58, "53 cgroups flood, which at 1.0M/s each"),
+        (64, "less than 1.0M/s each"),
+    ):
+        host = plant(groups=many(count), drain_rate=61e6)
+        decisions = host.run(60)
+        assert not any(decision.settings for decision in decisions)
+        assert told in said(decisions[-1])
+
+
+def test_when_too_many_join_it_is_let_go() -> None:
+    host = plant()
+    host.run(60)
+    assert host.paced
+    host.groups += many(64)
+    host.run(5)
+    assert not host.paced and "the least pace" in said(host.tick())
+
+
+def test_small_writers_beside_a_flood_are_left_alone() -> None:
+    small = [replace(each, demand=2e6) for each in many(2)]
+    host = plant(groups=[Group(), *small])
+    host.run(60)
+    assert set(host.paced) == {FLOOD}
 
 
 # ---- does it help? ----------------------------------------------------------------

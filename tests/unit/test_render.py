@@ -91,6 +91,15 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
         (samples.yielded, ["enforce (yielded)", "tuned (pid 733)", "writebackctl enforce"]),
         (samples.pinned, ["enforce (pinned 15M)"]),
         (samples.observe, ["observe (writes nothing)", "enforce would set 4.0M", "in force"]),
+        (
+            samples.levers,
+            [
+                "levers   flush vm: dirty_writeback_centisecs 100 (found 500)",
+                "bdi 8:0: max_bytes 4.0M (found 64M), min_bytes 2.0M (found 0), strict_limit 1",
+                "queue sda: nr_requests 8 (found 64)",
+                "pace /system.slice/backup.service: on 8:0 225M/s (found no limit)",
+            ],
+        ),
         (samples.several, ["excluded loop0 loop1 loop2", "sdb", "dm-0", "Read-only file system"]),
     ],
 )  # fmt: skip
@@ -241,6 +250,40 @@ def test_verify_screen() -> None:
     assert text == "/proc/sys/vm/dirty_bytes is 8388608, last written was 4194304"
     text = render_verify(verify_json(state, 4096, None, (), "dirty_bytes=8388608"))
     assert "writebackctl enforce" in text
+
+
+def test_verify_screen_with_levers() -> None:
+    state = samples.vm(8 << 20, 2 << 20, 0)
+    held = samples.LEVERS
+    text = render_verify(verify_json(state, 4096, (8 << 20, 2 << 20), levers=held))
+    assert text.split("2097152")[1].split() == (
+        "and 6 levers beside the limits stand as written".split()
+    )
+    text = render_verify(verify_json(state, 4096, None, levers=held[:1]))
+    assert text == "good: 1 lever beside the limits stands as written"
+    differing = [
+        ("pace /x.service 8:0", "io.max of /x.service", "1000", "max"),
+        ("queue sda nr_requests", "/sys/block/sda/queue/nr_requests", "8", "64"),
+    ]
+    text = render_verify(verify_json(state, 4096, None, levers=held, differing=differing))
+    assert text.splitlines() == [
+        "io.max of /x.service is without a limit, last written was 1000",
+        "/sys/block/sda/queue/nr_requests is 64, last written was 8",
+    ]
+
+
+def test_a_daemon_without_levers_is_understood() -> None:
+    answer = through_json(status_json(samples.guard()))
+    del answer["levers"]
+    assert "levers" not in render_status(answer)
+
+
+def test_many_levers_leave_the_screen_to_the_devices() -> None:
+    flood = samples.LEVERS[-1]
+    many = tuple(replace(flood, target=f"/system.slice/job-{n}.service") for n in range(60))
+    lines = status(replace(samples.guard(), levers=many)).splitlines()
+    assert sum("/system.slice/job-" in line for line in lines) == 5
+    assert any("and 55 more" in line for line in lines)
 
 
 def test_history_screen() -> None:

@@ -48,6 +48,7 @@ CONTRACT: Dict[str, Any] = {
             "dirty_background_bytes": None, "dirty_background_ratio": None,
         },
     },
+    "levers": None,
     "alerts": None,
     "self": {"cpu_fraction": None, "rss_bytes": None, "bpf_ns_per_io": None},
 }  # fmt: skip
@@ -318,6 +319,35 @@ def test_verify_names_the_writer_and_reports_a_yield() -> None:
     assert answer["differences"][0]["comm"] == "tuned"
     answer = verify_json(state, PAGE, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
     assert answer["good"] is False
+    assert_valid(answer, "verify")
+
+
+def test_levers_beside_the_limits_are_listed() -> None:
+    rows = status_json(samples.levers())["levers"]
+    assert rows[1] == {
+        "kind": "bdi", "target": "8:0", "name": "max_bytes", "value": 4 * MIB,
+        "original": 64 * MIB,
+    }  # fmt: skip
+    assert rows[-1]["original"] is None and len(rows) == len(samples.LEVERS)
+    assert status_json(samples.guard())["levers"] == []
+
+
+def test_verify_looks_at_the_levers_as_well() -> None:
+    state = vm_state(VmLimits(0, 20, 0, 10), GIB, GIB // 2)
+    answer = verify_json(state, PAGE, None, levers=samples.LEVERS)
+    assert answer["good"] and len(answer["levers"]) == len(samples.LEVERS)
+    assert_valid(answer, "verify")
+    lever = "pace /system.slice/x.service 8:0"
+    foreign = (ForeignWrite(lever, "max", 733, "systemd"),)
+    differing = [(lever, "io.max of /system.slice/x.service", "1000", "max")]
+    answer = verify_json(
+        state, PAGE, None, foreign, levers=samples.LEVERS, differing=differing
+    )
+    assert not answer["good"]
+    assert answer["differences"] == [
+        {"lever": lever, "file": differing[0][1], "expected": 1000, "found": None,
+         "pid": 733, "comm": "systemd"}
+    ]  # fmt: skip
     assert_valid(answer, "verify")
 
 

@@ -8,11 +8,11 @@ everything goes home.  Each lever is on its own, but for those of one BDI.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.actuate.book import Book, say, together
 from writebackd.actuate.ledger import LeverEntry
 from writebackd.actuate.outcome import Outcome, explain
 from writebackd.kernel import bdi, levers
@@ -20,7 +20,7 @@ from writebackd.kernel.children import Job
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, lever_of
 from writebackd.kernel.vm import read_state
-from writebackd.model import Action, ForeignWrite, LeverKind, Setting
+from writebackd.model import Action, ForeignWrite, HeldLever, LeverKind, Setting
 
 # What a child may take: a queue that is frozen waits for the requests in
 # flight, which a slow array works off in 1 to 2 s.
@@ -30,6 +30,9 @@ RETRY_S = 30.0
 # A kernel that fails the self-test will not get better; a BDI may lose the
 # limits of its own.
 TEST_AGAIN_S = 300.0
+# What is remembered of units and devices that are gone is dropped so often: transient units
+# come by the thousand, and a look at all that is remembered costs 2 us each.
+TIDY_S = 60.0
 _WAIT_S = 0.05
 
 
@@ -65,48 +68,61 @@ class Levers:
 
     def __init__(self, files: KernelFiles, save: Callable[[], None]) -> None:
         self._files = files
-        self._save = save
-        self._entries: Dict[Lever, LeverEntry] = {}
-        self._saved: Tuple[LeverEntry, ...] = ()
-        self._adopted: Set[Lever] = set()
-        self._left: Dict[Lever, Optional[int]] = {}  # to others, with its identity
+        self._book = Book(files, save)
         self._pending: Dict[Lever, _Pending] = {}
         # Until when a value (None: the original) is not tried again.
         self._refused: Dict[Lever, Tuple[Optional[int], float]] = {}
         self._tested: Dict[str, Optional[int]] = {}  # BDIs that passed the self-test
         self._unfit: Dict[str, Tuple[Optional[int], float]] = {}  # and those that did not
         self._pretended: Dict[Lever, str] = {}
+        self._tidy_at = 0.0
 
     @property
     def entries(self) -> Tuple[LeverEntry, ...]:
         """What the ledger has to know: every lever that holds a value of ours, or may."""
-        return tuple(self._entries.values())
+        return self._book.all()
+
+    def held(self, threshold_bytes: int) -> Tuple[HeldLever, ...]:
+        """All of `entries`, with the limits of BDIs in bytes of the global `threshold_bytes`."""
+        return self._book.held(threshold_bytes)
+
+    def differing(self) -> Tuple[Tuple[Lever, str, str], ...]:
+        """The levers that do not read as they were written: written last, and found.
+
+        Left out is what cannot be read, and what a child is about to write.
+        """
+        found = []
+        for lever, entry in self._book.entries.items():
+            current = None if self._busy(lever) else self._book.read(lever)
+            if current is not None and current not in entry.written:
+                found.append((lever, entry.written[-1], current))
+        return tuple(found)
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
         """Take the entries of a ledger as they are; `restore` finds out whose value stands."""
-        self._entries = {entry.lever: entry for entry in entries}
-        self._saved = self.entries
+        self._book.resume(entries)
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
         """Take over what an earlier run of this boot has left; returns lines for the log."""
-        messages = []
-        for entry in entries:
-            lever = entry.lever
-            if levers.identity(self._files, lever) != entry.identity:
-                continue
-            current = self._read(lever)
-            if current == entry.original:
-                continue
-            if current is None or current in entry.written:
-                self._entries[lever] = entry
-                self._adopted.add(lever)
-                if lever.kind is LeverKind.BDI:
-                    self._tested[lever.target] = entry.identity  # by that run
-                messages.append(f"adopted {lever}={_say(lever, current)}")
-            else:
-                messages.append(f"{lever}={_say(lever, current)} was set by somebody else")
-        self._saved = tuple(entries)
-        return tuple(messages)
+        messages = self._book.adopt(entries)
+        for lever, entry in self._book.entries.items():
+            if lever.kind is LeverKind.BDI:
+                self._tested[lever.target] = entry.identity  # by that run
+        return messages
+
+    def adopted(self) -> Tuple[Setting, ...]:
+        """What `adopt` took over, as settings; nothing of what stays behind without its target."""
+        self._forget_gone()
+        taken_over = self._book.adopted - self._book.orphans
+        adopted = [lever for lever in self._book.entries if lever in taken_over]
+        threshold, problem = self._threshold(adopted)
+        found = []
+        for lever in adopted:
+            text = self._book.read(lever)
+            value = None if text is None else levers.value_of(lever, text, threshold)
+            if value is not None and not (problem and lever.kind is LeverKind.BDI):
+                found.append(Setting(lever.kind, lever.target, lever.name, value))
+        return tuple(found)
 
     def foreign(self) -> Tuple[ForeignWrite, ...]:
         """What somebody else set in the place of a value of ours: that lever is let go.
@@ -115,18 +131,18 @@ class Levers:
         """
         self._forget_gone()
         found = []
-        for lever, entry in list(self._entries.items()):
+        for lever in list(self._book.entries):
             if self._busy(lever):
                 continue
-            current = self._read(lever)
-            if current is not None and current not in entry.written:
-                found.append(ForeignWrite(str(lever), _say(lever, current)))
-                self._let_go(lever)
+            current = self._book.read(lever)
+            if self._book.is_foreign(lever, current):
+                found.append(ForeignWrite(str(lever), say(lever, current)))
+                self._book.let_go(lever)
         return tuple(found)
 
     def take_over(self) -> None:
         """Use again what was let go; what stands now is what to go back to."""
-        self._left.clear()
+        self._book.left.clear()
         self._refused.clear()
         self._unfit.clear()
 
@@ -142,19 +158,22 @@ class Levers:
         actions = self._collect()
         self._forget_gone()
         wanted = {
-            lever_of(each): each for each in settings if lever_of(each) not in self._left
+            lever_of(each): each
+            for each in settings
+            if lever_of(each) not in self._book.left and lever_of(each) not in self._book.orphans
         }
         strange = [lever for lever in wanted if not levers.is_lever(lever)]
         actions += self._fail_all(strange, wanted, "there is no such lever")
         for lever in strange:
             del wanted[lever]
-        self._adopted -= set(wanted)
+        self._book.adopted -= set(wanted)
         threshold, problem = self._threshold(wanted)
         actions += self._test_new(wanted, threshold, problem)
         plan = self._plan_home(
             lever
-            for lever in list(self._entries)
-            if lever not in wanted and not (keep_adopted and lever in self._adopted)
+            for lever in list(self._book.entries)
+            if lever in self._book.orphans
+            or (lever not in wanted and not (keep_adopted and lever in self._book.adopted))
         )
         if problem:
             # A fraction of something unknown: what is set stays as it is.
@@ -162,7 +181,7 @@ class Levers:
             wanted = {x: each for x, each in wanted.items() if x.kind is not LeverKind.BDI}
         actions += self._plan(wanted, threshold, plan)
         actions += self._carry_out(plan, wanted, threshold)
-        self._save_if_changed()
+        self._book.store_if_changed()
         return tuple(actions)
 
     def pretend(self, settings: Sequence[Setting]) -> Tuple[Action, ...]:
@@ -174,8 +193,8 @@ class Levers:
             shown = self._pretended[lever] = str(setting.value)
             if old.get(lever) == shown:
                 continue
-            current = self._read(lever)
-            before = old.get(lever) or ("unknown" if current is None else _say(lever, current))
+            current = self._book.read(lever)
+            before = old.get(lever) or ("unknown" if current is None else say(lever, current))
             if before != shown:
                 actions.append(Action(str(lever), before, shown, ok=True))
         return tuple(actions)
@@ -193,13 +212,13 @@ class Levers:
         while True:
             actions += self._collect()
             self._forget_gone()
-            left = [x for x in self._entries if x not in tried and not self._busy(x)]
+            left = [x for x in self._book.entries if x not in tried and not self._busy(x)]
             # Queues last: where a child of a dead daemon still hangs in one,
             # even reading it does.
             first = [x for x in left if x.kind is not LeverKind.QUEUE]
             left = first or left
             foreign += self._drop_foreign(left)
-            plan = self._plan_home([x for x in left if x in self._entries], again=True)
+            plan = self._plan_home([x for x in left if x in self._book.entries], again=True)
             actions += self._carry_out(plan, {}, 0)
             tried += [x for x in plan if x in self._pending or not self._busy(x)]
             if first:
@@ -215,7 +234,7 @@ class Levers:
                 for lever, pending in self._pending.items()
                 if str(lever) not in told
             ]
-        self._save_if_changed()
+        self._book.store_if_changed()
         return Outcome(tuple(actions), tuple(foreign))
 
     # ---- plans ---------------------------------------------------------
@@ -258,21 +277,22 @@ class Levers:
         names = [Lever(LeverKind.BDI, target, name) for name in ("max_bytes", "min_bytes")]
         if identity is None:
             return "there is no such device"
-        if any(lever in self._entries for lever in names):
+        if any(lever in self._book.entries for lever in names):
             return "what an earlier test wrote is still on its way home"
         for lever, value in zip(names, (bdi.TEST_MAX, bdi.TEST_MIN)):
-            original = self._read(lever)
+            original = self._book.read(lever)
             if original is not None:
-                self._entries[lever] = _entry(lever, identity, original, (str(value),))
+                self._book.entries[lever] = _entry(lever, identity, original, (str(value),))
         try:
-            self._store()
+            self._book.store()
         except OSError as error:
             problem: Optional[str] = _unsaved(error)
         else:
             problem = bdi.self_test(self._files, target, threshold)
         for lever in names:
-            if lever in self._entries and self._read(lever) == self._entries[lever].original:
-                del self._entries[lever]
+            entry = self._book.entries.get(lever)
+            if entry is not None and self._book.read(lever) == entry.original:
+                del self._book.entries[lever]
         if problem is None:
             self._tested[target] = identity
         return problem
@@ -281,15 +301,15 @@ class Levers:
         """Changes back to the originals, where our value stands."""
         plan = {}
         for lever in home:
-            entry = self._entries[lever]
+            entry = self._book.entries[lever]
             if self._busy(lever) or (not again and self._waits(lever, None)):
                 continue
-            current = self._read(lever)
-            if current == entry.original:
-                del self._entries[lever]
-            elif current is None or current in entry.written:
+            current = self._book.read(lever)
+            if current == entry.original and lever not in self._book.orphans:
+                del self._book.entries[lever]
+            elif current in (None, entry.original, *entry.written):
                 plan[lever] = _Change(
-                    entry.original, _say(lever, current), _say(lever, entry.original)
+                    entry.original, say(lever, current), say(lever, entry.original)
                 )
         return plan
 
@@ -298,7 +318,7 @@ class Levers:
     ) -> List[Action]:
         """Add what has to be written for `wanted` to `plan`, and enter it into the ledger."""
         failed = []
-        before = dict(self._entries)
+        before = dict(self._book.entries)
         new = {}
         for lever in self._due(wanted, threshold):
             setting = wanted[lever]
@@ -308,27 +328,27 @@ class Levers:
             except OSError as error:
                 failed.append(self._fail(lever, setting, "unknown", explain(error)))
                 continue
-            entry = self._entries.get(lever)
+            entry = self._book.entries.get(lever)
             if entry is None:
                 identity = levers.identity(self._files, lever) or 0
                 # The original as well: this write may have to wait for another.
                 entry = _entry(lever, identity, current, (current, text))
             elif current not in entry.written:
-                what = f"somebody else set {_say(lever, current)}; left alone"
-                failed.append(self._fail(lever, setting, _say(lever, current), what))
+                what = f"somebody else set {say(lever, current)}; left alone"
+                failed.append(self._fail(lever, setting, say(lever, current), what))
                 continue
             else:
                 entry = replace(entry, written=(current, text))
             if current == text:
-                self._entries[lever] = replace(entry, written=(text,))
+                self._book.entries[lever] = replace(entry, written=(text,))
                 continue
-            self._entries[lever] = entry
-            new[lever] = _Change(text, _say(lever, current), str(setting.value), setting.value)
+            self._book.entries[lever] = entry
+            new[lever] = _Change(text, say(lever, current), str(setting.value), setting.value)
         if new:
             try:
-                self._store()
+                self._book.store()
             except OSError as error:
-                self._entries = before
+                self._book.entries = before
                 what = _unsaved(error)
                 return failed + [
                     self._fail(lever, wanted[lever], change.old, what)
@@ -350,7 +370,7 @@ class Levers:
             # find one on the wrong side of the other.
             if lever.kind is LeverKind.BDI and lever.name != "strict_limit":
                 due += [
-                    x for x in _together(lever)
+                    x for x in together(lever)
                     if x in wanted and x not in due and x.name != "strict_limit"
                 ]
         return due
@@ -366,14 +386,15 @@ class Levers:
             if self._busy(lever):
                 continue  # one write of a disk at a time; the next tick has the other
             if lever.name == "strict_limit" and change.text == "1":
-                others = [x for x in _together(lever) if x in wanted and x != lever]
+                others = [x for x in together(lever) if x in wanted and x != lever]
                 if not all(self._in_force(x, wanted[x], threshold) for x in others):
                     # Alone it would hold a quiet device's writers.
                     what = "the limits that go with it could not be set"
                     actions.append(self._judge(lever, change, what))
                     continue
             try:
-                work = levers.write(self._files, lever, change.text)
+                ours = self._book.entries[lever].written
+                work = levers.write(self._files, lever, change.text, ours)
             except OSError as error:
                 actions.append(self._judge(lever, change, explain(error)))
                 continue
@@ -388,7 +409,7 @@ class Levers:
         ordered = [lever for lever in plan if lever.kind is not LeverKind.BDI]
         for target in dict.fromkeys(x.target for x in plan if x.kind is LeverKind.BDI):
             own = {x.name: x for x in plan if x.kind is LeverKind.BDI and x.target == target}
-            minimum = self._read(Lever(LeverKind.BDI, target, "min_bytes"))
+            minimum = self._book.read(Lever(LeverKind.BDI, target, "min_bytes"))
             current = {} if minimum is None else {"min_bytes": minimum}
             names = bdi.order(current, {name: plan[lever].text for name, lever in own.items()})
             ordered += [own[name] for name in names]
@@ -409,28 +430,28 @@ class Levers:
                 actions.append(self._refuse(lever, pending.change, problem or ""))
                 continue
             del self._pending[lever]
-            if lever in self._entries:
+            if lever in self._book.entries:
                 actions.append(self._judge(lever, pending.change, problem))
         return actions
 
     def _judge(self, lever: Lever, change: _Change, problem: Optional[str]) -> Action:
         """Read back, and know what is ours: what stands counts, not what write(2) said."""
-        entry = self._entries[lever]
-        found = self._read(lever)
+        entry = self._book.entries[lever]
+        found = self._book.read(lever)
         if found == change.text or (found is None and problem is None and change.wanted is None):
             self._refused.pop(lever, None)
             if change.wanted is None:
-                del self._entries[lever]
+                del self._book.entries[lever]
             else:
-                self._entries[lever] = replace(entry, written=(change.text,))
+                self._book.entries[lever] = replace(entry, written=(change.text,))
             return change.action(lever)
         if found is not None:
-            problem = problem or f"reads back as {_say(lever, found)}"
+            problem = problem or f"reads back as {say(lever, found)}"
             if found == entry.original:
-                del self._entries[lever]  # nothing of ours
+                del self._book.entries[lever]  # nothing of ours
             elif found not in entry.written:
                 # What the kernel made of our value.
-                self._entries[lever] = replace(entry, written=(entry.written[-1], found))
+                self._book.entries[lever] = replace(entry, written=(entry.written[-1], found))
         return self._refuse(lever, change, problem or "cannot be read back")
 
     def _refuse(self, lever: Lever, change: _Change, problem: str) -> Action:
@@ -452,13 +473,6 @@ class Levers:
 
     # ---- small questions -----------------------------------------------
 
-    def _read(self, lever: Lever) -> Optional[str]:
-        """The value in the kernel; None where it cannot be told."""
-        try:
-            return levers.read(self._files, lever)
-        except OSError:
-            return None
-
     def _busy(self, lever: Lever) -> bool:
         """Whether a child writes this lever, or another one of the same target."""
         return any(
@@ -473,60 +487,46 @@ class Levers:
         return same and time.monotonic() < until
 
     def _in_force(self, lever: Lever, setting: Setting, threshold: int) -> bool:
-        entry = self._entries.get(lever)
+        entry = self._book.entries.get(lever)
         return entry is not None and len(entry.written) == 1 and levers.holds(
             setting, entry.written[0], threshold
         )
 
-    def _let_go(self, lever: Lever) -> None:
-        del self._entries[lever]
-        for each in _together(lever):
-            self._left[each] = levers.identity(self._files, each)
-
     def _drop_foreign(self, candidates: Iterable[Lever]) -> List[ForeignWrite]:
         found = []
         for lever in candidates:
-            entry, current = self._entries[lever], self._read(lever)
+            entry, current = self._book.entries[lever], self._book.read(lever)
             if current is not None and current not in (*entry.written, entry.original):
-                found.append(ForeignWrite(str(lever), _say(lever, current)))
-                del self._entries[lever]
+                found.append(ForeignWrite(str(lever), say(lever, current)))
+                del self._book.entries[lever]
         return found
 
     def _forget_gone(self) -> None:
-        """Drop what was unplugged or removed, though another may have its name by now."""
-        for lever, entry in list(self._entries.items()):
-            if levers.identity(self._files, lever) != entry.identity:
-                del self._entries[lever]
-        for lever, identity in list(self._left.items()):
-            if levers.identity(self._files, lever) != identity:
-                del self._left[lever]
+        self._book.forget_gone()
+        if time.monotonic() >= self._tidy_at:
+            self._tidy()
 
-    def _store(self) -> None:
-        self._save()
-        self._saved = self.entries
-
-    def _save_if_changed(self) -> None:
-        if self.entries != self._saved:
-            # An entry too many does no harm: its lever is found to be as it was.
-            with contextlib.suppress(OSError):
-                self._store()
-
-
-def _together(lever: Lever) -> List[Lever]:
-    """The levers that are of no use without this one, itself among them."""
-    if lever.kind is not LeverKind.BDI:
-        return [lever]
-    return [Lever(lever.kind, lever.target, name) for name in bdi.FILES]
-
+    def _tidy(self) -> None:
+        """Drop what is remembered of targets that are gone, and what has run out."""
+        now = time.monotonic()
+        self._tidy_at = now + TIDY_S
+        self._book.tidy()
+        self._refused = {x: each for x, each in self._refused.items() if now < each[1]}
+        self._unfit = {
+            target: (known, until)
+            for target, (known, until) in self._unfit.items()
+            if now < until and self._files.inode(bdi.directory(target)) == known
+        }
+        self._tested = {
+            target: known
+            for target, known in self._tested.items()
+            if self._files.inode(bdi.directory(target)) == known
+        }
 
 def _entry(
     lever: Lever, identity: int, original: str, written: Tuple[str, ...]
 ) -> LeverEntry:
     return LeverEntry(lever.kind.value, lever.target, lever.name, identity, original, written)
-
-
-def _say(lever: Lever, text: Optional[str]) -> str:
-    return "unknown" if text is None else levers.describe(lever, text)
 
 
 def _unsaved(error: OSError) -> str:

@@ -12,10 +12,11 @@ import sys
 from pathlib import Path
 from typing import Iterator, Tuple
 
+from writebackd.actuate.ledger import LedgerError, load
 from writebackd.cli.client import NoDaemon, is_locked, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.render import wants_colour
+from writebackd.cli.render import lever_lines, wants_colour
 from writebackd.cli.rivals import rivals
 from writebackd.cli.screens import render_findings
 from writebackd.kernel.files import KernelFiles
@@ -133,6 +134,8 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
     try:
         status = request(runtime_dir, "status", timeout_s=2.0)
         yield "good", f"writebackd runs: {status['mode']}, policy {status['policy']}"
+        for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
+            yield "good", f"it holds {line}"
         return
     except NoDaemon:
         pass
@@ -148,8 +151,18 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
     elif ledger.exists():
         yield (
             "warning",
-            f"{ledger} was left by a writebackd that is gone: the limits may still be"
-            " its own; `sudo writebackctl restore` puts them back",
+            f"{ledger} was left by a writebackd that is gone: the limits{_and_levers(ledger)}"
+            " may still be its own; `sudo writebackctl restore` puts them back",
         )
     else:
         yield "note", "writebackd does not run"
+
+
+def _and_levers(ledger: Path) -> str:
+    """The levers beside the limits in a ledger, in words; empty where there are none."""
+    try:
+        found = load(ledger)
+    except LedgerError:
+        return ""  # `restore` tells what is wrong with it
+    names = [str(entry.lever) for entry in found.levers] if found is not None else []
+    return f" and levers beside them ({', '.join(names)})" if names else ""

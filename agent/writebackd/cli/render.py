@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, TextIO
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, TextIO
 
 from writebackd import human
 
 MIN_WIDTH = 60
 # Beyond this many devices those with nothing to say share one line.
 _MANY_DEVICES = 6
+_MANY_LEVERS = 5  # and of targets of levers
 _LABEL = 9
 _MORE = ".. (doctor)"
 _STUCK_S = 1.0  # an fsync in flight for longer than this is told
@@ -91,6 +92,8 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     lines = [paint(line, "heading") for line in wrapped(_headline(status), width, "  ", "")]
     lines += labelled("limit", _limit_line(status), width)
     lines += labelled("found", _found_line(status["limits"]), width)
+    for number, line in enumerate(lever_lines(status.get("levers", ()))):
+        lines += labelled("" if number else "levers", line, width)
     memory = status["memory"]
     dirty, writeback = human.size(memory["dirty_bytes"]), human.size(memory["writeback_bytes"])
     lines += labelled("dirty", f"{dirty} now, and {writeback} being written", width)
@@ -108,6 +111,30 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
         lines.append(one_line("unseen", "; ".join(status["probe"]["misses"]), width))
     lines += labelled("cost", _cost_line(status), width)
     return "\n".join(lines)
+
+
+def lever_lines(levers: Sequence[Mapping[str, Any]]) -> List[str]:
+    """The levers beside the limits, a line for each target: name, value, and what was found."""
+    targets: Dict[str, List[str]] = {}
+    for lever in levers:
+        name = lever["name"] if lever["kind"] != "pace" else f"on {lever['name']}"
+        value, found = (_lever_value(lever, lever[key]) for key in ("value", "original"))
+        targets.setdefault(f"{lever['kind']} {lever['target']}", []).append(
+            f"{name} {value} (found {found})"
+        )
+    lines = [f"{target}: {', '.join(values)}" for target, values in targets.items()]
+    if len(lines) > _MANY_LEVERS:
+        more = len(lines) - _MANY_LEVERS
+        lines = [*lines[:_MANY_LEVERS], f"and {more} more (writebackctl --json status)"]
+    return lines
+
+
+def _lever_value(lever: Mapping[str, Any], value: Optional[int]) -> str:
+    if value is None:
+        return "no limit"
+    if lever["kind"] == "pace":
+        return f"{human.size(value)}/s"
+    return human.size(value) if lever["name"].endswith("_bytes") else str(value)
 
 
 def _headline(status: Mapping[str, Any]) -> str:

@@ -135,7 +135,8 @@ def render_verify(answer: Answer, width: int = 80) -> str:
     """What stands in the kernel against what was last written."""
     lines: List[str] = []
     for row in answer["differences"]:
-        text = f"{row['file']} is {row['found']}, last written was {row['expected']}"
+        found = "without a limit" if row["found"] is None else row["found"]
+        text = f"{row['file']} is {found}, last written was {row['expected']}"
         if row["pid"] is not None:
             text += f"; changed by {as_text(row['comm'])} ({row['pid']})"
         lines += wrapped(text, width, "  ", "")
@@ -144,13 +145,19 @@ def render_verify(answer: Answer, width: int = 80) -> str:
         lines += wrapped(text, width, "  ", "")
     if lines:
         return "\n".join(lines)
-    written = answer["written"]
-    if written is None:
+    written, levers = answer["written"], answer.get("levers", ())
+    if written is None and not levers:
         return "good: nothing of writebackd's is in the kernel"
-    return (
-        f"good: dirty_bytes {written['dirty_bytes']} and dirty_background_bytes"
-        f" {written['dirty_background_bytes']} stand as written"
-    )
+    parts = []
+    if written is not None:
+        parts.append(
+            f"dirty_bytes {written['dirty_bytes']} and dirty_background_bytes"
+            f" {written['dirty_background_bytes']}"
+        )
+    if levers:
+        parts.append(f"{len(levers)} lever{'s' * (len(levers) > 1)} beside the limits")
+    verb = "stands" if written is None and len(levers) == 1 else "stand"
+    return "\n".join(wrapped(f"good: {' and '.join(parts)} {verb} as written", width, "  ", ""))
 
 
 def render_history(events: Sequence[Answer], width: int = 80, colour: bool = False) -> str:

@@ -117,7 +117,12 @@ def _caps(
     )
     for want in wants:
         known = memory.caps.get(want.name)
-        if want.target_bytes is None or not want.demand or bdis[want.name] in refused:
+        if bdis[want.name] in refused:
+            continue
+        if known is not None and sample.time_s < memory.hold_until_s:
+            caps[want.name] = known  # of the run before: nobody knows yet who syncs and floods
+            continue
+        if want.target_bytes is None or not want.demand:
             continue
         if want.name in shares_disks:
             continue

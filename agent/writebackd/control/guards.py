@@ -39,6 +39,17 @@ def unit_of(path: str) -> str:
     return parts[-1]
 
 
+def slices_of(path: str) -> Tuple[str, ...]:
+    """The host's slices that a cgroup is in, or is: those below a unit are its own affair."""
+    found = []
+    for part in path.strip("/").split("/"):
+        if part.endswith((".service", ".scope")):
+            break
+        if part.endswith(".slice"):
+            found.append(part)
+    return tuple(found)
+
+
 def objection(
     cgroup: CgroupSample,
     ours: Iterable[str],
@@ -65,7 +76,7 @@ def objection(
     for glob in NEVER:
         if fnmatchcase(unit, glob):
             return "such a unit is never paced"
-    named = protect.covers(unit)
+    named = protect.covers(unit, slices_of(path))
     if named is not None:
         return f"'{named}' in [protect] units names it"
     if control.delegated:

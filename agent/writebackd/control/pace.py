@@ -22,14 +22,15 @@ lets go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Dict, List, Mapping, Tuple
+from dataclasses import dataclass
+from typing import Dict, FrozenSet, List, Mapping, Tuple
 
 from writebackd.control.guards import SYNCED_LATELY_S
 from writebackd.control.law import Want, kernel_floor_bytes
-from writebackd.control.paced import Domain, PaceTick, devno_of
+from writebackd.control.paced import Domain, PaceTick
+from writebackd.control.scene import Scene
 from writebackd.model import (
-    DeviceSample,
+    Device,
     Estimate,
     LeverKind,
     Memory,
@@ -37,6 +38,7 @@ from writebackd.model import (
     Sample,
     Setting,
     State,
+    replace,
 )
 from writebackd.policy.schema import Policy
 
@@ -68,24 +70,25 @@ def pace(
     changed = {want.name: want for want in wants}
     settings: List[Setting] = []
     paces: Dict[str, PaceMemory] = {}
+    scene = Scene(policy, memory, sample)
     for domain in _domains(sample):
         known = memory.paces.get(domain.devno, PaceMemory())
-        now, note = PaceTick(policy, memory, sample, estimates, domain, changed).decide(known)
+        now, note = PaceTick(policy, memory, scene, estimates, domain, changed).decide(known)
         paces[domain.devno] = now
         settings += [
             Setting(LeverKind.PACE, path, domain.devno, rate)
             for path, rate in sorted(now.rates.items())
         ]
+        held = {seen.device.name for seen in domain.devices}
         for name in domain.group if note else ():
             want = changed[name]
-            involved = want.demand or any(d.device.name == name for d in domain.devices)
-            if want.state is State.EXCLUDED or not involved:
+            if want.state is State.EXCLUDED or not (want.demand or name in held):
                 continue
             want = replace(want, steps=(*want.steps, note))
             if now.rate is not None:
                 want = replace(want, state=State.PACE, reason=note)
                 if now.limit_bytes is not None:
-                    bounds = policy.for_device(name, devno_of(sample, name))
+                    bounds = policy.for_device(name, scene.devices[name].device.devno)
                     floor = max(bounds.floor_bytes, kernel_floor_bytes(sample.host))
                     limit = max(floor, min(now.limit_bytes, bounds.ceiling_bytes))
                     want = replace(want, target_bytes=limit)
@@ -113,19 +116,27 @@ def _domains(sample: Sample) -> List[Domain]:
     A single leaf disk holds all volumes on it.  Over several the volume itself is held,
     whose bytes are the ones that the rates here are in; btrfs has no such number.
     """
-    by_devno: Dict[str, List[DeviceSample]] = {}
-    for seen in sample.devices:
-        leaves = seen.device.leaf_devnos
+    by_devno: Dict[str, List[int]] = {}  # places in sample.devices, as below
+    on_leaf: Dict[str, List[int]] = {}
+    for place, seen in enumerate(sample.devices):
+        leaves = _leaves(seen.device)
+        for leaf in leaves:
+            on_leaf.setdefault(leaf, []).append(place)
         devno = leaves[0] if len(leaves) == 1 else seen.device.devno
         if seen.excluded is None and devno[:1].isdigit():
-            by_devno.setdefault(devno, []).append(seen)
+            by_devno.setdefault(devno, []).append(place)
     found = []
-    for devno, devices in by_devno.items():
-        leaves_below = {leaf for seen in devices for leaf in seen.device.leaf_devnos}
-        group = tuple(
-            seen.device.name
-            for seen in sample.devices
-            if seen in devices or leaves_below.intersection(seen.device.leaf_devnos)
-        )
-        found.append(Domain(devno, tuple(devices), group))
+    groups: Dict[FrozenSet[str], Tuple[str, ...]] = {}  # many volumes may share one
+    for devno, places in by_devno.items():
+        devices = tuple(sample.devices[place] for place in places)
+        below = frozenset(leaf for seen in devices for leaf in _leaves(seen.device))
+        if below not in groups:
+            group = sorted({place for leaf in below for place in on_leaf[leaf]})
+            groups[below] = tuple(sample.devices[place].device.name for place in group)
+        found.append(Domain(devno, devices, groups[below]))
     return found
+
+
+def _leaves(device: Device) -> Tuple[str, ...]:
+    """Numbers of the disks that it ends on; its own where none are listed."""
+    return device.leaf_devnos or (device.devno,)

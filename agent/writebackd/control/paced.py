@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import List, Mapping, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import human
-from writebackd.control.guards import objection, unit_of
+from writebackd.control.guards import unit_of
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND as LIMIT_DEADBAND
-from writebackd.control.rate import HOLD, divide, least, step
+from writebackd.control.rate import HOLD, LEAST_RATE, divide, least, step
+from writebackd.control.scene import Scene
 from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import (
     BUCKET_EDGES_S,
-    CgroupSample,
     DeviceSample,
     Estimate,
     Histogram,
@@ -24,22 +25,25 @@ from writebackd.model import (
     Memory,
     Mode,
     PaceMemory,
-    Sample,
     State,
+    replace,
 )
-from writebackd.policy.schema import Policy
+from writebackd.policy.schema import DevicePolicy, Policy
 
-# Ticks in a row with slow syncs before pacing begins: at first, and once a try is in
-# doubt, then under the limit that the law wants, which is what it is compared with.
-START_TICKS, SETTLED_TICKS = 2, 8
-# A cgroup takes part in a flood from this share of the device's background writes on.
-PART = 0.1
+# Time in a row with slow syncs before pacing begins (two ticks while somebody waits): at
+# first, and once a try is in doubt, then under the limit that the law wants, which is what
+# it is compared with.  Seconds, here and below, since a tick is whatever --interval says.
+START_S, SETTLED_S = 0.9, 4.0
+# The flood are the largest writers that make up this share of the device's background
+# writes: one, or 18 of 20 equal ones.
+BULK = 0.9
 # Floods that cannot be paced may be this share of the drain rate: more needs the limit.
 STRAY_SHARE = 0.2
-STRAY_TICKS = 5
+STRAY_LASTS_S = 3.0
 STRAY_BARRED_S = 60.0
-# The kernel's files have to show what was asked for within so many ticks.
-UNSET_TICKS = 5
+# The kernel's files have to show what was asked for within this time: the child that asks
+# systemd may take 5 s (CHILD_LIMIT_S in actuate/levers.py), and a tick reads what it did.
+UNSET_S = 8.0
 # Without a write for so long a flood is over.
 QUIET_S = 60.0
 # Latency under pace is judged over windows of this length; the first begins when the
@@ -53,9 +57,10 @@ BETTER = 0.6
 WIDE_S = 1.0
 # How long a try that did not help is remembered, and one that did.
 BARRED_S, PROVED_S = 600.0, 600.0
-# Weight of a tick in smoothed rates: about 4 s, destage and flusher come in bursts of one.
-WEIGHT = 0.25
+# Smoothed rates forget half in this time: destage and flusher come in bursts of a second.
+SMOOTH_HALF_S = 2.4
 
+MOST_NAMED = 4
 # A limit is this device's own up to this multiple of what was asked for.
 IN_FORCE_HIGH = 1.25
 
@@ -69,10 +74,6 @@ class Domain:
     group: Tuple[str, ...]  # names of all that end on the same leaf disks
 
 
-def devno_of(sample: Sample, name: str) -> str:
-    return next(d.device.devno for d in sample.devices if d.device.name == name)
-
-
 class PaceTick:
     """One tick of one domain: what it was given, and the decision from it."""
 
@@ -80,24 +81,36 @@ class PaceTick:
         self,
         policy: Policy,
         memory: Memory,
-        sample: Sample,
+        scene: Scene,
         estimates: Mapping[str, Estimate],
         domain: Domain,
         wants: Mapping[str, Want],
     ) -> None:
-        self.policy, self.memory, self.sample, self.domain = policy, memory, sample, domain
-        self.now_s = sample.time_s
-        self.estimates = [
-            estimates[name] for name in domain.group if wants[name].state is not State.EXCLUDED
-        ]
-        self.wants = [wants[estimate.name] for estimate in self.estimates]
-        mine = {seen.device.name for seen in domain.devices}
-        own = [estimate for estimate in self.estimates if estimate.name in mine]
+        self.policy, self.memory, self.scene, self.domain = policy, memory, scene, domain
+        self.sample = scene.sample
+        self.now_s = scene.sample.time_s
+        self._all_estimates, self._all_wants = estimates, wants
+        own = [estimates[seen.device.name] for seen in domain.devices]
         self.drain_rate = max((e.drain_rate or 0.0 for e in own), default=0.0)
         self.background_rate = max((e.background_rate for e in own), default=0.0)
         self.flooded = any(e.flooded for e in own)
         self.slow_share = max((e.slow_share or 0.0 for e in own), default=0.0)
-        self.demand = any(want.demand for want in self.wants) and all(
+
+    # What follows is of the whole group, which may be all volumes of an array: looked at
+    # only for one that is flooded or paced.
+
+    @cached_property
+    def wants(self) -> List[Want]:
+        wants = (self._all_wants[name] for name in self.domain.group)
+        return [want for want in wants if want.state is not State.EXCLUDED]
+
+    @cached_property
+    def estimates(self) -> List[Estimate]:
+        return [self._all_estimates[want.name] for want in self.wants]
+
+    @cached_property
+    def demand(self) -> bool:
+        return any(want.demand for want in self.wants) and all(
             estimate.demand_known for estimate in self.estimates
         )
 
@@ -113,31 +126,22 @@ class PaceTick:
     def _measure(self, memory: PaceMemory) -> PaceMemory:
         used = {path: rate for path, rate in memory.used.items() if path in memory.rates}
         wrote_s = memory.wrote_s
-        for cgroup in self._controlled():
-            path = cgroup.path or ""
-            rate = self._written(cgroup)
-            if rate is None:
-                continue
-            used[path] = _smooth(memory.used.get(path), rate)
+        for path, size in self.scene.written.get(self.domain.devno, {}).items():
+            rate = size / self.sample.dt_s
+            used[path] = self._smooth(memory.used.get(path), rate)
             if path in memory.rates and rate >= FLOOD_RATE:
                 wrote_s = self.now_s
         return replace(
             memory,
             used=used,
             wrote_s=wrote_s,
-            sync_rate=_smooth(memory.sync_rate, self._sync_bytes()),
-            background_rate=_smooth(memory.background_rate, self.background_rate),
+            sync_rate=self._smooth(memory.sync_rate, self._sync_bytes()),
+            background_rate=self._smooth(memory.background_rate, self.background_rate),
         )
 
-    def _controlled(self) -> List[CgroupSample]:
-        """The cgroups whose files were read, each once."""
-        once = {c.path: c for c in self.sample.cgroups if c.control is not None}
-        return list(once.values())
-
-    def _written(self, cgroup: CgroupSample) -> Optional[float]:
-        written = dict(cgroup.control.written) if cgroup.control is not None else {}
-        size = written.get(self.domain.devno)
-        return None if size is None else size / self.sample.dt_s
+    def _smooth(self, known: Optional[float], rate: float) -> float:
+        weight = 1 - 0.5 ** (self.sample.dt_s / SMOOTH_HALF_S)
+        return rate if known is None else known + weight * (rate - known)
 
     def _sync_bytes(self) -> float:
         """What syncs and journals write, as the BDI counts: below a raid10 it is twice."""
@@ -150,13 +154,14 @@ class PaceTick:
         return sync / self.sample.dt_s
 
     def _latencies(self) -> Histogram:
-        """fsyncs that returned, and one for each tick that the oldest waits on."""
+        """fsyncs that returned, and one for each whole second that the oldest waits."""
         total = Histogram()
-        for seen in self.sample.devices:
-            if seen.device.name in self.domain.group and seen.sync is not None:
-                total += seen.sync.latency
-                if seen.sync.oldest_s >= self.sample.dt_s:
-                    total += _one(seen.sync.oldest_s)
+        for name in self.domain.group:
+            sync = self.scene.devices[name].sync
+            if sync is not None:
+                total += sync.latency
+                if int(sync.oldest_s) > int(max(0.0, sync.oldest_s - self.sample.dt_s)):
+                    total += _one(sync.oldest_s)
         return total
 
     # ---- not paced yet -----------------------------------------------------
@@ -165,7 +170,7 @@ class PaceTick:
         proved = self.now_s - memory.proved_s <= PROVED_S
         doubted = self.now_s - memory.doubted_s <= BARRED_S
         anew = replace(
-            memory, slow_ticks=0, before=memory.before if proved else Histogram()
+            memory, slow_s=0.0, before=memory.before if proved else Histogram()
         )
         if not (self.flooded and self.demand and self.drain_rate):
             return anew, ""
@@ -177,29 +182,32 @@ class PaceTick:
                 return anew, ""
             memory = replace(
                 memory,
-                slow_ticks=memory.slow_ticks + 1,
+                slow_s=memory.slow_s + self.sample.dt_s,
                 before=memory.before + self._latencies() if doubted else Histogram(),
             )
         flooding, refused = self._flooding(memory)
         total = sum(memory.used[path] for path in flooding)
         if not flooding or memory.background_rate - total > STRAY_SHARE * self.drain_rate:
             return memory, "not paced: " + (
-                "; ".join(f"{path}: {why}" for path, why in refused)
-                or "the cgroup that floods is not known"
+                _refusals(refused)
+                or "the cgroup that floods is not known, unless it is many with less than "
+                f"{_speed(LEAST_RATE)} each"
             )
-        if not proved and memory.slow_ticks < (SETTLED_TICKS if doubted else START_TICKS):
+        if not proved and memory.slow_s < (SETTLED_S if doubted else START_S):
             return memory, ""
         # While the cache is full syncs hardly write: the disk drains the rest for the flood.
         room = min(self.drain_rate, memory.room if proved and memory.room else self.drain_rate)
         rate = HOLD * room
+        if len(flooding) * LEAST_RATE > rate:
+            return memory, f"not paced: {_too_many(flooding, rate)}"
         memory = replace(
             memory,
             wrote_s=self.now_s,
             step_s=self.now_s,
             room=room,
-            slow_ticks=0,
-            unset_ticks=0,
-            stray_ticks=0,
+            slow_s=0.0,
+            unset_s=0.0,
+            stray_s=0.0,
             bad_rate=float("inf"),
             under=Histogram(),
             under_s=self.now_s + SETTLE_S,
@@ -222,8 +230,11 @@ class PaceTick:
         return False
 
     def _objective_s(self, estimate: Estimate) -> float:
-        bounds = self.policy.for_device(estimate.name, devno_of(self.sample, estimate.name))
+        bounds = self._bounds(estimate.name)
         return objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
+
+    def _bounds(self, name: str) -> DevicePolicy:
+        return self.policy.for_device(name, self.scene.devices[name].device.devno)
 
     def _limit_in_force(self) -> bool:
         """The first lever has done its part: the limit is down where the law wants it."""
@@ -236,37 +247,48 @@ class PaceTick:
         """The cgroups that flood and may be paced, and those that may not with the reason."""
         may: List[str] = []
         refused: List[Tuple[str, str]] = []
-        for cgroup in self._controlled():
-            path = cgroup.path or ""
-            floods = memory.used.get(path, 0.0) >= max(PART * memory.background_rate, FLOOD_RATE)
+        bulk = self._bulk(memory)
+        for path, limits in self.scene.limits.items():
             # Where the files tell nothing, what was dirtied has to.
-            blind = cgroup.control is not None and cgroup.control.io_max is None
-            if path not in memory.rates and not floods and not blind:
+            if path not in memory.rates and path not in bulk and limits is not None:
                 continue
-            ours = [devno for devno, m in self.memory.paces.items() if path in m.rates]
-            why = objection(
-                cgroup, ours, self.memory.syncers, self.policy.protect, self.now_s
-            )
+            why = self.scene.objection(path)
             if why is None:
                 may.append(path)
             else:
                 refused.append((path, why))
         return may, refused
 
+    def _bulk(self, memory: PaceMemory) -> Set[str]:
+        bulk: Set[str] = set()
+        missing = BULK * memory.background_rate
+        for path in sorted(memory.used, key=lambda path: -memory.used[path]):
+            if missing <= 0 or memory.used[path] < FLOOD_RATE:
+                break
+            bulk.add(path)
+            missing -= memory.used[path]
+        return bulk
+
     # ---- paced -------------------------------------------------------------
 
     def _hold(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
-        if not self.demand:
+        if memory.room is None:
+            # Taken over from the run before, which knew; what was learned then may be here.
+            memory = replace(memory, room=max(self.drain_rate, (memory.rate or 0.0) / HOLD))
+        if not self.demand and self.now_s >= self.memory.hold_until_s:
             return _let_go(memory), "no sync demand any more: not paced"
         if self.now_s - memory.wrote_s > QUIET_S:
             return _let_go(memory), "the flood is over: not paced"
         flooding, refused = self._flooding(memory)
         if not flooding:
-            why = "; ".join(f"{path}: {why}" for path, why in refused) or "the cgroups are gone"
+            why = _refusals(refused) or "the cgroups are gone"
             return _let_go(memory), f"not paced any more: {why}"
         taken = self._taken(memory)
         if taken:
             return self._bar(memory, BARRED_S, f"somebody else set io.max of {taken}")
+        room = memory.room or 0.0
+        if len(flooding) * LEAST_RATE > room:
+            return self._bar(memory, STRAY_BARRED_S, _too_many(flooding, room))
         memory, strays = self._strays(memory, flooding)
         if strays:
             return self._bar(memory, STRAY_BARRED_S, strays)
@@ -282,6 +304,7 @@ class PaceTick:
         memory, why = step(
             memory,
             self.now_s,
+            self.sample.dt_s,
             self.policy.levers.pace_share,
             self.drain_rate,
             self.slow_share,
@@ -297,45 +320,46 @@ class PaceTick:
     def _taken(self, memory: PaceMemory) -> Optional[str]:
         """A paced cgroup whose pace somebody else has changed: it is his now."""
         kind, devno = LeverKind.PACE.value, self.domain.devno
-        foreign = {write.lever for write in self.sample.foreign}
+        foreign = self.scene.foreign
         return next((p for p in memory.rates if f"{kind} {p} {devno}" in foreign), None)
 
     def _strays(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
         held = sum(memory.used.get(path, 0.0) for path in flooding)
         stray = memory.background_rate - held
-        if stray <= STRAY_SHARE * self.drain_rate:
-            return replace(memory, stray_ticks=0), ""
-        memory = replace(memory, stray_ticks=memory.stray_ticks + 1)
-        if memory.stray_ticks < STRAY_TICKS:
+        if stray <= STRAY_SHARE * (self.drain_rate or memory.room or 0.0):
+            return replace(memory, stray_s=0.0), ""
+        memory = replace(memory, stray_s=memory.stray_s + self.sample.dt_s)
+        if memory.stray_s < STRAY_LASTS_S:
             return memory, ""
         return memory, f"others that cannot be paced write {_speed(stray)}, which needs the limit"
 
     def _in_force(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         """Widen the limit only when the kernel shows the paces; not for ever without them."""
-        shown = {
-            cgroup.path: dict(cgroup.control.io_max or ()).get(self.domain.devno, "")
-            for cgroup in self._controlled()
-            if cgroup.control is not None
-        }
-        missing = [path for path in memory.rates if not _limited(shown.get(path, ""))]
+        missing = [path for path in memory.rates if not self._limited(path)]
         if missing:
-            memory = replace(memory, limit_bytes=None, unset_ticks=memory.unset_ticks + 1)
+            memory = replace(
+                memory, limit_bytes=None, unset_s=memory.unset_s + self.sample.dt_s
+            )
             # Nothing is ever set while only observing.
-            if memory.unset_ticks < UNSET_TICKS or self.memory.mode is Mode.OBSERVE:
+            if memory.unset_s < UNSET_S or self.memory.mode is Mode.OBSERVE:
                 return memory, ""
             return memory, f"io.max of {missing[0]} could not be set"
         drain_time = min(
-            self.policy.for_device(e.name, devno_of(self.sample, e.name)).drain_time_s
-            for e in self.estimates
+            self._bounds(estimate.name).drain_time_s for estimate in self.estimates
         )
         # The arbitration keeps a goal that was up to its deadband larger.
         seconds = (1 - LIMIT_DEADBAND) * min(drain_time, WIDE_S)
         limit = int(seconds * (memory.rate or 0.0))
-        return replace(memory, unset_ticks=0, limit_bytes=limit), ""
+        return replace(memory, unset_s=0.0, limit_bytes=limit), ""
+
+    def _limited(self, path: str) -> bool:
+        limits = (self.scene.limits.get(path) or {}).get(self.domain.devno, "")
+        words = dict(word.partition("=")[::2] for word in limits.split())
+        return words.get("wbps", "max") != "max"
 
     def _judge(self, memory: PaceMemory) -> Tuple[PaceMemory, str]:
         """Whether syncs got faster, over windows of JUDGE_S; empty while there is no verdict."""
-        if memory.limit_bytes is None or not self.flooded:
+        if memory.limit_bytes is None or not (self.flooded and self.demand):
             return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
         if self.now_s < memory.under_s:
             return memory, ""
@@ -371,26 +395,35 @@ class PaceTick:
 
 def _let_go(memory: PaceMemory) -> PaceMemory:
     return replace(
-        memory, rate=None, rates={}, limit_bytes=None, slow_ticks=0,
+        memory, rate=None, rates={}, limit_bytes=None, slow_s=0.0,
         before=memory.before if memory.proved_s > float("-inf") else Histogram(),
     )
 
 
-def _limited(limits: str) -> bool:
-    words = dict(word.partition("=")[::2] for word in limits.split())
-    return words.get("wbps", "max") != "max"
-
-
 def _names(memory: PaceMemory) -> str:
-    return ", ".join(unit_of(path) for path in sorted(memory.rates))
+    return _some([unit_of(path) for path in sorted(memory.rates)], ", ")
+
+
+def _refusals(refused: Sequence[Tuple[str, str]]) -> str:
+    return _some([f"{path}: {why}" for path, why in refused], "; ")
+
+
+def _some(texts: Sequence[str], between: str) -> str:
+    """The first few: a reason with dozens of names helps nobody."""
+    more = len(texts) - MOST_NAMED
+    shown = [*texts[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+    return between.join(shown)
+
+
+def _too_many(paths: Sequence[str], rate: float) -> str:
+    return (
+        f"{len(paths)} cgroups flood, which at {_speed(LEAST_RATE)} each, the least pace, is more "
+        f"than the {_speed(rate)} that they may write"
+    )
 
 
 def _speed(rate: float) -> str:
     return f"{human.size(rate)}/s"
-
-
-def _smooth(known: Optional[float], rate: float) -> float:
-    return rate if known is None else known + WEIGHT * (rate - known)
 
 
 def _one(seconds: float) -> Histogram:

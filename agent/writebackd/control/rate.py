@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Sequence, Tuple
 
 from writebackd import human
-from writebackd.model import PaceMemory
+from writebackd.model import PaceMemory, replace
 
 # Share of the drain rate that a flood begins with: the cache makes room with the rest.
 HOLD = 0.9
@@ -16,7 +15,8 @@ HOLD = 0.9
 CUT, RAISE = 0.9, 1.03
 # Cuts below the share that the paced keep, one for each window in which it did not help.
 TRIES = 3
-CUT_TICKS = 2
+# The cache must have been full for so long: two ticks while somebody waits.
+CUT_FULL_S = 0.9
 # Between two cuts the cache must have made room: a tenth of the drain rate for 3 s.
 CUT_SETTLE_S = 3.0
 RAISE_EVERY_S = 10.0
@@ -37,6 +37,7 @@ LEAST_RATE = 1 << 20
 def step(
     memory: PaceMemory,
     now_s: float,
+    dt_s: float,
     share: float,
     drain_rate: float,
     slow_share: float,
@@ -52,7 +53,7 @@ def step(
     rate = memory.rate or 0.0
     full = slow_share > FULL_SHARE_PACED
     room = memory.room or 0.0
-    if full and drain_rate < rate:
+    if full and 0 < drain_rate < rate:
         # The disk does not even take the pace: a rebuild, or it was thought to be faster.
         # Where it does, syncs fill the cache, and what drains beside them must not become
         # the measure: a pace that follows it makes them more, and so on down.
@@ -61,14 +62,14 @@ def step(
     memory = replace(
         memory,
         room=room,
-        slow_ticks=memory.slow_ticks + 1 if full else 0,
+        slow_s=memory.slow_s + dt_s if full else 0.0,
         unclear_s=now_s if late or slow_share > CLEAR_SHARE else memory.unclear_s,
     )
     uneven = False  # somebody has more than he uses while another one is held
     new, why = rate, f"{100 * slow_share:.0f} % of writes wait for room in the cache"
     if not helps:
         new, why = max(least(memory, share), CUT * rate), "it does not help yet: slower"
-    elif memory.slow_ticks >= CUT_TICKS:
+    elif memory.slow_s >= CUT_FULL_S:
         if rate <= kept:
             why += ", and it is down to the share that it keeps"
         elif now_s - memory.step_s < CUT_SETTLE_S:
@@ -114,7 +115,8 @@ def divide(memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
         path: memory.used[path] / LIMITED_SHARE
         for path in paths
         if path in memory.rates
-        and memory.used.get(path, 0.0) < LIMITED_SHARE * memory.rates[path]
+        and path in memory.used
+        and memory.used[path] < LIMITED_SHARE * memory.rates[path]
     }
     rates = {}
     left, todo = rate, sorted(paths, key=lambda path: modest.get(path, float("inf")))

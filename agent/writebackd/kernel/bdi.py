@@ -63,6 +63,11 @@ def holds(name: str, text: str, value: int, threshold_bytes: int) -> bool:
     )
 
 
+def value_of(name: str, text: str, threshold_bytes: int) -> int:
+    """What `text` in the file comes to: bytes, of strict_limit 0 or 1. Raises ValueError."""
+    return int(text) if name == "strict_limit" else int(text) * threshold_bytes // WHOLE
+
+
 def describe(name: str, text: str) -> str:
     """The file's content in words: a fraction is told from bytes by its file's name."""
     return text if name == "strict_limit" else f"{FILES[name]}={text}"

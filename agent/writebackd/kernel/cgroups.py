@@ -4,7 +4,8 @@
 Where systemd owns the cgroup it would overwrite io.max at its next reload, so
 the value goes through the unit's runtime property, which systemd applies to
 io.max.  The property belongs to the unit, not to the cgroup: it is in force
-again when the unit is started anew, until it is taken back.
+again when the unit is started anew, until it is taken back.  Nor does it go with
+the disk: the next one of that number would be held as well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from typing import Dict, Optional
+from typing import Dict, Optional, Sequence
 
 from writebackd.kernel.children import ChildError, Run, Work
 from writebackd.kernel.files import KernelFiles
@@ -69,12 +70,20 @@ def owner(files: KernelFiles, cgroup: str) -> Optional[str]:
     return last[1:] if last.startswith("_") else last  # cg_escape() of systemd
 
 
+def disk(files: KernelFiles, devno: str) -> Optional[int]:
+    """A number that another disk of the same devno does not have; None where there is none."""
+    return files.inode(f"/sys/dev/block/{devno}")
+
+
 def read(files: KernelFiles, cgroup: str, devno: str) -> str:
-    """Bytes per second, or `max`. Raises OSError; FileNotFoundError without the cgroup.
+    """Bytes per second, or `max`. Raises OSError; FileNotFoundError without cgroup or disk.
 
     systemd turns the io controller on and off as it is needed: a unit without
     io.max has no limit.  Elsewhere it is an error, because nothing turns it on.
     """
+    if disk(files, devno) is None:
+        # Its line has left io.max with it, which is not to say that nobody set a limit.
+        raise FileNotFoundError(2, "there is no such disk", devno)
     home = directory(files, cgroup)
     try:
         text = files.read(f"{home}/io.max")
@@ -85,21 +94,26 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
     return parse_io_max(text).get(devno, {}).get(_KEY, NO_LIMIT)
 
 
-def write(files: KernelFiles, cgroup: str, devno: str, text: str) -> Optional[Work]:
+def write(
+    files: KernelFiles, cgroup: str, devno: str, text: str, ours: Sequence[str] = ()
+) -> Optional[Work]:
     """Write at once, or give the work for a child where systemd has to do it.
 
-    The kernel leaves the keys that are not named as they are. Raises OSError.
+    `ours`: what may have been written before.  The kernel leaves the keys that are not
+    named as they are. Raises OSError.
     """
     unit = owner(files, cgroup)
     if unit is not None:
-        return _property(files, unit, cgroup, devno, text)
+        return _property(files, unit, cgroup, devno, text, ours)
     files.write(f"{directory(files, cgroup)}/io.max", f"{devno} {_KEY}={text}")
     return None
 
 
-def _property(files: KernelFiles, unit: str, cgroup: str, devno: str, text: str) -> Work:
+def _property(
+    files: KernelFiles, unit: str, cgroup: str, devno: str, text: str, ours: Sequence[str]
+) -> Work:
     def work(run: Run) -> None:
-        device = _spelling(files, run, unit, devno)
+        device = _spelling(files, run, unit, devno, ours)
         # "infinity" takes the one entry out and leaves those of other disks; an
         # empty value would take them all.
         value = "infinity" if text == NO_LIMIT else text
@@ -119,20 +133,29 @@ _WRITE_MAX = "IOWriteBandwidthMax"
 _LISTS = (_WRITE_MAX, "IOReadBandwidthMax", "IOWriteIOPSMax", "IOReadIOPSMax")
 
 
-def _spelling(files: KernelFiles, run: Run, unit: str, devno: str) -> str:
+def _spelling(
+    files: KernelFiles, run: Run, unit: str, devno: str, ours: Sequence[str]
+) -> str:
     """The path by which the unit has this disk already, or the one by number.
 
     For systemd two paths are two entries, and the one that it applies last
-    resets all that the other one set on the same disk.
+    resets all that the other one set on the same disk.  Of a disk that is gone
+    the path leads nowhere: there it is told by the value.
     """
     ended = run(("systemctl", "show", "--property", ",".join(_LISTS), unit))
     if ended.code:
         raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
+    by_number = f"/dev/block/{devno}"
+    found = by_number
     for line in ended.output.splitlines():
-        path = line.partition("=")[2].rpartition(" ")[0]
-        if path and _devno(files, path) == devno:
+        name, _, rest = line.partition("=")
+        path, _, value = rest.rpartition(" ")
+        number = _devno(files, path) if path else None
+        if path == by_number or (path and number == devno):
             return path
-    return f"/dev/block/{devno}"
+        if number is None and name == _WRITE_MAX and value in ours and disk(files, devno) is None:
+            found = path
+    return found
 
 
 def _devno(files: KernelFiles, path: str) -> Optional[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Sequence
 
 from writebackd.kernel import bdi, cgroups, queue
 from writebackd.kernel.children import Work
@@ -45,8 +45,8 @@ def is_lever(lever: Lever) -> bool:
 def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
     """A number that another device or cgroup of the same name does not have.
 
-    None where the target is gone; 0 where it cannot go: the flusher, and a unit
-    of systemd, whose property outlives its cgroup.
+    None where the target is gone; 0 where it cannot go: the flusher.  Of a unit of
+    systemd it is the disk's, since the property outlives the unit's cgroup.
     """
     if lever.kind is LeverKind.FLUSH:
         return 0
@@ -54,12 +54,29 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
         return files.inode(bdi.directory(lever.target))
     if lever.kind is LeverKind.QUEUE:
         return files.inode(queue.directory(lever.target))
-    if cgroups.owner(files, lever.target) is not None:
-        return 0
+    disk = cgroups.disk(files, lever.name)
+    if disk is None or outlives(files, lever):
+        return disk
     try:
         return files.inode(cgroups.directory(files, lever.target))
     except FileNotFoundError:
         return None
+
+
+def present(files: KernelFiles, lever: Lever) -> bool:
+    """Whether there is anything now that the lever would act on."""
+    if lever.kind is not LeverKind.PACE:
+        return identity(files, lever) is not None
+    try:
+        home = cgroups.directory(files, lever.target)
+    except FileNotFoundError:
+        return False
+    return files.inode(home) is not None and cgroups.disk(files, lever.name) is not None
+
+
+def outlives(files: KernelFiles, lever: Lever) -> bool:
+    """Whether the value stays behind when its target is gone: a property of a unit."""
+    return lever.kind is LeverKind.PACE and cgroups.owner(files, lever.target) is not None
 
 
 def read(files: KernelFiles, lever: Lever) -> str:
@@ -72,10 +89,15 @@ def read(files: KernelFiles, lever: Lever) -> str:
     return text
 
 
-def write(files: KernelFiles, lever: Lever, text: str) -> Optional[Work]:
-    """Write at once, or return the work that does it where it may hang. Raises OSError."""
+def write(
+    files: KernelFiles, lever: Lever, text: str, ours: Sequence[str] = ()
+) -> Optional[Work]:
+    """Write at once, or return the work that does it where it may hang. Raises OSError.
+
+    `ours`: what may have been written before.
+    """
     if lever.kind is LeverKind.PACE:
-        return cgroups.write(files, lever.target, lever.name, text)
+        return cgroups.write(files, lever.target, lever.name, text, ours)
     if lever.kind is LeverKind.QUEUE:
         return queue.write(files, lever.target, lever.name, text)
     files.write(_path(lever), text)
@@ -91,6 +113,15 @@ def text_for(setting: Setting, threshold_bytes: int) -> str:
     return str(setting.value)
 
 
+def value_of(lever: Lever, text: str, threshold_bytes: int) -> Optional[int]:
+    """The value that `text` stands for, in the unit of a Setting; None for no limit at all."""
+    if not text.isdigit():
+        return None
+    if lever.kind is LeverKind.BDI:
+        return bdi.value_of(lever.name, text, threshold_bytes)
+    return int(text)
+
+
 def holds(setting: Setting, text: str, threshold_bytes: int) -> bool:
     """Whether a lever that reads `text` is as the setting wants it."""
     if setting.kind is LeverKind.BDI:
@@ -101,6 +132,11 @@ def holds(setting: Setting, text: str, threshold_bytes: int) -> bool:
 def describe(lever: Lever, text: str) -> str:
     """The text for people."""
     return bdi.describe(lever.name, text) if lever.kind is LeverKind.BDI else text
+
+
+def file_of(lever: Lever) -> str:
+    """The file that shows the value, for people."""
+    return f"io.max of {lever.target}" if lever.kind is LeverKind.PACE else _path(lever)
 
 
 def _path(lever: Lever) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Mapping, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
@@ -15,6 +15,7 @@ from writebackd.kernel.topology import Topology
 from writebackd.kernel.vm import host_info, read_state
 from writebackd.model import (
     Action,
+    CgroupControl,
     CgroupSample,
     ClassSample,
     Device,
@@ -45,6 +46,7 @@ class Sampler:
         self.probe = probe
         self.excluded = excluded
         self.watch_cgroups = False  # read the files of cgroups that flood: pacing needs them
+        self.paced: FrozenSet[str] = frozenset()  # and of these, whatever they do
         self._cgroups = Cgroups(files, cgroup2_mount(files))
         self._files = files
         self._topology = topology
@@ -132,12 +134,15 @@ class Sampler:
             key = (cgroup_id, device.name if device else None)
             sums[key] = sums.get(key, CgroupReading()) + seen
         paths = {key[0]: self._cgroups.path(key[0], seen.pid) for key, seen in sums.items()}
-        dirtied: Dict[str, float] = {}
-        for (cgroup_id, _), seen in sums.items():
+        dirtied: Dict[Optional[str], Dict[str, float]] = {}
+        for (cgroup_id, device_name), seen in sums.items():
             path = paths[cgroup_id]
             if path is not None:
-                dirtied[path] = dirtied.get(path, 0.0) + seen.dirtied_bytes / dt_s
-        control = self._cgroups.control(dirtied, now_s) if self.watch_cgroups else {}
+                rates = dirtied.setdefault(device_name, {})
+                rates[path] = rates.get(path, 0.0) + seen.dirtied_bytes / dt_s
+        control: Dict[str, CgroupControl] = {}
+        if self.watch_cgroups:
+            control = self._cgroups.control(dirtied, now_s, self.paced)
         found = [
             CgroupSample(
                 cgroup_id=cgroup_id,
@@ -151,6 +156,7 @@ class Sampler:
             )
             for (cgroup_id, device_name), seen in sums.items()
         ]
+        busy = set(paths.values())
         # Those that rest for a moment: what they hold, and still write, counts.
         found += [
             CgroupSample(
@@ -161,7 +167,7 @@ class Sampler:
                 control=held,
             )
             for path, held in control.items()
-            if path not in dirtied
+            if path not in busy
         ]
         return tuple(found)
 

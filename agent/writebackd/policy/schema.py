@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
 from . import units
 
@@ -162,8 +162,9 @@ KEYS: Tuple[Key, ...] = (
     Key("levers", "pace-share", SHARE, "85%", "10%", "95%",
         "Paced units together always get this share of what syncs leave of the drain rate."),
     Key("protect", "units", UNITS, "", "", "",
-        "Units that are never paced, by name, with `*`, `?`, `[...]`. Some never are, named here "
-        "or not: see [pacing](pacing.md).", may_be_empty=True),
+        "Units that are never paced, by name, with `*`, `?`, `[...]`; a slice (`backup.slice`) "
+        "stands for all units in it. Some never are, named here or not: see [pacing](pacing.md).",
+        may_be_empty=True),
     Key("devices", "include", DEVICES, "*", "", "",
         "Devices to manage. A loop device is managed only if a pattern that does not begin with a "
         "wildcard names it."),
@@ -222,13 +223,21 @@ class Levers:
 
 @dataclass(frozen=True)
 class Protect:
-    """[protect]; globs of unit names."""
+    """[protect]; globs of unit names, those of slices for all units below."""
 
     units: Tuple[str, ...]
 
-    def covers(self, unit: str) -> Optional[str]:
-        """The glob that names the unit, None when none does."""
-        return next((glob for glob in self.units if fnmatchcase(unit, glob)), None)
+    def covers(self, unit: str, slices: Sequence[str] = ()) -> Optional[str]:
+        """The glob that names the unit or one of the slices that it is in; else None.
+
+        A glob for services (`s*`) shall not take in system.slice and all in it: of slices
+        only one that says so is asked.
+        """
+        for glob in self.units:
+            names = (unit, *slices) if glob.endswith(".slice") else (unit,)
+            if any(fnmatchcase(name, glob) for name in names):
+                return glob
+        return None
 
 
 @dataclass(frozen=True)

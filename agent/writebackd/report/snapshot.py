@@ -6,7 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Tuple
 
-from writebackd.model import Decision, Estimate, Memory, Mode, ProbeInfo, Sample, VmLimits
+from writebackd.model import (
+    Decision,
+    Estimate,
+    HeldLever,
+    Memory,
+    Mode,
+    ProbeInfo,
+    Sample,
+    VmLimits,
+)
 
 
 @dataclass(frozen=True)
@@ -26,5 +35,6 @@ class Snapshot:
     self_cpu_fraction: float  # of one core, since the daemon started
     self_rss_bytes: int
     state_dir: str
+    levers: Tuple[HeldLever, ...] = ()  # beside the global pair, that hold a value of ours
     history_dropped: int = 0  # events that the history writer could not keep up with
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug

@@ -20,6 +20,7 @@ from writebackd.model import (
     DeviceSample,
     Estimate,
     ForeignWrite,
+    HeldLever,
     Mode,
     State,
     TaskSample,
@@ -30,6 +31,8 @@ from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
 
 Json = Dict[str, Any]
+# Name, file, what was written last and what is found.
+LeverDifference = Tuple[str, str, str, str]
 
 _TOP_DIRTIERS = 3
 _VM = "/proc/sys/vm/"
@@ -55,6 +58,7 @@ def status_json(snapshot: Snapshot) -> Json:
             "misses": list(snapshot.probe.misses),
         },
         "limits": _limits(snapshot),
+        "levers": _held(snapshot.levers),
         "memory": {
             "total_bytes": sample.host.memory_bytes,
             "dirty_bytes": sample.vm.dirty_bytes,
@@ -128,13 +132,20 @@ def verify_json(
     written: Optional[Tuple[int, int]],
     foreign: Sequence[ForeignWrite] = (),
     yielded: Optional[str] = None,
+    levers: Sequence[HeldLever] = (),
+    differing: Sequence[LeverDifference] = (),
 ) -> Json:
     """The answer to `verify`: does what was last written stand in the kernel?
 
     `written` is the last (limit, background) pair in bytes, None while the
     daemon has nothing of its own in the kernel; `vm` has just been read.
+    `levers` are those held beside the pair, `differing` those that read otherwise.
     """
     differences = _differences(vm, page_size, written) if written is not None else []
+    differences += [
+        {"lever": lever, "file": file, "expected": _natural(expected), "found": _natural(found)}
+        for lever, file, expected, found in differing
+    ]
     writers = {each.lever: each for each in foreign}
     for difference in differences:
         writer = writers.get(str(difference["lever"]))
@@ -146,6 +157,7 @@ def verify_json(
         if written is None
         else {"dirty_bytes": written[0], "dirty_background_bytes": written[1]},
         "found": _levers(vm.limits),
+        "levers": _held(levers),
         "yielded": yielded,
         "differences": differences,
     }
@@ -181,6 +193,24 @@ def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
 def _number(value: Optional[float]) -> Optional[float]:
     """`value` as JSON can carry it: None for an infinity or a NaN."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def _natural(text: str) -> Optional[int]:
+    """The number in a file; None for `max`, which is no limit."""
+    return int(text) if text.isdigit() else None
+
+
+def _held(levers: Sequence[HeldLever]) -> List[Json]:
+    return [
+        {
+            "kind": lever.kind.value,
+            "target": lever.target,
+            "name": lever.name,
+            "value": lever.value,
+            "original": lever.original,
+        }
+        for lever in levers
+    ]
 
 
 def _levers(limits: VmLimits) -> Json:

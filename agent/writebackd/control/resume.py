@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The memory that goes with levers taken over from the run before.
+
+Without it a flood that is held looks like one with a limit of somebody else's, and a
+capped device like one that nobody floods: after a restart all would be let go and begun
+anew, under a full write cache.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, Sequence
+
+from writebackd.control.paced import SETTLE_S
+from writebackd.model import Cap, Device, LeverKind, Memory, PaceMemory, Setting, replace
+
+
+def resumed(
+    memory: Memory, settings: Sequence[Setting], devices: Iterable[Device], now_s: float
+) -> Memory:
+    """`memory` with paces and caps as `settings` say, which are in force already."""
+    paced: Dict[str, Dict[str, int]] = {}
+    limits: Dict[str, Dict[str, int]] = {}
+    for setting in settings:
+        if setting.kind is LeverKind.PACE:
+            paced.setdefault(setting.name, {})[setting.target] = setting.value
+        elif setting.kind is LeverKind.BDI:
+            limits.setdefault(setting.target, {})[setting.name] = setting.value
+    paces = {
+        devno: PaceMemory(
+            rate=float(sum(rates.values())), rates=rates, step_s=now_s, unclear_s=now_s,
+            wrote_s=now_s, under_s=now_s + SETTLE_S,
+        )
+        for devno, rates in paced.items()
+    }
+    caps = {
+        device.name: Cap(
+            limits[device.bdi]["max_bytes"], in_force=limits[device.bdi].get("strict_limit") == 1
+        )
+        for device in devices
+        if "max_bytes" in limits.get(device.bdi, {})
+    }
+    return replace(memory, paces=paces, caps=caps)

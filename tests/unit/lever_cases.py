@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Settings of every lever, and a fake host to apply them on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Tuple
+
+import pytest
+
+from fake_levers import FakeLevers
+from limit_cases import MIB
+from writebackd.actuate import levers as levers_module
+from writebackd.actuate.actuator import Actuator
+from writebackd.kernel import cgroups
+from writebackd.model import Action, LeverKind, Setting
+
+UNIT = "/system.slice/dump.service"
+PAIR = (64 * MIB, 32 * MIB)
+FLUSH = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100)
+NR = Setting(LeverKind.QUEUE, "sda", "nr_requests", 8)
+SECTORS = Setting(LeverKind.QUEUE, "sda", "max_sectors_kb", 128)
+
+
+def bdi_settings(limit: int, least: int) -> Tuple[Setting, ...]:
+    return (
+        Setting(LeverKind.BDI, "8:0", "strict_limit", 1),
+        Setting(LeverKind.BDI, "8:0", "max_bytes", limit),
+        Setting(LeverKind.BDI, "8:0", "min_bytes", least),
+    )
+
+
+def pace(rate: int) -> Setting:
+    return Setting(LeverKind.PACE, UNIT, "8:0", rate)
+
+
+CAP = bdi_settings(8 * MIB, 8 * MIB)
+ALL = (FLUSH, *CAP, NR, SECTORS, pace(20_000_000))
+OTHERS = (
+    Setting(LeverKind.FLUSH, "vm", "dirty_expire_centisecs", 500),
+    *bdi_settings(4 * MIB, 2 * MIB),
+    Setting(LeverKind.QUEUE, "sda", "nr_requests", 4),
+    pace(15_000_000),
+)
+SPELL = (ALL, OTHERS, (), ALL)
+
+
+def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
+    files = FakeLevers()
+    if systemd:
+        files.boot_systemd()
+    monkeypatch.setattr(levers_module, "Job", files.job)
+    monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
+    return files
+
+
+def started(files: FakeLevers, path: Path, on_exit: str = "restore") -> Actuator:
+    actuator = Actuator(files, path, on_exit)
+    actuator.start()
+    return actuator
+
+
+def settle(actuator: Actuator, *settings: Setting) -> Tuple[Action, ...]:
+    """As many ticks as the slow levers need: one write of a disk at a time."""
+    return sum((actuator.apply_settings(settings) for _ in range(4)), ())
+
+
+def by_lever(actions: Tuple[Action, ...]) -> dict[str, Action]:
+    return {action.lever: action for action in actions}

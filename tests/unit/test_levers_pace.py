@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Paces as systemd and cgroups take them, and children that hang."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from fake_levers import CGROUPS, FakeLevers
+from fake_vm import DEFAULT
+from lever_cases import (
+    FLUSH,
+    NR,
+    PAIR,
+    SECTORS,
+    UNIT,
+    by_lever,
+    pace,
+    settle,
+    started,
+    world,
+)
+from writebackd.actuate.ledger import load
+from writebackd.actuate.restore import restore_from_ledger
+from writebackd.kernel import cgroups
+from writebackd.model import LeverKind, Setting
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.json"
+
+
+@pytest.fixture(params=["cgroups are nobody's", "systemd owns them"])
+def files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
+    return world(monkeypatch, request.param.startswith("systemd"))
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
+    return world(monkeypatch, False)
+
+
+@pytest.fixture
+def systemd(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
+    return world(monkeypatch, True)
+
+
+# -- pace ------------------------------------------------------------------------
+
+
+def test_only_our_key_of_our_disk_is_touched(plain: FakeLevers, path: Path) -> None:
+    others = {"8:0": {"rbps": "1000", "wiops": "7"}, "8:16": {"wbps": "5000"}}
+    plain.cgroups[UNIT] = json.loads(json.dumps(others))
+    actuator = started(plain, path)
+    settle(actuator, pace(123))
+    assert plain.writes == [(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=123")]
+    assert plain.cgroups[UNIT]["8:0"] == {"rbps": "1000", "wbps": "123", "wiops": "7"}
+    settle(actuator)
+    others["8:0"]["wbps"] = "max"
+    assert plain.cgroups[UNIT] == others
+
+
+def test_a_pace_that_was_there_comes_back(files: FakeLevers, path: Path) -> None:
+    if files.units is None:
+        files.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=777")
+    else:
+        files.set_property("dump.service", "IOWriteBandwidthMax", "/dev/block/8:0", "777")
+    actuator = started(files, path)
+    settle(actuator, pace(5))
+    assert files.cgroups[UNIT]["8:0"]["wbps"] == "5"
+    settle(actuator)
+    assert files.cgroups[UNIT]["8:0"]["wbps"] == "777"
+
+
+def test_systemd_is_asked_in_its_own_spelling_of_the_disk(
+    systemd: FakeLevers, path: Path, tmp_path: Path
+) -> None:
+    devno = systemd.devno(str(tmp_path))
+    systemd.inodes[f"/sys/dev/block/{devno}"] = 7
+    systemd.set_property("dump.service", "IOReadBandwidthMax", str(tmp_path), "999")
+    actuator = started(systemd, path)
+    setting = Setting(LeverKind.PACE, UNIT, devno, 5)
+    assert [action.ok for action in settle(actuator, setting)] == [True]
+    assert systemd.commands[-1] == (
+        "systemctl", "set-property", "--runtime", "dump.service",
+        f"IOWriteBandwidthMax={tmp_path} 5",
+    )
+    lines = systemd.cgroups[UNIT][devno]
+    assert (lines["rbps"], lines["wbps"]) == ("999", "5")
+    settle(actuator)
+    assert systemd.commands[-1][-1] == f"IOWriteBandwidthMax={tmp_path} infinity"
+    assert (lines := systemd.cgroups[UNIT][devno]) and lines["rbps"] == "999"
+    assert lines["wbps"] == "max"
+
+
+def test_pace_of_a_unit_that_stopped_is_taken_back_from_the_unit(
+    systemd: FakeLevers, path: Path
+) -> None:
+    """The property outlives the cgroup, and would hold the unit at its next start."""
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.rmdir(UNIT)
+    assert actuator.levers.foreign() == () and settle(actuator, pace(5)) == ()
+    systemd.mkdir(UNIT)
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "5"
+    assert actuator.levers.foreign() == ()
+    systemd.rmdir(UNIT)
+    assert [action.ok for action in settle(actuator)] == [True]
+    systemd.mkdir(UNIT)
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(path) is None
+
+
+def test_pace_of_a_transient_unit_that_ended_is_gone_with_it(
+    systemd: FakeLevers, path: Path
+) -> None:
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.rmdir(UNIT)
+    assert systemd.units is not None
+    del systemd.units["dump.service"]
+    assert [action.ok for action in settle(actuator)] == [True]
+    assert load(path) is None
+
+
+def test_systemd_that_does_not_answer_is_told_and_tried_again_at_exit(
+    systemd: FakeLevers, path: Path
+) -> None:
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.write_errors = {"systemctl dump.service": (1, False)}
+    count = len(systemd.commands)
+    told = [actuator.apply_settings((pace(rate),)) for rate in (6, 7, 8, 9)]
+    assert [len(actions) for actions in told] == [0, 1, 0, 0]
+    assert len(systemd.commands) == count + 2  # show and set-property, once
+    (action,) = settle(actuator)
+    assert "Connection timed out" in str(action.error) and load(path) is not None
+    systemd.write_errors = {}
+    assert [action.ok for action in actuator.finish()] == [True]
+    assert load(path) is None
+
+
+def test_a_pace_of_an_unplugged_disk_is_taken_back_from_the_unit(
+    systemd: FakeLevers, path: Path
+) -> None:
+    """The property names the number: the next disk that gets it would be held as well."""
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.unplug("8:0", "sda")
+    assert actuator.levers.foreign() == ()
+    # The law has not noticed yet and goes on asking: told once.
+    home, told = settle(actuator, pace(6))
+    assert home.ok and "no such disk" in str(told.error)
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+    assert actuator.levers.entries == () and load(path) is None
+    count = len(systemd.commands)
+    assert settle(actuator) == () and actuator.levers.foreign() == ()
+    assert len(systemd.commands) == count
+    systemd.plug("8:0", "sda")
+    systemd.mkdir(UNIT)  # started anew
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max"
+
+
+def test_a_unit_s_own_limit_of_an_unplugged_disk_is_given_back(
+    systemd: FakeLevers, path: Path, tmp_path: Path
+) -> None:
+    """It names the disk by a path that leads nowhere now: it is told by our value."""
+    name = tmp_path / "by-id"
+    name.touch()
+    devno = systemd.devno(str(name))
+    systemd.inodes[f"/sys/dev/block/{devno}"] = 7
+    systemd.set_property("dump.service", "IOWriteBandwidthMax", "/dev/other", "999")
+    systemd.set_property("dump.service", "IOWriteBandwidthMax", str(name), "777")
+    actuator = started(systemd, path)
+    settle(actuator, Setting(LeverKind.PACE, UNIT, devno, 5))
+    name.unlink()
+    del systemd.inodes[f"/sys/dev/block/{devno}"]
+    del systemd.cgroups[UNIT][devno]
+    assert [action.ok for action in settle(actuator)] == [True]
+    assert systemd.units is not None
+    assert dict(systemd.units["dump.service"]) == {
+        "/dev/other": {"wbps": "999"}, str(name): {"wbps": "777"}
+    }
+    assert load(path) is None
+
+
+def test_a_pace_is_taken_back_though_the_disk_was_replaced_between_two_ticks(
+    systemd: FakeLevers, path: Path
+) -> None:
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.unplug("8:0", "sda")
+    systemd.plug("8:0", "sda")
+    assert actuator.levers.foreign() == ()  # nobody set it to max
+    settle(actuator)
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+    settle(actuator, pace(6))
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "6"
+
+
+@pytest.mark.parametrize("way", ["restart", "restore"])
+def test_a_pace_of_a_disk_unplugged_while_nobody_looked_is_taken_back(
+    systemd: FakeLevers, path: Path, way: str
+) -> None:
+    settle(started(systemd, path), pace(5))
+    systemd.unplug("8:0", "sda")
+    if way == "restore":
+        assert restore_from_ledger(systemd, path).status == "restored"
+    else:
+        actuator = started(systemd, path)
+        actuator.levers.foreign()
+        # Nobody would ask for it again, so it does not stay for the law to come back.
+        assert [each.ok for each in actuator.apply_settings((), keep_adopted=True)] == []
+        assert [each.ok for each in actuator.apply_settings((), keep_adopted=True)] == [True]
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+    assert load(path) is None
+
+
+def test_a_pace_of_an_unplugged_disk_that_systemd_refuses_is_kept_and_tried_seldom(
+    systemd: FakeLevers, path: Path
+) -> None:
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    systemd.unplug("8:0", "sda")
+    systemd.write_errors = {"systemctl dump.service": (1, False)}
+    actions = settle(actuator) + settle(actuator)
+    assert [action.ok for action in actions] == [False] and load(path) is not None
+    systemd.write_errors = {}
+    assert [action.ok for action in actuator.finish()] == [True]
+    assert load(path) is None
+
+
+def test_a_pace_that_is_nobody_s_goes_with_the_disk(plain: FakeLevers, path: Path) -> None:
+    actuator = started(plain, path)
+    settle(actuator, pace(5))
+    plain.unplug("8:0", "sda")
+    assert actuator.levers.foreign() == () and settle(actuator) == ()
+    assert actuator.levers.entries == () and load(path) is None
+
+
+def test_without_io_max_there_is_no_limit_where_systemd_turns_it_on(files: FakeLevers) -> None:
+    files.errors = {f"{CGROUPS}{UNIT}/io.max": errno.ENOENT}
+    if files.units is not None:
+        assert cgroups.read(files, UNIT, "8:0") == "max"
+        files.rmdir(UNIT)
+    with pytest.raises(FileNotFoundError):
+        cgroups.read(files, UNIT, "8:0")
+
+
+def test_who_owns_a_cgroup(plain: FakeLevers) -> None:
+    assert cgroups.owner(plain, UNIT) is None
+    plain.boot_systemd()
+    assert cgroups.owner(plain, UNIT) == "dump.service"
+    assert cgroups.owner(plain, "/user.slice") == "user.slice"
+    assert cgroups.owner(plain, "/system.slice/_cpu.service") == "cpu.service"
+    # Delegated, or nobody's:
+    for cgroup in (UNIT + "/payload", "/system.slice/a.service/b.service", "/lxc/x", "/"):
+        assert cgroups.owner(plain, cgroup) is None
+
+
+# -- children that hang ------------------------------------------------------------
+
+
+def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers, path: Path) -> None:
+    found = plain.state()
+    actuator = started(plain, path)
+    plain.stalled = True
+    assert settle(actuator, NR, SECTORS) == ()
+    assert len(plain.jobs) == 1  # the second would only wait behind the first
+    ledger = load(path)
+    assert ledger and ledger.levers[0].written == ("64", "8")
+    # What holds the queue also holds whoever reads it.
+    read, seen = plain.read, []
+
+    def look(name: str) -> str:
+        seen.append(name)
+        return read(name)
+
+    plain.read = look  # type: ignore[method-assign]
+    assert actuator.levers.foreign() == ()
+    plain.jobs[0].overdue = True
+    (late,) = settle(actuator, NR, SECTORS)
+    assert late.error == "not done within 5 s" and len(plain.jobs) == 1
+    assert actuator.restore() == () and len(plain.jobs) == 1
+    assert not [name for name in seen if "/queue/" in name]
+    plain.release()
+    assert plain.queues["sda"]["nr_requests"] == 8
+    settle(actuator)
+    assert plain.state() == found and load(path) is None
+
+
+def test_exit_with_a_stalled_disk_leaves_it_to_the_ledger(
+    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plain.state()
+    actuator = started(plain, path)
+    actuator.apply(*PAIR)
+    settle(actuator, FLUSH, NR)
+    plain.stalled = True
+    monkeypatch.setattr("writebackd.actuate.actuator._EXIT_WAIT_S", 0.01)
+    told = by_lever(actuator.finish())
+    assert "not done yet" in str(told["queue sda nr_requests"].error)
+    assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
+    ledger = load(path)
+    assert ledger and [e.name for e in ledger.levers] == ["nr_requests"]
+    plain.stalled = False  # the child never came to write
+    assert restore_from_ledger(plain, path).status == "restored"
+    assert plain.state() == found and load(path) is None

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""After a restart paces and caps stay, and the law goes on from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_levers import FakeLevers
+from limit_cases import MIB
+from paced_plant import CACHE, Group, PacedPlant
+from plant import DISK
+from samples import estimate
+from writebackd.actuate import levers as levers_module
+from writebackd.actuate.actuator import Actuator
+from writebackd.control.beside import beside
+from writebackd.control.law import Want
+from writebackd.control.resume import resumed
+from writebackd.daemon import ADOPTED_HOLD_S, taken_over
+from writebackd.kernel import cgroups
+from writebackd.model import (
+    Cap,
+    DeviceSample,
+    LeverKind,
+    Memory,
+    Mode,
+    Sample,
+    Setting,
+    State,
+)
+from writebackd.policy import load_policy
+
+UNIT = "/system.slice/dump.service"
+PAIR = (64 * MIB, 32 * MIB)
+PACE = Setting(LeverKind.PACE, UNIT, "8:0", 20_000_000)
+CAP = (
+    Setting(LeverKind.BDI, "8:0", "max_bytes", 8 * MIB),
+    Setting(LeverKind.BDI, "8:0", "min_bytes", 4 * MIB),
+    Setting(LeverKind.BDI, "8:0", "strict_limit", 1),
+)
+
+
+def restarted(host: PacedPlant, pace: bool = True) -> PacedPlant:
+    """The daemon's next run on the same host, which has learned nothing."""
+    settings = [
+        Setting(LeverKind.PACE, path, DISK.devno, rate) for path, rate in host.paced.items()
+    ]
+    memory = Memory(
+        limit_bytes=host.limit, goal_bytes=host.limit,
+        hold_until_s=host.time_s + ADOPTED_HOLD_S,
+    )  # fmt: skip
+    host.memory = resumed(memory, settings if pace else (), [DISK], host.time_s)
+    return host
+
+
+def running(**changes: Any) -> PacedPlant:
+    loaded = load_policy("default", root=Path("/nonexistent"))
+    host = PacedPlant(replace(loaded, levers=replace(loaded.levers, pace=True)), **changes)
+    host.calm()
+    host.run(60)
+    assert host.paced
+    return host
+
+
+@pytest.mark.parametrize("dt_s", [0.5, 1.0])
+def test_a_paced_flood_stays_paced_at_its_rate_under_the_wide_limit(dt_s: float) -> None:
+    host = running()
+    host.dt_s = dt_s
+    rate, limit = host.rate, host.limit
+    restarted(host)
+    first = host.tick()
+    assert [setting.value for setting in first.settings] == [rate]
+    decisions = host.run_s(60.0)
+    assert all(decision.settings for decision in decisions)
+    assert min(sum(s.value for s in d.settings) for d in decisions) > 0.85 * rate
+    assert min(d.limit_bytes or 0 for d in (first, *decisions)) > 0.8 * limit
+    assert host.fill < CACHE
+
+
+def test_two_paced_floods_keep_their_parts() -> None:
+    host = running(groups=[Group(), Group("/system.slice/rsync.service", 12e6, cgroup_id=9)])
+    parts = host.paced
+    restarted(host)
+    assert len(parts) == 2 and host.tick() and host.paced == parts
+
+
+def test_without_sync_demand_it_is_let_go_when_the_time_is_over() -> None:
+    host = running()
+    host.syncing = False
+    restarted(host)
+    assert all(d.settings for d in host.run(int(ADOPTED_HOLD_S)))
+    assert not host.tick().settings
+
+
+def test_who_syncs_is_let_go_at_once_after_a_restart_as_well() -> None:
+    host = restarted(running())
+    host.groups[0].syncs = 1
+    assert not host.tick().settings
+
+
+def test_a_policy_without_pacing_lets_go() -> None:
+    host = restarted(running())
+    host.policy = replace(host.policy, levers=replace(host.policy.levers, pace=False))
+    assert not host.tick().settings
+
+
+def test_a_full_cache_before_the_drain_rate_is_known_is_no_reason_to_stop() -> None:
+    host = running()
+    host.drain_rate /= 2
+    while host.fill < CACHE:
+        host.tick()
+    restarted(host)
+    assert all(d.settings for d in host.run(10))
+    assert host.rate > 0.3 * host.drain_rate
+
+
+def hand(files: FakeLevers, path: Path) -> Actuator:
+    actuator = Actuator(files, path, "restore")
+    actuator.start()
+    return actuator
+
+
+def test_what_stands_in_the_kernel_becomes_the_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files, path = FakeLevers(), tmp_path / "ledger.json"
+    files.boot_systemd()
+    monkeypatch.setattr(levers_module, "Job", files.job)
+    monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
+    before = hand(files, path)
+    before.apply(*PAIR)
+    for _ in range(4):
+        before.apply_settings((PACE, *CAP))
+    fresh = Memory()
+    following = hand(files, path)
+    memory = taken_over(fresh, following, [DISK], 100.0)
+    assert memory.limit_bytes == PAIR[0] and memory.hold_until_s == 100.0 + ADOPTED_HOLD_S
+    assert memory.paces["8:0"].rates == {UNIT: 20_000_000}
+    assert memory.paces["8:0"].rate == 20e6
+    assert memory.caps[DISK.name].in_force
+    assert memory.caps[DISK.name].bytes == pytest.approx(8 * MIB, rel=1e-3)
+    # What the law then asks for is what stands: nothing is written.
+    cap = memory.caps[DISK.name].bytes
+    settings = (PACE, replace(CAP[0], value=cap), replace(CAP[1], value=cap // 2), CAP[2])
+    count = len(files.writes), len(files.commands)
+    assert following.apply_settings(settings) == () == following.apply_settings(settings)
+    assert (len(files.writes), len(files.commands)) == count
+    # Watching only, everything goes home; and where nothing was left there is nothing to keep.
+    watching = replace(fresh, mode=Mode.OBSERVE)
+    assert taken_over(watching, hand(files, path), [DISK], 1.0) == watching
+    assert following.finish() and taken_over(fresh, hand(files, path), [DISK], 1.0) == fresh
+
+
+def test_a_cap_stays_until_it_is_known_who_syncs_and_who_floods() -> None:
+    loaded = load_policy("default", root=Path("/nonexistent"))
+    policy = replace(loaded, levers=replace(loaded.levers, per_device=True))
+    want = Want(DISK.name, State.IDLE, None, False, "", ())
+    host = PacedPlant(policy)
+    sample: Sample = replace(host._sample(), devices=(DeviceSample(DISK),), cgroups=())
+    memory = resumed(
+        Memory(hold_until_s=sample.time_s + 1), CAP, [DISK], sample.time_s
+    )
+    estimates = {DISK.name: estimate(DISK.name)}
+    held = beside(policy, memory, sample, estimates, [want])
+    assert held.memory.caps == {DISK.name: Cap(8 * MIB, in_force=True)}
+    assert set(held.settings) == set(CAP) and held.shared == []
+    later = replace(sample, time_s=sample.time_s + 2)
+    assert beside(policy, memory, later, estimates, [want]).settings == ()
+
