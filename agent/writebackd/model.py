@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Mapping, Optional, Tuple
 if TYPE_CHECKING:  # a checker knows the names and types of the fields of that one only
     from dataclasses import replace as replace
 else:
-    def replace(value, **changes):
+    def replace(value, /, **changes):
         """dataclasses.replace() in a tenth of its time, for the classes below.
 
         They keep nothing but fields and check nothing when made; a wrong name
@@ -286,11 +286,30 @@ class ForeignWrite:
     value: str
     pid: Optional[int] = None
     comm: Optional[str] = None
+    cgroup_id: Optional[int] = None
+    cgroup: Optional[str] = None  # path below the v2 root; None: gone by now
+    cmdline: Optional[str] = None  # its start
+
+    @property
+    def who(self) -> str:
+        """The writer in words."""
+        if self.pid is None:
+            return "an unknown process"
+        where, line = self.cgroup or "gone", self.cmdline or "unknown"
+        return f"{self.comm} (pid {self.pid}, cgroup {where}, command line: {line})"
 
     @property
     def is_limit(self) -> bool:
         """Whether it was the global pair; any other lever is let go alone, at once."""
         return self.lever in VmLimits.__dataclass_fields__
+
+
+@dataclass(frozen=True)
+class Intrusion:
+    """A lever that was let go because somebody else set it; until `enforce`."""
+
+    write: ForeignWrite
+    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -636,3 +655,4 @@ class Memory:
     # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
     yielded: Optional[str] = None  # whose value stands, in words
+    intrusions: Tuple[Intrusion, ...] = ()  # since the last take-over, one a lever

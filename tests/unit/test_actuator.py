@@ -609,6 +609,51 @@ def test_yield_leaves_theirs_and_puts_back_ours(
     assert files.limits == stands
 
 
+@pytest.mark.parametrize("lever", ["dirty_bytes", "dirty_background_bytes"])
+def test_the_same_value_by_somebody_else_changes_nothing(path: Path, lever: str) -> None:
+    """Nothing moved, so there is nothing to yield to, and the way home is as it was."""
+    files = FakeVm()
+    actuator = started(files, path)
+    actuator.apply(*FIRST)
+    files.sysctl(lever, FIRST[0] if lever == "dirty_bytes" else FIRST[1])
+    assert actuator.foreign(files.limits) == ()
+    assert all(action.ok for action in actuator.apply(*SECOND))
+    actuator.restore()
+    assert files.limits == DEFAULT
+
+
+def test_one_writer_after_another_leaves_the_last_value(path: Path) -> None:
+    files = FakeVm()
+    actuator = started(files, path)
+    actuator.apply(*FIRST)
+    files.sysctl("dirty_ratio", 40)
+    files.sysctl("dirty_bytes", 99 * MIB)
+    (write,) = actuator.foreign(files.limits)
+    assert (write.lever, write.value) == ("dirty_bytes", str(99 * MIB))
+    # Set, and set back to ours before anybody looked: nothing stands to yield to.
+    files.sysctl("dirty_bytes", FIRST[0])
+    assert actuator.foreign(files.limits) == ()
+
+
+def test_a_restore_from_the_ledger_behind_a_live_daemon_is_a_foreign_write(path: Path) -> None:
+    """Whoever did it wanted the originals: hands off, until `enforce`."""
+    files = FakeVm()
+    actuator = started(files, path)
+    actuator.apply(*FIRST)
+    assert restore_from_ledger(files, path).status == "restored"
+    assert files.limits == DEFAULT and load(path) is None
+    assert [w.lever for w in actuator.foreign(files.limits)] == [
+        "dirty_ratio", "dirty_background_ratio",
+    ]  # fmt: skip
+    assert actuator.yield_() == () and actuator.apply(*SECOND) == ()
+    assert files.limits == DEFAULT and load(path) is None
+    actuator.take_over()
+    assert all(action.ok for action in actuator.apply(*SECOND))
+    assert load(path) is not None
+    actuator.restore()
+    assert files.limits == DEFAULT
+
+
 def test_both_pairs_foreign(path: Path) -> None:
     files = FakeVm()
     actuator = started(files, path)

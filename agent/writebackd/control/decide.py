@@ -15,6 +15,7 @@ from writebackd.model import (
     DeviceMemory,
     Estimate,
     ForeignWrite,
+    Intrusion,
     Memory,
     Sample,
     State,
@@ -28,6 +29,8 @@ HURRY = 0.5
 # An unused device must not set the relaxed limit: those flooded within the
 # last minute count.
 RECENT_FLOOD_S = 60.0
+# Levers that are remembered as somebody else's; each of a disk's has one.
+MOST_INTRUSIONS = 64
 
 
 def decide(
@@ -38,9 +41,7 @@ def decide(
     Pure: the same policy, memory and sample give the same decision, the mode
     included; whether it is carried out is up to the actuator.
     """
-    foreign = [write for write in sample.foreign if write.is_limit]
-    if foreign and memory.yielded is None:
-        memory = replace(memory, yielded=_whose(foreign))
+    memory = _noted(memory, sample)
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     for seen in sample.devices:
@@ -133,11 +134,23 @@ def _in_force(memory: Memory, name: str, sample: Sample) -> int:
     return cap.bytes if cap is not None and cap.in_force else sample.vm.threshold_bytes
 
 
+def _noted(memory: Memory, sample: Sample) -> Memory:
+    """Remember what others have set; for a limit of the global pair, yield."""
+    if not sample.foreign:
+        return memory
+    known = {each.write.lever: each for each in memory.intrusions}
+    known.update((write.lever, Intrusion(write, sample.wall_s)) for write in sample.foreign)
+    limits = [write for write in sample.foreign if write.is_limit]
+    yielded = memory.yielded or (_whose(limits) if limits else None)
+    return replace(memory, intrusions=tuple(known.values())[-MOST_INTRUSIONS:], yielded=yielded)
+
+
 def _whose(foreign: Sequence[ForeignWrite]) -> str:
-    """Who set which value, in words."""
-    values = " and ".join(f"{write.lever}={write.value}" for write in foreign)
-    names = sorted({f"{w.comm} (pid {w.pid})" for w in foreign if w.pid is not None})
-    return f"{' and '.join(names) if names else 'somebody else'} set {values}"
+    """Who set which value, in words; several values of one writer in one clause."""
+    by_writer: Dict[str, List[str]] = {}
+    for write in foreign:
+        by_writer.setdefault(write.who, []).append(f"{write.lever}={write.value}")
+    return "; ".join(f"{who} set {' and '.join(set_)}" for who, set_ in by_writer.items())
 
 
 def _override(want: Want, state: State, target: Optional[int], reason: str) -> Want:

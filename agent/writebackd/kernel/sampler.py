@@ -95,6 +95,13 @@ class Sampler:
             actions=actions,
         )
 
+    def locate(self, write: ForeignWrite) -> ForeignWrite:
+        """The same write with its writer's cgroup, where that is still there."""
+        if write.pid is None or write.cgroup_id is None:
+            return write
+        cgroup = self._cgroups.path(write.cgroup_id, write.pid)
+        return replace(write, cgroup=cgroup or self._cgroups.find(write.cgroup_id))
+
     def _grown(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
         """Growth over the tick of the device's own row, or of its leaves together."""
         numbers = (device.devno,) if device.devno in disks else device.leaf_devnos

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Tuple
+from typing import Mapping, Optional, Tuple
 
+from writebackd.kernel.rivals import Rival
 from writebackd.model import Decision, Estimate, Memory, Mode, ProbeInfo, Sample, VmLimits
 
 
@@ -28,3 +29,4 @@ class Snapshot:
     state_dir: str
     history_dropped: int = 0  # events that the history writer could not keep up with
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
+    rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
