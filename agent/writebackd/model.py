@@ -241,6 +241,16 @@ class CgroupControl:
 
 
 @dataclass(frozen=True)
+class CgroupMemory:
+    """Memory of a cgroup with a limit of its own, as the kernel's dirty limits see it."""
+
+    path: str  # whose limits these are: the cgroup itself, or one above it
+    ceiling_bytes: int  # memory.max or memory.high, the least of it and those above
+    avail_bytes: int  # its page cache, and what it may still take (mdtc_calc_avail)
+    dirty_bytes: int  # dirty or under writeback
+
+
+@dataclass(frozen=True)
 class CgroupSample:
     """What the processes of one cgroup did to one device in one tick."""
 
@@ -252,6 +262,7 @@ class CgroupSample:
     syncs: int = 0  # begun, of any kind
     own: bool = False  # the daemon's own cgroup
     control: Optional[CgroupControl] = None  # None: not read
+    memory: Optional[CgroupMemory] = None  # None: not read, or without a limit
 
 
 @dataclass(frozen=True)
@@ -273,6 +284,9 @@ class VmState:
     writeback_bytes: int  # now under writeback
     threshold_bytes: int  # the limit in force
     background_threshold_bytes: int
+    # Free memory and page cache, which the limit is a share of; None: not told.  The
+    # kernel takes its reserve from it, some per cent.
+    dirtyable_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -607,6 +621,16 @@ class Cap:
 
 
 @dataclass(frozen=True)
+class Lift:
+    """The global limit raised for small cgroups; see control/lift.py."""
+
+    limit_bytes: Optional[int] = None  # the raised one; None: not raised
+    seen_s: Mapping[str, float] = field(default_factory=dict)  # by path: when each last wrote
+    others: bool = False  # others flood as well
+    others_s: float = float("-inf")  # when they were last seen to
+
+
+@dataclass(frozen=True)
 class PaceMemory:
     """What is remembered of pacing on one disk; see control/pace.py."""
 
@@ -654,5 +678,6 @@ class Memory:
     paces: Mapping[str, PaceMemory] = field(default_factory=dict)  # by devno of the disk
     # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
+    lift: Optional[Lift] = None
     yielded: Optional[str] = None  # whose value stands, in words
     intrusions: Tuple[Intrusion, ...] = ()  # since the last take-over, one a lever

@@ -7,8 +7,10 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.beside import beside
 from writebackd.control.law import Want, decide_device
+from writebackd.control.lift import lift
 from writebackd.control.pace import pace
 from writebackd.control.ramp import near, next_background, next_limit
+from writebackd.estimate.shares import shared_limit
 from writebackd.model import (
     Decision,
     DeviceDecision,
@@ -77,6 +79,13 @@ def decide(
     extra = beside(policy, memory, sample, estimates, wants)
     settings, memory = paced.settings + extra.settings, extra.memory
     goal, reason = _arbitrate(extra.shared, remembered, memory, sample.time_s)
+    lifted = lift(policy, memory, sample, goal, wants)
+    memory = replace(memory, lift=lifted.memory)
+    wanted = goal  # what the background limit goes by, raised or not
+    if lifted.reason:
+        reason += f"; {lifted.reason}"
+    if memory.lift is not None and memory.lift.limit_bytes is not None:
+        goal = memory.lift.limit_bytes
     held = memory.limit_bytes is not None and sample.time_s < memory.hold_until_s
     if goal is None and held and memory.yielded is None:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
@@ -105,7 +114,7 @@ def decide(
         background = limit // 2
     else:
         background = next_background(
-            limit, goal, policy.limits.background, memory.background_bytes
+            limit, wanted or goal, policy.limits.background, memory.background_bytes
         )
     background = max(sample.host.page_size, background)
     raised = limit > sample.vm.threshold_bytes
@@ -131,7 +140,7 @@ def released(memory: Memory) -> Memory:
 def _in_force(memory: Memory, name: str, sample: Sample) -> int:
     """The limit that holds for a device, in bytes: the global one, or its own."""
     cap = memory.caps.get(name)
-    return cap.bytes if cap is not None and cap.in_force else sample.vm.threshold_bytes
+    return cap.bytes if cap is not None and cap.in_force else shared_limit(memory, sample)
 
 
 def _noted(memory: Memory, sample: Sample) -> Memory:

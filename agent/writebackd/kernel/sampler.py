@@ -140,10 +140,13 @@ class Sampler:
             sums[key] = sums.get(key, CgroupReading()) + seen
         paths = {key[0]: self._cgroups.path(key[0], seen.pid) for key, seen in sums.items()}
         dirtied: Dict[str, float] = {}
+        slept: Dict[str, float] = {}
         for (cgroup_id, _), seen in sums.items():
             path = paths[cgroup_id]
             if path is not None:
                 dirtied[path] = dirtied.get(path, 0.0) + seen.dirtied_bytes / dt_s
+                slept[path] = slept.get(path, 0.0) + seen.throttled_s
+        memory = self._cgroups.memory(slept, now_s)
         control = self._cgroups.control(dirtied, now_s) if self.watch_cgroups else {}
         found = [
             CgroupSample(
@@ -155,6 +158,7 @@ class Sampler:
                 syncs=seen.syncs,
                 own=paths[cgroup_id] is not None and paths[cgroup_id] == self._cgroups.own,
                 control=control.get(paths[cgroup_id] or ""),
+                memory=memory.get(paths[cgroup_id] or ""),
             )
             for (cgroup_id, device_name), seen in sums.items()
         ]
@@ -165,9 +169,10 @@ class Sampler:
                 path=path,
                 device=None,
                 own=path == self._cgroups.own,
-                control=held,
+                control=control.get(path),
+                memory=memory.get(path),
             )
-            for path, held in control.items()
+            for path in {**control, **memory}
             if path not in dirtied
         ]
         return tuple(found)
