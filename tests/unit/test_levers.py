@@ -603,38 +603,6 @@ def test_foreign_change_lets_go_of_that_lever_alone(files: FakeLevers, path: Pat
     assert files.queues["sda"]["nr_requests"] == 32
 
 
-@pytest.mark.parametrize(
-    "file, value, lever",
-    [
-        (SYSCTL + "dirty_writeback_centisecs", "0", "flush vm dirty_writeback_centisecs"),
-        (SYSCTL + "dirty_expire_centisecs", "100", "flush vm dirty_expire_centisecs"),
-        ("/sys/class/bdi/8:0/max_ratio_fine", "500000", "bdi 8:0 max_bytes"),
-        ("/sys/class/bdi/8:0/min_ratio_fine", "1", "bdi 8:0 min_bytes"),
-        ("/sys/class/bdi/8:0/strict_limit", "0", "bdi 8:0 strict_limit"),
-        ("/sys/block/sda/queue/nr_requests", "32", "queue sda nr_requests"),
-        ("/sys/block/sda/queue/max_sectors_kb", "64", "queue sda max_sectors_kb"),
-        (f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=5", f"pace {UNIT} 8:0"),
-    ],
-)
-def test_a_change_of_any_lever_is_seen_at_the_next_look(
-    plain: FakeLevers, path: Path, file: str, value: str, lever: str
-) -> None:
-    expire = Setting(LeverKind.FLUSH, "vm", "dirty_expire_centisecs", 500)
-    actuator = started(plain, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL, expire)
-    assert actuator.levers.foreign() == ()
-    found = plain.read(file)
-    plain.poke(file, found if "io.max" not in file else "8:0 wbps=20000000")  # the same again
-    assert actuator.levers.foreign() == ()
-    plain.poke(file, value)
-    theirs = plain.read(file)
-    assert [write.lever for write in actuator.levers.foreign()] == [lever]
-    settle(actuator, *ALL, expire)
-    actuator.finish()
-    assert plain.read(file) == theirs
-
-
 def test_levers_of_a_bdi_are_let_go_together(plain: FakeLevers, path: Path) -> None:
     """A cap of ours with a minimum of theirs is nobody's wish."""
     actuator = started(plain, path)
