@@ -69,6 +69,14 @@ def test_state_in_bytes() -> None:
     assert (state.dirty_bytes, state.writeback_bytes) == (21 * PAGE, 3 * PAGE)
     assert state.threshold_bytes == 10 * MIB + PAGE
     assert state.background_threshold_bytes == 0
+    assert state.dirtyable_bytes == 6_000_000 * PAGE
+
+
+def test_what_can_be_dirty_is_not_known_without_its_counters() -> None:
+    files = FakeVm()
+    full = files._vmstat()
+    files._vmstat = lambda: full.replace("nr_active_file", "nr_gone")  # type: ignore[method-assign]
+    assert read_state(files).dirtyable_bytes is None
 
 
 @pytest.mark.parametrize("vmstat", ["nr_dirty 1\nnr_writeback 0", "", "nr_dirty x\nnr_writeback 0"])

@@ -119,8 +119,16 @@ def read_state(files: KernelFiles) -> VmState:
         writeback_bytes=_counter(text, "nr_writeback") * page,
         threshold_bytes=_counter(text, "nr_dirty_threshold") * page,
         background_threshold_bytes=_counter(text, "nr_dirty_background_threshold") * page,
-        dirtyable_bytes=sum(_counter(text, name) for name in _DIRTYABLE) * page,
+        dirtyable_bytes=_dirtyable(text, page),
     )
+
+
+def _dirtyable(text: str, page: int) -> Optional[int]:
+    """Bytes of what can be dirty; None where it is not told: the limits can do without."""
+    try:
+        return sum(_counter(text, name) for name in _DIRTYABLE) * page
+    except ValueError:
+        return None
 
 
 def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> Tuple[int, int]:
