@@ -9,7 +9,7 @@ from typing import List, Optional
 import pytest
 
 from plant import HOST, Plant
-from writebackd.control.decide import decide
+from writebackd.control.decide import decide, released
 from writebackd.control.law import Want
 from writebackd.control.lift import LASTS_S, LEAST_BYTES, Lifted, lift
 from writebackd.estimate.estimate import estimate
@@ -240,3 +240,4 @@ def test_hands_off() -> None:
                           estimate(POLICY, made.memory, sample)[0])  # fmt: skip
     assert found.limit_bytes == 8 * MB and after.lift is None
     assert shared_limit(Memory(), sample) == sample.vm.threshold_bytes
+    assert made.memory.lift is not None and released(made.memory).lift is None

@@ -133,7 +133,7 @@ def released(memory: Memory) -> Memory:
     """The memory after everything was put back: nothing of ours is in force."""
     return replace(
         memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
-        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={},
+        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, lift=None,
     )
 
 
