@@ -18,6 +18,7 @@ from writebackd.model import (
     CgroupMemory,
     CgroupSample,
     Decision,
+    DeviceMemory,
     Memory,
     Sample,
     State,
@@ -193,6 +194,15 @@ def test_not_while_others_flood_what_is_protected() -> None:
 @pytest.mark.parametrize("beside", [other(30 * MB), other(GB, "sdb"), other(GB, None)])
 def test_a_few_writes_of_others_and_other_disks_do_not_matter(beside: CgroupSample) -> None:
     assert (decision(host(cgroup(), beside, ticks=20)).limit_bytes or 0) > 16 * MB
+
+
+def test_who_has_a_cap_is_protected_by_that() -> None:
+    sample = replace(plain_sample(), cgroups=(cgroup(), other(GB)))
+    memory = Memory(devices={"sda": DeviceMemory(drain_rate=250.0 * MB)})
+    shared = lift(POLICY, memory, sample, 2 * MB, [DEMAND])
+    assert shared.memory is not None and shared.memory.limit_bytes is None
+    capped = lift(POLICY, memory, sample, 2 * MB, [])
+    assert capped.memory is not None and (capped.memory.limit_bytes or 0) > 2 * MB
 
 
 def test_it_stays_over_pauses_and_goes_when_the_cgroup_has_rested() -> None:

@@ -79,7 +79,7 @@ def decide(
     extra = beside(policy, memory, sample, estimates, wants)
     settings, memory = paced.settings + extra.settings, extra.memory
     goal, reason = _arbitrate(extra.shared, remembered, memory, sample.time_s)
-    lifted = lift(policy, memory, sample, goal, wants)
+    lifted = lift(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
     wanted = goal  # what the background limit goes by, raised or not
     if lifted.reason:

@@ -49,7 +49,10 @@ def lift(
     goal: Optional[int],
     wants: Sequence[Want],
 ) -> Lifted:
-    """The limit to set in the place of `goal` (bytes; None: as found) for small cgroups."""
+    """The limit to set in the place of `goal` (bytes; None: as found) for small cgroups.
+
+    `wants`: of the devices that the global limit is for; one with a cap has its own.
+    """
     if goal is None or memory.pin_bytes is not None or memory.yielded is not None:
         return Lifted(None)
     small = _strangled(memory, sample, goal)
