@@ -118,6 +118,7 @@ int sysctl_write(struct bpf_sysctl *ctx)
 	struct task_struct *task;
 	struct sysctl_write *entry;
 	const char prefix[] = "vm/dirty_";
+	unsigned long begin, size;
 	char name[44];
 	__u64 n;
 
@@ -135,5 +136,13 @@ int sysctl_write(struct bpf_sysctl *ctx)
 	__builtin_memcpy(entry->name, name, sizeof(entry->name));
 	__builtin_memset(entry->value, 0, sizeof(entry->value));
 	bpf_sysctl_get_new_value(ctx, entry->value, sizeof(entry->value));
+	/* By pointers: not every kernel lets this type of program ask for the id. */
+	entry->cgroup_id = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
+	__builtin_memset(entry->cmdline, 0, sizeof(entry->cmdline));
+	begin = BPF_CORE_READ(task, mm, arg_start);
+	size = BPF_CORE_READ(task, mm, arg_end) - begin;
+	if (size > sizeof(entry->cmdline))
+		size = sizeof(entry->cmdline);
+	bpf_probe_read_user(entry->cmdline, size, (void *)begin);
 	return 1; /* watching, never refusing */
 }

@@ -116,12 +116,15 @@ struct probe_config {
 
 #define SYSCTL_WRITES 16 /* a ring; user space looks every tick */
 
+/* The command line is taken here: a sysctl(8) is gone long before the next tick. */
 struct sysctl_write {
 	__u64 time_ns;
+	__u64 cgroup_id;
 	__u32 pid;
 	char comm[16];
 	char name[44];
 	char value[24];
+	char cmdline[128]; /* its start, words parted by NUL */
 };
 
 struct probe_state {

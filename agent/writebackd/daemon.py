@@ -31,11 +31,13 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import Probe, open_probe
+from writebackd.kernel.rivals import RivalWatch, find_rivals
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.signals import Signals
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
 from writebackd.kernel.vm import read_state
+from writebackd.kernel.writers import writer_of
 from writebackd.model import (
     Action,
     Decision,
@@ -48,6 +50,7 @@ from writebackd.model import (
 )
 from writebackd.paths import HISTORY, LEARNED, LEDGER, SOCKET
 from writebackd.policy import Policy
+from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
@@ -124,6 +127,7 @@ class Daemon:
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
         self._history = History(options.state_dir / HISTORY)
         self._keeper = Keeper(options.state_dir / LEARNED)
+        self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._process = psutil.Process()
         self._started_s = _boottime()
         self._cpu_at_start: Optional[float] = None
@@ -158,6 +162,7 @@ class Daemon:
             self._memory = taken_over(
                 self._memory, self._actuator, self._topology.devices, _boottime()
             )
+            self._rivals.look()
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
@@ -186,6 +191,7 @@ class Daemon:
                     self._signals.drain()
             if self._signals.take_reload():
                 self._reload_policy()
+                self._rivals.look()
             now = time.monotonic()
             if now >= next_tick and self._signals.stop is None:
                 server.expire(now)
@@ -222,6 +228,7 @@ class Daemon:
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign:
             sample = replace(sample, foreign=self._name_writers(foreign))
+            self._rivals.look()  # whoever did it may have been installed just now
         devices = [seen.device for seen in sample.devices]
         self._memory = self._keeper.recall(self._memory, devices, sample.wall_s)
         before = self._memory
@@ -236,7 +243,7 @@ class Daemon:
     def _act(self, decision: Decision, was_yielded: Optional[str]) -> Tuple[Action, ...]:
         if self._memory.yielded is not None:
             if was_yielded is None:
-                log.warning("yielding: %s", self._memory.yielded)
+                log.warning("%s: %s: yielding", FOREIGN_WRITER, self._memory.yielded)
                 return self._log_actions(self._actuator.yield_())
             # What went home in the background comes to its end here.
             return self._log_actions(self._actuator.apply_settings(()))
@@ -270,19 +277,19 @@ class Daemon:
             self._on_tick(self._snapshot)
 
     def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
-        """The same writes with pid and comm where the probe saw who it was."""
+        """The same writes with their writers, where the probe saw who it was."""
+        # Of the last tick as well: a write may come between reading the limits and
+        # reading the probe.
+        seen = (*self._earlier_writers, *self._sampler.writers)
         named = []
         for write in foreign:
+            writer = self._sampler.locate(writer_of(write, seen, os.getpid()) or write)
+            named.append(writer)
             if not write.is_limit:
-                log.warning("%s was set to %s: let go", write.lever, write.value)
-            # Of the last tick as well: a write may come between reading the
-            # limits and reading the probe.
-            seen = [
-                w
-                for w in (*self._earlier_writers, *self._sampler.writers)
-                if w.lever == write.lever and w.value == write.value and w.pid != os.getpid()
-            ]
-            named.append(seen[-1] if seen else write)
+                log.warning(
+                    "%s: %s set %s=%s: let go",
+                    FOREIGN_WRITER, writer.who, write.lever, write.value,
+                )
         return tuple(named)
 
     def _log_actions(self, actions: Tuple[Action, ...]) -> Tuple[Action, ...]:
@@ -317,7 +324,8 @@ class Daemon:
             state_dir=str(self._options.state_dir),
             levers=self._actuator.levers.held(sample.vm.threshold_bytes),
             history_dropped=self._history.dropped,
-            messages=tuple(self._messages),
+            messages=(*self._messages, *filter(None, (self._rivals.error,))),
+            rivals=self._rivals.found,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
@@ -409,7 +417,7 @@ class Daemon:
             # to go back to.
             self._actuator.take_over()
             self._actuator.dry_run = False
-        self._memory = replace(released(self._memory), mode=mode, yielded=None)
+        self._memory = replace(released(self._memory), mode=mode, yielded=None, intrusions=())
         if self._snapshot is not None:
             # Whoever asks now must not be told the mode of the last tick.
             self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)

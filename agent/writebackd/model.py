@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Mapping, Optional, Tuple
 if TYPE_CHECKING:  # a checker knows the names and types of the fields of that one only
     from dataclasses import replace as replace
 else:
-    def replace(value, **changes):
+    def replace(value, /, **changes):
         """dataclasses.replace() in a tenth of its time, for the classes below.
 
         They keep nothing but fields and check nothing when made; a wrong name
@@ -241,6 +241,16 @@ class CgroupControl:
 
 
 @dataclass(frozen=True)
+class CgroupMemory:
+    """Memory of a cgroup with a limit of its own, as the kernel's dirty limits see it."""
+
+    path: str  # whose limits these are: the cgroup itself, or one above it
+    ceiling_bytes: int  # memory.max or memory.high, the least of it and those above
+    avail_bytes: int  # its page cache, and what it may still take (mdtc_calc_avail)
+    dirty_bytes: int  # dirty or under writeback
+
+
+@dataclass(frozen=True)
 class CgroupSample:
     """What the processes of one cgroup did to one device in one tick."""
 
@@ -252,6 +262,7 @@ class CgroupSample:
     syncs: int = 0  # begun, of any kind
     own: bool = False  # the daemon's own cgroup
     control: Optional[CgroupControl] = None  # None: not read
+    memory: Optional[CgroupMemory] = None  # None: not read, or without a limit
 
 
 @dataclass(frozen=True)
@@ -273,6 +284,9 @@ class VmState:
     writeback_bytes: int  # now under writeback
     threshold_bytes: int  # the limit in force
     background_threshold_bytes: int
+    # Free memory and page cache, which the limit is a share of; None: not told.  The
+    # kernel takes its reserve from it, some per cent.
+    dirtyable_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -286,11 +300,30 @@ class ForeignWrite:
     value: str
     pid: Optional[int] = None
     comm: Optional[str] = None
+    cgroup_id: Optional[int] = None
+    cgroup: Optional[str] = None  # path below the v2 root; None: gone by now
+    cmdline: Optional[str] = None  # its start
+
+    @property
+    def who(self) -> str:
+        """The writer in words."""
+        if self.pid is None:
+            return "an unknown process"
+        where, line = self.cgroup or "gone", self.cmdline or "unknown"
+        return f"{self.comm} (pid {self.pid}, cgroup {where}, command line: {line})"
 
     @property
     def is_limit(self) -> bool:
         """Whether it was the global pair; any other lever is let go alone, at once."""
         return self.lever in VmLimits.__dataclass_fields__
+
+
+@dataclass(frozen=True)
+class Intrusion:
+    """A lever that was let go because somebody else set it; until `enforce`."""
+
+    write: ForeignWrite
+    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -599,6 +632,16 @@ class Cap:
 
 
 @dataclass(frozen=True)
+class Lift:
+    """The global limit raised for small cgroups; see control/lift.py."""
+
+    limit_bytes: Optional[int] = None  # the raised one; None: not raised
+    seen_s: Mapping[str, float] = field(default_factory=dict)  # by path: when each last wrote
+    others: bool = False  # others flood as well
+    others_s: float = float("-inf")  # when they were last seen to
+
+
+@dataclass(frozen=True)
 class PaceMemory:
     """What is remembered of pacing on one disk; see control/pace.py."""
 
@@ -646,4 +689,6 @@ class Memory:
     paces: Mapping[str, PaceMemory] = field(default_factory=dict)  # by devno of the disk
     # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
+    lift: Optional[Lift] = None
     yielded: Optional[str] = None  # whose value stands, in words
+    intrusions: Tuple[Intrusion, ...] = ()  # since the last take-over, one a lever

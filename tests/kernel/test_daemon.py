@@ -275,8 +275,16 @@ def test_a_foreign_write_is_named_and_left_alone(start: Callable[..., Running]) 
     wait_for(lambda: daemon.status()["yielded"])
     yielded = daemon.status()["yielded"]
     assert f"dirty_bytes={99 << 20}" in yielded
+    (alert,) = daemon.status()["alerts"]
+    assert (alert["name"], alert["severity"]) == ("FOREIGN_WRITER", "warning")
+    assert yielded in alert["summary"] and abs(alert["since"] - time.time()) < 30
+    (writer,) = alert["writers"]
     if by_name and "the name of a foreign writer" not in daemon.status()["probe"]["misses"]:
-        assert f"sh (pid {shell.pid})" in yielded
+        assert (writer["pid"], writer["comm"]) == (shell.pid, "sh")
+        assert writer["cgroup"] == own_cgroup()
+        assert writer["cmdline"] == f"/bin/sh -c echo {99 << 20} > {VM}/dirty_bytes"
+        assert f"sh (pid {shell.pid}, cgroup {own_cgroup()}" in yielded
+    assert daemon.log.read_text().count("FOREIGN_WRITER") == 1
     time.sleep(0.5)  # five ticks in which nothing may be written
     assert read_files()["dirty_bytes"] == 99 << 20
     assert read_files()["dirty_background_ratio"] == 10  # ours went home
@@ -292,10 +300,61 @@ def test_enforce_takes_over_again_and_goes_back_to_the_foreign_value(
     daemon.pin()
     (VM / "dirty_bytes").write_text(str(99 << 20))
     wait_for(lambda: daemon.status()["yielded"])
+    assert "an unknown process" in daemon.status()["alerts"][0]["summary"]
     assert daemon.ctl("enforce")[0] == 0
+    assert daemon.status()["alerts"] == []
     wait_for(lambda: read_files()["dirty_bytes"] == PIN)
     daemon.end()
     assert read_files()["dirty_bytes"] == 99 << 20
+
+
+def own_cgroup() -> Optional[str]:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    return next((line[3:] for line in lines if line.startswith("0::")), None)
+
+
+def test_the_same_value_by_somebody_else_is_no_reason_to_yield(
+    start: Callable[..., Running]
+) -> None:
+    before = read_files()
+    daemon = start("--probe", "procfs")
+    daemon.pin()
+    set_pair("bytes", PIN, background=False)
+    time.sleep(0.5)
+    status = daemon.status()
+    assert status["yielded"] is None and status["alerts"] == []
+    daemon.end()
+    assert read_files() == before
+
+
+def test_sysctl_system_and_tuned_set_all_at_once(start: Callable[..., Running]) -> None:
+    """Both pairs, as ratios, and the flusher: one yield, everything stays as they set it."""
+    daemon = start()
+    daemon.pin()
+    done = subprocess.run(
+        ["sysctl", "-q", "-w", "vm.dirty_ratio=40", "vm.dirty_background_ratio=7"], check=False
+    )
+    assert done.returncode == 0
+    wait_for(lambda: daemon.status()["alerts"])
+    (alert,) = daemon.status()["alerts"]
+    levers = {writer["lever"]: writer["comm"] for writer in alert["writers"]}
+    # Two writes, between which a tick may have looked.
+    assert levers.keys() <= {"dirty_ratio", "dirty_background_ratio"}
+    if daemon.status()["probe"]["backend"] == "libbpf":
+        assert set(levers.values()) == {"sysctl"}
+    theirs = {
+        "dirty_bytes": 0, "dirty_ratio": 40, "dirty_background_bytes": 0,
+        "dirty_background_ratio": 7,
+    }  # fmt: skip
+    assert read_files() == theirs
+    daemon.end()
+    assert read_files() == theirs
+
+
+def test_rivals_are_in_the_status(start: Callable[..., Running]) -> None:
+    daemon = start("--probe", "procfs")
+    wait_for(lambda: daemon.status()["rivals"] is not None)
+    assert all(rival["summary"] for rival in daemon.status()["rivals"])
 
 
 def test_a_second_daemon_is_refused_with_the_pid_of_the_first(

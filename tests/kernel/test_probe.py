@@ -26,7 +26,7 @@ from writebackd.kernel.probe import (
     open_probe,
 )
 from writebackd.kernel.readers import Reading
-from writebackd.model import ClassSample, IoClass, SyncSample
+from writebackd.model import ClassSample, ForeignWrite, IoClass, SyncSample
 
 FILESYSTEMS = ("ext4", "xfs")
 LIBC = __import__("ctypes").CDLL(None, use_errno=True)
@@ -280,10 +280,38 @@ def test_who_writes_a_dirty_sysctl_is_named(disk: Scratch, probe: BpfProbe) -> N
     shell = subprocess.Popen(["/bin/sh", "-c", f"echo {value} > {path}"])
     shell.wait()
     writers = read(probe).writers
-    assert [(w.lever, w.value, w.pid, w.comm) for w in writers] == [
-        ("dirty_expire_centisecs", value, shell.pid, "sh")
-    ]
+    mount = cgroup2_mount(KernelFiles())
+    assert mount is not None
+    # The process is gone by now: its command line and its cgroup are the probe's.
+    assert writers == (
+        ForeignWrite(
+            "dirty_expire_centisecs", value, shell.pid, "sh", own_cgroup_id(mount),
+            cmdline=f"/bin/sh -c echo {value} > {path}",
+        ),
+    )  # fmt: skip
     assert read(probe).writers == ()
+
+
+def own_cgroup_id(mount: str) -> int:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    (path,) = [line[3:] for line in lines if line.startswith("0::")]
+    return os.stat(mount + path).st_ino
+
+
+def test_a_long_command_line_is_cut_and_other_sysctls_are_nobody_s_business(
+    disk: Scratch, probe: BpfProbe
+) -> None:
+    path = Path("/proc/sys/vm/dirty_expire_centisecs")
+    other = Path("/proc/sys/vm/swappiness")
+    script = f"cat {other} > {other}; cat {path} > {path}; : {'x' * 4000}"
+    read(probe)
+    subprocess.run(["/bin/sh", "-c", script], check=True)
+    (write,) = read(probe).writers
+    assert write.lever == path.name and write.comm == "cat" and write.cmdline == f"cat {path}"
+    script = f"echo {path.read_text().strip()} > {path}; : {'x' * 4000}"
+    subprocess.run(["/bin/sh", "-c", script], check=True)
+    (write,) = read(probe).writers
+    assert write.cmdline == f"/bin/sh -c {script}"[:128] + "..."
 
 
 def test_another_disk_under_the_same_name_starts_at_zero() -> None:

@@ -104,6 +104,8 @@ class FakeVm(KernelFiles):
         limit, background = self.thresholds()
         counters = {
             "nr_free_pages": 5_500_000,
+            "nr_inactive_file": 400_000,
+            "nr_active_file": 100_000,
             "nr_dirty": self.dirty[0],
             "nr_writeback": self.dirty[1],
             "nr_writeback_temp": 7,

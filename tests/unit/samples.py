@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional, Tuple
 
+from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Action,
     Decision,
@@ -16,6 +17,7 @@ from writebackd.model import (
     ForeignWrite,
     HeldLever,
     HostInfo,
+    Intrusion,
     LeverKind,
     Memory,
     Mode,
@@ -212,6 +214,9 @@ def blind() -> Snapshot:
 
 def yielded() -> Snapshot:
     calm = idle()
+    write = ForeignWrite(
+        "dirty_bytes", "536870912", 733, "tuned", 99, "/system.slice/tuned.service", "tuned -l"
+    )
     row = (
         RAID,
         calm.estimates["sda"],
@@ -222,10 +227,16 @@ def yielded() -> Snapshot:
         (row,),
         Decision(None, None, None, "hands off: tuned (pid 733) set dirty_bytes=536870912;"
                  " `writebackctl enforce` takes over again"),
-        memory=Memory(yielded="tuned (pid 733) set dirty_bytes=536870912"),
+        memory=Memory(
+            yielded="tuned (pid 733) set dirty_bytes=536870912",
+            intrusions=(Intrusion(write, 1_717_200_700.0),),
+        ),
+        rivals=(
+            Rival("warning", "tuned", "mine", "vm.dirty_ratio=40", "/etc/tuned/mine/tuned.conf:4",
+                  "tuned's active profile sets vm.dirty_ratio=40"),
+        ),
     )  # fmt: skip
-    foreign = (ForeignWrite("dirty_bytes", "536870912", 733, "tuned"),)
-    return replace(shown, sample=replace(shown.sample, foreign=foreign))
+    return replace(shown, sample=replace(shown.sample, foreign=(write,)))
 
 
 def pinned() -> Snapshot:

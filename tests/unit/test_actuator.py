@@ -69,6 +69,14 @@ def test_state_in_bytes() -> None:
     assert (state.dirty_bytes, state.writeback_bytes) == (21 * PAGE, 3 * PAGE)
     assert state.threshold_bytes == 10 * MIB + PAGE
     assert state.background_threshold_bytes == 0
+    assert state.dirtyable_bytes == 6_000_000 * PAGE
+
+
+def test_what_can_be_dirty_is_not_known_without_its_counters() -> None:
+    files = FakeVm()
+    full = files._vmstat()
+    files._vmstat = lambda: full.replace("nr_active_file", "nr_gone")  # type: ignore[method-assign]
+    assert read_state(files).dirtyable_bytes is None
 
 
 @pytest.mark.parametrize("vmstat", ["nr_dirty 1\nnr_writeback 0", "", "nr_dirty x\nnr_writeback 0"])
@@ -607,6 +615,51 @@ def test_yield_leaves_theirs_and_puts_back_ours(
     assert all(action.ok for action in actuator.apply(*SECOND))
     actuator.restore()
     assert files.limits == stands
+
+
+@pytest.mark.parametrize("lever", ["dirty_bytes", "dirty_background_bytes"])
+def test_the_same_value_by_somebody_else_changes_nothing(path: Path, lever: str) -> None:
+    """Nothing moved, so there is nothing to yield to, and the way home is as it was."""
+    files = FakeVm()
+    actuator = started(files, path)
+    actuator.apply(*FIRST)
+    files.sysctl(lever, FIRST[0] if lever == "dirty_bytes" else FIRST[1])
+    assert actuator.foreign(files.limits) == ()
+    assert all(action.ok for action in actuator.apply(*SECOND))
+    actuator.restore()
+    assert files.limits == DEFAULT
+
+
+def test_one_writer_after_another_leaves_the_last_value(path: Path) -> None:
+    files = FakeVm()
+    actuator = started(files, path)
+    actuator.apply(*FIRST)
+    files.sysctl("dirty_ratio", 40)
+    files.sysctl("dirty_bytes", 99 * MIB)
+    (write,) = actuator.foreign(files.limits)
+    assert (write.lever, write.value) == ("dirty_bytes", str(99 * MIB))
+    # Set, and set back to ours before anybody looked: nothing stands to yield to.
+    files.sysctl("dirty_bytes", FIRST[0])
+    assert actuator.foreign(files.limits) == ()
+
+
+def test_a_restore_from_the_ledger_behind_a_live_daemon_is_a_foreign_write(path: Path) -> None:
+    """Whoever did it wanted the originals: hands off, until `enforce`."""
+    files = FakeVm()
+    actuator = started(files, path)
+    actuator.apply(*FIRST)
+    assert restore_from_ledger(files, path).status == "restored"
+    assert files.limits == DEFAULT and load(path) is None
+    assert [w.lever for w in actuator.foreign(files.limits)] == [
+        "dirty_ratio", "dirty_background_ratio",
+    ]  # fmt: skip
+    assert actuator.yield_() == () and actuator.apply(*SECOND) == ()
+    assert files.limits == DEFAULT and load(path) is None
+    actuator.take_over()
+    assert all(action.ok for action in actuator.apply(*SECOND))
+    assert load(path) is not None
+    actuator.restore()
+    assert files.limits == DEFAULT
 
 
 def test_both_pairs_foreign(path: Path) -> None:

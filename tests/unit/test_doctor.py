@@ -13,7 +13,7 @@ import pytest
 import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.cli import doctor
-from writebackd.cli.rivals import rivals
+from writebackd.cli.doctor import rivals
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import VmLimits
 from writebackd.report.status import status_json
@@ -153,7 +153,7 @@ def test_sysctl_lines_are_found_with_their_place(tmp_path: Path) -> None:
 
 def test_tuned_profiles_are_followed_through_their_includes(tmp_path: Path) -> None:
     files = host(tmp_path, {
-        "/etc/tuned/active_profile": "mine\n",
+        "/etc/tuned/active_profile": "mine\n", "/proc/900/comm": "tuned\n",
         "/etc/tuned/mine/tuned.conf": "[main]\ninclude=throughput-performance mine\n",
         "/usr/lib/tuned/throughput-performance/tuned.conf":
             "[main]\nsummary=x\n[sysctl]\nvm.dirty_ratio = 40\n",
@@ -167,7 +167,7 @@ def test_tuned_profiles_are_followed_through_their_includes(tmp_path: Path) -> N
 
 def test_newer_places_and_section(tmp_path: Path) -> None:
     files = host(tmp_path, {
-        "/etc/tuned/active_profile": "other gone ../../escape\n",
+        "/etc/tuned/active_profile": "other gone ../../escape\n", "/proc/9/comm": "tuned\n",
         "/usr/lib/tuned/profiles/other/tuned.conf": "[vm]\ndirty_bytes=40%\n",
     })  # fmt: skip
     assert "vm.dirty_bytes=40%" in texts(list(rivals(files)), "warning")

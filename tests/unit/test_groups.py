@@ -11,7 +11,7 @@ import pytest
 
 from writebackd.kernel import layout
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.groups import MOST_WATCHED, WATCHED_S, Cgroups
+from writebackd.kernel.groups import MOST_SMALL, MOST_WATCHED, WATCHED_S, Cgroups
 from writebackd.kernel.probe import ProcfsProbe
 from writebackd.kernel.readers import (
     CgroupReading,
@@ -21,7 +21,7 @@ from writebackd.kernel.readers import (
     together,
 )
 from writebackd.kernel.sampler import Sampler
-from writebackd.model import CgroupSample, Device
+from writebackd.model import CgroupMemory, CgroupSample, Device
 
 FLOOD = "/system.slice/backup.service"
 FAST = 10e6
@@ -170,6 +170,79 @@ def test_delegation_is_told_by_its_mark_also_above(
         assert not tree.cgroups.control({"sda": {worker: FAST}}, 1.0)[worker].delegated
 
 
+# ---- memory ------------------------------------------------------------------------
+
+
+SMALL = "/docker.slice/small.scope"
+
+
+def with_memory(tree: Tree) -> Cgroups:
+    (tree.directory("/") / "cgroup.controllers").write_text("cpu io memory pids\n")
+    memory(tree, "/docker.slice", "max", "max", 900 << 20)
+    memory(tree, SMALL, str(64 << 20), "max", 60 << 20)
+    return Cgroups(KernelFiles(tree.root), "/sys/fs/cgroup")
+
+
+def memory(tree: Tree, path: str, most: str, high: str, used: int) -> None:
+    values = {"max": most, "high": high, "current": str(used)}
+    for name, value in values.items():
+        (tree.directory(path) / f"memory.{name}").write_text(value + "\n")
+    (tree.directory(path) / "memory.stat").write_text(
+        f"anon 5\nfile 1\nfile_dirty {3 << 20}\nfile_writeback {1 << 20}\n"
+        f"inactive_file {40 << 20}\nactive_file {10 << 20}\n"
+    )
+
+
+def test_memory_is_what_the_kernel_reckons_with(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    assert cgroups.memory({SMALL: 0.0}, 0.0) == {}  # nobody sleeps
+    expected = CgroupMemory(SMALL, 64 << 20, (50 + 4) << 20, 4 << 20)
+    assert cgroups.memory({SMALL: 0.1}, 1.0) == {SMALL: expected}
+    # Below memory.high, or with less room above it, there is less to take.
+    memory(tree, SMALL, str(64 << 20), str(62 << 20), 60 << 20)
+    assert cgroups.memory({}, 2.0)[SMALL].avail_bytes == 52 << 20
+    memory(tree, "/docker.slice", str(901 << 20), "max", 900 << 20)
+    found = cgroups.memory({}, 3.0)[SMALL]
+    assert (found.avail_bytes, found.ceiling_bytes) == (51 << 20, 62 << 20)
+    memory(tree, "/docker.slice", str(901 << 20), "max", 902 << 20)
+    assert cgroups.memory({}, 4.0)[SMALL].avail_bytes == 50 << 20
+    assert cgroups.memory({}, 1.1 + WATCHED_S) == {}  # it has rested
+
+
+def test_a_cgroup_without_the_controller_is_its_parents(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    tree.directory(f"{SMALL}/init")
+    assert cgroups.memory({f"{SMALL}/init": 1.0}, 0.0)[f"{SMALL}/init"].path == SMALL
+
+
+def test_who_has_no_limit_is_not_small(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    (tree.directory("/docker.slice") / "memory.stat").unlink()  # nor is it read
+    assert cgroups.memory({"/docker.slice": 1.0, "/": 1.0, "/gone": 1.0}, 0.0) == {}
+
+
+@pytest.mark.parametrize("controllers", ["memory", "cpu io", "", None])
+def test_without_both_controllers_a_cgroup_has_no_dirty_limits(
+    tree: Tree, controllers: Optional[str]
+) -> None:
+    with_memory(tree)
+    file = tree.directory("/") / "cgroup.controllers"
+    file.unlink()
+    if controllers is not None:
+        file.write_text(controllers)
+    cgroups = Cgroups(KernelFiles(tree.root), "/sys/fs/cgroup")
+    assert cgroups.memory({SMALL: 1.0}, 0.0) == {}
+
+
+def test_of_many_those_are_read_that_slept_last(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    paths = [f"/s{number}" for number in range(MOST_SMALL + 2)]
+    for path in paths:
+        memory(tree, path, "1048576", "max", 5)
+    cgroups.memory(dict.fromkeys(paths[:2], 1.0), 0.0)
+    assert sorted(cgroups.memory(dict.fromkeys(paths[2:], 1.0), 1.0)) == sorted(paths[2:])
+
+
 # ---- the two together --------------------------------------------------------------
 
 
@@ -216,9 +289,21 @@ def test_a_tick_has_what_each_cgroup_did_to_each_device(tree: Tree) -> None:
     control = watched[FLOOD].control
     assert control is not None and control.io_max == ()
     assert watched["/system.slice/writebackd.service"].control is None
+    assert watched[FLOOD].memory is None  # no controllers here
     (rests,) = made._by_cgroup(Reading(), 7.0, 2.0)
     assert (rests.path, rests.cgroup_id, rests.dirtied_bytes) == (FLOOD, flood, 0)
     assert made._by_cgroup(None, 8.0, 2.0)[0].path == FLOOD
+
+
+def test_a_tick_has_the_memory_of_those_that_sleep_also_while_they_rest(tree: Tree) -> None:
+    with_memory(tree)
+    small = tree.process(42, SMALL)
+    made = sampler(tree)
+    reading = Reading(cgroups={(small, "8:1"): CgroupReading(1, 0.5, pid=42)})
+    (seen,) = made._by_cgroup(reading, 5.0, 2.0)
+    assert seen.memory is not None and seen.memory.path == SMALL
+    (rests,) = made._by_cgroup(Reading(), 6.0, 2.0)
+    assert (rests.path, rests.dirtied_bytes, rests.memory) == (SMALL, 0, seen.memory)
 
 
 # ---- what the probe counts ---------------------------------------------------------

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import samples
 from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from tests.sim import plant as sim
-from writebackd.control.decide import decide
+from writebackd.control.decide import MOST_INTRUSIONS, decide
 from writebackd.control.law import BLIND_HOLD_S, Want, decide_device, kernel_floor_bytes
 from writebackd.control.ramp import (
     AT_ONCE_BYTES,
@@ -25,10 +26,12 @@ from writebackd.control.ramp import (
 )
 from writebackd.estimate.estimate import estimate
 from writebackd.model import (
+    Decision,
     DeviceMemory,
     Estimate,
     ForeignWrite,
     Hold,
+    Memory,
     Phase,
     State,
     SyncSample,
@@ -329,8 +332,47 @@ def test_pin_wins_over_the_law_and_foreign_over_pin() -> None:
     decision, memory = decide(POLICY, memory, sample, estimates)
     assert decision.limit_bytes is None
     assert decision.devices[0].state is State.YIELDED
-    assert "tuned (pid 7) set dirty_bytes=99" in decision.devices[0].reason
+    assert "tuned (pid 7, cgroup gone, " in decision.devices[0].reason
+    assert "set dirty_bytes=99" in decision.devices[0].reason
     assert memory.yielded
+    assert [each.write.lever for each in memory.intrusions] == ["dirty_bytes"]
+
+
+def test_several_writers_in_one_tick_are_all_named() -> None:
+    host = plant(flood=True)
+    host.run(5)
+    tuned = ForeignWrite("dirty_ratio", "40", 7, "tuned", cgroup="/system.slice/tuned.service")
+    writes = (tuned, replace(tuned, lever="dirty_background_ratio", value="10"))
+    decision, memory = _foreign(host, *writes)
+    said = memory.yielded or ""
+    assert said.count("pid 7") == 1 and "dirty_ratio=40 and dirty_background_ratio=10" in said
+    assert decision.limit_bytes is None
+    shell = ForeignWrite("dirty_background_ratio", "5", 8, "sh", cmdline="sh -c echo 5")
+    said = _foreign(host, writes[0], shell)[1].yielded or ""
+    assert "tuned (pid 7" in said and "sh (pid 8" in said and "sh -c echo 5" in said
+    assert _foreign(host, ForeignWrite("dirty_ratio", "5"))[1].yielded == (
+        "an unknown process set dirty_ratio=5"
+    )
+
+
+def _foreign(host: Plant, *writes: ForeignWrite) -> Tuple[Decision, Memory]:
+    sample = replace(host.sample(), foreign=writes)
+    estimates, memory = estimate(POLICY, host.memory, sample)
+    return decide(POLICY, memory, sample, estimates)
+
+
+def test_what_others_set_is_remembered_by_lever_with_the_newest_value() -> None:
+    host = plant(flood=True)
+    host.run(5)
+    levers = [f"queue sd{number} nr_requests" for number in range(MOST_INTRUSIONS + 5)]
+    for value in ("1", "2"):
+        for lever in levers:
+            _, host.memory = _foreign(host, ForeignWrite(lever, value))
+    kept = host.memory.intrusions
+    assert [each.write.lever for each in kept] == levers[5:]
+    assert {each.write.value for each in kept} == {"2"}
+    _, memory = _foreign(host, ForeignWrite("dirty_ratio", "9"))
+    assert memory.intrusions[-1].write.is_limit and len(memory.intrusions) == MOST_INTRUSIONS
 
 
 def test_an_excluded_device_has_no_say() -> None:
@@ -413,7 +455,7 @@ def test_a_foreign_write_ends_the_hold() -> None:
     estimates, memory = estimate(POLICY, host.memory, sample)
     decision, _ = decide(POLICY, memory, sample, estimates)
     assert decision.limit_bytes is None
-    assert "somebody else set dirty_bytes=99" in decision.reason
+    assert "an unknown process set dirty_bytes=99" in decision.reason
 
 
 def test_a_foreign_change_of_another_lever_does_not_end_it() -> None:

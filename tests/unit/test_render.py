@@ -88,7 +88,16 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
         (samples.squeeze, ["on the way to 4.0M", "squeeze", "0.35"]),
         (samples.exhausted, ["exhausted", "an fsync has been waiting for 7.4s"]),
         (samples.blind, ["probe procfs", "fsync none", "unseen   fsync latency", "warning"]),
-        (samples.yielded, ["enforce (yielded)", "tuned (pid 733)", "writebackctl enforce"]),
+        (
+            samples.yielded,
+            [
+                "enforce (yielded)",
+                "tuned (pid 733)",
+                "alert    FOREIGN_WRITER, since",
+                "rivals   mine sets vm.dirty_ratio=40",
+                "writebackctl enforce",
+            ],
+        ),
         (samples.pinned, ["enforce (pinned 15M)"]),
         (samples.observe, ["observe (writes nothing)", "enforce would set 4.0M", "in force"]),
         (

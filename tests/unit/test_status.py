@@ -11,10 +11,12 @@ import pytest
 
 import samples
 import schema
+from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     DeviceMemory,
     Fact,
     ForeignWrite,
+    Intrusion,
     Learned,
     Mode,
     State,
@@ -180,14 +182,57 @@ def test_what_went_wrong_is_a_warning() -> None:
     assert "12 events are missing from the history" in warnings
 
 
-def test_a_foreign_write_names_its_writer() -> None:
+def intruded(*writes: ForeignWrite, yielded: Optional[str] = None) -> Snapshot:
+    found = tuple(Intrusion(write, 1_717_200_700.0 + n) for n, write in enumerate(writes))
     snapshot = samples.idle()
-    foreign = (ForeignWrite("dirty_bytes", "4096", 17, "sysctl"), ForeignWrite("dirty_ratio", "5"))
-    answer = status_json(replace(snapshot, sample=replace(snapshot.sample, foreign=foreign)))
-    assert answer["warnings"] == [
-        "dirty_bytes was set to 4096 by sysctl (17)",
-        "dirty_ratio was set to 5",
-    ]
+    return replace(
+        snapshot, memory=replace(snapshot.memory, intrusions=found, yielded=yielded)
+    )
+
+
+def test_a_foreign_write_is_an_alert_that_names_its_writer() -> None:
+    who = ForeignWrite(
+        "dirty_ratio", "40", 17, "tuned", 99, "/system.slice/tuned.service", "tuned -l -P"
+    )
+    also = ForeignWrite("dirty_background_ratio", "10")
+    (alert,) = status_json(intruded(who, also, yielded="tuned (pid 17, ...) set"))["alerts"]
+    assert (alert["name"], alert["device"]) == ("FOREIGN_WRITER", None)
+    assert alert["severity"] == "warning"
+    assert alert["since"] == 1_717_200_700.0
+    assert "tuned (pid 17" in alert["summary"] and "writebackctl enforce" in alert["summary"]
+    assert alert["writers"] == [
+        {"lever": "dirty_ratio", "value": "40", "pid": 17, "comm": "tuned",
+         "cgroup": "/system.slice/tuned.service", "cmdline": "tuned -l -P"},
+        {"lever": "dirty_background_ratio", "value": "10", "pid": None, "comm": None,
+         "cgroup": None, "cmdline": None},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "lever, device",
+    [
+        ("queue sda nr_requests", "sda"), ("bdi 8:0 max_bytes", "sda"),
+        ("pace /a.service 8:0", "sda"), ("queue sdz nr_requests", None),
+        ("flush vm dirty_expire_centisecs", None),
+    ],
+)  # fmt: skip
+def test_a_lever_that_was_let_go_is_an_alert_of_its_device(
+    lever: str, device: Optional[str]
+) -> None:
+    (alert,) = status_json(intruded(ForeignWrite(lever, "5")))["alerts"]
+    assert alert["device"] == device
+    assert f"an unknown process set {lever}=5" in alert["summary"]
+    assert status_json(samples.idle())["alerts"] == []
+
+
+def test_rivals_are_listed_and_not_known_before_the_first_look() -> None:
+    snapshot = samples.idle()
+    assert status_json(snapshot)["rivals"] is None
+    rival = Rival("warning", "tuned", "mine", "vm.dirty_ratio=40", "/etc/tuned:4", "tuned sets")
+    assert status_json(replace(snapshot, rivals=(rival,)))["rivals"] == [
+        {"level": "warning", "kind": "tuned", "name": "mine", "setting": "vm.dirty_ratio=40",
+         "where": "/etc/tuned:4", "summary": "tuned sets"}
+    ]  # fmt: skip
 
 
 def test_excluded_devices_are_listed_and_not_managed() -> None:

@@ -17,9 +17,9 @@ from writebackd.cli.client import NoDaemon, is_locked, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import lever_lines, wants_colour
-from writebackd.cli.rivals import rivals
 from writebackd.cli.screens import render_findings
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.rivals import find_rivals
 from writebackd.paths import LEDGER, LOCK
 
 # level (good, note, warning, blocker) and what was found
@@ -127,6 +127,13 @@ def probe() -> Iterator[Finding]:
             yield _LEVELS[level], text
     except Exception as error:
         yield "warning", f"the BPF probe could not be tried: {error}"
+
+
+def rivals(files: KernelFiles) -> Iterator[Finding]:
+    found = find_rivals(files)
+    yield from ((each.level, each.text) for each in found)
+    if not found:
+        yield "good", "nobody else sets vm.dirty_* (tuned, other agents, files read at boot)"
 
 
 def daemon(runtime_dir: Path) -> Iterator[Finding]:

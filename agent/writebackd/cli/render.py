@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, TextIO
 
 from writebackd import human
@@ -99,6 +100,9 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     lines += labelled("dirty", f"{dirty} now, and {writeback} being written", width)
     if status["reason"]:
         lines += labelled("why", status["reason"], width)
+    for alert in status["alerts"]:
+        text = f"{alert['name']}, {_since(alert['since'])}: {alert['summary']}"
+        lines += [paint(line, "warning") for line in labelled("alert", text, width)]
     for warning in status["warnings"]:
         lines += [paint(line, "warning") for line in labelled("warning", warning, width)]
     lines.append("")
@@ -106,6 +110,8 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     lines.append("")
     if status["dirtiers"]:
         lines += labelled("dirtying", _dirtiers_line(status["dirtiers"]), width)
+    if status["rivals"]:
+        lines.append(one_line("rivals", _rivals_line(status["rivals"]), width))
     lines.append(one_line("hooks", _hooks_line(status["probe"]), width))
     if status["probe"]["misses"]:
         lines.append(one_line("unseen", "; ".join(status["probe"]["misses"]), width))
@@ -197,6 +203,20 @@ def _dirtiers_line(tasks: Iterable[Mapping[str, Any]]) -> str:
         if task["throttled_share"]:
             part += f", waits {human.percent(task['throttled_share'])}"
         parts.append(part)
+    return "; ".join(parts)
+
+
+def _since(wall_s: Optional[float]) -> str:
+    if wall_s is None:
+        return "since when is not known"
+    return time.strftime("since %m-%d %H:%M:%S", time.localtime(wall_s))
+
+
+def _rivals_line(rivals: Iterable[Mapping[str, Any]]) -> str:
+    parts = []
+    for rival in rivals:
+        what = f" sets {rival['setting']}" if rival["setting"] else ""
+        parts.append(f"{rival['name']}{what} ({rival['where']})")
     return "; ".join(parts)
 
 

@@ -21,6 +21,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 
 from writebackd.control.law import Want
 from writebackd.control.ramp import near
+from writebackd.estimate.shares import shared_limit
 from writebackd.model import Cap, Estimate, LeverKind, Memory, Mode, Sample, Setting, replace
 from writebackd.policy.schema import Policy
 
@@ -129,7 +130,7 @@ def _caps(
         others = len(flooded_lately) > (want.name in flooded_lately)
         tightest = want.target_bytes <= least
         if known is None:
-            arrived = sample.vm.threshold_bytes <= ARRIVED * want.target_bytes
+            arrived = shared_limit(memory, sample) <= ARRIVED * want.target_bytes
             if others and tightest and arrived:
                 caps[want.name] = Cap(want.target_bytes)
             continue

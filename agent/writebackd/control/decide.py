@@ -7,14 +7,17 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.beside import beside
 from writebackd.control.law import Want, decide_device
+from writebackd.control.lift import lift
 from writebackd.control.pace import pace
 from writebackd.control.ramp import near, next_background, next_limit
+from writebackd.estimate.shares import shared_limit
 from writebackd.model import (
     Decision,
     DeviceDecision,
     DeviceMemory,
     Estimate,
     ForeignWrite,
+    Intrusion,
     Memory,
     Sample,
     State,
@@ -28,6 +31,8 @@ HURRY = 0.5
 # An unused device must not set the relaxed limit: those flooded within the
 # last minute count.
 RECENT_FLOOD_S = 60.0
+# Levers that are remembered as somebody else's; each of a disk's has one.
+MOST_INTRUSIONS = 64
 
 
 def decide(
@@ -38,9 +43,7 @@ def decide(
     Pure: the same policy, memory and sample give the same decision, the mode
     included; whether it is carried out is up to the actuator.
     """
-    foreign = [write for write in sample.foreign if write.is_limit]
-    if foreign and memory.yielded is None:
-        memory = replace(memory, yielded=_whose(foreign))
+    memory = _noted(memory, sample)
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     for seen in sample.devices:
@@ -76,6 +79,13 @@ def decide(
     extra = beside(policy, memory, sample, estimates, wants)
     settings, memory = paced.settings + extra.settings, extra.memory
     goal, reason = _arbitrate(extra.shared, remembered, memory, sample.time_s)
+    lifted = lift(policy, memory, sample, goal, extra.shared)
+    memory = replace(memory, lift=lifted.memory)
+    wanted = goal  # what the background limit goes by, raised or not
+    if lifted.reason:
+        reason += f"; {lifted.reason}"
+    if memory.lift is not None and memory.lift.limit_bytes is not None:
+        goal = memory.lift.limit_bytes
     held = memory.limit_bytes is not None and sample.time_s < memory.hold_until_s
     if goal is None and held and memory.yielded is None:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
@@ -104,7 +114,7 @@ def decide(
         background = limit // 2
     else:
         background = next_background(
-            limit, goal, policy.limits.background, memory.background_bytes
+            limit, wanted or goal, policy.limits.background, memory.background_bytes
         )
     background = max(sample.host.page_size, background)
     raised = limit > sample.vm.threshold_bytes
@@ -123,21 +133,33 @@ def released(memory: Memory) -> Memory:
     """The memory after everything was put back: nothing of ours is in force."""
     return replace(
         memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
-        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={},
+        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, lift=None,
     )
 
 
 def _in_force(memory: Memory, name: str, sample: Sample) -> int:
     """The limit that holds for a device, in bytes: the global one, or its own."""
     cap = memory.caps.get(name)
-    return cap.bytes if cap is not None and cap.in_force else sample.vm.threshold_bytes
+    return cap.bytes if cap is not None and cap.in_force else shared_limit(memory, sample)
+
+
+def _noted(memory: Memory, sample: Sample) -> Memory:
+    """Remember what others have set; for a limit of the global pair, yield."""
+    if not sample.foreign:
+        return memory
+    known = {each.write.lever: each for each in memory.intrusions}
+    known.update((write.lever, Intrusion(write, sample.wall_s)) for write in sample.foreign)
+    limits = [write for write in sample.foreign if write.is_limit]
+    yielded = memory.yielded or (_whose(limits) if limits else None)
+    return replace(memory, intrusions=tuple(known.values())[-MOST_INTRUSIONS:], yielded=yielded)
 
 
 def _whose(foreign: Sequence[ForeignWrite]) -> str:
-    """Who set which value, in words."""
-    values = " and ".join(f"{write.lever}={write.value}" for write in foreign)
-    names = sorted({f"{w.comm} (pid {w.pid})" for w in foreign if w.pid is not None})
-    return f"{' and '.join(names) if names else 'somebody else'} set {values}"
+    """Who set which value, in words; several values of one writer in one clause."""
+    by_writer: Dict[str, List[str]] = {}
+    for write in foreign:
+        by_writer.setdefault(write.who, []).append(f"{write.lever}={write.value}")
+    return "; ".join(f"{who} set {' and '.join(set_)}" for who, set_ in by_writer.items())
 
 
 def _override(want: Want, state: State, target: Optional[int], reason: str) -> Want:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from writebackd.estimate.drain import measure_writes, update_drain
+from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.sync import update_baseline, update_demand
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, replace
 from writebackd.policy.schema import Policy
@@ -62,7 +63,7 @@ def estimate(
     for seen in sample.devices:
         name = seen.device.name
         share = smooth[name] / total if total > 0 else 1.0
-        share, limit = max(share, SHARE_LEAST), sample.vm.threshold_bytes
+        share, limit = max(share, SHARE_LEAST), shared_limit(memory, sample)
         cap = memory.caps.get(name)
         if cap is not None and cap.in_force:
             share, limit = 1.0, cap.bytes

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import CgroupControl
+from writebackd.model import CgroupControl, CgroupMemory
 
 # systemd marks what it hands over (Delegate=) with one of these; the first since
 # version 251, the second can be read with CAP_SYS_ADMIN only.
@@ -27,6 +27,10 @@ WATCHED_S = 60.0
 BULK = 0.9
 # And no more than this: 0.1 ms each, so 6 ms of a tick while that many flood.
 MOST_WATCHED = 64
+# Cgroups whose memory is read in a tick, those whose writers slept last.
+MOST_SMALL = 8
+# Cgroups that are searched for one without a process.
+MOST_SEARCHED = 4096
 # Below this a cgroup does not flood (FLOOD_RATE in estimate/drain.py), and no pace is lower.
 FLOOD_RATE = 1 << 20
 
@@ -47,7 +51,12 @@ class Cgroups:
         self._paths: "OrderedDict[int, str]" = OrderedDict()
         self._watched: Dict[str, _Watched] = {}
         self._paced: Collection[str] = ()
+        self._slept: Dict[str, float] = {}  # by path, when its writers last slept
         self.own = self._path_of_process("self") if mount else None
+        # inode_cgwb_enabled(): only with both on this hierarchy has a cgroup dirty
+        # limits of its own.
+        controllers = files.try_read(f"{mount}/cgroup.controllers") if mount else None
+        self._has_dirty_limits = {"memory", "io"} <= set((controllers or "").split())
 
     def path(self, cgroup_id: int, pid: int) -> Optional[str]:
         """The path of a cgroup, which the process `pid` was in; None when it cannot be told."""
@@ -70,6 +79,32 @@ class Cgroups:
         for line in (self._files.try_read(f"/proc/{pid}/cgroup") or "").splitlines():
             if line.startswith("0::"):
                 return line[3:]
+        return None
+
+    def find(self, cgroup_id: int) -> Optional[str]:
+        """The path of a cgroup by its id alone, for one whose process has ended.
+
+        Looks into MOST_SEARCHED cgroups at most, those nearest to the root first (8 us
+        each): for what is rare, not for every tick.
+        """
+        known = self._paths.get(cgroup_id)
+        if known is not None or self._mount is None:
+            return known
+        if self.id("/") == cgroup_id:
+            return "/"
+        todo = [""]
+        for above in todo:  # grows meanwhile
+            try:
+                with os.scandir(self._files.path(self._directory(above))) as entries:
+                    below = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                continue  # removed since
+            for entry in below:
+                path = f"{above}/{entry.name}"
+                if entry.inode() == cgroup_id:
+                    return path
+                if len(todo) < MOST_SEARCHED:
+                    todo.append(path)
         return None
 
     def id(self, path: str) -> Optional[int]:
@@ -113,6 +148,64 @@ class Cgroups:
         }
         busiest = sorted(ranks, key=ranks.__getitem__)
         return {path: self._read(path) for path in busiest[:MOST_WATCHED]}
+
+    def memory(self, slept: Mapping[str, float], now_s: float) -> Dict[str, CgroupMemory]:
+        """The memory of cgroups whose writers sleep for a limit or did lately, by path.
+
+        `slept` is seconds by path.  Those without a limit of memory, their own or one
+        above, are not in it: the global limit is theirs.
+        """
+        if not self._has_dirty_limits:
+            return {}
+        for path, seconds in slept.items():
+            if seconds > 0:
+                self._slept[path] = now_s
+        self._slept = {
+            path: last for path, last in self._slept.items() if now_s - last <= WATCHED_S
+        }
+        latest = sorted(
+            self._slept, key=lambda path: (-self._slept[path], -slept.get(path, 0.0))
+        )
+        found = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}
+        return {path: memory for path, memory in found.items() if memory is not None}
+
+    def _read_memory(self, path: str) -> Optional[CgroupMemory]:
+        ceiling = headroom = None
+        stat: Dict[str, int] = {}
+        home = ""
+        for above in _upwards(path):
+            directory = self._directory(above)
+            limits = [self._number(f"{directory}/memory.{name}") for name in ("max", "high")]
+            used = self._number(f"{directory}/memory.current")
+            if used is None:
+                continue  # the controller is off here: its pages are counted above
+            if not home:
+                home = above
+            for limit in limits:
+                if limit is not None:
+                    ceiling = limit if ceiling is None else min(ceiling, limit)
+                    room = max(0, limit - used)
+                    headroom = room if headroom is None else min(headroom, room)
+        if ceiling is None or headroom is None:
+            return None
+        # Last, and only of those with a limit: the kernel adds up all CPUs for it.
+        text = self._files.try_read(f"{self._directory(home)}/memory.stat") or ""
+        for line in text.splitlines():
+            key, _, value = line.partition(" ")
+            if value.isdigit():
+                stat[key] = int(value)
+        cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+        return CgroupMemory(
+            path=home,
+            ceiling_bytes=ceiling,
+            avail_bytes=cached + headroom,
+            dirty_bytes=stat.get("file_dirty", 0) + stat.get("file_writeback", 0),
+        )
+
+    def _number(self, name: str) -> Optional[int]:
+        """A file's number; None where there is none, or it says max."""
+        text = self._files.try_read(name)
+        return int(text) if text is not None and text.isdigit() else None
 
     def _read(self, path: str) -> CgroupControl:
         directory = self._directory(path)

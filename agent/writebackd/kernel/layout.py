@@ -49,7 +49,8 @@ class ProbeConfig(C.Structure):
 
 # struct probe_state: a counter, a ring of writes to sysctls, three counters
 SYSCTL_WRITES = 16
-SYSCTL_WRITE = struct.Struct("=QI16s44s24s")
+# time_ns, cgroup_id, pid, comm, name, value, cmdline
+SYSCTL_WRITE = struct.Struct("=QQI16s44s24s128s")
 STATE_HEAD = struct.Struct("=Q")
 STATE_TAIL = struct.Struct("=QQQ")  # no_slot, sync_lost, sync_unmatched
 STATE_TAIL_OFFSET = STATE_HEAD.size + SYSCTL_WRITES * SYSCTL_WRITE.size

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.kernel import layout, libbpf
+from writebackd.kernel.writers import command_line, printable
 from writebackd.model import (
     HIST_BUCKETS,
     ClassSample,
@@ -291,13 +292,17 @@ class SharedState:
             at = layout.STATE_HEAD.size + (
                 number % layout.SYSCTL_WRITES * layout.SYSCTL_WRITE.size
             )
-            _, pid, comm, name, value = layout.SYSCTL_WRITE.unpack_from(self._memory, at)
+            _, cgroup, pid, comm, name, value, words = layout.SYSCTL_WRITE.unpack_from(
+                self._memory, at
+            )
             found.append(
                 ForeignWrite(
                     lever=_text(name).rpartition("/")[2],
                     value=_text(value).strip(),
                     pid=pid,
-                    comm=_text(comm),
+                    comm=printable(_text(comm)),
+                    cgroup_id=cgroup or None,
+                    cmdline=command_line(words),
                 )
             )
         return tuple(found)
@@ -310,3 +315,4 @@ class SharedState:
 
 def _text(raw: bytes) -> str:
     return raw.split(b"\0")[0].decode(errors="replace")
+

@@ -97,6 +97,13 @@ class Sampler:
             actions=actions,
         )
 
+    def locate(self, write: ForeignWrite) -> ForeignWrite:
+        """The same write with its writer's cgroup, where that is still there."""
+        if write.pid is None or write.cgroup_id is None:
+            return write
+        cgroup = self._cgroups.path(write.cgroup_id, write.pid)
+        return replace(write, cgroup=cgroup or self._cgroups.find(write.cgroup_id))
+
     def _grown(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
         """Growth over the tick of the device's own row, or of its leaves together."""
         numbers = (device.devno,) if device.devno in disks else device.leaf_devnos
@@ -135,11 +142,14 @@ class Sampler:
             sums[key] = sums.get(key, CgroupReading()) + seen
         paths = {key[0]: self._cgroups.path(key[0], seen.pid) for key, seen in sums.items()}
         dirtied: Dict[Optional[str], Dict[str, float]] = {}
+        slept: Dict[str, float] = {}
         for (cgroup_id, device_name), seen in sums.items():
             path = paths[cgroup_id]
             if path is not None:
                 rates = dirtied.setdefault(device_name, {})
                 rates[path] = rates.get(path, 0.0) + seen.dirtied_bytes / dt_s
+                slept[path] = slept.get(path, 0.0) + seen.throttled_s
+        memory = self._cgroups.memory(slept, now_s)
         control: Dict[str, CgroupControl] = {}
         if self.watch_cgroups:
             control = self._cgroups.control(dirtied, now_s, self.paced)
@@ -153,6 +163,7 @@ class Sampler:
                 syncs=seen.syncs,
                 own=paths[cgroup_id] is not None and paths[cgroup_id] == self._cgroups.own,
                 control=control.get(paths[cgroup_id] or ""),
+                memory=memory.get(paths[cgroup_id] or ""),
             )
             for (cgroup_id, device_name), seen in sums.items()
         ]
@@ -164,9 +175,10 @@ class Sampler:
                 path=path,
                 device=None,
                 own=path == self._cgroups.own,
-                control=held,
+                control=control.get(path),
+                memory=memory.get(path),
             )
-            for path, held in control.items()
+            for path in {**control, **memory}
             if path not in busy
         ]
         return tuple(found)

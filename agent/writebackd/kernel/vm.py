@@ -82,6 +82,10 @@ def write_pair(files: KernelFiles, pair: Pair, current: PairValue, wanted: PairV
     write_lever(files, *pair.in_force(wanted))
 
 
+# global_dirtyable_memory(); the reserve that it takes off is in no counter.
+_DIRTYABLE = ("nr_free_pages", "nr_inactive_file", "nr_active_file")
+
+
 def _counter(text: str, name: str) -> int:
     # Not split into lines: of some 190 counters four are wanted, once a second.
     start = text.find("\n" + name + " ")
@@ -115,7 +119,16 @@ def read_state(files: KernelFiles) -> VmState:
         writeback_bytes=_counter(text, "nr_writeback") * page,
         threshold_bytes=_counter(text, "nr_dirty_threshold") * page,
         background_threshold_bytes=_counter(text, "nr_dirty_background_threshold") * page,
+        dirtyable_bytes=_dirtyable(text, page),
     )
+
+
+def _dirtyable(text: str, page: int) -> Optional[int]:
+    """Bytes of what can be dirty; None where it is not told: the limits can do without."""
+    try:
+        return sum(_counter(text, name) for name in _DIRTYABLE) * page
+    except ValueError:
+        return None
 
 
 def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> Tuple[int, int]:

@@ -24,8 +24,10 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             )
         )
     if now.sample.foreign:
-        said = ", ".join(f"{write.lever}={write.value}" for write in now.sample.foreign)
-        events.append(Event(wall_s, "foreign", text=now.memory.yielded or f"somebody set {said}"))
+        said = "; ".join(
+            f"{write.who} set {write.lever}={write.value}" for write in now.sample.foreign
+        )
+        events.append(Event(wall_s, "foreign", text=said))
     known = {d.name: d.decision_id for d in last.decision.devices} if last else {}
     events += [
         _decision(now, decision)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Tuple
+from typing import Mapping, Optional, Tuple
 
+from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Decision,
     Estimate,
@@ -38,3 +39,4 @@ class Snapshot:
     levers: Tuple[HeldLever, ...] = ()  # beside the global pair, that hold a value of ours
     history_dropped: int = 0  # events that the history writer could not keep up with
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
+    rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet

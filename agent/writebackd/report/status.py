@@ -27,6 +27,7 @@ from writebackd.model import (
     VmLimits,
     VmState,
 )
+from writebackd.report.alerts import alerts_json
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
 
@@ -71,7 +72,8 @@ def status_json(snapshot: Snapshot) -> Json:
             for each in sample.devices
         ],
         "dirtiers": _dirtiers(sample.tasks, sample.dt_s),
-        "alerts": [],
+        "alerts": alerts_json(snapshot),
+        "rivals": _rivals(snapshot),
         "warnings": _warnings(snapshot),
         "state_dir": snapshot.state_dir,
         "self": {
@@ -333,10 +335,6 @@ def _dirtiers(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
 def _warnings(snapshot: Snapshot) -> List[str]:
     sample = snapshot.sample
     lines = list(snapshot.messages)
-    # Once yielded, the decision's reason tells of it.
-    for write in sample.foreign if snapshot.memory.yielded is None else ():
-        who = f" by {write.comm or 'pid'} ({write.pid})" if write.pid is not None else ""
-        lines.append(f"{write.lever} was set to {write.value}{who}")
     for action in sample.actions:
         if not action.ok:
             lines.append(f"could not set {action.lever} to {action.new}: {action.error}")
@@ -347,6 +345,23 @@ def _warnings(snapshot: Snapshot) -> List[str]:
             f" {snapshot.state_dir} is slow or full"
         )
     return list(dict.fromkeys(lines))
+
+
+def _rivals(snapshot: Snapshot) -> Optional[List[Json]]:
+    """Who else may set the levers; None while nobody has looked."""
+    if snapshot.rivals is None:
+        return None
+    return [
+        {
+            "level": each.level,
+            "kind": each.kind,
+            "name": each.name,
+            "setting": each.setting,
+            "where": each.where,
+            "summary": each.text,
+        }
+        for each in snapshot.rivals
+    ]
 
 
 def _find(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample]:

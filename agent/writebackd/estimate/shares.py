@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What cgroups with little memory may hold of the global limit (domain_dirty_limits()).
+
+A limit in bytes becomes a share of what can be dirty on the host, in steps of one in
+page-size (1/4096), rounded up; a cgroup gets that share of its own memory.
+"""
+
+from __future__ import annotations
+
+from typing import Dict
+
+from writebackd.model import CgroupMemory, Memory, Sample
+
+
+def share_of(limit_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
+    """A cgroup's own dirty limit under a global one, bytes."""
+    page = sample.host.page_size
+    pages = max(1, (sample.vm.dirtyable_bytes or 0) // page)
+    parts = min(-(-limit_bytes // pages), page)
+    return parts * cgroup.avail_bytes // page
+
+
+def needed(share_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
+    """The least global limit under which a cgroup may hold `share_bytes`."""
+    page = sample.host.page_size
+    parts = min(page, -(-share_bytes * page // max(1, cgroup.avail_bytes)))
+    return parts * ((sample.vm.dirtyable_bytes or 0) // page)
+
+
+def limited(sample: Sample) -> Dict[str, CgroupMemory]:
+    """The cgroups with a memory limit that wait or waited for a dirty one, by path."""
+    if not sample.vm.dirtyable_bytes:
+        return {}
+    return {each.memory.path: each.memory for each in sample.cgroups if each.memory is not None}
+
+
+def shared_limit(memory: Memory, sample: Sample) -> int:
+    """The global limit as it holds for the flood, bytes.
+
+    Where small cgroups alone flood, that is what they may hold of it.
+    """
+    threshold, lift = sample.vm.threshold_bytes, memory.lift
+    if lift is None or lift.others:
+        return threshold
+    own = [
+        share_of(threshold, cgroup, sample)
+        for path, cgroup in limited(sample).items()
+        if path in lift.seen_s
+    ]
+    return min(threshold, sum(own)) if own else threshold
