@@ -28,6 +28,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
 
 BEAT_S = 1.0
+# How often the one that waits for its turn asks.
+_TURN_S = 0.2
 # What could not be put back is tried again so often.
 _AGAIN_S = 5.0
 # Woken so much later than asked, all of the machine may have stood still (a
@@ -155,10 +157,10 @@ class Watcher:
             lease.write_watch(self._watch_fd, line)
 
 
-def take_watch(runtime_dir: Path, stay: bool) -> bool:
+def take_watch(runtime_dir: Path) -> bool:
     """Become the one watcher of this directory, for as long as the process lives.
 
-    With `stay` it waits for its turn; without, False when there is one. Raises OSError.
+    False when there is one. Raises OSError.
     """
     fd = lease.open_file(runtime_dir, WATCH)
     # Tried more than once: the daemon holds it for a moment when it looks after us.
@@ -166,10 +168,6 @@ def take_watch(runtime_dir: Path, stay: bool) -> bool:
         if lease.try_hold(fd):
             return True
         time.sleep(0.02)
-    while stay:
-        time.sleep(BEAT_S)
-        if lease.try_hold(fd):
-            return True
     os.close(fd)
     return False
 
@@ -183,8 +181,9 @@ def run(runtime_dir: Path, stay: bool, ready: Callable[[], None] = lambda: None)
     threading.stack_size(256 << 10)
     lock_all_memory()
     ready()
-    if not take_watch(runtime_dir, stay):
-        return 0
+    while not take_watch(runtime_dir):
+        if not stay or signal.sigtimedwait(stops, _TURN_S) is not None:
+            return 0
     watcher = Watcher(KernelFiles(), runtime_dir, stay)
     while True:
         rest = watcher.look(time.monotonic())
