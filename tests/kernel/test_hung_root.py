@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
-import pytest
-
 from tests.kernel import hung_root
 from tests.kernel.test_daemon import read_files, untouched, wait_for
 from tests.lab.disks import Disk

@@ -11,7 +11,6 @@ home in children with a time limit (levers.py).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from writebackd.actuate import lease
 from writebackd.actuate.lease import LeaseLine, WatchLine
 from writebackd.actuate.lock import is_locked
 from writebackd.actuate.restore import RestoreResult, restore_from_ledger
+from writebackd.kernel import memory
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
 
@@ -179,7 +179,10 @@ def run(runtime_dir: Path, stay: bool, ready: Callable[[], None] = lambda: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     # MCL_FUTURE makes all of a stack resident, and 8 MB is the usual one.
     threading.stack_size(256 << 10)
-    lock_all_memory()
+    memory.set_name(NAME)
+    problem = memory.lock_all()
+    if problem:
+        say(f"memory is not locked: {problem}")
     ready()
     while not take_watch(runtime_dir):
         if not stay or signal.sigtimedwait(stops, _TURN_S) is not None:
@@ -203,20 +206,6 @@ def command(runtime_dir: Path) -> Sequence[str]:
         "sys.exit(run(Path(sys.argv[1]), stay=False))"
     )
     return (sys.executable, "-I", "-S", "-c", program, str(runtime_dir))
-
-
-def lock_all_memory() -> None:
-    """Everything that is mapped, used or not: a first use would be read from the disk.
-
-    Not MCL_FUTURE alone and not MCL_ONFAULT: the code of the way home may not
-    have been run yet.
-    """
-    current, future = 1, 2
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(15, NAME.encode(), 0, 0, 0)  # PR_SET_NAME
-    libc.malloc_trim(0)
-    if libc.mlockall(current | future):
-        say(f"memory is not locked: {os.strerror(ctypes.get_errno())}")
 
 
 def _tell(result: RestoreResult) -> None:
