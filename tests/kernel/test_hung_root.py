@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -19,6 +20,7 @@ from tests.lab.disks import Disk
 from tests.lab.rig import Rig
 from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
+from writebackd.kernel.children import Job, Run
 
 __all__ = ["untouched"]
 
@@ -29,6 +31,7 @@ POLICY = """[policy]
 name = hung
 [levers]
 queue = on
+per-device = off
 [limits]
 lease = 5s
 """
@@ -143,3 +146,29 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
     assert daemon.returncode == 0
     assert read_files() == before
     assert "Traceback" not in said
+
+
+def test_starting_a_program_from_a_disk_that_hangs_holds_up_nobody() -> None:
+    ended: List[float] = []
+
+    def work(run: Run) -> None:
+        run([str(program)])
+        ended.append(time.monotonic())
+
+    with Rig("hungprogram", "ext4", Disk(size="512M")) as rig:
+        program = rig.mountpoint / "true"
+        shutil.copy2("/bin/true", program)
+        fd = os.open(program, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        rig.control.set("read_cache", "0")
+        rig.control.set("stall", "3")
+        began = last = time.monotonic()
+        job, gap = Job(work, 10.0), 0.0
+        while job.busy:
+            time.sleep(0.01)
+            gap, last = max(gap, time.monotonic() - last), time.monotonic()
+    assert job.failure() is None
+    assert ended[0] - began > 2.0, "the program did not have to wait for its disk"
+    assert gap < 1.0
