@@ -255,8 +255,8 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 
 VERBS = {
-    "status", "devices", "why", "history", "observe", "enforce", "pin", "release", "verify", "watch",
-    "restore", "doctor", "policy",
+    "status", "devices", "why", "history", "observe", "enforce", "pin", "release", "verify",
+    "watch", "restore", "doctor", "policy",
 }  # fmt: skip
 
 
