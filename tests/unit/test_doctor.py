@@ -12,6 +12,7 @@ import pytest
 
 import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
+from writebackd.actuate.watcher import take_watch
 from writebackd.cli import doctor
 from writebackd.cli.doctor import rivals
 from writebackd.kernel.files import KernelFiles
@@ -99,6 +100,8 @@ def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
     assert texts(list(doctor.daemon(tmp_path)), "note") == "writebackd does not run"
     (tmp_path / "ledger.json").write_text("{}")
     assert "writebackctl restore" in texts(list(doctor.daemon(tmp_path)), "warning")
+    assert take_watch(tmp_path)
+    assert "watcher is to restore" in texts(list(doctor.daemon(tmp_path)), "note")
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "has no socket" in texts(list(doctor.daemon(tmp_path)), "warning")
@@ -122,6 +125,14 @@ def test_levers_of_a_daemon_that_runs_are_named(
         found = [text for level, text in doctor.daemon(tmp_path) if level == "good"]
         assert found[0].startswith("writebackd runs") and len(found) == 1 + count
         assert not count or "it holds queue sda: nr_requests 8 (found 64)" in found
+
+
+def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"mode": "enforce", "policy": "default", "lease": {"watcher_pid": None}}
+    monkeypatch.setattr(doctor, "request", lambda *args, **more: answer)
+    assert "no watcher runs" in texts(list(doctor.daemon(tmp_path)), "warning")
+    answer["lease"] = {"watcher_pid": 7}
+    assert texts(list(doctor.daemon(tmp_path)), "warning") == ""
 
 
 def test_nobody_else(tmp_path: Path) -> None:

@@ -55,8 +55,16 @@ class Book:
         self._saved = self.all()
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
-        """Take over what an earlier run of this boot has left; returns lines for the log."""
+        """Take over what an earlier run of this boot has left; returns lines for the log.
+
+        After a lost lease: what was known goes, and what looked like somebody
+        else's value was the watcher's.
+        """
         messages = []
+        self.entries = {}
+        self.adopted.clear()
+        for lever in [entry.lever for entry in entries]:
+            self.left.pop(lever, None)
         for entry in entries:
             lever = entry.lever
             gone = levers.identity(self._files, lever) != entry.identity

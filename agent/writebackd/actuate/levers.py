@@ -16,7 +16,7 @@ from writebackd.actuate.book import Book, say, together
 from writebackd.actuate.ledger import LeverEntry
 from writebackd.actuate.outcome import Outcome, explain
 from writebackd.kernel import bdi, levers
-from writebackd.kernel.children import Job
+from writebackd.kernel.children import Ended, Job, Run, Work
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, lever_of
 from writebackd.kernel.vm import read_state
@@ -66,8 +66,14 @@ class Levers:
     later call.  Only `restore` with a time to wait waits for it.
     """
 
-    def __init__(self, files: KernelFiles, save: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        files: KernelFiles,
+        save: Callable[[], None],
+        permit: Callable[[], None] = lambda: None,
+    ) -> None:
         self._files = files
+        self._permit = permit  # raises where nothing but an original may be written
         self._book = Book(files, save)
         self._pending: Dict[Lever, _Pending] = {}
         # Until when a value (None: the original) is not tried again.
@@ -393,6 +399,8 @@ class Levers:
                     actions.append(self._judge(lever, change, what))
                     continue
             try:
+                if change.wanted is not None:
+                    self._permit()
                 ours = self._book.entries[lever].written
                 work = levers.write(self._files, lever, change.text, ours)
             except OSError as error:
@@ -401,8 +409,22 @@ class Levers:
             if work is None:
                 actions.append(self._judge(lever, change, None))
             else:
+                if change.wanted is not None:
+                    work = self._permitted(work)
                 self._pending[lever] = _Pending(Job(work, CHILD_LIMIT_S), change)
         return actions
+
+    def _permitted(self, work: Work) -> Work:
+        """The same work, which asks once more before each child."""
+
+        def permitted(run: Run) -> None:
+            def asking(argv: Sequence[str]) -> Ended:
+                self._permit()
+                return run(argv)
+
+            work(asking)
+
+        return permitted
 
     def _in_order(self, plan: Mapping[Lever, _Change]) -> List[Lever]:
         """BDI levers as the kernel takes them, the others as they come."""

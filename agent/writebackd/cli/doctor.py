@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Iterator, Tuple
 
 from writebackd.actuate.ledger import LedgerError, load
-from writebackd.cli.client import NoDaemon, is_locked, request
+from writebackd.actuate.lock import is_locked
+from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import lever_lines, wants_colour
+from writebackd.cli.restore import is_watched
 from writebackd.cli.screens import render_findings
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.rivals import find_rivals
@@ -143,6 +145,12 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         yield "good", f"writebackd runs: {status['mode']}, policy {status['policy']}"
         for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
             yield "good", f"it holds {line}"
+        if status["lease"]["watcher_pid"] is None:
+            yield (
+                "warning",
+                "no watcher runs beside it: nobody would put the limits back if it hung; its log"
+                " says why none starts",
+            )
         return
     except NoDaemon:
         pass
@@ -155,6 +163,8 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
             f"a writebackd holds {runtime_dir / LOCK} but has no socket: restart it,"
             " `systemctl restart writebackd`",
         )
+    elif ledger.exists() and is_watched(runtime_dir):
+        yield "note", "a writebackd that is gone left its limits: its watcher is to restore them"
     elif ledger.exists():
         yield (
             "warning",

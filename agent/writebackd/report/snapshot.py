@@ -37,6 +37,9 @@ class Snapshot:
     self_rss_bytes: int
     state_dir: str
     levers: Tuple[HeldLever, ...] = ()  # beside the global pair, that hold a value of ours
+    lease_s: Optional[float] = None  # until the settings are taken home if nothing renews
+    watcher_pid: Optional[int] = None  # None: nobody would take them home
+    leases_lost: int = 0  # since the start
     history_dropped: int = 0  # events that the history writer could not keep up with
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet

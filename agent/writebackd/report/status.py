@@ -76,6 +76,11 @@ def status_json(snapshot: Snapshot) -> Json:
         "rivals": _rivals(snapshot),
         "warnings": _warnings(snapshot),
         "state_dir": snapshot.state_dir,
+        "lease": {
+            "remaining_s": _number(snapshot.lease_s),
+            "watcher_pid": snapshot.watcher_pid,
+            "lost": snapshot.leases_lost,
+        },
         "self": {
             "cpu_fraction": _number(snapshot.self_cpu_fraction),
             "rss_bytes": snapshot.self_rss_bytes,
@@ -339,6 +344,8 @@ def _warnings(snapshot: Snapshot) -> List[str]:
         if not action.ok:
             lines.append(f"could not set {action.lever} to {action.new}: {action.error}")
     lines.extend(sample.errors)
+    if snapshot.lease_s is not None and snapshot.watcher_pid is None:
+        lines.append("no watcher runs: nobody would put the limits back if the daemon hung")
     if snapshot.history_dropped:
         lines.append(
             f"{snapshot.history_dropped} events are missing from the history:"
