@@ -18,17 +18,25 @@ from writebackd.policy.load import render
 from writebackd.policy.schema import KEYS, SECTIONS
 from writebackd.policy.units import MOST_GLOBS
 
-DEVICES = [("sda", "8:0"), ("dm-1", "254:1"), ("nvme0n1", "259:0"), ("btrfs-19", "btrfs-19"), ("", "")]
+DEVICES = [
+    ("sda", "8:0"), ("dm-1", "254:1"), ("nvme0n1", "259:0"), ("btrfs-19", "btrfs-19"), ("", ""),
+]  # fmt: skip
 
 NUMBER = st.one_of(
     st.integers(-5, 1 << 70).map(str),
     st.floats(allow_nan=True, allow_infinity=True).map(str),
-    st.sampled_from(["0", "00", "1e9", "0x10", "1_000", "+1", "-0", "\u0663", "1.", ".5", "9" * 5000]),
+    st.sampled_from(
+        ["0", "00", "1e9", "0x10", "1_000", "+1", "-0", "\u0663", "1.", ".5", "9" * 5000]
+    ),
 )
-UNIT = st.sampled_from(["", "B", "K", "M", "G", "T", "P", "k", "ms", "us", "s", "min", "h", "%", "x", "/s", "M/s"])
+UNIT = st.sampled_from(
+    ["", "B", "K", "M", "G", "T", "P", "k", "ms", "us", "s", "min", "h", "%", "x", "/s", "M/s"]
+)
 GLOB = st.one_of(
     st.text(alphabet="sdam*?[]-!0:/.\\ \t", max_size=30),
-    st.sampled_from(["*", "sd[z-a]", "[", "[]", "[!]", "**", "a*" * 200, "../..", "/dev/", "loop0"]),
+    st.sampled_from(
+        ["*", "sd[z-a]", "[", "[]", "[!]", "**", "a*" * 200, "../..", "/dev/", "loop0"]
+    ),
 )
 VALUE = st.one_of(
     st.builds("{}{}".format, NUMBER, UNIT),
