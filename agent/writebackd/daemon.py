@@ -188,6 +188,8 @@ class Daemon:
                     server.service(key, mask)
                 elif key.fileobj is self._signals:
                     self._signals.drain()
+                if time.monotonic() >= next_tick:
+                    break  # who still waits is ready in the next round as well
             if self._signals.take_reload():
                 self._reload_policy()
             now = time.monotonic()
