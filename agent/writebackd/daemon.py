@@ -2,7 +2,7 @@
 """The loop: read, estimate, decide, act, report; once a tick, in one thread.
 
 Nothing here waits for a disk, because the host this runs on is the one whose
-disk hangs: ledger, lock and socket live in /run, logging, history and
+disk hangs: ledger, lease, lock and socket live in /run, logging, history and
 what was learned have threads that drop and count, memory is locked.
 """
 
@@ -22,8 +22,11 @@ import psutil
 
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.lock import take_lock
+from writebackd.actuate.lease import Lease
+from writebackd.actuate.lock import AlreadyRunning, take_lock
 from writebackd.actuate.outcome import describe_action
+from writebackd.actuate.restore import WAIT_S
+from writebackd.actuate.watch import Watch
 from writebackd.control.decide import HURRY, decide, released
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.files import KernelFiles
@@ -71,6 +74,10 @@ LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
 # After a restart the limits adopted from the run before are kept this long,
 # which is what it takes to see again whether anybody syncs.
 ADOPTED_HOLD_S = 15.0
+# A lease lasts so many ticks at least.
+LEAST_LEASE_TICKS = 5
+# How long the start waits for the watcher, which takes 0.1 to 0.2 s to load.
+WATCHER_WAIT_S = 5.0
 
 # Objects that a tick may leave before the collector looks for cycles, about 5 MB of them.
 COLLECT_AFTER = 50_000
@@ -110,13 +117,23 @@ class Daemon:
         self.policy = load()
         self._probe_settings = self.policy.probe  # as of the start, also after a reload
         self._lock = take_lock(options.runtime_dir)
+        # Before all that takes time: what an earlier run has set must not go home meanwhile.
+        least = LEAST_LEASE_TICKS * options.interval_s
+        self._lease = Lease(options.runtime_dir, max(least, self.policy.limits.lease_s))
+        if not self._lease.take(WAIT_S):
+            raise AlreadyRunning(
+                f"what an earlier writebackd left is being restored ({options.runtime_dir}): "
+                "start it again when that has come to its end"
+            )
+        self._watch = Watch(options.runtime_dir)
+        self._leases_lost = 0
         self._uevents, hotplug_problem = open_uevents()
         self._messages = [hotplug_problem] if hotplug_problem else []
         self._topology = Topology(self._files, self._uevents)
         self._topology.refresh(force=True)
         self._sampler = Sampler(self._files, self._topology, self._open_probe(), self._excluded)
         self._actuator = Actuator(
-            self._files, options.runtime_dir / LEDGER, self.policy.on_exit
+            self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit
         )
         self._memory = Memory(mode=options.mode or Mode(self.policy.mode))
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
@@ -151,17 +168,11 @@ class Daemon:
         self._signals.catch()
         selector.register(self._signals, selectors.EVENT_READ)
         try:
-            for message in self._actuator.start():
-                log.info("%s", message)
-            adopted = self._actuator.held_limit_bytes
-            held = adopted is not None or self._actuator.levers.entries
-            if held and self._memory.mode is Mode.ENFORCE:
-                self._memory = replace(
-                    self._memory,
-                    limit_bytes=adopted,
-                    goal_bytes=adopted,
-                    hold_until_s=_boottime() + ADOPTED_HOLD_S,
-                )
+            if not self._watch.wait(WATCHER_WAIT_S):
+                log.warning("no watcher yet: nobody would restore if this process hung")
+            if not self._lease.renew():
+                self._lease.take(WAIT_S)  # loading took longer than it lasts
+            self._adopt()
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
@@ -169,7 +180,8 @@ class Daemon:
             log.info("stopping: %s", self._signals.stop)
         finally:
             # Limits first: everything below may fail, they may not stay.
-            self._log_actions(self._actuator.finish())
+            if all(action.ok for action in self._log_actions(self._actuator.finish())):
+                self._lease.release()  # or else the watcher tries again
             server.close()
             selector.close()
             self._signals.close()
@@ -178,6 +190,36 @@ class Daemon:
             self._keeper.close(timeout=1.0)
             self._history.close(timeout=2.0)
             os.close(self._lock)
+
+    def _adopt(self) -> None:
+        """Go on from what the ledger says: an earlier run's, or ours before the lease was lost.
+
+        Raises LedgerError, OSError or ValueError.
+        """
+        for message in self._actuator.start():
+            log.info("%s", message)
+        adopted = self._actuator.held_limit_bytes
+        held = adopted is not None or self._actuator.levers.entries
+        if held and self._memory.mode is Mode.ENFORCE:
+            self._memory = replace(
+                self._memory,
+                limit_bytes=adopted,
+                goal_bytes=adopted,
+                hold_until_s=_boottime() + ADOPTED_HOLD_S,
+            )
+
+    def _take_again(self) -> None:
+        """The lease was lost: what was set is home, or on its way. Begin anew from there."""
+        if not self._lease.take():
+            return  # the watcher is at it: nothing is written before it has done
+        self._leases_lost += 1
+        log.warning("the lease had run out and the limits were restored: taking them up again")
+        self._memory = released(self._memory)
+        try:
+            self._adopt()
+        except (OSError, ValueError) as error:
+            self._lease.drop()
+            log.error("not taken up again yet: %s", error)
 
     def _loop(self, selector: selectors.BaseSelector, server: ControlServer) -> None:
         interval = self._options.interval_s
@@ -206,6 +248,7 @@ class Daemon:
 
     def _tick(self) -> None:
         now = _boottime()
+        self._watch.tend()
         dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
         try:
             if self._topology.refresh():
@@ -222,7 +265,12 @@ class Daemon:
         self._last_s = now
         if dt is None:
             return
+        if not self._lease.renew():
+            self._take_again()
+            return
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
+        if foreign and self._lease.lost:
+            return  # stopped since it was renewed: what looks strange are the originals
         if foreign:
             sample = replace(sample, foreign=self._name_writers(foreign))
         devices = [seen.device for seen in sample.devices]
@@ -234,6 +282,9 @@ class Daemon:
         self._hurry = decision.hurry
         self._keeper.keep_now_and_then(self._memory, sample)
         self._actions = self._act(decision, before.yielded)
+        if self._lease.lost:
+            # Stopped right before a write, which then came after the watcher's.
+            self._log_actions(self._actuator.restore())
         self._report(before, sample, estimates, decision)
 
     def _act(self, decision: Decision, was_yielded: Optional[str]) -> Tuple[Action, ...]:
@@ -318,6 +369,9 @@ class Daemon:
             self_cpu_fraction=spent / max(1.0, sample.time_s - self._started_s),
             self_rss_bytes=resident,
             state_dir=str(self._options.state_dir),
+            lease_s=self._lease.remaining_s,
+            watcher_pid=self._watch.pid,
+            leases_lost=self._leases_lost,
             history_dropped=self._history.dropped,
             messages=tuple(self._messages),
         )

@@ -12,6 +12,8 @@ STATE_DIR = Path("/var/lib/writebackd")
 SOCKET = "control.sock"
 LEDGER = "ledger.json"
 LOCK = "lock"  # flock()ed by the daemon as long as it lives
+LEASE = "lease"  # written by the daemon; flock()ed by whoever restores
+WATCH = "watch"  # written by the watcher, and flock()ed as long as it lives
 # In the state directory:
 HISTORY = "history.db"
 LEARNED = "learned.json"

@@ -12,8 +12,9 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import VERSION, Ledger, boot_id, load, set_aside
 from writebackd.actuate.levers import Levers
 from writebackd.actuate.outcome import Outcome, explain
@@ -47,34 +48,44 @@ class Actuator:
 
     originals: VmLimits
 
-    def __init__(self, files: KernelFiles, ledger_path: Path, on_exit: str) -> None:
+    def __init__(
+        self,
+        files: KernelFiles,
+        ledger_path: Path,
+        on_exit: str,
+        permit: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`permit` raises LeaseLost where nothing but the originals may be written."""
         self.dry_run = False
         self.yielded = False
         self.on_exit = on_exit
         self._files = files
         self._path = ledger_path
+        self._permit = permit
         # Of the pairs that hold a value of ours, that value.
         self._ours: Dict[Pair, PairValue] = {}
         self._pretended: Optional[Tuple[int, int]] = None
         # The pair's part of the ledger as it was saved last.
         self._written: Tuple[Tuple[int, int], ...] = ()
-        self.levers = Levers(files, lambda: self._store(self._written))
+        self.levers = Levers(files, lambda: self._store(self._written), permit)
         self._started = False
         self._created_wall_s = time.time()
 
     def start(self) -> Tuple[str, ...]:
         """Read what is there and resolve an older ledger; returns lines for the log.
 
+        Once more after the lease was lost: what is known is what the ledger says.
         Raises LedgerError where a ledger is there but cannot be read: what
         stands may then be a limit of ours, and must not become the original.
         Raises OSError or ValueError where the limits cannot be read, or a
         ledger that holds no longer cannot be moved away.
         """
         self.originals = limits = read_limits(self._files)
-        self._ours = {}
+        self._ours, self._written, self._pretended = {}, (), None
         ledger = load(self._path)
         self._started = True
         if ledger is None:
+            self.levers.adopt(())
             return ()
         if ledger.boot_id != boot_id(self._files):
             return (f"set a ledger of an earlier boot aside: {set_aside(self._path)}",)
@@ -138,6 +149,7 @@ class Actuator:
 
     def _apply(self, wanted: Mapping[Pair, int]) -> Tuple[Action, ...]:
         try:
+            self._permit()
             state = read_state(self._files)
         except (OSError, ValueError) as error:
             return _failed(PAIRS, wanted, None, explain(error))
@@ -165,7 +177,13 @@ class Actuator:
     ) -> Tuple[Action, ...]:
         for index, pair in enumerate(todo):
             try:
+                self._permit()
                 write_lever(self._files, pair.bytes_lever, wanted[pair])
+            except LeaseLost as error:
+                # The watcher brings all home, and `before` is no home; what went out
+                # before it came is known, for `restore`.
+                self._ours.update((done, (wanted[done], 0)) for done in todo[:index])
+                return _failed(todo, wanted, before, explain(error))
             except OSError as error:
                 what = f"{pair.bytes_lever}: {explain(error)}"
                 undone = self._roll_back(todo[: index + 1], wanted, before)

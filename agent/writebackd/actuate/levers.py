@@ -16,7 +16,7 @@ from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, 
 from writebackd.actuate.ledger import LeverEntry
 from writebackd.actuate.outcome import Outcome, explain
 from writebackd.kernel import bdi, levers
-from writebackd.kernel.children import Job
+from writebackd.kernel.children import Ended, Job, Run, Work
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, lever_of
 from writebackd.kernel.vm import read_state
@@ -63,9 +63,15 @@ class Levers:
     later call.  Only `restore` with a time to wait waits for it.
     """
 
-    def __init__(self, files: KernelFiles, save: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        files: KernelFiles,
+        save: Callable[[], None],
+        permit: Callable[[], None] = lambda: None,
+    ) -> None:
         self._files = files
         self._save = save
+        self._permit = permit  # raises where nothing but an original may be written
         self._entries: Dict[Lever, LeverEntry] = {}
         self._saved: Tuple[LeverEntry, ...] = ()
         self._adopted: Set[Lever] = set()
@@ -88,8 +94,16 @@ class Levers:
         self._saved = self.entries
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
-        """Take over what an earlier run of this boot has left; returns lines for the log."""
+        """Take over what an earlier run of this boot has left; returns lines for the log.
+
+        After a lost lease: what was known goes, and what looked like somebody
+        else's value was the watcher's.
+        """
         messages = []
+        self._entries.clear()
+        self._adopted.clear()
+        for lever in [entry.lever for entry in entries]:
+            self._left.pop(lever, None)
         for entry in entries:
             lever = entry.lever
             if levers.identity(self._files, lever) != entry.identity:
@@ -373,6 +387,8 @@ class Levers:
                     actions.append(self._judge(lever, change, what))
                     continue
             try:
+                if change.wanted is not None:
+                    self._permit()
                 work = levers.write(self._files, lever, change.text)
             except OSError as error:
                 actions.append(self._judge(lever, change, explain(error)))
@@ -380,8 +396,22 @@ class Levers:
             if work is None:
                 actions.append(self._judge(lever, change, None))
             else:
+                if change.wanted is not None:
+                    work = self._permitted(work)
                 self._pending[lever] = _Pending(Job(work, CHILD_LIMIT_S), change)
         return actions
+
+    def _permitted(self, work: Work) -> Work:
+        """The same work, which asks once more before each child."""
+
+        def permitted(run: Run) -> None:
+            def asking(argv: Sequence[str]) -> Ended:
+                self._permit()
+                return run(argv)
+
+            work(asking)
+
+        return permitted
 
     def _in_order(self, plan: Mapping[Lever, _Change]) -> List[Lever]:
         """BDI levers as the kernel takes them, the others as they come."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from writebackd.paths import LOCK
+
+# Who only looks whether a daemon lives holds the lock for a moment.
+_TRIES, _PAUSE_S = 5, 0.04
 
 
 class AlreadyRunning(Exception):
@@ -18,15 +22,36 @@ def take_lock(runtime_dir: Path) -> int:
     """A file descriptor that holds the directory's lock; AlreadyRunning names the holder."""
     path = runtime_dir / LOCK
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    if not _try(fd):
         holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise AlreadyRunning(
             f"writebackd is running already (pid {holder}, {runtime_dir}): "
             "stop it first, or use --runtime-dir"
-        ) from None
+        )
     os.ftruncate(fd, 0)
     os.write(fd, f"{os.getpid()}\n".encode())
     return fd
+
+
+def is_locked(runtime_dir: Path) -> bool:
+    """Whether a daemon lives, socket or not: it holds its lock until the limits are back."""
+    try:
+        with open(runtime_dir / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _try(fd: int) -> bool:
+    for left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if left:
+                time.sleep(_PAUSE_S)
+    return False

@@ -23,8 +23,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import PAIRS, Pair, PairValue, read_limits, write_pair
 from writebackd.model import Action, ForeignWrite, VmLimits
 
-# ExecStopPost= has 15 s.
-_WAIT_S = 10.0
+# What hangs is waited for so long; ExecStopPost= has 15 s.
+WAIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,15 @@ def close_ledger(path: Path, outcome: Outcome, rest: Optional[Ledger] = None) ->
 
 
 def restore_from_ledger(
-    files: KernelFiles, ledger_path: Path, honour_keep: bool = False
+    files: KernelFiles, ledger_path: Path, honour_keep: bool = False, close: bool = True
 ) -> RestoreResult:
     """Undo what a daemon that is gone has left, wherever it was stopped; never raises.
 
     The limits first, then the levers beside them.  `honour_keep` is for
     ExecStopPost=, which also runs after a clean stop: it leaves the limits of a
-    ledger whose policy says `on-exit = keep`.
+    ledger whose policy says `on-exit = keep`.  Without `close` the ledger stays
+    as it is: a daemon that hangs may wake up within a write, and then has to
+    know the way home, or whoever finds it dead.
     """
     try:
         ledger = load(ledger_path)
@@ -145,11 +147,12 @@ def restore_from_ledger(
     written = ledger.written if keep or not limits.ok else ()
     hand = Levers(files, save=lambda: None)  # saved below, when all is done
     hand.resume(ledger.levers)
-    levers = hand.restore(_WAIT_S)
+    levers = hand.restore(WAIT_S)
     rest = replace(ledger, version=VERSION, written=written, levers=hand.entries)
     # What is home is not in the ledger any more, though the rest failed.
     done = Outcome(foreign=limits.foreign + levers.foreign)
-    close_ledger(ledger_path, done, rest if written or hand.entries else None)
+    if close:
+        close_ledger(ledger_path, done, rest if written or hand.entries else None)
     return RestoreResult(
         _status(Outcome(limits.actions + levers.actions, done.foreign)),
         _lines(ledger, limits, levers),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import socket
 import struct
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
 from writebackd.cli.exits import BAD_NEWS, NO_DAEMON, NOT_PERMITTED, CommandError
-from writebackd.paths import LOCK, SOCKET
+from writebackd.paths import SOCKET
 
 # The daemon answers between two ticks, at once; a loaded host may take longer.
 TIMEOUT_S = 5.0
@@ -66,18 +65,6 @@ def request(
         raise CommandError(
             f"no valid answer from {path}: it may be busy, try again", BAD_NEWS
         ) from None
-
-
-def is_locked(runtime_dir: Path) -> bool:
-    """Whether a daemon lives, socket or not: it holds its lock until the limits are back."""
-    try:
-        with open(runtime_dir / LOCK, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _exchange(path: Path, line: bytes, timeout_s: float) -> bytes:

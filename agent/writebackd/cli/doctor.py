@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Iterator, Tuple
 
-from writebackd.cli.client import NoDaemon, is_locked, request
+from writebackd.actuate.lock import is_locked
+from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import wants_colour

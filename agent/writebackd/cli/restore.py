@@ -6,8 +6,9 @@ from __future__ import annotations
 import argparse
 import os
 
+from writebackd.actuate.lock import is_locked
 from writebackd.actuate.restore import restore_from_ledger
-from writebackd.cli.client import NoAnswer, NoDaemon, is_locked, request
+from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, CommandError
 from writebackd.cli.output import show, show_json
 from writebackd.cli.steering import report

@@ -16,6 +16,10 @@ import threading
 import time
 from typing import Callable, NamedTuple, Optional, Sequence
 
+# vfork() holds up the whole process with its lock on Python, not only the thread that
+# starts a program, until the kernel has read that from its disk; fork() does not.
+subprocess._USE_VFORK = False  # type: ignore[attr-defined]
+
 Run = Callable[[Sequence[str]], "Ended"]
 Work = Callable[[Run], None]  # raises OSError or ChildError when it failed
 

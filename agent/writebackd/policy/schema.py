@@ -128,6 +128,9 @@ KEYS: Tuple[Key, ...] = (
         "Least time between two increases."),
     Key("limits", "rest", SIZE, "4M", "8K", "1T",
         "Limit while there is sync demand and the device's drain rate is not yet known."),
+    Key("limits", "lease", TIME, "10s", "1s", "5min",
+        "A process of its own restores what was found when the daemon was not heard of for so "
+        "long. Five ticks at least. Takes effect at the next start."),
     Key("objective", "fsync-p99", TIME, "20ms", "100us", "60s",
         "Wanted 99th percentile of fsync latency. The objective in force is the larger of this "
         "and `baseline-multiple` times the unloaded baseline.", per_device=True),
@@ -193,6 +196,7 @@ class Limits:
     step_up: float
     cooldown_s: float
     rest_bytes: int
+    lease_s: float
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Tuple
+from typing import Mapping, Optional, Tuple
 
 from writebackd.model import Decision, Estimate, Memory, Mode, ProbeInfo, Sample, VmLimits
 
@@ -26,5 +26,8 @@ class Snapshot:
     self_cpu_fraction: float  # of one core, since the daemon started
     self_rss_bytes: int
     state_dir: str
+    lease_s: Optional[float] = None  # until the settings are taken home if nothing renews
+    watcher_pid: Optional[int] = None  # None: nobody would take them home
+    leases_lost: int = 0  # since the start
     history_dropped: int = 0  # events that the history writer could not keep up with
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug

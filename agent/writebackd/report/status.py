@@ -70,6 +70,11 @@ def status_json(snapshot: Snapshot) -> Json:
         "alerts": [],
         "warnings": _warnings(snapshot),
         "state_dir": snapshot.state_dir,
+        "lease": {
+            "remaining_s": _number(snapshot.lease_s),
+            "watcher_pid": snapshot.watcher_pid,
+            "lost": snapshot.leases_lost,
+        },
         "self": {
             "cpu_fraction": _number(snapshot.self_cpu_fraction),
             "rss_bytes": snapshot.self_rss_bytes,

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The watcher: a process of its own that takes the settings home when the lease runs out.
+
+Whatever happened to the daemon, killed, stopped, stuck or starved, shows here as
+one thing: it does not renew.  All that the way home takes is imported and locked
+in memory before the first look at the lease, for the disk that the program lies
+on may be the one that hangs.  The global limits go first; what may block goes
+home in children with a time limit (levers.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Callable, Optional, Sequence
+
+from writebackd.actuate import lease
+from writebackd.actuate.lease import LeaseLine, WatchLine
+from writebackd.actuate.lock import is_locked
+from writebackd.actuate.restore import RestoreResult, restore_from_ledger
+from writebackd.kernel.files import KernelFiles
+from writebackd.paths import LEASE, LEDGER, WATCH
+
+BEAT_S = 1.0
+# What could not be put back is tried again so often.
+_AGAIN_S = 5.0
+# Woken so much later than asked, all of the machine may have stood still (a
+# virtual machine that was paused, a frozen container), and the daemon with it: it
+# gets a moment to speak first.
+_LATE_S = 1.0
+_GRACE_S = 1.5
+# Another hand on the settings has this long to finish; one that was stopped is passed over.
+_HAND_S = 2.0
+NAME = "writebackd-watc"  # TASK_COMM_LEN takes 15
+
+
+class Watcher:
+    """One look at a time: `look` says how long to sleep until the next, or None to end."""
+
+    def __init__(self, files: KernelFiles, runtime_dir: Path, stay: bool = False) -> None:
+        """`stay`: go on when there is nothing to watch. Raises OSError."""
+        self._files = files
+        self._dir = runtime_dir
+        self._stay = stay
+        self._lease_fd = lease.open_file(runtime_dir, LEASE)
+        self._watch_fd = lease.open_file(runtime_dir, WATCH)
+        before = lease.read_watch(self._watch_fd)
+        self._revoked = before.revoked if before else 0
+        self._state = "watching"
+        self._last: Optional[LeaseLine] = None
+        self._again_s = 0.0
+        self._wake_s: Optional[float] = None  # when the last sleep was to end
+        self._grace_until_s = 0.0
+        self._graced_s = 0.0  # the end of lease that got its moment of grace
+
+    def look(self, now_s: float) -> Optional[float]:
+        """`now_s` on CLOCK_MONOTONIC; seconds to sleep, None when there is nothing to watch."""
+        line = self._line(now_s)
+        late = self._wake_s is not None and now_s > self._wake_s + _LATE_S
+        if late and line.until_s != self._graced_s:  # once, or a busy host never restores
+            self._graced_s = line.until_s
+            self._grace_until_s = now_s + _GRACE_S
+        rest = BEAT_S
+        if line.released:
+            self._state = "watching"
+            if not self._stay:
+                return None
+        elif line.epoch > self._revoked:
+            self._state = "watching"
+            left = max(line.remaining_s(now_s), self._grace_until_s - now_s)
+            if left <= 0:
+                self._run_out(line)
+            elif not self._stay and self._is_over():
+                return None  # somebody took all home before it ran out
+            rest = min(rest, max(left, 0.0))
+        elif now_s >= self._again_s:
+            # The daemon was given up; it begins a new lease, or it dies.
+            if not is_locked(self._dir):
+                self._restore()
+            elif self._state == "failed":
+                self._restore(close=False)
+            if not self._stay and self._is_over():
+                return None
+        self._beat()
+        self._wake_s = time.monotonic() + rest
+        return rest
+
+    def leave(self) -> None:
+        """Told to end: nobody else may be left to restore what a dead daemon has set."""
+        line = lease.read_lease(self._lease_fd)
+        if line is not None and line.released:
+            return
+        if not is_locked(self._dir) and self._has_ledger():
+            self._restore()
+
+    def _line(self, now_s: float) -> LeaseLine:
+        """The daemon's word; where that is damaged its last one, or one lease from now on."""
+        line = lease.read_lease(self._lease_fd)
+        if line is None and self._last is None:
+            if self._stay and not self._has_ledger():
+                return LeaseLine(self._revoked, 0.0, 0.0, 0)
+            line = LeaseLine(self._revoked + 1, now_s + lease.DEFAULT_S, lease.DEFAULT_S, 0)
+        self._last = line or self._last
+        assert self._last is not None
+        return self._last
+
+    def _run_out(self, line: LeaseLine) -> None:
+        with lease.restoring(self._lease_fd, _HAND_S):
+            now = lease.read_lease(self._lease_fd) or line
+            if now.epoch != line.epoch or now.until_s != line.until_s:
+                return  # spoken for after all
+            # From here on the daemon writes nothing.
+            self._revoked = line.epoch
+            alive = is_locked(self._dir)
+            who = f"process {line.pid}" if line.pid else "the daemon"
+            what = "hangs" if alive else "is gone"
+            say(f"{who} {what}, its lease has run out: restoring")
+            self._do_restore(close=not alive)
+
+    def _restore(self, close: bool = True) -> None:
+        with lease.restoring(self._lease_fd, _HAND_S):
+            line = lease.read_lease(self._lease_fd)
+            if line is not None and (line.epoch > self._revoked or line.released):
+                if is_locked(self._dir):
+                    return  # a daemon has begun anew meanwhile
+                self._revoked = line.epoch
+            self._do_restore(close)
+
+    def _do_restore(self, close: bool) -> None:
+        self._state = "restoring"
+        self._beat()
+        had = self._has_ledger()
+        result = restore_from_ledger(self._files, self._dir / LEDGER, close=close)
+        self._state = "failed" if result.status == "failed" else "restored"
+        self._again_s = time.monotonic() + (_AGAIN_S if result.status == "failed" else 0.0)
+        self._beat()
+        if had:
+            _tell(result)
+
+    def _has_ledger(self) -> bool:
+        return (self._dir / LEDGER).exists()
+
+    def _is_over(self) -> bool:
+        return not self._has_ledger() and not is_locked(self._dir)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(OSError):
+            line = WatchLine(self._revoked, time.monotonic(), self._state, os.getpid())
+            lease.write_watch(self._watch_fd, line)
+
+
+def take_watch(runtime_dir: Path, stay: bool) -> bool:
+    """Become the one watcher of this directory, for as long as the process lives.
+
+    With `stay` it waits for its turn; without, False when there is one. Raises OSError.
+    """
+    fd = lease.open_file(runtime_dir, WATCH)
+    # Tried more than once: the daemon holds it for a moment when it looks after us.
+    for _ in range(5):
+        if lease.try_hold(fd):
+            return True
+        time.sleep(0.02)
+    while stay:
+        time.sleep(BEAT_S)
+        if lease.try_hold(fd):
+            return True
+    os.close(fd)
+    return False
+
+
+def run(runtime_dir: Path, stay: bool, ready: Callable[[], None] = lambda: None) -> int:
+    """Watch until there is nothing to watch, or a signal; the exit code."""
+    # Taken as they come by sigtimedwait, not by a handler in the middle of a restore.
+    stops = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    # MCL_FUTURE makes all of a stack resident, and 8 MB is the usual one.
+    threading.stack_size(256 << 10)
+    lock_all_memory()
+    ready()
+    if not take_watch(runtime_dir, stay):
+        return 0
+    watcher = Watcher(KernelFiles(), runtime_dir, stay)
+    while True:
+        rest = watcher.look(time.monotonic())
+        if rest is None:
+            return 0
+        if signal.sigtimedwait(stops, rest) is not None:
+            watcher.leave()
+            return 0
+
+
+def command(runtime_dir: Path) -> Sequence[str]:
+    """The command line of a watcher: this Python and the standard library, nothing of site's."""
+    top = str(Path(__file__).resolve().parents[2])
+    program = (
+        f"import sys; sys.path.insert(0, {top!r}); "
+        "from writebackd.actuate.watcher import run; from pathlib import Path; "
+        "sys.exit(run(Path(sys.argv[1]), stay=False))"
+    )
+    return (sys.executable, "-I", "-S", "-c", program, str(runtime_dir))
+
+
+def lock_all_memory() -> None:
+    """Everything that is mapped, used or not: a first use would be read from the disk.
+
+    Not MCL_FUTURE alone and not MCL_ONFAULT: the code of the way home may not
+    have been run yet.
+    """
+    current, future = 1, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(15, NAME.encode(), 0, 0, 0)  # PR_SET_NAME
+    libc.malloc_trim(0)
+    if libc.mlockall(current | future):
+        say(f"memory is not locked: {os.strerror(ctypes.get_errno())}")
+
+
+def _tell(result: RestoreResult) -> None:
+    for text in result.lines:
+        say(text)
+
+
+def say(text: str) -> None:
+    """One line on stderr, by a thread: a terminal or journal that is stuck must not stop us."""
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"writebackd-watch: {text}\n".encode())
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(0.1)
+
