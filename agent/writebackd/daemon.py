@@ -24,6 +24,7 @@ from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.lock import AlreadyRunning, take_lock
+from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.outcome import describe_action
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
@@ -47,7 +48,7 @@ from writebackd.model import (
     Mode,
     Sample,
 )
-from writebackd.paths import HISTORY, LEARNED, LEDGER, SOCKET
+from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
@@ -126,6 +127,10 @@ class Daemon:
                 "start it again when that has come to its end"
             )
         self._watch = Watch(options.runtime_dir)
+        self._off_switch = OffSwitch(
+            options.runtime_dir / OFF, self._files.path(OFF_ON_DISK)
+        )
+        self._off: Optional[Path] = None  # the file that holds us off
         self._leases_lost = 0
         self._uevents, hotplug_problem = open_uevents()
         self._messages = [hotplug_problem] if hotplug_problem else []
@@ -185,6 +190,7 @@ class Daemon:
             server.close()
             selector.close()
             self._signals.close()
+            self._off_switch.close()
             self._sampler.probe.close()
             self._keeper.keep(self._memory, time.time())
             self._keeper.close(timeout=1.0)
@@ -249,6 +255,7 @@ class Daemon:
     def _tick(self) -> None:
         now = _boottime()
         self._watch.tend()
+        self._obey_off_switch()
         dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
         try:
             if self._topology.refresh():
@@ -287,6 +294,23 @@ class Daemon:
             self._log_actions(self._actuator.restore())
         self._report(before, sample, estimates, decision)
 
+    def _obey_off_switch(self) -> None:
+        """Before all else in a tick: it works also where nothing can be read."""
+        last, self._off = self._off, self._off_switch.file()
+        if (last is None) == (self._off is None):
+            return
+        if self._off is not None:
+            log.warning("held off by %s: back to the limits as found", self._off)
+            self._log_actions(self._actuator.restore())
+        else:
+            log.warning("%s is gone: at work again", last)
+        self._set_dry_run()
+        self._memory = released(self._memory)
+
+    def _set_dry_run(self) -> None:
+        observe = self._memory.mode is Mode.OBSERVE
+        self._actuator.dry_run = observe or self._off is not None
+
     def _act(self, decision: Decision, was_yielded: Optional[str]) -> Tuple[Action, ...]:
         if self._memory.yielded is not None:
             if was_yielded is None:
@@ -319,7 +343,9 @@ class Daemon:
             # loop is alive, which is what the watchdog wants to know.
             unread = f"{self._failures} ticks in a row could not be read: {error}"
             self._snapshot = replace(
-                self._snapshot, sample=replace(self._snapshot.sample, errors=(unread,))
+                self._snapshot,
+                sample=replace(self._snapshot.sample, errors=(unread,)),
+                off=str(self._off) if self._off is not None else None,
             )
             self._on_tick(self._snapshot)
 
@@ -373,6 +399,7 @@ class Daemon:
             watcher_pid=self._watch.pid,
             leases_lost=self._leases_lost,
             history_dropped=self._history.dropped,
+            off=str(self._off) if self._off is not None else None,
             messages=tuple(self._messages),
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
@@ -459,13 +486,12 @@ class Daemon:
         actions: Tuple[Action, ...] = ()
         if mode is Mode.OBSERVE:
             actions = self._log_actions(self._actuator.restore())
-            self._actuator.dry_run = True
         else:
             # After a yield what stands now is somebody else's wish, and what
             # to go back to.
             self._actuator.take_over()
-            self._actuator.dry_run = False
         self._memory = replace(released(self._memory), mode=mode, yielded=None)
+        self._set_dry_run()
         if self._snapshot is not None:
             # Whoever asks now must not be told the mode of the last tick.
             self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)
@@ -519,9 +545,12 @@ class Daemon:
             raise RequestError(f"the limits cannot be read: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
         self._mode_by_verb = True
+        lines = [describe_action(action) for action in actions]
+        if mode is Mode.ENFORCE and self._off is not None:
+            lines.append(f"takes effect when {self._off} is removed")
         return mode_json(
             mode,
-            [describe_action(action) for action in actions],
+            lines,
             good=all(action.ok for action in actions),
         )
 
@@ -534,7 +563,10 @@ class Daemon:
         waits = pin is not None and (
             self._memory.mode is Mode.OBSERVE or self._memory.yielded is not None
         )
-        return pin_json(pin, ["takes effect after `writebackctl enforce`"] if waits else [])
+        lines = ["takes effect after `writebackctl enforce`"] if waits else []
+        if pin is not None and self._off is not None:
+            lines.append(f"takes effect when {self._off} is removed")
+        return pin_json(pin, lines)
 
 
 def _boottime() -> float:

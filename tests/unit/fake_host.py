@@ -88,6 +88,21 @@ class FakeProbe:
         pass
 
 
+class FakeWatch:
+    """No process: what becomes of the limits without the daemon is tested with a kernel."""
+
+    pid = 4711
+
+    def __init__(self, runtime_dir: Path) -> None:
+        pass
+
+    def tend(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Rig:
     """A daemon, its host, its clocks: `tick()` is one second."""
 
@@ -109,6 +124,7 @@ class Rig:
             monkeypatch.setattr(gc, name, lambda *_: None)
         monkeypatch.setattr(daemon_module, "open_uevents", lambda: (None, None))
         monkeypatch.setattr(daemon_module, "open_probe", lambda *_: self.probe)
+        monkeypatch.setattr(daemon_module, "Watch", FakeWatch)
         monkeypatch.setattr(daemon_module, "_boottime", lambda: self.now)
         monkeypatch.setattr(time, "time", lambda: self.wall)
         self._options = Options(self.runtime_dir, tmp / "state", 1.0, "auto", (), Mode.ENFORCE)
@@ -116,7 +132,7 @@ class Rig:
 
     def start(self) -> Daemon:
         daemon = Daemon(self._options, lambda: load_policy(None, None), files=self.host)
-        self.messages: List[str] = list(daemon._actuator.start())
+        daemon._adopt()
         return daemon
 
     def tick(self, count: int = 1, wall_step_s: float = 1.0) -> None:
@@ -132,6 +148,7 @@ class Rig:
     def end(self) -> None:
         """As the end of run(): the originals first."""
         self.daemon._actuator.finish()
+        self.daemon._lease.release()
         self.close()
 
     def close(self) -> None:
@@ -140,6 +157,8 @@ class Rig:
         self.daemon._history.close(1.0)
         self.daemon._topology.close()
         self.daemon._signals.close()
+        self.daemon._lease.close()
+        self.daemon._off_switch.close()
         os.close(self.daemon._lock)
 
     def status(self) -> Dict[str, Any]:

@@ -112,7 +112,9 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
 
 def _headline(status: Mapping[str, Any]) -> str:
     mode = status["mode"]
-    if mode == "observe":
+    if status["off"] is not None:
+        mode += " (held off)"
+    elif mode == "observe":
         mode += " (writes nothing)"
     elif status["yielded"] is not None:
         mode += " (yielded)"
