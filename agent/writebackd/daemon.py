@@ -153,6 +153,7 @@ class Daemon:
         self._failures = 0
         self._snapshot: Optional[Snapshot] = None
         self._signals = Signals()
+        self._refusals: Dict[str, str] = {}  # by lever, the last error that was told
         self._tried_types: Set[str] = set()  # filesystems that the probe was opened anew for
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._loaded: List[Policy] = []  # by the thread that read it again
@@ -366,11 +367,20 @@ class Daemon:
         return tuple(named)
 
     def _log_actions(self, actions: Tuple[Action, ...]) -> Tuple[Action, ...]:
+        failed: Dict[str, List[str]] = {}
         for action in actions:
-            if not action.ok:
-                log.error("%s=%s failed: %s", action.lever, action.new, action.error)
-            elif not self._actuator.dry_run:
+            error = None if action.ok else str(action.error)
+            if error is not None and self._refusals.get(action.lever) != error:
+                failed.setdefault(error, []).append(f"{action.lever}={action.new}")
+            elif error is None and not self._actuator.dry_run:
                 log.info("%s %s -> %s", action.lever, action.old, action.new)
+            if error is None:
+                self._refusals.pop(action.lever, None)
+            else:
+                self._refusals[action.lever] = error
+        # What is refused is tried again in every tick, and told once.
+        for error, values in failed.items():
+            log.error("%s failed: %s", ", ".join(values), error)
         return actions
 
     def _report(
