@@ -11,14 +11,13 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import selectors
 import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
-
-import psutil
 
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
@@ -37,7 +36,7 @@ from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.signals import Signals
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
-from writebackd.kernel.vm import read_state
+from writebackd.kernel.vm import page_size, read_state
 from writebackd.model import (
     Action,
     Decision,
@@ -144,7 +143,6 @@ class Daemon:
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
         self._history = History(options.state_dir / HISTORY)
         self._keeper = Keeper(options.state_dir / LEARNED)
-        self._process = psutil.Process()
         self._started_s = _boottime()
         self._cpu_at_start: Optional[float] = None
         self._last_usage = (0.0, 0)
@@ -420,13 +418,14 @@ class Daemon:
     def _usage(self) -> Tuple[float, int]:
         """CPU seconds since the first tick, and resident bytes; the last known on error."""
         try:
-            times = self._process.cpu_times()
-            spent = times.user + times.system
+            times = resource.getrusage(resource.RUSAGE_SELF)
+            spent = times.ru_utime + times.ru_stime
             if self._cpu_at_start is None:
                 # Loading and trying BPF programs is not the running cost.
                 self._cpu_at_start = spent
-            self._last_usage = spent - self._cpu_at_start, self._process.memory_info().rss
-        except (OSError, psutil.Error) as error:
+            pages = int(self._files.read("/proc/self/statm").split()[1])
+            self._last_usage = spent - self._cpu_at_start, pages * page_size()
+        except (OSError, ValueError, IndexError) as error:
             log.debug("own usage: %s", error)
         return self._last_usage
 

@@ -104,6 +104,7 @@ class Home:
     """The directories of a daemon and its successors, and what can be asked of them."""
 
     def __init__(self, tmp: Path) -> None:
+        tmp.mkdir(parents=True, exist_ok=True)
         self.runtime_dir, self.state_dir, self.log = tmp / "run", tmp / "state", tmp / "log"
         self.policy = tmp / "fault.conf"
         self.policy.write_text(POLICY)
