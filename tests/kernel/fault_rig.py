@@ -113,9 +113,11 @@ class Home:
         self._watch_fd = open_file(self.runtime_dir, WATCH)
 
     def options(self, *more: str) -> List[str]:
+        # No disk of the host has a say, whoever else writes to it meanwhile.
         return [
             "--runtime-dir", str(self.runtime_dir), "--state-dir", str(self.state_dir),
-            "--policy", str(self.policy), "--probe", "procfs", "--interval", "0.05", *more,
+            "--policy", str(self.policy), "--probe", "procfs", "--interval", "0.05",
+            "--device", "none", *more,
         ]  # fmt: skip
 
     @property
