@@ -112,6 +112,8 @@ def patched(code: str, flag: Path) -> List[str]:
 
 def said(home: Home, words: str, times: int = 1) -> None:
     """The log has exactly so many lines with these words, and no trace."""
+    # A thread writes it.
+    wait_for(lambda: home.log.read_text().count(words) >= times, 5.0, f"for {words!r}")
     text = home.check_log()
     assert sum(words in line for line in text.splitlines()) == times, text[-3000:]
 
