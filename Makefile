@@ -54,16 +54,18 @@ install:
 	$(PYTHON) -m compileall -q $(if $(D),-s '$(D)') '$(D)$(LIB)/writebackd'
 	$(call launcher,daemon,writebackd)
 	$(call launcher,ctl,writebackctl)
-	sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \
-		systemd/writebackd.service > '$(D)$(UNITS)/writebackd.service'
-	chmod 644 '$(D)$(UNITS)/writebackd.service'
+	for unit in writebackd.service writebackd-watch.service; do \
+		sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \
+			"systemd/$$unit" > '$(D)$(UNITS)'/"$$unit" && \
+		chmod 644 '$(D)$(UNITS)'/"$$unit" || exit 1; \
+	done
 	cp -R README.md LICENSE docs '$(D)$(DOC)'
 
 # Policies and drop-ins in $(SYSCONFDIR) are the admin's and stay.
 uninstall:
 	rm -rf '$(D)$(LIB)' '$(D)$(DOC)'
 	rm -f '$(D)$(PREFIX)/bin/writebackd' '$(D)$(PREFIX)/bin/writebackctl' \
-		'$(D)$(UNITS)/writebackd.service'
+		'$(D)$(UNITS)/writebackd.service' '$(D)$(UNITS)/writebackd-watch.service'
 
 clean:
 	rm -rf build agent/writebackd/_bpf agent/writebackd.egg-info

@@ -10,6 +10,7 @@ from typing import Dict, List, Tuple
 
 import pytest
 
+from writebackd.actuate.watcher import take_watch
 from writebackd.cli import doctor
 from writebackd.cli.rivals import rivals
 from writebackd.kernel.files import KernelFiles
@@ -95,10 +96,20 @@ def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
     assert texts(list(doctor.daemon(tmp_path)), "note") == "writebackd does not run"
     (tmp_path / "ledger.json").write_text("{}")
     assert "writebackctl restore" in texts(list(doctor.daemon(tmp_path)), "warning")
+    assert take_watch(tmp_path)
+    assert "watcher is to restore" in texts(list(doctor.daemon(tmp_path)), "note")
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "has no socket" in texts(list(doctor.daemon(tmp_path)), "warning")
     assert "has no socket" not in texts(list(doctor.daemon(tmp_path)), "warning")
+
+
+def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = {"mode": "enforce", "policy": "default", "lease": {"watcher_pid": None}}
+    monkeypatch.setattr(doctor, "request", lambda *args, **more: answer)
+    assert "no watcher runs" in texts(list(doctor.daemon(tmp_path)), "warning")
+    answer["lease"] = {"watcher_pid": 7}
+    assert texts(list(doctor.daemon(tmp_path)), "warning") == ""
 
 
 def test_nobody_else(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
     expected = {
         "usr/bin/writebackd",
         "usr/bin/writebackctl",
+        "usr/lib/systemd/system/writebackd-watch.service",
         "usr/lib/systemd/system/writebackd.service",
         f"usr/lib/writebackd/{OBJECT}",
         "usr/share/doc/writebackd/README.md",

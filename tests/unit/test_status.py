@@ -11,6 +11,7 @@ import pytest
 
 import samples
 import schema
+from writebackd.cli.render import render_status
 from writebackd.model import (
     DeviceMemory,
     Fact,
@@ -325,3 +326,12 @@ def test_steering_answers_follow_their_schemas() -> None:
     assert_valid(mode_json(Mode.OBSERVE, ["dirty_ratio=20"]), "mode")
     assert_valid(pin_json(15 * MIB), "pin")
     assert_valid(pin_json(None, ["the law decides again"]), "pin")
+
+
+def test_the_lease_and_who_watches_it() -> None:
+    watched = replace(samples.idle(), lease_s=9.6, watcher_pid=4712, leases_lost=1)
+    answer = status_json(watched)
+    assert answer["lease"] == {"remaining_s": 9.6, "watcher_pid": 4712, "lost": 1}
+    assert "lease    10 s, then process 4712 restores; lost 1 times" in render_status(answer)
+    alone = status_json(replace(watched, watcher_pid=None))
+    assert any("no watcher runs" in warning for warning in alone["warnings"])

@@ -14,62 +14,88 @@ import pytest
 from checkout import ROOT, run
 from writebackd.cli.exits import NOT_PERMITTED, USAGE
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
+from writebackd.policy.schema import KEYS
 
 UNIT = ROOT / "systemd" / "writebackd.service"
+WATCH = ROOT / "systemd" / "writebackd-watch.service"
 # Exposure of 10; others on Debian 12: oomd 2.0, chrony 3.7, irqbalance 8.9, tuned 9.6.
-MOST_EXPOSED = 2.2
+MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3}
+both = pytest.mark.parametrize("unit", [UNIT, WATCH], ids=lambda unit: unit.stem)
 
 
-def settings() -> Dict[str, List[str]]:
+def settings(unit: Path = UNIT) -> Dict[str, List[str]]:
     """Key -> values in order of the file, over all sections."""
     found: Dict[str, List[str]] = {}
-    for key, value in re.findall(r"^([A-Z]\w+)=(.*)$", UNIT.read_text(), re.MULTILINE):
+    for key, value in re.findall(r"^([A-Z]\w+)=(.*)$", unit.read_text(), re.MULTILINE):
         found.setdefault(key, []).append(value)
     return found
 
 
 @pytest.fixture
 def runnable(tmp_path: Path) -> Path:
-    """The unit with commands that exist here: verify looks for them."""
+    """A directory with the units, and commands that exist here: verify looks for them."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is missing: apt-get install systemd")
-    unit = tmp_path / UNIT.name
-    unit.write_text(re.sub(r"/usr/bin/writeback\w+", "/bin/true", UNIT.read_text()))
-    return unit
+    for unit in (UNIT, WATCH):
+        text = re.sub(r"/usr/bin/writeback\w+", "/bin/true", unit.read_text())
+        (tmp_path / unit.name).write_text(text)
+    return tmp_path
 
 
-def test_verify_finds_nothing(runnable: Path, tmp_path: Path) -> None:
-    result = run(["systemd-analyze", "verify", str(runnable)], tmp_path)
+@both
+def test_verify_finds_nothing(unit: Path, runnable: Path) -> None:
+    result = run(["systemd-analyze", "verify", str(runnable / unit.name)], runnable)
     # An unknown key is told and ignored, with exit code 0.
     about_us = [line for line in result.stdout.splitlines() if "writebackd" in line]
     assert (result.returncode, about_us) == (0, [])
 
 
-def test_exposure(runnable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    threshold = f"--threshold={MOST_EXPOSED * 10:.0f}"
+@both
+def test_exposure(unit: Path, runnable: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    most = MOST_EXPOSED[unit]
+    threshold = f"--threshold={most * 10:.0f}"
     argv = ["systemd-analyze", "security", "--no-pager", "--offline=true", threshold]
-    result = run([*argv, str(runnable)], tmp_path)
-    match = re.search(r"exposure level for writebackd.service: (\d+\.\d)", result.stdout)
+    result = run([*argv, str(runnable / unit.name)], runnable)
+    match = re.search(rf"exposure level for {unit.name}: (\d+\.\d)", result.stdout)
     assert match, result.stdout
     with capsys.disabled():
-        print(f"\n  systemd-analyze security: exposure {match[1]}, at most {MOST_EXPOSED}")
+        print(f"\n  systemd-analyze security: exposure {match[1]}, at most {most}")
     assert result.returncode == 0
-    assert float(match[1]) <= MOST_EXPOSED
+    assert float(match[1]) <= most
 
 
-def test_directories_are_the_programs_own() -> None:
-    unit = settings()
-    assert unit["RuntimeDirectory"] == [str(RUNTIME_DIR.relative_to("/run"))]
-    assert unit["StateDirectory"] == [str(STATE_DIR.relative_to("/var/lib"))]
+@both
+def test_directories_are_the_programs_own(unit: Path) -> None:
+    found = settings(unit)
+    assert found["RuntimeDirectory"] == [str(RUNTIME_DIR.relative_to("/run"))]
     # The ledger is in the runtime directory: without this, systemd deletes it at a
     # restart, and the next start would take our limits for the originals.
-    assert unit["RuntimeDirectoryPreserve"] == ["yes"]
+    assert found["RuntimeDirectoryPreserve"] == ["yes"]
+    if unit is UNIT:
+        assert found["StateDirectory"] == [str(STATE_DIR.relative_to("/var/lib"))]
 
 
-def test_limits_can_be_written_and_nothing_else() -> None:
-    unit = settings()
-    assert unit["ProtectKernelTunables"] == ["yes"]
-    assert unit["ReadWritePaths"] == ["/proc/sys/vm /sys/devices"]
+@both
+def test_limits_can_be_written_and_nothing_else(unit: Path) -> None:
+    found = settings(unit)
+    assert found["ProtectKernelTunables"] == ["yes"]
+    assert found["ReadWritePaths"] == ["/proc/sys/vm /sys/devices"]
+
+
+def test_the_watcher_comes_with_the_daemon_and_outlives_it() -> None:
+    unit, watch = settings(), settings(WATCH)
+    assert unit["Wants"] == [WATCH.name]
+    assert WATCH.name in " ".join(unit["After"])
+    # While a restart is due the daemon's unit is "activating", and this one needed.
+    assert watch["StopWhenUnneeded"] == ["yes"]
+    # What stops or restarts it together with the daemon would take away who restores.
+    assert not {"PartOf", "BindsTo", "Requires", "Requisite"} & set(watch)
+    assert watch["Restart"] == ["always"] and watch["StartLimitIntervalSec"] == ["0"]
+
+
+def test_a_restart_is_well_within_the_lease() -> None:
+    (lease,) = (key for key in KEYS if (key.section, key.name) == ("limits", "lease"))
+    assert 2 * float(settings()["RestartSec"][0]) < lease.parse(lease.default)
 
 
 def test_mounts_stay_visible() -> None:
@@ -79,8 +105,8 @@ def test_mounts_stay_visible() -> None:
 
 def test_killed_means_restored_and_hopeless_means_stopped() -> None:
     unit = settings()
-    assert unit["ExecStopPost"] == ["/usr/bin/writebackctl restore --honour-keep"]
-    assert unit["Restart"] == ["on-failure"]
+    assert unit["ExecStopPost"] == ["/usr/bin/writebackctl restore --honour-keep --lease"]
+    assert unit["Restart"] == ["on-failure"]  # as cli/restore.py takes for granted
     assert {int(code) for code in unit["RestartPreventExitStatus"][0].split()} == {
         USAGE,
         NOT_PERMITTED,

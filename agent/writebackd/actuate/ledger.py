@@ -95,9 +95,10 @@ class Ledger:
         temporary = path.with_name(path.name + ".new")
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            with open(fd, "w", encoding="ascii") as file:
+            # Bytes: a text file's codec is a module that Python would look for on the disk now.
+            with open(fd, "wb") as file:
                 os.fchmod(fd, 0o644)  # whatever the umask: reading needs no root
-                file.write(json.dumps(body) + "\n")
+                file.write(json.dumps(body).encode() + b"\n")
             os.replace(temporary, path)
         except OSError:
             with contextlib.suppress(OSError):

@@ -11,7 +11,6 @@ home in children with a time limit (levers.py).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -24,10 +23,13 @@ from writebackd.actuate import lease
 from writebackd.actuate.lease import LeaseLine, WatchLine
 from writebackd.actuate.lock import is_locked
 from writebackd.actuate.restore import RestoreResult, restore_from_ledger
+from writebackd.kernel import memory
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
 
 BEAT_S = 1.0
+# How often the one that waits for its turn asks.
+_TURN_S = 0.2
 # What could not be put back is tried again so often.
 _AGAIN_S = 5.0
 # Woken so much later than asked, all of the machine may have stood still (a
@@ -155,10 +157,10 @@ class Watcher:
             lease.write_watch(self._watch_fd, line)
 
 
-def take_watch(runtime_dir: Path, stay: bool) -> bool:
+def take_watch(runtime_dir: Path) -> bool:
     """Become the one watcher of this directory, for as long as the process lives.
 
-    With `stay` it waits for its turn; without, False when there is one. Raises OSError.
+    False when there is one. Raises OSError.
     """
     fd = lease.open_file(runtime_dir, WATCH)
     # Tried more than once: the daemon holds it for a moment when it looks after us.
@@ -166,10 +168,6 @@ def take_watch(runtime_dir: Path, stay: bool) -> bool:
         if lease.try_hold(fd):
             return True
         time.sleep(0.02)
-    while stay:
-        time.sleep(BEAT_S)
-        if lease.try_hold(fd):
-            return True
     os.close(fd)
     return False
 
@@ -181,10 +179,14 @@ def run(runtime_dir: Path, stay: bool, ready: Callable[[], None] = lambda: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     # MCL_FUTURE makes all of a stack resident, and 8 MB is the usual one.
     threading.stack_size(256 << 10)
-    lock_all_memory()
+    memory.set_name(NAME)
+    problem = memory.lock_all()
+    if problem:
+        say(f"memory is not locked: {problem}")
     ready()
-    if not take_watch(runtime_dir, stay):
-        return 0
+    while not take_watch(runtime_dir):
+        if not stay or signal.sigtimedwait(stops, _TURN_S) is not None:
+            return 0
     watcher = Watcher(KernelFiles(), runtime_dir, stay)
     while True:
         rest = watcher.look(time.monotonic())
@@ -204,20 +206,6 @@ def command(runtime_dir: Path) -> Sequence[str]:
         "sys.exit(run(Path(sys.argv[1]), stay=False))"
     )
     return (sys.executable, "-I", "-S", "-c", program, str(runtime_dir))
-
-
-def lock_all_memory() -> None:
-    """Everything that is mapped, used or not: a first use would be read from the disk.
-
-    Not MCL_FUTURE alone and not MCL_ONFAULT: the code of the way home may not
-    have been run yet.
-    """
-    current, future = 1, 2
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(15, NAME.encode(), 0, 0, 0)  # PR_SET_NAME
-    libc.malloc_trim(0)
-    if libc.mlockall(current | future):
-        say(f"memory is not locked: {os.strerror(ctypes.get_errno())}")
 
 
 def _tell(result: RestoreResult) -> None:

@@ -115,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
         "--honour-keep", action="store_true",
         help="leave the limits where the policy says on-exit = keep (for ExecStopPost=)",
     )  # fmt: skip
+    restore.add_argument(
+        "--lease", action="store_true",
+        help="leave it to the watcher where systemd restarts the daemon (for ExecStopPost=)",
+    )  # fmt: skip
+    verb("watch", "watch:watch", "restore when the daemon's lease runs out (a service of its own)")
     verb("doctor", "doctor:doctor", "check whether this host can run writebackd; no daemon needed")
     _add_policy(verb("policy", "", "list, show or check policy files"), common)
     return parser

@@ -21,6 +21,7 @@ from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.daemon import Daemon, Options
+from writebackd.kernel import memory
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe
@@ -105,7 +106,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     live = args.live and sys.stdout.isatty()
     listener = _start_logging(args.verbose, quiet=live)
-    _lock_memory()
+    _warn_unlocked(memory.lock_used())
     options = Options(
         runtime_dir=args.runtime_dir,
         state_dir=args.state_dir,
@@ -128,6 +129,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)
+        _warn_unlocked(memory.read_in_code())
         daemon.run(ready=lambda: notify("READY=1"))
         if live:
             print(f"\nwritebackd stopped; the limits are {_limits_in_words()}")
@@ -193,16 +195,9 @@ def _stop_logging(listener: logging.handlers.QueueListener) -> None:
     stopper.join(timeout=2.0)
 
 
-def _lock_memory() -> None:
-    """Keep the daemon's pages in memory: page-ins come from the disk that hangs.
-
-    MCL_ONFAULT: only what is used; without it every mapped library and thread
-    stack would be resident (about 40 MB more).
-    """
-    current, future, on_fault = 1, 2, 4
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mlockall(current | future | on_fault):
-        log.warning("memory is not locked: %s", os.strerror(ctypes.get_errno()))
+def _warn_unlocked(problem: Optional[str]) -> None:
+    if problem:
+        log.warning("memory is not locked: %s", problem)
 
 
 def _notifier() -> Callable[[str], None]:

@@ -17,6 +17,7 @@ from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import wants_colour
+from writebackd.cli.restore import is_watched
 from writebackd.cli.rivals import rivals
 from writebackd.cli.screens import render_findings
 from writebackd.kernel.files import KernelFiles
@@ -134,6 +135,12 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
     try:
         status = request(runtime_dir, "status", timeout_s=2.0)
         yield "good", f"writebackd runs: {status['mode']}, policy {status['policy']}"
+        if status["lease"]["watcher_pid"] is None:
+            yield (
+                "warning",
+                "no watcher runs beside it: nobody would put the limits back if it hung; its log"
+                " says why none starts",
+            )
         return
     except NoDaemon:
         pass
@@ -146,6 +153,8 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
             f"a writebackd holds {runtime_dir / LOCK} but has no socket: restart it,"
             " `systemctl restart writebackd`",
         )
+    elif ledger.exists() and is_watched(runtime_dir):
+        yield "note", "a writebackd that is gone left its limits: its watcher is to restore them"
     elif ledger.exists():
         yield (
             "warning",

@@ -106,8 +106,16 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     lines.append(one_line("hooks", _hooks_line(status["probe"]), width))
     if status["probe"]["misses"]:
         lines.append(one_line("unseen", "; ".join(status["probe"]["misses"]), width))
+    lease = status.get("lease") or {}
+    if lease.get("watcher_pid") is not None:
+        lines += labelled("lease", _lease_line(lease), width)
     lines += labelled("cost", _cost_line(status), width)
     return "\n".join(lines)
+
+
+def _lease_line(lease: Mapping[str, Any]) -> str:
+    text = f"{lease['remaining_s'] or 0:.0f} s, then process {lease['watcher_pid']} restores"
+    return f"{text}; lost {lease['lost']} times" if lease["lost"] else text
 
 
 def _headline(status: Mapping[str, Any]) -> str:

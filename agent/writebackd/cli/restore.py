@@ -5,15 +5,25 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
+from typing import Mapping
 
+from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.restore import WAIT_S, RestoreResult, restore_from_ledger
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, CommandError
+from writebackd.cli.exits import (
+    BAD_NEWS,
+    GOOD,
+    NO_DAEMON,
+    NOT_PERMITTED,
+    USAGE,
+    CommandError,
+)
 from writebackd.cli.output import show, show_json
 from writebackd.cli.steering import report
 from writebackd.kernel.files import KernelFiles
-from writebackd.paths import LEDGER
+from writebackd.paths import LEASE, LEDGER, WATCH
 
 
 def restore(options: argparse.Namespace) -> int:
@@ -43,10 +53,51 @@ def _restore_from_ledger(options: argparse.Namespace) -> int:
         )
     if os.geteuid() != 0 and path.exists():
         raise CommandError("restore needs root: try again with sudo", NOT_PERMITTED)
-    result = restore_from_ledger(KernelFiles(), path, honour_keep=options.honour_keep)
+    if options.lease and restart_follows(os.environ) and is_watched(options.runtime_dir):
+        lines = ["nothing restored: a restart follows, and the watcher restores if it does not"]
+        result = RestoreResult("nothing", tuple(lines))
+    else:
+        result = _restore(options)
     answer = {"status": result.status, "lines": list(result.lines)}
     if options.json:
         show_json(answer)
     else:
         show("\n".join(result.lines))
     return BAD_NEWS if result.status == "failed" else GOOD
+
+
+def _restore(options: argparse.Namespace) -> RestoreResult:
+    path = options.runtime_dir / LEDGER
+    if not path.exists():  # and maybe no directory, and no root
+        return restore_from_ledger(KernelFiles(), path)
+    fd = lease.open_file(options.runtime_dir, LEASE)
+    try:
+        with lease.restoring(fd, WAIT_S):  # the watcher may be at it
+            return restore_from_ledger(KernelFiles(), path, honour_keep=options.honour_keep)
+    finally:
+        os.close(fd)
+
+
+def restart_follows(environment: Mapping[str, str]) -> bool:
+    """Whether systemd means to start the service again, by what it tells ExecStopPost=.
+
+    As Restart=on-failure and RestartPreventExitStatus= of the unit say.  It may
+    come to nothing all the same: a stop that had to kill, StartLimitBurst=.
+    """
+    if environment.get("SERVICE_RESULT", "success") in ("success", "start-limit-hit"):
+        return False
+    hopeless = (str(USAGE), str(NOT_PERMITTED))
+    exited = environment.get("EXIT_CODE") == "exited"
+    return not (exited and environment.get("EXIT_STATUS") in hopeless)
+
+
+def is_watched(runtime_dir: Path) -> bool:
+    """Whether a watcher lives."""
+    try:
+        fd = os.open(runtime_dir / WATCH, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return lease.is_held(fd)
+    finally:
+        os.close(fd)

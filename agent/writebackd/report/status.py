@@ -319,6 +319,8 @@ def _warnings(snapshot: Snapshot) -> List[str]:
         if not action.ok:
             lines.append(f"could not set {action.lever} to {action.new}: {action.error}")
     lines.extend(sample.errors)
+    if snapshot.lease_s is not None and snapshot.watcher_pid is None:
+        lines.append("no watcher runs: nobody would put the limits back if the daemon hung")
     if snapshot.history_dropped:
         lines.append(
             f"{snapshot.history_dropped} events are missing from the history:"

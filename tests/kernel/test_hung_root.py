@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Nothing in the loop waits for a disk: the disk that the daemon itself lies on hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+from tests.kernel import hung_root
+from tests.kernel.test_daemon import read_files, untouched, wait_for
+from tests.lab.disks import Disk
+from tests.lab.rig import Rig
+from writebackd.cli.client import request
+from writebackd.cli.exits import CommandError
+from writebackd.kernel.children import Job, Run
+
+__all__ = ["untouched"]
+
+STALL_S = 60.0
+# A tick is due every second; answers to questions and a busy host take their part.
+LONGEST_GAP_S = 2.5
+POLICY = """[policy]
+name = hung
+[levers]
+queue = on
+per-device = off
+[limits]
+lease = 5s
+"""
+
+
+@contextlib.contextmanager
+def flood(mountpoint: Path) -> Iterator[None]:
+    """A file written over and over, and somebody who syncs beside it."""
+    writer = subprocess.Popen(
+        ["sh", "-c", f"while :; do dd if=/dev/zero of={mountpoint}/flood bs=1M count=512 "
+         "conv=notrunc status=none; done"], start_new_session=True,
+    )  # fmt: skip
+    going = True
+
+    def sync() -> None:
+        fd = os.open(mountpoint / "db", os.O_RDWR | os.O_CREAT)
+        try:
+            while going:
+                os.pwrite(fd, b"x" * 4096, 0)
+                os.fdatasync(fd)
+                time.sleep(0.02)
+        finally:
+            os.close(fd)
+
+    syncer = threading.Thread(target=sync)
+    syncer.start()
+    try:
+        yield
+    finally:
+        going = False
+        os.killpg(writer.pid, signal.SIGKILL)
+        writer.wait()
+        syncer.join()
+
+
+class Ticks(threading.Thread):
+    """Asks for the status again and again; when each tick was seen first, and its limits."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        super().__init__()
+        self.seen: List[Tuple[float, Dict[str, Any]]] = []
+        self.going = True
+        self._dir = runtime_dir
+
+    def run(self) -> None:
+        last = None
+        while self.going:
+            with contextlib.suppress(CommandError):
+                status = request(self._dir, "status")
+                if status["time_s"] != last:
+                    last = status["time_s"]
+                    self.seen.append((time.monotonic(), status))
+            time.sleep(0.25)
+
+
+def test_it_goes_on_while_its_own_disk_hangs() -> None:
+    before = read_files()
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="writebackd-test-") as name, \
+            Rig("hungroot", "ext4", Disk(size="1G", rate="400M")) as root, \
+            Rig("flooded", "xfs", Disk(size="2G", cache="128M", rate="120M")) as data:
+        run = Path(name)
+        hung_root.build(root.mountpoint)
+        (root.mountpoint / "hung.conf").write_text(POLICY)
+        with open(root.mountpoint / "log", "wb") as log:
+            daemon = subprocess.Popen(
+                hung_root.command(root.mountpoint, run, data.mountpoint, "--policy", "/hung.conf",
+                                  "--state-dir", "/var/lib/writebackd", "--device", data.device),
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        ticks = Ticks(run / "writebackd")
+        ticks.start()
+        try:
+            wait_for(lambda: len(ticks.seen) > 2 or daemon.poll() is not None)
+            assert daemon.poll() is None, (root.mountpoint / "log").read_text()
+            watcher = ticks.seen[-1][1]["lease"]["watcher_pid"]
+            assert watcher is not None
+            os.sync()
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+            root.control.set("stall", str(STALL_S))
+            began = time.monotonic()
+            with flood(data.mountpoint):
+                time.sleep(15)
+                tight = read_files()["dirty_bytes"]
+                # What a person may ask of it meanwhile, and what may happen to it.
+                daemon.send_signal(signal.SIGHUP)  # the policy is on the disk
+                time.sleep(5)
+                os.kill(watcher, signal.SIGKILL)  # and so is the next one's program
+                time.sleep(25)
+            request(run / "writebackd", "pin", {"bytes": 48 << 20})
+            time.sleep(2)
+            pinned = read_files()["dirty_bytes"]
+            time.sleep(max(0.0, began + STALL_S - time.monotonic()))
+            ended = time.monotonic()
+            ticks.going = False
+            ticks.join()
+            wait_for(lambda: request(run / "writebackd", "status")["lease"]["watcher_pid"])
+        finally:
+            ticks.going = False
+            daemon.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.wait(timeout=30)
+            ticks.join()
+            said = (root.mountpoint / "log").read_text()
+    times = [began] + [at for at, _ in ticks.seen if began < at < ended] + [ended]
+    gaps = [after - before for before, after in zip(times, times[1:])]
+    print(f"\n{len(gaps)} ticks in {STALL_S:.0f} s with the root disk hung, the longest gap "
+          f"{max(gaps):.1f} s; limit under the flood {tight >> 10} KiB")
+    print(said)
+    assert max(gaps) <= LONGEST_GAP_S
+    assert 0 < tight < 512 << 20
+    assert pinned == 48 << 20
+    assert daemon.returncode == 0
+    assert read_files() == before
+    assert "Traceback" not in said
+
+
+def test_starting_a_program_from_a_disk_that_hangs_holds_up_nobody() -> None:
+    ended: List[float] = []
+
+    def work(run: Run) -> None:
+        run([str(program)])
+        ended.append(time.monotonic())
+
+    with Rig("hungprogram", "ext4", Disk(size="512M")) as rig:
+        program = rig.mountpoint / "true"
+        shutil.copy2("/bin/true", program)
+        fd = os.open(program, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        rig.control.set("read_cache", "0")
+        rig.control.set("stall", "3")
+        began = last = time.monotonic()
+        job, gap = Job(work, 10.0), 0.0
+        while job.busy:
+            time.sleep(0.01)
+            gap, last = max(gap, time.monotonic() - last), time.monotonic()
+    assert job.failure() is None
+    assert ended[0] - began > 2.0, "the program did not have to wait for its disk"
+    assert gap < 1.0
