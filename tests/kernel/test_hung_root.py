@@ -162,7 +162,6 @@ def test_starting_a_program_from_a_disk_that_hangs_holds_up_nobody() -> None:
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
-        rig.control.set("read_cache", "0")
         rig.control.set("stall", "3")
         began = last = time.monotonic()
         job, gap = Job(work, 10.0), 0.0

@@ -33,8 +33,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Running]]:
 
     yield starter
     for daemon in running:
-        daemon.end(signal.SIGCONT)
-        daemon.end(signal.SIGKILL)
+        daemon.end(signal.SIGKILL)  # which ends a stopped process as well
     wait_for(lambda: not watchers(tmp_path / "run"), HOME_S)
 
 
@@ -183,7 +182,8 @@ def test_a_restart_within_the_lease_does_not_let_the_limit_jump(
     finally:
         going = False
         watching.join()
-    assert seen == {PIN}
+    # Lower is for the law to decide, where this host syncs; never up, never the originals.
+    assert 0 not in seen and max(seen) == PIN
     assert len(watchers(daemon.runtime_dir)) == 1  # the first daemon's serves the second
     assert second.end() == 0
 
