@@ -1,11 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0-or-later
-# agent/setup.sh [run|lab|bench|test]: makes a fresh Debian 12 or 13 ready.
+# agent/setup.sh [run|lab|bench|test|fuzz]: makes a fresh Debian 12 or 13 ready.
 #
 #   run   what the agent needs (default)
 #   lab   and what the modelled disk of the demo needs
 #   bench and what the loads of the benchmark need: two databases among it
 #   test  and what every test needs
+#   fuzz  and the fuzzer, 35 MB from PyPI, which no other test needs
 #
 # Installs Debian packages (only what is missing; only that needs root), makes
 # build/venv from Debian's own Python, and puts this checkout into it.  Says a
@@ -32,8 +33,8 @@ case $what in
     run) packages="$RUN" ;;
     lab) packages="$RUN $LAB" ;;
     bench) packages="$RUN $LAB $BENCH" ;;
-    test) packages="$RUN $LAB $BENCH $TEST" ;;
-    *) echo "usage: agent/setup.sh [run|lab|bench|test]" >&2; exit 2 ;;
+    test | fuzz) packages="$RUN $LAB $BENCH $TEST" ;;
+    *) echo "usage: agent/setup.sh [run|lab|bench|test|fuzz]" >&2; exit 2 ;;
 esac
 
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -157,21 +158,24 @@ install_package() {
     fi
 }
 
-install_checkers() {
-    local wanted
-    wanted=$("$PYTHON" - <<'END'
+# install_extras STAMP EXTRA...: what setup.cfg wants for these, from PyPI.
+install_extras() {
+    local wanted stamp=$venv/.$1
+    shift
+    wanted=$("$PYTHON" - "$@" <<'END'
 import configparser
+import sys
 config = configparser.ConfigParser()
 config.read("setup.cfg")
 extras = config["options.extras_require"]
-print(*(extras["test"] + extras["vm"]).split())
+print(*"".join(extras[name] for name in sys.argv[1:]).split())
 END
     )
-    if [ "$(cat "$venv/.checkers" 2>/dev/null)" != "$wanted" ]; then
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         say "installing $wanted"
         # shellcheck disable=SC2086
-        pip install $wanted || fail "installing the checkers from PyPI failed: check the network"
-        echo "$wanted" >"$venv/.checkers"
+        pip install $wanted || fail "installing $wanted from PyPI failed: check the network"
+        echo "$wanted" >"$stamp"
     fi
 }
 
@@ -188,7 +192,10 @@ install_packages
 make_venv
 compile_probe
 install_package
-if [ "$what" = test ]; then
-    refresh_lists
-    install_checkers
-fi
+case $what in
+    test | fuzz)
+        refresh_lists
+        install_extras checkers test vm
+        ;;
+esac
+[ "$what" != fuzz ] || install_extras fuzz fuzz

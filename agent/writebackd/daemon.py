@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import resource
 import selectors
 import threading
 import time
@@ -18,12 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
-import psutil
-
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.lock import AlreadyRunning, take_lock
+from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.outcome import describe_action
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
@@ -39,7 +39,7 @@ from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.signals import Signals
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
-from writebackd.kernel.vm import read_state
+from writebackd.kernel.vm import page_size, read_state
 from writebackd.kernel.writers import writer_of
 from writebackd.model import (
     Action,
@@ -51,7 +51,7 @@ from writebackd.model import (
     Mode,
     Sample,
 )
-from writebackd.paths import HISTORY, LEARNED, LEDGER, SOCKET
+from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
@@ -131,6 +131,10 @@ class Daemon:
                 "start it again when that has come to its end"
             )
         self._watch = Watch(options.runtime_dir)
+        self._off_switch = OffSwitch(
+            options.runtime_dir / OFF, self._files.path(OFF_ON_DISK)
+        )
+        self._off: Optional[Path] = None  # the file that holds us off
         self._leases_lost = 0
         self._uevents, hotplug_problem = open_uevents()
         self._messages = [hotplug_problem] if hotplug_problem else []
@@ -145,7 +149,6 @@ class Daemon:
         self._history = History(options.state_dir / HISTORY)
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
-        self._process = psutil.Process()
         self._started_s = _boottime()
         self._cpu_at_start: Optional[float] = None
         self._last_usage = (0.0, 0)
@@ -154,6 +157,7 @@ class Daemon:
         self._failures = 0
         self._snapshot: Optional[Snapshot] = None
         self._signals = Signals()
+        self._refusals: Dict[str, str] = {}  # by lever, the last error that was told
         self._tried_types: Set[str] = set()  # filesystems that the probe was opened anew for
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._loaded: List[Policy] = []  # by the thread that read it again
@@ -192,6 +196,7 @@ class Daemon:
             server.close()
             selector.close()
             self._signals.close()
+            self._off_switch.close()
             self._sampler.probe.close()
             self._keeper.keep(self._memory, time.time())
             self._keeper.close(timeout=1.0)
@@ -231,6 +236,8 @@ class Daemon:
                     server.service(key, mask)
                 elif key.fileobj is self._signals:
                     self._signals.drain()
+                if time.monotonic() >= next_tick:
+                    break  # who still waits is ready in the next round as well
             if self._signals.take_reload():
                 self._reload_policy()
                 self._rivals.look()
@@ -249,6 +256,7 @@ class Daemon:
     def _tick(self) -> None:
         now = _boottime()
         self._watch.tend()
+        self._obey_off_switch()
         dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
         try:
             if self._topology.refresh():
@@ -291,6 +299,23 @@ class Daemon:
             self._log_actions(self._actuator.restore())
         self._report(before, sample, estimates, decision)
 
+    def _obey_off_switch(self) -> None:
+        """Before all else in a tick: it works also where nothing can be read."""
+        last, self._off = self._off, self._off_switch.file()
+        if (last is None) == (self._off is None):
+            return
+        if self._off is not None:
+            log.warning("held off by %s: back to the limits as found", self._off)
+            self._log_actions(self._actuator.restore())
+        else:
+            log.warning("%s is gone: at work again", last)
+        self._set_dry_run()
+        self._memory = released(self._memory)
+
+    def _set_dry_run(self) -> None:
+        observe = self._memory.mode is Mode.OBSERVE
+        self._actuator.dry_run = observe or self._off is not None
+
     def _act(self, decision: Decision, was_yielded: Optional[str]) -> Tuple[Action, ...]:
         if self._memory.yielded is not None:
             if was_yielded is None:
@@ -323,7 +348,9 @@ class Daemon:
             # loop is alive, which is what the watchdog wants to know.
             unread = f"{self._failures} ticks in a row could not be read: {error}"
             self._snapshot = replace(
-                self._snapshot, sample=replace(self._snapshot.sample, errors=(unread,))
+                self._snapshot,
+                sample=replace(self._snapshot.sample, errors=(unread,)),
+                off=str(self._off) if self._off is not None else None,
             )
             self._on_tick(self._snapshot)
 
@@ -344,11 +371,20 @@ class Daemon:
         return tuple(named)
 
     def _log_actions(self, actions: Tuple[Action, ...]) -> Tuple[Action, ...]:
+        failed: Dict[str, List[str]] = {}
         for action in actions:
-            if not action.ok:
-                log.error("%s=%s failed: %s", action.lever, action.new, action.error)
-            elif not self._actuator.dry_run:
+            error = None if action.ok else str(action.error)
+            if error is not None and self._refusals.get(action.lever) != error:
+                failed.setdefault(error, []).append(f"{action.lever}={action.new}")
+            elif error is None and not self._actuator.dry_run:
                 log.info("%s %s -> %s", action.lever, action.old, action.new)
+            if error is None:
+                self._refusals.pop(action.lever, None)
+            else:
+                self._refusals[action.lever] = error
+        # What is refused is tried again in every tick, and told once.
+        for error, values in failed.items():
+            log.error("%s failed: %s", ", ".join(values), error)
         return actions
 
     def _report(
@@ -378,6 +414,7 @@ class Daemon:
             watcher_pid=self._watch.pid,
             leases_lost=self._leases_lost,
             history_dropped=self._history.dropped,
+            off=str(self._off) if self._off is not None else None,
             messages=(*self._messages, *filter(None, (self._rivals.error,))),
             rivals=self._rivals.found,
         )
@@ -389,13 +426,14 @@ class Daemon:
     def _usage(self) -> Tuple[float, int]:
         """CPU seconds since the first tick, and resident bytes; the last known on error."""
         try:
-            times = self._process.cpu_times()
-            spent = times.user + times.system
+            times = resource.getrusage(resource.RUSAGE_SELF)
+            spent = times.ru_utime + times.ru_stime
             if self._cpu_at_start is None:
                 # Loading and trying BPF programs is not the running cost.
                 self._cpu_at_start = spent
-            self._last_usage = spent - self._cpu_at_start, self._process.memory_info().rss
-        except (OSError, psutil.Error) as error:
+            pages = int(self._files.read("/proc/self/statm").split()[1])
+            self._last_usage = spent - self._cpu_at_start, pages * page_size()
+        except (OSError, ValueError, IndexError) as error:
             log.debug("own usage: %s", error)
         return self._last_usage
 
@@ -465,13 +503,12 @@ class Daemon:
         actions: Tuple[Action, ...] = ()
         if mode is Mode.OBSERVE:
             actions = self._log_actions(self._actuator.restore())
-            self._actuator.dry_run = True
         else:
             # After a yield what stands now is somebody else's wish, and what
             # to go back to.
             self._actuator.take_over()
-            self._actuator.dry_run = False
         self._memory = replace(released(self._memory), mode=mode, yielded=None, intrusions=())
+        self._set_dry_run()
         if self._snapshot is not None:
             # Whoever asks now must not be told the mode of the last tick.
             self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)
@@ -531,9 +568,12 @@ class Daemon:
             raise RequestError(f"the limits cannot be read: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
         self._mode_by_verb = True
+        lines = [describe_action(action) for action in actions]
+        if mode is Mode.ENFORCE and self._off is not None:
+            lines.append(f"takes effect when {self._off} is removed")
         return mode_json(
             mode,
-            [describe_action(action) for action in actions],
+            lines,
             good=all(action.ok for action in actions),
         )
 
@@ -546,7 +586,10 @@ class Daemon:
         waits = pin is not None and (
             self._memory.mode is Mode.OBSERVE or self._memory.yielded is not None
         )
-        return pin_json(pin, ["takes effect after `writebackctl enforce`"] if waits else [])
+        lines = ["takes effect after `writebackctl enforce`"] if waits else []
+        if pin is not None and self._off is not None:
+            lines.append(f"takes effect when {self._off} is removed")
+        return pin_json(pin, lines)
 
 
 def taken_over(

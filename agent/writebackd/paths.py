@@ -7,12 +7,14 @@ from pathlib import Path
 
 RUNTIME_DIR = Path("/run/writebackd")
 STATE_DIR = Path("/var/lib/writebackd")
+OFF_ON_DISK = "/etc/writebackd/off"  # the same, over a reboot
 
 # In the runtime directory:
 SOCKET = "control.sock"
 LEDGER = "ledger.json"
 LOCK = "lock"  # flock()ed by the daemon as long as it lives
 LEASE = "lease"  # written by the daemon; flock()ed by whoever restores
+OFF = "off"  # the kill switch
 WATCH = "watch"  # written by the watcher, and flock()ed as long as it lives
 # In the state directory:
 HISTORY = "history.db"

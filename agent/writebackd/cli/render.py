@@ -153,7 +153,9 @@ def _lease_line(lease: Mapping[str, Any]) -> str:
 
 def _headline(status: Mapping[str, Any]) -> str:
     mode = status["mode"]
-    if mode == "observe":
+    if status["off"] is not None:
+        mode += " (held off)"
+    elif mode == "observe":
         mode += " (writes nothing)"
     elif status["yielded"] is not None:
         mode += " (yielded)"

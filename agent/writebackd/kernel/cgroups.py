@@ -51,7 +51,7 @@ def directory(files: KernelFiles, cgroup: str) -> str:
 def parse_io_max(text: str) -> Dict[str, Dict[str, str]]:
     """io.max as `{devno: {key: value}}`; a disk without limits is not in it."""
     found = {}
-    for line in text.splitlines():
+    for line in filter(str.strip, text.splitlines()):
         devno, *pairs = line.split()
         found[devno] = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     return found

@@ -19,6 +19,7 @@ _FIELDS_WITH_FLUSHES = 20
 _MS_WRAP = 1 << 32  # times are printed as unsigned int, on 64-bit kernels too
 # Counts and sectors are unsigned long: at 64 bits no disk lives to see them wrap.
 _LONG_WRAP = 1 << 8 * struct.calcsize("l")
+_LARGEST = 1 << 64  # and what is beyond has no place in a float
 
 
 class DiskStats(NamedTuple):
@@ -50,6 +51,8 @@ def _parse_line(line: str) -> Tuple[str, DiskStats]:
     if "-" in line.replace(name, ""):
         raise ValueError("negative number")
     number = list(map(int, counters))
+    if max(number) >= _LARGEST:
+        raise ValueError("larger than any counter")
     flushes, flush_ms = number[15:17] if len(fields) >= _FIELDS_WITH_FLUSHES else (None, None)
     # By position, as keywords double the time: the order of the fields above.
     return f"{int(major)}:{int(minor)}", DiskStats(

@@ -10,6 +10,8 @@ from typing import List, Optional
 
 # A seq_file gives about a page a read, whatever is asked for; attributes fit in one.
 _CHUNK = 1 << 16
+# 100 000 mounts are 20 MB of mountinfo; what is far larger is no kernel file.
+MOST_BYTES = 64 << 20
 
 
 class KernelFiles:
@@ -26,19 +28,23 @@ class KernelFiles:
         return Path(self._prefix + name)
 
     def read(self, name: str) -> str:
-        """The file's text without surrounding white space. Raises OSError.
+        """The file's text without surrounding white space. Raises OSError, EFBIG above 64 MiB.
 
         Undecodable bytes become surrogates: device and mount names are bytes.
         """
         fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             chunks = []
+            left = MOST_BYTES
             # A short read is not the end of a seq_file: only b"" is.
             while True:
                 chunk = os.read(fd, _CHUNK)
                 if not chunk:
                     break
                 chunks.append(chunk)
+                left -= len(chunk)
+                if left < 0:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
         finally:
             os.close(fd)
         return b"".join(chunks).decode("utf-8", "surrogateescape").strip()

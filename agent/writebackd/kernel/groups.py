@@ -9,6 +9,7 @@ and a look into all of them takes a tenth of a second.
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Collection, Dict, List, Mapping, Optional, Tuple
@@ -269,6 +270,6 @@ def _written(text: str) -> Dict[str, int]:
     for number, rest in _lines(text):
         for word in rest.split():
             key, _, value = word.partition("=")
-            if key == "wbytes" and value.isdigit():
+            if key == "wbytes" and re.fullmatch("[0-9]{1,20}", value):
                 found[number] = int(value)
     return found

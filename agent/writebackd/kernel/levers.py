@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple, Optional, Sequence
 
 from writebackd.kernel import bdi, cgroups, queue
@@ -84,7 +85,7 @@ def read(files: KernelFiles, lever: Lever) -> str:
     if lever.kind is LeverKind.PACE:
         return cgroups.read(files, lever.target, lever.name)
     text = files.read(_path(lever))
-    if not text.isdigit():
+    if not re.fullmatch("[0-9]{1,20}", text):
         raise OSError(5, f"expected a number, found {text[:40]!r}", _path(lever))
     return text
 

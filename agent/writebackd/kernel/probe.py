@@ -7,10 +7,12 @@ call.  Counting starts when the probe is opened, so nothing from before is in it
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import mmap
 import os
+import struct
 import time
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple, Union
@@ -175,13 +177,16 @@ class BpfProbe:
     def read(self) -> Optional[Reading]:
         """Everything since the last call.  Raises BpfError when a map fails."""
         self._sample_cost()
-        reading = Reading(
-            classes=self._blocks.read(),
-            syncs=self._syncs.read(),
-            tasks=self._tasks.read(),
-            cgroups=together(self._cgroups.read(), self._tasks.cgroups),
-            writers=self._state.writers(),
-        )
+        try:
+            reading = Reading(
+                classes=self._blocks.read(),
+                syncs=self._syncs.read(),
+                tasks=self._tasks.read(),
+                cgroups=together(self._cgroups.read(), self._tasks.cgroups),
+                writers=self._state.writers(),
+            )
+        except struct.error as error:
+            raise libbpf.BpfError(f"a map's contents: {error}", errno.EIO) from None
         if self._blocks.unstamped and not self._issue_attached and self.choice.issue:
             self._stamp_requests(self.choice.issue)
         return reading

@@ -109,7 +109,9 @@ class BlockReader:
             self.unstamped += head[2] - last[2]
             for io_class in IoClass:
                 at = 3 + 2 * io_class.value
-                count, size = head[at] - last[at], head[at + 1] - last[at + 1]
+                # Never backwards, whatever the memory holds: a rate has no sign.
+                count = max(0, head[at] - last[at])
+                size = max(0, head[at + 1] - last[at + 1])
                 if not count and not size:
                     continue
                 latency, queue = self._read_histograms(block, io_class.value)
@@ -172,8 +174,8 @@ class SyncReader:
             self._last[name] = (counts, files, syncfs)
             inflight, oldest = waiting.pop(name, (0, 0.0))
             result[name] = SyncSample(
-                fsyncs=counts[0] - last[0][0],
-                fdatasyncs=counts[1] - last[0][1],
+                fsyncs=max(0, counts[0] - last[0][0]),
+                fdatasyncs=max(0, counts[1] - last[0][1]),
                 latency=difference(files, last[1]),
                 inflight=inflight,
                 oldest_s=oldest,
@@ -237,7 +239,7 @@ class TaskReader:
                 device=layout.devno(dev) if dev else None,
                 dirtied_bytes=max(0, size - last[1]),
                 throttled_s=(slept - last[2]) / 1e9,
-                throttled=sleeps - last[3],
+                throttled=max(0, sleeps - last[3]),
             )
             by_process.setdefault((pid, layout.devno(dev)), []).append(task)
             key = (cgroup, layout.devno(dev))

@@ -191,7 +191,7 @@ class _Scan:
                 rotational={"0": False, "1": True}.get(spins or ""),
                 write_cache=write_cache,
                 driver=self._driver(name),
-                diskseq=int(seq) if seq and seq.isdigit() else None,
+                diskseq=int(seq) if seq and re.fullmatch("[0-9]{1,20}", seq) else None,
                 identity=leaf_identity(self._files, name, self.devno[name], write_cache),
             )
         return fact

@@ -20,6 +20,8 @@ LEVERS = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_backgro
 
 _SYSCTL = "/proc/sys/vm/"
 _VMSTAT = "/proc/vmstat"
+# NR_CPUS is 8192 at most (arch/x86/Kconfig); the limit's floor grows with them.
+_MOST_CPUS = 8192
 
 PairValue = Tuple[int, int]  # (bytes, ratio); the form not in use is 0
 
@@ -51,7 +53,14 @@ PAIRS = (LIMIT, BACKGROUND)
 
 
 def _read_once(files: KernelFiles) -> VmLimits:
-    return VmLimits(*(files.read_int(_SYSCTL + lever) for lever in LEVERS))
+    return VmLimits(*(_natural(files.read_int(_SYSCTL + lever), lever) for lever in LEVERS))
+
+
+def _natural(value: int, name: str) -> int:
+    """`value`, if the kernel can have it: an unsigned long. Raises ValueError."""
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name}: {str(value)[:20]} is impossible")
+    return value
 
 
 def read_limits(files: KernelFiles) -> VmLimits:
@@ -95,7 +104,7 @@ def _counter(text: str, name: str) -> int:
     end = text.find("\n", start)
     value = text[start:] if end < 0 else text[start:end]
     try:
-        return int(value)
+        return _natural(int(value), name)
     except ValueError:
         raise ValueError(f"{_VMSTAT}: {name} is {value[:40]!r}, not a number") from None
 
@@ -171,9 +180,10 @@ def _count_cpus(files: KernelFiles, which: str) -> Optional[int]:
     text = files.try_read(f"/sys/devices/system/cpu/{which}")
     try:
         ends = [part.split("-") for part in (text or "").split(",")]
-        return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
+        count = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
     except ValueError:
         return None
+    return count if 0 < count <= _MOST_CPUS else None
 
 
 def host_info(files: KernelFiles) -> HostInfo:
@@ -182,9 +192,10 @@ def host_info(files: KernelFiles) -> HostInfo:
     total = files.read("/proc/meminfo").partition("MemTotal:")[2].split()
     if not total or not total[0].isdigit():
         raise ValueError("/proc/meminfo: no MemTotal")
+    memory = _natural(int(total[0]), "/proc/meminfo MemTotal")
     return HostInfo(
         page_size=page_size(),
         cpus_online=online,
         cpus_possible=max(online, _count_cpus(files, "possible") or online),
-        memory_bytes=int(total[0]) * 1024,
+        memory_bytes=memory * 1024,
     )

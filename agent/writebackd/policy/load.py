@@ -119,6 +119,7 @@ class _Merger:
         }
         self.origins: Dict[Tuple[str, str], str] = dict.fromkeys(self.values, "default")
         self.settings: List[DeviceSetting] = []
+        self.sections: Set[str] = set()  # globs that have a [device GLOB] section
         # Keys whose text was wrong: their checks against other keys would only confuse.
         self.broken: Set[Tuple[str, str]] = set()
 
@@ -156,10 +157,21 @@ class _Merger:
             )
         self.origins[line.section, line.key] = line.origin
         if glob:
+            self._count_section(glob, line.origin)
             self.settings = [old for old in self.settings if (old.glob, old.key) != (glob, key)]
             self.settings.append(DeviceSetting(glob, key, value, line.origin))
         else:
             self.values[key.section, key.name] = value
+
+    def _count_section(self, glob: str, origin: str) -> None:
+        """Each section is compared with every other, and with every device."""
+        self.sections.add(glob)
+        if len(self.sections) > units.MOST_GLOBS:
+            self.errors.add(
+                origin,
+                f"more than {units.MOST_GLOBS} [device NAME] sections: one with * names many",
+            )
+            self.errors.raise_any()
 
     def finish(self) -> None:
         """Checks of keys against each other; raises PolicyError when anything was wrong."""

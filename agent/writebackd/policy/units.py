@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
-from typing import Dict, Tuple
+from typing import Dict, List, Tuple
 
 # 1024-based, as the kernel's and systemd's sizes are.
 _SIZE: Dict[str, int] = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -28,6 +28,11 @@ _GLOB = re.compile(r"(?:[A-Za-z0-9_.:!*?+@-]|\[!?[A-Za-z0-9-]+\])+")
 # Letters that systemd allows in the name of a unit, and those of a glob.
 _UNIT_GLOB = re.compile(r"(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])+")
 _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
+
+# A policy of 1 MiB could hold a quarter of a million patterns, which are compared with each
+# other at load and with every device in every tick.
+MOST_GLOBS = 1024
+_LONGEST_GLOB = 255  # the length of a unit's name (UNIT_NAME_MAX); disks have 31 letters
 
 _ON = ("on", "yes", "true")
 _OFF = ("off", "no", "false")
@@ -191,7 +196,7 @@ def parse_device(text: str) -> str:
             f"'{shorten(text)}': links are not followed; give the kernel's name, "
             f"like sda or dm-0 ('readlink -f {shorten(text)}' tells it)"
         )
-    if not _GLOB.fullmatch(glob):
+    if len(glob) > _LONGEST_GLOB or not _GLOB.fullmatch(glob):
         raise UnitError(f"'{shorten(text)}' is not a device: write it like sda, dm-0 or sd*")
     for low, high in _GLOB_RANGE.findall(glob) if "[" in glob else ():
         if low > high:
@@ -201,11 +206,21 @@ def parse_device(text: str) -> str:
 
 def parse_devices(text: str) -> Tuple[str, ...]:
     """Device globs parted by blanks; the same one twice is an error; raises UnitError."""
-    globs = tuple(parse_device(word) for word in text.split())
+    globs = tuple(parse_device(word) for word in _few(text.split()))
+    _refuse_twice(globs)
+    return globs
+
+
+def _few(words: List[str]) -> List[str]:
+    if len(words) > MOST_GLOBS:
+        raise UnitError(f"{len(words)} patterns, {MOST_GLOBS} at most: one with * names many")
+    return words
+
+
+def _refuse_twice(globs: Tuple[str, ...]) -> None:
     for glob in globs:
         if globs.count(glob) > 1:
             raise UnitError(f"'{shorten(glob)}' is listed twice: remove one")
-    return globs
 
 
 def parse_units(text: str) -> Tuple[str, ...]:
@@ -213,14 +228,13 @@ def parse_units(text: str) -> Tuple[str, ...]:
 
     A cgroup is named as systemd names it, ``postgresql.service``, without a path.
     """
-    globs = tuple(text.split())
+    globs = tuple(_few(text.split()))
     for glob in globs:
-        if not _UNIT_GLOB.fullmatch(glob):
+        if len(glob) > _LONGEST_GLOB or not _UNIT_GLOB.fullmatch(glob):
             raise UnitError(
                 f"'{shorten(glob)}' is not a unit: write it like ssh.service or backup-*.service"
             )
-        if globs.count(glob) > 1:
-            raise UnitError(f"'{shorten(glob)}' is listed twice: remove one")
+    _refuse_twice(globs)
     return globs
 
 

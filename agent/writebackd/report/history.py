@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import sqlite3
@@ -23,6 +24,7 @@ _VERSION = 1
 _BATCH = 256
 # How long the writer waits for a lock, or before it tries again.
 _RETRY_S = 0.25
+_LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime(3) fails at last
 
 
 @dataclass(frozen=True)
@@ -133,11 +135,12 @@ class History:
                     "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?",
                     (self._max_rows,),
                 )
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             self._complain(error)
             # A bare DatabaseError is "malformed" or "not a database"; the rest
-            # (locked, full, read-only) are subclasses and may pass.
-            if type(error) is sqlite3.DatabaseError:
+            # (locked, full, read-only) are subclasses and may pass.  A message that
+            # cannot be decoded quotes a damaged schema.
+            if type(error) in (sqlite3.DatabaseError, UnicodeDecodeError):
                 self._start_anew()
             return False
         except Exception as error:  # a value that SQLite cannot take
@@ -201,9 +204,30 @@ def read_history(
             rows = database.execute(query, values).fetchall()
         finally:
             database.close()
-    except sqlite3.Error as error:
+    # UnicodeDecodeError: of SQLite's own message, which quotes the damaged schema.
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise HistoryError(f"{path}: {error}; if this stays, restart writebackd") from error
-    return [Event(*row) for row in reversed(rows)]
+    whole = [row for row in reversed(rows) if _makes_sense(row)]
+    if len(whole) < len(rows):
+        log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
+    return [Event(*row) for row in whole]
+
+
+def _makes_sense(row: Tuple[object, ...]) -> bool:
+    """SQLite keeps any type in any column, and finds no flipped bit in a row."""
+    event = dict(zip(_COLUMNS, row))
+    wall_s = event.pop("wall_s")
+    if not isinstance(wall_s, (int, float)) or not 0 <= wall_s < _LATEST_S:
+        return False
+    texts = [event.pop(name) for name in ("kind", "text", "device", "decision_id", "state")]
+    return (
+        all(isinstance(text, str) for text in texts[:2])
+        and all(text is None or isinstance(text, str) for text in texts)
+        and all(
+            value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+            for value in event.values()
+        )
+    )
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -27,7 +27,7 @@ MAX_REQUEST = 4096  # bytes; the longest honest request is a device name
 MAX_CLIENTS = 64
 DEADLINE_S = 5.0  # from connection to the last byte of the answer
 # New connections taken per call, so that a storm of them cannot delay a tick.
-_ACCEPTS_PER_CALL = 16
+_ACCEPTS_PER_CALL = 4
 # struct ucred of SO_PEERCRED: pid, uid, gid.
 _UCRED = struct.Struct("iII")
 

@@ -41,5 +41,6 @@ class Snapshot:
     watcher_pid: Optional[int] = None  # None: nobody would take them home
     leases_lost: int = 0  # since the start
     history_dropped: int = 0  # events that the history writer could not keep up with
+    off: Optional[str] = None  # the kill-switch file that is there
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet

@@ -50,6 +50,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "time_s": _number(sample.wall_s),
         "uptime_s": _number(max(0.0, sample.time_s - snapshot.started_s)),
         "yielded": memory.yielded,
+        "off": snapshot.off,
         "pin_bytes": memory.pin_bytes,
         "reason": snapshot.decision.reason,
         "probe": {
@@ -340,6 +341,8 @@ def _dirtiers(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
 def _warnings(snapshot: Snapshot) -> List[str]:
     sample = snapshot.sample
     lines = list(snapshot.messages)
+    if snapshot.off is not None:
+        lines.append(f"held off by {snapshot.off}: the limits are as found until it is removed")
     for action in sample.actions:
         if not action.ok:
             lines.append(f"could not set {action.lever} to {action.new}: {action.error}")
@@ -433,6 +436,8 @@ def _next_of_limit(snapshot: Snapshot) -> str:
     decision, vm = snapshot.decision, snapshot.sample.vm
     if snapshot.mode is Mode.OBSERVE:
         return "Nothing is written: observe mode only shows what enforce would do."
+    if snapshot.off is not None:
+        return f"Nothing is written while {snapshot.off} is there."
     if snapshot.memory.yielded is not None:
         return "Nothing is written until `writebackctl enforce`."
     if decision.goal_bytes is None or decision.limit_bytes is None:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What is fuzzed: each target takes bytes, and raises for what must not happen."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+from writebackd.actuate import ledger
+from writebackd.kernel.cgroups import parse_io_max
+from writebackd.kernel.diskstats import DISKSTATS, DiskStatsReader
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.mounts import parse_mountinfo
+from writebackd.kernel.vm import LEVERS, host_info, read_state
+from writebackd.policy import PolicyError, load_policy
+from writebackd.policy.load import render
+from writebackd.report import keeper, server
+from writebackd.report.server import RequestError, size_argument, text_argument
+
+
+@functools.lru_cache(maxsize=None)
+def _home() -> Path:
+    """A directory for the files of one run; who started the run removes it."""
+    return Path(tempfile.mkdtemp(prefix="writebackd-fuzz-"))
+
+
+def policy(data: bytes) -> None:
+    """A policy, which reads back as it is rendered, or errors with their place."""
+    path = _home() / "p.conf"
+    path.write_bytes(data)
+    try:
+        found = load_policy(str(path))
+    except PolicyError as error:
+        for message in error.messages:
+            if not re.match(rf"{path}(:\d+)?: \S", message) or "\n" in message:
+                raise AssertionError(message) from None
+        return
+    found.for_device("sda", "8:0")
+    found.selects("loop0", True, ("sd*",), "7:0")
+    again = _home() / "again" / "p.conf"
+    again.parent.mkdir(exist_ok=True)
+    again.write_text(render(found))
+    assert load_policy(str(again)) == found
+
+
+def request(data: bytes) -> None:
+    """A line for the control socket: parsed, or refused with RequestError."""
+    try:
+        verb, args = server._parse(data)
+    except RequestError:
+        return
+    assert isinstance(verb, str)
+    for read in (text_argument, size_argument):
+        for name in ("device", "bytes", "mode"):
+            try:
+                read(args, name)
+            except RequestError:
+                continue
+
+
+class _Host(KernelFiles):
+    """All kernel files have the same text, as far as they go."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(_home())
+        parts = data.split(b"\0\0")
+        names = ["/proc/vmstat", DISKSTATS, "/proc/meminfo", *(f"/proc/sys/vm/{x}" for x in LEVERS)]
+        self.texts: Dict[str, bytes] = {
+            name: parts[at % len(parts)] for at, name in enumerate(names)
+        }
+
+    def read(self, name: str) -> str:
+        return self.texts.get(name, b"").decode("utf-8", "surrogateescape").strip()
+
+
+def kernel(data: bytes) -> None:
+    """/proc and cgroup files: a value, or ValueError."""
+    host = _Host(data)
+    for read in (read_state, host_info, lambda files: DiskStatsReader(files).read()):
+        try:
+            read(host)
+        except ValueError:
+            continue
+    text = data.decode("utf-8", "surrogateescape")
+    parse_mountinfo(text)
+    parse_io_max(text)
+
+
+def state(data: bytes) -> None:
+    """The ledger and what was learned: what they were, or the errors that readers expect."""
+    path = _home() / "ledger.json"
+    path.write_bytes(data)
+    try:
+        ledger.load(path)
+    except ledger.LedgerError:
+        pass
+    try:
+        keeper.decode(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+
+
+TARGETS: Dict[str, Callable[[bytes], None]] = {
+    "policy": policy, "request": request, "kernel": kernel, "state": state,
+}  # fmt: skip
+
+_LINE = b"   8       0 sda 101 2 3000 41 501 6 7000 81 9 1001 1101 1 2 3 4 1601 1701\n"
+
+
+def seeds(target: str) -> List[bytes]:
+    """Good examples to begin with."""
+    from writebackd.policy.load import packaged_dir
+
+    examples: Dict[str, Any] = {
+        "policy": [path.read_bytes() for path in packaged_dir().glob("*.conf")],
+        "request": [b'{"verb": "why", "args": {"device": "sda"}}', b'{"verb": "status"}'],
+        "kernel": [
+            b"nr_dirty 1\nnr_writeback 2\nnr_dirty_threshold 30\nnr_dirty_background_threshold 4",
+            b"\0\0".join([b"nr_dirty 1", _LINE, b"MemTotal: 4096 kB", b"0", b"20"]),
+            b"30 1 8:1 / /srv rw shared:1 - ext4 /dev/sda1 rw\n", b"8:0 rbps=max wbps=1048576\n",
+        ],
+        "state": [b'{"version": 1, "devices": [\n\n], "crc32": "00000000"}\n'],
+    }
+    found: List[bytes] = examples[target]
+    return found

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the tests of faults share: daemons that start fast, and what has to hold after each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from writebackd.actuate.lease import open_file, read_watch
+from writebackd.actuate.ledger import load
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.vm import PAIRS, read_limits, write_pair
+from writebackd.model import VmLimits
+from writebackd.paths import LEDGER, SOCKET, WATCH
+
+AGENT = Path(__file__).resolve().parents[2] / "agent"
+FILES = KernelFiles()
+PIN = 32 << 20
+# The shortest that a policy takes; the tests wait for its end.
+LEASE_S = 1.0
+# After that, and the grace of a watcher that woke up late.
+HOME_S = LEASE_S + 1.5 + 2.0
+POLICY = f"[limits]\nlease = {LEASE_S:g}s\n"
+
+# Begins with everything imported, and forks a daemon for each line of arguments: a start
+# of Python takes longer than the life that these daemons have.  Each is pinned from its
+# first tick on, at a limit that changes in every tick, so that it always writes.
+SERVER = """
+import json, os, sys
+from dataclasses import replace
+import pyroute2
+import writebackd.daemon as d
+from writebackd.cli.daemon import main
+real, count = d.decide, [0]
+def decide(policy, memory, sample, estimates):
+    count[0] += 1
+    memory = replace(memory, pin_bytes=(32 + 16 * (count[0] % 2)) << 20)
+    return real(policy, memory, sample, estimates)
+d.decide = decide
+for line in sys.stdin:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+    log, *argv = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for number in (1, 2):
+            os.dup2(fd, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        code = 99
+        try:
+            code = main(argv)
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    print(pid, flush=True)
+"""
+
+
+def limits() -> VmLimits:
+    return read_limits(FILES)
+
+
+@contextlib.contextmanager
+def limits_kept() -> Iterator[VmLimits]:
+    """Whatever happens inside, the host's limits are what they were; gives them."""
+    before = limits()
+    try:
+        yield before
+    finally:
+        for pair in PAIRS:
+            write_pair(FILES, pair, pair.value(limits()), pair.value(before))
+        assert limits() == before
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = "") -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain {what}"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Not gone, and no zombie that only waits for its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+class Home:
+    """The directories of a daemon and its successors, and what can be asked of them."""
+
+    def __init__(self, tmp: Path) -> None:
+        tmp.mkdir(parents=True, exist_ok=True)
+        self.runtime_dir, self.state_dir, self.log = tmp / "run", tmp / "state", tmp / "log"
+        self.policy = tmp / "fault.conf"
+        self.policy.write_text(POLICY)
+        self.log.touch()
+        self.runtime_dir.mkdir()
+        self._watch_fd = open_file(self.runtime_dir, WATCH)
+
+    def options(self, *more: str) -> List[str]:
+        # No disk of the host has a say, whoever else writes to it meanwhile.
+        return [
+            "--runtime-dir", str(self.runtime_dir), "--state-dir", str(self.state_dir),
+            "--policy", str(self.policy), "--probe", "procfs", "--interval", "0.05",
+            "--device", "none", *more,
+        ]  # fmt: skip
+
+    @property
+    def watcher(self) -> Optional[int]:
+        """The live watcher's process."""
+        line = read_watch(self._watch_fd)
+        return line.pid if line is not None and is_alive(line.pid) else None
+
+    def ask(self, verb: str, **args: Any) -> Optional[Dict[str, Any]]:
+        """The daemon's answer over its socket; None when nobody answers."""
+        try:
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.settimeout(5.0)
+                sock.connect(str(self.runtime_dir / SOCKET))
+                sock.sendall(json.dumps({"verb": verb, "args": args}).encode() + b"\n")
+                answer = json.loads(sock.makefile().readline())
+        except (OSError, ValueError):
+            return None
+        data: Optional[Dict[str, Any]] = answer.get("data")
+        return data
+
+    def check_way_home(self, found: VmLimits) -> bool:
+        """Whether the limits are as found; where not, the ledger has to know them."""
+        now = limits()
+        if now == found:
+            return True
+        ledger = load(self.runtime_dir / LEDGER)
+        assert ledger is not None, f"{now} stands, and nothing says that it was {found}"
+        assert ledger.originals == found
+        for pair in PAIRS:
+            mine = (pair.value(found), *ledger.ours(pair))
+            assert pair.value(now) in mine, "in the kernel, and not in the ledger"
+        return False
+
+    def check_log(self) -> str:
+        text = self.log.read_text()
+        assert "Traceback" not in text and "error in the program" not in text, text[-3000:]
+        return text
+
+    def close(self) -> None:
+        os.close(self._watch_fd)
+
+
+class Starter:
+    """Starts daemons within milliseconds."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": str(AGENT)},
+        )  # fmt: skip
+
+    def start(self, home: Home, *more: str) -> int:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps([str(home.log), *home.options(*more)]) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def close(self) -> None:
+        self._server.communicate()
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+    if number == signal.SIGKILL:
+        wait_for(lambda: not is_alive(pid))

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Faults on this kernel, one at a time: stopped, hung, blind, read-only, full, unplugged.
+
+After each the limits are exactly the ledger's originals, or held by a lease that
+a live daemon renews, and the test says which; the log has a line for it, and no
+traceback.  Kills at random points are in test_faults_kill.py, what needs no
+kernel in tests/unit/test_faults.py.  A module's unload is not here: loop is the
+only driver of disks that this kernel is sure to have, and it holds the others up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Iterator, List, Sequence, Set
+
+import pytest
+
+from tests.kernel.fault_rig import (
+    AGENT,
+    HOME_S,
+    PIN,
+    Home,
+    is_alive,
+    kill,
+    limits,
+    limits_kept,
+    wait_for,
+)
+from tests.kernel.scratch import run
+from writebackd.model import VmLimits
+from writebackd.paths import LEDGER
+
+STOPPED_S = 60.0
+# Twenty ticks.
+A_WHILE_S = 1.0
+
+DAEMON = [sys.executable, "-m", "writebackd.cli.daemon"]
+
+
+class Running:
+    """One daemon, pinned, with its own home."""
+
+    def __init__(self, home: Home, argv: Sequence[str], *more: str) -> None:
+        self.home = home
+        with open(home.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [*argv, *home.options(*more)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONPATH": str(AGENT)},
+            )  # fmt: skip
+
+    def pinned(self) -> "Running":
+        wait_for(lambda: self.home.ask("status"), what="for the daemon to answer")
+        assert self.home.ask("pin", bytes=PIN) is not None
+        wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
+        return self
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def found() -> Iterator[VmLimits]:
+    with limits_kept() as found:
+        yield found
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def start(home: Home, found: VmLimits) -> Iterator[Start]:
+    running: List[Running] = []
+
+    def starter(*more: str, argv: Sequence[str] = DAEMON) -> Running:
+        running.append(Running(home, argv, *more))
+        return running[-1]
+
+    yield starter
+    for each in running:
+        if each.process.poll() is None:
+            kill(each.process.pid, signal.SIGCONT)
+            kill(each.process.pid)
+        each.process.wait()
+    if home.watcher is not None:
+        kill(home.watcher)
+
+
+def patched(code: str, flag: Path) -> List[str]:
+    """The daemon with `code` in front of it, in which `flag` is a path."""
+    head = f"import sys\nfrom pathlib import Path\nflag = Path({str(flag)!r})\n"
+    tail = "\nfrom writebackd.cli.daemon import main\nsys.exit(main(sys.argv[1:]))\n"
+    return [sys.executable, "-c", head + code + tail]
+
+
+def said(home: Home, words: str, times: int = 1) -> None:
+    """The log has exactly so many lines with these words, and no trace."""
+    # A thread writes it.
+    wait_for(lambda: home.log.read_text().count(words) >= times, 5.0, f"for {words!r}")
+    text = home.check_log()
+    assert sum(words in line for line in text.splitlines()) == times, text[-3000:]
+
+
+def test_stopped_for_a_minute(start: Start, home: Home, found: VmLimits) -> None:
+    """Home when the lease has run out, and taken up again when it wakes."""
+    daemon = start().pinned()
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore")
+    took = time.monotonic() - begun
+    time.sleep(STOPPED_S - took)
+    assert limits() == found
+    assert (home.runtime_dir / LEDGER).exists(), "it may wake up within a write"
+    os.kill(daemon.process.pid, signal.SIGCONT)
+    wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
+    said(home, "the lease had run out")
+    assert daemon.end() == 0
+    assert limits() == found
+    print(f"\nhome {took:.1f} s after SIGSTOP")
+
+
+def test_watcher_stopped(start: Start, home: Home, found: VmLimits) -> None:
+    """Held by the lease: the daemon finds another watcher."""
+    daemon = start().pinned()
+    old = home.watcher
+    assert old is not None
+    os.kill(old, signal.SIGSTOP)
+    try:
+        wait_for(lambda: home.watcher not in (None, old), 20.0, "for another watcher")
+    finally:
+        kill(old, signal.SIGCONT)
+    assert limits().dirty_bytes == PIN
+    said(home, "hangs: starting another")
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+HUNG = """
+import time
+import writebackd.kernel.sampler as s
+real = s.Sampler.read
+def read(*args):
+    while flag.exists():
+        time.sleep(0.05)
+    return real(*args)
+s.Sampler.read = read
+"""
+
+
+def test_hung_sampler(start: Start, home: Home, tmp_path: Path, found: VmLimits) -> None:
+    """A read of /proc or of a map that does not come back: home by the watcher."""
+    flag = tmp_path / "hang"
+    daemon = start(argv=patched(HUNG, flag)).pinned()
+    flag.touch()
+    wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore")
+    assert is_alive(daemon.process.pid)
+    flag.unlink()
+    wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
+    said(home, "the lease had run out")
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+# The kernel's own answer to a bad descriptor, then the good one again.
+BROKEN_MAP = """
+import os
+import writebackd.kernel.readers as r
+real, kept = r.SyncReader.read, {}
+def read(self):
+    fd = self._inflight_map.fd
+    if flag.exists() and not kept:
+        kept[fd] = os.dup(fd)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), fd)
+    elif kept and not flag.exists():
+        os.dup2(kept.pop(fd), fd)
+    return real(self)
+r.SyncReader.read = read
+"""
+
+
+def test_map_that_cannot_be_read(
+    start: Start, home: Home, tmp_path: Path, found: VmLimits
+) -> None:
+    """Held for five ticks, then home by the daemon itself; then it goes on."""
+    flag = tmp_path / "broken"
+    daemon = start("--probe", "libbpf", argv=patched(BROKEN_MAP, flag)).pinned()
+    flag.touch()
+    wait_for(lambda: limits() == found, 10.0, "for the daemon to restore")
+    said(home, "holding: reading map")
+    said(home, "5 ticks could not be read")
+    flag.unlink()
+    wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+UNREADABLE = """
+import os
+import writebackd.kernel.files as f
+real = f.KernelFiles.read
+def read(self, name):
+    if flag.exists() and name == "/proc/vmstat":
+        text = flag.read_text()
+        if text == "EIO":
+            raise OSError(5, os.strerror(5), name)
+        return text
+    return real(self, name)
+f.KernelFiles.read = read
+"""
+
+
+@pytest.mark.parametrize("text", ["EIO", "", "nr_dirty 1", "\0\1\2 garbage", "nr_dirty -1"])
+def test_proc_that_cannot_be_read(
+    start: Start, home: Home, tmp_path: Path, found: VmLimits, text: str
+) -> None:
+    """Held, then home by the daemon itself; then it goes on."""
+    flag = tmp_path / "unreadable"
+    daemon = start(argv=patched(UNREADABLE, flag)).pinned()
+    flag.write_text(text)
+    wait_for(lambda: limits() == found, 10.0, "for the daemon to restore")
+    time.sleep(A_WHILE_S)
+    assert limits() == found
+    said(home, "could not be read, holding")
+    flag.unlink()
+    wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+READ_ONLY = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
+
+
+def in_namespace(setup: str, *flags: str) -> List[str]:
+    """The daemon in namespaces of its own, made ready by a line of shell."""
+    return ["unshare", "--mount", *flags, "sh", "-c", f'{setup} && exec "$@"', "sh", *DAEMON]
+
+
+def test_read_only_proc_sys(start: Start, home: Home, found: VmLimits) -> None:
+    """As in a container, or with ProtectKernelTunables=: nothing is written, and it says why."""
+    daemon = start(argv=in_namespace(READ_ONLY))
+    wait_for(lambda: home.ask("status"), what="for the daemon to answer")
+    assert home.ask("pin", bytes=PIN) is not None
+    wait_for(lambda: "read-only here" in home.log.read_text(), what="for a word")
+    time.sleep(A_WHILE_S)
+    assert limits() == found
+    said(home, "read-only here")
+    status = home.ask("status")
+    assert status is not None and any("read-only" in line for line in status["warnings"])
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+def test_read_only_in_mid_run_and_the_way_home(
+    start: Start, home: Home, found: VmLimits
+) -> None:
+    """What cannot go home is held, told once, and known to the ledger; later it goes home."""
+    daemon = start(argv=in_namespace("true")).pinned()
+    enter = ["nsenter", "--mount", f"--target={daemon.process.pid}", "sh", "-c"]
+    run(*enter, READ_ONLY)
+    assert home.ask("release") is not None  # nobody has demand: home
+    wait_for(lambda: "read-only here" in home.log.read_text(), what="for a word")
+    time.sleep(A_WHILE_S)
+    assert limits().dirty_bytes == PIN
+    assert not home.check_way_home(found)
+    said(home, "read-only here")
+    run(*enter, "mount -o remount,bind,rw /proc/sys")
+    wait_for(lambda: limits() == found, what="for the way home")
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+def test_without_any_proc(start: Start, home: Home, found: VmLimits) -> None:
+    """One line, exit 1."""
+    daemon = start(argv=in_namespace("mount -t tmpfs none /proc"))
+    assert daemon.process.wait(timeout=20) == 1
+    lines = [line for line in home.check_log().splitlines() if " ERROR " in line]
+    assert len(lines) == 1 and "/proc/meminfo" in lines[0]
+    assert limits() == found
+
+
+def test_container_with_a_proc_of_its_own(start: Start, home: Home, found: VmLimits) -> None:
+    """It works there, and so does the watcher: killed with all of its container, held."""
+    daemon = start(argv=in_namespace("true", "--pid", "--fork", "--kill-child", "--mount-proc"))
+    daemon.pinned()
+    assert not home.check_way_home(found)
+    kill(daemon.process.pid)  # unshare, and with it everything in there
+    wait_for(lambda: home.ask("status") is None, what="for the container to end")
+    assert not home.check_way_home(found), "nobody was left to restore"
+    following = start()  # it finds the ledger
+    wait_for(lambda: home.ask("status"), what="for the daemon to answer")
+    assert following.end() == 0
+    assert limits() == found
+
+
+@contextlib.contextmanager
+def full_tmpfs(directory: Path) -> Iterator[None]:
+    directory.mkdir(exist_ok=True)
+    run("mount", "-t", "tmpfs", "-o", "size=64k", "none", str(directory))
+    try:
+        with contextlib.suppress(OSError), open(directory / "ballast", "wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        yield
+    finally:
+        run("umount", "--lazy", str(directory))
+
+
+def test_full_disk_for_state(start: Start, home: Home, found: VmLimits) -> None:
+    """Costs history and learning only: the limit is held by the lease."""
+    with full_tmpfs(home.state_dir):
+        daemon = start().pinned()
+        time.sleep(A_WHILE_S)
+        assert limits().dirty_bytes == PIN
+        said(home, "events wait, then are dropped")
+        assert daemon.end() == 0
+    assert limits() == found
+
+
+def test_full_run(start: Start, home: Home, found: VmLimits) -> None:
+    """Without room for the ledger nothing is written."""
+    daemon = start()
+    wait_for(lambda: home.ask("status"), what="for the daemon to answer")
+    # The ledger's new text goes into a file of this name first.
+    blocker = home.runtime_dir / f"{LEDGER}.new"
+    blocker.mkdir()
+    assert home.ask("pin", bytes=PIN) is not None
+    wait_for(lambda: "nothing written" in home.log.read_text(), what="for a word")
+    time.sleep(A_WHILE_S)
+    assert limits() == found
+    said(home, "nothing written")
+    blocker.rmdir()
+    wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+def test_second_daemon(start: Start, home: Home, found: VmLimits) -> None:
+    """Refused with the pid of the first, whose lease holds the limit."""
+    daemon = start().pinned()
+    second = start()
+    assert second.process.wait(timeout=20) == 1
+    said(home, f"running already (pid {daemon.process.pid}")
+    assert limits().dirty_bytes == PIN
+    assert daemon.end() == 0
+    assert limits() == found
+
+
+# ---- disks that come and go --------------------------------------------------
+
+LOOP_CTL_REMOVE = 0x4C81
+MANY, ROUNDS = 300, 3
+
+
+@contextlib.contextmanager
+def loop_nodes() -> Iterator[None]:
+    """Loop devices that were not there before are taken away again."""
+    before = {path.name for path in Path("/sys/block").glob("loop*")}
+    try:
+        yield
+    finally:
+        fd = os.open("/dev/loop-control", os.O_RDWR)
+        for path in Path("/sys/block").glob("loop*"):
+            if path.name not in before:
+                with contextlib.suppress(OSError):
+                    fcntl.ioctl(fd, LOOP_CTL_REMOVE, int(path.name[4:]))
+        os.close(fd)
+
+
+def attach(file: Path) -> str:
+    return run("losetup", "--find", "--show", str(file))
+
+
+def resident_kb(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+def test_300_disks_coming_and_going(
+    start: Start, home: Home, tmp_path: Path, found: VmLimits
+) -> None:
+    """The limit is held by the lease; what they cost goes with them."""
+    backing = Path("/dev/shm")
+    directory = backing / f"writebackd-test-{os.getpid()}"
+    directory.mkdir()
+    files = [directory / str(number) for number in range(MANY)]
+    for file in files:
+        with open(file, "wb") as sparse:
+            sparse.truncate(1 << 20)
+    attached: Set[str] = set()
+    try:
+        with loop_nodes():
+            daemon = start("--device", "loop*").pinned()
+            pid = daemon.process.pid
+            dice = random.Random(300)
+            sizes, descriptors = [], []
+            for _ in range(ROUNDS):
+                for file in dice.sample(files, MANY):
+                    attached.add(attach(file))
+                wait_for(lambda: len(_loops(home)) >= MANY, 40.0, "for all of them to be seen")
+                for device in dice.sample(sorted(attached), MANY):
+                    run("losetup", "--detach", device)
+                    attached.discard(device)
+                wait_for(lambda: not _loops(home), 40.0, "for all of them to be gone")
+                sizes.append(resident_kb(pid))
+                descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
+                assert limits().dirty_bytes == PIN
+            print(f"\n{ROUNDS * MANY} attached and detached: RSS {sizes} kB, fds {descriptors}")
+            # About 1 MB a round was seen: rows of 300 disks, for whoever asks, leave holes in
+            # the heap, while Python's own objects stay as many as they were.
+            assert sizes[-1] - sizes[0] < 4096, "it grows with the disks that are gone"
+            assert descriptors[-1] <= descriptors[0]
+            assert daemon.end() == 0
+    finally:
+        for device in attached:
+            run("losetup", "--detach", device)
+        shutil.rmtree(directory)
+    assert limits() == found
+    home.check_log()
+
+
+def _loops(home: Home) -> List[str]:
+    status = home.ask("status") or {"devices": []}  # not up yet
+    return [row["name"] for row in status["devices"] if row["name"].startswith("loop")]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["the same disk", "another disk"])
+def test_unplugged_under_a_flood(
+    start: Start, home: Home, found: VmLimits, same: bool
+) -> None:
+    """The row goes and comes back; as another disk it has nothing of the first."""
+    directory = Path("/dev/shm") / f"writebackd-test-{os.getpid()}"
+    directory.mkdir()
+    disks = [directory / "first", directory / "second"]
+    for disk in disks:
+        with open(disk, "wb") as sparse:
+            sparse.truncate(256 << 20)
+    device = attach(disks[0])
+    name = device.rpartition("/")[2]
+    flood = None
+    try:
+        daemon = start("--device", name)
+        wait_for(lambda: name in _loops(home), what="for the disk")
+        for number in range(4):
+            flood = subprocess.Popen(
+                ["dd", "if=/dev/zero", f"of={device}", "bs=1M", "count=200", "conv=notrunc"],
+                stderr=subprocess.DEVNULL,
+            )
+            wait_for(lambda: _write_rate(home, name) > 0, what="for the flood")
+            kill(flood.pid)  # the last user: the kernel detaches at its close
+            flood.wait()
+            run("losetup", "--detach", device)
+            wait_for(lambda: name not in _loops(home), what="for the row to go")
+            run("losetup", device, str(disks[0 if same else (number + 1) % 2]))
+            wait_for(lambda: name in _loops(home), what="for the row to come back")
+            assert is_alive(daemon.process.pid)
+            home.check_way_home(found)
+        assert daemon.end() == 0
+    finally:
+        if flood is not None and flood.poll() is None:
+            flood.kill()
+            flood.wait()
+        with contextlib.suppress(AssertionError):
+            run("losetup", "--detach", device)
+        shutil.rmtree(directory)
+    assert limits() == found
+    home.check_log()
+
+
+def _write_rate(home: Home, name: str) -> float:
+    status = home.ask("status") or {"devices": []}
+    rates = [row["write_rate"] for row in status["devices"] if row["name"] == name]
+    return float(rates[0] or 0.0) if rates else 0.0

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Killed at random points: daemon, watcher, both.  The limits are held, or home, or known.
+
+A daemon that is started again within the lease goes on without a jump; one that
+is not is followed by the originals once the lease has run out; and where daemon
+and watcher are both gone the ledger has the way home.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from tests.kernel.fault_rig import (
+    FILES,
+    HOME_S,
+    LEASE_S,
+    Home,
+    Starter,
+    is_alive,
+    kill,
+    limits,
+    limits_kept,
+    wait_for,
+)
+from writebackd.actuate.restore import restore_from_ledger
+from writebackd.model import VmLimits
+from writebackd.paths import LEDGER
+
+KILLS = 200
+SEED = 20260103
+# From before the first import of a module to well into the loop.
+LIFE_S = 0.6
+KINDS = ("daemon", "daemon", "watcher", "both")
+# One in so many kills of the daemon is not followed by another daemon.
+LEFT_ALONE = 10
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def starter() -> Iterator[Starter]:
+    starter = Starter()
+    yield starter
+    starter.close()
+
+
+def test_at_200_random_points(home: Home, starter: Starter) -> None:
+    dice, seen = random.Random(SEED), Counter[str]()
+    pid = 0
+    with limits_kept() as found:
+        try:
+            for number in range(KILLS):
+                if not is_alive(pid):
+                    before = home.check_way_home(found)
+                    pid = starter.start(home)
+                    seen["started on limits as found" if before else "adopted"] += 1
+                    if not before:
+                        _no_jump(home, found, dice.uniform(0, LIFE_S))
+                time.sleep(dice.uniform(0, LIFE_S))
+                assert is_alive(pid), home.log.read_text()[-2000:]
+                kind = dice.choice(KINDS)
+                seen[f"killed: {kind}"] += 1
+                if kind == "watcher":
+                    _kill_watcher(home, pid, found)
+                    continue
+                kill(pid)
+                held = not home.check_way_home(found)
+                seen["in mid-write or held" if held else "before the first write"] += 1
+                watcher = home.watcher
+                if kind == "both":
+                    if watcher is not None:
+                        kill(watcher)
+                    if dice.random() < 0.5 or number == KILLS - 1:
+                        _restore_by_hand(home, found)
+                elif dice.randrange(LEFT_ALONE) == 0:
+                    _wait_for_watcher(home, found, watcher)
+                    seen["restored by the watcher"] += bool(held and watcher)
+        finally:
+            kill(pid) if pid else None
+            if home.watcher is not None:
+                kill(home.watcher)
+            restore_from_ledger(FILES, home.runtime_dir / LEDGER)
+        assert limits() == found
+    home.check_log()
+    print(f"\n{KILLS} kills, seed {SEED}: {dict(seen)}")
+    assert seen["in mid-write or held"] > KILLS / 10 and seen["restored by the watcher"]
+
+
+def _no_jump(home: Home, found: VmLimits, seconds: float) -> None:
+    """A restart within the lease: in no moment the originals."""
+    until = time.monotonic() + min(seconds, LEASE_S / 2)
+    while time.monotonic() < until:
+        assert limits().dirty_bytes != found.dirty_bytes, "the limit jumped"
+        time.sleep(0.002)
+
+
+def _kill_watcher(home: Home, pid: int, found: VmLimits) -> None:
+    old = home.watcher
+    if old is None:
+        return  # not there yet
+    kill(old)
+    # A tick to see it, a second between two starts, and 0.2 s to load.
+    wait_for(lambda: home.watcher not in (None, old), 10.0, "for another watcher")
+    assert is_alive(pid)
+    home.check_way_home(found)
+
+
+def _wait_for_watcher(home: Home, found: VmLimits, watcher: "int | None") -> None:
+    if watcher is None and home.watcher is None:
+        _restore_by_hand(home, found)  # killed before it had one
+        return
+    wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore")
+    wait_for(lambda: home.watcher is None, 5.0, "for the watcher to end")
+    assert not (home.runtime_dir / LEDGER).exists()
+
+
+def _restore_by_hand(home: Home, found: VmLimits) -> None:
+    """As `writebackctl restore` and ExecStopPost= do."""
+    result = restore_from_ledger(FILES, home.runtime_dir / LEDGER)
+    assert result.status in ("restored", "nothing"), result
+    assert limits() == found

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Kernel files and map contents that make no sense: a tick is skipped at worst.
+
+The daemon may hold, or go back to the limits as found; it may not end, hang, or
+set a limit that the policy does not allow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import random
+import struct
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+
+from fake_host import FakeProbe, Rig, no_trace
+from writebackd.kernel import files as files_module
+from writebackd.kernel import layout, libbpf
+from writebackd.kernel.cgroups import parse_io_max
+from writebackd.kernel.diskstats import DiskStatsReader
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.probe import BpfProbe
+from writebackd.kernel.readers import (
+    BlockReader,
+    CgroupSyncReader,
+    Reading,
+    SharedState,
+    SyncReader,
+    TaskReader,
+    together,
+)
+from writebackd.kernel.vm import host_info, read_state
+from writebackd.model import Histogram
+
+FLOOR, CEILING = 1 << 20, 4 << 30  # of the default policy
+
+HUGE = "9" * 400  # larger than any float
+NUMBERS = (
+    "0", "-1", "18446744073709551615", "18446744073709551616", HUGE, "9" * 5000, "1e3", "",
+    "\u00b2", "0x10", "nan", "4096",
+)  # fmt: skip
+# Each daemon lives through all the rounds, so that what one leaves meets the next.
+ROUNDS, SEED = 300, 20260101
+# What is read at the start, at a scan of the disks and in every tick.
+IN_EVERY_TICK = (
+    "/proc/diskstats", "/proc/vmstat", "/proc/sys/vm/dirty_bytes", "/proc/sys/vm/dirty_ratio",
+    "/proc/sys/vm/dirty_background_bytes", "/proc/sys/vm/dirty_background_ratio",
+)  # fmt: skip
+AT_A_SCAN = (
+    "/proc/self/mountinfo", "/sys/block/sda/diskseq", "/sys/block/sda/size",
+    "/sys/block/sda/queue/rotational", "/sys/block/sda/queue/write_cache",
+    "/sys/class/scsi_host/host0/proc_name", "/sys/block/sda/device/wwid",
+)  # fmt: skip
+
+
+def spoilt(dice: random.Random, good: bytes) -> bytes:
+    """A file's text cut short, with another number in it, with bits flipped, or nothing of it."""
+    kind = dice.randrange(6)
+    if kind == 0:
+        return good[: dice.randrange(len(good) + 1)]
+    if kind == 1:
+        words = good.split(b" ")
+        words[dice.randrange(len(words))] = dice.choice(NUMBERS).encode()
+        return b" ".join(words)
+    if kind == 2 and good:
+        data = bytearray(good)
+        for _ in range(dice.randint(1, 8)):
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+        return bytes(data)
+    if kind == 3:
+        return good + good
+    if kind == 4:
+        return b"\n".join(dice.randbytes(dice.randrange(30)) for _ in range(dice.randrange(9)))
+    return dice.randbytes(dice.randrange(120))
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    rig = Rig(tmp_path, monkeypatch)
+    yield rig
+    rig.close()
+
+
+def good_text(rig: Rig, name: str) -> bytes:
+    try:
+        return rig.host.read(name).encode("utf-8", "surrogateescape")
+    except OSError:
+        return b"naa.5000c500a1b2c3d4"
+
+
+def limits_written(rig: Rig) -> List[int]:
+    return [int(value) for lever, value in rig.host.writes if lever == "dirty_bytes"]
+
+
+def test_no_content_of_a_kernel_file_ends_the_daemon(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    dice, host = random.Random(SEED), rig.host
+    for number in range(ROUNDS):
+        rig.tick()
+        for name in dice.sample(IN_EVERY_TICK + AT_A_SCAN, dice.randint(1, 4)):
+            host.raw[name] = spoilt(dice, good_text(rig, name))
+        seen = f"seed {SEED}, round {number}: {host.raw}"
+        for _ in range(3):
+            # As a tick that finds a reason to scan: it holds.
+            with contextlib.suppress(OSError, ValueError):
+                rig.daemon._topology.refresh(force=True)
+            host.flow(dice.choice([0, 1 << 20, 1 << 33]))
+            try:
+                rig.tick()
+            except Exception as error:
+                pytest.fail(f"{error!r}, {seen}")
+        assert all(FLOOR <= limit <= CEILING for limit in limits_written(rig)), seen
+        host.writes.clear()
+        host.raw.clear()
+        rig.daemon._topology.refresh(force=True)
+        rig.tick(2)
+        assert rig.daemon._failures == 0, f"it goes on when the files make sense again; {seen}"
+    assert no_trace(caplog.records)
+
+
+@pytest.mark.parametrize("name", IN_EVERY_TICK + AT_A_SCAN)
+def test_cut_short_at_every_byte(rig: Rig, name: str) -> None:
+    good = good_text(rig, name)
+    rig.tick(2)
+    for length in range(len(good)):
+        rig.host.raw[name] = good[:length]
+        rig.tick()
+    rig.host.raw.clear()
+    rig.tick(2)
+    assert rig.daemon._failures == 0
+
+
+def test_a_file_without_an_end_costs_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "MOST_BYTES", 1 << 20)
+    with open(tmp_path / "endless", "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError) as caught:
+        KernelFiles(tmp_path).read("/endless")
+    assert caught.value.errno == errno.EFBIG
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("/proc/meminfo", b""),
+        ("/proc/meminfo", b"MemTotal:"),
+        ("/proc/meminfo", b"MemTotal: -5 kB"),
+        ("/proc/meminfo", b"MemTotal: " + b"9" * 400 + b" kB"),
+        ("/proc/meminfo", b"\xff\0"),
+        ("/proc/vmstat", b""),
+        ("/proc/vmstat", b"nr_dirty 1\nnr_writeback 2"),
+        ("/proc/vmstat", b"nr_dirty -1\nnr_writeback 0\nnr_dirty_threshold 9\n"
+                         b"nr_dirty_background_threshold 1"),
+        ("/proc/sys/vm/dirty_bytes", b"-1"),
+        ("/proc/sys/vm/dirty_ratio", HUGE.encode()),
+    ],
+    ids=lambda value: repr(value)[:40],
+)  # fmt: skip
+def test_what_is_needed_is_an_error_that_names_its_file(rig: Rig, name: str, text: bytes) -> None:
+    rig.host.raw[name] = text
+    with pytest.raises(ValueError, match=name.rpartition("/")[2]):
+        host_info(rig.host)
+        read_state(rig.host)
+
+
+@pytest.mark.parametrize("text", ["0-99999999", "5-1", "0-x", "", "9" * 20, "0-" + "9" * 20])
+def test_absurd_cpus_are_not_believed(rig: Rig, text: str) -> None:
+    for which in ("online", "possible"):
+        rig.host.texts[f"/sys/devices/system/cpu/{which}"] = text
+    assert 1 <= host_info(rig.host).cpus_possible <= 8192
+
+
+def test_counters_beyond_64_bits_are_a_bad_line(rig: Rig) -> None:
+    good = rig.host.read("/proc/diskstats")
+    rig.host.raw["/proc/diskstats"] = good.replace("3000", HUGE, 1).encode()
+    reader = DiskStatsReader(rig.host)
+    assert list(reader.read()) == ["8:1"]
+    assert reader.skipped == 1
+
+
+@pytest.mark.parametrize("text", ["\n \n", "8:0", "8:0 wbps", "= = =", "\udcff", "8:0 a=max\n\n"])
+def test_no_io_max_raises(text: str) -> None:
+    parse_io_max(text)
+
+
+# ---- the probe's maps -------------------------------------------------------
+
+SIZES = layout.Sizes(slots=8, shards=1, per_cpu=True)
+
+
+class FakeMap:
+    """A map whose entries are made up."""
+
+    def __init__(self, entries: List[Tuple[bytes, bytes]]) -> None:
+        self.entries = entries
+        self.deleted: List[bytes] = []
+
+    def batch_reader(self, most: int) -> "FakeMap":
+        return self
+
+    def read(self) -> Iterator[Tuple[bytes, bytes]]:
+        yield from self.entries
+
+    def delete(self, key: bytes) -> None:
+        self.deleted.append(key)
+
+
+class Maps:
+    """Readers as the probe has them, on memory that tests fill."""
+
+    def __init__(self) -> None:
+        self.slots = bytearray(SIZES.slots * layout.IO_SLOT_SIZE)
+        self.queues = bytearray(SIZES.slots * layout.QUEUE_SLOT_SIZE)
+        self.state = bytearray(layout.STATE_SIZE)
+        self.tables: Dict[str, FakeMap] = {
+            name: FakeMap([]) for name in ("syncs", "inflight", "cgroups", "tasks")
+        }
+        tables: Any = self.tables
+        memory: Any = self
+        self.probe = BpfProbe.__new__(BpfProbe)
+        probe: Any = self.probe
+        probe._sample_cost = lambda: None
+        probe._issue_attached = True
+        probe._blocks = BlockReader(memory.slots, memory.queues, SIZES)
+        probe._syncs = SyncReader(tables["syncs"], tables["inflight"])
+        probe._cgroups = CgroupSyncReader(tables["cgroups"])
+        probe._tasks = TaskReader(tables["tasks"])
+        probe._state = SharedState(memory.state)
+
+
+KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": layout.CGROUP_KEY.size, "tasks": 4}
+VALUE_SIZES = {
+    "syncs": layout.SYNC_STATS_SIZE,
+    "inflight": layout.SYNC_START.size,
+    "cgroups": layout.CGROUP_SYNCS.size,
+    "tasks": layout.DIRTIER.size,
+}
+# Runs of one byte give the absurd counts that random bytes seldom do.
+RUNS = (b"\xff", b"\0", b"\x80\0", b"\0\0\0\x7f", b"\x01")
+
+
+def fill(dice: random.Random, size: int) -> bytes:
+    if dice.random() < 0.4:
+        return dice.randbytes(size)
+    pattern = dice.choice(RUNS)
+    return (pattern * (size // len(pattern) + 1))[:size]
+
+
+def fill_table(dice: random.Random, name: str, table: FakeMap) -> None:
+    known = (8 << 20 | 1).to_bytes(4, "little")  # the filesystem of the fake host
+    table.entries = []
+    for _ in range(dice.randrange(6)):
+        short = dice.choice([known, b"\xff" * 4])
+        key = short if KEY_SIZES[name] == 4 else fill(dice, KEY_SIZES[name])
+        table.entries.append((key, fill(dice, VALUE_SIZES[name])))
+
+
+def test_no_content_of_a_map_ends_the_daemon(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    dice, maps = random.Random(SEED), Maps()
+    rig.tick(2)
+    for number in range(ROUNDS):
+        for memory in (maps.slots, maps.queues, maps.state):
+            memory[:] = fill(dice, len(memory))
+        for slot in range(SIZES.slots if dice.random() < 0.5 else 0):
+            # The fake host's disk, so that the garbage reaches the law.
+            struct.pack_into("=I", maps.slots, slot * layout.IO_SLOT_SIZE + 8, 8 << 20)
+        for name, table in maps.tables.items():
+            fill_table(dice, name, table)
+        reading = maps.probe.read()
+        assert isinstance(reading, Reading)
+        for classes in reading.classes.values():
+            assert all(each.count >= 0 and each.bytes >= 0 for each in classes.values())
+        assert all(each.count >= 0 for each in reading.syncs.values())
+        assert len(reading.writers) <= layout.SYSCTL_WRITES
+        rig.probe.next = reading
+        try:
+            rig.tick()
+            rig.status()
+        except Exception as error:
+            pytest.fail(f"seed {SEED}, round {number}: {error!r}")
+        assert all(FLOOR <= limit <= CEILING for limit in limits_written(rig))
+        rig.host.writes.clear()
+        assert rig.daemon._failures == 0
+    assert no_trace(caplog.records)
+
+
+@pytest.mark.parametrize("name", sorted(VALUE_SIZES))
+def test_records_of_a_wrong_length_are_a_failed_read(name: str) -> None:
+    maps = Maps()
+    maps.tables[name].entries = [(b"\1" * KEY_SIZES[name], b"\1" * (VALUE_SIZES[name] - 1))]
+    with pytest.raises(libbpf.BpfError, match="contents"):
+        maps.probe.read()
+
+
+def test_a_map_that_cannot_be_read_means_hold_then_restore_then_go_on(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = rig.host.limits
+    rig.pin(32 << 20)
+    rig.tick(3)
+    assert rig.host.limits.dirty_bytes == 32 << 20
+    with caplog.at_level(logging.WARNING):
+        rig.probe.next = libbpf.BpfError("reading map syncs", errno.EIO)
+        rig.tick(4)
+        assert rig.host.limits.dirty_bytes == 32 << 20
+        rig.tick()
+        assert rig.host.limits == before
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "a tick could not be read, holding: reading map syncs: Input/output error",
+        "5 ticks could not be read: back to the limits as found",
+    ]
+    rig.probe.next = Reading()
+    rig.tick(2)
+    assert rig.host.limits.dirty_bytes == 32 << 20
+
+
+def test_absurd_readings_add_up() -> None:
+    full = Histogram(tuple((index, 0xFFFFFFFF) for index in range(3)))
+    assert (full + full).total == 6 * 0xFFFFFFFF
+    assert together({}, {}) == {}
+
+
+def test_the_probe_of_the_rig_is_the_one_that_is_asked(rig: Rig) -> None:
+    """So that none of the above passes because nothing was read."""
+    assert isinstance(rig.daemon._sampler.probe, FakeProbe)
+    rig.tick(2)
+    assert rig.status()["devices"][0]["name"] == "sda"

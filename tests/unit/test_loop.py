@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The daemon's loop on a host without a kernel: its ticks come first."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from fake_host import Rig
+from writebackd.report.server import MAX_CLIENTS, ControlServer
+
+INTERVAL_S = 0.05
+ANSWER_S = 0.02  # as `status` of a host with a thousand disks
+
+
+def test_a_crowd_of_questions_does_not_put_off_a_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    daemon = rig.daemon
+    daemon._options = replace(daemon._options, interval_s=INTERVAL_S)
+    ticks: List[float] = []
+
+    def tick() -> None:
+        ticks.append(time.monotonic())
+        if len(ticks) == 12:
+            daemon._signals.stop = "enough"
+
+    def answer(verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        time.sleep(ANSWER_S)
+        return {}
+
+    monkeypatch.setattr(daemon, "_tick", tick)
+    selector = selectors.DefaultSelector()
+    server = ControlServer(tmp_path / "control.sock", answer)
+    server.register(selector)
+    clients = []
+    for _ in range(MAX_CLIENTS):
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(server.path))
+        client.sendall(b'{"verb": "status"}\n')
+        clients.append(client)
+    begun = time.monotonic()
+    daemon._loop(selector, server)
+    for client in clients:
+        client.close()
+    server.close()
+    selector.close()
+    rig.close()
+    gaps = [after - before for before, after in zip([begun, *ticks], ticks)]
+    # Four answers may be under way when a tick is due; all of them would take 1.3 s.
+    assert max(gaps) < INTERVAL_S + 4 * ANSWER_S + 0.15, gaps

@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The rails: each check passes, and fails when the one function or number that is the rail is out.
+
+A row has the check and how to take its rail out; a check that passes without its
+rail proves nothing, and is an error here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from fake_host import FakeHost, Rig
+from fake_levers import FakeLevers
+from writebackd import daemon as daemon_module
+from writebackd.actuate import actuator as actuator_module
+from writebackd.actuate import off as off_module
+from writebackd.actuate import restore as restore_module
+from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.lease import Lease
+from writebackd.actuate.ledger import load
+from writebackd.actuate.levers import Levers
+from writebackd.actuate.lock import AlreadyRunning
+from writebackd.actuate.off import OffSwitch
+from writebackd.actuate.watcher import Watcher
+from writebackd.control import decide as decide_module
+from writebackd.control import law, ramp
+from writebackd.daemon import SILENT_TICKS, Daemon
+from writebackd.model import LeverKind, Setting, VmState
+
+PIN, FOREIGN = 32 << 20, 99 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Rail:
+    check: Callable[["Bench"], None]
+    take_out: Callable[[Patch], None]
+
+
+class Bench:
+    """What a check needs: any number of daemons on one host, closed in the end."""
+
+    def __init__(self, tmp: Path, patch: Patch) -> None:
+        self.tmp, self.patch = tmp, patch
+        self.host = FakeHost(tmp / "root")
+        self.found = self.host.limits
+        self._rig: Optional[Rig] = None
+
+    @property
+    def rig(self) -> Rig:
+        if self._rig is None:
+            self._rig = Rig(self.tmp, self.patch, self.host)
+        return self._rig
+
+    def pinned(self) -> Rig:
+        self.rig.pin(PIN)
+        self.rig.tick(3)
+        assert self.host.limits.dirty_bytes == PIN, "the check itself does not work"
+        return self.rig
+
+    def draining(self, rate: float, ticks: int, seconds: float = 1.0) -> List[Tuple[float, int]]:
+        """(time, limit) of each tick for a disk that drains so much and was flooded lately."""
+        rig, seen = self.rig, []
+        rig.tick(2)
+        for _ in range(ticks):
+            known = rig.daemon._memory.devices["sda"]
+            mine = replace(known, drain_rate=rate, last_flood_s=rig.now, flooded_before=True)
+            rig.daemon._memory = replace(rig.daemon._memory, devices={"sda": mine})
+            rig.daemon._tick()
+            rig.now += seconds
+            limit = rig.host.limits.dirty_bytes
+            if limit:
+                seen.append((rig.now, limit))
+        assert seen, "the check itself does not work"
+        return seen
+
+    def close(self) -> None:
+        if self._rig is not None:
+            self._rig.close()
+
+
+# ---- what is decided --------------------------------------------------------
+
+
+def never_above_the_ceiling(bench: Bench) -> None:
+    limits = [limit for _, limit in bench.draining(5e9, 8)]
+    assert max(limits) <= 4 << 30
+    assert limits[-1] == 4 << 30
+
+
+def never_below_the_floor(bench: Bench) -> None:
+    floor = law.kernel_floor_bytes(bench.rig.daemon._sampler._host)
+    assert all(limit >= floor for _, limit in bench.draining(500e3, 8))
+
+
+def one_step_at_a_time(bench: Bench) -> None:
+    limits = [limit for _, limit in bench.draining(5e9, 8)]
+    assert all(after <= 2 * before for before, after in zip(limits, limits[1:]))
+    assert limits[0] <= 2 * 0.2 * bench.host.available * PAGE
+
+
+def one_step_in_an_interval(bench: Bench) -> None:
+    seen = bench.draining(5e9, 16, seconds=0.25)
+    raised = [now for (_, before), (now, after) in zip(seen, seen[1:]) if after > before]
+    assert len(raised) >= 2
+    assert all(after - before >= 1.0 for before, after in zip(raised, raised[1:]))
+
+
+def never_tighter_than_what_drains(bench: Bench) -> None:
+    waiting = 180_000  # pages: 703 MiB
+    for _ in range(6):
+        bench.host.dirty = (waiting, 0)
+        for _, limit in bench.draining(10e6, 1):
+            assert limit >= waiting * PAGE, "below what is dirty: every writer is blocked"
+        waiting -= 10_000
+
+
+def _steps(**changes: float) -> Callable[[Patch], None]:
+    """The ramp without one of its bounds."""
+
+    def take_out(patch: Patch) -> None:
+        real = ramp.next_limit
+
+        def unbound(
+            goal: int, vm: VmState, now_s: float, last: float, step_up: float, cooldown_s: float
+        ) -> int:
+            up = changes.get("step_up", step_up)
+            return real(goal, vm, now_s, last, up, changes.get("cooldown_s", cooldown_s))
+
+        patch.setattr(decide_module, "next_limit", unbound)
+
+    return take_out
+
+
+# ---- what is written --------------------------------------------------------
+
+
+def what_the_kernel_makes_of_it_is_looked_at(bench: Bench) -> None:
+    rig = bench.rig
+    rig.tick(2)
+    limit, background = bench.host.thresholds()
+    bench.host.raw["/proc/vmstat"] = (
+        f"nr_dirty 1\nnr_writeback 0\nnr_dirty_threshold {limit}\n"
+        f"nr_dirty_background_threshold {background}"
+    ).encode()
+    rig.pin(PIN)
+    rig.tick(2)
+    assert any("nr_dirty_threshold is" in line for line in rig.status()["warnings"])
+
+
+FLUSH = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100)
+
+
+def a_lever_is_read_back(bench: Bench) -> None:
+    files = FakeLevers()
+    levers = Levers(files, lambda: None)
+    real = files.write
+    bench.patch.setattr(files, "write", lambda name, value: real(name, "250"))
+    (action,) = levers.apply((FLUSH,))
+    assert not action.ok and "reads back as 250" in (action.error or "")
+
+
+def originals_are_known_before_the_first_write(bench: Bench) -> None:
+    ledger_path = bench.rig.runtime_dir / "ledger.json"
+
+    def look(lever: str) -> None:
+        ledger = load(ledger_path)
+        assert ledger is not None, f"{lever} is written, and nobody knows what it was"
+        assert ledger.originals == bench.found
+        assert (PIN, PIN // 2) in ledger.written
+
+    bench.rig.tick(2)
+    bench.host.before_write = look
+    bench.rig.pin(PIN)
+    bench.rig.tick(2)
+    bench.host.before_write = lambda lever: None
+    assert bench.host.limits.dirty_bytes == PIN
+
+
+def originals_of_levers_are_known_before_the_first_write(bench: Bench) -> None:
+    files, path = FakeLevers(), bench.tmp / "levers.json"
+    actuator = Actuator(files, path, "restore")
+    actuator.start()
+
+    def look(lever: str) -> None:
+        ledger = load(path)
+        assert ledger is not None and [each.original for each in ledger.levers] == ["500"]
+
+    files.before_write = look
+    actuator.apply_settings((FLUSH,))
+    assert files.flush["dirty_writeback_centisecs"] == 100
+
+
+def a_lease_that_ran_out_takes_all_home(bench: Bench) -> None:
+    rig = bench.pinned()
+    watcher = Watcher(bench.host, rig.runtime_dir)
+    now = time.monotonic()
+    watcher.look(now)
+    assert bench.host.limits.dirty_bytes == PIN, "it has not run out yet"
+    for late_s in (1.0, 4.0):  # the first time it gives a moment of grace
+        watcher.look(now + rig.daemon._lease.length_s + late_s)
+    assert bench.host.limits == bench.found
+
+
+def without_a_lease_nothing_is_written(bench: Bench) -> None:
+    rig = bench.pinned()
+    watcher, save = Watcher(bench.host, rig.runtime_dir), Actuator._save
+
+    def stopped_after(self: Actuator, wanted: Any) -> None:
+        """As a daemon that is stopped between the ledger and its write."""
+        save(self, wanted)
+        watcher.look(time.monotonic() + rig.daemon._lease.length_s + 1)
+
+    bench.patch.setattr(Actuator, "_save", stopped_after)
+    actions = rig.daemon._actuator.apply(2 * PIN, PIN)
+    assert bench.host.limits == bench.found, "written behind the watcher's back"
+    assert not any(action.ok for action in actions)
+
+
+def what_somebody_else_sets_is_left_alone(bench: Bench) -> None:
+    rig = bench.pinned()
+    bench.host.sysctl("dirty_bytes", FOREIGN)
+    rig.tick(5)
+    assert bench.host.limits.dirty_bytes == FOREIGN
+    assert bench.host.limits.dirty_background_ratio == 10, "ours went home"
+    assert "dirty_bytes" in rig.status()["yielded"]
+
+
+def a_lever_that_somebody_else_sets_is_let_go(bench: Bench) -> None:
+    files = FakeLevers()
+    levers = Levers(files, lambda: None)
+    levers.apply((FLUSH,))
+    files.flush["dirty_writeback_centisecs"] = 333
+    assert levers.foreign()
+    levers.apply((replace(FLUSH, value=200),))
+    assert files.flush["dirty_writeback_centisecs"] == 333
+
+
+def enforce_goes_back_to_the_foreign_value(bench: Bench) -> None:
+    rig = bench.pinned()
+    bench.host.sysctl("dirty_bytes", FOREIGN)
+    rig.tick(2)
+    rig.daemon.handle("mode", {"mode": "enforce"}, 0)
+    rig.tick(2)
+    assert bench.host.limits.dirty_bytes == PIN
+    rig.daemon._actuator.finish()
+    assert bench.host.limits.dirty_bytes == FOREIGN
+
+
+def the_end_touches_only_what_is_ours(bench: Bench) -> None:
+    rig = bench.pinned()
+    bench.host.sysctl("dirty_bytes", FOREIGN)
+    rig.daemon._actuator.finish()
+    assert bench.host.limits.dirty_bytes == FOREIGN
+
+
+def _restarted(bench: Bench) -> Rig:
+    rig = bench.pinned()
+    rig.close()
+    rig.daemon = rig.start()
+    return rig
+
+
+def a_restart_knows_the_originals(bench: Bench) -> None:
+    rig = _restarted(bench)
+    rig.tick(2)
+    assert rig.daemon._actuator.originals == bench.found
+    rig.daemon._actuator.finish()
+    assert bench.host.limits == bench.found
+
+
+def a_restart_does_not_let_the_limit_jump(bench: Bench) -> None:
+    rig = _restarted(bench)
+    rig.tick(5)  # the pin ended with the first daemon, and nobody has demand
+    assert bench.host.limits.dirty_bytes == PIN
+
+
+def observe_writes_nothing(bench: Bench) -> None:
+    rig = bench.rig
+    rig.daemon.handle("mode", {"mode": "observe"}, 0)
+    rig.pin(PIN)
+    rig.tick(4)
+    assert bench.host.limits == bench.found and not bench.host.writes
+
+
+def only_one_daemon(bench: Bench) -> None:
+    rig = bench.pinned()
+    second: Optional[Daemon] = None
+    with contextlib.suppress(AlreadyRunning):
+        second = rig.start()
+    if second is not None:
+        second._topology.close()
+        os.close(second._lock)
+    assert second is None
+
+
+# ---- whatever else happens --------------------------------------------------
+
+
+def a_file_in_run_holds_off_at_once(bench: Bench) -> None:
+    rig = bench.pinned()
+    off = rig.runtime_dir / "off"
+    off.touch()
+    rig.tick()
+    assert bench.host.limits == bench.found
+    assert rig.status()["off"] == str(off)
+    writes = len(bench.host.writes)
+    for order in ({"mode": "enforce"}, {"mode": "observe"}, {"mode": "enforce"}):
+        rig.daemon.handle("mode", order, 0)
+        rig.tick(2)
+    assert len(bench.host.writes) == writes
+    off.unlink()
+    rig.tick(2)
+    assert bench.host.limits.dirty_bytes == PIN
+    assert rig.status()["off"] is None
+
+
+def a_file_in_etc_holds_off(bench: Bench) -> None:
+    bench.patch.setattr(off_module, "_LOOK_S", 0.01)
+    rig = bench.pinned()
+    off = bench.host.path("/etc/writebackd/off")
+    off.parent.mkdir(parents=True)
+    off.symlink_to("/nowhere")  # as a careful admin may make it
+    until = time.monotonic() + 1.0
+    while bench.host.limits != bench.found and time.monotonic() < until:
+        rig.tick()
+        time.sleep(0.01)
+    assert bench.host.limits == bench.found
+    rig.tick(3)
+    assert bench.host.limits == bench.found
+
+
+def off_works_where_nothing_can_be_read(bench: Bench) -> None:
+    rig = bench.pinned()
+    bench.host.errors["/proc/diskstats"] = errno.EIO
+    (rig.runtime_dir / "off").touch()
+    rig.tick()
+    assert bench.host.limits == bench.found
+
+
+def off_is_obeyed_before_the_first_write(bench: Bench) -> None:
+    off = bench.host.path("/etc/writebackd/off")
+    off.parent.mkdir(parents=True)
+    off.touch()
+    bench.rig.pin(PIN)
+    bench.rig.tick(4)
+    assert not bench.host.writes
+
+
+def unread_for_a_moment_the_limits_are_held(bench: Bench) -> None:
+    rig = bench.pinned()
+    bench.host.errors["/proc/diskstats"] = errno.EIO
+    rig.tick(SILENT_TICKS - 1)
+    assert bench.host.limits.dirty_bytes == PIN
+
+
+def unread_for_longer_the_originals_come_back(bench: Bench) -> None:
+    rig = bench.pinned()
+    bench.host.errors["/proc/diskstats"] = errno.EIO
+    rig.tick(SILENT_TICKS + 2)
+    assert bench.host.limits == bench.found
+    assert any("could not be read" in line for line in rig.status()["warnings"])
+
+
+# ---- the table ----------------------------------------------------------------
+
+
+def put(where: Any, name: str, value: Any) -> Callable[[Patch], None]:
+    return lambda patch: patch.setattr(where, name, value)
+
+
+def _unsaved(self: Actuator, written: Tuple[Tuple[int, int], ...]) -> None:
+    self._written = written
+
+
+def _unjudged(self: Levers, lever: Any, change: Any, problem: Optional[str]) -> Any:
+    return change.action(lever, problem)
+
+
+def _new_lock(runtime_dir: Path) -> int:
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+RAILS: Dict[str, Rail] = {
+    "ceiling": Rail(
+        never_above_the_ceiling, put(law, "_clamp", lambda x, low, _: max(int(x), low))
+    ),
+    "floor": Rail(
+        never_below_the_floor, put(law, "_clamp", lambda x, _, high: min(int(x), high))
+    ),
+    "one step": Rail(one_step_at_a_time, _steps(step_up=1e9)),
+    "one step in an interval": Rail(one_step_in_an_interval, _steps(cooldown_s=0.0)),
+    "no faster than it drains": Rail(never_tighter_than_what_drains, put(ramp, "HEADROOM", 0.0)),
+    "read back": Rail(
+        what_the_kernel_makes_of_it_is_looked_at,
+        put(actuator_module, "readback_error", lambda *_: None),
+    ),
+    "read back, levers": Rail(a_lever_is_read_back, put(Levers, "_judge", _unjudged)),
+    "originals first": Rail(
+        originals_are_known_before_the_first_write, put(Actuator, "_store", _unsaved)
+    ),
+    "originals first, levers": Rail(
+        originals_of_levers_are_known_before_the_first_write,
+        put(Levers, "_store", lambda self: None),
+    ),
+    "lease": Rail(a_lease_that_ran_out_takes_all_home, put(Watcher, "_run_out", lambda *_: None)),
+    "no write without lease": Rail(
+        without_a_lease_nothing_is_written, put(Lease, "permit", lambda self: None)
+    ),
+    "foreign write": Rail(
+        what_somebody_else_sets_is_left_alone, put(Actuator, "foreign", lambda *_: ())
+    ),
+    "foreign write, levers": Rail(
+        a_lever_that_somebody_else_sets_is_let_go, put(Levers, "foreign", lambda self: ())
+    ),
+    "enforce": Rail(
+        enforce_goes_back_to_the_foreign_value, put(Actuator, "_set_original", lambda *_: None)
+    ),
+    "restore what is ours": Rail(
+        the_end_touches_only_what_is_ours, put(restore_module, "is_ours", lambda *_: True)
+    ),
+    "adopt": Rail(a_restart_knows_the_originals, put(Actuator, "_resolve", lambda *_: None)),
+    "adopt, no jump": Rail(
+        a_restart_does_not_let_the_limit_jump,
+        put(daemon_module, "ADOPTED_HOLD_S", -math.inf),
+    ),
+    "observe": Rail(
+        observe_writes_nothing, put(Daemon, "_set_dry_run", lambda self: None)
+    ),
+    "one daemon": Rail(only_one_daemon, put(daemon_module, "take_lock", _new_lock)),
+    "off, /run": Rail(a_file_in_run_holds_off_at_once, put(OffSwitch, "file", lambda self: None)),
+    "off, /etc": Rail(a_file_in_etc_holds_off, put(OffSwitch, "_look", lambda self: None)),
+    "off, unread": Rail(
+        off_works_where_nothing_can_be_read, put(OffSwitch, "file", lambda self: None)
+    ),
+    "off, from the start": Rail(
+        off_is_obeyed_before_the_first_write, put(off_module, "_is_there", lambda path: False)
+    ),
+    "silent, held": Rail(
+        unread_for_a_moment_the_limits_are_held, put(daemon_module, "SILENT_TICKS", 1)
+    ),
+    "silent, restored": Rail(
+        unread_for_longer_the_originals_come_back, put(daemon_module, "SILENT_TICKS", 1 << 30)
+    ),
+}
+
+rails = pytest.mark.parametrize("rail", RAILS.values(), ids=RAILS)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: Patch) -> Iterator[Bench]:
+    bench = Bench(tmp_path, monkeypatch)
+    yield bench
+    bench.close()
+
+
+@rails
+def test_holds(bench: Bench, rail: Rail) -> None:
+    rail.check(bench)
+
+
+@rails
+def test_fails_without(bench: Bench, monkeypatch: Patch, rail: Rail) -> None:
+    rail.take_out(monkeypatch)
+    try:
+        rail.check(bench)
+    except AssertionError as error:
+        assert "the check itself" not in str(error)
+        return
+    raise RuntimeError("the check passes without the rail: it proves nothing")
