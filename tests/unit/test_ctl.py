@@ -256,7 +256,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 VERBS = {
     "status", "devices", "why", "history", "observe", "enforce", "pin", "release", "verify",
-    "restore", "doctor", "policy",
+    "restore", "doctor", "policy", "watch",
 }  # fmt: skip
 
 
