@@ -25,6 +25,7 @@ from writebackd.actuate import actuator as actuator_module
 from writebackd.actuate import off as off_module
 from writebackd.actuate import restore as restore_module
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.book import Book
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.ledger import load
 from writebackd.actuate.levers import Levers
@@ -411,7 +412,7 @@ RAILS: Dict[str, Rail] = {
     ),
     "originals first, levers": Rail(
         originals_of_levers_are_known_before_the_first_write,
-        put(Levers, "_store", lambda self: None),
+        put(Book, "store", lambda self: None),
     ),
     "lease": Rail(a_lease_that_ran_out_takes_all_home, put(Watcher, "_run_out", lambda *_: None)),
     "no write without lease": Rail(
