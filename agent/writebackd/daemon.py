@@ -11,27 +11,24 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import resource
 import selectors
 import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.lock import AlreadyRunning, take_lock
 from writebackd.actuate.off import OffSwitch
-from writebackd.actuate.outcome import describe_action
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
 from writebackd.control.decide import HURRY, decide, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.levers import file_of
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import Probe, open_probe
 from writebackd.kernel.rivals import RivalWatch, find_rivals
@@ -39,7 +36,7 @@ from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.signals import Signals
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
-from writebackd.kernel.vm import page_size, read_state
+from writebackd.kernel.usage import Usage
 from writebackd.kernel.writers import writer_of
 from writebackd.model import (
     Action,
@@ -57,16 +54,9 @@ from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
-from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
+from writebackd.report.server import ControlServer
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import (
-    devices_json,
-    mode_json,
-    pin_json,
-    status_json,
-    verify_json,
-    why_json,
-)
+from writebackd.verbs import State, Verbs
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +64,6 @@ log = logging.getLogger(__name__)
 # for a passing EINTR or a device in transition, short enough that a stale
 # limit does not outlive the flood it was made for.
 SILENT_TICKS = 5
-# Two pages: below it the kernel answers EINVAL (mm/page-writeback.c).
-LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
 # After a restart the limits adopted from the run before are kept this long,
 # which is what it takes to see again whether anybody syncs.
 ADOPTED_HOLD_S = 15.0
@@ -150,8 +138,7 @@ class Daemon:
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
-        self._cpu_at_start: Optional[float] = None
-        self._last_usage = (0.0, 0)
+        self._usage = Usage(self._files)
         self._actions: Tuple[Action, ...] = ()
         self._last_s: Optional[float] = None
         self._failures = 0
@@ -162,6 +149,10 @@ class Daemon:
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._loaded: List[Policy] = []  # by the thread that read it again
         self._mode_by_verb = False
+        # What `writebackctl` asks and orders.
+        self.handle = Verbs(
+            self._files, self._actuator, self._state, self._order_mode, self._order_pin
+        ).handle
         self._hurry = False
         # What a tick makes has no cycles and is freed without the collector, which would
         # look through it again and again: a seventh of a tick's time with 1 024 disks.
@@ -394,7 +385,7 @@ class Daemon:
         estimates: Mapping[str, Estimate],
         decision: Decision,
     ) -> None:
-        spent, resident = self._usage()
+        spent, resident = self._usage.read()
         snapshot = Snapshot(
             version=__version__,
             mode=self._memory.mode,
@@ -422,20 +413,6 @@ class Daemon:
             self._history.record(event)
         self._snapshot = snapshot
         self._on_tick(snapshot)
-
-    def _usage(self) -> Tuple[float, int]:
-        """CPU seconds since the first tick, and resident bytes; the last known on error."""
-        try:
-            times = resource.getrusage(resource.RUSAGE_SELF)
-            spent = times.ru_utime + times.ru_stime
-            if self._cpu_at_start is None:
-                # Loading and trying BPF programs is not the running cost.
-                self._cpu_at_start = spent
-            pages = int(self._files.read("/proc/self/statm").split()[1])
-            self._last_usage = spent - self._cpu_at_start, pages * page_size()
-        except (OSError, ValueError, IndexError) as error:
-            log.debug("own usage: %s", error)
-        return self._last_usage
 
     # ---- parts that change ---------------------------------------------
 
@@ -515,81 +492,18 @@ class Daemon:
         self._history.record(Event(time.time(), "mode", text=mode.value))
         return actions
 
-    # ---- questions and orders from the socket --------------------------
+    # ---- orders from the socket ----------------------------------------
 
-    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        """Answer a request of `writebackctl`; raises RequestError."""
-        snapshot = self._snapshot
-        if verb == "mode":
-            return self._handle_mode(args, uid)
-        if verb in ("pin", "release"):
-            return self._handle_pin(verb, args, uid)
-        if snapshot is None:
-            raise RequestError("just started, nothing measured yet: ask again in a second", 1)
-        if verb == "status":
-            return status_json(snapshot)
-        if verb == "devices":
-            return devices_json(snapshot)
-        if verb == "why":
-            return why_json(snapshot, text_argument(args, "device"))
-        if verb == "verify":
-            vm = read_state(self._files)
-            return verify_json(
-                vm,
-                snapshot.sample.host.page_size,
-                self._written(),
-                snapshot.sample.foreign,
-                self._memory.yielded,
-                self._actuator.levers.held(vm.threshold_bytes),
-                [
-                    (str(lever), file_of(lever), written, found)
-                    for lever, written, found in self._actuator.levers.differing()
-                ],
-            )
-        raise RequestError(f"unknown verb {verb!r}")
+    def _state(self) -> State:
+        return State(self._snapshot, self._memory, self._off)
 
-    def _written(self) -> Optional[Tuple[int, int]]:
-        """What this daemon holds in the kernel, as the last decision says."""
-        decision = self._snapshot.decision if self._snapshot is not None else None
-        if decision is None or self._actuator.dry_run or self._memory.limit_bytes is None:
-            return None
-        if decision.limit_bytes is None or decision.background_bytes is None:
-            return None
-        return decision.limit_bytes, decision.background_bytes
-
-    def _handle_mode(self, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        try:
-            mode = Mode(text_argument(args, "mode"))
-        except ValueError:
-            raise RequestError("mode is observe or enforce") from None
-        try:
-            actions = self._set_mode(mode)
-        except (OSError, ValueError) as error:
-            raise RequestError(f"the limits cannot be read: {error}", 1) from None
-        log.info("mode %s by uid %d", mode.value, uid)
+    def _order_mode(self, mode: Mode) -> Tuple[Action, ...]:
+        actions = self._set_mode(mode)
         self._mode_by_verb = True
-        lines = [describe_action(action) for action in actions]
-        if mode is Mode.ENFORCE and self._off is not None:
-            lines.append(f"takes effect when {self._off} is removed")
-        return mode_json(
-            mode,
-            lines,
-            good=all(action.ok for action in actions),
-        )
+        return actions
 
-    def _handle_pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        pin = size_argument(args, "bytes") if verb == "pin" else None
-        if pin is not None and pin < LEAST_LIMIT_BYTES:
-            raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
-        self._memory = replace(self._memory, pin_bytes=pin, hold_until_s=float("-inf"))
-        log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
-        waits = pin is not None and (
-            self._memory.mode is Mode.OBSERVE or self._memory.yielded is not None
-        )
-        lines = ["takes effect after `writebackctl enforce`"] if waits else []
-        if pin is not None and self._off is not None:
-            lines.append(f"takes effect when {self._off} is removed")
-        return pin_json(pin, lines)
+    def _order_pin(self, pin_bytes: Optional[int]) -> None:
+        self._memory = replace(self._memory, pin_bytes=pin_bytes, hold_until_s=float("-inf"))
 
 
 def taken_over(

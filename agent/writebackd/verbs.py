@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the control socket may ask of the daemon, and tell it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+
+from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.outcome import describe_action
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.levers import file_of
+from writebackd.kernel.vm import read_state
+from writebackd.model import Action, Memory, Mode
+from writebackd.report.server import RequestError, size_argument, text_argument
+from writebackd.report.snapshot import Snapshot
+from writebackd.report.status import (
+    devices_json,
+    mode_json,
+    pin_json,
+    status_json,
+    verify_json,
+    why_json,
+)
+
+log = logging.getLogger(__name__)
+
+# Two pages: below it the kernel answers EINVAL (mm/page-writeback.c).
+LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
+
+
+class State(NamedTuple):
+    """Of the daemon, as it is now."""
+
+    snapshot: Optional[Snapshot]  # None: nothing measured yet
+    memory: Memory
+    off: Optional[Path]  # the file that holds it off
+
+
+class Verbs:
+    """Questions are answered from the state; orders go to the daemon's own functions.
+
+    `set_mode` answers with what was put back, and raises OSError or ValueError;
+    `set_pin` takes bytes, or None to release.
+    """
+
+    def __init__(
+        self,
+        files: KernelFiles,
+        actuator: Actuator,
+        state: Callable[[], State],
+        set_mode: Callable[[Mode], Tuple[Action, ...]],
+        set_pin: Callable[[Optional[int]], None],
+    ) -> None:
+        self._files = files
+        self._actuator = actuator
+        self._state = state
+        self._set_mode = set_mode
+        self._set_pin = set_pin
+
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        """Answer a request of `writebackctl`; raises RequestError."""
+        if verb == "mode":
+            return self._mode(args, uid)
+        if verb in ("pin", "release"):
+            return self._pin(verb, args, uid)
+        snapshot = self._state().snapshot
+        if snapshot is None:
+            raise RequestError("just started, nothing measured yet: ask again in a second", 1)
+        if verb == "status":
+            return status_json(snapshot)
+        if verb == "devices":
+            return devices_json(snapshot)
+        if verb == "why":
+            return why_json(snapshot, text_argument(args, "device"))
+        if verb == "verify":
+            return self._verify(snapshot)
+        raise RequestError(f"unknown verb {verb!r}")
+
+    def _verify(self, snapshot: Snapshot) -> Dict[str, Any]:
+        vm = read_state(self._files)
+        return verify_json(
+            vm,
+            snapshot.sample.host.page_size,
+            self._written(snapshot),
+            snapshot.sample.foreign,
+            self._state().memory.yielded,
+            self._actuator.levers.held(vm.threshold_bytes),
+            [
+                (str(lever), file_of(lever), written, found)
+                for lever, written, found in self._actuator.levers.differing()
+            ],
+        )
+
+    def _written(self, snapshot: Snapshot) -> Optional[Tuple[int, int]]:
+        """What this daemon holds in the kernel, as the last decision says."""
+        decision = snapshot.decision
+        if self._actuator.dry_run or self._state().memory.limit_bytes is None:
+            return None
+        if decision.limit_bytes is None or decision.background_bytes is None:
+            return None
+        return decision.limit_bytes, decision.background_bytes
+
+    def _mode(self, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        try:
+            mode = Mode(text_argument(args, "mode"))
+        except ValueError:
+            raise RequestError("mode is observe or enforce") from None
+        try:
+            actions = self._set_mode(mode)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"the limits cannot be read: {error}", 1) from None
+        log.info("mode %s by uid %d", mode.value, uid)
+        lines = [describe_action(action) for action in actions]
+        off = self._state().off
+        if mode is Mode.ENFORCE and off is not None:
+            lines.append(f"takes effect when {off} is removed")
+        return mode_json(mode, lines, good=all(action.ok for action in actions))
+
+    def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        pin = size_argument(args, "bytes") if verb == "pin" else None
+        if pin is not None and pin < LEAST_LIMIT_BYTES:
+            raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
+        self._set_pin(pin)
+        log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
+        _, memory, off = self._state()
+        waits = pin is not None and (memory.mode is Mode.OBSERVE or memory.yielded is not None)
+        lines = ["takes effect after `writebackctl enforce`"] if waits else []
+        if pin is not None and off is not None:
+            lines.append(f"takes effect when {off} is removed")
+        return pin_json(pin, lines)
