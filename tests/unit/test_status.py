@@ -12,6 +12,7 @@ import pytest
 import samples
 import schema
 from writebackd.cli.render import render_status
+from writebackd.cli.screens import render_verify
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     DeviceMemory,
@@ -360,9 +361,13 @@ def test_verify(state: VmState, written: Optional[Tuple[int, int]], files: "list
 
 def test_verify_names_the_writer_and_reports_a_yield() -> None:
     state = vm_state(VmLimits(8 * MIB, 0, 2 * MIB, 0), 8 * MIB, 2 * MIB)
-    foreign = (ForeignWrite("dirty_bytes", str(8 * MIB), 733, "tuned"),)
+    foreign = (
+        ForeignWrite("dirty_bytes", str(8 * MIB), 733, "tuned", 9, "/t.service", "tuned -l"),
+    )
     answer = verify_json(state, PAGE, (4 * MIB, 2 * MIB), foreign)
-    assert answer["differences"][0]["comm"] == "tuned"
+    assert_valid(answer, "verify")
+    text = render_verify(answer, 200)
+    assert "; changed by tuned (pid 733, cgroup /t.service, command line: tuned -l)" in text
     answer = verify_json(state, PAGE, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
     assert answer["good"] is False
     assert_valid(answer, "verify")
@@ -392,7 +397,7 @@ def test_verify_looks_at_the_levers_as_well() -> None:
     assert not answer["good"]
     assert answer["differences"] == [
         {"lever": lever, "file": differing[0][1], "expected": 1000, "found": None,
-         "pid": 733, "comm": "systemd"}
+         "pid": 733, "comm": "systemd", "cgroup": None, "cmdline": None}
     ]  # fmt: skip
     assert_valid(answer, "verify")
 

@@ -138,7 +138,9 @@ def render_verify(answer: Answer, width: int = 80) -> str:
         found = "without a limit" if row["found"] is None else row["found"]
         text = f"{row['file']} is {found}, last written was {row['expected']}"
         if row["pid"] is not None:
-            text += f"; changed by {as_text(row['comm'])} ({row['pid']})"
+            where, line = row.get("cgroup") or "gone", row.get("cmdline") or "unknown"
+            who = f"{as_text(row['comm'])} (pid {row['pid']}"
+            text += f"; changed by {who}, cgroup {where}, command line: {line})"
         lines += wrapped(text, width, "  ", "")
     if answer["yielded"] is not None:
         text = f"yielded: {answer['yielded']}; `writebackctl enforce` takes over again"

@@ -157,8 +157,8 @@ def verify_json(
     writers = {each.lever: each for each in foreign}
     for difference in differences:
         writer = writers.get(str(difference["lever"]))
-        difference["pid"] = writer.pid if writer else None
-        difference["comm"] = writer.comm if writer else None
+        for field in ("pid", "comm", "cgroup", "cmdline"):
+            difference[field] = getattr(writer, field, None)
     return {
         "good": not differences and yielded is None,
         "written": None
