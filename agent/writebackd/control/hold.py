@@ -34,9 +34,9 @@ FORWARD = 1.02
 # An unloaded sync that takes longer goes to the media: a cache takes it in 0.1 to 0.5 ms.
 NO_CACHE_S = 2e-3
 # A cache that takes less than so many seconds of R is none: 46 to 110 MB were seen of an
-# SSD of 450 MB/s that each flush empties, 0.1 to 0.5 s, and 330 to 500 MB of a RAID's 512,
-# 1.3 to 2 s.
-SMALL_CACHE_S = 0.5
+# SSD that each flush empties, 0.2 to 0.4 s of what it drained then, and 330 to 500 MB of
+# a RAID's 512, 1.3 to 2 s.
+SMALL_CACHE_S = 0.35
 # The kernel's writeback loop takes some rounds to follow a new limit; a tick
 # before that shows the old one.
 FOLLOW_S = 1.0
