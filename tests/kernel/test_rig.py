@@ -232,6 +232,10 @@ def test_nbd_devices_of_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     ours = subprocess.Popen(["sleep", "60"], env={f"{MARK}_DISK": "a.1"})
     other = subprocess.Popen(["sleep", "60"])
     try:
+        # The kernel fills in the environment a moment after exec has let Popen return.
+        deadline = time.monotonic() + 5.0
+        while not host.environ(ours.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
         monkeypatch.setattr(host, "nbd_client", lambda device: other.pid)
         with pytest.raises(RigError, match=f"process {other.pid}"):
             check_own("/dev/nbd0")

@@ -456,14 +456,14 @@ def test_a_rate_that_was_proved_becomes_the_drain_rate() -> None:
     poor = 0.5 * RATE
     tried = replace(
         HELD, probe_bytes=TIGHT, probe_rate=poor, carried=(3 * poor, 3.0),
-        limit_bytes=int(1.25 * TIGHT),
+        limit_bytes=2 * TIGHT,
     )  # fmt: skip
     devices = {**memory().devices}
     devices["sda"] = replace(
         devices["sda"], hold=tried, drain_rate=RATE, drain_window=((1.0, RATE),)
     )
     _, after = decide(
-        policy(), memory(devices=devices), sample(limit=int(1.25 * TIGHT)),
+        policy(), memory(devices=devices), sample(limit=2 * TIGHT),
         {"sda": database(rate=poor), "dm-0": backup()},
     )  # fmt: skip
     known = after.devices["sda"]

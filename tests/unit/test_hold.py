@@ -46,14 +46,19 @@ from writebackd.control.hold import (
     FUTILE_SHARE,
     GROW_LEAST,
     GROW_MOST,
+    GROW_POWER,
     GROW_TO,
     LATE_LASTS_S,
+    MEND,
+    MUCH,
+    MUCH_SHORT,
     NO_CACHE_S,
     OTHER_DISK,
     PROBE_GAIN,
     PROBE_MOST_S,
     PROBE_S,
     PROBE_STEP,
+    PROOF_STEP,
     REFILL_SHARE,
     REMEMBERED_S,
     ROOM_S,
@@ -63,7 +68,10 @@ from writebackd.control.hold import (
     SEEK_GAIN,
     SEEK_MUCH_BYTES,
     SEEK_S,
+    SEEK_SLOW,
     SEEK_STEP,
+    SMALL_CACHE_S,
+    SOON_JUDGED_S,
     STARVED_MARGIN,
     asked_for,
     feed_forward,
@@ -71,6 +79,7 @@ from writebackd.control.hold import (
     rest,
 )
 from writebackd.control.steps import JUDGE_S, wait
+from writebackd.estimate.drain import TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State
 
 # ---- no flood --------------------------------------------------------------
@@ -278,9 +287,14 @@ def test_what_brought_nothing_is_tried_again_later() -> None:
 
 def test_less_under_a_larger_limit_is_what_the_media_take() -> None:
     less = 0.99 * 4 * R / SEEK_GAIN
-    taken = step(unknown(rate=less), seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB))
+    waits = unknown(rate=less, slow_share=1.01 * SEEK_SLOW)
+    taken = step(waits, seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB))
     assert taken.hold.proved_rate == pytest.approx(less)
     assert taken.limit == taken.hold.limit_bytes == 8 * MIB and "is full" in taken.why
+    # Where no write waits for the media it is not the media.
+    quick = unknown(rate=less, slow_share=0.99 * SEEK_SLOW)
+    taken = step(quick, seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB))
+    assert taken.hold.proved_rate is None and taken.limit == 8 * MIB // SEEK_STEP
 
 
 def test_the_limit_does_not_grow_where_nobody_waits_for_it() -> None:
@@ -357,12 +371,26 @@ def test_where_there_is_no_cache_the_limit_stays_where_the_rate_was_seen() -> No
         assert taken.limit == taken.hold.limit_bytes == (64 * MIB if stays else guess)
         assert taken.hold.phase is Phase.HOLD
     assert step(seen(tau_s=None, baseline_s=None), far).limit == guess
-    # What was measured is better than where it happened to be.
+    # What was measured is better than where it happened to be, if it was measured.
     assert step(seen(baseline_s=2 * NO_CACHE_S), far).limit == KNEE
+    assert step(seen(baseline_s=2 * NO_CACHE_S, tau_s=TAU_MOST_S), far).limit == 64 * MIB
     # And within the bounds.
     small = replace(BOUNDS, ceiling=32 * MIB)
     without = seen(tau_s=None, baseline_s=2 * NO_CACHE_S)
     assert step(without, far, bounds=small).limit == 32 * MIB
+
+
+def test_a_cache_that_takes_next_to_nothing_is_none() -> None:
+    # What a larger limit let in the media took, then; and there is nothing to drain.
+    found = seen(full=True, cache_bytes=0.99 * SMALL_CACHE_S * R)
+    taken = step(found, seeking(seek_rate=2 * R))
+    assert taken.hold.phase is Phase.HOLD and taken.hold.proved_rate == 2 * R
+    assert step(found, seeking(seek_rate=R)).hold.proved_rate is None
+    assert step(found, holding(**FULL)).hold.phase is Phase.HOLD
+    larger = replace(found, cache_bytes=1.01 * SMALL_CACHE_S * R)
+    taken = step(larger, seeking(seek_rate=2 * R))
+    assert taken.hold.phase is Phase.DRAIN and taken.hold.proved_rate is None
+    assert step(larger, holding(**FULL)).hold.phase is Phase.DRAIN
 
 
 # ---- HOLD: the cache is full -----------------------------------------------
@@ -469,7 +497,8 @@ def test_draining_lasts_until_there_is_room() -> None:
     taken = step(seen(rate=slow, slow_share=None), enough)
     assert taken.hold.phase is Phase.HOLD and taken.hold.useless_s < NOW
     # A moment above the drain rate is none below it.
-    assert step(seen(rate=2 * R), draining(drained_bytes=7.0)).hold.drained_bytes == 7.0
+    early = draining(lasted=0.5 * DRAIN_LEAST_S, drained_bytes=7.0)
+    assert step(seen(rate=2 * R), early).hold.drained_bytes == 7.0
     half = step(seen(rate=0.5 * R, slow_share=None), draining(0.5 * R), dt_s=0.5).hold
     assert half.drained_bytes == pytest.approx(0.25 * R)
 
@@ -496,7 +525,9 @@ def test_writers_do_not_suffer_for_it_longer_than_they_should() -> None:
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
 
 
-@pytest.mark.parametrize("more", [{"full": True}, {"slow_share": FUTILE_SHARE}])
+@pytest.mark.parametrize(
+    "more", [{"full": True, "slow_share": None}, {"slow_share": FUTILE_SHARE}]
+)
 def test_draining_that_makes_no_room_is_useless(more: Dict[str, object]) -> None:
     taken = step(seen(rate=DRAIN_SHARE * R, **more), draining(probe_again_s=PROBE_S))
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
@@ -506,7 +537,15 @@ def test_draining_that_makes_no_room_is_useless(more: Dict[str, object]) -> None
 
 def test_a_smaller_limit_that_costs_no_throughput_is_kept() -> None:
     rate = 1.01 * DRAIN_GRIPS * R
-    taken = step(seen(rate=rate), draining(rate))
+    taken = step(seen(rate=rate), draining(rate, drained_bytes=9.0))
+    # And since that made no room a still smaller one is tried ...
+    assert taken.hold.limit_bytes == int(DRAIN_SHARE * KNEE)
+    assert taken.hold.phase is Phase.DRAIN and taken.hold.useless_s < NOW
+    assert taken.limit == taken.hold.drain_bytes == int(DRAIN_SHARE * int(DRAIN_SHARE * KNEE))
+    assert taken.hold.drained_bytes == 0.0 and taken.hold.changed_s == NOW
+    # ... down to the floor.
+    low = replace(BOUNDS, floor=int(DRAIN_SHARE * KNEE))
+    taken = step(seen(rate=rate), draining(rate), bounds=low)
     assert taken.limit == taken.hold.limit_bytes == int(DRAIN_SHARE * KNEE)
     assert taken.hold.phase is Phase.HOLD and taken.hold.useless_s == NOW
     rate = 0.99 * DRAIN_GRIPS * R
@@ -535,7 +574,8 @@ POOR = 0.95 * KEEP
 
 def test_a_flood_that_gets_too_little_is_given_more() -> None:
     taken = step(seen(rate=0.8 * R), holding(0.8 * R))
-    assert taken.limit == taken.hold.limit_bytes == pytest.approx(KNEE / 0.8, rel=1e-3)
+    grown = KNEE * max(GROW_LEAST, 0.8**-GROW_POWER)
+    assert taken.limit == taken.hold.limit_bytes == pytest.approx(grown, rel=1e-3)
     assert taken.state is State.PROBE and taken.hold.changed_s == NOW
     # What is remembered: where it suffered, and what the step has to beat.
     assert (taken.hold.starved_bytes, taken.hold.starved_s) == (KNEE, NOW)
@@ -544,11 +584,11 @@ def test_a_flood_that_gets_too_little_is_given_more() -> None:
 
 def test_a_step_up_is_at_least_worth_writing_and_at_most_a_step() -> None:
     keen = replace(BOUNDS, keep=0.99)
-    assert 0.97 > 1 / GROW_LEAST and 0.2 < 1 / GROW_MOST
+    assert 0.97 > 1 / GROW_LEAST and 0.1**GROW_POWER < 1 / GROW_MOST
     assert step(seen(rate=0.97 * R), holding(0.97 * R), bounds=keen).limit == int(
         KNEE * GROW_LEAST
     )
-    assert step(seen(rate=0.2 * R), holding(0.2 * R)).limit == int(KNEE * GROW_MOST)
+    assert step(seen(rate=0.1 * R), holding(0.1 * R)).limit == int(KNEE * GROW_MOST)
     assert step(seen(rate=0.0), holding(0.0)).limit == int(KNEE * GROW_MOST)
 
 
@@ -559,9 +599,31 @@ def test_nobody_is_given_more_who_has_enough_or_does_not_ask() -> None:
 
 
 def test_a_limit_is_not_judged_before_its_time() -> None:
-    hold = holding(carried=(POOR * R, 0.4 * JUDGE_S))
-    assert step(seen(rate=POOR * R), hold, dt_s=0.5 * JUDGE_S).limit == KNEE
-    assert step(seen(rate=POOR * R), hold, dt_s=0.7 * JUDGE_S).limit > KNEE
+    # A little less than R is told from noise after some seconds, much less sooner.
+    little = 0.5 * (MUCH_SHORT + KEEP) * R
+    hold = holding(carried=(little * 0.4 * JUDGE_S, 0.4 * JUDGE_S))
+    assert step(seen(rate=little), hold, dt_s=0.5 * JUDGE_S).limit == KNEE
+    assert step(seen(rate=little), hold, dt_s=0.7 * JUDGE_S).limit > KNEE
+    much = 0.99 * MUCH_SHORT * R
+    hold = holding(carried=(much * 0.4 * SOON_JUDGED_S, 0.4 * SOON_JUDGED_S))
+    assert step(seen(rate=much), hold, dt_s=0.5 * SOON_JUDGED_S).limit == KNEE
+    assert step(seen(rate=much), hold, dt_s=0.7 * SOON_JUDGED_S).limit > KNEE
+
+
+def test_a_limit_that_lets_in_much_more_than_was_missing_goes_most_of_the_way_back() -> None:
+    much, cache = 1.01 * MUCH * R, 2 * R
+    raised = holding(much, limit_bytes=2 * KNEE, starved_bytes=KNEE)
+    filling = seen(rate=much, cache_bytes=cache, fill_bytes=1.01 * ROOM_SHARE * cache)
+    taken = step(filling, raised)
+    assert taken.limit == taken.hold.limit_bytes == int(MEND * KNEE)
+    assert taken.state is State.SQUEEZE and taken.hold.starved_bytes == 0
+    # While the cache is rather empty, not much more comes in, or nothing was missing: not.
+    room = replace(filling, fill_bytes=0.99 * ROOM_SHARE * cache)
+    assert step(room, raised).limit == 2 * KNEE
+    little = 0.99 * MUCH * R
+    assert step(replace(filling, rate=little), holding(
+        little, limit_bytes=2 * KNEE, starved_bytes=KNEE)).limit == 2 * KNEE
+    assert step(filling, replace(raised, starved_bytes=0)).limit == 2 * KNEE
 
 
 def test_far_above_rate_times_tau_more_limit_is_not_what_is_missing() -> None:
@@ -654,7 +716,12 @@ def test_what_brought_nothing_is_tried_ever_more_seldom(before: float, after: fl
 
 def test_where_a_larger_limit_did_not_help_a_starved_flood_the_media_are_slower() -> None:
     poor = POOR * R
+    # A small step proves nothing: first a larger one.
     taken = step(seen(rate=poor), probing(poor, probe_rate=poor))
+    assert taken.limit == taken.hold.limit_bytes == int(PROOF_STEP * KNEE)
+    assert taken.hold.proved_rate is None and taken.hold.probe_bytes == KNEE
+    large = probing(poor, probe_rate=poor, limit_bytes=int(1.01 * PROOF_STEP * KNEE))
+    taken = step(seen(rate=poor), large)
     assert taken.limit == KNEE and taken.hold.proved_rate == pytest.approx(poor)
 
 
@@ -765,7 +832,7 @@ ANY = [
     ("drain", seen(full=True), holding(**FULL), State.SQUEEZE),
     ("draining", seen(rate=R / 2), draining(), State.SQUEEZE),
     ("drained", seen(rate=R / 2), draining(drained_bytes=10 * R), State.GUARD),
-    ("drained-at-no-cost", seen(), draining(R), State.GUARD),
+    ("drained-at-no-cost", seen(), draining(R), State.SQUEEZE),
 ]
 
 

@@ -25,6 +25,7 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control.climb import climb
 from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, settle, wait
+from writebackd.estimate.drain import TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 
 # A little more than R, so that the cache fills slowly instead of running empty:
@@ -32,9 +33,16 @@ from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 FORWARD = 1.02
 # An unloaded sync that takes longer goes to the media: a cache takes it in 0.1 to 0.5 ms.
 NO_CACHE_S = 2e-3
+# A cache that takes less than so many seconds of R is none: 46 to 110 MB were seen of an
+# SSD that each flush empties, 0.2 to 0.4 s of what it drained then, and 330 to 500 MB of
+# a RAID's 512, 1.3 to 2 s.
+SMALL_CACHE_S = 0.35
 # The kernel's writeback loop takes some rounds to follow a new limit; a tick
 # before that shows the old one.
 FOLLOW_S = 1.0
+# While R is looked for, half of it: a wrong step there costs less than slow ones, since
+# only with R known can room be made.
+SEEK_FOLLOW_S = 0.5
 # A full cache, or late syncs, for so long: a destage burst or one journal
 # commit makes half a second slow.
 FULL_LASTS_S = 0.9
@@ -50,8 +58,9 @@ ROOM_S, ROOM_SHARE = 1.0, 0.5
 DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
 # Draining works when the rate falls below this share of R.
 DRAIN_GRIPS = 0.93
-# Once a cache has room the share of slow writes falls to 2 to 8 % within a tick.
-FUTILE_SHARE = 0.3
+# Once a cache has room the share of slow writes falls to 2 to 8 %, some ticks later; without a
+# cache it stayed at 25 to 80 %.
+FUTILE_SHARE = 0.2
 # Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
 # A cache that is full again so much sooner is none, or is somebody else's.
 FULL_AGAIN_S = 4.0
@@ -70,12 +79,21 @@ REMEMBERED_S = 300.0
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
 SEEK_S = 0.4
+# Share of writes that wait, from which on a lower rate under a larger limit is the media's.
+SEEK_SLOW = 0.04
 # No further than what the kernel's writeback loop may need: tau was 7.5 to 13 ms once it
-# was settled, up to 24 ms before.  Where that is much, less will do.
-SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_MUCH_BYTES = 10e-3, 50e-3, 16 << 20
+# was settled, up to 24 ms before, and in the first seconds of a flood, while the kernel's own
+# estimate of the disk is on its way up, 50 (77 MB/s at 4 MB).  Where that is much, less will do.
+SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_MUCH_BYTES = 10e-3, 150e-3, 16 << 20
 # Corrections: what is missing of R, within these bounds; less than the ramp's
 # deadband would not be written.
-GROW_LEAST, GROW_MOST = 1.15, 2.0
+GROW_LEAST, GROW_MOST = 1.12, 2.0
+# The rate answers to the limit in leaps: 175 MB/s at 3.5 MB, 280 at 4 MB, 400 at 4.5 MB.
+GROW_POWER = 0.5
+# So much of R missing is seen sooner.
+MUCH_SHORT, SOON_JUDGED_S = 0.85, 1.0
+# And so much more than R, where the limit was raised for what was missing.
+MUCH, MEND = 1.2, 1.05
 CUT_MOST = 0.8
 # tau differs by a factor of up to three with the kernel's bandwidth estimate.
 GROW_TO = 3.0
@@ -83,6 +101,8 @@ GROW_TO = 3.0
 # much more throughput; what brought nothing is not tried again for twice as long.
 PROBE_S, PROBE_MOST_S = 45.0, 60.0
 PROBE_STEP, PROBE_GAIN = 1.25, 1.06
+# By how much it has to be larger before what it did not bring is the media's doing.
+PROOF_STEP = 1.6
 # After one that brought something the next follows soon: the disk may have become much faster.
 EARNED_S = 8.0
 # How far above a limit that cost throughput one stays.
@@ -142,12 +162,16 @@ def regulate(
     hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
         limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
-        if estimate.tau_s is None and (estimate.baseline_s or 0.0) >= NO_CACHE_S:
-            # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
-            # be far below the knee: begin where R was seen.
-            limit = _resting(bounds, estimate, hold)
+        if _no_cache(estimate):
+            if estimate.tau_s is None or estimate.tau_s >= TAU_MOST_S:
+                # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
+                # be far below the knee: begin where R was seen.
+                limit = _resting(bounds, estimate, hold)
+            if hold.seek_rate > SEEK_GAIN * (estimate.drain_rate or 0.0):
+                # No cache took that: the media did, and may again under a larger limit.
+                hold = replace(hold, proved_rate=hold.seek_rate)
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
-        if estimate.full:
+        if estimate.full and not _no_cache(estimate):
             return _drain(bounds, estimate, hold, now_s, "the drain rate is known now")
         # Only a rate that lasted: the media may take more.
         hold = replace(hold, probe_again_s=EARNED_S)
@@ -177,7 +201,8 @@ def _observe(
 ) -> Hold:
     carried, lasted = hold.carried
     waited = hold.waited
-    if now_s - hold.changed_s > FOLLOW_S:
+    follow_s = SEEK_FOLLOW_S if hold.phase is Phase.SEEK else FOLLOW_S
+    if now_s - hold.changed_s > follow_s:
         carried, lasted = carried + estimate.rate * dt_s, lasted + dt_s
         waited = (waited[0] + estimate.fsync_total_s, waited[1] + estimate.fsyncs)
         if lasted > 2 * JUDGE_S:  # half of it is the past
@@ -210,8 +235,9 @@ def _seek(
     if lasted < SEEK_S:
         return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
     rate = carried / lasted
-    if rate < hold.seek_rate / SEEK_GAIN:
-        # Less under a larger limit: the cache was filling, now the media set the rate.
+    if rate < hold.seek_rate / SEEK_GAIN and (estimate.slow_share or 0.0) >= SEEK_SLOW:
+        # Less under a larger limit, and writes wait: the cache was filling, now the media
+        # set the rate.  Without such waits it is the kernel's flusher, or the CPUs.
         why = f"the write cache is full: the media take {human.size(rate)}/s"
         return limit, replace(hold, proved_rate=rate), State.GUARD, why
     if rate < SEEK_GAIN * hold.seek_rate:
@@ -239,7 +265,7 @@ def _hold(
     limit = clamp(hold.limit_bytes or bounds.floor, bounds)
     drain_rate = estimate.drain_rate or 0.0
     full, late = hold.full_s >= FULL_LASTS_S, hold.late_s >= LATE_LASTS_S
-    useless = now_s - hold.useless_s < REMEMBERED_S
+    useless = now_s - hold.useless_s < REMEMBERED_S or _no_cache(estimate)
     carried, lasted = hold.carried
     rate = carried / lasted if lasted >= JUDGE_S else None
 
@@ -266,6 +292,12 @@ def _hold(
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
+        larger = clamp(PROOF_STEP * before, bounds)
+        if not earned and rate < bounds.keep * drain_rate and larger > limit:
+            # 126 MB/s at 2.4 and at 2.7 MB, 146 at 3: too small a step proves nothing.
+            hold = replace(change(hold, now_s, limit_bytes=larger), starved_bytes=before)
+            why = f"the flood still gets {human.size(rate)}/s only: a still larger limit"
+            return larger, hold, State.PROBE, why
         next_s = EARNED_S if earned else min(PROBE_MOST_S, 2 * hold.probe_again_s)
         hold = replace(hold, probe_bytes=0, probe_again_s=next_s)
         if earned:
@@ -284,9 +316,12 @@ def _hold(
             return limit, hold, State.PROBE, why
     # Far above R x tau the limit is not what holds the flood.
     ours = limit < GROW_TO * (feed_forward(bounds, estimate) or limit)
-    if rate is not None and rate < bounds.keep * drain_rate and estimate.held_back and ours:
+    short = rate is not None and rate < bounds.keep * drain_rate
+    soon = carried / lasted if lasted >= SOON_JUDGED_S else drain_rate
+    if (short or soon < MUCH_SHORT * drain_rate) and estimate.held_back and ours:
+        rate = carried / lasted
         missing = f"the flood gets {human.size(rate)}/s, less than {human.size(drain_rate)}/s"
-        grow = min(max(drain_rate / max(rate, 1.0), GROW_LEAST), GROW_MOST)
+        grow = min(max((drain_rate / max(rate, 1.0)) ** GROW_POWER, GROW_LEAST), GROW_MOST)
         hold = replace(
             hold, starved_bytes=limit, starved_s=now_s, probe_bytes=limit, probe_rate=rate
         )
@@ -294,6 +329,13 @@ def _hold(
         hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, missing + ": loosening"
 
+    if hold.starved_bytes and soon > MUCH * drain_rate and _half_full(estimate):
+        # Between the limit that let in too little and this one there may be a better one; if
+        # not, room lasts longer near the former.
+        limit = clamp(min(limit, MEND * hold.starved_bytes), bounds)
+        hold = replace(change(hold, now_s, limit_bytes=limit), starved_bytes=0, probe_bytes=0)
+        why = f"the flood gets {human.size(soon)}/s, more than {human.size(drain_rate)}/s: back"
+        return limit, hold, State.SQUEEZE, why
     if rate is not None and estimate.held_back and now_s - hold.changed_s >= hold.probe_again_s:
         hold = replace(hold, probe_bytes=limit, probe_rate=rate)
         limit = clamp(limit * min(GROW_MOST, PROBE_STEP ** (1 + hold.earned)), bounds)
@@ -304,6 +346,18 @@ def _hold(
         return limit, hold, State.SQUEEZE, why
     why = f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s"
     return limit, hold, State.GUARD, why + ": holding"
+
+
+def _no_cache(estimate: Estimate) -> bool:
+    """Whether there is nothing to make room in: none, or one that each flush empties."""
+    cache, rate = estimate.cache_bytes, estimate.drain_rate
+    small = cache is not None and rate is not None and cache < SMALL_CACHE_S * rate
+    return small or (estimate.baseline_s or 0.0) >= NO_CACHE_S
+
+
+def _half_full(estimate: Estimate) -> bool:
+    cache = estimate.cache_bytes
+    return cache is not None and estimate.fill_bytes >= ROOM_SHARE * cache
 
 
 def _drain(
@@ -353,10 +407,17 @@ def _draining(
         room = ROOM_SHARE * estimate.cache_bytes
     carried, seconds = hold.carried
     rate = carried / seconds if seconds else drain_rate
-    futile = estimate.full or (estimate.slow_share or 0.0) >= FUTILE_SHARE
+    slow = estimate.slow_share
+    futile = estimate.full if slow is None else slow >= FUTILE_SHARE
     if lasted >= DRAIN_LEAST_S and rate >= DRAIN_GRIPS * drain_rate:
         # The rate does not fall: even this limit lets in all that the media
         # take.  It costs nothing, then, and is the shorter queue.
+        smaller = clamp(DRAIN_SHARE * limit, bounds)
+        if smaller < limit:
+            hold = change(hold, now_s, limit_bytes=limit)
+            hold = replace(hold, drain_bytes=smaller, drained_bytes=0.0)
+            why = f"{human.size(limit)} costs no throughput: making room with {human.size(smaller)}"
+            return smaller, hold, State.SQUEEZE, why
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         hold = replace(hold, useless_s=now_s)
         return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"

@@ -65,7 +65,7 @@ SHARE_OVER_S = 1.0
 # 10 % a second on the modelled array) and follow a rebuild within as much.
 FULL_OVER_S = 4.0
 # Before there is any R: one tick may still have been part of the filling.
-FULL_LEAST_S = 0.4
+FULL_LEAST_S = 0.9
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
@@ -352,7 +352,8 @@ def _fast_sample(
         believed = lasted >= FULL_OVER_S and memory.fill_bytes >= FAST_LASTS * memory.cache_bytes
     if not believed:
         return memory, "at cache speed: not yet for long enough"
-    rate = max(carried / lasted, memory.drain_rate or 0.0)
+    # The first seconds of a flood are slow on any disk: what came last counts as well.
+    rate = max(carried / lasted, memory.smooth_rate, memory.drain_rate or 0.0)
     memory = replace(
         memory, drain_rate=rate, drain_limit_bytes=limit_bytes, drain_window=(),
         fast=NOTHING, fill_bytes=0.0,

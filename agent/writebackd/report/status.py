@@ -254,6 +254,7 @@ def _device_row(
     sample: DeviceSample, decision: Optional[DeviceDecision], estimate: Optional[Estimate]
 ) -> Json:
     device = sample.device
+    cache = estimate.cache_bytes if estimate else None
     row: Json = {
         "name": device.name,
         "devno": device.devno,
@@ -264,13 +265,13 @@ def _device_row(
         "target_bytes": decision.target_bytes if decision else None,
         "inflight": sample.inflight,
         "busy_share": _number(sample.busy_share),
-        # Of the controller; queue/write_cache is no evidence of it.
+        # Of the controller, as its behaviour shows it; queue/write_cache is no evidence of it.
         "write_cache": {
             "kind": None,
-            "capacity_bytes": None,
+            "capacity_bytes": _number(cache),
             "mode": None,
             "protected": None,
-            "fill": None,
+            "fill": _number(min(1.0, estimate.fill_bytes / cache)) if estimate and cache else None,
         },
     }
     row.update(_figures(estimate))
@@ -295,6 +296,7 @@ def _figures(estimate: Optional[Estimate]) -> Json:
         if estimate and estimate.demand_known
         else None,
         "slow_share": _number(estimate.slow_share) if estimate else None,
+        "writeback_delay_s": _number(estimate.tau_s) if estimate else None,
     }
 
 
