@@ -220,13 +220,14 @@ def yielded() -> Snapshot:
     row = (
         RAID,
         calm.estimates["sda"],
-        DeviceDecision("sda", State.YIELDED, None, "somebody else set the limit", "sda-18"),
+        DeviceDecision(
+            "sda", State.YIELDED, None, "hands off: somebody else set the limit", "sda-18"
+        ),
     )
     shown = snapshot(
         vm(512 * MIB, 64 * MIB, 9 * MIB),
         (row,),
-        Decision(None, None, None, "hands off: tuned (pid 733) set dirty_bytes=536870912;"
-                 " `writebackctl enforce` takes over again"),
+        Decision(None, None, None, "tuned (pid 733) set dirty_bytes=536870912"),
         memory=Memory(
             yielded="tuned (pid 733) set dirty_bytes=536870912",
             intrusions=(Intrusion(write, 1_717_200_700.0),),

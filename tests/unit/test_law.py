@@ -332,8 +332,8 @@ def test_pin_wins_over_the_law_and_foreign_over_pin() -> None:
     decision, memory = decide(POLICY, memory, sample, estimates)
     assert decision.limit_bytes is None
     assert decision.devices[0].state is State.YIELDED
-    assert "tuned (pid 7, cgroup gone, " in decision.devices[0].reason
-    assert "set dirty_bytes=99" in decision.devices[0].reason
+    assert "tuned (pid 7, cgroup gone, " in decision.reason
+    assert "set dirty_bytes=99" in decision.reason
     assert memory.yielded
     assert [each.write.lever for each in memory.intrusions] == ["dirty_bytes"]
 

@@ -118,6 +118,12 @@ def test_status_says(make: Callable[[], Snapshot], words: "list[str]") -> None:
         assert " ".join(each.split()) in text
 
 
+def test_what_an_alert_tells_is_told_once() -> None:
+    text = " ".join(status(samples.yielded()).split())
+    assert text.count("tuned (pid 733) set") == 1
+    assert "why" in status(samples.guard())
+
+
 def row(text: str, device: str) -> "list[str]":
     line = next(line for line in text.splitlines() if line.startswith(device + " "))
     return line.split()

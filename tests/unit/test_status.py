@@ -412,6 +412,8 @@ def test_the_lease_and_who_watches_it() -> None:
     watched = replace(samples.idle(), lease_s=9.6, watcher_pid=4712, leases_lost=1)
     answer = status_json(watched)
     assert answer["lease"] == {"remaining_s": 9.6, "watcher_pid": 4712, "lost": 1}
-    assert "lease    10 s, then process 4712 restores; lost 1 times" in render_status(answer)
+    line = "lease    10 s left; when it runs out, process 4712 restores; lost "
+    assert line + "once\n" in render_status(answer)
+    assert line + "3 times\n" in render_status(status_json(replace(watched, leases_lost=3)))
     alone = status_json(replace(watched, watcher_pid=None))
     assert any("no watcher runs" in warning for warning in alone["warnings"])

@@ -98,7 +98,8 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     memory = status["memory"]
     dirty, writeback = human.size(memory["dirty_bytes"]), human.size(memory["writeback_bytes"])
     lines += labelled("dirty", f"{dirty} now, and {writeback} being written", width)
-    if status["reason"]:
+    told = any(status["reason"] in alert["summary"] for alert in status["alerts"])
+    if status["reason"] and not told:
         lines += labelled("why", status["reason"], width)
     for alert in status["alerts"]:
         text = f"{alert['name']}, {_since(alert['since'])}: {alert['summary']}"
@@ -147,8 +148,11 @@ def _lever_value(lever: Mapping[str, Any], value: Optional[int]) -> str:
 
 
 def _lease_line(lease: Mapping[str, Any]) -> str:
-    text = f"{lease['remaining_s'] or 0:.0f} s, then process {lease['watcher_pid']} restores"
-    return f"{text}; lost {lease['lost']} times" if lease["lost"] else text
+    left = f"{lease['remaining_s'] or 0:.0f} s left"
+    text = f"{left}; when it runs out, process {lease['watcher_pid']} restores"
+    if not lease["lost"]:
+        return text
+    return f"{text}; lost {'once' if lease['lost'] == 1 else str(lease['lost']) + ' times'}"
 
 
 def _headline(status: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ def decide(
         )
         wants.append(want)
     if memory.yielded is not None:
-        reason = f"hands off: {memory.yielded}; `writebackctl enforce` takes over again"
+        reason = "hands off: somebody else set the limit"  # who, tells the decision's reason
         wants = [_override(want, State.YIELDED, None, reason) for want in wants]
     elif memory.pin_bytes is not None:
         wants = [
