@@ -78,6 +78,7 @@ from writebackd.control.hold import (
     regulate,
     rest,
 )
+from writebackd.control.ramp import DEADBAND
 from writebackd.control.steps import JUDGE_S, wait
 from writebackd.estimate.drain import TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State
@@ -384,13 +385,20 @@ def test_a_cache_that_takes_next_to_nothing_is_none() -> None:
     # What a larger limit let in the media took, then; and there is nothing to drain.
     found = seen(full=True, cache_bytes=0.99 * SMALL_CACHE_S * R)
     taken = step(found, seeking(seek_rate=2 * R))
-    assert taken.hold.phase is Phase.HOLD and taken.hold.proved_rate == 2 * R
+    assert taken.hold.phase is Phase.HOLD
+    assert taken.hold.proved_rate == taken.hold.for_rate == 2 * R
     assert step(found, seeking(seek_rate=R)).hold.proved_rate is None
-    assert step(found, holding(**FULL)).hold.phase is Phase.HOLD
+    # As long as what was learned of draining is believed: the size may be wrong.
+    assert taken.hold.useless_s == NOW
+    assert step(found, holding(**FULL)).hold.phase is Phase.DRAIN
+    assert step(found, holding(useless_s=NOW - 1.0, **FULL)).hold.phase is Phase.HOLD
     larger = replace(found, cache_bytes=1.01 * SMALL_CACHE_S * R)
     taken = step(larger, seeking(seek_rate=2 * R))
     assert taken.hold.phase is Phase.DRAIN and taken.hold.proved_rate is None
-    assert step(larger, holding(**FULL)).hold.phase is Phase.DRAIN
+    assert taken.hold.useless_s < NOW
+    # A cache that was seen to fill is one, however long a sync takes.
+    slow = replace(larger, baseline_s=2 * NO_CACHE_S)
+    assert step(slow, seeking(seek_rate=2 * R)).hold.phase is Phase.DRAIN
 
 
 # ---- HOLD: the cache is full -----------------------------------------------
@@ -612,7 +620,7 @@ def test_a_limit_is_not_judged_before_its_time() -> None:
 
 def test_a_limit_that_lets_in_much_more_than_was_missing_goes_most_of_the_way_back() -> None:
     much, cache = 1.01 * MUCH * R, 2 * R
-    raised = holding(much, limit_bytes=2 * KNEE, starved_bytes=KNEE)
+    raised = holding(much, limit_bytes=2 * KNEE, starved_bytes=KNEE, starved_s=NOW - 5.0)
     filling = seen(rate=much, cache_bytes=cache, fill_bytes=1.01 * ROOM_SHARE * cache)
     taken = step(filling, raised)
     assert taken.limit == taken.hold.limit_bytes == int(MEND * KNEE)
@@ -621,9 +629,25 @@ def test_a_limit_that_lets_in_much_more_than_was_missing_goes_most_of_the_way_ba
     room = replace(filling, fill_bytes=0.99 * ROOM_SHARE * cache)
     assert step(room, raised).limit == 2 * KNEE
     little = 0.99 * MUCH * R
-    assert step(replace(filling, rate=little), holding(
-        little, limit_bytes=2 * KNEE, starved_bytes=KNEE)).limit == 2 * KNEE
+    slower = holding(little, limit_bytes=2 * KNEE, starved_bytes=KNEE, starved_s=NOW - 5.0)
+    assert step(replace(filling, rate=little), slower).limit == 2 * KNEE
     assert step(filling, replace(raised, starved_bytes=0)).limit == 2 * KNEE
+    # Nor where that was long ago, or the ramp would not write the difference.
+    once = replace(raised, starved_s=NOW - 1.1 * REMEMBERED_S)
+    assert step(filling, once).limit == 2 * KNEE
+    near = replace(raised, limit_bytes=int(MEND * KNEE / (1 - 0.9 * DEADBAND)))
+    assert step(filling, near).limit == near.limit_bytes
+
+
+def test_a_probe_that_makes_syncs_late_is_taken_back() -> None:
+    tried = probing(R, carried=(0.0, 0.0), earned=3, probe_again_s=20.0, **LATE)
+    taken = step(late(), tried)
+    assert taken.limit == taken.hold.limit_bytes == KNEE and taken.hold.probe_bytes == 0
+    assert taken.hold.probe_again_s == 40.0 and taken.hold.earned == 0
+    assert step(late(), replace(tried, probe_again_s=50.0)).hold.probe_again_s == PROBE_MOST_S
+    # What was missing outweighs it: then it is weighed, see climb.py.
+    poor = probing(R, probe_rate=POOR * R, carried=(0.0, 0.0), **LATE)
+    assert step(late(), poor).limit == poor.limit_bytes
 
 
 def test_far_above_rate_times_tau_more_limit_is_not_what_is_missing() -> None:

@@ -96,7 +96,7 @@ def climb(
         now = replace(now, up=up, begin_bytes=now.begin_bytes or limit)
     new = clamp(limit * STEP if now.up else limit / STEP, bounds)
     if new == limit:
-        hold = replace(hold, climb=_failed(now))
+        hold = replace(hold, climb=_failed(replace(now, tries=now.tries + 1)))
         if late and not now.up:
             return limit, hold, State.EXHAUSTED, f"{waits}; the limit is at its floor: {NOT_OURS}"
         return limit, hold, State.GUARD, f"{waits}; the limit is at its bound"

@@ -24,6 +24,7 @@ from typing import Optional, Tuple
 
 from writebackd import human
 from writebackd.control.climb import climb
+from writebackd.control.ramp import DEADBAND
 from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, settle, wait
 from writebackd.estimate.drain import TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
@@ -169,7 +170,9 @@ def regulate(
                 limit = _resting(bounds, estimate, hold)
             if hold.seek_rate > SEEK_GAIN * (estimate.drain_rate or 0.0):
                 # No cache took that: the media did, and may again under a larger limit.
-                hold = replace(hold, proved_rate=hold.seek_rate)
+                hold = replace(hold, proved_rate=hold.seek_rate, for_rate=hold.seek_rate)
+            # For as long as that is believed; a cache may have been taken for none.
+            hold = replace(hold, useless_s=now_s)
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         if estimate.full and not _no_cache(estimate):
             return _drain(bounds, estimate, hold, now_s, "the drain rate is known now")
@@ -265,7 +268,7 @@ def _hold(
     limit = clamp(hold.limit_bytes or bounds.floor, bounds)
     drain_rate = estimate.drain_rate or 0.0
     full, late = hold.full_s >= FULL_LASTS_S, hold.late_s >= LATE_LASTS_S
-    useless = now_s - hold.useless_s < REMEMBERED_S or _no_cache(estimate)
+    useless = now_s - hold.useless_s < REMEMBERED_S
     carried, lasted = hold.carried
     rate = carried / lasted if lasted >= JUDGE_S else None
 
@@ -288,6 +291,15 @@ def _hold(
     # A step that is being tried is judged, whatever syncs do meanwhile; a larger limit that
     # was tried before is no longer in force.
     if hold.climb.from_bytes or (useless and full) or (late and not full):
+        tried = hold.probe_bytes if not hold.climb.from_bytes else 0
+        if tried and late and hold.probe_rate >= bounds.keep * drain_rate:
+            # A larger limit was tried for what it might bring, not for what was missing.
+            limit = clamp(min(limit, tried), bounds)
+            next_s = min(PROBE_MOST_S, 2 * hold.probe_again_s)
+            hold = change(hold, now_s, limit_bytes=limit)
+            hold = replace(hold, probe_bytes=0, probe_again_s=next_s, earned=0)
+            waits = human.milliseconds(wait(estimate))
+            return limit, hold, State.PROBE, f"fsync waits {waits} ms under the larger limit: back"
         return climb(bounds, estimate, replace(hold, probe_bytes=0), now_s, limit, late)
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
@@ -295,16 +307,18 @@ def _hold(
         larger = clamp(PROOF_STEP * before, bounds)
         if not earned and rate < bounds.keep * drain_rate and larger > limit:
             # 126 MB/s at 2.4 and at 2.7 MB, 146 at 3: too small a step proves nothing.
-            hold = replace(change(hold, now_s, limit_bytes=larger), starved_bytes=before)
+            hold = replace(
+                change(hold, now_s, limit_bytes=larger), starved_bytes=before, starved_s=now_s
+            )
             why = f"the flood still gets {human.size(rate)}/s only: a still larger limit"
             return larger, hold, State.PROBE, why
         next_s = EARNED_S if earned else min(PROBE_MOST_S, 2 * hold.probe_again_s)
         hold = replace(hold, probe_bytes=0, probe_again_s=next_s)
         if earned:
             # As far as can be seen the media take this; a full cache will tell if not.
-            proved = max(rate, drain_rate)
+            drain_rate = max(rate, drain_rate)
             hold = replace(
-                hold, proved_rate=proved, for_rate=proved, earned=hold.earned + 1
+                hold, proved_rate=drain_rate, for_rate=drain_rate, earned=hold.earned + 1
             )
         if not earned:
             limit = clamp(before, bounds)
@@ -329,10 +343,13 @@ def _hold(
         hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, missing + ": loosening"
 
-    if hold.starved_bytes and soon > MUCH * drain_rate and _half_full(estimate):
+    mended = MEND * hold.starved_bytes if now_s - hold.starved_s < REMEMBERED_S else 0.0
+    # A step that the ramp would not write is none.
+    mends = 0 < mended < (1 - DEADBAND) * limit
+    if mends and soon > MUCH * drain_rate and _half_full(estimate):
         # Between the limit that let in too little and this one there may be a better one; if
         # not, room lasts longer near the former.
-        limit = clamp(min(limit, MEND * hold.starved_bytes), bounds)
+        limit = clamp(mended, bounds)
         hold = replace(change(hold, now_s, limit_bytes=limit), starved_bytes=0, probe_bytes=0)
         why = f"the flood gets {human.size(soon)}/s, more than {human.size(drain_rate)}/s: back"
         return limit, hold, State.SQUEEZE, why
@@ -350,9 +367,9 @@ def _hold(
 
 def _no_cache(estimate: Estimate) -> bool:
     """Whether there is nothing to make room in: none, or one that each flush empties."""
-    cache, rate = estimate.cache_bytes, estimate.drain_rate
-    small = cache is not None and rate is not None and cache < SMALL_CACHE_S * rate
-    return small or (estimate.baseline_s or 0.0) >= NO_CACHE_S
+    if estimate.cache_bytes is not None:
+        return estimate.cache_bytes < SMALL_CACHE_S * (estimate.drain_rate or 0.0)
+    return (estimate.baseline_s or 0.0) >= NO_CACHE_S
 
 
 def _half_full(estimate: Estimate) -> bool:
