@@ -251,6 +251,8 @@ class Daemon:
         dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
         try:
             if self._topology.refresh():
+                # That leaves cycles, unlike a tick: 1 MB for 300 disks that come and go.
+                gc.collect()
                 self._renew_probe_if_blind()
             self._take_loaded_policy()
             self._sampler.watch_cgroups = self.policy.levers.pace

@@ -88,7 +88,8 @@ class Watch:
                 command(self._dir),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                # As the daemon was started: whoever looks for what belongs together finds it.
+                env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
                 cwd="/",
                 start_new_session=True,
             )
