@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from writebackd.kernel import children
 from writebackd.kernel.children import ChildError, Job, Run, Work, write_in_child
 
 
@@ -96,7 +96,7 @@ def test_without_room_for_a_thread_or_a_child_it_has_failed(
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(children.subprocess, "Popen", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     # No word of the kernel's on the write, as an OSError would be.
     assert isinstance(done(write_in_child("/dev/full", "64")).failure(), ChildError)
     monkeypatch.setattr(threading.Thread, "start", no_thread)
