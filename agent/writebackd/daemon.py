@@ -382,10 +382,11 @@ class Daemon:
         """The same writes with their writers, where the probe saw who it was."""
         # Of the last tick as well: a write may come between reading the limits and
         # reading the probe.
-        seen = (*self._earlier_writers, *self._sampler.writers)
+        seen = (self._earlier_writers, self._sampler.writers)
+        own = (os.getpid(), self._watch.pid)
         named = []
         for write in foreign:
-            writer = self._sampler.locate(writer_of(write, seen, os.getpid()) or write)
+            writer = self._sampler.locate(writer_of(write, seen, own) or write)
             named.append(writer)
             if not write.is_limit:
                 log.warning(
