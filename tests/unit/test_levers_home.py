@@ -556,3 +556,30 @@ def test_what_systemd_did_not_answer_is_not_settled(systemd: FakeLevers, path: P
     lands(systemd, pace(20_000_000))
     settle(actuator)
     assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(path) is None
+
+
+def test_way_home_that_failed_settles_nothing(systemd: FakeLevers, path: Path) -> None:
+    actuator = started(systemd, path)
+    systemd.stalled = True
+    actuator.apply_settings((NR,))  # and killed
+    systemd.stalled = False
+    name = "/sys/block/sda/queue/nr_requests"
+    systemd.write_errors[name] = (errno.ENOENT, False)  # the child did not get to the queue
+    assert restore_from_ledger(systemd, path).status == "failed"
+    ledger = load(path)
+    assert ledger and ledger.levers[0].written == ("64", "8")
+
+
+@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
+def test_own_child_that_hangs_is_remembered_when_all_is_taken_up_again(
+    systemd: FakeLevers, path: Path, setting: Setting
+) -> None:
+    """As after a lost lease: the ledger is read again, and the child of before still waits."""
+    found = systemd.state()
+    actuator = started(systemd, path)
+    systemd.stalled = True
+    actuator.apply_settings((setting,))
+    actuator.start()
+    systemd.release()
+    settle(actuator)
+    assert systemd.state() == found and load(path) is None

@@ -456,9 +456,12 @@ class Levers:
             entry = self._book.entries.get(lever)
             if entry is None:
                 continue
-            # Without the kernel's word nothing is settled: what was begun may land yet.
-            open_ = isinstance(failure, ChildError) and self._book.under_way(entry)
-            if open_ and self._book.read(lever) == entry.original:
+            # What was begun may land yet, unless a write home came behind it, or the kernel
+            # has refused the very write that was begun.
+            home = pending.change.wanted is None
+            unsettled = failure is not None and (home or isinstance(failure, ChildError))
+            unsettled = unsettled and self._book.under_way(entry)
+            if unsettled and self._book.read(lever) == entry.original:
                 actions.append(self._refuse(lever, pending.change, problem or ""))
             else:
                 actions.append(self._judge(lever, pending.change, problem))
