@@ -21,6 +21,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease
+from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning, take_lock
 from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.restore import WAIT_S
@@ -113,17 +114,14 @@ class Daemon:
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
         self._lease = Lease(options.runtime_dir, max(least, self.policy.limits.lease_s))
-        if not self._lease.take(WAIT_S):
-            raise AlreadyRunning(
-                f"what an earlier writebackd left is being restored ({options.runtime_dir}): "
-                "start it again when that has come to its end"
-            )
+        self._take_lease()
         self._watch = Watch(options.runtime_dir)
         self._off_switch = OffSwitch(
             options.runtime_dir / OFF, self._files.path(OFF_ON_DISK)
         )
         self._off: Optional[Path] = None  # the file that holds us off
         self._leases_lost = 0
+        self._not_taken_up: Optional[str] = None  # why a lost lease is not held again
         self._uevents, hotplug_problem = open_uevents()
         self._messages = [hotplug_problem] if hotplug_problem else []
         self._topology = Topology(self._files, self._uevents)
@@ -148,6 +146,8 @@ class Daemon:
         self._tried_types: Set[str] = set()  # filesystems that the probe was opened anew for
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._loaded: List[Policy] = []  # by the thread that read it again
+        self._reload_due = False
+        self._reloader: Optional[threading.Thread] = None
         self._mode_by_verb = False
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
@@ -172,7 +172,7 @@ class Daemon:
             if not self._watch.wait(WATCHER_WAIT_S):
                 log.warning("no watcher yet: nobody would restore if this process hung")
             if not self._lease.renew():
-                self._lease.take(WAIT_S)  # loading took longer than it lasts
+                self._take_lease()  # loading took longer than it lasts
             self._adopt()
             self._rivals.look()
             # The first tick only gives the counters their zero.
@@ -182,8 +182,10 @@ class Daemon:
             log.info("stopping: %s", self._signals.stop)
         finally:
             # Limits first: everything below may fail, they may not stay.
-            if all(action.ok for action in self._log_actions(self._actuator.finish())):
-                self._lease.release()  # or else the watcher tries again
+            done = all(action.ok for action in self._log_actions(self._actuator.finish()))
+            if done and self._actuator.started:
+                # Or else the watcher tries again, or takes home what was never taken up.
+                self._lease.release()
             server.close()
             selector.close()
             self._signals.close()
@@ -193,6 +195,14 @@ class Daemon:
             self._keeper.close(timeout=1.0)
             self._history.close(timeout=2.0)
             os.close(self._lock)
+
+    def _take_lease(self) -> None:
+        """Raises AlreadyRunning where somebody restores, and does not come to an end."""
+        if not self._lease.take(WAIT_S):
+            raise AlreadyRunning(
+                "what an earlier writebackd left is being restored "
+                f"({self._options.runtime_dir}): start it again when that has come to its end"
+            )
 
     def _adopt(self) -> None:
         """Go on from what the ledger says: an earlier run's, or ours before the lease was lost.
@@ -205,18 +215,29 @@ class Daemon:
             self._memory, self._actuator, self._topology.devices, _boottime()
         )
 
-    def _take_again(self) -> None:
-        """The lease was lost: what was set is home, or on its way. Begin anew from there."""
+    def _take_again(self) -> str:
+        """The lease was lost: what was set is home, or on its way. Begin anew from there.
+
+        The answer is how far that has come, for whoever asks.
+        """
         if not self._lease.take():
-            return  # the watcher is at it: nothing is written before it has done
-        self._leases_lost += 1
-        log.warning("the lease had run out and the limits were restored: taking them up again")
+            # The watcher is at it: nothing is written before it has done.
+            return "the lease had run out, the limits are being restored"
+        if self._not_taken_up is None:
+            self._leases_lost += 1
+            log.warning("the lease had run out and the limits were restored: taking them up again")
         self._memory = released(self._memory)
         try:
             self._adopt()
-        except (OSError, ValueError) as error:
+        except (LedgerError, OSError, ValueError) as error:
             self._lease.drop()
-            log.error("not taken up again yet: %s", error)
+            problem = f"not taken up again yet: {error}"
+            if problem != self._not_taken_up:
+                log.error("%s", problem)
+            self._not_taken_up = problem
+            return problem
+        self._not_taken_up = None
+        return "the lease had run out and the limits were restored: taken up again"
 
     def _loop(self, selector: selectors.BaseSelector, server: ControlServer) -> None:
         interval = self._options.interval_s
@@ -270,11 +291,13 @@ class Daemon:
         if dt is None:
             return
         if not self._lease.renew():
-            self._take_again()
+            self._show_problem(self._take_again(), sample)
             return
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign and self._lease.lost:
-            return  # stopped since it was renewed: what looks strange are the originals
+            # Stopped since it was renewed: what looks strange are the originals.
+            self._show_problem("the lease has run out, the limits are restored", sample)
+            return
         if foreign:
             sample = replace(sample, foreign=self._name_writers(foreign))
             self._rivals.look()  # whoever did it may have been installed just now
@@ -336,25 +359,36 @@ class Daemon:
             # Again every tick: what hides /proc may also refuse the write.
             self._log_actions(self._actuator.restore())
             self._memory = released(self._memory)
-        if self._snapshot is not None:
-            # Whoever asks must not take the last good tick for this one; and the
-            # loop is alive, which is what the watchdog wants to know.
-            unread = f"{self._failures} ticks in a row could not be read: {error}"
-            self._snapshot = replace(
-                self._snapshot,
-                sample=replace(self._snapshot.sample, errors=(unread,)),
-                off=str(self._off) if self._off is not None else None,
-            )
-            self._on_tick(self._snapshot)
+        self._show_problem(f"{self._failures} ticks in a row could not be read: {error}")
+
+    def _show_problem(self, problem: str, sample: Optional[Sample] = None) -> None:
+        """The last tick that was whole, and why this one is not; of `sample` the limits.
+
+        Whoever asks must not take the last good tick for this one; and the loop is
+        alive, which is what the watchdog wants to know.
+        """
+        if self._snapshot is None:
+            return
+        last = self._snapshot.sample
+        self._snapshot = replace(
+            self._snapshot,
+            sample=replace(last, vm=sample.vm if sample else last.vm, errors=(problem,)),
+            lease_s=self._lease.remaining_s,
+            watcher_pid=self._watch.pid,
+            leases_lost=self._leases_lost,
+            off=str(self._off) if self._off is not None else None,
+        )
+        self._on_tick(self._snapshot)
 
     def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
         """The same writes with their writers, where the probe saw who it was."""
         # Of the last tick as well: a write may come between reading the limits and
         # reading the probe.
-        seen = (*self._earlier_writers, *self._sampler.writers)
+        seen = (self._earlier_writers, self._sampler.writers)
+        own = (os.getpid(), self._watch.pid)
         named = []
         for write in foreign:
-            writer = self._sampler.locate(writer_of(write, seen, os.getpid()) or write)
+            writer = self._sampler.locate(writer_of(write, seen, own) or write)
             named.append(writer)
             if not write.is_limit:
                 log.warning(
@@ -450,6 +484,11 @@ class Daemon:
 
     def _reload_policy(self) -> None:
         """Read the policy again, in a thread: its files may be on the disk that hangs."""
+        self._reload_due = True
+        self._start_reload()
+
+    def _start_reload(self) -> None:
+        """One at a time: behind a disk that hangs each signal would leave a thread more."""
 
         def load() -> None:
             try:
@@ -457,9 +496,20 @@ class Daemon:
             except Exception as error:  # whatever is wrong with it, the old one goes on
                 log.error("the policy stays as it was: %s", error)
 
-        threading.Thread(target=load, name="reload", daemon=True).start()
+        if self._reloader is not None and self._reloader.is_alive():
+            return
+        self._reload_due = False
+        reloader = threading.Thread(target=load, name="reload", daemon=True)
+        try:
+            reloader.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            log.error("the policy stays as it was: %s", error)
+            return
+        self._reloader = reloader
 
     def _take_loaded_policy(self) -> None:
+        if self._reload_due:  # asked for while it was being read
+            self._start_reload()
         if not self._loaded:
             return
         policy = self._loaded.pop()  # the newest; what was read before it is stale

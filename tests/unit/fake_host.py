@@ -99,9 +99,6 @@ class FakeWatch:
     def tend(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
-
 
 class Rig:
     """A daemon, its host, its clocks: `tick()` is one second."""

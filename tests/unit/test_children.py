@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from writebackd.kernel.children import ChildError, Job, Run, Work, write_in_child
 
@@ -80,4 +84,21 @@ def test_missing_program_is_an_error() -> None:
         run(("no-such-program",))
 
     failure = done(work).failure()
-    assert isinstance(failure, FileNotFoundError)
+    assert isinstance(failure, ChildError) and "no-such-program" in str(failure)
+
+
+def test_without_room_for_a_thread_or_a_child_it_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    # No word of the kernel's on the write, as an OSError would be.
+    assert isinstance(done(write_in_child("/dev/full", "64")).failure(), ChildError)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    job = Job(write_in_child("/dev/full", "64"), 10.0)
+    assert job.decided and isinstance(job.failure(), ChildError)

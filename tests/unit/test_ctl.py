@@ -12,6 +12,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,9 +23,12 @@ import pytest
 import samples
 import schema
 import writebackd
-from writebackd.cli import client, ctl
+from writebackd.actuate import lease
+from writebackd.actuate.lock import is_locked, take_lock
+from writebackd.cli import client, ctl, doctor
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
 from writebackd.cli.history import _since
+from writebackd.cli.restore import is_watched
 from writebackd.model import Mode, VmLimits, VmState
 from writebackd.report import server as server_module
 from writebackd.report.history import Event, History
@@ -364,6 +368,60 @@ def test_restore_keeps_off_a_daemon_without_a_socket(tmp_path: Path, run: Run) -
         code, out, err = run("restore")
     assert (code, out) == (NO_DAEMON, "")
     assert "starting or stopping" in err
+
+
+@pytest.mark.parametrize("words", [["--lease"], ["--honour-keep"], ["--honour-keep", "--lease"]])
+def test_the_end_of_a_refused_second_daemon_leaves_the_first_alone(
+    daemon: FakeDaemon, tmp_path: Path, run: Run, words: List[str]
+) -> None:
+    (tmp_path / "ledger.json").write_text("damaged")  # it would fail
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = run("restore", *words)
+    assert (code, err, daemon.requests) == (GOOD, "", [])
+    assert "a writebackd runs" in out
+
+
+def test_restore_looks_for_a_daemon_again_when_it_is_its_turn(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has started while another hand was waited for."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    (tmp_path / "ledger.json").write_text("damaged")  # would be bad news
+    answers = iter([False, True])
+    monkeypatch.setattr("writebackd.cli.restore.is_locked", lambda _: next(answers))
+    code, out, err = run("restore")
+    assert (code, out) == (NO_DAEMON, "")
+    assert "starting or stopping" in err
+
+
+def test_locks_are_for_root_and_reading_goes_on_without(run: Run) -> None:
+    """flock(2) works on what is open for reading: any user could keep the daemon from starting."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    with tempfile.TemporaryDirectory() as name:
+        there = Path(name)
+        there.chmod(0o755)
+        (there / "lock").touch(0o644)  # of an earlier version
+        (there / "lease").touch(0o644)
+        held = [take_lock(there), lease.open_file(there, "lease"), lease.open_file(there, "watch")]
+        for each in ("lock", "lease", "watch"):
+            assert (there / each).stat().st_mode & 0o777 == 0o600
+        (there / "ledger.json").touch()
+        assert is_locked(there) is True and is_watched(there) is False
+        os.seteuid(65534)
+        try:
+            assert is_locked(there) is None and is_watched(there) is None
+            code, _, err = run("--runtime-dir", name, "restore")
+            assert (code, "needs root" in err) == (NOT_PERMITTED, True)
+            assert run("--runtime-dir", name, "status")[0] == NO_DAEMON
+            levels = [level for level, text in doctor.daemon(there) if "for root" in text]
+        finally:
+            os.seteuid(0)
+            for fd in held:
+                os.close(fd)
+    assert levels == ["note"]
 
 
 def test_history_finds_the_daemons_file(

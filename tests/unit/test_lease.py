@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Iterator, List, Optional
@@ -356,9 +357,10 @@ def test_a_daemon_killed_at_any_write(tmp_path: Path, point: int) -> None:
     assert not host.ledger.exists()
 
 
+@pytest.mark.parametrize("alive", [False, True], ids=["daemon dead", "daemon stopped"])
 @pytest.mark.parametrize("point", range(3))
 def test_a_watcher_killed_while_it_restores_is_made_good_by_the_next(
-    tmp_path: Path, point: int
+    tmp_path: Path, point: int, alive: bool
 ) -> None:
     host = Host(tmp_path)
     before = host.files.limits
@@ -372,9 +374,96 @@ def test_a_watcher_killed_while_it_restores_is_made_good_by_the_next(
     host.files.crash_before = None
     assert host.lease.lost  # whatever is home, the daemon writes nothing on top of it
     host.watcher = Watcher(host.files, tmp_path)
-    host.die()
+    if not alive:
+        host.die()
     host.watcher.look(time.monotonic() + LENGTH_S + 1)
     assert host.files.limits == before
+
+
+def test_a_watcher_killed_after_a_refusal_is_made_good_by_the_next(host: Host) -> None:
+    before = host.files.limits
+    host.actuator.apply(*FIRST)
+    host.files.write_errors["dirty_ratio"] = (30, False)  # EROFS
+    host.run_out()
+    host.files.write_errors.clear()
+    host.watcher = Watcher(host.files, host.directory)
+    host.watcher.look(time.monotonic() + LENGTH_S + 1)
+    assert host.files.limits == before
+
+
+def test_a_lease_is_called_in_on_record_before_anything_else(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watcher killed before the first write: the next one still knows."""
+    before = host.files.limits
+    host.actuator.apply(*FIRST)
+
+    def killed(runtime_dir: Path) -> bool:
+        raise Crash
+
+    monkeypatch.setattr(watcher, "is_locked", killed)
+    with pytest.raises(Crash):
+        host.run_out()
+    monkeypatch.undo()
+    assert host.lease.lost
+    host.watcher = Watcher(host.files, host.directory)
+    host.watcher.look(time.monotonic() + LENGTH_S + 1)
+    assert host.files.limits == before
+
+
+def test_told_to_end_it_tries_as_long_as_it_may(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = host.files.limits
+    host.actuator.apply(*FIRST)
+    host.die()
+    host.files.write_errors["dirty_ratio"] = (30, False)
+    slept: List[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            host.files.write_errors.clear()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    host.watcher.leave()
+    assert host.files.limits == before and len(slept) == 3
+    host.files.write_errors["dirty_ratio"] = (30, False)
+    # But it ends before systemd kills it.
+    clock = iter(range(100))
+    (host.directory / LEDGER).write_text("damaged")
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    host.watcher.leave()
+    assert next(clock) < 60
+
+
+def test_what_fails_again_and_again_is_told_once(host: Host, said: List[str]) -> None:
+    host.actuator.apply(*FIRST)
+    host.die()
+    (host.directory / LEDGER).write_text("damaged")
+    host.run_out()
+    told = len(said)
+    for seconds in range(20, 90, 10):
+        host.watcher.look(time.monotonic() + seconds)
+    assert told == 2 and len(said) == told
+
+
+def test_a_word_comes_after_the_way_home_and_may_fail(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = host.files.limits
+    host.actuator.apply(*FIRST)
+    seen = []
+    monkeypatch.setattr(watcher, "say", lambda text: seen.append(host.files.limits))
+    host.run_out()
+    assert seen and seen[0] == before
+    monkeypatch.undo()
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    watcher.say("nobody hears it")
 
 
 def test_what_is_refused_after_the_loss_writes_nothing(host: Host) -> None:

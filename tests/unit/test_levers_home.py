@@ -496,3 +496,90 @@ def test_entry_comes_back_as_it_was_saved(plain: FakeLevers, path: Path) -> None
     identity = plain.inode(CGROUPS + target)
     assert ledger and identity
     assert ledger.levers == (LeverEntry("pace", target, "8:0", identity, "max", ("5",)),)
+
+
+# -- writes that may land yet ----------------------------------------------------
+
+
+def lands(files: FakeLevers, setting: Setting) -> None:
+    """What a dead process had begun comes to its end."""
+    if setting.kind is LeverKind.QUEUE:
+        files.poke(f"/sys/block/sda/queue/{setting.name}", str(setting.value))
+    else:
+        files.set_property("dump.service", "IOWriteBandwidthMax", "/dev/block/8:0", "20000000")
+
+
+@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
+def test_write_under_way_when_all_were_killed_stays_in_the_ledger(
+    systemd: FakeLevers, path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("writebackd.actuate.restore.WAIT_S", 0.01)
+    found = systemd.state()
+    actuator = started(systemd, path)
+    systemd.stalled = True
+    actuator.apply_settings((setting,))  # and killed: the child hangs
+    # The way home hangs as well, and the value reads as it was found.
+    assert restore_from_ledger(systemd, path).status == "failed"
+    ledger = load(path)
+    assert ledger and len(ledger.levers[0].written) == 2
+    assert len(started(systemd, path).levers.entries) == 1  # a restart knows of it, too
+    lands(systemd, setting)
+    systemd.stalled = False
+    assert restore_from_ledger(systemd, path).status == "restored"
+    assert systemd.state() == found and load(path) is None
+
+
+@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
+def test_way_home_is_written_though_the_original_reads(
+    systemd: FakeLevers, path: Path, setting: Setting
+) -> None:
+    """Behind the write that is under way, which holds the same lock or sits in the same queue."""
+    actuator = started(systemd, path)
+    systemd.stalled = True
+    actuator.apply_settings((setting,))
+    systemd.stalled = False
+    done = len(systemd.jobs)
+    again = started(systemd, path)
+    assert len(again.levers.entries) == 1
+    again.apply_settings(())
+    assert len(systemd.jobs) == done + 1
+    again.apply_settings(())
+    assert load(path) is None
+
+
+def test_what_systemd_did_not_answer_is_not_settled(systemd: FakeLevers, path: Path) -> None:
+    actuator = started(systemd, path)
+    systemd.write_errors["systemctl dump.service"] = (errno.ETIMEDOUT, False)
+    settle(actuator, pace(20_000_000))
+    assert len(actuator.levers.entries) == 1
+    systemd.write_errors.clear()
+    lands(systemd, pace(20_000_000))
+    settle(actuator)
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(path) is None
+
+
+def test_way_home_that_failed_settles_nothing(systemd: FakeLevers, path: Path) -> None:
+    actuator = started(systemd, path)
+    systemd.stalled = True
+    actuator.apply_settings((NR,))  # and killed
+    systemd.stalled = False
+    name = "/sys/block/sda/queue/nr_requests"
+    systemd.write_errors[name] = (errno.ENOENT, False)  # the child did not get to the queue
+    assert restore_from_ledger(systemd, path).status == "failed"
+    ledger = load(path)
+    assert ledger and ledger.levers[0].written == ("64", "8")
+
+
+@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
+def test_own_child_that_hangs_is_remembered_when_all_is_taken_up_again(
+    systemd: FakeLevers, path: Path, setting: Setting
+) -> None:
+    """As after a lost lease: the ledger is read again, and the child of before still waits."""
+    found = systemd.state()
+    actuator = started(systemd, path)
+    systemd.stalled = True
+    actuator.apply_settings((setting,))
+    actuator.start()
+    systemd.release()
+    settle(actuator)
+    assert systemd.state() == found and load(path) is None

@@ -445,7 +445,8 @@ RAILS: Dict[str, Rail] = {
         off_works_where_nothing_can_be_read, put(OffSwitch, "file", lambda self: None)
     ),
     "off, from the start": Rail(
-        off_is_obeyed_before_the_first_write, put(off_module, "_is_there", lambda path: False)
+        off_is_obeyed_before_the_first_write,
+        put(off_module, "_is_there", lambda path, before: False),
     ),
     "silent, held": Rail(
         unread_for_a_moment_the_limits_are_held, put(daemon_module, "SILENT_TICKS", 1)

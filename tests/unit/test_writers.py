@@ -17,7 +17,7 @@ from writebackd.kernel.readers import SharedState
 from writebackd.kernel.writers import command_line, printable, writer_of
 from writebackd.model import ForeignWrite
 
-OWN = 1000
+OWN = (1000, 1001)  # the daemon, and its watcher
 
 
 def write(lever: str, value: str, pid: int) -> ForeignWrite:
@@ -35,7 +35,7 @@ def write(lever: str, value: str, pid: int) -> ForeignWrite:
     ],
 )  # fmt: skip
 def test_a_value_is_read_as_the_kernel_reads_it(value: str, seen: str) -> None:
-    found = writer_of(ForeignWrite("dirty_ratio", value), [write("dirty_ratio", seen, 5)], OWN)
+    found = writer_of(ForeignWrite("dirty_ratio", value), [[write("dirty_ratio", seen, 5)]], OWN)
     assert found is not None and (found.pid, found.value) == (5, value)
     assert (found.cmdline, found.cgroup_id) == ("p5 -x", 7)
 
@@ -43,36 +43,46 @@ def test_a_value_is_read_as_the_kernel_reads_it(value: str, seen: str) -> None:
 def test_the_newest_that_fits_is_named() -> None:
     seen = [
         write("dirty_ratio", "40", 5), write("dirty_bytes", "40", 6), write("dirty_ratio", "40", 7),
-        write("dirty_ratio", "9", 8), write("dirty_ratio", "40", OWN),
+        write("dirty_ratio", "9", 8), write("dirty_ratio", "40", 1000),
+        write("dirty_ratio", "40", 1001),
     ]  # fmt: skip
-    found = writer_of(ForeignWrite("dirty_ratio", "40"), seen, OWN)
+    found = writer_of(ForeignWrite("dirty_ratio", "40"), [seen], OWN)
     assert found is not None and found.pid == 7
 
 
 def test_a_write_that_was_refused_is_not_taken_for_the_one_that_stands() -> None:
     seen = [write("dirty_bytes", "8192", 5), write("dirty_bytes", "banana", 6)]
-    found = writer_of(ForeignWrite("dirty_bytes", "8192"), seen, OWN)
+    found = writer_of(ForeignWrite("dirty_bytes", "8192"), [seen], OWN)
     assert found is not None and found.pid == 5
 
 
 def test_where_the_ring_was_overrun_the_last_to_that_lever_is_named() -> None:
     seen = [write("dirty_bytes", str(8192 + n), 5 + n % 2) for n in range(16)]
-    found = writer_of(ForeignWrite("dirty_bytes", "4096000"), seen, OWN)
+    found = writer_of(ForeignWrite("dirty_bytes", "4096000"), [[], seen], OWN)
     assert found is not None and (found.pid, found.value) == (6, "4096000")
+
+
+def test_where_nothing_was_overrun_one_whose_value_does_not_fit_is_not_named() -> None:
+    """His write was refused, or came before; who did it was not seen."""
+    seen = [write("dirty_bytes", str(8192 + n), 5) for n in range(15)]
+    found = ForeignWrite("dirty_bytes", "4096000")
+    assert writer_of(found, [seen, seen], OWN) is None
+    watchers = [write("dirty_bytes", "0", 1001) for _ in range(16)]
+    assert writer_of(found, [watchers], OWN) is None
 
 
 def test_nobody_was_seen() -> None:
     found = ForeignWrite("dirty_bytes", "8192")
     assert writer_of(found, [], OWN) is None
-    others = [write("dirty_ratio", "8192", 5), write("dirty_bytes", "8192", OWN)]
-    assert writer_of(found, others, OWN) is None
-    assert writer_of(ForeignWrite("queue sda nr_requests", "8192"), others, OWN) is None
+    others = [write("dirty_ratio", "8192", 5), write("dirty_bytes", "8192", 1000)]
+    assert writer_of(found, [others], OWN) is None
+    assert writer_of(ForeignWrite("queue sda nr_requests", "8192"), [others], OWN) is None
     assert found.who == "an unknown process"
 
 
 def test_the_flusher_s_lever_is_the_sysctl() -> None:
     found = ForeignWrite("flush vm dirty_expire_centisecs", "100")
-    named = writer_of(found, [write("dirty_expire_centisecs", "100", 5)], OWN)
+    named = writer_of(found, [[write("dirty_expire_centisecs", "100", 5)]], OWN)
     assert named is not None and (named.pid, named.lever) == (5, found.lever)
 
 

@@ -68,7 +68,7 @@ class Actuator:
         # The pair's part of the ledger as it was saved last.
         self._written: Tuple[Tuple[int, int], ...] = ()
         self.levers = Levers(files, lambda: self._store(self._written), permit)
-        self._started = False
+        self.started = False  # whether it is known whose values stand
         self._created_wall_s = time.time()
 
     def start(self) -> Tuple[str, ...]:
@@ -80,10 +80,11 @@ class Actuator:
         Raises OSError or ValueError where the limits cannot be read, or a
         ledger that holds no longer cannot be moved away.
         """
+        self.started = False
         self.originals = limits = read_limits(self._files)
         self._ours, self._written, self._pretended = {}, (), None
         ledger = load(self._path)
-        self._started = True
+        self.started = True
         if ledger is None:
             self.levers.adopt(())
             return ()
@@ -267,7 +268,7 @@ class Actuator:
 
         What may hang goes home in the background: `apply_settings` has the rest.
         """
-        return self.restore_limits() + (self.levers.restore().actions if self._started else ())
+        return self.restore_limits() + (self.levers.restore().actions if self.started else ())
 
     def restore_limits(self) -> Tuple[Action, ...]:
         """Put back the limits in their form, where our values still stand; never raises.
@@ -277,7 +278,7 @@ class Actuator:
         `ledger.json.old` where somebody else's value stands.
         """
         self._pretended = None
-        if not self._started:
+        if not self.started:
             # Stopped before start() came to an end: a ledger that is there is
             # an earlier run's, and all that is known of the originals.
             return ()
@@ -308,7 +309,7 @@ class Actuator:
         """
         keep = self.on_exit == "keep" and self._ours
         actions = () if keep else self.restore_limits()
-        return actions + (self.levers.restore(_EXIT_WAIT_S).actions if self._started else ())
+        return actions + (self.levers.restore(_EXIT_WAIT_S).actions if self.started else ())
 
     def _pretend(self, limit_bytes: int, background_bytes: int) -> Tuple[Action, ...]:
         if self._pretended == (limit_bytes, background_bytes):

@@ -71,7 +71,7 @@ class Book:
             if gone and not levers.outlives(self._files, lever):
                 continue
             current = self.read(lever)
-            if current == entry.original and not gone:
+            if current == entry.original and not gone and not self.under_way(entry):
                 continue
             if current in (None, entry.original, *entry.written):
                 self.entries[lever] = entry
@@ -119,6 +119,15 @@ class Book:
         entry = self.entries[lever]
         left_over = lever in self.orphans and current == entry.original
         return current is not None and current not in entry.written and not left_over
+
+    def under_way(self, entry: LeverEntry) -> bool:
+        """Whether a write of ours may still land, whoever began it and whatever reads now.
+
+        A child waits in a queue that is frozen, and systemd does later what it was asked,
+        also when those who asked are dead.
+        """
+        queued = entry.lever.kind is LeverKind.QUEUE or levers.outlives(self._files, entry.lever)
+        return queued and len(set(entry.written)) > 1
 
     def store(self) -> None:
         """Save the ledger. Raises OSError."""

@@ -25,6 +25,7 @@ import zlib
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Optional
 
+from writebackd.actuate.lock import open_private
 from writebackd.paths import LEASE, WATCH
 
 DEFAULT_S = 10.0
@@ -108,7 +109,7 @@ def open_file(runtime_dir: Path, name: str) -> int:
 
     Never replaced by another file: its lock belongs to the inode.
     """
-    return os.open(runtime_dir / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    return open_private(runtime_dir / name)
 
 
 def try_hold(fd: int) -> bool:

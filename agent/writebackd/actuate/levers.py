@@ -16,7 +16,7 @@ from writebackd.actuate.book import Book, say, together
 from writebackd.actuate.ledger import LeverEntry
 from writebackd.actuate.outcome import Outcome, explain
 from writebackd.kernel import bdi, levers
-from writebackd.kernel.children import Ended, Job, Run, Work
+from writebackd.kernel.children import ChildError, Ended, Job, Run, Work
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, lever_of
 from writebackd.kernel.vm import read_state
@@ -311,7 +311,8 @@ class Levers:
             if self._busy(lever) or (not again and self._waits(lever, None)):
                 continue
             current = self._book.read(lever)
-            if current == entry.original and lever not in self._book.orphans:
+            as_found = current == entry.original and lever not in self._book.orphans
+            if as_found and not self._book.under_way(entry):
                 del self._book.entries[lever]
             elif current in (None, entry.original, *entry.written):
                 plan[lever] = _Change(
@@ -452,7 +453,17 @@ class Levers:
                 actions.append(self._refuse(lever, pending.change, problem or ""))
                 continue
             del self._pending[lever]
-            if lever in self._book.entries:
+            entry = self._book.entries.get(lever)
+            if entry is None:
+                continue
+            # What was begun may land yet, unless a write home came behind it, or the kernel
+            # has refused the very write that was begun.
+            home = pending.change.wanted is None
+            unsettled = failure is not None and (home or isinstance(failure, ChildError))
+            unsettled = unsettled and self._book.under_way(entry)
+            if unsettled and self._book.read(lever) == entry.original:
+                actions.append(self._refuse(lever, pending.change, problem or ""))
+            else:
                 actions.append(self._judge(lever, pending.change, problem))
         return actions
 
@@ -544,6 +555,7 @@ class Levers:
             for target, known in self._tested.items()
             if self._files.inode(bdi.directory(target)) == known
         }
+
 
 def _entry(
     lever: Lever, identity: int, original: str, written: Tuple[str, ...]

@@ -7,6 +7,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from typing import Optional
 
 from writebackd.paths import LOCK
 
@@ -21,7 +22,7 @@ class AlreadyRunning(Exception):
 def take_lock(runtime_dir: Path) -> int:
     """A file descriptor that holds the directory's lock; AlreadyRunning names the holder."""
     path = runtime_dir / LOCK
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = open_private(path)
     if not _try(fd):
         holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
         os.close(fd)
@@ -34,13 +35,32 @@ def take_lock(runtime_dir: Path) -> int:
     return fd
 
 
-def is_locked(runtime_dir: Path) -> bool:
-    """Whether a daemon lives, socket or not: it holds its lock until the limits are back."""
+def open_private(path: Path) -> int:
+    """A file whose lock is nobody else's business, made where it is missing. Raises OSError.
+
+    flock(2) takes a descriptor for reading as well: who can open it can hold it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o600)  # one of an earlier version may be readable for all
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_locked(runtime_dir: Path) -> Optional[bool]:
+    """Whether a daemon lives, socket or not: it holds its lock until the limits are back.
+
+    None for those who may not look.
+    """
     try:
         with open(runtime_dir / LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except PermissionError:
+        return None
     except OSError:
         return False
     return False

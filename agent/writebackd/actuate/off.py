@@ -29,12 +29,14 @@ class OffSwitch:
         self._in_memory = in_memory
         self._on_disk = on_disk
         self._closing = threading.Event()
-        self._seen_on_disk = _is_there(on_disk)
+        self._seen_in_memory = _is_there(in_memory, True)
+        self._seen_on_disk = _is_there(on_disk, True)
         threading.Thread(target=self._look, name="off", daemon=True).start()
 
     def file(self) -> Optional[Path]:
         """The file that says so; None when both are gone.  Waits for no disk."""
-        if _is_there(self._in_memory):
+        self._seen_in_memory = _is_there(self._in_memory, self._seen_in_memory)
+        if self._seen_in_memory:
             return self._in_memory
         return self._on_disk if self._seen_on_disk else None
 
@@ -43,9 +45,16 @@ class OffSwitch:
 
     def _look(self) -> None:
         while not self._closing.wait(_LOOK_S):
-            self._seen_on_disk = _is_there(self._on_disk)
+            self._seen_on_disk = _is_there(self._on_disk, self._seen_on_disk)
 
 
-def _is_there(path: Path) -> bool:
-    # A link is a file that is there: what it points at may be on another disk.
-    return os.path.lexists(path)
+def _is_there(path: Path, before: bool) -> bool:
+    """Whether there is such a file; where the disk does not tell, it is as it was `before`."""
+    try:
+        # A link is a file that is there: what it points at may be on another disk.
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return before
+    return True

@@ -34,6 +34,7 @@ class Watch:
         self._dir = runtime_dir
         self._fd = lease.open_file(runtime_dir, WATCH)
         self._starter: Optional[threading.Thread] = None
+        self._told: Optional[str] = None
         self._again_s = float("-inf")
         self._seen = 0.0  # its last beat, and when it came
         self._seen_at_s = 0.0
@@ -45,6 +46,7 @@ class Watch:
             self.pid = None
             self._start(now)
             return
+        self._told = None
         line = lease.read_watch(self._fd)
         if line is None:
             return  # just begun, or damaged: it writes its line once a second
@@ -71,15 +73,17 @@ class Watch:
             time.sleep(0.02)
         return False
 
-    def close(self) -> None:
-        os.close(self._fd)
-
     def _start(self, now_s: float) -> None:
         if (self._starter is not None and self._starter.is_alive()) or now_s < self._again_s:
             return
         self._again_s = now_s + _AGAIN_S
-        self._starter = threading.Thread(target=self._main, name="watch", daemon=True)
-        self._starter.start()
+        starter = threading.Thread(target=self._main, name="watch", daemon=True)
+        try:
+            starter.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            self._tell(f"no watcher can be started: {error}")
+            return
+        self._starter = starter
 
     def _main(self) -> None:
         try:
@@ -94,9 +98,15 @@ class Watch:
                 start_new_session=True,
             )
         except OSError as error:
-            log.error("no watcher can be started: %s", error)
+            self._tell(f"no watcher can be started: {error}")
             return
         child.wait()
+
+    def _tell(self, problem: str) -> None:
+        """It is tried every second, and told once."""
+        if problem != self._told:
+            log.error("%s", problem)
+        self._told = problem
 
 
 def _is_watcher(pid: int) -> bool:

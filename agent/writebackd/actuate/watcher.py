@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Optional, Sequence
+from typing import Callable, Optional, Sequence, Tuple
 
 from writebackd.actuate import lease
 from writebackd.actuate.lease import LeaseLine, WatchLine
 from writebackd.actuate.lock import is_locked
-from writebackd.actuate.restore import RestoreResult, restore_from_ledger
+from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel import memory
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
@@ -32,6 +32,8 @@ BEAT_S = 1.0
 _TURN_S = 0.2
 # What could not be put back is tried again so often.
 _AGAIN_S = 5.0
+# Told to end, it tries so long: TimeoutStopSec= of its unit is 15 s.
+_LEAVE_S = 12.0
 # Woken so much later than asked, all of the machine may have stood still (a
 # virtual machine that was paused, a frozen container), and the daemon with it: it
 # gets a moment to speak first.
@@ -54,9 +56,11 @@ class Watcher:
         self._watch_fd = lease.open_file(runtime_dir, WATCH)
         before = lease.read_watch(self._watch_fd)
         self._revoked = before.revoked if before else 0
-        self._state = "watching"
+        # One that was killed on the way home is gone on for, also while the daemon hangs.
+        self._state = before.state if before else "watching"
         self._last: Optional[LeaseLine] = None
         self._again_s = 0.0
+        self._told: Tuple[str, ...] = ()  # why the last restore failed
         self._wake_s: Optional[float] = None  # when the last sleep was to end
         self._grace_until_s = 0.0
         self._graced_s = 0.0  # the end of lease that got its moment of grace
@@ -85,7 +89,7 @@ class Watcher:
             # The daemon was given up; it begins a new lease, or it dies.
             if not is_locked(self._dir):
                 self._restore()
-            elif self._state == "failed":
+            elif self._state in ("restoring", "failed"):
                 self._restore(close=False)
             if not self._stay and self._is_over():
                 return None
@@ -98,8 +102,13 @@ class Watcher:
         line = lease.read_lease(self._lease_fd)
         if line is not None and line.released:
             return
-        if not is_locked(self._dir) and self._has_ledger():
+        until_s = time.monotonic() + _LEAVE_S
+        while not is_locked(self._dir) and self._has_ledger():
             self._restore()
+            if time.monotonic() >= until_s:
+                return
+            if self._has_ledger():
+                time.sleep(BEAT_S)
 
     def _line(self, now_s: float) -> LeaseLine:
         """The daemon's word; where that is damaged its last one, or one lease from now on."""
@@ -117,13 +126,11 @@ class Watcher:
             now = lease.read_lease(self._lease_fd) or line
             if now.epoch != line.epoch or now.until_s != line.until_s:
                 return  # spoken for after all
-            # From here on the daemon writes nothing.
-            self._revoked = line.epoch
+            self._call_in(line)
             alive = is_locked(self._dir)
             who = f"process {line.pid}" if line.pid else "the daemon"
             what = "hangs" if alive else "is gone"
-            say(f"{who} {what}, its lease has run out: restoring")
-            self._do_restore(close=not alive)
+            self._do_restore(not alive, f"{who} {what}, its lease has run out: restoring")
 
     def _restore(self, close: bool = True) -> None:
         with lease.restoring(self._lease_fd, _HAND_S):
@@ -131,10 +138,16 @@ class Watcher:
             if line is not None and (line.epoch > self._revoked or line.released):
                 if is_locked(self._dir):
                     return  # a daemon has begun anew meanwhile
-                self._revoked = line.epoch
+                self._call_in(line)
             self._do_restore(close)
 
-    def _do_restore(self, close: bool) -> None:
+    def _call_in(self, line: LeaseLine) -> None:
+        """Written at once: from here on the daemon writes nothing."""
+        self._revoked = line.epoch
+        self._state = "restoring"
+        self._beat()
+
+    def _do_restore(self, close: bool, why: Optional[str] = None) -> None:
         self._state = "restoring"
         self._beat()
         had = self._has_ledger()
@@ -142,8 +155,11 @@ class Watcher:
         self._state = "failed" if result.status == "failed" else "restored"
         self._again_s = time.monotonic() + (_AGAIN_S if result.status == "failed" else 0.0)
         self._beat()
-        if had:
-            _tell(result)
+        # Last: a word may wait. And once: what fails is tried again every few seconds.
+        lines = result.lines if had and result.lines != self._told else ()
+        self._told = result.lines if result.status == "failed" else ()
+        for text in (*filter(None, (why,)), *lines):
+            say(text)
 
     def _has_ledger(self) -> bool:
         return (self._dir / LEDGER).exists()
@@ -208,11 +224,6 @@ def command(runtime_dir: Path) -> Sequence[str]:
     return (sys.executable, "-I", "-S", "-c", program, str(runtime_dir))
 
 
-def _tell(result: RestoreResult) -> None:
-    for text in result.lines:
-        say(text)
-
-
 def say(text: str) -> None:
     """One line on stderr, by a thread: a terminal or journal that is stuck must not stop us."""
 
@@ -221,6 +232,7 @@ def say(text: str) -> None:
             os.write(2, f"writebackd-watch: {text}\n".encode())
 
     thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    thread.join(0.1)
+    with contextlib.suppress(RuntimeError):  # TasksMax=: better no line than no watcher
+        thread.start()
+        thread.join(0.1)
 

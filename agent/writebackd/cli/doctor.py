@@ -157,7 +157,10 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
     except CommandError as error:
         yield "warning", str(error)
         return
-    if is_locked(runtime_dir):
+    alive = is_locked(runtime_dir)
+    if alive is None:
+        yield "note", "whether a writebackd without a socket lives is for root: try again with sudo"
+    elif alive:
         yield (
             "warning",
             f"a writebackd holds {runtime_dir / LOCK} but has no socket: restart it,"

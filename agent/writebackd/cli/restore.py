@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Mapping
+from typing import Mapping, Optional
 
 from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked
@@ -26,8 +26,23 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
 
 
+class _Alive(CommandError):
+    """A daemon lives, whose settings are its own business."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a writebackd without a socket lives: it is starting or stopping, try again,"
+            " or stop it with `systemctl stop writebackd`",
+            NO_DAEMON,
+        )
+
+
 def restore(options: argparse.Namespace) -> int:
     """Put the limits back: through the daemon, or from its ledger when there is none."""
+    if options.lease or options.honour_keep:
+        # ExecStopPost= also runs where a start was refused because there is a daemon:
+        # that one is not to be put into the mode observe.
+        return _restore_from_ledger(options)
     try:
         answer = request(options.runtime_dir, "mode", {"mode": "observe"})
     except NoDaemon:
@@ -44,20 +59,12 @@ def restore(options: argparse.Namespace) -> int:
 
 
 def _restore_from_ledger(options: argparse.Namespace) -> int:
-    path = options.runtime_dir / LEDGER
-    if is_locked(options.runtime_dir):
-        raise CommandError(
-            "a writebackd without a socket lives: it is starting or stopping, try again,"
-            " or stop it with `systemctl stop writebackd`",
-            NO_DAEMON,
-        )
-    if os.geteuid() != 0 and path.exists():
-        raise CommandError("restore needs root: try again with sudo", NOT_PERMITTED)
-    if options.lease and restart_follows(os.environ) and is_watched(options.runtime_dir):
-        lines = ["nothing restored: a restart follows, and the watcher restores if it does not"]
-        result = RestoreResult("nothing", tuple(lines))
-    else:
+    try:
         result = _restore(options)
+    except _Alive:
+        if not (options.lease or options.honour_keep):
+            raise
+        result = RestoreResult("nothing", ("nothing restored: a writebackd runs",))
     answer = {"status": result.status, "lines": list(result.lines)}
     if options.json:
         show_json(answer)
@@ -68,11 +75,20 @@ def _restore_from_ledger(options: argparse.Namespace) -> int:
 
 def _restore(options: argparse.Namespace) -> RestoreResult:
     path = options.runtime_dir / LEDGER
+    if is_locked(options.runtime_dir):
+        raise _Alive()
+    if os.geteuid() != 0 and path.exists():
+        raise CommandError("restore needs root: try again with sudo", NOT_PERMITTED)
+    if options.lease and restart_follows(os.environ) and is_watched(options.runtime_dir):
+        line = "nothing restored: a restart follows, and the watcher restores if it does not"
+        return RestoreResult("nothing", (line,))
     if not path.exists():  # and maybe no directory, and no root
         return restore_from_ledger(KernelFiles(), path)
     fd = lease.open_file(options.runtime_dir, LEASE)
     try:
         with lease.restoring(fd, WAIT_S):  # the watcher may be at it
+            if is_locked(options.runtime_dir):
+                raise _Alive()  # one has started meanwhile, and taken up what was left
             return restore_from_ledger(KernelFiles(), path, honour_keep=options.honour_keep)
     finally:
         os.close(fd)
@@ -91,10 +107,12 @@ def restart_follows(environment: Mapping[str, str]) -> bool:
     return not (exited and environment.get("EXIT_STATUS") in hopeless)
 
 
-def is_watched(runtime_dir: Path) -> bool:
-    """Whether a watcher lives."""
+def is_watched(runtime_dir: Path) -> Optional[bool]:
+    """Whether a watcher lives; None for those who may not look."""
     try:
         fd = os.open(runtime_dir / WATCH, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        return None
     except OSError:
         return False
     try:

@@ -62,7 +62,10 @@ class Job:
         self._late: Optional["subprocess.Popen[str]"] = None
         # Not waited for at exit: what hangs would keep the process.
         self._thread = threading.Thread(target=self._main, name="lever", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            self._error = ChildError(str(error))
 
     @property
     def busy(self) -> bool:
@@ -80,7 +83,8 @@ class Job:
 
     def wait(self, timeout_s: float) -> None:
         """Until it is done, `timeout_s` seconds at most."""
-        self._thread.join(max(0.0, timeout_s))
+        if self.busy:  # or it may never have begun
+            self._thread.join(max(0.0, timeout_s))
 
     def _main(self) -> None:
         try:
@@ -91,15 +95,18 @@ class Job:
             self._late.wait()
 
     def _run(self, argv: Sequence[str]) -> Ended:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
-            start_new_session=True,  # Ctrl-C is for the daemon, which has to finish this
-        )
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                start_new_session=True,  # Ctrl-C is for the daemon, which has to finish this
+            )
+        except OSError as error:  # not to be taken for the kernel's word on the write
+            raise ChildError(f"no child can be started: {error}") from None
         try:
             output, errors = child.communicate(timeout=self._deadline - time.monotonic())
         except subprocess.TimeoutExpired:

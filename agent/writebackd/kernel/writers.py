@@ -3,24 +3,27 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import Collection, Optional, Sequence
 
+from writebackd.kernel import layout
 from writebackd.model import ForeignWrite, replace
 
 
 def writer_of(
-    found: ForeignWrite, seen: Sequence[ForeignWrite], own_pid: int
+    found: ForeignWrite, seen: Sequence[Sequence[ForeignWrite]], own: Collection[Optional[int]]
 ) -> Optional[ForeignWrite]:
     """The newest of the writes in `seen` that set what was found; None: nobody was seen.
 
-    The probe sees a write before the kernel has judged it, so one of another value
-    may have been refused.  Only where none fits (the ring of writes was overrun by
-    one who writes on and on) the last one to the same lever is taken.
+    `seen`: what the ring held, by tick; `own`: our processes, daemon and watcher.  The
+    probe sees a write before the kernel has judged it, so one of another value may have
+    been refused.  Only where none fits and a ring was full, overrun by one who writes
+    on and on, the last one to the same lever is taken.
     """
     name = found.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
-    same = [w for w in seen if w.lever == name and w.pid != own_pid]
+    same = [w for ring in seen for w in ring if w.lever == name and w.pid not in own]
     fitting = [w for w in same if _number(w.value) == _number(found.value)]
-    chosen = (fitting or same)[-1:]
+    overrun = any(len(ring) >= layout.SYSCTL_WRITES for ring in seen)
+    chosen = (fitting or (same if overrun else []))[-1:]
     return replace(chosen[0], lever=found.lever, value=found.value) if chosen else None
 
 
