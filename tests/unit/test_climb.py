@@ -272,7 +272,10 @@ def test_at_the_floor_it_says_so_and_turns_round() -> None:
     assert taken.limit == KNEE and now.up and now.failed == 2
     # A limit that was not tried is no fruitless one.
     assert now.fruitless == 1 and now.from_bytes == 0
-    assert tick(judged(Climb()), bounds=at_floor, is_late=False).state is State.GUARD
+    # It counts as a try: what comes next waits where nothing is missing.
+    assert now.tries == 2
+    begun = tick(judged(Climb()), bounds=at_floor, is_late=False)
+    assert begun.state is State.GUARD and begun.hold.climb.tries == 1
     # The next tick tries the other way, without another wait for its measure.
     assert tick(taken.hold, bounds=at_floor).limit == LARGER
 
