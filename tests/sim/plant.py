@@ -67,6 +67,8 @@ AHEAD_MOST = 600.0 * MB
 # once seconds of writing are queued.
 BREATH_POWER = -0.55
 BREATH_ENDS_S = 6.0
+# How long the kernel's own, lower estimate of the disk stays after the cache was full.
+LEAP_LASTS_S = 8.0
 # What the flood costs a sync that finds room: f is about 0.65 below the knee.
 BESIDE_FLOOD = 0.5
 # Without a cache a sync waits for the requests under way, about 1 MB, and beyond some tens of MB of
@@ -100,6 +102,10 @@ class Disk:
     neighbour: float = 0.0  # part of the drain rate that somebody else takes
     neighbour_wait_s: float = 0.0  # what his queue adds to a write that waits for room
     failing_s: float = 0.0  # what retries add to every sync, whatever is queued
+    # Instead of limit / tau: (from this limit in bytes on, rate), ascending; with room in the
+    # cache, and for LEAP_LASTS_S after it was full.
+    leaps: Tuple[Tuple[float, float], ...] = ()
+    leaps_full: Tuple[Tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,7 @@ class DiskState:
         self.fast_s = self.slow_s = disk.baseline_s
         self.fast_time = 1.0
         self.most_syncs = FOREVER
+        self.since_full_s = FOREVER
         # totals
         self.written = 0.0
         self.reset()
@@ -218,6 +225,20 @@ class DiskState:
         self.syncs = _Tally()
         self.background = _Tally()
         self.sync_count = 0
+
+
+def _let_in(state: DiskState, limit: float) -> float:
+    """What the limit lets in, bytes per second."""
+    disk = state.disk
+    steps = disk.leaps_full if state.since_full_s < LEAP_LASTS_S else disk.leaps
+    if not steps:
+        return limit / disk.tau_s
+    # Below the first step in proportion.
+    rate = steps[0][1] * min(1.0, limit / steps[0][0])
+    for start, step in steps:
+        if limit >= start:
+            rate = step
+    return rate
 
 
 class LoadState:
@@ -347,7 +368,7 @@ class Plant:
             demand_now = demand
             push = max(0.0, state.dirty + demand * h - background) / h
             if demand:
-                push = min(push, limit / disk.tau_s)
+                push = min(push, _let_in(state, limit))
         push = min(push, disk.link, state.pace)
         full = 0.0
         if disk.neighbour:
@@ -366,6 +387,7 @@ class Plant:
             state.fill = disk.cache
         if disk.neighbour:
             full = max(full, 0.9)
+        state.since_full_s = 0.0 if full else state.since_full_s + h
         above = state.dirty - setpoint
         if above <= 0.0:
             accepted = out - above / h

@@ -15,6 +15,14 @@ FAST_RAID = Disk(drain=500.0 * MB, cache=1.0 * GB, link=2.0 * GB)
 SSD = Disk(drain=450.0 * MB, cache=128.0 * MB, link=540.0 * MB, baseline_s=0.3e-3)
 SSD_VOLATILE = Disk(drain=450.0 * MB, cache=128.0 * MB, link=540.0 * MB, baseline_s=0.4e-3,
                     volatile=True)
+# The steps that were seen natively, with room in the cache and after it was full (docs/control.md):
+# none lets in the 250 MB/s of the media.
+LEAPS = Disk(
+    leaps=((1.0 * MB, 130.0 * MB), (1.5 * MB, 275.0 * MB), (4.5 * MB, 390.0 * MB),
+           (8.0 * MB, 500.0 * MB)),
+    leaps_full=((1.0 * MB, 130.0 * MB), (2.0 * MB, 175.0 * MB), (4.5 * MB, 250.0 * MB),
+                (4.8 * MB, 390.0 * MB), (8.0 * MB, 500.0 * MB)),
+)
 NVME = Disk(drain=2.0 * GB, cache=1.0 * GB, link=3.0 * GB, baseline_s=0.05e-3)
 NO_CACHE = Disk(drain=64.0 * MB, cache=0.0, link=300.0 * MB, baseline_s=4e-3, tau_s=28e-3)
 STICK = Disk(drain=12.0 * MB, cache=0.0, link=35.0 * MB, baseline_s=20e-3, tau_s=28e-3)
@@ -77,6 +85,7 @@ SCENARIOS: Tuple[Scenario, ...] = (
     Scenario("gc-swing-20s", disks=(SSD_VOLATILE,), events=_swing(20.0, 0.33, 120.0), end=120.0),
     Scenario("slow-raid", disks=(SLOW_RAID,)),
     Scenario("fast-raid", disks=(FAST_RAID,)),
+    Scenario("leaps", disks=(LEAPS,), end=120.0),
     Scenario("ssd", disks=(SSD,)),
     Scenario("ssd-volatile", disks=(SSD_VOLATILE,)),
     Scenario("nvme", disks=(NVME,)),

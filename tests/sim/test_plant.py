@@ -5,8 +5,20 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.plant import AS_FOUND, GB, MB, Disk, Event, Flood, Loop, Plant, SyncLoad, bucket
-from tests.sim.scenarios import BATTERY_GONE, RAID, SLOW_RAID, STICK
+from tests.sim.plant import (
+    AS_FOUND,
+    GB,
+    LEAP_LASTS_S,
+    MB,
+    Disk,
+    Event,
+    Flood,
+    Loop,
+    Plant,
+    SyncLoad,
+    bucket,
+)
+from tests.sim.scenarios import BATTERY_GONE, LEAPS, RAID, SLOW_RAID, STICK
 from tests.sim.shape import Row, rows
 from writebackd.model import BUCKET_EDGES_S
 from writebackd.policy import load_policy
@@ -52,6 +64,24 @@ def test_every_byte_is_somewhere() -> None:
     disk = plant.disks[0]
     assert disk.accepted == pytest.approx(disk.written + disk.dirty, rel=1e-6)
     assert disk.fill == RAID.cache
+
+
+def test_a_rate_that_leaps_is_lower_after_the_cache_was_full() -> None:
+    def rate(plant: Plant) -> float:
+        before = plant.disks[0].written
+        plant.advance(2.0)
+        return (plant.disks[0].written - before) / 2.0 / MB
+
+    plant = flooded(LEAPS, limit=4 * MB, seconds=3)
+    assert rate(plant) == pytest.approx(275, rel=0.05)
+    plant.set_limits(16 * MB, None)
+    plant.advance(5.0)
+    assert plant.disks[0].fill == LEAPS.cache
+    plant.set_limits(4 * MB, None)
+    plant.advance(1.0)
+    assert rate(plant) == pytest.approx(175, rel=0.05)
+    plant.advance(LEAP_LASTS_S)
+    assert rate(plant) == pytest.approx(275, rel=0.05)
 
 
 def test_a_limit_below_the_knee_keeps_the_cache_from_filling() -> None:

@@ -289,13 +289,31 @@ def test_what_brought_nothing_is_tried_again_later() -> None:
 def test_less_under_a_larger_limit_is_what_the_media_take() -> None:
     less = 0.99 * 4 * R / SEEK_GAIN
     waits = unknown(rate=less, slow_share=1.01 * SEEK_SLOW)
-    taken = step(waits, seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB))
+    larger = seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB)
+    taken = step(waits, larger, dt_s=0.5)
     assert taken.hold.proved_rate == pytest.approx(less)
     assert taken.limit == taken.hold.limit_bytes == 8 * MIB and "is full" in taken.why
+    # A short flood may just have begun or ended in the tick.
+    assert step(replace(waits, in_waves=True), larger, dt_s=0.5).hold.proved_rate is None
     # Where no write waits for the media it is not the media.
     quick = unknown(rate=less, slow_share=0.99 * SEEK_SLOW)
-    taken = step(quick, seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB))
+    taken = step(quick, seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB), dt_s=0.5)
     assert taken.hold.proved_rate is None and taken.limit == 8 * MIB // SEEK_STEP
+
+
+def test_a_rate_that_is_falling_is_watched() -> None:
+    # The cache fills up within a tick: the next one tells what the media take.
+    hold = seeking(4 * R, seek_rate=R, limit_bytes=8 * MIB)
+    taken = step(unknown(rate=R), hold, dt_s=SEEK_S)
+    assert taken.limit == 8 * MIB and taken.hold.seek_rate == R and "falling" in taken.why
+    # So is one tick with less than under the smaller limit.
+    less = seeking(R, lasted=0.0, seek_rate=4 * R, limit_bytes=8 * MIB)
+    waits = unknown(rate=R, slow_share=1.01 * SEEK_SLOW)
+    taken = step(waits, less)
+    assert taken.hold.proved_rate is None and "falling" in taken.why
+    assert step(waits, taken.hold).hold.proved_rate == R
+    # Not for ever.
+    assert "falling" not in step(unknown(rate=R), replace(hold, carried=(8 * R, 2.0))).why
 
 
 def test_the_limit_does_not_grow_where_nobody_waits_for_it() -> None:
@@ -333,15 +351,23 @@ def test_the_search_ends_at_the_ceiling() -> None:
     assert step(unknown(rate=4 * R), seeking(), bounds=bounds).limit == bounds.ceiling
 
 
-def test_a_cache_that_filled_during_the_search_is_measured_nearer_to_the_knee() -> None:
+def test_a_cache_that_filled_during_the_search_is_measured_under_that_limit() -> None:
+    # A smaller one may let in less than R, and then R would stay unknown.
     far = seeking(limit_bytes=64 * MIB)
     taken = step(unknown(rate=R, full=True, tau_s=2 * BOUNDS.start / R), far)
+    assert taken.limit == taken.hold.limit_bytes == 64 * MIB
+
+
+def test_a_cache_that_filled_in_a_short_flood_is_measured_nearer_to_the_knee() -> None:
+    far = seeking(limit_bytes=64 * MIB)
+    wave = unknown(rate=R, full=True, in_waves=True)
+    taken = step(replace(wave, tau_s=2 * BOUNDS.start / R), far)
     assert taken.limit == taken.hold.limit_bytes == 2 * BOUNDS.start
     assert taken.hold.changed_s == NOW
     # Without tau the policy's; never below where the search began.
-    taken = step(unknown(rate=2 * BOUNDS.start / BOUNDS.tau_s, full=True), far)
+    taken = step(replace(wave, rate=2 * BOUNDS.start / BOUNDS.tau_s), far)
     assert taken.limit == 2 * BOUNDS.start
-    assert step(unknown(rate=R / 100, full=True), far).limit == BOUNDS.start
+    assert step(replace(wave, rate=R / 100), far).limit == BOUNDS.start
 
 
 def test_a_full_cache_never_makes_the_search_grow() -> None:
@@ -446,7 +472,8 @@ def test_short_floods_are_not_drained() -> None:
     taken = step(seen(full=True, in_waves=True), holding(**FULL))
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
     # Nothing else is left undone for that.
-    assert step(late(in_waves=True), holding(**LATE)).limit == int(KNEE / STEP)
+    slow = late(in_waves=True, tau_s=None)
+    assert step(slow, holding(**LATE)).limit == int(KNEE / STEP)
 
 
 def test_what_was_seen_to_be_useless_is_not_tried_again_for_a_while() -> None:
@@ -560,6 +587,15 @@ def test_a_smaller_limit_that_costs_no_throughput_is_kept() -> None:
     assert step(seen(rate=rate), draining(rate)).hold.useless_s < NOW
 
 
+def test_a_rate_that_leapt_while_draining_does_not_make_the_smaller_limit_the_one_to_keep() -> None:
+    # 131 MB/s for 2 s, then 331 and 354 under the same 1.1 MB: room was made.
+    rate, lasted = 1.01 * DRAIN_GRIPS * R, 1.5 * DRAIN_LEAST_S
+    made = 1.01 * (1 - DRAIN_GRIPS) * R * lasted
+    taken = step(seen(rate=R), draining(rate, lasted=lasted, drained_bytes=made))
+    assert taken.hold.limit_bytes == KNEE and taken.hold.phase is Phase.DRAIN
+    assert taken.limit == int(DRAIN_SHARE * KNEE)
+
+
 def test_after_draining_the_limit_is_no_larger_than_rate_times_tau() -> None:
     done = draining(drained_bytes=10 * R, limit_bytes=3 * KNEE)
     assert step(seen(rate=R / 2), done).limit == KNEE
@@ -588,6 +624,14 @@ def test_a_flood_that_gets_too_little_is_given_more() -> None:
     # What is remembered: where it suffered, and what the step has to beat.
     assert (taken.hold.starved_bytes, taken.hold.starved_s) == (KNEE, NOW)
     assert taken.hold.probe_bytes == KNEE and taken.hold.probe_rate == pytest.approx(0.8 * R)
+
+
+def test_behind_an_empty_cache_all_that_is_missing_is_given_at_once() -> None:
+    cache = 2.0 * R
+    empty = seen(rate=0.6 * R, cache_bytes=cache, fill_bytes=FILL_FROM * cache)
+    assert step(empty, holding(0.6 * R)).limit == pytest.approx(KNEE / 0.6, rel=1e-3)
+    some = replace(empty, fill_bytes=1.01 * FILL_FROM * cache)
+    assert step(some, holding(0.6 * R)).limit == pytest.approx(KNEE * 0.6**-GROW_POWER, rel=1e-3)
 
 
 def test_a_step_up_is_at_least_worth_writing_and_at_most_a_step() -> None:
@@ -792,12 +836,38 @@ def test_what_a_probe_earned_is_not_counted_twice() -> None:
 
 
 def test_late_syncs_with_room_in_the_cache_begin_a_search_when_they_last() -> None:
-    early = holding(late_s=0.4 * LATE_LASTS_S)
-    taken = step(late(), early, dt_s=0.5 * LATE_LASTS_S)
+    early, slow = holding(late_s=0.4 * LATE_LASTS_S), late(tau_s=None)
+    taken = step(slow, early, dt_s=0.5 * LATE_LASTS_S)
     assert taken.limit == KNEE and taken.hold.climb == Climb()
-    taken = step(late(), early, dt_s=0.7 * LATE_LASTS_S)
+    taken = step(slow, early, dt_s=0.7 * LATE_LASTS_S)
     assert taken.limit == taken.hold.limit_bytes == int(KNEE / STEP)
     assert taken.hold.climb.from_bytes == KNEE and taken.hold.changed_s == NOW
+
+
+@pytest.mark.parametrize(
+    "knows,searches",
+    [
+        ({}, False),
+        # A smaller limit would still let in enough.
+        ({"tau_s": 0.99 * TAU / STEP / (KEEP / FORWARD)}, True),
+        ({"tau_s": 1.01 * TAU / STEP / (KEEP / FORWARD)}, False),
+        # As long as it is said to be, or longer: not measured.
+        ({"tau_s": TAU_MOST_S}, True),
+        ({"held_back": False}, True),
+        ({"baseline_s": 2 * NO_CACHE_S}, True),
+    ],
+)
+def test_below_the_knee_no_smaller_limit_is_tried(
+    knows: Dict[str, object], searches: bool
+) -> None:
+    taken = step(late(**knows), holding(**LATE))
+    assert (taken.limit < KNEE) is searches
+    if not searches:
+        assert taken.state is State.GUARD and "would cost throughput" in taken.why
+        # What is missing is still given, and what was begun is judged.
+        assert step(late(rate=POOR * R, **knows), holding(POOR * R, **LATE)).limit > KNEE
+        begun = Climb(from_bytes=2 * KNEE, rate=R, mean_s=1e-9)
+        assert step(late(**knows), holding(climb=begun, **LATE)).limit == 2 * KNEE
 
 
 def test_where_draining_is_useless_a_full_cache_begins_a_search_too() -> None:
@@ -836,7 +906,8 @@ ANY = [
     ("start", seen(drain_rate=None), Hold(), State.PROBE),
     ("seek", unknown(), seeking(), State.PROBE),
     ("seek-nobody-held-back", unknown(held_back=False), seeking(), State.GUARD),
-    ("seek-no-gain", unknown(), seeking(seek_rate=1e12), State.GUARD),
+    ("seek-no-gain", unknown(rate=4 * R), seeking(seek_rate=4 * R), State.GUARD),
+    ("seek-falling", unknown(), seeking(2 * R, seek_rate=R), State.PROBE),
     ("seek-longer-queue", unknown(rate=1e6), seeking(1e6), State.GUARD),
     ("seek-full", unknown(full=True), seeking(limit_bytes=KNEE), State.GUARD),
     ("drain-rate-known", seen(), seeking(), State.GUARD),
@@ -845,10 +916,13 @@ ANY = [
     ("grow", seen(rate=POOR * R), holding(POOR * R), State.PROBE),
     ("probe", seen(), holding(**DUE), State.PROBE),
     ("probe-back", seen(), probing(R), State.PROBE),
-    ("search", late(), holding(**LATE), State.SQUEEZE),
-    ("search-up", late(), holding(POOR * R, climb=Climb(up=True, tries=1), **LATE), State.PROBE),
-    ("search-enough", late(), holding(climb=Climb(up=True, tries=1), **LATE), State.GUARD),
-    ("search-up-first", late(), holding(POOR * R, **LATE), State.PROBE),
+    ("search", late(tau_s=None), holding(**LATE), State.SQUEEZE),
+    ("late-below-the-knee", late(), holding(**LATE), State.GUARD),
+    ("search-up", late(tau_s=None),
+     holding(POOR * R, climb=Climb(up=True, tries=1), **LATE), State.PROBE),
+    ("search-enough", late(tau_s=None),
+     holding(climb=Climb(up=True, tries=1), **LATE), State.GUARD),
+    ("search-up-first", late(tau_s=None), holding(POOR * R, **LATE), State.PROBE),
     ("search-back", late(), holding(climb=Climb(KNEE, R, 1e-9), **LATE), State.GUARD),
     ("rescale", seen(drain_rate=2 * R), holding(), State.GUARD),
     ("fill", seen(cache_bytes=1e9), holding(phase=Phase.FILL), State.GUARD),

@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from writebackd import human
-from writebackd.control.climb import climb
+from writebackd.control.climb import STEP, climb
 from writebackd.control.ramp import DEADBAND
 from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, settle, wait
 from writebackd.estimate.drain import TAU_MOST_S
@@ -79,7 +79,7 @@ FILL_FROM, FILL_TO, FILL_LIMIT = 0.2, 0.8, 4.0
 REMEMBERED_S = 300.0
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
-SEEK_S = 0.4
+SEEK_S, SEEK_MOST_S = 0.4, 2.0
 # Share of writes that wait, from which on a lower rate under a larger limit is the media's.
 SEEK_SLOW = 0.04
 # No further than what the kernel's writeback loop may need: tau was 7.5 to 13 ms once it
@@ -159,7 +159,7 @@ def regulate(
         surplus = max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
         hold = replace(hold, refilled_bytes=hold.refilled_bytes + surplus)
     if estimate.drain_rate is None:
-        return _seek(bounds, estimate, hold, now_s)
+        return _seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
         limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
@@ -222,11 +222,14 @@ def _observe(
 
 
 def _seek(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
 ) -> Tuple[int, Hold, State, str]:
     limit = _resting(bounds, estimate, hold)
     if estimate.full:
         why = "the write cache is full: measuring the drain rate"
+        if not estimate.in_waves:
+            # The next tick tells R, under this limit: a smaller one may let in less than R.
+            return limit, hold, State.GUARD, why
         tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
         nearer = clamp(min(limit, max(bounds.start, estimate.rate * tau)), bounds)
         if nearer < limit:
@@ -238,11 +241,17 @@ def _seek(
     if lasted < SEEK_S:
         return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
     rate = carried / lasted
-    if rate < hold.seek_rate / SEEK_GAIN and (estimate.slow_share or 0.0) >= SEEK_SLOW:
+    less = rate < hold.seek_rate / SEEK_GAIN
+    seen_once = lasted < 1.5 * dt_s
+    if estimate.rate < rate / SEEK_GAIN or (less and seen_once):
+        if lasted < SEEK_MOST_S:
+            # 667 MB/s, then 284, then the 250 of a cache that has filled up.
+            return limit, hold, State.PROBE, "the rate is falling: watching this limit"
+    if less and (estimate.slow_share or 0.0) >= SEEK_SLOW and not estimate.in_waves:
         # Less under a larger limit, and writes wait: the cache was filling, now the media
         # set the rate.  Without such waits it is the kernel's flusher, or the CPUs.
-        why = f"the write cache is full: the media take {human.size(rate)}/s"
-        return limit, replace(hold, proved_rate=rate), State.GUARD, why
+        why = f"the write cache is full: the media take {human.size(estimate.rate)}/s"
+        return limit, replace(hold, proved_rate=estimate.rate), State.GUARD, why
     if rate < SEEK_GAIN * hold.seek_rate:
         # A longer queue for nothing.  The kernel's own estimate of the disk may still
         # be on its way up, so look again later.
@@ -300,7 +309,8 @@ def _hold(
             hold = replace(hold, probe_bytes=0, probe_again_s=next_s, earned=0)
             waits = human.milliseconds(wait(estimate))
             return limit, hold, State.PROBE, f"fsync waits {waits} ms under the larger limit: back"
-        return climb(bounds, estimate, replace(hold, probe_bytes=0), now_s, limit, late)
+        if full or hold.climb.from_bytes or not _below_the_knee(bounds, estimate, limit):
+            return climb(bounds, estimate, replace(hold, probe_bytes=0), now_s, limit, late)
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
@@ -335,7 +345,9 @@ def _hold(
     if (short or soon < MUCH_SHORT * drain_rate) and estimate.held_back and ours:
         rate = carried / lasted
         missing = f"the flood gets {human.size(rate)}/s, less than {human.size(drain_rate)}/s"
-        grow = min(max((drain_rate / max(rate, 1.0)) ** GROW_POWER, GROW_LEAST), GROW_MOST)
+        # An empty cache takes what is too much, and meanwhile the media have nothing to write.
+        power = 1.0 if _empty(estimate) else GROW_POWER
+        grow = min(max((drain_rate / max(rate, 1.0)) ** power, GROW_LEAST), GROW_MOST)
         hold = replace(
             hold, starved_bytes=limit, starved_s=now_s, probe_bytes=limit, probe_rate=rate
         )
@@ -358,6 +370,9 @@ def _hold(
         limit = clamp(limit * min(GROW_MOST, PROBE_STEP ** (1 + hold.earned)), bounds)
         hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, "nothing changed for long: trying a larger limit"
+    if late and not full:
+        why = f"fsync waits {human.milliseconds(wait(estimate))} ms with room in the write cache"
+        return limit, hold, State.GUARD, f"{why}; a smaller limit would cost throughput: holding"
     if hold.full_s or hold.late_s:
         why = f"fsync waits {human.milliseconds(wait(estimate))} ms: does it last?"
         return limit, hold, State.SQUEEZE, why
@@ -370,6 +385,22 @@ def _no_cache(estimate: Estimate) -> bool:
     if estimate.cache_bytes is not None:
         return estimate.cache_bytes < SMALL_CACHE_S * (estimate.drain_rate or 0.0)
     return (estimate.baseline_s or 0.0) >= NO_CACHE_S
+
+
+def _below_the_knee(bounds: Bounds, estimate: Estimate, limit: int) -> bool:
+    """Whether a smaller limit would let in too little, by what tau says, and the cache has room.
+
+    There a sync waits for tau whatever the limit, so only throughput would be lost.
+    """
+    tau = estimate.tau_s
+    if tau is None or tau >= TAU_MOST_S or not estimate.held_back or _no_cache(estimate):
+        return False
+    return limit / STEP < bounds.keep * (estimate.drain_rate or 0.0) * tau
+
+
+def _empty(estimate: Estimate) -> bool:
+    cache = estimate.cache_bytes
+    return cache is not None and estimate.fill_bytes <= FILL_FROM * cache
 
 
 def _half_full(estimate: Estimate) -> bool:
@@ -426,7 +457,8 @@ def _draining(
     rate = carried / seconds if seconds else drain_rate
     slow = estimate.slow_share
     futile = estimate.full if slow is None else slow >= FUTILE_SHARE
-    if lasted >= DRAIN_LEAST_S and rate >= DRAIN_GRIPS * drain_rate:
+    grips = drained >= (1 - DRAIN_GRIPS) * drain_rate * lasted  # of late the rate may have leapt
+    if lasted >= DRAIN_LEAST_S and rate >= DRAIN_GRIPS * drain_rate and not grips:
         # The rate does not fall: even this limit lets in all that the media
         # take.  It costs nothing, then, and is the shorter queue.
         smaller = clamp(DRAIN_SHARE * limit, bounds)

@@ -65,7 +65,7 @@ SHARE_OVER_S = 1.0
 # 10 % a second on the modelled array) and follow a rebuild within as much.
 FULL_OVER_S = 4.0
 # Before there is any R: one tick may still have been part of the filling.
-FULL_LEAST_S = 0.9
+FULL_LEAST_S = 0.4
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
