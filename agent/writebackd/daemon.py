@@ -55,6 +55,7 @@ from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
+from writebackd.report.metrics import alerts_of
 from writebackd.report.scrape import Exposition, MetricsServer, open_tcp, open_unix
 from writebackd.report.server import ControlServer, LoopServer
 from writebackd.report.snapshot import Snapshot
@@ -469,8 +470,9 @@ class Daemon:
             off=str(self._off) if self._off is not None else None,
             messages=(*self._messages, *filter(None, (self._rivals.error,))),
             rivals=self._rivals.found,
-            totals=self._totals,
         )
+        self._totals = self._totals.alerted(frozenset(alerts_of(snapshot)))
+        snapshot = replace(snapshot, totals=self._totals)
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
         self._snapshot = snapshot

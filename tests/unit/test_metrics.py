@@ -63,7 +63,7 @@ def parse(text: str) -> Series:
     return found
 
 
-def value(snapshot: Snapshot, name: str, **labels: str) -> Optional[float]:
+def value(snapshot: Snapshot, name: str, /, **labels: str) -> Optional[float]:
     return parse(render(snapshot)).get((f"writebackd_{name}", tuple(labels.items())))
 
 
@@ -321,3 +321,14 @@ def test_states_are_all_there() -> None:
              if name == "writebackd_device_state"}  # fmt: skip
     assert found == {state.value for state in State} - {"excluded"}
     assert OPENMETRICS in CONTENT_TYPES
+
+
+def test_alerts_that_come_up_are_counted() -> None:
+    flood, stall = ("COLLAPSE", "sda", "writeback-flood"), ("STALL", "sda", "device")
+    totals = Totals()
+    for standing in ({flood}, {flood}, {flood, stall}, set(), {flood}):
+        totals = totals.alerted(frozenset(standing))
+    shown = replace(samples.guard(), totals=totals)
+    assert value(shown, "alerts_raised_total", name="COLLAPSE") == 2
+    assert value(shown, "alerts_raised_total", name="STALL") == 1
+    assert value(shown, "alerts_raised_total", name="BLIND") == 0

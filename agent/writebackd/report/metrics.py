@@ -14,7 +14,7 @@ import math
 from itertools import accumulate
 from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from writebackd.alert.values import Alert, Severity
+from writebackd.alert.values import Alert, AlertName, Severity
 from writebackd.model import (
     Device,
     DeviceDecision,
@@ -213,8 +213,10 @@ def _totals(page: _Page, snapshot: Snapshot) -> None:
     page.histogram(name, "", TICK_BOUNDS_S, totals.ticks, totals.ticks_s)
 
 
-def _alerts(page: _Page, snapshot: Snapshot, alerts: Iterable[Alert]) -> None:
-    """One sample for each that stands; of the same with two severities the worse."""
+def alerts_of(
+    snapshot: Snapshot, alerts: Iterable[Alert] = ()
+) -> Mapping[Tuple[str, str, str], str]:
+    """Severities by name, device ("": the host) and cause; of two severities the worse."""
     found = {
         (str(row["name"]), str(row["device"] or ""), str(row["cause"])): str(row["severity"])
         for row in alerts_json(snapshot)
@@ -223,6 +225,15 @@ def _alerts(page: _Page, snapshot: Snapshot, alerts: Iterable[Alert]) -> None:
         key = (alert.name.value, alert.device or "", alert.cause.value)
         if found.get(key) != Severity.CRITICAL.value:
             found[key] = alert.severity.value
+    return found
+
+
+def _alerts(page: _Page, snapshot: Snapshot, alerts: Iterable[Alert]) -> None:
+    found = alerts_of(snapshot, alerts)
+    name = page.family("alerts_raised", "counter", "Alerts that came up, by name.")
+    for each in AlertName:
+        count = snapshot.totals.raised.get(each.value, 0)
+        page.add(name, labels_text([("name", each.value)]), count)
     name = page.family("alert", "gauge", "1 for each alert that stands; no device: the host.")
     for (what, device, cause), severity in sorted(found.items()):
         labels = [("name", what), ("device", device), ("severity", severity), ("cause", cause)]

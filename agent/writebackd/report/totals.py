@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.model import (
     BUCKET_EDGES_S,
@@ -69,6 +69,9 @@ class Totals:
     ticks_s: float = 0.0
     failed_ticks: int = 0  # nothing could be read
     cpu_s: float = 0.0
+    # What stands, (name, device, cause), and by name how many came up.
+    standing: FrozenSet[Tuple[str, str, str]] = frozenset()
+    raised: Mapping[str, int] = field(default_factory=dict)
 
     def acted(self, actions: Iterable[Action]) -> "Totals":
         """With these writes, which were really tried."""
@@ -79,6 +82,15 @@ class Totals:
             writes[key] = writes.get(key, 0) + 1
             changes += action.ok and first in _LIMIT and action.old != action.new
         return replace(self, writes=writes, limit_changes=changes)
+
+    def alerted(self, standing: FrozenSet[Tuple[str, str, str]]) -> "Totals":
+        """With the alerts, (name, device, cause), that stand now."""
+        if standing == self.standing:
+            return self
+        raised = dict(self.raised)
+        for name, _, _ in standing - self.standing:
+            raised[name] = raised.get(name, 0) + 1
+        return replace(self, standing=standing, raised=raised)
 
     def ticked(self, seconds: float) -> "Totals":
         """With one more tick that took so long."""
