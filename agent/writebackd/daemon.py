@@ -392,16 +392,15 @@ class Daemon:
         if self._snapshot is None:
             return
         last = self._snapshot.sample
-        self._snapshot = replace(
+        snapshot = replace(
             self._snapshot,
             sample=replace(last, vm=sample.vm if sample else last.vm, errors=(problem,)),
             lease_s=self._lease.remaining_s,
             watcher_pid=self._watch.pid,
             leases_lost=self._leases_lost,
             off=str(self._off) if self._off is not None else None,
-            totals=self._totals,
         )
-        self._show(self._snapshot)
+        self._show(snapshot)
 
     def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
         """The same writes with their writers, where the probe saw who it was."""
@@ -471,17 +470,17 @@ class Daemon:
             messages=(*self._messages, *filter(None, (self._rivals.error,))),
             rivals=self._rivals.found,
         )
-        self._totals = self._totals.alerted(frozenset(alerts_of(snapshot)))
-        snapshot = replace(snapshot, totals=self._totals)
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
-        self._snapshot = snapshot
         self._show(snapshot)
 
     def _show(self, snapshot: Snapshot) -> None:
+        """From now on this is what everybody is told."""
+        self._totals = self._totals.alerted(frozenset(alerts_of(snapshot)))
+        self._snapshot = replace(snapshot, totals=self._totals)
         if self._textfile is not None:
-            self._textfile.offer(snapshot)
-        self._on_tick(snapshot)
+            self._textfile.offer(self._snapshot)
+        self._on_tick(self._snapshot)
 
     def _open_metrics(self) -> List[MetricsServer]:
         """What scrapers ask. Good to have: what cannot be had is told, and is no reason to end."""
