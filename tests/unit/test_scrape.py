@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import samples
 from fake_host import Rig
@@ -172,8 +174,9 @@ def test_a_tick_is_rendered_once_however_many_ask(
         loop.ask(GET + ACCEPT + b"\r\n")
     assert made == [OPENMETRICS]
     loop.snapshot = replace(samples.guard(), leases_lost=3)
-    assert b"writebackd_leases_lost_total 3\n" in loop.ask(GET + b"\r\n")[2]
-    assert made == [OPENMETRICS, PROMETHEUS]
+    for accept in (ACCEPT, b""):
+        assert b"writebackd_leases_lost_total 3\n" in loop.ask(GET + accept + b"\r\n")[2]
+    assert made == [OPENMETRICS, OPENMETRICS, PROMETHEUS]
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])
@@ -221,6 +224,17 @@ def test_a_port_that_is_taken_is_told(loop: Loop) -> None:
     with pytest.raises(OSError, match="in use") as error:
         open_tcp("127.0.0.1", loop.port, Exposition(lambda: None))
     assert error.value.filename == f"127.0.0.1:{loop.port}"
+
+
+@given(st.binary(max_size=200), st.sampled_from([b"\r\n\r\n", b"\r\n", b""]))
+def test_any_bytes_get_an_answer_or_are_waited_for(received: bytes, end: bytes) -> None:
+    with socket.socket() as listener:
+        server = MetricsServer(listener, "nowhere", Exposition(samples.guard))
+        answer = server._reply(GET[:5] + received + end, None)
+    if b"\r\n\r\n" in received + end:
+        assert answer is not None and answer.startswith(b"HTTP/1.1 ")
+    else:
+        assert answer is None
 
 
 # ---- the policy ---------------------------------------------------------
@@ -407,6 +421,30 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
     assert not file.exists() and not (rig.runtime_dir / "metrics.sock").exists()
     with socket.socket() as sock, pytest.raises(ConnectionRefusedError):
         sock.connect(("127.0.0.1", port))
+
+
+def test_the_loop_drops_who_dawdles_on_any_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.daemon._options = replace(rig.daemon._options, interval_s=0.05)
+    (server,) = rig.daemon._open_metrics()
+    left: List[int] = []
+
+    def tick() -> None:
+        left.append(server.clients)
+        if len(left) > 5:
+            rig.daemon._signals.stop = "enough"
+
+    monkeypatch.setattr(rig.daemon, "_tick", tick)
+    monkeypatch.setattr(server, "_clock", lambda: time.monotonic() - DEADLINE_S + 0.12)
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as client:
+        server.register(selector)
+        client.connect(str(rig.runtime_dir / "metrics.sock"))
+        rig.daemon._loop(selector, server)
+        assert (left[0], left[-1]) == (1, 0)
+        server.close()
+    rig.end()
 
 
 def test_a_port_that_is_taken_does_not_stop_the_daemon(
