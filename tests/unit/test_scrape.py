@@ -463,3 +463,45 @@ def test_a_port_that_is_taken_does_not_stop_the_daemon(
     for server in servers:
         server.close()
     rig.end()
+
+
+def test_a_crowd_of_scrapers_does_not_put_off_a_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.tick(2)
+    interval_s, render_s = 0.05, 0.02
+    rig.daemon._options = replace(rig.daemon._options, interval_s=interval_s)
+    ticks: List[float] = []
+
+    def tick() -> None:
+        assert rig.daemon._snapshot is not None
+        rig.daemon._snapshot = replace(rig.daemon._snapshot)  # to be rendered anew
+        ticks.append(time.monotonic())
+        if len(ticks) == 12:
+            rig.daemon._signals.stop = "enough"
+
+    def slow(snapshot: Snapshot, form: str) -> str:
+        time.sleep(render_s)
+        return render(snapshot, form)
+
+    monkeypatch.setattr(rig.daemon, "_tick", tick)
+    monkeypatch.setattr(scrape, "render", slow)
+    (server,) = rig.daemon._open_metrics()
+    clients = []
+    for n in range(MAX_CLIENTS):
+        clients.append(socket.socket(socket.AF_UNIX))
+        clients[-1].connect(str(rig.runtime_dir / "metrics.sock"))
+        # Some ask and do not read, some do not come to an end.
+        clients[-1].sendall(GET + b"\r\n" if n % 2 else GET)
+    begun = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        server.register(selector)
+        rig.daemon._loop(selector, server)
+        server.close()
+    for client in clients:
+        client.close()
+    rig.end()
+    gaps = [after - before for before, after in zip([begun, *ticks], ticks)]
+    # One rendering may be under way when a tick is due; one for each would take 0.6 s.
+    assert max(gaps) < interval_s + render_s + 0.15, gaps
