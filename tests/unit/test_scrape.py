@@ -197,12 +197,27 @@ def test_who_dawdles_is_dropped_and_who_floods_waits(loop: Loop, tcp: bool) -> N
         sock.close()
 
 
-def test_who_does_not_read_is_dropped(loop: Loop) -> None:
+def huge() -> Snapshot:
+    """Whose metrics are more than a socket's buffer takes."""
     shown = samples.guard()
-    mount = "/" + "x" * (8 << 20)  # more than a socket's buffer
-    device = replace(samples.RAID, filesystems=(("8:1", "ext4", mount),))
+    device = replace(samples.RAID, filesystems=(("8:1", "ext4", "/" + "x" * (8 << 20)),))
     seen = replace(shown.sample.devices[0], device=device)
-    loop.snapshot = replace(shown, sample=replace(shown.sample, devices=(seen,)))
+    return replace(shown, sample=replace(shown.sample, devices=(seen,)))
+
+
+def test_those_who_do_not_read_hold_one_copy_together(loop: Loop) -> None:
+    loop.snapshot = huge()
+    with loop.connect() as one, loop.connect() as other:
+        for sock in (one, other):
+            sock.sendall(GET + b"\r\n")
+            loop.settle()
+        answers = [client.answer for client in loop.server._clients.values()]
+    assert len(answers) == 2
+    assert len({id(answer.obj) for answer in answers if answer is not None}) == 1
+
+
+def test_who_does_not_read_is_dropped(loop: Loop) -> None:
+    loop.snapshot = huge()
     with loop.connect() as sock:
         sock.sendall(GET + b"\r\n")
         loop.settle()

@@ -27,10 +27,15 @@ from writebackd.report.server import (
 from writebackd.report.snapshot import Snapshot
 
 _PLAIN = "text/plain; charset=utf-8"
+_END = b"\r\n\r\n"  # of a head
 
 
 class Exposition:
-    """The metrics of the last tick as bytes, made when the first one asks."""
+    """The metrics of the last tick as answers over HTTP, made when the first one asks.
+
+    All who ask in one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
+    scrapers that do not read must not hold 64 copies.
+    """
 
     def __init__(self, snapshot: Callable[[], Optional[Snapshot]]) -> None:
         """`snapshot` gives the last tick, None before the first."""
@@ -46,7 +51,8 @@ class Exposition:
         if snapshot is not self._of:
             self._of, self._made = snapshot, {}
         if form not in self._made:
-            self._made[form] = render(snapshot, form).encode("utf-8")
+            body = render(snapshot, form).encode("utf-8")
+            self._made[form] = _answer(HTTPStatus.OK, CONTENT_TYPES[form], body)
         return self._made[form]
 
 
@@ -72,7 +78,7 @@ class MetricsServer(LoopServer):
             remove_socket(*self._remove)
 
     def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
-        head, end, _ = received.partition(b"\r\n\r\n")
+        head, end, _ = received.partition(_END)
         if not end:
             if len(received) <= MAX_REQUEST:
                 return None
@@ -87,10 +93,12 @@ class MetricsServer(LoopServer):
         if target.partition("?")[0] != "/metrics":
             return _failure(HTTPStatus.NOT_FOUND)
         form = OPENMETRICS if _takes_openmetrics(fields) else PROMETHEUS
-        body = self._exposition.get(form)
-        if body is None:
+        answer = self._exposition.get(form)
+        if answer is None:
             return _failure(HTTPStatus.SERVICE_UNAVAILABLE)
-        return _answer(HTTPStatus.OK, CONTENT_TYPES[form], body, method == "HEAD")
+        if method == "HEAD":
+            return answer[: answer.index(_END) + len(_END)]
+        return answer
 
     def _busy(self) -> bytes:
         return _failure(HTTPStatus.SERVICE_UNAVAILABLE)
@@ -137,11 +145,9 @@ def _failure(status: HTTPStatus, more: str = "") -> bytes:
     return _answer(status, _PLAIN, text.encode("ascii"), more=more)
 
 
-def _answer(
-    status: HTTPStatus, kind: str, body: bytes, head_only: bool = False, more: str = ""
-) -> bytes:
+def _answer(status: HTTPStatus, kind: str, body: bytes, more: str = "") -> bytes:
     head = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n{more}\r\n"
     ).encode("ascii")
-    return head if head_only else head + body
+    return head + body
