@@ -49,14 +49,18 @@ from writebackd.model import (
     Mode,
     Sample,
 )
-from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SOCKET
+from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
-from writebackd.report.server import ControlServer
+from writebackd.report.metrics import alerts_of
+from writebackd.report.scrape import Exposition, MetricsServer, open_tcp, open_unix
+from writebackd.report.server import ControlServer, LoopServer
 from writebackd.report.snapshot import Snapshot
+from writebackd.report.textfile import TextFile
+from writebackd.report.totals import Totals
 from writebackd.verbs import State, Verbs
 
 log = logging.getLogger(__name__)
@@ -110,6 +114,7 @@ class Daemon:
         self._files = files or KernelFiles()
         self.policy = load()
         self._probe_settings = self.policy.probe  # as of the start, also after a reload
+        self._metrics_settings = self.policy.metrics
         self._lock = take_lock(options.runtime_dir)
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
@@ -140,7 +145,9 @@ class Daemon:
         self._actions: Tuple[Action, ...] = ()
         self._last_s: Optional[float] = None
         self._failures = 0
+        self._totals = Totals()
         self._snapshot: Optional[Snapshot] = None
+        self._textfile: Optional[TextFile] = None
         self._signals = Signals()
         self._refusals: Dict[str, str] = {}  # by lever, the last error that was told
         self._tried_types: Set[str] = set()  # filesystems that the probe was opened anew for
@@ -165,7 +172,12 @@ class Daemon:
         """Until a signal.  The originals are put back whatever ends it."""
         selector = selectors.DefaultSelector()
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
-        server.register(selector)
+        servers: List[LoopServer] = [server, *self._open_metrics()]
+        for each in servers:
+            each.register(selector)
+        textfile = self._metrics_settings.textfile
+        if textfile is not None:
+            self._textfile = TextFile(Path(textfile), self._metrics_settings.textfile_interval_s)
         self._signals.catch()
         selector.register(self._signals, selectors.EVENT_READ)
         try:
@@ -178,7 +190,7 @@ class Daemon:
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
-            self._loop(selector, server)
+            self._loop(selector, *servers)
             log.info("stopping: %s", self._signals.stop)
         finally:
             # Limits first: everything below may fail, they may not stay.
@@ -186,13 +198,16 @@ class Daemon:
             if done and self._actuator.started:
                 # Or else the watcher tries again, or takes home what was never taken up.
                 self._lease.release()
-            server.close()
+            for each in servers:
+                each.close()
             selector.close()
             self._signals.close()
             self._off_switch.close()
             self._sampler.probe.close()
             self._keeper.keep(self._memory, time.time())
             self._keeper.close(timeout=1.0)
+            if self._textfile is not None:
+                self._textfile.close(timeout=1.0)
             self._history.close(timeout=2.0)
             os.close(self._lock)
 
@@ -239,13 +254,13 @@ class Daemon:
         self._not_taken_up = None
         return "the lease had run out and the limits were restored: taken up again"
 
-    def _loop(self, selector: selectors.BaseSelector, server: ControlServer) -> None:
+    def _loop(self, selector: selectors.BaseSelector, *servers: LoopServer) -> None:
         interval = self._options.interval_s
         next_tick = time.monotonic() + interval
         while self._signals.stop is None:
             for key, mask in selector.select(max(0.0, next_tick - time.monotonic())):
-                if key.data is server:
-                    server.service(key, mask)
+                if isinstance(key.data, LoopServer):
+                    key.data.service(key, mask)
                 elif key.fileobj is self._signals:
                     self._signals.drain()
                 if time.monotonic() >= next_tick:
@@ -255,7 +270,8 @@ class Daemon:
                 self._rivals.look()
             now = time.monotonic()
             if now >= next_tick and self._signals.stop is None:
-                server.expire(now)
+                for server in servers:
+                    server.expire(now)
                 self._tick()
                 # Ticks missed while the machine was busy are not made up for: one
                 # of a few milliseconds would count as much as a whole one.
@@ -266,6 +282,11 @@ class Daemon:
     # ---- one tick ------------------------------------------------------
 
     def _tick(self) -> None:
+        begun = time.monotonic()
+        self._look_and_act()
+        self._totals = self._totals.ticked(time.monotonic() - begun)
+
+    def _look_and_act(self) -> None:
         now = _boottime()
         self._watch.tend()
         self._obey_off_switch()
@@ -350,6 +371,7 @@ class Daemon:
     def _hold(self, error: Exception) -> None:
         """Blind for a tick: keep what is set; for longer: back to the originals."""
         self._failures += 1
+        self._totals = replace(self._totals, failed_ticks=self._totals.failed_ticks + 1)
         self._sampler.writers = ()
         if self._failures == 1:
             log.warning("a tick could not be read, holding: %s", error)
@@ -370,7 +392,7 @@ class Daemon:
         if self._snapshot is None:
             return
         last = self._snapshot.sample
-        self._snapshot = replace(
+        snapshot = replace(
             self._snapshot,
             sample=replace(last, vm=sample.vm if sample else last.vm, errors=(problem,)),
             lease_s=self._lease.remaining_s,
@@ -378,7 +400,7 @@ class Daemon:
             leases_lost=self._leases_lost,
             off=str(self._off) if self._off is not None else None,
         )
-        self._on_tick(self._snapshot)
+        self._show(snapshot)
 
     def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
         """The same writes with their writers, where the probe saw who it was."""
@@ -409,6 +431,8 @@ class Daemon:
                 self._refusals.pop(action.lever, None)
             else:
                 self._refusals[action.lever] = error
+        if not self._actuator.dry_run:
+            self._totals = self._totals.acted(actions)
         # What is refused is tried again in every tick, and told once.
         for error, values in failed.items():
             log.error("%s failed: %s", ", ".join(values), error)
@@ -422,6 +446,7 @@ class Daemon:
         decision: Decision,
     ) -> None:
         spent, resident = self._usage.read()
+        self._totals = self._totals.seen(sample, estimates, decision, spent)
         snapshot = Snapshot(
             version=__version__,
             mode=self._memory.mode,
@@ -447,8 +472,35 @@ class Daemon:
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
-        self._snapshot = snapshot
-        self._on_tick(snapshot)
+        self._show(snapshot)
+
+    def _show(self, snapshot: Snapshot) -> None:
+        """From now on this is what everybody is told."""
+        self._totals = self._totals.alerted(frozenset(alerts_of(snapshot)))
+        self._snapshot = replace(snapshot, totals=self._totals)
+        if self._textfile is not None:
+            self._textfile.offer(self._snapshot)
+        self._on_tick(self._snapshot)
+
+    def _open_metrics(self) -> List[MetricsServer]:
+        """What scrapers ask. Good to have: what cannot be had is told, and is no reason to end."""
+        exposition = Exposition(lambda: self._snapshot)
+        address = self._metrics_settings.http
+        openers: List[Callable[[], MetricsServer]] = [
+            lambda: open_unix(self._options.runtime_dir / METRICS, exposition)
+        ]
+        if address is not None:
+            host, port = address
+            openers.append(lambda: open_tcp(host, port, exposition))
+        servers = []
+        for opener in openers:
+            try:
+                servers.append(opener())
+            except OSError as error:
+                problem = f"no metrics on {error.filename}: {error.strerror}"
+                log.error("%s", problem)
+                self._messages.append(problem)
+        return servers
 
     # ---- parts that change ---------------------------------------------
 
@@ -519,6 +571,8 @@ class Daemon:
         self._memory = replace(self._memory, goal_bytes=None, caps={})
         if policy.probe != self._probe_settings:
             log.warning("a change of [probe] takes effect at the next start")
+        if policy.metrics != self._metrics_settings:
+            log.warning("a change of [metrics] takes effect at the next start")
         # The verb beats the command line, which beats the policy.
         if self._options.mode is None and not self._mode_by_verb:
             mode = Mode(policy.mode)

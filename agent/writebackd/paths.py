@@ -11,6 +11,7 @@ OFF_ON_DISK = "/etc/writebackd/off"  # the same, over a reboot
 
 # In the runtime directory:
 SOCKET = "control.sock"
+METRICS = "metrics.sock"  # speaks HTTP
 LEDGER = "ledger.json"
 LOCK = "lock"  # flock()ed by the daemon as long as it lives
 LEASE = "lease"  # written by the daemon; flock()ed by whoever restores

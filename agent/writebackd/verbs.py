@@ -14,6 +14,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import read_state
 from writebackd.model import Action, Memory, Mode
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, metrics_json
 from writebackd.report.server import RequestError, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
@@ -77,6 +78,11 @@ class Verbs:
             return why_json(snapshot, text_argument(args, "device"))
         if verb == "verify":
             return self._verify(snapshot)
+        if verb == "metrics":
+            form = text_argument(args, "format") or OPENMETRICS
+            if form not in CONTENT_TYPES:
+                raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
+            return dict(metrics_json(snapshot, form))
         raise RequestError(f"unknown verb {verb!r}")
 
     def _verify(self, snapshot: Snapshot) -> Dict[str, Any]:

@@ -32,6 +32,7 @@ from writebackd.cli.restore import is_watched
 from writebackd.model import Mode, VmLimits, VmState
 from writebackd.report import server as server_module
 from writebackd.report.history import Event, History
+from writebackd.report.metrics import metrics_json
 from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
 from writebackd.report.status import (
     devices_json,
@@ -66,6 +67,8 @@ class FakeDaemon:
             return devices_json(self.snapshot)
         if verb == "why":
             return why_json(self.snapshot, text_argument(args, "device"))
+        if verb == "metrics":
+            return dict(metrics_json(self.snapshot, args["format"]))
         if verb == "verify":
             state = VmState(VmLimits(4 << 20, 0, 2 << 20, 0), 0, 0, 4 << 20, 2 << 20)
             return verify_json(state, 4096, self.written)
@@ -127,6 +130,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         (["devices"], "devices"),
         (["why"], "why"),
         (["why", "sda"], "why"),
+        (["metrics"], "metrics"),
         (["verify"], "verify"),
         (["observe"], "mode"),
         (["enforce"], "mode"),
@@ -152,8 +156,8 @@ def test_json_is_the_data_only_and_follows_the_schema(
 
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
-        "status", "devices", "why", "verify", "mode", "pin", "restore", "doctor", "history",
-        "policy-list", "policy-show", "policy-check",
+        "status", "devices", "why", "verify", "metrics", "mode", "pin", "restore", "doctor",
+        "history", "policy-list", "policy-show", "policy-check",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -164,6 +168,7 @@ def test_every_schema_is_of_a_verb_that_is_tested() -> None:
         (["status"], "sync demand (1523 fsync/s)"),
         (["devices"], "dm-0 (254:0)"),
         (["why", "sda"], "decision sda-42"),
+        (["metrics"], "writebackd_build_info{version="),
         (["verify"], "good: dirty_bytes 4194304"),
         (["observe"], "mode is now observe\n  dirty_ratio=20 (was 0)"),
         (["enforce"], "mode is now enforce"),
@@ -188,6 +193,8 @@ def test_text(daemon: FakeDaemon, run: Run, words: List[str], expected: str) -> 
     [
         (["why", "/dev/sda"], ("why", {"device": "/dev/sda"})),
         (["why"], ("why", {})),
+        (["metrics"], ("metrics", {"format": "openmetrics"})),
+        (["metrics", "--format", "prometheus"], ("metrics", {"format": "prometheus"})),
         (["observe"], ("mode", {"mode": "observe"})),
         (["enforce"], ("mode", {"mode": "enforce"})),
         (["restore"], ("mode", {"mode": "observe"})),
@@ -259,8 +266,8 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 
 VERBS = {
-    "status", "devices", "why", "history", "observe", "enforce", "pin", "release", "verify",
-    "watch", "restore", "doctor", "policy",
+    "status", "devices", "why", "metrics", "history", "observe", "enforce", "pin", "release",
+    "verify", "watch", "restore", "doctor", "policy",
 }  # fmt: skip
 
 

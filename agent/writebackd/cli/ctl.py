@@ -110,6 +110,11 @@ def _parser() -> argparse.ArgumentParser:
     pin.add_argument("size", metavar="BYTES", help="like 15M (1024-based); background is half")
     verb("release", "steering:release", "end a pin")
     verb("verify", "explaining:verify", "check that the kernel holds what was last written")
+    metrics = verb("metrics", "explaining:metrics", "print the metrics of the last tick")
+    metrics.add_argument(
+        "--format", choices=("openmetrics", "prometheus"), default="openmetrics",
+        help="prometheus: the older text format, which textfiles and promtool take",
+    )  # fmt: skip
     restore = verb("restore", "restore:restore", "put everything back, daemon or not")
     restore.add_argument(
         "--honour-keep", action="store_true",

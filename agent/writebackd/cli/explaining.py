@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Verbs that explain: devices, why, verify."""
+"""Verbs that explain: devices, why, verify, metrics."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ def verify(options: argparse.Namespace) -> int:
     else:
         show(render_verify(answer, width()))
     return GOOD if answer["good"] else BAD_NEWS
+
+
+def metrics(options: argparse.Namespace) -> int:
+    answer = request(options.runtime_dir, "metrics", {"format": options.format})
+    if options.json:
+        show_json(answer)
+    else:
+        show(answer["text"].rstrip("\n"))
+    return GOOD

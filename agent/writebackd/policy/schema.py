@@ -59,6 +59,8 @@ SWITCH = Kind("switch", units.parse_switch, units.format_switch, "on", choices=(
 COUNT = Kind("number", units.parse_count, str, "8")
 DEVICES = Kind("devices", units.parse_devices, units.format_devices, "sda dm-*")
 UNITS = Kind("units", units.parse_units, units.format_devices, "ssh.service backup-*.service")
+ADDRESS = Kind("address", units.parse_address, units.format_address, "127.0.0.1:9900")
+TEXTFILE = Kind("path", units.parse_textfile, units.format_textfile, "/run/writebackd/host.prom")
 TEXT = Kind("text", _text, _text, "some text")
 
 
@@ -179,6 +181,15 @@ KEYS: Tuple[Key, ...] = (
         "Also measure the time that requests wait in the block queue (costs more per IO)."),
     Key("probe", "talkers", SWITCH, "on", "", "",
         "Count who dirties pages, per process and cgroup."),
+    Key("metrics", "http", ADDRESS, "", "", "",
+        "Also serve metrics over HTTP on this loopback address and port; empty: only on "
+        "`metrics.sock` in the runtime directory. Takes effect at the next start.",
+        may_be_empty=True),
+    Key("metrics", "textfile", TEXTFILE, "", "", "",
+        "Also write metrics to this file, for node_exporter's textfile collector; empty: none. "
+        "Takes effect at the next start.", may_be_empty=True),
+    Key("metrics", "textfile-interval", TIME, "15s", "1s", "10min",
+        "How often that file is replaced."),
 )
 # fmt: on
 
@@ -265,6 +276,15 @@ class DevicePolicy:
     allowed_delay_s: float
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """[metrics]; http is a loopback address and a port, textfile an absolute path."""
+
+    http: Optional[Tuple[str, int]]
+    textfile: Optional[str]
+    textfile_interval_s: float
+
+
 def matches(glob: str, name: str, devno: str = "") -> bool:
     """Whether a glob names the device, by its kernel name or by MAJOR:MINOR."""
     return fnmatchcase(name, glob) or (bool(devno) and fnmatchcase(devno, glob))
@@ -303,6 +323,7 @@ class Policy:
     protect: Protect
     devices: Devices
     probe: Probe
+    metrics: Metrics
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).
     origins: Mapping[Tuple[str, str], str] = field(compare=False)
     # The files that were merged, in the order they were read.

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
-from typing import Dict, List, Tuple
+from ipaddress import ip_address
+from typing import Dict, List, Optional, Tuple
 
 # 1024-based, as the kernel's and systemd's sizes are.
 _SIZE: Dict[str, int] = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -241,3 +242,51 @@ def parse_units(text: str) -> Tuple[str, ...]:
 def format_devices(globs: Tuple[str, ...]) -> str:
     """Globs parted by single blanks."""
     return " ".join(globs)
+
+
+def parse_address(text: str) -> Optional[Tuple[str, int]]:
+    """A loopback address and a port from ``127.0.0.1:9900`` or ``[::1]:9900``; None when empty.
+
+    Raises UnitError.
+    """
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    bare = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+    try:
+        address = ip_address(bare)
+    except ValueError:
+        address = None
+    if address is None or (address.version == 6) != (bare != host):
+        raise UnitError(
+            f"'{shorten(text)}' is not an address and a port: write 127.0.0.1:9900 or [::1]:9900"
+        )
+    if not address.is_loopback:
+        raise UnitError(
+            f"{shorten(host)} is not a loopback address, and metrics are told to everybody who "
+            "connects: use 127.0.0.1, and something that asks for a password in front of it"
+        )
+    if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
+        raise UnitError(f"'{shorten(port)}' is not a port: use 1 to 65535")
+    return str(address), int(port)
+
+
+def format_address(address: Optional[Tuple[str, int]]) -> str:
+    if address is None:
+        return ""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_textfile(text: str) -> Optional[str]:
+    """An absolute path that ends in .prom; None when empty. Raises UnitError."""
+    if text and (not text.startswith("/") or not text.endswith(".prom") or "\0" in text):
+        raise UnitError(
+            f"'{shorten(text)}' is no file that node_exporter reads: use an absolute path that "
+            "ends in .prom"
+        )
+    return text or None
+
+
+def format_textfile(path: Optional[str]) -> str:
+    return path or ""

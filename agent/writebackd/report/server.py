@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The control socket: one JSON line in, one JSON line out, then the end.
+"""Servers inside the daemon's loop, and the control socket: one JSON line in, one out, the end.
 
-It runs inside the daemon's loop and is open to every local user, so nothing a
-client does, or leaves undone, may hold the loop up or grow its memory: sockets
-never block, requests are short, and each client has a deadline.
+They are open to every local user, so nothing a client does, or leaves undone, may
+hold the loop up or grow its memory: sockets never block, requests are short, and
+each client has a deadline.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import stat
 import struct
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple
 
@@ -67,34 +68,39 @@ def size_argument(args: Mapping[str, Any], name: str) -> int:
 class _Client:
     __slots__ = ("answer", "deadline_s", "received", "sock", "uid")
 
-    def __init__(self, sock: socket.socket, uid: int, deadline_s: float) -> None:
+    def __init__(self, sock: socket.socket, uid: Optional[int], deadline_s: float) -> None:
         self.sock = sock
-        self.uid = uid
+        self.uid = uid  # None: it came over TCP, and nobody knows
         self.deadline_s = deadline_s
         self.received = bytearray()
         self.answer: Optional[memoryview] = None
 
 
-class ControlServer:
-    """A non-blocking server for a loop that owns the selector.
+class LoopServer(ABC):
+    """One request, one answer, the end; for a loop that owns the selector.
 
     The loop calls `service(key, mask)` for each ready key whose `data` is this
     server, and `expire(now)` (CLOCK_MONOTONIC seconds) about once a second.
-    The caller makes sure that only one daemon uses the path: a socket file
-    found there is taken for a dead one and replaced.
     """
 
     def __init__(
-        self, path: Path, handler: Handler, clock: Callable[[], float] = time.monotonic
+        self, listener: socket.socket, what: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Bind and listen. Raises OSError naming the path."""
-        self.path = path
-        self._handler = handler
+        """`listener` does not block; it is closed by close(). `what` is for the log."""
+        self._listener = listener
+        self._what = what
         self._clock = clock
         self._clients: Dict[int, _Client] = {}
         self._selector: Optional[selectors.BaseSelector] = None
-        self._listener, self._inode = _open_listener(path)
         self._listening = False  # registered with the selector
+
+    @abstractmethod
+    def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
+        """The answer to what has come so far; None: it is not whole yet. Raises nothing."""
+
+    @abstractmethod
+    def _busy(self) -> bytes:
+        """For a client that there is no room for."""
 
     def register(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -121,15 +127,12 @@ class ControlServer:
             self._drop(client)
 
     def close(self) -> None:
-        """Drop all clients, stop listening, and remove the socket if it is still ours."""
+        """Drop all clients and stop listening."""
         for client in list(self._clients.values()):
             self._drop(client)
         self._listen(False)
         self._selector = None
         self._listener.close()
-        with contextlib.suppress(OSError):
-            if os.lstat(self.path).st_ino == self._inode:
-                os.unlink(self.path)
 
     def _listen(self, wanted: bool) -> None:
         if self._selector is None or self._listening == wanted:
@@ -149,12 +152,12 @@ class ControlServer:
             except OSError as error:
                 # EMFILE and the like: the connection waits in the backlog, and
                 # the socket stays ready, so the loop would spin on it.
-                log.warning("control socket: %s", error)
+                log.warning("%s: %s", self._what, error)
                 self._listen(False)
                 return
             sock.setblocking(False)
             try:
-                uid = _peer_uid(sock)
+                uid = _peer_uid(sock) if sock.family == socket.AF_UNIX else None
             except OSError:
                 sock.close()
                 continue
@@ -163,7 +166,7 @@ class ControlServer:
     def _admit(self, client: _Client) -> None:
         if len(self._clients) >= MAX_CLIENTS and not self._make_room(client.uid):
             with contextlib.suppress(OSError):
-                client.sock.send(_failure("writebackd is busy: try again", _EXIT_BAD_NEWS))
+                client.sock.send(self._busy())
             client.sock.close()
             return
         self._clients[client.sock.fileno()] = client
@@ -172,7 +175,7 @@ class ControlServer:
         # An honest client has sent its line by now: most need no second round.
         self._progress(client)
 
-    def _make_room(self, uid: int) -> bool:
+    def _make_room(self, uid: Optional[int]) -> bool:
         """Root takes the place of the oldest other client: nobody can lock it out."""
         if uid != 0:
             return False
@@ -195,15 +198,10 @@ class ControlServer:
     def _read(self, client: _Client) -> None:
         chunk = client.sock.recv(MAX_REQUEST + 1)
         client.received += chunk
-        line, newline, _ = client.received.partition(b"\n")
-        if newline and len(line) <= MAX_REQUEST:
-            answer = self._answer(bytes(line), client.uid)
-        elif len(client.received) > MAX_REQUEST:
-            answer = _failure(f"request longer than {MAX_REQUEST} bytes", _EXIT_USAGE)
-        elif not chunk:
-            self._drop(client)
-            return
-        else:
+        answer = self._reply(bytes(client.received), client.uid)
+        if answer is None:
+            if not chunk:
+                self._drop(client)
             return
         client.answer = memoryview(answer)
         if self._selector is not None:
@@ -222,6 +220,36 @@ class ControlServer:
             self._selector.unregister(client.sock)
         client.sock.close()
 
+
+class ControlServer(LoopServer):
+    """The control socket. The caller makes sure that only one daemon uses the path."""
+
+    def __init__(
+        self, path: Path, handler: Handler, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Bind and listen. Raises OSError naming the path."""
+        self.path = path
+        self._handler = handler
+        listener, self._inode = open_unix_listener(path)
+        super().__init__(listener, "control socket", clock)
+
+    def close(self) -> None:
+        """Drop all clients, stop listening, and remove the socket if it is still ours."""
+        super().close()
+        remove_socket(self.path, self._inode)
+
+    def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
+        line, newline, _ = received.partition(b"\n")
+        if newline and len(line) <= MAX_REQUEST:
+            assert uid is not None  # a Unix socket tells
+            return self._answer(line, uid)
+        if len(received) > MAX_REQUEST:
+            return _failure(f"request longer than {MAX_REQUEST} bytes", _EXIT_USAGE)
+        return None
+
+    def _busy(self) -> bytes:
+        return _failure("writebackd is busy: try again", _EXIT_BAD_NEWS)
+
     def _answer(self, line: bytes, uid: int) -> bytes:
         try:
             verb, args = _parse(line)
@@ -238,7 +266,18 @@ class ControlServer:
             return _failure("writebackd could not answer: see its log", _EXIT_BAD_NEWS)
 
 
-def _open_listener(path: Path) -> Tuple[socket.socket, int]:
+def remove_socket(path: Path, inode: int) -> None:
+    """Remove a socket's file if it is still the one that was made."""
+    with contextlib.suppress(OSError):
+        if os.lstat(path).st_ino == inode:
+            os.unlink(path)
+
+
+def open_unix_listener(path: Path) -> Tuple[socket.socket, int]:
+    """A socket that everybody may connect to, and its inode. Raises OSError naming the path.
+
+    A socket file found there is taken for a dead one and replaced.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         try:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
 from writebackd.kernel.rivals import Rival
@@ -17,6 +17,7 @@ from writebackd.model import (
     Sample,
     VmLimits,
 )
+from writebackd.report.totals import Totals
 
 
 @dataclass(frozen=True)
@@ -44,3 +45,4 @@ class Snapshot:
     off: Optional[str] = None  # the kill-switch file that is there
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
+    totals: Totals = field(default_factory=Totals)  # counted since the start

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A Snapshot as OpenMetrics 1.0 text, or as the older text format of Prometheus. Pure.
+
+Prometheus asks for the first; node_exporter's textfiles and `promtool check metrics` know only
+the second. Names and labels are the same in both. Latencies are classic histograms: neither
+format can carry a native one (only protobuf can). What is not known has no sample, never zero.
+What may occur in labels is bounded: devices, and words of the program; never processes or paths
+of cgroups. A device that is left alone has no series of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from writebackd.alert.values import Alert, AlertName, Severity
+from writebackd.model import (
+    Device,
+    DeviceDecision,
+    DeviceSample,
+    Estimate,
+    LeverKind,
+    Mode,
+    State,
+)
+from writebackd.report.alerts import alerts_json
+from writebackd.report.snapshot import Snapshot
+from writebackd.report.status import original_bytes
+from writebackd.report.totals import (
+    FSYNC_BOUNDS_S,
+    LIMITS,
+    TICK_BOUNDS_S,
+    DeviceTotals,
+)
+
+OPENMETRICS = "openmetrics"
+PROMETHEUS = "prometheus"
+CONTENT_TYPES = {
+    OPENMETRICS: "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    PROMETHEUS: "text/plain; version=0.0.4; charset=utf-8",
+}
+PREFIX = "writebackd_"
+
+Number = Union[int, float]
+Labels = Sequence[Tuple[str, str]]
+
+
+class _Row(NamedTuple):
+    """All that is known of one device."""
+
+    labels: str
+    sample: DeviceSample
+    estimate: Optional[Estimate]
+    decision: Optional[DeviceDecision]
+    totals: DeviceTotals
+
+
+class _Page:
+    """Text of metric families, each of which is written in one go."""
+
+    def __init__(self, openmetrics: bool) -> None:
+        self._openmetrics = openmetrics
+        self._lines: List[str] = []
+
+    def family(self, name: str, kind: str, text: str) -> str:
+        """Write the head of one; the name that its samples have."""
+        name = PREFIX + name
+        sample = name + {"counter": "_total", "info": "_info"}.get(kind, "")
+        if not self._openmetrics:
+            name, kind = sample, "gauge" if kind == "info" else kind
+        self._lines.append(f"# TYPE {name} {kind}")
+        unit = name.rpartition("_")[2]
+        if self._openmetrics and unit in ("bytes", "seconds", "ratio"):
+            self._lines.append(f"# UNIT {name} {unit}")
+        self._lines.append(f"# HELP {name} {text}")
+        return sample
+
+    def add(self, name: str, labels: str, value: Optional[Number]) -> None:
+        """A sample; none where the value is not known."""
+        if value is not None and math.isfinite(value):
+            shown = f"{value:d}" if isinstance(value, int) else repr(value)
+            self._lines.append(f"{name}{{{labels}}} {shown}" if labels else f"{name} {shown}")
+
+    def histogram(
+        self, name: str, labels: str, bounds: Sequence[float], counts: Sequence[int], total: float
+    ) -> None:
+        """`counts` by bucket, one more than there are bounds; `total` is the sum of the values."""
+        comma = labels and labels + ","
+        cumulative = list(accumulate(counts))
+        for bound, count in zip((*map(repr, bounds), "+Inf"), cumulative):
+            self._lines.append(f'{name}_bucket{{{comma}le="{bound}"}} {count}')
+        self.add(name + "_sum", labels, total)
+        self.add(name + "_count", labels, cumulative[-1])
+
+    def text(self) -> str:
+        end = ["# EOF", ""] if self._openmetrics else [""]
+        return "\n".join(self._lines + end)
+
+
+def render(
+    snapshot: Snapshot, form: str = OPENMETRICS, alerts: Iterable[Alert] = ()
+) -> str:
+    """All metrics of one tick, in one of CONTENT_TYPES. `alerts` beside those of status."""
+    page = _Page(form == OPENMETRICS)
+    _about(page, snapshot)
+    _limits(page, snapshot)
+    _totals(page, snapshot)
+    _alerts(page, snapshot, alerts)
+    _devices(page, snapshot)
+    return page.text()
+
+
+def labels_text(labels: Labels) -> str:
+    """Labels as they stand between braces."""
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels)
+
+
+def _escaped(value: str) -> str:
+    # Names of the kernel are bytes; what has no text must not cost the scrape.
+    text = value.encode("utf-8", "replace").decode("utf-8")
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _single(page: _Page, name: str, kind: str, text: str, value: Optional[Number]) -> None:
+    if value is not None:
+        page.add(page.family(name, kind, text), "", value)
+
+
+def _about(page: _Page, snapshot: Snapshot) -> None:
+    sample, probe, memory = snapshot.sample, snapshot.probe, snapshot.memory
+    facts: Sequence[Tuple[str, str, Labels]] = (
+        ("build", "Version of writebackd.", [("version", snapshot.version)]),
+        ("policy", "Policy and mode in force.",
+         [("policy", snapshot.policy_name), ("mode", snapshot.mode.value)]),
+        ("probe", "Where measurements come from, and what is hooked.",
+         [("backend", probe.backend), ("request_hook", probe.request_hook or ""),
+          ("fsync_hook", probe.fsync_hook or "")]),
+    )  # fmt: skip
+    for name, text, labels in facts:
+        page.add(page.family(name, "info", text), labels_text(labels), 1)
+    writing = (
+        snapshot.mode is Mode.ENFORCE and memory.yielded is None and snapshot.off is None
+    )
+    for name, text, value in (
+        ("enforcing", "Whether limits are set: neither observing, yielded nor held off.", writing),
+        ("yielded", "Whether somebody else set the limits, which stand since.",
+         memory.yielded is not None),
+        ("held_off", "Whether a kill-switch file is there.", snapshot.off is not None),
+        ("watcher_running", "Whether a second process would restore if the daemon hung.",
+         snapshot.watcher_pid is not None),
+        ("uptime_seconds", "Since the start, suspended time included.",
+         max(0.0, sample.time_s - snapshot.started_s)),
+        ("last_tick_timestamp_seconds", "Wall clock of the last tick that could be read.",
+         sample.wall_s),
+        ("read_errors", "What could not be read in the last tick.", len(sample.errors)),
+        ("lease_remaining_seconds", "Until the settings go home if nobody renews the lease.",
+         snapshot.lease_s),
+        ("memory_bytes", "Memory of the host.", sample.host.memory_bytes),
+        ("dirty_bytes", "Dirty memory of the host.", sample.vm.dirty_bytes),
+        ("writeback_bytes", "Memory under writeback.", sample.vm.writeback_bytes),
+        ("resident_memory_bytes", "Of the daemon.", snapshot.self_rss_bytes),
+        ("bpf_map_bytes", "Memory of the BPF maps.", probe.map_bytes),
+        ("bpf_seconds_per_io", "What the probe costs per block IO, as measured at the start.",
+         None if probe.bpf_ns_per_io is None else probe.bpf_ns_per_io / 1e9),
+    ):  # fmt: skip
+        _single(page, name, "gauge", text, value)
+
+
+def _limits(page: _Page, snapshot: Snapshot) -> None:
+    vm, decision = snapshot.sample.vm, snapshot.decision
+    limit, background = original_bytes(snapshot)
+    for name, text, value in (
+        ("dirty_limit_bytes", "Dirty limit in force, as the kernel reckons.", vm.threshold_bytes),
+        ("dirty_background_limit_bytes", "Background limit in force, as the kernel reckons.",
+         vm.background_threshold_bytes),
+        ("dirty_limit_original_bytes", "Dirty limit as found; of a ratio about.", limit),
+        ("dirty_background_limit_original_bytes", "Background limit as found; of a ratio about.",
+         background),
+        ("dirty_limit_wanted_bytes", "Dirty limit of the last decision; in observe mode a wish.",
+         decision.limit_bytes),
+        ("dirty_limit_goal_bytes", "Where the dirty limit is heading.", decision.goal_bytes),
+        ("dirty_limit_pinned_bytes", "Dirty limit that an admin pinned.",
+         snapshot.memory.pin_bytes),
+    ):  # fmt: skip
+        _single(page, name, "gauge", text, value)
+    name = page.family("levers_held", "gauge", "Levers beside the limits that hold our values.")
+    for kind in LeverKind:
+        count = sum(lever.kind is kind for lever in snapshot.levers)
+        page.add(name, labels_text([("lever", kind.value)]), count)
+
+
+def _totals(page: _Page, snapshot: Snapshot) -> None:
+    totals = snapshot.totals
+    for name, text, value in (
+        ("limit_changes", "Writes that gave the dirty limit another value.",
+         totals.limit_changes),
+        ("foreign_writes", "Writes of others to levers of ours.", totals.foreign_writes),
+        ("leases_lost", "Times the lease ran out and the settings went home.",
+         snapshot.leases_lost),
+        ("history_dropped_events", "Events that the history could not take.",
+         snapshot.history_dropped),
+        ("failed_ticks", "Ticks in which nothing could be read.", totals.failed_ticks),
+        ("cpu_seconds", "Processor time of the daemon.", totals.cpu_s),
+    ):  # fmt: skip
+        _single(page, name, "counter", text, value)
+    name = page.family("lever_writes", "counter", "Writes to kernel files, by kind and result.")
+    for kind in (LIMITS, *(each.value for each in LeverKind)):
+        for ok, result in ((True, "ok"), (False, "error")):
+            labels = labels_text([("lever", kind), ("result", result)])
+            page.add(name, labels, totals.writes.get((kind, ok), 0))
+    name = page.family("tick_duration_seconds", "histogram", "What a tick took, by the clock.")
+    page.histogram(name, "", TICK_BOUNDS_S, totals.ticks, totals.ticks_s)
+
+
+def alerts_of(
+    snapshot: Snapshot, alerts: Iterable[Alert] = ()
+) -> Mapping[Tuple[str, str, str], str]:
+    """Severities by name, device ("": the host) and cause; of two severities the worse."""
+    found = {
+        (str(row["name"]), str(row["device"] or ""), str(row["cause"])): str(row["severity"])
+        for row in alerts_json(snapshot)
+    }
+    for alert in alerts:
+        key = (alert.name.value, alert.device or "", alert.cause.value)
+        if found.get(key) != Severity.CRITICAL.value:
+            found[key] = alert.severity.value
+    return found
+
+
+def _alerts(page: _Page, snapshot: Snapshot, alerts: Iterable[Alert]) -> None:
+    found = alerts_of(snapshot, alerts)
+    name = page.family("alerts_raised", "counter", "Alerts that came up, by name.")
+    for each in AlertName:
+        count = snapshot.totals.raised.get(each.value, 0)
+        page.add(name, labels_text([("name", each.value)]), count)
+    name = page.family("alert", "gauge", "1 for each alert that stands; no device: the host.")
+    for (what, device, cause), severity in sorted(found.items()):
+        labels = [("name", what), ("device", device), ("severity", severity), ("cause", cause)]
+        page.add(name, labels_text(labels), 1)
+
+
+def _devices(page: _Page, snapshot: Snapshot) -> None:
+    decisions = {each.name: each for each in snapshot.decision.devices}
+    states = [each.state for each in snapshot.decision.devices]
+    name = page.family("devices", "gauge", "Devices by state, those left alone included.")
+    for state in State:
+        page.add(name, labels_text([("state", state.value)]), states.count(state))
+    rows = [
+        _Row(
+            labels_text([("device", each.device.name)]),
+            each,
+            snapshot.estimates.get(each.device.name),
+            decisions.get(each.device.name),
+            snapshot.totals.devices.get(each.device.name, DeviceTotals()),
+        )
+        for each in snapshot.sample.devices
+        if each.excluded is None
+    ]
+    name = page.family("device", "info", "What a device is; its shortest mount point.")
+    for row in rows:
+        page.add(name, labels_text(_topology(row.sample.device)), 1)
+    name = page.family("device_state", "gauge", "1 for what the agent is doing about the device.")
+    for row in rows:
+        now = row.decision.state if row.decision else None
+        for state, label in _STATES:
+            page.add(name, f"{row.labels},{label}", 1 if now is state else 0)
+    name = page.family(
+        "device_fsync_duration_seconds", "histogram", "fsync, fdatasync, msync, O_(D)SYNC writes."
+    )
+    for row in rows:
+        if row.sample.sync is not None:
+            totals = row.totals
+            page.histogram(name, row.labels, FSYNC_BOUNDS_S, totals.fsyncs, totals.fsync_s)
+    for what, kind, text, value_of in _DEVICE:
+        name = page.family(what, kind, text)
+        for row in rows:
+            page.add(name, row.labels, value_of(row))
+
+
+def _topology(device: Device) -> Labels:
+    mounts = sorted((len(mount), mount, kind) for _, kind, mount in device.filesystems)
+    _, mount, kind = mounts[0] if mounts else (0, "", "")
+    rotational = {True: "1", False: "0", None: ""}[device.rotational]
+    return [
+        ("device", device.name),
+        ("devno", device.devno),
+        ("driver", device.driver or ""),
+        ("rotational", rotational),
+        ("fstype", kind),
+        ("mountpoint", mount),
+    ]
+
+
+def _of_estimate(get: Callable[[Estimate], Optional[Number]]) -> Callable[[_Row], Optional[Number]]:
+    return lambda row: get(row.estimate) if row.estimate is not None else None
+
+
+def _of_syncs(get: Callable[[Estimate], Optional[Number]]) -> Callable[[_Row], Optional[Number]]:
+    """Of what only a probe that sees fsync can know."""
+    return _of_estimate(lambda estimate: get(estimate) if estimate.demand_known else None)
+
+
+def _fill(estimate: Estimate) -> Optional[float]:
+    if not estimate.cache_bytes:
+        return None
+    return min(1.0, estimate.fill_bytes / estimate.cache_bytes)
+
+
+def _target(row: _Row) -> Optional[int]:
+    return row.decision.target_bytes if row.decision else None
+
+
+def _objective(row: _Row) -> Optional[float]:
+    basis = row.decision.basis if row.decision else None
+    return basis.objective_s if basis else None
+
+
+# Of a device that is left alone there is no row.
+_STATES = tuple(
+    (state, labels_text([("state", state.value)]))
+    for state in State
+    if state is not State.EXCLUDED
+)
+
+_DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
+    ("device_target_bytes", "gauge", "Dirty limit that the device needs.", _target),
+    ("device_drain_bytes_per_second", "gauge", "What the device sustains, once learned.",
+     _of_estimate(lambda e: e.drain_rate)),
+    ("device_written_bytes", "counter", "Written to the device.",
+     lambda row: row.totals.written_bytes),
+    ("device_read_bytes", "counter", "Read from the device.", lambda row: row.totals.read_bytes),
+    ("device_busy_seconds", "counter", "Time with at least one request in flight.",
+     lambda row: row.totals.busy_s),
+    ("device_inflight_requests", "gauge", "Requests in flight.", lambda row: row.sample.inflight),
+    ("device_sync_demand", "gauge", "Whether somebody syncs often enough to be guarded.",
+     _of_syncs(lambda e: int(e.demand))),
+    ("device_flooded", "gauge", "Whether background writes keep the device or the limit busy.",
+     _of_estimate(lambda e: int(e.flooded))),
+    ("device_fsync_p50_seconds", "gauge", "Median of the fsyncs of the last tick.",
+     _of_estimate(lambda e: e.fsync_p50_s)),
+    ("device_fsync_p99_seconds", "gauge", "99th percentile of the fsyncs of the last tick.",
+     _of_estimate(lambda e: e.fsync_p99_s)),
+    ("device_fsync_baseline_seconds", "gauge", "Median fsync of the unloaded device.",
+     _of_estimate(lambda e: e.baseline_s)),
+    ("device_fsync_objective_seconds", "gauge", "p99 of fsync that is aimed at, under demand.",
+     _objective),
+    ("device_fsyncs_inflight", "gauge", "fsyncs that have not returned.",
+     _of_syncs(lambda e: e.fsyncs_inflight)),
+    ("device_oldest_fsync_seconds", "gauge", "Age of the oldest fsync that has not returned.",
+     _of_syncs(lambda e: e.oldest_fsync_s)),
+    ("device_cache_bytes", "gauge", "Write cache behind the device, as it was seen to fill.",
+     _of_estimate(lambda e: e.cache_bytes)),
+    ("device_cache_fill_ratio", "gauge", "Share of that cache that must be full.",
+     _of_estimate(_fill)),
+    ("device_slow_writes_ratio", "gauge", "Share of write completions that waited for the media.",
+     _of_estimate(lambda e: e.slow_share)),
+    ("device_writeback_delay_seconds", "gauge", "Dirty limit / drain rate while the limit rules.",
+     _of_estimate(lambda e: e.tau_s)),
+    ("device_decisions", "counter", "Decisions about the device.",
+     lambda row: row.totals.decisions),
+)  # fmt: skip
+
+
+def metrics_json(snapshot: Snapshot, form: str) -> Mapping[str, str]:
+    """The answer to `metrics`."""
+    return {"content_type": CONTENT_TYPES[form], "text": render(snapshot, form)}

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The metrics as a file for node_exporter's textfile collector, written by a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Deque, Optional
+
+from writebackd.report.metrics import PROMETHEUS, render
+from writebackd.report.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+
+class TextFile:
+    """Replaces the file now and then; the loop never waits for its disk."""
+
+    def __init__(self, path: Path, interval_s: float) -> None:
+        """Start the thread. Touches no file itself."""
+        self.path = path
+        self.error: Optional[str] = None  # why the last attempt to write failed
+        self._interval_s = interval_s
+        self._due_s = float("-inf")
+        self._waiting: Deque[Snapshot] = deque(maxlen=1)  # the newest is enough
+        self._wake = threading.Event()
+        self._closing = False
+        # A daemon thread: one stuck in the disk must not hold up the exit.
+        self._thread = threading.Thread(target=self._run, name="textfile", daemon=True)
+        self._thread.start()
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Have it written if the last one is `interval_s` old. Never blocks."""
+        now = time.monotonic()
+        if now >= self._due_s:
+            self._due_s = now + self._interval_s
+            self._waiting.append(snapshot)
+            self._wake.set()
+
+    def close(self, timeout: float) -> bool:
+        """Remove the file, or else node_exporter would show its last values for ever.
+
+        Waits for at most `timeout` seconds. True when it is gone.
+        """
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive() and not self.error
+
+    def _run(self) -> None:
+        while not self._closing:
+            if self._waiting:
+                self._tell(self._store(render(self._waiting.popleft(), PROMETHEUS)))
+            self._wake.wait()
+            self._wake.clear()
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._tell(f"cannot be removed: {error.strerror}")
+
+    def _store(self, text: str) -> Optional[str]:
+        """Replace the file; what went wrong."""
+        # node_exporter reads *.prom, so it never sees this one.
+        temporary = self.path.with_name(self.path.name + ".new")
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                os.fchmod(file.fileno(), 0o644)
+            # No fsync, as in the history: it would count as the demand that we look for.
+            os.replace(temporary, self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            return f"cannot be written: {error.strerror}"
+        return None
+
+    def _tell(self, problem: Optional[str]) -> None:
+        if problem is not None and self.error is None:
+            log.warning("metrics: %s %s", self.path, problem)
+        self.error = problem

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What is counted since the start, for metrics: only counters survive missed scrapes.
+
+Frozen as all that a Snapshot holds, since a thread may render it while the loop
+goes on. A device's counts end with the device.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
+
+from writebackd.model import (
+    BUCKET_EDGES_S,
+    HIST_BUCKETS,
+    Action,
+    Decision,
+    Estimate,
+    LeverKind,
+    Sample,
+    replace,
+)
+
+# Upper bounds. From an NVMe's unloaded fsync to a hung task; 5, 10, 20, 50 and 100 ms are what
+# policies name as objectives. Fifteen series a device with +Inf.
+FSYNC_BOUNDS_S = (
+    0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0,
+)  # fmt: skip
+# The tick is due every second; 50 ms is what it may cost with 1 024 disks.
+TICK_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+
+# The probe's bucket -> ours. Its buckets are up to 12.5 % wide and their edges are not ours: a
+# value counts as below a bound when all of its bucket is, so a latency is never made to look
+# better. The probe's last bucket has no upper edge.
+_FSYNC_BUCKET = (
+    *(bisect_left(FSYNC_BOUNDS_S, BUCKET_EDGES_S[n + 1]) for n in range(HIST_BUCKETS - 1)),
+    len(FSYNC_BOUNDS_S),
+)
+
+LIMITS = "limits"
+_KINDS = frozenset(kind.value for kind in LeverKind)
+_LIMIT = frozenset(("dirty_bytes", "dirty_ratio"))
+
+
+class DeviceTotals(NamedTuple):
+    """Of one device since it, or the daemon, was there first."""
+
+    diskseq: Optional[int] = None
+    fsyncs: Tuple[int, ...] = (0,) * (len(FSYNC_BOUNDS_S) + 1)  # by bucket, not cumulative
+    fsync_s: float = 0.0  # their latencies together
+    written_bytes: int = 0
+    read_bytes: int = 0
+    busy_s: float = 0.0
+    decisions: int = 0
+    decision_id: Optional[str] = None  # the last one counted
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of the daemon since its start."""
+
+    devices: Mapping[str, DeviceTotals] = field(default_factory=dict)  # by name
+    limit_changes: int = 0  # writes that gave the dirty limit another value
+    # By kind of lever ("limits" for the global pair) and whether the kernel took it.
+    writes: Mapping[Tuple[str, bool], int] = field(default_factory=dict)
+    foreign_writes: int = 0
+    ticks: Tuple[int, ...] = (0,) * (len(TICK_BOUNDS_S) + 1)  # by duration, not cumulative
+    ticks_s: float = 0.0
+    failed_ticks: int = 0  # nothing could be read
+    cpu_s: float = 0.0
+    # What stands, (name, device, cause), and by name how many came up.
+    standing: FrozenSet[Tuple[str, str, str]] = frozenset()
+    raised: Mapping[str, int] = field(default_factory=dict)
+
+    def acted(self, actions: Iterable[Action]) -> "Totals":
+        """With these writes, which were really tried."""
+        writes, changes = dict(self.writes), self.limit_changes
+        for action in actions:
+            first = action.lever.partition(" ")[0]
+            key = (first if first in _KINDS else LIMITS, action.ok)
+            writes[key] = writes.get(key, 0) + 1
+            changes += action.ok and first in _LIMIT and action.old != action.new
+        return replace(self, writes=writes, limit_changes=changes)
+
+    def alerted(self, standing: FrozenSet[Tuple[str, str, str]]) -> "Totals":
+        """With the alerts, (name, device, cause), that stand now."""
+        if standing == self.standing:
+            return self
+        raised = dict(self.raised)
+        for name, _, _ in standing - self.standing:
+            raised[name] = raised.get(name, 0) + 1
+        return replace(self, standing=standing, raised=raised)
+
+    def ticked(self, seconds: float) -> "Totals":
+        """With one more tick that took so long."""
+        counts = list(self.ticks)
+        counts[bisect_left(TICK_BOUNDS_S, seconds)] += 1
+        return replace(self, ticks=tuple(counts), ticks_s=self.ticks_s + seconds)
+
+    def seen(
+        self, sample: Sample, estimates: Mapping[str, Estimate], decision: Decision, cpu_s: float
+    ) -> "Totals":
+        """With what a tick saw and decided; `cpu_s` is the daemon's own since its start."""
+        ids = {each.name: each.decision_id for each in decision.devices}
+        devices = {}
+        for each in sample.devices:
+            if each.excluded is not None:
+                continue
+            name, diskseq = each.device.name, each.device.diskseq
+            before = self.devices.get(name)
+            if before is None or before.diskseq != diskseq:
+                before = DeviceTotals(diskseq)
+            fsyncs, estimate = before.fsyncs, estimates.get(name)
+            if each.sync is not None and each.sync.latency.buckets:
+                counts = list(fsyncs)
+                for bucket, count in each.sync.latency.buckets:
+                    counts[_FSYNC_BUCKET[bucket]] += count
+                fsyncs = tuple(counts)
+            decided = ids.get(name)
+            devices[name] = DeviceTotals(
+                diskseq,
+                fsyncs,
+                before.fsync_s + (estimate.fsync_total_s if estimate else 0.0),
+                before.written_bytes + each.write_bytes,
+                before.read_bytes + each.read_bytes,
+                before.busy_s + each.busy_share * sample.dt_s,
+                before.decisions + (decided is not None and decided != before.decision_id),
+                decided,
+            )
+        return replace(
+            self,
+            devices=devices,
+            foreign_writes=self.foreign_writes + len(sample.foreign),
+            # A clock's figure that went back would be taken for a restart.
+            cpu_s=max(self.cpu_s, cpu_s),
+        )

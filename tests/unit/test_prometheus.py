@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Real Prometheus: it scrapes the daemon, and the shipped rules and dashboard are asked of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import selectors
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set
+
+import pytest
+
+import samples
+from busy_host import busy_host, counted
+from checkout import ROOT
+from fake_host import Rig
+from writebackd.kernel.readers import Reading
+from writebackd.model import ClassSample, Histogram, IoClass, Mode, SyncSample
+from writebackd.report.metrics import PROMETHEUS, render
+from writebackd.report.scrape import Exposition, MetricsServer, open_tcp
+
+RULES = ROOT / "docs" / "prometheus"
+DASHBOARD = ROOT / "docs" / "grafana" / "writebackd.json"
+TIMEOUT_S = 30.0
+TICK_S = 0.2
+# What the variables of the dashboard stand for; a rate needs two scrapes.
+VARIABLES = {"$job": ".*", "$host": ".*", "$device": ".*", "$__rate_interval": "30s"}
+# Nothing is refused here.
+EMPTY = {
+    'sum by (lever, result) (increase(writebackd_lever_writes_total{job=~".*",instance=~".*",'
+    'result="error"}[30s])) > 0'
+}
+real_time = time.time
+
+
+def need(tool: str) -> None:
+    if not shutil.which(tool):
+        pytest.skip(f"{tool} is missing: apt-get install prometheus")
+
+
+def promtool(*argv: str) -> None:
+    need("promtool")
+    result = subprocess.run(
+        ["promtool", *argv], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout
+
+
+def test_rules_are_valid() -> None:
+    promtool("check", "rules", *map(str, RULES.glob("*.rules.yml")))
+
+
+def test_rules_do_what_they_say() -> None:
+    promtool("test", "rules", *map(str, RULES.glob("*.test.yml")))
+
+
+def test_the_examples_for_a_fleet_are_valid() -> None:
+    promtool("check", "config", str(RULES / "prometheus.yml"))
+    need("amtool")
+    argv = ["amtool", "check-config", str(RULES / "alertmanager.yml")]
+    result = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    assert result.returncode == 0, result.stdout
+
+
+def test_nobody_asks_for_what_the_example_drops() -> None:
+    (dropped,) = re.findall(r"regex: (\S+)", (RULES / "prometheus.yml").read_text())
+    asked = " ".join(QUERIES) + "".join(path.read_text() for path in RULES.glob("*.rules.yml"))
+    assert not re.search(dropped, asked)
+    assert len(re.findall(dropped, render(counted(busy_host(1)))))
+
+
+def test_every_alert_is_tested() -> None:
+    rules, tests = ((RULES / f"alerts.{part}.yml").read_text() for part in ("rules", "test"))
+    for name in re.findall(r"alert: (\w+)", rules):
+        assert tests.count(f"alertname: {name}") >= 1, name
+
+
+def expressions(node: Any) -> Iterator[str]:
+    """Every query of the dashboard, its variables put in."""
+    if isinstance(node, dict):
+        if isinstance(node.get("expr"), str):
+            yield put_in(node["expr"])
+        for child in node.values():
+            yield from expressions(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from expressions(child)
+
+
+def put_in(text: str) -> str:
+    for name, stands_for in VARIABLES.items():
+        text = text.replace(name, stands_for)
+    assert "$" not in text, text
+    return text
+
+
+QUERIES = sorted(set(expressions(json.loads(DASHBOARD.read_text()))))
+
+
+class Hosts(threading.Thread):
+    """Daemons on hosts without a kernel: ticking, and answering scrapers, as in their loop."""
+
+    def __init__(self, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(name="hosts")
+        self.now = 1000.0
+        self.rigs: Dict[str, Rig] = {}
+        for name in ("enforcing", "yielded"):
+            (tmp / name).mkdir()
+            self.rigs[name] = Rig(tmp / name, monkeypatch)
+        # The probe is opened by name of the last rig made; both have theirs by now.
+        monkeypatch.setattr("writebackd.daemon._boottime", lambda: self.now)
+        monkeypatch.setattr(time, "time", real_time)
+        self.full = counted(busy_host(2))
+        self.observing = replace(self.full, mode=Mode.OBSERVE)
+        self.servers: Dict[str, MetricsServer] = {
+            "enforcing": self.serve(lambda: self.rigs["enforcing"].daemon._snapshot),
+            "yielded": self.serve(lambda: self.rigs["yielded"].daemon._snapshot),
+            "full": self.serve(lambda: self.full),
+            "observing": self.serve(lambda: self.observing),
+        }
+        self.end = threading.Event()
+
+    @staticmethod
+    def serve(snapshot: Any) -> MetricsServer:
+        return open_tcp("127.0.0.1", 0, Exposition(snapshot))
+
+    def tick(self) -> None:
+        self.now += 1.0
+        for rig in self.rigs.values():
+            rig.probe.next = Reading(
+                classes={"8:0": {IoClass.BACKGROUND_WRITE:
+                         ClassSample(64, 64 << 20, Histogram(((90, 64),)))}},
+                syncs={"8:0": SyncSample(fsyncs=20, latency=Histogram(((80, 15), (110, 5))))},
+            )  # fmt: skip
+            rig.host.flow(64 << 20)
+            rig.now = self.now
+            rig.daemon._tick()
+        sample = replace(self.full.sample, wall_s=real_time())
+        self.full = counted(replace(self.full, sample=sample))
+        self.observing = counted(replace(self.observing, sample=sample))
+
+    def run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for server in self.servers.values():
+                server.register(selector)
+            due = time.monotonic()
+            while not self.end.is_set():
+                for key, mask in selector.select(max(0.0, due - time.monotonic())):
+                    key.data.service(key, mask)
+                if time.monotonic() >= due:
+                    self.tick()
+                    due += TICK_S
+            for server in self.servers.values():
+                server.close()
+
+    def stop(self) -> None:
+        self.end.set()
+        self.join()
+        for rig in self.rigs.values():
+            rig.end()
+
+
+class Prometheus:
+    """A server of our own on a free port, with the shipped rules."""
+
+    def __init__(self, tmp: Path, hosts: Hosts) -> None:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        targets = [
+            {"targets": ["127.0.0.1:%d" % server._listener.getsockname()[1]],
+             "labels": {"instance": name}}
+            for name, server in hosts.servers.items()
+        ]  # fmt: skip
+        config = {
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms",
+                       "evaluation_interval": "500ms"},
+            "rule_files": [str(RULES / "*.rules.yml")],
+            "scrape_configs": [{"job_name": "writebackd", "static_configs": targets}],
+        }  # fmt: skip
+        (tmp / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+        self.log = tmp / "prometheus.log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                ["prometheus", f"--config.file={tmp}/prometheus.yml",
+                 f"--storage.tsdb.path={tmp}/data", f"--web.listen-address=127.0.0.1:{port}"],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def get(self, path: str, **query: str) -> Any:
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(address, timeout=TIMEOUT_S) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", found
+        return found["data"]
+
+    def query(self, text: str) -> List[Dict[str, Any]]:
+        result: List[Dict[str, Any]] = self.get("query", query=text)["result"]
+        return result
+
+    def wait_for(self, text: str) -> None:
+        end = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                if self.query(text):
+                    return
+            except OSError:  # not up yet
+                assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < end, (text, self.log.read_text())
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    need("prometheus")
+    tmp = tmp_path_factory.mktemp("prometheus")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        hosts = Hosts(tmp, monkeypatch)
+        for _ in range(6):
+            hosts.tick()
+        hosts.rigs["yielded"].host.sysctl("dirty_bytes", 512 << 20)
+        hosts.start()
+        server = Prometheus(tmp, hosts)
+        try:
+            # Rules of rules lag by an evaluation each.
+            server.wait_for("count(count_over_time(writebackd_build_info[1m]) >= 3) == 4")
+            server.wait_for("job:writebackd_collapses:rate1d")
+            server.wait_for("mode:writebackd_flooded_throughput:ratio")
+            yield server
+        finally:
+            server.stop()
+            hosts.stop()
+
+
+def instances(found: List[Dict[str, Any]]) -> Set[str]:
+    return {each["metric"]["instance"] for each in found}
+
+
+def test_every_host_is_scraped_without_a_complaint(prometheus: Prometheus) -> None:
+    targets = prometheus.get("targets")["activeTargets"]
+    assert {each["health"]: each["lastError"] for each in targets} == {"up": ""}
+    # Every sample that is sent is stored: none is refused as out of order or double.
+    left = prometheus.query("scrape_samples_scraped - scrape_samples_post_metric_relabeling")
+    assert {each["value"][1] for each in left} == {"0"}
+    log = prometheus.log.read_text()
+    assert "level=error" not in log and "level=warn" not in log, log
+
+
+def test_every_series_arrives(prometheus: Prometheus) -> None:
+    sent = sum(not line.startswith("#") for line in render(counted(busy_host(2))).splitlines())
+    (got,) = prometheus.query('scrape_samples_scraped{instance="full"}')
+    assert int(got["value"][1]) == sent
+    stored = prometheus.query('count({__name__=~"writebackd_.+",instance="full"})')
+    assert int(stored[0]["value"][1]) == sent
+
+
+def test_types_and_units_arrive(prometheus: Prometheus) -> None:
+    found = prometheus.get("metadata")
+    name = "writebackd_device_fsync_duration_seconds"
+    assert (found[name][0]["type"], found[name][0]["unit"]) == ("histogram", "seconds")
+    assert found["writebackd_limit_changes"][0]["type"] == "counter"
+    assert found["writebackd_dirty_limit_bytes"][0]["unit"] == "bytes"
+    assert all(each[0]["help"] for key, each in found.items() if key.startswith("writebackd_"))
+
+
+def test_the_counters_of_a_daemon_count(prometheus: Prometheus) -> None:
+    name = "writebackd_device_fsync_duration_seconds"
+    (p99,) = prometheus.query(
+        f'histogram_quantile(0.99, rate({name}_bucket{{instance="enforcing"}}[30s]))'
+    )
+    # A quarter of them in bucket 110 of the probe, 59 to 63 ms.
+    assert 0.05 < float(p99["value"][1]) <= 0.1
+    (rate,) = prometheus.query(
+        f'rate({name}_count{{instance="enforcing"}}[30s])'
+        ' / rate(writebackd_device_written_bytes_total{instance="enforcing"}[30s])'
+    )
+    assert float(rate["value"][1]) == pytest.approx(20 / (64 << 20), rel=0.05)
+
+
+def test_a_foreign_writer_fires_on_its_host_alone(prometheus: Prometheus) -> None:
+    prometheus.wait_for('ALERTS{alertname="WritebackdForeignWriter",alertstate="firing"}')
+    firing = [each for each in prometheus.get("alerts")["alerts"] if each["state"] == "firing"]
+    assert {(each["labels"]["alertname"], each["labels"]["instance"]) for each in firing} == {
+        ("WritebackdForeignWriter", "yielded")
+    }
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_query_of_the_dashboard_finds_something(prometheus: Prometheus, query: str) -> None:
+    assert bool(prometheus.query(query)) == (query not in EMPTY)
+
+
+def test_variables_of_the_dashboard(prometheus: Prometheus) -> None:
+    wanted = {
+        "job": {"writebackd"},
+        "host": {"enforcing", "yielded", "full", "observing"},
+        "device": {"sda", "sd0", "sd1"},
+    }
+    variables = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    for each in variables:
+        if each["type"] == "query":
+            match = re.fullmatch(r"label_values\((.*), (\w+)\)", each["definition"])
+            assert match
+            found = prometheus.get(f"label/{match[2]}/values", **{"match[]": put_in(match[1])})
+            assert set(found) == wanted[each["name"]]
+
+
+def test_recording_rules_all_have_results(prometheus: Prometheus) -> None:
+    names = re.findall(r"record: (\S+)", (RULES / "recording.rules.yml").read_text())
+    assert len(names) > 8
+    for name in names:
+        assert prometheus.query(name), name
+    modes = prometheus.query("mode:writebackd_hosts:count")
+    assert {each["metric"]["mode"]: each["value"][1] for each in modes} == {
+        "enforce": "3", "observe": "1",
+    }  # fmt: skip
+
+
+def test_panels_do_not_overlap_and_name_what_they_show() -> None:
+    taken: Set[Any] = set()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        place = panel["gridPos"]
+        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"])
+                 for y in range(place["y"], place["y"] + place["h"])}  # fmt: skip
+        assert place["x"] + place["w"] <= 24 and not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["description"] and panel["targets"], panel["title"]
+
+
+def test_every_metric_is_described_and_nothing_else() -> None:
+    shown = [counted(busy_host(1)), replace(samples.pinned(), lease_s=5.0)]
+    exported = {found for each in shown
+                for found in re.findall(r"^# TYPE (\S+) (\S+)", render(each, PROMETHEUS), re.M)}
+    manual = (ROOT / "docs" / "metrics.md").read_text()
+    described = re.findall(r"^\| `(writebackd_\w+)[^|]*\| (\w+) \|", manual, re.M)
+    assert len(described) == len(exported) and set(described) == exported
+
+
+def test_the_manual_counts_series_as_they_are() -> None:
+    """docs/fleet.md reckons with these."""
+    series = []
+    for devices in (0, 1, 4):
+        shown = replace(counted(busy_host(devices)), lease_s=5.0)
+        series.append(sum(not line.startswith("#") for line in render(shown).splitlines()))
+    manual = (ROOT / "docs" / "fleet.md").read_text()
+    host, device = series[0], series[1] - series[0]
+    assert series[2] == host + 4 * device
+    assert f"{host} series a host and {device} a managed device" in manual
+    assert f"| 1 000 hosts, 4 devices each | {thousands(1000 * series[2])} |" in manual
+    assert f"| 5 000 hosts, 12 devices each | {thousands(5000 * (host + 12 * device))} |" in manual
+
+
+def thousands(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
