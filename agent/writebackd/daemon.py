@@ -480,7 +480,7 @@ class Daemon:
     def _excluded(self, device: Device) -> Optional[str]:
         return self.policy.selects(
             device.name, device.driver == "loop", self._options.devices, device.devno,
-            device.leaves)
+            device.leaves, device.driver)
 
     def _reload_policy(self) -> None:
         """Read the policy again, in a thread: its files may be on the disk that hangs."""
