@@ -108,11 +108,16 @@ def _services(
             continue
         name = files.try_read(f"/proc/{entry}/comm")
         if name:
-            processes.add(name)
-        units.update(part for part in path if part.endswith(_UNIT))
+            processes.add(_printable(name))
+        units.update(_printable(part) for part in path if part.endswith(_UNIT))
     if not processes:
         return None, None
     return tuple(sorted(units)), tuple(sorted(processes))
+
+
+def _printable(name: str) -> str:
+    """These names end up in the log: a process may have put a line feed into its own."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
 
 
 def _systemd_path(cgroup: str) -> List[str]:

@@ -33,7 +33,8 @@ class HostFacts:
 
     disks: Tuple[DiskFacts, ...] = ()
     units: Optional[Tuple[str, ...]] = None  # systemd units that have a process, sorted
-    processes: Optional[Tuple[str, ...]] = None  # names as the kernel keeps them, 15 bytes, sorted
+    # Names as the kernel keeps them (15 bytes, kernel threads more), sorted.
+    processes: Optional[Tuple[str, ...]] = None
     virtualisation: Optional[str] = None  # one of VIRTUALISATIONS
     virtualisation_shown_by: str = ""
     memory_bytes: Optional[int] = None
