@@ -124,9 +124,9 @@ def _systemd_path(cgroup: str) -> List[str]:
     """The parts of the path in systemd's hierarchy, or in v2's."""
     found: List[str] = []
     for line in cgroup.splitlines():
-        _, _, rest = line.partition(":")
+        hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers == "name=systemd" or (not controllers and not found):
+        if controllers == "name=systemd" or (hierarchy == "0" and not found):
             found = path.strip("/").split("/")
     return found
 
