@@ -92,7 +92,7 @@ def test_match_without_any_match(run: Run, tree: FakeSysfs) -> None:
     tree.text("/proc/7/cgroup", "0::/")
     code, out, _ = run("match")
     assert code == GOOD
-    assert out.startswith("default: no policy fits this host; nearest is vm-guest with 40 of the")
+    assert out.startswith("default: no policy fits this host; nearest is vm-guest with 40 of")
     assert "vm-guest does not fit: 40 points, 60 needed" in out
     answer = json.loads(run("match", "--json")[1])
     assert (answer["policy"], answer["runner_up"]) == ("default", "vm-guest")

@@ -615,7 +615,7 @@ def test_shipped_policies_say_only_what_is_not_so_anyway(path: Path, tmp_path: P
 def sum_of_must(policy: Policy) -> int:
     """The points of all rules but those that only add to what fits already."""
     extra = {"db-hwraid": ["virtualisation"], "vm-guest": ["drivers"],
-             "backup-target": ["rotational"], "hypervisor": ["virtualisation"]}  # fmt: skip
+             "backup-target": ["rotational"]}
     return sum(
         getattr(policy.match, key.attribute).points
         for key in KEYS

@@ -108,7 +108,8 @@ def choose(
 
 
 def _score(verdict: Verdict) -> str:
-    return f"{verdict.name} with {verdict.points} of the {verdict.least} points that it needs"
+    needed = "" if verdict.fits else f" of the {verdict.least} that it needs"
+    return f"{verdict.name} with {verdict.points}{needed}"
 
 
 def _look(name: str, rule: Union[Rule, MemoryRule], facts: HostFacts) -> Tuple[Optional[bool], str]:
