@@ -169,6 +169,8 @@ MIXED: List[Tuple[str, Build, str]] = [
     ("SSD and a rotating disk", lambda h: h.metal().ssd().hdd().runs("postgres"), "default"),
     ("SSD and a stick", lambda h: h.metal().ssd().stick().runs("postgres"), "db-ssd"),
     ("small analytics", lambda h: h.metal().hdd().runs("spark-worker.service"), "default"),
+    ("a name that the kernel cuts off",
+     lambda h: h.metal().memory(256 * GIB).ssd().runs("clickhouse-serv"), "analytics"),
     ("a user's database", lambda h: h.metal().raid().by_user("postgres"), "default"),
     ("a user's etcd", lambda h: h.metal().ssd().by_user("etcd"), "default"),
     ("nothing known", lambda h: h, "default"),
@@ -217,6 +219,16 @@ def test_a_disk_without_a_driver_or_a_mode_is_unknown_not_another() -> None:
     assert (holds["drivers"], holds["rotational"]) == (None, None)
     assert {f.rule: f.holds for f in verdicts["db-ssd"].findings}["drivers"] is True
     assert {f.rule: f.holds for f in verdicts["db-hwraid"].findings}["cache"] is None
+
+
+def test_what_may_be_gone_tomorrow_counts_for_its_driver_alone(tmp_path: Path) -> None:
+    path = tmp_path / "p.conf"
+    path.write_text("[match]\ndrivers = 1: uas\ncache = 1: drive\nrotational = 1: yes\n")
+    facts = HostFacts((DiskFacts("sda", "uas", "drive", True, removable=True),))
+    findings = judge(load_policy(str(path)), facts).findings
+    assert [(each.rule, each.holds) for each in findings] == [
+        ("drivers", True), ("cache", None), ("rotational", None),
+    ]  # fmt: skip
 
 
 # ---- facts -----------------------------------------------------------------------------

@@ -134,15 +134,20 @@ class Stopped:
     """In the place of Daemon: takes the policy as it would, and ends."""
 
     loads: List[Callable[[], Policy]]
+    reloads: List[float]
 
     def __init__(self, options: Any, load: Callable[[], Policy], on_tick: Any) -> None:
         self.loads.append(load)
+        self._on_tick = on_tick
+        self._uptime_s = 0.0
 
     def reload(self) -> None:
-        pass
+        self.reloads.append(self._uptime_s)
 
     def run(self, ready: Any) -> None:
-        pass
+        calm = samples.idle()
+        for self._uptime_s in (30.0, 61.0, 62.0):
+            self._on_tick(replace(calm, sample=replace(calm.sample, time_s=self._uptime_s)))
 
 
 @pytest.fixture
@@ -154,7 +159,7 @@ def start(
     monkeypatch.setattr(daemon_cli, "Daemon", Stopped)
     for name in ("lock_used", "read_in_code"):
         monkeypatch.setattr(memory, name, lambda: None)
-    Stopped.loads = []
+    Stopped.loads, Stopped.reloads = [], []
     root = logging.getLogger()
     before = list(root.handlers), root.level
     (tmp_path / "config").mkdir()
@@ -177,6 +182,7 @@ def test_the_daemon_takes_the_best_match_and_the_journal_says_so(
     assert policy.name == "etcd"
     assert policy.chosen.startswith("best match, 170 points: etcd, etcd.service runs +170")
     assert f"policy etcd: {policy.chosen}" in capfd.readouterr().err
+    assert Stopped.reloads == [61.0]
 
 
 def test_a_reload_looks_at_the_host_again(
@@ -196,6 +202,7 @@ def test_a_policy_that_is_named_is_taken_whatever_fits(
     policy = start("--policy", "default")()
     assert (policy.name, policy.chosen) == ("default", "named by --policy")
     assert "policy default: named by --policy" in capfd.readouterr().err
+    assert Stopped.reloads == []
 
 
 def test_while_the_host_starts_it_looks_again_three_times() -> None:
@@ -249,6 +256,18 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     assert status["policy_reason"].startswith("best match, 140 points: ceph-osd runs +140")
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
     rig.end()
+
+
+def test_a_daemon_leaves_alone_what_is_excluded_by_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.conf"
+    path.write_text("[devices]\nexclude = driver:usb-storage\n")
+    rig = Rig(tmp_path, monkeypatch)
+    rig.daemon.policy = load_policy(str(path))
+    assert rig.daemon._excluded(samples.RAID) is None
+    assert "excluded by 'driver:usb-storage'" in str(rig.daemon._excluded(samples.STICK))
+    rig.close()
 
 
 def test_status_shows_why_on_one_line_and_only_where_it_is_known() -> None:

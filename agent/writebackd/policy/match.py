@@ -46,8 +46,8 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """A policy without rules fits nobody: it has to be named."""
-        return bool(self.findings) and self.points >= self.least
+        """A policy without rules has no points and needs some: it fits nobody."""
+        return self.points >= self.least
 
 
 @dataclass(frozen=True)
