@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
@@ -455,6 +455,7 @@ def few(words: Tuple[str, ...]) -> "st.SearchStrategy[Tuple[str, ...]]":
     return st.lists(st.sampled_from(words), min_size=1, unique=True).map(tuple)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_a_rule_reads_back_as_it_is_written(data: st.DataObject) -> None:
     points = data.draw(POINTS)
@@ -483,6 +484,7 @@ HALF_A_RULE = st.builds(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(), HALF_A_RULE))
 def test_any_text_is_a_rule_that_reads_back_or_an_error(text: str) -> None:
     for parse in PARSERS:
@@ -509,6 +511,7 @@ FACTS = st.builds(
 SHIPPED = load_all(root=NOWHERE)
 
 
+@settings(deadline=None, max_examples=60)
 @given(FACTS)
 def test_any_facts_have_a_verdict(facts: HostFacts) -> None:
     verdicts = rank(judge(policy, facts) for policy in SHIPPED)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
 from writebackd.policy.load import packaged_dir
+from writebackd.policy.rules import MemoryRule, Rule
 from writebackd.policy.schema import KEYS, SECTIONS, Key, Policy
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -513,10 +514,14 @@ ANY_VALUE: dict[str, st.SearchStrategy[Any]] = {
     "include": st.sampled_from([("*", "loop0"), ("sd[a-c]*", "8:16")]),
     "exclude": st.sampled_from([(), ("dm-*", "zram?")]),
     "talkers": st.booleans(),
+    "services": st.sampled_from([None, Rule(7, ("etcd.service", "mysql*"))]),
+    "memory": st.sampled_from([None, MemoryRule(1000, 1 << 30, None), MemoryRule(1, 5, 5)]),
 }
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_render_reads_back_as_the_same_policy(tmp_path: Path, data: st.DataObject) -> None:
     lines = []
