@@ -266,7 +266,7 @@ class Daemon:
                 if time.monotonic() >= next_tick:
                     break  # who still waits is ready in the next round as well
             if self._signals.take_reload():
-                self._reload_policy()
+                self.reload()
                 self._rivals.look()
             now = time.monotonic()
             if now >= next_tick and self._signals.stop is None:
@@ -451,6 +451,7 @@ class Daemon:
             version=__version__,
             mode=self._memory.mode,
             policy_name=self.policy.name,
+            policy_chosen=self.policy.chosen,
             started_s=self._started_s,
             sample=sample,
             estimates=estimates,
@@ -532,9 +533,9 @@ class Daemon:
     def _excluded(self, device: Device) -> Optional[str]:
         return self.policy.selects(
             device.name, device.driver == "loop", self._options.devices, device.devno,
-            device.leaves)
+            device.leaves, device.driver)
 
-    def _reload_policy(self) -> None:
+    def reload(self) -> None:
         """Read the policy again, in a thread: its files may be on the disk that hangs."""
         self._reload_due = True
         self._start_reload()
@@ -579,7 +580,7 @@ class Daemon:
             if mode is not self._memory.mode:
                 self._set_mode(mode)
         self._actuator.set_on_exit(policy.on_exit)
-        log.info("policy %s loaded", policy.name)
+        log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 
     def _set_mode(self, mode: Mode) -> Tuple[Action, ...]:
         """Switch; the answer is what was put back.  Raises OSError or ValueError."""

@@ -56,7 +56,7 @@ class Running:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [*argv, "--runtime-dir", str(self.runtime_dir), "--state-dir", str(tmp / "state"),
-                 "--interval", "0.1", *options],
+                 "--interval", "0.1", "--policy", "default", *options],
                 env={**os.environ, "PYTHONPATH": str(AGENT)},
                 stdout=log, stderr=log,
             )

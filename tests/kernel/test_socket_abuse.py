@@ -119,8 +119,9 @@ class Attacked:
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", TIMED, "--mode", "observe", "--probe", "procfs",
-                 "--interval", str(TICK_S), "--runtime-dir", str(home / "run"),
-                 "--state-dir", str(home / "state"), str(self.times)],
+                 "--interval", str(TICK_S), "--policy", "default",
+                 "--runtime-dir", str(home / "run"), "--state-dir", str(home / "state"),
+                 str(self.times)],
                 env={**os.environ, "PYTHONPATH": str(AGENT)}, stdout=log, stderr=log,
             )
         deadline = time.monotonic() + 20

@@ -13,6 +13,7 @@ from typing import Any, Dict, Optional, Sequence, Type
 
 from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
+from writebackd.policy.load import DEFAULT_NAME
 
 from .loads.base import Spawn
 from .remains import RigError
@@ -46,7 +47,9 @@ class Agent:
         with open(self.log, "wb") as log:
             self._process = self._spawn(
                 [str(daemon), *devices, "--runtime-dir", str(self.runtime),
-                 "--state-dir", str(self.directory / "state"), *self.options],
+                 "--state-dir", str(self.directory / "state"),
+                 # Not the one that fits this host: figures are of default.conf.
+                 "--policy", DEFAULT_NAME, *self.options],
                 stdout=log, stderr=log)
 
     def wait(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -27,6 +27,7 @@ GROUPS = {
     "cgroup": ("io-max", "io-cost", "io-latency"),
 }
 _STATIC = re.compile(r"static-(\d+[KMG])")
+_AS = re.compile(r"agent-as-([a-z0-9-]+)")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Contender:
     queue: Tuple[Tuple[str, str], ...] = ()  # files of /sys/block/*/queue
     cgroup: str = ""  # lever of the io controller and its argument, or "groups" for none
     policy: Tuple[Tuple[str, str, str], ...] = ()  # section, key, value: a drop-in of an agent
+    as_class: str = ""  # policy that an agent runs with in place of default.conf
 
     @property
     def limit_bytes(self) -> Optional[int]:
@@ -104,10 +106,14 @@ def named(name: str) -> Contender:
     listed = _listed()
     if name in listed:
         return listed[name]
+    as_class = _AS.fullmatch(name)
+    if as_class is not None:
+        return replace(listed["agent"], name=name, as_class=as_class.group(1),
+                       summary=f"writebackd with the policy {as_class.group(1)}")
     match = _STATIC.fullmatch(name)
     if match is None:
-        raise RigError(f"no contender {name}: take static-SIZE, like static-3M, or one of "
-                       f"{', '.join(listed)}")
+        raise RigError(f"no contender {name}: take static-SIZE, like static-3M, agent-as-POLICY, "
+                       f"like agent-as-etcd, or one of {', '.join(listed)}")
     return static(units.parse_size(match.group(1)))
 
 

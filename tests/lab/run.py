@@ -299,6 +299,11 @@ class Stage:
 
 def policy_options(contender: Contender, directory: Path) -> List[str]:
     """The agent's arguments that give it the contender's policy; RigError for a wrong one."""
+    if contender.as_class:
+        wrong = check(contender.as_class)
+        if wrong:
+            raise RigError(f"contender {contender.name}: {'; '.join(wrong)}")
+        return ["--policy", contender.as_class]
     if not contender.policy:
         return []
     config = directory / "config"

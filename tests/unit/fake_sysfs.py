@@ -77,6 +77,11 @@ class FakeSysfs:
         for name, value in attributes.items():
             self.text(f"/sys/block/{disk}/{name.replace('__', '/')}", value)
 
+    def process(self, pid: int, name: str, cgroup: str = "0::/") -> None:
+        """`cgroup`: the lines of its /proc/PID/cgroup."""
+        self.text(f"/proc/{pid}/comm", name)
+        self.text(f"/proc/{pid}/cgroup", cgroup)
+
     def scsi_host(self, host: str, proc_name: str) -> None:
         self.text(f"/sys/class/scsi_host/{host}/proc_name", proc_name)
 

@@ -9,7 +9,7 @@ limit / tau and the write cache has room.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import List, Tuple
+from typing import List, Optional, Tuple
 
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
@@ -59,6 +59,7 @@ class Plant:
     memory: Memory = field(default_factory=Memory)
     dirty: float = 0.0
     background: int = AS_FOUND // 2
+    driver: Optional[str] = None
 
     def sample(self) -> Sample:
         """What a tick of one second would read."""
@@ -97,7 +98,7 @@ class Plant:
             vm=vm,
             devices=(
                 DeviceSample(
-                    DISK,
+                    replace(DISK, driver=self.driver),
                     write_bytes=int(rate) + syncs * 4096,
                     busy_share=1.0 if self.flood else 0.3,
                     classes=classes,

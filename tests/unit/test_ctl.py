@@ -141,6 +141,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         (["policy", "list"], "policy-list"),
         (["policy", "show", "default"], "policy-show"),
         (["policy", "check", "default"], "policy-check"),
+        (["policy", "match"], "policy-match"),
     ],
 )
 def test_json_is_the_data_only_and_follows_the_schema(
@@ -157,7 +158,7 @@ def test_json_is_the_data_only_and_follows_the_schema(
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "verify", "metrics", "mode", "pin", "restore", "doctor",
-        "history", "policy-list", "policy-show", "policy-check",
+        "history", "policy-list", "policy-show", "policy-check", "policy-match",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -233,7 +234,7 @@ def test_without_a_daemon(run: Run, words: List[str]) -> None:
         (["pin", "0"], "above 0"),
         (["history", "--since", "yesterday"], "write it like 30m"),
         (["history", "--limit", "0"], "above 0"),
-        (["policy"], "list|show|check"),
+        (["policy"], "list|show|check|match"),
         (["policy", "show", "no-such-policy"], "no-such-policy"),
         (["why", "sdz"], "known devices: sda"),
     ],
@@ -484,10 +485,6 @@ def test_policy_show_follows_the_running_daemon(daemon: FakeDaemon, run: Run) ->
     code, out, _ = run("policy", "show", "--json")
     assert code == GOOD
     assert json.loads(out)["name"] == "db-hwraid"
-
-
-def test_policy_show_without_a_daemon_shows_the_default(run: Run) -> None:
-    assert json.loads(run("policy", "show", "--json")[1])["name"] == "default"
 
 
 def test_policy_check_names_file_and_line(tmp_path: Path, run: Run) -> None:

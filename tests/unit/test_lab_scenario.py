@@ -6,15 +6,17 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
 from tests.lab import bench, contenders, scenario
+from tests.lab.agent import Agent
 from tests.lab.disks import presets
 from tests.lab.remains import RigError
 from tests.lab.run import policy_options
 from tests.lab.scenario import Expectation, Span, Term
+from writebackd.cli.daemon import parser
 from writebackd.policy.load import load_policy
 
 Sections = Dict[str, Dict[str, str]]
@@ -173,6 +175,26 @@ def test_an_agent_may_have_a_policy_of_its_own(tmp_path: Path) -> None:
     assert (loaded.objective.fsync_p99_s, loaded.limits.floor_bytes) == (0.005, 2 << 20)
     assert not loaded.probe.talkers
     assert policy_options(contenders.named("agent"), tmp_path) == []
+
+
+def test_an_agent_may_run_with_the_policy_of_a_class(tmp_path: Path) -> None:
+    etcd = contenders.named("agent-as-etcd")
+    # Agent puts --policy default in front; of two the last one counts.
+    assert etcd.kind == "agent" and policy_options(etcd, tmp_path) == ["--policy", "etcd"]
+    with pytest.raises(RigError, match=r"agent-as-etc: no policy 'etc'"):
+        policy_options(contenders.named("agent-as-etc"), tmp_path)
+
+
+def test_the_agent_of_the_lab_does_not_look_for_the_policy_that_fits(tmp_path: Path) -> None:
+    seen: List[Sequence[str]] = []
+
+    def spawn(argv: Sequence[str], **more: Any) -> Any:
+        seen.append(argv)
+
+    Agent(["loop7"], tmp_path, spawn).start()
+    Agent(["loop7"], tmp_path, spawn, ["--policy", "etcd"]).start()
+    policies = [parser().parse_args(list(argv)[1:]).policy for argv in seen]
+    assert policies == ["default", "etcd"]
 
 
 @pytest.mark.parametrize("line, said", [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Tuple
 
 import pytest
@@ -74,6 +75,14 @@ def test_an_hour_after_the_flood_the_limits_are_as_found_again() -> None:
     host.run(60)
     host.flood = False
     assert host.run(120)[-1][1].limit_bytes is None
+
+
+def test_a_stick_on_a_desktop_gets_no_more_than_its_driver_is_given() -> None:
+    desktop = load_policy("desktop", root=Path("/nonexistent"))
+    ahci, stick = (Plant(policy=desktop, drain_rate=100 * MB, syncing=False, flood=True,
+                         driver=driver) for driver in ("ahci", "usb-storage"))
+    assert stick.run(60)[-1][1].limit_bytes == 48 * MB
+    assert ahci.run(60)[-1][1].limit_bytes == pytest.approx(300 * MB, rel=0.15)
 
 
 # ---- sync demand -----------------------------------------------------------

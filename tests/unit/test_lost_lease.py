@@ -155,7 +155,7 @@ def test_without_a_thread_the_policy_stays(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
-        rig.daemon._reload_policy()
+        rig.daemon.reload()
     assert "the policy stays as it was" in caplog.text
     rig.tick()
     rig.close()
@@ -171,7 +171,7 @@ def test_one_policy_is_read_at_a_time_and_the_last_word_counts(rig: Rig) -> None
 
     rig.daemon._load = load
     for _ in range(5):
-        rig.daemon._reload_policy()
+        rig.daemon.reload()
         rig.tick()
     assert len(reads) == 1
     disk.set()

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
 from writebackd.policy.load import packaged_dir
+from writebackd.policy.rules import MemoryRule, Rule
 from writebackd.policy.schema import KEYS, SECTIONS, Key, Policy
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -39,8 +40,25 @@ def load_text(tmp_path: Path, text: str) -> Policy:
 # Each: file text, then (line, part of the message) of every error, in order.
 BAD_FILES: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("unknown section", "[limit]\nfloor = 1M\n", [(1, "did you mean [limits]?")]),
-    ("match is not there yet", "[match]\ndriver = x\n", [(1, "unknown section [match]")]),
-    ("empty unknown section", "[nonsense]\n", [(1, "[policy], [limits]")]),
+    ("misspelt rule", "[match]\ndriver = 1: x\n", [(2, "did you mean 'drivers'?")]),
+    ("rule without points", "[match]\ndrivers = nvme\n", [(2, "like '40: megaraid_sas hpsa")]),
+    ("rule without words", "[match]\nservices = 40:\n", [(2, "is not POINTS: WHAT")]),
+    ("no points", "[match]\ndrivers = 0: nvme\n", [(2, "0 points: use 1 to 1000")]),
+    ("too many points", "[match]\ncache = 1001: none\n", [(2, "use 1 to 1000")]),
+    ("negative points", "[match]\ndrivers = -5: nvme\n", [(2, "is not POINTS: WHAT")]),
+    ("path for a driver", "[match]\ndrivers = 5: /sys/x\n", [(2, "is not a driver")]),
+    ("driver twice", "[match]\ndrivers = 5: nvme nvme\n", [(2, "is listed twice")]),
+    ("path for a unit", "[match]\nservices = 5: /bin/x\n", [(2, "is not a unit")]),
+    ("unknown cache", "[match]\ncache = 5: bbu\n", [(2, "controller or drive or none")]),
+    ("both ways", "[match]\nrotational = 5: yes no\n", [(2, "write one of them")]),
+    ("number for yes", "[match]\nrotational = 5: 1\n", [(2, "use yes or no")]),
+    ("hypervisor's name", "[match]\nvirtualisation = 5: kvm\n", [(2, "metal or guest or host")]),
+    ("memory without dots", "[match]\nmemory = 5: 64G\n", [(2, "like '20: 64G..'")]),
+    ("memory without bounds", "[match]\nmemory = 5: ..\n", [(2, "is not a range")]),
+    ("memory turned round", "[match]\nmemory = 5: 8G..4G\n", [(2, "turn it round")]),
+    ("memory in other units", "[match]\nmemory = 5: 64GB..\n", [(2, "unknown size unit 'GB'")]),
+    ("least of nothing", "[match]\nleast = 0\n", [(2, "0 is too small: use 1 to 10000")]),
+    ("empty unknown section", "[nonsense]\n", [(1, "[policy], [match], [limits]")]),
     ("misspelt key", "[limits]\nflor = 1M\n", [(2, "did you mean 'floor'?")]),
     ("underscore", "[limits]\ndrain_time = 1s\n", [(2, "did you mean 'drain-time'?")]),
     ("capitals", "[limits]\nFloor = 1M\n", [(2, "did you mean 'floor'?")]),
@@ -82,6 +100,11 @@ BAD_FILES: list[tuple[str, str, list[tuple[int, str]]]] = [
         [(2, "floor 8G (FILE:2) is above ceiling 4G (default): lower floor or raise ceiling")],
     ),
     ("ceiling under default floor", "[limits]\nceiling = 8K\n", [(2, "ceiling: floor 1M")]),
+    (
+        "floor over ceiling for a driver",
+        "[device driver:usb-storage]\nceiling = 64M\n[device driver:usb-*]\nfloor = 128M\n",
+        [(4, "above ceiling 64M (FILE:2) for device driver:usb-storage")],
+    ),
     (
         "floor over ceiling for a device",
         "[limits]\nceiling = 1G\n[device sd*]\nfloor = 2G\n",
@@ -327,7 +350,7 @@ def test_a_path_is_that_file_and_its_own_drop_ins(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("db-hwrad", "no policy 'db-hwrad': did you mean 'db-hwraid'?: known are db-hwraid, def"),
+        ("db-hwrad", "no policy 'db-hwrad': did you mean 'db-hwraid'?: known are "),
         ("zzz", "no policy 'zzz': known are"),
         ("-x", "not a policy name"),
         ("a b", "not a policy name"),
@@ -491,10 +514,14 @@ ANY_VALUE: dict[str, st.SearchStrategy[Any]] = {
     "include": st.sampled_from([("*", "loop0"), ("sd[a-c]*", "8:16")]),
     "exclude": st.sampled_from([(), ("dm-*", "zram?")]),
     "talkers": st.booleans(),
+    "services": st.sampled_from([None, Rule(7, ("etcd.service", "mysql*"))]),
+    "memory": st.sampled_from([None, MemoryRule(1000, 1 << 30, None), MemoryRule(1, 5, 5)]),
 }
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_render_reads_back_as_the_same_policy(tmp_path: Path, data: st.DataObject) -> None:
     lines = []
@@ -551,7 +578,7 @@ def test_every_key_has_its_field() -> None:
         part = policy if section == "policy" else getattr(policy, section)
         wanted = {key.attribute for key in KEYS if key.section == section}
         fields = {field.name for field in dataclasses.fields(part)}
-        assert wanted == fields - {"settings", "origins", "files", *SECTIONS}
+        assert wanted == fields - {"settings", "origins", "files", "chosen", *SECTIONS}
 
 
 @pytest.mark.parametrize("path", sorted((CHECKOUT / "policies").glob("*.conf")), ids=str)
@@ -561,12 +588,45 @@ def test_shipped_policies_are_good_and_give_reasons(path: Path) -> None:
     assert policy.origins["policy", "name"] != "default"
     lines = path.read_text(encoding="utf-8").splitlines()
     assert max(map(len, lines)) <= 100
-    for section, key in (where for where, origin in policy.origins.items() if origin != "default"):
-        if section in ("limits", "objective", "probe"):
-            number = int(policy.origins[section, key].rsplit(":", 1)[1])
-            above = lines[: number - 1][::-1]
-            reason = next(line for line in above if "=" not in line or line.startswith("#"))
-            assert reason.startswith("#"), f"{path}:{number}: {key} has no reason above it"
+    for (section, key), origin in policy.origins.items():
+        if origin == "default" or key in ("name", "summary"):
+            continue
+        number = int(origin.rsplit(":", 1)[1])
+        assert lines[number - 1].startswith(key)
+        above = lines[number - 2]
+        if path.stem == "default":  # all keys, so one comment may be for several
+            above = next(
+                line for line in lines[number - 2 :: -1] if "=" not in line or line.startswith("#")
+            )
+        assert above.startswith("# "), f"{path}:{number}: [{section}] {key} has no reason above it"
+
+
+@pytest.mark.parametrize("path", sorted((CHECKOUT / "policies").glob("*.conf")), ids=str)
+def test_shipped_policies_say_only_what_is_not_so_anyway(path: Path, tmp_path: Path) -> None:
+    policy = load_policy(str(path))
+    built_in = load_policy(str(write(tmp_path / "p.conf", "")))
+    assert policy.match.least == sum_of_must(policy) or policy.name == "default"
+    if policy.name == "default":
+        return
+    for key in KEYS:
+        said = policy.origins[key.section, key.name] != "default"
+        if key.name not in ("name", "summary", "least"):
+            assert said == (policy.value(key) != built_in.value(key)), key.name
+    for setting in policy.devices.settings:
+        in_general = policy.for_device("none", "0:0")
+        assert setting.value != getattr(in_general, setting.key.attribute)
+
+
+def sum_of_must(policy: Policy) -> int:
+    """The points of all rules but those that only add to what fits already."""
+    extra = {"db-hwraid": ["virtualisation"], "vm-guest": ["drivers"],
+             "backup-target": ["rotational"]}
+    return sum(
+        getattr(policy.match, key.attribute).points
+        for key in KEYS
+        if key.section == "match" and key.name != "least" and policy.value(key) is not None
+        and key.name not in extra.get(policy.name, [])
+    )
 
 
 def test_default_conf_spells_out_the_built_in_defaults(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ examples:
   sudo writebackctl observe         put the limits found back, only watch
   sudo writebackctl pin 15M         a fixed limit, until `release` or restart
   sudo writebackctl restore         put everything back, daemon or not
+  writebackctl policy match         which policy fits this host, and why
   writebackctl doctor               can it run here, and what stands in its way
 
 exit codes: 0 good; 1 bad news (verify, doctor, restore); 2 wrong use or wrong
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     verb("watch", "watch:watch", "restore when the daemon's lease runs out (a service of its own)")
     verb("doctor", "doctor:doctor", "check whether this host can run writebackd; no daemon needed")
-    _add_policy(verb("policy", "", "list, show or check policy files"), common)
+    _add_policy(verb("policy", "", "list, show, check or match policy files"), common)
     return parser
 
 
@@ -142,7 +143,7 @@ def _add_history(history: argparse.ArgumentParser) -> None:
 
 
 def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    what = policy.add_subparsers(title="what to do", metavar="list|show|check", required=True)
+    what = policy.add_subparsers(title="what to do", metavar="list|show|check|match", required=True)
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
@@ -151,6 +152,7 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
         ("list", "names of all policies"),
         ("show", "a policy's files, or what they come to"),
         ("check", "errors in policy files, with file and line"),
+        ("match", "which policy fits this host, with points and evidence"),
     ):
         sub = what.add_parser(name, parents=[common, config], help=text, description=f"{text}.")
         sub.set_defaults(run=f"policy:{name}_")
@@ -161,6 +163,8 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
             )
         elif name == "check":
             sub.add_argument("files", nargs="+", metavar="FILE", help="files or names of policies")
+        elif name == "match":
+            sub.add_argument("--all", action="store_true", help="not the best two alone")
 
 
 def _positive(text: str) -> int:

@@ -13,6 +13,7 @@ import queue
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence
 
@@ -22,6 +23,7 @@ from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory
+from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe
@@ -29,6 +31,7 @@ from writebackd.kernel.vm import PAIRS, read_limits
 from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.policy.match import choose
 from writebackd.report.snapshot import Snapshot
 
 log = logging.getLogger("writebackd")
@@ -36,8 +39,11 @@ log = logging.getLogger("writebackd")
 # Log lines that may wait for a stuck disk or terminal; what comes on top is
 # dropped and counted.
 _LOG_LINES = 1000
+# Uptimes at which the host is matched again: the services that tell what it is may start
+# after this one. Ten minutes are more than databases take to recover in most cases.
+_REMATCH_S = (60.0, 180.0, 600.0)
 _EXAMPLES = """examples:
-  writebackd                         as the policy says, until SIGTERM or Ctrl-C
+  writebackd                         the policy that fits, until SIGTERM or Ctrl-C
   writebackd --mode observe          decide and report, write nothing
   writebackd --policy db-hwraid --device sdb
 """
@@ -59,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--mode", choices=[m.value for m in Mode], help="default: as the policy says")
-    p.add_argument("--policy", metavar="NAME|FILE", help="default: 'default'")
+    p.add_argument("--policy", metavar="NAME|FILE",
+                   help="default: the one that fits this host, `writebackctl policy match`")
     p.add_argument(
         "--device", action="append", default=[], metavar="NAME",
         help="manage these devices only; the way to name a loop device",
@@ -91,10 +98,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return NOT_PERMITTED
 
     def load() -> Policy:
-        return load_policy(args.policy, args.config_dir)
+        if args.policy is None:
+            return choose(read_facts(KernelFiles()), args.config_dir).policy
+        return replace(load_policy(args.policy, args.config_dir), chosen="named by --policy")
 
     try:
-        load()  # before anything is created: a bad policy touches nothing
+        first = load()  # before anything is created: a bad policy touches nothing
         for directory in (args.runtime_dir, args.state_dir):
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     except PolicyError as error:
@@ -106,6 +115,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     live = args.live and sys.stdout.isatty()
     listener = _start_logging(args.verbose, quiet=live)
+    log.info("policy %s: %s", first.name, first.chosen)
     _warn_unlocked(memory.lock_used())
     options = Options(
         runtime_dir=args.runtime_dir,
@@ -126,6 +136,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     try:
         daemon = Daemon(options, load, on_tick)
+        if args.policy is None:
+            watchers.append(_Rematch(daemon.reload))
         # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)
@@ -149,6 +161,22 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     finally:
         notify("STOPPING=1")
         _stop_logging(listener)
+
+
+class _Rematch:
+    """Has the policy chosen again while the host is still starting."""
+
+    def __init__(self, reload: Callable[[], None]) -> None:
+        self._reload = reload
+        self._left: Optional[List[float]] = None  # uptimes to come
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        uptime_s = snapshot.sample.time_s
+        if self._left is None:
+            self._left = [each for each in _REMATCH_S if each > uptime_s]
+        if self._left and uptime_s >= self._left[0]:
+            self._left = [each for each in self._left if each > uptime_s]
+            self._reload()
 
 
 class _DroppingHandler(logging.handlers.QueueHandler):

@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb policy: list, show and check policy files; needs no daemon."""
+"""The verb policy: list, show, check and match policy files; needs no daemon."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Dict
+from dataclasses import asdict
+from typing import Any, Dict, List
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import clean, wrapped
+from writebackd.kernel.facts import read_facts
+from writebackd.kernel.files import KernelFiles
 from writebackd.policy import Policy, PolicyError, check, list_policies, load_policy, render
-from writebackd.policy.load import DEFAULT_NAME
+from writebackd.policy.match import Choice, Finding, Verdict, choose
 from writebackd.policy.schema import KEYS
+
+_HOLDS = {True: "yes", False: "no", None: "unknown"}
 
 
 def list_(options: argparse.Namespace) -> int:
@@ -63,12 +68,87 @@ def check_(options: argparse.Namespace) -> int:
     return USAGE if problems else GOOD
 
 
+def match_(options: argparse.Namespace) -> int:
+    """Which policy a daemon without `--policy` takes on this host, and why."""
+    choice = _choose(options)
+    if options.json:
+        show_json(_match_json(choice))
+    else:
+        show("\n".join(_match_lines(choice, options.all)))
+    return GOOD
+
+
+def _choose(options: argparse.Namespace) -> Choice:
+    try:
+        return choose(read_facts(KernelFiles()), options.config_dir)
+    except PolicyError as error:
+        raise CommandError(str(error), USAGE) from None
+
+
 def _running(options: argparse.Namespace) -> str:
-    """The policy of the running daemon; the default one when none runs."""
+    """The policy of the running daemon; the one that it would take when none runs."""
     try:
         return str(request(options.runtime_dir, "status", timeout_s=1.0)["policy"])
     except NoDaemon:
-        return DEFAULT_NAME
+        return _choose(options).policy.name
+
+
+def _match_json(choice: Choice) -> Dict[str, Any]:
+    runner_up = choice.runner_up
+    return {
+        "policy": choice.policy.name,
+        "reason": choice.policy.chosen,
+        "runner_up": runner_up.name if runner_up is not None else None,
+        "candidates": [
+            {
+                "name": verdict.name,
+                "summary": verdict.summary,
+                "fits": verdict.fits,
+                "points": verdict.points,
+                "least": verdict.least,
+                "rules": [asdict(finding) for finding in verdict.findings],
+            }
+            for verdict in choice.verdicts
+            if verdict.findings
+        ],
+    }
+
+
+def _match_lines(choice: Choice, everything: bool) -> List[str]:
+    """The policy taken and the runner-up, or all that have rules."""
+    name, runner_up = choice.policy.name, choice.runner_up
+    best = next((each for each in choice.verdicts if each.name == name), None)
+    if best is None or not best.fits:
+        lines = wrapped(f"{name}: {choice.policy.chosen}", width(), "  ", "")
+        best = None
+    else:
+        lines = _verdict_lines(best)
+    others = [each for each in choice.verdicts if each is not best and each.findings]
+    if not everything:
+        others = [runner_up] if runner_up is not None else []
+    for verdict in others:
+        lines += ["", *_verdict_lines(verdict)]
+    return lines
+
+
+def _verdict_lines(verdict: Verdict) -> List[str]:
+    fits = "fits" if verdict.fits else "does not fit"
+    title = f"{clean(verdict.name)} {fits}: {verdict.points} points, {verdict.least} needed"
+    lines = [title]
+    for finding in verdict.findings:
+        lines += wrapped(_evidence(finding), width(), " " * 32, f"  {_rule(finding)}")
+    return lines
+
+
+def _rule(finding: Finding) -> str:
+    points = f"+{finding.points}" if finding.holds else "0"
+    return f"{finding.rule:<15}{points:>5} {_HOLDS[finding.holds]:<8} "
+
+
+def _evidence(finding: Finding) -> str:
+    if finding.holds:
+        return finding.evidence
+    return f"{finding.evidence} (worth {finding.points}: {finding.wanted})"
 
 
 def _as_json(policy: Policy) -> Dict[str, Any]:

@@ -64,10 +64,10 @@ def labelled(label: str, text: str, width: int) -> List[str]:
     ) or [label]
 
 
-def one_line(label: str, text: str, width: int) -> str:
-    """As `labelled`, cut to one line; `doctor` has the whole."""
+def one_line(label: str, text: str, width: int, more: str = _MORE) -> str:
+    """As `labelled`, cut to one line; `more` says where the whole is."""
     line = label.ljust(_LABEL) + clean(text)
-    return line if len(line) <= width else line[: width - len(_MORE)].rstrip() + _MORE
+    return line if len(line) <= width else line[: width - len(more)].rstrip() + more
 
 
 def wrapped(text: str, width: int, indent: str, first: Optional[str] = None) -> List[str]:
@@ -91,6 +91,8 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     width = max(width, MIN_WIDTH)
     paint = Paint(colour)
     lines = [paint(line, "heading") for line in wrapped(_headline(status), width, "  ", "")]
+    if status.get("policy_reason"):  # none in the answer of an older one
+        lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
     lines += labelled("limit", _limit_line(status), width)
     lines += labelled("found", _found_line(status["limits"]), width)
     for number, line in enumerate(lever_lines(status.get("levers", ()))):

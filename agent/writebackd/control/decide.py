@@ -54,7 +54,7 @@ def decide(
             continue
         want, remembered[name] = decide_device(
             policy,
-            policy.for_device(name, seen.device.devno),
+            policy.for_device(name, seen.device.devno, seen.device.driver),
             sample.host,
             sample.time_s,
             sample.dt_s,

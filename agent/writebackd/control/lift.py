@@ -93,7 +93,7 @@ def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[Want])
     for seen in sample.devices:
         name = seen.device.name
         if name in protected:
-            bounds = policy.for_device(name, seen.device.devno)
+            bounds = policy.for_device(name, seen.device.devno, seen.device.driver)
             drain = memory.devices[name].drain_rate
             if drain is not None:
                 most = min(most, int(drain * bounds.drain_time_s))

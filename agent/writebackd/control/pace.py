@@ -88,7 +88,8 @@ def pace(
             if now.rate is not None:
                 want = replace(want, state=State.PACE, reason=note)
                 if now.limit_bytes is not None:
-                    bounds = policy.for_device(name, scene.devices[name].device.devno)
+                    device = scene.devices[name].device
+                    bounds = policy.for_device(name, device.devno, device.driver)
                     floor = max(bounds.floor_bytes, kernel_floor_bytes(sample.host))
                     limit = max(floor, min(now.limit_bytes, bounds.ceiling_bytes))
                     want = replace(want, target_bytes=limit)

@@ -234,7 +234,8 @@ class PaceTick:
         return objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
 
     def _bounds(self, name: str) -> DevicePolicy:
-        return self.policy.for_device(name, self.scene.devices[name].device.devno)
+        device = self.scene.devices[name].device
+        return self.policy.for_device(name, device.devno, device.driver)
 
     def _limit_in_force(self) -> bool:
         """The first lever has done its part: the limit is down where the law wants it."""

@@ -128,7 +128,7 @@ def _estimate_device(
     share: float,
     limit: int,
 ) -> Tuple[Estimate, DeviceMemory]:
-    bounds = policy.for_device(seen.device.name, seen.device.devno)
+    bounds = policy.for_device(seen.device.name, seen.device.devno, seen.device.driver)
     writes, memory = measure_writes(
         seen, memory, sample.vm, group_bytes, throttled_s, sample.dt_s
     )

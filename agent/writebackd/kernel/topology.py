@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
 
+from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.identity import leaf_identity, stacked_identity, volume_identity
 from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
@@ -70,7 +71,7 @@ class _Scan:
         self._place: Dict[str, List[str]] = {}  # kernel name -> parts of its sysfs path
         self._leaves: Dict[str, Tuple[str, ...]] = {}
         self._facts: Dict[str, _Leaf] = {}
-        self._hosts: Dict[str, Optional[str]] = {}  # SCSI host -> driver
+        self._drivers = Drivers(files)
         for devno in files.listdir("/sys/dev/block"):
             link = files.readlink(f"/sys/dev/block/{devno}")
             if link is not None and "/" in link:
@@ -190,36 +191,11 @@ class _Scan:
                 devno=self.devno[name],
                 rotational={"0": False, "1": True}.get(spins or ""),
                 write_cache=write_cache,
-                driver=self._driver(name),
+                driver=self._drivers.of(name, self._place[name]),
                 diskseq=int(seq) if seq and re.fullmatch("[0-9]{1,20}", seq) else None,
                 identity=leaf_identity(self._files, name, self.devno[name], write_cache),
             )
         return fact
-
-    def _driver(self, name: str) -> Optional[str]:
-        """Who talks to the disk: a SCSI host's driver, nvme, virtio_blk, loop, nbd ..."""
-        if name.startswith("nvme"):
-            return "nvme"
-        for depth, part in enumerate(self._place[name]):
-            if re.fullmatch(r"host\d+", part):
-                if part not in self._hosts:
-                    self._hosts[part] = self._host_driver(part, self._place[name][:depth])
-                return self._hosts[part]
-        link = self._files.readlink(f"/sys/block/{name}/device/driver")
-        if link is not None:
-            return link.rsplit("/", 1)[-1]
-        # Virtual disks (loop, nbd, zram, rbd, drbd) have no device; named by driver.
-        kind = re.match(r"[a-z]+", name)
-        return kind.group() if kind else None
-
-    def _host_driver(self, host: str, above: List[str]) -> Optional[str]:
-        name = self._files.try_read(f"/sys/class/scsi_host/{host}/proc_name")
-        if name and not name.startswith(("(", "<")):  # "(null)", "<NULL>": driver gave no name
-            return name
-        # The adapter itself: the link is relative to /sys/dev/block.
-        adapter = "/".join(part for part in above if part != "..")
-        link = self._files.readlink(f"/sys/{adapter}/driver")
-        return link.rsplit("/", 1)[-1] if link is not None else None
 
     def _btrfs_members(self) -> Dict[str, FrozenSet[str]]:
         """Kernel names of the devices of every mounted btrfs, by UUID."""

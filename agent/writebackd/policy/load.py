@@ -265,6 +265,7 @@ class _Merger:
             fields[key.section][key.attribute] = self.values[key.section, key.name]
         return Policy(
             **{**fields["policy"], "name": self.name},
+            match=schema.Match(**fields["match"]),
             limits=schema.Limits(**fields["limits"]),
             objective=schema.Objective(**fields["objective"]),
             levers=schema.Levers(**fields["levers"]),
@@ -328,6 +329,22 @@ def list_policies(
         except PolicyError as error:
             entries.append(PolicyEntry(name, str(path), "", error.messages))
     return tuple(entries)
+
+
+def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Policy, ...]:
+    """Every policy that is not masked, by name. Raises PolicyError with the errors of all."""
+    found: List[Policy] = []
+    errors: List[str] = []
+    for name, path in sorted(_names(search_dirs(config_dir, root)).items()):
+        if _is_masked(path):
+            continue
+        try:
+            found.append(load_policy(name, config_dir, root))
+        except PolicyError as error:
+            errors += error.messages
+    if errors:
+        raise PolicyError(tuple(errors))
+    return tuple(found)
 
 
 def render(policy: Policy) -> str:

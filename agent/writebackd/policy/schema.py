@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-from . import units
+from . import rules, units
 
 
 class PolicyError(Exception):
@@ -62,6 +62,12 @@ UNITS = Kind("units", units.parse_units, units.format_devices, "ssh.service back
 ADDRESS = Kind("address", units.parse_address, units.format_address, "127.0.0.1:9900")
 TEXTFILE = Kind("path", units.parse_textfile, units.format_textfile, "/run/writebackd/host.prom")
 TEXT = Kind("text", _text, _text, "some text")
+DRIVERS_RULE = Kind("rule", rules.parse_drivers, rules.format_rule, "40: nvme")
+CACHE_RULE = Kind("rule", rules.parse_cache, rules.format_rule, "40: controller")
+ROTATIONAL_RULE = Kind("rule", rules.parse_rotational, rules.format_rule, "20: no")
+SERVICES_RULE = Kind("rule", rules.parse_services, rules.format_rule, "60: mysqld")
+VIRTUALISATION_RULE = Kind("rule", rules.parse_virtualisation, rules.format_rule, "20: metal")
+MEMORY_RULE = Kind("rule", rules.parse_memory, rules.format_rule, "20: 64G..")
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,24 @@ KEYS: Tuple[Key, ...] = (
         "`enforce` sets limits, `observe` decides and writes nothing."),
     Key("policy", "on-exit", _choice("restore", "keep"), "restore", "", "",
         "What an orderly stop does: put back the limits that were found, or leave the last ones."),
+    Key("match", "least", COUNT, "100", "1", "10000",
+        "Points from which this policy fits a host. Of those that fit, the one with the most "
+        "points is taken where none is named."),
+    Key("match", "drivers", DRIVERS_RULE, "", "", "",
+        "A disk has one of these drivers, with `*`, `?`, `[...]`; `writebackctl devices` shows "
+        "them.", may_be_empty=True),
+    Key("match", "cache", CACHE_RULE, "", "", "",
+        "A disk that stays has this behind it: `controller` (a volume of a RAID controller), "
+        "`drive` (a cache that flushes empty), `none`.", may_be_empty=True),
+    Key("match", "rotational", ROTATIONAL_RULE, "", "", "",
+        "`yes`: a disk that stays rotates; `no`: none does.", may_be_empty=True),
+    Key("match", "services", SERVICES_RULE, "", "", "",
+        "One of these runs: units (`etcd.service`), or processes by name (`etcd`), with `*`, `?`, "
+        "`[...]`. Processes of user sessions do not count.", may_be_empty=True),
+    Key("match", "virtualisation", VIRTUALISATION_RULE, "", "", "",
+        "`metal`: no virtual machine; `guest`: one; `host`: Xen's dom0.", may_be_empty=True),
+    Key("match", "memory", MEMORY_RULE, "", "", "",
+        "So much memory: `64G..`, `..8G`, `8G..64G`.", may_be_empty=True),
     # Two pages of 4 KiB are the least that vm.dirty_bytes accepts.
     Key("limits", "floor", SIZE, "1M", "8K", "1T",
         "The dirty limit never goes below this.", per_device=True),
@@ -195,6 +219,19 @@ KEYS: Tuple[Key, ...] = (
 
 DEVICE_KEYS: Mapping[str, Key] = {key.name: key for key in KEYS if key.per_device}
 SECTIONS: Tuple[str, ...] = tuple(dict.fromkeys(key.section for key in KEYS))
+
+
+@dataclass(frozen=True)
+class Match:
+    """[match]; a rule that is not given is None."""
+
+    least: int
+    drivers: Optional[rules.Rule]
+    cache: Optional[rules.Rule]
+    rotational: Optional[rules.Rule]
+    services: Optional[rules.Rule]
+    virtualisation: Optional[rules.Rule]
+    memory: Optional[rules.MemoryRule]
 
 
 @dataclass(frozen=True)
@@ -285,8 +322,14 @@ class Metrics:
     textfile_interval_s: float
 
 
-def matches(glob: str, name: str, devno: str = "") -> bool:
-    """Whether a glob names the device, by its kernel name or by MAJOR:MINOR."""
+# What a pattern begins with that is one of drivers: a stick is sdb today and sdc tomorrow.
+_BY_DRIVER = "driver:"
+
+
+def matches(glob: str, name: str, devno: str = "", driver: Optional[str] = None) -> bool:
+    """Whether a glob names the device, by its kernel name, MAJOR:MINOR or ``driver:NAME``."""
+    if glob.startswith(_BY_DRIVER) and driver is not None:
+        return fnmatchcase(driver, glob[len(_BY_DRIVER) :])
     return fnmatchcase(name, glob) or (bool(devno) and fnmatchcase(devno, glob))
 
 
@@ -317,6 +360,7 @@ class Policy:
     summary: str
     mode: str
     on_exit: str
+    match: Match
     limits: Limits
     objective: Objective
     levers: Levers
@@ -328,6 +372,8 @@ class Policy:
     origins: Mapping[Tuple[str, str], str] = field(compare=False)
     # The files that were merged, in the order they were read.
     files: Tuple[str, ...] = field(compare=False)
+    # Why this one and no other, in words.
+    chosen: str = field(default="", compare=False)
 
     def value(self, key: Key) -> Any:
         """The value of `key`, of the section that it belongs to."""
@@ -335,18 +381,19 @@ class Policy:
         return getattr(part, key.attribute)
 
     @cached_property
-    def _answers(self) -> Dict[Tuple[str, str], DevicePolicy]:
+    def _answers(self) -> Dict[Tuple[str, str, Optional[str]], DevicePolicy]:
         """What for_device() answered: it is asked for every device in every tick."""
         return {}
 
-    def for_device(self, name: str, devno: str) -> DevicePolicy:
+    def for_device(self, name: str, devno: str, driver: Optional[str] = None) -> DevicePolicy:
         """The values for one device; of several matching sections the last line read wins."""
-        known = self._answers.get((name, devno))
+        asked = (name, devno, driver)
+        known = self._answers.get(asked)
         if known is None:
-            known = self._answers[name, devno] = self._merge_device(name, devno)
+            known = self._answers[asked] = self._merge_device(*asked)
         return known
 
-    def _merge_device(self, name: str, devno: str) -> DevicePolicy:
+    def _merge_device(self, name: str, devno: str, driver: Optional[str]) -> DevicePolicy:
         merged = DevicePolicy(
             floor_bytes=self.limits.floor_bytes,
             ceiling_bytes=self.limits.ceiling_bytes,
@@ -358,7 +405,7 @@ class Policy:
         changes: Dict[str, Any] = {
             setting.key.attribute: setting.value
             for setting in self.devices.settings
-            if matches(setting.glob, name, devno)
+            if matches(setting.glob, name, devno, driver)
         }
         merged = replace(merged, **changes)
         # Globs that only this device makes overlap escape the check at load. The floor wins:
@@ -372,6 +419,7 @@ class Policy:
         cmdline_devices: Tuple[str, ...],
         devno: str = "",
         leaves: Tuple[str, ...] = (),
+        driver: Optional[str] = None,
     ) -> Optional[str]:
         """None when the device is to be managed, else the reason why not.
 
@@ -379,15 +427,15 @@ class Policy:
         There a disk stands for what lies on it, since nobody knows that a btrfs is btrfs-19.
         """
         named = [glob for glob in _globs(cmdline_devices)
-                 if any(matches(glob, each, devno) for each in (name, *leaves))]
+                 if any(matches(glob, each, devno, driver) for each in (name, *leaves))]
         if cmdline_devices:
             if not named:
                 return "not among the devices named by --device"
         else:
             for glob in self.devices.exclude:
-                if matches(glob, name, devno):
+                if matches(glob, name, devno, driver):
                     return f"excluded by '{glob}' ({self.origins['devices', 'exclude']})"
-            named = [glob for glob in self.devices.include if matches(glob, name, devno)]
+            named = [glob for glob in self.devices.include if matches(glob, name, devno, driver)]
             if not named:
                 return f"not in include ({self.origins['devices', 'include']})"
         if driver_is_loop and all(glob[0] in "*?[" for glob in named):

@@ -44,5 +44,6 @@ class Snapshot:
     history_dropped: int = 0  # events that the history writer could not keep up with
     off: Optional[str] = None  # the kill-switch file that is there
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
+    policy_chosen: str = ""  # why this policy, in words
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
     totals: Totals = field(default_factory=Totals)  # counted since the start

@@ -47,6 +47,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "version": snapshot.version,
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
+        "policy_reason": snapshot.policy_chosen,
         "time_s": _number(sample.wall_s),
         "uptime_s": _number(max(0.0, sample.time_s - snapshot.started_s)),
         "yielded": memory.yielded,

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which policy fits a host: the rules of [match] against its facts, every point with its evidence.
+
+Pure but for `choose`, which reads the policies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Callable, Iterable, List, Optional, Sequence, Tuple, Union
+
+from .facts import DiskFacts, HostFacts
+from .load import DEFAULT_NAME, load_all, load_policy
+from .rules import MemoryRule, Rule
+from .schema import KEYS, Policy
+from .units import format_size
+
+_COMM = 15  # of a process' name, what the kernel keeps
+_UNIT = (".service", ".scope", ".slice")
+_MOST_NAMED = 4  # disks and the like in a line of evidence
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one rule."""
+
+    rule: str  # the key
+    wanted: str
+    points: int  # that it is worth
+    holds: Optional[bool]  # None: the fact is not known, so no points
+    evidence: str
+    origin: str  # file:line
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How well one policy fits; `points` of the rules that hold, `least` from which it fits."""
+
+    name: str
+    summary: str
+    points: int
+    least: int
+    findings: Tuple[Finding, ...]
+
+    @property
+    def fits(self) -> bool:
+        """A policy without rules has no points and needs some: it fits nobody."""
+        return self.points >= self.least
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The policy for a host, and how all of them did, the best first."""
+
+    policy: Policy
+    verdicts: Tuple[Verdict, ...]
+
+    @property
+    def runner_up(self) -> Optional[Verdict]:
+        """Of the others, the one with the most points, fitting or not."""
+        others = [each for each in self.verdicts if each.name != self.policy.name and each.points]
+        return others[0] if others else None
+
+
+def judge(policy: Policy, facts: HostFacts) -> Verdict:
+    """Points and evidence of one policy on a host with these facts."""
+    findings = []
+    for key in KEYS:
+        rule = getattr(policy.match, key.attribute) if key.section == "match" else None
+        if isinstance(rule, (Rule, MemoryRule)):
+            holds, evidence = _look(key.name, rule, facts)
+            origin = policy.origins[key.section, key.name]
+            findings.append(Finding(key.name, str(rule), rule.points, holds, evidence, origin))
+    points = sum(finding.points for finding in findings if finding.holds)
+    return Verdict(policy.name, policy.summary, points, policy.match.least, tuple(findings))
+
+
+def rank(verdicts: Iterable[Verdict]) -> Tuple[Verdict, ...]:
+    """The best first: those that fit, by points; of equals the one that asks for more, by name."""
+    return tuple(
+        sorted(verdicts, key=lambda each: (not each.fits, -each.points, -each.least, each.name))
+    )
+
+
+def choose(
+    facts: HostFacts, config_dir: Optional[Path] = None, root: Path = Path("/")
+) -> Choice:
+    """The best match, else ``default``, with the reason in `policy.chosen`.
+
+    Raises PolicyError when any policy is wrong: it may be the one that is meant for this host.
+    """
+    policies = {policy.name: policy for policy in load_all(config_dir, root)}
+    verdicts = rank(judge(policy, facts) for policy in policies.values())
+    best = verdicts[0] if verdicts and verdicts[0].fits else None
+    if best is None:
+        policy = load_policy(DEFAULT_NAME, config_dir, root)
+        nearest = f"; nearest is {_score(verdicts[0])}" if verdicts and verdicts[0].points else ""
+        return Choice(replace(policy, chosen=f"no policy fits this host{nearest}"), verdicts)
+    held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
+    reason = f"best match, {best.points} points: {'; '.join(held)}"
+    others = [each for each in verdicts[1:] if each.fits]
+    if others:
+        tied = "tied with" if others[0].points == best.points else "next is"
+        reason += f" ({tied} {_score(others[0])})"
+    return Choice(replace(policies[best.name], chosen=reason), verdicts)
+
+
+def _score(verdict: Verdict) -> str:
+    needed = "" if verdict.fits else f" of the {verdict.least} that it needs"
+    return f"{verdict.name} with {verdict.points}{needed}"
+
+
+def _look(name: str, rule: Union[Rule, MemoryRule], facts: HostFacts) -> Tuple[Optional[bool], str]:
+    """Whether a rule holds, and by what that is seen."""
+    if isinstance(rule, MemoryRule):
+        return _memory(rule, facts.memory_bytes)
+    if name == "services":
+        return _services(rule.words, facts)
+    if name == "virtualisation":
+        return _virtualisation(rule.words, facts)
+    if name == "drivers":
+        return _drivers(rule.words, facts.disks)
+    if name == "cache":
+        return _cache(rule.words, facts.fixed_disks)
+    return _rotational(rule.words == ("yes",), facts.fixed_disks)
+
+
+def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], str]:
+    if memory is None:
+        return None, "how much memory there is is not known"
+    low = rule.low_bytes is None or memory >= rule.low_bytes
+    high = rule.high_bytes is None or memory <= rule.high_bytes
+    return low and high, f"{format_size(memory >> 20 << 20)} of memory"
+
+
+def _services(globs: Sequence[str], facts: HostFacts) -> Tuple[Optional[bool], str]:
+    if facts.units is None or facts.processes is None:
+        return None, "what runs is not known"
+    found: List[str] = []
+    # Globs outside: fnmatch keeps a few hundred compiled, and a policy may have a thousand.
+    for glob in globs:
+        if glob.endswith(_UNIT):
+            found += [each for each in facts.units if fnmatchcase(each, glob)]
+        else:
+            found += [each for each in facts.processes if _is_called(each, glob)]
+    return bool(found), f"{_few(found)} runs" if found else "none of them runs"
+
+
+def _is_called(process: str, glob: str) -> bool:
+    if len(process) == _COMM and glob.startswith(process):
+        return True  # cut off by the kernel: proxmox-backup- is proxmox-backup-proxy
+    return fnmatchcase(process, glob)
+
+
+def _virtualisation(words: Sequence[str], facts: HostFacts) -> Tuple[Optional[bool], str]:
+    if facts.virtualisation is None:
+        return None, "whether this is a virtual machine is not known"
+    shown = f"{facts.virtualisation} ({facts.virtualisation_shown_by})"
+    return facts.virtualisation in words, shown
+
+
+def _drivers(globs: Sequence[str], disks: Sequence[DiskFacts]) -> Tuple[Optional[bool], str]:
+    return _any_disk(
+        "driver", disks, lambda disk: disk.driver,
+        lambda driver: any(fnmatchcase(driver, glob) for glob in globs),
+    )  # fmt: skip
+
+
+def _cache(words: Sequence[str], disks: Sequence[DiskFacts]) -> Tuple[Optional[bool], str]:
+    return _any_disk("cache", disks, lambda disk: disk.cache, lambda cache: cache in words)
+
+
+def _any_disk(
+    what: str,
+    disks: Sequence[DiskFacts],
+    value: Callable[[DiskFacts], Optional[str]],
+    wanted: Callable[[str], bool],
+) -> Tuple[Optional[bool], str]:
+    if not disks:
+        return None, "no disk is known"
+    known = [(disk.name, value(disk)) for disk in disks]
+    found = [f"{name}: {each}" for name, each in known if each is not None and wanted(each)]
+    if found:
+        return True, f"{what} of {_few(found)}"
+    blind = [name for name, each in known if each is None]
+    if blind:
+        return None, f"{what} of {_few(blind)} is not known"
+    return False, f"{what} of {_few([f'{name}: {each}' for name, each in known])}"
+
+
+def _rotational(wanted: bool, disks: Sequence[DiskFacts]) -> Tuple[Optional[bool], str]:
+    if not disks:
+        return None, "no disk is known"
+    spinning = [disk.name for disk in disks if disk.rotational]
+    if spinning:
+        return wanted, f"{_few(spinning)} rotates"
+    blind = [disk.name for disk in disks if disk.rotational is None]
+    if blind:
+        return None, f"whether {_few(blind)} rotates is not known"
+    return not wanted, "no disk rotates"
+
+
+def _few(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`policy match`, and the daemon without `--policy`: what it takes, and that it looks again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Tuple
+
+import pytest
+
+import samples
+import schema
+from fake_host import Rig
+from fake_sysfs import VIRTIO, FakeSysfs
+from writebackd.cli import ctl
+from writebackd.cli import daemon as daemon_cli
+from writebackd.cli import policy as policy_cli
+from writebackd.cli.exits import GOOD, USAGE
+from writebackd.cli.render import render_status
+from writebackd.kernel import memory
+from writebackd.kernel.facts import read_facts
+from writebackd.kernel.files import KernelFiles
+from writebackd.model import Mode
+from writebackd.policy import Policy, load_policy
+from writebackd.policy.match import choose
+from writebackd.report.status import status_json
+
+Run = Callable[..., Tuple[int, str, str]]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSysfs:
+    """A guest in which etcd runs, in the place of this host."""
+    tree = FakeSysfs(tmp_path / "host")
+    tree.text("/proc/cpuinfo", "flags : fpu hypervisor")
+    tree.text("/proc/meminfo", "MemTotal: 4194304 kB")
+    tree.disk("vda", "254:0", VIRTIO, driver="virtio_blk", rotational=True)
+    tree.process(7, "etcd", "0::/system.slice/etcd.service")
+    for module in (policy_cli, daemon_cli):
+        monkeypatch.setattr(module, "KernelFiles", lambda: KernelFiles(tree.root))
+    return tree
+
+
+@pytest.fixture
+def run(tmp_path: Path, tree: FakeSysfs, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*words: str) -> Tuple[int, str, str]:
+        empty = tmp_path / "config"
+        empty.mkdir(exist_ok=True)
+        where = ["--config-dir", str(empty)] if "--config-dir" not in words else []
+        code = ctl.main(["--runtime-dir", str(tmp_path / "run"), "policy", *words, *where])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+TEXT = """\
+etcd fits: 170 points, 170 needed
+  services        +170 yes      etcd, etcd.service runs
+
+vm-guest fits: 100 points, 60 needed
+  drivers          +40 yes      driver of vda: virtio_blk
+  virtualisation   +60 yes      guest (CPU flag hypervisor)
+"""
+
+
+def test_match_tells_the_best_and_the_runner_up_with_their_evidence(run: Run) -> None:
+    assert run("match") == (GOOD, TEXT, "")
+    out = run("match", "--all")[1]
+    assert out.startswith(TEXT)
+    assert "desktop does not fit: 0 points, 115 needed" in out
+    assert "(worth 115: gdm*.service" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_match_as_json(run: Run) -> None:
+    code, out, _ = run("match", "--json")
+    answer = json.loads(out)
+    assert code == GOOD and list(schema.problems(answer, schema.load("policy-match"))) == []
+    assert (answer["policy"], answer["runner_up"]) == ("etcd", "vm-guest")
+    names = [each["name"] for each in answer["candidates"]]
+    assert names[:2] == ["etcd", "vm-guest"] and len(names) == 12 and "default" not in names
+
+
+def test_match_without_any_match(run: Run, tree: FakeSysfs) -> None:
+    tree.text("/proc/cpuinfo", "flags : fpu")
+    tree.text("/proc/7/comm", "cat")
+    tree.text("/proc/7/cgroup", "0::/")
+    code, out, _ = run("match")
+    assert code == GOOD
+    assert out.startswith("default: no policy fits this host; nearest is vm-guest with 40 of")
+    assert "vm-guest does not fit: 40 points, 60 needed" in out
+    answer = json.loads(run("match", "--json")[1])
+    assert (answer["policy"], answer["runner_up"]) == ("default", "vm-guest")
+    assert list(schema.problems(answer, schema.load("policy-match"))) == []
+
+
+def test_match_with_a_wrong_policy_is_wrong_use(run: Run, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    (wrong / "mine.conf").write_text("[match]\nleast = none\n")
+    code, out, err = run("match", "--config-dir", str(wrong))
+    assert (code, out) == (USAGE, "")
+    assert f"{wrong}/mine.conf:2: least: " in err
+
+
+def test_show_without_a_daemon_shows_what_it_would_take(run: Run) -> None:
+    assert json.loads(run("show", "--json")[1])["name"] == "etcd"
+    out = run("show", "--effective")[1]
+    # Each value with the file and line that it is from.
+    lines = out.splitlines()
+    at = lines.index("fsync-p99 = 10ms")
+    file, _, number = lines[at - 1][2:].rpartition(":")
+    assert Path(file).read_text().splitlines()[int(number) - 1] == "fsync-p99 = 10ms"
+    assert lines[lines.index("floor = 1M") - 1] == "# default"
+
+
+def test_show_effective_names_the_drop_in_that_a_value_is_from(run: Run, tmp_path: Path) -> None:
+    site = tmp_path / "site" / "etcd.conf.d"
+    site.mkdir(parents=True)
+    (site / "a.conf").write_text("\n[objective]\nfsync-p99 = 7ms\n")
+    out = run("show", "--effective", "etcd", "--config-dir", str(site.parent))[1]
+    assert f"# {site}/a.conf:3\nfsync-p99 = 7ms" in out
+
+
+# ---- the daemon --------------------------------------------------------------------------
+
+
+class Stopped:
+    """In the place of Daemon: takes the policy as it would, and ends."""
+
+    loads: List[Callable[[], Policy]]
+    reloads: List[float]
+
+    def __init__(self, options: Any, load: Callable[[], Policy], on_tick: Any) -> None:
+        self.loads.append(load)
+        self._on_tick = on_tick
+        self._uptime_s = 0.0
+
+    def reload(self) -> None:
+        self.reloads.append(self._uptime_s)
+
+    def run(self, ready: Any) -> None:
+        calm = samples.idle()
+        for self._uptime_s in (30.0, 61.0, 62.0):
+            self._on_tick(replace(calm, sample=replace(calm.sample, time_s=self._uptime_s)))
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Callable[[], Policy]]]:
+    """`writebackd` up to its loop; the answer is what it loads policies with."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(daemon_cli, "Daemon", Stopped)
+    for name in ("lock_used", "read_in_code"):
+        monkeypatch.setattr(memory, name, lambda: None)
+    Stopped.loads, Stopped.reloads = [], []
+    root = logging.getLogger()
+    before = list(root.handlers), root.level
+    (tmp_path / "config").mkdir()
+
+    def call(*words: str) -> Callable[[], Policy]:
+        argv = ["--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state"),
+                "--config-dir", str(tmp_path / "config"), *words]  # fmt: skip
+        assert daemon_cli.main(argv) == GOOD
+        return Stopped.loads[-1]
+
+    yield call
+    root.handlers[:], root.level = before
+
+
+def test_the_daemon_takes_the_best_match_and_the_journal_says_so(
+    start: Callable[..., Callable[[], Policy]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    load = start()
+    policy = load()
+    assert policy.name == "etcd"
+    assert policy.chosen.startswith("best match, 170 points: etcd, etcd.service runs +170")
+    assert f"policy etcd: {policy.chosen}" in capfd.readouterr().err
+    assert Stopped.reloads == [61.0]
+
+
+def test_a_reload_looks_at_the_host_again(
+    start: Callable[..., Callable[[], Policy]], tree: FakeSysfs
+) -> None:
+    load = start()
+    tree.text("/proc/7/comm", "cat")
+    tree.text("/proc/7/cgroup", "0::/")
+    assert load().name == "vm-guest"
+    tree.text("/proc/cpuinfo", "flags : fpu")
+    assert load().name == "default"
+
+
+def test_a_policy_that_is_named_is_taken_whatever_fits(
+    start: Callable[..., Callable[[], Policy]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    policy = start("--policy", "default")()
+    assert (policy.name, policy.chosen) == ("default", "named by --policy")
+    assert "policy default: named by --policy" in capfd.readouterr().err
+    assert Stopped.reloads == []
+
+
+def test_while_the_host_starts_it_looks_again_three_times() -> None:
+    reloads: List[float] = []
+    uptime_s = 20.0
+    rematch = daemon_cli._Rematch(lambda: reloads.append(uptime_s))
+    calm = samples.idle()
+    while uptime_s < 5000:
+        rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
+        uptime_s += 1.5
+    assert reloads == [60.5, 180.5, 600.5]
+
+
+def test_a_daemon_started_later_does_not_look_again() -> None:
+    reloads: List[None] = []
+    rematch = daemon_cli._Rematch(lambda: reloads.append(None))
+    calm = samples.idle()
+    for uptime_s in (601.0, 700.0, 90_000.0):
+        rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
+    assert reloads == []
+
+
+def test_a_long_stop_is_one_look() -> None:
+    reloads: List[None] = []
+    rematch = daemon_cli._Rematch(lambda: reloads.append(None))
+    calm = samples.idle()
+    for uptime_s in (30.0, 900.0, 901.0):
+        rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
+    assert len(reloads) == 1
+
+
+def test_a_running_daemon_changes_over_and_status_says_why(
+    tmp_path: Path, tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.daemon._options = replace(rig.daemon._options, mode=None)
+    rig.daemon._load = lambda: choose(read_facts(KernelFiles(tree.root)), root=tmp_path).policy
+    tree.text("/proc/7/comm", "ceph-osd")
+    tree.text("/proc/7/cgroup", "0::/")
+    rig.tick(2)
+    rig.pin(64 << 20)
+    rig.tick(3)
+    assert rig.host.limits.dirty_bytes == 64 << 20
+    rig.daemon.reload()
+    reloader = rig.daemon._reloader
+    assert reloader is not None
+    reloader.join(10)
+    rig.tick(2)
+    status = rig.status()
+    assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
+    assert status["policy_reason"].startswith("best match, 140 points: ceph-osd runs +140")
+    assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
+    rig.end()
+
+
+def test_a_daemon_leaves_alone_what_is_excluded_by_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.conf"
+    path.write_text("[devices]\nexclude = driver:usb-storage\n")
+    rig = Rig(tmp_path, monkeypatch)
+    rig.daemon.policy = load_policy(str(path))
+    assert rig.daemon._excluded(samples.RAID) is None
+    assert "excluded by 'driver:usb-storage'" in str(rig.daemon._excluded(samples.STICK))
+    rig.close()
+
+
+def test_status_shows_why_on_one_line_and_only_where_it_is_known() -> None:
+    plain = samples.idle()
+    assert "best match" not in render_status(status_json(plain))
+    chosen = replace(plain, policy_chosen="best match, 150 points: " + "x" * 300)
+    status = status_json(chosen)
+    assert list(schema.problems(status, schema.load("status"))) == []
+    lines = render_status(status, 80).splitlines()
+    (line,) = [line for line in lines if line.startswith("policy ")]
+    assert len(line) == 80 and line.endswith(".. (policy match)")
+    del status["policy_reason"]  # of an older daemon
+    assert "best match" not in render_status(status)
+
+
+def test_a_policy_says_nothing_of_how_it_was_chosen_when_compared() -> None:
+    plain = load_policy("default", root=Path("/nonexistent"))
+    assert replace(plain, chosen="because") == plain
