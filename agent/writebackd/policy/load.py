@@ -269,6 +269,7 @@ class _Merger:
             objective=schema.Objective(**fields["objective"]),
             levers=schema.Levers(**fields["levers"]),
             protect=schema.Protect(**fields["protect"]),
+            alerts=schema.Alerts(**fields["alerts"]),
             devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
             probe=schema.Probe(**fields["probe"]),
             origins=dict(self.origins),

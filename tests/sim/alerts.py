@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The detector on simulated hosts: collapses with a known cause, and hosts that are well.
+
+    python -m tests.sim alerts [SEEDS]
+
+prints which cause was told for which scenario, how soon, and every alert on a host that is well.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from tests.sim.plant import GB, MB, Disk, Event, Flood, Loop, Plant, SyncLoad
+from tests.sim.scenarios import FAST_RAID, NO_CACHE, NVME, RAID, SLOW_RAID, SSD, SSD_VOLATILE
+from writebackd.alert.detect import detect
+from writebackd.alert.state import AlertMemory
+from writebackd.alert.values import Alert, AlertName, Cause
+from writebackd.model import ForeignWrite, Memory, Mode
+from writebackd.policy import load_policy
+
+POLICY = load_policy("default")
+SEEDS = 20
+STEP_S = 0.1
+WITHIN_S = 15.0
+CACHED = (RAID, SLOW_RAID, FAST_RAID)
+
+
+@dataclass
+class Host:
+    """A plant with the agent on it, and what the detector says."""
+
+    plant: Plant
+    mode: Mode = Mode.ENFORCE
+    loop: Loop = field(init=False)
+    memory: AlertMemory = field(default_factory=AlertMemory)
+    raised: List[Tuple[float, Alert]] = field(default_factory=list)  # when each came first
+    standing: Tuple[Alert, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.loop = Loop(POLICY, self.plant, Memory(mode=self.mode))
+
+    def run(self, until_s: float, dice: random.Random) -> None:
+        """Ticks of about a second."""
+        while self.plant.now_s < until_s - 1e-6:
+            self.tick(min(dice.uniform(0.97, 1.03), max(0.05, until_s - self.plant.now_s)))
+
+    def tick(self, dt_s: float) -> None:
+        sample, estimates, decision = self.loop.tick(dt_s)
+        before = {alert.key for alert in self.standing}
+        self.standing, self.memory = detect(
+            POLICY, self.memory, sample, estimates, decision, self.loop.memory
+        )
+        for alert in self.standing:
+            if alert.key not in before:
+                self.raised.append((self.plant.now_s, alert))
+
+    def foreign_write(self, limit: int) -> None:
+        """Somebody writes vm.dirty_bytes."""
+        self.plant.set_limits(limit, limit // 2)
+        self.loop.foreign = (ForeignWrite(
+            "dirty_bytes", str(limit), 733, "sysctl", 99, "/user.slice/session-1.scope",
+            f"sysctl -w vm.dirty_bytes={limit}"),)  # fmt: skip
+
+
+# ---- collapses ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """A host on which something goes wrong, what it is to be called, and by which alert."""
+
+    name: str
+    alert: AlertName
+    cause: Cause
+    # Dice, and when it begins: the host.
+    make: Callable[[random.Random, float], Host]
+    foreign: Optional[int] = None  # the limit that somebody writes then
+
+
+def _disk(dice: random.Random, kinds: Sequence[Disk]) -> Disk:
+    disk = dice.choice(kinds)
+    speed = dice.uniform(0.7, 1.4)
+    return replace(disk, drain=disk.drain * speed, baseline_s=disk.baseline_s * dice.uniform(0.8, 1.3))
+
+
+def _load(dice: random.Random, most: int = 8) -> SyncLoad:
+    return SyncLoad(threads=dice.choice((1, 2, 4, 8)[: most.bit_length()]),
+                    think_s=dice.choice((0.0, 0.0, 2e-3, 10e-3)))
+
+
+def _flood_unprotected(dice: random.Random, at_s: float) -> Host:
+    disk = _disk(dice, (RAID, SLOW_RAID, FAST_RAID, SSD, NO_CACHE))
+    flood = Flood(start_s=at_s, rate=dice.uniform(600.0, 2000.0) * MB, writers=dice.choice((1, 4)))
+    return Host(Plant((disk,), (flood,), (_load(dice),), seed=dice.randrange(10**6),
+                      step_s=STEP_S), Mode.OBSERVE)
+
+
+def _changed(changes: Callable[[random.Random, Disk, SyncLoad], Mapping[str, object]],
+             kinds: Sequence[Disk] = CACHED, most: int = 8, floods: bool = False
+             ) -> Callable[[random.Random, float], Host]:
+    def make(dice: random.Random, at_s: float) -> Host:
+        disk, load = _disk(dice, kinds), _load(dice, most)
+        event = Event(at_s, changes(dice, disk, load))
+        flood = ()
+        if floods and dice.random() < 0.5:  # one that the agent holds
+            flood = (Flood(start_s=max(5.0, at_s - 60.0)),)
+        return Host(Plant((disk,), flood, (load,), (event,), seed=dice.randrange(10**6),
+                          step_s=STEP_S), dice.choice(tuple(Mode)) if not flood else Mode.ENFORCE)
+    return make
+
+
+def _battery(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, object]:
+    return {"cache": 0.0, "baseline_s": dice.uniform(4e-3, 9e-3), "drain": disk.drain * 0.6,
+            "seeks": True}
+
+
+def _stalled(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, object]:
+    return {"stalled": True}
+
+
+def _capped(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, object]:
+    # Low enough to be felt: credits are used up, and a queue has formed.
+    alone = load.threads / (disk.baseline_s + load.think_s)
+    return {"operations": max(25.0, min(dice.uniform(0.02, 0.15) * alone, load.threads / 25e-3))}
+
+
+def _neighbour(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, object]:
+    return {"neighbour": dice.uniform(0.6, 0.9), "neighbour_wait_s": dice.uniform(0.04, 0.15)}
+
+
+def _failing(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, object]:
+    return {"failing_s": dice.uniform(0.2, 1.0)}
+
+
+def _held_flood(dice: random.Random, at_s: float) -> Host:
+    """A flood that the agent holds well, until somebody writes another limit."""
+    return Host(Plant((_disk(dice, (RAID, FAST_RAID)),), (Flood(start_s=20.0),), (_load(dice),),
+                      seed=dice.randrange(10**6), step_s=STEP_S))
+
+
+TROUBLES: Tuple[Trouble, ...] = (
+    Trouble("flood, agent off", AlertName.COLLAPSE, Cause.FLOOD, _flood_unprotected),
+    Trouble("battery fails", AlertName.CACHE_DEGRADED, Cause.WRITE_THROUGH,
+            _changed(_battery, floods=True)),
+    Trouble("stalled device", AlertName.STALL, Cause.DEVICE,
+            _changed(_stalled, (*CACHED, SSD, NVME, NO_CACHE), floods=True)),
+    Trouble("failing device", AlertName.COLLAPSE, Cause.DEVICE,
+            _changed(_failing, (*CACHED, SSD))),
+    Trouble("volume cap", AlertName.COLLAPSE, Cause.CAP, _changed(_capped, (*CACHED, SSD, NVME))),
+    Trouble("neighbour", AlertName.COLLAPSE, Cause.NEIGHBOUR, _changed(_neighbour, floods=True)),
+    Trouble("foreign write", AlertName.FOREIGN_WRITER, Cause.FOREIGN_CHANGE, _held_flood, 2 * GB),
+    Trouble("... its collapse", AlertName.COLLAPSE, Cause.FOREIGN_CHANGE, _held_flood, 2 * GB),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of one run."""
+
+    alert: Optional[Alert]  # the first that was raised, of those that it is judged by
+    after_s: Optional[float]
+    early: Tuple[Alert, ...]  # before anything was wrong
+    all: Tuple[Alert, ...]
+
+
+def hurt(trouble: Trouble, seed: int) -> Found:
+    """One run of a trouble."""
+    dice = random.Random(f"{trouble.name.strip('. ')}/{seed}")
+    at_s = dice.uniform(60.0, 120.0)
+    host = trouble.make(dice, at_s)
+    host.run(at_s, dice)
+    if trouble.foreign is not None:
+        host.foreign_write(trouble.foreign)
+    host.run(at_s + 2 * WITHIN_S, dice)
+    early = tuple(alert for time_s, alert in host.raised if time_s <= at_s)
+    later = [(time_s, alert) for time_s, alert in host.raised if time_s > at_s]
+    judged = later
+    if trouble.foreign is not None:
+        judged = [each for each in later if each[1].name is trouble.alert]
+    first = judged[0] if judged else None
+    return Found(
+        first[1] if first else None, first[0] - at_s if first else None, early,
+        tuple(alert for _, alert in later),
+    )
+
+
+def told(found: Found) -> str:
+    """The column of the matrix."""
+    if found.alert is None:
+        return "nothing"
+    return f"{found.alert.name.value}/{found.alert.cause.value}"
+
+
+def right(trouble: Trouble, found: Found) -> bool:
+    return told(found) == f"{trouble.alert.value}/{trouble.cause.value}"
