@@ -9,12 +9,11 @@ prints which cause was told for which scenario, how soon, and every alert on a h
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from tests.sim.plant import GB, MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from tests.sim.scenarios import FAST_RAID, NO_CACHE, NVME, RAID, SLOW_RAID, SSD, SSD_VOLATILE
+from tests.sim.scenarios import FAST_RAID, NO_CACHE, NVME, RAID, SLOW_RAID, SSD
 from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName, Cause
@@ -83,7 +82,8 @@ class Trouble:
 def _disk(dice: random.Random, kinds: Sequence[Disk]) -> Disk:
     disk = dice.choice(kinds)
     speed = dice.uniform(0.7, 1.4)
-    return replace(disk, drain=disk.drain * speed, baseline_s=disk.baseline_s * dice.uniform(0.8, 1.3))
+    return replace(disk, drain=disk.drain * speed, link=disk.link * speed,
+                   baseline_s=disk.baseline_s * dice.uniform(0.8, 1.3))
 
 
 def _load(dice: random.Random, most: int = 8) -> SyncLoad:
@@ -93,7 +93,8 @@ def _load(dice: random.Random, most: int = 8) -> SyncLoad:
 
 def _flood_unprotected(dice: random.Random, at_s: float) -> Host:
     disk = _disk(dice, (RAID, SLOW_RAID, FAST_RAID, SSD, NO_CACHE))
-    flood = Flood(start_s=at_s, rate=dice.uniform(600.0, 2000.0) * MB, writers=dice.choice((1, 4)))
+    flood = Flood(start_s=at_s, rate=max(600.0 * MB, dice.uniform(1.5, 4.0) * disk.drain),
+                  writers=dice.choice((1, 4)))
     return Host(Plant((disk,), (flood,), (_load(dice),), seed=dice.randrange(10**6),
                       step_s=STEP_S), Mode.OBSERVE)
 
@@ -102,11 +103,12 @@ def _changed(changes: Callable[[random.Random, Disk, SyncLoad], Mapping[str, obj
              kinds: Sequence[Disk] = CACHED, most: int = 8, floods: bool = False
              ) -> Callable[[random.Random, float], Host]:
     def make(dice: random.Random, at_s: float) -> Host:
-        disk, load = _disk(dice, kinds), _load(dice, most)
+        flood: Tuple[Flood, ...] = ()
+        kinds_now = kinds
+        if floods and dice.random() < 0.5:  # one that the agent holds well
+            flood, kinds_now = (Flood(start_s=at_s - 60.0),), (RAID, FAST_RAID)
+        disk, load = _disk(dice, kinds_now), _load(dice, most)
         event = Event(at_s, changes(dice, disk, load))
-        flood = ()
-        if floods and dice.random() < 0.5:  # one that the agent holds
-            flood = (Flood(start_s=max(5.0, at_s - 60.0)),)
         return Host(Plant((disk,), flood, (load,), (event,), seed=dice.randrange(10**6),
                           step_s=STEP_S), dice.choice(tuple(Mode)) if not flood else Mode.ENFORCE)
     return make
@@ -128,7 +130,8 @@ def _capped(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, obj
 
 
 def _neighbour(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, object]:
-    return {"neighbour": dice.uniform(0.6, 0.9), "neighbour_wait_s": dice.uniform(0.04, 0.15)}
+    return {"neighbour": dice.uniform(0.6, 0.9),
+            "neighbour_wait_s": dice.uniform(0.05, 0.15) + 8 * load.think_s}
 
 
 def _failing(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, object]:
@@ -169,7 +172,7 @@ class Found:
 def hurt(trouble: Trouble, seed: int) -> Found:
     """One run of a trouble."""
     dice = random.Random(f"{trouble.name.strip('. ')}/{seed}")
-    at_s = dice.uniform(60.0, 120.0)
+    at_s = dice.uniform(90.0, 150.0)
     host = trouble.make(dice, at_s)
     host.run(at_s, dice)
     if trouble.foreign is not None:

@@ -432,8 +432,9 @@ class Plant:
             wait = (min(AHEAD_UNCACHED, state.dirty) + min(most, AHEAD_MOST)) / drain
         if disk.seeks:
             fast *= state.mood
-        state.fast_s = fast + disk.failing_s
-        state.slow_s = fast + wait + disk.neighbour_wait_s * state.mood + disk.failing_s
+        failing_s = disk.failing_s * state.mood
+        state.fast_s = fast + failing_s
+        state.slow_s = fast + wait + disk.neighbour_wait_s * state.mood + failing_s
         state.fast_time = 1.0 - full + full * breath
         requests = out * h / REQUEST_BYTES
         if requests:

@@ -17,6 +17,8 @@ from writebackd.model import (
 
 # A latency follows in this time: a minute of a database's day is like the next one.
 LATENCY_FOLLOWS_S = 60.0
+# Slower than twice the usual may be trouble in its beginning: that becomes usual within the hour.
+SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
 # The rate rises sooner than it falls, so that a trough of seconds is no new usual; but a load
 # that ended is forgotten within minutes, or the backup after it would look like a collapse.
 RATE_RISES_S, RATE_FALLS_S = 20.0, 120.0
@@ -73,7 +75,9 @@ def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float
     else:
         # A mean of all until there is enough to follow.
         learned_s = before.learned_s + seconds
-        weight = max(seconds / learned_s, min(1.0, seconds / LATENCY_FOLLOWS_S))
+        slower = before.learned_s >= ENOUGH_S and latency_s > SLOWER * before.latency_s
+        follows_s = SLOWER_FOLLOWS_S if slower else min(learned_s, LATENCY_FOLLOWS_S)
+        weight = min(1.0, seconds / follows_s)
         new = Baseline(before.latency_s + weight * (latency_s - before.latency_s), learned_s)
     merged: Dict[int, Baseline] = {**known, size: new}
     return merged

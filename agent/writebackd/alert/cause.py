@@ -32,6 +32,8 @@ FAST_SHARE = 0.02
 # A write cache answers faster than media can: a rotation takes 4 to 8 ms, a seek as much.
 CACHED_S, MEDIA_S, MEDIA_MOST_S = 1e-3, 1.5e-3, 50e-3
 MEDIA_MULTIPLE = 5.0
+# Behind a flood that is held a write waits for what is queued, and for others that do.
+QUEUED = 2.0
 ENOUGH_WRITES = 20
 # Culprits: those with this part of what the first one dirtied.
 CULPRIT_SHARE, MOST_CULPRITS = 0.2, 3
@@ -46,13 +48,13 @@ def cause_of(spell: Spell, watch: Watch, memory: Memory) -> Cause:
         return Cause.FLOOD
     if spell.throttled_s >= THROTTLED_SHARE * spell.seconds:
         return Cause.THROTTLED_WRITER
-    if is_even(spell) and not spell.flooded_s:
+    if is_even(spell) and not spell.flooded_s and _all_slow(spell, watch):
         return Cause.CAP
     if is_write_through(spell, watch):
         return Cause.WRITE_THROUGH
     low, high = spell.writes.quantile(0.1), spell.writes.quantile(0.99)
     if low is not None and high is not None:
-        if low >= FAULT_S or high >= FAULT_ONE_S:
+        if low >= FAULT_S + QUEUED * spell.backlog_s or high >= FAULT_ONE_S:
             return Cause.DEVICE
         return Cause.NEIGHBOUR
     if spell.oldest_s >= FAULT_ONE_S:
@@ -84,6 +86,12 @@ def is_even(spell: Spell) -> bool:
     return min(_scatter(operations), _scatter(sizes)) <= EVEN_RATE
 
 
+def _all_slow(spell: Spell, watch: Watch) -> bool:
+    """Whether even the fastest are slower than usual: a limiter lets nobody past."""
+    usual, low = watch.usual(watch.writes, 0, ENOUGH_S), spell.writes.quantile(0.1)
+    return usual is None or (low is not None and low > 2 * usual.latency_s)
+
+
 def _scatter(values: Sequence[float]) -> float:
     mean = sum(values) / len(values)
     return (max(values) - min(values)) / mean if mean else float("inf")
@@ -106,7 +114,8 @@ def is_write_through(spell: Spell, watch: Watch) -> bool:
     low, middle = spell.writes.quantile(0.1), spell.writes.quantile(0.5)
     assert low is not None and middle is not None  # fast_share() counted them
     at_least_s = max(MEDIA_S, MEDIA_MULTIPLE * usual.latency_s)
-    return low >= MEDIA_S / 2 and at_least_s <= middle <= MEDIA_MOST_S and not is_even(spell)
+    most_s = MEDIA_MOST_S + QUEUED * spell.backlog_s
+    return low >= MEDIA_S / 2 and at_least_s <= middle <= most_s and not is_even(spell)
 
 
 def culprits_of(spell: Spell) -> Tuple[Culprit, ...]:

@@ -15,7 +15,7 @@ from writebackd.alert import words
 from writebackd.alert.baseline import ENOUGH_S, followed, learn, small_writes
 from writebackd.alert.cause import cause_of, culprits_of, fast_share, is_write_through
 from writebackd.alert.foreign import foreign_alerts
-from writebackd.alert.state import AlertMemory, Key, Spell, Standing, Watch, size_class
+from writebackd.alert.state import AlertMemory, Baseline, Key, Spell, Standing, Watch, size_class
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.model import (
     CgroupSample,
@@ -41,7 +41,10 @@ SPELL_ENDS_S = 3.0
 DEMAND_SHARE = 0.8
 # From so many devices on one learns in every n-th tick only.
 MANY, SELDOM = 64, 8
-DEGRADED_S = 10.0
+DEGRADED_S = 6.0
+# The law's time to get a flood under control: it seeks the drain rate of a disk that it does not
+# know, and drains a full cache, within half a minute (docs/control.md).
+LAW_ACTS_S = 30.0
 FAST_AGAIN = 0.5  # share of small writes, from which on the cache is back
 EXHAUSTED_S = 60.0
 BLIND_S = 30.0
@@ -141,16 +144,13 @@ def detect(
     return (*foreign_alerts(core, sample), *alerts), memory
 
 
-def unread(
-    memory: AlertMemory, wall_s: float, problem: str, critical: bool
-) -> Tuple[Alert, ...]:
-    """The alerts of a tick that could not be read: those that stand, and BLIND."""
-    alert = Alert(
-        AlertName.BLIND, None, Severity.CRITICAL if critical else Severity.WARNING,
-        Cause.NO_DATA, wall_s, problem,
-        "put the limits back as found" if critical else "keeps what is set for now",
-    )
-    return (*(each.alert for each in memory.standing.values()), alert)
+def unread(standing: Sequence[Alert], since_wall_s: float, problem: str) -> Tuple[Alert, ...]:
+    """The alerts when many ticks in a row could not be read: those that stood, and BLIND."""
+    blind = Alert(
+        AlertName.BLIND, None, Severity.CRITICAL, Cause.NO_DATA, since_wall_s, problem,
+        "put the limits back as found: nothing is protected until it can be read again",
+    )  # fmt: skip
+    return (*(each for each in standing if each.name is not AlertName.BLIND), blind)
 
 
 def _quieted(policy: Policy, memory: AlertMemory, sample: Sample) -> AlertMemory:
@@ -219,7 +219,9 @@ def _device(
 
 
 def _late(tick: _Tick, estimate: Estimate) -> bool:
-    return _latency_s(estimate) > tick.policy.objective.fsync_p99_s
+    """Whether syncs miss the policy's objective, which is of the 99th percentile."""
+    p99_s = max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
+    return p99_s > tick.policy.objective.fsync_p99_s
 
 
 def _latency_s(estimate: Estimate) -> float:
@@ -278,9 +280,10 @@ def _threshold_s(tick: _Tick, watch: Watch, mean_bytes: float) -> float:
     usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
     if usual is None:
         return float("inf")
-    by_size = SIZE_SLACK * mean_bytes / watch.most_sync_bytes if watch.most_sync_bytes else 0.0
-    floor_s = tick.policy.objective.fsync_p99_s
-    return max(tick.alerts.latency_multiple * usual.latency_s, floor_s) + by_size
+    by_size = 0.0
+    if size_class(1, int(mean_bytes)) > watch.size and watch.most_sync_bytes:
+        by_size = SIZE_SLACK * mean_bytes / watch.most_sync_bytes
+    return tick.alerts.latency_multiple * usual.latency_s + by_size
 
 
 def _suspicious(tick: _Tick, watch: Watch, seen: DeviceSample, estimate: Estimate) -> bool:
@@ -300,7 +303,7 @@ def _suspicious(tick: _Tick, watch: Watch, seen: DeviceSample, estimate: Estimat
     ):
         return False  # larger, not slower
     mean_bytes = sync_bytes / max(1, estimate.fsyncs)
-    if _latency_s(estimate) > _threshold_s(tick, watch, mean_bytes):
+    if _latency_s(estimate) > _threshold_s(tick, watch, mean_bytes) and _late(tick, estimate):
         return True
     usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
     return usual is not None and tick.held_up_s(seen.device.name) >= 0.3 * dt_s
@@ -317,6 +320,11 @@ def _collapse(
         if _is_well(tick, watch, seen, estimate):
             well.add(key)
         return watch
+    elif not bad:
+        # Once it has begun, single fast syncs among few do not end it.
+        rate, sync = estimate.sync_rate or 0.0, seen.sync
+        waiting = sync is not None and (sync.inflight or _waited(estimate, tick.sample.dt_s))
+        bad = bool(waiting) and rate < tick.alerts.sync_share * watch.sync_rate
     spell = _grown(tick, spell, seen, estimate, bad)
     if spell.good_s >= SPELL_ENDS_S:
         return replace(watch, collapse=None)
@@ -325,17 +333,24 @@ def _collapse(
     mean_bytes = spell.sync_bytes / max(1, spell.syncs)
     limit_s = _threshold_s(tick, watch, mean_bytes)
     held_up = spell.throttled_s >= 0.3 * spell.seconds
+    cause = cause_of(spell, watch, tick.core)
+    # What the law is tightening against is no alert unless it fails.
+    at_work = cause is Cause.FLOOD and tick.core.mode is Mode.ENFORCE
     if (
-        spell.seconds >= tick.alerts.collapse_s
+        spell.seconds >= (max(LAW_ACTS_S, tick.alerts.collapse_s) if at_work else
+                          tick.alerts.collapse_s)
         and spell.sync_rate < tick.alerts.sync_share * watch.sync_rate
         and (spell.latency_s > limit_s or held_up)
         and spell.waited_s >= (DEMAND_SHARE if not held_up else 0.0) * spell.seconds
     ):
-        cause = cause_of(spell, watch, tick.core)
         culprits = _culprits(spell, cause)
         age_s = tick.sample.time_s - spell.began_s
         severity = Severity.CRITICAL if age_s >= tick.alerts.critical_s else Severity.WARNING
         name = seen.device.name
+        if cause is Cause.WRITE_THROUGH and usual is not None:
+            key = (AlertName.CACHE_DEGRADED.value, name)
+            found[key] = _cache_alert(tick, name, spell, watch, usual, decision)
+            return watch
         found[key] = Alert(
             AlertName.COLLAPSE, name, severity, cause, spell.began_wall_s,
             words.collapsed(name, spell, watch, usual, cause, culprits),
@@ -350,13 +365,19 @@ def _culprits(spell: Spell, cause: Cause) -> Tuple[Culprit, ...]:
     return culprits_of(spell) if cause in blamed else ()
 
 
+def _waited(estimate: Estimate, dt_s: float) -> bool:
+    """Whether somebody waited for a sync for half of the tick."""
+    return estimate.fsync_total_s >= 0.5 * dt_s
+
+
 def _is_well(tick: _Tick, watch: Watch, seen: DeviceSample, estimate: Estimate) -> bool:
     rate = estimate.sync_rate or 0.0
     if rate >= tick.alerts.resolve_share * watch.sync_rate:
         return True
     _, sync_bytes, _ = small_writes(seen)
     mean_bytes = sync_bytes / max(1, estimate.fsyncs)
-    return _latency_s(estimate) <= _threshold_s(tick, watch, mean_bytes)
+    slow = _latency_s(estimate) > _threshold_s(tick, watch, mean_bytes)
+    return not (slow and _late(tick, estimate))
 
 
 def _grown(
@@ -376,7 +397,7 @@ def _grown(
     read = (seen.classes or {}).get(IoClass.READ)
     sync = seen.sync
     operations = seen.writes + (read.count if read is not None else 0)
-    waiting = bool(sync is not None and sync.inflight) or estimate.fsync_total_s >= 0.5 * dt_s
+    waiting = bool(sync is not None and sync.inflight) or _waited(estimate, dt_s)
     backlog = (sample.vm.dirty_bytes + sample.vm.writeback_bytes) * estimate.limit_share
     dirtied = dict(spell.dirtied)
     for task in (*tick.tasks.get(name, ()), *tick.tasks.get(None, ())):
@@ -471,13 +492,19 @@ def _degraded(
     ):
         return replace(watch, degraded=None) if watch.degraded is not None else watch
     if spell.seconds >= DEGRADED_S:
-        found[key] = Alert(
-            AlertName.CACHE_DEGRADED, seen.device.name, Severity.WARNING, Cause.WRITE_THROUGH,
-            spell.began_wall_s, words.degraded(seen.device.name, spell, usual),
-            words.done(seen.device.name, Cause.WRITE_THROUGH, decision, tick.core),
-            evidence=_evidence(tick, spell, watch),
-        )  # fmt: skip
+        found[key] = _cache_alert(tick, seen.device.name, spell, watch, usual, decision)
     return replace(watch, degraded=spell)
+
+
+def _cache_alert(
+    tick: _Tick, name: str, spell: Spell, watch: Watch, usual: Baseline, decision: Decision
+) -> Alert:
+    return Alert(
+        AlertName.CACHE_DEGRADED, name, Severity.WARNING, Cause.WRITE_THROUGH,
+        spell.began_wall_s, words.degraded(name, spell, usual),
+        words.done(name, Cause.WRITE_THROUGH, decision, tick.core),
+        evidence=_evidence(tick, spell, watch),
+    )  # fmt: skip
 
 
 # ---- EXHAUSTED ---------------------------------------------------------------
