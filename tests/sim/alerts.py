@@ -199,3 +199,118 @@ def told(found: Found) -> str:
 
 def right(trouble: Trouble, found: Found) -> bool:
     return told(found) == f"{trouble.alert.value}/{trouble.cause.value}"
+
+
+# ---- hosts that are well -----------------------------------------------------
+
+
+def _steady(kinds: Sequence[Disk], floods: Sequence[Flood] = (), seconds: float = 300.0,
+            mode: Mode = Mode.ENFORCE, **load: float) -> Callable[[random.Random], Host]:
+    def run(dice: random.Random) -> Host:
+        sync = replace(_load(dice), **load)  # type: ignore[arg-type]
+        host = Host(Plant((_disk(dice, kinds),), floods, (sync,), seed=dice.randrange(10**6),
+                          step_s=STEP_S), mode)
+        host.run(seconds, dice)
+        return host
+    return run
+
+
+# journald, chrony: a sync now and then.
+QUIET_LOAD = SyncLoad(think_s=4.0)
+
+
+def _backup(dice: random.Random) -> Host:
+    """A database that ends its day, or is stopped for its backup; then the backup."""
+    ends_s = dice.uniform(150.0, 200.0)
+    begins_s = ends_s + dice.choice((0.0, 30.0, 200.0))
+    host = Host(
+        Plant((_disk(dice, (RAID, SLOW_RAID, SSD, NO_CACHE)),),
+              (Flood(start_s=begins_s, rate=dice.uniform(100.0, 1000.0) * MB),),
+              (replace(_load(dice), end_s=ends_s), QUIET_LOAD),
+              seed=dice.randrange(10**6), step_s=STEP_S),
+        dice.choice(tuple(Mode)))
+    host.run(begins_s + 400.0, dice)
+    return host
+
+
+def _reboot(dice: random.Random) -> Host:
+    """Everything reads, writes and syncs at once; then a usual day."""
+    host = Host(
+        Plant((_disk(dice, CACHED),), (Flood(start_s=5.0, end_s=70.0),),
+              (SyncLoad(threads=16, end_s=60.0), _load(dice)),
+              (Event(20.0, {"stalled": True}), Event(28.0, {"stalled": False})),
+              seed=dice.randrange(10**6), step_s=STEP_S, booted_s=dice.uniform(8.0, 30.0)),
+        Mode.OBSERVE)
+    host.run(300.0, dice)
+    return host
+
+
+def _suspend(dice: random.Random) -> Host:
+    """Asleep for hours; then the disk spins up and all that was due is done."""
+    wakes_s = 200.0
+    host = Host(
+        Plant((_disk(dice, (SSD, NO_CACHE, NVME)),),
+              (Flood(start_s=wakes_s + 5.0, end_s=wakes_s + 40.0),), (_load(dice),),
+              (Event(wakes_s, {"stalled": True}), Event(wakes_s + 9.0, {"stalled": False})),
+              seed=dice.randrange(10**6), step_s=STEP_S), Mode.OBSERVE)
+    host.run(wakes_s, dice)
+    host.plant.booted_s += dice.uniform(1.0, 60.0) * 3600.0
+    host.plant.since_s -= 3600.0  # a tick so long
+    host.run(wakes_s + 300.0, dice)
+    return host
+
+
+def _hotplug(dice: random.Random) -> Host:
+    """Another, far slower disk under the same name and load."""
+    host = Host(Plant((_disk(dice, (NVME, SSD, RAID)),), (), (_load(dice),),
+                      seed=dice.randrange(10**6), step_s=STEP_S))
+    host.run(150.0, dice)
+    state = host.plant.disks[0]
+    state.disk = replace(_disk(dice, (NO_CACHE,)), baseline_s=30e-3)
+    state.device = replace(state.device, diskseq=99)
+    host.run(400.0, dice)
+    return host
+
+
+def _larger(dice: random.Random) -> Host:
+    """From small syncs to large ones, and back."""
+    size = int(dice.choice((1, 16, 64, 512)) * MB)
+    host = Host(Plant((_disk(dice, (RAID, SSD, NVME)),), (),
+                      (replace(_load(dice), end_s=150.0),
+                       SyncLoad(start_s=150.0, end_s=350.0, bytes=size),
+                       SyncLoad(start_s=350.0)),
+                      seed=dice.randrange(10**6), step_s=STEP_S))
+    host.run(450.0, dice)
+    return host
+
+
+def _fewer(dice: random.Random) -> Host:
+    """The load falls to a few syncs a second; somebody copies a file meanwhile."""
+    host = Host(Plant((_disk(dice, CACHED),), (Flood(start_s=200.0, end_s=230.0),),
+                      (replace(_load(dice), end_s=180.0), SyncLoad(think_s=0.2)),
+                      seed=dice.randrange(10**6), step_s=STEP_S))
+    host.run(400.0, dice)
+    return host
+
+
+HEALTHY: Mapping[str, Callable[[random.Random], Host]] = {
+    "idle": _steady((RAID, SSD, NO_CACHE), threads=1, think_s=4.0),
+    "busy": _steady((RAID, SLOW_RAID, SSD, NVME, NO_CACHE), threads=16),
+    "flood, held by the agent": _steady((RAID, FAST_RAID, SSD, NVME), (Flood(start_s=60.0),)),
+    "waves, held by the agent": _steady(
+        (RAID, FAST_RAID), (Flood(start_s=60.0, on_s=10.0, off_s=10.0),)),
+    "slow writer, agent off": _steady(
+        CACHED, (Flood(start_s=60.0, rate=20.0 * MB),), mode=Mode.OBSERVE),
+    "backup at night": _backup,
+    "reboot": _reboot,
+    "suspend and resume": _suspend,
+    "another disk": _hotplug,
+    "larger syncs": _larger,
+    "fewer syncs": _fewer,
+    "syncs come and go": _steady((RAID, SSD, NO_CACHE), on_s=5.0, off_s=25.0),
+}
+
+
+def false_alarms(name: str, seed: int) -> Tuple[Alert, ...]:
+    """Every alert on a host that is well."""
+    return tuple(alert for _, alert in HEALTHY[name](random.Random(f"{name}/{seed}")).raised)

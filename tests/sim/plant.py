@@ -546,8 +546,7 @@ class Plant:
         background = state.background.histogram(self.rng)
         count = syncs.total
         mine = [p for p in self.loads if p.load.device == index and p.active]
-        # A look finds a thread in its think time or in the call.
-        inflight = sum(p.load.threads for p in mine)
+        inflight = sum(self._in_call(p, state) for p in mine)
         classes = {
             IoClass.BACKGROUND_WRITE: ClassSample(background.total, int(state.out), background),
             IoClass.SYNC_WRITE: ClassSample(count, state.sync_bytes, syncs),
@@ -571,6 +570,16 @@ class Plant:
                 ),
             ),
         )
+
+
+    def _in_call(self, progress: LoadState, state: DiskState) -> int:
+        """Threads that a look finds in the call, not in their think time."""
+        load = progress.load
+        if state.disk.stalled or not load.think_s:
+            return load.threads
+        call_s = state.fast_s * state.fast_time + state.slow_s * (1.0 - state.fast_time)
+        share = call_s / (call_s + load.think_s)
+        return sum(self.luck.random() < share for _ in range(load.threads))
 
 
 # What decides: the agent's `decide`, or another law with the same inputs.

@@ -19,9 +19,9 @@ from writebackd.model import (
 LATENCY_FOLLOWS_S = 60.0
 # Slower than twice the usual may be trouble in its beginning: that becomes usual within the hour.
 SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
-# The rate rises sooner than it falls, so that a trough of seconds is no new usual; but a load
-# that ended is forgotten within minutes, or the backup after it would look like a collapse.
-RATE_RISES_S, RATE_FALLS_S = 20.0, 120.0
+# The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
+# that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
+RATE_FOLLOWS_S = 20.0
 # Seconds of ticks with operations before a baseline is believed.
 ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
@@ -57,10 +57,18 @@ def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) 
     return replace(watch, syncs=syncs, size=size, writes=writes, reads=reads)
 
 
+def is_calm(watch: Watch, estimate: Estimate) -> bool:
+    """Whether syncs are about as fast as usual, or nobody waits for one."""
+    if not estimate.fsyncs:
+        return not estimate.fsyncs_inflight
+    usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
+    mean_s = estimate.fsync_total_s / estimate.fsyncs
+    return usual is None or mean_s <= SLOWER * usual.latency_s
+
+
 def followed(watch: Watch, rate: float, sync_bytes: float, dt_s: float) -> Watch:
     """`watch` with this tick's syncs and bytes per second in what is usual."""
-    follows_s = RATE_RISES_S if rate > watch.sync_rate else RATE_FALLS_S
-    usual = watch.sync_rate + min(1.0, dt_s / follows_s) * (rate - watch.sync_rate)
+    usual = watch.sync_rate + min(1.0, dt_s / RATE_FOLLOWS_S) * (rate - watch.sync_rate)
     return replace(
         watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes)
     )
@@ -71,13 +79,14 @@ def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float
         return known
     before = known.get(size)
     if before is None:
-        new = Baseline(latency_s, seconds)
+        new = Baseline(size, latency_s, seconds)
     else:
         # A mean of all until there is enough to follow.
         learned_s = before.learned_s + seconds
         slower = before.learned_s >= ENOUGH_S and latency_s > SLOWER * before.latency_s
         follows_s = SLOWER_FOLLOWS_S if slower else min(learned_s, LATENCY_FOLLOWS_S)
         weight = min(1.0, seconds / follows_s)
-        new = Baseline(before.latency_s + weight * (latency_s - before.latency_s), learned_s)
+        moved_s = before.latency_s + weight * (latency_s - before.latency_s)
+        new = Baseline(size, moved_s, learned_s)
     merged: Dict[int, Baseline] = {**known, size: new}
     return merged

@@ -7,7 +7,7 @@ import re
 from typing import Optional, Sequence, Tuple
 
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.state import Spell, Watch
+from writebackd.alert.state import Spell, Watch, size_class
 from writebackd.alert.values import Cause, Culprit
 from writebackd.control.guards import unit_of
 from writebackd.model import Memory, TaskSample
@@ -100,7 +100,8 @@ def _scatter(values: Sequence[float]) -> float:
 def fast_share(spell: Spell, watch: Watch) -> Optional[float]:
     """The share of small writes that are as fast as usual; None where that is not known."""
     usual = watch.usual(watch.writes, 0, ENOUGH_S)
-    if usual is None or spell.writes.total < ENOUGH_WRITES:
+    total = spell.writes.total
+    if usual is None or total < ENOUGH_WRITES or size_class(total, spell.sync_bytes):
         return None
     slow = spell.writes.share_above(max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S))
     return None if slow is None else 1.0 - slow

@@ -12,8 +12,14 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd.alert import words
-from writebackd.alert.baseline import ENOUGH_S, followed, learn, small_writes
-from writebackd.alert.cause import cause_of, culprits_of, fast_share, is_write_through
+from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, small_writes
+from writebackd.alert.cause import (
+    THROTTLED_SHARE,
+    cause_of,
+    culprits_of,
+    fast_share,
+    is_write_through,
+)
 from writebackd.alert.foreign import foreign_alerts
 from writebackd.alert.state import AlertMemory, Baseline, Key, Spell, Standing, Watch, size_class
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
@@ -101,7 +107,9 @@ def detect(
     tick = _Tick(policy, sample, core, quiet)
     found: Dict[Key, Alert] = {}
     well: Set[Key] = set()
-    busy_with = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
+    told = {device for _, device in memory.standing}
+    # An EXHAUSTED that stands says nothing of what is usual.
+    frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
     watches: Dict[str, Watch] = {}
     every = SELDOM if len(sample.devices) > MANY else 1
     states = {each.name: each.state for each in decision.devices}
@@ -116,7 +124,7 @@ def detect(
             and not seen.write_bytes
             and (watch is None or not _troubled(watch))
             and (sync is None or not (sync.inflight or sync.fsyncs or sync.fdatasyncs))
-            and name not in busy_with
+            and name not in told
         ):
             if watch is not None:
                 watches[name] = watch
@@ -131,7 +139,8 @@ def detect(
         turn = (memory.ticks + number) % every == 0
         watches[name] = _device(
             tick, watch, seen, estimates[name], states.get(name), decision,
-            name in busy_with, every * sample.dt_s if turn else 0.0, found, well,
+            name in told, every * sample.dt_s if turn and name not in frozen else 0.0,
+            found, well,
         )
     memory = _blind(tick, memory, estimates, found, well)
     if quiet:
@@ -206,11 +215,12 @@ def _device(
         watch = _degraded(tick, watch, seen, estimate, decision, found, well)
     if state is State.EXHAUSTED or watch.exhausted is not None:
         watch = _exhausted(tick, watch, seen, estimate, state, decision, found)
-    if (AlertName.EXHAUSTED.value, seen.device.name) not in found:
+    if standing and (AlertName.EXHAUSTED.value, seen.device.name) not in found:
         well.add((AlertName.EXHAUSTED.value, seen.device.name))
-    if learns_s and not tick.quiet and not standing and not _troubled(watch):
+    if learns_s and not tick.quiet and not _troubled(watch):
         _, sync_bytes, _ = small_writes(seen)
-        watch = followed(watch, estimate.sync_rate or 0.0, sync_bytes / dt_s, learns_s)
+        rate = estimate.sync_rate or 0.0 if is_calm(watch, estimate) else watch.sync_rate
+        watch = followed(watch, rate, sync_bytes / dt_s, learns_s)
         if not estimate.flooded or (
             watch.usual(watch.syncs, watch.size, ENOUGH_S) is None and not _late(tick, estimate)
         ):
@@ -237,30 +247,25 @@ def _stall(
     tick: _Tick, watch: Watch, seen: DeviceSample, estimate: Estimate,
     found: Dict[Key, Alert], well: Set[Key],
 ) -> Watch:  # fmt: skip
-    key = (AlertName.STALL.value, seen.device.name)
+    name = seen.device.name
     sync, sample = seen.sync, tick.sample
     waiting = sync.inflight if sync is not None else 0
     completed = seen.writes or seen.write_bytes or seen.read_bytes or (
         sync is not None and (sync.fsyncs or sync.fdatasyncs)
     )
     if completed or not (seen.inflight or waiting):
-        if key[1] is not None:
-            well.add(key)
+        well.add((AlertName.STALL.value, name))
         return watch if not watch.stalled_s else replace(watch, stalled_s=0.0)
     if seen.classes and any(each.count for each in seen.classes.values()):
         return replace(watch, stalled_s=0.0) if watch.stalled_s else watch  # flushes
-    # Of the first tick only the part for which the oldest one has waited is known.
     stalled_s = watch.stalled_s + sample.dt_s
     watch = replace(watch, stalled_s=stalled_s, stall_inflight=seen.inflight)
-    if stalled_s < tick.alerts.stall_s or (tick.quiet and watch.stalled_s < tick.alerts.quiet_s):
+    if stalled_s < tick.alerts.stall_s:
         return watch
     cause = Cause.DEVICE if seen.inflight else Cause.UNKNOWN
-    found[key] = Alert(
-        AlertName.STALL, seen.device.name, Severity.CRITICAL, cause,
-        sample.wall_s - stalled_s,
-        words.stalled(
-            seen.device.name, stalled_s, seen.inflight, waiting, estimate.oldest_fsync_s
-        ),
+    found[AlertName.STALL.value, name] = Alert(
+        AlertName.STALL, name, Severity.CRITICAL, cause, sample.wall_s - stalled_s,
+        words.stalled(name, stalled_s, seen.inflight, waiting, estimate.oldest_fsync_s),
         "nothing, no write to queue/* while it stalls: look at the kernel's log, the controller,"
         " the path to the disk",
         evidence=Evidence(
@@ -275,14 +280,21 @@ def _stall(
 # ---- COLLAPSE ----------------------------------------------------------------
 
 
-def _threshold_s(tick: _Tick, watch: Watch, mean_bytes: float) -> float:
-    """The latency above which a sync of so many bytes is slow."""
-    usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
+def _usual(watch: Watch, syncs: int, sync_bytes: int) -> Optional[Baseline]:
+    """What syncs of that size usually take."""
+    size = size_class(syncs, sync_bytes) if syncs else watch.size
+    return watch.usual(watch.syncs, size, ENOUGH_S)
+
+
+def _threshold_s(tick: _Tick, watch: Watch, syncs: int, sync_bytes: int) -> float:
+    """The mean latency above which so many syncs of so many bytes are slow."""
+    usual = _usual(watch, syncs, sync_bytes)
     if usual is None:
         return float("inf")
     by_size = 0.0
-    if size_class(1, int(mean_bytes)) > watch.size and watch.most_sync_bytes:
-        by_size = SIZE_SLACK * mean_bytes / watch.most_sync_bytes
+    if size_class(syncs, sync_bytes) > usual.size and watch.most_sync_bytes:
+        # Larger than any that are known: their bytes take time as well.
+        by_size = SIZE_SLACK * sync_bytes / max(1, syncs) / watch.most_sync_bytes
     return tick.alerts.latency_multiple * usual.latency_s + by_size
 
 
@@ -295,18 +307,24 @@ def _suspicious(tick: _Tick, watch: Watch, seen: DeviceSample, estimate: Estimat
         or rate >= tick.alerts.sync_share * watch.sync_rate
     ):
         return False
-    count, sync_bytes, _ = small_writes(seen)
-    dt_s = tick.sample.dt_s
-    if (
-        size_class(count, sync_bytes) > watch.size
-        and sync_bytes / dt_s >= tick.alerts.bytes_share * watch.most_sync_bytes
+    _, sync_bytes, _ = small_writes(seen)
+    dt_s, syncs = tick.sample.dt_s, estimate.fsyncs
+    if _larger(tick, watch, syncs, sync_bytes, dt_s):
+        return False
+    if _latency_s(estimate) > _threshold_s(tick, watch, syncs, sync_bytes) and _late(
+        tick, estimate
     ):
-        return False  # larger, not slower
-    mean_bytes = sync_bytes / max(1, estimate.fsyncs)
-    if _latency_s(estimate) > _threshold_s(tick, watch, mean_bytes) and _late(tick, estimate):
         return True
-    usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
-    return usual is not None and tick.held_up_s(seen.device.name) >= 0.3 * dt_s
+    usual = _usual(watch, syncs, sync_bytes)
+    return usual is not None and tick.held_up_s(seen.device.name) >= THROTTLED_SHARE * dt_s
+
+
+def _larger(tick: _Tick, watch: Watch, syncs: int, sync_bytes: int, seconds: float) -> bool:
+    """Whether syncs are fewer for being larger: they write as much as they ever did."""
+    usual = _usual(watch, syncs, sync_bytes)
+    # One that has not returned yet has written all of it.
+    larger = usual is None or size_class(max(1, syncs), sync_bytes) > usual.size
+    return larger and sync_bytes / seconds >= tick.alerts.bytes_share * watch.most_sync_bytes
 
 
 def _collapse(
@@ -329,10 +347,9 @@ def _collapse(
     if spell.good_s >= SPELL_ENDS_S:
         return replace(watch, collapse=None)
     watch = replace(watch, collapse=spell)
-    usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
-    mean_bytes = spell.sync_bytes / max(1, spell.syncs)
-    limit_s = _threshold_s(tick, watch, mean_bytes)
-    held_up = spell.throttled_s >= 0.3 * spell.seconds
+    usual = _usual(watch, spell.syncs, spell.sync_bytes)
+    limit_s = _threshold_s(tick, watch, spell.syncs, spell.sync_bytes)
+    held_up = spell.throttled_s >= THROTTLED_SHARE * spell.seconds
     cause = cause_of(spell, watch, tick.core)
     # What the law is tightening against is no alert unless it fails.
     at_work = cause is Cause.FLOOD and tick.core.mode is Mode.ENFORCE
@@ -341,6 +358,7 @@ def _collapse(
                           tick.alerts.collapse_s)
         and spell.sync_rate < tick.alerts.sync_share * watch.sync_rate
         and (spell.latency_s > limit_s or held_up)
+        and not _larger(tick, watch, spell.syncs, spell.sync_bytes, spell.seconds)
         and spell.waited_s >= (DEMAND_SHARE if not held_up else 0.0) * spell.seconds
     ):
         culprits = _culprits(spell, cause)
@@ -375,8 +393,7 @@ def _is_well(tick: _Tick, watch: Watch, seen: DeviceSample, estimate: Estimate) 
     if rate >= tick.alerts.resolve_share * watch.sync_rate:
         return True
     _, sync_bytes, _ = small_writes(seen)
-    mean_bytes = sync_bytes / max(1, estimate.fsyncs)
-    slow = _latency_s(estimate) > _threshold_s(tick, watch, mean_bytes)
+    slow = _latency_s(estimate) > _threshold_s(tick, watch, estimate.fsyncs, sync_bytes)
     return not (slow and _late(tick, estimate))
 
 

@@ -23,6 +23,7 @@ def size_class(count: int, total_bytes: int) -> int:
 class Baseline:
     """How long one kind of operation of one size class takes while nothing is wrong."""
 
+    size: int  # the class
     latency_s: float  # mean of syncs, median of requests
     learned_s: float  # seconds of ticks that it was learned from
 
@@ -69,7 +70,7 @@ class Watch:
     """One device: what is usual for it, and what is wrong now."""
 
     identity: Tuple[Optional[str], ...]
-    sync_rate: float = 0.0  # usual, per second; follows within minutes
+    sync_rate: float = 0.0  # usual, per second, while syncs are as fast as usual
     size: int = 0  # the size class of the last syncs
     most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
     syncs: Baselines = field(default_factory=dict)
