@@ -487,7 +487,9 @@ class Plant:
                 tally.add(tally.fast, load.threads / cap - load.think_s, count)
                 return
             slow_count = count * slow / (fast + slow)
-            tally.add(tally.fast, state.fast_s * stretch, count - slow_count)
+            # Of seeks and parts of a turn none is like another.
+            alike = tally.slow if state.disk.seeks else tally.fast
+            tally.add(alike, state.fast_s * stretch, count - slow_count)
             if slow_count:
                 tally.add(tally.slow, state.slow_s * stretch, slow_count)
 
@@ -546,7 +548,8 @@ class Plant:
         background = state.background.histogram(self.rng)
         count = syncs.total
         mine = [p for p in self.loads if p.load.device == index and p.active]
-        inflight = sum(self._in_call(p, state) for p in mine)
+        in_call = {id(p): self._in_call(p, state) for p in mine}
+        inflight = sum(in_call.values())
         classes = {
             IoClass.BACKGROUND_WRITE: ClassSample(background.total, int(state.out), background),
             IoClass.SYNC_WRITE: ClassSample(count, state.sync_bytes, syncs),
@@ -565,7 +568,7 @@ class Plant:
                 oldest_s=max(
                     (p.waiting_s if state.disk.stalled or p.load.bytes != SYNC_BYTES else
                      min(p.waiting_s, state.slow_s if state.fast_time < 1.0 else state.fast_s)
-                     for p in mine),
+                     for p in mine if in_call[id(p)]),
                     default=0.0,
                 ),
             ),
@@ -577,6 +580,8 @@ class Plant:
         load = progress.load
         if state.disk.stalled or not load.think_s:
             return load.threads
+        if load.threads == 1 and load.think_s > self.step_s:
+            return int(progress.waiting_s > load.think_s)
         call_s = state.fast_s * state.fast_time + state.slow_s * (1.0 - state.fast_time)
         share = call_s / (call_s + load.think_s)
         return sum(self.luck.random() < share for _ in range(load.threads))

@@ -433,7 +433,7 @@ def _grown(
         sync_s=spell.sync_s + estimate.fsync_total_s,
         sync_bytes=spell.sync_bytes + sync_bytes,
         oldest_s=max(spell.oldest_s, estimate.oldest_fsync_s),
-        waited_s=spell.waited_s + (dt_s if waiting or seen.busy_share >= DEMAND_SHARE else 0.0),
+        waited_s=spell.waited_s + (dt_s if waiting else 0.0),
         flooded_s=spell.flooded_s + (dt_s if estimate.flooded else 0.0),
         backlog_s=max(spell.backlog_s, backlog / estimate.rate if estimate.rate else 0.0),
         backlog_bytes=max(spell.backlog_bytes, backlog),

@@ -43,7 +43,7 @@ class Spell:
     sync_s: float = 0.0  # their latencies together
     sync_bytes: int = 0
     oldest_s: float = 0.0  # the longest that one had waited when it was looked at
-    waited_s: float = 0.0  # seconds in which somebody waited for a sync or a request
+    waited_s: float = 0.0  # seconds of ticks in which somebody waited for a sync
     flooded_s: float = 0.0
     flood_age_s: float = float("inf")  # of the flood, when this began
     backlog_s: float = 0.0  # what waited to be written, in seconds of the rate, most of it seen
