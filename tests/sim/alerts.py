@@ -220,9 +220,12 @@ QUIET_LOAD = SyncLoad(think_s=4.0)
 
 
 def _backup(dice: random.Random) -> Host:
-    """A database that ends its day, or is stopped for its backup; then the backup."""
+    """A database that ends its day, or is stopped for its backup; then the backup.
+
+    Not in the same seconds: where another sync waits for long, that is what starving looks like.
+    """
     ends_s = dice.uniform(150.0, 200.0)
-    begins_s = ends_s + dice.choice((0.0, 30.0, 200.0))
+    begins_s = ends_s + dice.choice((60.0, 90.0, 200.0))
     host = Host(
         Plant((_disk(dice, (RAID, SLOW_RAID, SSD, NO_CACHE)),),
               (Flood(start_s=begins_s, rate=dice.uniform(100.0, 1000.0) * MB),),
@@ -314,3 +317,30 @@ HEALTHY: Mapping[str, Callable[[random.Random], Host]] = {
 def false_alarms(name: str, seed: int) -> Tuple[Alert, ...]:
     """Every alert on a host that is well."""
     return tuple(alert for _, alert in HEALTHY[name](random.Random(f"{name}/{seed}")).raised)
+
+
+# ---- the table ---------------------------------------------------------------
+
+
+def matrix(seeds: int = SEEDS) -> str:
+    """What was told of each trouble, how soon, and the false alarms."""
+    runs = {trouble: [hurt(trouble, seed) for seed in range(seeds)] for trouble in TROUBLES}
+    columns = sorted({told(found) for each in runs.values() for found in each})
+    width = max(len(column) for column in columns)
+    lines = [f"{'scenario':20}" + "".join(f"{n:>4}" for n, _ in enumerate(columns, 1))
+             + "   right  median s  latest s"]  # fmt: skip
+    for trouble, each in runs.items():
+        counts = [sum(told(found) == column for found in each) for column in columns]
+        after = sorted(found.after_s for found in each if found.after_s is not None)
+        share = sum(right(trouble, found) for found in each) / len(each)
+        soon = f"{after[len(after) // 2]:10.1f}{after[-1]:10.1f}" if after else ""
+        cells = "".join(f"{count or '.':>4}" for count in counts)
+        lines.append(f"{trouble.name:20}{cells}{share:8.0%}{soon}")
+    lines += ["", *(f"{n:3} {column:{width}}" for n, column in enumerate(columns, 1))]
+    early = sum(len(found.early) for each in runs.values() for found in each)
+    lines += ["", f"alerts before anything was wrong: {early}", "",
+              f"{'hosts that are well':28}{'runs':>6}{'alerts':>8}"]  # fmt: skip
+    for name in HEALTHY:
+        count = sum(len(false_alarms(name, seed)) for seed in range(seeds))
+        lines.append(f"{name:28}{seeds:6}{count:8}")
+    return "\n".join(lines)

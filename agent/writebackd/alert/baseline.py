@@ -21,7 +21,7 @@ LATENCY_FOLLOWS_S = 60.0
 SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
 # The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
 # that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
-RATE_FOLLOWS_S = 20.0
+RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
 # Seconds of ticks with operations before a baseline is believed.
 ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
@@ -68,7 +68,8 @@ def is_calm(watch: Watch, estimate: Estimate) -> bool:
 
 def followed(watch: Watch, rate: float, sync_bytes: float, dt_s: float) -> Watch:
     """`watch` with this tick's syncs and bytes per second in what is usual."""
-    usual = watch.sync_rate + min(1.0, dt_s / RATE_FOLLOWS_S) * (rate - watch.sync_rate)
+    follows_s = RATE_RISES_S if rate > watch.sync_rate else RATE_FALLS_S
+    usual = watch.sync_rate + min(1.0, dt_s / follows_s) * (rate - watch.sync_rate)
     return replace(
         watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes)
     )
