@@ -193,7 +193,7 @@ def test_when_no_write_is_faster_than_media_the_cache_is_off() -> None:
 
 def test_a_disk_that_never_had_a_cache_has_none_to_lose() -> None:
     Watched().usual(latency_s=5e-3, syncs=150, seeks=True).usual(
-        60, syncs=100, latency_s=14e-3, seeks=True
+        60, syncs=100, latency_s=40e-3, seeks=True
     )
 
 
@@ -210,6 +210,7 @@ def test_a_degraded_cache_explains_a_collapse_on_the_same_controller() -> None:
             host.memory, standing={("CACHE_DEGRADED", "sda"): standing, ("COLLAPSE", "sdb"): other}
         )
         device = replace(SDB, driver=driver)
+        host.device = replace(SDA, driver=driver)
         host.second(**UNCACHED, more=tuple(replace(each, device=device) for each in more))
         return host.names()
 
@@ -316,6 +317,24 @@ def test_trouble_is_not_learned_as_usual() -> None:
         host.second(**STARVED)
     after = host.memory.watches["sda"]
     assert (after.syncs, after.sync_rate) == (before.syncs, before.sync_rate)
+
+
+def test_nothing_is_learned_while_an_alert_stands() -> None:
+    host = starved()
+    for _ in range(10):
+        host.second()
+    before = host.memory.watches["sda"]
+    for _ in range(200):
+        host.second(syncs=700, latency_s=0.7e-3)
+    assert host.names() == [AlertName.COLLAPSE]
+    assert host.memory.watches["sda"] == before
+
+
+def test_fewer_syncs_are_the_new_usual_only_while_they_are_fast() -> None:
+    ended = Watched().usual().usual(60, syncs=200)
+    assert ended.memory.watches["sda"].sync_rate == pytest.approx(200, rel=0.02)
+    slower = Watched().usual().usual(60, syncs=400, latency_s=2e-3)
+    assert slower.memory.watches["sda"].sync_rate > 900
 
 
 def test_another_disk_starts_anew() -> None:
