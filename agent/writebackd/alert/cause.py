@@ -7,7 +7,7 @@ import re
 from typing import Optional, Sequence, Tuple
 
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.state import Spell, Watch, size_class
+from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.values import Cause, Culprit
 from writebackd.control.guards import unit_of
 from writebackd.model import Memory, TaskSample
@@ -35,6 +35,8 @@ MEDIA_MULTIPLE = 5.0
 # Behind a flood that is held a write waits for what is queued, and for others that do.
 QUEUED = 2.0
 ENOUGH_WRITES = 20
+# The largest size class that a write cache takes at once: 128 KB, with xfs's log among them.
+SMALL = 1
 # Culprits: those with this part of what the first one dirtied.
 CULPRIT_SHARE, MOST_CULPRITS = 0.2, 3
 _CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
@@ -88,7 +90,7 @@ def is_even(spell: Spell) -> bool:
 
 def _all_slow(spell: Spell, watch: Watch) -> bool:
     """Whether even the fastest are slower than usual: a limiter lets nobody past."""
-    usual, low = watch.usual(watch.writes, 0, ENOUGH_S), spell.writes.quantile(0.1)
+    usual, low = usual_write(spell, watch), spell.writes.quantile(0.1)
     return usual is None or (low is not None and low > 2 * usual.latency_s)
 
 
@@ -97,11 +99,16 @@ def _scatter(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / mean if mean else float("inf")
 
 
+def usual_write(spell: Spell, watch: Watch) -> Optional[Baseline]:
+    """What a sync or journal write of their mean size usually takes."""
+    size = size_class(spell.writes.total, spell.sync_bytes)
+    return watch.usual(watch.writes, size, ENOUGH_S)
+
+
 def fast_share(spell: Spell, watch: Watch) -> Optional[float]:
     """The share of small writes that are as fast as usual; None where that is not known."""
-    usual = watch.usual(watch.writes, 0, ENOUGH_S)
-    total = spell.writes.total
-    if usual is None or total < ENOUGH_WRITES or size_class(total, spell.sync_bytes):
+    usual, total = usual_write(spell, watch), spell.writes.total
+    if usual is None or total < ENOUGH_WRITES or size_class(total, spell.sync_bytes) > SMALL:
         return None
     slow = spell.writes.share_above(max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S))
     return None if slow is None else 1.0 - slow
@@ -109,7 +116,7 @@ def fast_share(spell: Spell, watch: Watch) -> Optional[float]:
 
 def is_write_through(spell: Spell, watch: Watch) -> bool:
     """Whether every small write takes as long as media do, where a cache used to take them."""
-    usual, fast = watch.usual(watch.writes, 0, ENOUGH_S), fast_share(spell, watch)
+    usual, fast = usual_write(spell, watch), fast_share(spell, watch)
     if usual is None or fast is None or usual.latency_s > CACHED_S or fast > FAST_SHARE:
         return False
     low, middle = spell.writes.quantile(0.1), spell.writes.quantile(0.5)

@@ -14,6 +14,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 from writebackd.alert import words
 from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, small_writes
 from writebackd.alert.cause import (
+    SMALL,
     THROTTLED_SHARE,
     cause_of,
     culprits_of,
@@ -491,9 +492,10 @@ def _degraded(
 ) -> Watch:  # fmt: skip
     key = (AlertName.CACHE_DEGRADED.value, seen.device.name)
     count, size_bytes, _ = small_writes(seen)
-    if not count or size_class(count, size_bytes):
+    size = size_class(count, size_bytes)
+    if not count or size > SMALL:
         return watch  # nothing small was written: it says nothing
-    usual = watch.usual(watch.writes, 0, ENOUGH_S)
+    usual = watch.usual(watch.writes, size, ENOUGH_S)
     # Behind seconds of a flood every write waits, cache or not.
     backlog = (tick.sample.vm.dirty_bytes + tick.sample.vm.writeback_bytes) * estimate.limit_share
     hidden = estimate.flooded and backlog > 64 << 20
