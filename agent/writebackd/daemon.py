@@ -26,9 +26,13 @@ from writebackd.actuate.lock import AlreadyRunning, take_lock
 from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
+from writebackd.alert.detect import detect, unread
+from writebackd.alert.state import AlertMemory
+from writebackd.alert.values import Alert, AlertName
 from writebackd.control.decide import HURRY, decide, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
+from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import Probe, open_probe
@@ -51,7 +55,6 @@ from writebackd.model import (
 )
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
-from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
@@ -64,6 +67,8 @@ from writebackd.report.totals import Totals
 from writebackd.verbs import State, Verbs
 
 log = logging.getLogger(__name__)
+
+FOREIGN_WRITER = AlertName.FOREIGN_WRITER.value
 
 # Ticks that may fail to read before the originals are put back: long enough
 # for a passing EINTR or a device in transition, short enough that a stale
@@ -137,6 +142,9 @@ class Daemon:
         )
         self._memory = Memory(mode=options.mode or Mode(self.policy.mode))
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
+        # Where procfs was asked for, that fsync cannot be seen is no news.
+        self._alerts = AlertMemory(sighted=self._wanted_probe != "procfs")
+        self._command_lines = CommandLines(self._files)
         self._history = History(options.state_dir / HISTORY)
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
@@ -381,7 +389,12 @@ class Daemon:
             # Again every tick: what hides /proc may also refuse the write.
             self._log_actions(self._actuator.restore())
             self._memory = released(self._memory)
-        self._show_problem(f"{self._failures} ticks in a row could not be read: {error}")
+        problem = f"{self._failures} ticks in a row could not be read: {error}"
+        if self._failures >= SILENT_TICKS and self._snapshot is not None:
+            last = self._snapshot
+            alerts = unread(last.alerts, last.sample.wall_s, problem)
+            self._snapshot = replace(last, alerts=alerts)
+        self._show_problem(problem)
 
     def _show_problem(self, problem: str, sample: Optional[Sample] = None) -> None:
         """The last tick that was whole, and why this one is not; of `sample` the limits.
@@ -447,6 +460,9 @@ class Daemon:
     ) -> None:
         spent, resident = self._usage.read()
         self._totals = self._totals.seen(sample, estimates, decision, spent)
+        alerts, self._alerts = detect(
+            self.policy, self._alerts, sample, estimates, decision, self._memory
+        )
         snapshot = Snapshot(
             version=__version__,
             mode=self._memory.mode,
@@ -470,6 +486,7 @@ class Daemon:
             off=str(self._off) if self._off is not None else None,
             messages=(*self._messages, *filter(None, (self._rivals.error,))),
             rivals=self._rivals.found,
+            alerts=self._with_command_lines(alerts),
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
@@ -503,14 +520,33 @@ class Daemon:
                 self._messages.append(problem)
         return servers
 
+    def _with_command_lines(self, alerts: Tuple[Alert, ...]) -> Tuple[Alert, ...]:
+        """The same alerts with the command lines of those that they blame, as far as known."""
+        lines, missing, named = self._command_lines, [], []
+        for alert in alerts:
+            culprits = []
+            for each in alert.culprits:
+                if each.cmdline is None and each.pid is not None and each.comm is not None:
+                    missing.append((each.pid, each.comm))
+                    each = replace(each, cmdline=lines.of(each.pid, each.comm))
+                culprits.append(each)
+            named.append(replace(alert, culprits=tuple(culprits)) if culprits else alert)
+        if missing:
+            lines.ask(missing)
+        return tuple(named)
+
     # ---- parts that change ---------------------------------------------
 
     def _open_probe(self) -> Probe:
         settings = self._probe_settings
+        return open_probe(
+            self._wanted_probe, self._files, settings.queue_latency, settings.talkers
+        )
+
+    @property
+    def _wanted_probe(self) -> str:
         wanted = self._options.probe
-        if wanted == "auto":
-            wanted = settings.backend
-        return open_probe(wanted, self._files, settings.queue_latency, settings.talkers)
+        return self._probe_settings.backend if wanted == "auto" else wanted
 
     def _renew_probe_if_blind(self) -> None:
         """A filesystem came whose module had not been there to hook."""
@@ -595,7 +631,10 @@ class Daemon:
         self._set_dry_run()
         if self._snapshot is not None:
             # Whoever asks now must not be told the mode of the last tick.
-            self._snapshot = replace(self._snapshot, mode=mode, memory=self._memory)
+            left = [each for each in self._snapshot.alerts if each.name.value != FOREIGN_WRITER]
+            self._snapshot = replace(
+                self._snapshot, mode=mode, memory=self._memory, alerts=tuple(left)
+            )
         self._history.record(Event(time.time(), "mode", text=mode.value))
         return actions
 

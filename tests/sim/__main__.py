@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | laws | SCENARIO...]: the law in simulated scenarios, in seconds.
+"""python -m tests.sim [shape | laws | alerts | SCENARIO...]: the law in simulated scenarios.
 
 Without a name all scenarios; `shape` compares the model with measured tables; `laws` compares
-the law with other laws (20 s of CPU; names of scenarios may follow); `-v SCENARIO`
-prints what the agent decided, tick by tick; `--policy` takes another policy than default.
+the law with other laws (20 s of CPU; names of scenarios may follow); `alerts` tells what the
+detector makes of collapses and of hosts that are well (40 s), `alerts month` of an ordinary month,
+second by second (90 s; `--seed` takes another one); `-v SCENARIO` prints what the agent decided,
+tick by tick; `--policy` takes another policy than default.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import bench, contest, shape
+from tests.sim import alerts, bench, contest, month, shape
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -32,6 +34,15 @@ def main() -> int:
     options = parser.parse_args()
     if options.names == ["shape"]:
         print(shape.table())
+        return 0
+    if options.names[:1] == ["alerts"]:
+        if options.names[1:] == ["month"]:
+            raised = month.alerts_of_a_month(load_policy(options.policy), options.seed)
+            for day, alert in raised:
+                print(f"day {day:.3f}: {alert.name.value} {alert.summary}")
+            print(f"{len(raised)} alerts in {month.DAYS} days")
+        else:
+            print(alerts.matrix())
         return 0
     against = options.names[:1] == ["laws"]
     if against:

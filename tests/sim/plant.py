@@ -24,11 +24,13 @@ from writebackd.model import (
     Device,
     DeviceSample,
     Estimate,
+    ForeignWrite,
     Histogram,
     HostInfo,
     IoClass,
     LeverKind,
     Memory,
+    Mode,
     Sample,
     SyncSample,
     TaskSample,
@@ -106,6 +108,9 @@ class Disk:
     # cache, and for LEAP_LASTS_S after it was full.
     leaps: Tuple[Tuple[float, float], ...] = ()
     leaps_full: Tuple[Tuple[float, float], ...] = ()
+    stalled: bool = False  # takes nothing, completes nothing
+    operations: float = 0.0  # per second that a limiter lets through, evenly; 0: no limiter
+    seeks: bool = False  # syncs take as differently long as seeks do; else nearly alike
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ class SyncLoad:
     off_s: float = 0.0
     threads: int = 1
     think_s: float = 0.0  # between two syncs of a thread
+    bytes: int = 4096  # that each has to write
 
     def on(self, now_s: float) -> bool:
         return _on(self.start_s, self.end_s, self.on_s, self.off_s, now_s)
@@ -208,6 +214,7 @@ class DiskState:
         self.weight = 1.0  # smoothed write rate: the kernel's share of the limit
         self.sync_rate = 0.0
         self.noise = 1.0
+        self.mood = 1.0  # of a neighbour, and of heads: from second to second
         self.pace = FOREVER
         self.fast_s = self.slow_s = disk.baseline_s
         self.fast_time = 1.0
@@ -225,6 +232,7 @@ class DiskState:
         self.syncs = _Tally()
         self.background = _Tally()
         self.sync_count = 0
+        self.sync_bytes = 0
 
 
 def _let_in(state: DiskState, limit: float) -> float:
@@ -265,8 +273,12 @@ class Plant:
         seed: int = 1,
         step_s: float = STEP_S,
         found: int = AS_FOUND,
+        booted_s: float = 1000.0,
     ) -> None:
-        """`dirty` bytes of the first disk are dirty at the start, its cache full."""
+        """`dirty` bytes of the first disk are dirty at the start, its cache full.
+
+        The host was booted `booted_s` before.
+        """
         self.disks = [DiskState(i, disk) for i, disk in enumerate(disks)]
         if dirty:
             self.disks[0].dirty = dirty
@@ -275,6 +287,8 @@ class Plant:
         self.loads = [LoadState(load) for load in syncs]
         self.events = sorted(events, key=lambda event: event.time_s)
         self.rng = random.Random(seed)
+        self.luck = random.Random(seed + 1)  # of what other hosts and heads do
+        self.booted_s = booted_s
         self.step_s = step_s
         self.found = found
         self.limit = found
@@ -322,6 +336,7 @@ class Plant:
             self.next_noise_s = now + 1.0
             for state in self.disks:
                 state.noise = self.rng.uniform(0.92, 1.08)
+                state.mood = self.luck.uniform(0.75, 1.25)
         demands = [0.0] * len(self.disks)
         writers = 0
         for flood in self.floods:
@@ -355,6 +370,12 @@ class Plant:
     ) -> None:
         """A flood's step on one disk; `limit` and what follows are the disk's part."""
         disk = state.disk
+        if disk.stalled:
+            accepted = 0.0 if blocked else min(demand, max(0.0, limit - state.dirty) / h)
+            state.dirty += accepted * h
+            state.accepted += accepted * h
+            state.throttled_s += h * (1.0 - accepted / demand) if demand else 0.0
+            return
         drain = disk.drain * state.noise * (1.0 - disk.neighbour)
         state.most_syncs = SYNC_SHARE_MOST * drain / SYNC_BYTES
         if disk.cache:
@@ -431,8 +452,11 @@ class Plant:
             breath = 0.0
             most = 0.66 * state.dirty**3 / (state.dirty**2 + UNCACHED_KNEE**2)
             wait = (min(AHEAD_UNCACHED, state.dirty) + min(most, AHEAD_MOST)) / drain
-        state.fast_s = fast + disk.failing_s
-        state.slow_s = fast + wait + disk.neighbour_wait_s + disk.failing_s
+        if disk.seeks:
+            fast *= state.mood
+        failing_s = disk.failing_s * state.mood
+        state.fast_s = fast + failing_s
+        state.slow_s = fast + wait + disk.neighbour_wait_s * state.mood + failing_s
         state.fast_time = 1.0 - full + full * breath
         requests = out * h / REQUEST_BYTES
         if requests:
@@ -453,10 +477,21 @@ class Plant:
             progress.waiting_s = progress.carry = 0.0
             return
         state = self.disks[load.device]
+        if state.disk.stalled:
+            progress.waiting_s += h
+            state.busy_s += h
+            return
+        if load.bytes != SYNC_BYTES:
+            self._sync_large(progress, state, h)
+            return
         fast = load.threads * state.fast_time / (state.fast_s + load.think_s)
         slow = load.threads * (1.0 - state.fast_time) / (state.slow_s + load.think_s)
         stretch = max(1.0, (fast + slow) / max(1.0, state.most_syncs - state.sync_rate))
         rate = (fast + slow) / stretch
+        cap = state.disk.operations
+        capped = bool(cap) and rate > cap
+        if capped:
+            rate = cap
         progress.carry += rate * h
         count = int(progress.carry)
         progress.carry -= count
@@ -467,11 +502,35 @@ class Plant:
             progress.waiting_s = 0.0
             progress.done += count
             state.sync_count += count
+            state.sync_bytes += count * SYNC_BYTES
             tally = state.syncs
+            if capped:
+                # A queue before the limiter, from which each has its turn.
+                tally.add(tally.fast, load.threads / cap - load.think_s, count)
+                return
             slow_count = count * slow / (fast + slow)
-            tally.add(tally.fast, state.fast_s * stretch, count - slow_count)
+            # Of seeks and parts of a turn none is like another.
+            alike = tally.slow if state.disk.seeks else tally.fast
+            tally.add(alike, state.fast_s * stretch, count - slow_count)
             if slow_count:
                 tally.add(tally.slow, state.slow_s * stretch, slow_count)
+
+    def _sync_large(self, progress: LoadState, state: DiskState, h: float) -> None:
+        """Syncs whose own bytes are what takes the time: at the drain rate, one after the other."""
+        load = progress.load
+        each_s = state.fast_s + load.bytes / (state.disk.drain * state.noise)
+        progress.carry += h / (each_s + load.think_s)
+        progress.waiting_s += h
+        count = int(progress.carry)
+        progress.carry -= count
+        state.busy_s += h * each_s / (each_s + load.think_s)
+        # Written as it goes, also by a sync that takes many ticks.
+        state.sync_bytes += int(load.bytes * h / (each_s + load.think_s))
+        if count:
+            progress.waiting_s = 0.0
+            progress.done += count
+            state.sync_count += count
+            state.syncs.add(state.syncs.fast, each_s * load.threads, count)
 
     # ---- what a tick reads -----------------------------------------------
 
@@ -496,7 +555,7 @@ class Plant:
         dirty = int(total * rng.uniform(0.3, 0.7))
         limits = VmLimits(self.limit, 0, self.background, 0) if self.set_by_bytes else RATIOS
         return Sample(
-            time_s=1000.0 + self.now_s,
+            time_s=self.booted_s + self.now_s,
             wall_s=1.7e9 + self.now_s,
             dt_s=dt,
             host=HOST,
@@ -511,15 +570,15 @@ class Plant:
         background = state.background.histogram(self.rng)
         count = syncs.total
         mine = [p for p in self.loads if p.load.device == index and p.active]
-        # A look finds a thread in its think time or in the call.
-        inflight = sum(p.load.threads for p in mine)
+        in_call = {id(p): self._in_call(p, state) for p in mine}
+        inflight = sum(in_call.values())
         classes = {
             IoClass.BACKGROUND_WRITE: ClassSample(background.total, int(state.out), background),
-            IoClass.SYNC_WRITE: ClassSample(count, count * SYNC_BYTES, syncs),
+            IoClass.SYNC_WRITE: ClassSample(count, state.sync_bytes, syncs),
         }
         return DeviceSample(
             state.device,
-            write_bytes=int(state.out) + count * SYNC_BYTES,
+            write_bytes=int(state.out) + state.sync_bytes,
             writes=background.total + count,
             inflight=inflight + (8 if state.out else 0),
             busy_share=min(1.0, state.busy_s / dt),
@@ -529,12 +588,25 @@ class Plant:
                 latency=syncs,
                 inflight=inflight,
                 oldest_s=max(
-                    (min(p.waiting_s, state.slow_s if state.fast_time < 1.0 else state.fast_s)
-                     for p in mine),
+                    (p.waiting_s if state.disk.stalled or p.load.bytes != SYNC_BYTES else
+                     min(p.waiting_s, state.slow_s if state.fast_time < 1.0 else state.fast_s)
+                     for p in mine if in_call[id(p)]),
                     default=0.0,
                 ),
             ),
         )
+
+
+    def _in_call(self, progress: LoadState, state: DiskState) -> int:
+        """Threads that a look finds in the call, not in their think time."""
+        load = progress.load
+        if state.disk.stalled or not load.think_s:
+            return load.threads
+        if load.threads == 1 and load.think_s > self.step_s:
+            return int(progress.waiting_s > load.think_s)
+        call_s = state.fast_s * state.fast_time + state.slow_s * (1.0 - state.fast_time)
+        share = call_s / (call_s + load.think_s)
+        return sum(self.luck.random() < share for _ in range(load.threads))
 
 
 # What decides: the agent's `decide`, or another law with the same inputs.
@@ -552,13 +624,16 @@ class Loop:
     memory: Memory = field(default_factory=Memory)
     hurry: bool = False
     law: Law = decide
+    foreign: Tuple[ForeignWrite, ...] = ()  # for the next sample
 
     def tick(self, dt_s: float = 1.0) -> Tuple[Sample, Dict[str, Estimate], Decision]:
         """Let a tick of `dt_s` pass, half of it in a hurry; read, estimate, decide, apply."""
         self.plant.advance(dt_s * (HURRY if self.hurry else 1.0))
-        sample = self.plant.sample()
+        sample = replace(self.plant.sample(), foreign=self.foreign)
+        self.foreign = ()
         estimates, memory = estimate(self.policy, self.memory, sample)
         decision, self.memory = self.law(self.policy, memory, sample, estimates)
         self.hurry = decision.hurry
-        self.plant.apply(decision)
+        if self.memory.mode is Mode.ENFORCE and self.memory.yielded is None:
+            self.plant.apply(decision)
         return sample, estimates, decision

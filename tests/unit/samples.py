@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional, Tuple
 
+from writebackd.alert.foreign import foreign_alerts
+from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Action,
@@ -237,7 +239,11 @@ def yielded() -> Snapshot:
                   "tuned's active profile sets vm.dirty_ratio=40"),
         ),
     )  # fmt: skip
-    return replace(shown, sample=replace(shown.sample, foreign=(write,)))
+    return replace(
+        shown,
+        sample=replace(shown.sample, foreign=(write,)),
+        alerts=foreign_alerts(shown.memory, shown.sample),
+    )
 
 
 def pinned() -> Snapshot:
@@ -265,6 +271,20 @@ def observe() -> Snapshot:
             vm=vm(int(4.4 * GIB), int(2.2 * GIB), 3 * GIB, 60 * MIB, ratio=True),
         ),
     )
+
+
+def collapse() -> Snapshot:
+    """A flood while the agent only watches."""
+    alert = Alert(
+        AlertName.COLLAPSE, "sda", Severity.CRITICAL, Cause.FLOOD, 1_717_200_600.0,
+        "sda: 2.0 syncs/s instead of 2857, 1015 ms each instead of 0.35; buffered writes flood the"
+        " device: dd (pid 4711, backup.service) 248M/s",
+        "nothing, it only observes: `writebackctl enforce` would hold the limit at 4.0M",
+        (Culprit(4711, "dd", "dd if=/dev/zero of=dumpfile bs=1024", "/system.slice/backup.service",
+                 "backup.service", None, 248.0 * MIB),),
+        Evidence(1_717_200_600.0, 1_717_200_725.0, (("sync_rate", 2.0), ("backlog_s", 12.5))),
+    )  # fmt: skip
+    return replace(observe(), alerts=(alert,))
 
 
 LEVERS = (
@@ -327,7 +347,7 @@ def first_tick() -> Snapshot:
 ALL = {
     maker.__name__: maker
     for maker in (
-        idle, guard, squeeze, exhausted, blind, yielded, pinned, observe, levers, several,
+        idle, guard, squeeze, exhausted, blind, yielded, pinned, observe, collapse, levers, several,
         first_tick,
     )
 }  # fmt: skip

@@ -101,6 +101,15 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
         (samples.pinned, ["enforce (pinned 15M)"]),
         (samples.observe, ["observe (writes nothing)", "enforce would set 4.0M", "in force"]),
         (
+            samples.collapse,
+            [
+                "alert    COLLAPSE (critical), since",
+                "2.0 syncs/s instead of 2857",
+                "pid 4711 is: dd if=/dev/zero of=dumpfile bs=1024",
+                "done: nothing, it only observes",
+            ],
+        ),
+        (
             samples.levers,
             [
                 "levers   flush vm: dirty_writeback_centisecs 100 (found 500)",

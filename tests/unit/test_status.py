@@ -11,6 +11,7 @@ import pytest
 
 import samples
 import schema
+from writebackd.alert.foreign import foreign_alerts
 from writebackd.cli.render import render_status
 from writebackd.cli.screens import render_verify
 from writebackd.kernel.rivals import Rival
@@ -187,9 +188,8 @@ def test_what_went_wrong_is_a_warning() -> None:
 def intruded(*writes: ForeignWrite, yielded: Optional[str] = None) -> Snapshot:
     found = tuple(Intrusion(write, 1_717_200_700.0 + n) for n, write in enumerate(writes))
     snapshot = samples.idle()
-    return replace(
-        snapshot, memory=replace(snapshot.memory, intrusions=found, yielded=yielded)
-    )
+    memory = replace(snapshot.memory, intrusions=found, yielded=yielded)
+    return replace(snapshot, memory=memory, alerts=foreign_alerts(memory, snapshot.sample))
 
 
 def test_a_foreign_write_is_an_alert_that_names_its_writer() -> None:
@@ -225,6 +225,26 @@ def test_a_lever_that_was_let_go_is_an_alert_of_its_device(
     assert alert["device"] == device
     assert f"an unknown process set {lever}=5" in alert["summary"]
     assert status_json(samples.idle())["alerts"] == []
+
+
+def test_two_levers_of_a_device_are_one_alert_with_both_writers() -> None:
+    shown = intruded(
+        ForeignWrite("queue sda nr_requests", "5", 17, "sh"), ForeignWrite("bdi 8:0 max_bytes", "1")
+    )
+    (alert,) = status_json(shown)["alerts"]
+    assert [each["lever"] for each in alert["writers"]] == [
+        "queue sda nr_requests", "bdi 8:0 max_bytes",
+    ]  # fmt: skip
+    assert "nr_requests=5" in alert["summary"] and "max_bytes=1" in alert["summary"]
+
+
+def test_an_alert_says_who_and_on_what_evidence() -> None:
+    (alert,) = status_json(samples.collapse())["alerts"]
+    assert (alert["name"], alert["device"], alert["severity"]) == ("COLLAPSE", "sda", "critical")
+    assert alert["cause"] == "writeback-flood" and alert["since"] == 1_717_200_600.0
+    (culprit,) = alert["culprits"]
+    assert culprit["unit"] == "backup.service" and culprit["dirty_rate"] == 248.0 * MIB
+    assert alert["evidence"]["facts"] == {"sync_rate": 2.0, "backlog_s": 12.5}
 
 
 def test_rivals_are_listed_and_not_known_before_the_first_look() -> None:

@@ -25,7 +25,7 @@ _STUCK_S = 1.0  # an fsync in flight for longer than this is told
 _COLOURS = {
     "guard": "32", "pace": "32", "probe": "36", "pinned": "36", "squeeze": "33", "blind": "33",
     "yielded": "35", "exhausted": "31;1", "warning": "33", "heading": "1", "faint": "2",
-    "blocker": "31;1", "good": "32",
+    "blocker": "31;1", "good": "32", "critical": "31;1",
 }  # fmt: skip
 # Where to look first; devices of one state stay in the daemon's order.
 _URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned")
@@ -91,6 +91,8 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     width = max(width, MIN_WIDTH)
     paint = Paint(colour)
     lines = [paint(line, "heading") for line in wrapped(_headline(status), width, "  ", "")]
+    for alert in status["alerts"]:
+        lines += _alert_lines(alert, width, paint)
     if status.get("policy_reason"):  # none in the answer of an older one
         lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
     lines += labelled("limit", _limit_line(status), width)
@@ -103,9 +105,6 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     told = any(status["reason"] in alert["summary"] for alert in status["alerts"])
     if status["reason"] and not told:
         lines += labelled("why", status["reason"], width)
-    for alert in status["alerts"]:
-        text = f"{alert['name']}, {_since(alert['since'])}: {alert['summary']}"
-        lines += [paint(line, "warning") for line in labelled("alert", text, width)]
     for warning in status["warnings"]:
         lines += [paint(line, "warning") for line in labelled("warning", warning, width)]
     lines.append("")
@@ -123,6 +122,21 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
         lines += labelled("lease", _lease_line(lease), width)
     lines += labelled("cost", _cost_line(status), width)
     return "\n".join(lines)
+
+
+def _alert_lines(alert: Mapping[str, Any], width: int, paint: Paint) -> List[str]:
+    """What is wrong since when, who does it with which command, and what was done."""
+    critical = alert["severity"] == "critical"
+    name = f"{alert['name']} (critical)" if critical else alert["name"]
+    text = f"{name}, {_since(alert['since'])}: {alert['summary']}"
+    role = "critical" if critical else "warning"
+    lines = [paint(line, role) for line in labelled("alert", text, width)]
+    for culprit in alert["culprits"]:
+        if culprit["cmdline"] and culprit["cmdline"] not in alert["summary"]:
+            lines += labelled("", f"pid {culprit['pid']} is: {culprit['cmdline']}", width)
+    if alert["done"] and alert["done"] not in alert["summary"]:
+        lines += labelled("", f"done: {alert['done']}", width)
+    return lines
 
 
 def lever_lines(levers: Sequence[Mapping[str, Any]]) -> List[str]:

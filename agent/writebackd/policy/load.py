@@ -181,6 +181,7 @@ class _Merger:
             self._check_order("floor", "ceiling", glob)
             self._check_order("allowed-delay", "drain-time", glob)
         self._check_rest()
+        self._check_alerts()
         self._check_devices()
         self.errors.raise_any()
 
@@ -237,6 +238,18 @@ class _Merger:
         # A default moves along with bounds that leave it outside.
         self.values[where] = inside
 
+    def _check_alerts(self) -> None:
+        low, high = ("alerts", "sync-share"), ("alerts", "resolve-share")
+        if self._is_broken("", "sync-share", "resolve-share"):
+            return
+        if self.values[low] >= self.values[high]:
+            origin = self.origins[low] if self.origins[low] != "default" else self.origins[high]
+            self.errors.add(
+                origin,
+                f"sync-share: {units.format_share(self.values[low])} is not below resolve-share "
+                f"{units.format_share(self.values[high])}: an alert would come and go",
+            )
+
     def _check_devices(self) -> None:
         include, exclude = self.values["devices", "include"], self.values["devices", "exclude"]
         if self._is_broken("", "include", "exclude"):
@@ -270,6 +283,7 @@ class _Merger:
             objective=schema.Objective(**fields["objective"]),
             levers=schema.Levers(**fields["levers"]),
             protect=schema.Protect(**fields["protect"]),
+            alerts=schema.Alerts(**fields["alerts"]),
             devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
             probe=schema.Probe(**fields["probe"]),
             metrics=schema.Metrics(**fields["metrics"]),

@@ -199,6 +199,29 @@ KEYS: Tuple[Key, ...] = (
         "wildcard names it."),
     Key("devices", "exclude", DEVICES, "", "", "",
         "Devices to leave alone; stronger than `include`.", may_be_empty=True),
+    Key("alerts", "sync-share", SHARE, "30%", "1%", "90%",
+        "Syncs per second, as a share of the device's own usual rate, below which they collapse: "
+        "when their latency (`latency-multiple`) and their bytes (`bytes-share`) say so as well."),
+    Key("alerts", "latency-multiple", MULTIPLE, "3x", "1.5x", "1000x",
+        "Latency of a sync that counts as bad, in multiples of the device's own usual latency; "
+        "never below `fsync-p99`."),
+    Key("alerts", "bytes-share", SHARE, "70%", "1%", "100%",
+        "Syncs that write this share of the most that syncs were ever seen to write are larger, "
+        "not slower."),
+    Key("alerts", "collapse", TIME, "8s", "2s", "1h",
+        "How long syncs have to be that bad before COLLAPSE."),
+    Key("alerts", "critical", TIME, "60s", "2s", "24h",
+        "How long after its begin a COLLAPSE is critical."),
+    Key("alerts", "stall", TIME, "5s", "2s", "1h",
+        "How long requests or syncs have to wait without one completion before STALL."),
+    Key("alerts", "resolve-share", SHARE, "60%", "2%", "100%",
+        "Share of the usual rate from which on syncs are well again."),
+    Key("alerts", "resolve-after", TIME, "60s", "1s", "1h",
+        "How long things have to be well before an alert is resolved."),
+    Key("alerts", "hold", TIME, "5min", "0s", "24h",
+        "The least time for which an alert stands."),
+    Key("alerts", "quiet", TIME, "2min", "0s", "1h",
+        "No new alert for so long after boot and after a resume, but for FOREIGN_WRITER."),
     Key("probe", "backend", _choice("auto", "libbpf", "bcc", "procfs"), "auto", "", "",
         "Where measurements come from; `auto` tries the best first, `bcc` is not in this version."),
     Key("probe", "queue-latency", SWITCH, "off", "", "",
@@ -293,6 +316,22 @@ class Protect:
 
 
 @dataclass(frozen=True)
+class Alerts:
+    """[alerts]; shares are 0..1."""
+
+    sync_share: float
+    latency_multiple: float
+    bytes_share: float
+    collapse_s: float
+    critical_s: float
+    stall_s: float
+    resolve_share: float
+    resolve_after_s: float
+    hold_s: float
+    quiet_s: float
+
+
+@dataclass(frozen=True)
 class Probe:
     """[probe]."""
 
@@ -365,6 +404,7 @@ class Policy:
     objective: Objective
     levers: Levers
     protect: Protect
+    alerts: Alerts
     devices: Devices
     probe: Probe
     metrics: Metrics

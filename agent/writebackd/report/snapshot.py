@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
+from writebackd.alert.values import Alert
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Decision,
@@ -47,3 +48,4 @@ class Snapshot:
     policy_chosen: str = ""  # why this policy, in words
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
     totals: Totals = field(default_factory=Totals)  # counted since the start
+    alerts: Tuple[Alert, ...] = ()  # that stand

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What is usual for a device: learned while nothing is wrong, and frozen while something is."""
+
+from __future__ import annotations
+
+from typing import Dict, Tuple
+
+from writebackd.alert.state import Baseline, Baselines, Watch, size_class
+from writebackd.model import (
+    ClassSample,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    IoClass,
+    replace,
+)
+
+# A latency follows in this time: a minute of a database's day is like the next one.
+LATENCY_FOLLOWS_S = 60.0
+# Slower than twice the usual may be trouble in its beginning: that becomes usual within the hour.
+SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
+# The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
+# that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
+RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
+# Seconds of ticks with operations before a baseline is believed.
+ENOUGH_S = 15.0
+# Operations in a tick below which it says nothing of a latency.
+ENOUGH = 3
+_NONE = ClassSample()
+
+
+def small_writes(seen: DeviceSample) -> Tuple[int, int, Histogram]:
+    """Operations, bytes and latencies of the sync and journal writes of a tick."""
+    classes = seen.classes or {}
+    sync = classes.get(IoClass.SYNC_WRITE, _NONE)
+    journal = classes.get(IoClass.JOURNAL, _NONE)
+    return (
+        sync.count + journal.count, sync.bytes + journal.bytes, sync.latency + journal.latency
+    )
+
+
+def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) -> Watch:
+    """`watch` with this tick in it, which stands for `seconds`; nothing may be wrong in it."""
+    count, size_bytes, latencies = small_writes(seen)
+    syncs, size, writes, reads = watch.syncs, watch.size, watch.writes, watch.reads
+    if estimate.fsyncs:
+        size = size_class(estimate.fsyncs, size_bytes)
+        if estimate.fsyncs >= ENOUGH:
+            mean_s = estimate.fsync_total_s / estimate.fsyncs
+            syncs = _with(syncs, size, mean_s, seconds)
+    if count >= ENOUGH:
+        writes = _with(writes, size_class(count, size_bytes), latencies.quantile(0.5), seconds)
+    read = (seen.classes or {}).get(IoClass.READ, _NONE)
+    if read.count >= ENOUGH:
+        reads = _with(reads, size_class(read.count, read.bytes), read.latency.quantile(0.5),
+                      seconds)  # fmt: skip
+    return replace(watch, syncs=syncs, size=size, writes=writes, reads=reads)
+
+
+def is_calm(watch: Watch, estimate: Estimate) -> bool:
+    """Whether syncs are about as fast as usual, or nobody waits for one."""
+    if not estimate.fsyncs:
+        return not estimate.fsyncs_inflight
+    usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
+    mean_s = estimate.fsync_total_s / estimate.fsyncs
+    return usual is None or mean_s <= SLOWER * usual.latency_s
+
+
+def followed(watch: Watch, rate: float, sync_bytes: float, dt_s: float) -> Watch:
+    """`watch` with this tick's syncs and bytes per second in what is usual."""
+    follows_s = RATE_RISES_S if rate > watch.sync_rate else RATE_FALLS_S
+    usual = watch.sync_rate + min(1.0, dt_s / follows_s) * (rate - watch.sync_rate)
+    return replace(
+        watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes)
+    )
+
+
+def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float) -> Baselines:
+    if latency_s is None:
+        return known
+    before = known.get(size)
+    if before is None:
+        new = Baseline(size, latency_s, seconds)
+    else:
+        # A mean of all until there is enough to follow.
+        learned_s = before.learned_s + seconds
+        slower = before.learned_s >= ENOUGH_S and latency_s > SLOWER * before.latency_s
+        follows_s = SLOWER_FOLLOWS_S if slower else min(learned_s, LATENCY_FOLLOWS_S)
+        weight = min(1.0, seconds / follows_s)
+        moved_s = before.latency_s + weight * (latency_s - before.latency_s)
+        new = Baseline(size, moved_s, learned_s)
+    merged: Dict[int, Baseline] = {**known, size: new}
+    return merged

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Why syncs are slow, from what a spell has shown, and who did it."""
+
+from __future__ import annotations
+
+import re
+from typing import Optional, Sequence, Tuple
+
+from writebackd.alert.baseline import ENOUGH_S
+from writebackd.alert.state import Baseline, Spell, Watch, size_class
+from writebackd.alert.values import Cause, Culprit
+from writebackd.control.guards import unit_of
+from writebackd.model import Memory, TaskSample
+
+# A flood is to blame when its pages are what a sync waits behind, or when it has just begun.
+FLOODED_SHARE = 0.5
+BACKLOG_SHARE, BACKLOG_LEAST_BYTES = 0.25, 64 << 20
+JUST_BEGUN_S = 30.0
+# Those who sync slept for this part of the time in write(), for pages of others.
+THROTTLED_SHARE = 0.3
+# Of a limiter: it hands out turns evenly, while media need a seek and part of a turn (p90 of
+# 2 to 5 x p10), and cannot keep a rate to a few per cent either.
+EVEN_LATENCY, EVEN_RATE = 2.0, 0.08
+EVEN_TICKS = 5
+CAP_LEAST_RATE = 20.0  # operations per second; nobody sells less
+# No medium that works needs so long for one request of a short queue.
+FAULT_S = 0.1
+FAULT_ONE_S = 2.0
+# Writes as fast as usual among slow ones: somebody else has the disks, or the cache, at times.
+FAST_MULTIPLE, FAST_LEAST_S = 3.0, 0.3e-3
+FAST_SHARE = 0.02
+# A write cache answers faster than media can: a rotation takes 4 to 8 ms, a seek as much.
+CACHED_S, MEDIA_S, MEDIA_MOST_S = 1e-3, 1.5e-3, 50e-3
+MEDIA_MULTIPLE = 5.0
+# Behind a flood that is held a write waits for what is queued, and for others that do.
+QUEUED = 2.0
+ENOUGH_WRITES = 20
+# The largest size class that a write cache takes at once: 128 KB, with xfs's log among them.
+SMALL = 1
+# Culprits: those with this part of what the first one dirtied.
+CULPRIT_SHARE, MOST_CULPRITS = 0.2, 3
+_CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+
+
+def cause_of(spell: Spell, watch: Watch, memory: Memory) -> Cause:
+    """The likeliest cause; UNKNOWN where nothing fits."""
+    if _flood(spell):
+        if memory.yielded is not None or memory.pin_bytes is not None:
+            return Cause.FOREIGN_CHANGE
+        return Cause.FLOOD
+    if spell.throttled_s >= THROTTLED_SHARE * spell.seconds:
+        return Cause.THROTTLED_WRITER
+    if is_even(spell) and not spell.flooded_s and _all_slow(spell, watch):
+        return Cause.CAP
+    if is_write_through(spell, watch):
+        return Cause.WRITE_THROUGH
+    low, high = spell.writes.quantile(0.1), spell.writes.quantile(0.99)
+    if low is not None and high is not None:
+        if low >= FAULT_S + QUEUED * spell.backlog_s or high >= FAULT_ONE_S:
+            return Cause.DEVICE
+        return Cause.NEIGHBOUR
+    if spell.oldest_s >= FAULT_ONE_S:
+        return Cause.DEVICE
+    return Cause.UNKNOWN
+
+
+def _flood(spell: Spell) -> bool:
+    if spell.flooded_s < FLOODED_SHARE * spell.seconds:
+        return False
+    behind = (
+        spell.backlog_bytes >= BACKLOG_LEAST_BYTES
+        and spell.backlog_s >= BACKLOG_SHARE * spell.latency_s
+    )
+    # Held to a few MB and well for half a minute, it is something else that came.
+    return behind or spell.flood_age_s <= JUST_BEGUN_S
+
+
+def is_even(spell: Spell) -> bool:
+    """Whether a limiter sets the pace: a plateau of operations or bytes, each served alike."""
+    ticks = spell.ticks[-EVEN_TICKS:]
+    low, high = spell.writes.quantile(0.1), spell.writes.quantile(0.9)
+    if len(ticks) < EVEN_TICKS or low is None or high is None or high > EVEN_LATENCY * low:
+        return False
+    operations = [count / dt for dt, count, _ in ticks]
+    sizes = [size / dt for dt, _, size in ticks]
+    if sum(operations) / len(operations) < CAP_LEAST_RATE:
+        return False
+    return min(_scatter(operations), _scatter(sizes)) <= EVEN_RATE
+
+
+def _all_slow(spell: Spell, watch: Watch) -> bool:
+    """Whether even the fastest are slower than usual: a limiter lets nobody past."""
+    usual, low = usual_write(spell, watch), spell.writes.quantile(0.1)
+    return usual is None or (low is not None and low > 2 * usual.latency_s)
+
+
+def _scatter(values: Sequence[float]) -> float:
+    mean = sum(values) / len(values)
+    return (max(values) - min(values)) / mean if mean else float("inf")
+
+
+def usual_write(spell: Spell, watch: Watch) -> Optional[Baseline]:
+    """What a sync or journal write of their mean size usually takes."""
+    size = size_class(spell.writes.total, spell.sync_bytes)
+    return watch.usual(watch.writes, size, ENOUGH_S)
+
+
+def fast_share(spell: Spell, watch: Watch) -> Optional[float]:
+    """The share of small writes that are as fast as usual; None where that is not known."""
+    usual, total = usual_write(spell, watch), spell.writes.total
+    if usual is None or total < ENOUGH_WRITES or size_class(total, spell.sync_bytes) > SMALL:
+        return None
+    slow = spell.writes.share_above(max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S))
+    return None if slow is None else 1.0 - slow
+
+
+def is_write_through(spell: Spell, watch: Watch) -> bool:
+    """Whether every small write takes as long as media do, where a cache used to take them."""
+    usual, fast = usual_write(spell, watch), fast_share(spell, watch)
+    if usual is None or fast is None or usual.latency_s > CACHED_S or fast > FAST_SHARE:
+        return False
+    low, middle = spell.writes.quantile(0.1), spell.writes.quantile(0.5)
+    assert low is not None and middle is not None  # fast_share() counted them
+    at_least_s = max(MEDIA_S, MEDIA_MULTIPLE * usual.latency_s)
+    most_s = MEDIA_MOST_S + QUEUED * spell.backlog_s
+    return low >= MEDIA_S / 2 and at_least_s <= middle <= most_s and not is_even(spell)
+
+
+def culprits_of(spell: Spell) -> Tuple[Culprit, ...]:
+    """Who dirtied most, the heaviest first; without command lines."""
+    heavy = sorted(spell.dirtied.values(), key=lambda each: -each[0])[:MOST_CULPRITS]
+    seconds = max(spell.seconds, 1e-3)
+    return tuple(
+        _culprit(task, count / seconds)
+        for count, task in heavy
+        if count and count >= CULPRIT_SHARE * heavy[0][0]
+    )
+
+
+def _culprit(task: TaskSample, rate: float) -> Culprit:
+    return Culprit(
+        pid=task.pid,
+        comm=task.comm,
+        cgroup=task.cgroup,
+        unit=unit_in(task.cgroup),
+        container=container_in(task.cgroup),
+        rate=rate,
+    )
+
+
+def unit_in(cgroup: Optional[str]) -> Optional[str]:
+    """systemd's unit that a cgroup path belongs to; None where none does."""
+    if cgroup is None:
+        return None
+    unit = unit_of(cgroup)
+    return unit if unit.endswith((".service", ".scope")) else None
+
+
+def container_in(cgroup: Optional[str]) -> Optional[str]:
+    """The id of the container that a cgroup path belongs to (docker, podman, CRI): 64 hex."""
+    found = _CONTAINER.search(cgroup or "")
+    return found.group(1) if found else None

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the detector remembers between ticks. Frozen, as the rest of a tick's values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Tuple
+
+from writebackd.alert.values import Alert
+from writebackd.model import Histogram, TaskSample
+
+# Bytes of an operation, as the upper ends of size classes; what is larger is one more class.
+SIZES: Tuple[int, ...] = (16 << 10, 128 << 10, 1 << 20)
+
+
+def size_class(count: int, total_bytes: int) -> int:
+    """The class of operations that moved `total_bytes` together."""
+    mean = total_bytes / count if count else 0.0
+    return sum([mean > size for size in SIZES])
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How long one kind of operation of one size class takes while nothing is wrong."""
+
+    size: int  # the class
+    latency_s: float  # mean of syncs, median of requests
+    learned_s: float  # seconds of ticks that it was learned from
+
+
+Baselines = Mapping[int, Baseline]  # by size class
+
+
+@dataclass(frozen=True)
+class Spell:
+    """A stretch in which something looks wrong, summed up from its first tick."""
+
+    began_s: float  # as Sample.time_s
+    began_wall_s: float
+    seconds: float = 0.0
+    good_s: float = 0.0  # the last of them in a row that looked well again
+    syncs: int = 0
+    sync_s: float = 0.0  # their latencies together
+    sync_bytes: int = 0
+    oldest_s: float = 0.0  # the longest that one had waited when it was looked at
+    waited_s: float = 0.0  # seconds of ticks in which somebody waited for a sync
+    flooded_s: float = 0.0
+    flood_age_s: float = float("inf")  # of the flood, when this began
+    backlog_s: float = 0.0  # what waited to be written, in seconds of the rate, most of it seen
+    backlog_bytes: float = 0.0
+    throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
+    inflight: int = 0  # most seen
+    writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
+    reads: Histogram = field(default_factory=Histogram)
+    ticks: Tuple[Tuple[float, int, int], ...] = ()  # (dt, operations, bytes), the newest
+    dirtied: Mapping[int, Tuple[int, TaskSample]] = field(default_factory=dict)  # by pid: bytes
+
+    @property
+    def sync_rate(self) -> float:
+        return self.syncs / self.seconds if self.seconds else 0.0
+
+    @property
+    def latency_s(self) -> float:
+        """Mean of the syncs that returned, or the age of one that does not."""
+        return max(self.sync_s / self.syncs if self.syncs else 0.0, self.oldest_s / 2)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """One device: what is usual for it, and what is wrong now."""
+
+    identity: Tuple[Optional[str], ...]
+    sync_rate: float = 0.0  # usual, per second, while syncs are as fast as usual
+    size: int = 0  # the size class of the last syncs
+    most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
+    syncs: Baselines = field(default_factory=dict)
+    writes: Baselines = field(default_factory=dict)
+    reads: Baselines = field(default_factory=dict)
+    collapse: Optional[Spell] = None
+    degraded: Optional[Spell] = None
+    exhausted: Optional[Spell] = None
+    stalled_s: float = 0.0  # in a row with demand and no completion
+    stall_inflight: int = 0
+
+    def usual(self, kind: Baselines, size: int, enough_s: float) -> Optional[Baseline]:
+        """The baseline of that size, or of the nearest that is known well enough."""
+        known = kind.get(size)
+        if known is not None and known.learned_s >= enough_s:
+            return known
+        found = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= enough_s]
+        return min(found, key=lambda each: each[0])[1] if found else None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An alert that stands, and how near it is to its end."""
+
+    alert: Alert
+    raised_s: float  # as Sample.time_s
+    good_s: float = 0.0  # in a row
+
+
+Key = Tuple[str, Optional[str]]  # name of the alert, device
+
+
+@dataclass(frozen=True)
+class AlertMemory:
+    """All state of the detector."""
+
+    sighted: bool = True  # the probe is expected to see syncs
+    ticks: int = 0
+    began_s: Optional[float] = None  # the first tick
+    quiet_until_s: float = float("-inf")
+    dt_s: float = 0.0  # of the tick before
+    blind_s: float = 0.0  # in a row
+    watches: Mapping[str, Watch] = field(default_factory=dict)
+    standing: Mapping[Key, Standing] = field(default_factory=dict)

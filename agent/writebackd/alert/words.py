@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What an alert says, for somebody who was woken by it."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from writebackd import human
+from writebackd.alert.state import Baseline, Spell, Watch
+from writebackd.alert.values import Cause, Culprit
+from writebackd.model import Decision, Memory, Mode
+
+WHY = {
+    Cause.FLOOD: "buffered writes flood the device",
+    Cause.WRITE_THROUGH: "no write is faster than the disks themselves: the write cache is off",
+    Cause.DEVICE: "the device itself is slow or fails",
+    Cause.CAP: "operations come at a fixed pace: a limit of the volume",
+    Cause.NEIGHBOUR: "nothing here writes so much: somebody else's load, or a rebuild, behind"
+    " the same disks",
+    Cause.THROTTLED_WRITER: "those who sync are held up in write() for pages of others",
+    Cause.FOREIGN_CHANGE: "buffered writes flood the device, under a limit that is not ours",
+    Cause.NO_DATA: "nothing can be measured",
+    Cause.UNKNOWN: "the cause is not known",
+}
+
+
+def who(culprits: Sequence[Culprit]) -> str:
+    """The culprits in words; empty without any."""
+    return ", ".join(_one(each) for each in culprits)
+
+
+def _one(culprit: Culprit) -> str:
+    text = f"{culprit.comm} (pid {culprit.pid}"
+    if culprit.unit:
+        text += f", {culprit.unit}"
+    elif culprit.cgroup:
+        text += f", cgroup {culprit.cgroup}"
+    text += ")"
+    return text + (f" {human.size(culprit.rate)}/s" if culprit.rate is not None else "")
+
+
+def collapsed(
+    name: str, spell: Spell, watch: Watch, usual: Optional[Baseline], cause: Cause,
+    culprits: Sequence[Culprit],
+) -> str:
+    """One line: how bad against the device's own baseline, why, who."""
+    text = (
+        f"{name}: {human.count(spell.sync_rate)} syncs/s instead of"
+        f" {human.count(watch.sync_rate)}, {human.milliseconds(spell.latency_s)} ms each"
+    )
+    if usual is not None:
+        text += f" instead of {human.milliseconds(usual.latency_s)}"
+    return f"{text}; {WHY[cause]}" + (f": {who(culprits)}" if culprits else "")
+
+
+def degraded(name: str, spell: Spell, usual: Baseline) -> str:
+    return (
+        f"{name}: a small write takes {human.milliseconds(spell.writes.quantile(0.5))} ms"
+        f" instead of {human.milliseconds(usual.latency_s)}; {WHY[Cause.WRITE_THROUGH]}"
+    )
+
+
+def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: float) -> str:
+    text = f"{name}: nothing has completed for {human.duration(seconds)}"
+    if inflight:
+        text += f", {inflight} requests wait"
+    else:
+        text += ", and no request has reached the disk (a frozen filesystem?)"
+    if waiting:
+        text += f", {waiting} syncs, the oldest for {human.duration(oldest_s)}"
+    return text
+
+
+def exhausted(name: str, spell: Spell, objective_s: float, cause: Cause) -> str:
+    return (
+        f"{name}: at the lowest limit for {human.duration(spell.seconds)} and a sync still takes"
+        f" {human.milliseconds(spell.latency_s)} ms (objective:"
+        f" {human.milliseconds(objective_s)}); {WHY[cause]}"
+    )
+
+
+_ADVICE = {
+    Cause.WRITE_THROUGH: "look at the controller's battery and cache mode",
+    Cause.DEVICE: "look at the kernel's log, the controller and the disk",
+    Cause.CAP: "buy a larger volume, or write less",
+    Cause.NEIGHBOUR: "look at rebuilds and at the other hosts on these disks",
+    Cause.UNKNOWN: "look at the kernel's log",
+}
+
+
+def done(name: str, cause: Cause, decision: Decision, memory: Memory) -> str:
+    """What the agent did about it, and what is left to do."""
+    if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
+        return f"no dirty limit helps: {_ADVICE.get(cause, 'see the runbook')}"
+    if memory.mode is Mode.OBSERVE:
+        goal = decision.goal_bytes
+        would = f" would hold the limit at {human.size(goal)}" if goal is not None else " acts"
+        return f"nothing, it only observes: `writebackctl enforce`{would}"
+    if memory.yielded is not None:
+        return "nothing, somebody else set the limit: `writebackctl enforce` takes it back"
+    if memory.pin_bytes is not None:
+        return f"holds the pinned {human.size(memory.pin_bytes)}: `writebackctl release` frees it"
+    mine = next((each for each in decision.devices if each.name == name), None)
+    state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
+    if decision.limit_bytes is None:
+        return f"no limit of its own yet{state}"
+    return f"holds the limit at {human.size(decision.limit_bytes)}{state}"

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Command lines of processes that an alert names, read by a thread.
+
+/proc/PID/cmdline waits for the process' memory (mmap_lock), which may be held by a page fault on
+the disk that hangs: the loop never reads it itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Deque, Dict, Iterable, Optional, Tuple
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.writers import printable
+
+# Of a command line, its start; and processes remembered.
+MOST_CHARS, MOST_PROCESSES = 256, 64
+
+Process = Tuple[int, str]  # pid and name: a number is given away again
+
+
+class CommandLines:
+    """Answers from what has been read so far; what is asked for anew comes some ticks later."""
+
+    def __init__(self, files: KernelFiles) -> None:
+        self._files = files
+        self._known: Dict[Process, Optional[str]] = {}
+        self._read: Deque[Tuple[Process, Optional[str]]] = deque()  # by the thread
+        self._thread: Optional[threading.Thread] = None
+
+    def of(self, pid: int, comm: str) -> Optional[str]:
+        """The start of a command line, in one printable line; None: not known, or not yet."""
+        while self._read:
+            process, line = self._read.popleft()
+            self._known[process] = line
+        return self._known.get((pid, comm))
+
+    def ask(self, processes: Iterable[Process]) -> None:
+        """Have those read that are not known. Never blocks; one thread at a time."""
+        wanted = [each for each in processes if each not in self._known]
+        if not wanted or (self._thread is not None and self._thread.is_alive()):
+            return
+        if len(self._known) > MOST_PROCESSES:
+            self._known.clear()
+        thread = threading.Thread(
+            target=self._work, args=(wanted,), name="cmdlines", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            return  # TasksMax= of the unit: the alert does without, and asks again
+        self._thread = thread
+
+    def _work(self, wanted: Iterable[Process]) -> None:
+        for process in wanted:
+            self._read.append((process, self._line(*process)))
+
+    def _line(self, pid: int, comm: str) -> Optional[str]:
+        now = self._files.try_read(f"/proc/{pid}/comm")
+        if now is None or now.rstrip("\n") != comm:
+            return None  # gone, or another process by now
+        text = self._files.try_read(f"/proc/{pid}/cmdline") or ""
+        line = printable(text.rstrip("\0").replace("\0", " "))
+        return line[:MOST_CHARS] + ("..." if len(line) > MOST_CHARS else "") if line else None

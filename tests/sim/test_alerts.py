@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Every collapse is told in time and by its right name, and nothing is told of a host that is well.
+
+Python's random numbers of a seed are the same everywhere: these runs do not scatter.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from tests.sim.alerts import (
+    HEALTHY,
+    SEEDS,
+    TROUBLES,
+    WITHIN_S,
+    Host,
+    Trouble,
+    false_alarms,
+    hurt,
+    right,
+)
+from tests.sim.cases import POLICY, Case, cases, runs
+from tests.sim.month import alerts_of_a_month
+from writebackd.alert.values import AlertName, Cause
+
+RIGHT_SHARE = 0.95
+HEALTHY_SEEDS = 8
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=[each.name for each in TROUBLES])
+def test_a_collapse_is_told_in_time_with_its_cause(trouble: Trouble) -> None:
+    found = [hurt(trouble, seed) for seed in range(SEEDS)]
+    assert [each.early for each in found] == [()] * SEEDS
+    missed = [seed for seed, each in enumerate(found) if each.after_s is None]
+    assert missed == []
+    assert max(each.after_s for each in found if each.after_s is not None) <= WITHIN_S
+    assert sum(right(trouble, each) for each in found) >= RIGHT_SHARE * SEEDS
+
+
+def test_a_flood_is_blamed_on_who_writes_it() -> None:
+    found = hurt(TROUBLES[0], 0)
+    assert found.alert is not None and found.alert.cause is Cause.FLOOD
+    culprit = found.alert.culprits[0]
+    assert (culprit.pid, culprit.comm, culprit.unit) == (4711, "dd", "flood.service")
+    assert culprit.rate is not None and culprit.rate > 20e6
+    assert found.alert.evidence is not None
+    facts = dict(found.alert.evidence.facts)
+    assert facts["sync_rate"] < 0.3 * facts["baseline_sync_rate"]
+    assert 8 <= found.alert.evidence.end_s - found.alert.evidence.begin_s <= 12
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_host_that_is_well_has_no_alert(name: str) -> None:
+    assert [false_alarms(name, seed) for seed in range(HEALTHY_SEEDS)] == [()] * HEALTHY_SEEDS
+
+
+def test_an_ordinary_month_has_no_alert() -> None:
+    """With ticks of 6 s, for the time that it takes; `python -m tests.sim alerts month` has 1 s."""
+    assert alerts_of_a_month(POLICY, seed=1, tick_s=6.0) == []
+
+
+@runs(100)
+@given(cases(constant=False, dirty=True))
+def test_whatever_happens_alerts_are_whole(case: Case) -> None:
+    host = Host(case.plant())
+    while host.plant.now_s < 45.0:
+        host.tick(case.tick_s)
+        keys = [alert.key for alert in host.standing]
+        assert len(set(keys)) == len(keys)
+        for alert in host.standing:
+            assert alert.summary and alert.done
+            assert alert.since_s <= 1.7e9 + host.plant.now_s
+            assert alert.name is not AlertName.FOREIGN_WRITER

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Seconds of one disk, as the detector sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import samples
+from plant import latencies
+from writebackd.alert.detect import detect
+from writebackd.alert.state import AlertMemory
+from writebackd.alert.values import Alert, AlertName
+from writebackd.model import (
+    CgroupSample,
+    ClassSample,
+    Decision,
+    Device,
+    DeviceDecision,
+    DeviceMemory,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    IoClass,
+    Memory,
+    Sample,
+    State,
+    SyncSample,
+    TaskSample,
+    VmLimits,
+    VmState,
+)
+from writebackd.policy import load_policy
+from writebackd.policy.schema import Policy
+
+MB = 1 << 20
+SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), diskseq=1, driver="megaraid_sas")
+SDB = Device("sdb", "8:16", "8:16", ("sdb",), ("8:16",), diskseq=2, driver="megaraid_sas")
+
+
+# A seek and a part of a turn: none is like another.
+SEEKS = (0.4, 0.7, 1.0, 1.3, 1.6)
+
+
+@dataclass
+class Watched:
+    """One host; `second()` is one tick of it, with what differs from a usual one."""
+
+    policy: Policy = field(default_factory=lambda: load_policy("default"))
+    memory: AlertMemory = field(default_factory=AlertMemory)
+    core: Memory = field(default_factory=Memory)
+    time_s: float = 1000.0
+    device: Device = SDA
+    alerts: Tuple[Alert, ...] = ()
+
+    def second(
+        self,
+        syncs: int = 1000,
+        latency_s: float = 0.4e-3,
+        spread: float = 1.0,  # the slowest tenth takes so many times as long
+        seeks: bool = False,
+        inflight: int = 0,
+        waiting: int = 0,
+        oldest_s: float = 0.0,
+        flood: int = 0,  # bytes
+        dirty: int = 0,
+        completed: bool = True,
+        sync_bytes: int = 4096,
+        dt_s: float = 1.0,
+        excluded: Optional[str] = None,
+        flushes: int = 0,
+        state: State = State.GUARD,
+        sighted: bool = True,
+        tasks: Tuple[TaskSample, ...] = (),
+        cgroups: Tuple[CgroupSample, ...] = (),
+        more: Tuple[DeviceSample, ...] = (),
+    ) -> Tuple[Alert, ...]:
+        self.time_s += dt_s
+        done = syncs if completed else 0
+        slow = done // 10
+        found = latencies(latency_s, done - slow) + latencies(latency_s * spread, slow)
+        if seeks:
+            found = Histogram()
+            for multiple in SEEKS:
+                found += latencies(latency_s * multiple, done // len(SEEKS))
+        classes: Dict[IoClass, ClassSample] = {
+            IoClass.SYNC_WRITE: ClassSample(done, done * sync_bytes, found)
+        }
+        if flushes:
+            classes[IoClass.FLUSH] = ClassSample(flushes, 0, latencies(1e-3, flushes))
+        seen = DeviceSample(
+            self.device, excluded, done * sync_bytes + flood, 0, done, inflight, 1.0,
+            classes if sighted else None,
+            SyncSample(done, 0, found, waiting, oldest_s) if sighted else None,
+        )  # fmt: skip
+        estimate = samples.estimate(
+            "sda", sync_rate=done / dt_s if sighted else None, demand_known=sighted,
+            fsyncs=done, fsync_total_s=found.total_s(), fsync_p99_s=found.quantile(0.99),
+            fsyncs_inflight=waiting, oldest_fsync_s=oldest_s, flooded=flood > MB,
+            rate=float(done * sync_bytes + flood) / dt_s, inflight=inflight,
+        )
+        estimates: Dict[str, Estimate] = {"sda": estimate}
+        for each in more:
+            estimates[each.device.name] = replace(estimate, name=each.device.name)
+        sample = Sample(
+            self.time_s, 1.7e9 + self.time_s, dt_s, samples.HOST,
+            VmState(VmLimits(0, 20, 0, 10), dirty, 0, 4 << 30, 2 << 30), (seen, *more),
+            tasks, cgroups,
+        )  # fmt: skip
+        decision = Decision(
+            4 * MB, 2 * MB, 4 * MB, "",
+            (DeviceDecision("sda", state, 4 * MB, "at the floor", "sda#1"),),
+        )
+        self.alerts, self.memory = detect(
+            self.policy, self.memory, sample, estimates, decision, self.core
+        )
+        return self.alerts
+
+    def usual(self, seconds: int = 60, **more: Any) -> "Watched":
+        for _ in range(seconds):
+            assert self.second(**more) == ()
+        return self
+
+    def until(self, seconds: int, **differs: Any) -> int:
+        """Seconds until there is an alert; fails when there is none within `seconds`."""
+        for n in range(1, seconds + 1):
+            if self.second(**differs):
+                return n
+        raise AssertionError(f"nothing was told in {seconds} s of {differs}")
+
+    def names(self) -> List[AlertName]:
+        return [alert.name for alert in self.alerts]
+
+
+# A sync load that starves behind a flood.
+DD = TaskSample(4711, "dd", 7, "sda", 200 * MB, 0.9, 90, "/system.slice/backup.service")
+STARVED: Mapping[str, Any] = {
+    "syncs": 2, "latency_s": 1.0, "waiting": 1, "flood": 200 * MB, "dirty": 3 << 30,
+    "tasks": (DD,),
+}  # fmt: skip
+SLOW: Mapping[str, Any] = {"syncs": 20, "latency_s": 50e-3, "spread": 3.0, "waiting": 1}
+
+
+def remembered(**more: Any) -> Memory:
+    return Memory(devices={"sda": DeviceMemory(flood_began_s=1055.0)}, **more)
+
+

@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The detector, second by second: what is an alert, what is none, and how long one stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Mapping
+
+import pytest
+
+from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
+from plant import latencies
+from writebackd.alert.cause import container_in, unit_in
+from writebackd.alert.detect import unread
+from writebackd.alert.state import AlertMemory
+from writebackd.alert.values import AlertName, Cause, Severity
+from writebackd.model import (
+    CgroupSample,
+    ClassSample,
+    DeviceSample,
+    ForeignWrite,
+    Intrusion,
+    IoClass,
+    Mode,
+    State,
+    SyncSample,
+)
+
+HANGS: Mapping[str, Any] = {"completed": False, "inflight": 4}
+UNCACHED: Mapping[str, Any] = {"syncs": 150, "latency_s": 5e-3, "seeks": True, "waiting": 1}
+
+
+def starved(mode: Mode = Mode.OBSERVE) -> Watched:
+    host = Watched(core=remembered(mode=mode)).usual()
+    host.until(60, **STARVED)
+    return host
+
+
+# ---- STALL -------------------------------------------------------------------
+
+
+def test_five_seconds_without_a_completion_are_a_stall() -> None:
+    host = Watched().usual()
+    assert host.until(6, **HANGS) == 5
+    (alert,) = host.alerts
+    assert (alert.name, alert.severity) == (AlertName.STALL, Severity.CRITICAL)
+    assert (alert.device, alert.cause) == ("sda", Cause.DEVICE)
+    assert alert.since_s == pytest.approx(1.7e9 + 1060.0)
+    assert "4 requests wait" in alert.summary and "kernel's log" in alert.done
+    assert alert.evidence is not None and dict(alert.evidence.facts)["inflight"] == 4
+
+
+def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_cause() -> None:
+    host = Watched().usual()
+    host.until(6, completed=False, waiting=1, oldest_s=6.0)
+    assert host.alerts[0].cause is Cause.UNKNOWN
+    assert "frozen" in host.alerts[0].summary
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        {"completed": False},  # nobody wants anything
+        {"completed": False, "inflight": 1, "flushes": 1},
+        {"completed": False, "inflight": 1, "flood": 4096},
+        {"completed": False, "inflight": 1, "excluded": "by policy"},
+    ],
+)
+def test_no_demand_or_any_completion_is_no_stall(quiet: Mapping[str, Any]) -> None:
+    Watched().usual().usual(30, **quiet)
+
+
+# ---- COLLAPSE ----------------------------------------------------------------
+
+
+def test_a_flood_with_the_agent_off_is_a_collapse_with_its_culprit() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    assert host.until(15, **STARVED) == 8
+    (alert,) = host.alerts
+    assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
+    assert alert.severity is Severity.WARNING
+    assert "2.0 syncs/s instead of" in alert.summary
+    assert "dd (pid 4711, backup.service) 200M/s" in alert.summary
+    assert "writebackctl enforce" in alert.done
+    (culprit,) = alert.culprits
+    assert (culprit.unit, culprit.cmdline) == ("backup.service", None)
+
+
+def test_it_is_critical_after_a_minute_and_stays_the_same_alert() -> None:
+    host = starved()
+    key = host.alerts[0].key
+    for _ in range(60):
+        host.second(**STARVED)
+    assert host.alerts[0].severity is Severity.CRITICAL and host.alerts[0].key == key
+
+
+def test_the_agent_gets_half_a_minute_to_hold_a_flood() -> None:
+    host = Watched(core=remembered(mode=Mode.ENFORCE)).usual()
+    assert host.until(60, **STARVED) == 30
+    assert "holds the limit at 4.0M" in host.alerts[0].done
+
+
+@pytest.mark.parametrize(
+    "core, said",
+    [
+        (remembered(yielded="tuned set dirty_bytes=1"), "somebody else set the limit"),
+        (remembered(pin_bytes=1 << 30), "the pinned 1.0G"),
+    ],
+)
+def test_under_an_admins_limit_it_is_the_admins_change(core: Any, said: str) -> None:
+    host = Watched(core=core).usual()
+    assert host.until(15, **STARVED) == 8
+    assert host.alerts[0].cause is Cause.FOREIGN_CHANGE
+    assert said in host.alerts[0].done
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"syncs": 5},  # the load has ended
+        {"syncs": 5, "waiting": 1},
+        {"syncs": 900, "latency_s": 1.5e-3},  # slower, and nearly as many
+        {"syncs": 100, "latency_s": 4e-3, "waiting": 1},  # within the objective
+        {"syncs": 20, "latency_s": 50e-3, "sync_bytes": 4 * MB, "waiting": 1},  # larger
+    ],
+)
+def test_fewer_syncs_are_no_collapse_by_themselves(differs: Mapping[str, Any]) -> None:
+    Watched().usual().usual(60, **differs)
+
+
+def test_syncs_that_hardly_anybody_waits_for_are_no_collapse() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    for n in range(60):
+        # journald, each time for a second and a half, after the database has ended.
+        waits = n % 4 == 0
+        host.second(
+            syncs=int(n % 4 == 1), latency_s=1.5, waiting=int(waits), flood=200 * MB,
+            dirty=3 << 30, oldest_s=0.9 if waits else 0.0,
+        )  # fmt: skip
+        assert host.alerts == ()
+
+
+def test_what_never_was_usual_cannot_collapse() -> None:
+    Watched(core=remembered(mode=Mode.OBSERVE)).usual(5).usual(60, **STARVED)
+
+
+def test_a_limiter_serves_all_alike_and_a_neighbour_does_not() -> None:
+    capped = Watched().usual()
+    capped.until(10, syncs=40, latency_s=50e-3, waiting=1)
+    assert capped.alerts[0].cause is Cause.CAP
+    shared = Watched().usual()
+    for n in range(10):
+        shared.second(syncs=60 + 40 * (n % 2), latency_s=0.4e-3, spread=500.0, waiting=1)
+    assert shared.alerts[0].cause is Cause.NEIGHBOUR
+    failing = Watched().usual()
+    failing.until(10, syncs=3, latency_s=0.3, spread=4.0, waiting=1)
+    assert failing.alerts[0].cause is Cause.DEVICE
+
+
+def test_who_sleeps_in_write_for_others_pages_is_a_throttled_writer() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    cgroups = (
+        CgroupSample(7, "/system.slice/backup.service", "sda", 200 * MB, 0.9),
+        CgroupSample(8, "/system.slice/db.service", "sda", 1 * MB, 0.8, syncs=20),
+    )
+    assert host.until(12, syncs=20, tasks=(DD,), cgroups=cgroups) == 8
+    (alert,) = host.alerts
+    assert alert.cause is Cause.THROTTLED_WRITER
+    assert alert.culprits[0].comm == "dd"
+    # Who sleeps for his own pages is none.
+    alone = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    own = (CgroupSample(8, "/system.slice/db.service", "sda", 200 * MB, 0.8, syncs=20),)
+    alone.usual(30, syncs=20, cgroups=own)
+
+
+# ---- CACHE_DEGRADED ----------------------------------------------------------
+
+
+def test_when_no_write_is_faster_than_media_the_cache_is_off() -> None:
+    host = Watched().usual()
+    assert host.until(10, **UNCACHED) == 6
+    (alert,) = host.alerts
+    assert (alert.name, alert.cause) == (AlertName.CACHE_DEGRADED, Cause.WRITE_THROUGH)
+    assert "battery" in alert.done
+    # Months of it are not the new usual.
+    for _ in range(600):
+        host.second(**UNCACHED)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    for _ in range(70):
+        host.second()
+    assert host.alerts == ()
+
+
+def test_a_disk_that_never_had_a_cache_has_none_to_lose() -> None:
+    Watched().usual(latency_s=5e-3, syncs=150, seeks=True).usual(
+        60, syncs=100, latency_s=40e-3, seeks=True
+    )
+
+
+def test_a_degraded_cache_explains_a_collapse_on_the_same_controller() -> None:
+    host = Watched().usual()
+    host.until(10, **UNCACHED)
+    standing = host.memory.standing["CACHE_DEGRADED", "sda"]
+    collapse = replace(standing.alert, name=AlertName.COLLAPSE, device="sdb")
+    other = replace(standing, alert=collapse)
+    more = (DeviceSample(SDB, inflight=1, writes=1),)
+
+    def names(driver: str) -> "list[AlertName]":
+        host.memory = replace(
+            host.memory, standing={("CACHE_DEGRADED", "sda"): standing, ("COLLAPSE", "sdb"): other}
+        )
+        device = replace(SDB, driver=driver)
+        host.device = replace(SDA, driver=driver)
+        host.second(**UNCACHED, more=tuple(replace(each, device=device) for each in more))
+        return host.names()
+
+    assert names("megaraid_sas") == [AlertName.CACHE_DEGRADED]
+    assert names("mpt3sas") == [AlertName.CACHE_DEGRADED, AlertName.COLLAPSE]
+
+
+# ---- EXHAUSTED, BLIND, FOREIGN_WRITER ----------------------------------------
+
+
+def test_a_minute_at_the_floor_without_help_is_exhausted() -> None:
+    slow: Mapping[str, Any] = {"syncs": 700, "latency_s": 1e-3, "state": State.EXHAUSTED}
+    host = Watched().usual()
+    assert host.until(70, **slow) == 60
+    assert host.names() == [AlertName.EXHAUSTED]
+    watching = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    watching.usual(70, **slow)
+
+
+def test_blind_after_half_a_minute_unless_nothing_else_was_expected() -> None:
+    host = Watched().usual()
+    assert host.until(40, sighted=False) == 30
+    assert (host.names(), host.alerts[0].device) == ([AlertName.BLIND], None)
+    Watched(memory=AlertMemory(sighted=False)).usual(60, sighted=False)
+
+
+def test_ticks_that_cannot_be_read_keep_what_stands_and_say_blind() -> None:
+    host = Watched().usual()
+    host.until(6, **HANGS)
+    found = unread(unread(host.alerts, 5.0, "/proc: gone"), 7.0, "/proc: gone for long")
+    assert [each.name for each in found] == [AlertName.STALL, AlertName.BLIND]
+    assert found[1].summary == "/proc: gone for long"
+
+
+def test_a_foreign_write_is_told_at_once_also_in_the_quiet_of_a_boot() -> None:
+    write = ForeignWrite("dirty_bytes", "1", 17, "tuned", 9, "/system.slice/tuned.service", "tuned")
+    host = Watched(time_s=5.0, core=remembered(intrusions=(Intrusion(write, 1.7e9),)))
+    (alert,) = host.second()
+    assert (alert.name, alert.cause) == (AlertName.FOREIGN_WRITER, Cause.FOREIGN_CHANGE)
+    assert alert.culprits[0].unit == "tuned.service"
+
+
+# ---- when it is quiet, and how long an alert stands ---------------------------
+
+
+def test_two_minutes_after_boot_nothing_is_told_and_nothing_learned() -> None:
+    host = Watched(time_s=10.0)
+    for _ in range(100):
+        assert host.second(**HANGS) == ()
+    assert host.until(12, **HANGS) == 10
+    loaded = Watched(time_s=10.0)
+    for _ in range(105):
+        loaded.second(**SLOW)
+    assert loaded.memory.watches["sda"].syncs == {}
+
+
+def test_two_minutes_after_a_resume_nothing_is_told() -> None:
+    host = Watched().usual()
+    assert host.second(dt_s=8 * 3600.0) == ()
+    for _ in range(119):
+        assert host.second(**HANGS) == ()
+    assert host.until(3, **HANGS) == 1
+
+
+def test_an_alert_stands_for_five_minutes_at_least() -> None:
+    host = starved()
+    stood = 0
+    while host.alerts:
+        host.second()
+        stood += 1
+    assert 299 <= stood <= 301
+
+
+def test_it_is_resolved_after_a_minute_above_the_resolve_share_and_not_below_it() -> None:
+    host = starved()
+    for _ in range(310):
+        host.second(**STARVED)
+    for _ in range(100):
+        # Half of what is usual, and still slow: neither collapsed nor well.
+        host.second(syncs=500, latency_s=10e-3, spread=10.0, waiting=1)
+        assert host.names() == [AlertName.COLLAPSE]
+    well = 0
+    while host.alerts:
+        host.second(syncs=700)
+        well += 1
+    assert 59 <= well <= 64  # of which a few end the spell
+
+
+def test_a_flood_in_waves_is_one_alert() -> None:
+    host = starved()
+    since = host.alerts[0].since_s
+    for _ in range(20):
+        for _ in range(20):
+            host.second(**STARVED)
+        for _ in range(25):
+            host.second()
+    assert [each.since_s for each in host.alerts] == [since]
+
+
+def test_trouble_is_not_learned_as_usual() -> None:
+    host = starved()
+    before = host.memory.watches["sda"]
+    for _ in range(1200):
+        host.second(**STARVED)
+    after = host.memory.watches["sda"]
+    assert (after.syncs, after.sync_rate) == (before.syncs, before.sync_rate)
+
+
+def test_nothing_is_learned_while_an_alert_stands() -> None:
+    host = starved()
+    for _ in range(10):
+        host.second()
+    before = host.memory.watches["sda"]
+    for _ in range(200):
+        host.second(syncs=700, latency_s=0.7e-3)
+    assert host.names() == [AlertName.COLLAPSE]
+    assert host.memory.watches["sda"] == before
+
+
+def test_fewer_syncs_are_the_new_usual_only_while_they_are_fast() -> None:
+    ended = Watched().usual().usual(60, syncs=200)
+    assert ended.memory.watches["sda"].sync_rate == pytest.approx(200, rel=0.02)
+    slower = Watched().usual().usual(60, syncs=400, latency_s=2e-3)
+    assert slower.memory.watches["sda"].sync_rate > 900
+
+
+def test_another_disk_starts_anew() -> None:
+    host = Watched().usual()
+    host.device = replace(SDA, diskseq=9)
+    host.usual(60, **UNCACHED)
+
+
+def test_an_alert_of_a_disk_that_is_gone_ends() -> None:
+    host = starved()
+    host.device = SDB
+    for _ in range(299):
+        host.second()
+    assert host.names() == [AlertName.COLLAPSE]
+    host.second()
+    host.second()
+    assert host.alerts == ()
+
+
+def test_idle_disks_are_not_even_remembered() -> None:
+    host = Watched()
+    more = tuple(
+        DeviceSample(replace(SDB, name=f"sd{n}"), classes={}, sync=SyncSample()) for n in range(9)
+    )
+    host.second(more=more)
+    assert list(host.memory.watches) == ["sda"]
+
+
+def test_same_policy_memory_and_second_give_the_same_alerts() -> None:
+    one, two = starved(), starved()
+    assert (one.alerts, one.memory) == (two.alerts, two.memory)
+
+
+def test_reads_alone_that_complete_are_no_stall() -> None:
+    host = Watched().usual()
+    reads = {IoClass.READ: ClassSample(5, 5 << 12, latencies(1e-3, 5))}
+    more = (DeviceSample(SDB, read_bytes=5 << 12, inflight=3, classes=reads, sync=SyncSample()),)
+    host.usual(20, more=more)
+
+
+@pytest.mark.parametrize(
+    "path, unit, container",
+    [
+        ("/system.slice/backup.service", "backup.service", None),
+        (f"/system.slice/docker-{'a' * 64}.scope", f"docker-{'a' * 64}.scope", "a" * 64),
+        (f"/kubepods/burstable/pod1/{'b' * 64}", None, "b" * 64),
+        (f"/machine.slice/libpod-{'c' * 64}.scope/container", f"libpod-{'c' * 64}.scope", "c" * 64),
+        ("/", None, None),
+        (None, None, None),
+    ],
+)
+def test_a_cgroup_path_tells_unit_and_container(path: Any, unit: Any, container: Any) -> None:
+    assert (unit_in(path), container_in(path)) == (unit, container)
+
+

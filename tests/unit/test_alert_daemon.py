@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Alerts in the daemon: what the pure part cannot know, and ticks that it never sees."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Optional, Tuple
+
+import pytest
+
+from fake_host import FakeHost, Rig
+from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
+from writebackd.daemon import SILENT_TICKS
+from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
+from writebackd.kernel.files import KernelFiles
+
+DD = ("dd if=/dev/zero", b"dd\0if=/dev/zero\0")
+
+
+def process(root: Path, pid: int, comm: str, cmdline: bytes) -> None:
+    home = root / "proc" / str(pid)
+    home.mkdir(parents=True)
+    (home / "comm").write_text(comm + "\n")
+    (home / "cmdline").write_bytes(cmdline)
+
+
+def line_of(lines: CommandLines, pid: int, comm: str) -> Optional[str]:
+    lines.ask([(pid, comm)])
+    for _ in range(200):
+        if lines.of(pid, comm) is not None:
+            break
+        time.sleep(0.01)
+    return lines.of(pid, comm)
+
+
+def test_command_lines_come_from_a_thread_in_one_printable_line(tmp_path: Path) -> None:
+    process(tmp_path, 17, "dd", DD[1])
+    process(tmp_path, 18, "sh", b"sh\0-c\0echo \x1b[2J" + b"x" * 999)
+    lines = CommandLines(KernelFiles(tmp_path))
+    assert lines.of(17, "dd") is None
+    assert line_of(lines, 17, "dd") == DD[0]
+    assert (line_of(lines, 18, "sh") or "").startswith("sh -c echo ?[2Jx")
+    assert len(lines.of(18, "sh") or "") == MOST_CHARS + 3
+
+
+def test_a_pid_that_was_given_away_has_no_command_line(tmp_path: Path) -> None:
+    process(tmp_path, 17, "vim", b"vim\0secret\0")
+    process(tmp_path, 18, "dd", DD[1])
+    lines = CommandLines(KernelFiles(tmp_path))
+    lines.ask([(17, "dd"), (18, "dd")])
+    assert line_of(lines, 18, "dd") == DD[0]
+    assert lines.of(17, "dd") is None
+
+
+def test_a_process_whose_memory_hangs_holds_up_nobody(tmp_path: Path) -> None:
+    hangs = threading.Event()
+
+    class Hanging(KernelFiles):
+        def read(self, name: str) -> str:
+            hangs.wait(30.0)
+            return super().read(name)
+
+    lines = CommandLines(Hanging(tmp_path))
+    begun = time.monotonic()
+    threads = threading.active_count()
+    for pid in range(50):
+        lines.ask([(pid, "dd")])
+        assert lines.of(pid, "dd") is None
+    assert time.monotonic() - begun < 1.0
+    assert threading.active_count() <= threads + 1
+    hangs.set()
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(tmp_path, monkeypatch, FakeHost(tmp_path / "root"))
+
+
+def names(rig: Rig) -> Tuple[str, ...]:
+    return tuple(alert["name"] for alert in rig.status()["alerts"])
+
+
+def test_ticks_that_cannot_be_read_are_blind_until_one_can(rig: Rig) -> None:
+    rig.tick(3)
+    assert names(rig) == ()
+    rig.host.errors["/proc/vmstat"] = 5
+    rig.tick(SILENT_TICKS - 1)
+    assert names(rig) == ()
+    rig.tick()
+    (alert,) = rig.status()["alerts"]
+    assert (alert["name"], alert["severity"], alert["cause"]) == ("BLIND", "critical", "no-data")
+    assert "could not be read" in alert["summary"]
+    del rig.host.errors["/proc/vmstat"]
+    rig.tick(2)
+    assert names(rig) == ()
+    rig.end()
+
+
+def test_whom_an_alert_blames_gets_his_command_line(rig: Rig, tmp_path: Path) -> None:
+    process(tmp_path / "root", 4711, "dd", DD[1])
+    alert = Alert(
+        AlertName.COLLAPSE, "sda", Severity.WARNING, Cause.FLOOD, 1.0, "", "",
+        (Culprit(4711, "dd"), Culprit(None, None)),
+    )  # fmt: skip
+    for _ in range(200):
+        (told,) = rig.daemon._with_command_lines((alert,))
+        if told.culprits[0].cmdline is not None:
+            break
+        time.sleep(0.01)
+    assert told.culprits == (Culprit(4711, "dd", DD[0]), Culprit(None, None))
+    rig.end()
