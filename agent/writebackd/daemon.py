@@ -26,6 +26,8 @@ from writebackd.actuate.lock import AlreadyRunning, take_lock
 from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
+from writebackd.alert.routes import Routes
+from writebackd.alert.values import Alert
 from writebackd.control.decide import HURRY, decide, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
@@ -52,7 +54,7 @@ from writebackd.model import (
 from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.alerts import FOREIGN_WRITER
-from writebackd.report.events import events_of
+from writebackd.report.events import alert_events, events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.server import ControlServer
@@ -133,6 +135,7 @@ class Daemon:
         self._memory = Memory(mode=options.mode or Mode(self.policy.mode))
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
         self._history = History(options.state_dir / HISTORY)
+        self._routes = Routes(self.policy.alerts)
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
@@ -191,6 +194,7 @@ class Daemon:
             self._signals.close()
             self._off_switch.close()
             self._sampler.probe.close()
+            self._routes.close(timeout_s=1.0)
             self._keeper.keep(self._memory, time.time())
             self._keeper.close(timeout=1.0)
             self._history.close(timeout=2.0)
@@ -421,6 +425,10 @@ class Daemon:
         estimates: Mapping[str, Estimate],
         decision: Decision,
     ) -> None:
+        alerts: Tuple[Alert, ...] = ()  # the detector's
+        happened = self._routes.tell(alerts, sample.wall_s)
+        for event in alert_events(happened, self._routes.host, self._routes.runbook):
+            self._history.record(event)
         spent, resident = self._usage.read()
         snapshot = Snapshot(
             version=__version__,
@@ -444,6 +452,9 @@ class Daemon:
             off=str(self._off) if self._off is not None else None,
             messages=(*self._messages, *filter(None, (self._rivals.error,))),
             rivals=self._rivals.found,
+            alerts=alerts,
+            routes=self._routes.states(),
+            runbook=self._routes.runbook,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
@@ -525,6 +536,7 @@ class Daemon:
             if mode is not self._memory.mode:
                 self._set_mode(mode)
         self._actuator.set_on_exit(policy.on_exit)
+        self._routes.reload(policy.alerts)
         log.info("policy %s loaded", policy.name)
 
     def _set_mode(self, mode: Mode) -> Tuple[Action, ...]:

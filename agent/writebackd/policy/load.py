@@ -270,6 +270,7 @@ class _Merger:
             levers=schema.Levers(**fields["levers"]),
             protect=schema.Protect(**fields["protect"]),
             devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
+            alerts=schema.Alerts(**fields["alerts"]),
             probe=schema.Probe(**fields["probe"]),
             origins=dict(self.origins),
             files=tuple(str(path) for path in files),

@@ -59,6 +59,9 @@ SWITCH = Kind("switch", units.parse_switch, units.format_switch, "on", choices=(
 COUNT = Kind("number", units.parse_count, str, "8")
 DEVICES = Kind("devices", units.parse_devices, units.format_devices, "sda dm-*")
 UNITS = Kind("units", units.parse_units, units.format_devices, "ssh.service backup-*.service")
+URLS = Kind("URLs", units.parse_urls, units.format_devices, "http://127.0.0.1:9093")
+ADDRESSES = Kind("addresses", units.parse_addresses, units.format_devices, "root ops@example.org")
+PATH = Kind("path", units.parse_path, _text, "/usr/local/bin/page")
 TEXT = Kind("text", _text, _text, "some text")
 
 
@@ -173,6 +176,26 @@ KEYS: Tuple[Key, ...] = (
         "wildcard names it."),
     Key("devices", "exclude", DEVICES, "", "", "",
         "Devices to leave alone; stronger than `include`.", may_be_empty=True),
+    Key("alerts", "journal", SWITCH, "on", "", "",
+        "Tell alerts to the journal, or the log where there is none; see [routes](routes.md)."),
+    Key("alerts", "alertmanager", URLS, "", "", "",
+        "Alertmanagers to tell, 4 at most, without the `/api/v2/alerts` at the end.",
+        may_be_empty=True),
+    Key("alerts", "exec", PATH, "", "", "",
+        "A program to run when an alert begins, changes or ends; it gets JSON on its standard "
+        "input.", may_be_empty=True),
+    Key("alerts", "mail", ADDRESSES, "", "", "",
+        "Whom to send mail when an alert begins, changes or ends.", may_be_empty=True),
+    Key("alerts", "sendmail", PATH, "/usr/sbin/sendmail", "", "",
+        "The program that takes the mail, called with `-t -i`."),
+    # Alertmanager forgets what it has not heard of for three of these.
+    Key("alerts", "resend", TIME, "1min", "30s", "3min",
+        "How often an Alertmanager is told of an alert that stands."),
+    Key("alerts", "timeout", TIME, "10s", "1s", "1min",
+        "Time limit for one try at a route: an answer of Alertmanager, a run of a program."),
+    Key("alerts", "runbook", TEXT, "", "", "",
+        "Address of the runbook in alerts, to which `#collapse` and the like is added; empty: the "
+        "one that was installed.", may_be_empty=True),
     Key("probe", "backend", _choice("auto", "libbpf", "bcc", "procfs"), "auto", "", "",
         "Where measurements come from; `auto` tries the best first, `bcc` is not in this version."),
     Key("probe", "queue-latency", SWITCH, "off", "", "",
@@ -245,6 +268,20 @@ class Protect:
 
 
 @dataclass(frozen=True)
+class Alerts:
+    """[alerts]: where they are told; empty means not."""
+
+    journal: bool
+    alertmanager: Tuple[str, ...]
+    exec: str
+    mail: Tuple[str, ...]
+    sendmail: str
+    resend_s: float
+    timeout_s: float
+    runbook: str
+
+
+@dataclass(frozen=True)
 class Probe:
     """[probe]."""
 
@@ -302,6 +339,7 @@ class Policy:
     levers: Levers
     protect: Protect
     devices: Devices
+    alerts: Alerts
     probe: Probe
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).
     origins: Mapping[Tuple[str, str], str] = field(compare=False)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Optional, Tuple
 
+from writebackd.alert.routes import RouteState
+from writebackd.alert.values import Alert
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Decision,
@@ -44,3 +46,6 @@ class Snapshot:
     off: Optional[str] = None  # the kill-switch file that is there
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
+    alerts: Tuple[Alert, ...] = ()  # what is wrong
+    routes: Tuple[RouteState, ...] = ()  # where that is told
+    runbook: str = ""  # its address
