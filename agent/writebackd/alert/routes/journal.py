@@ -31,7 +31,8 @@ Send = Callable[..., None]
 
 def journal_route(runbook: str, send: Optional[Send] = None) -> Teller:
     """`send` is systemd.journal.send, or stands in for it."""
-    return Teller("journal", SOCKET, partial(_send, runbook, send or _native()))
+    native = send or _native()
+    return Teller("journal", SOCKET if native else "the log", partial(_send, runbook, native))
 
 
 def _native() -> Optional[Send]:
@@ -68,6 +69,7 @@ def fields(happening: Happening, runbook: str) -> Dict[str, Any]:
         "PRIORITY": _OVER if over else _PRIORITY[alert.severity],
         "SYSLOG_IDENTIFIER": "writebackd",
         "ALERT": alert.name.value,
+        "ALERT_ID": line(happening.id),
         "ALERT_STATE": happening.what.value,
         "ALERT_CHANGED": happening.changed,
         "ALERT_SINCE_USEC": str(int(alert.since_s * 1e6)),

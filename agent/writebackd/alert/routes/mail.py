@@ -49,8 +49,8 @@ def message(happening: Happening, to: Sequence[str], host: str, runbook: str) ->
     mail["Subject"] = line(f"{host}: {headline(happening)}")
     mail["Date"] = format_datetime(localtime())
     # Begin, change and end of one alert are one thread in the reader.
-    told = f"{host} {alert.name.value} {alert.device} {alert.since_s}"
-    first = f"<{sha256(told.encode()).hexdigest()[:24]}@writebackd.invalid>"
+    thread = sha256(f"{host} {happening.id}".encode("utf-8", "replace")).hexdigest()
+    first = f"<{thread[:24]}@writebackd.invalid>"
     if happening.what is What.BEGIN:
         mail["Message-ID"] = first
     else:

@@ -23,10 +23,11 @@ class Happening:
     """Something that a person is to be told once.
 
     `alert` is as it is now, at an end as it was seen last; `before` as it was told the time
-    before, where it changed.
+    before, where it changed. `id` is the same from begin to end.
     """
 
     what: What
+    id: str
     alert: Alert
     wall_s: float
     before: Optional[Alert] = None
@@ -48,6 +49,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class _Standing:
+    id: str
     alert: Alert  # as of the last tick
     told: Alert
     named: bool  # a culprit was told
@@ -79,8 +81,9 @@ class Tracker:
                 earlier = next((each for each in gone if each[:2] == key[:2]), None)
                 known = gone.pop(earlier) if earlier is not None else None
             if known is None:
-                happened.append(Happening(What.BEGIN, alert, wall_s))
-                standing[key] = _Standing(alert, alert, bool(alert.culprits))
+                begun = "/".join((*(word or "-" for word in key), f"{wall_s:.3f}"))
+                happened.append(Happening(What.BEGIN, begun, alert, wall_s))
+                standing[key] = _Standing(begun, alert, alert, bool(alert.culprits))
                 continue
             named = known.named or bool(alert.culprits)
             news = (
@@ -89,9 +92,9 @@ class Tracker:
                 or named is not known.named
             )
             if news:
-                happened.append(Happening(What.CHANGE, alert, wall_s, known.told))
-            standing[key] = _Standing(alert, alert if news else known.told, named)
-        ended = [Happening(What.END, each.alert, wall_s) for each in gone.values()]
+                happened.append(Happening(What.CHANGE, known.id, alert, wall_s, known.told))
+            standing[key] = _Standing(known.id, alert, alert if news else known.told, named)
+        ended = [Happening(What.END, each.id, each.alert, wall_s) for each in gone.values()]
         self._standing = standing
         # Ends first: who reads on from the last line sees what stands.
         return (*ended, *happened)

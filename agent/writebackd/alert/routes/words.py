@@ -99,6 +99,7 @@ def happening_json(happening: Happening, host: str, base: str = RUNBOOK) -> Dict
     """What a hook is given and the history keeps: the alert, and what became of it."""
     return {
         "what": happening.what.value,
+        "id": line(happening.id),
         "time": happening.wall_s,
         "host": host,
         "changed": happening.changed or None,
