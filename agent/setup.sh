@@ -24,7 +24,7 @@ LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fspr
     util-linux mount kmod procps"
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="python3-pytest python3-hypothesis systemd qemu-system-x86 busybox-static file udev
-    dmsetup git ca-certificates python3-libnbd"
+    dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager"
 # Good to have: a missing one costs a feature, told where it is missed, not the run.
 OPTIONAL="python3-systemd"
 
@@ -81,6 +81,18 @@ keep_postgresql_quiet() {
     echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
 }
 
+# Their packages start them, now and at every boot, for nobody: the tests start their own. Whoever
+# wants one later: systemctl unmask.
+keep_services_quiet() {
+    local unit
+    [ -d /etc/systemd/system ] || return 0
+    for unit in prometheus prometheus-alertmanager; do
+        case " $(echo $1) " in *" $unit "*) ;; *) continue ;; esac
+        [ -e "/etc/systemd/system/$unit.service" ] || [ -L "/etc/systemd/system/$unit.service" ] ||
+            ln -s /dev/null "/etc/systemd/system/$unit.service"
+    done
+}
+
 install_packages() {
     local needed wished package
     # shellcheck disable=SC2086 # word lists
@@ -101,6 +113,7 @@ install_packages() {
         fi
     done
     keep_postgresql_quiet
+    keep_services_quiet "$needed"
     # shellcheck disable=SC2086
     say "installing" $needed
     # shellcheck disable=SC2086

@@ -53,6 +53,7 @@ from writebackd.model import (
 )
 from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
+from writebackd.report import entry
 from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import alert_events, events_of
 from writebackd.report.history import Event, History
@@ -339,7 +340,10 @@ class Daemon:
     def _act(self, decision: Decision, was_yielded: Optional[str]) -> Tuple[Action, ...]:
         if self._memory.yielded is not None:
             if was_yielded is None:
-                log.warning("%s: %s: yielding", FOREIGN_WRITER, self._memory.yielded)
+                log.warning(
+                    "%s: %s: yielding", FOREIGN_WRITER, self._memory.yielded,
+                    extra=entry.foreign_limits(self._memory.intrusions),
+                )
                 return self._log_actions(self._actuator.yield_())
             # What went home in the background comes to its end here.
             return self._log_actions(self._actuator.apply_settings(()))
@@ -349,7 +353,7 @@ class Daemon:
             actions = self._actuator.apply(decision.limit_bytes, decision.background_bytes)
         just_restarted = _boottime() < self._memory.hold_until_s
         actions += self._actuator.apply_settings(decision.settings, just_restarted)
-        return self._log_actions(actions)
+        return self._log_actions(actions, decision.reason)
 
     def _hold(self, error: Exception) -> None:
         """Blind for a tick: keep what is set; for longer: back to the originals."""
@@ -398,17 +402,22 @@ class Daemon:
                 log.warning(
                     "%s: %s set %s=%s: let go",
                     FOREIGN_WRITER, writer.who, write.lever, write.value,
+                    extra=entry.foreign(writer),
                 )
         return tuple(named)
 
-    def _log_actions(self, actions: Tuple[Action, ...]) -> Tuple[Action, ...]:
+    def _log_actions(self, actions: Tuple[Action, ...], reason: str = "") -> Tuple[Action, ...]:
+        """Each that was done, for the `reason` of a decision, or else as the way back."""
         failed: Dict[str, List[str]] = {}
         for action in actions:
             error = None if action.ok else str(action.error)
             if error is not None and self._refusals.get(action.lever) != error:
                 failed.setdefault(error, []).append(f"{action.lever}={action.new}")
             elif error is None and not self._actuator.dry_run:
-                log.info("%s %s -> %s", action.lever, action.old, action.new)
+                log.info(
+                    "%s %s -> %s", action.lever, action.old, action.new,
+                    extra=entry.lever(action, reason),
+                )
             if error is None:
                 self._refusals.pop(action.lever, None)
             else:
@@ -426,9 +435,7 @@ class Daemon:
         decision: Decision,
     ) -> None:
         alerts: Tuple[Alert, ...] = ()  # the detector's
-        happened = self._routes.tell(alerts, sample.wall_s)
-        for event in alert_events(happened, self._routes.host, self._routes.runbook):
-            self._history.record(event)
+        self._tell(alerts, sample.wall_s)
         spent, resident = self._usage.read()
         snapshot = Snapshot(
             version=__version__,
@@ -460,6 +467,11 @@ class Daemon:
             self._history.record(event)
         self._snapshot = snapshot
         self._on_tick(snapshot)
+
+    def _tell(self, alerts: Tuple[Alert, ...], wall_s: float) -> None:
+        happened = self._routes.tell(alerts, wall_s)
+        for event in alert_events(happened, self._routes.host, self._routes.runbook):
+            self._history.record(event)
 
     # ---- parts that change ---------------------------------------------
 

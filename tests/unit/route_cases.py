@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from writebackd.alert.routes.track import Happening, What
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
-from writebackd.policy.schema import Alerts
+from writebackd.policy.schema import Routing
 
 WALL_S = 1_764_000_000.0
 DD = Culprit(
@@ -31,13 +31,13 @@ BATTERY = replace(FLOOD, cause=Cause.WRITE_THROUGH, culprits=())
 CRITICAL = replace(FLOOD, severity=Severity.CRITICAL)
 BLIND = Alert(AlertName.BLIND, None, Severity.WARNING, Cause.NO_DATA, WALL_S, "no data", "held")
 
-OFF = Alerts(
+OFF = Routing(
     journal=False, alertmanager=(), exec="", mail=(), sendmail="/usr/sbin/sendmail",
     resend_s=60.0, timeout_s=2.0, runbook="",
 )  # fmt: skip
 
 
-def settings(**changes: Any) -> Alerts:
+def settings(**changes: Any) -> Routing:
     """No route but those that are named."""
     return replace(OFF, **changes)
 

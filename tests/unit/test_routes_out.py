@@ -336,8 +336,9 @@ def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     with pytest.raises(Refused, match=r"killed: not done within 0\.3 s: before"):
         run_program([hook], b"", 0.3)
     assert time.monotonic() - begun < 1.5
-    for pid in pids.read_text().split():
-        wait_for(lambda pid=pid: not alive(int(pid)), 2.0)
+    killed = [int(pid) for pid in pids.read_text().split()]
+    assert len(killed) == 2
+    wait_for(lambda: not any(map(alive, killed)), 2.0)
 
 
 def test_children_of_one_that_ended_well_are_its_own_affair(tmp_path: Path) -> None:

@@ -268,8 +268,8 @@ class Protect:
 
 
 @dataclass(frozen=True)
-class Alerts:
-    """[alerts]: where they are told; empty means not."""
+class Routing:
+    """Of [alerts]: where they are told; empty means not."""
 
     journal: bool
     alertmanager: Tuple[str, ...]
@@ -279,6 +279,11 @@ class Alerts:
     resend_s: float
     timeout_s: float
     runbook: str
+
+
+@dataclass(frozen=True)
+class Alerts(Routing):
+    """[alerts]."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Callable, Dict, List, Sequence, Tuple
 
 from writebackd.alert.values import Alert
-from writebackd.policy.schema import Alerts
+from writebackd.policy.schema import Routing
 
 from .alertmanager import Alertmanager
 from .hook import hook_route
@@ -28,7 +29,7 @@ class Routes:
     bound: a dead one delays neither the caller nor the others.
     """
 
-    def __init__(self, settings: Alerts, host: str = "") -> None:
+    def __init__(self, settings: Routing, host: str = "") -> None:
         """Start the routes. `host` is what receivers are told it is about, else its name."""
         self.host = host or os.uname().nodename
         self._tracker = Tracker()
@@ -40,13 +41,13 @@ class Routes:
         """The address of the runbook, without the section."""
         return self._runbook
 
-    def reload(self, settings: Alerts) -> None:
+    def reload(self, settings: Routing) -> None:
         """Other settings: a route that stays the same goes on, with what waits in it.
 
         One that is new is told what happens from now on, an Alertmanager also what stands. One
         that is no more tells what waits, and ends.
         """
-        self._runbook = settings.runbook or RUNBOOK
+        self._runbook = settings.runbook or installed_runbook()
         before, self._routes = self._routes, {}
         for key, make in self._wanted(settings):
             route = before.pop(key, None)
@@ -57,7 +58,7 @@ class Routes:
         for route in before.values():
             route.end()
 
-    def _wanted(self, settings: Alerts) -> List[Tuple[_Key, Callable[[], Route]]]:
+    def _wanted(self, settings: Routing) -> List[Tuple[_Key, Callable[[], Route]]]:
         host, book, limit_s = self.host, self._runbook, settings.timeout_s
         wanted: List[Tuple[_Key, Callable[[], Route]]] = []
         if settings.journal:
@@ -102,3 +103,12 @@ class Routes:
             route.end()
         ended = [route.join(deadline - time.monotonic()) for route in self._routes.values()]
         return all(ended) and not any(state.lost or state.waiting for state in self.states())
+
+
+def installed_runbook() -> str:
+    """The address of the runbook beside this program: of the checkout, or below its prefix."""
+    here = Path(__file__).resolve().parents
+    for page in (here[4] / "docs", here[5] / "share/doc/writebackd/docs"):
+        if (page / "runbook.md").is_file():
+            return (page / "runbook.md").as_uri()
+    return RUNBOOK

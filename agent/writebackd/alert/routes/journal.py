@@ -8,6 +8,7 @@ import os
 from functools import partial
 from typing import Any, Callable, Dict, Optional
 
+from writebackd import journal
 from writebackd.alert.values import Alert, Culprit, Severity
 
 from .ids import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
@@ -17,40 +18,27 @@ from .words import headline, line, runbook_of, who
 
 log = logging.getLogger(__name__)
 
-# Without it sd_journal_send(3) says that all went well.
-SOCKET = "/run/systemd/journal/socket"
-
 MESSAGE_IDS = {What.BEGIN: ALERT_BEGIN, What.CHANGE: ALERT_CHANGE, What.END: ALERT_END}
 # syslog(3): crit, warning, notice.
 _PRIORITY = {Severity.CRITICAL: 2, Severity.WARNING: 4}
 _OVER = 5
 _LEVEL = {2: logging.CRITICAL, 4: logging.WARNING, 5: logging.INFO}
 
-Send = Callable[..., None]
+Send = Callable[[journal.Fields], None]
 
 
-def journal_route(runbook: str, send: Optional[Send] = None) -> Teller:
-    """`send` is systemd.journal.send, or stands in for it."""
-    native = send or _native()
-    return Teller("journal", SOCKET if native else "the log", partial(_send, runbook, native))
-
-
-def _native() -> Optional[Send]:
-    if not os.path.exists(SOCKET):
-        return None
-    try:
-        from systemd.journal import send
-    except ImportError:
-        return None
-    native: Send = send
-    return native
+def journal_route(runbook: str, send: Send = journal.send) -> Teller:
+    """Where there is no journald, the log is told."""
+    there = journal.is_there()
+    target = journal.SOCKET if there else "the log"
+    return Teller("journal", target, partial(_send, runbook, send if there else None))
 
 
 def _send(runbook: str, native: Optional[Send], happening: Happening) -> None:
-    """Raises OSError. journald that hangs holds up this thread and nothing else."""
+    """Raises OSError."""
     found = fields(happening, runbook)
     if native is not None:
-        native(**found)
+        native(found)
     if native is None or "JOURNAL_STREAM" not in os.environ:
         # Somebody may be looking at standard error, which is not the journal then.
         log.log(_LEVEL[found["PRIORITY"]], "%s", found["MESSAGE"])
@@ -89,7 +77,11 @@ def fields(happening: Happening, runbook: str) -> Dict[str, Any]:
 def _facts(alert: Alert) -> Dict[str, str]:
     """FACT_SYNC_RATE=12.5 and so on; letters that a field's name may have."""
     facts = alert.evidence.facts if alert.evidence is not None else ()
-    return {f"FACT_{name.upper()}": f"{value:g}" for name, value in facts if name.isidentifier()}
+    return {
+        f"FACT_{name.upper()}": f"{value:g}"
+        for name, value in facts
+        if name.isidentifier() and name.isascii()
+    }
 
 
 def _culprit(culprit: Culprit) -> Dict[str, str]:
