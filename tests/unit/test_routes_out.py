@@ -353,6 +353,13 @@ def test_children_of_one_that_ended_well_are_its_own_affair(tmp_path: Path) -> N
     os.kill(pid, signal.SIGKILL)
 
 
+def test_where_memory_runs_out_it_goes_before_the_agent(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    hook = script(tmp_path / "hook", f"sleep 0.1; cat /proc/$$/oom_score_adj >{out}")
+    run_program([hook], b"", 5.0)
+    assert out.read_text() == "500\n"
+
+
 def test_output_is_bounded_and_told_where_it_failed(tmp_path: Path) -> None:
     hook = script(tmp_path / "hook", "yes 0123456789 | head -c 30000000; exit 3")
     with pytest.raises(Refused, match="exit code 3: 0123456789 / 0123456789") as caught:

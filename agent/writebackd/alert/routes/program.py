@@ -46,6 +46,7 @@ def run_program(argv: Sequence[str], text: bytes, limit_s: float) -> None:
             )
         except OSError as error:
             raise RouteError(f"cannot be started: {error.strerror or error}") from None
+        _let_it_be_killed_first(child.pid)
         assert child.stdout is not None
         stack.callback(child.stdout.close)
         os.set_blocking(child.stdout.fileno(), False)
@@ -61,6 +62,12 @@ def run_program(argv: Sequence[str], text: bytes, limit_s: float) -> None:
         if child.returncode < 0:
             how = f"ended by signal {-child.returncode}"
         raise Refused(_said(how, output))
+
+
+def _let_it_be_killed_first(pid: int) -> None:
+    """It inherits OOMScoreAdjust=-900, and in the unit's MemoryMax= the agent is the largest."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/oom_score_adj", "w") as file:
+        file.write("500")
 
 
 def _watch(child: "subprocess.Popen[bytes]", pipe: int, deadline: float) -> bytes:
