@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from hashlib import sha256
 from typing import List, Sequence
 
 from .program import run_program
@@ -39,9 +38,10 @@ def message(happening: Happening, to: Sequence[str], host: str, runbook: str) ->
     What comes from elsewhere (names of processes and devices) has no line ends left by
     words.line, and EmailMessage refuses a header that has one.
     """
-    # Half a megabyte that is only there when mail is.
+    # Megabytes, with OpenSSL, that are only there when mail is.
     from email.message import EmailMessage
     from email.utils import format_datetime, localtime
+    from hashlib import sha256
 
     alert = happening.alert
     mail = EmailMessage()
