@@ -149,7 +149,7 @@ def test_the_screen_has_what_is_needed_at_3_am(daemon: Callable[..., None], run:
     flat = " ".join(out.split())
     for said in (
         "what syncs 12/s against 340/s, p99 2.1 s against 3 ms",
-        "why writeback-flood (over 15s: sync_rate 12, fsync_p99_s 2.1)",
+        "why writeback-flood (over 15s: sync_rate 12, fsync_p99 2100 ms)",
         "who dd (pid 4242, backup.service), 296M/s: dd if=/dev/zero of=/backup/x",
         "done limit 4.0G -> 15M",
         "runbook https://wiki/r#collapse",
@@ -204,6 +204,14 @@ def test_what_stands_is_not_past(tmp_path: Path) -> None:
     active = telling_json(replace(samples.guard(), alerts=(FLOOD,)))["active"]
     assert [each["end"] for each in past_json(records, active)] == [WALL_S + 60]
     assert [each["end"] for each in past_json(records, [])] == [WALL_S + 60, None]
+
+
+def test_one_that_the_daemon_died_in_is_past_when_it_stands_again(tmp_path: Path) -> None:
+    kept(tmp_path, [FLOOD])
+    kept(tmp_path, [], [FLOOD])
+    active = telling_json(replace(samples.guard(), alerts=(FLOOD,)))["active"]
+    records = read_alerts(tmp_path / "history.db", 100)
+    assert [(each["began"], each["end"]) for each in past_json(records, active)] == [(WALL_S, None)]
 
 
 @pytest.mark.parametrize(

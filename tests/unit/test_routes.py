@@ -35,7 +35,7 @@ from writebackd.alert.routes.route import (
     Teller,
 )
 from writebackd.alert.routes.track import Happening, Tracker, What
-from writebackd.alert.routes.words import happening_json, headline, line, runbook_of, who
+from writebackd.alert.routes.words import fact, happening_json, headline, line, runbook_of, who
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +127,22 @@ def test_a_culprit_is_what_is_known_of_it() -> None:
     assert who(Culprit()) == "an unknown process"
     assert who(Culprit(unit="a.service")) == "a.service"
     assert who(Culprit(comm="dd", cgroup="/x")) == "dd (cgroup /x)"
+
+
+@pytest.mark.parametrize(
+    "name, value, said",
+    [
+        ("sync_rate", 12.0, "sync_rate 12"),
+        ("write_rate", 123456789.0, "write_rate 123,456,789"),
+        ("backlog_bytes", 67108864.0, "backlog 64M"),
+        ("waited_share", 0.876, "waited 88 %"),
+        ("fsync_mean_s", 0.0123, "fsync_mean 12 ms"),
+        ("oldest_fsync_s", 95.0, "oldest_fsync 1m35s"),
+        ("x_s", float("nan"), "x_s -"),
+    ],
+)
+def test_figures_have_units(name: str, value: float, said: str) -> None:
+    assert fact(name, value) == said
 
 
 def test_headlines() -> None:
@@ -232,6 +248,20 @@ def test_the_bound_keeps_the_newest_and_counts_the_rest(sink: Sink) -> None:
     sink.gate.set()
     wait_for(lambda: len(sink.got) == MAX_WAITING)
     assert ids(sink) == [0, *range(45, MAX_WAITING + 44)]
+
+
+def test_the_one_on_its_way_is_not_dropped_for_the_bound(sink: Sink) -> None:
+    sink.gate.clear()
+    sink.error = RouteError("dead")
+    route = teller(sink)
+    route.take(numbered(1), (), WALL_S)
+    wait_for(lambda: sink.tries == 1)
+    route.take(numbered(MAX_WAITING + 5, 1), (), WALL_S)
+    sink.gate.set()
+    wait_for(lambda: sink.tries == 2)
+    sink.error = None
+    wait_for(lambda: len(sink.got) == MAX_WAITING)
+    assert ids(sink)[:2] == [0, 7]
 
 
 def test_what_is_refused_for_good_does_not_hold_up_the_rest(sink: Sink) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from writebackd import human
-from writebackd.alert.routes.words import who
+from writebackd.alert.routes.words import fact, who
 from writebackd.alert.values import Culprit
 from writebackd.cli.client import request
 from writebackd.cli.exits import GOOD, NO_DAEMON, CommandError
@@ -148,10 +148,7 @@ def _why(alert: Json) -> str:
     evidence = alert["evidence"]
     if not evidence or not evidence["facts"]:
         return str(alert["cause"])
-    facts = ", ".join(
-        f"{name} {human.UNKNOWN if value is None else format(value, '.4g')}"
-        for name, value in evidence["facts"].items()
-    )
+    facts = ", ".join(fact(name, value) for name, value in evidence["facts"].items())
     span = human.duration(max(0.0, evidence["end"] - evidence["begin"]))
     return f"{alert['cause']} (over {span}: {facts})"
 

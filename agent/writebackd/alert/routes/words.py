@@ -107,8 +107,21 @@ def happening_json(happening: Happening, host: str, base: str = RUNBOOK) -> Dict
     }
 
 
+def fact(name: str, value: Optional[float]) -> str:
+    """A figure of the evidence, as people read it; its unit is the end of its name."""
+    if value is None or not math.isfinite(value):
+        return f"{name} {human.UNKNOWN}"
+    for end, text in (("_bytes", human.size(value)), ("_share", human.percent(value))):
+        if name.endswith(end):
+            return f"{name[: -len(end)]} {text}"
+    if name.endswith("_s"):
+        text = f"{human.milliseconds(value)} ms" if value < 10 else human.duration(value)
+        return f"{name[:-2]} {text}"
+    return f"{name} {value:.4g}" if abs(value) < 1e4 else f"{name} {value:,.0f}"
+
+
 def fact_lines(alert: Alert) -> Optional[str]:
-    """The evidence in one line: sync_rate 12, baseline_sync_rate 340; None: there is none."""
+    """The evidence in one line: sync_rate 12, fsync_p99 2100 ms; None: there is none."""
     if alert.evidence is None or not alert.evidence.facts:
         return None
-    return line(", ".join(f"{name} {value:.4g}" for name, value in alert.evidence.facts))
+    return line(", ".join(fact(name, value) for name, value in alert.evidence.facts))
