@@ -343,8 +343,8 @@ class Policy:
     objective: Objective
     levers: Levers
     protect: Protect
-    devices: Devices
     alerts: Alerts
+    devices: Devices
     probe: Probe
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).
     origins: Mapping[Tuple[str, str], str] = field(compare=False)
