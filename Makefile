@@ -14,6 +14,7 @@ SYSCONFDIR ?= /etc
 PYTHON ?= /usr/bin/python3
 LIB := $(PREFIX)/lib/writebackd
 UNITS := $(PREFIX)/lib/systemd/system
+CATALOG := $(PREFIX)/lib/systemd/catalog
 DOC := $(PREFIX)/share/doc/writebackd
 D := $(DESTDIR)
 BTF ?=
@@ -44,7 +45,7 @@ launcher = printf '%s\n' '\#!$(PYTHON) -I' 'import sys' 'sys.path.insert(0, "$(L
 
 install:
 	install -d '$(D)$(PREFIX)/bin' '$(D)$(LIB)/policies.d' '$(D)$(UNITS)' '$(D)$(DOC)' \
-		'$(D)$(SYSCONFDIR)/writebackd/policies.d'
+		'$(D)$(CATALOG)' '$(D)$(SYSCONFDIR)/writebackd/policies.d'
 	rm -rf '$(D)$(LIB)/writebackd'
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 		--no-compile --upgrade --root-user-action=ignore --target '$(D)$(LIB)' .
@@ -59,13 +60,17 @@ install:
 			"systemd/$$unit" > '$(D)$(UNITS)'/"$$unit" && \
 		chmod 644 '$(D)$(UNITS)'/"$$unit" || exit 1; \
 	done
+	sed 's|/usr/share/|$(PREFIX)/share/|' systemd/writebackd.catalog \
+		> '$(D)$(CATALOG)'/writebackd.catalog
+	chmod 644 '$(D)$(CATALOG)'/writebackd.catalog
 	cp -R README.md LICENSE docs '$(D)$(DOC)'
 
 # Policies and drop-ins in $(SYSCONFDIR) are the admin's and stay.
 uninstall:
 	rm -rf '$(D)$(LIB)' '$(D)$(DOC)'
 	rm -f '$(D)$(PREFIX)/bin/writebackd' '$(D)$(PREFIX)/bin/writebackctl' \
-		'$(D)$(UNITS)/writebackd.service' '$(D)$(UNITS)/writebackd-watch.service'
+		'$(D)$(UNITS)/writebackd.service' '$(D)$(UNITS)/writebackd-watch.service' \
+		'$(D)$(CATALOG)/writebackd.catalog'
 
 clean:
 	rm -rf build agent/writebackd/_bpf agent/writebackd.egg-info

@@ -27,6 +27,7 @@ from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
 from writebackd.alert.detect import detect, unread
+from writebackd.alert.routes import Routes
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName
 from writebackd.control.decide import HURRY, decide, released
@@ -55,7 +56,8 @@ from writebackd.model import (
 )
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
-from writebackd.report.events import events_of
+from writebackd.report import entry
+from writebackd.report.events import alert_events, events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.metrics import alerts_of
@@ -146,6 +148,7 @@ class Daemon:
         self._alerts = AlertMemory(sighted=self._wanted_probe != "procfs")
         self._command_lines = CommandLines(self._files)
         self._history = History(options.state_dir / HISTORY)
+        self._routes = Routes(self.policy.alerts)
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
@@ -212,6 +215,7 @@ class Daemon:
             self._signals.close()
             self._off_switch.close()
             self._sampler.probe.close()
+            self._routes.close(timeout_s=1.0)
             self._keeper.keep(self._memory, time.time())
             self._keeper.close(timeout=1.0)
             if self._textfile is not None:
@@ -364,7 +368,10 @@ class Daemon:
     def _act(self, decision: Decision, was_yielded: Optional[str]) -> Tuple[Action, ...]:
         if self._memory.yielded is not None:
             if was_yielded is None:
-                log.warning("%s: %s: yielding", FOREIGN_WRITER, self._memory.yielded)
+                log.warning(
+                    "%s: %s: yielding", FOREIGN_WRITER, self._memory.yielded,
+                    extra=entry.foreign_limits(self._memory.intrusions),
+                )
                 return self._log_actions(self._actuator.yield_())
             # What went home in the background comes to its end here.
             return self._log_actions(self._actuator.apply_settings(()))
@@ -374,7 +381,7 @@ class Daemon:
             actions = self._actuator.apply(decision.limit_bytes, decision.background_bytes)
         just_restarted = _boottime() < self._memory.hold_until_s
         actions += self._actuator.apply_settings(decision.settings, just_restarted)
-        return self._log_actions(actions)
+        return self._log_actions(actions, decision.reason)
 
     def _hold(self, error: Exception) -> None:
         """Blind for a tick: keep what is set; for longer: back to the originals."""
@@ -394,6 +401,7 @@ class Daemon:
             last = self._snapshot
             alerts = unread(last.alerts, last.sample.wall_s, problem)
             self._snapshot = replace(last, alerts=alerts)
+            self._tell(alerts, time.time())
         self._show_problem(problem)
 
     def _show_problem(self, problem: str, sample: Optional[Sample] = None) -> None:
@@ -429,17 +437,22 @@ class Daemon:
                 log.warning(
                     "%s: %s set %s=%s: let go",
                     FOREIGN_WRITER, writer.who, write.lever, write.value,
+                    extra=entry.foreign(writer),
                 )
         return tuple(named)
 
-    def _log_actions(self, actions: Tuple[Action, ...]) -> Tuple[Action, ...]:
+    def _log_actions(self, actions: Tuple[Action, ...], reason: str = "") -> Tuple[Action, ...]:
+        """Each that was done, for the `reason` of a decision, or else as the way back."""
         failed: Dict[str, List[str]] = {}
         for action in actions:
             error = None if action.ok else str(action.error)
             if error is not None and self._refusals.get(action.lever) != error:
                 failed.setdefault(error, []).append(f"{action.lever}={action.new}")
             elif error is None and not self._actuator.dry_run:
-                log.info("%s %s -> %s", action.lever, action.old, action.new)
+                log.info(
+                    "%s %s -> %s", action.lever, action.old, action.new,
+                    extra=entry.lever(action, reason),
+                )
             if error is None:
                 self._refusals.pop(action.lever, None)
             else:
@@ -463,6 +476,8 @@ class Daemon:
         alerts, self._alerts = detect(
             self.policy, self._alerts, sample, estimates, decision, self._memory
         )
+        alerts = self._with_command_lines(alerts)
+        self._tell(alerts, sample.wall_s)
         snapshot = Snapshot(
             version=__version__,
             mode=self._memory.mode,
@@ -486,7 +501,9 @@ class Daemon:
             off=str(self._off) if self._off is not None else None,
             messages=(*self._messages, *filter(None, (self._rivals.error,))),
             rivals=self._rivals.found,
-            alerts=self._with_command_lines(alerts),
+            alerts=alerts,
+            routes=self._routes.states(),
+            runbook=self._routes.runbook,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
@@ -534,6 +551,11 @@ class Daemon:
         if missing:
             lines.ask(missing)
         return tuple(named)
+
+    def _tell(self, alerts: Tuple[Alert, ...], wall_s: float) -> None:
+        happened = self._routes.tell(alerts, wall_s)
+        for event in alert_events(happened, self._routes.host, self._routes.runbook):
+            self._history.record(event)
 
     # ---- parts that change ---------------------------------------------
 
@@ -616,6 +638,7 @@ class Daemon:
             if mode is not self._memory.mode:
                 self._set_mode(mode)
         self._actuator.set_on_exit(policy.on_exit)
+        self._routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 
     def _set_mode(self, mode: Mode) -> Tuple[Action, ...]:

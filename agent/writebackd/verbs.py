@@ -25,6 +25,7 @@ from writebackd.report.status import (
     verify_json,
     why_json,
 )
+from writebackd.report.telling import telling_json
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,8 @@ class Verbs:
             return devices_json(snapshot)
         if verb == "why":
             return why_json(snapshot, text_argument(args, "device"))
+        if verb == "alerts":
+            return telling_json(snapshot)
         if verb == "verify":
             return self._verify(snapshot)
         if verb == "metrics":

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import List
 
@@ -67,3 +68,46 @@ def test_each_capability_is_needed() -> None:
     for left_out in names:
         fewer = ",".join(["-all", *(f"+{name}" for name in names if name != left_out)])
         assert probe_with(fewer) != full, f"{left_out} is not needed"
+
+
+# A hook that hangs with a child, run as the routes of alerts run it.
+RUN_HOOK = """
+import sys
+from writebackd.alert.routes.program import run_program
+from writebackd.alert.routes.route import Refused
+try:
+    run_program([sys.argv[1]], b"{}", 3.0)
+except Refused as error:
+    print(error)
+"""
+
+
+def alive(pid: str) -> bool:
+    """Whether it runs; a zombie that nobody has looked at yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_hooks_can_be_started_and_killed(tmp_path: Path) -> None:
+    hook, seen = tmp_path / "hook", tmp_path / "seen"
+    mine = "$(cat /proc/$$/oom_score_adj)"
+    hook.write_text(
+        "#!/bin/sh\nsleep 60 &\n"
+        f'until [ "{mine}" = 500 ]; do sleep 0.01; done; echo $$ $! >{seen}; wait\n'
+    )
+    hook.chmod(0o755)
+    names = bounding_set()
+    capabilities = ",".join(["-all", *(f"+{name}" for name in names)])
+    confined = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", "--no-new-privs"]
+    result = subprocess.run(
+        [*confined, sys.executable, "-c", RUN_HOOK, str(hook)],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert result.stdout.strip() == "killed: not done within 3 s", result.stderr
+    # Its child as well.
+    deadline = time.monotonic() + 5.0
+    while any(map(alive, seen.read_text().split())):
+        assert time.monotonic() < deadline, "not killed"
+        time.sleep(0.05)

@@ -43,7 +43,7 @@ def test_a_flood_is_blamed_on_who_writes_it() -> None:
     assert found.alert is not None and found.alert.cause is Cause.FLOOD
     culprit = found.alert.culprits[0]
     assert (culprit.pid, culprit.comm, culprit.unit) == (4711, "dd", "flood.service")
-    assert culprit.rate is not None and culprit.rate > 20e6
+    assert culprit.dirty_rate is not None and culprit.dirty_rate > 20e6
     assert found.alert.evidence is not None
     facts = dict(found.alert.evidence.facts)
     assert facts["sync_rate"] < 0.3 * facts["baseline_sync_rate"]

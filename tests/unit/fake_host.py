@@ -150,6 +150,7 @@ class Rig:
 
     def close(self) -> None:
         """As a kill: nothing is put back."""
+        self.daemon._routes.close(1.0)
         self.daemon._keeper.close(1.0)
         self.daemon._history.close(1.0)
         self.daemon._topology.close()

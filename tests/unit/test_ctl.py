@@ -157,8 +157,8 @@ def test_json_is_the_data_only_and_follows_the_schema(
 
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
-        "status", "devices", "why", "verify", "metrics", "mode", "pin", "restore", "doctor",
-        "history", "policy-list", "policy-show", "policy-check", "policy-match",
+        "status", "devices", "why", "alerts", "verify", "metrics", "mode", "pin", "restore",
+        "doctor", "history", "policy-list", "policy-show", "policy-check", "policy-match",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -267,7 +267,8 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 
 VERBS = {
-    "status", "devices", "why", "metrics", "history", "observe", "enforce", "pin", "release",
+    "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
+    "release",
     "verify", "watch", "restore", "doctor", "policy",
 }  # fmt: skip
 

@@ -38,6 +38,11 @@ GOOD = [
     (units.parse_device, "8:16", "8:16"),
     (units.parse_devices, "sda  dm-0\tloop*", ("sda", "dm-0", "loop*")),
     (units.parse_devices, "", ()),
+    (units.parse_urls, "http://a:9093  https://[::1]/x", ("http://a:9093", "https://[::1]/x")),
+    (units.parse_urls, "", ()),
+    (units.parse_addresses, "root ops+x@example.org", ("root", "ops+x@example.org")),
+    (units.parse_path, "/usr/local/bin/page", "/usr/local/bin/page"),
+    (units.parse_path, "", ""),
 ]
 
 # The last column is the part of the message that tells what to do.
@@ -71,6 +76,22 @@ BAD = [
     (units.parse_device, "", "write it like sda"),
     (units.parse_devices, "sda,sdb", "write it like sda"),
     (units.parse_devices, "sda sdb sda", "remove one"),
+    (units.parse_url, "10.0.0.5:9093", "write it like http://127.0.0.1:9093"),
+    (units.parse_url, "ftp://a", "not a URL of http or https"),
+    (units.parse_url, "http://", "write it like http://127.0.0.1:9093"),
+    (units.parse_url, "http://a:99999", "is not a URL"),
+    (units.parse_url, "http://[::1", "is not a URL"),
+    (units.parse_url, "http://root:secret@a", "leave it out"),
+    (units.parse_url, "http://a/?x=1", "leave out what follows"),
+    (units.parse_url, "http://a/\r\nX: y", "is not a URL"),
+    (units.parse_urls, "http://a http://a", "remove one"),
+    (units.parse_urls, "http://a http://b http://c http://d http://e", "4 at most"),
+    (units.parse_addresses, "-oQ/tmp", "write it like root"),
+    (units.parse_addresses, "a@b,c@d", "write it like root"),
+    (units.parse_addresses, "a@b@c", "write it like root"),
+    (units.parse_addresses, "root root", "remove one"),
+    (units.parse_path, "bin/page", "not an absolute path"),
+    (units.parse_path, "/bin/page\x00", "not an absolute path"),
 ]
 
 
@@ -149,6 +170,9 @@ PARSERS = [
     units.parse_switch,
     units.parse_device,
     units.parse_devices,
+    units.parse_urls,
+    units.parse_addresses,
+    units.parse_path,
 ]
 
 

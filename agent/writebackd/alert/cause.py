@@ -144,7 +144,7 @@ def _culprit(task: TaskSample, rate: float) -> Culprit:
         cgroup=task.cgroup,
         unit=unit_in(task.cgroup),
         container=container_in(task.cgroup),
-        rate=rate,
+        dirty_rate=rate,
     )
 
 

@@ -51,7 +51,7 @@ class Culprit:
     cgroup: Optional[str] = None  # path below the v2 root
     unit: Optional[str] = None  # systemd's name: backup.service
     container: Optional[str] = None  # id
-    rate: Optional[float] = None  # bytes per second that it dirtied
+    dirty_rate: Optional[float] = None  # bytes per second that it dirtied
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def _one(culprit: Culprit) -> str:
     elif culprit.cgroup:
         text += f", cgroup {culprit.cgroup}"
     text += ")"
-    return text + (f" {human.size(culprit.rate)}/s" if culprit.rate is not None else "")
+    return text + (f" {human.size(culprit.dirty_rate)}/s" if culprit.dirty_rate is not None else "")
 
 
 def collapsed(

@@ -19,6 +19,7 @@ examples:
   writebackctl status               what it does right now, on one screen
   writebackctl why sda              how it came to sda's target
   writebackctl --json status        the same as data
+  writebackctl alerts               what is wrong, who did it, what to do
   writebackctl history --since 1h   what it did in the last hour
   sudo writebackctl observe         put the limits found back, only watch
   sudo writebackctl pin 15M         a fixed limit, until `release` or restart
@@ -27,7 +28,8 @@ examples:
   writebackctl doctor               can it run here, and what stands in its way
 
 exit codes: 0 good; 1 bad news (verify, doctor, restore); 2 wrong use or wrong
-configuration; 3 no daemon to talk to; 4 not permitted"""
+configuration; 3 no daemon to talk to; 4 not permitted; `alerts --check` answers
+as Nagios plugins do"""
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -104,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     why.add_argument(
         "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
     )
+    _add_alerts(verb("alerts", "alerts:alerts", "show what is wrong, and what was"))
     _add_history(verb("history", "history:history", "show what happened"))
     verb("observe", "steering:mode", "put the limits found back and only watch")
     verb("enforce", "steering:mode", "set limits (again), also after a yield")
@@ -129,6 +132,20 @@ def _parser() -> argparse.ArgumentParser:
     verb("doctor", "doctor:doctor", "check whether this host can run writebackd; no daemon needed")
     _add_policy(verb("policy", "", "list, show, check or match policy files"), common)
     return parser
+
+
+def _add_alerts(alerts: argparse.ArgumentParser) -> None:
+    alerts.add_argument(
+        "--check", action="store_true",
+        help="a line for Nagios and its exit codes: 0 good, 1 warning, 2 critical, 3 not known",
+    )  # fmt: skip
+    alerts.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    alerts.add_argument(
+        "--limit", type=_positive, default=10, metavar="N", help="the last N past ones (default 10)"
+    )
+    alerts.add_argument(
+        "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
+    )
 
 
 def _add_history(history: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence
 
-from writebackd import __version__
+from writebackd import __version__, journal
 from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
@@ -190,12 +190,11 @@ def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener
     """Log through a thread: a stuck terminal or journal must not stop the loop."""
     target: logging.Handler
     if os.environ.get("JOURNAL_STREAM"):
-        try:
-            from systemd.journal import JournalHandler
-
-            target = JournalHandler(SYSLOG_IDENTIFIER="writebackd")
-        except ImportError:
+        if journal.is_there():
+            target = journal.JournalHandler()
+        else:
             target = logging.StreamHandler()
+            target.setFormatter(journal.PriorityFormatter())
     else:
         target = logging.StreamHandler()
         target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -30,6 +30,8 @@ def history(options: argparse.Namespace) -> int:
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
     answer = [asdict(event) for event in events]
+    for event in answer:
+        del event["alert"]  # is for the verb alerts
     if options.json:
         show_json({"events": answer})
     else:

@@ -61,6 +61,9 @@ DEVICES = Kind("devices", units.parse_devices, units.format_devices, "sda dm-*")
 UNITS = Kind("units", units.parse_units, units.format_devices, "ssh.service backup-*.service")
 ADDRESS = Kind("address", units.parse_address, units.format_address, "127.0.0.1:9900")
 TEXTFILE = Kind("path", units.parse_textfile, units.format_textfile, "/run/writebackd/host.prom")
+URLS = Kind("URLs", units.parse_urls, units.format_devices, "http://127.0.0.1:9093")
+ADDRESSES = Kind("addresses", units.parse_addresses, units.format_devices, "root ops@example.org")
+PATH = Kind("path", units.parse_path, _text, "/usr/local/bin/page")
 TEXT = Kind("text", _text, _text, "some text")
 DRIVERS_RULE = Kind("rule", rules.parse_drivers, rules.format_rule, "40: nvme")
 CACHE_RULE = Kind("rule", rules.parse_cache, rules.format_rule, "40: controller")
@@ -222,6 +225,26 @@ KEYS: Tuple[Key, ...] = (
         "The least time for which an alert stands."),
     Key("alerts", "quiet", TIME, "2min", "0s", "1h",
         "No new alert for so long after boot and after a resume, but for FOREIGN_WRITER."),
+    Key("alerts", "journal", SWITCH, "on", "", "",
+        "Tell alerts to the journal, or the log where there is none; see [routes](routes.md)."),
+    Key("alerts", "alertmanager", URLS, "", "", "",
+        "Alertmanagers to tell, 4 at most, without the `/api/v2/alerts` at the end.",
+        may_be_empty=True),
+    Key("alerts", "exec", PATH, "", "", "",
+        "A program to run when an alert begins, changes or ends; it gets JSON on its standard "
+        "input.", may_be_empty=True),
+    Key("alerts", "mail", ADDRESSES, "", "", "",
+        "Whom to send mail when an alert begins, changes or ends.", may_be_empty=True),
+    Key("alerts", "sendmail", PATH, "/usr/sbin/sendmail", "", "",
+        "The program that takes the mail, called with `-t -i`."),
+    # Alertmanager forgets what it has not heard of for three of these.
+    Key("alerts", "resend", TIME, "1min", "30s", "3min",
+        "How often an Alertmanager is told of an alert that stands."),
+    Key("alerts", "timeout", TIME, "10s", "1s", "1min",
+        "Time limit for one try at a route: an answer of Alertmanager, a run of a program."),
+    Key("alerts", "runbook", TEXT, "", "", "",
+        "Address of the runbook in alerts, to which `#collapse` and the like is added; empty: the "
+        "one that was installed.", may_be_empty=True),
     Key("probe", "backend", _choice("auto", "libbpf", "bcc", "procfs"), "auto", "", "",
         "Where measurements come from; `auto` tries the best first, `bcc` is not in this version."),
     Key("probe", "queue-latency", SWITCH, "off", "", "",
@@ -316,7 +339,21 @@ class Protect:
 
 
 @dataclass(frozen=True)
-class Alerts:
+class Routing:
+    """Of [alerts]: where they are told; empty means not."""
+
+    journal: bool
+    alertmanager: Tuple[str, ...]
+    exec: str
+    mail: Tuple[str, ...]
+    sendmail: str
+    resend_s: float
+    timeout_s: float
+    runbook: str
+
+
+@dataclass(frozen=True)
+class Alerts(Routing):
     """[alerts]; shares are 0..1."""
 
     sync_share: float

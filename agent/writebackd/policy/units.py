@@ -13,6 +13,7 @@ from decimal import Decimal
 from fractions import Fraction
 from ipaddress import ip_address
 from typing import Dict, List, Optional, Tuple
+from urllib.parse import urlsplit
 
 # 1024-based, as the kernel's and systemd's sizes are.
 _SIZE: Dict[str, int] = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -28,6 +29,8 @@ _NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,40})?)[ \t]*([^0-9. \t].*)?")
 _GLOB = re.compile(r"(?:[A-Za-z0-9_.:!*?+@-]|\[!?[A-Za-z0-9-]+\])+")
 # Letters that systemd allows in the name of a unit, and those of a glob.
 _UNIT_GLOB = re.compile(r"(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])+")
+# A part before the @ that no shell and no sendmail reads as an option; a local user has no @.
+_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+%-]{0,63}(?:@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")
 _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
 
 # A policy of 1 MiB could hold a quarter of a million patterns, which are compared with each
@@ -237,6 +240,57 @@ def parse_units(text: str) -> Tuple[str, ...]:
             )
     _refuse_twice(globs)
     return globs
+
+
+# Each has a thread of its own, of the 24 tasks that the unit may have.
+MOST_URLS = 4
+
+
+def parse_url(text: str) -> str:
+    """An http or https URL without a password in it; raises UnitError."""
+    how = "write it like http://127.0.0.1:9093"
+    if not text.isascii() or not text.isprintable() or re.search(r"[ \"<>\\^`{|}]", text):
+        raise UnitError(f"'{shorten(text)}' is not a URL: {how}")
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises ValueError
+    except ValueError:
+        raise UnitError(f"'{shorten(text)}' is not a URL: {how}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UnitError(f"'{shorten(text)}' is not a URL of http or https: {how}")
+    if "@" in parts.netloc:
+        raise UnitError("a URL with a password in it: everybody may read a policy; leave it out")
+    if parts.query or parts.fragment:
+        raise UnitError(f"'{shorten(text)}': leave out what follows ? or #")
+    return text
+
+
+def parse_urls(text: str) -> Tuple[str, ...]:
+    """URLs parted by blanks; raises UnitError."""
+    urls = tuple(parse_url(word) for word in text.split())
+    if len(urls) > MOST_URLS:
+        raise UnitError(f"{len(urls)} URLs, {MOST_URLS} at most")
+    _refuse_twice(urls)
+    return urls
+
+
+def parse_addresses(text: str) -> Tuple[str, ...]:
+    """Mail addresses or local users parted by blanks; raises UnitError."""
+    addresses = tuple(_few(text.split()))
+    for address in addresses:
+        if not _ADDRESS.fullmatch(address):
+            raise UnitError(
+                f"'{shorten(address)}' is not a mail address: write it like root or ops@example.org"
+            )
+    _refuse_twice(addresses)
+    return addresses
+
+
+def parse_path(text: str) -> str:
+    """An absolute path; empty: none; raises UnitError."""
+    if text and (not text.startswith("/") or not text.isprintable()):
+        raise UnitError(f"'{shorten(text)}' is not an absolute path: write it like /usr/bin/page")
+    return text
 
 
 def format_devices(globs: Tuple[str, ...]) -> str:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+import json
+from typing import List, Optional, Sequence, Tuple
 
+from writebackd.alert.routes import Happening
+from writebackd.alert.routes.words import happening_json, headline, line
 from writebackd.model import Action, DeviceDecision, Mode
 from writebackd.report.history import Event
 from writebackd.report.snapshot import Snapshot
@@ -49,6 +52,20 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             )
         )
     return events
+
+
+def alert_events(happened: Sequence[Happening], host: str, runbook: str) -> List[Event]:
+    """What happened to alerts, as `history` shows it and as `alerts` reads it again."""
+    return [
+        Event(
+            each.wall_s,
+            "alert",
+            device=each.alert.device,
+            text=f"{headline(each)}: {line(each.alert.summary)}",
+            alert=json.dumps(happening_json(each, host, runbook)),
+        )
+        for each in happened
+    ]
 
 
 def _decision(now: Snapshot, decision: DeviceDecision) -> Event:

@@ -11,13 +11,14 @@ import queue
 import sqlite3
 import threading
 import time
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 50_000
+MAX_ALERTS = 5_000  # begins, changes and ends; in a table of their own, which decisions don't fill
 # Events that may wait for a stuck disk: some minutes' worth, well below 1 MB.
 MAX_WAITING = 2048
 _VERSION = 1
@@ -32,7 +33,7 @@ class Event:
     """One line of history; None where a figure does not apply or is not known."""
 
     wall_s: float
-    kind: str  # decision, action, mode, foreign, start, stop
+    kind: str  # decision, action, mode, foreign, alert, start, stop
     device: Optional[str] = None
     decision_id: Optional[str] = None
     state: Optional[str] = None
@@ -44,18 +45,25 @@ class Event:
     fsync_p50_s: Optional[float] = None
     fsync_p99_s: Optional[float] = None
     text: str = ""
+    # What alerts_since() gives back, as JSON: not a column of the events.
+    alert: Optional[str] = None
 
 
 class HistoryError(Exception):
     """The history cannot be read; the message says what to do."""
 
 
-_COLUMNS = tuple(field.name for field in fields(Event))
+_COLUMNS = tuple(field.name for field in fields(Event) if field.name != "alert")
 _CREATE = (
     "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
     " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
     " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
     " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL)"
+)
+# Beside the events since a later release than those: an earlier one leaves it alone.
+_CREATE_ALERTS = (
+    "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
+    " alert TEXT NOT NULL)"
 )
 _INSERT = "INSERT INTO events ({}) VALUES ({})".format(
     ", ".join(_COLUMNS), ", ".join("?" for _ in _COLUMNS)
@@ -135,6 +143,7 @@ class History:
                     "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?",
                     (self._max_rows,),
                 )
+                _store_alerts(self._database, batch)
         except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             self._complain(error)
             # A bare DatabaseError is "malformed" or "not a database"; the rest
@@ -190,6 +199,14 @@ def read_history(
         query += " WHERE " + " AND ".join(where)
     query += " ORDER BY id DESC LIMIT ?"
     values.append(-1 if limit is None else limit)
+    rows = _query(path, query, values)
+    whole = [row for row in reversed(rows) if _makes_sense(row)]
+    if len(whole) < len(rows):
+        log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
+    return [Event(*row) for row in whole]
+
+
+def _query(path: Path, query: str, values: Sequence[object]) -> List[Tuple[Any, ...]]:
     try:
         path.stat()
     except PermissionError:
@@ -201,16 +218,36 @@ def read_history(
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
         try:
-            rows = database.execute(query, values).fetchall()
+            return database.execute(query, values).fetchall()
         finally:
             database.close()
     # UnicodeDecodeError: of SQLite's own message, which quotes the damaged schema.
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise HistoryError(f"{path}: {error}; if this stays, restart writebackd") from error
-    whole = [row for row in reversed(rows) if _makes_sense(row)]
-    if len(whole) < len(rows):
-        log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
-    return [Event(*row) for row in whole]
+
+
+def read_alerts(path: Path, limit: int) -> List[str]:
+    """The last `limit` records of alerts, oldest first, each as the JSON that was kept.
+
+    None at all where the file is of a release that had no alerts. Raises HistoryError.
+    """
+    query = "SELECT alert FROM alerts ORDER BY id DESC LIMIT ?"
+    try:
+        rows = _query(path, query, [limit])
+    except HistoryError as error:
+        if "no such table" in str(error):
+            return []
+        raise
+    return [row[0] for row in reversed(rows) if isinstance(row[0], str)]
+
+
+def _store_alerts(database: sqlite3.Connection, batch: List[Event]) -> None:
+    rows = [(each.wall_s, _plain(each.alert)) for each in batch if each.alert is not None]
+    if rows:
+        database.executemany("INSERT INTO alerts (wall_s, alert) VALUES (?, ?)", rows)
+        database.execute(
+            "DELETE FROM alerts WHERE id <= (SELECT max(id) FROM alerts) - ?", (MAX_ALERTS,)
+        )
 
 
 def _makes_sense(row: Tuple[object, ...]) -> bool:
@@ -246,6 +283,7 @@ def _open(path: Path) -> sqlite3.Connection:
             raise sqlite3.DatabaseError(f"version {version}, not {_VERSION}")
         with database:
             database.execute(_CREATE)
+            database.execute(_CREATE_ALERTS)
             database.execute(f"PRAGMA user_version={_VERSION}")
         os.chmod(path, 0o644)
         return database
@@ -256,7 +294,8 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _row(event: Event) -> Tuple[object, ...]:
     # Names of devices and processes are bytes: surrogates have no UTF-8 form.
-    return tuple(
-        value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
-        for value in astuple(event)
-    )
+    return tuple(_plain(getattr(event, name)) for name in _COLUMNS)
+
+
+def _plain(value: object) -> object:
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

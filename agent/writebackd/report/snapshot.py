@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
+from writebackd.alert.routes import RouteState
 from writebackd.alert.values import Alert
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
@@ -49,3 +50,5 @@ class Snapshot:
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
     totals: Totals = field(default_factory=Totals)  # counted since the start
     alerts: Tuple[Alert, ...] = ()  # that stand
+    routes: Tuple[RouteState, ...] = ()  # where that is told
+    runbook: str = ""  # its address

@@ -30,6 +30,7 @@ from writebackd.model import (
 from writebackd.report.alerts import alerts_json
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
+from writebackd.report.telling import route_warnings
 
 Json = Dict[str, Any]
 # Name, file, what was written last and what is found.
@@ -357,6 +358,7 @@ def _warnings(snapshot: Snapshot) -> List[str]:
             f"{snapshot.history_dropped} events are missing from the history:"
             f" {snapshot.state_dir} is slow or full"
         )
+    lines += route_warnings(snapshot)
     return list(dict.fromkeys(lines))
 
 

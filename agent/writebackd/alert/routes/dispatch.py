@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""All routes together: told once a tick, waiting for nobody."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Callable, Dict, List, Sequence, Tuple
+
+from writebackd.alert.values import Alert
+from writebackd.policy.schema import Routing
+
+from .alertmanager import Alertmanager
+from .hook import hook_route
+from .journal import journal_route
+from .mail import mail_route
+from .route import Route, RouteState
+from .track import Happening, Tracker
+from .words import RUNBOOK
+
+# What makes a route, and is compared at a reload.
+_Key = Tuple[object, ...]
+
+
+class Routes:
+    """Where alerts are told, as the policy says. Every route has its own thread and its own
+    bound: a dead one delays neither the caller nor the others.
+    """
+
+    def __init__(self, settings: Routing, host: str = "") -> None:
+        """Start the routes. `host` is what receivers are told it is about, else its name."""
+        self.host = host or os.uname().nodename
+        self._tracker = Tracker()
+        self._routes: Dict[_Key, Route] = {}
+        self.reload(settings)
+
+    @property
+    def runbook(self) -> str:
+        """The address of the runbook, without the section."""
+        return self._runbook
+
+    def reload(self, settings: Routing) -> None:
+        """Other settings: a route that stays the same goes on, with what waits in it.
+
+        One that is new is told what happens from now on, an Alertmanager also what stands. One
+        that is no more tells what waits, and ends.
+        """
+        self._runbook = settings.runbook or installed_runbook()
+        before, self._routes = self._routes, {}
+        for key, make in self._wanted(settings):
+            route = before.pop(key, None)
+            if route is None:
+                route = make()
+                route.start()
+            self._routes[key] = route
+        for route in before.values():
+            route.end()
+
+    def _wanted(self, settings: Routing) -> List[Tuple[_Key, Callable[[], Route]]]:
+        host, book, limit_s = self.host, self._runbook, settings.timeout_s
+        wanted: List[Tuple[_Key, Callable[[], Route]]] = []
+        if settings.journal:
+            wanted.append((("journal", book), lambda: journal_route(book)))
+        resend_s = settings.resend_s
+        for url in settings.alertmanager:
+            make = partial(Alertmanager, url, host, book, resend_s, limit_s)
+            wanted.append((("alertmanager", url, book, resend_s, limit_s), make))
+        if settings.exec:
+            wanted.append((
+                ("exec", settings.exec, book, limit_s),
+                lambda: hook_route(settings.exec, host, book, limit_s),
+            ))
+        if settings.mail:
+            wanted.append((
+                ("mail", settings.mail, settings.sendmail, book, limit_s),
+                lambda: mail_route(settings.sendmail, settings.mail, host, book, limit_s),
+            ))
+        return wanted
+
+    def tell(self, active: Sequence[Alert], wall_s: float) -> Tuple[Happening, ...]:
+        """What is wrong as of this tick; the answer is what happened since the last.
+
+        Never blocks. `wall_s` in seconds since 1970.
+        """
+        happened = self._tracker.tell(active, wall_s)
+        for route in self._routes.values():
+            route.take(happened, active, wall_s)
+        return happened
+
+    def states(self) -> Tuple[RouteState, ...]:
+        return tuple(route.state() for route in self._routes.values())
+
+    def close(self, timeout_s: float = 1.0) -> bool:
+        """One more try at what waits, for at most `timeout_s` together. True when all is told.
+
+        What stands is not taken back: Alertmanager keeps it for three resends, within which
+        the next start says it again.
+        """
+        deadline = time.monotonic() + timeout_s
+        for route in self._routes.values():
+            route.end()
+        ended = [route.join(deadline - time.monotonic()) for route in self._routes.values()]
+        return all(ended) and not any(state.lost or state.waiting for state in self.states())
+
+
+def installed_runbook() -> str:
+    """The address of the runbook beside this program: of the checkout, or below its prefix."""
+    here = Path(__file__).resolve().parents
+    for page in (here[4] / "docs", here[5] / "share/doc/writebackd/docs"):
+        if (page / "runbook.md").is_file():
+            return (page / "runbook.md").as_uri()
+    return RUNBOOK

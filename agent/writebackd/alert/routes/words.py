@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""An alert as text and as plain data: every route and the command line say the same. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict
+from typing import Any, Dict, Optional
+
+from writebackd import human
+from writebackd.alert.values import Alert, Culprit
+
+from .track import Happening, What
+
+# Where `make install` puts the manual; `runbook` of [alerts] replaces it.
+RUNBOOK = "file:///usr/share/doc/writebackd/docs/runbook.md"
+
+# A command line may have two megabytes (ARG_MAX); a mail and a label shall not.
+_LONGEST = 512
+# Any user names processes and mounts: nothing that ends a line or moves a cursor.
+_UNPRINTABLE = re.compile(r"[^ -~\u00a1-\u00ac\u00ae-\u1fff\u2070-\ud7ff\uf900-\ufdff]")
+
+
+def line(text: str) -> str:
+    """`text` as one line of bounded length that can be shown anywhere."""
+    plain = _UNPRINTABLE.sub("?", text)
+    return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 3] + "..."
+
+
+def runbook_of(alert: Alert, base: str = RUNBOOK) -> str:
+    """The address of the section on this alert."""
+    return f"{base}#{alert.name.value.lower()}"
+
+
+def where(alert: Alert) -> str:
+    """`sda`, or `the host`."""
+    return "the host" if alert.device is None else line(alert.device)
+
+
+def who(culprit: Culprit) -> str:
+    """A culprit in one line: dd (pid 4242, backup.service), 310M/s: dd if=/dev/zero ..."""
+    name = culprit.comm or culprit.unit or culprit.container or "an unknown process"
+    known = [f"pid {culprit.pid}"] if culprit.pid is not None else []
+    for place in (culprit.unit, culprit.container and f"container {culprit.container[:12]}"):
+        if place and place != name:
+            known.append(place)
+    if culprit.cgroup and not culprit.unit:
+        known.append(f"cgroup {culprit.cgroup}")
+    text = f"{name} ({', '.join(known)})" if known else name
+    if culprit.dirty_rate is not None:
+        text += f", {human.size(culprit.dirty_rate)}/s"
+    return line(f"{text}: {culprit.cmdline}" if culprit.cmdline else text)
+
+
+def headline(happening: Happening) -> str:
+    """One line that says it all but the numbers."""
+    alert = happening.alert
+    name = f"{alert.name.value} on {where(alert)}"
+    if happening.what is What.END:
+        lasted = human.duration(max(0.0, happening.wall_s - alert.since_s))
+        return f"{name} is over after {lasted} ({alert.cause.value})"
+    text = f"{alert.severity.value} {name}: {alert.cause.value}"
+    return f"{text} ({happening.changed})" if happening.what is What.CHANGE else text
+
+
+def alert_json(alert: Alert, base: str = RUNBOOK) -> Dict[str, Any]:
+    """The keys of `status` and more; since in seconds since 1970, rates bytes per second."""
+    evidence = alert.evidence
+    return {
+        "name": alert.name.value,
+        "device": alert.device,
+        "severity": alert.severity.value,
+        "cause": alert.cause.value,
+        "since": alert.since_s,
+        "summary": line(alert.summary),
+        "done": line(alert.done),
+        "culprits": [_culprit_json(each) for each in alert.culprits],
+        "evidence": None
+        if evidence is None
+        else {
+            "begin": evidence.begin_s,
+            "end": evidence.end_s,
+            "facts": {name: value if math.isfinite(value) else None
+                      for name, value in evidence.facts},
+        },
+        "runbook": runbook_of(alert, base),
+    }  # fmt: skip
+
+
+def _culprit_json(culprit: Culprit) -> Dict[str, Any]:
+    return {
+        name: line(value) if isinstance(value, str) else value
+        for name, value in asdict(culprit).items()
+    }
+
+
+def happening_json(happening: Happening, host: str, base: str = RUNBOOK) -> Dict[str, Any]:
+    """What a hook is given and the history keeps: the alert, and what became of it."""
+    return {
+        "what": happening.what.value,
+        "id": line(happening.id),
+        "time": happening.wall_s,
+        "host": host,
+        "changed": happening.changed or None,
+        "alert": alert_json(happening.alert, base),
+    }
+
+
+def fact(name: str, value: Optional[float]) -> str:
+    """A figure of the evidence, as people read it; its unit is the end of its name."""
+    if value is None or not math.isfinite(value):
+        return f"{name} {human.UNKNOWN}"
+    for end, text in (("_bytes", human.size(value)), ("_share", human.percent(value))):
+        if name.endswith(end):
+            return f"{name[: -len(end)]} {text}"
+    if name.endswith("_s"):
+        text = f"{human.milliseconds(value)} ms" if value < 10 else human.duration(value)
+        return f"{name[:-2]} {text}"
+    return f"{name} {value:.4g}" if abs(value) < 1e4 else f"{name} {value:,.0f}"
+
+
+def fact_lines(alert: Alert) -> Optional[str]:
+    """The evidence in one line: sync_rate 12, fsync_p99 2100 ms; None: there is none."""
+    if alert.evidence is None or not alert.evidence.facts:
+        return None
+    return line(", ".join(fact(name, value) for name, value in alert.evidence.facts))

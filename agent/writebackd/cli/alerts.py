@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb alerts: for people, for programs, and for Nagios and its heirs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from writebackd import human
+from writebackd.alert.routes.words import fact, who
+from writebackd.alert.values import Culprit
+from writebackd.cli.client import request
+from writebackd.cli.exits import GOOD, NO_DAEMON, CommandError
+from writebackd.cli.output import show, show_json, width
+from writebackd.cli.render import Paint, clean, labelled, wants_colour, wrapped
+from writebackd.paths import HISTORY, STATE_DIR
+from writebackd.report.history import HistoryError, read_alerts
+from writebackd.report.telling import past_json
+
+Json = Mapping[str, Any]
+
+# Nagios' plugin API.
+_OK, _WARNING, _CRITICAL, _UNKNOWN = 0, 1, 2, 3
+_WORDS = {_OK: "OK", _WARNING: "WARNING", _CRITICAL: "CRITICAL", _UNKNOWN: "UNKNOWN"}
+# Records that are read for one alert that is shown: begin, end, and some changes.
+_RECORDS_EACH = 16
+
+
+def alerts(options: argparse.Namespace) -> int:
+    try:
+        told: Optional[Dict[str, Any]] = request(options.runtime_dir, "alerts")
+        problem = ""
+    except CommandError as error:
+        if options.check:
+            # On standard output, where Nagios looks; the daemon's silence is not good news.
+            show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {clean(str(error))}")
+            return _UNKNOWN
+        if error.exit_code != NO_DAEMON:
+            raise
+        told, problem = None, str(error)
+    active = _of(told["active"] if told else [], options.device)
+    if options.check:
+        code, text = check(active)
+        show(text)
+        return code
+    past = _past(options, told, active)
+    if options.json:
+        show_json({
+            "time_s": told["time_s"] if told else None,
+            "active": active if told else None,
+            "past": past,
+            "routes": told["routes"] if told else None,
+        })  # fmt: skip
+    else:
+        routes = told["routes"] if told else []
+        show(render(active if told else None, past, routes, width(), wants_colour(sys.stdout)))
+    if told is None:
+        raise CommandError(problem, NO_DAEMON)
+    return GOOD
+
+
+def _of(found: List[Dict[str, Any]], device: Optional[str]) -> List[Dict[str, Any]]:
+    """Those of one device and of the whole host, the worst first."""
+    chosen = [each for each in found if device is None or each["device"] in (device, None)]
+    return sorted(chosen, key=lambda each: (each["severity"] != "critical", each["since"]))
+
+
+def _past(options: argparse.Namespace, told: Optional[Json], active: List[Any]) -> List[Any]:
+    directory = Path(options.state_dir or (told and told["state_dir"]) or STATE_DIR)
+    try:
+        records = read_alerts(directory / HISTORY, _RECORDS_EACH * options.limit)
+    except HistoryError as error:
+        # What is wrong now is not to be missed for what was.
+        print(f"writebackctl: {error}", file=sys.stderr)
+        return []
+    past = past_json(records, active)
+    device = options.device
+    return [p for p in past if device is None or p["device"] in (device, None)][-options.limit :]
+
+
+def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:
+    """Exit code and output of a Nagios plugin: a line, figures behind a bar, then the rest."""
+    critical = sum(each["severity"] == "critical" for each in active)
+    code = _CRITICAL if critical else _WARNING if active else _OK
+    said = [
+        f"{each['name']} on {each['device'] or 'the host'} ({each['cause']}): {each['summary']}"
+        for each in active
+    ]
+    # A bar would begin the figures.
+    lines = [clean(text).replace("|", "/") for text in said]
+    first = lines[0] if lines else "no alerts"
+    if len(lines) > 1:
+        first = f"{len(lines)} alerts, {first}"
+    figures = f"alerts={len(active)};;;0 critical={critical};;;0"
+    return code, "\n".join([f"WRITEBACKD {_WORDS[code]} - {first} | {figures}", *lines[1:]])
+
+
+def render(
+    active: Optional[List[Dict[str, Any]]],
+    past: List[Dict[str, Any]],
+    routes: List[Dict[str, Any]],
+    columns: int = 80,
+    colour: bool = False,
+) -> str:
+    """One paragraph for each that stands, one line for each that was; None: nobody to ask."""
+    paint = Paint(colour)
+    lines: List[str] = []
+    if active is None:
+        lines.append("what is wrong now is not known: no daemon")
+    elif not active:
+        lines.append(paint("no alerts", "good"))
+    for each in active or ():
+        lines += [*_paragraph(each, columns, paint), ""]
+    if past:
+        lines += [*([""] if lines[-1] else []), *_table(past, columns, paint)]
+    broken = [each for each in routes if each["error"] or each["lost"]]
+    if broken and lines[-1]:
+        lines.append("")
+    for each in broken:
+        text = f"{each['name']} {each['target']}: {each['error'] or 'works again'}"
+        if each["waiting"]:
+            text += f"; {each['waiting']} wait"
+        if each["lost"]:
+            text += f"; {each['lost']} lost"
+        lines += [paint(line, "warning") for line in labelled("not told", text, columns)]
+    return "\n".join(lines).rstrip("\n")
+
+
+def _paragraph(alert: Json, columns: int, paint: Paint) -> List[str]:
+    severity = alert["severity"]
+    role = "blocker" if severity == "critical" else "warning"
+    title = f"{severity.upper()}  {alert['name']} on {clean(alert['device'] or 'the host')}"
+    lasts = human.duration(max(0.0, time.time() - alert["since"]))
+    lines = [f"{paint(title, role)}  since {_when(alert['since'])}, {lasts} ago"]
+    lines += labelled("what", alert["summary"], columns)
+    lines += labelled("why", _why(alert), columns)
+    for number, culprit in enumerate(alert["culprits"]):
+        lines += labelled("" if number else "who", _who(culprit), columns)
+    lines += labelled("done", alert["done"], columns)
+    return [*lines, f"runbook  {clean(alert['runbook'])}"]
+
+
+def _why(alert: Json) -> str:
+    evidence = alert["evidence"]
+    if not evidence or not evidence["facts"]:
+        return str(alert["cause"])
+    facts = ", ".join(fact(name, value) for name, value in evidence["facts"].items())
+    span = human.duration(max(0.0, evidence["end"] - evidence["begin"]))
+    return f"{alert['cause']} (over {span}: {facts})"
+
+
+def _who(culprit: Json) -> str:
+    return who(Culprit(**{field.name: culprit[field.name] for field in fields(Culprit)}))
+
+
+def _table(past: List[Dict[str, Any]], columns: int, paint: Paint) -> List[str]:
+    lines = [paint("PAST           LASTED   WORST     WHAT", "faint")]
+    for each in past:
+        lasted = "?" if each["end"] is None else human.duration(each["end"] - each["since"])
+        what = f"{each['name']} on {each['device'] or 'the host'}: {', then '.join(each['causes'])}"
+        row = f"{_when(each['since'])} {lasted:<8} {each['severity']:<9} {clean(what)}"
+        lines.append(row)
+        for text in (each["summary"], *(_who(one) for one in each["culprits"][:1])):
+            lines += wrapped(text, columns, " " * len("PAST           "))
+    return lines
+
+
+def _when(wall_s: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(wall_s))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The answer to alerts: what is wrong now, what was, and whether that could be told. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Iterable, List, Mapping
+
+from writebackd.alert.routes.words import RUNBOOK, alert_json
+from writebackd.report.snapshot import Snapshot
+
+Json = Dict[str, Any]
+
+
+def telling_json(snapshot: Snapshot) -> Json:
+    """What the daemon says; the past is in the history, which the command line reads."""
+    base = snapshot.runbook or RUNBOOK
+    return {
+        "time_s": snapshot.sample.wall_s,
+        "active": [alert_json(alert, base) for alert in snapshot.alerts],
+        "routes": [
+            {
+                "name": route.name,
+                "target": route.target,
+                "told": route.told,
+                "waiting": route.waiting,
+                "lost": route.lost,
+                "error": route.error,
+            }
+            for route in snapshot.routes
+        ],
+        "state_dir": snapshot.state_dir,
+    }
+
+
+def route_warnings(snapshot: Snapshot) -> List[str]:
+    """Of `status`: the routes that do not work."""
+    lines = []
+    for route in snapshot.routes:
+        if route.error is not None:
+            lines.append(f"alerts do not reach {route.name} {route.target}: {route.error}")
+        if route.lost:
+            lines.append(f"{route.lost} alerts were never told to {route.name} {route.target}")
+    return lines
+
+
+def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> List[Json]:
+    """Every alert that was, oldest first, from what the history kept of begin, change and end.
+
+    `end` is None where nobody saw it, since the daemon stopped before; those of `active` are
+    left out. A record that is damaged is left out as well.
+    """
+    standing = {(each["name"], each["device"]) for each in active}
+    found: Dict[str, Json] = {}
+    for text in records:
+        try:
+            record = json.loads(text)
+            alert = {
+                **_checked(record["alert"]),
+                "began": float(record["time"]),
+                "end": None,
+                "causes": [str(record["alert"]["cause"])],
+            }
+            known = found.get(record["id"])
+            if known is not None:
+                alert["began"] = known["began"]
+                alert["causes"] = list(dict.fromkeys(known["causes"] + alert["causes"]))
+            if known is not None and known["severity"] == "critical":
+                alert["severity"] = "critical"  # the worst that it was
+            if record["what"] == "end":
+                alert["end"] = float(record["time"])
+            found[record["id"]] = alert
+        except (ValueError, KeyError, TypeError):
+            continue
+    newest = {(each["name"], each["device"]): id_ for id_, each in found.items()}
+    return [
+        each
+        for id_, each in found.items()
+        if each["end"] is not None
+        or (each["name"], each["device"]) not in standing
+        or newest[each["name"], each["device"]] != id_
+    ]
+
+
+def _checked(alert: Mapping[str, Any]) -> Json:
+    """Raises KeyError or TypeError where it is not what was written."""
+    for name in ("name", "severity", "cause", "summary", "done", "runbook"):
+        if not isinstance(alert[name], str):
+            raise TypeError(name)
+    if not isinstance(alert["since"], (int, float)) or not isinstance(alert["culprits"], list):
+        raise TypeError("since")
+    return {name: alert[name] for name in _KEYS}
+
+
+_KEYS = (
+    "name", "device", "severity", "cause", "since", "summary", "done", "culprits", "evidence",
+    "runbook",
+)  # fmt: skip

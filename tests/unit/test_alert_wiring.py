@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The daemon and its routes: told each tick, kept, shown, changed by a reload."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import List
+
+import pytest
+
+import schema
+from fake_host import Rig
+from route_cases import FLOOD, wait_for
+from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
+from writebackd.policy import Policy, load_policy
+from writebackd.report.history import read_alerts, read_history
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(tmp_path, monkeypatch)
+
+
+def policy(tmp_path: Path, text: str) -> Policy:
+    path = tmp_path / "test.conf"
+    path.write_text(text)
+    return load_policy(str(path))
+
+
+def test_what_is_told_is_kept(rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig.tick(2)
+    rig.daemon._tell((FLOOD,), rig.wall)
+    rig.daemon._tell((), rig.wall + 60)
+    rig.tick()
+    answer = rig.daemon.handle("alerts", {}, 0)
+    assert [route["name"] for route in answer["routes"]] == ["journal"]
+    assert answer["active"] == []
+    # Somewhere it was told: the journal, or the log.
+    wait_for(lambda: rig.daemon._routes.states()[0].told == 2)
+    rig.end()
+    path = tmp_path / "state" / "history.db"
+    told = [json.loads(record) for record in read_alerts(path, 10)]
+    assert [(each["what"], each["alert"]["name"]) for each in told] == [
+        ("begin", "COLLAPSE"), ("end", "COLLAPSE"),
+    ]  # fmt: skip
+    assert told[0]["id"] == told[1]["id"]
+    assert [event.text[:24] for event in read_history(path) if event.kind == "alert"] == [
+        "warning COLLAPSE on sda:", "COLLAPSE on sda is over ",
+    ]  # fmt: skip
+
+
+def test_the_answer_shows_what_stands(rig: Rig) -> None:
+    rig.tick(2)
+    daemon = rig.daemon
+    assert daemon._snapshot is not None
+    daemon._snapshot = replace(daemon._snapshot, alerts=(FLOOD,))
+    answer = daemon.handle("alerts", {}, 0)
+    full = {**answer, "past": []}
+    del full["state_dir"]
+    assert list(schema.problems(full, schema.load("alerts"))) == []
+    assert answer["active"][0]["runbook"].endswith("/docs/runbook.md#collapse")
+    assert Path(answer["active"][0]["runbook"][len("file://") :].split("#")[0]).is_file()
+    rig.end()
+
+
+def test_a_reload_changes_the_routes(rig: Rig, tmp_path: Path) -> None:
+    rig.tick(2)
+    out = tmp_path / "out"
+    hook = tmp_path / "hook"
+    hook.write_text(f"#!/bin/sh\ncat >>{out}\n")
+    hook.chmod(0o755)
+    changed = policy(tmp_path, f"[alerts]\njournal = off\nexec = {hook}\n")
+    rig.daemon._load = lambda: changed
+    rig.daemon.reload()
+    wait_for(lambda: rig.daemon._loaded)
+    rig.tick()
+    assert [state.name for state in rig.daemon._routes.states()] == ["exec"]
+    rig.daemon._tell((FLOOD,), rig.wall)
+    wait_for(lambda: out.exists() and '"begin"' in out.read_text())
+    rig.end()
+
+
+def test_levers_are_told_with_fields(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    rig.tick(2)
+    rig.pin(15 << 20)
+    rig.tick()
+    rig.host.write("/proc/sys/vm/dirty_bytes", str(99 << 20))
+    rig.tick()
+    rig.end()
+
+    def fields(kind: str) -> List["dict[str, str]"]:
+        found = [getattr(record, "journal", {}) for record in caplog.records]
+        return [each for each in found if each.get("MESSAGE_ID") == kind]
+
+    set_ = {each["LEVER"]: each for each in fields(DECISION)}
+    assert set_["dirty_bytes"]["NEW_BYTES"] == str(15 << 20)
+    assert set_["dirty_bytes"]["REASON"]
+    (foreign,) = fields(FOREIGN_WRITER)
+    assert (foreign["LEVER"], foreign["NEW"]) == ("dirty_bytes", str(99 << 20))
+    assert [each["LEVER"] for each in fields(REVERTED)]
+    assert [record.levelno for record in caplog.records if "yielding" in record.message] == [
+        logging.WARNING
+    ]
