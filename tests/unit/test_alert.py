@@ -17,10 +17,14 @@ from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.model import (
     CgroupSample,
     ClassSample,
+    DeviceMemory,
     DeviceSample,
+    Fact,
     ForeignWrite,
     Intrusion,
     IoClass,
+    Learned,
+    Memory,
     Mode,
     State,
     SyncSample,
@@ -341,6 +345,13 @@ def test_another_disk_starts_anew() -> None:
     host = Watched().usual()
     host.device = replace(SDA, diskseq=9)
     host.usual(60, **UNCACHED)
+
+
+def test_after_a_restart_a_cache_that_is_off_is_told_at_once() -> None:
+    known = Learned(baseline_s=Fact(0.4e-3, 1.0), write_baseline_s=Fact(0.3e-3, 1.0))
+    core = Memory(devices={"sda": DeviceMemory(earlier=known)})
+    assert Watched(core=core).until(10, **UNCACHED) == 6
+    Watched().usual(30, **UNCACHED)
 
 
 def test_an_alert_of_a_disk_that_is_gone_ends() -> None:

@@ -12,6 +12,7 @@ from writebackd.model import (
     Estimate,
     Histogram,
     IoClass,
+    Learned,
     replace,
 )
 
@@ -55,6 +56,16 @@ def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) 
         reads = _with(reads, size_class(read.count, read.bytes), read.latency.quantile(0.5),
                       seconds)  # fmt: skip
     return replace(watch, syncs=syncs, size=size, writes=writes, reads=reads)
+
+
+def seeded(watch: Watch, earlier: Learned) -> Watch:
+    """`watch` with what an earlier run of the daemon knew of this disk (estimate/learned.py)."""
+    syncs, writes = earlier.baseline_s, earlier.write_baseline_s
+    if syncs is not None and not watch.syncs:
+        watch = replace(watch, syncs={0: Baseline(0, syncs.value, ENOUGH_S)})
+    if writes is not None and not watch.writes:
+        watch = replace(watch, writes={0: Baseline(0, writes.value, ENOUGH_S)})
+    return watch
 
 
 def is_calm(watch: Watch, estimate: Estimate) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd.alert import words
-from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, small_writes
+from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, seeded, small_writes
 from writebackd.alert.cause import (
     SMALL,
     THROTTLED_SHARE,
@@ -137,6 +137,8 @@ def detect(
         identity = _identity(seen.device)
         if watch is None or watch.identity != identity:
             watch = Watch(identity)
+        if not watch.writes and name in core.devices:
+            watch = seeded(watch, core.devices[name].earlier)
         turn = (memory.ticks + number) % every == 0
         watches[name] = _device(
             tick, watch, seen, estimates[name], states.get(name), decision,
