@@ -102,7 +102,8 @@ class SealedMachine:
 
     kernel: image with its modules beside it, as fetch() leaves them. root: image as image.make()
     leaves it; the checkout is in there. systemd: it boots first, with what the image has of it, and
-    runs the command as a service; the modules are in /run/modules then.
+    runs the command as a service; the modules are in /run/modules then. shift: an instruction takes
+    2 ** shift nanoseconds.
     """
 
     kernel: Path
@@ -110,6 +111,7 @@ class SealedMachine:
     memory: str = "2G"
     modules: Sequence[str] = ()
     systemd: bool = False
+    shift: int = NANOSECONDS_SHIFT
 
     def run(self, argv: Sequence[str], timeout: float, *, share: Path,
             env: Mapping[str, str] | None = None,
@@ -190,7 +192,7 @@ class SealedMachine:
     def _boot(self, work: Path, timeout: float, progress: Callable[[str], None]) -> None:
         argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
                 "-machine", "q35,nvdimm=on", "-cpu", CPU, "-smp", "1", "-no-reboot",
-                "-icount", f"shift={NANOSECONDS_SHIFT},sleep=off", "-rtc", CLOCK, "-seed", SEED,
+                "-icount", f"shift={self.shift},sleep=off", "-rtc", CLOCK, "-seed", SEED,
                 "-m", f"{self.memory},slots=2,maxmem=64G",
                 *_memory("root", self.root, "share=off,readonly=on", "unarmed=on"),
                 *_memory("share", work / "share", "share=on"),
