@@ -12,8 +12,9 @@ import pytest
 import samples
 import schema
 from writebackd.cli.render import render_status
-from writebackd.cli.screens import render_verify
+from writebackd.cli.screens import render_verify, render_why
 from writebackd.kernel.rivals import Rival
+from writebackd.kernel.writers import writer_of
 from writebackd.model import (
     DeviceMemory,
     Fact,
@@ -25,6 +26,7 @@ from writebackd.model import (
     VmLimits,
     VmState,
 )
+from writebackd.report.events import events_of
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
@@ -225,6 +227,27 @@ def test_a_lever_that_was_let_go_is_an_alert_of_its_device(
     assert alert["device"] == device
     assert f"an unknown process set {lever}=5" in alert["summary"]
     assert status_json(samples.idle())["alerts"] == []
+
+
+@pytest.mark.parametrize(
+    "lever", ["queue sda nr_requests", "bdi 8:0 max_bytes", "pace /a.service 8:0"]
+)
+def test_who_writes_sysfs_or_cgroups_is_not_seen_and_nobody_is_named(lever: str) -> None:
+    """The probe is asked for /proc/sys only; whoever wrote the same number there did not do it."""
+    found = ForeignWrite(lever, "5")
+    ring = [ForeignWrite("dirty_bytes", "5", 17, "sysctl", 99, "/a.service", "sysctl -w")] * 16
+    named = writer_of(found, [ring, ring], own=()) or found
+    said = f"an unknown process set {lever}=5"
+    snapshot = intruded(named)
+    (alert,) = status_json(snapshot)["alerts"]
+    assert said in alert["summary"]
+    assert [alert["writers"][0][key] for key in ("pid", "comm", "cgroup", "cmdline")] == [None] * 4
+    assert said in " ".join(render_status(status_json(snapshot), 200).split())
+    (row,) = why_json(snapshot, "sda")["devices"]
+    assert said in row["steps"][-1]
+    assert said in " ".join(render_why(why_json(snapshot, "sda"), 200).split())
+    noticed = replace(snapshot, sample=replace(snapshot.sample, foreign=(named,)))
+    assert said in [each.text for each in events_of(snapshot, noticed, ()) if each.kind == "foreign"]
 
 
 def test_rivals_are_listed_and_not_known_before_the_first_look() -> None:
