@@ -93,7 +93,8 @@ def test_unloaded_under_a_flood(
         disk = disk_of(pattern)
         devno, born = devno_of(disk), state(disk)
         flush = born.keys() - {name for name in born if "/block/" in name}
-        wish([PIN], [*wishes_for(disk, devno), (LeverKind.PACE, cgroup, devno, [5 * MIB])])
+        wishes = [*wishes_for(disk, devno), (LeverKind.PACE, cgroup, devno, [5 * MIB])]
+        wish([PIN], wishes)
         pid = starter.start(home)
 
         def levers() -> "set[str]":
@@ -101,7 +102,7 @@ def test_unloaded_under_a_flood(
             return {entry.name for entry in ledger.levers} if ledger is not None else set()
 
         wait_for(lambda: io_max(cgroup, devno).get("wbps") == str(5 * MIB), what="for the pace")
-        wait_for(lambda: len(levers()) == 6, what=f"for all levers: {levers()}")
+        wait_for(lambda: len(levers()) == len(wishes), what="for all levers")
         with flooded(disk, cgroup):
             time.sleep(2.0)
             assert is_alive(pid)

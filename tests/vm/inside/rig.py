@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tupl
 
 from tests.kernel.scratch import run
 from writebackd.kernel.cgroups import parse_io_max
-from writebackd.model import LeverKind, Setting
+from writebackd.model import LeverKind
 
 MODULES = Path("/run/modules")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -64,13 +64,15 @@ def wish(pins: Sequence[int], settings: Iterable[Wish] = ()) -> None:
 
 def wishes_for(device: str, devno: str) -> List[Wish]:
     """A flush interval, and every lever of one disk but a pace."""
-    return [
+    found: List[Wish] = [
         (LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", [100]),
-        (LeverKind.BDI, devno, "strict_limit", [1]),
-        (LeverKind.BDI, devno, "max_bytes", [8 * MIB]),
         (LeverKind.QUEUE, device, "nr_requests", [8]),
         (LeverKind.QUEUE, device, "max_sectors_kb", [64]),
     ]
+    if Path(f"/sys/block/{device}/bdi/strict_limit").exists():  # since Linux 6.2
+        found.append((LeverKind.BDI, devno, "strict_limit", [1]))
+        found.append((LeverKind.BDI, devno, "max_bytes", [8 * MIB]))
+    return found
 
 
 def devno_of(device: str) -> str:
