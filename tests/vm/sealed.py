@@ -86,6 +86,7 @@ ExecStart=/bin/sh /run/inside
 TimeoutStartSec=infinity
 END
 cat >run/inside <<END
+unset JOURNAL_STREAM NOTIFY_SOCKET
 /bin/sh /run/command >/dev/ttyS1 2>&1 </dev/null
 echo \\$? >{share}/exit-code
 umount {share}
