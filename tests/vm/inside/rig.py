@@ -43,12 +43,14 @@ d.decide = decide
 """
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0, what: str = "") -> None:
+def wait_for(
+    condition: Callable[[], Any], seconds: float = 20.0, what: str = "", pause_s: float = 0.25
+) -> None:
     """In virtual time sleep costs nothing, and to look is what takes long."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain {what}"
-        time.sleep(0.25)
+        time.sleep(pause_s)
 
 
 Wish = Tuple[LeverKind, str, str, Sequence[int]]
