@@ -4,8 +4,8 @@
 After each the limits are exactly the ledger's originals, or held by a lease that
 a live daemon renews, and the test says which; the log has a line for it, and no
 traceback.  Kills at random points are in test_faults_kill.py, what needs no
-kernel in tests/unit/test_faults.py.  A module's unload is not here: loop is the
-only driver of disks that this kernel is sure to have, and it holds the others up.
+kernel in tests/unit/test_faults.py, and a module's unload in tests/vm/inside: loop is
+the only driver of disks that this kernel is sure to have, and it holds the others up.
 """
 
 from __future__ import annotations

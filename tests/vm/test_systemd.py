@@ -19,7 +19,15 @@ from .fetch_kernel import CHECKOUT, KernelUnavailable, fetch
 from .machine import MachineMissing
 from .test_vm import missing, read_junit
 
-CASES = tuple(f"tests/vm/inside/{name}_cases.py" for name in ("systemd", "pace", "module"))
+INSIDE = "tests/vm/inside"
+# What has been seen to hold; the others there are run by name (docs/reliability.md).
+CASES = (
+    f"{INSIDE}/systemd_cases.py::test_as_installed_and_stopped_in_order",
+    f"{INSIDE}/systemd_cases.py::test_killed",
+    f"{INSIDE}/systemd_cases.py::test_start_limit",
+    f"{INSIDE}/pace_cases.py::test_killed_at_random_points",
+    f"{INSIDE}/module_cases.py",
+)
 PACKAGES = ("systemd", "udev", "kmod", "mount", "util-linux", "procps", "python3", "libbpf1",
             "python3-psutil", "python3-pyroute2", "python3-systemd", "python3-pytest",
             "python3-hypothesis")
