@@ -30,21 +30,24 @@ LEASE_S = 1.0
 HOME_S = LEASE_S + 1.5 + 2.0
 POLICY = f"[limits]\nlease = {LEASE_S:g}s\n"
 
-# Begins with everything imported, and forks a daemon for each line of arguments: a start
-# of Python takes longer than the life that these daemons have.  Each is pinned from its
-# first tick on, at a limit that changes in every tick, so that it always writes.
-SERVER = """
-import json, os, sys
+# In front of a daemon: it is pinned from its first tick on, at a limit that changes in every
+# tick, so that it always writes.
+PINNED = """
 from dataclasses import replace
-import pyroute2
 import writebackd.daemon as d
-from writebackd.cli.daemon import main
 real, count = d.decide, [0]
 def decide(policy, memory, sample, estimates):
     count[0] += 1
     memory = replace(memory, pin_bytes=(32 + 16 * (count[0] % 2)) << 20)
     return real(policy, memory, sample, estimates)
 d.decide = decide
+"""
+# Begins with everything imported, and forks a daemon for each line of arguments: a start
+# of Python takes longer than the life that these daemons have.
+FORKING = """
+import json, os, sys
+import pyroute2
+from writebackd.cli.daemon import main
 for line in sys.stdin:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -164,9 +167,10 @@ class Home:
 class Starter:
     """Starts daemons within milliseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, law: str = PINNED) -> None:
+        """`law`: code in front of the daemons."""
         self._server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-c", law + FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             text=True, env={**os.environ, "PYTHONPATH": str(AGENT)},
         )  # fmt: skip
 

@@ -14,9 +14,9 @@ from typing import Iterator, List, Optional
 import pytest
 
 from fake_levers import FakeLevers
-from fake_vm import Crash, FakeVm
+from fake_vm import DEFAULT, Crash, FakeVm
 from limit_cases import MIB, ORIGINALS
-from writebackd.actuate import lease, watcher
+from writebackd.actuate import lease, levers, restore, watcher
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease, LeaseLine, LeaseLost, WatchLine
 from writebackd.actuate.lock import take_lock
@@ -271,6 +271,36 @@ def test_the_levers_beside_the_pair_go_home_as_well(tmp_path: Path) -> None:
     assert files.state() == before
 
 
+def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TasksMax= of its unit is 16, and a disk may hang for hours."""
+    files = FakeLevers()
+    monkeypatch.setattr(levers, "Job", files.job)
+    monkeypatch.setattr(restore, "WAIT_S", 0.01)
+    before = files.state()
+    host = Host(tmp_path, files)
+    host.actuator.apply(*FIRST)
+    host.actuator.apply_settings([Setting(LeverKind.QUEUE, "sda", "nr_requests", 8)])
+    files.jobs.clear()
+    files.stalled = True
+    host.die()
+    host.run_out()
+    for number in range(40):
+        host.watcher.look(time.monotonic() + LENGTH_S + 10.0 * number)
+    assert files.limits == DEFAULT and host.ledger.exists()
+    assert len(files.jobs) == 1
+    # Late, and given up: it may still write.
+    files.jobs[0].overdue = True
+    for number in range(40, 80):
+        host.watcher.look(time.monotonic() + LENGTH_S + 10.0 * number)
+    assert len(files.jobs) == 1
+    files.release()
+    for number in range(80, 83):
+        host.watcher.look(time.monotonic() + LENGTH_S + 10.0 * number)
+    assert files.state() == before and not host.ledger.exists()
+
+
 def test_there_is_one_watcher_at_a_time(tmp_path: Path) -> None:
     assert not is_watched(tmp_path)
     assert take_watch(tmp_path)
@@ -514,7 +544,7 @@ _LIFE = """
 import sys, os, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from writebackd.actuate import lease, watcher
+from writebackd.actuate import lease, levers, restore, watcher
 from writebackd.kernel.files import KernelFiles
 root, run = Path(sys.argv[2]), Path(sys.argv[3])
 watcher.take_watch(run)

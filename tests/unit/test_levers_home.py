@@ -31,6 +31,7 @@ from limit_cases import MIB
 from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate import levers as levers_module
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import LeverEntry, load
 from writebackd.actuate.levers import Levers
 from writebackd.actuate.restore import restore_from_ledger
@@ -583,3 +584,24 @@ def test_own_child_that_hangs_is_remembered_when_all_is_taken_up_again(
     systemd.release()
     settle(actuator)
     assert systemd.state() == found and load(path) is None
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["asked in the loop", "asked for a child"])
+def test_what_a_lost_lease_held_up_is_written_as_soon_as_there_is_another(
+    plain: FakeLevers, path: Path, late: bool
+) -> None:
+    """It is not the kernel that refused it."""
+    refusing, asked = True, 0
+
+    def permit() -> None:
+        nonlocal asked
+        asked += 1
+        if refusing and (not late or asked > 1):
+            raise LeaseLost("the lease was called in")
+
+    actuator = Actuator(plain, path, "restore", permit)
+    actuator.start()
+    (told,) = settle(actuator, NR)[:1]
+    assert not told.ok and plain.queues["sda"]["nr_requests"] == 64
+    refusing = False
+    assert settle(actuator, NR)[-1].ok and plain.queues["sda"]["nr_requests"] == 8

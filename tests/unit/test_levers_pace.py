@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from typing import Sequence
 
 import pytest
 
@@ -26,6 +27,8 @@ from lever_cases import (
 from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel import cgroups
+from writebackd.kernel.children import Ended
+from writebackd.kernel.files import KernelFiles
 from writebackd.model import LeverKind, Setting
 
 
@@ -95,6 +98,26 @@ def test_systemd_is_asked_in_its_own_spelling_of_the_disk(
     assert systemd.commands[-1][-1] == f"IOWriteBandwidthMax={tmp_path} infinity"
     assert (lines := systemd.cgroups[UNIT][devno]) and lines["rbps"] == "999"
     assert lines["wbps"] == "max"
+
+
+def test_the_spelling_is_found_without_the_disk_in_dev(tmp_path: Path) -> None:
+    """As under PrivateDevices=: a second spelling would be a second entry for systemd."""
+    for name, text in (("sys/class/block/sdzz/dev", "8:4000\n"), ("run/systemd/system/x", "")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    asked = []
+
+    def run(argv: Sequence[str]) -> Ended:
+        asked.append(argv[-1])
+        return Ended(0, "IOWriteBandwidthMax=/dev/sdzz 900000000\n", "")
+
+    files = KernelFiles(tmp_path)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
+    work = cgroups.write(files, UNIT, "8:4000", "5")
+    assert work is not None
+    work(run)
+    assert asked[-1] == "IOWriteBandwidthMax=/dev/sdzz 5"
 
 
 def test_pace_of_a_unit_that_stopped_is_taken_back_from_the_unit(

@@ -13,8 +13,9 @@ import samples
 import schema
 from writebackd.alert.foreign import foreign_alerts
 from writebackd.cli.render import render_status
-from writebackd.cli.screens import render_verify
+from writebackd.cli.screens import render_verify, render_why
 from writebackd.kernel.rivals import Rival
+from writebackd.kernel.writers import writer_of
 from writebackd.model import (
     DeviceMemory,
     Fact,
@@ -26,6 +27,7 @@ from writebackd.model import (
     VmLimits,
     VmState,
 )
+from writebackd.report.events import events_of
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
@@ -245,6 +247,26 @@ def test_an_alert_says_who_and_on_what_evidence() -> None:
     (culprit,) = alert["culprits"]
     assert culprit["unit"] == "backup.service" and culprit["dirty_rate"] == 248.0 * MIB
     assert alert["evidence"]["facts"] == {"sync_rate": 2.0, "backlog_s": 12.5}
+@pytest.mark.parametrize(
+    "lever", ["queue sda nr_requests", "bdi 8:0 max_bytes", "pace /a.service 8:0"]
+)
+def test_who_writes_sysfs_or_cgroups_is_not_seen_and_nobody_is_named(lever: str) -> None:
+    """The probe is asked for /proc/sys only; whoever wrote the same number there did not do it."""
+    found = ForeignWrite(lever, "5")
+    ring = [ForeignWrite("dirty_bytes", "5", 17, "sysctl", 99, "/a.service", "sysctl -w")] * 16
+    named = writer_of(found, [ring, ring], own=()) or found
+    said = f"an unknown process set {lever}=5"
+    snapshot = intruded(named)
+    (alert,) = status_json(snapshot)["alerts"]
+    assert said in alert["summary"]
+    assert [alert["writers"][0][key] for key in ("pid", "comm", "cgroup", "cmdline")] == [None] * 4
+    assert said in " ".join(render_status(status_json(snapshot), 200).split())
+    (row,) = why_json(snapshot, "sda")["devices"]
+    assert said in row["steps"][-1]
+    assert said in " ".join(render_why(why_json(snapshot, "sda"), 200).split())
+    noticed = replace(snapshot, sample=replace(snapshot.sample, foreign=(named,)))
+    told = {each.kind: each.text for each in events_of(snapshot, noticed, ())}
+    assert told["foreign"] == said
 
 
 def test_rivals_are_listed_and_not_known_before_the_first_look() -> None:

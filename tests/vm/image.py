@@ -29,10 +29,12 @@ MOUNTPOINTS = ("dev", "proc", "sys", "run", "tmp", "var")
 _BUILT = ("venv", "lab", "bpf")
 
 
-def make(image: Path, packages: Iterable[str], directories: Sequence[Path] = ()) -> None:
+def make(image: Path, packages: Iterable[str], directories: Sequence[Path] = (),
+         installed: Path | None = None) -> None:
     """Write an image with these Debian packages, what they depend on, /etc and the checkout.
 
     packages: those that are not installed are left out. directories: made empty, to mount on.
+    installed: a tree whose files come on top.
     """
     tree = image.with_suffix(".tree")
     try:
@@ -46,6 +48,8 @@ def make(image: Path, packages: Iterable[str], directories: Sequence[Path] = ())
                 _copy(Path(line), tree)
         _copy_rest(tree)
         _copy_checkout(tree)
+        if installed is not None:
+            shutil.copytree(installed, tree, symlinks=True, dirs_exist_ok=True)
         used = sum(path.lstat().st_blocks for path in tree.rglob("*")) * 512
         sparse(image, used * 5 // 4)
         format_image(image, "root", tree)
@@ -130,10 +134,13 @@ def _copy_rest(tree: Path) -> None:
 
 
 def _copy_checkout(tree: Path) -> None:
+    build = (CHECKOUT / "build").resolve()  # a worktree may have it elsewhere
+
     def ignored(directory: str, names: list[str]) -> list[str]:
-        if Path(directory) == CHECKOUT / "build":
+        if Path(directory).resolve() == build:
             return [name for name in names if name not in _BUILT]
         return [name for name in names if Path(directory) == CHECKOUT and name.startswith(".")]
 
-    shutil.copytree(CHECKOUT, tree / str(CHECKOUT)[1:], symlinks=True, ignore=ignored,
-                    dirs_exist_ok=True)
+    for source in [CHECKOUT] if CHECKOUT in build.parents else [CHECKOUT, build]:
+        shutil.copytree(source, tree / str(source)[1:], symlinks=True, ignore=ignored,
+                        dirs_exist_ok=True)

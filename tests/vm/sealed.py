@@ -55,7 +55,6 @@ cd /root
 mkdir dev/shm dev/pts var/tmp var/log var/lib
 mount -t tmpfs shm dev/shm
 mount -t devpts pts dev/pts
-mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tracefs tracefs sys/kernel/tracing
 mount -t debugfs debugfs sys/kernel/debug
 ifconfig lo up
@@ -63,11 +62,39 @@ mkdir -p .{share}
 mount -t ext4 -o sync .$share .{share}
 cp /command run/command
 cut -d' ' -f1 proc/uptime >.{share}/booted
+"""
+# The script alone.
+_SCRIPT = """\
+mount -t cgroup2 cgroup2 sys/fs/cgroup
 chroot . /bin/sh /run/command >dev/ttyS1 2>&1 <dev/null
 echo $? >.{share}/exit-code
 umount .{share}
 poweroff -f
 """
+# The script as a service, when systemd has booted.  The units of this host's admin and its
+# filesystems are none of the guest's.
+_SYSTEMD = """\
+mount -t tmpfs units etc/systemd/system
+cp -r /modules run/modules
+mkdir -p run/systemd/system
+cat >run/systemd/system/inside.service <<END
+[Unit]
+Description=What this machine was booted for
+[Service]
+Type=oneshot
+ExecStart=/bin/sh /run/inside
+TimeoutStartSec=infinity
+END
+cat >run/inside <<END
+unset JOURNAL_STREAM NOTIFY_SOCKET
+/bin/sh /run/command >/dev/ttyS1 2>&1 </dev/null
+echo \\$? >{share}/exit-code
+umount {share}
+systemctl --force --force poweroff
+END
+exec switch_root . /lib/systemd/systemd
+"""
+_SYSTEMD_APPEND = " systemd.unit=inside.service systemd.show_status=no fstab=no"
 
 
 @dataclass(frozen=True)
@@ -75,13 +102,17 @@ class SealedMachine:
     """A kernel with the root filesystem and memory it is to be booted with.
 
     kernel: image with its modules beside it, as fetch() leaves them. root: image as image.make()
-    leaves it; the checkout is in there.
+    leaves it; the checkout is in there. systemd: it boots first, with what the image has of it, and
+    runs the command as a service; the modules are in /run/modules then. shift: an instruction takes
+    2 ** shift nanoseconds.
     """
 
     kernel: Path
     root: Path
     memory: str = "2G"
     modules: Sequence[str] = ()
+    systemd: bool = False
+    shift: int = NANOSECONDS_SHIFT
 
     def run(self, argv: Sequence[str], timeout: float, *, share: Path,
             env: Mapping[str, str] | None = None,
@@ -138,7 +169,8 @@ class SealedMachine:
             order.append(name)
         (tree / "modules/order").write_text("\n".join(order))
         (tree / "command").write_text(script)
-        (tree / "init").write_text(_INIT.format(share=share))
+        init = _INIT + (_SYSTEMD if self.systemd else _SCRIPT)
+        (tree / "init").write_text(init.format(share=share))
         (tree / "init").chmod(0o755)
         files = "\n".join(sorted(str(path.relative_to(tree)) for path in tree.rglob("*")))
         with open(work / "initrd", "wb") as packed:
@@ -161,12 +193,13 @@ class SealedMachine:
     def _boot(self, work: Path, timeout: float, progress: Callable[[str], None]) -> None:
         argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
                 "-machine", "q35,nvdimm=on", "-cpu", CPU, "-smp", "1", "-no-reboot",
-                "-icount", f"shift={NANOSECONDS_SHIFT},sleep=off", "-rtc", CLOCK, "-seed", SEED,
+                "-icount", f"shift={self.shift},sleep=off", "-rtc", CLOCK, "-seed", SEED,
                 "-m", f"{self.memory},slots=2,maxmem=64G",
                 *_memory("root", self.root, "share=off,readonly=on", "unarmed=on"),
                 *_memory("share", work / "share", "share=on"),
                 "-serial", f"file:{work / 'console'}", "-serial", f"file:{work / 'output'}",
-                "-kernel", str(self.kernel), "-initrd", str(work / "initrd"), "-append", APPEND]
+                "-kernel", str(self.kernel), "-initrd", str(work / "initrd"), "-append",
+                APPEND + (_SYSTEMD_APPEND if self.systemd else "")]
         # timeout(1) is the limit and setpriv(1) the leash, as for the other machine.
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "TERM", "timeout", "--signal=KILL", f"{timeout:.0f}", *argv],

@@ -60,15 +60,15 @@ def read_junit(text: str) -> Tally:
 def kernel() -> Path:
     """Image of the suite's default kernel; WRITEBACKD_REQUIRE_VM turns the skip into a failure."""
     if os.geteuid() != 0:
-        return _missing("virtual machines with a root guest need root")
+        return missing("virtual machines with a root guest need root")
     try:
         check_host()
         return fetch()
     except (MachineMissing, KernelUnavailable) as error:
-        return _missing(str(error))
+        return missing(str(error))
 
 
-def _missing(reason: str) -> Path:
+def missing(reason: str) -> Path:
     if os.environ.get("WRITEBACKD_REQUIRE_VM"):
         pytest.fail(reason)
     pytest.skip(reason)

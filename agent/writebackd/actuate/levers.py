@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.actuate.book import Book, say, together
+from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import LeverEntry
 from writebackd.actuate.outcome import Outcome, explain
 from writebackd.kernel import bdi, levers
@@ -405,7 +406,7 @@ class Levers:
                 ours = self._book.entries[lever].written
                 work = levers.write(self._files, lever, change.text, ours)
             except OSError as error:
-                actions.append(self._judge(lever, change, explain(error)))
+                actions.append(self._judge_failed(lever, change, error))
                 continue
             if work is None:
                 actions.append(self._judge(lever, change, None))
@@ -463,8 +464,10 @@ class Levers:
             unsettled = unsettled and self._book.under_way(entry)
             if unsettled and self._book.read(lever) == entry.original:
                 actions.append(self._refuse(lever, pending.change, problem or ""))
+            elif failure is not None:
+                actions.append(self._judge_failed(lever, pending.change, failure))
             else:
-                actions.append(self._judge(lever, pending.change, problem))
+                actions.append(self._judge(lever, pending.change, None))
         return actions
 
     def _judge(self, lever: Lever, change: _Change, problem: Optional[str]) -> Action:
@@ -486,6 +489,12 @@ class Levers:
                 # What the kernel made of our value.
                 self._book.entries[lever] = replace(entry, written=(entry.written[-1], found))
         return self._refuse(lever, change, problem or "cannot be read back")
+
+    def _judge_failed(self, lever: Lever, change: _Change, error: Exception) -> Action:
+        action = self._judge(lever, change, explain(error))
+        if isinstance(error, LeaseLost):
+            self._refused.pop(lever, None)  # no word of the kernel's: as soon as it is taken again
+        return action
 
     def _refuse(self, lever: Lever, change: _Change, problem: str) -> Action:
         self._refused[lever] = (change.wanted, time.monotonic() + RETRY_S)

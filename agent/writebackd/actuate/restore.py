@@ -116,16 +116,23 @@ def close_ledger(path: Path, outcome: Outcome, rest: Optional[Ledger] = None) ->
             path.unlink()
 
 
+def helping_hand(files: KernelFiles) -> Levers:
+    """Levers for `restore_from_ledger`, which saves the ledger itself, when all is done."""
+    return Levers(files, save=lambda: None)
+
+
 def restore_from_ledger(
-    files: KernelFiles, ledger_path: Path, honour_keep: bool = False, close: bool = True
-) -> RestoreResult:
+    files: KernelFiles, ledger_path: Path, honour_keep: bool = False, close: bool = True,
+    hand: Optional[Levers] = None,
+) -> RestoreResult:  # fmt: skip
     """Undo what a daemon that is gone has left, wherever it was stopped; never raises.
 
     The limits first, then the levers beside them.  `honour_keep` is for
     ExecStopPost=, which also runs after a clean stop: it leaves the limits of a
     ledger whose policy says `on-exit = keep`.  Without `close` the ledger stays
     as it is: a daemon that hangs may wake up within a write, and then has to
-    know the way home, or whoever finds it dead.
+    know the way home, or whoever finds it dead.  `hand`: of who tries again and
+    again; it knows the children that still hang, and begins no other behind them.
     """
     try:
         ledger = load(ledger_path)
@@ -145,7 +152,7 @@ def restore_from_ledger(
     pairs = () if keep or not ledger.written else PAIRS
     limits = restore_pairs(files, ledger.originals, {pair: ledger.ours(pair) for pair in pairs})
     written = ledger.written if keep or not limits.ok else ()
-    hand = Levers(files, save=lambda: None)  # saved below, when all is done
+    hand = hand or helping_hand(files)
     hand.resume(ledger.levers)
     levers = hand.restore(WAIT_S)
     rest = replace(ledger, version=VERSION, written=written, levers=hand.entries)

@@ -22,7 +22,7 @@ from typing import Callable, Optional, Sequence, Tuple
 from writebackd.actuate import lease
 from writebackd.actuate.lease import LeaseLine, WatchLine
 from writebackd.actuate.lock import is_locked
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.restore import helping_hand, restore_from_ledger
 from writebackd.kernel import memory
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
@@ -50,6 +50,8 @@ class Watcher:
     def __init__(self, files: KernelFiles, runtime_dir: Path, stay: bool = False) -> None:
         """`stay`: go on when there is nothing to watch. Raises OSError."""
         self._files = files
+        # One for all tries: a write home that hangs in a queue has one child, not one each time.
+        self._hand = helping_hand(files)
         self._dir = runtime_dir
         self._stay = stay
         self._lease_fd = lease.open_file(runtime_dir, LEASE)
@@ -151,7 +153,9 @@ class Watcher:
         self._state = "restoring"
         self._beat()
         had = self._has_ledger()
-        result = restore_from_ledger(self._files, self._dir / LEDGER, close=close)
+        result = restore_from_ledger(
+            self._files, self._dir / LEDGER, close=close, hand=self._hand
+        )
         self._state = "failed" if result.status == "failed" else "restored"
         self._again_s = time.monotonic() + (_AGAIN_S if result.status == "failed" else 0.0)
         self._beat()

@@ -162,7 +162,9 @@ def _devno(files: KernelFiles, path: str) -> Optional[str]:
     try:
         status = os.stat(files.path(path))
     except OSError:
-        return None
+        # PrivateDevices= of our units leaves no disk in /dev; sysfs has them by their names.
+        directory, _, name = path.rpartition("/")
+        return files.try_read(f"/sys/class/block/{name}/dev") if directory == "/dev" else None
     number = status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
     return f"{os.major(number)}:{os.minor(number)}"
 

@@ -130,6 +130,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
                 decisions.get(each.device.name),
                 snapshot.estimates.get(each.device.name),
                 _from_earlier(snapshot, each.device.name),
+                _let_go(snapshot, each.device.name),
             )
             for each in chosen
         ],
@@ -403,15 +404,21 @@ def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
     return (f"drain rate {rate}/s (learned before the restart, {age} ago)",)
 
 
+def _let_go(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
+    """The levers of a device that somebody else has set, and who."""
+    return tuple(x["summary"] for x in alerts_json(snapshot) if x["device"] == name)
+
+
 def _reasoning(
     sample: DeviceSample,
     decision: Optional[DeviceDecision],
     estimate: Optional[Estimate],
     earlier: Tuple[str, ...],
+    let_go: Tuple[str, ...],
 ) -> Json:
     row = _device_row(sample, decision, estimate)
     row.pop("write_cache")
-    row["steps"] = [*earlier, *(explain(decision, estimate) if decision else ())]
+    row["steps"] = [*earlier, *(explain(decision, estimate) if decision else ()), *let_go]
     row["drain_sample"] = estimate.drain_sample if estimate else None
     row["next"] = _NEXT[decision.state] if decision else "The first tick decides."
     return row

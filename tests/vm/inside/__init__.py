@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What runs inside of a machine with systemd; collected there, by name, and nowhere else."""

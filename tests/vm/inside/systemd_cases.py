@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Daemon and watcher as the units that are installed, under a systemd that has booted.
+
+The first test takes them as they are.  For the others the daemon's law asks for what a
+test wants, and it starts without BPF, which takes seconds here; sandbox, lease, watchdog
+and start limit are those of a host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Dict, Iterator, Set
+
+import pytest
+
+from tests.kernel.fault_rig import PIN, is_alive, limits
+from tests.kernel.scratch import run
+from tests.vm.inside.rig import (
+    WISHING,
+    bandwidths,
+    devno_of,
+    io_max,
+    null_disk,
+    sleeper,
+    state,
+    wait_for,
+    wish,
+    wishes_for,
+)
+from writebackd.model import LeverKind, VmLimits
+
+DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
+RUNTIME = Path("/run/writebackd")
+LEASE_S, WATCHDOG_S, STARTS = 10.0, 30.0, 5
+PROGRAM = Path("/run/wishing.py")
+DROP_IN = Path(f"/run/systemd/system/{DAEMON}.d/wishing.conf")
+
+
+def show(unit: str, name: str) -> str:
+    return run("systemctl", "show", "--value", "--property", name, unit)
+
+
+def pid_of(unit: str) -> int:
+    return int(show(unit, "MainPID"))
+
+
+def journal() -> str:
+    run("journalctl", "--sync")
+    return run("journalctl", "--no-pager", "--output", "cat", "-u", DAEMON, "-u", WATCH)
+
+
+def said(words: str) -> None:
+    wait_for(lambda: words in journal(), 10.0, f"for {words!r}")
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[Set[int]]:
+    """The values that the limit had meanwhile."""
+    seen, over = set(), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            seen.add(limits().dirty_bytes)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        looker.join()
+
+
+@pytest.fixture(scope="module")
+def wishing() -> None:
+    PROGRAM.write_text(
+        "import sys\nsys.path.insert(0, '/usr/lib/writebackd')\n" + WISHING
+        + "from writebackd.cli.daemon import main\nsys.exit(main(['--probe', 'procfs']))\n"
+    )  # fmt: skip
+    DROP_IN.parent.mkdir(parents=True)
+    DROP_IN.write_text(f"[Service]\nExecStart=\nExecStart=/usr/bin/python3 -I {PROGRAM}\n")
+    run("systemctl", "daemon-reload")
+
+
+@pytest.fixture
+def found(wishing: None) -> Iterator[VmLimits]:
+    """The service runs, pinned; in the end it is stopped, and all is as it was."""
+    found = limits()
+    wish([PIN])
+    run("systemctl", "reset-failed")
+    run("systemctl", "start", DAEMON)
+    wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
+    yield found
+    run("systemctl", "stop", DAEMON)
+    wait_for(lambda: show(WATCH, "ActiveState") == "inactive", 5.0, "for the watcher to end")
+    assert limits() == found
+    assert "Traceback" not in journal()
+
+
+def restarted(unit: str, old: int) -> None:
+    wait_for(
+        lambda: pid_of(unit) not in (0, old) and show(unit, "ActiveState") == "active",
+        what=f"for {unit} to be back", pause_s=1.0,
+    )  # fmt: skip
+
+
+def backend() -> str:
+    try:
+        return str(json.loads(run("writebackctl", "status", "--json"))["probe"]["backend"])
+    except AssertionError:
+        return "none"  # nothing measured yet
+
+
+def test_as_installed_and_stopped_in_order() -> None:
+    """It sees, writes, and leaves the originals; the watcher is not needed any more, and ends."""
+    found = limits()
+    run("systemctl", "start", DAEMON)
+    try:
+        watcher = pid_of(WATCH)
+        wait_for(lambda: backend() == "libbpf", what="for the probe")
+        run("writebackctl", "pin", "32M")
+        wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
+    finally:
+        run("systemctl", "stop", DAEMON)
+    assert limits() == found and not (RUNTIME / "ledger.json").exists()
+    wait_for(lambda: not is_alive(watcher), 5.0, "for the watcher to end")
+    assert show(DAEMON, "Result") == show(WATCH, "Result") == "success"
+    text = journal()
+    assert "its lease has run out" not in text and "Traceback" not in text
+
+
+def test_killed(found: VmLimits) -> None:
+    """Back within the lease, which is adopted: nothing jumps, the originals are known."""
+    daemon, watcher = pid_of(DAEMON), pid_of(WATCH)
+    with watched() as seen:
+        os.kill(daemon, signal.SIGKILL)
+        restarted(DAEMON, daemon)
+        time.sleep(LEASE_S + 2.0)
+    assert seen == {PIN} and pid_of(WATCH) == watcher
+    assert "adopted" in journal()
+
+
+def test_both_killed(found: VmLimits) -> None:
+    """No watcher lives when systemd asks whether to restore: home at once, then taken up anew."""
+    daemon, watcher = pid_of(DAEMON), pid_of(WATCH)
+    with watched() as seen:
+        os.kill(daemon, signal.SIGKILL)
+        os.kill(watcher, signal.SIGKILL)
+        restarted(DAEMON, daemon)
+        restarted(WATCH, watcher)
+        wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
+    assert seen <= {PIN, found.dirty_bytes}
+
+
+def test_start_limit(found: VmLimits) -> None:
+    """Killed until systemd gives up: the watcher is told to end, and takes all home first."""
+    for _ in range(STARTS - 1):
+        pid = pid_of(DAEMON)
+        os.kill(pid, signal.SIGKILL)
+        restarted(DAEMON, pid)
+        assert limits().dirty_bytes == PIN
+    os.kill(pid_of(DAEMON), signal.SIGKILL)
+    begun = time.monotonic()
+    wait_for(lambda: show(DAEMON, "ActiveState") == "failed", what="for systemd to give up")
+    wait_for(lambda: limits() == found, LEASE_S, "for the watcher to restore")
+    print(f"\nhome {time.monotonic() - begun:.1f} s after the last kill")
+    wait_for(lambda: show(WATCH, "ActiveState") == "inactive", 5.0, "for the watcher to end")
+    assert show(WATCH, "Result") == "success" and not (RUNTIME / "ledger.json").exists()
+
+
+def test_stopped_by_a_signal(found: VmLimits) -> None:
+    """SIGSTOP: home when the lease has run out; the watchdog kills it, and it begins anew."""
+    pid = pid_of(DAEMON)
+    os.kill(pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    wait_for(lambda: limits() == found, LEASE_S + 4.0, "for the watcher to restore")
+    home = time.monotonic() - begun
+    assert (RUNTIME / "ledger.json").exists(), "it may wake up within a write"
+    restarts = int(show(DAEMON, "NRestarts"))
+    with watched() as seen:
+        wait_for(lambda: pid_of(DAEMON) != pid, WATCHDOG_S + 20.0, "for the watchdog", 1.0)
+        killed = time.monotonic() - begun
+    assert seen == {found.dirty_bytes}
+    restarted(DAEMON, pid)
+    assert int(show(DAEMON, "NRestarts")) == restarts + 1
+    wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
+    said("hangs, its lease has run out")
+    print(f"\nhome {home:.1f} s after SIGSTOP, killed after {killed:.1f} s")
+
+
+def confinement(pid: int) -> Dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["no limits", "limits of its own"])
+def test_every_lever_goes_home_by_the_confined_watcher(found: VmLimits, own: bool) -> None:
+    """Without a capability, with /proc, /sys and /dev as its sandbox leaves them."""
+    with null_disk() as disk:
+        devno = devno_of(disk)
+        before = state(disk)
+        limit = [f"IOWriteBandwidthMax=/dev/{disk} 900M", f"IOReadBandwidthMax=/dev/{disk} 800M"]
+        with sleeper("flood.service", *(limit if own else ())) as cgroup:
+            paced, properties = io_max(cgroup, devno), bandwidths("flood.service")
+            assert bool(properties) is own
+            pace = (LeverKind.PACE, cgroup, devno, [5_000_000])
+            wish([PIN], [*wishes_for(disk, devno), pace])
+            wait_for(lambda: io_max(cgroup, devno).get("wbps") == "5000000", what="for the pace")
+            if own:
+                assert io_max(cgroup, devno)["rbps"] == paced["rbps"]
+            differ = [n for n, text in state(disk).items() if text != before[n]]
+            assert len(differ) >= 3, differ
+            watcher, daemon = pid_of(WATCH), pid_of(DAEMON)
+            status = confinement(watcher)
+            assert {int(status[name], 16) for name in ("CapBnd", "CapEff", "CapPrm")} == {0}
+            assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+            os.kill(daemon, signal.SIGSTOP)
+            wait_for(lambda: limits() == found, LEASE_S + 4.0, "for the limits")
+            wait_for(lambda: state(disk) == before, 15.0, "for the levers")
+            wait_for(lambda: io_max(cgroup, devno) == paced, 15.0, "for the pace")
+            assert bandwidths("flood.service") == properties
+            assert pid_of(WATCH) == watcher and pid_of(DAEMON) == daemon
+            wish([PIN])
+            os.kill(daemon, signal.SIGCONT)
+            wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
+            run("systemctl", "stop", DAEMON)
+            assert state(disk) == before and io_max(cgroup, devno) == paced
+            assert bandwidths("flood.service") == properties
