@@ -46,6 +46,7 @@ class Lab:
     expected: Tuple[str, str]
     threads: int = 4
     flood: bool = False
+    found: Optional[int] = None  # the limit that is in force before the agent comes
     limit: Optional[int] = None  # that somebody writes then; the agent enforces before
 
 
@@ -54,7 +55,8 @@ LABS: Tuple[Lab, ...] = (
     Lab("battery", (("mode", "writethrough"),), ("CACHE_DEGRADED", "write-through"), threads=1),
     Lab("cap", (("iops", "60"),), ("COLLAPSE", "volume-cap")),
     Lab("neighbour", (("neighbour", "400M"),), ("COLLAPSE", "neighbour")),
-    Lab("flood", (), ("COLLAPSE", "writeback-flood"), flood=True),
+    # With the usual limits 2 GB of memory would fill first.
+    Lab("flood", (), ("COLLAPSE", "writeback-flood"), flood=True, found=1 << 29),
     Lab("foreign", (), ("FOREIGN_WRITER", "foreign-change"), flood=True, limit=1 << 30),
 )
 
@@ -86,6 +88,8 @@ def run(lab: Lab, scale: float = 1.0) -> Told:
             for load in (sync, flood)[: 1 + lab.flood]:
                 load.prepare()
             time.sleep(3.0)  # what preparing left in the cache
+            if lab.found is not None:
+                _write_limit(lab.found * scale)
             agent = Agent([rig.device], rig.directory, rig.spawn,
                           ("--mode", mode, "--config-dir", str(config)))
             with agent:
@@ -98,8 +102,7 @@ def run(lab: Lab, scale: float = 1.0) -> Told:
                 for key, value in lab.settings:
                     rig.control.set(key, scaled_setting(key, value, scale))
                 if lab.limit is not None:
-                    host.write_limits({**host.read_limits(), "dirty_bytes": int(lab.limit * scale),
-                                       "dirty_ratio": 0})
+                    _write_limit(lab.limit * scale)
                 elif lab.flood:
                     flood.start()
                 found: List[Dict[str, Any]] = []
@@ -113,6 +116,11 @@ def run(lab: Lab, scale: float = 1.0) -> Told:
             flood.stop()
             sync.stop()
     return Told(lab, after, tuple(found))
+
+
+def _write_limit(size: float) -> None:
+    """Somebody does; the rig puts back what it found."""
+    host.write_limits({**host.read_limits(), "dirty_bytes": int(size), "dirty_ratio": 0})
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping
+from typing import Any, Mapping, Tuple
 
 import pytest
 
 from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
 from plant import latencies
-from writebackd.alert.cause import container_in, unit_in
+from writebackd.alert.cause import container_in, is_even, unit_in
 from writebackd.alert.detect import unread
-from writebackd.alert.state import AlertMemory
+from writebackd.alert.state import AlertMemory, Spell
 from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.model import (
     CgroupSample,
@@ -159,6 +159,22 @@ def test_a_limiter_serves_all_alike_and_a_neighbour_does_not() -> None:
     failing = Watched().usual()
     failing.until(10, syncs=3, latency_s=0.3, spread=4.0, waiting=1)
     assert failing.alerts[0].cause is Cause.DEVICE
+
+
+@pytest.mark.parametrize(
+    "operations, inflight, even",
+    [
+        ((60, 60, 61, 60, 59), 4, True),  # each waits for those ahead of it: 18 to 72 ms
+        ((60, 60, 61, 60, 59), 1, False),
+        ((60, 66, 58, 63, 57), 4, False),  # seeks
+    ],
+)
+def test_those_that_queue_for_turns_wait_one_after_the_other(
+    operations: Tuple[int, ...], inflight: int, even: bool
+) -> None:
+    waits = latencies(18e-3, 100) + latencies(40e-3, 100) + latencies(72e-3, 100)
+    ticks = tuple((1.0, count, 4096 * count * (1 + n % 2)) for n, count in enumerate(operations))
+    assert is_even(Spell(0.0, 0.0, inflight=inflight, writes=waits, ticks=ticks)) is even
 
 
 def test_who_sleeps_in_write_for_others_pages_is_a_throttled_writer() -> None:
