@@ -53,7 +53,7 @@ def cause_of(spell: Spell, watch: Watch, memory: Memory) -> Cause:
         return Cause.FLOOD
     if spell.throttled_s >= THROTTLED_SHARE * spell.seconds:
         return Cause.THROTTLED_WRITER
-    if is_even(spell) and not spell.flooded_s and _all_slow(spell, watch):
+    if _is_capped(spell, watch):
         return Cause.CAP
     if is_write_through(spell, watch):
         return Cause.WRITE_THROUGH
@@ -94,10 +94,11 @@ def is_even(spell: Spell) -> bool:
     return high <= EVEN_LATENCY * low * max(1, spell.inflight) and scatter <= QUEUED_RATE
 
 
-def _all_slow(spell: Spell, watch: Watch) -> bool:
-    """Whether even the fastest are slower than usual: a limiter lets nobody past."""
+def _is_capped(spell: Spell, watch: Watch) -> bool:
+    """Whether it is a limiter. One lets nobody past: even the fastest are slower than usual."""
     usual, low = usual_write(spell, watch), spell.writes.quantile(0.1)
-    return usual is None or (low is not None and low > 2 * usual.latency_s)
+    all_slow = usual is None or (low is not None and low > 2 * usual.latency_s)
+    return all_slow and not spell.flooded_s and is_even(spell)
 
 
 def _scatter(values: Sequence[float]) -> float:
@@ -129,7 +130,7 @@ def is_write_through(spell: Spell, watch: Watch) -> bool:
     assert low is not None and middle is not None  # fast_share() counted them
     at_least_s = max(MEDIA_S, MEDIA_MULTIPLE * usual.latency_s)
     most_s = MEDIA_MOST_S + QUEUED * spell.backlog_s
-    return low >= MEDIA_S / 2 and at_least_s <= middle <= most_s and not is_even(spell)
+    return low >= MEDIA_S / 2 and at_least_s <= middle <= most_s and not _is_capped(spell, watch)
 
 
 def culprits_of(spell: Spell) -> Tuple[Culprit, ...]:
