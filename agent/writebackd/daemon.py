@@ -29,6 +29,7 @@ from writebackd.actuate.watch import Watch
 from writebackd.control.decide import HURRY, decide, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
+from writebackd.estimate.learned import forgotten
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import Probe, open_probe
@@ -56,7 +57,7 @@ from writebackd.report.events import events_of
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.server import ControlServer
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import Pinned, Snapshot
 from writebackd.verbs import State, Verbs
 
 log = logging.getLogger(__name__)
@@ -149,9 +150,11 @@ class Daemon:
         self._reload_due = False
         self._reloader: Optional[threading.Thread] = None
         self._mode_by_verb = False
+        self._pinned: Optional[Pinned] = None
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
-            self._files, self._actuator, self._state, self._order_mode, self._order_pin
+            self._files, self._actuator, self._state, self._order_mode, self._order_pin,
+            self._order_forget,
         ).handle
         self._hurry = False
         # What a tick makes has no cycles and is freed without the collector, which would
@@ -444,6 +447,7 @@ class Daemon:
             off=str(self._off) if self._off is not None else None,
             messages=(*self._messages, *filter(None, (self._rivals.error,))),
             rivals=self._rivals.found,
+            pinned=self._pinned,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
@@ -554,8 +558,20 @@ class Daemon:
         self._mode_by_verb = True
         return actions
 
-    def _order_pin(self, pin_bytes: Optional[int]) -> None:
+    def _order_pin(self, pin_bytes: Optional[int], uid: int) -> None:
         self._memory = replace(self._memory, pin_bytes=pin_bytes, hold_until_s=float("-inf"))
+        self._pinned = Pinned(uid, time.time()) if pin_bytes is not None else None
+        text = f"pinned to {pin_bytes} bytes" if pin_bytes is not None else "released"
+        self._history.record(Event(time.time(), "pin", text=f"{text} by uid {uid}"))
+
+    def _order_forget(self, name: str) -> bool:
+        mine = self._memory.devices.get(name)
+        if mine is None or not self._keeper.forget(mine.known_as):
+            return False
+        self._memory = forgotten(self._memory, name)
+        self._keeper.keep(self._memory, time.time())
+        self._history.record(Event(time.time(), "forget", device=name))
+        return True
 
 
 def taken_over(

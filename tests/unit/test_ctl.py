@@ -35,9 +35,12 @@ from writebackd.report.history import Event, History
 from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
 from writebackd.report.status import (
     devices_json,
+    find_devices,
+    forget_json,
     mode_json,
     pin_json,
     status_json,
+    top_json,
     verify_json,
     why_json,
 )
@@ -66,6 +69,8 @@ class FakeDaemon:
             return devices_json(self.snapshot)
         if verb == "why":
             return why_json(self.snapshot, text_argument(args, "device"))
+        if verb == "top":
+            return top_json(self.snapshot)
         if verb == "verify":
             state = VmState(VmLimits(4 << 20, 0, 2 << 20, 0), 0, 0, 4 << 20, 2 << 20)
             return verify_json(state, 4096, self.written)
@@ -73,6 +78,8 @@ class FakeDaemon:
             return mode_json(Mode(args["mode"]), ["dirty_ratio=20 (was 0)"])
         if verb == "pin":
             return pin_json(size_argument(args, "bytes"))
+        if verb == "forget":
+            return forget_json(find_devices(self.snapshot, args["device"])[0].device.name)
         if verb == "release":
             return pin_json(None)
         raise RequestError(f"unknown verb {verb}")
@@ -126,11 +133,13 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         (["status"], "status"),
         (["devices"], "devices"),
         (["why"], "why"),
+        (["top"], "top"),
         (["why", "sda"], "why"),
         (["verify"], "verify"),
         (["observe"], "mode"),
         (["enforce"], "mode"),
         (["pin", "15M"], "pin"),
+        (["forget", "sda"], "forget"),
         (["release"], "pin"),
         (["restore"], "restore"),
         (["doctor"], "doctor"),
@@ -153,7 +162,7 @@ def test_json_is_the_data_only_and_follows_the_schema(
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "verify", "mode", "pin", "restore", "doctor", "history",
-        "policy-list", "policy-show", "policy-check",
+        "top", "forget", "policy-list", "policy-show", "policy-check",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -260,7 +269,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 VERBS = {
     "status", "devices", "why", "history", "observe", "enforce", "pin", "release", "verify",
-    "watch", "restore", "doctor", "policy",
+    "watch", "restore", "doctor", "policy", "top", "run", "forget",
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
@@ -17,6 +17,13 @@ from writebackd.model import (
     Sample,
     VmLimits,
 )
+
+
+class Pinned(NamedTuple):
+    """Who pinned the limit, and when."""
+
+    uid: int  # of the process at the control socket, as the kernel tells it
+    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -44,3 +51,4 @@ class Snapshot:
     off: Optional[str] = None  # the kill-switch file that is there
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
+    pinned: Optional[Pinned] = None
