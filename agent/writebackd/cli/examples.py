@@ -57,7 +57,7 @@ def epilog(verb: str) -> str:
     if not examples:
         return ""
     width = max(len(command) for command, _ in examples)
-    if width > 44:  # with its comment it would not fit into 80 columns
+    if any(5 + width + len(text) > 80 for _, text in examples):
         lines = [f"  {command}\n      {text}" for command, text in examples]
     else:
         lines = [f"  {command.ljust(width)}   {text}" for command, text in examples]
