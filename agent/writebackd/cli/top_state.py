@@ -137,6 +137,9 @@ class Top:
         except UnitError as error:
             self.message = f"pin: {error}"
             return
+        if not size:
+            self.message = "pin: needs a size above 0, like 15M"
+            return
         shown = human.size(size)
         self._ask(
             Order("pin", {"bytes": size}, f"pinned to {shown}"),

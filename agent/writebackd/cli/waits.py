@@ -104,10 +104,11 @@ class Waits:
             for each in psutil.process_iter(["pid", "ppid", "name", "status", "create_time"])
             if each.info["ppid"] != _KTHREADD and each.info["pid"] != _KTHREADD
         ]
+        urgent = [each for each in processes if _is_stuck(each) or each.info["pid"] in first]
         found, began = [], time.monotonic()
-        for number, process in enumerate(self._in_turn(processes, first)):
+        for number, process in enumerate(urgent + self._in_turn(processes, urgent)):
             if time.monotonic() - began > BUDGET_S:
-                self._next += number
+                self._next += max(0, number - len(urgent))
                 break
             wait = self._look(process)
             if wait is not None:
@@ -119,13 +120,12 @@ class Waits:
     def close(self) -> None:
         self._delays.close()
 
-    def _in_turn(self, processes: List[Any], first: Sequence[int]) -> List[Any]:
-        """Those that sleep and `first`, then the others from where the last look ended."""
-        urgent = [each for each in processes if _is_stuck(each) or each.info["pid"] in first]
+    def _in_turn(self, processes: List[Any], urgent: List[Any]) -> List[Any]:
+        """All that are not urgent, from where the last look ended."""
         others = [each for each in processes if each not in urgent]
         if others:
             self._next %= len(others)
-        return urgent + others[self._next :] + others[: self._next]
+        return others[self._next :] + others[: self._next]
 
     def _look(self, process: Any) -> Optional[Wait]:
         now, delay = time.monotonic(), self._delays.of(process.info["pid"])
