@@ -91,10 +91,11 @@ class View:
         filled = dirty / limits["dirty_bytes"] if limits["dirty_bytes"] else 0.0
         lines = [
             _line(title, width, "bold"),
+            _line(f"limit {limit_line(status)}", width),
             _line(
-                f"limit {limit_line(status)}; dirty {human.size(memory['dirty_bytes'])} +"
+                f"dirty {human.size(memory['dirty_bytes'])} now, and"
                 f" {human.size(memory['writeback_bytes'])} being written"
-                f" {self._bar(filled, 10)} {human.percent(filled)}",
+                f" {self._bar(filled, 20)} {human.percent(filled)} of the limit",
                 width,
             ),
         ]

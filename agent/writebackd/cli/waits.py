@@ -20,6 +20,8 @@ import psutil
 # An answer takes 0.2 ms with pyroute2; of a host with thousands of processes each
 # look asks as many as go into this, those that waited before first.
 BUDGET_S = 0.1
+# Below it a process does not wait, it reads a file now and then.
+_LEAST_SHARE = 0.001
 # All user processes are children of others than kthreadd.
 _KTHREADD = 2
 _DELAYACCT = "/proc/sys/kernel/task_delayacct"
@@ -138,7 +140,7 @@ class Waits:
                 if share > 1.1 * _threads(process):
                     # Slept while task_delayacct was turned on: counted from the boot.
                     share = None
-        if not share and not _is_stuck(process):
+        if (share or 0.0) < _LEAST_SHARE and not _is_stuck(process):
             return None
         return Wait(
             pid=process.info["pid"],
