@@ -565,8 +565,7 @@ class Daemon:
         self._history.record(Event(time.time(), "pin", text=f"{text} by uid {uid}"))
 
     def _order_forget(self, name: str) -> bool:
-        mine = self._memory.devices.get(name)
-        if mine is None or not self._keeper.forget(mine.known_as):
+        if name not in self._memory.devices or not self._keeper.was_read:
             return False
         self._memory = forgotten(self._memory, name)
         self._keeper.keep(self._memory, time.time())

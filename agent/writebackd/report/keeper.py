@@ -83,16 +83,10 @@ class Keeper:
             self._waiting.append(self._saved)
             self._wake.set()
 
-    def forget(self, identity: Optional[str]) -> bool:
-        """Drop what is known of a device; False while that has not been read yet.
-
-        The next `keep` writes it, so the memory has to have forgotten it as well.
-        """
-        if self._known is None:
-            return False
-        if identity is not None:
-            self._known.pop(identity, None)
-        return True
+    @property
+    def was_read(self) -> bool:
+        """Whether `keep` keeps anything yet: from then on the file says what the memory does."""
+        return self._known is not None
 
     def close(self, timeout: float) -> bool:
         """Write what waits, for at most `timeout` seconds. True when all was written."""
