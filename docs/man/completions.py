@@ -94,7 +94,9 @@ def zsh() -> str:
             lines += [f"_writebackctl_{'_'.join(each.words)}() {{", *_zsh_arguments(each), "}", ""]
     for group in (each for each in _everything(root) if each.below):
         name = "_".join(("_writebackctl", *group.words))
-        lines += [f"{name}() {{", "    local -a verbs", "    local state line"]
+        # Not _writebackctl: that is the file's own, loaded for both programs.
+        own = name if group.words else f"{name}_verb"
+        lines += [f"{own}() {{", "    local -a verbs", "    local state line"]
         lines += ["    verbs=("]
         lines += [f"        {_quoted(f'{_colons(s.words[-1])}:{s.summary}')}" for s in group.below]
         lines += ["    )"]
@@ -105,7 +107,7 @@ def zsh() -> str:
         lines += [f"        rest) (( $+functions[{name}_$words[1]] )) && {name}_$words[1] ;;"]
         lines += ["    esac", "}", ""]
     lines += ["_writebackd() {", *_zsh_arguments(daemon), "}", ""]
-    lines += ['case $service in', "    writebackd) _writebackd ;;", "    *) _writebackctl ;;"]
+    lines += ['case $service in', "    writebackd) _writebackd ;;", "    *) _writebackctl_verb ;;"]
     return "\n".join([*lines, "esac", ""])
 
 
@@ -190,7 +192,7 @@ def _bash_words(root: Command) -> List[str]:
 
 
 def _zsh_arguments(command: Command) -> List[str]:
-    lines = ["    _arguments \\"]
+    lines = ["    _arguments -S \\"]
     lines += [f"        {_quoted(_zsh_option(option))} \\" for option in command.options]
     lines += [f"        {_quoted(_zsh_positional(command, each))} \\" for each in command.arguments]
     lines[-1] = lines[-1][: -len(" \\")]

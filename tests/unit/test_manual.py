@@ -157,6 +157,8 @@ def test_zsh_knows_every_verb_and_option(share: Path) -> None:
             assert f"'{option.flags[-1]}[" in body, (each.name, option.flags)
     for option in commands.writebackd().options:
         assert f"'{option.flags[-1]}[" in functions["_writebackd"]
+    # zsh calls the file by this name for either program: nothing in it may take its place.
+    assert "_writebackctl" not in functions
     assert text.count("'") % 2 == 0 or "'\\''" in text
     if shutil.which("zsh"):
         assert subprocess.run(["zsh", "-n", str(script)], check=False).returncode == 0
