@@ -64,13 +64,20 @@ install:
 		> '$(D)$(CATALOG)'/writebackd.catalog
 	chmod 644 '$(D)$(CATALOG)'/writebackd.catalog
 	cp -R README.md LICENSE docs '$(D)$(DOC)'
+	rm -rf '$(D)$(DOC)/docs/man'
+	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/generate.py '$(D)$(PREFIX)/share'
 
 # Policies and drop-ins in $(SYSCONFDIR) are the admin's and stay.
 uninstall:
 	rm -rf '$(D)$(LIB)' '$(D)$(DOC)'
 	rm -f '$(D)$(PREFIX)/bin/writebackd' '$(D)$(PREFIX)/bin/writebackctl' \
 		'$(D)$(UNITS)/writebackd.service' '$(D)$(UNITS)/writebackd-watch.service' \
-		'$(D)$(CATALOG)/writebackd.catalog'
+		'$(D)$(CATALOG)/writebackd.catalog' \
+		'$(D)$(PREFIX)/share/man/man1/writebackctl.1' '$(D)$(PREFIX)/share/man/man8/writebackd.8' \
+		'$(D)$(PREFIX)/share/man/man5/writebackd.conf.5' \
+		'$(D)$(PREFIX)/share/bash-completion/completions/writebackctl' \
+		'$(D)$(PREFIX)/share/bash-completion/completions/writebackd' \
+		'$(D)$(PREFIX)/share/zsh/site-functions/_writebackctl'
 
 clean:
 	rm -rf build agent/writebackd/_bpf agent/writebackd.egg-info

@@ -19,12 +19,14 @@ set -euo pipefail
 PYTHON=/usr/bin/python3
 
 RUN="clang llvm libbpf-dev libbpf1 bpftool make python3 python3-venv python3-pip
-    python3-setuptools python3-wheel python3-psutil python3-pyroute2"
+    python3-setuptools python3-wheel python3-psutil python3-pyroute2
+    python3-rich"
 LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
     util-linux mount kmod procps"
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="python3-pytest python3-hypothesis systemd qemu-system-x86 busybox-static file udev
-    dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager"
+    dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
+    tmux man-db"
 # Good to have: a missing one costs a feature, told where it is missed, not the run.
 OPTIONAL="python3-systemd"
 

@@ -33,6 +33,7 @@ from writebackd.alert.values import Alert, AlertName
 from writebackd.control.decide import HURRY, decide, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
+from writebackd.estimate.learned import forgotten
 from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
@@ -63,7 +64,7 @@ from writebackd.report.keeper import Keeper
 from writebackd.report.metrics import alerts_of
 from writebackd.report.scrape import Exposition, MetricsServer, open_tcp, open_unix
 from writebackd.report.server import ControlServer, LoopServer
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import Pinned, Snapshot
 from writebackd.report.textfile import TextFile
 from writebackd.report.totals import Totals
 from writebackd.verbs import State, Verbs
@@ -167,9 +168,11 @@ class Daemon:
         self._reload_due = False
         self._reloader: Optional[threading.Thread] = None
         self._mode_by_verb = False
+        self._pinned: Optional[Pinned] = None
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
-            self._files, self._actuator, self._state, self._order_mode, self._order_pin
+            self._files, self._actuator, self._state, self._order_mode, self._order_pin,
+            self._order_forget,
         ).handle
         self._hurry = False
         # What a tick makes has no cycles and is freed without the collector, which would
@@ -504,6 +507,7 @@ class Daemon:
             alerts=alerts,
             routes=self._routes.states(),
             runbook=self._routes.runbook,
+            pinned=self._pinned,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
@@ -671,8 +675,19 @@ class Daemon:
         self._mode_by_verb = True
         return actions
 
-    def _order_pin(self, pin_bytes: Optional[int]) -> None:
+    def _order_pin(self, pin_bytes: Optional[int], uid: int) -> None:
         self._memory = replace(self._memory, pin_bytes=pin_bytes, hold_until_s=float("-inf"))
+        self._pinned = Pinned(uid, time.time()) if pin_bytes is not None else None
+        text = f"pinned to {pin_bytes} bytes" if pin_bytes is not None else "released"
+        self._history.record(Event(time.time(), "pin", text=f"{text} by uid {uid}"))
+
+    def _order_forget(self, name: str) -> bool:
+        if name not in self._memory.devices or not self._keeper.was_read:
+            return False
+        self._memory = forgotten(self._memory, name)
+        self._keeper.keep(self._memory, time.time())
+        self._history.record(Event(time.time(), "forget", device=name))
+        return True
 
 
 def taken_over(

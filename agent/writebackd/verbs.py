@@ -19,9 +19,12 @@ from writebackd.report.server import RequestError, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
     devices_json,
+    find_devices,
+    forget_json,
     mode_json,
     pin_json,
     status_json,
+    top_json,
     verify_json,
     why_json,
 )
@@ -45,7 +48,8 @@ class Verbs:
     """Questions are answered from the state; orders go to the daemon's own functions.
 
     `set_mode` answers with what was put back, and raises OSError or ValueError;
-    `set_pin` takes bytes, or None to release.
+    `set_pin` takes bytes, or None to release, and the uid of who asked; `forget` takes a
+    device's name, and is False while what was learned has not been read yet.
     """
 
     def __init__(
@@ -54,13 +58,15 @@ class Verbs:
         actuator: Actuator,
         state: Callable[[], State],
         set_mode: Callable[[Mode], Tuple[Action, ...]],
-        set_pin: Callable[[Optional[int]], None],
+        set_pin: Callable[[Optional[int], int], None],
+        forget: Callable[[str], bool],
     ) -> None:
         self._files = files
         self._actuator = actuator
         self._state = state
         self._set_mode = set_mode
         self._set_pin = set_pin
+        self._forget_device = forget
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         """Answer a request of `writebackctl`; raises RequestError."""
@@ -79,6 +85,10 @@ class Verbs:
             return why_json(snapshot, text_argument(args, "device"))
         if verb == "alerts":
             return telling_json(snapshot)
+        if verb == "forget":
+            return self._forget(snapshot, text_argument(args, "device"), uid)
+        if verb == "top":
+            return top_json(snapshot)
         if verb == "verify":
             return self._verify(snapshot)
         if verb == "metrics":
@@ -87,6 +97,17 @@ class Verbs:
                 raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
             return dict(metrics_json(snapshot, form))
         raise RequestError(f"unknown verb {verb!r}")
+
+    def _forget(self, snapshot: Snapshot, wanted: Optional[str], uid: int) -> Dict[str, Any]:
+        if wanted is None:
+            raise RequestError("forget needs a device: `writebackctl devices` lists them")
+        found = [each.device.name for each in find_devices(snapshot, wanted)]
+        if len(found) > 1:
+            raise RequestError(f"{wanted!r} may be {' or '.join(found)}: name one of these")
+        if not self._forget_device(found[0]):
+            raise RequestError("what was learned is being read: try again in a second", 1)
+        log.info("what was learned of %s forgotten by uid %d", found[0], uid)
+        return forget_json(found[0], ["it is learned again from the next flood and fsync on"])
 
     def _verify(self, snapshot: Snapshot) -> Dict[str, Any]:
         vm = read_state(self._files)
@@ -132,7 +153,7 @@ class Verbs:
         pin = size_argument(args, "bytes") if verb == "pin" else None
         if pin is not None and pin < LEAST_LIMIT_BYTES:
             raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
-        self._set_pin(pin)
+        self._set_pin(pin, uid)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
         _, memory, off = self._state()
         waits = pin is not None and (memory.mode is Mode.OBSERVE or memory.yielded is not None)

@@ -36,12 +36,16 @@ from writebackd.report.metrics import metrics_json
 from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
 from writebackd.report.status import (
     devices_json,
+    find_devices,
+    forget_json,
     mode_json,
     pin_json,
     status_json,
+    top_json,
     verify_json,
     why_json,
 )
+from writebackd.report.telling import telling_json
 
 SOURCE = Path(writebackd.__file__).resolve().parents[1]
 
@@ -69,6 +73,10 @@ class FakeDaemon:
             return why_json(self.snapshot, text_argument(args, "device"))
         if verb == "metrics":
             return dict(metrics_json(self.snapshot, args["format"]))
+        if verb == "alerts":
+            return telling_json(self.snapshot)
+        if verb == "top":
+            return top_json(self.snapshot)
         if verb == "verify":
             state = VmState(VmLimits(4 << 20, 0, 2 << 20, 0), 0, 0, 4 << 20, 2 << 20)
             return verify_json(state, 4096, self.written)
@@ -76,6 +84,8 @@ class FakeDaemon:
             return mode_json(Mode(args["mode"]), ["dirty_ratio=20 (was 0)"])
         if verb == "pin":
             return pin_json(size_argument(args, "bytes"))
+        if verb == "forget":
+            return forget_json(find_devices(self.snapshot, args["device"])[0].device.name)
         if verb == "release":
             return pin_json(None)
         raise RequestError(f"unknown verb {verb}")
@@ -129,12 +139,14 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         (["status"], "status"),
         (["devices"], "devices"),
         (["why"], "why"),
+        (["top"], "top"),
         (["why", "sda"], "why"),
         (["metrics"], "metrics"),
         (["verify"], "verify"),
         (["observe"], "mode"),
         (["enforce"], "mode"),
         (["pin", "15M"], "pin"),
+        (["forget", "sda"], "forget"),
         (["release"], "pin"),
         (["restore"], "restore"),
         (["doctor"], "doctor"),
@@ -158,7 +170,8 @@ def test_json_is_the_data_only_and_follows_the_schema(
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "alerts", "verify", "metrics", "mode", "pin", "restore",
-        "doctor", "history", "policy-list", "policy-show", "policy-check", "policy-match",
+        "doctor", "history", "top", "forget", "policy-list", "policy-show", "policy-check",
+        "policy-match",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -268,8 +281,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
-    "release",
-    "verify", "watch", "restore", "doctor", "policy",
+    "release", "verify", "watch", "restore", "doctor", "policy", "top", "run", "forget",
 }  # fmt: skip
 
 

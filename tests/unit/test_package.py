@@ -193,6 +193,12 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
         "usr/lib/systemd/system/writebackd.service",
         f"usr/lib/writebackd/{OBJECT}",
         "usr/share/doc/writebackd/README.md",
+        "usr/share/man/man1/writebackctl.1",
+        "usr/share/man/man5/writebackd.conf.5",
+        "usr/share/man/man8/writebackd.8",
+        "usr/share/bash-completion/completions/writebackctl",
+        "usr/share/bash-completion/completions/writebackd",
+        "usr/share/zsh/site-functions/_writebackctl",
         *(f"usr/lib/writebackd/policies.d/{p.name}" for p in checkout.glob("policies/*.conf")),
     }
     held = {str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file()}

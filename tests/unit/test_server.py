@@ -215,7 +215,7 @@ def test_errors_reach_the_client_and_the_server_lives(
 
 
 @pytest.mark.parametrize("verb, refused", [
-    ("mode", True), ("pin", True), ("release", True),
+    ("mode", True), ("pin", True), ("release", True), ("forget", True), ("top", False),
     ("status", False), ("why", False), ("devices", False), ("verify", False),
 ])  # fmt: skip
 def test_only_root_may_write(

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Callable, List, Optional
 
 from writebackd import __version__
+from writebackd.cli.examples import epilog
 from writebackd.cli.exits import GOOD, USAGE, CommandError
 from writebackd.paths import RUNTIME_DIR
 
 _EPILOG = """\
 examples:
   writebackctl status               what it does right now, on one screen
+  writebackctl top                  the same live, with who dirties and who waits
   writebackctl why sda              how it came to sda's target
   writebackctl --json status        the same as data
   writebackctl alerts               what is wrong, who did it, what to do
   writebackctl history --since 1h   what it did in the last hour
   sudo writebackctl observe         put the limits found back, only watch
   sudo writebackctl pin 15M         a fixed limit, until `release` or restart
+  sudo writebackctl run -- rsync -a /srv /backup   a backup that can be told apart
   sudo writebackctl restore         put everything back, daemon or not
   writebackctl policy match         which policy fits this host, and why
   writebackctl doctor               can it run here, and what stands in its way
@@ -96,7 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
 
     def verb(name: str, run: str, text: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(name, parents=[common], help=text, description=f"{text}.")
+        sub = verbs.add_parser(
+            name, parents=[common], help=text, description=f"{text}.", epilog=epilog(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         sub.set_defaults(run=run)
         return sub
 
@@ -107,12 +113,16 @@ def _parser() -> argparse.ArgumentParser:
         "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
     )
     _add_alerts(verb("alerts", "alerts:alerts", "show what is wrong, and what was"))
+    _add_top(verb("top", "top:top", "show devices, who dirties and who waits, live"))
     _add_history(verb("history", "history:history", "show what happened"))
     verb("observe", "steering:mode", "put the limits found back and only watch")
     verb("enforce", "steering:mode", "set limits (again), also after a yield")
     pin = verb("pin", "steering:pin", "hold a fixed limit until `release` or a restart")
     pin.add_argument("size", metavar="BYTES", help="like 15M (1024-based); background is half")
     verb("release", "steering:release", "end a pin")
+    forget = verb("forget", "steering:forget", "drop what was learned of a device")
+    forget.add_argument("device", help="name, MAJ:MIN, /dev path or mount point")
+    _add_run(verb("run", "scope:run", "run a command in a scope of its own, to watch and pace it"))
     verb("verify", "explaining:verify", "check that the kernel holds what was last written")
     metrics = verb("metrics", "explaining:metrics", "print the metrics of the last tick")
     metrics.add_argument(
@@ -148,6 +158,26 @@ def _add_alerts(alerts: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_top(top: argparse.ArgumentParser) -> None:
+    top.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="SECONDS",
+        help="time between frames (default 1, at least 0.2)",
+    )  # fmt: skip
+    top.add_argument(
+        "--frames", type=_positive, metavar="N", help="print N frames without keys, then end"
+    )
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.usage = "writebackctl run [-h] [--name NAME] [--slice SLICE] -- COMMAND"
+    run.add_argument("--name", metavar="NAME", help="part of the scope's (default: the command's)")
+    run.add_argument("--slice", metavar="SLICE", help="where to put the scope (with systemd)")
+    run.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND",
+        help="the command with its arguments; its exit code is passed on",
+    )  # fmt: skip
+
+
 def _add_history(history: argparse.ArgumentParser) -> None:
     history.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
     history.add_argument("--device", metavar="NAME", help="only this device and the whole host")
@@ -171,7 +201,11 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
         ("check", "errors in policy files, with file and line"),
         ("match", "which policy fits this host, with points and evidence"),
     ):
-        sub = what.add_parser(name, parents=[common, config], help=text, description=f"{text}.")
+        sub = what.add_parser(
+            name, parents=[common, config], help=text, description=f"{text}.",
+            epilog=epilog(f"policy {name}"),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         sub.set_defaults(run=f"policy:{name}_")
         if name == "show":
             sub.add_argument("name", nargs="?", help="name or file; default: the running one")
@@ -182,6 +216,13 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
             sub.add_argument("files", nargs="+", metavar="FILE", help="files or names of policies")
         elif name == "match":
             sub.add_argument("--all", action="store_true", help="not the best two alone")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0.2 <= value <= 3600:
+        raise argparse.ArgumentTypeError("takes 0.2 to 3600 seconds")
+    return value
 
 
 def _positive(text: str) -> int:

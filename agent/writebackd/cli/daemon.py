@@ -74,13 +74,22 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="policies, instead of the system's"
     )
-    p.add_argument("--state-dir", type=Path, default=STATE_DIR, metavar="DIR")
-    p.add_argument("--runtime-dir", type=Path, default=RUNTIME_DIR, metavar="DIR")
+    p.add_argument(
+        "--state-dir", type=Path, default=STATE_DIR, metavar="DIR",
+        help=f"history, and what was learned (default {STATE_DIR})",
+    )
+    p.add_argument(
+        "--runtime-dir", type=Path, default=RUNTIME_DIR, metavar="DIR",
+        help=f"socket, ledger, lease and lock (default {RUNTIME_DIR})",
+    )
     p.add_argument(
         "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
         help="default: the best that this kernel takes; bcc is not in this version",
     )
-    p.add_argument("--interval", type=_interval, default=1.0, metavar="SECONDS")
+    p.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="SECONDS",
+        help="length of a tick, 0.05 to 10 (default 1)",
+    )
     p.add_argument("--live", action="store_true", help="show the status on the terminal")
     p.add_argument("--verbose", action="store_true", help="log what libbpf says, too")
     p.add_argument("--version", action="version", version=f"writebackd {__version__}")

@@ -36,6 +36,7 @@ _MODULES = (
     ("pyroute2", "python3-pyroute2", "disks that come and go are seen late"),
     ("psutil", "python3-psutil", "names of services are not shown"),
     ("systemd", "python3-systemd", "the log goes to stderr alone"),
+    ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
 
 

@@ -8,6 +8,7 @@ are words, so colour is never needed; what is not known is '-'.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import textwrap
 import time
@@ -90,12 +91,12 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     """The answer to `status` as one screen of text, `width` columns wide."""
     width = max(width, MIN_WIDTH)
     paint = Paint(colour)
-    lines = [paint(line, "heading") for line in wrapped(_headline(status), width, "  ", "")]
+    lines = [paint(line, "heading") for line in wrapped(headline(status), width, "  ", "")]
     for alert in status["alerts"]:
         lines += _alert_lines(alert, width, paint)
     if status.get("policy_reason"):  # none in the answer of an older one
         lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
-    lines += labelled("limit", _limit_line(status), width)
+    lines += labelled("limit", limit_line(status), width)
     lines += labelled("found", _found_line(status["limits"]), width)
     for number, line in enumerate(lever_lines(status.get("levers", ()))):
         lines += labelled("" if number else "levers", line, width)
@@ -171,7 +172,7 @@ def _lease_line(lease: Mapping[str, Any]) -> str:
     return f"{text}; lost {'once' if lease['lost'] == 1 else str(lease['lost']) + ' times'}"
 
 
-def _headline(status: Mapping[str, Any]) -> str:
+def headline(status: Mapping[str, Any]) -> str:
     mode = status["mode"]
     if status["off"] is not None:
         mode += " (held off)"
@@ -180,14 +181,25 @@ def _headline(status: Mapping[str, Any]) -> str:
     elif status["yielded"] is not None:
         mode += " (yielded)"
     elif status["pin_bytes"] is not None:
-        mode += f" (pinned {human.size(status['pin_bytes'])})"
+        mode += f" (pinned {human.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
     return (
         f"writebackd: {mode}, policy {status['policy']},"
         f" up {human.duration(status['uptime_s'])}, probe {status['probe']['backend']}"
     )
 
 
-def _limit_line(status: Mapping[str, Any]) -> str:
+def by_whom(pin: Optional[Mapping[str, Any]]) -> str:
+    """Who pinned, in words; nothing where that is not known."""
+    if pin is None:
+        return ""
+    try:
+        name = f"{pwd.getpwuid(pin['uid']).pw_name}, uid {pin['uid']}"
+    except KeyError:
+        name = f"uid {pin['uid']}"
+    return f" by {clean(name)}, {_since(pin['since_s'])}"
+
+
+def limit_line(status: Mapping[str, Any]) -> str:
     limits = status["limits"]
     text = (
         f"{human.size(limits['dirty_bytes'])},"

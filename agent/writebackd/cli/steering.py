@@ -33,6 +33,11 @@ def release(options: argparse.Namespace) -> int:
     return report(options, answer, "no longer pinned")
 
 
+def forget(options: argparse.Namespace) -> int:
+    answer = request(options.runtime_dir, "forget", {"device": options.device})
+    return report(options, answer, f"forgotten: what was learned of {answer['device']}")
+
+
 def report(options: argparse.Namespace, answer: Mapping[str, Any], headline: str) -> int:
     """Print what was done; bad news when the answer says that some of it failed."""
     if options.json:

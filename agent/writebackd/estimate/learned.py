@@ -88,6 +88,22 @@ def recall(
     return replace(memory, devices={**memory.devices, **changed})
 
 
+def forgotten(memory: Memory, name: str) -> Memory:
+    """`memory` without anything that was learned of a device; what it does now stays known."""
+    mine = memory.devices[name]
+    # The count goes on: a decision id must not come twice.  Demand is not learned but seen.
+    fresh = DeviceMemory(
+        identity=mine.identity,
+        known_as=mine.known_as,
+        sync_window=mine.sync_window,
+        last_demand_s=mine.last_demand_s,
+        state=mine.state,
+        target_bytes=mine.target_bytes,
+        decisions=mine.decisions,
+    )
+    return replace(memory, devices={**memory.devices, name: fresh})
+
+
 def earlier_drain_age_s(memory: DeviceMemory, wall_s: float) -> Optional[float]:
     """How long ago the drain rate was learned; None when it is this run's own."""
     fact = memory.earlier.drain_rate

@@ -33,7 +33,7 @@ class Event:
     """One line of history; None where a figure does not apply or is not known."""
 
     wall_s: float
-    kind: str  # decision, action, mode, foreign, alert, start, stop
+    kind: str  # decision, action, mode, pin, forget, foreign, alert, start, stop
     device: Optional[str] = None
     decision_id: Optional[str] = None
     state: Optional[str] = None

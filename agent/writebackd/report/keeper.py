@@ -83,6 +83,11 @@ class Keeper:
             self._waiting.append(self._saved)
             self._wake.set()
 
+    @property
+    def was_read(self) -> bool:
+        """Whether `keep` keeps anything yet: from then on the file says what the memory does."""
+        return self._known is not None
+
     def close(self, timeout: float) -> bool:
         """Write what waits, for at most `timeout` seconds. True when all was written."""
         self._closing = True

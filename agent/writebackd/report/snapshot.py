@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.alert.routes import RouteState
 from writebackd.alert.values import Alert
@@ -20,6 +20,13 @@ from writebackd.model import (
     VmLimits,
 )
 from writebackd.report.totals import Totals
+
+
+class Pinned(NamedTuple):
+    """Who pinned the limit, and when."""
+
+    uid: int  # of the process at the control socket, as the kernel tells it
+    wall_s: float
 
 
 @dataclass(frozen=True)
@@ -52,3 +59,4 @@ class Snapshot:
     alerts: Tuple[Alert, ...] = ()  # that stand
     routes: Tuple[RouteState, ...] = ()  # where that is told
     runbook: str = ""  # its address
+    pinned: Optional[Pinned] = None

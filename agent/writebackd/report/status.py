@@ -14,6 +14,7 @@ from writebackd import human
 from writebackd.control.explain import explain
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
+    CgroupSample,
     Device,
     DeviceDecision,
     DeviceMemory,
@@ -37,6 +38,7 @@ Json = Dict[str, Any]
 LeverDifference = Tuple[str, str, str, str]
 
 _TOP_DIRTIERS = 3
+_MOST_SHOWN = 40  # of processes and of cgroups in `top`: more than a screen has lines
 _VM = "/proc/sys/vm/"
 
 
@@ -54,6 +56,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "yielded": memory.yielded,
         "off": snapshot.off,
         "pin_bytes": memory.pin_bytes,
+        "pin": _pin(snapshot),
         "reason": snapshot.decision.reason,
         "probe": {
             "backend": snapshot.probe.backend,
@@ -94,6 +97,16 @@ def status_json(snapshot: Snapshot) -> Json:
     }
 
 
+def top_json(snapshot: Snapshot) -> Json:
+    """The answer to `top`: who dirties and who sleeps for it, by process and by cgroup."""
+    sample = snapshot.sample
+    return {
+        "time_s": _number(sample.wall_s),
+        "tasks": _dirtiers(sample.tasks, sample.dt_s, _MOST_SHOWN),
+        "cgroups": _cgroups(sample.cgroups, sample.dt_s),
+    }
+
+
 def devices_json(snapshot: Snapshot) -> Json:
     """The answer to `devices`: what each device is made of, and whether it is managed."""
     decisions = _decisions(snapshot)
@@ -112,7 +125,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
     means all. Raises RequestError when no device is called that.
     """
     decision = snapshot.decision
-    chosen, decisions = _find(snapshot, device), _decisions(snapshot)
+    chosen, decisions = find_devices(snapshot, device), _decisions(snapshot)
     return {
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
@@ -122,6 +135,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
             "goal_bytes": decision.goal_bytes,
             "threshold_bytes": snapshot.sample.vm.threshold_bytes,
             "reason": decision.reason,
+            "pin": _pin(snapshot),
             "next": _next_of_limit(snapshot),
         },
         "devices": [
@@ -182,6 +196,18 @@ def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> Json:
 def pin_json(pin_bytes: Optional[int], lines: Sequence[str] = ()) -> Json:
     """The answer to `pin` and `release` (None: no longer pinned)."""
     return {"pin_bytes": pin_bytes, "lines": list(lines)}
+
+
+def forget_json(device: str, lines: Sequence[str] = ()) -> Json:
+    """The answer to `forget`."""
+    return {"device": device, "lines": list(lines)}
+
+
+def _pin(snapshot: Snapshot) -> Optional[Json]:
+    """Who pinned, by uid: names may come over the network, which the daemon never waits for."""
+    if snapshot.memory.pin_bytes is None or snapshot.pinned is None:
+        return None
+    return {"uid": snapshot.pinned.uid, "since_s": _number(snapshot.pinned.wall_s)}
 
 
 def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
@@ -324,7 +350,9 @@ def _topology_row(device: Device, decision: Optional[DeviceDecision]) -> Json:
     }
 
 
-def _dirtiers(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
+def _dirtiers(
+    tasks: Sequence[TaskSample], dt_s: float, most: int = _TOP_DIRTIERS
+) -> List[Json]:
     """The processes that dirtied most in this tick; one may appear per device."""
     busy = sorted(
         (task for task in tasks if task.dirtied_bytes or task.throttled_s),
@@ -339,7 +367,26 @@ def _dirtiers(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
             "dirty_rate": task.dirtied_bytes / dt_s if dt_s > 0 else None,
             "throttled_share": min(1.0, task.throttled_s / dt_s) if dt_s > 0 else None,
         }
-        for task in busy[:_TOP_DIRTIERS]
+        for task in busy[:most]
+    ]
+
+
+def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[Json]:
+    """Those that dirtied, slept or synced in this tick; one may appear per device."""
+    busy = sorted(
+        (each for each in cgroups if each.dirtied_bytes or each.throttled_s or each.syncs),
+        key=lambda each: (-each.dirtied_bytes, -each.throttled_s, -each.syncs, each.cgroup_id),
+    )
+    return [
+        {
+            "cgroup": each.path,
+            "device": each.device,
+            "dirty_rate": each.dirtied_bytes / dt_s if dt_s > 0 else None,
+            # Of all its threads together: above 1 where several sleep.
+            "throttled_share": each.throttled_s / dt_s if dt_s > 0 else None,
+            "sync_rate": each.syncs / dt_s if dt_s > 0 else None,
+        }
+        for each in busy[:_MOST_SHOWN]
     ]
 
 
@@ -380,7 +427,8 @@ def _rivals(snapshot: Snapshot) -> Optional[List[Json]]:
     ]
 
 
-def _find(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample]:
+def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample]:
+    """Those that `wanted` may mean, all for None. Raises RequestError when there is none."""
     devices = list(snapshot.sample.devices)
     if wanted is None:
         return devices

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb top: a live screen of what the daemon sees and does.
+
+Drawn in one write per frame: over ssh that is a packet or a few, and never half a screen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import contextlib
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
+
+from writebackd.cli.client import NoAnswer, NoDaemon, request
+from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
+from writebackd.cli.output import show_json, width
+from writebackd.cli.render import wants_colour
+from writebackd.cli.top_state import Order, Top
+
+if TYPE_CHECKING:
+    from writebackd.cli.top_view import View
+    from writebackd.cli.waits import Waits
+
+# Below this the table of devices has no place.
+MIN_WIDTH, MIN_HEIGHT = 80, 16
+# How often the size of the window is looked at while no key comes.
+_GLANCE_S = 0.25
+_TIMEOUT_S = 2.0
+_OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+# Terminals that have no block elements in their fonts.
+_PLAIN_TERMS = ("dumb", "linux", "vt100", "vt220")
+# An escape that nothing follows for so long was the key of that name; ssh may take a while.
+_ESCAPE_S = 0.1
+
+
+def top(options: argparse.Namespace) -> int:
+    """Until q; without a terminal, on a dumb one or with --frames: frames one below the other."""
+    if options.json:
+        show_json(request(options.runtime_dir, "top"))
+        return GOOD
+    view, waits = _parts()
+    state = Top()
+    try:
+        _ask(options, state, waits)
+        terminal = sys.stdout.isatty() and sys.stdin.isatty()
+        dumb = os.environ.get("TERM", "dumb") in ("", "dumb")
+        if not terminal or dumb or options.frames:
+            frames = options.frames or (None if terminal else 1)
+            return _print_frames(options, state, waits, view, frames)
+        with _terminal() as descriptor:
+            return _interact(options, state, waits, view, descriptor)
+    finally:
+        waits.close()
+
+
+def _parts() -> "Tuple[View, Waits]":
+    """The parts that need packages which the rest does without. Raises CommandError."""
+    try:
+        from writebackd.cli.top_view import View
+    except ImportError as error:
+        raise CommandError(
+            f"top needs the Python package {error.name or 'rich'}:"
+            " sudo apt-get install python3-rich (elsewhere: pip install 'writebackd[top]')",
+            BAD_NEWS,
+        ) from None
+    try:
+        from writebackd.cli.waits import Waits
+    except ImportError as error:
+        raise CommandError(
+            f"top needs the Python package {error.name or 'psutil'}:"
+            " sudo apt-get install python3-psutil",
+            BAD_NEWS,
+        ) from None
+    return View(wants_colour(sys.stdout), _has_blocks()), Waits()
+
+
+def _has_blocks() -> bool:
+    try:
+        encoding = codecs.lookup(sys.stdout.encoding or "ascii").name
+    except LookupError:
+        return False
+    return encoding == "utf-8" and os.environ.get("TERM", "dumb") not in _PLAIN_TERMS
+
+
+def _ask(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
+    """Fill the state anew. Raises CommandError."""
+    status = request(options.runtime_dir, "status", timeout_s=_TIMEOUT_S)
+    load = request(options.runtime_dir, "top", timeout_s=_TIMEOUT_S)
+    state.take(status, load)
+    state.waits = waits.read([task["pid"] for task in load["tasks"]])
+    state.wait_note = waits.note
+
+
+def _ask_again(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
+    """As `_ask`; what stands in the way is shown, and the last answer stays."""
+    try:
+        _ask(options, state, waits)
+    except (NoDaemon, NoAnswer):
+        state.problem = "the daemon does not answer: what you see is old; trying again"
+    except CommandError as error:
+        state.problem = str(error)
+
+
+# ---- without keys ------------------------------------------------------
+
+
+def _print_frames(
+    options: argparse.Namespace, state: Top, waits: "Waits", view: "View", frames: Optional[int]
+) -> int:
+    """`frames` None: until Ctrl-C."""
+    number = 0
+    while True:
+        # The first look at the waits shows nothing: it is what the second is compared to.
+        time.sleep(options.interval)
+        _ask(options, state, waits)
+        if number:
+            print()
+        print("\n".join(_page(view, state)), flush=True)
+        number += 1
+        if frames is not None and number >= frames:
+            return GOOD
+
+
+def _page(view: "View", state: Top) -> List[str]:
+    """A frame for paper: no keys, no empty lines at the end."""
+    columns = max(MIN_WIDTH, width())
+    height = max(24, shutil.get_terminal_size((columns, 24)).lines)
+    lines = [line.rstrip() for line in view.lines(state, columns, height)[:-1]]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+# ---- with a terminal ---------------------------------------------------
+
+
+@contextlib.contextmanager
+def _terminal() -> Iterator[int]:
+    """Keys come one by one and are not echoed; everything as before at the end."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        sys.stdout.write(_OPEN)
+        yield descriptor
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        sys.stdout.write(_CLOSE)
+        sys.stdout.flush()
+
+
+def _interact(
+    options: argparse.Namespace, state: Top, waits: "Waits", view: "View", descriptor: int
+) -> int:
+    due = time.monotonic() + options.interval
+    drawn: Optional[os.terminal_size] = None
+    while True:
+        size = os.get_terminal_size(sys.stdout.fileno())
+        now = time.monotonic()
+        if now >= due:
+            if not state.frozen:
+                _ask_again(options, state, waits)
+            due = time.monotonic() + options.interval
+            drawn = None
+        if size != drawn:
+            _draw(view, state, size)
+            drawn = size
+        wait_s = min(_GLANCE_S, max(0.0, due - time.monotonic()))
+        for key in _keys(descriptor, wait_s):
+            go_on, order = state.press(key)
+            if not go_on:
+                return GOOD
+            if order is not None:
+                _obey(options, state, waits, order)
+            drawn = None
+
+
+def _obey(options: argparse.Namespace, state: Top, waits: "Waits", order: Order) -> None:
+    try:
+        answer = request(options.runtime_dir, order.verb, order.args)
+        state.message = "; ".join([order.done, *answer["lines"]])
+    except CommandError as error:
+        state.message = f"{order.verb}: {error}"
+        return
+    if not state.frozen:
+        _ask_again(options, state, waits)
+
+
+def _draw(view: "View", state: Top, size: os.terminal_size) -> None:
+    if size.columns < MIN_WIDTH or size.lines < MIN_HEIGHT:
+        lines = [f"top needs {MIN_WIDTH}x{MIN_HEIGHT},", f"not {size.columns}x{size.lines}",
+                 "(q quits)"][: size.lines]  # fmt: skip
+    else:
+        lines = view.lines(state, size.columns, size.lines)
+    # Home, each line cleared behind its end, then what is below: no flicker.
+    sys.stdout.write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
+    sys.stdout.flush()
+
+
+def _keys(descriptor: int, wait_s: float) -> List[str]:
+    """What is pressed within `wait_s`, an arrow as one. Raises CommandError."""
+    if not _ready(descriptor, wait_s):
+        return []
+    data = os.read(descriptor, 256)
+    if not data:
+        raise CommandError("the terminal is gone", BAD_NEWS)
+    while data.endswith((b"\x1b", b"\x1b[")) and _ready(descriptor, _ESCAPE_S):
+        data += os.read(descriptor, 256)
+    keys, text = [], data.decode(errors="replace")
+    while text:
+        size = 3 if text.startswith(("\x1b[", "\x1bO")) else 1
+        keys.append(text[:size].replace("\x1bO", "\x1b["))
+        text = text[size:]
+    return keys
+
+
+def _ready(descriptor: int, wait_s: float) -> bool:
+    return bool(select.select([descriptor], [], [], wait_s)[0])
+
+

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The live screen, drawn with rich: from 80x24 up, and with words for all that has a colour."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from writebackd import human
+from writebackd.cli.render import clean, fit, headline, limit_line
+from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, Answer, Top
+from writebackd.cli.waits import Wait
+
+_STYLES = {
+    "guard": "green", "pace": "green", "probe": "cyan", "pinned": "cyan", "squeeze": "yellow",
+    "blind": "yellow", "yielded": "magenta", "exhausted": "bold red",
+}  # fmt: skip
+# From 0.1 ms in steps of half a decade: the same height means the same on every device.
+_LEAST_S = 1e-4
+_PER_DECADE = 2
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_ASCII = "_.,-=+*#"
+_WIDE = 140  # columns from which who dirties and who waits stand side by side
+_ROOMY = 110  # columns from which a device's mount point is shown
+_TALL = 30  # lines below the head from which the devices' reasons are shown
+
+
+class View:
+    """Draws a Top into lines of a terminal."""
+
+    def __init__(self, colour: bool, blocks: bool) -> None:
+        """`blocks`: the terminal has the characters of a sparkline."""
+        self._glyphs = _BLOCKS if blocks else _ASCII
+        self._console = Console(
+            force_terminal=colour,
+            no_color=not colour,
+            color_system="standard" if colour else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            legacy_windows=False,
+        )
+
+    def lines(self, top: Top, width: int, height: int) -> List[str]:
+        """At most `height` lines of at most `width` columns, with escape codes for colours only."""
+        # One column is left free: some terminals wrap a line that fills the last one.
+        self._console.size = (width, height)
+        with self._console.capture() as captured:
+            self._console.print(self._screen(top, width, height), end="", crop=True)
+        return captured.get().split("\n")[:height]
+
+    # ---- parts ---------------------------------------------------------
+
+    def _screen(self, top: Top, width: int, height: int) -> RenderableType:
+        foot = self._foot(top, width)
+        if top.status is None:
+            return Group(*self._fill([_line("waiting for the first answer", width)], foot, height))
+        head = self._head(top, width, height)
+        if top.helping:
+            body = [_line("", width), *(_line(text, width) for text in HELP)]
+            return Group(*self._fill([*head, *body], foot, height))
+        room = height - len(head) - 1
+        parts: List[RenderableType] = list(head)
+        lower = self._lower_lines(top, width, room)
+        devices, used = self._devices(top, width, room - lower - 1)
+        parts += [devices, _line("", width)]
+        room -= used + 1
+        lower_part, lower_used = self._load(top, width, room)
+        parts.append(lower_part)
+        parts += [_line("", width)] * (room - lower_used)
+        parts.append(foot)
+        return Group(*parts)
+
+    @staticmethod
+    def _fill(
+        lines: List[RenderableType], foot: RenderableType, height: int
+    ) -> List[RenderableType]:
+        lines = lines[: height - 1]
+        return [*lines, *[Text("")] * (height - 1 - len(lines)), foot]
+
+    def _head(self, top: Top, width: int, height: int) -> List[RenderableType]:
+        status = top.status
+        assert status is not None
+        memory, limits = status["memory"], status["limits"]
+        dirty = memory["dirty_bytes"] + memory["writeback_bytes"]
+        title = headline(status) + ("  FROZEN" if top.frozen else "")
+        filled = dirty / limits["dirty_bytes"] if limits["dirty_bytes"] else 0.0
+        lines = [
+            _line(title, width, "bold"),
+            _line(f"limit {limit_line(status)}", width),
+            _line(
+                f"dirty {human.size(memory['dirty_bytes'])} now, and"
+                f" {human.size(memory['writeback_bytes'])} being written"
+                f" {self._bar(filled, 20)} {human.percent(filled)} of the limit",
+                width,
+            ),
+        ]
+        if status["reason"]:
+            lines.append(_line(f"why   {status['reason']}", width))
+        warnings = [f"{each['name']}: {each['summary']}" for each in status["alerts"]]
+        warnings += [str(each) for each in status["warnings"]]
+        room = 1 if height < 30 else 4
+        if len(warnings) > room:
+            more = f" (+{len(warnings) - room}: writebackctl status)"
+            last = warnings[room - 1]
+            warnings = [*warnings[: room - 1], _shorten(last, width - len(more) - 3) + more]
+        lines += [_line(f"! {text}", width, "yellow") for text in warnings]
+        return [*lines, _line("", width)]
+
+    def _foot(self, top: Top, width: int) -> RenderableType:
+        if top.pending is not None:
+            return _line(f"{top.question} y/n", width, "bold")
+        if top.entry is not None:
+            return _line(f"pin the limit to (like 15M, Enter; Esc leaves): {top.entry}_", width,
+                         "bold")
+        if top.problem is not None:
+            return _line(f"! {top.problem}", width, "bold yellow")
+        if top.message is not None:
+            return _line(top.message, width, "bold")
+        return _line(KEYS if width > len(KEYS) else SHORT_KEYS, width, "dim")
+
+    def _devices(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
+        """The table of devices in at most `room` lines, and how many those are."""
+        devices = top.devices
+        if not devices:
+            return _line("no device to look after (writebackctl devices)", width), 1
+        # Heading, and a line for those that do not fit.
+        rows = room - 1 if len(devices) - top.offset <= room - 1 else room - 2
+        shown = devices[top.offset : top.offset + max(1, rows)]
+        mount = min(40, width - _ROOMY + 12) if width >= _ROOMY else 0
+        fixed = 66 + (mount + 1 if mount else 0)
+        spark = min(60, max(8, width - 1 - fixed))
+        table = _table()
+        for name, size, right in (
+            ("DEVICE", 8, False),
+            *((("MOUNT", mount, False),) if mount else ()),
+            ("STATE", 9, False),
+            ("fsync/s", 7, True),
+            ("p50 ms", 6, True),
+            ("p99 ms", 6, True),
+            (f"p99, last {spark}" if spark >= 12 else "p99", spark, False),
+            ("writes", 6, True),
+            ("drain", 5, True),
+            ("limit", 5, True),
+            ("cache", 5, True),
+        ):
+            _column(table, name, size, right)
+        for device in shown:
+            table.add_row(*self._device(top, device, mount, spark))
+        below: List[RenderableType] = []
+        before, after = top.offset, len(devices) - top.offset - len(shown)
+        if before or after:
+            text = f"{before} above, {after} below (j, k scroll; sorted by {top.sort})"
+            below.append(_line(text, width, "dim"))
+        reasons = [each for each in shown if each["reason"] and each["state"] != "excluded"]
+        left = room - 1 - len(shown) - len(below)
+        if left > len(reasons):
+            below += [_line("", width)] * bool(reasons)
+            below += [_line(f"{each['name']}: {each['reason']}", width) for each in reasons]
+        return Group(table, *below), 1 + len(shown) + len(below)
+
+    def _device(self, top: Top, device: Answer, mount: int, spark: int) -> List[Text]:
+        state = device["state"] or human.UNKNOWN
+        mounts = device["mounts"]
+        where = human.UNKNOWN
+        if mounts:
+            where = mounts[0] + (f" +{len(mounts) - 1}" if len(mounts) > 1 else "")
+        cells = [Text(fit(device["name"], 8))]
+        if mount:
+            cells.append(Text(fit(where, mount)))
+        fill = device["write_cache"]["fill"]
+        points = list(top.p99.get(device["name"], ()))[-spark:]
+        return cells + [
+            Text(state, _STYLES.get(state, "")),
+            Text(human.count(device["sync_rate"])),
+            Text(human.milliseconds(device["fsync_p50_s"])),
+            Text(human.milliseconds(device["fsync_p99_s"])),
+            Text(self.sparkline(points).rjust(spark)),
+            Text(human.size(device["write_rate"])),
+            Text(human.size(device["drain_rate"])),
+            Text(human.size(device["target_bytes"])),
+            Text(human.percent(fill)),
+        ]
+
+    def sparkline(self, points: Iterable[Optional[float]]) -> str:
+        """A character for each latency in seconds; a blank where there was none."""
+        return "".join(self._glyph(point) for point in points)
+
+    def _glyph(self, point: Optional[float]) -> str:
+        if point is None:
+            return " "
+        steps = math.log10(max(point, _LEAST_S) / _LEAST_S) * _PER_DECADE
+        return self._glyphs[min(len(self._glyphs) - 1, int(steps))]
+
+    def _bar(self, share: float, size: int) -> str:
+        filled = round(min(1.0, max(0.0, share)) * size)
+        return "[" + "#" * filled + "-" * (size - filled) + "]"
+
+    # ---- who dirties, who waits ----------------------------------------
+
+    def _lower_lines(self, top: Top, width: int, room: int) -> int:
+        """Lines to leave for who dirties and who waits."""
+        # The table of devices, whole, and a line with the reason for each of them.
+        wanted = 3 + 2 * len(top.devices)
+        return max(8, room - max(wanted if room > _TALL else 2 + len(top.devices), 4))
+
+    def _load(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
+        if width >= _WIDE:
+            half = (width - 3) // 2
+            grid = Table.grid(padding=(0, 2, 0, 0))
+            grid.add_column(width=half, no_wrap=True)
+            grid.add_column(width=width - half - 3, no_wrap=True)
+            left, left_used = self._dirtiers(top, half, room)
+            right, right_used = self._waiters(top, width - half - 3, room)
+            grid.add_row(left, right)
+            return grid, max(left_used, right_used)
+        upper = max(3, room // 2)
+        left, left_used = self._dirtiers(top, width, upper)
+        right, right_used = self._waiters(top, width, room - left_used)
+        return Group(left, right), left_used + right_used
+
+    def _dirtiers(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
+        load = top.load or {"tasks": [], "cgroups": []}
+        rows: List[Sequence[str]] = []
+        table = _table()
+        if top.by_cgroup:
+            columns = [("DIRTIES", 8, True), ("sleeps", 6, True), ("fsync/s", 7, True)]
+            columns += [("DEVICE", 8, False), ("CGROUP", width - 34, False)]
+            rows = [
+                (_rate(each["dirty_rate"]), human.percent(each["throttled_share"]),
+                 human.count(each["sync_rate"]), fit(each["device"] or human.UNKNOWN, 8),
+                 fit(each["cgroup"] or human.UNKNOWN, width - 34))
+                for each in load["cgroups"]
+            ]  # fmt: skip
+        else:
+            columns = [("DIRTIES", 8, True), ("sleeps", 6, True), ("PID", 7, True)]
+            columns += [("COMMAND", 15, False), ("DEVICE", 8, False)]
+            columns += [("CGROUP", width - 50, False)]
+            rows = [
+                (_rate(each["dirty_rate"]), human.percent(each["throttled_share"]),
+                 str(each["pid"]), clean(each["comm"]), fit(each["device"] or human.UNKNOWN, 8),
+                 fit(each["cgroup"] or human.UNKNOWN, width - 50))
+                for each in load["tasks"]
+            ]  # fmt: skip
+        for name, size, right in columns:
+            _column(table, name, size, right)
+        return _filled(table, rows, room, "nobody dirties memory" + _unseen(top), width)
+
+    def _waiters(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
+        table = _table()
+        rows: List[Sequence[str]] = []
+        if top.by_cgroup:
+            columns = [("WAITS IO", 8, True), ("D", 3, True)]
+            columns += [("CGROUP", width - 14, False)]
+            rows = [
+                (_share(share), str(stuck or ""), fit(cgroup, width - 14))
+                for cgroup, share, stuck in waits_by_cgroup(top.waits)
+            ]
+        else:
+            columns = [("WAITS IO", 8, True), ("D", 1, False), ("PID", 7, True)]
+            columns += [("COMMAND", 15, False), ("USER", 8, False), ("CGROUP", width - 46, False)]
+            rows = [
+                (_share(each.share), "D" * each.stuck, str(each.pid), clean(each.name)[:15],
+                 fit(each.user or human.UNKNOWN, 8), fit(each.cgroup or human.UNKNOWN, width - 46))
+                for each in top.waits
+            ]  # fmt: skip
+        for name, size, right in columns:
+            _column(table, name, size, right)
+        if top.wait_note is None:
+            return _filled(table, rows, room, "nobody waits for block IO", width)
+        part, used = _filled(table, rows, room - 1, "", width)
+        return Group(part, _line(f"note: {top.wait_note}", width, "dim")), used + 1
+
+
+def waits_by_cgroup(waits: Iterable[Wait]) -> List[Tuple[str, Optional[float], int]]:
+    """Cgroup, its processes' shares together, and how many of them sleep; the longest first."""
+    shares: Dict[str, Optional[float]] = {}
+    stuck: Dict[str, int] = {}
+    for each in waits:
+        name = each.cgroup or human.UNKNOWN
+        known = shares.get(name)
+        shares[name] = known if each.share is None else (known or 0.0) + each.share
+        stuck[name] = stuck.get(name, 0) + each.stuck
+    ordered = sorted(shares, key=lambda name: (-(shares[name] or 0.0), -stuck[name], name))
+    return [(name, shares[name], stuck[name]) for name in ordered]
+
+
+def _unseen(top: Top) -> str:
+    status: Mapping[str, Any] = top.status or {}
+    backend = status.get("probe", {}).get("backend")
+    return ", as far as the probe procfs can tell: it cannot" if backend == "procfs" else ""
+
+
+def _rate(rate: Optional[float]) -> str:
+    return f"{human.size(rate)}/s" if rate is not None else human.UNKNOWN
+
+
+def _share(share: Optional[float]) -> str:
+    return human.percent(share)
+
+
+def _shorten(text: str, size: int) -> str:
+    return text if len(text) <= size else text[: max(0, size - 2)].rstrip() + ".."
+
+
+def _line(text: str, width: int, style: str = "") -> Text:
+    """One line, cut where it is too long; nothing in it can move the cursor."""
+    return Text(_shorten(clean(text), width - 1), style, no_wrap=True, overflow="crop")
+
+
+def _table() -> Table:
+    return Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim", show_edge=False
+    )
+
+
+def _column(table: Table, name: str, size: int, right: bool) -> None:
+    table.add_column(
+        name, width=max(1, size), no_wrap=True, overflow="crop",
+        justify="right" if right else "left",
+    )  # fmt: skip
+
+
+def _filled(
+    table: Table, rows: Sequence[Sequence[str]], room: int, nothing: str, width: int
+) -> Tuple[RenderableType, int]:
+    """The table with as many rows as have room, or a word that there are none."""
+    for row in rows[: max(0, room - 1)]:
+        table.add_row(*(Text(cell) for cell in row))
+    shown = min(len(rows), max(0, room - 1))
+    if rows or not nothing or room < 2:
+        return table, 1 + shown
+    return Group(table, _line(nothing, width, "dim")), 2

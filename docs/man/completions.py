@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Completions for bash and zsh, from the command lines themselves."""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List
+
+from commands import Argument, Command, Option, writebackctl, writebackd
+
+_HEAD = "# SPDX-License-Identifier: GPL-2.0-or-later\n# Made by docs/man/generate.py.\n"
+# What completes a placeholder, in bash; those that are not here take any text.
+_BASH_VALUES = {
+    "DIR": 'compgen -d -- "$cur"',
+    "FILE": 'compgen -f -- "$cur"; _writebackd_policies',
+    "NAME|FILE": '_writebackd_policies; compgen -f -- "$cur"',
+    "DEVICE": "_writebackd_devices",
+    "POLICY": "_writebackd_policies",
+    "TIME": 'compgen -W "10m 1h 6h 1d 1w" -- "$cur"',
+}
+_ZSH_VALUES = {
+    "DIR": "_files -/",
+    "FILE": "_files",
+    "NAME|FILE": "_files -W /usr/lib/writebackd/policies.d",
+    "DEVICE": "_files -W /sys/block",
+    "POLICY": "_files -W /usr/lib/writebackd/policies.d",
+    "TIME": "(10m 1h 6h 1d 1w)",
+}
+_BASH_FUNCTIONS = """\
+_writebackd_devices() {
+    compgen -W "$(cd /sys/block 2>/dev/null && echo *)" -- "$cur"
+}
+
+_writebackd_policies() {
+    local file
+    for file in {/usr/lib,/run,/etc}/writebackd/policies.d/*.conf; do
+        [ ! -e "$file" ] || basename "$file" .conf
+    done | { local names; names=$(cat); compgen -W "$names" -- "$cur"; }
+}
+"""
+
+
+def bash_writebackctl() -> str:
+    root = writebackctl()
+    takers = sorted({flag for each in _everything(root) for flag in _taking(each.options)})
+    lines = [
+        _HEAD + "# shellcheck shell=bash disable=SC2207",
+        _BASH_FUNCTIONS,
+        "_writebackctl() {",
+        "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}",
+        '    local verb="" i',
+        "    for ((i = 1; i < COMP_CWORD; i++)); do",
+        "        case ${COMP_WORDS[i]} in",
+        f"            {' | '.join(takers)}) ((i++)) ;;",
+        "            -*) ;;",
+        '            *) verb="${verb:+$verb }${COMP_WORDS[i]}" ;;',
+        "        esac",
+        "        case $verb in",
+        # What comes after the command of `run` is the command's own.
+        "            run\\ *) COMPREPLY=($(compgen -f -- \"$cur\")); return ;;",
+        "        esac",
+        "    done",
+    ]
+    for each in _everything(root):
+        if each.words:
+            lines += _bash_values(each)
+    lines += _bash_words(root)
+    lines += ["}", "complete -o filenames -F _writebackctl writebackctl", ""]
+    return "\n".join(lines)
+
+
+def bash_writebackd() -> str:
+    root = writebackd()
+    lines = [
+        _HEAD + "# shellcheck shell=bash disable=SC2207",
+        _BASH_FUNCTIONS,
+        "_writebackd() {",
+        "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}",
+        "    case $prev in",
+        *_bash_cases(root),
+        "    esac",
+        f'    COMPREPLY=($(compgen -W "{_joined(_flags(root))}" -- "$cur"))',
+        "}",
+        "complete -o filenames -F _writebackd writebackd",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def zsh() -> str:
+    root, daemon = writebackctl(), writebackd()
+    lines = ["#compdef writebackctl writebackd", _HEAD]
+    for each in _everything(root):
+        if each.words and not each.below:
+            lines += [f"_writebackctl_{'_'.join(each.words)}() {{", *_zsh_arguments(each), "}", ""]
+    for group in (each for each in _everything(root) if each.below):
+        name = "_".join(("_writebackctl", *group.words))
+        # Not _writebackctl: that is the file's own, loaded for both programs.
+        own = name if group.words else f"{name}_verb"
+        lines += [f"{own}() {{", "    local -a verbs", "    local state line"]
+        lines += ["    verbs=("]
+        lines += [f"        {_quoted(f'{_colons(s.words[-1])}:{s.summary}')}" for s in group.below]
+        lines += ["    )"]
+        options = [f"        {_quoted(_zsh_option(option))} \\" for option in group.options]
+        lines += ["    _arguments -C \\", *options]
+        lines += ["        '1: :->verb' '*:: :->rest'", "    case $state in"]
+        lines += ["        verb) _describe verb verbs ;;"]
+        lines += [f"        rest) (( $+functions[{name}_$words[1]] )) && {name}_$words[1] ;;"]
+        lines += ["    esac", "}", ""]
+    lines += ["_writebackd() {", *_zsh_arguments(daemon), "}", ""]
+    lines += ['case $service in', "    writebackd) _writebackd ;;", "    *) _writebackctl_verb ;;"]
+    return "\n".join([*lines, "esac", ""])
+
+
+def _everything(command: Command) -> List[Command]:
+    found = [command]
+    for each in command.below:
+        found += _everything(each)
+    return found
+
+
+def _taking(options: Iterable[Option]) -> List[str]:
+    return [flag for option in options if option.value is not None for flag in option.flags]
+
+
+def _flags(command: Command) -> List[str]:
+    return [flag for option in command.options for flag in option.flags]
+
+
+def _joined(words: Iterable[str]) -> str:
+    return " ".join(words)
+
+
+def _placeholder(command: Command, name: str) -> str:
+    """What a value is: `NAME` of --device is a device, that of `policy` a policy."""
+    if name in ("device", "NAME") and command.words[:1] != ("policy",):
+        return "DEVICE"
+    return "POLICY" if name == "name" else name
+
+
+def _bash_cases(command: Command) -> List[str]:
+    lines = []
+    for option in command.options:
+        if option.value is None:
+            continue
+        call = f'compgen -W "{_joined(option.choices)}" -- "$cur"'
+        if not option.choices:
+            known = _BASH_VALUES.get(
+                _placeholder(command, option.value) if "--device" in option.flags else option.value
+            )
+            call = known or ":"
+        lines.append(f"        {' | '.join(option.flags)}) COMPREPLY=($({call})); return ;;")
+    return lines
+
+
+def _bash_values(command: Command) -> List[str]:
+    lines = [f"    if [ \"$verb\" = {_quoted(command.name)} ]; then", "        case $prev in"]
+    lines += [f"    {line}" for line in _bash_cases(command)]
+    lines += ["        esac"]
+    more = ""
+    for argument in command.arguments:
+        call = _BASH_VALUES.get(_placeholder(command, argument.name))
+        if argument.name == "-- COMMAND":
+            call = 'compgen -W "--" -- "$cur"; compgen -c -- "$cur"'
+        more += f"; {call}" if call else ""
+    if command.below or more:
+        # Options only for who begins to write one.
+        below = _joined(each.words[-1] for each in command.below)
+        lines.append('        if [[ $cur == -* ]]; then')
+        flags = _joined(_flags(command))
+        lines.append(f'            COMPREPLY=($(compgen -W "{flags}" -- "$cur"))')
+        lines.append("        else")
+        lines.append(f'            COMPREPLY=($(compgen -W "{below}" -- "$cur"{more}))')
+        lines.append("        fi")
+    else:
+        words = _joined(_flags(command))
+        lines.append(f'        COMPREPLY=($(compgen -W "{words}" -- "$cur"))')
+    return [*lines, "        return", "    fi"]
+
+
+def _bash_words(root: Command) -> List[str]:
+    verbs = _joined(each.words[-1] for each in root.below)
+    return [
+        "    case $prev in",
+        *_bash_cases(root),
+        "    esac",
+        # An argument after the verb and its own, such as a second FILE.
+        '    [ -z "$verb" ] || { COMPREPLY=($(compgen -f -- "$cur")); return; }',
+        f'    COMPREPLY=($(compgen -W "{verbs}" -- "$cur"))',
+        "    [[ $cur != -* ]] ||",
+        f'        COMPREPLY=($(compgen -W "{_joined(_flags(root))}" -- "$cur"))',
+    ]
+
+
+def _zsh_arguments(command: Command) -> List[str]:
+    lines = ["    _arguments -S \\"]
+    lines += [f"        {_quoted(_zsh_option(option))} \\" for option in command.options]
+    lines += [f"        {_quoted(_zsh_positional(command, each))} \\" for each in command.arguments]
+    lines[-1] = lines[-1][: -len(" \\")]
+    return lines
+
+
+def _zsh_option(option: Option) -> str:
+    names = option.flags[0] if len(option.flags) == 1 else f"{option.flags[-1]}"
+    text = f"{names}[{option.help.translate(_ZSH_ESCAPES)}]"
+    if option.value is None:
+        return text
+    device = "--device" in option.flags
+    values = f"({_joined(option.choices)})" if option.choices else _ZSH_VALUES.get(
+        "DEVICE" if device else option.value, " "
+    )
+    return f"{text}:{_colons(option.value)}:{values}"
+
+
+def _zsh_positional(command: Command, argument: Argument) -> str:
+    if argument.name == "-- COMMAND":
+        return "*:::command:_normal"
+    values = _ZSH_VALUES.get(_placeholder(command, argument.name), " ")
+    return f"*:{_colons(argument.name)}:{values}"
+
+
+_ZSH_ESCAPES: Dict[int, str] = str.maketrans({"[": "\\[", "]": "\\]", ":": "\\:"})
+
+
+def _colons(text: str) -> str:
+    return text.replace(":", "\\:")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The man pages as roff: options, verbs, keys and examples from the code, prose from here."""
+
+from __future__ import annotations
+
+import re
+from typing import Iterable, List, Tuple
+
+from commands import Command, writebackctl, writebackd
+from writebackd import __version__
+from writebackd.cli.examples import EXAMPLES
+from writebackd.paths import (
+    HISTORY,
+    LEARNED,
+    LEDGER,
+    OFF,
+    OFF_ON_DISK,
+    RUNTIME_DIR,
+    SOCKET,
+    STATE_DIR,
+)
+from writebackd.policy.schema import KEYS, SECTIONS, Key
+
+EXIT_CODES: Tuple[Tuple[str, str], ...] = (
+    ("0", "good"),
+    ("1", "the answer is bad news: `verify` found a difference, `doctor` something in the way,"
+     " `restore` failed"),
+    ("2", "wrong use or wrong configuration"),
+    ("3", "no daemon to talk to"),
+    ("4", "not permitted: needs root"),
+)  # fmt: skip
+POLICY_EXAMPLE = """\
+[policy]
+summary = the array behind our databases
+
+[limits]
+floor = 2M
+ceiling = 1G
+
+[objective]
+fsync-p99 = 5ms
+
+[devices]
+exclude = sdz
+
+[device sdb]
+fsync-p99 = 50ms
+"""
+
+
+def writebackctl_1() -> str:
+    root = writebackctl()
+    lines = [
+        *_title("WRITEBACKCTL", 1),
+        *_section("NAME"), "writebackctl \\- ask and steer writebackd",
+        *_section("SYNOPSIS"),
+        ".B writebackctl", "[\\fB\\-\\-runtime\\-dir\\fR \\fIDIR\\fR] [\\fB\\-\\-json\\fR]"
+        " \\fIVERB\\fR [\\fIARGUMENT\\fR ...]",
+        *_section("DESCRIPTION"),
+        *_prose(
+            "Asks and steers a running `writebackd`(8), which keeps `fsync` fast while others"
+            " write, over its Unix socket. Reading needs no root; what changes something does. The"
+            " options below may stand before or after the verb.",
+        ),
+        *_section("OPTIONS"), *_options(root),
+        *_section("VERBS"),
+    ]  # fmt: skip
+    for each in root.all():
+        if each.words:
+            lines += _verb(each)
+    lines += [
+        *_section("EXIT STATUS"), *_list(EXIT_CODES),
+        *_prose("`run` passes the exit code of its command on: 128 and the number of the signal"
+                " where one ended it, 127 where it is not found, 126 where it cannot be started."),
+        *_section("ENVIRONMENT"),
+        *_list((("NO_COLOR", "set to anything: no colours. Every state is a word as well."),
+                ("TERM", "`dumb`: no colours, and `top` prints its frames one below the other"),
+                ("COLUMNS", "how wide the text is to be; else as wide as the terminal, or 80"))),
+        *_section("FILES"),
+        *_list(((f"{RUNTIME_DIR}/{SOCKET}", "the socket: a line of JSON in, a line of JSON out"),
+                (f"{RUNTIME_DIR}/{LEDGER}", "what the settings were; `restore` reads it"),
+                (f"{STATE_DIR}/{HISTORY}", "what `history` shows"))),
+        *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackd.conf`(5), `systemd-run`(1)"),
+    ]  # fmt: skip
+    return _page(lines)
+
+
+def writebackd_8() -> str:
+    root = writebackd()
+    lines = [
+        *_title("WRITEBACKD", 8),
+        *_section("NAME"), "writebackd \\- keeps dirty pages from starving synchronous IO",
+        *_section("SYNOPSIS"), *_synopsis(root.usage),
+        *_section("DESCRIPTION"),
+        *_prose(
+            "Watches with BPF what the disks of this host really do, and keeps the amount of dirty"
+            " memory (`vm.dirty_bytes`, and levers beside it where the policy has them) so low"
+            " that `fsync` stays fast and so high that the disks stay busy. It runs in the"
+            " foreground until SIGTERM or SIGINT, and then puts back what it found.",
+            "What it found is written to a ledger before the first change. When it crashes, is"
+            " killed or hangs, a second process puts the settings back; `writebackctl restore`"
+            " does so without either. When somebody else sets a limit, it keeps its hands off until"
+            " `writebackctl enforce`.",
+        ),
+        *_section("OPTIONS"), *_options(root),
+        *_section("SIGNALS"),
+        *_list((("SIGTERM, SIGINT", "put everything back (unless the policy says `on-exit = keep`),"
+                 " then end"),
+                ("SIGHUP", "read the policy again; when it has errors, the old one stays"))),
+        *_section("EXIT STATUS"),
+        *_list((("0", "ended by a signal, everything is back"),
+                ("1", "could not start or go on; the log tells why"),
+                ("2", "wrong use or wrong policy"), ("4", "not permitted: needs root"))),
+        *_section("FILES"),
+        *_list(((f"/etc/writebackd/policies.d, {RUNTIME_DIR}/policies.d,"
+                 " /usr/lib/writebackd/policies.d", "policies, see `writebackd.conf`(5)"),
+                (f"{RUNTIME_DIR}/{SOCKET}", "for `writebackctl`(1)"),
+                (f"{RUNTIME_DIR}/{LEDGER}", "what the settings were"),
+                (f"{RUNTIME_DIR}/{OFF}, {OFF_ON_DISK}", "while one of them is there,"
+                 " everything is as it was found: `touch` it to hold the daemon off at once"),
+                (f"{STATE_DIR}/{HISTORY}, {STATE_DIR}/{LEARNED}",
+                 "what it did, and what it learned of the disks"))),
+        *_section("EXAMPLES"),
+        *_list((("sudo writebackd --mode observe", "decide and report, write nothing"),
+                ("sudo writebackd --policy db-hwraid --device sdb", "one disk, by a policy for"
+                 " databases on a RAID controller"))),
+        *_section("SEE ALSO"), *_prose("`writebackctl`(1), `writebackd.conf`(5), `proc`(5)"),
+    ]  # fmt: skip
+    return _page(lines)
+
+
+def writebackd_conf_5() -> str:
+    lines = [
+        *_title("WRITEBACKD.CONF", 5),
+        *_section("NAME"), "writebackd.conf \\- policies of writebackd",
+        *_section("SYNOPSIS"), "/etc/writebackd/policies.d/\\fINAME\\fR.conf", ".br",
+        "/etc/writebackd/policies.d/\\fINAME\\fR.conf.d/*.conf", ".br",
+        "/run/writebackd/policies.d/...", ".br", "/usr/lib/writebackd/policies.d/...",
+        *_section("DESCRIPTION"),
+        *_prose(
+            "A policy says how far `writebackd`(8) may go: floor and ceiling of the limit, the"
+            " latency to aim at, which devices. A file in /etc masks one of the same name in /run,"
+            " and that one in /usr/lib. Drop-ins beside it are merged over it, sorted by file name"
+            " over all three directories, of which the same name masks as well; the last value"
+            " wins. `writebackctl policy show --effective` prints what they come to, with the"
+            " line that each value is from.",
+            "The files are strict: an unknown section or key, a bad unit or an impossible range"
+            " is an error with file and line, and `writebackctl policy check` finds it before the"
+            " daemon does. Lines that begin with # or ; are comments.",
+            "Sizes are 1024-based (`15M`), times have a unit (`20ms`, `3s`), shares are `20%`,"
+            " multiples `10x`, frequencies `5/s`, switches `on` or `off`, globs of devices are"
+            " separated by blanks.",
+        ),
+    ]  # fmt: skip
+    for section in SECTIONS:
+        lines += _section(f"[{section}]")
+        for key in KEYS:
+            if key.section == section:
+                lines += _key(key)
+    per_device = ", ".join(f"`{key.name}`" for key in KEYS if key.per_device)
+    lines += [
+        *_section("[device GLOB]"),
+        *_prose(f"Values for the devices that the glob names, by kernel name or MAJ:MIN. It takes"
+                f" {per_device}. Of several sections that match, the last line read wins."),
+        *_section("EXAMPLE"), ".nf", ".RS 4",
+        *(_escape(line) for line in POLICY_EXAMPLE.splitlines()), ".RE", ".fi",
+        *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackctl`(1)"),
+    ]  # fmt: skip
+    return _page(lines)
+
+
+def _key(key: Key) -> List[str]:
+    default = key.default or "empty"
+    values = " or ".join(key.kind.choices) or f"{key.kind.unit}, {key.range}"
+    facts = f"{values}, default {default}"
+    if key.per_device:
+        facts += "; also per device"
+    return [".TP", f"\\fB{_escape(key.name)}\\fR ({_escape(facts)})", *_text(key.doc)]
+
+
+def _verb(command: Command) -> List[str]:
+    own = [each for each in command.options if each.flags[-1] not in _COMMON]
+    lines = [".SS " + _escape(command.name)]
+    usage = command.usage
+    for common in (" [-h]", " [--runtime-dir DIR]", " [--json]"):
+        usage = usage.replace(common, "")
+    lines += [*_synopsis(usage), ".PP", *_text(_sentence(command.summary))]
+    for argument in command.arguments:
+        name = argument.name.upper() if argument.name.islower() else argument.name
+        lines += [".TP", f"\\fI{_escape(name)}\\fR", *_text(argument.help or name)]
+    for option in own:
+        lines += _option(option.flags, option.value, option.help)
+    for example, comment in EXAMPLES.get(command.name, ()):
+        lines += [".PP", ".nf", ".RS 4", f"\\fB{_escape(example)}\\fR", ".RE", ".fi"]
+        lines += [".RS 8", *_text(comment), ".RE"]
+    return lines
+
+
+_COMMON = ("--help", "--runtime-dir", "--json")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _synopsis(usage: str) -> List[str]:
+    program, _, rest = usage.partition(" ")
+    return [f"\\fB{program}\\fR {_escape(rest)}".rstrip()]
+
+
+def _options(command: Command) -> List[str]:
+    lines: List[str] = []
+    for option in command.options:
+        lines += _option(option.flags, option.value, option.help)
+    return lines
+
+
+def _option(flags: Iterable[str], value: object, text: str) -> List[str]:
+    names = ", ".join(f"\\fB{_escape(flag)}\\fR" for flag in flags)
+    if value is not None:
+        names += f" \\fI{_escape(str(value))}\\fR"
+    return [".TP", names, *_text(text)]
+
+
+def _list(entries: Iterable[Tuple[str, str]]) -> List[str]:
+    lines: List[str] = []
+    for name, text in entries:
+        lines += [".TP", f"\\fB{_escape(name)}\\fR", *_text(text)]
+    return lines
+
+
+def _prose(*paragraphs: str) -> List[str]:
+    lines: List[str] = []
+    for number, text in enumerate(paragraphs):
+        lines += [*([".PP"] if number else []), *_text(text)]
+    return lines
+
+
+def _title(name: str, section: int) -> List[str]:
+    # No date: the same sources give the same page.
+    return [f'.TH {name} {section} "" "writebackd {__version__}"', ".ad l", ".nh"]
+
+
+def _section(name: str) -> List[str]:
+    return [f'.SH "{_escape(name)}"']
+
+
+def _text(markdown: str) -> List[str]:
+    """Sentences with `code` and [links](to a file) of the manual, as roff."""
+    plain = re.sub(r"\[([^]]+)\]\([^)]*\)", r"\1", markdown)
+    parts = plain.split("`")
+    text = "".join(
+        f"\\fB{_escape(part)}\\fR" if number % 2 else _escape(part)
+        for number, part in enumerate(parts)
+    )
+    # A line of its own for each sentence keeps lines short; man fills them again.
+    return [_guarded(line) for line in re.sub(r"([.;:]) ", r"\1\n", text).split("\n")]
+
+
+def _escape(text: str) -> str:
+    return _guarded(text.replace("\\", "\\e").replace("-", "\\-"))
+
+
+def _guarded(line: str) -> str:
+    """A line that begins with a point or a quote would be a command."""
+    return "\\&" + line if line.startswith((".", "'")) else line
+
+
+def _page(lines: Iterable[str]) -> str:
+    head = '.\\" SPDX-License-Identifier: GPL-2.0-or-later\n.\\" Made by docs/man/generate.py.\n'
+    return head + "\n".join(lines) + "\n"

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Man pages, completions and examples say what the program does, all of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Dict, Iterator, List, NoReturn
+
+import pytest
+
+import test_ctl
+from checkout import ROOT
+from test_ctl import FakeDaemon
+from writebackd.cli import ctl, scope, watch
+from writebackd.cli.daemon import parser as daemon_parser
+from writebackd.cli.examples import EXAMPLES
+from writebackd.policy import check, load_policy
+from writebackd.policy.schema import KEYS
+from writebackd.report.history import Event, History
+
+sys.path.append(str(ROOT / "docs" / "man"))
+import commands
+import generate
+import pages
+
+VERBS = [each for each in commands.writebackctl().all() if each.words]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("share")
+    for name, text in generate.files().items():
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return target
+
+
+def formatted(path: Path) -> "subprocess.CompletedProcess[str]":
+    if shutil.which("man") is None:
+        pytest.skip("man is missing: apt-get install man-db")
+    environ = {**os.environ, "MANWIDTH": "2000", "LC_ALL": "C.UTF-8"}
+    return subprocess.run(
+        ["man", "--warnings", "-E", "UTF-8", "-P", "cat", "-l", str(path)],
+        capture_output=True, text=True, env=environ, timeout=60, check=True,
+    )  # fmt: skip
+
+
+PAGES = ["man/man1/writebackctl.1", "man/man8/writebackd.8", "man/man5/writebackd.conf.5"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_man_has_nothing_to_complain_about(share: Path, name: str) -> None:
+    assert formatted(share / name).stderr == ""
+
+
+def test_man_would_complain(tmp_path: Path) -> None:
+    page = tmp_path / "broken.1"
+    page.write_text('.TH B 1\n.SH NAME\n.XX "what is this"\n')
+    assert "XX" in formatted(page).stderr
+
+
+def test_the_pages_name_every_verb_option_and_key(share: Path) -> None:
+    one, eight, five = (formatted(share / name).stdout for name in PAGES)
+    for each in VERBS:
+        assert re.search(rf"(?m)^   {re.escape(each.name)}$", one), each.name
+        assert each.summary.rstrip(".").replace("`", "")[1:] in one
+        for flag in (flag for option in each.options for flag in option.flags):
+            assert flag in one, (each.name, flag)
+    for option in commands.writebackd().options:
+        assert all(flag in eight for flag in option.flags), option
+    for key in KEYS:
+        assert re.search(rf"(?m)^       {key.name} \(.*default", five), key.name
+
+
+def test_every_option_and_argument_is_explained() -> None:
+    for each in (*VERBS, commands.writebackctl(), commands.writebackd()):
+        for option in each.options:
+            assert option.help, (each.name, option.flags)
+        for argument in each.arguments:
+            assert argument.help, (each.name, argument.name)
+
+
+def test_the_help_of_every_verb_has_examples(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert set(EXAMPLES) == {each.name for each in VERBS}
+    for each in VERBS:
+        with pytest.raises(SystemExit):
+            ctl.main([*each.words, "--help"])
+        out = capsys.readouterr().out
+        assert "examples:\n" in out
+        assert EXAMPLES[each.name][0][0] in out
+        assert max(map(len, out.splitlines())) <= 80
+
+
+# ---- completions -------------------------------------------------------
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMPREPLY=()
+"_$1"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def completed(share: Path, *words: str) -> List[str]:
+    script = share / "bash-completion" / "completions" / words[0]
+    result = subprocess.run(
+        ["bash", "-euc", COMPLETE, "bash", str(script), *words],
+        capture_output=True, text=True, cwd=share, timeout=20, check=False,
+    )  # fmt: skip
+    assert result.stderr == ""
+    return result.stdout.split("\n")[:-1]
+
+
+def test_bash_completes_every_verb_and_option(share: Path) -> None:
+    first = completed(share, "writebackctl", "")
+    assert set(first) == {each.words[0] for each in VERBS}
+    for each in VERBS:
+        flags = {flag for option in each.options for flag in option.flags if flag[:2] == "--"}
+        offered = completed(share, "writebackctl", "--json", *each.words, "--")
+        assert set(offered) >= flags, each.name
+    flags = {flag for each in commands.writebackd().options for flag in each.flags}
+    assert set(completed(share, "writebackd", "-")) == flags
+
+
+def test_bash_completes_values(share: Path) -> None:
+    assert completed(share, "writebackctl", "policy", "s") == ["show"]
+    assert completed(share, "writebackctl", "--runtime-dir", "/ru", "wh")[:1] == ["why"]
+    assert set(completed(share, "writebackd", "--mode", "")) == {"enforce", "observe"}
+    assert "1h" in completed(share, "writebackctl", "history", "--since", "1")
+    disks = set(os.listdir("/sys/block")) if os.path.isdir("/sys/block") else set()
+    assert set(completed(share, "writebackctl", "why", "")) >= disks
+    # What follows the command of `run` is not ours: no verb, no option.
+    assert completed(share, "writebackctl", "run", "--", "ls", "--js") == []
+    assert "bash" in completed(share, "writebackctl", "run", "--", "bas")
+
+
+def test_zsh_knows_every_verb_and_option(share: Path) -> None:
+    script = share / "zsh/site-functions/_writebackctl"
+    text = script.read_text()
+    assert text.startswith("#compdef writebackctl writebackd\n")
+    functions: Dict[str, str] = dict(re.findall(r"(?ms)^(\w+)\(\) \{\n(.*?)^\}", text))
+    for each in VERBS:
+        body = functions["_writebackctl_" + "_".join(each.words)]
+        for option in each.options:
+            assert f"'{option.flags[-1]}[" in body, (each.name, option.flags)
+    for option in commands.writebackd().options:
+        assert f"'{option.flags[-1]}[" in functions["_writebackd"]
+    # zsh calls the file by this name for either program: nothing in it may take its place.
+    assert "_writebackctl" not in functions
+    assert text.count("'") % 2 == 0 or "'\\''" in text
+    if shutil.which("zsh"):
+        assert subprocess.run(["zsh", "-n", str(script)], check=False).returncode == 0
+
+
+# ---- examples ----------------------------------------------------------
+
+
+class Replaced(Exception):
+    """Instead of exec(): this process has to go on."""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    """One that answers, with a history, on a host with systemd and rsync."""
+    history = History(tmp_path / "history.db")
+    history.record(Event(1_717_200_000.0, "mode", text="observe"))
+    assert history.close(5.0)
+    fake = FakeDaemon(tmp_path)
+    fake.snapshot = replace(fake.snapshot, state_dir=str(tmp_path))
+    for name in ("systemd-run", "rsync"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(scope, "SYSTEMD", str(tmp_path))
+
+    def replaced(*words: object) -> NoReturn:
+        raise Replaced
+
+    monkeypatch.setattr(os, "execvp", replaced)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(watch, "run", lambda *args, **more: 0)
+    monkeypatch.setattr("writebackd.cli.top.time.sleep", lambda seconds: None)
+    yield fake
+    fake.stop()
+
+
+def in_readme() -> List[str]:
+    lines = [line.split("  #")[0].strip() for line in README.splitlines() if line[:4] == " " * 4]
+    words = ("sudo ", "writebackctl ", "agent/", "tests/", "make ")
+    return [line for line in lines if line.startswith(words)]
+
+
+def in_prose() -> List[str]:
+    """What README and the manual quote as commands, with all of their words."""
+    found = re.findall(r"`((?:sudo )?writebackctl [^`]+)`", README)
+    return [text for text in found if "VERB" not in text]
+
+
+COMMANDS = sorted({command for each in EXAMPLES.values() for command, _ in each}
+                  | {c for c in (*in_readme(), *in_prose()) if "writebackctl" in c})  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_run(
+    daemon: FakeDaemon, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(command)
+    words = words[1:] if words[0] == "sudo" else words
+    assert words[0] == "writebackctl"
+    try:
+        code = ctl.main(["--runtime-dir", str(tmp_path), *words[1:]])
+    except Replaced:
+        code = 0
+    captured = capsys.readouterr()
+    if "doctor" in words:  # has bad news on many a host that tests run on
+        assert captured.out
+    else:
+        assert (code, captured.err) == (0, ""), captured
+
+
+def test_other_commands_of_the_readme_exist() -> None:
+    others = [line for line in in_readme() if "writebackctl" not in line]
+    assert len(others) >= 6
+    makefile = (ROOT / "Makefile").read_text()
+    for line in others:
+        words = shlex.split(line)
+        words = words[1:] if words[0] == "sudo" else words
+        if words[0] == "make":
+            assert re.search(rf"(?m)^{words[1]}:", makefile), line
+        elif words[0] == "systemctl":
+            assert words[1] in ("daemon-reload", "enable", "start", "stop"), line
+            assert words[1] == "daemon-reload" or (ROOT / f"systemd/{words[-1]}.service").exists()
+        elif words[0] == "journalctl":
+            assert words[1:] == ["--update-catalog"], line
+        else:
+            assert os.access(ROOT / words[0], os.X_OK), line
+
+
+def test_examples_of_the_daemon_are_taken() -> None:
+    examples = re.findall(r"sudo (writebackd [^\"]+)", (ROOT / "docs/man/pages.py").read_text())
+    assert len(examples) >= 2
+    for example in examples:
+        options = daemon_parser().parse_args(shlex.split(example)[1:])
+        load_policy(options.policy, ROOT / "policies")
+
+
+def test_the_policy_of_the_manual_has_no_errors(tmp_path: Path) -> None:
+    file = tmp_path / "ours.conf"
+    file.write_text(pages.POLICY_EXAMPLE)
+    assert list(check(str(file), None)) == []
+    file.write_text(pages.POLICY_EXAMPLE.replace("floor = 2M", "floor = 2 metres"))
+    assert list(check(str(file), None)) != []
+
+
+def test_the_verbs_of_the_tests_are_those_of_the_program() -> None:
+    assert {each.words[0] for each in VERBS} == test_ctl.VERBS

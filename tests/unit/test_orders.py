@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Orders from the socket to the real daemon: who pinned, and what `forget` forgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, Iterator
+
+import pytest
+
+import schema
+from fake_host import Rig
+from writebackd.cli.render import render_status
+from writebackd.cli.screens import render_why
+from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
+from writebackd.model import DeviceMemory, Fact, Learned, Memory
+from writebackd.report.history import read_history
+from writebackd.report.keeper import decode
+from writebackd.report.server import RequestError
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    rig = Rig(tmp_path, monkeypatch)
+    wait_until(lambda: bool(rig.daemon._keeper._read))  # its thread has looked for the file
+    rig.tick(2)
+    yield rig
+    rig.end()
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end, "did not get there in time"
+        time.sleep(0.005)
+
+
+def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
+    assert rig.status()["pin"] is None
+    rig.daemon.handle("pin", {"bytes": 16 << 20}, os.getuid())
+    at = rig.wall
+    rig.tick(3)
+    status, why = rig.status(), rig.daemon.handle("why", {}, 1000)
+    assert status["pin"] == why["limit"]["pin"] == {"uid": os.getuid(), "since_s": at}
+    assert list(schema.problems(status, schema.load("status"))) == []
+    assert list(schema.problems(why, schema.load("why"))) == []
+    name = pwd.getpwuid(os.getuid()).pw_name
+    words = f"pinned 16M by {name}, uid {os.getuid()}, since "
+    assert words in render_status(status, 160)
+    assert f"by {name}, uid" in render_why(why, 160)
+    rig.daemon.handle("release", {}, 1234)
+    rig.tick()
+    assert rig.status()["pin"] is None
+    wait_until(lambda: len(pins(tmp_path)) == 2)
+    assert pins(tmp_path) == [
+        f"pinned to {16 << 20} bytes by uid {os.getuid()}", "released by uid 1234"
+    ]  # fmt: skip
+
+
+def pins(tmp_path: Path) -> "list[str]":
+    path = tmp_path / "state" / "history.db"
+    if not path.exists():
+        return []
+    return [event.text for event in read_history(path) if event.kind == "pin"]
+
+
+def test_a_user_that_has_no_name_is_a_number() -> None:
+    shown = render_why(
+        {"mode": "enforce", "policy": "p", "devices": [], "limit": {
+            "limit_bytes": 1, "background_bytes": 1, "goal_bytes": 1, "threshold_bytes": 1,
+            "reason": "pinned", "next": "", "pin": {"uid": 4_000_000, "since_s": None}}}
+    )  # fmt: skip
+    assert "pinned by uid 4000000, since when is not known" in shown
+
+
+def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: Path) -> None:
+    name, mine = next(iter(rig.daemon._memory.devices.items()))
+    # The disk of this host does not say who it is, until the next tick it does.
+    taught = replace(mine, known_as="disk", drain_rate=2.5e8, baseline_s=4e-4, decisions=7)
+    rig.daemon._memory = replace(
+        rig.daemon._memory, devices={**rig.daemon._memory.devices, name: taught}
+    )
+    rig.daemon._keeper.keep(rig.daemon._memory, rig.wall)
+    file = tmp_path / "state" / "learned.json"
+    wait_until(lambda: file.exists() and "disk" in decode(file.read_bytes()))
+    answer = rig.daemon.handle("forget", {"device": f"/dev/{name}"}, 0)
+    assert list(schema.problems(json.loads(json.dumps(answer)), schema.load("forget"))) == []
+    assert answer["device"] == name
+    wait_until(lambda: "disk" not in decode(file.read_bytes()))
+    after = rig.daemon._memory.devices[name]
+    assert all(getattr(after, fact) is None for fact in FACTS)
+    assert after.decisions == 7  # a decision id never comes twice
+    rig.tick(3)  # nothing brings it back
+    assert rig.daemon._memory.devices[name].drain_rate is None
+
+
+def test_forget_needs_a_device_and_a_file_that_was_read(rig: Rig) -> None:
+    for args in ({}, {"device": "nothing"}):
+        with pytest.raises(RequestError):
+            rig.daemon.handle("forget", dict(args), 0)
+    rig.daemon._keeper._known = None
+    name = next(iter(rig.daemon._memory.devices))
+    with pytest.raises(RequestError, match="try again"):
+        rig.daemon.handle("forget", {"device": name}, 0)
+    rig.daemon._keeper._known = {}
+
+
+def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
+    old = DeviceMemory(
+        identity=("8:0", 7), known_as="disk", drain_rate=1e8, baseline_s=1e-3, cache_bytes=5e8,
+        tau_s=0.1, write_baseline_s=1e-4, earlier=Learned(drain_rate=Fact(1e8, 1.0)),
+        drain_window=((1.0, 1e8),), last_demand_s=55.0,
+    )  # fmt: skip
+    fresh = forgotten(Memory(devices={"sda": old}), "sda").devices["sda"]
+    assert facts_of(learn(fresh, Learned(), 2.0)) == {}
+    assert (fresh.drain_window, fresh.earlier) == ((), Learned())
+    # The same device to recall(): it is not seeded again either.
+    assert (fresh.identity, fresh.known_as, fresh.last_demand_s) == (("8:0", 7), "disk", 55.0)
+    memory = Memory(devices={"sda": fresh})
+    assert recall(memory, [], {}, 2.0) == memory

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackctl run`: where the command ends up, and what becomes of its exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from test_ctl import SOURCE
+from writebackd.cli import scope
+from writebackd.cli.ctl import main
+from writebackd.cli.exits import NOT_PERMITTED, USAGE
+
+# The program with a directory in the place of cgroup v2, and without systemd.
+PROGRAM = """
+import sys
+from pathlib import Path
+from writebackd.cli import scope
+scope.SYSTEMD = "/nonexistent"
+scope._own_cgroup = lambda mount: Path(sys.argv[1])
+scope.cgroup2_mount = lambda files: sys.argv[1]
+real = Path.rmdir
+def rmdir(path):  # a real cgroup's files need no unlink()
+    for file in path.iterdir():
+        file.unlink()
+    real(path)
+Path.rmdir = rmdir
+from writebackd.cli.ctl import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def start(tree: Path, *words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tree), "run", *words],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words, code, out",
+    [
+        (("--", "sh", "-c", "echo $0 $1; exit 7", "--json", "-h"), 7, "--json -h\n"),
+        (("true",), 0, ""),
+        (("--", "sh", "-c", "kill -9 $$"), 137, ""),
+        (("--", "sh", "-c", "kill -TERM $$"), 143, ""),
+    ],
+)
+def test_the_exit_code_is_the_commands(
+    tmp_path: Path, words: List[str], code: int, out: str
+) -> None:
+    process = start(tmp_path, *words)
+    assert process.communicate(timeout=60)[0] == out
+    assert process.returncode == code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_is_in_its_cgroup_before_it_begins(tmp_path: Path) -> None:
+    look = f"cat {tmp_path}/*/cgroup.procs; ls {tmp_path}"
+    process = start(tmp_path, "--name", "nightly", "--", "sh", "-c", look)
+    out, errors = process.communicate(timeout=60)
+    # 0: whoever writes it, which is the child itself.
+    assert out.startswith("0") and out[1:].strip().startswith("run-nightly-")
+    assert "cannot be paced" in errors
+
+
+def test_a_signal_goes_on_to_the_command(tmp_path: Path) -> None:
+    waits = "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done"
+    process = start(tmp_path, "--", "sh", "-c", waits)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 9
+
+
+def test_what_cannot_be_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scope, "SYSTEMD", "/nonexistent")
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    assert main(["run"]) == USAGE
+    assert main(["run", "--"]) == USAGE
+    assert main(["run", "--", "no-such-command"]) == scope.NOT_FOUND
+    assert main(["run", "--", str(plain)]) == scope.NOT_EXECUTABLE
+    assert main(["run", "--name", "a/b", "--", "true"]) == USAGE
+    assert main(["run", "--slice", "backup.slice", "--", "true"]) == USAGE
+    monkeypatch.setattr(scope, "cgroup2_mount", lambda files: None)
+    assert main(["run", "true"]) == NOT_PERMITTED
+    errors = capsys.readouterr().err
+    assert "writebackctl run -- rsync" in errors and "mount -t cgroup2" in errors
+
+
+def test_systemd_makes_the_scope() -> None:
+    words = scope.systemd_command("run-x-1", "backup.slice", ["cp", "-a", "--", "x"], root=True)
+    assert words[0] == "systemd-run" and words[words.index("--") + 1 :] == ["cp", "-a", "--", "x"]
+    assert {"--scope", "--unit=run-x-1", "--slice=backup.slice"} <= set(words)
+    assert "--property=IOAccounting=yes" in words and "--user" not in words
+    assert "--user" in scope.systemd_command("run-x-1", None, ["true"], root=False)
+
+
+def test_the_command_takes_our_place_under_systemd(tmp_path: Path) -> None:
+    fake = tmp_path / "systemd-run"
+    fake.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
+    fake.chmod(0o755)
+    code = f"from writebackd.cli import scope; scope.SYSTEMD = {str(tmp_path)!r};"
+    code += "from writebackd.cli.ctl import main; main(['run', '--', 'sh', '-c', 'exit 5'])"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": path},
+    )  # fmt: skip
+    assert result.returncode == 5
