@@ -10,8 +10,8 @@ import pytest
 
 from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
 from plant import latencies
+from writebackd.alert.blind import unread
 from writebackd.alert.cause import container_in, unit_in
-from writebackd.alert.detect import unread
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.model import (
