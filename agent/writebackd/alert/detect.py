@@ -59,15 +59,16 @@ def detect(
     at_the_bound = {each.name for each in decision.devices if each.state is State.EXHAUSTED}
     watches: Dict[str, Watch] = {}
     every = SELDOM if len(sample.devices) > MANY else 1
+    learns_s = every * sample.dt_s
     known = memory.watches
     for number, seen in enumerate(sample.devices):
         name = seen.device.name
         watch = known.get(name)
-        turn_s = every * sample.dt_s if (memory.ticks + number) % every == 0 else 0.0
-        if name not in tick.told and _idle(seen, watch):
+        turn = (memory.ticks + number) % every == 0
+        if _idle(seen, watch) and name not in tick.told:
             if watch is not None:
-                lower = turn_s and watch.sync_rate
-                watches[name] = followed(watch, 0.0, 0.0, turn_s) if lower else watch
+                falls = turn and watch.sync_rate
+                watches[name] = followed(watch, 0.0, 0.0, learns_s) if falls else watch
             continue
         if seen.excluded is not None or name not in estimates:
             continue
@@ -78,8 +79,8 @@ def detect(
             watch = seeded(watch, core.devices[name].earlier)
         look = Look(tick, seen, estimates[name])
         watch = _judged(look, watch, name in at_the_bound)
-        if turn_s and name not in frozen and not tick.quiet and not _troubled(watch):
-            watch = _learned(look, watch, turn_s)
+        if turn and name not in frozen and not tick.quiet and not _troubled(watch):
+            watch = _learned(look, watch, learns_s)
         watches[name] = watch
     memory = blind(tick, memory, estimates.values())
     standing = stand(tick, memory.standing)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Dict, List, Optional, Set, Tuple
 
 from writebackd.alert.baseline import small_writes
@@ -58,6 +57,7 @@ class Look:
         self.name = seen.device.name
         self.dt_s = tick.sample.dt_s
         self.rules = tick.rules
+        self._small_writes: Optional[Tuple[int, int, Histogram]] = None
 
     @property
     def standing(self) -> bool:
@@ -68,10 +68,12 @@ class Look:
         """Nothing of that alert is to be seen any more."""
         self.tick.well.add((name.value, self.name))
 
-    @cached_property
+    @property
     def small_writes(self) -> Tuple[int, int, Histogram]:
         """Operations, bytes and latencies of sync and journal writes."""
-        return small_writes(self.seen)
+        if self._small_writes is None:
+            self._small_writes = small_writes(self.seen)
+        return self._small_writes
 
     @property
     def sync_bytes(self) -> int:
