@@ -26,7 +26,8 @@ from writebackd.actuate.lock import AlreadyRunning, take_lock
 from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
-from writebackd.alert.detect import detect, unread
+from writebackd.alert.blind import unread
+from writebackd.alert.detect import detect
 from writebackd.alert.routes import Routes
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName

@@ -3,9 +3,10 @@
 
 Without a name all scenarios; `shape` compares the model with measured tables; `laws` compares
 the law with other laws (20 s of CPU; names of scenarios may follow); `alerts` tells what the
-detector makes of collapses and of hosts that are well (40 s), `alerts month` of an ordinary month,
-second by second (90 s; `--seed` takes another one); `-v SCENARIO` prints what the agent decided,
-tick by tick; `--policy` takes another policy than default.
+detector makes of collapses and of hosts that are well (40 s; `--seeds` takes the 20 from that one
+on), `alerts month` of an ordinary month, second by second (90 s; `--seed` takes another one);
+`-v SCENARIO` prints what the agent decided, tick by tick; `--policy` takes another policy than
+default.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("-v", "--verbose", action="store_true")
     parser.add_argument("--policy", default="default")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=0, metavar="FIRST", help="of alerts")
     parser.add_argument("--tick", type=float, default=bench.TICK_S, help="seconds")
     options = parser.parse_args()
     if options.names == ["shape"]:
@@ -42,7 +44,7 @@ def main() -> int:
                 print(f"day {day:.3f}: {alert.name.value} {alert.summary}")
             print(f"{len(raised)} alerts in {month.DAYS} days")
         else:
-            print(alerts.matrix())
+            print(alerts.matrix(options.seeds))
         return 0
     against = options.names[:1] == ["laws"]
     if against:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The detector on simulated hosts: collapses with a known cause, and hosts that are well.
 
-    python -m tests.sim alerts [SEEDS]
+    python -m tests.sim alerts [--seeds FIRST]
 
 prints which cause was told for which scenario, how soon, and every alert on a host that is well.
 """
@@ -14,6 +14,7 @@ from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from tests.sim.plant import GB, MB, Disk, Event, Flood, Loop, Plant, SyncLoad
 from tests.sim.scenarios import FAST_RAID, NO_CACHE, NVME, RAID, SLOW_RAID, SSD
+from writebackd.alert.collapse import LAW_ACTS_S
 from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName, Cause
@@ -21,9 +22,12 @@ from writebackd.model import ForeignWrite, Memory, Mode
 from writebackd.policy import load_policy
 
 POLICY = load_policy("default")
+# The detector was tuned on those from 0 on: figures for docs/alerts.md need others as well.
 SEEDS = 20
 STEP_S = 0.1
 WITHIN_S = 15.0
+# In enforce mode a flood is no alert for half a minute, in which the law may yet hold it.
+UNHELD_S = LAW_ACTS_S + WITHIN_S - POLICY.alerts.collapse_s
 CACHED = (RAID, SLOW_RAID, FAST_RAID)
 
 
@@ -77,6 +81,7 @@ class Trouble:
     # Dice, and when it begins: the host.
     make: Callable[[random.Random, float], Host]
     foreign: Optional[int] = None  # the limit that somebody writes then
+    within_s: float = WITHIN_S
 
 
 def _disk(dice: random.Random, kinds: Sequence[Disk]) -> Disk:
@@ -97,6 +102,15 @@ def _flood_unprotected(dice: random.Random, at_s: float) -> Host:
                   writers=dice.choice((1, 4)))
     return Host(Plant((disk,), (flood,), (_load(dice),), seed=dice.randrange(10**6),
                       step_s=STEP_S), Mode.OBSERVE)
+
+
+def _flood_unheld(dice: random.Random, at_s: float) -> Host:
+    """With the agent on, and a disk whose every write of a flood costs a sync a seek."""
+    disk = _disk(dice, (NO_CACHE,))
+    flood = Flood(start_s=at_s, rate=max(600.0 * MB, dice.uniform(1.5, 4.0) * disk.drain),
+                  writers=dice.choice((1, 4)))
+    load = SyncLoad(threads=dice.choice((4, 8)))
+    return Host(Plant((disk,), (flood,), (load,), seed=dice.randrange(10**6), step_s=STEP_S))
 
 
 def _changed(changes: Callable[[random.Random, Disk, SyncLoad], Mapping[str, object]],
@@ -146,6 +160,8 @@ def _held_flood(dice: random.Random, at_s: float) -> Host:
 
 TROUBLES: Tuple[Trouble, ...] = (
     Trouble("flood, agent off", AlertName.COLLAPSE, Cause.FLOOD, _flood_unprotected),
+    Trouble("flood, not held", AlertName.COLLAPSE, Cause.FLOOD, _flood_unheld,
+            within_s=UNHELD_S),
     Trouble("battery fails", AlertName.CACHE_DEGRADED, Cause.WRITE_THROUGH,
             _changed(_battery, floods=True)),
     Trouble("stalled device", AlertName.STALL, Cause.DEVICE,
@@ -177,7 +193,7 @@ def hurt(trouble: Trouble, seed: int) -> Found:
     host.run(at_s, dice)
     if trouble.foreign is not None:
         host.foreign_write(trouble.foreign)
-    host.run(at_s + 2 * WITHIN_S, dice)
+    host.run(at_s + trouble.within_s + WITHIN_S, dice)
     early = tuple(alert for time_s, alert in host.raised if time_s <= at_s)
     later = [(time_s, alert) for time_s, alert in host.raised if time_s > at_s]
     judged = later
@@ -322,9 +338,10 @@ def false_alarms(name: str, seed: int) -> Tuple[Alert, ...]:
 # ---- the table ---------------------------------------------------------------
 
 
-def matrix(seeds: int = SEEDS) -> str:
-    """What was told of each trouble, how soon, and the false alarms."""
-    runs = {trouble: [hurt(trouble, seed) for seed in range(seeds)] for trouble in TROUBLES}
+def matrix(first: int = 0) -> str:
+    """What was told of each trouble, how soon, and the false alarms; SEEDS runs of each."""
+    seeds = range(first, first + SEEDS)
+    runs = {trouble: [hurt(trouble, seed) for seed in seeds] for trouble in TROUBLES}
     columns = sorted({told(found) for each in runs.values() for found in each})
     width = max(len(column) for column in columns)
     lines = [f"{'scenario':20}" + "".join(f"{n:>4}" for n, _ in enumerate(columns, 1))
@@ -341,6 +358,6 @@ def matrix(seeds: int = SEEDS) -> str:
     lines += ["", f"alerts before anything was wrong: {early}", "",
               f"{'hosts that are well':28}{'runs':>6}{'alerts':>8}"]  # fmt: skip
     for name in HEALTHY:
-        count = sum(len(false_alarms(name, seed)) for seed in range(seeds))
-        lines.append(f"{name:28}{seeds:6}{count:8}")
+        count = sum(len(false_alarms(name, seed)) for seed in seeds)
+        lines.append(f"{name:28}{SEEDS:6}{count:8}")
     return "\n".join(lines)

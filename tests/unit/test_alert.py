@@ -10,8 +10,8 @@ import pytest
 
 from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
 from plant import latencies
+from writebackd.alert.blind import unread
 from writebackd.alert.cause import container_in, is_even, unit_in
-from writebackd.alert.detect import unread
 from writebackd.alert.state import AlertMemory, Spell
 from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.model import (
@@ -130,6 +130,22 @@ def test_under_an_admins_limit_it_is_the_admins_change(core: Any, said: str) -> 
 )
 def test_fewer_syncs_are_no_collapse_by_themselves(differs: Mapping[str, Any]) -> None:
     Watched().usual().usual(60, **differs)
+
+
+# Eight at once, of which one a second returns: as many bytes as a thousand small ones.
+LARGE: Mapping[str, Any] = {
+    "syncs": 1, "latency_s": 8.0, "sync_bytes": 64 * MB, "waiting": 8, "oldest_s": 7.0,
+}  # fmt: skip
+
+
+def test_a_collapse_after_larger_syncs_is_told_as_soon_as_any() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual(sync_bytes=64 << 10)
+    assert host.usual(60, **LARGE).until(15, **STARVED) == 8
+
+
+def test_larger_syncs_that_begin_with_a_second_without_any_are_no_collapse() -> None:
+    host = Watched().usual(sync_bytes=64 << 10)
+    host.usual(1, syncs=0, waiting=8, oldest_s=0.9).usual(60, **LARGE)
 
 
 def test_syncs_that_hardly_anybody_waits_for_are_no_collapse() -> None:

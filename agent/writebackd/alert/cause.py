@@ -133,8 +133,10 @@ def is_write_through(spell: Spell, watch: Watch) -> bool:
     return low >= MEDIA_S / 2 and at_least_s <= middle <= most_s and not _is_capped(spell, watch)
 
 
-def culprits_of(spell: Spell) -> Tuple[Culprit, ...]:
-    """Who dirtied most, the heaviest first; without command lines."""
+def culprits_of(spell: Spell, cause: Cause) -> Tuple[Culprit, ...]:
+    """Who dirtied most, the heaviest first, where that is why; without command lines."""
+    if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
+        return ()
     heavy = sorted(spell.dirtied.values(), key=lambda each: -each[0])[:MOST_CULPRITS]
     seconds = max(spell.seconds, 1e-3)
     return tuple(

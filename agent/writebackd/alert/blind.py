@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""BLIND: nothing can be measured."""
+
+from __future__ import annotations
+
+from typing import Iterable, Sequence, Tuple
+
+from writebackd.alert.state import AlertMemory
+from writebackd.alert.tick import Tick
+from writebackd.alert.values import Alert, AlertName, Cause, Severity
+from writebackd.model import Estimate, replace
+
+BLIND_S = 30.0
+
+
+def blind(tick: Tick, memory: AlertMemory, estimates: Iterable[Estimate]) -> AlertMemory:
+    """`memory` with how long no sync could be seen; tells of it when that is long."""
+    known = [each.demand_known for each in estimates]
+    if not memory.sighted or not known or any(known):
+        tick.well.add((AlertName.BLIND.value, None))
+        return memory if not memory.blind_s else replace(memory, blind_s=0.0)
+    blind_s = memory.blind_s + tick.sample.dt_s
+    if blind_s >= BLIND_S:
+        tick.tell(Alert(
+            AlertName.BLIND, None, Severity.WARNING, Cause.NO_DATA,
+            tick.sample.wall_s - blind_s,
+            "fsync cannot be seen: no collapse would be noticed, and limits are only cautious",
+            "keeps cautious limits: `writebackctl doctor` tells what is in the way",
+        ))  # fmt: skip
+    return replace(memory, blind_s=blind_s)
+
+
+def unread(standing: Sequence[Alert], since_wall_s: float, problem: str) -> Tuple[Alert, ...]:
+    """The alerts when many ticks in a row could not be read: those that stood, and BLIND."""
+    alert = Alert(
+        AlertName.BLIND, None, Severity.CRITICAL, Cause.NO_DATA, since_wall_s, problem,
+        "put the limits back as found: nothing is protected until it can be read again",
+    )  # fmt: skip
+    return (*(each for each in standing if each.name is not AlertName.BLIND), alert)

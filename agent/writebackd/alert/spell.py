@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A spell of trouble, tick by tick, and what it shows."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from writebackd.alert.baseline import ENOUGH_S
+from writebackd.alert.cause import fast_share
+from writebackd.alert.state import Spell, Watch
+from writebackd.alert.tick import Look
+from writebackd.alert.values import Evidence
+from writebackd.model import IoClass, replace
+
+# A spell ends when it looked well for so long; a flusher's rounds are shorter.
+SPELL_ENDS_S = 3.0
+SPELL_TICKS = 12
+# Processes that are remembered for what they dirtied, and how many are left of more.
+MANY_TASKS, HEAVIEST = 32, 16
+
+
+def grown(spell: Optional[Spell], look: Look, bad: bool) -> Spell:
+    """The spell with this tick in it; a new one begins with the tick."""
+    tick, seen, estimate, dt_s = look.tick, look.seen, look.estimate, look.dt_s
+    sample, name = tick.sample, look.name
+    if spell is None:
+        began = tick.core.devices[name].flood_began_s if name in tick.core.devices else None
+        spell = Spell(
+            sample.time_s - dt_s,
+            sample.wall_s - dt_s,
+            flood_age_s=sample.time_s - began if began is not None else float("inf"),
+        )
+    _, sync_bytes, latencies = look.small_writes
+    read = (seen.classes or {}).get(IoClass.READ)
+    operations = seen.writes + (read.count if read is not None else 0)
+    backlog = look.backlog_bytes
+    dirtied = dict(spell.dirtied)
+    for task in (*tick.tasks.get(name, ()), *tick.tasks.get(None, ())):
+        before = dirtied.get(task.pid)
+        if task.cgroup is None:
+            task = replace(task, cgroup=before[1].cgroup if before else tick.path(task.cgroup_id))
+        dirtied[task.pid] = (task.dirtied_bytes + (before[0] if before else 0), task)
+    if len(dirtied) > MANY_TASKS:
+        heavy = sorted(dirtied.items(), key=lambda item: -item[1][0])[:HEAVIEST]
+        dirtied = dict(heavy)
+    return replace(
+        spell,
+        seconds=spell.seconds + dt_s,
+        good_s=0.0 if bad else spell.good_s + dt_s,
+        syncs=spell.syncs + estimate.fsyncs,
+        sync_s=spell.sync_s + estimate.fsync_total_s,
+        sync_bytes=spell.sync_bytes + sync_bytes,
+        oldest_s=max(spell.oldest_s, estimate.oldest_fsync_s),
+        waited_s=spell.waited_s + (dt_s if look.waited else 0.0),
+        flooded_s=spell.flooded_s + (dt_s if estimate.flooded else 0.0),
+        backlog_s=max(spell.backlog_s, backlog / estimate.rate if estimate.rate else 0.0),
+        backlog_bytes=max(spell.backlog_bytes, backlog),
+        throttled_s=spell.throttled_s + min(dt_s, look.held_up_s),
+        inflight=max(spell.inflight, seen.inflight),
+        writes=spell.writes + latencies,
+        reads=spell.reads + read.latency if read is not None else spell.reads,
+        ticks=(*spell.ticks[-SPELL_TICKS:], (dt_s, operations, seen.write_bytes)),
+        dirtied=dirtied,
+    )
+
+
+def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
+    """The numbers that the cause rests on."""
+    usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)
+    facts = [
+        ("sync_rate", spell.sync_rate),
+        ("baseline_sync_rate", watch.sync_rate),
+        ("fsync_mean_s", spell.latency_s),
+        ("baseline_fsync_s", usual.latency_s if usual is not None else None),
+        ("oldest_fsync_s", spell.oldest_s),
+        ("write_p10_s", spell.writes.quantile(0.1)),
+        ("write_p90_s", spell.writes.quantile(0.9)),
+        ("fast_write_share", fast_share(spell, watch)),
+        ("waited_share", spell.waited_s / spell.seconds),
+        ("flooded_share", spell.flooded_s / spell.seconds),
+        ("backlog_bytes", spell.backlog_bytes),
+        ("backlog_s", spell.backlog_s),
+        ("throttled_share", spell.throttled_s / spell.seconds),
+        ("write_rate", sum([size for _, _, size in spell.ticks])
+         / max(1e-3, sum([dt for dt, _, _ in spell.ticks]))),
+        ("inflight", float(spell.inflight)),
+    ]  # fmt: skip
+    return Evidence(
+        spell.began_wall_s,
+        look.tick.sample.wall_s,
+        tuple((name, float(value)) for name, value in facts if value is not None),
+    )

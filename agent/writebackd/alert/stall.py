@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""STALL: somebody waits, and nothing completes."""
+
+from __future__ import annotations
+
+from writebackd.alert import words
+from writebackd.alert.state import Watch
+from writebackd.alert.tick import Look
+from writebackd.alert.values import Alert, AlertName, Cause, Evidence, Severity
+from writebackd.model import replace
+
+
+def stall(look: Look, watch: Watch) -> Watch:
+    """`watch` with how long nothing has completed; tells of it when that is long."""
+    seen, estimate, sample, name = look.seen, look.estimate, look.tick.sample, look.name
+    sync = seen.sync
+    waiting = sync.inflight if sync is not None else 0
+    completed = seen.writes or seen.write_bytes or seen.read_bytes or (
+        sync is not None and (sync.fsyncs or sync.fdatasyncs)
+    )
+    if completed or not (seen.inflight or waiting):
+        look.well(AlertName.STALL)
+        return watch if not watch.stalled_s else replace(watch, stalled_s=0.0)
+    if seen.classes and any(each.count for each in seen.classes.values()):
+        return replace(watch, stalled_s=0.0) if watch.stalled_s else watch  # flushes
+    stalled_s = watch.stalled_s + look.dt_s
+    watch = replace(watch, stalled_s=stalled_s, stall_inflight=seen.inflight)
+    if stalled_s < look.rules.stall_s:
+        return watch
+    look.tick.tell(Alert(
+        AlertName.STALL, name, Severity.CRITICAL,
+        Cause.DEVICE if seen.inflight else Cause.UNKNOWN, sample.wall_s - stalled_s,
+        words.stalled(name, stalled_s, seen.inflight, waiting, estimate.oldest_fsync_s),
+        "nothing, no write to queue/* while it stalls: look at the kernel's log, the controller,"
+        " the path to the disk",
+        evidence=Evidence(
+            sample.wall_s - stalled_s, sample.wall_s,
+            (("stalled_s", stalled_s), ("inflight", float(seen.inflight)),
+             ("fsyncs_inflight", float(waiting)), ("oldest_fsync_s", estimate.oldest_fsync_s)),
+        ),
+    ))  # fmt: skip
+    return watch

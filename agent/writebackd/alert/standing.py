@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""How long an alert stands, and which one hides which."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from writebackd.alert.state import Key, Standing
+from writebackd.alert.tick import Tick
+from writebackd.alert.values import Alert, AlertName, Cause
+from writebackd.model import Device, Sample, replace
+
+# Drivers of controllers with a write cache of their own: one battery for all their disks.
+_RAID = ("megaraid_sas", "aacraid", "hpsa", "smartpqi", "arcmsr", "3w-")
+# What explains an alert: it is not told beside one of these.
+_WORSE: Mapping[str, Tuple[AlertName, ...]] = {
+    AlertName.COLLAPSE.value: (AlertName.STALL, AlertName.CACHE_DEGRADED),
+    AlertName.EXHAUSTED.value: (AlertName.STALL, AlertName.COLLAPSE, AlertName.CACHE_DEGRADED),
+}
+
+
+def stand(tick: Tick, before: Mapping[Key, Standing]) -> Dict[Key, Standing]:
+    """Hysteresis: raised at once, gone when it was well for long and has stood for long."""
+    found = tick.found
+    if tick.quiet:
+        found = {key: alert for key, alert in found.items() if key in before}
+    if not found and not before:
+        return {}
+    now_s, rules = tick.sample.time_s, tick.rules
+    here = {seen.device.name for seen in tick.sample.devices}
+    standing: Dict[Key, Standing] = {}
+    for key, each in before.items():
+        alert = found.get(key)
+        if alert is not None:
+            standing[key] = _still(each, alert)
+            continue
+        gone = key[1] is not None and key[1] not in here
+        good_s = each.good_s + tick.sample.dt_s if key in tick.well or gone else 0.0
+        if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
+            standing[key] = replace(each, good_s=good_s)
+    for key, alert in found.items():
+        if key not in standing:
+            standing[key] = Standing(alert, now_s)
+    return standing
+
+
+def _still(before: Standing, alert: Alert) -> Standing:
+    """With this tick's numbers.  Its identity stays: a cause that flickers would be an alert a
+    tick; where the cause is another now, so would the words be."""
+    old = before.alert
+    if old.cause not in (Cause.UNKNOWN, alert.cause):
+        alert = replace(old, severity=alert.severity)
+    return Standing(replace(alert, since_s=old.since_s), before.raised_s)
+
+
+def uninhibited(standing: Mapping[Key, Standing], sample: Sample) -> Tuple[Alert, ...]:
+    """Without those that another one explains."""
+    if not standing:
+        return ()
+    devices = {seen.device.name: seen.device for seen in sample.devices}
+    by_name: Dict[str, List[Optional[Device]]] = {}
+    for name, on in standing:
+        by_name.setdefault(name, []).append(devices.get(on or ""))
+    return tuple(
+        each.alert
+        for (name, on), each in standing.items()
+        if not any(
+            _related(devices.get(on or ""), other)
+            for worse in _WORSE.get(name, ())
+            for other in by_name.get(worse.value, ())
+        )
+    )
+
+
+def _related(one: Optional[Device], other: Optional[Device]) -> bool:
+    """Whether two devices share a disk, or a RAID controller's driver."""
+    if one is None or other is None:
+        return False
+    if one.name == other.name or set(one.leaf_devnos) & set(other.leaf_devnos):
+        return True
+    return one.driver is not None and one.driver == other.driver and one.driver.startswith(_RAID)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a tick is judged by, and where the judgements go."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Set, Tuple
+
+from writebackd.alert.baseline import small_writes
+from writebackd.alert.state import AlertMemory, Key
+from writebackd.alert.values import Alert, AlertName
+from writebackd.model import (
+    CgroupSample,
+    Decision,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    Memory,
+    Sample,
+    TaskSample,
+)
+from writebackd.policy.schema import Alerts, Policy
+
+
+class Tick:
+    """What all devices of a tick share; made once."""
+
+    def __init__(
+        self, policy: Policy, memory: AlertMemory, sample: Sample, decision: Decision, core: Memory
+    ) -> None:
+        self.policy, self.sample, self.decision, self.core = policy, sample, decision, core
+        self.rules: Alerts = policy.alerts
+        self.quiet = sample.time_s < memory.quiet_until_s
+        # Devices with an alert that stands.
+        self.told = {device for _, device in memory.standing}
+        self.found: Dict[Key, Alert] = {}  # what is wrong
+        self.well: Set[Key] = set()  # what is well again
+        self.tasks: Dict[Optional[str], List[TaskSample]] = {}
+        for task in sample.tasks:
+            self.tasks.setdefault(task.device, []).append(task)
+        self.cgroups: Dict[Optional[str], List[CgroupSample]] = {}
+        for cgroup in sample.cgroups:
+            self.cgroups.setdefault(cgroup.device, []).append(cgroup)
+
+    def path(self, cgroup_id: int) -> Optional[str]:
+        """Where a cgroup is, if it was seen in this tick."""
+        return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
+
+    def tell(self, alert: Alert) -> None:
+        self.found[alert.name.value, alert.device] = alert
+
+
+class Look:
+    """One device in one tick."""
+
+    def __init__(self, tick: Tick, seen: DeviceSample, estimate: Estimate) -> None:
+        self.tick, self.seen, self.estimate = tick, seen, estimate
+        self.name = seen.device.name
+        self.dt_s = tick.sample.dt_s
+        self.rules = tick.rules
+        self._small_writes: Optional[Tuple[int, int, Histogram]] = None
+
+    @property
+    def standing(self) -> bool:
+        """Whether an alert stands on it."""
+        return self.name in self.tick.told
+
+    def well(self, name: AlertName) -> None:
+        """Nothing of that alert is to be seen any more."""
+        self.tick.well.add((name.value, self.name))
+
+    @property
+    def small_writes(self) -> Tuple[int, int, Histogram]:
+        """Operations, bytes and latencies of sync and journal writes."""
+        if self._small_writes is None:
+            self._small_writes = small_writes(self.seen)
+        return self._small_writes
+
+    @property
+    def sync_bytes(self) -> int:
+        return self.small_writes[1]
+
+    @property
+    def late(self) -> bool:
+        """Whether syncs miss the policy's objective, which is of the 99th percentile."""
+        p99_s = max(self.estimate.fsync_p99_s or 0.0, self.estimate.oldest_fsync_s)
+        return p99_s > self.tick.policy.objective.fsync_p99_s
+
+    @property
+    def latency_s(self) -> float:
+        """Mean of the tick's syncs, or the age of one that is still under way."""
+        estimate = self.estimate
+        mean = estimate.fsync_total_s / estimate.fsyncs if estimate.fsyncs else 0.0
+        return max(mean, estimate.oldest_fsync_s)
+
+    @property
+    def waited(self) -> bool:
+        """Whether somebody waits for a sync, or did for half of the tick."""
+        sync = self.seen.sync
+        return bool(sync is not None and sync.inflight) or (
+            self.estimate.fsync_total_s >= 0.5 * self.dt_s
+        )
+
+    @property
+    def held_up_s(self) -> float:
+        """Seconds that those who sync slept in write(), where others dirtied most of the pages."""
+        here = self.tick.cgroups.get(self.name, ())
+        total = sum([each.dirtied_bytes for each in here])
+        victims = [
+            each for each in here if each.syncs and 2 * each.dirtied_bytes < total and not each.own
+        ]
+        return max([each.throttled_s for each in victims], default=0.0)
+
+    @property
+    def backlog_bytes(self) -> float:
+        """Of dirty pages and those under writeback, the part that is this device's."""
+        vm = self.tick.sample.vm
+        return (vm.dirty_bytes + vm.writeback_bytes) * self.estimate.limit_share
