@@ -41,6 +41,7 @@ class Host:
     memory: AlertMemory = field(default_factory=AlertMemory)
     raised: List[Tuple[float, Alert]] = field(default_factory=list)  # when each came first
     standing: Tuple[Alert, ...] = ()
+    rates: List[Tuple[float, float]] = field(default_factory=list)  # end of a tick, syncs/s in it
 
     def __post_init__(self) -> None:
         self.loop = Loop(POLICY, self.plant, Memory(mode=self.mode))
@@ -52,6 +53,8 @@ class Host:
 
     def tick(self, dt_s: float) -> None:
         sample, estimates, decision = self.loop.tick(dt_s)
+        syncs = sum(each.sync.count for each in sample.devices if each.sync is not None)
+        self.rates.append((self.plant.now_s, syncs / sample.dt_s))
         before = {alert.key for alert in self.standing}
         self.standing, self.memory = detect(
             POLICY, self.memory, sample, estimates, decision, self.loop.memory
@@ -181,6 +184,7 @@ class Found:
 
     alert: Optional[Alert]  # the first that was raised, of those that it is judged by
     after_s: Optional[float]
+    slow_s: Optional[float]  # the same from the first tick with few syncs
     early: Tuple[Alert, ...]  # before anything was wrong
     all: Tuple[Alert, ...]
 
@@ -200,10 +204,21 @@ def hurt(trouble: Trouble, seed: int) -> Found:
     if trouble.foreign is not None:
         judged = [each for each in later if each[1].name is trouble.alert]
     first = judged[0] if judged else None
+    since_s = _slow_since(host, at_s)
     return Found(
-        first[1] if first else None, first[0] - at_s if first else None, early,
+        first[1] if first else None, first[0] - at_s if first else None,
+        first[0] - since_s if first and since_s is not None else None, early,
         tuple(alert for _, alert in later),
     )
+
+
+def _slow_since(host: Host, at_s: float) -> Optional[float]:
+    """When syncs became few, as the plant knows it, whatever the detector took for usual."""
+    before = [rate for end_s, rate in host.rates if at_s - 30.0 <= end_s <= at_s]
+    few = POLICY.alerts.sync_share * sum(before) / len(before)
+    ticks = zip(host.rates, host.rates[1:])
+    return next((begin_s for (begin_s, _), (_, rate) in ticks if begin_s >= at_s and rate < few),
+                None)
 
 
 def told(found: Found) -> str:
@@ -345,12 +360,14 @@ def matrix(first: int = 0) -> str:
     columns = sorted({told(found) for each in runs.values() for found in each})
     width = max(len(column) for column in columns)
     lines = [f"{'scenario':20}" + "".join(f"{n:>4}" for n, _ in enumerate(columns, 1))
-             + "   right  median s  latest s"]  # fmt: skip
+             + "   right  median s  latest s  of slow"]  # fmt: skip
     for trouble, each in runs.items():
         counts = [sum(told(found) == column for found in each) for column in columns]
         after = sorted(found.after_s for found in each if found.after_s is not None)
         share = sum(right(trouble, found) for found in each) / len(each)
         soon = f"{after[len(after) // 2]:10.1f}{after[-1]:10.1f}" if after else ""
+        slow = [found.slow_s for found in each if found.slow_s is not None and found.slow_s > 0]
+        soon += f"{max(slow):9.1f}" if slow else ""
         cells = "".join(f"{count or '.':>4}" for count in counts)
         lines.append(f"{trouble.name:20}{cells}{share:8.0%}{soon}")
     lines += ["", *(f"{n:3} {column:{width}}" for n, column in enumerate(columns, 1))]
