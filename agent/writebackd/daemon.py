@@ -53,6 +53,7 @@ from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
+from writebackd.report.figures import Collector
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.server import ControlServer
@@ -133,6 +134,7 @@ class Daemon:
         self._memory = Memory(mode=options.mode or Mode(self.policy.mode))
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
         self._history = History(options.state_dir / HISTORY)
+        self._figures = Collector()
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
@@ -447,6 +449,7 @@ class Daemon:
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
+        self._history.record_figures(self._figures.add(snapshot))
         self._snapshot = snapshot
         self._on_tick(snapshot)
 

@@ -20,6 +20,7 @@ examples:
   writebackctl why sda              how it came to sda's target
   writebackctl --json status        the same as data
   writebackctl history --since 1h   what it did in the last hour
+  writebackctl report --since 1d    the same as a page with plots, for a browser
   sudo writebackctl observe         put the limits found back, only watch
   sudo writebackctl pin 15M         a fixed limit, until `release` or restart
   sudo writebackctl restore         put everything back, daemon or not
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
     )
     _add_history(verb("history", "history:history", "show what happened"))
+    _add_report(verb("report", "report:report", "write a page with plots of what happened"))
     verb("observe", "steering:mode", "put the limits found back and only watch")
     verb("enforce", "steering:mode", "set limits (again), also after a yield")
     pin = verb("pin", "steering:pin", "hold a fixed limit until `release` or a restart")
@@ -126,12 +128,30 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_history(history: argparse.ArgumentParser) -> None:
-    history.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
-    history.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    _add_span(history)
     history.add_argument(
-        "--limit", type=_positive, default=50, metavar="N", help="the last N events (default 50)"
+        "--figures", action="store_true",
+        help="limits, rates and latencies per device in place of events",
+    )  # fmt: skip
+    history.add_argument(
+        "--limit", type=_positive, metavar="N", help="the last N (default 50; with --csv all)"
     )
-    history.add_argument(
+    history.add_argument("--csv", action="store_true", help="print a table for other programs")
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    _add_span(report)
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", default=Path("writebackd-report.html"),
+        help="where to write the page (default %(default)s; - is stdout)",
+    )  # fmt: skip
+
+
+def _add_span(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
+    verb.add_argument("--until", metavar="TIME", help="the same; default: now")
+    verb.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    verb.add_argument(
         "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
     )
 

@@ -187,6 +187,29 @@ def render_history(events: Sequence[Answer], width: int = 80, colour: bool = Fal
     return "\n".join(lines)
 
 
+def render_figures(rows: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
+    """One line per device and span of time, oldest first."""
+    if not rows:
+        return "no device did anything in that time"
+    head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE fsync/s  p50 ms  p99 ms"
+    lines = [Paint(colour)(head, "faint")]
+    for row in rows:
+        figures = [
+            human.duration(row["span_s"]).rjust(5),
+            clean(row["device"])[:8].ljust(8),
+            human.size(row["limit_bytes"]).rjust(6),
+            human.size(row["write_rate"]).rjust(6),
+            human.size(row["drain_rate"]).rjust(6),
+            human.percent(row["cache_fill"]).rjust(5),
+            human.count(row["sync_rate"]).rjust(7),
+            human.milliseconds(row["fsync_p50_s"]).rjust(7),
+            human.milliseconds(row["fsync_p99_s"]).rjust(7),
+        ]
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(row["wall_s"]))
+        lines.append(" ".join([when, *figures]))
+    return "\n".join(lines)
+
+
 def render_findings(findings: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
     """What doctor found, worst last: that is what stays on the screen."""
     paint = Paint(colour)

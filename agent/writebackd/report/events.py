@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
+from writebackd import human
+from writebackd.alert.values import Alert
 from writebackd.model import Action, DeviceDecision, Mode
 from writebackd.report.history import Event
 from writebackd.report.snapshot import Snapshot
+
+RESOLVED = "resolved"  # the state of an event of kind alert that ended; else its severity
 
 
 def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ...]) -> List[Event]:
@@ -34,6 +38,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
         for decision in now.decision.devices
         if known.get(decision.name) != decision.decision_id
     ]
+    events += alert_events(last.alerts if last else (), now.alerts, wall_s)
     for action in actions:
         verb = "would be set: " if now.mode is Mode.OBSERVE else ""
         text = f"{verb}{action.lever} {action.old} -> {action.new}"
@@ -49,6 +54,29 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             )
         )
     return events
+
+
+def alert_events(last: Sequence[Alert], now: Sequence[Alert], wall_s: float) -> List[Event]:
+    """Alerts that began, got worse or better, and ended; their numbers move all the time."""
+    before = {alert.key: alert for alert in last}
+    after = {alert.key for alert in now}
+    events = []
+    for alert in now:
+        known = before.get(alert.key)
+        if known is None or known.severity is not alert.severity:
+            text = f"{_title(alert)}: {alert.summary}; {alert.done}"
+            events.append(Event(wall_s, "alert", alert.device, state=alert.severity.value,
+                                text=text))
+    for alert in last:
+        if alert.key not in after:
+            lasted = human.duration(max(0.0, wall_s - alert.since_s))
+            text = f"{_title(alert)}: over after {lasted}"
+            events.append(Event(wall_s, "alert", alert.device, state=RESOLVED, text=text))
+    return events
+
+
+def _title(alert: Alert) -> str:
+    return f"{alert.name.value} ({alert.cause.value})"
 
 
 def _decision(now: Snapshot, decision: DeviceDecision) -> Event:

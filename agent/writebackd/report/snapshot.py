@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Mapping, Optional, Tuple
 
+from writebackd.alert.values import Alert
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Decision,
@@ -44,3 +45,4 @@ class Snapshot:
     off: Optional[str] = None  # the kill-switch file that is there
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
+    alerts: Tuple[Alert, ...] = ()  # that stand
