@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -18,10 +19,18 @@ from writebackd.report.worth import Stretch, Worth, headline, sentences, worth
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Rows of the table of events; a longer one nobody reads, and `history --csv` has all.
 MAX_EVENTS = 300
-_STATES = frozenset(
-    ("idle", "guard", "squeeze", "probe", "pace", "exhausted", "blind", "yielded", "pinned",
-     "excluded")
-)  # fmt: skip
+_STATES = {
+    "idle": "nobody syncs",
+    "guard": "somebody syncs, resting at a limit",
+    "squeeze": "fsync slow, or the write cache full: tighter",
+    "probe": "trying a larger limit",
+    "pace": "holding the flooding unit below the drain",
+    "exhausted": "at the floor and still slow",
+    "blind": "fsync cannot be seen",
+    "yielded": "somebody else set the limit",
+    "pinned": "by the admin",
+    "excluded": "left alone",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
 <header><h1>{escape(title)}</h1>
 <p class="when">{_when(span.begin_s)} to {_when(span.end_s)}, \
 {escape(human.duration(span.end_s - span.begin_s))}</p>
-<p class="answer">{escape(headline(judged))}</p>
+<p class="answer">{_text(headline(judged))}</p>
 {_facts(span, held_s, judged, inside)}</header>
 <main>{sections}
 {_table(inside)}</main>
@@ -117,21 +126,29 @@ def _section(
     moments: Sequence[Mark],
     span: Span,
 ) -> str:
-    name = each.device
+    name, states = each.device, _states(events, each.device, span)
     plot = device_plot(
         name,
         bins(rows, span.begin_s, span.end_s),
-        _states(events, name, span),
+        states,
         _alerts(events, name, span),
         moments,
         span.begin_s,
         span.end_s,
     )
-    said = "".join(f"<p>{escape(line)}</p>" for line in sentences(each))
+    said = "".join(f"<p>{_text(line)}</p>" for line in sentences(each))
     return (
         f"<section><h2>{escape(name)}</h2>{said}{_compared(each)}"
-        f'<div class="wide"><figure>{plot}</figure></div></section>'
+        f'<div class="wide"><figure>{plot}</figure></div>{_legend(states)}</section>'
     )
+
+
+def _legend(states: Sequence[Mark]) -> str:
+    """The states that the plot shows, and what each means."""
+    shown = dict.fromkeys(mark.style for mark in states if mark.style in _STATES)
+    return '<p class="legend">' + " ".join(
+        f'<span><i class="{state}"></i>{state}: {_STATES[state]}</span>' for state in shown
+    ) + "</p>"
 
 
 def _compared(each: Worth) -> str:
@@ -146,7 +163,7 @@ def _compared(each: Worth) -> str:
     ]
     if not rows:
         return ""
-    head = ("", "time", "limit", "written", "fsyncs", "p50", "p99", "longest wait seen")
+    head = ("", "time", "limit", "written", "fsyncs", "per second", "p50", "p99", "longest seen")
     columns = "".join(f'<th scope="col">{name}</th>' for name in head)
     body = "".join(
         f'<tr><th scope="row">{name}</th>'
@@ -167,6 +184,7 @@ def _cells(stretch: Stretch) -> Tuple[str, ...]:
         human.size(stretch.limit_bytes),
         f"{human.size(stretch.written_bytes / stretch.span_s)}/s",
         str(stretch.latency.total),
+        human.count(stretch.sync_rate),
         *(f"{human.milliseconds(value)} ms" for value in (stretch.p50_s, stretch.p99_s, longest)),
     )
 
@@ -259,6 +277,11 @@ def _table(events: Sequence[Event]) -> str:
     )
 
 
+def _text(said: str) -> str:
+    """A sentence; its figures stay in one line with their units."""
+    return re.sub(r"(?<=\d) (?=(%|ms|times)\b|%)", "&nbsp;", escape(said))
+
+
 def _size(value: Optional[float]) -> str:
     return "" if value is None else human.size(value)
 
@@ -318,13 +341,21 @@ svg .word{fill:var(--ink);font-size:11px;pointer-events:none}
 .line.one{stroke:var(--one)}.line.two{stroke:var(--two)}.line.three{stroke:var(--three)}
 .line.found{stroke:var(--found);stroke-dasharray:5 3}
 .line.target{stroke:var(--target);stroke-dasharray:2 2}
+svg tspan.one{fill:var(--one)}svg tspan.two{fill:var(--two)}svg tspan.three{fill:var(--three)}
+svg tspan.found{fill:var(--found)}svg tspan.target{fill:var(--target)}
+.legend{color:var(--soft);font-size:.82rem;max-width:none;margin-top:.6rem}
+.legend span{display:inline-block;margin-right:1.2em}
+.legend i{display:inline-block;width:.8em;height:.8em;margin-right:.4em;border-radius:2px}
 .empty{fill:var(--panel)}
 .hover{fill:transparent}
 .hover:hover{fill:var(--ink);fill-opacity:.08}
 .moment{stroke:var(--soft);stroke-dasharray:2 4;fill:none}
 .shade{fill-opacity:.09}
 .mark.warning,.shade.warning{fill:var(--warning)}.mark.critical,.shade.critical{fill:var(--critical)}
-""" + "".join(f".mark.{state}{{fill:var(--{state})}}" for state in sorted(_STATES)) + """
+""" + "".join(
+    f".mark.{state}{{fill:var(--{state})}}.legend .{state}{{background:var(--{state})}}\n"
+    for state in _STATES
+) + """
 .mark.unknown{fill:var(--rule)}
 @media print{body{max-width:none;padding:0;font-size:9.5pt}.wide{overflow:visible}
 figure{min-width:0;break-inside:avoid}h2{break-after:avoid}tr{break-inside:avoid}

@@ -12,7 +12,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from writebackd import human
 from writebackd.report.figures import Figures, fold
 
-WIDTH, LEFT, RIGHT = 960.0, 62.0, 12.0
+WIDTH, LEFT, RIGHT = 960.0, 62.0, 22.0
 PANEL, GAP = 104.0, 34.0
 BAND = 15.0  # height of a row of states or alerts
 # More would be thinner than two pixels.
@@ -53,7 +53,8 @@ class Panel:
     title: str
     lines: Tuple[Line, ...]
     label: Callable[[float], str]
-    log: bool = False
+    base: float = 0.0  # of a logarithmic axis: ticks a factor of so much apart; 0: linear
+    unit: float = 1.0  # a value that is a tick
     top: Optional[float] = None  # of the axis; None: as the data have it
 
 
@@ -92,7 +93,8 @@ PANELS = (
             Line("in force", "one", lambda row: row.limit_bytes),
         ),
         _bytes,
-        log=True,
+        base=16.0,
+        unit=float(1 << 20),
     ),
     Panel(
         "fsync",
@@ -102,7 +104,7 @@ PANELS = (
             Line("p50", "one", lambda row: row.latency.quantile(0.5)),
         ),
         _latency,
-        log=True,
+        base=10.0,
     ),
     Panel(
         "bytes per second",
@@ -119,6 +121,9 @@ PANELS = (
         top=1.0,
     ),
 )
+
+_SOLID = "\u2501"
+_KEYS = {"found": "\u254d", "target": "\u2509"}  # dashed and dotted, as the lines are
 
 
 def bins(rows: Sequence[Figures], begin_s: float, end_s: float) -> List[Bin]:
@@ -187,35 +192,27 @@ class _Values:
     """From a value to its height in a panel."""
 
     def __init__(self, panel: Panel, values: Sequence[float], top: float) -> None:
-        self.log, self._top = panel.log, top
-        if self.log:
-            there = [value for value in values if value > 0] or [1.0]
-            self.low, self.high = _decades(min(there), max(there))
+        self._top, self._base = top, panel.base
+        if panel.base:
+            there = [value / panel.unit for value in values if value > 0] or [1.0]
+            first = math.floor(math.log(min(there), panel.base) + 1e-9)
+            last = max(first + 1, math.ceil(math.log(max(there), panel.base) - 1e-9))
+            self._ticks = [panel.unit * panel.base**power for power in range(first, last + 1)]
         else:
-            self.low, self.high = 0.0, panel.top or _nice(max(values, default=1.0) or 1.0)
+            high = panel.top or _nice(max(values, default=1.0) or 1.0)
+            self._ticks = [0.0, high / 2, high]
+        self.low, self.high = self._ticks[0], self._ticks[-1]
 
     def __call__(self, value: float) -> float:
-        if self.log:
-            value = max(value, self.low)
-            share = math.log(value / self.low) / math.log(self.high / self.low)
+        if self._base:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
         else:
             share = value / self.high
         return self._top + PANEL * (1.0 - min(1.0, max(0.0, share)))
 
     def ticks(self) -> List[float]:
-        if not self.log:
-            return [self.high * part / 2 for part in range(3)]
-        decades = round(math.log10(self.high / self.low))
-        each = max(1, math.ceil(decades / 4))
-        return [self.low * 10.0**power for power in range(0, decades + 1, each)]
-
-
-def _decades(low: float, high: float) -> Tuple[float, float]:
-    # Sizes and seconds alike: whole powers of ten, one apart at least.
-    unit = 1024.0**2 / 1e6 if low > 1000 else 1.0
-    first = math.floor(math.log10(low / unit) + 1e-9)
-    last = max(first + 1, math.ceil(math.log10(high / unit) - 1e-9))
-    return 10.0**first * unit, 10.0**last * unit
+        """Those to draw: so many that their labels have room."""
+        return self._ticks[:: max(1, math.ceil((len(self._ticks) - 1) / 5))]
 
 
 def _nice(value: float) -> float:
@@ -234,18 +231,16 @@ def _panel(panel: Panel, drawn: Sequence[Bin], scale: _Time, top: float) -> str:
     values = [value for _, points in lines for _, value in points if value is not None]
     height = _Values(panel, values, top)
     parts = [f'<text class="title" x="{LEFT:.0f}" y="{top - 9:.1f}">{escape(panel.title)}</text>']
-    # From the right, so that long names never meet the title.
-    at = WIDTH - RIGHT
-    for line, _ in lines:
-        parts.append(
-            f'<text class="key {line.style}" text-anchor="end" x="{at:.0f}"'
-            f' y="{top - 9:.1f}">{escape(line.name)}</text>'
-        )
-        at -= 7.0 * len(line.name) + 8.0
-        parts.append(
-            f'<path class="line {line.style}" d="M{at - 14:.0f} {top - 13:.1f}h16"/>'
-        )
-        at -= 30.0
+    # One text for all of them: only the browser knows how long they are.
+    keys = "".join(
+        f'<tspan class="{line.style}" dx="14">{_KEYS.get(line.style, _SOLID)}</tspan>'
+        f'<tspan dx="4">{escape(line.name)}</tspan>'
+        for line, _ in lines
+    )
+    parts.append(
+        f'<text class="keys" text-anchor="end" x="{WIDTH - RIGHT:.0f}" y="{top - 9:.1f}">{keys}'
+        "</text>"
+    )
     for tick in height.ticks():
         y = height(tick)
         parts.append(f'<path class="grid" d="M{LEFT:.0f} {y:.1f}H{WIDTH - RIGHT:.0f}"/>')

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import List, Optional, Sequence, Tuple
 
@@ -36,6 +37,10 @@ class Stretch:
     @property
     def p99_s(self) -> Optional[float]:
         return self.latency.quantile(0.99)
+
+    @property
+    def sync_rate(self) -> float:
+        return self.latency.total / self.span_s
 
     @property
     def counts(self) -> bool:
@@ -128,7 +133,9 @@ def headline(found: Sequence[Worth]) -> str:
         f" at most {_ms(held.p50_s)} and 99 % at most {_ms(held.p99_s)}"
     )
     if held.counts and most.loose.counts:
-        return f"{text}; {_compared(most)}."
+        return f"{text}. Without the agent 99 % took at most {_ms(most.loose.p99_s)}:" + (
+            f" {_compared(most)}."
+        )
     wait_s = _wait_s(most)
     if wait_s is not None and held.limit_bytes is not None and most.drain_rate:
         return (
@@ -171,7 +178,7 @@ def _met(each: Worth) -> str:
     if not held.judged or each.objective_s is None:
         return ""
     return (
-        f" {human.percent(held.met / held.judged)} met the objective of {_ms(each.objective_s)}."
+        f" {_share(held.met / held.judged)} met the objective of {_ms(each.objective_s)}."
     )
 
 
@@ -195,7 +202,7 @@ def _without(each: Worth) -> List[str]:
             f" p99 {_ms(loose.p99_s)}"
         )
         if each.held.counts and loose.counts:
-            return [f"{text}; {_compared(each)}. Other times, perhaps another load."]
+            return [f"{text}: {_compared(each)}. Other times, perhaps another load."]
         return [f"{text}. Too little of it to compare."] if each.held.span_s else [text + "."]
     wait_s = _wait_s(each)
     if wait_s is None:
@@ -209,18 +216,16 @@ def _without(each: Worth) -> List[str]:
 
 
 def _compared(each: Worth) -> str:
-    """With the agent against without, both measured; the truth also where it was no help."""
-    with_s, without_s = each.held.p99_s or 0.0, each.loose.p99_s or 0.0
+    """Without the agent against with it, both measured; the truth also where it was no help."""
+    held, loose = each.held, each.loose
+    with_s, without_s = held.p99_s or 0.0, loose.p99_s or 0.0
+    rates = f"{human.count(loose.sync_rate)} fsyncs came a second, with it"
+    rates += f" {human.count(held.sync_rate)}"
     if without_s > CHANCE * with_s > 0:
-        return (
-            f"without the agent p99 was {_ms(without_s)}, {_times(without_s / with_s)} as long"
-        )
+        return f"{_times(without_s / with_s)} as long as with the agent; {rates}"
     if with_s > CHANCE * without_s > 0:
-        return (
-            f"without the agent p99 was {_ms(without_s)}: the agent's time was"
-            f" {_times(with_s / without_s)} worse"
-        )
-    return f"without the agent p99 was {_ms(without_s)}: no difference that counts"
+        return f"with the agent it was {_times(with_s / without_s)} as long: worse; {rates}"
+    return f"no difference that counts; {rates}"
 
 
 def _calm(each: Worth) -> List[str]:
@@ -241,6 +246,13 @@ def _ms(seconds: Optional[float]) -> str:
     if seconds is None:
         return "unknown"
     return human.duration(seconds) if seconds >= 9.95 else f"{human.milliseconds(seconds)} ms"
+
+
+def _share(share: float) -> str:
+    """Rounded down: 100 % is all of them."""
+    return human.percent(math.floor(share * 1000) / 1000) if share < 0.0995 else (
+        f"{math.floor(share * 1000) / 10:g} %"
+    )
 
 
 def _times(factor: float) -> str:
