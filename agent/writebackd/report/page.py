@@ -314,7 +314,7 @@ p{margin:.3rem 0;max-width:80ch}
 .absent{font-style:italic;color:var(--soft);margin:2rem 0}
 footer{margin-top:2.5rem;border-top:1px solid var(--rule);color:var(--soft);font-size:.85rem}
 dl{display:grid;gap:.6rem 1.4rem;margin:1rem 0;
-grid-template-columns:repeat(auto-fill,minmax(140px,1fr))}
+grid-template-columns:repeat(auto-fill,minmax(128px,1fr))}
 dl div{min-width:0}
 dt{color:var(--soft);font-size:.82rem}
 dd{margin:0;font-weight:600}
@@ -335,6 +335,7 @@ font:12px system-ui,"Liberation Sans","DejaVu Sans",sans-serif}
 svg text{fill:var(--soft)}
 svg .title{fill:var(--ink);font-weight:600}
 svg .word{fill:var(--ink);font-size:11px;pointer-events:none}
+svg .word.warning,svg .word.critical{fill:#14171a}
 .grid{stroke:var(--rule);fill:none}
 .axis{stroke:var(--soft);fill:none}
 .line{fill:none;stroke-width:1.5;stroke-linejoin:round}

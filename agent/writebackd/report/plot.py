@@ -166,7 +166,7 @@ def device_plot(
     for panel in panels:
         parts.append(_panel(panel, drawn, scale, top))
         top += PANEL + GAP
-    parts.append(_band("what the agent did", states, scale, top))
+    parts.append(_band("the agent's state", states, scale, top))
     top += BAND + 20.0
     parts.append(_band("alerts", alerts, scale, top))
     top += BAND
@@ -291,7 +291,8 @@ def _band(title: str, marks: Sequence[Mark], scale: _Time, top: float) -> str:
         word = mark.text.split(" ", 1)[0].rstrip(":")
         if end - x > 7.5 * len(word) + 6:
             parts.append(
-                f'<text class="word" x="{x + 4:.1f}" y="{top + 11:.1f}">{escape(word)}</text>'
+                f'<text class="word {mark.style}" x="{x + 4:.1f}" y="{top + 11:.1f}">'
+                f"{escape(word)}</text>"
             )
     return "".join(parts)
 
