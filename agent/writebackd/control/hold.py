@@ -358,8 +358,11 @@ def _hold(
         limit = clamp(limit * min(GROW_MOST, PROBE_STEP ** (1 + hold.earned)), bounds)
         hold = change(hold, now_s, limit_bytes=limit)
         return limit, hold, State.PROBE, "nothing changed for long: trying a larger limit"
-    if hold.full_s or hold.late_s:
+    if hold.late_s:
         why = f"fsync waits {human.milliseconds(wait(estimate))} ms: does it last?"
+        return limit, hold, State.SQUEEZE, why
+    if hold.full_s:
+        why = "the write cache is full, and syncs meet the objective: does it last?"
         return limit, hold, State.SQUEEZE, why
     why = f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s"
     return limit, hold, State.GUARD, why + ": holding"
