@@ -49,7 +49,7 @@ from writebackd.model import (
     Mode,
     Sample,
 )
-from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SOCKET
+from writebackd.paths import HISTORY, LEARNED, LEDGER, OFF, OFF_ON_DISK, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.report.alerts import FOREIGN_WRITER
 from writebackd.report.events import events_of
@@ -58,6 +58,7 @@ from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.server import ControlServer
 from writebackd.report.snapshot import Snapshot
+from writebackd.report.tape import Tape
 from writebackd.verbs import State, Verbs
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,8 @@ class Daemon:
         self._actuator.dry_run = self._memory.mode is Mode.OBSERVE
         self._history = History(options.state_dir / HISTORY)
         self._figures = Collector()
+        kept = self.policy.history.samples_bytes
+        self._tape = Tape(options.state_dir / SAMPLES, kept) if kept else None
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
@@ -196,6 +199,8 @@ class Daemon:
             self._keeper.keep(self._memory, time.time())
             self._keeper.close(timeout=1.0)
             self._history.close(timeout=2.0)
+            if self._tape is not None:
+                self._tape.close(timeout=1.0)
             os.close(self._lock)
 
     def _take_lease(self) -> None:
@@ -310,6 +315,8 @@ class Daemon:
         self._earlier_writers = self._sampler.writers
         decision, self._memory = decide(self.policy, memory, sample, estimates)
         self._hurry = decision.hurry
+        if self._tape is not None:
+            self._tape.record(self.policy, before, sample, decision, self._memory)
         self._keeper.keep_now_and_then(self._memory, sample)
         self._actions = self._act(decision, before.yielded)
         if self._lease.lost:

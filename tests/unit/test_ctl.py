@@ -153,7 +153,7 @@ def test_json_is_the_data_only_and_follows_the_schema(
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "verify", "mode", "pin", "restore", "doctor", "history",
-        "policy-list", "policy-show", "policy-check", "report",
+        "policy-list", "policy-show", "policy-check", "report", "replay",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -260,7 +260,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 VERBS = {
     "status", "devices", "why", "history", "observe", "enforce", "pin", "release", "verify",
-    "watch", "restore", "doctor", "policy", "report",
+    "watch", "restore", "doctor", "policy", "report", "replay",
 }  # fmt: skip
 
 

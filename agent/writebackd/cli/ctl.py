@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_history(verb("history", "history:history", "show what happened"))
     _add_report(verb("report", "report:report", "write a page with plots of what happened"))
+    _add_replay(verb("replay", "replay:run", "decide again what was recorded"))
     verb("observe", "steering:mode", "put the limits found back and only watch")
     verb("enforce", "steering:mode", "set limits (again), also after a yield")
     pin = verb("pin", "steering:pin", "hold a fixed limit until `release` or a restart")
@@ -147,10 +148,20 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_span(verb: argparse.ArgumentParser) -> None:
+def _add_replay(replay: argparse.ArgumentParser) -> None:
+    _add_span(replay, devices=False)
+    replay.add_argument("--policy", metavar="NAME", help="under this one, by name or file")
+    replay.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
+    )
+    replay.add_argument("--tape", type=Path, metavar="DIR", help="where the samples are")
+
+
+def _add_span(verb: argparse.ArgumentParser, devices: bool = True) -> None:
     verb.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
     verb.add_argument("--until", metavar="TIME", help="the same; default: now")
-    verb.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    if devices:
+        verb.add_argument("--device", metavar="NAME", help="only this device and the whole host")
     verb.add_argument(
         "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
     )

@@ -271,6 +271,7 @@ class _Merger:
             protect=schema.Protect(**fields["protect"]),
             devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
             probe=schema.Probe(**fields["probe"]),
+            history=schema.Kept(**fields["history"]),
             origins=dict(self.origins),
             files=tuple(str(path) for path in files),
         )

@@ -179,6 +179,9 @@ KEYS: Tuple[Key, ...] = (
         "Also measure the time that requests wait in the block queue (costs more per IO)."),
     Key("probe", "talkers", SWITCH, "on", "", "",
         "Count who dirties pages, per process and cgroup."),
+    Key("history", "samples", SIZE, "0B", "0B", "16G",
+        "Keep raw samples for `writebackctl replay`, in so much space at most; 0B keeps none. "
+        "Takes effect at the next start."),
 )
 # fmt: on
 
@@ -254,6 +257,13 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """[history]."""
+
+    samples_bytes: int
+
+
+@dataclass(frozen=True)
 class DevicePolicy:
     """What holds for one device: [limits] and [objective] with its [device ...] sections."""
 
@@ -303,6 +313,7 @@ class Policy:
     protect: Protect
     devices: Devices
     probe: Probe
+    history: Kept
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).
     origins: Mapping[Tuple[str, str], str] = field(compare=False)
     # The files that were merged, in the order they were read.
