@@ -101,7 +101,6 @@ class Tape:
             self._last = after
         except queue.Full:
             self.dropped += 1
-            self._last = None
 
     def close(self, timeout: float) -> bool:
         """Write what waits, for at most `timeout` seconds. True when all was written."""
