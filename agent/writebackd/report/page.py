@@ -233,7 +233,7 @@ def _alerts(events: Sequence[Event], device: str, span: Span) -> List[Mark]:
             standing.clear()
         if event.kind != "alert" or event.device not in (None, device):
             continue
-        key = (event.device, event.text.split(":", 1)[0])
+        key = (event.device, event.decision_id or event.text.split(":", 1)[0])
         before = standing.pop(key, None)
         if before is not None:
             close(before, event.wall_s)
