@@ -56,16 +56,18 @@ from writebackd.model import (
     Mode,
     Sample,
 )
-from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SOCKET
+from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.report import entry
 from writebackd.report.events import alert_events, events_of
+from writebackd.report.figures import Collector
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.metrics import alerts_of
 from writebackd.report.scrape import Exposition, MetricsServer, open_tcp, open_unix
 from writebackd.report.server import ControlServer, LoopServer
 from writebackd.report.snapshot import Pinned, Snapshot
+from writebackd.report.tape import Tape
 from writebackd.report.textfile import TextFile
 from writebackd.report.totals import Totals
 from writebackd.verbs import State, Verbs
@@ -151,6 +153,9 @@ class Daemon:
         self._command_lines = CommandLines(self._files)
         self._history = History(options.state_dir / HISTORY)
         self._routes = Routes(self.policy.alerts)
+        self._figures = Collector()
+        kept = self.policy.history.samples_bytes
+        self._tape = Tape(options.state_dir / SAMPLES, kept) if kept else None
         self._keeper = Keeper(options.state_dir / LEARNED)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
@@ -225,6 +230,8 @@ class Daemon:
             if self._textfile is not None:
                 self._textfile.close(timeout=1.0)
             self._history.close(timeout=2.0)
+            if self._tape is not None:
+                self._tape.close(timeout=1.0)
             os.close(self._lock)
 
     def _take_lease(self) -> None:
@@ -345,6 +352,8 @@ class Daemon:
         self._earlier_writers = self._sampler.writers
         decision, self._memory = decide(self.policy, memory, sample, estimates)
         self._hurry = decision.hurry
+        if self._tape is not None:
+            self._tape.record(self.policy, before, sample, decision, self._memory)
         self._keeper.keep_now_and_then(self._memory, sample)
         self._actions = self._act(decision, before.yielded)
         if self._lease.lost:
@@ -512,6 +521,7 @@ class Daemon:
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
+        self._history.record_figures(self._figures.add(snapshot))
         self._show(snapshot)
 
     def _show(self, snapshot: Snapshot) -> None:

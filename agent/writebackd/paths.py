@@ -20,3 +20,4 @@ WATCH = "watch"  # written by the watcher, and flock()ed as long as it lives
 # In the state directory:
 HISTORY = "history.db"
 LEARNED = "learned.json"
+SAMPLES = "samples"  # a directory

@@ -27,7 +27,7 @@ from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked, take_lock
 from writebackd.cli import client, ctl, doctor
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
-from writebackd.cli.history import _since
+from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
 from writebackd.model import Mode, VmLimits, VmState
 from writebackd.report import server as server_module
@@ -171,7 +171,7 @@ def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "alerts", "verify", "metrics", "mode", "pin", "restore",
         "doctor", "history", "top", "forget", "policy-list", "policy-show", "policy-check",
-        "policy-match",
+        "policy-match", "report", "replay",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -282,6 +282,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
     "release", "verify", "watch", "restore", "doctor", "policy", "top", "run", "forget",
+    "report", "replay",
 }  # fmt: skip
 
 
@@ -487,11 +488,11 @@ def test_history_needs_no_daemon(tmp_path: Path, run: Run) -> None:
     [("90s", 90), ("30m", 1800), ("30min", 1800), ("1.5h", 5400), ("2d", 172_800), ("1w", 604_800)],
 )
 def test_spans_of_history(text: str, seconds_ago: float) -> None:
-    assert _since(text, 1e9) == 1e9 - seconds_ago
+    assert _when(text, 1e9) == 1e9 - seconds_ago
 
 
 def test_dates_of_history() -> None:
-    assert _since("2024-05-01 03:00", 0) == time.mktime((2024, 5, 1, 3, 0, 0, 0, 0, -1))
+    assert _when("2024-05-01 03:00", 0) == time.mktime((2024, 5, 1, 3, 0, 0, 0, 0, -1))
 
 
 def test_policy_show_follows_the_running_daemon(daemon: FakeDaemon, run: Run) -> None:

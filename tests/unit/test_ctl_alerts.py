@@ -8,7 +8,7 @@ import selectors
 import socket
 import sqlite3
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
@@ -23,7 +23,8 @@ from writebackd.alert.values import Alert
 from writebackd.cli import alerts as verb
 from writebackd.cli import ctl
 from writebackd.cli.exits import GOOD, NO_DAEMON
-from writebackd.report.events import alert_events
+from writebackd.cli.screens import render_history
+from writebackd.report.events import RESOLVED, alert_events
 from writebackd.report.history import MAX_ALERTS, Event, History, read_alerts, read_history
 from writebackd.report.server import ControlServer
 from writebackd.report.snapshot import Snapshot
@@ -247,12 +248,24 @@ def test_alerts_outlive_the_decisions_and_are_bounded(tmp_path: Path) -> None:
     assert MAX_ALERTS == 5000
 
 
+def test_begin_change_and_end_have_one_id(tmp_path: Path) -> None:
+    worse = replace(FLOOD, severity=CRITICAL.severity)
+    kept(tmp_path, [FLOOD], [worse], [])
+    events = read_history(tmp_path / "history.db")
+    assert [event.state for event in events] == ["warning", "critical", RESOLVED]
+    assert len({event.decision_id for event in events}) == 1
+    # It is long: a screen shows the device.
+    shown = render_history([asdict(event) for event in events])
+    assert str(events[0].decision_id) not in shown and f" {FLOOD.device} " in shown
+
+
 def test_a_file_of_the_release_before_is_read_and_gets_the_table(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     History(path).close(5.0)
     kept(tmp_path, [FLOOD])
     with sqlite3.connect(str(path)) as database:
         database.execute("DROP TABLE alerts")
+        database.execute("PRAGMA user_version=1")
     assert read_alerts(path, 10) == []
     kept(tmp_path, [FLOOD])
     assert len(read_alerts(path, 10)) == 1

@@ -21,6 +21,7 @@ from test_ctl import FakeDaemon
 from writebackd.cli import ctl, scope, watch
 from writebackd.cli.daemon import parser as daemon_parser
 from writebackd.cli.examples import EXAMPLES
+from writebackd.paths import SAMPLES
 from writebackd.policy import check, load_policy
 from writebackd.policy.schema import KEYS
 from writebackd.report.history import Event, History
@@ -173,10 +174,13 @@ class Replaced(Exception):
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
-    """One that answers, with a history, on a host with systemd and rsync."""
+    """One that answers, with a history and samples, on a host with systemd and rsync."""
     history = History(tmp_path / "history.db")
     history.record(Event(1_717_200_000.0, "mode", text="observe"))
     assert history.close(5.0)
+    (tmp_path / SAMPLES).mkdir()
+    shutil.copy(ROOT / "tests/unit/flood.tape", tmp_path / SAMPLES / "001700000000000.tape")
+    monkeypatch.chdir(tmp_path)  # where pages are written
     fake = FakeDaemon(tmp_path)
     fake.snapshot = replace(fake.snapshot, state_dir=str(tmp_path))
     for name in ("systemd-run", "rsync"):

@@ -328,8 +328,9 @@ def test_why_says_what_is_only_known_from_before_the_restart() -> None:
 def test_why_gives_the_steps_and_what_comes_next() -> None:
     answer = why_json(samples.squeeze(), "sda")
     (device,) = answer["devices"]
-    assert device["steps"][0] == "writes 248M/s, 240M/s of it by the flusher"
-    assert device["steps"][4] == "fsync p99 was above 5 ms in 3 ticks in a row (47 ms now)."
+    assert device["steps"][0] == "seen: writes 248M/s, 240M/s of it by the flusher"
+    assert device["steps"][4] == "means: a flood; the limit holds nobody back"
+    assert device["steps"][-2] == "fsync p99 was above 5 ms in 3 ticks in a row (47 ms now)."
     assert device["decision_id"] == "sda-58"
     assert answer["limit"]["next"] == (
         "The limit goes down to 4.0M, no faster than the 30M that wait are written out."

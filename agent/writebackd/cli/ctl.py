@@ -23,6 +23,7 @@ examples:
   writebackctl --json status        the same as data
   writebackctl alerts               what is wrong, who did it, what to do
   writebackctl history --since 1h   what it did in the last hour
+  writebackctl report --since 1d    the same as a page with plots, for a browser
   sudo writebackctl observe         put the limits found back, only watch
   sudo writebackctl pin 15M         a fixed limit, until `release` or restart
   sudo writebackctl run -- rsync -a /srv /backup   a backup that can be told apart
@@ -115,6 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_alerts(verb("alerts", "alerts:alerts", "show what is wrong, and what was"))
     _add_top(verb("top", "top:top", "show devices, who dirties and who waits, live"))
     _add_history(verb("history", "history:history", "show what happened"))
+    _add_report(verb("report", "report:report", "write a page with plots of what happened"))
+    _add_replay(verb("replay", "replay:run", "decide again what was recorded"))
     verb("observe", "steering:mode", "put the limits found back and only watch")
     verb("enforce", "steering:mode", "set limits (again), also after a yield")
     pin = verb("pin", "steering:pin", "hold a fixed limit until `release` or a restart")
@@ -179,12 +182,40 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 
 def _add_history(history: argparse.ArgumentParser) -> None:
-    history.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
-    history.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    _add_span(history)
     history.add_argument(
-        "--limit", type=_positive, default=50, metavar="N", help="the last N events (default 50)"
+        "--figures", action="store_true",
+        help="limits, rates and latencies per device in place of events",
+    )  # fmt: skip
+    history.add_argument(
+        "--limit", type=_positive, metavar="N", help="the last N (default 50; with --csv all)"
     )
-    history.add_argument(
+    history.add_argument("--csv", action="store_true", help="print a table for other programs")
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    _add_span(report)
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", default=Path("writebackd-report.html"),
+        help="where to write the page (default %(default)s; - is stdout)",
+    )  # fmt: skip
+
+
+def _add_replay(replay: argparse.ArgumentParser) -> None:
+    _add_span(replay, devices=False)
+    replay.add_argument("--policy", metavar="NAME", help="under this one, by name or file")
+    replay.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
+    )
+    replay.add_argument("--tape", type=Path, metavar="DIR", help="where the samples are")
+
+
+def _add_span(verb: argparse.ArgumentParser, devices: bool = True) -> None:
+    verb.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
+    verb.add_argument("--until", metavar="TIME", help="the same; default: now")
+    if devices:
+        verb.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    verb.add_argument(
         "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
     )
 

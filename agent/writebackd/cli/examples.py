@@ -30,6 +30,15 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "history": (
         ("writebackctl history --since 1h", "what it did in the last hour"),
         ("writebackctl history --device sda --limit 20", "the last 20 events of sda"),
+        ("writebackctl history --figures --csv --since 1d", "rates and latencies, as a table"),
+    ),
+    "report": (
+        ("writebackctl report --since 1d", "writebackd-report.html, for a browser"),
+        ("writebackctl report --device sda -o sda.html", "only sda, under another name"),
+    ),
+    "replay": (
+        ("writebackctl replay", "exit code 1 when it decides otherwise now"),
+        ("writebackctl replay --policy default", "what another policy would have decided"),
     ),
     "observe": (("sudo writebackctl observe", "put the limits found back, only watch"),),
     "enforce": (("sudo writebackctl enforce", "back to work, also after a yield"),),

@@ -4,42 +4,100 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 from writebackd.cli.client import request
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import wants_colour
-from writebackd.cli.screens import render_history
+from writebackd.cli.screens import render_figures, render_history
 from writebackd.paths import HISTORY, STATE_DIR
-from writebackd.report.history import HistoryError, read_history
+from writebackd.report.figures import Figures
+from writebackd.report.history import HistoryError, read_figures, read_history
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+# What a screen gets; a file gets everything.
+_LAST = 50
 
 
 def history(options: argparse.Namespace) -> int:
-    since_s = None if options.since is None else _since(options.since, time.time())
-    path = _state_dir(options) / HISTORY
+    since_s, until_s = span(options, time.time())
+    path = state_dir(options) / HISTORY
+    limit = options.limit or (None if options.csv else _LAST)
     try:
-        events = read_history(path, since_s, options.device, options.limit)
+        if options.figures:
+            rows = read_figures(path, since_s, options.device, until_s)
+            answer = [figures_json(row) for row in rows[-limit if limit else 0 :]]
+        else:
+            events = read_history(path, since_s, options.device, limit, until_s)
+            answer = [asdict(event) for event in events]
+            for event in answer:
+                del event["alert"]  # is for the verb alerts
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
-    answer = [asdict(event) for event in events]
-    for event in answer:
-        del event["alert"]  # is for the verb alerts
-    if options.json:
-        show_json({"events": answer})
+    if options.csv:
+        _show_csv(answer)
+    elif options.json:
+        show_json({"figures" if options.figures else "events": answer})
     else:
-        show(render_history(answer, width(), wants_colour(sys.stdout)))
+        render = render_figures if options.figures else render_history
+        show(render(answer, width(), wants_colour(sys.stdout)))
     return GOOD
 
 
-def _since(text: str, now_s: float) -> float:
+def figures_json(row: Figures) -> Dict[str, Any]:
+    """A row of figures as data: its latencies as p50 and p99, what is not known None."""
+    return {
+        "wall_s": row.wall_s,
+        "span_s": row.span_s,
+        "device": row.device,
+        "limit_bytes": row.limit_bytes,
+        "found_bytes": row.found_bytes,
+        "target_bytes": row.target_bytes,
+        "write_rate": row.write_rate,
+        "drain_rate": row.drain_rate,
+        "cache_fill": row.fill_share,
+        "sync_rate": row.fsyncs / row.span_s,
+        "fsync_p50_s": row.latency.quantile(0.5),
+        "fsync_p99_s": row.latency.quantile(0.99),
+        "fsync_oldest_s": row.oldest_s,
+        "fsync_baseline_s": row.baseline_s,
+        "objective_s": row.objective_s,
+        "flooded_s": row.flooded_s,
+        "held_s": row.ours_s,
+    }
+
+
+def _show_csv(rows: Sequence[Dict[str, Any]]) -> None:
+    """With a header; what is not known is an empty field, times are seconds since 1970."""
+    if not rows:
+        return
+    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def span(
+    options: argparse.Namespace, now_s: float
+) -> Tuple[Optional[float], Optional[float]]:
+    """`--since` and `--until` in wall clock seconds. Raises CommandError."""
+    since_s, until_s = (
+        None if text is None else _when(text, now_s, name)
+        for name, text in (("--since", options.since), ("--until", options.until))
+    )
+    if since_s is not None and until_s is not None and since_s >= until_s:
+        raise CommandError(f"--until {options.until} is not after --since {options.since}", USAGE)
+    return since_s, until_s
+
+
+def _when(text: str, now_s: float, option: str = "--since") -> float:
     """Wall clock seconds of a span before now (`90s`, `30m`, `1h`, `2d`) or of a date."""
     found = _SPAN.fullmatch(text)
     if found:
@@ -49,10 +107,10 @@ def _since(text: str, now_s: float) -> float:
             return time.mktime(time.strptime(text, form))
         except (ValueError, OverflowError):
             continue
-    raise CommandError(f"--since {text}: write it like 30m, 1h, 2d or '2024-05-01 03:00'", USAGE)
+    raise CommandError(f"{option} {text}: write it like 30m, 1h, 2d or '2024-05-01 03:00'", USAGE)
 
 
-def _state_dir(options: argparse.Namespace) -> Path:
+def state_dir(options: argparse.Namespace) -> Path:
     """The directory that was named, else the running daemon's, else the usual one."""
     if options.state_dir is not None:
         return Path(options.state_dir)

@@ -180,11 +180,36 @@ def render_history(events: Sequence[Answer], width: int = 80, colour: bool = Fal
             human.size(event["write_rate"]).rjust(6),
             human.milliseconds(event["fsync_p99_s"]).rjust(7),
         ]
-        who = as_text(event["decision_id"] or event["device"])
+        # The id of an alert is long, and its text says which one it is.
+        own = None if event["kind"] == "alert" else event["decision_id"]
+        who = as_text(own or event["device"])
         cells = [when, as_text(event["kind"]).ljust(9), who.ljust(10), paint(state.ljust(9), state)]
         lines.append(" ".join(cells + figures).rstrip())
         if event["text"]:
             lines += wrapped(event["text"], width, "    ")
+    return "\n".join(lines)
+
+
+def render_figures(rows: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
+    """One line per device and span of time, oldest first."""
+    if not rows:
+        return "no device did anything in that time"
+    head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE fsync/s  p50 ms  p99 ms"
+    lines = [Paint(colour)(head, "faint")]
+    for row in rows:
+        figures = [
+            human.duration(row["span_s"]).rjust(5),
+            clean(row["device"])[:8].ljust(8),
+            human.size(row["limit_bytes"]).rjust(6),
+            human.size(row["write_rate"]).rjust(6),
+            human.size(row["drain_rate"]).rjust(6),
+            human.percent(row["cache_fill"]).rjust(5),
+            human.count(row["sync_rate"]).rjust(7),
+            human.milliseconds(row["fsync_p50_s"]).rjust(7),
+            human.milliseconds(row["fsync_p99_s"]).rjust(7),
+        ]
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(row["wall_s"]))
+        lines.append(" ".join([when, *figures]))
     return "\n".join(lines)
 
 

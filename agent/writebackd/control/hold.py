@@ -373,8 +373,11 @@ def _hold(
     if late and not full:
         why = f"fsync waits {human.milliseconds(wait(estimate))} ms with room in the write cache"
         return limit, hold, State.GUARD, f"{why}; a smaller limit would cost throughput: holding"
-    if hold.full_s or hold.late_s:
+    if hold.late_s:
         why = f"fsync waits {human.milliseconds(wait(estimate))} ms: does it last?"
+        return limit, hold, State.SQUEEZE, why
+    if hold.full_s:
+        why = "the write cache is full, and syncs meet the objective: does it last?"
         return limit, hold, State.SQUEEZE, why
     why = f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s"
     return limit, hold, State.GUARD, why + ": holding"

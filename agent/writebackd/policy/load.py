@@ -287,6 +287,7 @@ class _Merger:
             devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
             probe=schema.Probe(**fields["probe"]),
             metrics=schema.Metrics(**fields["metrics"]),
+            history=schema.Kept(**fields["history"]),
             origins=dict(self.origins),
             files=tuple(str(path) for path in files),
         )

@@ -260,6 +260,9 @@ KEYS: Tuple[Key, ...] = (
         "Takes effect at the next start.", may_be_empty=True),
     Key("metrics", "textfile-interval", TIME, "15s", "1s", "10min",
         "How often that file is replaced."),
+    Key("history", "samples", SIZE, "0B", "0B", "16G",
+        "Keep raw samples for `writebackctl replay`, in so much space at most; 0B keeps none. "
+        "Takes effect at the next start."),
 )
 # fmt: on
 
@@ -378,6 +381,13 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """[history]."""
+
+    samples_bytes: int
+
+
+@dataclass(frozen=True)
 class DevicePolicy:
     """What holds for one device: [limits] and [objective] with its [device ...] sections."""
 
@@ -445,6 +455,7 @@ class Policy:
     devices: Devices
     probe: Probe
     metrics: Metrics
+    history: Kept
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).
     origins: Mapping[Tuple[str, str], str] = field(compare=False)
     # The files that were merged, in the order they were read.

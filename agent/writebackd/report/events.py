@@ -6,11 +6,13 @@ from __future__ import annotations
 import json
 from typing import List, Optional, Sequence, Tuple
 
-from writebackd.alert.routes import Happening
+from writebackd.alert.routes import Happening, What
 from writebackd.alert.routes.words import happening_json, headline, line
 from writebackd.model import Action, DeviceDecision, Mode
 from writebackd.report.history import Event
 from writebackd.report.snapshot import Snapshot
+
+RESOLVED = "resolved"  # the state of an event of kind alert that ended; else its severity
 
 
 def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ...]) -> List[Event]:
@@ -61,6 +63,8 @@ def alert_events(happened: Sequence[Happening], host: str, runbook: str) -> List
             each.wall_s,
             "alert",
             device=each.alert.device,
+            decision_id=each.id,
+            state=RESOLVED if each.what is What.END else each.alert.severity.value,
             text=f"{headline(each)}: {line(each.alert.summary)}",
             alert=json.dumps(happening_json(each, host, runbook)),
         )

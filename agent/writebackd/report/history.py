@@ -11,17 +11,28 @@ import queue
 import sqlite3
 import threading
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+from writebackd.model import HIST_BUCKETS, Histogram
+from writebackd.report.figures import COARSE_S, Figures, fold
 
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 50_000
 MAX_ALERTS = 5_000  # begins, changes and ends; in a table of their own, which decisions don't fill
+# Rows of figures: those of 10 s for a day, those of 5 minutes for a month.
+FINE_S, KEPT_S = 86_400.0, 30 * 86_400.0
+# Of the file.  A row of figures has 100 to 400 bytes, most of them its latencies: a month of six
+# devices that are busy all the time.  More devices: a shorter time.
+MAX_BYTES = 32 << 20
 # Events that may wait for a stuck disk: some minutes' worth, well below 1 MB.
 MAX_WAITING = 2048
-_VERSION = 1
+# Rows of figures that may wait as well: five minutes of the most devices, or hours of a few.
+MAX_ROWS_WAITING = 4096
+# 2 has the figures and the alerts; a file of version 1 gets them, a later one is set aside.
+_VERSION = 2
 _BATCH = 256
 # How long the writer waits for a lock, or before it tries again.
 _RETRY_S = 0.25
@@ -35,8 +46,8 @@ class Event:
     wall_s: float
     kind: str  # decision, action, mode, pin, forget, foreign, alert, start, stop
     device: Optional[str] = None
-    decision_id: Optional[str] = None
-    state: Optional[str] = None
+    decision_id: Optional[str] = None  # of an alert: its own, from begin to end
+    state: Optional[str] = None  # of an alert: its severity, or resolved
     limit_bytes: Optional[int] = None
     background_bytes: Optional[int] = None
     target_bytes: Optional[int] = None
@@ -49,36 +60,63 @@ class Event:
     alert: Optional[str] = None
 
 
+Item = Union[Event, Tuple[Figures, ...]]
+
+
+@dataclass
+class _Batch:
+    """What is written in one transaction."""
+
+    events: List[Event] = field(default_factory=list)
+    fine: List[Figures] = field(default_factory=list)
+    coarse: List[Figures] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.events) + len(self.fine) + len(self.coarse)
+
+
 class HistoryError(Exception):
     """The history cannot be read; the message says what to do."""
 
 
-_COLUMNS = tuple(field.name for field in fields(Event) if field.name != "alert")
-_CREATE = (
+_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "alert")
+_FIGURES = tuple(each.name for each in fields(Figures))
+_TABLES = (
     "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
     " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
     " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
-    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL)"
-)
-# Beside the events since a later release than those: an earlier one leaves it alone.
-_CREATE_ALERTS = (
+    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL)",
+    *(
+        f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
+        " span_s REAL NOT NULL, device TEXT NOT NULL, limit_bytes REAL, found_bytes REAL,"
+        " write_rate REAL, flooded_s REAL, ours_s REAL, target_bytes REAL, drain_rate REAL,"
+        " fill_share REAL, baseline_s REAL, objective_s REAL, oldest_s REAL,"
+        " latency TEXT NOT NULL)"
+        for table in ("fine", "coarse")
+    ),
     "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-    " alert TEXT NOT NULL)"
+    " alert TEXT NOT NULL)",
 )
-_INSERT = "INSERT INTO events ({}) VALUES ({})".format(
-    ", ".join(_COLUMNS), ", ".join("?" for _ in _COLUMNS)
-)
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 class History:
     """A bounded log of events; recording never waits, reading needs no root."""
 
-    def __init__(self, path: Path, max_rows: int = MAX_ROWS) -> None:
+    def __init__(
+        self, path: Path, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES
+    ) -> None:
         """Start the writer. Touches no file itself: the disk may be stuck."""
         self.path = path
         self.error: Optional[str] = None  # why the last attempt to write failed
-        self._max_rows = max_rows
-        self._waiting: "queue.Queue[Optional[Event]]" = queue.Queue(MAX_WAITING)
+        self._max_rows, self._max_bytes = max_rows, max_bytes
+        self._waiting: "queue.Queue[Optional[Item]]" = queue.Queue(MAX_WAITING)
+        # Rows of figures put in by the loop, and taken out by the thread.
+        self._rows_in = self._rows_out = 0
+        self._coarse: Dict[str, Figures] = {}  # the thread's: what is not yet a row
         self._dropped = 0
         self._lost = 0
         self._database: Optional[sqlite3.Connection] = None  # the writer thread's
@@ -89,7 +127,7 @@ class History:
 
     @property
     def dropped(self) -> int:
-        """Events that did not reach the file and never will."""
+        """Events and rows that did not reach the file and never will."""
         return self._dropped + self._lost
 
     def record(self, event: Event) -> None:
@@ -98,6 +136,19 @@ class History:
             self._waiting.put_nowait(event)
         except queue.Full:
             self._dropped += 1
+
+    def record_figures(self, rows: Tuple[Figures, ...]) -> None:
+        """As `record`, rows of one moment."""
+        if not rows:
+            return
+        if self._rows_in - self._rows_out + len(rows) > MAX_ROWS_WAITING:
+            self._dropped += len(rows)
+            return
+        try:
+            self._waiting.put_nowait(rows)
+            self._rows_in += len(rows)
+        except queue.Full:
+            self._dropped += len(rows)
 
     def close(self, timeout: float) -> bool:
         """Write what waits, for at most `timeout` seconds. True when all was written."""
@@ -110,40 +161,66 @@ class History:
 
     def _run(self) -> None:
         while not (self._closing.is_set() and self._waiting.empty()):
-            batch = self._next_batch()
-            while batch and not self._store(batch):
-                # Once closing, only another's lock is worth waiting for.
-                if self._closing.wait(_RETRY_S) and "locked" not in (self.error or ""):
-                    self._lost += len(batch)
-                    break
+            self._keep(self._next_batch())
+        if self._coarse:
+            self._keep(_Batch(coarse=list(self._coarse.values())))
         if self._database is not None:
             self._database.close()
 
-    def _next_batch(self) -> List[Event]:
-        """Wait for an event, then take what else is there."""
-        first = self._waiting.get()
-        batch = [] if first is None else [first]
-        while len(batch) < _BATCH:
-            try:
-                event = self._waiting.get_nowait()
-            except queue.Empty:
+    def _keep(self, batch: _Batch) -> None:
+        while len(batch) and not self._store(batch):
+            # Once closing, only another's lock is worth waiting for.
+            if self._closing.wait(_RETRY_S) and "locked" not in (self.error or ""):
+                self._lost += len(batch)
                 break
-            if event is not None:
-                batch.append(event)
-        return batch
 
-    def _store(self, batch: List[Event]) -> bool:
+    def _next_batch(self) -> _Batch:
+        """Wait for an item, then take what else is there."""
+        item, batch = self._waiting.get(), _Batch()
+        while True:
+            if isinstance(item, Event):
+                batch.events.append(item)
+            elif item is not None:
+                batch.fine.extend(item)
+                batch.coarse.extend(self._coarser(item))
+                self._rows_out += len(item)
+            if len(batch) >= _BATCH:
+                return batch
+            try:
+                item = self._waiting.get_nowait()
+            except queue.Empty:
+                return batch
+
+    def _coarser(self, rows: Tuple[Figures, ...]) -> List[Figures]:
+        """The coarse rows that end here: a device may have none for hours, then goes on."""
+        done = []
+        for row in rows:
+            begun = self._coarse.get(row.device)
+            if begun is None:
+                self._coarse[row.device] = row
+            elif begun.wall_s // COARSE_S == row.wall_s // COARSE_S:
+                self._coarse[row.device] = fold((begun, row))
+            else:
+                done.append(begun)
+                self._coarse[row.device] = row
+        # Of a device that is gone, too.
+        for name, begun in list(self._coarse.items()):
+            if begun.wall_s // COARSE_S < rows[0].wall_s // COARSE_S:
+                done.append(self._coarse.pop(name))
+        return done
+
+    def _store(self, batch: _Batch) -> bool:
         """Write a batch. False when it has to be tried again."""
         try:
             if self._database is None:
                 self._database = _open(self.path)
             with self._database:
-                self._database.executemany(_INSERT, [_row(event) for event in batch])
-                self._database.execute(
-                    "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?",
-                    (self._max_rows,),
-                )
-                _store_alerts(self._database, batch)
+                write = self._database.executemany
+                write(_insert("events", _COLUMNS), [_row(event) for event in batch.events])
+                write(_insert("fine", _FIGURES), [_figures_row(row) for row in batch.fine])
+                write(_insert("coarse", _FIGURES), [_figures_row(row) for row in batch.coarse])
+                _store_alerts(self._database, batch.events)
+                self._trim(self._database, max((row.end_s for row in batch.fine), default=None))
         except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             self._complain(error)
             # A bare DatabaseError is "malformed" or "not a database"; the rest
@@ -158,6 +235,30 @@ class History:
             return True
         self.error = None
         return True
+
+    def _trim(self, database: sqlite3.Connection, now_s: Optional[float]) -> None:
+        """Delete what is too old or too much, by rowid: that is the order of time."""
+        database.execute(
+            "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (self._max_rows,)
+        )
+        if now_s is None:
+            return
+        for table, kept_s in (("fine", FINE_S), ("coarse", KEPT_S)):
+            oldest = f"SELECT id, wall_s FROM {table} ORDER BY id LIMIT {2 * _BATCH}"
+            old = [at for at, wall_s in database.execute(oldest) if wall_s < now_s - kept_s]
+            if old:
+                database.execute(f"DELETE FROM {table} WHERE id <= ?", (old[-1],))
+        pages, free, size = (
+            int(database.execute(f"PRAGMA {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        # The file never shrinks, but what is free is used again.
+        if (pages - free) * size > self._max_bytes:
+            for table in ("fine", "coarse"):
+                database.execute(
+                    f"DELETE FROM {table} WHERE id <="
+                    f" (SELECT min(id) + (max(id) - min(id)) / 8 FROM {table})"
+                )
 
     def _start_anew(self) -> None:
         """Move a damaged file out of the way, its journal too: it fits no other."""
@@ -180,33 +281,60 @@ def read_history(
     since_s: Optional[float] = None,
     device: Optional[str] = None,
     limit: Optional[int] = None,
+    until_s: Optional[float] = None,
 ) -> List[Event]:
-    """The last `limit` events, oldest first, from wall clock time `since_s` on.
+    """The last `limit` events, oldest first, in `[since_s, until_s)` of wall clock time.
 
     With `device`, events of that device and of the host as a whole. Opens the
     file read-only. Raises HistoryError.
     """
-    where: List[str] = []
-    values: List[object] = []
-    if since_s is not None:
-        where.append("wall_s >= ?")
-        values.append(since_s)
-    if device is not None:
-        where.append("(device = ? OR device IS NULL)")
-        values.append(device)
-    query = f"SELECT {', '.join(_COLUMNS)} FROM events"
-    if where:
-        query += " WHERE " + " AND ".join(where)
-    query += " ORDER BY id DESC LIMIT ?"
-    values.append(-1 if limit is None else limit)
-    rows = _query(path, query, values)
+    where, values = _where(since_s, until_s, "(device = ? OR device IS NULL)", device)
+    query = f"SELECT {', '.join(_COLUMNS)} FROM events{where} ORDER BY id DESC LIMIT ?"
+    rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),), 1)[0]
     whole = [row for row in reversed(rows) if _makes_sense(row)]
-    if len(whole) < len(rows):
-        log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
+    _count_damaged(path, "events", len(rows) - len(whole))
     return [Event(*row) for row in whole]
 
 
-def _query(path: Path, query: str, values: Sequence[object]) -> List[Tuple[Any, ...]]:
+def read_figures(
+    path: Path,
+    since_s: Optional[float] = None,
+    device: Optional[str] = None,
+    until_s: Optional[float] = None,
+) -> List[Figures]:
+    """Rows that began in `[since_s, until_s)`, oldest first: fine ones as far back as they go.
+
+    None from a file of a release that kept none. Raises HistoryError.
+    """
+    where, values = _where(since_s, until_s, "device = ?", device)
+    select = f"SELECT {', '.join(_FIGURES)} FROM {{}}{where} ORDER BY id"
+    fine, coarse = (
+        sorted((row for row in map(_figures_of, rows) if row is not None), key=_begin_of)
+        for rows in _rows(
+            path, tuple((select.format(table), values) for table in ("fine", "coarse")), 2
+        )
+    )
+    first_s = fine[0].wall_s if fine else math.inf
+    return [row for row in coarse if row.end_s <= first_s] + fine
+
+
+def _begin_of(row: Figures) -> float:
+    return row.wall_s
+
+
+def _where(
+    since_s: Optional[float], until_s: Optional[float], of_device: str, device: Optional[str]
+) -> Tuple[str, Tuple[object, ...]]:
+    parts = (("wall_s >= ?", since_s), ("wall_s < ?", until_s), (of_device, device))
+    given = [(text, value) for text, value in parts if value is not None]
+    text = " AND ".join(text for text, _ in given)
+    return (f" WHERE {text}" if text else ""), tuple(value for _, value in given)
+
+
+def _rows(
+    path: Path, queries: Sequence[Tuple[str, Tuple[object, ...]]], version: int
+) -> List[List[Tuple[Any, ...]]]:
+    """The answers to each query; empty where the file is of a version before `version`."""
     try:
         path.stat()
     except PermissionError:
@@ -218,7 +346,9 @@ def _query(path: Path, query: str, values: Sequence[object]) -> List[Tuple[Any, 
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
         try:
-            return database.execute(query, values).fetchall()
+            if int(database.execute("PRAGMA user_version").fetchone()[0]) < version:
+                return [[] for _ in queries]
+            return [database.execute(query, values).fetchall() for query, values in queries]
         finally:
             database.close()
     # UnicodeDecodeError: of SQLite's own message, which quotes the damaged schema.
@@ -232,22 +362,54 @@ def read_alerts(path: Path, limit: int) -> List[str]:
     None at all where the file is of a release that had no alerts. Raises HistoryError.
     """
     query = "SELECT alert FROM alerts ORDER BY id DESC LIMIT ?"
-    try:
-        rows = _query(path, query, [limit])
-    except HistoryError as error:
-        if "no such table" in str(error):
-            return []
-        raise
+    rows = _rows(path, ((query, (limit,)),), 2)[0]
     return [row[0] for row in reversed(rows) if isinstance(row[0], str)]
 
 
-def _store_alerts(database: sqlite3.Connection, batch: List[Event]) -> None:
-    rows = [(each.wall_s, _plain(each.alert)) for each in batch if each.alert is not None]
+def _store_alerts(database: sqlite3.Connection, events: List[Event]) -> None:
+    rows = [(each.wall_s, _storable(each.alert)) for each in events if each.alert is not None]
     if rows:
         database.executemany("INSERT INTO alerts (wall_s, alert) VALUES (?, ?)", rows)
         database.execute(
             "DELETE FROM alerts WHERE id <= (SELECT max(id) FROM alerts) - ?", (MAX_ALERTS,)
         )
+
+
+def _count_damaged(path: Path, what: str, number: int) -> None:
+    if number:
+        log.warning("%s: %d damaged %s left out", path, number, what)
+
+
+def _figures_of(row: Tuple[object, ...]) -> Optional[Figures]:
+    """The row; None where it is damaged."""
+    found = dict(zip(_FIGURES, row))
+    device, latency = found.pop("device"), found.pop("latency")
+    wall_s, span_s = found["wall_s"], found["span_s"]
+    if not (isinstance(device, str) and isinstance(latency, str)):
+        return None
+    if not all(
+        value is None or (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0)
+        for value in found.values()
+    ):
+        return None
+    if any(found[name] is None for name in _NEEDED) or not isinstance(wall_s, (int, float)):
+        return None
+    if wall_s >= _LATEST_S or not isinstance(span_s, (int, float)) or span_s <= 0:
+        return None
+    try:
+        pairs = [pair.split(":") for pair in latency.split()]
+        buckets = tuple((int(index), int(count)) for index, count in pairs)
+    except ValueError:
+        return None
+    if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in buckets):
+        return None
+    return Figures(device=device, latency=Histogram(buckets), **found)  # type: ignore[arg-type]
+
+
+_NEEDED = (
+    "wall_s", "span_s", "limit_bytes", "found_bytes", "write_rate", "flooded_s", "ours_s",
+    "oldest_s",
+)  # fmt: skip
 
 
 def _makes_sense(row: Tuple[object, ...]) -> bool:
@@ -279,12 +441,16 @@ def _open(path: Path) -> sqlite3.Connection:
         # Rows are appended and dropped in order: SQLite's own 2 MB gain nothing.
         database.execute("PRAGMA cache_size=-256")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
-        if version not in (0, _VERSION):
+        if version > _VERSION:
             raise sqlite3.DatabaseError(f"version {version}, not {_VERSION}")
-        with database:
-            database.execute(_CREATE)
-            database.execute(_CREATE_ALERTS)
-            database.execute(f"PRAGMA user_version={_VERSION}")
+        if not version and database.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise sqlite3.DatabaseError("another program's database")
+        if version < _VERSION:
+            with database:
+                database.execute("BEGIN IMMEDIATE")
+                for table in _TABLES:
+                    database.execute(table)
+                database.execute(f"PRAGMA user_version={_VERSION}")
         os.chmod(path, 0o644)
         return database
     except BaseException:
@@ -293,9 +459,15 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _row(event: Event) -> Tuple[object, ...]:
+    return tuple(_storable(getattr(event, name)) for name in _COLUMNS)
+
+
+def _figures_row(row: Figures) -> Tuple[object, ...]:
+    latency = " ".join(f"{index}:{count}" for index, count in row.latency.buckets)
+    values = {**row.__dict__, "latency": latency}
+    return tuple(_storable(values[name]) for name in _FIGURES)
+
+
+def _storable(value: object) -> object:
     # Names of devices and processes are bytes: surrogates have no UTF-8 form.
-    return tuple(_plain(getattr(event, name)) for name in _COLUMNS)
-
-
-def _plain(value: object) -> object:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

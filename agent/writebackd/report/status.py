@@ -11,7 +11,7 @@ import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.control.explain import explain
+from writebackd.control.explain import explain, what_next
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
     CgroupSample,
@@ -145,6 +145,8 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
                 snapshot.estimates.get(each.device.name),
                 _from_earlier(snapshot, each.device.name),
                 _let_go(snapshot, each.device.name),
+                snapshot.memory.devices.get(each.device.name),
+                snapshot.sample.time_s,
             )
             for each in chosen
         ],
@@ -463,33 +465,19 @@ def _reasoning(
     estimate: Optional[Estimate],
     earlier: Tuple[str, ...],
     let_go: Tuple[str, ...],
+    memory: Optional[DeviceMemory],
+    now_s: float,
 ) -> Json:
     row = _device_row(sample, decision, estimate)
     row.pop("write_cache")
-    row["steps"] = [*earlier, *(explain(decision, estimate) if decision else ()), *let_go]
+    hold = memory.hold if memory is not None else None
+    steps = explain(decision, estimate, hold, now_s) if decision else ()
+    row["steps"] = [*earlier, *steps, *let_go]
     row["drain_sample"] = estimate.drain_sample if estimate else None
-    row["next"] = _NEXT[decision.state] if decision else "The first tick decides."
+    row["next"] = "The first tick decides."
+    if decision:
+        row["next"] = what_next(decision, estimate, hold, now_s)
     return row
-
-
-_NEXT: Mapping[State, str] = {
-    State.IDLE: "As soon as something on this device syncs often, it is guarded.",
-    State.GUARD: "The target follows the drain rate. When fsync misses the objective for"
-    " several ticks it is tightened (squeeze); when the flood gets too little throughput"
-    " it is loosened (probe).",
-    State.SQUEEZE: "If fsync still misses the objective when this step has settled, the target"
-    " shrinks another step, down to the floor or to where throughput suffers.",
-    State.PROBE: "The target grows step by step until the flood has the throughput that the"
-    " policy keeps for it.",
-    State.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
-    State.EXHAUSTED: "The target stays until fsync meets the objective again. If this lasts, the"
-    " queue is not made of dirty pages: look for direct IO, another host behind the array,"
-    " or a sick disk.",
-    State.BLIND: "The target follows what can be seen: floods and the drain rate.",
-    State.YIELDED: "Nothing is written until `writebackctl enforce`.",
-    State.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
-    State.EXCLUDED: "Nothing: this device has no say in the limit.",
-}
 
 
 def _next_of_limit(snapshot: Snapshot) -> str:

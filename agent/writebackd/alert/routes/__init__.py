@@ -5,6 +5,6 @@ from __future__ import annotations
 
 from .dispatch import Routes
 from .route import RouteState
-from .track import Happening
+from .track import Happening, What
 
-__all__ = ["Happening", "RouteState", "Routes"]
+__all__ = ["Happening", "RouteState", "Routes", "What"]

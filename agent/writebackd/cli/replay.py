@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb replay: decisions made again from the samples that were kept."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+from writebackd import human
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.history import span, state_dir
+from writebackd.cli.output import show, show_json
+from writebackd.cli.render import clean
+from writebackd.paths import SAMPLES
+from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.report.replay import Tally, replay
+from writebackd.report.tape import TapeError, read_tape
+
+
+def run(options: argparse.Namespace) -> int:
+    since_s, until_s = span(options, time.time())
+    directory = options.tape or state_dir(options) / SAMPLES
+    tally = Tally()
+    try:
+        other = load_policy(options.policy, options.config_dir) if options.policy else None
+        for tick in replay(read_tape(directory, since_s, until_s), policy_of, other):
+            if since_s is None or tick.sample.wall_s >= since_s:
+                tally.add(tick)
+    except PolicyError as error:
+        raise CommandError(str(error), USAGE) from None
+    except TapeError as error:
+        raise CommandError(str(error), BAD_NEWS) from None
+    if not tally.ticks:
+        raise CommandError(f"no samples of that time in {directory}", BAD_NEWS)
+    answer = answer_of(tally, options.policy)
+    if options.json:
+        show_json(answer)
+    else:
+        show(_text(answer))
+    # Under the policy of then it has to come to the same.
+    return BAD_NEWS if tally.different and other is None else GOOD
+
+
+def policy_of(text: str) -> Policy:
+    """The policy of a file's text. Raises PolicyError."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "recorded.conf"
+        # The file is called otherwise, and its name is a guard against copies.
+        lines = [line for line in text.splitlines() if not line.startswith("name =")]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return load_policy(str(path))
+
+
+def answer_of(tally: Tally, policy: "str | None") -> Dict[str, Any]:
+    return {
+        "policy": policy,
+        "begin_s": tally.begin_s,
+        "end_s": tally.end_s,
+        "ticks": tally.ticks,
+        "decisions": tally.decisions,
+        "different": tally.different,
+        "limit_bytes": {"then": tally.median_limit(0), "now": tally.median_limit(1)},
+        "devices": [
+            {
+                "name": name,
+                "states": [
+                    {"state": state, "then_s": then, "now_s": now}
+                    for state, (then, now) in sorted(states.items())
+                ],
+            }
+            for name, states in sorted(tally.states.items())
+        ],
+        "differences": [
+            {"wall_s": wall_s, "then": then, "now": now} for wall_s, then, now in tally.told
+        ],
+    }
+
+
+def _text(answer: Dict[str, Any]) -> str:
+    begin, end = (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(answer[name]))
+        for name in ("begin_s", "end_s")
+    )
+    under = f"policy {clean(answer['policy'])}" if answer["policy"] else "the policy of then"
+    lines = [f"{answer['ticks']} ticks, {begin} to {end}, decided again under {under}:"]
+    if answer["different"]:
+        lines.append(f"{answer['different']} decided otherwise, {answer['decisions']} decisions")
+    else:
+        lines.append(f"all the same, {answer['decisions']} decisions")
+    limits = answer["limit_bytes"]
+    lines.append(
+        f"median limit: then {human.size(limits['then'])}, now {human.size(limits['now'])}"
+    )
+    for device in answer["devices"]:
+        for each in device["states"]:
+            lines.append(
+                f"  {clean(device['name']):9} {each['state']:9}"
+                f" then {human.duration(each['then_s']):>8}"
+                f"  now {human.duration(each['now_s']):>8}"
+            )
+    for each in answer["differences"]:
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(each["wall_s"]))
+        lines += [f"{when}  then {clean(each['then'])}", f"{'':14}  now  {clean(each['now'])}"]
+    if answer["policy"]:
+        lines.append(
+            "These are its decisions on what was seen then; under its limits the disks would have"
+            " fared otherwise."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Replay: a recorded history, decided again, comes to the same decisions with the same ids.
+
+    PYTHONPATH=agent python3 tests/unit/test_replay.py
+
+records tests/unit/flood.tape anew, after a change of the law that was meant to be one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, List, Tuple
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import schema
+from fake_host import Rig
+from tests.sim.plant import Loop
+from tests.sim.scenarios import BY_NAME
+from writebackd.cli import ctl
+from writebackd.cli.replay import policy_of
+from writebackd.model import Memory, Mode
+from writebackd.policy import Policy, load_policy, render
+from writebackd.report.replay import Tally, replay
+from writebackd.report.tape import FILE_S, Recorded, Tape, TapeError, read_tape
+
+TRACE = Path(__file__).with_name("flood.tape")
+TIMEOUT_S = 20.0
+
+
+def play(
+    directory: Path, name: str = "flood", seconds: float = 60.0, max_bytes: int = 1 << 30,
+    pins: "Tuple[float, float]" = (1e9, 1e9),
+) -> int:
+    """Record a scenario; the number of ticks. Between the times of `pins` the admin holds 8 MB."""
+    loop, ticks = Loop(load_policy(None, None), BY_NAME[name].plant()), 0
+    tape = Tape(directory, max_bytes)
+    while loop.plant.now_s < seconds:
+        pinned = 8 << 20 if pins[0] <= loop.plant.now_s < pins[1] else None
+        if loop.memory.pin_bytes != pinned:
+            loop.memory = replace(loop.memory, pin_bytes=pinned)
+        before = loop.memory
+        sample, _, decision = loop.tick()
+        while tape._waiting.full():
+            time.sleep(0.001)
+        tape.record(loop.policy, before, sample, decision, loop.memory)
+        ticks += 1
+    assert tape.close(TIMEOUT_S) and tape.dropped == 0, tape.error
+    return ticks
+
+
+def tally(ticks: "List[Recorded]", other: "Policy | None" = None) -> Tally:
+    result = Tally()
+    for tick in replay(ticks, policy_of, other):
+        result.add(tick)
+    return result
+
+
+@pytest.mark.parametrize("name", ["flood", "two-raids", "stick", "waves-5s", "battery"])
+def test_the_same_policy_comes_to_the_same_decisions(tmp_path: Path, name: str) -> None:
+    ticks = play(tmp_path, name)
+    recorded = list(read_tape(tmp_path))
+    result = tally(recorded)
+    assert result.ticks == len(recorded) == ticks and result.decisions > 3
+    assert result.different == 0, result.told
+    # One memory only: all others follow from it.
+    assert [bool(tick.memory) for tick in recorded].count(True) == 1
+
+
+def test_orders_of_then_are_followed(tmp_path: Path) -> None:
+    play(tmp_path, pins=(20.0, 30.0))
+    recorded = list(read_tape(tmp_path))
+    result = tally(recorded)
+    assert result.different == 0 and "pinned" in result.states["sda"]
+    assert [bool(tick.memory) for tick in recorded].count(True) == 3
+
+
+def test_another_policy_decides_otherwise_and_it_is_told_where(tmp_path: Path) -> None:
+    play(tmp_path)
+    policy = load_policy(None, None)
+    floor = replace(policy, limits=replace(policy.limits, floor_bytes=6 << 20))
+    result = tally(list(read_tape(tmp_path)), floor)
+    assert result.different > 10
+    assert (result.median_limit(1) or 0) >= 6 << 20 > (result.median_limit(0) or 0)
+    assert result.told[0][1] != result.told[0][2]
+
+
+def test_a_changed_sample_does_not_go_unnoticed(tmp_path: Path) -> None:
+    play(tmp_path)
+    recorded = list(read_tape(tmp_path))
+    at = next(n for n, tick in enumerate(recorded) if tick.sample.time_s > 1006.0)
+    for number in range(at, at + 10):
+        sample = recorded[number].sample
+        quiet = tuple(replace(seen, classes={}, write_bytes=0) for seen in sample.devices)
+        recorded[number] = replace(recorded[number], sample=replace(sample, devices=quiet))
+    assert tally(recorded).different > 0
+
+
+def test_every_file_can_be_begun_with_and_the_oldest_make_room(tmp_path: Path) -> None:
+    play(tmp_path / "all", seconds=3 * FILE_S)
+    files = sorted((tmp_path / "all").iterdir())
+    assert len(files) == 4 or len(files) == 3
+    size = sum(path.stat().st_size for path in files)
+    begin_s = int(files[1].stem) / 1000
+    later = list(read_tape(tmp_path / "all", since_s=begin_s + 1.0))
+    assert later[0].memory is not None and later[0].sample.wall_s >= begin_s - 0.001
+    assert tally(later).different == 0
+    play(tmp_path / "few", seconds=3 * FILE_S, max_bytes=size // 2)
+    kept = sum(path.stat().st_size for path in (tmp_path / "few").iterdir())
+    assert 0 < kept <= 0.9 * (size // 2) + size / 3
+    assert tally(list(read_tape(tmp_path / "few"))).different == 0
+
+
+def test_a_tape_cut_short_or_damaged_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    play(tmp_path)
+    (path,) = tmp_path.iterdir()
+    data, whole = path.read_bytes(), len(list(read_tape(tmp_path)))
+    lengths = []
+    for length in range(0, len(data), len(data) // 40):
+        path.write_bytes(data[:length])
+        lengths.append(len(list(read_tape(tmp_path))))
+    assert lengths == sorted(lengths) and lengths[0] == 0 and whole - 70 < lengths[-1] <= whole
+    for at in range(3, len(data), len(data) // 40):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
+        assert len(list(read_tape(tmp_path))) <= whole
+    path.write_bytes(zlib.compress(b'{"v": 99, "policy": ""}\n{"s": {}, "n": []}\n'))
+    assert list(read_tape(tmp_path)) == []
+
+
+def test_a_stuck_disk_costs_ticks_and_what_follows_is_whole(tmp_path: Path) -> None:
+    loop = Loop(load_policy(None, None), BY_NAME["flood"].plant())
+    tape = Tape(tmp_path, 1 << 30)
+    gate, write = [True], tape._write
+
+    def stuck(data: bytes) -> None:
+        end = time.monotonic() + TIMEOUT_S
+        while gate[0] and time.monotonic() < end:
+            time.sleep(0.001)
+        write(data)
+
+    tape._write = stuck  # type: ignore[method-assign]
+    for number in range(200):
+        if number == 150:
+            gate[0] = False
+            end = time.monotonic() + TIMEOUT_S
+            while not tape._waiting.empty() and time.monotonic() < end:
+                time.sleep(0.001)
+        before = loop.memory
+        sample, _, decision = loop.tick()
+        tape.record(loop.policy, before, sample, decision, loop.memory)
+    assert 50 < tape.dropped < 150
+    assert tape.close(TIMEOUT_S)
+    recorded = list(read_tape(tmp_path))
+    assert len(recorded) == 200 - tape.dropped
+    assert tally(recorded).different == 0
+
+
+def test_the_policy_of_then_is_kept_as_it_was() -> None:
+    policy = load_policy(None, None)
+    assert replace(policy_of(render(policy)), name="default") == policy
+
+
+def test_the_daemon_records_what_can_be_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    tape = rig.daemon._tape = Tape(tmp_path / "samples", 1 << 20)
+    rig.tick(8)
+    rig.pin(8 << 20)
+    rig.tick(3)
+    rig.daemon._order_mode(Mode.OBSERVE)
+    rig.tick(3)
+    assert tape.close(TIMEOUT_S) and tape.dropped == 0, tape.error
+    rig.end()
+    recorded = list(read_tape(tmp_path / "samples"))
+    assert len(recorded) == 13  # the first tick only sets the counters
+    assert tally(recorded).different == 0
+    assert sum(tick.memory is not None for tick in recorded) < 6
+
+
+def test_by_default_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.tick(3)
+    assert rig.daemon._tape is None
+    rig.end()
+
+
+# ---- the verb ----------------------------------------------------------
+
+Run = Callable[..., Tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    shutil.copy(TRACE, tmp_path)
+
+    def call(*arguments: str) -> Tuple[int, str]:
+        code = ctl.main(["replay", "--tape", str(tmp_path), *arguments])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return call
+
+
+def test_the_recorded_trace_is_decided_as_it_was(run: Run) -> None:
+    code, out = run()
+    assert code == 0 and "all the same" in out, (
+        f"{out}\nThe law decides otherwise than before. If that was meant: "
+        "PYTHONPATH=agent python3 tests/unit/test_replay.py"
+    )
+
+
+def test_what_another_policy_would_have_done(run: Run, tmp_path: Path) -> None:
+    other = tmp_path / "other.conf"
+    other.write_text("[limits]\nfloor = 8M\nrest = 8M\n")
+    code, out = run("--policy", str(other))
+    assert code == 0 and "decided otherwise" in out and "would have fared otherwise" in out
+    code, out = run("--policy", str(other), "--json")
+    answer = json.loads(out)
+    assert list(schema.problems(answer, schema.load("replay"))) == []
+    assert answer["limit_bytes"]["now"] == 8 << 20
+
+
+def test_no_tape_says_what_to_do(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(TapeError, match="samples"):
+        list(read_tape(tmp_path / "none"))
+    assert "no samples of that time" in run("--until", "1970-01-01")[1]
+    assert run("--policy", str(tmp_path / "missing.conf"))[0] == 2
+    assert ctl.main(["replay", "--tape", str(tmp_path / "none")]) == 1
+
+
+def test_memory_and_samples_of_a_first_tick_come_back() -> None:
+    from writebackd.report.codec import Interned, pack, unpack
+
+    packed = json.loads(json.dumps(pack(Memory(), Interned())))
+    assert unpack(Memory, packed, Interned()) == Memory()
+
+
+if __name__ == "__main__":
+    scratch = TRACE.with_suffix(".new")
+    play(scratch, "flood", 60.0)
+    (made,) = scratch.iterdir()
+    made.replace(TRACE)
+    scratch.rmdir()
+    print(f"{TRACE}: {TRACE.stat().st_size} bytes")

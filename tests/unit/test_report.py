@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The report: a page that needs nothing, whose words and curves are true to the history."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import List, Tuple
+
+import pytest
+
+import report_case
+import schema
+from writebackd.cli import ctl
+from writebackd.model import Histogram
+from writebackd.report.figures import Figures
+from writebackd.report.history import Event, read_figures, read_history
+from writebackd.report.page import MAX_EVENTS, Span, _alerts, render
+from writebackd.report.plot import BINS, bins, escape
+from writebackd.report.worth import headline, sentences, worth
+
+BEGIN_S = 1_700_000_000.0
+FAST = Histogram(((72, 990), (80, 10)))  # 0.5 ms, 1 ms
+SLOW = Histogram(((140, 500), (150, 500)))  # 250 ms, 600 ms
+ABOUT = Span("host", "1.0", BEGIN_S, BEGIN_S + 3600.0, BEGIN_S + 3600.0)
+EVIL = "<script>alert('x')</script>\"&\x1b[2J\udcff"
+
+
+def row(at_s: float, **more: object) -> Figures:
+    plain = Figures(
+        BEGIN_S + at_s, 10.0, "sda", 4 << 20, 4.7e9, 2.4e8, flooded_s=10.0, ours_s=10.0,
+        drain_rate=2.5e8, objective_s=0.02, latency=FAST,
+    )  # fmt: skip
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def rows(count: int, **more: object) -> List[Figures]:
+    return [row(10.0 * number, **more) for number in range(count)]
+
+
+# ---- the words ---------------------------------------------------------
+
+
+def said(found: List[Figures]) -> str:
+    each = worth(found)
+    return " ".join([headline([each]), *sentences(each)])
+
+
+def test_with_and_without_are_compared_where_both_were_measured() -> None:
+    text = said(rows(60) + [row(600.0 + 10 * n, ours_s=0.0, latency=SLOW) for n in range(6)])
+    assert "60\u202f000 fsyncs" in text
+    factor = re.search(r"(\d+) times as long as with the agent", text)
+    assert factor is not None and 300 < int(factor.group(1)) < 900
+    assert "100 fsyncs came a second, with it 100" in text
+
+
+def test_it_says_so_when_the_agent_was_no_help() -> None:
+    worse = said(rows(60, latency=SLOW) + [row(600.0 + 10 * n, ours_s=0.0) for n in range(6)])
+    assert "as long: worse" in worse
+    same = said(rows(60) + [row(600.0 + 10 * n, ours_s=0.0) for n in range(6)])
+    assert "no difference that counts" in same
+
+
+def test_rows_that_are_half_and_half_speak_for_neither() -> None:
+    few, many = Histogram(((150, 5),)), Histogram(((72, 20_000),))  # 600 ms, 0.5 ms
+    loose = [row(600.0 + 10 * n, ours_s=0.0, latency=few) for n in range(24)]
+    edge = row(850.0, ours_s=0.0, flooded_s=6.0, latency=many)
+    assert "times as long as with the agent" in said([*rows(60), *loose, edge])
+    back = row(860.0, ours_s=4.0, latency=many)
+    assert "times as long as with the agent" in said([*rows(60), *loose, back])
+
+
+def test_fewer_of_the_same_length_are_no_even_score() -> None:
+    fewer = Histogram(((72, 297), (80, 3)))
+    text = said(rows(60) + [row(600.0 + 10 * n, ours_s=0.0, latency=fewer) for n in range(6)])
+    assert "no difference in each, but 30 fsyncs came a second, with it 100" in text
+
+
+def test_a_little_of_it_is_not_compared() -> None:
+    text = said(rows(60) + [row(600.0, ours_s=0.0, latency=SLOW)])
+    assert "Too little of it to compare" in text and "times as long" not in text
+
+
+def test_without_a_measurement_it_is_arithmetic_and_called_so() -> None:
+    text = said(rows(60))
+    # 4.7e9 / 2.5e8 seconds.
+    assert "was not measured. By arithmetic" in text and "waits 19s" in text
+
+
+def test_nothing_is_claimed_where_nothing_happened() -> None:
+    for found in (
+        rows(60, flooded_s=0.0), rows(60, latency=Histogram()), rows(60, ours_s=0.0),
+    ):
+        text = headline([worth(found)])
+        assert "nothing can be said" in text or "held no limit then" in text
+    assert "nothing to protect" in headline([])
+
+
+def test_all_is_only_said_of_all() -> None:
+    almost = Histogram(((72, 99_999), (150, 1)))
+    assert "99.9 % met the objective" in said(rows(60, latency=almost))
+    assert "100 % met the objective" in said(rows(60))
+
+
+# ---- the page ----------------------------------------------------------
+
+
+class Strict(HTMLParser):
+    """Everything opened is closed again; collects tags with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: List[str] = []
+        self.tags: List[Tuple[str, List[Tuple[str, "str | None"]]]] = []
+
+    def handle_starttag(self, tag: str, attrs: List[Tuple[str, "str | None"]]) -> None:
+        self.tags.append((tag, attrs))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: List[Tuple[str, "str | None"]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def parsed(page: str) -> Strict:
+    parser = Strict()
+    parser.feed(page)
+    parser.close()
+    assert parser.open == []
+    return parser
+
+
+def test_the_page_needs_no_network_and_no_script() -> None:
+    events = [Event(BEGIN_S + 5, "decision", "sda", "sda#1", "guard", text=EVIL)]
+    page = render(ABOUT, rows(100, device=EVIL), events)
+    tags = parsed(page).tags
+    assert not {tag for tag, _ in tags} & {"script", "link", "img", "iframe", "object", "a"}
+    names = {name for _, attrs in tags for name, _ in attrs}
+    assert not {name for name in names if name.startswith("on") or name in ("src", "href")}
+    assert "url(" not in page and "@import" not in page and "http://" not in page
+
+
+@pytest.mark.parametrize("field", ["device", "text", "state", "kind", "decision_id"])
+def test_every_text_is_escaped(field: str) -> None:
+    event = Event(BEGIN_S + 5, "alert", "sda", "sda#1", "warning", text="a: b")
+    page = render(
+        replace(ABOUT, host=EVIL, version=EVIL), rows(100),
+        [replace(event, **{field: EVIL})],  # type: ignore[arg-type]
+    )
+    assert "<script" not in page and "\x1b" not in page
+    page.encode("utf-8")
+    parsed(page)
+
+
+def test_each_plot_is_good_xml() -> None:
+    page = render(ABOUT, rows(100) + rows(100, device=EVIL), [])
+    plots = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(plots) == 2
+    for plot in plots:
+        ElementTree.fromstring(plot)
+        assert "nan" not in plot and "inf" not in plot
+
+
+def test_a_curve_is_broken_where_nothing_is_known() -> None:
+    page = render(ABOUT, rows(10) + [row(2000.0 + 10 * n) for n in range(10)], [])
+    written = re.search(r'bytes per second.*?class="line one" d="(.*?)"', page, re.DOTALL)
+    assert written is not None and written.group(1).count("M") == 2
+
+
+def test_many_rows_become_so_many_that_can_be_seen_and_lose_no_fsync() -> None:
+    found = rows(8640)
+    drawn = bins(found, BEGIN_S, BEGIN_S + 86_400)
+    assert BINS - 1 <= len(drawn) <= BINS + 1
+    assert sum(each.figures.fsyncs for each in drawn) == 8640 * 1000
+
+
+def test_what_stood_at_the_beginning_is_shown() -> None:
+    events = [
+        Event(BEGIN_S - 900, "decision", "sda", "sda#7", "squeeze", text="it began before"),
+        Event(BEGIN_S - 500, "alert", "sda", state="warning", text="STALL (device): no end"),
+        Event(BEGIN_S + 50, "alert", "sda", state="resolved", text="STALL (device): over"),
+    ]
+    page = render(ABOUT, rows(300), events)
+    assert "sda#7: it began before" in page and "STALL (device): no end" in page
+    # Not in the table, which is of the span.
+    assert page.count("it began before") == 1 and page.count("STALL (device): over") == 1
+
+
+def test_after_a_restart_the_old_state_is_not_drawn() -> None:
+    events = [
+        Event(BEGIN_S + 10, "decision", "sda", "sda#1", "squeeze", text="before"),
+        Event(BEGIN_S + 20, "start", text="version 1"),
+    ]
+    page = render(ABOUT, rows(300), events)
+    mark = re.search(r'class="mark squeeze" x="[\d.]+" y="[\d.]+" width="([\d.]+)"', page)
+    assert mark is not None and float(mark.group(1)) < 5.0
+
+
+def test_a_long_table_is_cut_and_says_so() -> None:
+    events = [Event(BEGIN_S + n, "mode", text=f"number {n}") for n in range(MAX_EVENTS + 10)]
+    page = render(ABOUT, [], events)
+    assert "10 before them are not shown" in page and "number 9<" not in page
+    assert "No device wrote or synced" in page
+
+
+def test_escape_shows_what_cannot_be_seen() -> None:
+    assert escape("a\u202eb\x00c\u202fd") == "a\ufffdb\ufffdc\u202fd"
+
+
+# ---- the verb ----------------------------------------------------------
+
+
+def test_the_verb_writes_the_page_of_a_played_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_case.write(tmp_path / "history.db", 1200)
+    begin_s = read_figures(tmp_path / "history.db")[0].wall_s
+    page = tmp_path / "page.html"
+    code = ctl.main([
+        "report", "--state-dir", str(tmp_path), "--since", "2026-01-01", "-o", str(page),
+    ])  # fmt: skip
+    assert code == 0 and "rows of figures" in capsys.readouterr().out
+    text = page.read_text()
+    parsed(text)
+    # The model: milliseconds with the agent, most of a second without.
+    assert re.search(r"\d+ times as long as with the agent", text.replace("&nbsp;", " "))
+    assert "warning COLLAPSE on sda: writeback-flood" in text and "<h2>sdb</h2>" in text
+    # A fifth of the time, to its end.
+    events = [e for e in read_history(tmp_path / "history.db") if e.kind == "alert"]
+    about = Span("host", "0", begin_s, begin_s + 1200.0, begin_s + 1200.0)
+    (mark,) = _alerts(events, "sda", about)
+    assert mark.style == "warning" and 235 < mark.end_s - mark.begin_s < 245
+    ctl.main(["report", "--json", "--state-dir", str(tmp_path), "-o", str(page)])
+    answer = json.loads(capsys.readouterr().out)
+    assert list(schema.problems(answer, schema.load("report"))) == []
+    assert answer["bytes"] == page.stat().st_size
+    code = ctl.main(["report", "--state-dir", str(tmp_path), "--device", "sdb", "-o", "-"])
+    only = capsys.readouterr().out
+    assert code == 0 and "<h2>sdb</h2>" in only and "<h2>sda</h2>" not in only
+    assert begin_s > report_case.BEGIN_S
+
+
+def test_a_page_that_cannot_be_written_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_case.write(tmp_path / "history.db", 20)
+    target = tmp_path / "missing" / "page.html"
+    assert ctl.main(["report", "--state-dir", str(tmp_path), "-o", str(target)]) == 1
+    assert "name another with -o" in capsys.readouterr().err
+    assert ctl.main(["report", "--state-dir", str(tmp_path / "none")]) == 1
