@@ -19,7 +19,7 @@ from writebackd.cli.render import render_status
 from writebackd.cli.screens import render_why
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
 from writebackd.model import DeviceMemory, Fact, Learned, Memory
-from writebackd.report.history import read_history
+from writebackd.report.history import HistoryError, read_history
 from writebackd.report.keeper import decode
 from writebackd.report.server import RequestError
 
@@ -63,10 +63,11 @@ def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
 
 
 def pins(tmp_path: Path) -> "list[str]":
-    path = tmp_path / "state" / "history.db"
-    if not path.exists():
-        return []
-    return [event.text for event in read_history(path) if event.kind == "pin"]
+    try:
+        events = read_history(tmp_path / "state" / "history.db")
+    except HistoryError:
+        return []  # its thread has not made it yet
+    return [event.text for event in events if event.kind == "pin"]
 
 
 def test_a_user_that_has_no_name_is_a_number() -> None:

@@ -448,16 +448,16 @@ def test_the_loop_drops_who_dawdles_on_any_server(
 
     def tick() -> None:
         left.append(server.clients)
-        if len(left) > 5:
+        if (1 in left and not left[-1]) or len(left) > 100:
             rig.daemon._signals.stop = "enough"
 
     monkeypatch.setattr(rig.daemon, "_tick", tick)
-    monkeypatch.setattr(server, "_clock", lambda: time.monotonic() - DEADLINE_S + 0.12)
+    monkeypatch.setattr(server, "_clock", lambda: time.monotonic() - DEADLINE_S + 0.5)
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as client:
         server.register(selector)
         client.connect(str(rig.runtime_dir / "metrics.sock"))
         rig.daemon._loop(selector, server)
-        assert (left[0], left[-1]) == (1, 0)
+        assert 1 in left and not left[-1]
         server.close()
     rig.end()
 
