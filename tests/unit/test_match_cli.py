@@ -162,7 +162,7 @@ def start(
     Stopped.loads, Stopped.reloads = [], []
     root = logging.getLogger()
     before = list(root.handlers), root.level
-    (tmp_path / "config").mkdir()
+    (tmp_path / "config").mkdir(exist_ok=True)
 
     def call(*words: str) -> Callable[[], Policy]:
         argv = ["--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state"),
@@ -183,6 +183,21 @@ def test_the_daemon_takes_the_best_match_and_the_journal_says_so(
     assert policy.chosen.startswith("best match, 170 points: etcd, etcd.service runs +170")
     assert f"policy etcd: {policy.chosen}" in capfd.readouterr().err
     assert Stopped.reloads == [61.0]
+
+
+def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in ("default", "etcd", "all"):
+        directory = tmp_path / "config" / f"{name}.conf.d"
+        directory.mkdir(parents=True)
+        (directory / "50-site.conf").write_text("[policy]\nmode = observe\n")
+    assert start()().mode == "observe"
+    (line,) = [each for each in capfd.readouterr().err.splitlines() if "not in force" in each]
+    assert f"beside policy etcd: {tmp_path}/config/default.conf.d; " in line
+    start("--policy", "etcd")
+    assert "not in force" not in capfd.readouterr().err
 
 
 def test_a_reload_looks_at_the_host_again(

@@ -31,6 +31,7 @@ from writebackd.kernel.vm import PAIRS, read_limits
 from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.policy.load import unused_drop_ins
 from writebackd.policy.match import choose
 from writebackd.report.snapshot import Snapshot
 
@@ -125,6 +126,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     live = args.live and sys.stdout.isatty()
     listener = _start_logging(args.verbose, quiet=live)
     log.info("policy %s: %s", first.name, first.chosen)
+    if args.policy is None:
+        _warn_unused_drop_ins(first, args.config_dir)
     _warn_unlocked(memory.lock_used())
     options = Options(
         runtime_dir=args.runtime_dir,
@@ -229,6 +232,15 @@ def _stop_logging(listener: logging.handlers.QueueListener) -> None:
     stopper = threading.Thread(target=stop, daemon=True)
     stopper.start()
     stopper.join(timeout=2.0)
+
+
+def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
+    unused = unused_drop_ins(policy.name, config_dir)
+    if unused:
+        log.warning(
+            "not in force beside policy %s: %s; what shall hold for every policy belongs into"
+            " all.conf.d", policy.name, ", ".join(map(str, unused)),
+        )  # fmt: skip
 
 
 def _warn_unlocked(problem: Optional[str]) -> None:

@@ -15,6 +15,8 @@ from .parse import Assignment, Errors, did_you_mean, parse_lines, read_file, unk
 from .schema import DEVICE_KEYS, KEYS, SECTIONS, DeviceSetting, Policy, PolicyError
 
 DEFAULT_NAME = "default"
+# all.conf.d: drop-ins of every policy, so that what a site wants holds whichever class is taken.
+SITE_NAME = "all"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 _DEV_NULL = os.makedev(1, 3)
 
@@ -74,24 +76,54 @@ def _names(dirs: Sequence[Path]) -> Dict[str, Path]:
     found: Dict[str, Path] = {}
     for directory in dirs:
         for name in _list_dir(directory):
-            if name.endswith(".conf"):
+            if name.endswith(".conf") and name != f"{SITE_NAME}.conf":
                 found[name[: -len(".conf")]] = directory / name
     return found
 
 
-def _locate(wanted: str, config_dir: Optional[Path], root: Path) -> Tuple[str, Path, List[Path]]:
-    """Name, base file and drop-ins of a policy given by name or by path."""
+def misplaced(dirs: Sequence[Path]) -> List[str]:
+    """What to do with an all.conf, which no policy reads."""
+    return [
+        f"{directory / name}: no policy can be called '{SITE_NAME}': move it into "
+        f"{directory / name}.d/, from where every policy reads it"
+        for directory in dirs
+        for name in _list_dir(directory)
+        if name == f"{SITE_NAME}.conf"
+    ]
+
+
+def unused_drop_ins(
+    taken: str, config_dir: Optional[Path] = None, root: Path = Path("/")
+) -> Tuple[Path, ...]:
+    """Directories with drop-ins of policies other than `taken`: what they say does not hold."""
+    return tuple(
+        directory / name
+        for directory in search_dirs(config_dir, root)[1:]
+        for name in sorted(_list_dir(directory))
+        if name.endswith(".conf.d")
+        and name not in (f"{taken}.conf.d", f"{SITE_NAME}.conf.d")
+        and _drop_ins([directory / name])
+    )
+
+
+def _locate(
+    wanted: str, config_dir: Optional[Path], root: Path
+) -> Tuple[str, Path, List[Path], List[Path]]:
+    """Name, base file, the site's drop-ins and its own of a policy given by name or by path."""
     if "\0" in wanted:  # no file has it in its name, and os.listdir() raises ValueError
         raise PolicyError((f"'{units.shorten(wanted)}': a path has no NUL byte in it",))
     if "/" in wanted or wanted.endswith(".conf"):
         path = Path(wanted)
         name = path.name[: -len(".conf")] if wanted.endswith(".conf") else path.name
-        return name, path, _drop_ins([Path(f"{path}.d")])
+        return name, path, [], _drop_ins([Path(f"{path}.d")])
     if not _NAME.fullmatch(wanted):
         message = "not a policy name: use letters, digits and -_.@, or a path"
         raise PolicyError((f"'{units.shorten(wanted)}': {message}",))
     dirs = search_dirs(config_dir, root)
     known = _names(dirs)
+    if wanted == SITE_NAME:
+        message = f"'{SITE_NAME}' is no policy: {SITE_NAME}.conf.d has drop-ins of every policy"
+        raise PolicyError((message,))
     if wanted not in known:
         listing = ", ".join(sorted(known)) or "none"
         searched = ", ".join(str(directory) for directory in dirs)
@@ -105,7 +137,9 @@ def _locate(wanted: str, config_dir: Optional[Path], root: Path) -> Tuple[str, P
         raise PolicyError(
             (f"{known[wanted]}: policy '{wanted}' is masked: remove the link, or choose another",)
         )
-    return wanted, known[wanted], _drop_ins([each / f"{wanted}.conf.d" for each in dirs])
+    site, own = (_drop_ins([each / f"{name}.conf.d" for each in dirs])
+                 for name in (SITE_NAME, wanted))  # fmt: skip
+    return wanted, known[wanted], site, own
 
 
 class _Merger:
@@ -123,13 +157,22 @@ class _Merger:
         # Keys whose text was wrong: their checks against other keys would only confuse.
         self.broken: Set[Tuple[str, str]] = set()
 
-    def add_file(self, path: Path) -> None:
+    def add_file(self, path: Path, site: bool = False) -> None:
+        """Put a file on top; `site`: it is one of every policy."""
         try:
             text = read_file(path)
         except PolicyError as error:
             self.errors.messages.extend(error.messages)
             return
         for line in parse_lines(text, path, self.errors):
+            if site and (line.section == "match" or line.key in ("name", "summary")):
+                # The same rules everywhere, and every policy fits the same hosts.
+                self.errors.add(
+                    line.origin,
+                    f"{line.key}: tells policies apart, and this file is one of all: move it into "
+                    "NAME.conf.d",
+                )
+                continue
             self._add(line)
 
     def _add(self, line: Assignment) -> None:
@@ -302,12 +345,13 @@ def load_policy(
     A file is meant when the text contains '/' or ends in '.conf'. Raises PolicyError with all
     errors of all its files. Sizes are bytes, times seconds, shares 0..1.
     """
-    name, base, drop_ins = _locate(name_or_path or DEFAULT_NAME, config_dir, root)
+    name, base, site, own = _locate(name_or_path or DEFAULT_NAME, config_dir, root)
     merger = _Merger(name)
-    for path in (base, *drop_ins):
-        merger.add_file(path)
+    files = (base, *site, *own)
+    for path in files:
+        merger.add_file(path, site=path in site)
     merger.finish()
-    return merger.policy((base, *drop_ins))
+    return merger.policy(files)
 
 
 def check(
@@ -348,7 +392,7 @@ def list_policies(
 def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Policy, ...]:
     """Every policy that is not masked, by name. Raises PolicyError with the errors of all."""
     found: List[Policy] = []
-    errors: List[str] = []
+    errors = misplaced(search_dirs(config_dir, root))
     for name, path in sorted(_names(search_dirs(config_dir, root)).items()):
         if _is_masked(path):
             continue
