@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
-from writebackd.policy import PolicyError, list_policies, load_policy, rules
+from writebackd.policy import PolicyError, list_policies, load_policy, render, rules
 from writebackd.policy.facts import CACHES, VIRTUALISATIONS, DiskFacts, HostFacts
 from writebackd.policy.load import load_all
 from writebackd.policy.match import Choice, choose, judge, rank
@@ -156,7 +156,14 @@ MIXED: List[Tuple[str, Build, str]] = [
     ("dom0", lambda h: dom0(h.guest().hdd().runs("libvirtd.service")), "hypervisor"),
     ("desktop in a guest", lambda h: h.guest().volume().runs("sddm.service"), "desktop"),
     ("virtual machines on a desktop",
-     lambda h: h.metal().nvme().runs("gdm.service", "libvirtd.service"), "desktop"),
+     lambda h: h.metal().nvme().runs("gdm.service", "libvirtd.service"), "hypervisor"),
+    ("backups and their catalog", lambda h: h.metal().raid().runs("bareos-sd", "postgres"),
+     "backup-target"),
+    ("database beside guests", lambda h: h.metal().raid().runs("pvedaemon.service", "mariadbd"),
+     "hypervisor"),
+    ("Proxmox Backup on Proxmox",
+     lambda h: h.metal().ssd().runs("pvedaemon.service", "proxmox-backup-proxy.service"),
+     "backup-target"),
     ("server with a desktop", lambda h: h.metal().raid().runs("gdm.service", "postgres"),
      "db-hwraid"),
     ("RAID without a database", lambda h: h.metal().raid().runs("nginx"), "default"),
@@ -194,6 +201,50 @@ def test_the_reason_has_the_evidence_and_the_runner_up(tmp_path: Path) -> None:
     assert choice.runner_up is not None and choice.runner_up.name == "kubernetes-node"
     (finding,) = choice.verdicts[0].findings
     assert re.search(r"policies/etcd\.conf:\d+$", finding.origin)
+
+
+LEVERS = "[levers]\npace = on\nqueue = on\nflush-interval = 1s\n"
+
+
+def levers(choice: Choice) -> Tuple[bool, bool, float]:
+    levers = choice.policy.levers
+    return levers.pace, levers.queue, levers.flush_interval_s
+
+
+def test_a_policy_that_nobody_named_comes_without_pace(tmp_path: Path) -> None:
+    choice = MADE_FOR["db-hwraid"](Host(tmp_path)).choice()
+    assert load_policy("db-hwraid", root=NOWHERE).levers.pace
+    assert levers(choice) == (False, False, 0.0)
+    assert choice.policy.chosen.startswith(
+        "without pace, for which --policy db-hwraid or a drop-in is needed; best match, 150"
+    )
+    shown = render(choice.policy)
+    assert re.search(
+        r"# held back \(on in .*db-hwraid\.conf:\d+\): nobody named the policy\npace = off", shown
+    )
+
+
+@pytest.mark.parametrize("where", ["etc/writebackd/policies.d", "run/writebackd/policies.d"])
+def test_levers_that_a_site_asked_for_are_there_whoever_chose(tmp_path: Path, where: str) -> None:
+    drop_in = tmp_path / where / "db-hwraid.conf.d" / "a.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text(LEVERS)
+    facts = read_facts(MADE_FOR["db-hwraid"](Host(tmp_path / "host")).tree.files)
+    choice = choose(facts, root=tmp_path)
+    assert levers(choice) == (True, True, 1.0)
+    assert choice.policy.chosen.startswith("best match")
+
+
+def test_levers_that_a_distribution_asks_for_are_held_back(tmp_path: Path) -> None:
+    base = tmp_path / "usr/lib/writebackd/policies.d/default.conf"
+    base.parent.mkdir(parents=True)
+    base.write_text(LEVERS)
+    choice = choose(HostFacts(), root=tmp_path)
+    assert levers(choice) == (False, False, 0.0)
+    assert choice.policy.chosen == (
+        "without pace, queue, flush-interval, for which --policy default or a drop-in is needed; "
+        "no policy fits this host"
+    )
 
 
 def test_without_a_match_the_nearest_is_told(tmp_path: Path) -> None:

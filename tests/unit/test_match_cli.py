@@ -8,14 +8,14 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
 
 import samples
 import schema
 from fake_host import Rig
-from fake_sysfs import VIRTIO, FakeSysfs
+from fake_sysfs import RAID, VIRTIO, FakeSysfs
 from writebackd.cli import ctl
 from writebackd.cli import daemon as daemon_cli
 from writebackd.cli import policy as policy_cli
@@ -125,6 +125,31 @@ def test_show_effective_names_the_drop_in_that_a_value_is_from(run: Run, tmp_pat
     (site / "a.conf").write_text("\n[objective]\nfsync-p99 = 7ms\n")
     out = run("show", "--effective", "etcd", "--config-dir", str(site.parent))[1]
     assert f"# {site}/a.conf:3\nfsync-p99 = 7ms" in out
+
+
+@pytest.mark.parametrize(
+    ("reason", "pace"),
+    [("without pace, ...; best match", "off"), ("named by --policy", "on"), (None, "on")],
+)
+def test_show_of_a_running_daemon_is_what_it_has(
+    run: Run, monkeypatch: pytest.MonkeyPatch, reason: Optional[str], pace: str
+) -> None:
+    status = {"policy": "db-hwraid", "policy_reason": reason}
+    if reason is None:  # an older daemon
+        del status["policy_reason"]
+    monkeypatch.setattr(policy_cli, "request", lambda *_, **__: status)
+    assert f"\npace = {pace}\n" in run("show", "--effective")[1]
+    assert "\npace = on\n" in run("show", "--effective", "db-hwraid")[1]
+
+
+def test_match_tells_what_is_held_back(run: Run, tree: FakeSysfs) -> None:
+    tree.text("/proc/cpuinfo", "flags : fpu")
+    tree.disk("sda", "8:0", RAID, rotational=True)
+    tree.scsi_host("host2", "megaraid_sas")
+    tree.process(7, "postgres", "0::/system.slice/postgresql.service")
+    out = run("match")[1]
+    assert out.startswith("db-hwraid fits: 150 points, 140 needed\n")
+    assert "  without pace, for which --policy db-hwraid or a drop-in is needed\n" in out
 
 
 # ---- the daemon --------------------------------------------------------------------------
@@ -268,7 +293,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
-    assert status["policy_reason"].startswith("best match, 140 points: ceph-osd runs +140")
+    assert status["policy_reason"].startswith("best match, 158 points: ceph-osd runs +158")
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
     rig.end()
 

@@ -32,7 +32,7 @@ from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.load import unused_drop_ins
-from writebackd.policy.match import choose
+from writebackd.policy.match import NAMED, choose
 from writebackd.report.snapshot import Snapshot
 
 log = logging.getLogger("writebackd")
@@ -110,7 +110,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     def load() -> Policy:
         if args.policy is None:
             return choose(read_facts(KernelFiles()), args.config_dir).policy
-        return replace(load_policy(args.policy, args.config_dir), chosen="named by --policy")
+        return replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
 
     try:
         first = load()  # before anything is created: a bad policy touches nothing

@@ -38,6 +38,13 @@ def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Pat
     return (packaged_dir(), *(root / top / "writebackd" / "policies.d" for top in system))
 
 
+def is_shipped(origin: str, root: Path = Path("/")) -> bool:
+    """Whether an origin (``file:line``) is in a file of the program's or the distribution's."""
+    path = Path(origin.rpartition(":")[0]).resolve()
+    shipped = (packaged_dir(), root / "usr" / "lib" / "writebackd" / "policies.d")
+    return any(each.resolve() in path.parents for each in shipped)
+
+
 def _list_dir(path: Path) -> List[str]:
     try:
         return [name for name in os.listdir(path) if not name.startswith(".")]

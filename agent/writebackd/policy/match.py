@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Callable, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from .facts import DiskFacts, HostFacts
-from .load import DEFAULT_NAME, load_all, load_policy
+from .load import DEFAULT_NAME, is_shipped, load_all, load_policy
 from .rules import MemoryRule, Rule
 from .schema import KEYS, Policy
 from .units import format_size
@@ -20,6 +20,10 @@ from .units import format_size
 _COMM = 15  # of a process' name, what the kernel keeps
 _UNIT = (".service", ".scope", ".slice")
 _MOST_NAMED = 4  # disks and the like in a line of evidence
+NAMED = "named by --policy"  # why a policy is in force that was not chosen here
+# Levers that reach into other people's units, freeze queues or change what all flushers do. That
+# a host looks like a class is no leave for these: somebody has to want them.
+_WANTED = (("pace", False), ("queue", False), ("flush-interval", 0.0))
 
 
 @dataclass(frozen=True)
@@ -97,14 +101,48 @@ def choose(
     if best is None:
         policy = load_policy(DEFAULT_NAME, config_dir, root)
         nearest = f"; nearest is {_score(verdicts[0])}" if verdicts and verdicts[0].points else ""
-        return Choice(replace(policy, chosen=f"no policy fits this host{nearest}"), verdicts)
+        policy = without_unwanted_levers(policy, root)
+        return Choice(_because(policy, f"no policy fits this host{nearest}"), verdicts)
     held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
     reason = f"best match, {best.points} points: {'; '.join(held)}"
     others = [each for each in verdicts[1:] if each.fits]
     if others:
         tied = "tied with" if others[0].points == best.points else "next is"
         reason += f" ({tied} {_score(others[0])})"
-    return Choice(replace(policies[best.name], chosen=reason), verdicts)
+    return Choice(_because(without_unwanted_levers(policies[best.name], root), reason), verdicts)
+
+
+def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
+    """The policy as it is when nobody named it.
+
+    Levers beyond the pair and limits per device keep what a shipped file says of them only where
+    that is off; what a site's own file says holds.
+    """
+    off: Dict[str, Any] = {}
+    origins = dict(policy.origins)
+    held: List[str] = []
+    for name, rest in _WANTED:
+        key = next(each for each in KEYS if (each.section, each.name) == ("levers", name))
+        where, value = ("levers", name), policy.value(key)
+        if value == rest or not is_shipped(origins[where], root):
+            continue
+        off[key.attribute] = rest
+        held.append(name)
+        origins[where] = (
+            f"held back ({key.kind.format(value)} in {origins[where]}): nobody named the policy"
+        )
+    if not held:
+        return policy
+    return replace(
+        policy, levers=replace(policy.levers, **off), origins=origins,
+        chosen=f"without {', '.join(held)}, for which --policy {policy.name} or a drop-in is"
+        " needed",
+    )  # fmt: skip
+
+
+def _because(policy: Policy, reason: str) -> Policy:
+    """What is missing comes first: `status` has one line for it all."""
+    return replace(policy, chosen=f"{policy.chosen}; {reason}" if policy.chosen else reason)
 
 
 def _score(verdict: Verdict) -> str:
