@@ -117,7 +117,7 @@ MADE_FOR: Dict[str, Build] = {
     "vm-guest": lambda host: host.guest().volume().runs("nginx"),
     "hypervisor": lambda host: host.metal().ssd().runs("qemu-system-x86"),
     "analytics": lambda host: host.metal().memory(256 * GIB).hdd().runs("hdfs-datanode.service"),
-    "ceph-osd": lambda host: host.metal().hdd().nvme().runs("ceph-osd"),
+    "ceph-osd": lambda host: host.metal().hdd().nvme().runs("ceph-osd@3.service"),
     "default": lambda host: host.metal().ssd().runs("nginx"),
 }
 
@@ -144,9 +144,9 @@ MIXED: List[Tuple[str, Build, str]] = [
     ("k3s in a guest", lambda h: h.guest().volume().runs("k3s.service"), "etcd"),
     ("database in a pod", lambda h: h.metal().nvme().runs("kubelet", "postgres"),
      "kubernetes-node"),
-    ("Rook", lambda h: h.metal().nvme().runs("kubelet", "ceph-osd"), "kubernetes-node"),
+    ("Rook", lambda h: h.metal().nvme().runs("kubelet", "ceph-osd@0.service"), "kubernetes-node"),
     ("Patroni", lambda h: h.metal().raid().runs("postgres", "etcd"), "etcd"),
-    ("Proxmox with Ceph", lambda h: h.metal().ssd().runs("pvedaemon.service", "ceph-osd"),
+    ("Proxmox with Ceph", lambda h: h.metal().ssd().runs("pvedaemon.service", "ceph-osd@0.service"),
      "ceph-osd"),
     ("database in a guest", lambda h: h.guest().volume().runs("postgres"), "vm-guest"),
     ("cloud volume as nvme", lambda h: h.guest().nvme().runs("mysqld"), "vm-guest"),
@@ -345,6 +345,79 @@ def test_units_are_told_by_their_processes(
     assert (facts.units, facts.processes) == (units, ("etcd",))
 
 
+HEX = "0123456789abcdef" * 4
+STATIC = "kubepods-burstable-pod" + HEX[:32] + ".slice"
+UUID_POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
+
+
+@pytest.mark.parametrize(
+    ("path", "uid", "counts", "units"),
+    [
+        ("/", 0, True, ()),
+        ("/", 70, False, ()),
+        ("/openrc.etcd", 0, True, ()),
+        ("/init.scope", 0, True, ("init.scope",)),
+        ("/system.slice/etcd.service", 70, True, ("etcd.service", "system.slice")),
+        ("/system.slice/run-r1.scope", 0, True, ("run-r1.scope", "system.slice")),
+        ("/system.slice/run-r1.scope", 70, False, ("run-r1.scope", "system.slice")),
+        ("/system.slice/cron.service", 0, False, ("cron.service", "system.slice")),
+        ("/system.slice/crond.service", 70, False, ("crond.service", "system.slice")),
+        ("/system.slice/atd.service", 70, False, ("atd.service", "system.slice")),
+        (f"/system.slice/docker-{HEX}.scope", 0, False, (f"docker-{HEX}.scope", "system.slice")),
+        (f"/system.slice/docker-{HEX}.scope/system.slice/etcd.service", 0, False,
+         (f"docker-{HEX}.scope", "system.slice")),
+        (f"/docker/{HEX}", 0, False, ()),
+        (f"/my-own-parent/{HEX}", 0, False, ()),
+        ("/lxc/101/ns/system.slice/etcd.service", 0, False, ()),
+        ("/lxc.payload.web/system.slice/etcd.service", 0, False, ()),
+        (f"/machine.slice/libpod-{HEX}.scope/container", 0, False,
+         (f"libpod-{HEX}.scope", "machine.slice")),
+        ("/machine.slice/systemd-nspawn@a.service/payload/system.slice/etcd.service", 0, False,
+         ("machine.slice", "systemd-nspawn@a.service")),
+        ("/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/emulator", 64055, True,
+         ("machine-qemu\\x2d1\\x2da.scope", "machine.slice")),
+        ("/machine.slice/machine-a.scope/machine-qemu.scope", 0, False,
+         ("machine-a.scope", "machine.slice")),
+        (f"/system.slice/own.service/libpod-payload-{HEX}", 0, False,
+         ("own.service", "system.slice")),
+        ("/system.slice/own.service/delegated", 0, False, ("own.service", "system.slice")),
+        (f"/kubepods/burstable/pod{HEX[:32]}/{HEX}", 0, True, ()),
+        (f"/kubepods.slice/kubepods-burstable.slice/{STATIC}/cri-containerd-{HEX}.scope", 0, True,
+         None),
+        (f"/kubepods.slice/kubepods-burstable.slice/{UUID_POD}/cri-containerd-{HEX}.scope", 0,
+         False, None),
+        (f"/kubepods/pod01234567-89ab-cdef-0123-456789abcdef/pod{HEX[:32]}/x", 0, False, ()),
+    ],
+)  # fmt: skip
+def test_what_runs_in_something_else_is_not_the_hosts(
+    tmp_path: Path, path: str, uid: int, counts: bool, units: Optional[Tuple[str, ...]]
+) -> None:
+    tree = FakeSysfs(tmp_path)
+    tree.process(7, "etcd", f"0::{path}", uid)
+    facts = read_facts(tree.files)
+    assert facts.processes == (("etcd",) if counts else ())
+    if units is not None:
+        assert facts.units == units
+
+
+def test_a_process_name_alone_does_not_switch_protection_off(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host").metal().ssd().runs("ceph-osd", "postgres")
+    assert host.choice().policy.name == "db-ssd"
+    watched = "[policy]\nmode = observe\n[match]\nservices = 200: ceph-osd mine.service\n"
+    own = site(tmp_path, mine=watched)
+    assert host.choice(own).policy.name == "db-ssd"
+    assert host.runs("mine.service").choice(own).policy.name == "mine"
+
+
+def test_a_roll_out_that_observes_takes_the_class_that_will_enforce(tmp_path: Path) -> None:
+    rollout = site(tmp_path)
+    for name in ("all", "etcd"):
+        (rollout / f"{name}.conf.d").mkdir()
+        (rollout / f"{name}.conf.d" / "a.conf").write_text("[policy]\nmode = observe\n")
+        policy = MADE_FOR["etcd"](Host(tmp_path / name)).choice(rollout).policy
+        assert (policy.name, policy.mode) == ("etcd", "observe")
+
+
 def test_a_process_of_a_user_is_not_counted_on_either_cgroup_version(tmp_path: Path) -> None:
     tree = FakeSysfs(tmp_path)
     tree.process(7, "etcd", "1:name=systemd:/user.slice/user-1000.slice/session-2.scope\n0::/")
@@ -405,12 +478,12 @@ class Watched(KernelFiles):
 
 
 def test_nothing_but_proc_and_sys_is_read_and_no_memory_of_a_process(tmp_path: Path) -> None:
-    MADE_FOR["db-hwraid"](Host(tmp_path))
+    MADE_FOR["db-hwraid"](Host(tmp_path)).tree.process(900, "nfsd")
     files = Watched(tmp_path)
     read_facts(files)
     assert all(name.startswith(("/proc", "/sys/")) for name in files.names), files.names
     of_processes = {name.rsplit("/", 1)[-1] for name in files.names if re.match(r"/proc/\d", name)}
-    assert of_processes == {"comm", "cgroup"}
+    assert of_processes == {"comm", "cgroup", "status"}
 
 
 def test_hostile_files_are_read_as_far_as_they_make_sense(tmp_path: Path) -> None:
@@ -419,7 +492,9 @@ def test_hostile_files_are_read_as_far_as_they_make_sense(tmp_path: Path) -> Non
     tree.process(8, "", "::\n:::::\n0::/" + "/".join(["a.slice"] * 5000))
     (tree.root / "proc/9").mkdir()
     (tree.root / "proc/9/comm").mkdir()
-    (tree.root / "proc/10").mkdir()
+    tree.process(10, "")
+    tree.process(11, "no uid")
+    tree.text("/proc/11/status", "Uid:\nUid:\t0\nUid: x 0\n")
     (tree.root / "proc/10/comm").write_bytes(b"\xff\xfe")
     tree.text("/proc/meminfo", "MemTotal: " + "9" * 5000 + " kB")
     tree.text("/proc/cpuinfo", "flags\n" * 1000)

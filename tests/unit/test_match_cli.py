@@ -280,8 +280,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig = Rig(tmp_path, monkeypatch)
     rig.daemon._options = replace(rig.daemon._options, mode=None)
     rig.daemon._load = lambda: choose(read_facts(KernelFiles(tree.root)), root=tmp_path).policy
-    tree.text("/proc/7/comm", "ceph-osd")
-    tree.text("/proc/7/cgroup", "0::/")
+    tree.process(7, "ceph-osd", "0::/system.slice/ceph-osd@3.service")
     rig.tick(2)
     rig.pin(64 << 20)
     rig.tick(3)
@@ -293,7 +292,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
-    assert status["policy_reason"].startswith("best match, 158 points: ceph-osd runs +158")
+    assert status["policy_reason"].startswith("best match, 158 points: ceph-osd@3.service runs")
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
     rig.end()
 

@@ -74,7 +74,10 @@ def judge(policy: Policy, facts: HostFacts) -> Verdict:
     for key in KEYS:
         rule = getattr(policy.match, key.attribute) if key.section == "match" else None
         if isinstance(rule, (Rule, MemoryRule)):
-            holds, evidence = _look(key.name, rule, facts)
+            if key.name == "services" and isinstance(rule, Rule):
+                holds, evidence = _services(rule.words, facts, _only_watches(policy))
+            else:
+                holds, evidence = _look(key.name, rule, facts)
             origin = policy.origins[key.section, key.name]
             findings.append(Finding(key.name, str(rule), rule.points, holds, evidence, origin))
     points = sum(finding.points for finding in findings if finding.holds)
@@ -154,8 +157,6 @@ def _look(name: str, rule: Union[Rule, MemoryRule], facts: HostFacts) -> Tuple[O
     """Whether a rule holds, and by what that is seen."""
     if isinstance(rule, MemoryRule):
         return _memory(rule, facts.memory_bytes)
-    if name == "services":
-        return _services(rule.words, facts)
     if name == "virtualisation":
         return _virtualisation(rule.words, facts)
     if name == "drivers":
@@ -173,7 +174,16 @@ def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], st
     return low and high, f"{format_size(memory >> 20 << 20)} of memory"
 
 
-def _services(globs: Sequence[str], facts: HostFacts) -> Tuple[Optional[bool], str]:
+def _only_watches(policy: Policy) -> bool:
+    """Whether its own file says `observe`; a drop-in says it of a roll-out, not of the class."""
+    origin = Path(policy.origins["policy", "mode"].rpartition(":")[0])
+    return policy.mode == "observe" and not origin.parent.name.endswith(".conf.d")
+
+
+def _services(
+    globs: Sequence[str], facts: HostFacts, only_units: bool
+) -> Tuple[Optional[bool], str]:
+    """`only_units`: a process' name, which anybody can give, shall not switch everything off."""
     if facts.units is None or facts.processes is None:
         return None, "what runs is not known"
     found: List[str] = []
@@ -183,6 +193,8 @@ def _services(globs: Sequence[str], facts: HostFacts) -> Tuple[Optional[bool], s
             found += [each for each in facts.units if fnmatchcase(each, glob)]
         else:
             found += [each for each in facts.processes if _is_called(each, glob)]
+    if found and only_units and not any(each.endswith(_UNIT) for each in found):
+        return False, f"{_few(found)} runs, but none of the units"
     return bool(found), f"{_few(found)} runs" if found else "none of them runs"
 
 
