@@ -166,12 +166,12 @@ class Stopped:
         self._on_tick = on_tick
         self._uptime_s = 0.0
 
-    def reload(self) -> None:
+    def rematch(self) -> None:
         self.reloads.append(self._uptime_s)
 
     def run(self, ready: Any) -> None:
         calm = samples.idle()
-        for self._uptime_s in (30.0, 61.0, 62.0):
+        for self._uptime_s in (1.0, 61.0, 62.0):
             self._on_tick(replace(calm, sample=replace(calm.sample, time_s=self._uptime_s)))
 
 
@@ -228,12 +228,14 @@ def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(
 def test_a_reload_looks_at_the_host_again(
     start: Callable[..., Callable[[], Policy]], tree: FakeSysfs
 ) -> None:
-    load = start()
-    tree.text("/proc/7/comm", "cat")
-    tree.text("/proc/7/cgroup", "0::/")
-    assert load().name == "vm-guest"
     tree.text("/proc/cpuinfo", "flags : fpu")
+    tree.process(7, "cat")
+    load = start()
     assert load().name == "default"
+    tree.text("/proc/cpuinfo", "flags : fpu hypervisor")
+    assert load().name == "vm-guest"
+    tree.process(7, "etcd", "0::/system.slice/etcd.service")
+    assert load().name == "etcd"
 
 
 def test_a_policy_that_is_named_is_taken_whatever_fits(
@@ -245,33 +247,89 @@ def test_a_policy_that_is_named_is_taken_whatever_fits(
     assert Stopped.reloads == []
 
 
-def test_while_the_host_starts_it_looks_again_three_times() -> None:
-    reloads: List[float] = []
-    uptime_s = 20.0
-    rematch = daemon_cli._Rematch(lambda: reloads.append(uptime_s))
+@pytest.mark.parametrize("start_s", [20.0, 90_000.0])
+def test_it_looks_again_three_times_after_its_start_and_then_hourly(start_s: float) -> None:
+    looks: List[float] = []
+    since_s = 0.0
+    rematch = daemon_cli._Rematch(lambda: looks.append(since_s))
     calm = samples.idle()
-    while uptime_s < 5000:
-        rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
-        uptime_s += 1.5
-    assert reloads == [60.5, 180.5, 600.5]
-
-
-def test_a_daemon_started_later_does_not_look_again() -> None:
-    reloads: List[None] = []
-    rematch = daemon_cli._Rematch(lambda: reloads.append(None))
-    calm = samples.idle()
-    for uptime_s in (601.0, 700.0, 90_000.0):
-        rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
-    assert reloads == []
+    while since_s < 8000:
+        rematch(replace(calm, sample=replace(calm.sample, time_s=start_s + since_s)))
+        since_s += 1.5
+    assert looks == [60.0, 180.0, 600.0, 4200.0, 7800.0]
 
 
 def test_a_long_stop_is_one_look() -> None:
-    reloads: List[None] = []
-    rematch = daemon_cli._Rematch(lambda: reloads.append(None))
+    looks: List[None] = []
+    rematch = daemon_cli._Rematch(lambda: looks.append(None))
     calm = samples.idle()
-    for uptime_s in (30.0, 900.0, 901.0):
+    for uptime_s in (30.0, 9000.0, 9001.0):
         rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
-    assert len(reloads) == 1
+    assert len(looks) == 1
+
+
+def test_a_class_stays_over_a_restart_while_its_services_are_down(
+    start: Callable[..., Callable[[], Policy]], tree: FakeSysfs, tmp_path: Path, run: Run
+) -> None:
+    assert start()().name == "etcd"
+    tree.process(7, "cat", "0::/")
+    policy = start()()  # another process
+    assert policy.name == "etcd"
+    assert policy.chosen.startswith("kept since it was taken before: best match, 170 points: etcd")
+    assert run("match")[1].startswith("etcd fits")
+    # What says more wins, and is the one that stays then.
+    (tmp_path / "config" / "mine.conf").write_text("[match]\nservices = 200: mine.service\n")
+    tree.process(8, "mine", "0::/system.slice/mine.service")
+    assert start()().name == "mine"
+    tree.process(8, "cat", "0::/")
+    assert start()().name == "mine"
+    (tmp_path / "run" / "class").unlink()  # as a boot does
+    assert start()().name == "vm-guest"
+
+
+@pytest.mark.parametrize("text", [b"", b"no-such\n", b"\xff\x00\n" * 1000, None])
+def test_a_class_that_cannot_be_read_is_none(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path, text: Optional[bytes]
+) -> None:
+    taken = tmp_path / "run" / "class"
+    taken.parent.mkdir()
+    if text is None:
+        taken.mkdir()
+    else:
+        taken.write_bytes(text)
+    assert start()().name == "etcd"
+
+
+def test_a_class_is_not_kept_on_a_host_that_lacks_more(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "class").write_text("db-hwraid\n")
+    assert start()().name == "etcd"
+
+
+def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig(tmp_path, monkeypatch)
+    policy = rig.daemon.policy
+
+    def load() -> Policy:
+        return replace(policy, chosen="again")
+
+    rig.daemon._load = load
+    for look, told in ((rig.daemon.rematch, 0), (rig.daemon.reload, 1), (rig.daemon.rematch, 1)):
+        look()
+        reloader = rig.daemon._reloader
+        assert reloader is not None
+        reloader.join(10)
+        rig.daemon._memory = replace(rig.daemon._memory, goal_bytes=12345)
+        rig.daemon._take_loaded_policy()
+        assert rig.daemon.policy.chosen == "again"
+        assert (rig.daemon._memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
+        assert len([each for each in caplog.messages if " loaded" in each]) == told
+    rig.close()
 
 
 def test_a_running_daemon_changes_over_and_status_says_why(

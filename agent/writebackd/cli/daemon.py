@@ -29,9 +29,9 @@ from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe
 from writebackd.kernel.vm import PAIRS, read_limits
 from writebackd.model import Mode
-from writebackd.paths import RUNTIME_DIR, STATE_DIR
+from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
-from writebackd.policy.load import unused_drop_ins
+from writebackd.policy.load import DEFAULT_NAME, unused_drop_ins
 from writebackd.policy.match import NAMED, choose
 from writebackd.report.snapshot import Snapshot
 
@@ -40,9 +40,11 @@ log = logging.getLogger("writebackd")
 # Log lines that may wait for a stuck disk or terminal; what comes on top is
 # dropped and counted.
 _LOG_LINES = 1000
-# Uptimes at which the host is matched again: the services that tell what it is may start
-# after this one. Ten minutes are more than databases take to recover in most cases.
+# When after the start the host is matched again: the services that tell what it is may start
+# after this one, or be down while it restarts. Ten minutes are more than databases take to recover
+# in most cases; what is set up or recovers later is found within the hour.
 _REMATCH_S = (60.0, 180.0, 600.0)
+_HOURLY_S = 3600.0
 _EXAMPLES = """examples:
   writebackd                         the policy that fits, until SIGTERM or Ctrl-C
   writebackd --mode observe          decide and report, write nothing
@@ -109,7 +111,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def load() -> Policy:
         if args.policy is None:
-            return choose(read_facts(KernelFiles()), args.config_dir).policy
+            return _choose_class(args.config_dir, args.runtime_dir)
         return replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
 
     try:
@@ -149,7 +151,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         daemon = Daemon(options, load, on_tick)
         if args.policy is None:
-            watchers.append(_Rematch(daemon.reload))
+            watchers.append(_Rematch(daemon.rematch))
         # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)
@@ -175,20 +177,39 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _stop_logging(listener)
 
 
-class _Rematch:
-    """Has the policy chosen again while the host is still starting."""
+def _choose_class(config_dir: Optional[Path], runtime_dir: Path) -> Policy:
+    before = read_taken(runtime_dir)
+    policy = choose(read_facts(KernelFiles()), config_dir, before=before).policy
+    if policy.name not in (before, DEFAULT_NAME):
+        try:
+            runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            (runtime_dir / TAKEN).write_text(f"{policy.name}\n", encoding="utf-8")
+        except OSError as error:
+            log.warning(
+                "%s: %s: if this restarts while the services of %s are down, it takes another"
+                " policy", runtime_dir / TAKEN, error.strerror, policy.name,
+            )  # fmt: skip
+    return policy
 
-    def __init__(self, reload: Callable[[], None]) -> None:
-        self._reload = reload
-        self._left: Optional[List[float]] = None  # uptimes to come
+
+class _Rematch:
+    """Has the policy chosen again, soon after the start and then hourly."""
+
+    def __init__(self, rematch: Callable[[], None]) -> None:
+        self._rematch = rematch
+        self._start_s: Optional[float] = None
+        self._next_s = 0.0  # since the start
 
     def __call__(self, snapshot: Snapshot) -> None:
-        uptime_s = snapshot.sample.time_s
-        if self._left is None:
-            self._left = [each for each in _REMATCH_S if each > uptime_s]
-        if self._left and uptime_s >= self._left[0]:
-            self._left = [each for each in self._left if each > uptime_s]
-            self._reload()
+        now_s = snapshot.sample.time_s
+        if self._start_s is None:
+            self._start_s, self._next_s = now_s, _REMATCH_S[0]
+        since_s = now_s - self._start_s
+        if since_s < self._next_s:
+            return
+        left = [each for each in _REMATCH_S if each > since_s]
+        self._next_s = left[0] if left else since_s + _HOURLY_S
+        self._rematch()
 
 
 class _DroppingHandler(logging.handlers.QueueHandler):

@@ -14,6 +14,7 @@ from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import clean, wrapped
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
+from writebackd.paths import read_taken
 from writebackd.policy import Policy, PolicyError, check, list_policies, load_policy, render
 from writebackd.policy.match import (
     NAMED,
@@ -90,7 +91,8 @@ def match_(options: argparse.Namespace) -> int:
 
 def _choose(options: argparse.Namespace) -> Choice:
     try:
-        return choose(read_facts(KernelFiles()), options.config_dir)
+        before = read_taken(options.runtime_dir)
+        return choose(read_facts(KernelFiles()), options.config_dir, before=before)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
 

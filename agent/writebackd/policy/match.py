@@ -92,14 +92,23 @@ def rank(verdicts: Iterable[Verdict]) -> Tuple[Verdict, ...]:
 
 
 def choose(
-    facts: HostFacts, config_dir: Optional[Path] = None, root: Path = Path("/")
+    facts: HostFacts,
+    config_dir: Optional[Path] = None,
+    root: Path = Path("/"),
+    before: Optional[str] = None,
 ) -> Choice:
     """The best match, else ``default``, with the reason in `policy.chosen`.
+
+    `before` is the class taken earlier since the host booted: it counts as if its services ran,
+    since a database that is down for a minute is no other host.
 
     Raises PolicyError when any policy is wrong: it may be the one that is meant for this host.
     """
     policies = {policy.name: policy for policy in load_all(config_dir, root)}
-    verdicts = rank(judge(policy, facts) for policy in policies.values())
+    verdicts = rank(
+        _with_services(verdict) if verdict.name == before else verdict
+        for verdict in (judge(policy, facts) for policy in policies.values())
+    )
     best = verdicts[0] if verdicts and verdicts[0].fits else None
     if best is None:
         policy = load_policy(DEFAULT_NAME, config_dir, root)
@@ -107,7 +116,8 @@ def choose(
         policy = without_unwanted_levers(policy, root)
         return Choice(_because(policy, f"no policy fits this host{nearest}"), verdicts)
     held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
-    reason = f"best match, {best.points} points: {'; '.join(held)}"
+    kept = "" if best == judge(policies[best.name], facts) else "kept since it was taken before: "
+    reason = f"{kept}best match, {best.points} points: {'; '.join(held)}"
     others = [each for each in verdicts[1:] if each.fits]
     if others:
         tied = "tied with" if others[0].points == best.points else "next is"
@@ -146,6 +156,20 @@ def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
 def _because(policy: Policy, reason: str) -> Policy:
     """What is missing comes first: `status` has one line for it all."""
     return replace(policy, chosen=f"{policy.chosen}; {reason}" if policy.chosen else reason)
+
+
+def _with_services(verdict: Verdict) -> Verdict:
+    """The verdict with its services taken for running, where they are all that it lacks."""
+    findings = tuple(
+        replace(each, holds=True, evidence=f"{each.wanted} (not now)")
+        if each.rule == "services" and not each.holds
+        else each
+        for each in verdict.findings
+    )
+    points = sum(each.points for each in findings if each.holds)
+    if verdict.fits or points < verdict.least:
+        return verdict
+    return replace(verdict, points=points, findings=findings)
 
 
 def _score(verdict: Verdict) -> str:
