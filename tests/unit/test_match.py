@@ -265,7 +265,7 @@ def test_what_is_not_known_gives_no_points_and_is_told(tmp_path: Path) -> None:
 
 def test_a_disk_without_a_driver_or_a_mode_is_unknown_not_another() -> None:
     facts = HostFacts(disks=(DiskFacts("sda", "ahci", "none", False), DiskFacts("sdb")))
-    verdicts = {each.name: judge(each, facts) for each in load_all(root=NOWHERE)}
+    verdicts = {each.name: judge(each, facts) for each in SHIPPED}
     holds = {each.rule: each.holds for each in verdicts["db-nvme"].findings}
     assert (holds["drivers"], holds["rotational"]) == (None, None)
     assert {f.rule: f.holds for f in verdicts["db-ssd"].findings}["drivers"] is True
@@ -543,13 +543,42 @@ def test_a_policy_without_rules_has_to_be_named(tmp_path: Path) -> None:
     assert Host(tmp_path / "host").metal().choice(plain).policy.name == "default"
 
 
-def test_a_wrong_policy_is_told_and_not_passed_over(tmp_path: Path) -> None:
-    wrong = site(tmp_path, mine="[match]\nservices = 10 nginx\n", other="[limits]\nflor = 1M\n")
-    with pytest.raises(PolicyError) as caught:
-        Host(tmp_path / "host").metal().choice(wrong)
-    assert [message.split(": ")[0] for message in caught.value.messages] == [
+def test_a_wrong_policy_of_another_class_is_skipped_and_told(tmp_path: Path) -> None:
+    wrong = site(
+        tmp_path, mine="[match]\nservices = 10 nginx\n", other="[limits]\nflor = 1M\n",
+        all="[limits]\nfloor = 2M\n", desktop="\0",
+    )  # fmt: skip
+    (wrong / "db-nvme.conf.d").write_text("no directory")
+    choice = MADE_FOR["etcd"](Host(tmp_path / "host")).choice(wrong)
+    assert choice.policy.name == "etcd"
+    assert choice.policy.chosen.startswith(
+        "skipped for errors: db-nvme, desktop, mine, other; best match, 170 points"
+    )
+    assert [message.split(": ")[0] for message in choice.skipped] == [
+        f"{wrong}/all.conf", f"{wrong}/db-nvme.conf.d", f"{wrong}/desktop.conf:1",
         f"{wrong}/mine.conf:2", f"{wrong}/other.conf:2",
     ]  # fmt: skip
+    assert not {"mine", "other", "desktop"} & {each.name for each in choice.verdicts}
+    choice = Host(tmp_path / "nothing").choice(wrong)
+    assert choice.policy.name == "default"
+    assert choice.policy.chosen.endswith("mine, other; no policy fits this host")
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "before"), [("etcd", None), ("default", None), ("db-ssd", "db-ssd"), ("all", None)]
+)
+def test_a_wrong_policy_that_the_host_needs_is_an_error(
+    tmp_path: Path, drop_in: str, before: Optional[str]
+) -> None:
+    wrong = site(tmp_path)
+    (wrong / f"{drop_in}.conf.d").mkdir()
+    (wrong / f"{drop_in}.conf.d" / "a.conf").write_text("[limits]\nflor = 1M\n")
+    facts = read_facts(MADE_FOR["etcd"](Host(tmp_path / "host")).tree.files)
+    with pytest.raises(PolicyError) as caught:
+        choose(facts, wrong, NOWHERE, before)
+    (message,) = caught.value.messages
+    assert message.startswith(f"{wrong}/{drop_in}.conf.d/a.conf:2: unknown key 'flor'")
+    assert choose(facts, root=NOWHERE, before=before).policy.name == "etcd"
 
 
 def test_a_masked_policy_matches_nobody(tmp_path: Path) -> None:
@@ -634,7 +663,7 @@ FACTS = st.builds(
     st.text(max_size=4),
     st.one_of(st.none(), st.integers(0, 1 << 50)),
 )  # fmt: skip
-SHIPPED = load_all(root=NOWHERE)
+SHIPPED = tuple(each.policy for each in load_all(root=NOWHERE))
 
 
 @settings(deadline=None, max_examples=60)

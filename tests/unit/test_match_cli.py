@@ -16,7 +16,7 @@ import samples
 import schema
 from fake_host import Rig
 from fake_sysfs import RAID, VIRTIO, FakeSysfs
-from writebackd.cli import ctl
+from writebackd.cli import ctl, doctor
 from writebackd.cli import daemon as daemon_cli
 from writebackd.cli import policy as policy_cli
 from writebackd.cli.exits import GOOD, USAGE
@@ -25,7 +25,7 @@ from writebackd.kernel import memory
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import Mode
-from writebackd.policy import Policy, load_policy
+from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.match import choose
 from writebackd.report.status import status_json
 
@@ -99,13 +99,17 @@ def test_match_without_any_match(run: Run, tree: FakeSysfs) -> None:
     assert list(schema.problems(answer, schema.load("policy-match"))) == []
 
 
-def test_match_with_a_wrong_policy_is_wrong_use(run: Run, tmp_path: Path) -> None:
+def test_match_with_a_wrong_policy_skips_it_unless_it_is_needed(run: Run, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.mkdir()
     (wrong / "mine.conf").write_text("[match]\nleast = none\n")
     code, out, err = run("match", "--config-dir", str(wrong))
+    assert (code, out) == (GOOD, TEXT.replace("\n\n", "\n  skipped for errors: mine\n\n"))
+    assert f"skipped: {wrong}/mine.conf:2: least: " in err
+    (wrong / "default.conf").write_text("[match]\nleast = none\n")
+    code, out, err = run("match", "--config-dir", str(wrong))
     assert (code, out) == (USAGE, "")
-    assert f"{wrong}/mine.conf:2: least: " in err
+    assert f"{wrong}/default.conf:2: least: " in err
 
 
 def test_show_without_a_daemon_shows_what_it_would_take(run: Run) -> None:
@@ -150,6 +154,23 @@ def test_match_tells_what_is_held_back(run: Run, tree: FakeSysfs) -> None:
     out = run("match")[1]
     assert out.startswith("db-hwraid fits: 150 points, 140 needed\n")
     assert "  without pace, for which --policy db-hwraid or a drop-in is needed\n" in out
+
+
+def test_doctor_names_what_is_wrong_with_policies(tmp_path: Path) -> None:
+    assert list(doctor.policies(tmp_path)) == []
+    (tmp_path / "mine.conf").write_text("[limits]\nflor = 1M\n")
+    (tmp_path / "masked.conf").symlink_to("/dev/null")
+    (tmp_path / "all.conf").write_text("")
+    (tmp_path / "all.conf.d").mkdir()
+    (tmp_path / "all.conf.d" / "a.conf").write_text("x\n")
+    findings = list(doctor.policies(tmp_path))
+    assert {level for level, _ in findings} == {"warning"}
+    # Once, though every policy reads it.
+    assert sorted(text.split(": ")[1] for _, text in findings) == [
+        f"{tmp_path}/all.conf", f"{tmp_path}/all.conf.d/a.conf:1", f"{tmp_path}/mine.conf:2",
+    ]  # fmt: skip
+    ((_, text),) = doctor.policies(tmp_path / "nowhere")
+    assert "no such directory" in text
 
 
 # ---- the daemon --------------------------------------------------------------------------
@@ -306,6 +327,19 @@ def test_a_class_is_not_kept_on_a_host_that_lacks_more(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "class").write_text("db-hwraid\n")
     assert start()().name == "etcd"
+
+
+def test_the_daemon_starts_beside_a_wrong_policy_and_tells_it_once(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config" / "mine.conf").write_text("[limits]\nflor = 1M\n")
+    load = start()
+    assert load().chosen.startswith("skipped for errors: mine; best match")
+    assert len([each for each in caplog.messages if "policy skipped: " in each]) == 1
+    (tmp_path / "config" / "etcd.conf.d").mkdir()
+    (tmp_path / "config" / "etcd.conf.d" / "a.conf").write_text("x")
+    with pytest.raises(PolicyError):
+        load()
 
 
 def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(

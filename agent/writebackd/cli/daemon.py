@@ -15,7 +15,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from writebackd import __version__, journal
 from writebackd.actuate.ledger import LedgerError
@@ -109,9 +109,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         )
         return NOT_PERMITTED
 
+    choose_class = _Chooser(args.config_dir, args.runtime_dir)
+
     def load() -> Policy:
         if args.policy is None:
-            return _choose_class(args.config_dir, args.runtime_dir)
+            return choose_class()
         return replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
 
     try:
@@ -177,19 +179,35 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _stop_logging(listener)
 
 
-def _choose_class(config_dir: Optional[Path], runtime_dir: Path) -> Policy:
-    before = read_taken(runtime_dir)
-    policy = choose(read_facts(KernelFiles()), config_dir, before=before).policy
-    if policy.name not in (before, DEFAULT_NAME):
+class _Chooser:
+    """Chooses the policy of this host, and remembers which."""
+
+    def __init__(self, config_dir: Optional[Path], runtime_dir: Path) -> None:
+        self._config_dir = config_dir
+        self._runtime_dir = runtime_dir
+        self._skipped: Tuple[str, ...] = ()  # told already
+
+    def __call__(self) -> Policy:
+        """Raises PolicyError."""
+        before = read_taken(self._runtime_dir)
+        choice = choose(read_facts(KernelFiles()), self._config_dir, before=before)
+        for line in choice.skipped if choice.skipped != self._skipped else ():
+            log.error("policy skipped: %s", line)
+        self._skipped = choice.skipped
+        if choice.policy.name not in (before, DEFAULT_NAME):
+            self._remember(choice.policy.name)
+        return choice.policy
+
+    def _remember(self, name: str) -> None:
+        path = self._runtime_dir / TAKEN
         try:
-            runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-            (runtime_dir / TAKEN).write_text(f"{policy.name}\n", encoding="utf-8")
+            self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.write_text(f"{name}\n", encoding="utf-8")
         except OSError as error:
             log.warning(
-                "%s: %s: if this restarts while the services of %s are down, it takes another"
-                " policy", runtime_dir / TAKEN, error.strerror, policy.name,
+                "%s: %s: a restart while the services of %s are down takes another policy",
+                path, error.strerror, name,
             )  # fmt: skip
-    return policy
 
 
 class _Rematch:

@@ -86,6 +86,8 @@ def match_(options: argparse.Namespace) -> int:
         show_json(_match_json(choice))
     else:
         show("\n".join(_match_lines(choice, options.all)))
+        for line in choice.skipped:
+            print(f"skipped: {line}", file=sys.stderr)
     return GOOD
 
 
@@ -138,7 +140,7 @@ def _match_lines(choice: Choice, everything: bool) -> List[str]:
         best = None
     else:
         lines = _verdict_lines(best)
-        held, parted, _ = choice.policy.chosen.partition("; best match")
+        held, parted, _ = choice.policy.chosen.rpartition("; best match")
         if parted:
             lines += wrapped(held, width(), "  ", "  ")
     others = [each for each in choice.verdicts if each is not best and each.findings]

@@ -322,7 +322,7 @@ class _Merger:
                 )
 
     def policy(self, files: Sequence[Path]) -> Policy:
-        """The merged policy; only after ``finish``."""
+        """The merged policy; of one with errors in ``finish``, what could be read."""
         fields: Dict[str, Dict[str, Any]] = {section: {} for section in SECTIONS}
         for key in KEYS:
             fields[key.section][key.attribute] = self.values[key.section, key.name]
@@ -342,6 +342,14 @@ class _Merger:
         )
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A policy with all that is wrong with it; with errors, only what could be read of it."""
+
+    policy: Policy
+    errors: Tuple[str, ...]
+
+
 def load_policy(
     name_or_path: Optional[str] = None,
     config_dir: Optional[Path] = None,
@@ -352,13 +360,23 @@ def load_policy(
     A file is meant when the text contains '/' or ends in '.conf'. Raises PolicyError with all
     errors of all its files. Sizes are bytes, times seconds, shares 0..1.
     """
-    name, base, site, own = _locate(name_or_path or DEFAULT_NAME, config_dir, root)
+    loaded = _load(*_locate(name_or_path or DEFAULT_NAME, config_dir, root))
+    if loaded.errors:
+        raise PolicyError(loaded.errors)
+    return loaded.policy
+
+
+def _load(name: str, base: Path, site: Sequence[Path], own: Sequence[Path]) -> Loaded:
     merger = _Merger(name)
     files = (base, *site, *own)
-    for path in files:
-        merger.add_file(path, site=path in site)
-    merger.finish()
-    return merger.policy(files)
+    errors: Tuple[str, ...] = ()
+    try:
+        for path in files:
+            merger.add_file(path, site=path in site)
+        merger.finish()
+    except PolicyError as error:
+        errors = error.messages
+    return Loaded(merger.policy(files), errors)
 
 
 def check(
@@ -396,19 +414,16 @@ def list_policies(
     return tuple(entries)
 
 
-def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Policy, ...]:
-    """Every policy that is not masked, by name. Raises PolicyError with the errors of all."""
-    found: List[Policy] = []
-    errors = misplaced(search_dirs(config_dir, root))
+def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Loaded, ...]:
+    """Every policy that is not masked, by name, those with errors as well."""
+    found: List[Loaded] = []
     for name, path in sorted(_names(search_dirs(config_dir, root)).items()):
         if _is_masked(path):
             continue
         try:
-            found.append(load_policy(name, config_dir, root))
-        except PolicyError as error:
-            errors += error.messages
-    if errors:
-        raise PolicyError(tuple(errors))
+            found.append(_load(*_locate(name, config_dir, root)))
+        except PolicyError as error:  # no name for a policy, or no list of drop-ins
+            found.append(Loaded(_Merger(name).policy((path,)), error.messages))
     return tuple(found)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from .facts import DiskFacts, HostFacts
-from .load import DEFAULT_NAME, is_shipped, load_all, load_policy
+from .load import DEFAULT_NAME, is_shipped, load_all, load_policy, misplaced, search_dirs
 from .rules import MemoryRule, Rule
-from .schema import KEYS, Policy
+from .schema import KEYS, Policy, PolicyError
 from .units import format_size
 
 _COMM = 15  # of a process' name, what the kernel keeps
@@ -60,6 +60,7 @@ class Choice:
 
     policy: Policy
     verdicts: Tuple[Verdict, ...]
+    skipped: Tuple[str, ...] = ()  # errors of policies that this host does without
 
     @property
     def runner_up(self) -> Optional[Verdict]:
@@ -102,19 +103,33 @@ def choose(
     `before` is the class taken earlier since the host booted: it counts as if its services ran,
     since a database that is down for a minute is no other host.
 
-    Raises PolicyError when any policy is wrong: it may be the one that is meant for this host.
+    A policy with an error is passed over (`Choice.skipped`). Raises PolicyError when it is the best
+    match by what could be read of it, the one taken before, or ``default``.
     """
-    policies = {policy.name: policy for policy in load_all(config_dir, root)}
+    loaded = {each.policy.name: each for each in load_all(config_dir, root)}
+    policies = {name: each.policy for name, each in loaded.items()}
+    for name in (DEFAULT_NAME, before):
+        if name in loaded and loaded[name].errors:
+            raise PolicyError(loaded[name].errors)
     verdicts = rank(
         _with_services(verdict) if verdict.name == before else verdict
         for verdict in (judge(policy, facts) for policy in policies.values())
     )
     best = verdicts[0] if verdicts and verdicts[0].fits else None
+    if best is not None and loaded[best.name].errors:
+        raise PolicyError(loaded[best.name].errors)
+    wrong = [name for name, each in loaded.items() if each.errors]
+    verdicts = tuple(each for each in verdicts if each.name not in wrong)
+    skipped = (
+        *misplaced(search_dirs(config_dir, root)),
+        *(line for name in wrong for line in loaded[name].errors),
+    )
     if best is None:
         policy = load_policy(DEFAULT_NAME, config_dir, root)
         nearest = f"; nearest is {_score(verdicts[0])}" if verdicts and verdicts[0].points else ""
         policy = without_unwanted_levers(policy, root)
-        return Choice(_because(policy, f"no policy fits this host{nearest}"), verdicts)
+        reason = f"no policy fits this host{nearest}"
+        return Choice(_because(policy, reason, wrong), verdicts, skipped)
     held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
     kept = "" if best == judge(policies[best.name], facts) else "kept since it was taken before: "
     reason = f"{kept}best match, {best.points} points: {'; '.join(held)}"
@@ -122,7 +137,8 @@ def choose(
     if others:
         tied = "tied with" if others[0].points == best.points else "next is"
         reason += f" ({tied} {_score(others[0])})"
-    return Choice(_because(without_unwanted_levers(policies[best.name], root), reason), verdicts)
+    policy = without_unwanted_levers(policies[best.name], root)
+    return Choice(_because(policy, reason, wrong), verdicts, skipped)
 
 
 def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
@@ -153,9 +169,11 @@ def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
     )  # fmt: skip
 
 
-def _because(policy: Policy, reason: str) -> Policy:
+def _because(policy: Policy, reason: str, wrong: Sequence[str]) -> Policy:
     """What is missing comes first: `status` has one line for it all."""
-    return replace(policy, chosen=f"{policy.chosen}; {reason}" if policy.chosen else reason)
+    parts = [f"skipped for errors: {_few(wrong)}"] if wrong else []
+    parts += [policy.chosen] if policy.chosen else []
+    return replace(policy, chosen="; ".join([*parts, reason]))
 
 
 def _with_services(verdict: Verdict) -> Verdict:
