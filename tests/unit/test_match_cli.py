@@ -333,9 +333,10 @@ def test_the_daemon_starts_beside_a_wrong_policy_and_tells_it_once(
     start: Callable[..., Callable[[], Policy]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config" / "mine.conf").write_text("[limits]\nflor = 1M\n")
+    (tmp_path / "config" / "desktop.conf.d").write_text("no directory")
     load = start()
-    assert load().chosen.startswith("skipped for errors: mine; best match")
-    assert len([each for each in caplog.messages if "policy skipped: " in each]) == 1
+    assert load().chosen.startswith("skipped for errors: desktop, mine; best match")
+    assert len([each for each in caplog.messages if "policy skipped: " in each]) == 2
     (tmp_path / "config" / "etcd.conf.d").mkdir()
     (tmp_path / "config" / "etcd.conf.d" / "a.conf").write_text("x")
     with pytest.raises(PolicyError):

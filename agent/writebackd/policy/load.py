@@ -109,8 +109,15 @@ def unused_drop_ins(
         for name in sorted(_list_dir(directory))
         if name.endswith(".conf.d")
         and name not in (f"{taken}.conf.d", f"{SITE_NAME}.conf.d")
-        and _drop_ins([directory / name])
+        and _has_drop_ins(directory / name)
     )
+
+
+def _has_drop_ins(directory: Path) -> bool:
+    try:
+        return bool(_drop_ins([directory]))
+    except PolicyError:  # no directory, say: an error of its policy, which is not the one taken
+        return False
 
 
 def _locate(
