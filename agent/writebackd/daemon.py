@@ -172,6 +172,7 @@ class Daemon:
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._loaded: List[Policy] = []  # by the thread that read it again
         self._reload_due = False
+        self._reload_asked = False  # by somebody, not by the clock
         self._reloader: Optional[threading.Thread] = None
         self._mode_by_verb = False
         self._pinned: Optional[Pinned] = None
@@ -610,6 +611,11 @@ class Daemon:
 
     def reload(self) -> None:
         """Read the policy again, in a thread: its files may be on the disk that hangs."""
+        self._reload_asked = True
+        self.rematch()
+
+    def rematch(self) -> None:
+        """As `reload`, but what turns out the same changes nothing and is not told."""
         self._reload_due = True
         self._start_reload()
 
@@ -640,7 +646,10 @@ class Daemon:
             return
         policy = self._loaded.pop()  # the newest; what was read before it is stale
         self._loaded.clear()
-        self.policy = policy
+        same, self.policy = policy == self.policy, policy
+        if same and not self._reload_asked:
+            return
+        self._reload_asked = False
         # Bounds may have moved: the next goal is taken as it is.
         self._memory = replace(self._memory, goal_bytes=None, caps={})
         if policy.probe != self._probe_settings:

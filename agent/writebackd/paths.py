@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Optional
 
 RUNTIME_DIR = Path("/run/writebackd")
 STATE_DIR = Path("/var/lib/writebackd")
@@ -17,7 +18,17 @@ LOCK = "lock"  # flock()ed by the daemon as long as it lives
 LEASE = "lease"  # written by the daemon; flock()ed by whoever restores
 OFF = "off"  # the kill switch
 WATCH = "watch"  # written by the watcher, and flock()ed as long as it lives
+TAKEN = "class"  # name of the policy that was last taken without being named; gone with the boot
 # In the state directory:
 HISTORY = "history.db"
 LEARNED = "learned.json"
 SAMPLES = "samples"  # a directory
+
+
+def read_taken(runtime_dir: Path) -> Optional[str]:
+    """Name of the policy taken earlier since boot; None when there is none, or no telling."""
+    try:
+        with open(runtime_dir / TAKEN, encoding="utf-8", errors="replace") as file:
+            return file.read(256).strip()
+    except OSError:
+        return None

@@ -135,6 +135,7 @@ def writebackd_conf_5() -> str:
         *_section("NAME"), "writebackd.conf \\- policies of writebackd",
         *_section("SYNOPSIS"), "/etc/writebackd/policies.d/\\fINAME\\fR.conf", ".br",
         "/etc/writebackd/policies.d/\\fINAME\\fR.conf.d/*.conf", ".br",
+        "/etc/writebackd/policies.d/all.conf.d/*.conf", ".br",
         "/run/writebackd/policies.d/...", ".br", "/usr/lib/writebackd/policies.d/...",
         *_section("DESCRIPTION"),
         *_prose(
@@ -142,7 +143,8 @@ def writebackd_conf_5() -> str:
             " latency to aim at, which devices. A file in /etc masks one of the same name in /run,"
             " and that one in /usr/lib. Drop-ins beside it are merged over it, sorted by file name"
             " over all three directories, of which the same name masks as well; the last value"
-            " wins. `writebackctl policy show --effective` prints what they come to, with the"
+            " wins. Those in all.conf.d are merged into every policy, before its own."
+            " `writebackctl policy show --effective` prints what they come to, with the"
             " line that each value is from.",
             "The files are strict: an unknown section or key, a bad unit or an impossible range"
             " is an error with file and line, and `writebackctl policy check` finds it before the"

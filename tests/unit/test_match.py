@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
-from writebackd.policy import PolicyError, list_policies, load_policy, rules
+from writebackd.policy import PolicyError, list_policies, load_policy, render, rules
 from writebackd.policy.facts import CACHES, VIRTUALISATIONS, DiskFacts, HostFacts
 from writebackd.policy.load import load_all
 from writebackd.policy.match import Choice, choose, judge, rank
@@ -117,7 +117,7 @@ MADE_FOR: Dict[str, Build] = {
     "vm-guest": lambda host: host.guest().volume().runs("nginx"),
     "hypervisor": lambda host: host.metal().ssd().runs("qemu-system-x86"),
     "analytics": lambda host: host.metal().memory(256 * GIB).hdd().runs("hdfs-datanode.service"),
-    "ceph-osd": lambda host: host.metal().hdd().nvme().runs("ceph-osd"),
+    "ceph-osd": lambda host: host.metal().hdd().nvme().runs("ceph-osd@3.service"),
     "default": lambda host: host.metal().ssd().runs("nginx"),
 }
 
@@ -144,9 +144,9 @@ MIXED: List[Tuple[str, Build, str]] = [
     ("k3s in a guest", lambda h: h.guest().volume().runs("k3s.service"), "etcd"),
     ("database in a pod", lambda h: h.metal().nvme().runs("kubelet", "postgres"),
      "kubernetes-node"),
-    ("Rook", lambda h: h.metal().nvme().runs("kubelet", "ceph-osd"), "kubernetes-node"),
+    ("Rook", lambda h: h.metal().nvme().runs("kubelet", "ceph-osd@0.service"), "kubernetes-node"),
     ("Patroni", lambda h: h.metal().raid().runs("postgres", "etcd"), "etcd"),
-    ("Proxmox with Ceph", lambda h: h.metal().ssd().runs("pvedaemon.service", "ceph-osd"),
+    ("Proxmox with Ceph", lambda h: h.metal().ssd().runs("pvedaemon.service", "ceph-osd@0.service"),
      "ceph-osd"),
     ("database in a guest", lambda h: h.guest().volume().runs("postgres"), "vm-guest"),
     ("cloud volume as nvme", lambda h: h.guest().nvme().runs("mysqld"), "vm-guest"),
@@ -156,7 +156,14 @@ MIXED: List[Tuple[str, Build, str]] = [
     ("dom0", lambda h: dom0(h.guest().hdd().runs("libvirtd.service")), "hypervisor"),
     ("desktop in a guest", lambda h: h.guest().volume().runs("sddm.service"), "desktop"),
     ("virtual machines on a desktop",
-     lambda h: h.metal().nvme().runs("gdm.service", "libvirtd.service"), "desktop"),
+     lambda h: h.metal().nvme().runs("gdm.service", "libvirtd.service"), "hypervisor"),
+    ("backups and their catalog", lambda h: h.metal().raid().runs("bareos-sd", "postgres"),
+     "backup-target"),
+    ("database beside guests", lambda h: h.metal().raid().runs("pvedaemon.service", "mariadbd"),
+     "hypervisor"),
+    ("Proxmox Backup on Proxmox",
+     lambda h: h.metal().ssd().runs("pvedaemon.service", "proxmox-backup-proxy.service"),
+     "backup-target"),
     ("server with a desktop", lambda h: h.metal().raid().runs("gdm.service", "postgres"),
      "db-hwraid"),
     ("RAID without a database", lambda h: h.metal().raid().runs("nginx"), "default"),
@@ -196,6 +203,50 @@ def test_the_reason_has_the_evidence_and_the_runner_up(tmp_path: Path) -> None:
     assert re.search(r"policies/etcd\.conf:\d+$", finding.origin)
 
 
+LEVERS = "[levers]\npace = on\nqueue = on\nflush-interval = 1s\n"
+
+
+def levers(choice: Choice) -> Tuple[bool, bool, float]:
+    levers = choice.policy.levers
+    return levers.pace, levers.queue, levers.flush_interval_s
+
+
+def test_a_policy_that_nobody_named_comes_without_pace(tmp_path: Path) -> None:
+    choice = MADE_FOR["db-hwraid"](Host(tmp_path)).choice()
+    assert load_policy("db-hwraid", root=NOWHERE).levers.pace
+    assert levers(choice) == (False, False, 0.0)
+    assert choice.policy.chosen.startswith(
+        "without pace, for which --policy db-hwraid or a drop-in is needed; best match, 150"
+    )
+    shown = render(choice.policy)
+    assert re.search(
+        r"# held back \(on in .*db-hwraid\.conf:\d+\): nobody named the policy\npace = off", shown
+    )
+
+
+@pytest.mark.parametrize("where", ["etc/writebackd/policies.d", "run/writebackd/policies.d"])
+def test_levers_that_a_site_asked_for_are_there_whoever_chose(tmp_path: Path, where: str) -> None:
+    drop_in = tmp_path / where / "db-hwraid.conf.d" / "a.conf"
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text(LEVERS)
+    facts = read_facts(MADE_FOR["db-hwraid"](Host(tmp_path / "host")).tree.files)
+    choice = choose(facts, root=tmp_path)
+    assert levers(choice) == (True, True, 1.0)
+    assert choice.policy.chosen.startswith("best match")
+
+
+def test_levers_that_a_distribution_asks_for_are_held_back(tmp_path: Path) -> None:
+    base = tmp_path / "usr/lib/writebackd/policies.d/default.conf"
+    base.parent.mkdir(parents=True)
+    base.write_text(LEVERS)
+    choice = choose(HostFacts(), root=tmp_path)
+    assert levers(choice) == (False, False, 0.0)
+    assert choice.policy.chosen == (
+        "without pace, queue, flush-interval, for which --policy default or a drop-in is needed; "
+        "no policy fits this host"
+    )
+
+
 def test_without_a_match_the_nearest_is_told(tmp_path: Path) -> None:
     choice = Host(tmp_path).metal().raid().runs("nginx").choice()
     assert choice.policy.chosen.startswith(
@@ -214,7 +265,7 @@ def test_what_is_not_known_gives_no_points_and_is_told(tmp_path: Path) -> None:
 
 def test_a_disk_without_a_driver_or_a_mode_is_unknown_not_another() -> None:
     facts = HostFacts(disks=(DiskFacts("sda", "ahci", "none", False), DiskFacts("sdb")))
-    verdicts = {each.name: judge(each, facts) for each in load_all(root=NOWHERE)}
+    verdicts = {each.name: judge(each, facts) for each in SHIPPED}
     holds = {each.rule: each.holds for each in verdicts["db-nvme"].findings}
     assert (holds["drivers"], holds["rotational"]) == (None, None)
     assert {f.rule: f.holds for f in verdicts["db-ssd"].findings}["drivers"] is True
@@ -294,6 +345,79 @@ def test_units_are_told_by_their_processes(
     assert (facts.units, facts.processes) == (units, ("etcd",))
 
 
+HEX = "0123456789abcdef" * 4
+STATIC = "kubepods-burstable-pod" + HEX[:32] + ".slice"
+UUID_POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
+
+
+@pytest.mark.parametrize(
+    ("path", "uid", "counts", "units"),
+    [
+        ("/", 0, True, ()),
+        ("/", 70, False, ()),
+        ("/openrc.etcd", 0, True, ()),
+        ("/init.scope", 0, True, ("init.scope",)),
+        ("/system.slice/etcd.service", 70, True, ("etcd.service", "system.slice")),
+        ("/system.slice/run-r1.scope", 0, True, ("run-r1.scope", "system.slice")),
+        ("/system.slice/run-r1.scope", 70, False, ("run-r1.scope", "system.slice")),
+        ("/system.slice/cron.service", 0, False, ("cron.service", "system.slice")),
+        ("/system.slice/crond.service", 70, False, ("crond.service", "system.slice")),
+        ("/system.slice/atd.service", 70, False, ("atd.service", "system.slice")),
+        (f"/system.slice/docker-{HEX}.scope", 0, False, (f"docker-{HEX}.scope", "system.slice")),
+        (f"/system.slice/docker-{HEX}.scope/system.slice/etcd.service", 0, False,
+         (f"docker-{HEX}.scope", "system.slice")),
+        (f"/docker/{HEX}", 0, False, ()),
+        (f"/my-own-parent/{HEX}", 0, False, ()),
+        ("/lxc/101/ns/system.slice/etcd.service", 0, False, ()),
+        ("/lxc.payload.web/system.slice/etcd.service", 0, False, ()),
+        (f"/machine.slice/libpod-{HEX}.scope/container", 0, False,
+         (f"libpod-{HEX}.scope", "machine.slice")),
+        ("/machine.slice/systemd-nspawn@a.service/payload/system.slice/etcd.service", 0, False,
+         ("machine.slice", "systemd-nspawn@a.service")),
+        ("/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/emulator", 64055, True,
+         ("machine-qemu\\x2d1\\x2da.scope", "machine.slice")),
+        ("/machine.slice/machine-a.scope/machine-qemu.scope", 0, False,
+         ("machine-a.scope", "machine.slice")),
+        (f"/system.slice/own.service/libpod-payload-{HEX}", 0, False,
+         ("own.service", "system.slice")),
+        ("/system.slice/own.service/delegated", 0, False, ("own.service", "system.slice")),
+        (f"/kubepods/burstable/pod{HEX[:32]}/{HEX}", 0, True, ()),
+        (f"/kubepods.slice/kubepods-burstable.slice/{STATIC}/cri-containerd-{HEX}.scope", 0, True,
+         None),
+        (f"/kubepods.slice/kubepods-burstable.slice/{UUID_POD}/cri-containerd-{HEX}.scope", 0,
+         False, None),
+        (f"/kubepods/pod01234567-89ab-cdef-0123-456789abcdef/pod{HEX[:32]}/x", 0, False, ()),
+    ],
+)  # fmt: skip
+def test_what_runs_in_something_else_is_not_the_hosts(
+    tmp_path: Path, path: str, uid: int, counts: bool, units: Optional[Tuple[str, ...]]
+) -> None:
+    tree = FakeSysfs(tmp_path)
+    tree.process(7, "etcd", f"0::{path}", uid)
+    facts = read_facts(tree.files)
+    assert facts.processes == (("etcd",) if counts else ())
+    if units is not None:
+        assert facts.units == units
+
+
+def test_a_process_name_alone_does_not_switch_protection_off(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host").metal().ssd().runs("ceph-osd", "postgres")
+    assert host.choice().policy.name == "db-ssd"
+    watched = "[policy]\nmode = observe\n[match]\nservices = 200: ceph-osd mine.service\n"
+    own = site(tmp_path, mine=watched)
+    assert host.choice(own).policy.name == "db-ssd"
+    assert host.runs("mine.service").choice(own).policy.name == "mine"
+
+
+def test_a_roll_out_that_observes_takes_the_class_that_will_enforce(tmp_path: Path) -> None:
+    rollout = site(tmp_path)
+    for name in ("all", "etcd"):
+        (rollout / f"{name}.conf.d").mkdir()
+        (rollout / f"{name}.conf.d" / "a.conf").write_text("[policy]\nmode = observe\n")
+        policy = MADE_FOR["etcd"](Host(tmp_path / name)).choice(rollout).policy
+        assert (policy.name, policy.mode) == ("etcd", "observe")
+
+
 def test_a_process_of_a_user_is_not_counted_on_either_cgroup_version(tmp_path: Path) -> None:
     tree = FakeSysfs(tmp_path)
     tree.process(7, "etcd", "1:name=systemd:/user.slice/user-1000.slice/session-2.scope\n0::/")
@@ -354,12 +478,12 @@ class Watched(KernelFiles):
 
 
 def test_nothing_but_proc_and_sys_is_read_and_no_memory_of_a_process(tmp_path: Path) -> None:
-    MADE_FOR["db-hwraid"](Host(tmp_path))
+    MADE_FOR["db-hwraid"](Host(tmp_path)).tree.process(900, "nfsd")
     files = Watched(tmp_path)
     read_facts(files)
     assert all(name.startswith(("/proc", "/sys/")) for name in files.names), files.names
     of_processes = {name.rsplit("/", 1)[-1] for name in files.names if re.match(r"/proc/\d", name)}
-    assert of_processes == {"comm", "cgroup"}
+    assert of_processes == {"comm", "cgroup", "status"}
 
 
 def test_hostile_files_are_read_as_far_as_they_make_sense(tmp_path: Path) -> None:
@@ -368,7 +492,9 @@ def test_hostile_files_are_read_as_far_as_they_make_sense(tmp_path: Path) -> Non
     tree.process(8, "", "::\n:::::\n0::/" + "/".join(["a.slice"] * 5000))
     (tree.root / "proc/9").mkdir()
     (tree.root / "proc/9/comm").mkdir()
-    (tree.root / "proc/10").mkdir()
+    tree.process(10, "")
+    tree.process(11, "no uid")
+    tree.text("/proc/11/status", "Uid:\nUid:\t0\nUid: x 0\n")
     (tree.root / "proc/10/comm").write_bytes(b"\xff\xfe")
     tree.text("/proc/meminfo", "MemTotal: " + "9" * 5000 + " kB")
     tree.text("/proc/cpuinfo", "flags\n" * 1000)
@@ -417,13 +543,42 @@ def test_a_policy_without_rules_has_to_be_named(tmp_path: Path) -> None:
     assert Host(tmp_path / "host").metal().choice(plain).policy.name == "default"
 
 
-def test_a_wrong_policy_is_told_and_not_passed_over(tmp_path: Path) -> None:
-    wrong = site(tmp_path, mine="[match]\nservices = 10 nginx\n", other="[limits]\nflor = 1M\n")
-    with pytest.raises(PolicyError) as caught:
-        Host(tmp_path / "host").metal().choice(wrong)
-    assert [message.split(": ")[0] for message in caught.value.messages] == [
+def test_a_wrong_policy_of_another_class_is_skipped_and_told(tmp_path: Path) -> None:
+    wrong = site(
+        tmp_path, mine="[match]\nservices = 10 nginx\n", other="[limits]\nflor = 1M\n",
+        all="[limits]\nfloor = 2M\n", desktop="\0",
+    )  # fmt: skip
+    (wrong / "db-nvme.conf.d").write_text("no directory")
+    choice = MADE_FOR["etcd"](Host(tmp_path / "host")).choice(wrong)
+    assert choice.policy.name == "etcd"
+    assert choice.policy.chosen.startswith(
+        "skipped for errors: db-nvme, desktop, mine, other; best match, 170 points"
+    )
+    assert [message.split(": ")[0] for message in choice.skipped] == [
+        f"{wrong}/all.conf", f"{wrong}/db-nvme.conf.d", f"{wrong}/desktop.conf:1",
         f"{wrong}/mine.conf:2", f"{wrong}/other.conf:2",
     ]  # fmt: skip
+    assert not {"mine", "other", "desktop"} & {each.name for each in choice.verdicts}
+    choice = Host(tmp_path / "nothing").choice(wrong)
+    assert choice.policy.name == "default"
+    assert choice.policy.chosen.endswith("mine, other; no policy fits this host")
+
+
+@pytest.mark.parametrize(
+    ("drop_in", "before"), [("etcd", None), ("default", None), ("db-ssd", "db-ssd"), ("all", None)]
+)
+def test_a_wrong_policy_that_the_host_needs_is_an_error(
+    tmp_path: Path, drop_in: str, before: Optional[str]
+) -> None:
+    wrong = site(tmp_path)
+    (wrong / f"{drop_in}.conf.d").mkdir()
+    (wrong / f"{drop_in}.conf.d" / "a.conf").write_text("[limits]\nflor = 1M\n")
+    facts = read_facts(MADE_FOR["etcd"](Host(tmp_path / "host")).tree.files)
+    with pytest.raises(PolicyError) as caught:
+        choose(facts, wrong, NOWHERE, before)
+    (message,) = caught.value.messages
+    assert message.startswith(f"{wrong}/{drop_in}.conf.d/a.conf:2: unknown key 'flor'")
+    assert choose(facts, root=NOWHERE, before=before).policy.name == "etcd"
 
 
 def test_a_masked_policy_matches_nobody(tmp_path: Path) -> None:
@@ -508,7 +663,7 @@ FACTS = st.builds(
     st.text(max_size=4),
     st.one_of(st.none(), st.integers(0, 1 << 50)),
 )  # fmt: skip
-SHIPPED = load_all(root=NOWHERE)
+SHIPPED = tuple(each.policy for each in load_all(root=NOWHERE))
 
 
 @settings(deadline=None, max_examples=60)

@@ -8,15 +8,15 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
 
 import samples
 import schema
 from fake_host import Rig
-from fake_sysfs import VIRTIO, FakeSysfs
-from writebackd.cli import ctl
+from fake_sysfs import RAID, VIRTIO, FakeSysfs
+from writebackd.cli import ctl, doctor
 from writebackd.cli import daemon as daemon_cli
 from writebackd.cli import policy as policy_cli
 from writebackd.cli.exits import GOOD, USAGE
@@ -25,7 +25,7 @@ from writebackd.kernel import memory
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import Mode
-from writebackd.policy import Policy, load_policy
+from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.match import choose
 from writebackd.report.status import status_json
 
@@ -99,13 +99,17 @@ def test_match_without_any_match(run: Run, tree: FakeSysfs) -> None:
     assert list(schema.problems(answer, schema.load("policy-match"))) == []
 
 
-def test_match_with_a_wrong_policy_is_wrong_use(run: Run, tmp_path: Path) -> None:
+def test_match_with_a_wrong_policy_skips_it_unless_it_is_needed(run: Run, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
     wrong.mkdir()
     (wrong / "mine.conf").write_text("[match]\nleast = none\n")
     code, out, err = run("match", "--config-dir", str(wrong))
+    assert (code, out) == (GOOD, TEXT.replace("\n\n", "\n  skipped for errors: mine\n\n"))
+    assert f"skipped: {wrong}/mine.conf:2: least: " in err
+    (wrong / "default.conf").write_text("[match]\nleast = none\n")
+    code, out, err = run("match", "--config-dir", str(wrong))
     assert (code, out) == (USAGE, "")
-    assert f"{wrong}/mine.conf:2: least: " in err
+    assert f"{wrong}/default.conf:2: least: " in err
 
 
 def test_show_without_a_daemon_shows_what_it_would_take(run: Run) -> None:
@@ -127,6 +131,48 @@ def test_show_effective_names_the_drop_in_that_a_value_is_from(run: Run, tmp_pat
     assert f"# {site}/a.conf:3\nfsync-p99 = 7ms" in out
 
 
+@pytest.mark.parametrize(
+    ("reason", "pace"),
+    [("without pace, ...; best match", "off"), ("named by --policy", "on"), (None, "on")],
+)
+def test_show_of_a_running_daemon_is_what_it_has(
+    run: Run, monkeypatch: pytest.MonkeyPatch, reason: Optional[str], pace: str
+) -> None:
+    status = {"policy": "db-hwraid", "policy_reason": reason}
+    if reason is None:  # an older daemon
+        del status["policy_reason"]
+    monkeypatch.setattr(policy_cli, "request", lambda *_, **__: status)
+    assert f"\npace = {pace}\n" in run("show", "--effective")[1]
+    assert "\npace = on\n" in run("show", "--effective", "db-hwraid")[1]
+
+
+def test_match_tells_what_is_held_back(run: Run, tree: FakeSysfs) -> None:
+    tree.text("/proc/cpuinfo", "flags : fpu")
+    tree.disk("sda", "8:0", RAID, rotational=True)
+    tree.scsi_host("host2", "megaraid_sas")
+    tree.process(7, "postgres", "0::/system.slice/postgresql.service")
+    out = run("match")[1]
+    assert out.startswith("db-hwraid fits: 150 points, 140 needed\n")
+    assert "  without pace, for which --policy db-hwraid or a drop-in is needed\n" in out
+
+
+def test_doctor_names_what_is_wrong_with_policies(tmp_path: Path) -> None:
+    assert list(doctor.policies(tmp_path)) == []
+    (tmp_path / "mine.conf").write_text("[limits]\nflor = 1M\n")
+    (tmp_path / "masked.conf").symlink_to("/dev/null")
+    (tmp_path / "all.conf").write_text("")
+    (tmp_path / "all.conf.d").mkdir()
+    (tmp_path / "all.conf.d" / "a.conf").write_text("x\n")
+    findings = list(doctor.policies(tmp_path))
+    assert {level for level, _ in findings} == {"warning"}
+    # Once, though every policy reads it.
+    assert sorted(text.split(": ")[1] for _, text in findings) == [
+        f"{tmp_path}/all.conf", f"{tmp_path}/all.conf.d/a.conf:1", f"{tmp_path}/mine.conf:2",
+    ]  # fmt: skip
+    ((_, text),) = doctor.policies(tmp_path / "nowhere")
+    assert "no such directory" in text
+
+
 # ---- the daemon --------------------------------------------------------------------------
 
 
@@ -141,12 +187,12 @@ class Stopped:
         self._on_tick = on_tick
         self._uptime_s = 0.0
 
-    def reload(self) -> None:
+    def rematch(self) -> None:
         self.reloads.append(self._uptime_s)
 
     def run(self, ready: Any) -> None:
         calm = samples.idle()
-        for self._uptime_s in (30.0, 61.0, 62.0):
+        for self._uptime_s in (1.0, 61.0, 62.0):
             self._on_tick(replace(calm, sample=replace(calm.sample, time_s=self._uptime_s)))
 
 
@@ -162,7 +208,7 @@ def start(
     Stopped.loads, Stopped.reloads = [], []
     root = logging.getLogger()
     before = list(root.handlers), root.level
-    (tmp_path / "config").mkdir()
+    (tmp_path / "config").mkdir(exist_ok=True)
 
     def call(*words: str) -> Callable[[], Policy]:
         argv = ["--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state"),
@@ -185,15 +231,32 @@ def test_the_daemon_takes_the_best_match_and_the_journal_says_so(
     assert Stopped.reloads == [61.0]
 
 
+def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in ("default", "etcd", "all"):
+        directory = tmp_path / "config" / f"{name}.conf.d"
+        directory.mkdir(parents=True)
+        (directory / "50-site.conf").write_text("[policy]\nmode = observe\n")
+    assert start()().mode == "observe"
+    (line,) = [each for each in capfd.readouterr().err.splitlines() if "not in force" in each]
+    assert f"beside policy etcd: {tmp_path}/config/default.conf.d; " in line
+    start("--policy", "etcd")
+    assert "not in force" not in capfd.readouterr().err
+
+
 def test_a_reload_looks_at_the_host_again(
     start: Callable[..., Callable[[], Policy]], tree: FakeSysfs
 ) -> None:
-    load = start()
-    tree.text("/proc/7/comm", "cat")
-    tree.text("/proc/7/cgroup", "0::/")
-    assert load().name == "vm-guest"
     tree.text("/proc/cpuinfo", "flags : fpu")
+    tree.process(7, "cat")
+    load = start()
     assert load().name == "default"
+    tree.text("/proc/cpuinfo", "flags : fpu hypervisor")
+    assert load().name == "vm-guest"
+    tree.process(7, "etcd", "0::/system.slice/etcd.service")
+    assert load().name == "etcd"
 
 
 def test_a_policy_that_is_named_is_taken_whatever_fits(
@@ -205,33 +268,103 @@ def test_a_policy_that_is_named_is_taken_whatever_fits(
     assert Stopped.reloads == []
 
 
-def test_while_the_host_starts_it_looks_again_three_times() -> None:
-    reloads: List[float] = []
-    uptime_s = 20.0
-    rematch = daemon_cli._Rematch(lambda: reloads.append(uptime_s))
+@pytest.mark.parametrize("start_s", [20.0, 90_000.0])
+def test_it_looks_again_three_times_after_its_start_and_then_hourly(start_s: float) -> None:
+    looks: List[float] = []
+    since_s = 0.0
+    rematch = daemon_cli._Rematch(lambda: looks.append(since_s))
     calm = samples.idle()
-    while uptime_s < 5000:
-        rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
-        uptime_s += 1.5
-    assert reloads == [60.5, 180.5, 600.5]
-
-
-def test_a_daemon_started_later_does_not_look_again() -> None:
-    reloads: List[None] = []
-    rematch = daemon_cli._Rematch(lambda: reloads.append(None))
-    calm = samples.idle()
-    for uptime_s in (601.0, 700.0, 90_000.0):
-        rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
-    assert reloads == []
+    while since_s < 8000:
+        rematch(replace(calm, sample=replace(calm.sample, time_s=start_s + since_s)))
+        since_s += 1.5
+    assert looks == [60.0, 180.0, 600.0, 4200.0, 7800.0]
 
 
 def test_a_long_stop_is_one_look() -> None:
-    reloads: List[None] = []
-    rematch = daemon_cli._Rematch(lambda: reloads.append(None))
+    looks: List[None] = []
+    rematch = daemon_cli._Rematch(lambda: looks.append(None))
     calm = samples.idle()
-    for uptime_s in (30.0, 900.0, 901.0):
+    for uptime_s in (30.0, 9000.0, 9001.0):
         rematch(replace(calm, sample=replace(calm.sample, time_s=uptime_s)))
-    assert len(reloads) == 1
+    assert len(looks) == 1
+
+
+def test_a_class_stays_over_a_restart_while_its_services_are_down(
+    start: Callable[..., Callable[[], Policy]], tree: FakeSysfs, tmp_path: Path, run: Run
+) -> None:
+    assert start()().name == "etcd"
+    tree.process(7, "cat", "0::/")
+    policy = start()()  # another process
+    assert policy.name == "etcd"
+    assert policy.chosen.startswith("kept since it was taken before: best match, 170 points: etcd")
+    assert run("match")[1].startswith("etcd fits")
+    # What says more wins, and is the one that stays then.
+    (tmp_path / "config" / "mine.conf").write_text("[match]\nservices = 200: mine.service\n")
+    tree.process(8, "mine", "0::/system.slice/mine.service")
+    assert start()().name == "mine"
+    tree.process(8, "cat", "0::/")
+    assert start()().name == "mine"
+    (tmp_path / "run" / "class").unlink()  # as a boot does
+    assert start()().name == "vm-guest"
+
+
+@pytest.mark.parametrize("text", [b"", b"no-such\n", b"\xff\x00\n" * 1000, None])
+def test_a_class_that_cannot_be_read_is_none(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path, text: Optional[bytes]
+) -> None:
+    taken = tmp_path / "run" / "class"
+    taken.parent.mkdir()
+    if text is None:
+        taken.mkdir()
+    else:
+        taken.write_bytes(text)
+    assert start()().name == "etcd"
+
+
+def test_a_class_is_not_kept_on_a_host_that_lacks_more(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "class").write_text("db-hwraid\n")
+    assert start()().name == "etcd"
+
+
+def test_the_daemon_starts_beside_a_wrong_policy_and_tells_it_once(
+    start: Callable[..., Callable[[], Policy]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config" / "mine.conf").write_text("[limits]\nflor = 1M\n")
+    (tmp_path / "config" / "desktop.conf.d").write_text("no directory")
+    load = start()
+    assert load().chosen.startswith("skipped for errors: desktop, mine; best match")
+    assert len([each for each in caplog.messages if "policy skipped: " in each]) == 2
+    (tmp_path / "config" / "etcd.conf.d").mkdir()
+    (tmp_path / "config" / "etcd.conf.d" / "a.conf").write_text("x")
+    with pytest.raises(PolicyError):
+        load()
+
+
+def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig(tmp_path, monkeypatch)
+    policy = rig.daemon.policy
+
+    def load() -> Policy:
+        return replace(policy, chosen="again")
+
+    rig.daemon._load = load
+    for look, told in ((rig.daemon.rematch, 0), (rig.daemon.reload, 1), (rig.daemon.rematch, 1)):
+        look()
+        reloader = rig.daemon._reloader
+        assert reloader is not None
+        reloader.join(10)
+        rig.daemon._memory = replace(rig.daemon._memory, goal_bytes=12345)
+        rig.daemon._take_loaded_policy()
+        assert rig.daemon.policy.chosen == "again"
+        assert (rig.daemon._memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
+        assert len([each for each in caplog.messages if " loaded" in each]) == told
+    rig.close()
 
 
 def test_a_running_daemon_changes_over_and_status_says_why(
@@ -240,8 +373,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig = Rig(tmp_path, monkeypatch)
     rig.daemon._options = replace(rig.daemon._options, mode=None)
     rig.daemon._load = lambda: choose(read_facts(KernelFiles(tree.root)), root=tmp_path).policy
-    tree.text("/proc/7/comm", "ceph-osd")
-    tree.text("/proc/7/cgroup", "0::/")
+    tree.process(7, "ceph-osd", "0::/system.slice/ceph-osd@3.service")
     rig.tick(2)
     rig.pin(64 << 20)
     rig.tick(3)
@@ -253,7 +385,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
-    assert status["policy_reason"].startswith("best match, 140 points: ceph-osd runs +140")
+    assert status["policy_reason"].startswith("best match, 158 points: ceph-osd@3.service runs")
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
     rig.end()
 

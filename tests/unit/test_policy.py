@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
-from writebackd.policy.load import packaged_dir
+from writebackd.policy.load import misplaced, packaged_dir, unused_drop_ins
 from writebackd.policy.rules import MemoryRule, Rule
 from writebackd.policy.schema import KEYS, SECTIONS, Key, Policy
 
@@ -319,6 +319,53 @@ def test_errors_in_a_drop_in_name_the_drop_in(tmp_path: Path) -> None:
         f"{bad}:3: floor: floor 2G ({bad}:3) is above ceiling 1G ({base}:2): "
         "lower floor or raise ceiling",
     ]
+
+
+def test_drop_ins_of_all_are_merged_into_every_policy_before_its_own(tmp_path: Path) -> None:
+    site = write(
+        system(tmp_path, "etc", "all.conf.d/90-site.conf"),
+        "[policy]\nmode = observe\n[limits]\nrest = 64M\n[devices]\nexclude = sdz\n",
+    )
+    own = write(system(tmp_path, "usr/lib", "etcd.conf.d/10-own.conf"), "[limits]\nrest = 65M\n")
+    rows = list_policies(root=tmp_path)
+    assert len(rows) == 13 and not any(row.problems for row in rows)
+    for row in rows:
+        policy = load_policy(row.name, root=tmp_path)
+        assert (policy.mode, policy.devices.exclude) == ("observe", ("sdz",)), row.name
+        assert policy.origins["policy", "mode"] == f"{site}:2"
+        assert policy.limits.rest_bytes >> 20 == (65 if row.name == "etcd" else 64), row.name
+    assert load_policy("etcd", root=tmp_path).files[1:] == (str(site), str(own))
+    assert f"# {site}:2\nmode = observe" in render(load_policy("desktop", root=tmp_path))
+    # A file is that file and its own drop-ins.
+    assert load_policy(str(packaged_dir() / "etcd.conf"), root=tmp_path).mode == "enforce"
+
+
+def test_drop_ins_of_all_are_as_strict_and_tell_no_policies_apart(tmp_path: Path) -> None:
+    text = "[policy]\nname = all\nsummary = x\nmod = observe\n[match]\nmemory = 5: 1G..\n"
+    bad = write(system(tmp_path, "etc", "all.conf.d/a.conf"), text)
+    assert check("desktop", root=tmp_path) == [
+        StartsWith(f"{bad}:2: name: tells policies apart"),
+        StartsWith(f"{bad}:3: summary: tells policies apart"),
+        StartsWith(f"{bad}:4: unknown key 'mod'"),
+        StartsWith(f"{bad}:6: memory: tells policies apart"),
+    ]
+
+
+def test_no_policy_is_called_all(tmp_path: Path) -> None:
+    path = write(system(tmp_path, "etc", "all.conf"), "[limits]\nfloor = 2M\n")
+    assert "all" not in [row.name for row in list_policies(root=tmp_path)]
+    with pytest.raises(PolicyError, match="'all' is no policy"):
+        load_policy("all", root=tmp_path)
+    assert misplaced([path.parent]) == [StartsWith(f"{path}: no policy can be called 'all'")]
+
+
+def test_drop_ins_of_another_policy_are_named(tmp_path: Path) -> None:
+    write(system(tmp_path, "etc", "all.conf.d/a.conf"), "")
+    write(system(tmp_path, "etc", "etcd.conf.d/a.conf"), "")
+    write(system(tmp_path, "run", "default.conf.d/a.conf"), "")
+    write(system(tmp_path, "etc", "desktop.conf.d/readme"), "")  # nothing that would be read
+    assert unused_drop_ins("etcd", root=tmp_path) == (system(tmp_path, "run", "default.conf.d"),)
+    assert unused_drop_ins("default", root=tmp_path) == (system(tmp_path, "etc", "etcd.conf.d"),)
 
 
 def test_config_dir_stands_in_for_the_system(tmp_path: Path) -> None:

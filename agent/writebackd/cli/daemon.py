@@ -15,7 +15,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from writebackd import __version__, journal
 from writebackd.actuate.ledger import LedgerError
@@ -29,9 +29,10 @@ from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe
 from writebackd.kernel.vm import PAIRS, read_limits
 from writebackd.model import Mode
-from writebackd.paths import RUNTIME_DIR, STATE_DIR
+from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
-from writebackd.policy.match import choose
+from writebackd.policy.load import DEFAULT_NAME, unused_drop_ins
+from writebackd.policy.match import NAMED, choose
 from writebackd.report.snapshot import Snapshot
 
 log = logging.getLogger("writebackd")
@@ -39,9 +40,11 @@ log = logging.getLogger("writebackd")
 # Log lines that may wait for a stuck disk or terminal; what comes on top is
 # dropped and counted.
 _LOG_LINES = 1000
-# Uptimes at which the host is matched again: the services that tell what it is may start
-# after this one. Ten minutes are more than databases take to recover in most cases.
+# When after the start the host is matched again: the services that tell what it is may start
+# after this one, or be down while it restarts. Ten minutes are more than databases take to recover
+# in most cases; what is set up or recovers later is found within the hour.
 _REMATCH_S = (60.0, 180.0, 600.0)
+_HOURLY_S = 3600.0
 _EXAMPLES = """examples:
   writebackd                         the policy that fits, until SIGTERM or Ctrl-C
   writebackd --mode observe          decide and report, write nothing
@@ -106,10 +109,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         )
         return NOT_PERMITTED
 
+    choose_class = _Chooser(args.config_dir, args.runtime_dir)
+
     def load() -> Policy:
         if args.policy is None:
-            return choose(read_facts(KernelFiles()), args.config_dir).policy
-        return replace(load_policy(args.policy, args.config_dir), chosen="named by --policy")
+            return choose_class()
+        return replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
 
     try:
         first = load()  # before anything is created: a bad policy touches nothing
@@ -125,6 +130,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     live = args.live and sys.stdout.isatty()
     listener = _start_logging(args.verbose, quiet=live)
     log.info("policy %s: %s", first.name, first.chosen)
+    if args.policy is None:
+        _warn_unused_drop_ins(first, args.config_dir)
     _warn_unlocked(memory.lock_used())
     options = Options(
         runtime_dir=args.runtime_dir,
@@ -146,7 +153,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         daemon = Daemon(options, load, on_tick)
         if args.policy is None:
-            watchers.append(_Rematch(daemon.reload))
+            watchers.append(_Rematch(daemon.rematch))
         # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)
@@ -172,20 +179,55 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _stop_logging(listener)
 
 
-class _Rematch:
-    """Has the policy chosen again while the host is still starting."""
+class _Chooser:
+    """Chooses the policy of this host, and remembers which."""
 
-    def __init__(self, reload: Callable[[], None]) -> None:
-        self._reload = reload
-        self._left: Optional[List[float]] = None  # uptimes to come
+    def __init__(self, config_dir: Optional[Path], runtime_dir: Path) -> None:
+        self._config_dir = config_dir
+        self._runtime_dir = runtime_dir
+        self._skipped: Tuple[str, ...] = ()  # told already
+
+    def __call__(self) -> Policy:
+        """Raises PolicyError."""
+        before = read_taken(self._runtime_dir)
+        choice = choose(read_facts(KernelFiles()), self._config_dir, before=before)
+        for line in choice.skipped if choice.skipped != self._skipped else ():
+            log.error("policy skipped: %s", line)
+        self._skipped = choice.skipped
+        if choice.policy.name not in (before, DEFAULT_NAME):
+            self._remember(choice.policy.name)
+        return choice.policy
+
+    def _remember(self, name: str) -> None:
+        path = self._runtime_dir / TAKEN
+        try:
+            self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.write_text(f"{name}\n", encoding="utf-8")
+        except OSError as error:
+            log.warning(
+                "%s: %s: a restart while the services of %s are down takes another policy",
+                path, error.strerror, name,
+            )  # fmt: skip
+
+
+class _Rematch:
+    """Has the policy chosen again, soon after the start and then hourly."""
+
+    def __init__(self, rematch: Callable[[], None]) -> None:
+        self._rematch = rematch
+        self._start_s: Optional[float] = None
+        self._next_s = 0.0  # since the start
 
     def __call__(self, snapshot: Snapshot) -> None:
-        uptime_s = snapshot.sample.time_s
-        if self._left is None:
-            self._left = [each for each in _REMATCH_S if each > uptime_s]
-        if self._left and uptime_s >= self._left[0]:
-            self._left = [each for each in self._left if each > uptime_s]
-            self._reload()
+        now_s = snapshot.sample.time_s
+        if self._start_s is None:
+            self._start_s, self._next_s = now_s, _REMATCH_S[0]
+        since_s = now_s - self._start_s
+        if since_s < self._next_s:
+            return
+        left = [each for each in _REMATCH_S if each > since_s]
+        self._next_s = left[0] if left else since_s + _HOURLY_S
+        self._rematch()
 
 
 class _DroppingHandler(logging.handlers.QueueHandler):
@@ -229,6 +271,15 @@ def _stop_logging(listener: logging.handlers.QueueListener) -> None:
     stopper = threading.Thread(target=stop, daemon=True)
     stopper.start()
     stopper.join(timeout=2.0)
+
+
+def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
+    unused = unused_drop_ins(policy.name, config_dir)
+    if unused:
+        log.warning(
+            "not in force beside policy %s: %s; what shall hold for every policy belongs into"
+            " all.conf.d", policy.name, ", ".join(map(str, unused)),
+        )  # fmt: skip
 
 
 def _warn_unlocked(problem: Optional[str]) -> None:

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Iterator, Tuple
+from typing import Iterator, Optional, Tuple
 
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.lock import is_locked
@@ -23,6 +23,8 @@ from writebackd.cli.screens import render_findings
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.rivals import find_rivals
 from writebackd.paths import LEDGER, LOCK
+from writebackd.policy import PolicyError
+from writebackd.policy.load import load_all, misplaced, search_dirs
 
 # level (good, note, warning, blocker) and what was found
 Finding = Tuple[str, str]
@@ -48,6 +50,7 @@ def doctor(options: argparse.Namespace) -> int:
         *libraries(),
         *probe(),
         *daemon(options.runtime_dir),
+        *policies(),
         *rivals(files),
     ]
     rows = [{"level": level, "text": text} for level, text in findings]
@@ -137,6 +140,16 @@ def rivals(files: KernelFiles) -> Iterator[Finding]:
     yield from ((each.level, each.text) for each in found)
     if not found:
         yield "good", "nobody else sets vm.dirty_* (tuned, other agents, files read at boot)"
+
+
+def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
+    """Errors in policy files: a daemon that nobody told a policy passes over those."""
+    try:
+        wrong = [line for each in load_all(config_dir) for line in each.errors]
+        wrong += misplaced(search_dirs(config_dir))
+    except PolicyError as error:
+        wrong = list(error.messages)
+    yield from (("warning", f"policy: {line}") for line in dict.fromkeys(wrong))
 
 
 def daemon(runtime_dir: Path) -> Iterator[Finding]:

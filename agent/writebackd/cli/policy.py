@@ -14,8 +14,16 @@ from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import clean, wrapped
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
+from writebackd.paths import read_taken
 from writebackd.policy import Policy, PolicyError, check, list_policies, load_policy, render
-from writebackd.policy.match import Choice, Finding, Verdict, choose
+from writebackd.policy.match import (
+    NAMED,
+    Choice,
+    Finding,
+    Verdict,
+    choose,
+    without_unwanted_levers,
+)
 from writebackd.policy.schema import KEYS
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
@@ -43,7 +51,10 @@ def list_(options: argparse.Namespace) -> int:
 def show_(options: argparse.Namespace) -> int:
     """The files as they are, or what they come to together (`--effective`)."""
     try:
-        policy = load_policy(options.name or _running(options), options.config_dir)
+        if options.name is not None:
+            policy = load_policy(options.name, options.config_dir)
+        else:
+            policy = _in_force(options)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
     if options.json:
@@ -75,22 +86,28 @@ def match_(options: argparse.Namespace) -> int:
         show_json(_match_json(choice))
     else:
         show("\n".join(_match_lines(choice, options.all)))
+        for line in choice.skipped:
+            print(f"skipped: {line}", file=sys.stderr)
     return GOOD
 
 
 def _choose(options: argparse.Namespace) -> Choice:
     try:
-        return choose(read_facts(KernelFiles()), options.config_dir)
+        before = read_taken(options.runtime_dir)
+        return choose(read_facts(KernelFiles()), options.config_dir, before=before)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
 
 
-def _running(options: argparse.Namespace) -> str:
+def _in_force(options: argparse.Namespace) -> Policy:
     """The policy of the running daemon; the one that it would take when none runs."""
     try:
-        return str(request(options.runtime_dir, "status", timeout_s=1.0)["policy"])
+        status = request(options.runtime_dir, "status", timeout_s=1.0)
     except NoDaemon:
-        return _choose(options).policy.name
+        return _choose(options).policy
+    policy = load_policy(str(status["policy"]), options.config_dir)
+    named = status.get("policy_reason", NAMED) == NAMED  # none in the answer of an older one
+    return policy if named else without_unwanted_levers(policy)
 
 
 def _match_json(choice: Choice) -> Dict[str, Any]:
@@ -123,6 +140,9 @@ def _match_lines(choice: Choice, everything: bool) -> List[str]:
         best = None
     else:
         lines = _verdict_lines(best)
+        held, parted, _ = choice.policy.chosen.rpartition("; best match")
+        if parted:
+            lines += wrapped(held, width(), "  ", "  ")
     others = [each for each in choice.verdicts if each is not best and each.findings]
     if not everything:
         others = [runner_up] if runner_up is not None else []

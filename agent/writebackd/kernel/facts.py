@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What kind of host this is, from /proc and /sys alone: no disk is asked, none waited for.
 
-Of processes only /proc/PID/comm and /proc/PID/cgroup are read.  psutil is not used for them: it
+Of processes only /proc/PID/comm, cgroup and status are read.  psutil is not used for them: it
 completes a long name from /proc/PID/cmdline, which lies in the process' memory, so it may have to
 come from the swap of a disk that hangs, and waits for the lock that a stuck process holds.
 """
@@ -15,7 +15,21 @@ from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.policy.facts import DiskFacts, HostFacts
 
-_UNIT = (".service", ".scope", ".slice")
+_UNIT = (".service", ".scope")
+# Cgroups with systems of their own below, or a user's: what runs there is not the host's. A
+# container's id has 64 digits, whoever made it. No end: lxc.payload.NAME, kubepods-burstable.slice.
+_INNER = re.compile(
+    r"user\.slice|machine\.slice|kubepods|docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}"
+)
+# These are, from the root on, since a container may name what is in it as it likes: QEMU, which
+# libvirt puts below machine.slice, and static pods, which the host's own files declare: their UID
+# is an MD5 without dashes, where pods from the API have a UUID.
+_HOSTS_OWN = re.compile(
+    r"machine\.slice/machine-qemu[^/]*\.scope(?:/.*)?|"
+    r"kubepods(?:\.slice)?/(?:(?:kubepods-)?(?:burstable|besteffort)(?:\.slice)?/)?"
+    r"(?:kubepods-(?:[a-z]+-)?)?pod[0-9a-f]{32}(?:\.slice)?/.*"
+)
+_CRON = re.compile(r"(?:cron|crond|cronie|anacron|fcron|dcron|bcron|atd?)\.service")
 # Channels on which controllers with a write cache show their volumes; physical disks that are
 # handed through have others: MEGASAS_MAX_PD_CHANNELS, HPSA_RAID_VOLUME_BUS and _EXTERNAL_,
 # PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers. arcmsr and 3w-* keep none
@@ -92,27 +106,43 @@ def _cache(
 def _services(
     files: KernelFiles,
 ) -> Tuple[Optional[Tuple[str, ...]], Optional[Tuple[str, ...]]]:
-    """Units that have a process, and names of processes.
+    """Units that have a process, and names of processes, of the host itself.
 
     A unit is told by its processes: that is the same on cgroup v1, v2 and in between.
     """
     units: Set[str] = set()
     processes: Set[str] = set()
+    seen = False
     for entry in files.listdir("/proc"):
         if not entry.isdigit():
             continue
-        cgroup = files.try_read(f"/proc/{entry}/cgroup")
-        path = _systemd_path(cgroup or "")
-        # Any user can give his process any name.
+        path = _systemd_path(files.try_read(f"/proc/{entry}/cgroup") or "")
+        name = files.try_read(f"/proc/{entry}/comm")
+        seen = seen or bool(name)
         if "user.slice" in path:
             continue
-        name = files.try_read(f"/proc/{entry}/comm")
-        if name:
+        depth = next((i for i, part in enumerate(path) if not part.endswith(".slice")), len(path))
+        unit = path[depth] if depth < len(path) and path[depth].endswith(_UNIT) else None
+        # A unit's parts beyond its name are inside of it: another systemd names its own there.
+        units.update(_printable(part) for part in path[:depth] + ([unit] if unit else []))
+        if name and _is_hosts_own(files, entry, path, unit):
             processes.add(_printable(name))
-        units.update(_printable(part) for part in path if part.endswith(_UNIT))
-    if not processes:
+    if not seen:
         return None, None
     return tuple(sorted(units)), tuple(sorted(processes))
+
+
+def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[str]) -> bool:
+    """Whether a process says what the host is for: any user can give his any name."""
+    if _HOSTS_OWN.fullmatch("/".join(path)):
+        return True
+    if any(_INNER.match(part) for part in path) or _CRON.fullmatch(unit or ""):
+        return False
+    if unit is not None and unit.endswith(".service"):
+        return path[-1] == unit  # below it is a subtree that it manages, often a container
+    status = files.try_read(f"/proc/{pid}/status") or ""
+    uid = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE)
+    return uid is not None and uid.group(1) == "0"
 
 
 def _printable(name: str) -> str:

@@ -15,6 +15,8 @@ from .parse import Assignment, Errors, did_you_mean, parse_lines, read_file, unk
 from .schema import DEVICE_KEYS, KEYS, SECTIONS, DeviceSetting, Policy, PolicyError
 
 DEFAULT_NAME = "default"
+# all.conf.d: drop-ins of every policy, so that what a site wants holds whichever class is taken.
+SITE_NAME = "all"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 _DEV_NULL = os.makedev(1, 3)
 
@@ -34,6 +36,13 @@ def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Pat
         return (packaged_dir(), config_dir)
     system = ("usr/lib", "run", "etc")
     return (packaged_dir(), *(root / top / "writebackd" / "policies.d" for top in system))
+
+
+def is_shipped(origin: str, root: Path = Path("/")) -> bool:
+    """Whether an origin (``file:line``) is in a file of the program's or the distribution's."""
+    path = Path(origin.rpartition(":")[0]).resolve()
+    shipped = (packaged_dir(), root / "usr" / "lib" / "writebackd" / "policies.d")
+    return any(each.resolve() in path.parents for each in shipped)
 
 
 def _list_dir(path: Path) -> List[str]:
@@ -74,24 +83,61 @@ def _names(dirs: Sequence[Path]) -> Dict[str, Path]:
     found: Dict[str, Path] = {}
     for directory in dirs:
         for name in _list_dir(directory):
-            if name.endswith(".conf"):
+            if name.endswith(".conf") and name != f"{SITE_NAME}.conf":
                 found[name[: -len(".conf")]] = directory / name
     return found
 
 
-def _locate(wanted: str, config_dir: Optional[Path], root: Path) -> Tuple[str, Path, List[Path]]:
-    """Name, base file and drop-ins of a policy given by name or by path."""
+def misplaced(dirs: Sequence[Path]) -> List[str]:
+    """What to do with an all.conf, which no policy reads."""
+    return [
+        f"{directory / name}: no policy can be called '{SITE_NAME}': move it into "
+        f"{directory / name}.d/, from where every policy reads it"
+        for directory in dirs
+        for name in _list_dir(directory)
+        if name == f"{SITE_NAME}.conf"
+    ]
+
+
+def unused_drop_ins(
+    taken: str, config_dir: Optional[Path] = None, root: Path = Path("/")
+) -> Tuple[Path, ...]:
+    """Directories with drop-ins of policies other than `taken`: what they say does not hold."""
+    return tuple(
+        directory / name
+        for directory in search_dirs(config_dir, root)[1:]
+        for name in sorted(_list_dir(directory))
+        if name.endswith(".conf.d")
+        and name not in (f"{taken}.conf.d", f"{SITE_NAME}.conf.d")
+        and _has_drop_ins(directory / name)
+    )
+
+
+def _has_drop_ins(directory: Path) -> bool:
+    try:
+        return bool(_drop_ins([directory]))
+    except PolicyError:  # no directory, say: an error of its policy, which is not the one taken
+        return False
+
+
+def _locate(
+    wanted: str, config_dir: Optional[Path], root: Path
+) -> Tuple[str, Path, List[Path], List[Path]]:
+    """Name, base file, the site's drop-ins and its own of a policy given by name or by path."""
     if "\0" in wanted:  # no file has it in its name, and os.listdir() raises ValueError
         raise PolicyError((f"'{units.shorten(wanted)}': a path has no NUL byte in it",))
     if "/" in wanted or wanted.endswith(".conf"):
         path = Path(wanted)
         name = path.name[: -len(".conf")] if wanted.endswith(".conf") else path.name
-        return name, path, _drop_ins([Path(f"{path}.d")])
+        return name, path, [], _drop_ins([Path(f"{path}.d")])
     if not _NAME.fullmatch(wanted):
         message = "not a policy name: use letters, digits and -_.@, or a path"
         raise PolicyError((f"'{units.shorten(wanted)}': {message}",))
     dirs = search_dirs(config_dir, root)
     known = _names(dirs)
+    if wanted == SITE_NAME:
+        message = f"'{SITE_NAME}' is no policy: {SITE_NAME}.conf.d has drop-ins of every policy"
+        raise PolicyError((message,))
     if wanted not in known:
         listing = ", ".join(sorted(known)) or "none"
         searched = ", ".join(str(directory) for directory in dirs)
@@ -105,7 +151,9 @@ def _locate(wanted: str, config_dir: Optional[Path], root: Path) -> Tuple[str, P
         raise PolicyError(
             (f"{known[wanted]}: policy '{wanted}' is masked: remove the link, or choose another",)
         )
-    return wanted, known[wanted], _drop_ins([each / f"{wanted}.conf.d" for each in dirs])
+    site, own = (_drop_ins([each / f"{name}.conf.d" for each in dirs])
+                 for name in (SITE_NAME, wanted))  # fmt: skip
+    return wanted, known[wanted], site, own
 
 
 class _Merger:
@@ -123,13 +171,22 @@ class _Merger:
         # Keys whose text was wrong: their checks against other keys would only confuse.
         self.broken: Set[Tuple[str, str]] = set()
 
-    def add_file(self, path: Path) -> None:
+    def add_file(self, path: Path, site: bool = False) -> None:
+        """Put a file on top; `site`: it is one of every policy."""
         try:
             text = read_file(path)
         except PolicyError as error:
             self.errors.messages.extend(error.messages)
             return
         for line in parse_lines(text, path, self.errors):
+            if site and (line.section == "match" or line.key in ("name", "summary")):
+                # The same rules everywhere, and every policy fits the same hosts.
+                self.errors.add(
+                    line.origin,
+                    f"{line.key}: tells policies apart, and this file is one of all: move it into "
+                    "NAME.conf.d",
+                )
+                continue
             self._add(line)
 
     def _add(self, line: Assignment) -> None:
@@ -272,7 +329,7 @@ class _Merger:
                 )
 
     def policy(self, files: Sequence[Path]) -> Policy:
-        """The merged policy; only after ``finish``."""
+        """The merged policy; of one with errors in ``finish``, what could be read."""
         fields: Dict[str, Dict[str, Any]] = {section: {} for section in SECTIONS}
         for key in KEYS:
             fields[key.section][key.attribute] = self.values[key.section, key.name]
@@ -293,6 +350,14 @@ class _Merger:
         )
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A policy with all that is wrong with it; with errors, only what could be read of it."""
+
+    policy: Policy
+    errors: Tuple[str, ...]
+
+
 def load_policy(
     name_or_path: Optional[str] = None,
     config_dir: Optional[Path] = None,
@@ -303,12 +368,23 @@ def load_policy(
     A file is meant when the text contains '/' or ends in '.conf'. Raises PolicyError with all
     errors of all its files. Sizes are bytes, times seconds, shares 0..1.
     """
-    name, base, drop_ins = _locate(name_or_path or DEFAULT_NAME, config_dir, root)
+    loaded = _load(*_locate(name_or_path or DEFAULT_NAME, config_dir, root))
+    if loaded.errors:
+        raise PolicyError(loaded.errors)
+    return loaded.policy
+
+
+def _load(name: str, base: Path, site: Sequence[Path], own: Sequence[Path]) -> Loaded:
     merger = _Merger(name)
-    for path in (base, *drop_ins):
-        merger.add_file(path)
-    merger.finish()
-    return merger.policy((base, *drop_ins))
+    files = (base, *site, *own)
+    errors: Tuple[str, ...] = ()
+    try:
+        for path in files:
+            merger.add_file(path, site=path in site)
+        merger.finish()
+    except PolicyError as error:
+        errors = error.messages
+    return Loaded(merger.policy(files), errors)
 
 
 def check(
@@ -346,19 +422,16 @@ def list_policies(
     return tuple(entries)
 
 
-def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Policy, ...]:
-    """Every policy that is not masked, by name. Raises PolicyError with the errors of all."""
-    found: List[Policy] = []
-    errors: List[str] = []
+def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Loaded, ...]:
+    """Every policy that is not masked, by name, those with errors as well."""
+    found: List[Loaded] = []
     for name, path in sorted(_names(search_dirs(config_dir, root)).items()):
         if _is_masked(path):
             continue
         try:
-            found.append(load_policy(name, config_dir, root))
-        except PolicyError as error:
-            errors += error.messages
-    if errors:
-        raise PolicyError(tuple(errors))
+            found.append(_load(*_locate(name, config_dir, root)))
+        except PolicyError as error:  # no name for a policy, or no list of drop-ins
+            found.append(Loaded(_Merger(name).policy((path,)), error.messages))
     return tuple(found)
 
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Callable, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from .facts import DiskFacts, HostFacts
-from .load import DEFAULT_NAME, load_all, load_policy
+from .load import DEFAULT_NAME, is_shipped, load_all, load_policy, misplaced, search_dirs
 from .rules import MemoryRule, Rule
-from .schema import KEYS, Policy
+from .schema import KEYS, Policy, PolicyError
 from .units import format_size
 
 _COMM = 15  # of a process' name, what the kernel keeps
 _UNIT = (".service", ".scope", ".slice")
 _MOST_NAMED = 4  # disks and the like in a line of evidence
+NAMED = "named by --policy"  # why a policy is in force that was not chosen here
+# Levers that reach into other people's units, freeze queues or change what all flushers do. That
+# a host looks like a class is no leave for these: somebody has to want them.
+_WANTED = (("pace", False), ("queue", False), ("flush-interval", 0.0))
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Choice:
 
     policy: Policy
     verdicts: Tuple[Verdict, ...]
+    skipped: Tuple[str, ...] = ()  # errors of policies that this host does without
 
     @property
     def runner_up(self) -> Optional[Verdict]:
@@ -70,7 +75,10 @@ def judge(policy: Policy, facts: HostFacts) -> Verdict:
     for key in KEYS:
         rule = getattr(policy.match, key.attribute) if key.section == "match" else None
         if isinstance(rule, (Rule, MemoryRule)):
-            holds, evidence = _look(key.name, rule, facts)
+            if key.name == "services" and isinstance(rule, Rule):
+                holds, evidence = _services(rule.words, facts, _only_watches(policy))
+            else:
+                holds, evidence = _look(key.name, rule, facts)
             origin = policy.origins[key.section, key.name]
             findings.append(Finding(key.name, str(rule), rule.points, holds, evidence, origin))
     points = sum(finding.points for finding in findings if finding.holds)
@@ -85,26 +93,101 @@ def rank(verdicts: Iterable[Verdict]) -> Tuple[Verdict, ...]:
 
 
 def choose(
-    facts: HostFacts, config_dir: Optional[Path] = None, root: Path = Path("/")
+    facts: HostFacts,
+    config_dir: Optional[Path] = None,
+    root: Path = Path("/"),
+    before: Optional[str] = None,
 ) -> Choice:
     """The best match, else ``default``, with the reason in `policy.chosen`.
 
-    Raises PolicyError when any policy is wrong: it may be the one that is meant for this host.
+    `before` is the class taken earlier since the host booted: it counts as if its services ran,
+    since a database that is down for a minute is no other host.
+
+    A policy with an error is passed over (`Choice.skipped`). Raises PolicyError when it is the best
+    match by what could be read of it, the one taken before, or ``default``.
     """
-    policies = {policy.name: policy for policy in load_all(config_dir, root)}
-    verdicts = rank(judge(policy, facts) for policy in policies.values())
+    loaded = {each.policy.name: each for each in load_all(config_dir, root)}
+    policies = {name: each.policy for name, each in loaded.items()}
+    for name in (DEFAULT_NAME, before):
+        if name in loaded and loaded[name].errors:
+            raise PolicyError(loaded[name].errors)
+    verdicts = rank(
+        _with_services(verdict) if verdict.name == before else verdict
+        for verdict in (judge(policy, facts) for policy in policies.values())
+    )
     best = verdicts[0] if verdicts and verdicts[0].fits else None
+    if best is not None and loaded[best.name].errors:
+        raise PolicyError(loaded[best.name].errors)
+    wrong = [name for name, each in loaded.items() if each.errors]
+    verdicts = tuple(each for each in verdicts if each.name not in wrong)
+    skipped = (
+        *misplaced(search_dirs(config_dir, root)),
+        *(line for name in wrong for line in loaded[name].errors),
+    )
     if best is None:
         policy = load_policy(DEFAULT_NAME, config_dir, root)
         nearest = f"; nearest is {_score(verdicts[0])}" if verdicts and verdicts[0].points else ""
-        return Choice(replace(policy, chosen=f"no policy fits this host{nearest}"), verdicts)
+        policy = without_unwanted_levers(policy, root)
+        reason = f"no policy fits this host{nearest}"
+        return Choice(_because(policy, reason, wrong), verdicts, skipped)
     held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
-    reason = f"best match, {best.points} points: {'; '.join(held)}"
+    kept = "" if best == judge(policies[best.name], facts) else "kept since it was taken before: "
+    reason = f"{kept}best match, {best.points} points: {'; '.join(held)}"
     others = [each for each in verdicts[1:] if each.fits]
     if others:
         tied = "tied with" if others[0].points == best.points else "next is"
         reason += f" ({tied} {_score(others[0])})"
-    return Choice(replace(policies[best.name], chosen=reason), verdicts)
+    policy = without_unwanted_levers(policies[best.name], root)
+    return Choice(_because(policy, reason, wrong), verdicts, skipped)
+
+
+def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
+    """The policy as it is when nobody named it.
+
+    Levers beyond the pair and limits per device keep what a shipped file says of them only where
+    that is off; what a site's own file says holds.
+    """
+    off: Dict[str, Any] = {}
+    origins = dict(policy.origins)
+    held: List[str] = []
+    for name, rest in _WANTED:
+        key = next(each for each in KEYS if (each.section, each.name) == ("levers", name))
+        where, value = ("levers", name), policy.value(key)
+        if value == rest or not is_shipped(origins[where], root):
+            continue
+        off[key.attribute] = rest
+        held.append(name)
+        origins[where] = (
+            f"held back ({key.kind.format(value)} in {origins[where]}): nobody named the policy"
+        )
+    if not held:
+        return policy
+    return replace(
+        policy, levers=replace(policy.levers, **off), origins=origins,
+        chosen=f"without {', '.join(held)}, for which --policy {policy.name} or a drop-in is"
+        " needed",
+    )  # fmt: skip
+
+
+def _because(policy: Policy, reason: str, wrong: Sequence[str]) -> Policy:
+    """What is missing comes first: `status` has one line for it all."""
+    parts = [f"skipped for errors: {_few(wrong)}"] if wrong else []
+    parts += [policy.chosen] if policy.chosen else []
+    return replace(policy, chosen="; ".join([*parts, reason]))
+
+
+def _with_services(verdict: Verdict) -> Verdict:
+    """The verdict with its services taken for running, where they are all that it lacks."""
+    findings = tuple(
+        replace(each, holds=True, evidence=f"{each.wanted} (not now)")
+        if each.rule == "services" and not each.holds
+        else each
+        for each in verdict.findings
+    )
+    points = sum(each.points for each in findings if each.holds)
+    if verdict.fits or points < verdict.least:
+        return verdict
+    return replace(verdict, points=points, findings=findings)
 
 
 def _score(verdict: Verdict) -> str:
@@ -116,8 +199,6 @@ def _look(name: str, rule: Union[Rule, MemoryRule], facts: HostFacts) -> Tuple[O
     """Whether a rule holds, and by what that is seen."""
     if isinstance(rule, MemoryRule):
         return _memory(rule, facts.memory_bytes)
-    if name == "services":
-        return _services(rule.words, facts)
     if name == "virtualisation":
         return _virtualisation(rule.words, facts)
     if name == "drivers":
@@ -135,7 +216,16 @@ def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], st
     return low and high, f"{format_size(memory >> 20 << 20)} of memory"
 
 
-def _services(globs: Sequence[str], facts: HostFacts) -> Tuple[Optional[bool], str]:
+def _only_watches(policy: Policy) -> bool:
+    """Whether its own file says `observe`; a drop-in says it of a roll-out, not of the class."""
+    origin = Path(policy.origins["policy", "mode"].rpartition(":")[0])
+    return policy.mode == "observe" and not origin.parent.name.endswith(".conf.d")
+
+
+def _services(
+    globs: Sequence[str], facts: HostFacts, only_units: bool
+) -> Tuple[Optional[bool], str]:
+    """`only_units`: a process' name, which anybody can give, shall not switch everything off."""
     if facts.units is None or facts.processes is None:
         return None, "what runs is not known"
     found: List[str] = []
@@ -145,6 +235,8 @@ def _services(globs: Sequence[str], facts: HostFacts) -> Tuple[Optional[bool], s
             found += [each for each in facts.units if fnmatchcase(each, glob)]
         else:
             found += [each for each in facts.processes if _is_called(each, glob)]
+    if found and only_units and not any(each.endswith(_UNIT) for each in found):
+        return False, f"{_few(found)} runs, but none of the units"
     return bool(found), f"{_few(found)} runs" if found else "none of them runs"
 
 

@@ -134,7 +134,7 @@ KEYS: Tuple[Key, ...] = (
         "`yes`: a disk that stays rotates; `no`: none does.", may_be_empty=True),
     Key("match", "services", SERVICES_RULE, "", "", "",
         "One of these runs: units (`etcd.service`), or processes by name (`etcd`), with `*`, `?`, "
-        "`[...]`. Processes of user sessions do not count.", may_be_empty=True),
+        "`[...]`. Those of user sessions, containers and cron do not count.", may_be_empty=True),
     Key("match", "virtualisation", VIRTUALISATION_RULE, "", "", "",
         "`metal`: no virtual machine; `guest`: one; `host`: Xen's dom0.", may_be_empty=True),
     Key("match", "memory", MEMORY_RULE, "", "", "",
