@@ -362,6 +362,18 @@ def test_a_reload_keeps_what_stays_the_same(tmp_path: Path) -> None:
     assert routes.close(1.0)
 
 
+def test_a_reload_touches_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = Routes(settings(exec="/bin/true"))
+    looked: List[str] = []
+    for name in ("resolve", "is_file", "stat", "exists"):
+        monkeypatch.setattr(Path, name, lambda self, *_, **__: looked.append(str(self)))
+    routes.reload(settings(exec="/bin/false", timeout_s=3.0))
+    monkeypatch.undo()
+    assert looked == []
+    assert routes.runbook.endswith("runbook.md")
+    assert routes.close(1.0)
+
+
 # ---- the journal -----------------------------------------------------------
 
 

@@ -32,6 +32,8 @@ class Routes:
     def __init__(self, settings: Routing, host: str = "") -> None:
         """Start the routes. `host` is what receivers are told it is about, else its name."""
         self.host = host or os.uname().nodename
+        # Looked for once: a reload comes in the loop, which never waits for a disk.
+        self._installed = installed_runbook()
         self._tracker = Tracker()
         self._routes: Dict[_Key, Route] = {}
         self.reload(settings)
@@ -47,7 +49,7 @@ class Routes:
         One that is new is told what happens from now on, an Alertmanager also what stands. One
         that is no more tells what waits, and ends.
         """
-        self._runbook = settings.runbook or installed_runbook()
+        self._runbook = settings.runbook or self._installed
         before, self._routes = self._routes, {}
         for key, make in self._wanted(settings):
             route = before.pop(key, None)
