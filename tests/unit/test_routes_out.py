@@ -22,7 +22,6 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 import pytest
 
 from route_cases import BATTERY, BLIND, CRITICAL, FLOOD, WALL_S, happening, wait_for
-from writebackd.alert.routes import post as post_module
 from writebackd.alert.routes.alertmanager import MAX_ENDED, Alertmanager, labels_of
 from writebackd.alert.routes.hook import hook_route
 from writebackd.alert.routes.mail import mail_route, message
@@ -133,17 +132,17 @@ def test_where_ipv6_is_refused_ipv4_is_tried(
     url = serve(say)
     real, port = socket.socket, int(url.rpartition(":")[2].partition("/")[0])
 
-    def refuse(family: int = -1, *rest: Any) -> socket.socket:
+    def refuse(family: int = -1, *rest: Any, **more: Any) -> socket.socket:
         if family == socket.AF_INET6:  # RestrictAddressFamilies=
             raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-        return real(family, *rest)
+        return real(family, *rest, **more)
 
     found = [
         (family, socket.SOCK_STREAM, 6, "", (address, port))
         for family, address in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
     ]
-    monkeypatch.setattr(post_module.socket, "getaddrinfo", lambda *_, **__: found)
-    monkeypatch.setattr(post_module.socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", refuse)
     assert post(f"http://alerts:{port}/api", b"[]", 5.0).status == 200
     found.pop()
     with pytest.raises(OSError, match="family not supported"):
