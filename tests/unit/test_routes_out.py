@@ -276,6 +276,7 @@ def test_what_burns_again_is_not_resolved(peer: Peer) -> None:
         (TimeoutError("timed out"), "timed out"),
         (Answer(500, "database\nis gone"), "HTTP status 500: database?is gone"),
         (ValueError("the answer is not HTTP"), "not HTTP"),
+        (RuntimeError("a bug of ours"), "RuntimeError('a bug of ours')"),
     ],
 )
 def test_after_a_dead_time_it_knows_all(peer: Peer, bad: Any, said: str) -> None:
@@ -291,6 +292,19 @@ def test_after_a_dead_time_it_knows_all(peer: Peer, bad: Any, said: str) -> None
     names = {each["labels"]["alertname"]: seconds(each["endsAt"]) for each in peer.got[0]}
     assert names["WritebackdCollapse"] == WALL_S < names["WritebackdBlind"]
     assert (route.state().error, route.state().waiting, route.state().lost) == (None, 0, 0)
+
+
+def test_an_address_with_other_settings_knows_what_ended(peer: Peer) -> None:
+    peer.answer = OSError("dead")
+    route = route_to(peer, resend_s=60.0)
+    take(route, FLOOD)
+    take(route)
+    wait_for(lambda: peer.tries)
+    peer.answer = Answer(200, "")
+    assert not route.become(Alertmanager("http://am/", "db1", "https://new", 30.0, 2.0, peer.post))
+    wait_for(lambda: peer.got, 0.9)
+    assert [seconds(each["endsAt"]) for each in peer.got[0]] == [WALL_S]
+    assert peer.got[0][0]["annotations"]["runbook_url"] == "https://new#collapse"
 
 
 def test_the_bound_on_what_ended_unheard(peer: Peer) -> None:
