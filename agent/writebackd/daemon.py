@@ -170,10 +170,11 @@ class Daemon:
         self._reloader: Optional[threading.Thread] = None
         self._mode_by_verb = False
         self._pinned: Optional[Pinned] = None
+        self._exposition = Exposition(lambda: self._snapshot)
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
             self._files, self._actuator, self._state, self._order_mode, self._order_pin,
-            self._order_forget,
+            self._order_forget, self._exposition.told,
         ).handle
         self._hurry = False
         # What a tick makes has no cycles and is freed without the collector, which would
@@ -524,7 +525,7 @@ class Daemon:
 
     def _open_metrics(self) -> List[MetricsServer]:
         """What scrapers ask. Good to have: what cannot be had is told, and is no reason to end."""
-        exposition = Exposition(lambda: self._snapshot)
+        exposition = self._exposition
         address = self._metrics_settings.http
         openers: List[Callable[[], MetricsServer]] = [
             lambda: open_unix(self._options.runtime_dir / METRICS, exposition)

@@ -14,8 +14,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import read_state
 from writebackd.model import Action, Memory, Mode
-from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, metrics_json
-from writebackd.report.server import RequestError, size_argument, text_argument
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
+from writebackd.report.server import RequestError, Shared, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
     devices_json,
@@ -60,6 +60,7 @@ class Verbs:
         set_mode: Callable[[Mode], Tuple[Action, ...]],
         set_pin: Callable[[Optional[int], int], None],
         forget: Callable[[str], bool],
+        metrics: Callable[[str], Optional[Shared]],
     ) -> None:
         self._files = files
         self._actuator = actuator
@@ -67,6 +68,7 @@ class Verbs:
         self._set_mode = set_mode
         self._set_pin = set_pin
         self._forget_device = forget
+        self._metrics = metrics
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         """Answer a request of `writebackctl`; raises RequestError."""
@@ -95,7 +97,9 @@ class Verbs:
             form = text_argument(args, "format") or OPENMETRICS
             if form not in CONTENT_TYPES:
                 raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
-            return dict(metrics_json(snapshot, form))
+            told = self._metrics(form)
+            assert told is not None  # there is a snapshot
+            return told
         raise RequestError(f"unknown verb {verb!r}")
 
     def _forget(self, snapshot: Snapshot, wanted: Optional[str], uid: int) -> Dict[str, Any]:
