@@ -42,6 +42,7 @@ class State(NamedTuple):
     snapshot: Optional[Snapshot]  # None: nothing measured yet
     memory: Memory
     off: Optional[Path]  # the file that holds it off
+    problem: Optional[str]  # why the last tick was not whole
 
 
 class Verbs:
@@ -76,9 +77,10 @@ class Verbs:
             return self._mode(args, uid)
         if verb in ("pin", "release"):
             return self._pin(verb, args, uid)
-        snapshot = self._state().snapshot
+        snapshot, problem = self._state().snapshot, self._state().problem
         if snapshot is None:
-            raise RequestError("just started, nothing measured yet: ask again in a second", 1)
+            why = problem or "just started"
+            raise RequestError(f"{why}, nothing measured yet: ask again in a second", 1)
         if verb == "status":
             return status_json(snapshot)
         if verb == "devices":
@@ -86,7 +88,7 @@ class Verbs:
         if verb == "why":
             return why_json(snapshot, text_argument(args, "device"))
         if verb == "alerts":
-            return telling_json(snapshot)
+            return telling_json(snapshot, text_argument(args, "device"))
         if verb == "forget":
             return self._forget(snapshot, text_argument(args, "device"), uid)
         if verb == "top":
@@ -159,7 +161,7 @@ class Verbs:
             raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
         self._set_pin(pin, uid)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
-        _, memory, off = self._state()
+        _, memory, off, _ = self._state()
         waits = pin is not None and (memory.mode is Mode.OBSERVE or memory.yielded is not None)
         lines = ["takes effect after `writebackctl enforce`"] if waits else []
         if pin is not None and off is not None:
