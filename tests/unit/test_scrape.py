@@ -387,6 +387,35 @@ def free_port() -> int:
         return port
 
 
+def test_without_a_thread_it_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    path = tmp_path / "host.prom"
+    textfile = TextFile(path, 0.0)
+    textfile.offer(samples.guard())
+    assert textfile.error == "cannot be written: can't start new thread"
+    assert caplog.text.count("can't start new thread") == 1
+    monkeypatch.undo()
+    textfile.offer(samples.guard())
+    until(path.exists)
+    until(lambda: textfile.error is None)
+    assert textfile.close(TIMEOUT_S) and not path.exists()
+
+
+def test_a_textfile_that_never_had_a_thread_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert not TextFile(tmp_path / "host.prom", 0.0).close(0.1)
+
+
 def test_the_daemon_has_all_ways_out_and_closes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
