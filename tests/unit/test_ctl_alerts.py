@@ -174,7 +174,7 @@ def test_the_screen_has_what_is_needed_at_3_am(daemon: Callable[..., None], run:
     for said in (
         "what syncs 12/s against 340/s, p99 2.1 s against 3 ms",
         "why writeback-flood (over 15s: sync_rate 12, fsync_p99 2100 ms)",
-        "who dd (pid 4242, backup.service), 296M/s: dd if=/dev/zero of=/backup/x",
+        "who dd (pid 4242, backup.service) 296M/s: dd if=/dev/zero of=/backup/x",
         "done limit 4.0G -> 15M",
         "runbook https://wiki/r#collapse",
         "WARNING BLIND on the host",

@@ -124,7 +124,7 @@ def test_nothing_that_any_user_names_ends_a_line() -> None:
 
 
 def test_a_culprit_is_what_is_known_of_it() -> None:
-    assert who(DD) == "dd (pid 4242, backup.service), 296M/s: dd if=/dev/zero of=/backup/x"
+    assert who(DD) == "dd (pid 4242, backup.service) 296M/s: dd if=/dev/zero of=/backup/x"
     assert who(Culprit()) == "an unknown process"
     assert who(Culprit(unit="a.service")) == "a.service"
     assert who(Culprit(comm="dd", cgroup="/x")) == "dd (cgroup /x)"

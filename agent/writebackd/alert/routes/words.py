@@ -39,18 +39,8 @@ def where(alert: Alert) -> str:
 
 
 def who(culprit: Culprit) -> str:
-    """A culprit in one line: dd (pid 4242, backup.service), 310M/s: dd if=/dev/zero ..."""
-    name = culprit.comm or culprit.unit or culprit.container or "an unknown process"
-    known = [f"pid {culprit.pid}"] if culprit.pid is not None else []
-    for place in (culprit.unit, culprit.container and f"container {culprit.container[:12]}"):
-        if place and place != name:
-            known.append(place)
-    if culprit.cgroup and not culprit.unit:
-        known.append(f"cgroup {culprit.cgroup}")
-    text = f"{name} ({', '.join(known)})" if known else name
-    if culprit.dirty_rate is not None:
-        text += f", {human.size(culprit.dirty_rate)}/s"
-    return line(f"{text}: {culprit.cmdline}" if culprit.cmdline else text)
+    """A culprit in one line: dd (pid 4242, backup.service) 310M/s: dd if=/dev/zero ..."""
+    return line(f"{culprit.who}: {culprit.cmdline}" if culprit.cmdline else culprit.who)
 
 
 def headline(happening: Happening) -> str:
