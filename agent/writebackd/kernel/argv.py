@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import List
 
+from writebackd import human
+
 MASK = "***"
 
 _WORDS = r"(?:passw(?:or)?d|passphrase|pwd|secret|token|credentials?|api[-_]?key|access[-_]?key)"
@@ -48,7 +50,7 @@ def told(raw: str) -> str:
         else:
             said.append(_masked(word, mysql))
         before = word
-    return "".join(char if char.isprintable() else "?" for char in " ".join(said))
+    return human.printable(" ".join(said))
 
 
 def _masked(word: str, mysql: bool) -> str:

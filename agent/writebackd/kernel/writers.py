@@ -39,11 +39,6 @@ def command_line(raw: bytes) -> Optional[str]:
     return argv.told(words.decode(errors="replace")) + ("..." if len(words) == len(raw) else "")
 
 
-def printable(text: str) -> str:
-    """For logs and screens: any user names processes."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
 def _number(text: str) -> object:
     """A value as the kernel reads it (simple_strtoull: 0x is hexadecimal, 0 octal)."""
     digits = text.strip()

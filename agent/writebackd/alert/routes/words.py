@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict
 from typing import Any, Dict, Optional
 
@@ -18,13 +17,11 @@ RUNBOOK = "file:///usr/share/doc/writebackd/docs/runbook.md"
 
 # A command line may have two megabytes (ARG_MAX); a mail and a label shall not.
 _LONGEST = 512
-# Any user names processes and mounts: nothing that ends a line or moves a cursor.
-_UNPRINTABLE = re.compile(r"[^ -~\u00a1-\u00ac\u00ae-\u1fff\u2070-\ud7ff\uf900-\ufdff]")
 
 
 def line(text: str) -> str:
     """`text` as one line of bounded length that can be shown anywhere."""
-    plain = _UNPRINTABLE.sub("?", text)
+    plain = human.printable(text)
     return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 3] + "..."
 
 
