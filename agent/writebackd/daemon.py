@@ -80,6 +80,8 @@ FOREIGN_WRITER = AlertName.FOREIGN_WRITER.value
 # for a passing EINTR or a device in transition, short enough that a stale
 # limit does not outlive the flood it was made for.
 SILENT_TICKS = 5
+# Ticks in a row that must be good before BLIND is over: what fails now and then is told once.
+GOOD_TICKS = 30
 # After a restart the limits adopted from the run before are kept this long,
 # which is what it takes to see again whether anybody syncs.
 ADOPTED_HOLD_S = 15.0
@@ -163,6 +165,10 @@ class Daemon:
         self._actions: Tuple[Action, ...] = ()
         self._last_s: Optional[float] = None
         self._failures = 0
+        self._still_ticks = 0  # in a row in which nothing could be looked for
+        self._good_ticks = 0  # in a row since then
+        self._blind_since_s: Optional[float] = None  # wall clock; None: BLIND is not told
+        self._problem: Optional[str] = None  # why the last tick was not whole
         self._totals = Totals()
         self._snapshot: Optional[Snapshot] = None
         self._textfile: Optional[TextFile] = None
@@ -176,10 +182,11 @@ class Daemon:
         self._reloader: Optional[threading.Thread] = None
         self._mode_by_verb = False
         self._pinned: Optional[Pinned] = None
+        self._exposition = Exposition(lambda: self._snapshot)
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
             self._files, self._actuator, self._state, self._order_mode, self._order_pin,
-            self._order_forget,
+            self._order_forget, self._exposition.told,
         ).handle
         self._hurry = False
         # What a tick makes has no cycles and is freed without the collector, which would
@@ -336,12 +343,12 @@ class Daemon:
         if dt is None:
             return
         if not self._lease.renew():
-            self._show_problem(self._take_again(), sample)
+            self._stand_still(self._take_again(), sample)
             return
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign and self._lease.lost:
             # Stopped since it was renewed: what looks strange are the originals.
-            self._show_problem("the lease has run out, the limits are restored", sample)
+            self._stand_still("the lease has run out, the limits are restored", sample)
             return
         if foreign:
             sample = replace(sample, foreign=self._name_writers(foreign))
@@ -410,20 +417,26 @@ class Daemon:
             # Again every tick: what hides /proc may also refuse the write.
             self._log_actions(self._actuator.restore())
             self._memory = released(self._memory)
-        problem = f"{self._failures} ticks in a row could not be read: {error}"
-        if self._failures >= SILENT_TICKS and self._snapshot is not None:
-            last = self._snapshot
-            alerts = unread(last.alerts, last.sample.wall_s, problem)
-            self._snapshot = replace(last, alerts=alerts)
-            self._tell(alerts, time.time())
-        self._show_problem(problem)
+        self._stand_still(f"{self._failures} ticks in a row could not be read: {error}")
 
-    def _show_problem(self, problem: str, sample: Optional[Sample] = None) -> None:
-        """The last tick that was whole, and why this one is not; of `sample` the limits.
+    def _stand_still(self, problem: str, sample: Optional[Sample] = None) -> None:
+        """A tick in which no alert could be looked for; of some in a row BLIND is told.
 
-        Whoever asks must not take the last good tick for this one; and the loop is
-        alive, which is what the watchdog wants to know.
+        Whoever asks must not take the last good tick for this one: it is shown with the
+        problem, and of `sample` the limits. The loop is alive, which is what the watchdog
+        wants to know.
         """
+        self._problem = problem
+        self._still_ticks += 1
+        self._good_ticks = 0
+        if self._still_ticks >= SILENT_TICKS:
+            shown = self._snapshot
+            if self._blind_since_s is None:
+                self._blind_since_s = shown.sample.wall_s if shown is not None else time.time()
+            alerts = unread(shown.alerts if shown else (), self._blind_since_s, problem)
+            if shown is not None:
+                self._snapshot = replace(shown, alerts=alerts)
+            self._tell(alerts, time.time())
         if self._snapshot is None:
             return
         last = self._snapshot.sample
@@ -436,6 +449,18 @@ class Daemon:
             off=str(self._off) if self._off is not None else None,
         )
         self._show(snapshot)
+
+    def _or_blind(self, alerts: Tuple[Alert, ...]) -> Tuple[Alert, ...]:
+        """Those of a good tick, and BLIND until enough of them were good in a row."""
+        self._problem = None
+        self._still_ticks = 0
+        self._good_ticks += 1
+        if self._blind_since_s is None or self._good_ticks >= GOOD_TICKS:
+            self._blind_since_s = None
+            return alerts
+        said = f"could not be read: {self._good_ticks} of {GOOD_TICKS} good ticks since"
+        *others, blind = unread(alerts, self._blind_since_s, said)
+        return (*others, replace(blind, done="back at work, over when that lasts"))
 
     def _name_writers(self, foreign: Tuple[ForeignWrite, ...]) -> Tuple[ForeignWrite, ...]:
         """The same writes with their writers, where the probe saw who it was."""
@@ -490,7 +515,7 @@ class Daemon:
         alerts, self._alerts = detect(
             self.policy, self._alerts, sample, estimates, decision, self._memory
         )
-        alerts = self._with_command_lines(alerts)
+        alerts = self._or_blind(self._with_command_lines(alerts))
         self._tell(alerts, sample.wall_s)
         snapshot = Snapshot(
             version=__version__,
@@ -535,7 +560,7 @@ class Daemon:
 
     def _open_metrics(self) -> List[MetricsServer]:
         """What scrapers ask. Good to have: what cannot be had is told, and is no reason to end."""
-        exposition = Exposition(lambda: self._snapshot)
+        exposition = self._exposition
         address = self._metrics_settings.http
         openers: List[Callable[[], MetricsServer]] = [
             lambda: open_unix(self._options.runtime_dir / METRICS, exposition)
@@ -688,7 +713,7 @@ class Daemon:
     # ---- orders from the socket ----------------------------------------
 
     def _state(self) -> State:
-        return State(self._snapshot, self._memory, self._off)
+        return State(self._snapshot, self._memory, self._off, self._problem)
 
     def _order_mode(self, mode: Mode) -> Tuple[Action, ...]:
         actions = self._set_mode(mode)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Numbers as people read them: short, 1024-based, '-' for what is not known."""
+"""Numbers as people read them: short, 1024-based, '-' for what is not known; harmless text."""
 
 from __future__ import annotations
 
@@ -69,3 +69,13 @@ def percent(share: Optional[float]) -> str:
         return UNKNOWN
     value = share * 100
     return f"{value:.0f} %" if value >= 9.95 or not value else f"{value:.1f} %"
+
+
+def printable(text: str) -> str:
+    """What ends a line or moves a cursor as "?": any user names processes and mounts.
+
+    Also blanks that are none, marks that turn the direction of writing, and half a surrogate.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -14,8 +14,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import read_state
 from writebackd.model import Action, Memory, Mode
-from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, metrics_json
-from writebackd.report.server import RequestError, size_argument, text_argument
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
+from writebackd.report.server import RequestError, Shared, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import (
     devices_json,
@@ -42,6 +42,7 @@ class State(NamedTuple):
     snapshot: Optional[Snapshot]  # None: nothing measured yet
     memory: Memory
     off: Optional[Path]  # the file that holds it off
+    problem: Optional[str]  # why the last tick was not whole
 
 
 class Verbs:
@@ -60,6 +61,7 @@ class Verbs:
         set_mode: Callable[[Mode], Tuple[Action, ...]],
         set_pin: Callable[[Optional[int], int], None],
         forget: Callable[[str], bool],
+        metrics: Callable[[str], Optional[Shared]],
     ) -> None:
         self._files = files
         self._actuator = actuator
@@ -67,6 +69,7 @@ class Verbs:
         self._set_mode = set_mode
         self._set_pin = set_pin
         self._forget_device = forget
+        self._metrics = metrics
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         """Answer a request of `writebackctl`; raises RequestError."""
@@ -74,9 +77,10 @@ class Verbs:
             return self._mode(args, uid)
         if verb in ("pin", "release"):
             return self._pin(verb, args, uid)
-        snapshot = self._state().snapshot
+        snapshot, problem = self._state().snapshot, self._state().problem
         if snapshot is None:
-            raise RequestError("just started, nothing measured yet: ask again in a second", 1)
+            why = problem or "just started"
+            raise RequestError(f"{why}, nothing measured yet: ask again in a second", 1)
         if verb == "status":
             return status_json(snapshot)
         if verb == "devices":
@@ -84,7 +88,7 @@ class Verbs:
         if verb == "why":
             return why_json(snapshot, text_argument(args, "device"))
         if verb == "alerts":
-            return telling_json(snapshot)
+            return telling_json(snapshot, text_argument(args, "device"))
         if verb == "forget":
             return self._forget(snapshot, text_argument(args, "device"), uid)
         if verb == "top":
@@ -95,7 +99,9 @@ class Verbs:
             form = text_argument(args, "format") or OPENMETRICS
             if form not in CONTENT_TYPES:
                 raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
-            return dict(metrics_json(snapshot, form))
+            told = self._metrics(form)
+            assert told is not None  # there is a snapshot
+            return told
         raise RequestError(f"unknown verb {verb!r}")
 
     def _forget(self, snapshot: Snapshot, wanted: Optional[str], uid: int) -> Dict[str, Any]:
@@ -155,7 +161,7 @@ class Verbs:
             raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
         self._set_pin(pin, uid)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
-        _, memory, off = self._state()
+        _, memory, off, _ = self._state()
         waits = pin is not None and (memory.mode is Mode.OBSERVE or memory.yielded is not None)
         lines = ["takes effect after `writebackctl enforce`"] if waits else []
         if pin is not None and off is not None:

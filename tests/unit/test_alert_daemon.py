@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple
 
 import pytest
 
 from fake_host import FakeHost, Rig
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
-from writebackd.daemon import SILENT_TICKS
+from writebackd.daemon import GOOD_TICKS, SILENT_TICKS
 from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
 from writebackd.kernel.files import KernelFiles
+from writebackd.report.history import read_alerts
+from writebackd.report.server import RequestError
 
 DD = ("dd if=/dev/zero", b"dd\0if=/dev/zero\0")
 
@@ -93,8 +96,54 @@ def test_ticks_that_cannot_be_read_are_blind_until_one_can(rig: Rig) -> None:
     assert (alert["name"], alert["severity"], alert["cause"]) == ("BLIND", "critical", "no-data")
     assert "could not be read" in alert["summary"]
     del rig.host.errors["/proc/vmstat"]
-    rig.tick(2)
+    rig.tick(GOOD_TICKS - 1)
+    assert names(rig) == ("BLIND",)
+    rig.tick()
     assert names(rig) == ()
+    rig.end()
+
+
+def happened(rig: Rig) -> List[str]:
+    """What the history was told of BLIND."""
+    assert rig.daemon._history.close(5.0)
+    records = read_alerts(rig.runtime_dir.parent / "state" / "history.db", 100)
+    return [each["what"] for each in map(json.loads, records) if each["alert"]["name"] == "BLIND"]
+
+
+def test_ticks_that_fail_again_and_again_are_told_once(rig: Rig) -> None:
+    rig.tick(3)
+    for _ in range(5):
+        rig.host.errors["/proc/vmstat"] = 5
+        rig.tick(SILENT_TICKS)
+        del rig.host.errors["/proc/vmstat"]
+        rig.tick(SILENT_TICKS)
+        assert names(rig) == ("BLIND",)
+    rig.tick(GOOD_TICKS)
+    rig.end()
+    assert happened(rig) == ["begin", "end"]
+
+
+def test_where_nothing_could_ever_be_read_it_is_told(rig: Rig) -> None:
+    rig.host.errors["/proc/vmstat"] = 5
+    rig.tick(2 * SILENT_TICKS)
+    with pytest.raises(RequestError, match="10 ticks in a row could not be read.*measured yet"):
+        rig.daemon.handle("alerts", {}, 0)
+    rig.end()
+    assert happened(rig) == ["begin"]
+
+
+def test_while_a_lost_lease_is_not_held_again_nothing_is_seen(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.tick(3)
+    monkeypatch.setattr(rig.daemon._lease, "renew", lambda: False)
+    monkeypatch.setattr(rig.daemon, "_take_again", lambda: "not taken up again yet: EIO")
+    rig.tick(SILENT_TICKS - 1)
+    assert names(rig) == ()
+    rig.tick()
+    (alert,) = rig.status()["alerts"]
+    assert (alert["name"], alert["summary"]) == ("BLIND", "not taken up again yet: EIO")
+    monkeypatch.undo()
     rig.end()
 
 

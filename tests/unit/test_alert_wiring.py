@@ -61,6 +61,7 @@ def test_the_answer_shows_what_stands(rig: Rig) -> None:
     answer = daemon.handle("alerts", {}, 0)
     full = {**answer, "past": []}
     del full["state_dir"]
+    assert full.pop("devices") == [each.device.name for each in daemon._snapshot.sample.devices]
     assert list(schema.problems(full, schema.load("alerts"))) == []
     assert answer["active"][0]["runbook"].endswith("/docs/runbook.md#collapse")
     assert Path(answer["active"][0]["runbook"][len("file://") :].split("#")[0]).is_file()

@@ -47,7 +47,9 @@ class FakeDaemon:
         self._thread.start()
 
     def _answer(self, name: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        return telling_json(self.snapshot) if name == "alerts" else status_json(self.snapshot)
+        if name != "alerts":
+            return status_json(self.snapshot)
+        return telling_json(self.snapshot, args.get("device"))
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -131,9 +133,31 @@ def test_check_without_a_daemon_is_unknown_and_says_so_where_nagios_looks(run: R
 
 
 def test_check_of_a_device_that_is_well(daemon: Callable[..., None], run: Run) -> None:
+    daemon(replace(CRITICAL, device="sdb"))
+    assert run("--check", "--device", "sda")[0] == 0
+    assert run("--check")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["sda", "/dev/sda", "8:0", "/var/lib/postgresql"])
+def test_a_device_is_named_as_why_takes_it(
+    daemon: Callable[..., None], run: Run, name: str
+) -> None:
     daemon(CRITICAL)
-    assert run("--check", "--device", "sdb")[0] == 0
-    assert run("--check", "--device", "sda")[0] == 2
+    assert run("--check", "--device", name)[0] == 2
+    assert "COLLAPSE on sda" in run("--device", name)[1]
+
+
+@pytest.mark.parametrize("name", ["sdaa", "/dev/sdaa", "8:99", "/nowhere"])
+def test_check_of_a_device_that_nobody_knows_is_unknown(
+    daemon: Callable[..., None], run: Run, tmp_path: Path, name: str
+) -> None:
+    daemon()
+    code, out, _ = run("--check", "--device", name)
+    assert code == 3
+    assert out.startswith(f"WRITEBACKD UNKNOWN - no device is called {name!r}")
+    # But one that is gone may have a past.
+    kept(tmp_path, (replace(FLOOD, device="sdaa"),), ())
+    assert ("COLLAPSE on sdaa" in run("--device", name)[1]) is (name in ("sdaa", "/dev/sdaa"))
 
 
 def test_what_an_alert_says_cannot_add_figures(daemon: Callable[..., None], run: Run) -> None:
@@ -151,7 +175,7 @@ def test_the_screen_has_what_is_needed_at_3_am(daemon: Callable[..., None], run:
     for said in (
         "what syncs 12/s against 340/s, p99 2.1 s against 3 ms",
         "why writeback-flood (over 15s: sync_rate 12, fsync_p99 2100 ms)",
-        "who dd (pid 4242, backup.service), 296M/s: dd if=/dev/zero of=/backup/x",
+        "who dd (pid 4242, backup.service) 296M/s: dd if=/dev/zero of=/backup/x",
         "done limit 4.0G -> 15M",
         "runbook https://wiki/r#collapse",
         "WARNING BLIND on the host",

@@ -38,6 +38,7 @@ from writebackd.report.metrics import (
     metrics_json,
     render,
 )
+from writebackd.report.server import Shared
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
 
@@ -165,11 +166,11 @@ def alerts_of(text: str) -> List[Dict[str, str]]:
 
 
 def test_alerts_are_told_once_with_the_worst_severity() -> None:
-    given = [alert(Severity.WARNING), alert(Severity.CRITICAL), alert(Severity.WARNING),
-             alert(Severity.WARNING, None, Cause.UNKNOWN)]  # fmt: skip
+    given = (alert(Severity.WARNING), alert(Severity.CRITICAL), alert(Severity.WARNING),
+             alert(Severity.WARNING, None, Cause.UNKNOWN))  # fmt: skip
     sda = {"name": "COLLAPSE", "device": "sda", "severity": "critical", "cause": "writeback-flood"}
     host = {"name": "COLLAPSE", "device": "", "severity": "warning", "cause": "unknown"}
-    assert alerts_of(render(samples.guard(), alerts=given)) == [host, sda]
+    assert alerts_of(render(replace(samples.guard(), alerts=given))) == [host, sda]
     assert alerts_of(render(samples.guard())) == []
 
 
@@ -300,6 +301,12 @@ def test_the_daemon_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert value(shown, "failed_ticks_total") == 2
     text = rig.daemon.handle("metrics", {"format": PROMETHEUS}, 1000)["text"]
     assert "writebackd_failed_ticks_total 2" in text
+    # Rendered once a tick, and told from one copy, however many ask.
+    told = [rig.daemon.handle("metrics", {"format": form}, 1000) for form in CONTENT_TYPES] * 2
+    assert [told[0] is told[2], told[1] is told[3], told[0] is told[1]] == [True, True, False]
+    assert all(isinstance(each, Shared) for each in told)
+    rig.tick()
+    assert rig.daemon.handle("metrics", {"format": PROMETHEUS}, 1000)["text"] != text
     rig.end()
 
 

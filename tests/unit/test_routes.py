@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -123,7 +124,7 @@ def test_nothing_that_any_user_names_ends_a_line() -> None:
 
 
 def test_a_culprit_is_what_is_known_of_it() -> None:
-    assert who(DD) == "dd (pid 4242, backup.service), 296M/s: dd if=/dev/zero of=/backup/x"
+    assert who(DD) == "dd (pid 4242, backup.service) 296M/s: dd if=/dev/zero of=/backup/x"
     assert who(Culprit()) == "an unknown process"
     assert who(Culprit(unit="a.service")) == "a.service"
     assert who(Culprit(comm="dd", cgroup="/x")) == "dd (cgroup /x)"
@@ -305,8 +306,12 @@ def test_no_thread_to_be_had_is_shown(sink: Sink, monkeypatch: pytest.MonkeyPatc
     route.take(numbered(1), (), WALL_S)
     assert route.state().error == "can't start new thread"
     assert route.state().waiting == 1
+    monkeypatch.undo()
+    route.start()
+    wait_for(lambda: len(sink.got) == 1)
+    wait_for(lambda: route.state().error is None)
     route.end()
-    assert route.join(0.1)
+    assert route.join(1.0)
 
 
 # ---- all together ----------------------------------------------------------
@@ -359,6 +364,76 @@ def test_a_reload_keeps_what_stays_the_same(tmp_path: Path) -> None:
     routes.tell([], WALL_S)
     wait_for(lambda: second.exists() and '"what": "end"' in second.read_text())
     assert first.read_text().count('"what"') == 1
+    assert routes.close(1.0)
+
+
+def said(path: Path) -> List[str]:
+    """What a hook was told, in order."""
+    texts = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(text)["what"] for text in texts]
+
+
+def test_a_hook_that_is_repaired_is_told_what_waited(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    routes = Routes(settings(exec=str(tmp_path / "misspelt")))
+    routes.tell([FLOOD, BLIND], WALL_S)
+    routes.tell([FLOOD], WALL_S)
+    wait_for(lambda: routes.states()[0].error)
+    routes.reload(settings(exec=script(tmp_path / "hook", f"cat >>{out}"), timeout_s=9.0))
+    routes.tell([FLOOD], WALL_S)
+    # At once, though the one before was about to rest; and nothing twice.
+    wait_for(lambda: routes.states()[0].told == 3, 0.9)
+    assert said(out) == ["begin", "begin", "end"]
+    assert (routes.states()[0].lost, routes.states()[0].error) == (0, None)
+    assert routes.close(1.0)
+
+
+def test_who_is_new_is_told_what_stands(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    first, second = (script(tmp_path / f"{out.name}.sh", f"cat >>{out}") for out in (one, two))
+    routes = Routes(settings())
+    routes.tell([FLOOD], WALL_S)
+    routes.reload(settings(exec=first))
+    routes.tell([FLOOD, BLIND], WALL_S)
+    wait_for(lambda: routes.states()[0].told == 2)
+    routes.reload(settings(exec=second))
+    routes.tell([FLOOD, BLIND], WALL_S)
+    wait_for(lambda: routes.states()[0].told == 4)
+    routes.reload(settings(exec=second, timeout_s=9.0, runbook="https://wiki/other"))
+    routes.tell([FLOOD], WALL_S)
+    wait_for(lambda: routes.states()[0].told == 5)
+    assert said(one) == ["begin", "begin"]
+    assert said(two) == ["begin", "begin", "end"]
+    assert "https://wiki/other#blind" in two.read_text()
+    assert routes.close(1.0)
+
+
+def test_a_reload_forgets_no_count(tmp_path: Path) -> None:
+    routes = Routes(settings(exec=script(tmp_path / "no", "exit 1")))
+    route = next(iter(routes._routes.values()))
+    route.take(numbered(MAX_WAITING + 7), (), WALL_S)
+    routes.reload(settings(exec=script(tmp_path / "no", "exit 1"), timeout_s=9.0))
+    assert (routes.states()[0].waiting, routes.states()[0].lost) == (MAX_WAITING, 7)
+    routes.close(0.1)
+
+
+def test_a_thread_that_died_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    route = Teller("test", "here", lambda happening: None)
+    monkeypatch.setattr(route, "_rest", lambda seconds: 1 / 0)
+    route.start()
+    assert route.join(5.0)
+    assert "ZeroDivisionError" in str(route.state().error)
+
+
+def test_a_reload_touches_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes = Routes(settings(exec="/bin/true"))
+    looked: List[str] = []
+    for name in ("resolve", "is_file", "stat", "exists"):
+        monkeypatch.setattr(Path, name, lambda self, *_, **__: looked.append(str(self)))
+    routes.reload(settings(exec="/bin/false", timeout_s=3.0))
+    monkeypatch.undo()
+    assert looked == []
+    assert routes.runbook.endswith("runbook.md")
     assert routes.close(1.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import email
 import email.policy
+import errno
 import json
 import os
 import signal
@@ -119,6 +120,33 @@ def test_what_is_not_http_is_an_error(answer: bytes, serve: Callable[..., str]) 
 
     with pytest.raises(ValueError, match="not HTTP"):
         post(serve(say), b"[]", 5.0)
+
+
+def test_where_ipv6_is_refused_ipv4_is_tried(
+    serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    url = serve(say)
+    real, port = socket.socket, int(url.rpartition(":")[2].partition("/")[0])
+
+    def refuse(family: int = -1, *rest: Any, **more: Any) -> socket.socket:
+        if family == socket.AF_INET6:  # RestrictAddressFamilies=
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return real(family, *rest, **more)
+
+    found = [
+        (family, socket.SOCK_STREAM, 6, "", (address, port))
+        for family, address in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1"))
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "socket", refuse)
+    assert post(f"http://alerts:{port}/api", b"[]", 5.0).status == 200
+    found.pop()
+    with pytest.raises(OSError, match="family not supported"):
+        post(f"http://alerts:{port}/api", b"[]", 5.0)
 
 
 # ---- Alertmanager, without one ---------------------------------------------
@@ -248,6 +276,7 @@ def test_what_burns_again_is_not_resolved(peer: Peer) -> None:
         (TimeoutError("timed out"), "timed out"),
         (Answer(500, "database\nis gone"), "HTTP status 500: database?is gone"),
         (ValueError("the answer is not HTTP"), "not HTTP"),
+        (RuntimeError("a bug of ours"), "RuntimeError('a bug of ours')"),
     ],
 )
 def test_after_a_dead_time_it_knows_all(peer: Peer, bad: Any, said: str) -> None:
@@ -263,6 +292,19 @@ def test_after_a_dead_time_it_knows_all(peer: Peer, bad: Any, said: str) -> None
     names = {each["labels"]["alertname"]: seconds(each["endsAt"]) for each in peer.got[0]}
     assert names["WritebackdCollapse"] == WALL_S < names["WritebackdBlind"]
     assert (route.state().error, route.state().waiting, route.state().lost) == (None, 0, 0)
+
+
+def test_an_address_with_other_settings_knows_what_ended(peer: Peer) -> None:
+    peer.answer = OSError("dead")
+    route = route_to(peer, resend_s=60.0)
+    take(route, FLOOD)
+    take(route)
+    wait_for(lambda: peer.tries)
+    peer.answer = Answer(200, "")
+    assert not route.become(Alertmanager("http://am/", "db1", "https://new", 30.0, 2.0, peer.post))
+    wait_for(lambda: peer.got, 0.9)
+    assert [seconds(each["endsAt"]) for each in peer.got[0]] == [WALL_S]
+    assert peer.got[0][0]["annotations"]["runbook_url"] == "https://new#collapse"
 
 
 def test_the_bound_on_what_ended_unheard(peer: Peer) -> None:
@@ -410,7 +452,7 @@ def test_a_mail_has_it_all() -> None:
     assert mail["Subject"] == "db1: warning COLLAPSE on sda: writeback-flood"
     assert mail["Auto-Submitted"] == "auto-generated"
     text = mail.get_content()
-    for said in (FLOOD.summary, FLOOD.done, "dd (pid 4242, backup.service), 296M/s",
+    for said in (FLOOD.summary, FLOOD.done, "dd (pid 4242, backup.service) 296M/s",
                  f"{BOOK}#collapse", "sync_rate 12", "host     db1"):  # fmt: skip
         assert said in text, said
 

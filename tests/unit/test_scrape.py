@@ -25,7 +25,7 @@ from writebackd.policy.schema import Metrics
 from writebackd.report import scrape
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
 from writebackd.report.scrape import Exposition, MetricsServer, open_tcp, open_unix
-from writebackd.report.server import DEADLINE_S, MAX_CLIENTS, MAX_REQUEST
+from writebackd.report.server import DEADLINE_S, MAX_CLIENTS, MAX_CLIENTS_PER_UID, MAX_REQUEST
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.textfile import TextFile
 
@@ -186,7 +186,8 @@ def test_who_dawdles_is_dropped_and_who_floods_waits(loop: Loop, tcp: bool) -> N
     for _ in range(MAX_CLIENTS):
         idle.append(loop.connect(tcp))
         loop.settle()
-    assert server.clients == MAX_CLIENTS
+    bound = MAX_CLIENTS if tcp or os.getuid() == 0 else MAX_CLIENTS_PER_UID
+    assert server.clients == bound
     if tcp or os.getuid() != 0:  # root takes the place of others, who are all root here
         assert loop.ask(GET + b"\r\n", tcp)[0] in (0, 503)
     loop.now += DEADLINE_S
@@ -384,6 +385,35 @@ def free_port() -> int:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]
         return port
+
+
+def test_without_a_thread_it_is_told_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    path = tmp_path / "host.prom"
+    textfile = TextFile(path, 0.0)
+    textfile.offer(samples.guard())
+    assert textfile.error == "cannot be written: can't start new thread"
+    assert caplog.text.count("can't start new thread") == 1
+    monkeypatch.undo()
+    textfile.offer(samples.guard())
+    until(path.exists)
+    until(lambda: textfile.error is None)
+    assert textfile.close(TIMEOUT_S) and not path.exists()
+
+
+def test_a_textfile_that_never_had_a_thread_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert not TextFile(tmp_path / "host.prom", 0.0).close(0.1)
 
 
 def test_the_daemon_has_all_ways_out_and_closes_them(

@@ -27,9 +27,11 @@ from writebackd.report import server as server_module
 from writebackd.report.server import (
     DEADLINE_S,
     MAX_CLIENTS,
+    MAX_CLIENTS_PER_UID,
     MAX_REQUEST,
     ControlServer,
     RequestError,
+    Shared,
     size_argument,
     text_argument,
 )
@@ -43,6 +45,7 @@ class Loop:
     def __init__(self, path: Path) -> None:
         self.now = 1000.0
         self.calls: List[Any] = []
+        self.shared = Shared(text="x" * (8 << 20))
         self.selector = selectors.DefaultSelector()
         self.server = ControlServer(path, self.handle, clock=lambda: self.now)
         self.server.register(self.selector)
@@ -55,6 +58,8 @@ class Loop:
             raise KeyError("a bug")
         if verb == "nan":
             return {"value": float("nan")}
+        if verb == "shared":
+            return self.shared
         if verb == "big":
             return {"text": "x" * (8 << 20)}
         return {"verb": verb}
@@ -323,7 +328,7 @@ def test_two_hundred_clients_at_once_all_get_an_answer(loop: Loop) -> None:
         thread.join()
     kinds = [json.loads(answer or b"null") for answer in answers]
     assert all(kind["ok"] or "busy" in kind["error"] for kind in kinds)
-    assert sum(kind["ok"] for kind in kinds) >= MAX_CLIENTS
+    assert sum(kind["ok"] for kind in kinds) >= MAX_CLIENTS_PER_UID
     assert loop.server.clients == 0
 
 
@@ -340,7 +345,9 @@ def test_idle_clients_of_others_cannot_lock_root_out(
 ) -> None:
     uid = 1000
     monkeypatch.setattr(server_module, "_peer_uid", lambda sock: uid)
-    sockets = crowd(loop, MAX_CLIENTS)
+    sockets = crowd(loop, MAX_CLIENTS_PER_UID)
+    uid = 1001
+    sockets += crowd(loop, MAX_CLIENTS - MAX_CLIENTS_PER_UID)
     assert loop.server.clients == MAX_CLIENTS
     with connect(loop) as late:
         loop.settle()
@@ -350,6 +357,33 @@ def test_idle_clients_of_others_cannot_lock_root_out(
     assert ask(loop, b'{"verb": "pin", "args": {"bytes": 1}}\n')["ok"]
     assert loop.server.clients == MAX_CLIENTS - 1
     assert read_all(sockets[0]) == b"", "the oldest made room"
+    for sock in sockets:
+        sock.close()
+
+
+def test_one_user_cannot_lock_the_others_out(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uid = 1000
+    monkeypatch.setattr(server_module, "_peer_uid", lambda sock: uid)
+    sockets = crowd(loop, MAX_CLIENTS_PER_UID)
+    with connect(loop) as late:
+        loop.settle()
+        assert "busy" in json.loads(read_all(late))["error"]
+    uid = 1001
+    assert ask(loop, b'{"verb": "status"}\n')["ok"]
+    for sock in sockets:
+        sock.close()
+
+
+def test_those_who_do_not_read_share_the_bytes(loop: Loop) -> None:
+    sockets = crowd(loop, 3)
+    for sock in sockets:
+        sock.sendall(b'{"verb": "shared"}\n')
+    loop.settle()
+    answers = [client.answer for client in loop.server._clients.values()]
+    assert len({id(answer.obj) for answer in answers if answer is not None}) == 1
+    assert len(answers) == 3
     for sock in sockets:
         sock.close()
 

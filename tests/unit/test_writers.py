@@ -10,11 +10,12 @@ from typing import Iterator, Optional
 
 import pytest
 
+from writebackd import human
 from writebackd.kernel import groups, layout
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import Cgroups
 from writebackd.kernel.readers import SharedState
-from writebackd.kernel.writers import command_line, printable, writer_of
+from writebackd.kernel.writers import command_line, writer_of
 from writebackd.model import ForeignWrite
 
 OWN = (1000, 1001)  # the daemon, and its watcher
@@ -104,7 +105,7 @@ def test_command_line(raw: bytes, text: Optional[str]) -> None:
 
 
 def test_names_cannot_move_the_cursor() -> None:
-    assert printable("a\nb\x1b\u202ec") == "a?b??c"
+    assert human.printable("a\nb\x1b\u202ec") == "a?b??c"
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Optional, Tuple
 
+from writebackd import human
+
 
 class AlertName(Enum):
     """What is wrong; docs/runbook.md has a section for each."""
@@ -52,6 +54,19 @@ class Culprit:
     unit: Optional[str] = None  # systemd's name: backup.service
     container: Optional[str] = None  # id
     dirty_rate: Optional[float] = None  # bytes per second that it dirtied
+
+    @property
+    def who(self) -> str:
+        """In words, without its command line: dd (pid 4242, backup.service) 310M/s."""
+        name = self.comm or self.unit or self.container or "an unknown process"
+        known = [f"pid {self.pid}"] if self.pid is not None else []
+        for place in (self.unit, self.container and f"container {self.container[:12]}"):
+            if place and place != name:
+                known.append(place)
+        if self.cgroup and not self.unit:
+            known.append(f"cgroup {self.cgroup}")
+        text = f"{name} ({', '.join(known)})" if known else name
+        return text if self.dirty_rate is None else f"{text} {human.size(self.dirty_rate)}/s"
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,7 @@ WHY = {
 
 def who(culprits: Sequence[Culprit]) -> str:
     """The culprits in words; empty without any."""
-    return ", ".join(_one(each) for each in culprits)
-
-
-def _one(culprit: Culprit) -> str:
-    text = f"{culprit.comm} (pid {culprit.pid}"
-    if culprit.unit:
-        text += f", {culprit.unit}"
-    elif culprit.cgroup:
-        text += f", cgroup {culprit.cgroup}"
-    text += ")"
-    return text + (f" {human.size(culprit.dirty_rate)}/s" if culprit.dirty_rate is not None else "")
+    return ", ".join(each.who for each in culprits)
 
 
 def collapsed(

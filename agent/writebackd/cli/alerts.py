@@ -32,22 +32,25 @@ _RECORDS_EACH = 16
 
 def alerts(options: argparse.Namespace) -> int:
     try:
-        told: Optional[Dict[str, Any]] = request(options.runtime_dir, "alerts")
+        arguments = {"device": options.device}
+        told: Optional[Dict[str, Any]] = request(options.runtime_dir, "alerts", arguments)
         problem = ""
     except CommandError as error:
         if options.check:
             # On standard output, where Nagios looks; the daemon's silence is not good news.
-            show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {clean(str(error))}")
-            return _UNKNOWN
+            return _unknown(str(error))
         if error.exit_code != NO_DAEMON:
             raise
         told, problem = None, str(error)
-    active = _of(told["active"] if told else [], options.device)
+    if options.check and told is not None and options.device and not told["devices"]:
+        return _unknown(f"no device is called {options.device!r}: `writebackctl devices`")
+    devices = _meant(options.device, told)
+    active = _of(told["active"] if told else [], devices)
     if options.check:
         code, text = check(active)
         show(text)
         return code
-    past = _past(options, told, active)
+    past = _past(options, told, active, devices)
     if options.json:
         show_json({
             "time_s": told["time_s"] if told else None,
@@ -63,13 +66,35 @@ def alerts(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _of(found: List[Dict[str, Any]], device: Optional[str]) -> List[Dict[str, Any]]:
-    """Those of one device and of the whole host, the worst first."""
-    chosen = [each for each in found if device is None or each["device"] in (device, None)]
+def _unknown(why: str) -> int:
+    show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {clean(why)}")
+    return _UNKNOWN
+
+
+def _meant(device: Optional[str], told: Optional[Json]) -> Optional[List[str]]:
+    """Names of the devices to be shown; None: all. One that nobody knows may have a past."""
+    if device is None:
+        return None
+    bare = device[5:] if device.startswith("/dev/") else device
+    return (told and told["devices"]) or [bare]
+
+
+def _of(found: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
+    """Those of these devices and of the whole host, the worst first."""
+    chosen = [each for each in found if _is_of(each, devices)]
     return sorted(chosen, key=lambda each: (each["severity"] != "critical", each["since"]))
 
 
-def _past(options: argparse.Namespace, told: Optional[Json], active: List[Any]) -> List[Any]:
+def _is_of(alert: Json, devices: Optional[List[str]]) -> bool:
+    return devices is None or alert["device"] is None or alert["device"] in devices
+
+
+def _past(
+    options: argparse.Namespace,
+    told: Optional[Json],
+    active: List[Any],
+    devices: Optional[List[str]],
+) -> List[Any]:
     directory = Path(options.state_dir or (told and told["state_dir"]) or STATE_DIR)
     try:
         records = read_alerts(directory / HISTORY, _RECORDS_EACH * options.limit)
@@ -78,8 +103,7 @@ def _past(options: argparse.Namespace, told: Optional[Json], active: List[Any]) 
         print(f"writebackctl: {error}", file=sys.stderr)
         return []
     past = past_json(records, active)
-    device = options.device
-    return [p for p in past if device is None or p["device"] in (device, None)][-options.limit :]
+    return [each for each in past if _is_of(each, devices)][-options.limit :]
 
 
 def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:

@@ -152,7 +152,10 @@ def _add_alerts(alerts: argparse.ArgumentParser) -> None:
         "--check", action="store_true",
         help="a line for Nagios and its exit codes: 0 good, 1 warning, 2 critical, 3 not known",
     )  # fmt: skip
-    alerts.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+    alerts.add_argument(
+        "--device", metavar="NAME",
+        help="only the host and this device: sda, /dev/sda, 8:0, or a mount point",
+    )  # fmt: skip
     alerts.add_argument(
         "--limit", type=_positive, default=10, metavar="N", help="the last N past ones (default 10)"
     )

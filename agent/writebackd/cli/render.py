@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import textwrap
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, TextIO
@@ -30,13 +29,10 @@ _COLOURS = {
 }  # fmt: skip
 # Where to look first; devices of one state stay in the daemon's order.
 _URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned")
-_UNPRINTABLE = re.compile(r"[^ -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_CONTROL = re.compile(r"[\u00a0\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff]")
 
 
-def clean(text: str) -> str:
-    """`text` without what could move the cursor: any user names processes and mounts."""
-    return _CONTROL.sub("?", _UNPRINTABLE.sub("?", text))
+# What all that comes from elsewhere goes through on its way to a screen.
+clean = human.printable
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -11,11 +11,12 @@ import threading
 from collections import deque
 from typing import Deque, Dict, Iterable, Optional, Tuple
 
+from writebackd.kernel import argv
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.writers import printable
 
 # Of a command line, its start; and processes remembered.
 MOST_CHARS, MOST_PROCESSES = 256, 64
+_MOST_LOOKED_AT = 1024  # characters; there may be two million
 
 Process = Tuple[int, str]  # pid and name: a number is given away again
 
@@ -61,5 +62,5 @@ class CommandLines:
         if now is None or now.rstrip("\n") != comm:
             return None  # gone, or another process by now
         text = self._files.try_read(f"/proc/{pid}/cmdline") or ""
-        line = printable(text.rstrip("\0").replace("\0", " "))
+        line = argv.told(text[:_MOST_LOOKED_AT])
         return line[:MOST_CHARS] + ("..." if len(line) > MOST_CHARS else "") if line else None

@@ -14,8 +14,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd import human
 from writebackd.kernel import layout, libbpf
-from writebackd.kernel.writers import command_line, printable
+from writebackd.kernel.writers import command_line
 from writebackd.model import (
     HIST_BUCKETS,
     ClassSample,
@@ -302,7 +303,7 @@ class SharedState:
                     lever=_text(name).rpartition("/")[2],
                     value=_text(value).strip(),
                     pid=pid,
-                    comm=printable(_text(comm)),
+                    comm=human.printable(_text(comm)),
                     cgroup_id=cgroup or None,
                     cmdline=command_line(words),
                 )

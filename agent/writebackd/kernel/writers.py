@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Collection, Optional, Sequence
 
-from writebackd.kernel import layout
+from writebackd.kernel import argv, layout
 from writebackd.model import ForeignWrite, replace
 
 
@@ -34,13 +34,9 @@ def command_line(raw: bytes) -> Optional[str]:
     disk that hangs.  Words are parted by NUL; dots where the line was longer than `raw`.
     """
     words = raw.rstrip(b"\0")
-    text = words.replace(b"\0", b" ").decode(errors="replace")
-    return printable(text) + ("..." if len(words) == len(raw) else "") if text else None
-
-
-def printable(text: str) -> str:
-    """For logs and screens: any user names processes."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    if not words:
+        return None
+    return argv.told(words.decode(errors="replace")) + ("..." if len(words) == len(raw) else "")
 
 
 def _number(text: str) -> object:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The alerts that stand, as the `alerts` of status. Pure."""
+"""The alerts that stand, as status and alerts show them, and routes that fail. Pure."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def _alert(alert: Alert, snapshot: Snapshot) -> Json:
             for each in intrusions_of(alert, snapshot.memory, snapshot.sample)
         ]
     return row
+
+
+def route_warnings(snapshot: Snapshot) -> List[str]:
+    """Of `status`: the routes that do not work."""
+    lines = []
+    for route in snapshot.routes:
+        if route.error is not None:
+            lines.append(f"alerts do not reach {route.name} {route.target}: {route.error}")
+        if route.lost:
+            lines.append(f"{route.lost} alerts were never told to {route.name} {route.target}")
+    return lines

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Callable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from writebackd.alert.values import Alert, AlertName, Severity
+from writebackd.alert.values import AlertName, Severity
 from writebackd.model import (
     Device,
     DeviceDecision,
@@ -24,7 +24,6 @@ from writebackd.model import (
     Mode,
     State,
 )
-from writebackd.report.alerts import alerts_json
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import original_bytes
 from writebackd.report.totals import (
@@ -98,15 +97,13 @@ class _Page:
         return "\n".join(self._lines + end)
 
 
-def render(
-    snapshot: Snapshot, form: str = OPENMETRICS, alerts: Iterable[Alert] = ()
-) -> str:
-    """All metrics of one tick, in one of CONTENT_TYPES. `alerts` beside those of status."""
+def render(snapshot: Snapshot, form: str = OPENMETRICS) -> str:
+    """All metrics of one tick, in one of CONTENT_TYPES."""
     page = _Page(form == OPENMETRICS)
     _about(page, snapshot)
     _limits(page, snapshot)
     _totals(page, snapshot)
-    _alerts(page, snapshot, alerts)
+    _alerts(page, snapshot)
     _devices(page, snapshot)
     return page.text()
 
@@ -213,23 +210,18 @@ def _totals(page: _Page, snapshot: Snapshot) -> None:
     page.histogram(name, "", TICK_BOUNDS_S, totals.ticks, totals.ticks_s)
 
 
-def alerts_of(
-    snapshot: Snapshot, alerts: Iterable[Alert] = ()
-) -> Mapping[Tuple[str, str, str], str]:
+def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
     """Severities by name, device ("": the host) and cause; of two severities the worse."""
-    found = {
-        (str(row["name"]), str(row["device"] or ""), str(row["cause"])): str(row["severity"])
-        for row in alerts_json(snapshot)
-    }
-    for alert in alerts:
+    found: Dict[Tuple[str, str, str], str] = {}
+    for alert in snapshot.alerts:
         key = (alert.name.value, alert.device or "", alert.cause.value)
         if found.get(key) != Severity.CRITICAL.value:
             found[key] = alert.severity.value
     return found
 
 
-def _alerts(page: _Page, snapshot: Snapshot, alerts: Iterable[Alert]) -> None:
-    found = alerts_of(snapshot, alerts)
+def _alerts(page: _Page, snapshot: Snapshot) -> None:
+    found = alerts_of(snapshot)
     name = page.family("alerts_raised", "counter", "Alerts that came up, by name.")
     for each in AlertName:
         count = snapshot.totals.raised.get(each.value, 0)

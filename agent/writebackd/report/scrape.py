@@ -16,11 +16,18 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Callable, Dict, Optional, Tuple
 
-from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS, PROMETHEUS, render
+from writebackd.report.metrics import (
+    CONTENT_TYPES,
+    OPENMETRICS,
+    PROMETHEUS,
+    metrics_json,
+    render,
+)
 from writebackd.report.server import (
     MAX_CLIENTS,
     MAX_REQUEST,
     LoopServer,
+    Shared,
     open_unix_listener,
     remove_socket,
 )
@@ -31,7 +38,7 @@ _END = b"\r\n\r\n"  # of a head
 
 
 class Exposition:
-    """The metrics of the last tick as answers over HTTP, made when the first one asks.
+    """The metrics of the last tick as answers, made when the first one asks.
 
     All who ask in one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
     scrapers that do not read must not hold 64 copies.
@@ -41,19 +48,33 @@ class Exposition:
         """`snapshot` gives the last tick, None before the first."""
         self._snapshot = snapshot
         self._of: Optional[Snapshot] = None
-        self._made: Dict[str, bytes] = {}
+        self._made: Dict[str, bytes] = {}  # over HTTP
+        self._told: Dict[str, Shared] = {}  # over the control socket
 
-    def get(self, form: str) -> Optional[bytes]:
-        """None: nothing measured yet."""
-        snapshot = self._snapshot()
+    def told(self, form: str) -> Optional[Shared]:
+        """For the control socket, in one of CONTENT_TYPES; None: nothing measured yet."""
+        snapshot = self._current()
         if snapshot is None:
             return None
-        if snapshot is not self._of:
-            self._of, self._made = snapshot, {}
+        if form not in self._told:
+            self._told[form] = Shared(metrics_json(snapshot, form))
+        return self._told[form]
+
+    def get(self, form: str) -> Optional[bytes]:
+        """Over HTTP, head included; None: nothing measured yet."""
+        snapshot = self._current()
+        if snapshot is None:
+            return None
         if form not in self._made:
             body = render(snapshot, form).encode("utf-8")
             self._made[form] = _answer(HTTPStatus.OK, CONTENT_TYPES[form], body)
         return self._made[form]
+
+    def _current(self) -> Optional[Snapshot]:
+        snapshot = self._snapshot()
+        if snapshot is not self._of:
+            self._of, self._made, self._told = snapshot, {}, {}
+        return snapshot
 
 
 class MetricsServer(LoopServer):

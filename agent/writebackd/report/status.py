@@ -28,10 +28,9 @@ from writebackd.model import (
     VmLimits,
     VmState,
 )
-from writebackd.report.alerts import alerts_json
+from writebackd.report.alerts import alerts_json, route_warnings
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.telling import route_warnings
 
 Json = Dict[str, Any]
 # Name, file, what was written last and what is found.

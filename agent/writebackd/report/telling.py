@@ -4,20 +4,30 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Iterable, List, Mapping
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from writebackd.alert.routes.words import RUNBOOK, alert_json
+from writebackd.report.alerts import alerts_json
+from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
+from writebackd.report.status import find_devices
 
 Json = Dict[str, Any]
 
 
-def telling_json(snapshot: Snapshot) -> Json:
-    """What the daemon says; the past is in the history, which the command line reads."""
-    base = snapshot.runbook or RUNBOOK
+def telling_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
+    """What the daemon says; the past is in the history, which the command line reads.
+
+    `devices` are the names that `device` may mean, as `why` takes it: none where nobody knows
+    it, all where it is None.
+    """
+    try:
+        devices = [each.device.name for each in find_devices(snapshot, device)]
+    except RequestError:
+        devices = []  # of one that is gone there may still be a past
     return {
         "time_s": snapshot.sample.wall_s,
-        "active": [alert_json(alert, base) for alert in snapshot.alerts],
+        "devices": devices,
+        "active": alerts_json(snapshot),
         "routes": [
             {
                 "name": route.name,
@@ -31,17 +41,6 @@ def telling_json(snapshot: Snapshot) -> Json:
         ],
         "state_dir": snapshot.state_dir,
     }
-
-
-def route_warnings(snapshot: Snapshot) -> List[str]:
-    """Of `status`: the routes that do not work."""
-    lines = []
-    for route in snapshot.routes:
-        if route.error is not None:
-            lines.append(f"alerts do not reach {route.name} {route.target}: {route.error}")
-        if route.lost:
-            lines.append(f"{route.lost} alerts were never told to {route.name} {route.target}")
-    return lines
 
 
 def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> List[Json]:

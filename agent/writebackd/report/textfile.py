@@ -32,13 +32,14 @@ class TextFile:
         self._closing = False
         # A daemon thread: one stuck in the disk must not hold up the exit.
         self._thread = threading.Thread(target=self._run, name="textfile", daemon=True)
-        self._thread.start()
+        self._start()
 
     def offer(self, snapshot: Snapshot) -> None:
         """Have it written if the last one is `interval_s` old. Never blocks."""
         now = time.monotonic()
         if now >= self._due_s:
             self._due_s = now + self._interval_s
+            self._start()
             self._waiting.append(snapshot)
             self._wake.set()
 
@@ -49,8 +50,18 @@ class TextFile:
         """
         self._closing = True
         self._wake.set()
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
         return not self._thread.is_alive() and not self.error
+
+    def _start(self) -> None:
+        """Unless it runs. Good to have: no thread to be had is no reason to end."""
+        if self._thread.ident is not None:
+            return
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            self._tell(f"cannot be written: {error}")
 
     def _run(self) -> None:
         while not self._closing:

@@ -10,6 +10,7 @@ unless the newer one lies in the past of Alertmanager's own clock. So where our 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from datetime import datetime, timezone
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -20,6 +21,8 @@ from .post import Answer, post
 from .route import Backoff, Route, RouteState
 from .track import Happening
 from .words import fact_lines, line, runbook_of, who
+
+log = logging.getLogger(__name__)
 
 API = "/api/v2/alerts"
 # An alert that is not heard of for so many resends is over, as Prometheus has it.
@@ -111,6 +114,12 @@ class Alertmanager(Route):
         if news:
             self._wake.set()
 
+    def _adopt(self, other: Alertmanager) -> None:
+        self._runbook, self._resend_s, self._limit_s = (
+            other._runbook, other._resend_s, other._limit_s
+        )
+        self._send, self._backoff = other._send, other._backoff
+
     def state(self) -> RouteState:
         with self._lock:
             # While it is dead that is what it does not know; else nothing waits.
@@ -122,16 +131,17 @@ class Alertmanager(Route):
         while True:
             closing = self._closing
             with self._lock:
-                news = self._news
-                body, ended = self._body(time.time())
+                news, ended = self._news, list(self._ended)
+                nothing = not self._active and not ended
             if closing and news == said:
                 return
-            if not body:
+            if nothing:
                 said = news
                 self._rest(None)
                 continue
+            self._replaced = False
             wait_s = self._resend_s
-            if self._post(body):
+            if self._post():
                 said = news
                 self._told_ended(ended)
             else:
@@ -140,13 +150,13 @@ class Alertmanager(Route):
                 return
             self._pause(wait_s, news)
 
-    def _body(self, now_s: float) -> Tuple[List[Dict[str, Any]], List[LabelSet]]:
-        """All alerts to send at `now_s` (wall clock), and those among them that ended."""
+    def _body(self, now_s: float) -> List[Dict[str, Any]]:
+        """All alerts to send at `now_s` (wall clock), those that ended included."""
         until_s = now_s + _LIVES * self._resend_s
         body = [self._entry(labels, alert, until_s) for labels, alert in self._active.items()]
         for labels, (alert, end_s, _) in self._ended.items():
             body.append(self._entry(labels, alert, end_s))
-        return body, list(self._ended)
+        return body
 
     def _entry(self, labels: LabelSet, alert: Alert, end_s: float) -> Dict[str, Any]:
         return {
@@ -156,11 +166,18 @@ class Alertmanager(Route):
             "endsAt": _rfc3339(end_s),
         }
 
-    def _post(self, body: List[Dict[str, Any]]) -> bool:
+    def _post(self) -> bool:
         try:
+            with self._lock:
+                body = self._body(time.time())
             answer = self._send(self._url, json.dumps(body).encode("ascii"), self._limit_s)
         except (OSError, ValueError) as error:
             self._failed(f"{error}")
+            return False
+        except Exception as error:  # a bug of ours: what stands next may fare better
+            if self._error != repr(error):
+                log.error("alerts cannot be told to %s: %r", self.name, error)
+            self._failed(repr(error))
             return False
         if not 200 <= answer.status < 300:
             self._failed(f"HTTP status {answer.status}: {line(answer.text.strip())}")
@@ -185,7 +202,7 @@ class Alertmanager(Route):
     def _pause(self, seconds: float, news: int) -> None:
         """Until it is time to resend; news end it, but not a pause before another try."""
         until = time.monotonic() + seconds
-        while not self._closing and time.monotonic() < until:
+        while not (self._closing or self._replaced) and time.monotonic() < until:
             self._rest(until - time.monotonic())
             if self._error is None and self._news != news:
                 return

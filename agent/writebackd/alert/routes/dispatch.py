@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 from writebackd.alert.values import Alert
 from writebackd.policy.schema import Routing
@@ -20,8 +19,8 @@ from .route import Route, RouteState
 from .track import Happening, Tracker
 from .words import RUNBOOK
 
-# What makes a route, and is compared at a reload.
-_Key = Tuple[object, ...]
+# What a route stays the same by at a reload: its kind, of Alertmanagers also the address.
+_Key = Tuple[str, str]
 
 
 class Routes:
@@ -32,8 +31,11 @@ class Routes:
     def __init__(self, settings: Routing, host: str = "") -> None:
         """Start the routes. `host` is what receivers are told it is about, else its name."""
         self.host = host or os.uname().nodename
+        # Looked for once: a reload comes in the loop, which never waits for a disk.
+        self._installed = installed_runbook()
         self._tracker = Tracker()
         self._routes: Dict[_Key, Route] = {}
+        self._strangers: Set[_Key] = set()  # who do not know yet what stands
         self.reload(settings)
 
     @property
@@ -42,41 +44,40 @@ class Routes:
         return self._runbook
 
     def reload(self, settings: Routing) -> None:
-        """Other settings: a route that stays the same goes on, with what waits in it.
+        """Other settings: a route of the same kind goes on, with what waits in it.
 
-        One that is new is told what happens from now on, an Alertmanager also what stands. One
-        that is no more tells what waits, and ends.
+        One that is new, or has other receivers, is told what stands as begun. One that is no
+        more tells what waits, and ends.
         """
-        self._runbook = settings.runbook or installed_runbook()
+        self._runbook = settings.runbook or self._installed
         before, self._routes = self._routes, {}
-        for key, make in self._wanted(settings):
+        for key, wanted in self._wanted(settings):
             route = before.pop(key, None)
             if route is None:
-                route = make()
+                route = wanted
                 route.start()
+                self._strangers.add(key)
+            elif route.become(wanted):
+                self._strangers.add(key)
             self._routes[key] = route
-        for route in before.values():
+        for key, route in before.items():
             route.end()
+            self._strangers.discard(key)
 
-    def _wanted(self, settings: Routing) -> List[Tuple[_Key, Callable[[], Route]]]:
+    def _wanted(self, settings: Routing) -> List[Tuple[_Key, Route]]:
+        """Routes as the settings say, none of them started."""
         host, book, limit_s = self.host, self._runbook, settings.timeout_s
-        wanted: List[Tuple[_Key, Callable[[], Route]]] = []
+        wanted: List[Tuple[_Key, Route]] = []
         if settings.journal:
-            wanted.append((("journal", book), lambda: journal_route(book)))
-        resend_s = settings.resend_s
+            wanted.append((("journal", ""), journal_route(book)))
         for url in settings.alertmanager:
-            make = partial(Alertmanager, url, host, book, resend_s, limit_s)
-            wanted.append((("alertmanager", url, book, resend_s, limit_s), make))
+            manager = Alertmanager(url, host, book, settings.resend_s, limit_s)
+            wanted.append((("alertmanager", url), manager))
         if settings.exec:
-            wanted.append((
-                ("exec", settings.exec, book, limit_s),
-                lambda: hook_route(settings.exec, host, book, limit_s),
-            ))
+            wanted.append((("exec", ""), hook_route(settings.exec, host, book, limit_s)))
         if settings.mail:
-            wanted.append((
-                ("mail", settings.mail, settings.sendmail, book, limit_s),
-                lambda: mail_route(settings.sendmail, settings.mail, host, book, limit_s),
-            ))
+            mail = mail_route(settings.sendmail, settings.mail, host, book, limit_s)
+            wanted.append((("mail", ""), mail))
         return wanted
 
     def tell(self, active: Sequence[Alert], wall_s: float) -> Tuple[Happening, ...]:
@@ -85,8 +86,14 @@ class Routes:
         Never blocks. `wall_s` in seconds since 1970.
         """
         happened = self._tracker.tell(active, wall_s)
-        for route in self._routes.values():
+        news = {each.id for each in happened}
+        old = [each for each in self._tracker.standing(wall_s) if each.id not in news]
+        for key, route in self._routes.items():
+            route.start()  # there may have been no thread to be had before
+            if key in self._strangers:
+                route.meet(old)
             route.take(happened, active, wall_s)
+        self._strangers.clear()
         return happened
 
     def states(self) -> Tuple[RouteState, ...]:

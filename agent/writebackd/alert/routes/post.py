@@ -47,7 +47,12 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     error: OSError = OSError("the name has no address")
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for tried, (family, kind, protocol, _, address) in enumerate(found):
-        connection = socket.socket(family, kind, protocol)
+        try:
+            # Refused as well: where IPv6 is off, or the unit lets no such socket be made.
+            connection = socket.socket(family, kind, protocol)
+        except OSError as failed:
+            error = failed
+            continue
         try:
             # A share of the time: one that is never answered leaves some for the next.
             now = time.monotonic()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Callable, Deque, Optional, Sequence
+from typing import Any, Callable, Deque, Optional, Sequence
 
 from writebackd.alert.values import Alert
 
@@ -73,15 +73,39 @@ class Route:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
+        self._replaced = False  # since the try before: a pause is no longer worth it
         # A daemon thread: one stuck in a dead server must not hold up the exit.
-        self._thread = threading.Thread(target=self._run, name=f"route {name}"[:15], daemon=True)
+        self._thread = threading.Thread(target=self._live, name=f"route {name}"[:15], daemon=True)
 
     def start(self) -> None:
-        """Begin to tell. Where there is no thread to be had, nothing is, and that is shown."""
+        """Begin to tell, unless it has. Where there is no thread to be had that is shown."""
+        if self._thread.ident is not None:
+            return
         try:
             self._thread.start()
         except RuntimeError as error:  # TasksMax= of the unit
             self._failed(str(error))
+
+    def become(self, other: Any) -> bool:
+        """Go on as `other`, a route of the same kind that was not started; whether its target
+        is another one.
+
+        What waits and what was counted stays. A try that is under way is still the old one's.
+        """
+        with self._lock:
+            moved = bool(self.target != other.target)
+            self.target = other.target
+            self._adopt(other)
+        self._replaced = True
+        self._wake.set()
+        return moved
+
+    def _adopt(self, other: Any) -> None:
+        """Take over the settings of `other`, which has this class."""
+        raise NotImplementedError
+
+    def meet(self, standing: Sequence[Happening]) -> None:
+        """Of a route that is new, or has another target: what has begun before. Never blocks."""
 
     def take(self, happened: Sequence[Happening], active: Sequence[Alert], wall_s: float) -> None:
         """What happened in this tick and what stands. Never blocks."""
@@ -100,6 +124,13 @@ class Route:
         if self._thread.ident is not None:
             self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
+
+    def _live(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            log.exception("the route %s has ended", self.name)
+            self._failed(f"ended until the next start: {error!r}")
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -148,6 +179,15 @@ class Teller(Route):
         if happened:
             self._wake.set()
 
+    def _adopt(self, other: Teller) -> None:
+        self._send = other._send
+        self._backoff = other._backoff
+
+    def meet(self, standing: Sequence[Happening]) -> None:
+        with self._lock:
+            waiting = {happening.id for happening in self._waiting}
+        self.take([each for each in standing if each.id not in waiting], (), 0.0)
+
     def state(self) -> RouteState:
         with self._lock:
             waiting = len(self._waiting)
@@ -164,12 +204,15 @@ class Teller(Route):
                     return
                 self._rest(None)
                 continue
+            self._replaced = False
             try:
                 self._send(happening)
             except (RouteError, OSError) as error:
                 self._failed(str(error))
                 refused = refused + 1 if isinstance(error, Refused) else 0
-                if closing or refused == REFUSALS:
+                if self._replaced:
+                    refused = 0  # by the one before
+                elif closing or refused == REFUSALS:
                     self._drop_first()
                     refused = 0
                 else:
@@ -193,5 +236,5 @@ class Teller(Route):
     def _pause(self, seconds: float) -> None:
         """What comes meanwhile does not make a dead route any livelier."""
         until = time.monotonic() + seconds
-        while not self._closing and time.monotonic() < until:
+        while not (self._closing or self._replaced) and time.monotonic() < until:
             self._rest(until - time.monotonic())

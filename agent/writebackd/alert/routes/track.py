@@ -98,3 +98,9 @@ class Tracker:
         self._standing = standing
         # Ends first: who reads on from the last line sees what stands.
         return (*ended, *happened)
+
+    def standing(self, wall_s: float) -> Tuple[Happening, ...]:
+        """What stands, as begun, for somebody who comes to know of it only now."""
+        return tuple(
+            Happening(What.BEGIN, each.id, each.alert, wall_s) for each in self._standing.values()
+        )

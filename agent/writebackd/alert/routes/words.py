@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict
 from typing import Any, Dict, Optional
 
@@ -18,13 +17,11 @@ RUNBOOK = "file:///usr/share/doc/writebackd/docs/runbook.md"
 
 # A command line may have two megabytes (ARG_MAX); a mail and a label shall not.
 _LONGEST = 512
-# Any user names processes and mounts: nothing that ends a line or moves a cursor.
-_UNPRINTABLE = re.compile(r"[^ -~\u00a1-\u00ac\u00ae-\u1fff\u2070-\ud7ff\uf900-\ufdff]")
 
 
 def line(text: str) -> str:
     """`text` as one line of bounded length that can be shown anywhere."""
-    plain = _UNPRINTABLE.sub("?", text)
+    plain = human.printable(text)
     return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 3] + "..."
 
 
@@ -39,18 +36,8 @@ def where(alert: Alert) -> str:
 
 
 def who(culprit: Culprit) -> str:
-    """A culprit in one line: dd (pid 4242, backup.service), 310M/s: dd if=/dev/zero ..."""
-    name = culprit.comm or culprit.unit or culprit.container or "an unknown process"
-    known = [f"pid {culprit.pid}"] if culprit.pid is not None else []
-    for place in (culprit.unit, culprit.container and f"container {culprit.container[:12]}"):
-        if place and place != name:
-            known.append(place)
-    if culprit.cgroup and not culprit.unit:
-        known.append(f"cgroup {culprit.cgroup}")
-    text = f"{name} ({', '.join(known)})" if known else name
-    if culprit.dirty_rate is not None:
-        text += f", {human.size(culprit.dirty_rate)}/s"
-    return line(f"{text}: {culprit.cmdline}" if culprit.cmdline else text)
+    """A culprit in one line: dd (pid 4242, backup.service) 310M/s: dd if=/dev/zero ..."""
+    return line(f"{culprit.who}: {culprit.cmdline}" if culprit.cmdline else culprit.who)
 
 
 def headline(happening: Happening) -> str:
