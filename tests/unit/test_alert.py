@@ -160,6 +160,40 @@ def test_syncs_that_hardly_anybody_waits_for_are_no_collapse() -> None:
         assert host.alerts == ()
 
 
+@pytest.mark.parametrize("seconds", [60, 600])
+def test_a_trickle_that_nobody_waits_for_hides_no_collapse(seconds: int) -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    host.usual(seconds, syncs=4, latency_s=40e-3)
+    assert host.until(15, **STARVED) == 8
+    assert host.alerts[0].cause is Cause.FLOOD
+    evidence = host.alerts[0].evidence
+    assert evidence is not None and evidence.end_s - evidence.begin_s <= 16
+
+
+def test_an_hour_of_a_slow_trickle_is_what_is_usual() -> None:
+    host = Watched().usual().usual(3600, syncs=4, latency_s=40e-3)
+    assert host.memory.watches["sda"].sync_rate == pytest.approx(4, abs=0.1)
+
+
+def test_demand_half_of_the_time_does_not_hide_a_collapse_either() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    for n in range(303):
+        host.second(syncs=20, latency_s=20e-3, spread=2.0, waiting=n % 2)
+        assert host.alerts == ()
+    assert host.until(15, **STARVED) <= 12
+
+
+def test_a_trickle_that_nobody_waits_for_ends_an_alert() -> None:
+    host = starved()
+    for _ in range(310):
+        host.second(**STARVED)
+    stood = 0
+    while host.alerts and stood < 100:
+        host.second(syncs=4, latency_s=40e-3)
+        stood += 1
+    assert 60 <= stood <= 64
+
+
 def test_what_never_was_usual_cannot_collapse() -> None:
     Watched(core=remembered(mode=Mode.OBSERVE)).usual(5).usual(60, **STARVED)
 

@@ -23,6 +23,8 @@ SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
 # The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
 # that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
 RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
+# Of slow ones that nobody waits for most of the time: less is asked, but how much less?
+RATE_UNWANTED_S = 300.0
 # Seconds of ticks with operations before a baseline is believed.
 ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
@@ -84,6 +86,13 @@ def followed(watch: Watch, rate: float, sync_bytes: float, dt_s: float) -> Watch
     return replace(
         watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes)
     )
+
+
+def unwanted(watch: Watch, rate: float, dt_s: float) -> Watch:
+    """`watch` after a tick of slow syncs that nobody waited for: fewer become usual slowly."""
+    weight = min(1.0, dt_s / RATE_UNWANTED_S)
+    return replace(watch, sync_rate=min(watch.sync_rate, watch.sync_rate + weight * (
+        rate - watch.sync_rate)))
 
 
 def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float) -> Baselines:

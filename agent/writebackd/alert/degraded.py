@@ -39,8 +39,8 @@ def degraded(look: Look, watch: Watch) -> Watch:
     hidden = look.estimate.flooded and look.backlog_bytes > HIDING_BYTES
     if usual is None or hidden:
         return _over(watch)
-    spell = grown(watch.degraded, look, True)
-    share = fast_share(grown(None, look, True), watch)
+    spell = grown(watch.degraded, look, True, DEGRADED_S)
+    share = fast_share(grown(None, look, True, DEGRADED_S), watch)
     if share is not None and share > FAST_AGAIN:
         look.well(AlertName.CACHE_DEGRADED)
     if (share is not None and share > NOT_ALL_SLOW) or (

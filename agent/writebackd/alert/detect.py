@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, Optional, Tuple
 
-from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, seeded
+from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, seeded, unwanted
 from writebackd.alert.blind import blind
 from writebackd.alert.collapse import collapse, suspicious
 from writebackd.alert.degraded import degraded, slow
@@ -79,8 +79,11 @@ def detect(
             watch = seeded(watch, core.devices[name].earlier)
         look = Look(tick, seen, estimates[name])
         watch = _judged(look, watch, name in at_the_bound)
-        if turn and name not in frozen and not tick.quiet and not _troubled(watch):
-            watch = _learned(look, watch, learns_s)
+        if turn and name not in frozen and not tick.quiet:
+            if not _troubled(watch):
+                watch = _learned(look, watch, learns_s)
+            elif not look.waited:
+                watch = unwanted(watch, estimates[name].sync_rate or 0.0, learns_s)
         watches[name] = watch
     memory = blind(tick, memory, estimates.values())
     standing = stand(tick, memory.standing)

@@ -17,10 +17,10 @@ EXHAUSTED_S = 60.0
 def exhausted(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
     """`watch` with this tick in its spell; tells of it when it is long."""
     tick = look.tick
-    spell = grown(watch.exhausted, look, at_the_bound)
+    spell = grown(watch.exhausted, look, at_the_bound, EXHAUSTED_S / 2)
     if spell.good_s >= SPELL_ENDS_S or tick.core.mode is Mode.OBSERVE:
         return replace(watch, exhausted=None)
-    if spell.seconds >= EXHAUSTED_S:
+    if spell.lasted_s >= EXHAUSTED_S:
         cause = cause_of(spell, watch, tick.core)
         objective_s = tick.policy.for_device(look.name, look.seen.device.devno).fsync_p99_s
         tick.tell(Alert(

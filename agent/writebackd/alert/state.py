@@ -33,12 +33,18 @@ Baselines = Mapping[int, Baseline]  # by size class
 
 @dataclass(frozen=True)
 class Spell:
-    """A stretch in which something looks wrong, summed up from its first tick."""
+    """A stretch in which something looks wrong, and the sums of its last seconds.
+
+    Sums from the first tick on would say less and less of what is so now: minutes of a trickle
+    that nobody waited for once hid the collapse that came after it.
+    """
 
     began_s: float  # as Sample.time_s
     began_wall_s: float
-    seconds: float = 0.0
+    lasted_s: float = 0.0  # since it began
     good_s: float = 0.0  # the last of them in a row that looked well again
+    unwanted_s: float = 0.0  # and in which nobody waited
+    seconds: float = 0.0  # that the sums are of
     syncs: int = 0
     sync_s: float = 0.0  # their latencies together
     sync_bytes: int = 0
@@ -51,9 +57,9 @@ class Spell:
     throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
     inflight: int = 0  # most seen
     writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
-    reads: Histogram = field(default_factory=Histogram)
     ticks: Tuple[Tuple[float, int, int], ...] = ()  # (dt, operations, bytes), the newest
     dirtied: Mapping[int, Tuple[int, TaskSample]] = field(default_factory=dict)  # by pid: bytes
+    newer: Optional["Spell"] = None  # the sums to go on with when these are of too many seconds
 
     @property
     def sync_rate(self) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from writebackd.alert.baseline import small_writes
+from writebackd.alert.cause import THROTTLED_SHARE
 from writebackd.alert.state import AlertMemory, Key
 from writebackd.alert.values import Alert, AlertName
 from writebackd.model import (
@@ -109,6 +110,11 @@ class Look:
             each for each in here if each.syncs and 2 * each.dirtied_bytes < total and not each.own
         ]
         return max([each.throttled_s for each in victims], default=0.0)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether that is long."""
+        return self.held_up_s >= THROTTLED_SHARE * self.dt_s
 
     @property
     def backlog_bytes(self) -> float:

@@ -73,7 +73,7 @@ def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: fl
 
 def exhausted(name: str, spell: Spell, objective_s: float, cause: Cause) -> str:
     return (
-        f"{name}: at the lowest limit for {human.duration(spell.seconds)} and a sync still takes"
+        f"{name}: at the lowest limit for {human.duration(spell.lasted_s)} and a sync still takes"
         f" {human.milliseconds(spell.latency_s)} ms (objective:"
         f" {human.milliseconds(objective_s)}); {WHY[cause]}"
     )
