@@ -261,6 +261,31 @@ def test_when_no_write_is_faster_than_media_the_cache_is_off() -> None:
     assert host.alerts == ()
 
 
+@pytest.mark.parametrize("rate", [10, 15, 25])
+def test_a_cache_that_is_back_is_seen_on_a_quiet_host_too(rate: int) -> None:
+    host = Watched().usual(syncs=rate, latency_s=0.2e-3)
+    host.until(30, syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    for _ in range(400):
+        host.second(syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    well = 0
+    while host.alerts and well < 100:
+        host.second(syncs=rate, latency_s=0.2e-3)
+        well += 1
+    assert 60 <= well <= 70
+
+
+def test_a_cache_that_nobody_uses_is_not_off_for_ever() -> None:
+    host = Watched().usual()
+    host.until(10, **UNCACHED)
+    idle = 0
+    while host.alerts and idle < 1000:
+        host.second(syncs=0)
+        idle += 1
+    assert 359 <= idle <= 361
+
+
 def test_a_disk_that_never_had_a_cache_has_none_to_lose() -> None:
     Watched().usual(latency_s=5e-3, syncs=150, seeks=True).usual(
         60, syncs=100, latency_s=40e-3, seeks=True
@@ -429,6 +454,12 @@ def test_an_alert_of_a_disk_that_is_gone_ends() -> None:
     host.second()
     host.second()
     assert host.alerts == ()
+
+
+def test_an_alert_of_a_disk_that_is_left_alone_ends_at_once() -> None:
+    host = starved()
+    assert host.second(excluded="by policy") == ()
+    assert host.memory.standing == {}
 
 
 def test_idle_disks_are_not_even_remembered() -> None:

@@ -14,7 +14,7 @@ from typing import Dict, Mapping, Optional, Tuple
 from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, seeded, unwanted
 from writebackd.alert.blind import blind
 from writebackd.alert.collapse import collapse, suspicious
-from writebackd.alert.degraded import degraded, slow
+from writebackd.alert.degraded import degraded, recovering, slow
 from writebackd.alert.exhausted import exhausted
 from writebackd.alert.foreign import foreign_alerts
 from writebackd.alert.stall import stall
@@ -71,6 +71,7 @@ def detect(
                 watches[name] = followed(watch, 0.0, 0.0, learns_s) if falls else watch
             continue
         if seen.excluded is not None or name not in estimates:
+            tick.left.add(name)
             continue
         identity = _identity(seen.device)
         if watch is None or watch.identity != identity:
@@ -143,6 +144,8 @@ def _judged(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
         watch = collapse(look, watch)
     if watch.degraded is not None or standing or slow(look, watch):
         watch = degraded(look, watch)
+    if standing and (AlertName.CACHE_DEGRADED.value, look.name) in look.tick.stands:
+        watch = recovering(look, watch)
     if at_the_bound or watch.exhausted is not None:
         watch = exhausted(look, watch, at_the_bound)
     if standing and (AlertName.EXHAUSTED.value, look.name) not in look.tick.found:

@@ -106,7 +106,7 @@ def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
         ("oldest_fsync_s", spell.oldest_s),
         ("write_p10_s", spell.writes.quantile(0.1)),
         ("write_p90_s", spell.writes.quantile(0.9)),
-        ("fast_write_share", fast_share(spell, watch)),
+        ("fast_write_share", fast_share(spell.writes, spell.sync_bytes, watch)),
         ("waited_share", spell.waited_s / spell.seconds),
         ("flooded_share", spell.flooded_s / spell.seconds),
         ("backlog_bytes", spell.backlog_bytes),

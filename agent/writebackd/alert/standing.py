@@ -30,6 +30,8 @@ def stand(tick: Tick, before: Mapping[Key, Standing]) -> Dict[Key, Standing]:
     here = {seen.device.name for seen in tick.sample.devices}
     standing: Dict[Key, Standing] = {}
     for key, each in before.items():
+        if key[1] in tick.left:
+            continue
         alert = found.get(key)
         if alert is not None:
             standing[key] = _still(each, alert)

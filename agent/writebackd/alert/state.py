@@ -72,6 +72,17 @@ class Spell:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """What small writes took since a write cache was told to be off."""
+
+    count: int = 0
+    bytes: int = 0
+    latencies: Histogram = field(default_factory=Histogram)
+    unseen_s: float = 0.0  # in a row without a small write
+    fast: bool = False  # whether the last that were enough to tell were fast again
+
+
+@dataclass(frozen=True)
 class Watch:
     """One device: what is usual for it, and what is wrong now."""
 
@@ -85,6 +96,7 @@ class Watch:
     collapse: Optional[Spell] = None
     degraded: Optional[Spell] = None
     exhausted: Optional[Spell] = None
+    recovery: Recovery = field(default_factory=Recovery)
     stalled_s: float = 0.0  # in a row with demand and no completion
     stall_inflight: int = 0
 

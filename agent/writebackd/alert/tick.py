@@ -32,7 +32,9 @@ class Tick:
         self.rules: Alerts = policy.alerts
         self.quiet = sample.time_s < memory.quiet_until_s
         # Devices with an alert that stands.
-        self.told = {device for _, device in memory.standing}
+        self.stands = memory.standing.keys()
+        self.told = {device for _, device in self.stands}
+        self.left: Set[Optional[str]] = set()  # devices that nothing is told of any more
         self.found: Dict[Key, Alert] = {}  # what is wrong
         self.well: Set[Key] = set()  # what is well again
         self.tasks: Dict[Optional[str], List[TaskSample]] = {}
