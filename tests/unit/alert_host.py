@@ -69,6 +69,7 @@ class Watched:
         dt_s: float = 1.0,
         excluded: Optional[str] = None,
         flushes: int = 0,
+        others: int = 0,
         state: State = State.GUARD,
         sighted: bool = True,
         tasks: Tuple[TaskSample, ...] = (),
@@ -92,6 +93,7 @@ class Watched:
             self.device, excluded, done * sync_bytes + flood, 0, done, inflight, 1.0,
             classes if sighted else None,
             SyncSample(done, 0, found, waiting, oldest_s) if sighted else None,
+            others,
         )  # fmt: skip
         estimate = samples.estimate(
             "sda", sync_rate=done / dt_s if sighted else None, demand_known=sighted,

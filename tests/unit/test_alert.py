@@ -30,7 +30,9 @@ from writebackd.model import (
     SyncSample,
 )
 
-HANGS: Mapping[str, Any] = {"completed": False, "inflight": 4}
+HANGS: Mapping[str, Any] = {
+    "completed": False, "inflight": 4, "waiting": 2, "oldest_s": 5.0,
+}  # fmt: skip
 UNCACHED: Mapping[str, Any] = {"syncs": 150, "latency_s": 5e-3, "seeks": True, "waiting": 1}
 
 
@@ -57,8 +59,20 @@ def test_five_seconds_without_a_completion_are_a_stall() -> None:
 def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_cause() -> None:
     host = Watched().usual()
     host.until(6, completed=False, waiting=1, oldest_s=6.0)
-    assert host.alerts[0].cause is Cause.UNKNOWN
-    assert "frozen" in host.alerts[0].summary
+    (alert,) = host.alerts
+    assert (alert.cause, alert.severity) == (Cause.UNKNOWN, Severity.WARNING)
+    assert "frozen" in alert.summary
+    for _ in range(60):
+        host.second(completed=False, waiting=1, oldest_s=6.0)
+    assert host.alerts[0].severity is Severity.CRITICAL
+
+
+def test_what_no_sync_waits_for_is_a_stall_later() -> None:
+    host = Watched().usual()
+    assert host.until(20, completed=False, inflight=1) == 15
+    assert host.alerts[0].severity is Severity.CRITICAL
+    # A disk in standby spins up.
+    Watched().usual().usual(12, completed=False, inflight=1).usual()
 
 
 @pytest.mark.parametrize(
@@ -66,6 +80,7 @@ def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_c
     [
         {"completed": False},  # nobody wants anything
         {"completed": False, "inflight": 1, "flushes": 1},
+        {"completed": False, "inflight": 1, "others": 1},  # fstrim
         {"completed": False, "inflight": 1, "flood": 4096},
         {"completed": False, "inflight": 1, "excluded": "by policy"},
     ],

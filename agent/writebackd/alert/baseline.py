@@ -45,7 +45,7 @@ def small_writes(seen: DeviceSample) -> Tuple[int, int, Histogram]:
 def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) -> Watch:
     """`watch` with this tick in it, which stands for `seconds`; nothing may be wrong in it."""
     count, size_bytes, latencies = small_writes(seen)
-    syncs, size, writes, reads = watch.syncs, watch.size, watch.writes, watch.reads
+    syncs, size, writes = watch.syncs, watch.size, watch.writes
     if estimate.fsyncs:
         size = size_class(estimate.fsyncs, size_bytes)
         if estimate.fsyncs >= ENOUGH:
@@ -53,11 +53,7 @@ def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) 
             syncs = _with(syncs, size, mean_s, seconds)
     if count >= ENOUGH:
         writes = _with(writes, size_class(count, size_bytes), latencies.quantile(0.5), seconds)
-    read = (seen.classes or {}).get(IoClass.READ, _NONE)
-    if read.count >= ENOUGH:
-        reads = _with(reads, size_class(read.count, read.bytes), read.latency.quantile(0.5),
-                      seconds)  # fmt: skip
-    return replace(watch, syncs=syncs, size=size, writes=writes, reads=reads)
+    return replace(watch, syncs=syncs, size=size, writes=writes)
 
 
 def seeded(watch: Watch, earlier: Learned) -> Watch:

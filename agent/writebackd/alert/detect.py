@@ -109,8 +109,8 @@ def _idle(seen: DeviceSample, watch: Optional[Watch]) -> bool:
 def _quieted(policy: Policy, memory: AlertMemory, sample: Sample) -> AlertMemory:
     """Quiet after boot (time_s counts from there), and after a gap between two ticks."""
     until = memory.quiet_until_s
-    if memory.began_s is None:
-        memory = replace(memory, began_s=sample.time_s)
+    if not memory.begun:
+        memory = replace(memory, begun=True)
         until = max(until, policy.alerts.quiet_s)
     elif sample.dt_s >= max(RESUME_S, RESUME_TIMES * memory.dt_s):
         until = sample.time_s + policy.alerts.quiet_s

@@ -92,13 +92,11 @@ class Watch:
     most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
     syncs: Baselines = field(default_factory=dict)
     writes: Baselines = field(default_factory=dict)
-    reads: Baselines = field(default_factory=dict)
     collapse: Optional[Spell] = None
     degraded: Optional[Spell] = None
     exhausted: Optional[Spell] = None
     recovery: Recovery = field(default_factory=Recovery)
     stalled_s: float = 0.0  # in a row with demand and no completion
-    stall_inflight: int = 0
 
     def usual(self, kind: Baselines, size: int, enough_s: float) -> Optional[Baseline]:
         """The baseline of that size, or of the nearest that is known well enough."""
@@ -127,7 +125,7 @@ class AlertMemory:
 
     sighted: bool = True  # the probe is expected to see syncs
     ticks: int = 0
-    began_s: Optional[float] = None  # the first tick
+    begun: bool = False  # with the first tick
     quiet_until_s: float = float("-inf")
     dt_s: float = 0.0  # of the tick before
     blind_s: float = 0.0  # in a row
