@@ -51,6 +51,7 @@ class Watched:
     core: Memory = field(default_factory=Memory)
     time_s: float = 1000.0
     device: Device = SDA
+    in_force: bool = True
     alerts: Tuple[Alert, ...] = ()
 
     def second(
@@ -114,7 +115,7 @@ class Watched:
             (DeviceDecision("sda", state, 4 * MB, "at the floor", "sda#1"),),
         )
         self.alerts, self.memory = detect(
-            self.policy, self.memory, sample, estimates, decision, self.core
+            self.policy, self.memory, sample, estimates, decision, self.core, self.in_force
         )
         return self.alerts
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Tuple
+from pathlib import Path
+from typing import Any, List, Mapping, Tuple
 
 import pytest
 
@@ -12,6 +13,8 @@ from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
 from plant import latencies
 from writebackd.alert.blind import unread
 from writebackd.alert.cause import container_in, is_even, unit_in
+from writebackd.alert.routes.track import Tracker
+from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory, Spell
 from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.model import (
@@ -29,6 +32,7 @@ from writebackd.model import (
     State,
     SyncSample,
 )
+from writebackd.policy import load_policy
 
 HANGS: Mapping[str, Any] = {
     "completed": False, "inflight": 4, "waiting": 2, "oldest_s": 5.0,
@@ -475,6 +479,102 @@ def test_an_alert_of_a_disk_that_is_left_alone_ends_at_once() -> None:
     host = starved()
     assert host.second(excluded="by policy") == ()
     assert host.memory.standing == {}
+
+
+def test_a_disk_that_is_gone_is_said_to_be() -> None:
+    host = Watched().usual()
+    host.until(6, **HANGS)
+    host.device = SDB
+    host.second()
+    (alert,) = host.alerts
+    assert (alert.name, alert.device) == (AlertName.STALL, "sda")
+    assert alert.summary.startswith("sda: the disk is gone; sda: nothing has completed")
+    host.second()
+    assert host.alerts[0].summary == alert.summary
+
+
+def test_what_an_alert_explains_has_not_ended_and_does_not_begin_again() -> None:
+    host = starved()
+    tracker = Tracker()
+    told = list(tracker.tell(host.alerts, 0.0))
+
+    def second(**differs: Any) -> None:
+        host.second(**differs)
+        behind = hidden(host.memory.standing, host.alerts)
+        told.extend(tracker.tell(host.alerts, host.time_s, behind))
+
+    for _ in range(10):
+        second(**HANGS)
+    assert host.names() == [AlertName.STALL]
+    for _ in range(400):
+        second(**STARVED)
+    assert host.names() == [AlertName.COLLAPSE]
+    assert [(each.what.value, each.alert.name.value) for each in told] == [
+        ("begin", "COLLAPSE"), ("begin", "STALL"), ("end", "STALL"), ("change", "COLLAPSE"),
+    ]  # fmt: skip
+    # And one that began behind another is told when it comes out, and not before.
+    fresh = Tracker()
+    assert fresh.tell((), 0.0, host.alerts) == ()
+    assert [each.what.value for each in fresh.tell(host.alerts, 1.0)] == ["begin"]
+
+
+def test_a_gone_disk_hides_its_own_alerts_still() -> None:
+    host = starved()
+    for _ in range(10):
+        host.second(**HANGS)
+    host.device = SDB
+    for _ in range(30):
+        host.second()
+        assert host.names() == [AlertName.STALL]
+
+
+def test_severity_only_rises_while_an_alert_stands() -> None:
+    host = starved()
+    for _ in range(60):
+        host.second(**STARVED)
+    for _ in range(3):
+        for _ in range(60):
+            host.second()
+            assert host.alerts[0].severity is Severity.CRITICAL
+        for _ in range(20):
+            host.second(**STARVED)
+            assert host.alerts[0].severity is Severity.CRITICAL
+
+
+def test_another_cause_is_told_when_it_holds() -> None:
+    host = starved()
+    for _ in range(120):
+        host.second()
+    host.core = Memory(mode=Mode.OBSERVE, devices={"sda": DeviceMemory()})
+    causes = []
+    for _ in range(30):
+        host.second(syncs=20, latency_s=300e-3, spread=3.0, waiting=1)
+        causes.append(host.alerts[0].cause)
+    assert causes.count(Cause.FLOOD) == 16  # 8 until it is sure, and 10 in which it holds
+    assert set(causes[16:]) == {Cause.DEVICE}
+    assert "20.0 syncs/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
+
+
+def test_limits_that_are_not_in_force_hold_nothing() -> None:
+    host = Watched(core=remembered(mode=Mode.ENFORCE), in_force=False).usual()
+    assert host.until(60, **STARVED) == 8
+    assert "refused or held off" in host.alerts[0].done
+    held_off = Watched(in_force=False).usual()
+    held_off.usual(70, syncs=700, latency_s=1e-3, state=State.EXHAUSTED)
+
+
+@pytest.mark.parametrize("objective, names", [("2s", []), ("2ms", [AlertName.COLLAPSE])])
+def test_a_device_is_judged_by_its_own_objective(
+    tmp_path: Path, objective: str, names: List[AlertName]
+) -> None:
+    (tmp_path / "x.conf").write_text(
+        "[policy]\nname = x\n[objective]\nfsync-p99 = 1s\n"
+        f"[device driver:megaraid_sas]\nfsync-p99 = {objective}\n"
+    )
+    host = Watched(policy=load_policy("x", tmp_path), core=remembered(mode=Mode.OBSERVE)).usual()
+    for _ in range(12):
+        host.second(**SLOW)
+    assert host.names() == names
 
 
 def test_idle_disks_are_not_even_remembered() -> None:

@@ -13,7 +13,7 @@ from writebackd.alert.spell import evidence, grown, is_over
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import Mode, replace
+from writebackd.model import replace
 
 # Part of a spell in which somebody waits: without waiters a low rate is no collapse.
 DEMAND_SHARE = 0.8
@@ -58,7 +58,7 @@ def collapse(look: Look, watch: Watch) -> Watch:
         Severity.CRITICAL if spell.lasted_s >= look.rules.critical_s else Severity.WARNING,
         cause, spell.began_wall_s,
         words.collapsed(look.name, spell, watch, usual, cause, culprits),
-        words.done(look.name, cause, look.tick.decision, look.tick.core),
+        words.done(look.name, cause, look.tick),
         culprits, evidence(spell, look, watch),
     ))  # fmt: skip
     return watch
@@ -91,7 +91,7 @@ def _lasts(look: Look, watch: Watch) -> bool:
 def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
     """Whether the spell's last seconds together are a collapse."""
     least_s = look.rules.collapse_s
-    if cause is Cause.FLOOD and look.tick.core.mode is Mode.ENFORCE:
+    if cause is Cause.FLOOD and look.tick.protects:
         # What the law is tightening against is no alert unless it fails.
         least_s = max(LAW_ACTS_S, least_s)
     syncs = _of_spell(spell)

@@ -47,13 +47,15 @@ def detect(
     estimates: Mapping[str, Estimate],
     decision: Decision,
     core: Memory,
+    in_force: bool = True,
 ) -> Tuple[Tuple[Alert, ...], AlertMemory]:
     """The alerts that stand after this tick, the newest last, and what to remember of it.
 
-    `core` is the Memory that the decision left.
+    `core` is the Memory that the decision left; `in_force` is false where what it wants is not
+    set: a kernel refuses it, or somebody switched the agent off.
     """
     memory = _quieted(policy, memory, sample)
-    tick = Tick(policy, memory, sample, decision, core)
+    tick = Tick(policy, memory, sample, decision, core, in_force)
     # An EXHAUSTED that stands says nothing of what is usual.
     frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
     at_the_bound = {each.name for each in decision.devices if each.state is State.EXHAUSTED}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
-from writebackd.alert.values import Alert
+from writebackd.alert.values import Alert, Cause
 from writebackd.model import Histogram, TaskSample
 
 # Bytes of an operation, as the upper ends of size classes; what is larger is one more class.
@@ -114,6 +114,8 @@ class Standing:
     alert: Alert
     raised_s: float  # as Sample.time_s
     good_s: float = 0.0  # in a row
+    other: Optional[Cause] = None  # what it looks like now
+    other_s: float = 0.0  # for so long in a row
 
 
 Key = Tuple[str, Optional[str]]  # name of the alert, device

@@ -16,6 +16,7 @@ from writebackd.model import (
     Estimate,
     Histogram,
     Memory,
+    Mode,
     Sample,
     TaskSample,
 )
@@ -26,9 +27,13 @@ class Tick:
     """What all devices of a tick share; made once."""
 
     def __init__(
-        self, policy: Policy, memory: AlertMemory, sample: Sample, decision: Decision, core: Memory
+        self, policy: Policy, memory: AlertMemory, sample: Sample, decision: Decision,
+        core: Memory, in_force: bool,
     ) -> None:
         self.policy, self.sample, self.decision, self.core = policy, sample, decision, core
+        self.in_force = in_force
+        # Whether the law holds floods, so that what it needs time for is no news yet.
+        self.protects = in_force and core.mode is Mode.ENFORCE
         self.rules: Alerts = policy.alerts
         self.quiet = sample.time_s < memory.quiet_until_s
         # Devices with an alert that stands.
@@ -86,7 +91,14 @@ class Look:
     def late(self) -> bool:
         """Whether syncs miss the policy's objective, which is of the 99th percentile."""
         p99_s = max(self.estimate.fsync_p99_s or 0.0, self.estimate.oldest_fsync_s)
-        return p99_s > self.tick.policy.objective.fsync_p99_s
+        return p99_s > self.objective_s
+
+    @property
+    def objective_s(self) -> float:
+        """The policy's, of this device."""
+        device = self.seen.device
+        policy = self.tick.policy
+        return policy.for_device(device.name, device.devno, device.driver).fsync_p99_s
 
     @property
     def latency_s(self) -> float:
