@@ -548,11 +548,11 @@ def test_another_cause_is_told_when_it_holds() -> None:
     host.core = Memory(mode=Mode.OBSERVE, devices={"sda": DeviceMemory()})
     causes = []
     for _ in range(30):
-        host.second(syncs=20, latency_s=300e-3, spread=3.0, waiting=1)
+        host.second(syncs=3, latency_s=300e-3, spread=4.0, waiting=1)
         causes.append(host.alerts[0].cause)
     assert causes.count(Cause.FLOOD) == 16  # 8 until it is sure, and 10 in which it holds
     assert set(causes[16:]) == {Cause.DEVICE}
-    assert "20.0 syncs/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
+    assert "3.0 syncs/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
 
 
 def test_limits_that_are_not_in_force_hold_nothing() -> None:

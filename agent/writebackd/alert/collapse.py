@@ -58,7 +58,7 @@ def collapse(look: Look, watch: Watch) -> Watch:
         Severity.CRITICAL if spell.lasted_s >= look.rules.critical_s else Severity.WARNING,
         cause, spell.began_wall_s,
         words.collapsed(look.name, spell, watch, usual, cause, culprits),
-        words.done(look.name, cause, look.tick),
+        look.tick.done(look.name, cause),
         culprits, evidence(spell, look, watch),
     ))  # fmt: skip
     return watch

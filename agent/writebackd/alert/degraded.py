@@ -89,6 +89,6 @@ def cache_alert(look: Look, watch: Watch, spell: Spell, usual: Baseline) -> Aler
     return Alert(
         AlertName.CACHE_DEGRADED, look.name, Severity.WARNING, Cause.WRITE_THROUGH,
         spell.began_wall_s, words.degraded(look.name, spell, usual),
-        words.done(look.name, Cause.WRITE_THROUGH, look.tick),
+        look.tick.done(look.name, Cause.WRITE_THROUGH),
         evidence=evidence(spell, look, watch),
     )  # fmt: skip

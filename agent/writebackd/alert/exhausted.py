@@ -25,7 +25,7 @@ def exhausted(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
         tick.tell(Alert(
             AlertName.EXHAUSTED, look.name, Severity.WARNING, cause, spell.began_wall_s,
             words.exhausted(look.name, spell, look.objective_s, cause),
-            words.done(look.name, cause, tick),
+            tick.done(look.name, cause),
             culprits_of(spell, cause), evidence(spell, look, watch),
         ))  # fmt: skip
     return replace(watch, exhausted=spell)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Set, Tuple
 
+from writebackd.alert import words
 from writebackd.alert.baseline import small_writes
 from writebackd.alert.cause import THROTTLED_SHARE
 from writebackd.alert.state import AlertMemory, Key
-from writebackd.alert.values import Alert, AlertName
+from writebackd.alert.values import Alert, AlertName, Cause
 from writebackd.model import (
     CgroupSample,
     Decision,
@@ -52,6 +53,10 @@ class Tick:
     def path(self, cgroup_id: int) -> Optional[str]:
         """Where a cgroup is, if it was seen in this tick."""
         return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
+
+    def done(self, device: str, cause: Cause) -> str:
+        """What the agent did about it, in words."""
+        return words.done(device, cause, self.decision, self.core, self.in_force)
 
     def tell(self, alert: Alert) -> None:
         self.found[alert.name.value, alert.device] = alert

@@ -7,9 +7,8 @@ from typing import Optional, Sequence
 
 from writebackd import human
 from writebackd.alert.state import Baseline, Spell, Watch
-from writebackd.alert.tick import Tick
 from writebackd.alert.values import Alert, Cause, Culprit
-from writebackd.model import Mode, replace
+from writebackd.model import Decision, Memory, Mode, replace
 
 WHY = {
     Cause.FLOOD: "buffered writes flood the device",
@@ -99,9 +98,8 @@ _ADVICE = {
 _GONE = "nothing, there is nothing left to protect: look at the kernel's log, the cable, the path"
 
 
-def done(name: str, cause: Cause, tick: Tick) -> str:
+def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
     """What the agent did about it, and what is left to do."""
-    decision, memory = tick.decision, tick.core
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
         return f"no dirty limit helps: {_ADVICE.get(cause, 'see the runbook')}"
     if memory.mode is Mode.OBSERVE:
@@ -112,7 +110,7 @@ def done(name: str, cause: Cause, tick: Tick) -> str:
         return "nothing, somebody else set the limit: `writebackctl enforce` takes it back"
     if memory.pin_bytes is not None:
         return f"holds the pinned {human.size(memory.pin_bytes)}: `writebackctl release` frees it"
-    if not tick.in_force:
+    if not in_force:
         return "nothing, its limits are refused or held off: `writebackctl status` says by what"
     mine = next((each for each in decision.devices if each.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
