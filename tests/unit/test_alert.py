@@ -518,14 +518,17 @@ def test_what_an_alert_explains_has_not_ended_and_does_not_begin_again() -> None
     assert [each.what.value for each in fresh.tell(host.alerts, 1.0)] == ["begin"]
 
 
-def test_a_gone_disk_hides_its_own_alerts_still() -> None:
+def test_of_a_disk_that_is_gone_one_alert_is_told() -> None:
     host = starved()
     for _ in range(10):
         host.second(**HANGS)
     host.device = SDB
-    for _ in range(30):
+    stood = 0
+    while host.alerts:
         host.second()
-        assert host.names() == [AlertName.STALL]
+        stood += 1
+        assert host.names() in ([AlertName.STALL], [])
+    assert 290 <= stood <= 301
 
 
 def test_severity_only_rises_while_an_alert_stands() -> None:

@@ -47,6 +47,10 @@ def stand(tick: Tick, before: Mapping[Key, Standing]) -> Dict[Key, Standing]:
     for key, alert in found.items():
         if key not in standing:
             standing[key] = Standing(alert, now_s)
+    # Of a disk that is gone one alert tells enough; what it hides would come out at its end.
+    for name, on in [key for key in standing if key[1] is not None and key[1] not in here]:
+        if any((worse.value, on) in standing for worse in _WORSE.get(name, ())):
+            del standing[name, on]
     return standing
 
 
