@@ -123,6 +123,16 @@ def test_the_agent_gets_half_a_minute_to_hold_a_flood() -> None:
     assert "holds the limit at 4.0M" in host.alerts[0].done
 
 
+def test_a_held_flood_costs_some_syncs() -> None:
+    some: Mapping[str, Any] = {
+        "syncs": 250, "latency_s": 1.6e-3, "spread": 20.0, "waiting": 1, "flood": 200 * MB,
+    }  # fmt: skip
+    held = remembered(mode=Mode.ENFORCE)
+    Watched(core=held).usual().usual(60, **some)
+    assert Watched(core=held, in_force=False).usual().until(15, **some) == 8
+    Watched(core=held).usual().until(40, **{**some, "syncs": 150})
+
+
 @pytest.mark.parametrize(
     "core, said",
     [

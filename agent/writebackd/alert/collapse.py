@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 from writebackd.alert import words
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.cause import THROTTLED_SHARE, cause_of, culprits_of
+from writebackd.alert.cause import FLOODED_SHARE, THROTTLED_SHARE, cause_of, culprits_of
 from writebackd.alert.degraded import cache_alert
 from writebackd.alert.spell import evidence, grown, is_over
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
@@ -20,6 +20,9 @@ DEMAND_SHARE = 0.8
 # The law's time to get a flood under control: it seeks the drain rate of a disk that it does not
 # know, and drains a full cache, within half a minute (docs/control.md).
 LAW_ACTS_S = 30.0
+# What is usual was learned without a flood; beside one that is held about so many syncs are left
+# (f at the knee, tests/sim/plant.py).
+BESIDE_HELD_FLOOD = 0.65
 # What a large sync may take: its bytes at this part of the most that syncs were seen to write.
 SIZE_SLACK = 3.0
 
@@ -94,11 +97,14 @@ def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
     if cause is Cause.FLOOD and look.tick.protects:
         # What the law is tightening against is no alert unless it fails.
         least_s = max(LAW_ACTS_S, least_s)
+    beside = 1.0
+    if look.tick.protects and spell.flooded_s >= FLOODED_SHARE * spell.seconds:
+        beside = BESIDE_HELD_FLOOD
     syncs = _of_spell(spell)
     held_up = spell.throttled_s >= THROTTLED_SHARE * spell.seconds
     return (
         spell.lasted_s >= least_s
-        and spell.sync_rate < look.rules.sync_share * watch.sync_rate
+        and spell.sync_rate < look.rules.sync_share * beside * watch.sync_rate
         and (held_up or spell.latency_s > _threshold_s(look, watch, syncs))
         and (held_up or spell.waited_s >= DEMAND_SHARE * spell.seconds)
         and not _larger(look, watch, syncs)
