@@ -29,6 +29,7 @@ from writebackd.actuate.watch import Watch
 from writebackd.alert.blind import unread
 from writebackd.alert.detect import detect
 from writebackd.alert.routes import Routes
+from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName
 from writebackd.control.decide import HURRY, decide, released
@@ -45,6 +46,7 @@ from writebackd.kernel.signals import Signals
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
 from writebackd.kernel.usage import Usage
+from writebackd.kernel.vm import LEVERS
 from writebackd.kernel.writers import writer_of
 from writebackd.model import (
     Action,
@@ -513,7 +515,8 @@ class Daemon:
         spent, resident = self._usage.read()
         self._totals = self._totals.seen(sample, estimates, decision, spent)
         alerts, self._alerts = detect(
-            self.policy, self._alerts, sample, estimates, decision, self._memory
+            self.policy, self._alerts, sample, estimates, decision, self._memory,
+            self._off is None and all(each.ok for each in self._actions if each.lever in LEVERS),
         )
         alerts = self._or_blind(self._with_command_lines(alerts))
         self._tell(alerts, sample.wall_s)
@@ -594,7 +597,7 @@ class Daemon:
         return tuple(named)
 
     def _tell(self, alerts: Tuple[Alert, ...], wall_s: float) -> None:
-        happened = self._routes.tell(alerts, wall_s)
+        happened = self._routes.tell(alerts, wall_s, hidden(self._alerts.standing, alerts))
         for event in alert_events(happened, self._routes.host, self._routes.runbook):
             self._history.record(event)
 

@@ -213,6 +213,7 @@ class DeviceSample:
     busy_share: float = 0.0  # share of the tick with at least one request in flight
     classes: Optional[Mapping[IoClass, ClassSample]] = None  # None: the probe cannot tell
     sync: Optional[SyncSample] = None  # None: the probe cannot tell
+    others: int = 0  # discards and flushes that completed, where diskstats counts them
 
 
 @dataclass(frozen=True)

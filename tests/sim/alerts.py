@@ -155,6 +155,19 @@ def _failing(dice: random.Random, disk: Disk, load: SyncLoad) -> Mapping[str, ob
     return {"failing_s": dice.uniform(0.2, 1.0)}
 
 
+def _after_trickle(dice: random.Random, at_s: float) -> Host:
+    """A database goes quiet, and a few slow syncs that hardly anybody waits for go on for a
+    while, as during a backup; then it is back, on a disk that fails."""
+    quiet_s = at_s - dice.uniform(10.0, 60.0)
+    disk, load = _disk(dice, (*CACHED, SSD)), SyncLoad(threads=dice.choice((4, 8)))
+    return Host(
+        Plant((disk,), (),
+              (replace(load, end_s=quiet_s), SyncLoad(think_s=0.35), replace(load, start_s=at_s)),
+              (Event(quiet_s, {"failing_s": 0.04}),
+               Event(at_s, {"failing_s": dice.uniform(0.2, 0.6)})),
+              seed=dice.randrange(10**6), step_s=STEP_S), dice.choice(tuple(Mode)))
+
+
 def _held_flood(dice: random.Random, at_s: float) -> Host:
     """A flood that the agent holds well, until somebody writes another limit."""
     return Host(Plant((_disk(dice, (RAID, FAST_RAID)),), (Flood(start_s=20.0),), (_load(dice),),
@@ -171,6 +184,7 @@ TROUBLES: Tuple[Trouble, ...] = (
             _changed(_stalled, (*CACHED, SSD, NVME, NO_CACHE), floods=True)),
     Trouble("failing device", AlertName.COLLAPSE, Cause.DEVICE,
             _changed(_failing, (*CACHED, SSD))),
+    Trouble("... after a trickle", AlertName.COLLAPSE, Cause.DEVICE, _after_trickle),
     Trouble("volume cap", AlertName.COLLAPSE, Cause.CAP, _changed(_capped, (*CACHED, SSD, NVME))),
     Trouble("neighbour", AlertName.COLLAPSE, Cause.NEIGHBOUR, _changed(_neighbour, floods=True)),
     Trouble("foreign write", AlertName.FOREIGN_WRITER, Cause.FOREIGN_CHANGE, _held_flood, 2 * GB),
@@ -306,6 +320,17 @@ def _hotplug(dice: random.Random) -> Host:
     return host
 
 
+def _trim(dice: random.Random) -> Host:
+    """fstrim, with nothing else to do."""
+    host = Host(Plant((_disk(dice, (RAID, SSD, NVME)),), (),
+                      (replace(_load(dice), end_s=90.0), replace(_load(dice), start_s=210.0)),
+                      (Event(100.0, {"trims": dice.uniform(2.0, 500.0)}),
+                       Event(200.0, {"trims": 0.0})),
+                      seed=dice.randrange(10**6), step_s=STEP_S), dice.choice(tuple(Mode)))
+    host.run(300.0, dice)
+    return host
+
+
 def _larger(dice: random.Random) -> Host:
     """From small syncs to large ones, and back."""
     size = int(dice.choice((1, 16, 64, 512)) * MB)
@@ -339,6 +364,7 @@ HEALTHY: Mapping[str, Callable[[random.Random], Host]] = {
     "reboot": _reboot,
     "suspend and resume": _suspend,
     "another disk": _hotplug,
+    "fstrim": _trim,
     "larger syncs": _larger,
     "fewer syncs": _fewer,
     "syncs come and go": _steady((RAID, SSD, NO_CACHE), on_s=5.0, off_s=25.0),

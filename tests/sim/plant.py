@@ -110,6 +110,7 @@ class Disk:
     leaps_full: Tuple[Tuple[float, float], ...] = ()
     stalled: bool = False  # takes nothing, completes nothing
     operations: float = 0.0  # per second that a limiter lets through, evenly; 0: no limiter
+    trims: float = 0.0  # discards per second, beside all else
     seeks: bool = False  # syncs take as differently long as seeks do; else nearly alike
 
 
@@ -580,7 +581,8 @@ class Plant:
             state.device,
             write_bytes=int(state.out) + state.sync_bytes,
             writes=background.total + count,
-            inflight=inflight + (8 if state.out else 0),
+            inflight=inflight + (8 if state.out else 0) + (1 if state.disk.trims else 0),
+            others=int(state.disk.trims * dt),
             busy_share=min(1.0, state.busy_s / dt),
             classes=classes,
             sync=SyncSample(

@@ -51,6 +51,7 @@ class Watched:
     core: Memory = field(default_factory=Memory)
     time_s: float = 1000.0
     device: Device = SDA
+    in_force: bool = True
     alerts: Tuple[Alert, ...] = ()
 
     def second(
@@ -69,6 +70,7 @@ class Watched:
         dt_s: float = 1.0,
         excluded: Optional[str] = None,
         flushes: int = 0,
+        others: int = 0,
         state: State = State.GUARD,
         sighted: bool = True,
         tasks: Tuple[TaskSample, ...] = (),
@@ -92,6 +94,7 @@ class Watched:
             self.device, excluded, done * sync_bytes + flood, 0, done, inflight, 1.0,
             classes if sighted else None,
             SyncSample(done, 0, found, waiting, oldest_s) if sighted else None,
+            others,
         )  # fmt: skip
         estimate = samples.estimate(
             "sda", sync_rate=done / dt_s if sighted else None, demand_known=sighted,
@@ -112,7 +115,7 @@ class Watched:
             (DeviceDecision("sda", state, 4 * MB, "at the floor", "sda#1"),),
         )
         self.alerts, self.memory = detect(
-            self.policy, self.memory, sample, estimates, decision, self.core
+            self.policy, self.memory, sample, estimates, decision, self.core, self.in_force
         )
         return self.alerts
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Tuple
+from pathlib import Path
+from typing import Any, List, Mapping, Tuple
 
 import pytest
 
@@ -12,6 +13,8 @@ from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
 from plant import latencies
 from writebackd.alert.blind import unread
 from writebackd.alert.cause import container_in, is_even, unit_in
+from writebackd.alert.routes.track import Tracker
+from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory, Spell
 from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.model import (
@@ -29,8 +32,11 @@ from writebackd.model import (
     State,
     SyncSample,
 )
+from writebackd.policy import load_policy
 
-HANGS: Mapping[str, Any] = {"completed": False, "inflight": 4}
+HANGS: Mapping[str, Any] = {
+    "completed": False, "inflight": 4, "waiting": 2, "oldest_s": 5.0,
+}  # fmt: skip
 UNCACHED: Mapping[str, Any] = {"syncs": 150, "latency_s": 5e-3, "seeks": True, "waiting": 1}
 
 
@@ -57,8 +63,20 @@ def test_five_seconds_without_a_completion_are_a_stall() -> None:
 def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_cause() -> None:
     host = Watched().usual()
     host.until(6, completed=False, waiting=1, oldest_s=6.0)
-    assert host.alerts[0].cause is Cause.UNKNOWN
-    assert "frozen" in host.alerts[0].summary
+    (alert,) = host.alerts
+    assert (alert.cause, alert.severity) == (Cause.UNKNOWN, Severity.WARNING)
+    assert "frozen" in alert.summary
+    for _ in range(60):
+        host.second(completed=False, waiting=1, oldest_s=6.0)
+    assert host.alerts[0].severity is Severity.CRITICAL
+
+
+def test_what_no_sync_waits_for_is_a_stall_later() -> None:
+    host = Watched().usual()
+    assert host.until(20, completed=False, inflight=1) == 15
+    assert host.alerts[0].severity is Severity.CRITICAL
+    # A disk in standby spins up.
+    Watched().usual().usual(12, completed=False, inflight=1).usual()
 
 
 @pytest.mark.parametrize(
@@ -66,6 +84,7 @@ def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_c
     [
         {"completed": False},  # nobody wants anything
         {"completed": False, "inflight": 1, "flushes": 1},
+        {"completed": False, "inflight": 1, "others": 1},  # fstrim
         {"completed": False, "inflight": 1, "flood": 4096},
         {"completed": False, "inflight": 1, "excluded": "by policy"},
     ],
@@ -102,6 +121,16 @@ def test_the_agent_gets_half_a_minute_to_hold_a_flood() -> None:
     host = Watched(core=remembered(mode=Mode.ENFORCE)).usual()
     assert host.until(60, **STARVED) == 30
     assert "holds the limit at 4.0M" in host.alerts[0].done
+
+
+def test_a_held_flood_costs_some_syncs() -> None:
+    some: Mapping[str, Any] = {
+        "syncs": 250, "latency_s": 1.6e-3, "spread": 20.0, "waiting": 1, "flood": 200 * MB,
+    }  # fmt: skip
+    held = remembered(mode=Mode.ENFORCE)
+    Watched(core=held).usual().usual(60, **some)
+    assert Watched(core=held, in_force=False).usual().until(15, **some) == 8
+    Watched(core=held).usual().until(40, **{**some, "syncs": 150})
 
 
 @pytest.mark.parametrize(
@@ -158,6 +187,40 @@ def test_syncs_that_hardly_anybody_waits_for_are_no_collapse() -> None:
             dirty=3 << 30, oldest_s=0.9 if waits else 0.0,
         )  # fmt: skip
         assert host.alerts == ()
+
+
+@pytest.mark.parametrize("seconds", [60, 600])
+def test_a_trickle_that_nobody_waits_for_hides_no_collapse(seconds: int) -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    host.usual(seconds, syncs=4, latency_s=40e-3)
+    assert host.until(15, **STARVED) == 8
+    assert host.alerts[0].cause is Cause.FLOOD
+    evidence = host.alerts[0].evidence
+    assert evidence is not None and evidence.end_s - evidence.begin_s <= 16
+
+
+def test_an_hour_of_a_slow_trickle_is_what_is_usual() -> None:
+    host = Watched().usual().usual(3600, syncs=4, latency_s=40e-3)
+    assert host.memory.watches["sda"].sync_rate == pytest.approx(4, abs=0.1)
+
+
+def test_demand_half_of_the_time_does_not_hide_a_collapse_either() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    for n in range(303):
+        host.second(syncs=20, latency_s=20e-3, spread=2.0, waiting=n % 2)
+        assert host.alerts == ()
+    assert host.until(15, **STARVED) <= 12
+
+
+def test_a_trickle_that_nobody_waits_for_ends_an_alert() -> None:
+    host = starved()
+    for _ in range(310):
+        host.second(**STARVED)
+    stood = 0
+    while host.alerts and stood < 100:
+        host.second(syncs=4, latency_s=40e-3)
+        stood += 1
+    assert 60 <= stood <= 64
 
 
 def test_what_never_was_usual_cannot_collapse() -> None:
@@ -225,6 +288,31 @@ def test_when_no_write_is_faster_than_media_the_cache_is_off() -> None:
     for _ in range(70):
         host.second()
     assert host.alerts == ()
+
+
+@pytest.mark.parametrize("rate", [10, 15, 25])
+def test_a_cache_that_is_back_is_seen_on_a_quiet_host_too(rate: int) -> None:
+    host = Watched().usual(syncs=rate, latency_s=0.2e-3)
+    host.until(30, syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    for _ in range(400):
+        host.second(syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    well = 0
+    while host.alerts and well < 100:
+        host.second(syncs=rate, latency_s=0.2e-3)
+        well += 1
+    assert 60 <= well <= 70
+
+
+def test_a_cache_that_nobody_uses_is_not_off_for_ever() -> None:
+    host = Watched().usual()
+    host.until(10, **UNCACHED)
+    idle = 0
+    while host.alerts and idle < 1000:
+        host.second(syncs=0)
+        idle += 1
+    assert 359 <= idle <= 361
 
 
 def test_a_disk_that_never_had_a_cache_has_none_to_lose() -> None:
@@ -395,6 +483,111 @@ def test_an_alert_of_a_disk_that_is_gone_ends() -> None:
     host.second()
     host.second()
     assert host.alerts == ()
+
+
+def test_an_alert_of_a_disk_that_is_left_alone_ends_at_once() -> None:
+    host = starved()
+    assert host.second(excluded="by policy") == ()
+    assert host.memory.standing == {}
+
+
+def test_a_disk_that_is_gone_is_said_to_be() -> None:
+    host = Watched().usual()
+    host.until(6, **HANGS)
+    host.device = SDB
+    host.second()
+    (alert,) = host.alerts
+    assert (alert.name, alert.device) == (AlertName.STALL, "sda")
+    assert alert.summary.startswith("sda: the disk is gone; sda: nothing has completed")
+    host.second()
+    assert host.alerts[0].summary == alert.summary
+
+
+def test_what_an_alert_explains_has_not_ended_and_does_not_begin_again() -> None:
+    host = starved()
+    tracker = Tracker()
+    told = list(tracker.tell(host.alerts, 0.0))
+
+    def second(**differs: Any) -> None:
+        host.second(**differs)
+        behind = hidden(host.memory.standing, host.alerts)
+        told.extend(tracker.tell(host.alerts, host.time_s, behind))
+
+    for _ in range(10):
+        second(**HANGS)
+    assert host.names() == [AlertName.STALL]
+    for _ in range(400):
+        second(**STARVED)
+    assert host.names() == [AlertName.COLLAPSE]
+    assert [(each.what.value, each.alert.name.value) for each in told] == [
+        ("begin", "COLLAPSE"), ("begin", "STALL"), ("end", "STALL"), ("change", "COLLAPSE"),
+    ]  # fmt: skip
+    # And one that began behind another is told when it comes out, and not before.
+    fresh = Tracker()
+    assert fresh.tell((), 0.0, host.alerts) == ()
+    assert [each.what.value for each in fresh.tell(host.alerts, 1.0)] == ["begin"]
+
+
+def test_of_a_disk_that_is_gone_one_alert_is_told() -> None:
+    host = starved()
+    for _ in range(10):
+        host.second(**HANGS)
+    host.device = SDB
+    stood = 0
+    while host.alerts:
+        host.second()
+        stood += 1
+        assert host.names() in ([AlertName.STALL], [])
+    assert 290 <= stood <= 301
+
+
+def test_severity_only_rises_while_an_alert_stands() -> None:
+    host = starved()
+    for _ in range(60):
+        host.second(**STARVED)
+    for _ in range(3):
+        for _ in range(60):
+            host.second()
+            assert host.alerts[0].severity is Severity.CRITICAL
+        for _ in range(20):
+            host.second(**STARVED)
+            assert host.alerts[0].severity is Severity.CRITICAL
+
+
+def test_another_cause_is_told_when_it_holds() -> None:
+    host = starved()
+    for _ in range(120):
+        host.second()
+    host.core = Memory(mode=Mode.OBSERVE, devices={"sda": DeviceMemory()})
+    causes = []
+    for _ in range(30):
+        host.second(syncs=3, latency_s=300e-3, spread=4.0, waiting=1)
+        causes.append(host.alerts[0].cause)
+    assert causes.count(Cause.FLOOD) == 16  # 8 until it is sure, and 10 in which it holds
+    assert set(causes[16:]) == {Cause.DEVICE}
+    assert "3.0 syncs/s" in host.alerts[0].summary and host.alerts[0].culprits == ()
+
+
+def test_limits_that_are_not_in_force_hold_nothing() -> None:
+    host = Watched(core=remembered(mode=Mode.ENFORCE), in_force=False).usual()
+    assert host.until(60, **STARVED) == 8
+    assert "refused or held off" in host.alerts[0].done
+    held_off = Watched(in_force=False).usual()
+    held_off.usual(70, syncs=700, latency_s=1e-3, state=State.EXHAUSTED)
+
+
+@pytest.mark.parametrize("objective, names", [("2s", []), ("2ms", [AlertName.COLLAPSE])])
+def test_a_device_is_judged_by_its_own_objective(
+    tmp_path: Path, objective: str, names: List[AlertName]
+) -> None:
+    (tmp_path / "x.conf").write_text(
+        "[policy]\nname = x\n[objective]\nfsync-p99 = 1s\n"
+        f"[device driver:megaraid_sas]\nfsync-p99 = {objective}\n"
+    )
+    host = Watched(policy=load_policy("x", tmp_path), core=remembered(mode=Mode.OBSERVE)).usual()
+    for _ in range(12):
+        host.second(**SLOW)
+    assert host.names() == names
 
 
 def test_idle_disks_are_not_even_remembered() -> None:

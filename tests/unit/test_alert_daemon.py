@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import pytest
 
 from fake_host import FakeHost, Rig
+from writebackd.alert.detect import detect
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.daemon import GOOD_TICKS, SILENT_TICKS
 from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
@@ -144,6 +146,44 @@ def test_while_a_lost_lease_is_not_held_again_nothing_is_seen(
     (alert,) = rig.status()["alerts"]
     assert (alert["name"], alert["summary"]) == ("BLIND", "not taken up again yet: EIO")
     monkeypatch.undo()
+    rig.end()
+
+
+def test_the_detector_is_told_whether_limits_are_in_force(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    def spy(*given: Any) -> Any:
+        told.append(given[-1])
+        return detect(*given)
+
+    monkeypatch.setattr("writebackd.daemon.detect", spy)
+    rig.tick(2)
+    rig.pin(15 << 20)
+    rig.tick()
+    rig.host.write_errors["dirty_bytes"] = (errno.EACCES, False)
+    rig.pin(14 << 20)
+    rig.tick()
+    del rig.host.write_errors["dirty_bytes"]
+    rig.tick()
+    rig.daemon._off = tmp_path / "off"
+    monkeypatch.setattr(rig.daemon, "_obey_off_switch", lambda: None)
+    rig.tick()
+    assert told[-4:] == [True, False, True, False]
+    rig.end()
+
+
+def test_discards_are_seen_as_completed(rig: Rig, tmp_path: Path) -> None:
+    rig.tick(2)
+    path = tmp_path / "root/proc/diskstats"
+    first, rest = path.read_text().split("\n", 1)
+    fields = first.split()
+    fields[14] = "7"
+    path.write_text(" ".join(fields) + "\n" + rest)
+    rig.tick()
+    assert rig.daemon._snapshot is not None
+    assert rig.daemon._snapshot.sample.devices[0].others == 7
     rig.end()
 
 

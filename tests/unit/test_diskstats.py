@@ -17,7 +17,7 @@ from writebackd.kernel.files import KernelFiles
 BUDGET_MS = 5  # 0.5 % of a core at one tick a second
 # Counters in the kernel's order, told apart by their values.
 COMMON = "101 2 3000 41 501 6 7000 81 9 1001 1101"
-DISCARDS = "1 2 3 4"
+DISCARDS = "1201 2 3 4"
 FLUSHES = "1601 1701"
 
 
@@ -37,16 +37,16 @@ def tree(tmp_path: Path) -> Tree:
 
 
 @pytest.mark.parametrize(
-    "tail, flushes, flush_ms",
+    "tail, discards, flushes, flush_ms",
     [
-        (COMMON, None, None),  # until 4.17
-        (f"{COMMON} {DISCARDS}", None, None),  # 4.18
-        (f"{COMMON} {DISCARDS} {FLUSHES}", 1601, 1701),  # 5.5
-        (f"{COMMON} {DISCARDS} {FLUSHES} 7 8", 1601, 1701),  # one day
+        (COMMON, 0, None, None),  # until 4.17
+        (f"{COMMON} {DISCARDS}", 1201, None, None),  # 4.18
+        (f"{COMMON} {DISCARDS} {FLUSHES}", 1201, 1601, 1701),  # 5.5
+        (f"{COMMON} {DISCARDS} {FLUSHES} 7 8", 1201, 1601, 1701),  # one day
     ],
 )
 def test_every_length_of_line(
-    tree: Tree, tail: str, flushes: Optional[int], flush_ms: Optional[int]
+    tree: Tree, tail: str, discards: int, flushes: Optional[int], flush_ms: Optional[int]
 ) -> None:
     tree.write(f"   8       0 sda {tail}")
     assert tree.reader.read() == {
@@ -62,6 +62,7 @@ def test_every_length_of_line(
             weighted_ms=1101,
             flushes=flushes,
             flush_ms=flush_ms,
+            discards=discards,
         )
     }
     assert tree.reader.skipped == 0
@@ -127,6 +128,10 @@ WRAP32, WRAP64 = 1 << 32, 1 << 64
             WRAP64,
             stats(reads=4, write_bytes=1024, inflight=2),
             id="growth, and a level that is no counter",
+        ),
+        pytest.param(
+            stats(discards=5, flushes=1), stats(discards=9, flushes=3), WRAP64,
+            stats(discards=4, flushes=2), id="discards and flushes",
         ),
         pytest.param(
             stats(io_ms=WRAP32 - 400, weighted_ms=WRAP32 - 1),

@@ -23,6 +23,8 @@ SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
 # The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
 # that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
 RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
+# Of slow ones that nobody waits for most of the time: less is asked, but how much less?
+RATE_UNWANTED_S = 300.0
 # Seconds of ticks with operations before a baseline is believed.
 ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
@@ -43,7 +45,7 @@ def small_writes(seen: DeviceSample) -> Tuple[int, int, Histogram]:
 def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) -> Watch:
     """`watch` with this tick in it, which stands for `seconds`; nothing may be wrong in it."""
     count, size_bytes, latencies = small_writes(seen)
-    syncs, size, writes, reads = watch.syncs, watch.size, watch.writes, watch.reads
+    syncs, size, writes = watch.syncs, watch.size, watch.writes
     if estimate.fsyncs:
         size = size_class(estimate.fsyncs, size_bytes)
         if estimate.fsyncs >= ENOUGH:
@@ -51,11 +53,7 @@ def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) 
             syncs = _with(syncs, size, mean_s, seconds)
     if count >= ENOUGH:
         writes = _with(writes, size_class(count, size_bytes), latencies.quantile(0.5), seconds)
-    read = (seen.classes or {}).get(IoClass.READ, _NONE)
-    if read.count >= ENOUGH:
-        reads = _with(reads, size_class(read.count, read.bytes), read.latency.quantile(0.5),
-                      seconds)  # fmt: skip
-    return replace(watch, syncs=syncs, size=size, writes=writes, reads=reads)
+    return replace(watch, syncs=syncs, size=size, writes=writes)
 
 
 def seeded(watch: Watch, earlier: Learned) -> Watch:
@@ -84,6 +82,13 @@ def followed(watch: Watch, rate: float, sync_bytes: float, dt_s: float) -> Watch
     return replace(
         watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes)
     )
+
+
+def unwanted(watch: Watch, rate: float, dt_s: float) -> Watch:
+    """`watch` after a tick of slow syncs that nobody waited for: fewer become usual slowly."""
+    weight = min(1.0, dt_s / RATE_UNWANTED_S)
+    return replace(watch, sync_rate=min(watch.sync_rate, watch.sync_rate + weight * (
+        rate - watch.sync_rate)))
 
 
 def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float) -> Baselines:

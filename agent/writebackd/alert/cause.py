@@ -10,7 +10,7 @@ from writebackd.alert.baseline import ENOUGH_S
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.values import Cause, Culprit
 from writebackd.control.guards import unit_of
-from writebackd.model import Memory, TaskSample
+from writebackd.model import Histogram, Memory, TaskSample
 
 # A flood is to blame when its pages are what a sync waits behind, or when it has just begun.
 FLOODED_SHARE = 0.5
@@ -112,18 +112,20 @@ def usual_write(spell: Spell, watch: Watch) -> Optional[Baseline]:
     return watch.usual(watch.writes, size, ENOUGH_S)
 
 
-def fast_share(spell: Spell, watch: Watch) -> Optional[float]:
+def fast_share(writes: Histogram, size_bytes: int, watch: Watch) -> Optional[float]:
     """The share of small writes that are as fast as usual; None where that is not known."""
-    usual, total = usual_write(spell, watch), spell.writes.total
-    if usual is None or total < ENOUGH_WRITES or size_class(total, spell.sync_bytes) > SMALL:
+    total = writes.total
+    size = size_class(total, size_bytes)
+    usual = watch.usual(watch.writes, size, ENOUGH_S)
+    if usual is None or total < ENOUGH_WRITES or size > SMALL:
         return None
-    slow = spell.writes.share_above(max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S))
+    slow = writes.share_above(max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S))
     return None if slow is None else 1.0 - slow
 
 
 def is_write_through(spell: Spell, watch: Watch) -> bool:
     """Whether every small write takes as long as media do, where a cache used to take them."""
-    usual, fast = usual_write(spell, watch), fast_share(spell, watch)
+    usual, fast = usual_write(spell, watch), fast_share(spell.writes, spell.sync_bytes, watch)
     if usual is None or fast is None or usual.latency_s > CACHED_S or fast > FAST_SHARE:
         return False
     low, middle = spell.writes.quantile(0.1), spell.writes.quantile(0.5)

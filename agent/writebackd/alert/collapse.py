@@ -7,19 +7,22 @@ from typing import NamedTuple, Optional
 
 from writebackd.alert import words
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.cause import THROTTLED_SHARE, cause_of, culprits_of
+from writebackd.alert.cause import FLOODED_SHARE, THROTTLED_SHARE, cause_of, culprits_of
 from writebackd.alert.degraded import cache_alert
-from writebackd.alert.spell import SPELL_ENDS_S, evidence, grown
+from writebackd.alert.spell import evidence, grown, is_over
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import Mode, replace
+from writebackd.model import replace
 
 # Part of a spell in which somebody waits: without waiters a low rate is no collapse.
 DEMAND_SHARE = 0.8
 # The law's time to get a flood under control: it seeks the drain rate of a disk that it does not
 # know, and drains a full cache, within half a minute (docs/control.md).
 LAW_ACTS_S = 30.0
+# What is usual was learned without a flood; beside one that is held about so many syncs are left
+# (f at the knee, tests/sim/plant.py).
+BESIDE_HELD_FLOOD = 0.65
 # What a large sync may take: its bytes at this part of the most that syncs were seen to write.
 SIZE_SLACK = 3.0
 
@@ -39,8 +42,10 @@ def collapse(look: Look, watch: Watch) -> Watch:
         if _is_well(look, watch):
             look.well(AlertName.COLLAPSE)
         return watch
-    spell = grown(spell, look, bad or _lasts(look, watch))
-    if spell.good_s >= SPELL_ENDS_S:
+    spell = grown(spell, look, bad or _lasts(look, watch), look.rules.collapse_s)
+    if not (look.waited or look.held_up):
+        look.well(AlertName.COLLAPSE)
+    if is_over(spell):
         return replace(watch, collapse=None)
     watch = replace(watch, collapse=spell)
     cause = cause_of(spell, watch, look.tick.core)
@@ -51,13 +56,12 @@ def collapse(look: Look, watch: Watch) -> Watch:
         look.tick.tell(cache_alert(look, watch, spell, usual))
         return watch
     culprits = culprits_of(spell, cause)
-    age_s = look.tick.sample.time_s - spell.began_s
     look.tick.tell(Alert(
         AlertName.COLLAPSE, look.name,
-        Severity.CRITICAL if age_s >= look.rules.critical_s else Severity.WARNING,
+        Severity.CRITICAL if spell.lasted_s >= look.rules.critical_s else Severity.WARNING,
         cause, spell.began_wall_s,
         words.collapsed(look.name, spell, watch, usual, cause, culprits),
-        words.done(look.name, cause, look.tick.decision, look.tick.core),
+        look.tick.done(look.name, cause),
         culprits, evidence(spell, look, watch),
     ))  # fmt: skip
     return watch
@@ -77,7 +81,7 @@ def suspicious(look: Look, watch: Watch) -> bool:
         return False
     if look.latency_s > _threshold_s(look, watch, syncs) and look.late:
         return True
-    return _usual(watch, syncs) is not None and look.held_up_s >= THROTTLED_SHARE * look.dt_s
+    return _usual(watch, syncs) is not None and look.held_up
 
 
 def _lasts(look: Look, watch: Watch) -> bool:
@@ -88,16 +92,19 @@ def _lasts(look: Look, watch: Watch) -> bool:
 
 
 def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
-    """Whether all of the spell together is a collapse."""
+    """Whether the spell's last seconds together are a collapse."""
     least_s = look.rules.collapse_s
-    if cause is Cause.FLOOD and look.tick.core.mode is Mode.ENFORCE:
+    if cause is Cause.FLOOD and look.tick.protects:
         # What the law is tightening against is no alert unless it fails.
         least_s = max(LAW_ACTS_S, least_s)
+    beside = 1.0
+    if look.tick.protects and spell.flooded_s >= FLOODED_SHARE * spell.seconds:
+        beside = BESIDE_HELD_FLOOD
     syncs = _of_spell(spell)
     held_up = spell.throttled_s >= THROTTLED_SHARE * spell.seconds
     return (
-        spell.seconds >= least_s
-        and spell.sync_rate < look.rules.sync_share * watch.sync_rate
+        spell.lasted_s >= least_s
+        and spell.sync_rate < look.rules.sync_share * beside * watch.sync_rate
         and (held_up or spell.latency_s > _threshold_s(look, watch, syncs))
         and (held_up or spell.waited_s >= DEMAND_SHARE * spell.seconds)
         and not _larger(look, watch, syncs)

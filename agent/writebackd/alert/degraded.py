@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from writebackd.alert import words
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.cause import SMALL, fast_share, is_write_through
+from writebackd.alert.cause import ENOUGH_WRITES, SMALL, fast_share, is_write_through
 from writebackd.alert.spell import evidence, grown
-from writebackd.alert.state import Baseline, Spell, Watch, size_class
+from writebackd.alert.state import Baseline, Recovery, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
 from writebackd.model import replace
@@ -17,6 +17,8 @@ FAST_AGAIN = 0.5  # share of small writes, from which on the cache is back
 NOT_ALL_SLOW = 0.1  # and from which on a spell is over
 # Behind seconds of a flood every write waits, cache or not.
 HIDING_BYTES = 64 << 20
+# Without a small write for so long it is not known to be off any more; it is told again when it is.
+UNSEEN_S = 300.0
 
 
 def slow(look: Look, watch: Watch) -> bool:
@@ -31,18 +33,15 @@ def slow(look: Look, watch: Watch) -> bool:
 
 def degraded(look: Look, watch: Watch) -> Watch:
     """`watch` with this tick in its spell, if there is one; tells of it when it is sure."""
-    count, size_bytes, _ = look.small_writes
+    count, size_bytes, latencies = look.small_writes
     size = size_class(count, size_bytes)
     if not count or size > SMALL:
         return watch  # nothing small was written: it says nothing
     usual = watch.usual(watch.writes, size, ENOUGH_S)
-    hidden = look.estimate.flooded and look.backlog_bytes > HIDING_BYTES
-    if usual is None or hidden:
+    if usual is None or _hidden(look):
         return _over(watch)
-    spell = grown(watch.degraded, look, True)
-    share = fast_share(grown(None, look, True), watch)
-    if share is not None and share > FAST_AGAIN:
-        look.well(AlertName.CACHE_DEGRADED)
+    spell = grown(watch.degraded, look, True, DEGRADED_S)
+    share = fast_share(latencies, size_bytes, watch)
     if (share is not None and share > NOT_ALL_SLOW) or (
         spell.seconds >= DEGRADED_S / 2 and not is_write_through(spell, watch)
     ):
@@ -50,6 +49,36 @@ def degraded(look: Look, watch: Watch) -> Watch:
     if spell.seconds >= DEGRADED_S:
         look.tick.tell(cache_alert(look, watch, spell, usual))
     return replace(watch, degraded=spell)
+
+
+def recovering(look: Look, watch: Watch) -> Watch:
+    """`watch` with what this tick says of a cache that was told to be off.
+
+    A tick of a quiet host has too few writes to tell by: they are taken together.
+    """
+    count, size_bytes, latencies = look.small_writes
+    before = watch.recovery
+    if not count or size_class(count, size_bytes) > SMALL:
+        now = replace(before, unseen_s=before.unseen_s + look.dt_s)
+    elif _hidden(look):
+        now = replace(before, unseen_s=0.0)
+    else:
+        now = Recovery(
+            before.count + count, before.bytes + size_bytes, before.latencies + latencies,
+            fast=before.fast,
+        )  # fmt: skip
+        if watch.usual(watch.writes, 0, ENOUGH_S) is None:
+            now = Recovery(fast=True)  # another disk: nothing was lost
+        elif now.count >= ENOUGH_WRITES:
+            share = fast_share(now.latencies, now.bytes, watch)
+            now = Recovery(fast=share is not None and share > FAST_AGAIN)
+    if now.fast or now.unseen_s >= UNSEEN_S:
+        look.well(AlertName.CACHE_DEGRADED)
+    return replace(watch, recovery=now)
+
+
+def _hidden(look: Look) -> bool:
+    return look.estimate.flooded and look.backlog_bytes > HIDING_BYTES
 
 
 def _over(watch: Watch) -> Watch:
@@ -60,6 +89,6 @@ def cache_alert(look: Look, watch: Watch, spell: Spell, usual: Baseline) -> Aler
     return Alert(
         AlertName.CACHE_DEGRADED, look.name, Severity.WARNING, Cause.WRITE_THROUGH,
         spell.began_wall_s, words.degraded(look.name, spell, usual),
-        words.done(look.name, Cause.WRITE_THROUGH, look.tick.decision, look.tick.core),
+        look.tick.done(look.name, Cause.WRITE_THROUGH),
         evidence=evidence(spell, look, watch),
     )  # fmt: skip

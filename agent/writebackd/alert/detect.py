@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Dict, Mapping, Optional, Tuple
 
-from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, seeded
+from writebackd.alert.baseline import ENOUGH_S, followed, is_calm, learn, seeded, unwanted
 from writebackd.alert.blind import blind
 from writebackd.alert.collapse import collapse, suspicious
-from writebackd.alert.degraded import degraded, slow
+from writebackd.alert.degraded import degraded, recovering, slow
 from writebackd.alert.exhausted import exhausted
 from writebackd.alert.foreign import foreign_alerts
 from writebackd.alert.stall import stall
@@ -47,13 +47,15 @@ def detect(
     estimates: Mapping[str, Estimate],
     decision: Decision,
     core: Memory,
+    in_force: bool = True,
 ) -> Tuple[Tuple[Alert, ...], AlertMemory]:
     """The alerts that stand after this tick, the newest last, and what to remember of it.
 
-    `core` is the Memory that the decision left.
+    `core` is the Memory that the decision left; `in_force` is false where what it wants is not
+    set: a kernel refuses it, or somebody switched the agent off.
     """
     memory = _quieted(policy, memory, sample)
-    tick = Tick(policy, memory, sample, decision, core)
+    tick = Tick(policy, memory, sample, decision, core, in_force)
     # An EXHAUSTED that stands says nothing of what is usual.
     frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
     at_the_bound = {each.name for each in decision.devices if each.state is State.EXHAUSTED}
@@ -71,6 +73,7 @@ def detect(
                 watches[name] = followed(watch, 0.0, 0.0, learns_s) if falls else watch
             continue
         if seen.excluded is not None or name not in estimates:
+            tick.left.add(name)
             continue
         identity = _identity(seen.device)
         if watch is None or watch.identity != identity:
@@ -79,8 +82,11 @@ def detect(
             watch = seeded(watch, core.devices[name].earlier)
         look = Look(tick, seen, estimates[name])
         watch = _judged(look, watch, name in at_the_bound)
-        if turn and name not in frozen and not tick.quiet and not _troubled(watch):
-            watch = _learned(look, watch, learns_s)
+        if turn and name not in frozen and not tick.quiet:
+            if not _troubled(watch):
+                watch = _learned(look, watch, learns_s)
+            elif not look.waited:
+                watch = unwanted(watch, estimates[name].sync_rate or 0.0, learns_s)
         watches[name] = watch
     memory = blind(tick, memory, estimates.values())
     standing = stand(tick, memory.standing)
@@ -105,8 +111,8 @@ def _idle(seen: DeviceSample, watch: Optional[Watch]) -> bool:
 def _quieted(policy: Policy, memory: AlertMemory, sample: Sample) -> AlertMemory:
     """Quiet after boot (time_s counts from there), and after a gap between two ticks."""
     until = memory.quiet_until_s
-    if memory.began_s is None:
-        memory = replace(memory, began_s=sample.time_s)
+    if not memory.begun:
+        memory = replace(memory, begun=True)
         until = max(until, policy.alerts.quiet_s)
     elif sample.dt_s >= max(RESUME_S, RESUME_TIMES * memory.dt_s):
         until = sample.time_s + policy.alerts.quiet_s
@@ -140,6 +146,8 @@ def _judged(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
         watch = collapse(look, watch)
     if watch.degraded is not None or standing or slow(look, watch):
         watch = degraded(look, watch)
+    if standing and (AlertName.CACHE_DEGRADED.value, look.name) in look.tick.stands:
+        watch = recovering(look, watch)
     if at_the_bound or watch.exhausted is not None:
         watch = exhausted(look, watch, at_the_bound)
     if standing and (AlertName.EXHAUSTED.value, look.name) not in look.tick.found:

@@ -9,7 +9,7 @@ from writebackd.alert.spell import SPELL_ENDS_S, evidence, grown
 from writebackd.alert.state import Watch
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Severity
-from writebackd.model import Mode, replace
+from writebackd.model import replace
 
 EXHAUSTED_S = 60.0
 
@@ -17,16 +17,15 @@ EXHAUSTED_S = 60.0
 def exhausted(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
     """`watch` with this tick in its spell; tells of it when it is long."""
     tick = look.tick
-    spell = grown(watch.exhausted, look, at_the_bound)
-    if spell.good_s >= SPELL_ENDS_S or tick.core.mode is Mode.OBSERVE:
+    spell = grown(watch.exhausted, look, at_the_bound, EXHAUSTED_S / 2)
+    if spell.good_s >= SPELL_ENDS_S or not tick.protects:
         return replace(watch, exhausted=None)
-    if spell.seconds >= EXHAUSTED_S:
+    if spell.lasted_s >= EXHAUSTED_S:
         cause = cause_of(spell, watch, tick.core)
-        objective_s = tick.policy.for_device(look.name, look.seen.device.devno).fsync_p99_s
         tick.tell(Alert(
             AlertName.EXHAUSTED, look.name, Severity.WARNING, cause, spell.began_wall_s,
-            words.exhausted(look.name, spell, objective_s, cause),
-            words.done(look.name, cause, tick.decision, tick.core),
+            words.exhausted(look.name, spell, look.objective_s, cause),
+            tick.done(look.name, cause),
             culprits_of(spell, cause), evidence(spell, look, watch),
         ))  # fmt: skip
     return replace(watch, exhausted=spell)

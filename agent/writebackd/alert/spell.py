@@ -14,22 +14,51 @@ from writebackd.model import IoClass, replace
 
 # A spell ends when it looked well for so long; a flusher's rounds are shorter.
 SPELL_ENDS_S = 3.0
+# Or when nobody waited for so long: then few syncs are few for want of a load.
+UNWANTED_S = 10.0
 SPELL_TICKS = 12
 # Processes that are remembered for what they dirtied, and how many are left of more.
 MANY_TASKS, HEAVIEST = 32, 16
 
 
-def grown(spell: Optional[Spell], look: Look, bad: bool) -> Spell:
-    """The spell with this tick in it; a new one begins with the tick."""
+def grown(spell: Optional[Spell], look: Look, bad: bool, window_s: float) -> Spell:
+    """The spell with this tick in it; a new one begins with the tick.
+
+    Its sums are of the last `window_s` to twice as many seconds, or of all while it is younger.
+    """
+    begun = _begun(look)
+    spell = spell or begun
+    whole, newer = _added(spell, look), _added(spell.newer or begun, look)
+    if newer.seconds >= window_s:
+        whole = replace(
+            newer, began_s=spell.began_s, began_wall_s=spell.began_wall_s,
+            flood_age_s=spell.flood_age_s, ticks=whole.ticks, newer=None,
+        )  # fmt: skip
+    else:
+        whole = replace(whole, newer=newer)
+    wanted = look.waited or look.held_up
+    return replace(
+        whole,
+        lasted_s=spell.lasted_s + look.dt_s,
+        good_s=0.0 if bad else spell.good_s + look.dt_s,
+        unwanted_s=0.0 if wanted else spell.unwanted_s + look.dt_s,
+    )
+
+
+def _begun(look: Look) -> Spell:
+    sample, devices = look.tick.sample, look.tick.core.devices
+    flood_s = devices[look.name].flood_began_s if look.name in devices else None
+    return Spell(
+        sample.time_s - look.dt_s,
+        sample.wall_s - look.dt_s,
+        flood_age_s=sample.time_s - flood_s if flood_s is not None else float("inf"),
+    )
+
+
+def _added(spell: Spell, look: Look) -> Spell:
+    """`spell` with this tick in its sums."""
     tick, seen, estimate, dt_s = look.tick, look.seen, look.estimate, look.dt_s
-    sample, name = tick.sample, look.name
-    if spell is None:
-        began = tick.core.devices[name].flood_began_s if name in tick.core.devices else None
-        spell = Spell(
-            sample.time_s - dt_s,
-            sample.wall_s - dt_s,
-            flood_age_s=sample.time_s - began if began is not None else float("inf"),
-        )
+    name = look.name
     _, sync_bytes, latencies = look.small_writes
     read = (seen.classes or {}).get(IoClass.READ)
     operations = seen.writes + (read.count if read is not None else 0)
@@ -46,7 +75,6 @@ def grown(spell: Optional[Spell], look: Look, bad: bool) -> Spell:
     return replace(
         spell,
         seconds=spell.seconds + dt_s,
-        good_s=0.0 if bad else spell.good_s + dt_s,
         syncs=spell.syncs + estimate.fsyncs,
         sync_s=spell.sync_s + estimate.fsync_total_s,
         sync_bytes=spell.sync_bytes + sync_bytes,
@@ -58,10 +86,13 @@ def grown(spell: Optional[Spell], look: Look, bad: bool) -> Spell:
         throttled_s=spell.throttled_s + min(dt_s, look.held_up_s),
         inflight=max(spell.inflight, seen.inflight),
         writes=spell.writes + latencies,
-        reads=spell.reads + read.latency if read is not None else spell.reads,
         ticks=(*spell.ticks[-SPELL_TICKS:], (dt_s, operations, seen.write_bytes)),
         dirtied=dirtied,
     )
+
+
+def is_over(spell: Spell) -> bool:
+    return spell.good_s >= SPELL_ENDS_S or spell.unwanted_s >= UNWANTED_S
 
 
 def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
@@ -75,7 +106,7 @@ def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
         ("oldest_fsync_s", spell.oldest_s),
         ("write_p10_s", spell.writes.quantile(0.1)),
         ("write_p90_s", spell.writes.quantile(0.9)),
-        ("fast_write_share", fast_share(spell, watch)),
+        ("fast_write_share", fast_share(spell.writes, spell.sync_bytes, watch)),
         ("waited_share", spell.waited_s / spell.seconds),
         ("flooded_share", spell.flooded_s / spell.seconds),
         ("backlog_bytes", spell.backlog_bytes),
@@ -86,7 +117,7 @@ def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
         ("inflight", float(spell.inflight)),
     ]  # fmt: skip
     return Evidence(
-        spell.began_wall_s,
+        look.tick.sample.wall_s - spell.seconds,
         look.tick.sample.wall_s,
         tuple((name, float(value)) for name, value in facts if value is not None),
     )

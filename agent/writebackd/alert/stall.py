@@ -9,13 +9,17 @@ from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Evidence, Severity
 from writebackd.model import replace
 
+# What no sync waits for may be a read of a disk in standby, which takes up to 10 s to spin up, or
+# one request that the kernel counts nowhere when it completes.
+UNWANTED_STALL_S = 15.0
+
 
 def stall(look: Look, watch: Watch) -> Watch:
     """`watch` with how long nothing has completed; tells of it when that is long."""
     seen, estimate, sample, name = look.seen, look.estimate, look.tick.sample, look.name
     sync = seen.sync
     waiting = sync.inflight if sync is not None else 0
-    completed = seen.writes or seen.write_bytes or seen.read_bytes or (
+    completed = seen.writes or seen.write_bytes or seen.read_bytes or seen.others or (
         sync is not None and (sync.fsyncs or sync.fdatasyncs)
     )
     if completed or not (seen.inflight or waiting):
@@ -24,11 +28,14 @@ def stall(look: Look, watch: Watch) -> Watch:
     if seen.classes and any(each.count for each in seen.classes.values()):
         return replace(watch, stalled_s=0.0) if watch.stalled_s else watch  # flushes
     stalled_s = watch.stalled_s + look.dt_s
-    watch = replace(watch, stalled_s=stalled_s, stall_inflight=seen.inflight)
-    if stalled_s < look.rules.stall_s:
+    watch = replace(watch, stalled_s=stalled_s)
+    least_s = look.rules.stall_s if waiting else max(look.rules.stall_s, UNWANTED_STALL_S)
+    if stalled_s < least_s:
         return watch
+    # Without a request under way the disk may well be fine, for some time a snapshot holds it.
+    critical = seen.inflight or stalled_s >= look.rules.critical_s
     look.tick.tell(Alert(
-        AlertName.STALL, name, Severity.CRITICAL,
+        AlertName.STALL, name, Severity.CRITICAL if critical else Severity.WARNING,
         Cause.DEVICE if seen.inflight else Cause.UNKNOWN, sample.wall_s - stalled_s,
         words.stalled(name, stalled_s, seen.inflight, waiting, estimate.oldest_fsync_s),
         "nothing, no write to queue/* while it stalls: look at the kernel's log, the controller,"

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.alert import words
 from writebackd.alert.state import Key, Standing
 from writebackd.alert.tick import Tick
-from writebackd.alert.values import Alert, AlertName, Cause
+from writebackd.alert.values import Alert, AlertName, Cause, Severity
 from writebackd.model import Device, Sample, replace
 
+# What it looks like for so long is why: a spell forgets what was before within 16 s.
+CAUSE_HOLDS_S = 10.0
 # Drivers of controllers with a write cache of their own: one battery for all their disks.
 _RAID = ("megaraid_sas", "aacraid", "hpsa", "smartpqi", "arcmsr", "3w-")
 # What explains an alert: it is not told beside one of these.
@@ -30,27 +33,51 @@ def stand(tick: Tick, before: Mapping[Key, Standing]) -> Dict[Key, Standing]:
     here = {seen.device.name for seen in tick.sample.devices}
     standing: Dict[Key, Standing] = {}
     for key, each in before.items():
+        if key[1] in tick.left:
+            continue
         alert = found.get(key)
         if alert is not None:
-            standing[key] = _still(each, alert)
+            standing[key] = _still(each, alert, tick)
             continue
         gone = key[1] is not None and key[1] not in here
         good_s = each.good_s + tick.sample.dt_s if key in tick.well or gone else 0.0
         if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
-            standing[key] = replace(each, good_s=good_s)
+            alert = words.gone(each.alert) if gone else each.alert
+            standing[key] = replace(each, alert=alert, good_s=good_s)
     for key, alert in found.items():
         if key not in standing:
             standing[key] = Standing(alert, now_s)
+    # Of a disk that is gone one alert tells enough; what it hides would come out at its end.
+    for name, on in [key for key in standing if key[1] is not None and key[1] not in here]:
+        if any((worse.value, on) in standing for worse in _WORSE.get(name, ())):
+            del standing[name, on]
     return standing
 
 
-def _still(before: Standing, alert: Alert) -> Standing:
-    """With this tick's numbers.  Its identity stays: a cause that flickers would be an alert a
-    tick; where the cause is another now, so would the words be."""
+def _still(before: Standing, alert: Alert, tick: Tick) -> Standing:
+    """With this tick's numbers; with another cause when that has held, as a cause that flickers
+    would be news in every tick.  Severity only rises: in waves it would be news in each."""
     old = before.alert
+    lasts = tick.sample.time_s - before.raised_s >= tick.rules.critical_s
+    severity = alert.severity
+    if old.severity is Severity.CRITICAL or (alert.name is AlertName.COLLAPSE and lasts):
+        severity = Severity.CRITICAL
+    other, other_s = None, 0.0
     if old.cause not in (Cause.UNKNOWN, alert.cause):
-        alert = replace(old, severity=alert.severity)
-    return Standing(replace(alert, since_s=old.since_s), before.raised_s)
+        other = alert.cause
+        other_s = tick.sample.dt_s + (before.other_s if before.other is other else 0.0)
+        if other is Cause.UNKNOWN or other_s < CAUSE_HOLDS_S:
+            alert = old
+        else:
+            other, other_s = None, 0.0
+    alert = replace(alert, severity=severity, since_s=old.since_s)
+    return Standing(alert, before.raised_s, 0.0, other, other_s)
+
+
+def hidden(standing: Mapping[Key, Standing], shown: Sequence[Alert]) -> Tuple[Alert, ...]:
+    """Those that stand and are not `shown`, as another one explains them."""
+    keys = {(each.name.value, each.device) for each in shown}
+    return tuple(each.alert for key, each in standing.items() if key not in keys)
 
 
 def uninhibited(standing: Mapping[Key, Standing], sample: Sample) -> Tuple[Alert, ...]:
@@ -58,14 +85,14 @@ def uninhibited(standing: Mapping[Key, Standing], sample: Sample) -> Tuple[Alert
     if not standing:
         return ()
     devices = {seen.device.name: seen.device for seen in sample.devices}
-    by_name: Dict[str, List[Optional[Device]]] = {}
+    by_name: Dict[str, List[Optional[str]]] = {}
     for name, on in standing:
-        by_name.setdefault(name, []).append(devices.get(on or ""))
+        by_name.setdefault(name, []).append(on)
     return tuple(
         each.alert
         for (name, on), each in standing.items()
         if not any(
-            _related(devices.get(on or ""), other)
+            on == other or _related(devices.get(on or ""), devices.get(other or ""))
             for worse in _WORSE.get(name, ())
             for other in by_name.get(worse.value, ())
         )
@@ -76,6 +103,6 @@ def _related(one: Optional[Device], other: Optional[Device]) -> bool:
     """Whether two devices share a disk, or a RAID controller's driver."""
     if one is None or other is None:
         return False
-    if one.name == other.name or set(one.leaf_devnos) & set(other.leaf_devnos):
+    if set(one.leaf_devnos) & set(other.leaf_devnos):
         return True
     return one.driver is not None and one.driver == other.driver and one.driver.startswith(_RAID)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
-from writebackd.alert.values import Alert
+from writebackd.alert.values import Alert, Cause
 from writebackd.model import Histogram, TaskSample
 
 # Bytes of an operation, as the upper ends of size classes; what is larger is one more class.
@@ -33,12 +33,18 @@ Baselines = Mapping[int, Baseline]  # by size class
 
 @dataclass(frozen=True)
 class Spell:
-    """A stretch in which something looks wrong, summed up from its first tick."""
+    """A stretch in which something looks wrong, and the sums of its last seconds.
+
+    Sums from the first tick on would say less and less of what is so now: minutes of a trickle
+    that nobody waited for once hid the collapse that came after it.
+    """
 
     began_s: float  # as Sample.time_s
     began_wall_s: float
-    seconds: float = 0.0
+    lasted_s: float = 0.0  # since it began
     good_s: float = 0.0  # the last of them in a row that looked well again
+    unwanted_s: float = 0.0  # and in which nobody waited
+    seconds: float = 0.0  # that the sums are of
     syncs: int = 0
     sync_s: float = 0.0  # their latencies together
     sync_bytes: int = 0
@@ -51,9 +57,9 @@ class Spell:
     throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
     inflight: int = 0  # most seen
     writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
-    reads: Histogram = field(default_factory=Histogram)
     ticks: Tuple[Tuple[float, int, int], ...] = ()  # (dt, operations, bytes), the newest
     dirtied: Mapping[int, Tuple[int, TaskSample]] = field(default_factory=dict)  # by pid: bytes
+    newer: Optional["Spell"] = None  # the sums to go on with when these are of too many seconds
 
     @property
     def sync_rate(self) -> float:
@@ -66,6 +72,17 @@ class Spell:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """What small writes took since a write cache was told to be off."""
+
+    count: int = 0
+    bytes: int = 0
+    latencies: Histogram = field(default_factory=Histogram)
+    unseen_s: float = 0.0  # in a row without a small write
+    fast: bool = False  # whether the last that were enough to tell were fast again
+
+
+@dataclass(frozen=True)
 class Watch:
     """One device: what is usual for it, and what is wrong now."""
 
@@ -75,12 +92,11 @@ class Watch:
     most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
     syncs: Baselines = field(default_factory=dict)
     writes: Baselines = field(default_factory=dict)
-    reads: Baselines = field(default_factory=dict)
     collapse: Optional[Spell] = None
     degraded: Optional[Spell] = None
     exhausted: Optional[Spell] = None
+    recovery: Recovery = field(default_factory=Recovery)
     stalled_s: float = 0.0  # in a row with demand and no completion
-    stall_inflight: int = 0
 
     def usual(self, kind: Baselines, size: int, enough_s: float) -> Optional[Baseline]:
         """The baseline of that size, or of the nearest that is known well enough."""
@@ -98,6 +114,8 @@ class Standing:
     alert: Alert
     raised_s: float  # as Sample.time_s
     good_s: float = 0.0  # in a row
+    other: Optional[Cause] = None  # what it looks like now
+    other_s: float = 0.0  # for so long in a row
 
 
 Key = Tuple[str, Optional[str]]  # name of the alert, device
@@ -109,7 +127,7 @@ class AlertMemory:
 
     sighted: bool = True  # the probe is expected to see syncs
     ticks: int = 0
-    began_s: Optional[float] = None  # the first tick
+    begun: bool = False  # with the first tick
     quiet_until_s: float = float("-inf")
     dt_s: float = 0.0  # of the tick before
     blind_s: float = 0.0  # in a row

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Set, Tuple
 
+from writebackd.alert import words
 from writebackd.alert.baseline import small_writes
+from writebackd.alert.cause import THROTTLED_SHARE
 from writebackd.alert.state import AlertMemory, Key
-from writebackd.alert.values import Alert, AlertName
+from writebackd.alert.values import Alert, AlertName, Cause
 from writebackd.model import (
     CgroupSample,
     Decision,
@@ -15,6 +17,7 @@ from writebackd.model import (
     Estimate,
     Histogram,
     Memory,
+    Mode,
     Sample,
     TaskSample,
 )
@@ -25,13 +28,19 @@ class Tick:
     """What all devices of a tick share; made once."""
 
     def __init__(
-        self, policy: Policy, memory: AlertMemory, sample: Sample, decision: Decision, core: Memory
+        self, policy: Policy, memory: AlertMemory, sample: Sample, decision: Decision,
+        core: Memory, in_force: bool,
     ) -> None:
         self.policy, self.sample, self.decision, self.core = policy, sample, decision, core
+        self.in_force = in_force
+        # Whether the law holds floods, so that what it needs time for is no news yet.
+        self.protects = in_force and core.mode is Mode.ENFORCE
         self.rules: Alerts = policy.alerts
         self.quiet = sample.time_s < memory.quiet_until_s
         # Devices with an alert that stands.
-        self.told = {device for _, device in memory.standing}
+        self.stands = memory.standing.keys()
+        self.told = {device for _, device in self.stands}
+        self.left: Set[Optional[str]] = set()  # devices that nothing is told of any more
         self.found: Dict[Key, Alert] = {}  # what is wrong
         self.well: Set[Key] = set()  # what is well again
         self.tasks: Dict[Optional[str], List[TaskSample]] = {}
@@ -44,6 +53,10 @@ class Tick:
     def path(self, cgroup_id: int) -> Optional[str]:
         """Where a cgroup is, if it was seen in this tick."""
         return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
+
+    def done(self, device: str, cause: Cause) -> str:
+        """What the agent did about it, in words."""
+        return words.done(device, cause, self.decision, self.core, self.in_force)
 
     def tell(self, alert: Alert) -> None:
         self.found[alert.name.value, alert.device] = alert
@@ -83,7 +96,14 @@ class Look:
     def late(self) -> bool:
         """Whether syncs miss the policy's objective, which is of the 99th percentile."""
         p99_s = max(self.estimate.fsync_p99_s or 0.0, self.estimate.oldest_fsync_s)
-        return p99_s > self.tick.policy.objective.fsync_p99_s
+        return p99_s > self.objective_s
+
+    @property
+    def objective_s(self) -> float:
+        """The policy's, of this device."""
+        device = self.seen.device
+        policy = self.tick.policy
+        return policy.for_device(device.name, device.devno, device.driver).fsync_p99_s
 
     @property
     def latency_s(self) -> float:
@@ -109,6 +129,11 @@ class Look:
             each for each in here if each.syncs and 2 * each.dirtied_bytes < total and not each.own
         ]
         return max([each.throttled_s for each in victims], default=0.0)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether that is long."""
+        return self.held_up_s >= THROTTLED_SHARE * self.dt_s
 
     @property
     def backlog_bytes(self) -> float:

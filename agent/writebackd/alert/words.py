@@ -7,8 +7,8 @@ from typing import Optional, Sequence
 
 from writebackd import human
 from writebackd.alert.state import Baseline, Spell, Watch
-from writebackd.alert.values import Cause, Culprit
-from writebackd.model import Decision, Memory, Mode
+from writebackd.alert.values import Alert, Cause, Culprit
+from writebackd.model import Decision, Memory, Mode, replace
 
 WHY = {
     Cause.FLOOD: "buffered writes flood the device",
@@ -61,9 +61,16 @@ def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: fl
     return text
 
 
+def gone(alert: Alert) -> Alert:
+    """The same alert when its disk is no more."""
+    if alert.done == _GONE:
+        return alert
+    return replace(alert, summary=f"{alert.device}: the disk is gone; {alert.summary}", done=_GONE)
+
+
 def exhausted(name: str, spell: Spell, objective_s: float, cause: Cause) -> str:
     return (
-        f"{name}: at the lowest limit for {human.duration(spell.seconds)} and a sync still takes"
+        f"{name}: at the lowest limit for {human.duration(spell.lasted_s)} and a sync still takes"
         f" {human.milliseconds(spell.latency_s)} ms (objective:"
         f" {human.milliseconds(objective_s)}); {WHY[cause]}"
     )
@@ -78,7 +85,10 @@ _ADVICE = {
 }
 
 
-def done(name: str, cause: Cause, decision: Decision, memory: Memory) -> str:
+_GONE = "nothing, there is nothing left to protect: look at the kernel's log, the cable, the path"
+
+
+def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
     """What the agent did about it, and what is left to do."""
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
         return f"no dirty limit helps: {_ADVICE.get(cause, 'see the runbook')}"
@@ -90,6 +100,8 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory) -> str:
         return "nothing, somebody else set the limit: `writebackctl enforce` takes it back"
     if memory.pin_bytes is not None:
         return f"holds the pinned {human.size(memory.pin_bytes)}: `writebackctl release` frees it"
+    if not in_force:
+        return "nothing, its limits are refused or held off: `writebackctl status` says by what"
     mine = next((each for each in decision.devices if each.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
     if decision.limit_bytes is None:

@@ -15,6 +15,7 @@ _SECTOR_BYTES = 512  # whatever the disk's own block size is
 # What every kernel prints; four fields on discards came with 4.18, two on
 # flushes with 5.5.
 _MIN_FIELDS = 14
+_FIELDS_WITH_DISCARDS = 18
 _FIELDS_WITH_FLUSHES = 20
 _MS_WRAP = 1 << 32  # times are printed as unsigned int, on 64-bit kernels too
 # Counts and sectors are unsigned long: at 64 bits no disk lives to see them wrap.
@@ -39,6 +40,7 @@ class DiskStats(NamedTuple):
     weighted_ms: int  # integral of inflight over time
     flushes: Optional[int]
     flush_ms: Optional[int]
+    discards: int = 0  # also where they are not counted
 
 
 def _parse_line(line: str) -> Tuple[str, DiskStats]:
@@ -67,6 +69,7 @@ def _parse_line(line: str) -> Tuple[str, DiskStats]:
         number[10],
         flushes,
         flush_ms,
+        number[11] if len(fields) >= _FIELDS_WITH_DISCARDS else 0,
     )
 
 
@@ -153,4 +156,5 @@ def delta(prev: DiskStats, cur: DiskStats, wrap: int = _LONG_WRAP) -> Optional[D
         weighted_ms=_grown_ms(prev.weighted_ms, cur.weighted_ms),
         flushes=flushes,
         flush_ms=flush_ms,
+        discards=_grown(prev.discards, cur.discards, wrap) or 0,
     )

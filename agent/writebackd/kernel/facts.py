@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import List, Optional, Set, Tuple
 
+from writebackd.human import printable
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.policy.facts import DiskFacts, HostFacts
@@ -124,9 +125,9 @@ def _services(
         depth = next((i for i, part in enumerate(path) if not part.endswith(".slice")), len(path))
         unit = path[depth] if depth < len(path) and path[depth].endswith(_UNIT) else None
         # A unit's parts beyond its name are inside of it: another systemd names its own there.
-        units.update(_printable(part) for part in path[:depth] + ([unit] if unit else []))
+        units.update(printable(part) for part in path[:depth] + ([unit] if unit else []))
         if name and _is_hosts_own(files, entry, path, unit):
-            processes.add(_printable(name))
+            processes.add(printable(name))
     if not seen:
         return None, None
     return tuple(sorted(units)), tuple(sorted(processes))
@@ -143,11 +144,6 @@ def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[
     status = files.try_read(f"/proc/{pid}/status") or ""
     uid = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE)
     return uid is not None and uid.group(1) == "0"
-
-
-def _printable(name: str) -> str:
-    """These names end up in the log: a process may have put a line feed into its own."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
 
 
 def _systemd_path(cgroup: str) -> List[str]:

@@ -82,6 +82,7 @@ class Sampler:
                     busy_share=min(1.0, grown.io_ms / 1e3 / dt_s),
                     classes=_classes(device, reading),
                     sync=syncs.get(device.name, SyncSample()) if reading is not None else None,
+                    others=grown.discards + (grown.flushes or 0),
                 )
             )
         self._last = disks
@@ -211,6 +212,8 @@ def _add(a: DiskStats, b: DiskStats) -> DiskStats:
         write_bytes=a.write_bytes + b.write_bytes,
         inflight=a.inflight + b.inflight,
         io_ms=max(a.io_ms, b.io_ms),
+        discards=a.discards + b.discards,
+        flushes=None if a.flushes is None else a.flushes + (b.flushes or 0),
     )
 
 

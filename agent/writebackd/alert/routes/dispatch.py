@@ -80,12 +80,16 @@ class Routes:
             wanted.append((("mail", ""), mail))
         return wanted
 
-    def tell(self, active: Sequence[Alert], wall_s: float) -> Tuple[Happening, ...]:
+    def tell(
+        self, active: Sequence[Alert], wall_s: float, hidden: Sequence[Alert] = ()
+    ) -> Tuple[Happening, ...]:
         """What is wrong as of this tick; the answer is what happened since the last.
 
-        Never blocks. `wall_s` in seconds since 1970.
+        Never blocks. `wall_s` in seconds since 1970; `hidden` is what another alert explains.
         """
-        happened = self._tracker.tell(active, wall_s)
+        happened = self._tracker.tell(active, wall_s, hidden)
+        # What was told as begun and has not ended an Alertmanager has to hear again.
+        active = (*active, *(each for each in hidden if self._tracker.knows(each)))
         news = {each.id for each in happened}
         old = [each for each in self._tracker.standing(wall_s) if each.id not in news]
         for key, route in self._routes.items():

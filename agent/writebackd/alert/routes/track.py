@@ -66,8 +66,18 @@ class Tracker:
     def __init__(self) -> None:
         self._standing: Dict[Key, _Standing] = {}
 
-    def tell(self, active: Sequence[Alert], wall_s: float) -> Tuple[Happening, ...]:
-        """What happened since the last call; of two alerts with one key the first counts."""
+    def knows(self, alert: Alert) -> bool:
+        """Whether it has begun."""
+        return any(key[:2] == alert.key[:2] for key in self._standing)
+
+    def tell(
+        self, active: Sequence[Alert], wall_s: float, hidden: Sequence[Alert] = ()
+    ) -> Tuple[Happening, ...]:
+        """What happened since the last call; of two alerts with one key the first counts.
+
+        `hidden` stand as well, and another one explains them: those that had begun have not
+        ended, and no other begins.
+        """
         now: Dict[Key, Alert] = {}
         for alert in active:
             now.setdefault(alert.key, alert)
@@ -94,6 +104,9 @@ class Tracker:
             if news:
                 happened.append(Happening(What.CHANGE, known.id, alert, wall_s, known.told))
             standing[key] = _Standing(known.id, alert, alert if news else known.told, named)
+        behind = {each.key[:2] for each in hidden}
+        for key in [each for each in gone if each[:2] in behind]:
+            standing[key] = gone.pop(key)
         ended = [Happening(What.END, each.id, each.alert, wall_s) for each in gone.values()]
         self._standing = standing
         # Ends first: who reads on from the last line sees what stands.
