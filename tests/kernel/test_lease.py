@@ -194,4 +194,4 @@ def test_after_a_clean_stop_the_watcher_ends(start: Callable[[], Running]) -> No
     assert len(watchers(daemon.runtime_dir)) == 1
     assert daemon.end() == 0
     wait_for(lambda: not watchers(daemon.runtime_dir), 3.0)
-    assert "lease" not in daemon.log.read_text()
+    assert "the lease" not in daemon.log.read_text()
