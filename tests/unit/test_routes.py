@@ -24,7 +24,7 @@ from route_cases import (
     settings,
     wait_for,
 )
-from writebackd.alert.routes import Routes
+from writebackd.alert.routes import Routes, dispatch
 from writebackd.alert.routes import ids as message_ids
 from writebackd.alert.routes.journal import MESSAGE_IDS, fields, journal_route
 from writebackd.alert.routes.route import (
@@ -36,7 +36,15 @@ from writebackd.alert.routes.route import (
     Teller,
 )
 from writebackd.alert.routes.track import Happening, Tracker, What
-from writebackd.alert.routes.words import fact, happening_json, headline, line, runbook_of, who
+from writebackd.alert.routes.words import (
+    RUNBOOK,
+    fact,
+    happening_json,
+    headline,
+    line,
+    runbook_of,
+    who,
+)
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -476,3 +484,9 @@ def test_json_of_a_happening_says_what_is_unknown() -> None:
     text = happening_json(happening(alert=BLIND), "db1", BOOK)
     assert text["host"] == "db1" and text["alert"]["device"] is None
     assert text["alert"]["evidence"] is None and text["changed"] is None
+
+
+@pytest.mark.parametrize("place", ["/writebackd", "/agent/writebackd", "/usr/lib/w/writebackd"])
+def test_a_package_may_lie_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "__file__", f"{place}/alert/routes/dispatch.py")
+    assert dispatch.installed_runbook() == RUNBOOK

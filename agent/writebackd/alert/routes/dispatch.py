@@ -119,7 +119,9 @@ class Routes:
 def installed_runbook() -> str:
     """The address of the runbook beside this program: of the checkout, or below its prefix."""
     here = Path(__file__).resolve().parents
-    for page in (here[4] / "docs", here[5] / "share/doc/writebackd/docs"):
-        if (page / "runbook.md").is_file():
-            return (page / "runbook.md").as_uri()
+    # A package may lie less deep than both, in /opt or a container.
+    for depth, docs in ((4, "docs"), (5, "share/doc/writebackd/docs")):
+        page = here[min(depth, len(here) - 1)] / docs / "runbook.md"
+        if page.is_file():
+            return page.as_uri()
     return RUNBOOK
