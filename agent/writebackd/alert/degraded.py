@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from writebackd.alert import words
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.cause import ENOUGH_WRITES, SMALL, fast_share, is_write_through
+from writebackd.alert.cause import ENOUGH_WRITES, QUEUED, SMALL, fast_share, is_write_through
 from writebackd.alert.spell import evidence, grown
 from writebackd.alert.state import Baseline, Recovery, Spell, Watch, size_class
 from writebackd.alert.tick import Look
@@ -78,7 +78,14 @@ def recovering(look: Look, watch: Watch) -> Watch:
 
 
 def _hidden(look: Look) -> bool:
-    return look.estimate.flooded and look.backlog_bytes > HIDING_BYTES
+    """Whether a flood explains why small writes are slow: by what is queued ahead of them."""
+    if not look.estimate.flooded:
+        return False
+    middle = look.small_writes[2].quantile(0.5)
+    queued_s = look.backlog_bytes / max(look.estimate.rate, 1.0)
+    return look.backlog_bytes > HIDING_BYTES or (
+        middle is not None and middle <= QUEUED * queued_s
+    )
 
 
 def _over(watch: Watch) -> Watch:
