@@ -96,16 +96,17 @@ def test_a_locked_database_never_holds_up_the_loop(tmp_path: Path) -> None:
     blocker = sqlite3.connect(str(path), isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     total = MAX_WAITING + 1000
-    slowest = 0.0
+    slow = 0
     for number in range(1, total + 1):
         start = time.perf_counter()
         history.record(event(number))
-        slowest = max(slowest, time.perf_counter() - start)
+        # Far below a tick; a thread switch takes up to 5 ms (sys.getswitchinterval).
+        slow += time.perf_counter() - start >= 0.1
     dropped = history.dropped
     # The writer holds at most one batch besides the queue.
     assert total - MAX_WAITING - 256 <= dropped <= total - MAX_WAITING
-    # Far below a tick; a thread switch takes up to 5 ms (sys.getswitchinterval).
-    assert slowest < 0.1
+    # A machine may stand still once or twice; the lock lasts.
+    assert slow <= 2
     until(lambda: history.error is not None)
     blocker.execute("COMMIT")
     blocker.close()
