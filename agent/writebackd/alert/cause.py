@@ -23,8 +23,9 @@ THROTTLED_SHARE = 0.3
 EVEN_LATENCY, EVEN_RATE = 2.0, 0.08
 EVEN_TICKS = 5
 # Of several that queue for a turn the last waits as many times as long (18 to 72 ms with four at 60
-# turns a second); then the rate has to tell alone, to which seeks give 8 % and more.
-QUEUED_RATE = 0.04
+# turns a second); then the rate has to tell alone, to which seeks give 8 % and more. A tick begins
+# and ends between two turns, which is up to two operations more or fewer.
+QUEUED_RATE, TURNS = 0.04, 4
 CAP_LEAST_RATE = 20.0  # operations per second; nobody sells less
 # No medium that works needs so long for one request of a short queue.
 FAULT_S = 0.1
@@ -91,7 +92,8 @@ def is_even(spell: Spell) -> bool:
     scatter = min(_scatter(operations), _scatter(sizes))
     if high <= EVEN_LATENCY * low:
         return scatter <= EVEN_RATE
-    return high <= EVEN_LATENCY * low * max(1, spell.inflight) and scatter <= QUEUED_RATE
+    even = max(QUEUED_RATE, TURNS * len(operations) / sum(operations))
+    return high <= EVEN_LATENCY * low * max(1, spell.inflight) and scatter <= even
 
 
 def _is_capped(spell: Spell, watch: Watch) -> bool:

@@ -43,10 +43,10 @@ def degraded(look: Look, watch: Watch) -> Watch:
     spell = grown(watch.degraded, look, True, DEGRADED_S)
     share = fast_share(latencies, size_bytes, watch)
     if (share is not None and share > NOT_ALL_SLOW) or (
-        spell.seconds >= DEGRADED_S / 2 and not is_write_through(spell, watch)
+        spell.lasted_s >= DEGRADED_S / 2 and not is_write_through(spell, watch)
     ):
         return _over(watch)
-    if spell.seconds >= DEGRADED_S:
+    if spell.lasted_s >= DEGRADED_S:
         look.tick.tell(cache_alert(look, watch, spell, usual))
     return replace(watch, degraded=spell)
 

@@ -24,10 +24,19 @@ MANY_TASKS, HEAVIEST = 32, 16
 def grown(spell: Optional[Spell], look: Look, bad: bool, window_s: float) -> Spell:
     """The spell with this tick in it; a new one begins with the tick.
 
-    Its sums are of the last `window_s` to twice as many seconds, or of all while it is younger.
+    Its sums are of the last `window_s` to twice as many seconds, or of all but the first tick while
+    it is younger.
     """
     begun = _begun(look)
-    spell = spell or begun
+    if spell is None:
+        spell = begun
+    elif len(spell.ticks) == 1:
+        # Part of the first tick was before the trouble: its fast writes are no evidence.
+        spell = replace(
+            begun, began_s=spell.began_s, began_wall_s=spell.began_wall_s,
+            flood_age_s=spell.flood_age_s, lasted_s=spell.lasted_s, good_s=spell.good_s,
+            unwanted_s=spell.unwanted_s, ticks=spell.ticks,
+        )  # fmt: skip
     whole, newer = _added(spell, look), _added(spell.newer or begun, look)
     if newer.seconds >= window_s:
         whole = replace(
