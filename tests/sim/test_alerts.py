@@ -46,7 +46,8 @@ def test_a_flood_is_blamed_on_who_writes_it() -> None:
     assert found.alert.evidence is not None
     facts = dict(found.alert.evidence.facts)
     assert facts["sync_rate"] < 0.3 * facts["baseline_sync_rate"]
-    assert 8 <= found.alert.evidence.end_s - found.alert.evidence.begin_s <= 12
+    # All that was slow but the first tick.
+    assert 7 <= found.alert.evidence.end_s - found.alert.evidence.begin_s <= 12
 
 
 @pytest.mark.parametrize("name", HEALTHY)
