@@ -44,7 +44,7 @@ TICKS = 40
 ROUNDS = 3
 # What is wanted, and what is not yet reached (docs/figures.md); and what is a step back.
 WANTED_MS, WANTED_RSS_MB = 50.0, 60.0
-LIMIT_MS, LIMIT_RSS_MB = 90.0, 70.0
+LIMIT_MS, LIMIT_RSS_MB = 90.0, 66.0
 # Those that the fake kernel computes; the rest are files below the root.
 _COMPUTED = (SYSCTL, "/proc/vmstat", "/proc/meminfo", "/proc/sys/kernel", "/sys/devices/system")
 

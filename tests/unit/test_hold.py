@@ -73,6 +73,7 @@ from writebackd.control.hold import (
     SMALL_CACHE_S,
     SOON_JUDGED_S,
     STARVED_MARGIN,
+    TAU_SEEN_S,
     asked_for,
     feed_forward,
     regulate,
@@ -851,8 +852,9 @@ def test_late_syncs_with_room_in_the_cache_begin_a_search_when_they_last() -> No
         # A smaller limit would still let in enough.
         ({"tau_s": 0.99 * TAU / STEP / (KEEP / FORWARD)}, True),
         ({"tau_s": 1.01 * TAU / STEP / (KEEP / FORWARD)}, False),
-        # As long as it is said to be, or longer: not measured.
-        ({"tau_s": TAU_MOST_S}, True),
+        # Longer than any that was seen: not the limit's doing.
+        ({"tau_s": 0.99 * TAU_SEEN_S}, False),
+        ({"tau_s": 1.01 * TAU_SEEN_S}, True),
         ({"held_back": False}, True),
         ({"baseline_s": 2 * NO_CACHE_S}, True),
     ],

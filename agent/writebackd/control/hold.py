@@ -106,6 +106,8 @@ PROBE_STEP, PROBE_GAIN = 1.25, 1.06
 PROOF_STEP = 1.6
 # After one that brought something the next follows soon: the disk may have become much faster.
 EARNED_S = 8.0
+# The longest tau that was ever seen: where it looks longer something else holds the rate.
+TAU_SEEN_S = 24e-3
 # How far above a limit that cost throughput one stays.
 STARVED_MARGIN = 1.1
 
@@ -396,7 +398,7 @@ def _below_the_knee(bounds: Bounds, estimate: Estimate, limit: int) -> bool:
     There a sync waits for tau whatever the limit, so only throughput would be lost.
     """
     tau = estimate.tau_s
-    if tau is None or tau >= TAU_MOST_S or not estimate.held_back or _no_cache(estimate):
+    if tau is None or tau > TAU_SEEN_S or not estimate.held_back or _no_cache(estimate):
         return False
     return limit / STEP < bounds.keep * (estimate.drain_rate or 0.0) * tau
 
