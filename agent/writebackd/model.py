@@ -26,9 +26,11 @@ else:
         is mypy's to find.  1 024 devices take 10 000 copies a tick, and __init__
         of a frozen class with thirty fields 4 us.
         """
-        copied = object.__new__(type(value))
-        object.__setattr__(copied, "__dict__", value.__dict__ | changes)
+        copied = _new(type(value))
+        _set(copied, "__dict__", value.__dict__ | changes)
         return copied
+
+    _new, _set = object.__new__, object.__setattr__
 
 
 # The latency histogram of bpf/writeback.h: exact below 8 units, then 8 buckets
@@ -50,6 +52,9 @@ def bucket_lower_s(index: int) -> float:
 # One more edge than buckets: the last bucket takes everything above its lower
 # edge (about 64 s), and is drawn as if it had the width of its neighbours.
 BUCKET_EDGES_S: Tuple[float, ...] = tuple(bucket_lower_s(i) for i in range(HIST_BUCKETS + 1))
+_MIDDLES_S = tuple(
+    (BUCKET_EDGES_S[i] + BUCKET_EDGES_S[i + 1]) / 2 for i in range(HIST_BUCKETS)
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ class Histogram:
         Interpolates linearly inside the bucket, so the error is below the
         bucket's width (12.5 %).
         """
-        total = self.total
+        return self._quantile(q, self.total)
+
+    def _quantile(self, q: float, total: int) -> Optional[float]:
         if not total:
             return None
         rank = q * total
@@ -81,18 +88,20 @@ class Histogram:
 
     def total_s(self) -> float:
         """All values together in seconds, each in the middle of its bucket."""
-        edges = BUCKET_EDGES_S
-        return sum([n * (edges[i] + edges[i + 1]) / 2 for i, n in self.buckets])
+        return sum([count * _MIDDLES_S[index] for index, count in self.buckets])
+
+    def told(self) -> "Tuple[int, float, Optional[float], Optional[float]]":
+        """`total`, `total_s`, p50 and p99 in seconds: what every tick asks of every device."""
+        total = self.total
+        return total, self.total_s(), self._quantile(0.5, total), self._quantile(0.99, total)
 
     def count_above(self, threshold_s: float) -> Tuple[int, int]:
         """How many values are in buckets that start at or above `threshold_s`; and in all."""
+        buckets, total = self.buckets, self.total
         first = bisect_left(BUCKET_EDGES_S, threshold_s)
-        above = total = 0
-        for index, count in self.buckets:
-            total += count
-            if index >= first:
-                above += count
-        return above, total
+        if not buckets or buckets[-1][0] < first:  # as most are
+            return 0, total
+        return sum([count for index, count in buckets if index >= first]), total
 
     def share_above(self, threshold_s: float) -> Optional[float]:
         """Share of the values in buckets that start at or above `threshold_s`."""
@@ -102,10 +111,7 @@ class Histogram:
     def mean(self) -> Optional[float]:
         """Mean in seconds, each value taken as the middle of its bucket; None when empty."""
         total = self.total
-        if not total:
-            return None
-        edges = BUCKET_EDGES_S
-        return sum(n * (edges[i] + edges[i + 1]) / 2 for i, n in self.buckets) / total
+        return self.total_s() / total if total else None
 
     def __add__(self, other: "Histogram") -> "Histogram":
         if not (self.buckets and other.buckets):

@@ -37,7 +37,8 @@ def update_demand(
     """
     if sync is None:
         return memory, None, False
-    window = last_seconds((*memory.sync_window, (dt_s, float(sync.count))), DEMAND_WINDOW_S)
+    returned = sync.count
+    window = last_seconds((*memory.sync_window, (dt_s, float(returned))), DEMAND_WINDOW_S)
     count = sum([n for _, n in window])
     last = memory.last_demand_s
     # Over the whole window even while it fills: five syncs in the first tick
@@ -46,7 +47,7 @@ def update_demand(
         last = now_s
     demand = last is not None and now_s - last <= hold_s
     memory = replace(memory, sync_window=window, last_demand_s=last)
-    return memory, sync.count / dt_s, demand
+    return memory, returned / dt_s, demand
 
 
 def update_baseline(
@@ -54,7 +55,7 @@ def update_baseline(
 ) -> DeviceMemory:
     """Learn the unloaded latencies, in quiet ticks only."""
     if writes.background_rate >= QUIET_RATE:
-        return replace(memory, quiet_s=0.0)
+        return replace(memory, quiet_s=0.0) if memory.quiet_s else memory
     quiet_s = memory.quiet_s + dt_s
     memory = replace(memory, quiet_s=quiet_s)
     # A daemon that starts on a quiet host need not wait: nothing was flooded.
