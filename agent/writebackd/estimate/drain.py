@@ -29,6 +29,7 @@ from writebackd.model import (
     Histogram,
     IoClass,
     VmState,
+    made,
     replace,
 )
 
@@ -117,21 +118,27 @@ class Writes:
     held_back: bool  # writers slept for the limit: it sets their speed
 
 
+_writes = made(Writes)
+
+
 def small_writes(sample: DeviceSample) -> List[Histogram]:
     """Latencies of sync and journal writes; nothing without a class probe."""
     if sample.classes is None:
         return []
-    found = (sample.classes.get(IoClass.SYNC_WRITE), sample.classes.get(IoClass.JOURNAL))
-    return [each.latency for each in found if each is not None]
+    sync, journal = sample.classes.get(IoClass.SYNC_WRITE), sample.classes.get(IoClass.JOURNAL)
+    if sync is not None and journal is not None:
+        return [sync.latency, journal.latency]
+    return [each.latency for each in (sync, journal) if each is not None]
 
 
 def last_seconds(window: "Tuple[_Entry, ...]", seconds: float) -> "Tuple[_Entry, ...]":
     """The fewest of the newest entries, whose first field is `dt`, that last for `seconds`."""
-    lasted = 0.0
-    for start in range(len(window) - 1, -1, -1):
-        lasted += window[start][0]
+    lasted, start = 0.0, len(window)
+    for entry in reversed(window):
+        lasted += entry[0]
+        start -= 1
         if lasted >= seconds:
-            return window[start:]
+            return window[start:] if start else window
     return window
 
 
@@ -201,15 +208,18 @@ def measure_writes(
     share = None
     counted = count_slow(sample, memory, rate)
     if counted is not None:
-        recent = last_seconds((*memory.recent_writes, (dt_s, *counted)), SHARE_OVER_S)
+        newest = (dt_s, *counted)
+        recent: Tuple[Tuple[float, float, int], ...] = (newest,)
+        if dt_s < SHARE_OVER_S:
+            recent = last_seconds((*memory.recent_writes, newest), SHARE_OVER_S)
         memory = replace(memory, recent_writes=recent)
         total = sum([n for _, _, n in recent])
         if total >= ENOUGH:
             share = sum([slow for _, slow, _ in recent]) / total
-    writes = Writes(
-        rate,
-        background,
-        share,
+    writes = _writes(
+        rate=rate,
+        background_rate=background,
+        slow_share=share,
         flooded=background >= FLOOD_RATE and more,
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Tuple
 from writebackd.estimate.drain import measure_writes, update_drain
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.sync import update_baseline, update_demand
-from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, replace
+from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
 
 # A flood that was over after so long may come back as short; a pause of less is none,
@@ -22,6 +22,7 @@ SHARE_HALF_S = 3.0
 # A device that has only begun to write has next to none; a limit made larger by more
 # would let the others fill memory.
 SHARE_LEAST = 0.1
+_estimate = made(Estimate)
 _NO_SYNCS = (0, 0.0, None, None)  # Histogram.told() where none can be seen
 
 
@@ -160,7 +161,7 @@ def _estimate_device(
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
     return (
-        Estimate(
+        _estimate(
             name=device.name,
             write_rate=seen.write_bytes / dt_s,
             background_rate=writes.background_rate,

@@ -25,11 +25,13 @@ from writebackd.model import (
     Sample,
     SyncSample,
     TaskSample,
+    made,
     replace,
 )
 
 # Tasks whose cgroup is looked up; it costs a read of /proc each.
 NAMED_TASKS = 5
+_device_sample = made(DeviceSample)
 
 
 class Sampler:
@@ -79,7 +81,7 @@ class Sampler:
             if grown is None:
                 continue  # gone since the scan; the next one drops it
             samples.append(
-                DeviceSample(
+                _device_sample(
                     device=device,
                     excluded=self.excluded(device),
                     write_bytes=grown.write_bytes,
