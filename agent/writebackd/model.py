@@ -117,7 +117,8 @@ class Histogram:
 
     def count_above(self, threshold_s: float) -> Tuple[int, int]:
         """How many values are in buckets that start at or above `threshold_s`; and in all."""
-        buckets, total = self.buckets, self.total
+        buckets = self.buckets
+        total = sum(map(_COUNT, buckets))
         first = bisect_left(BUCKET_EDGES_S, threshold_s)
         if not buckets or buckets[-1][0] < first:  # as most are
             return 0, total

@@ -7,7 +7,7 @@ from typing import Dict, List, Optional, Tuple
 
 from writebackd.estimate.drain import measure_writes, update_drain
 from writebackd.estimate.shares import shared_limit
-from writebackd.estimate.sync import update_baseline, update_demand
+from writebackd.estimate.sync import demand_of, update_baseline
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
 
@@ -42,7 +42,7 @@ def estimate(
     estimates: Dict[str, Estimate] = {}
     remembered: Dict[str, DeviceMemory] = {}
     groups = _groups(sample)
-    written: Dict[str, int] = {}
+    rows: List[Tuple[DeviceSample, DeviceMemory, int]] = []  # with what was written, bytes
     smooth: Dict[str, float] = {}
     dt_s = sample.dt_s
     weight = 1 - 0.5 ** (dt_s / SHARE_HALF_S)
@@ -52,10 +52,10 @@ def estimate(
         known = memory.devices.get(name)
         if known is None or known.identity != identity:
             known = DeviceMemory(identity=identity)
-        remembered[name] = known
         group = groups.get(name)
-        written[name] = nbytes = seen.write_bytes if group is None else _group_bytes(group)
-        smooth[name] = known.smooth_rate + weight * (nbytes / dt_s - known.smooth_rate)
+        written = seen.write_bytes if group is None else _group_bytes(group)
+        rows.append((seen, known, written))
+        smooth[name] = known.smooth_rate + weight * (written / dt_s - known.smooth_rate)
     shared = {frozenset([m.device.name for m in group]) for group in groups.values()}
     total = sum([rate for name, rate in smooth.items() if name not in groups]) + sum(
         [max([smooth[name] for name in members]) for members in shared]
@@ -65,21 +65,21 @@ def estimate(
     # same limit.
     unknown_s = throttled_s.get(None, 0.0)
     threshold = shared_limit(memory, sample)
-    for seen in sample.devices:
+    for seen, known, written in rows:
         name = seen.device.name
         share = max(smooth[name] / total if total > 0 else 1.0, SHARE_LEAST)
         limit, cap = threshold, memory.caps.get(name)
         if cap is not None and cap.in_force:
             share, limit = 1.0, cap.bytes
-        group = groups.get(name, (seen,))
+        members = groups.get(name, (seen,))
         estimates[name], remembered[name] = _estimate_device(
             policy,
-            remembered[name],
+            known,
             seen,
             sample,
             smooth[name],
-            written[name],
-            unknown_s + sum([throttled_s.get(m.device.name, 0.0) for m in group]),
+            written,
+            unknown_s + sum([throttled_s.get(each.device.name, 0.0) for each in members]),
             share,
             int(share * limit),
         )
@@ -101,8 +101,8 @@ def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
         for leaf in seen.device.leaf_devnos:
             by_leaf.setdefault(leaf, []).append(seen)
     groups: Dict[str, Tuple[DeviceSample, ...]] = {}
-    if all([len(on) == 1 for on in by_leaf.values()]):
-        return groups  # as on most hosts
+    if len(by_leaf) == sum(map(len, by_leaf.values())):
+        return groups  # nobody shares one, as on most hosts
     for seen in sample.devices:
         members = {seen.device.name: seen}
         for leaf in seen.device.leaf_devnos:
@@ -135,7 +135,7 @@ def _estimate_device(
     writes, memory = measure_writes(seen, memory, sample.vm, group_bytes, throttled_s, dt_s)
     memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
     memory = update_baseline(writes, seen, memory, dt_s)
-    memory, sync_rate, demand = update_demand(
+    sync_window, last_demand_s, sync_rate, demand = demand_of(
         seen.sync,
         memory,
         now_s,
@@ -157,6 +157,8 @@ def _estimate_device(
         flood_lasted_s=lasted,
         flooded_before=memory.flooded_before or flooded,
         last_flood_s=now_s if flooded else memory.last_flood_s,
+        sync_window=sync_window,
+        last_demand_s=last_demand_s,
     )
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
