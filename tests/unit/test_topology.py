@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 import pytest
@@ -409,30 +408,50 @@ def test_lost_events_are_a_reason_to_scan() -> None:
     assert Uevents(Overrun()).drain() == 1  # type: ignore[arg-type]
 
 
-def test_a_host_without_pyroute2_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_pyroute2_sees_hotplug_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(cast(Any, sys.modules), "pyroute2", None)
     opened, reason = open_uevents()
-    assert opened is None
-    assert reason is not None
-    assert "pyroute2 cannot be imported" in reason
+    assert reason is None
+    assert opened is not None
+    with socket.socket(fileno=os.dup(opened.fileno())) as same:
+        # The kernel's events, and udevd's when it has set the disk up.
+        assert (same.family, same.getsockname()[1]) == (socket.AF_NETLINK, 3)
+    opened.drain()  # whatever came since: it does not block
+    opened.close()
 
 
-def test_a_refused_socket_is_a_reason_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Refused:
-        closed = False
+@pytest.mark.parametrize("refused", ["socket", "setsockopt", "bind"])
+def test_a_refused_socket_is_a_reason_and_no_crash(
+    monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    closed = []
 
-        def bind(self) -> None:
-            raise KeyError("no free address available")
+    class Refusing:
+        def __init__(self, *_: object) -> None:
+            self.may("socket")
+
+        def may(self, call: str) -> None:
+            if call == refused:
+                raise OSError(105, "No buffer space available")
+
+        def setsockopt(self, *_: object) -> None:
+            self.may("setsockopt")
+
+        def bind(self, address: object) -> None:
+            self.may("bind")
 
         def close(self) -> None:
-            Refused.closed = True
+            closed.append(True)
 
-    monkeypatch.setitem(cast(Any, sys.modules), "pyroute2", SimpleNamespace(UeventSocket=Refused))
+    monkeypatch.setattr("writebackd.kernel.uevents.socket.socket", Refusing)
     opened, reason = open_uevents()
     assert opened is None
     assert reason is not None
-    assert "no free address available" in reason
-    assert Refused.closed
+    assert "hotplug is seen late" in reason
+    assert "No buffer space available" in reason
+    assert bool(closed) == (refused != "socket")
 
 
 def test_lookups(tree: FakeSysfs) -> None:

@@ -24,7 +24,6 @@ from writebackd.alert.tick import Look, Tick
 from writebackd.alert.values import Alert, AlertName
 from writebackd.model import (
     Decision,
-    Device,
     DeviceSample,
     Estimate,
     Memory,
@@ -75,7 +74,8 @@ def detect(
         if seen.excluded is not None or name not in estimates:
             tick.left.add(name)
             continue
-        identity = _identity(seen.device)
+        # Another disk under the same name starts anew.
+        identity = (seen.device.devno, str(seen.device.diskseq))
         if watch is None or watch.identity != identity:
             watch = Watch(identity)
         if not watch.writes and name in core.devices:
@@ -131,11 +131,6 @@ def _troubled(watch: Watch) -> bool:
         watch.stalled_s > 0 or watch.collapse is not None or watch.degraded is not None
         or watch.exhausted is not None
     )
-
-
-def _identity(device: Device) -> Tuple[Optional[str], ...]:
-    """Another disk under the same name starts anew."""
-    return (device.devno, str(device.diskseq))
 
 
 def _judged(look: Look, watch: Watch, at_the_bound: bool) -> Watch:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Set, Tuple
 
 from writebackd.alert import words
-from writebackd.alert.baseline import small_writes
+from writebackd.alert.baseline import small_bytes, small_writes
 from writebackd.alert.cause import THROTTLED_SHARE
 from writebackd.alert.state import AlertMemory, Key
 from writebackd.alert.values import Alert, AlertName, Cause
@@ -78,8 +78,9 @@ class Look:
         return self.name in self.tick.told
 
     def well(self, name: AlertName) -> None:
-        """Nothing of that alert is to be seen any more."""
-        self.tick.well.add((name.value, self.name))
+        """Nothing of that alert is to be seen any more; news only where it stands."""
+        if self.standing:
+            self.tick.well.add((name.value, self.name))
 
     @property
     def small_writes(self) -> Tuple[int, int, Histogram]:
@@ -90,7 +91,7 @@ class Look:
 
     @property
     def sync_bytes(self) -> int:
-        return self.small_writes[1]
+        return small_bytes(self.seen)
 
     @property
     def late(self) -> bool:

@@ -35,7 +35,7 @@ _OLDEST = (5, 10)
 _LEVELS = {"ok": "good", "note": "note", "warn": "warning"}
 _LIBBPF = "libbpf.so.1"
 _MODULES = (
-    ("pyroute2", "python3-pyroute2", "disks that come and go are seen late"),
+    ("pyroute2", "python3-pyroute2", "who waits for block IO is not shown"),
     ("psutil", "python3-psutil", "names of services are not shown"),
     ("systemd", "python3-systemd", "the log goes to stderr alone"),
     ("rich", "python3-rich", "`writebackctl top` does not run"),

@@ -63,7 +63,7 @@ def beside(
     if policy.levers.per_device:
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
         caps = _caps(memory, sample, wants, refused)
-    bdis = {seen.device.name: seen.device.bdi for seen in sample.devices}
+    bdis = {seen.device.name: seen.device.bdi for seen in sample.devices if caps}
     for name, cap in caps.items():
         # A minimum, since a strict device that has not written for a while gets next to
         # nothing; less than the cap, since the kernel takes no minima of 100 % together.

@@ -21,6 +21,7 @@ from writebackd.model import (
     Memory,
     Sample,
     State,
+    made,
     replace,
 )
 from writebackd.policy.schema import Policy
@@ -33,6 +34,7 @@ HURRY = 0.5
 RECENT_FLOOD_S = 60.0
 # Levers that are remembered as somebody else's; each of a disk's has one.
 MOST_INTRUSIONS = 64
+_device_decision = made(DeviceDecision)
 
 
 def decide(
@@ -46,19 +48,23 @@ def decide(
     memory = _noted(memory, sample)
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
+    shared, caps = shared_limit(memory, sample), memory.caps
     for seen in sample.devices:
-        name = seen.device.name
+        device = seen.device
+        name = device.name
         if seen.excluded is not None:
             remembered[name] = memory.devices[name]
             wants.append(Want(name, State.EXCLUDED, None, False, seen.excluded, (seen.excluded,)))
             continue
+        cap = caps.get(name)
         want, remembered[name] = decide_device(
             policy,
-            policy.for_device(name, seen.device.devno, seen.device.driver),
+            policy.for_device(name, device.devno, device.driver),
             sample.host,
             sample.time_s,
             sample.dt_s,
-            _in_force(memory, name, sample),
+            # The limit that holds for it: the global one, or its own.
+            cap.bytes if cap is not None and cap.in_force else shared,
             estimates[name],
             memory.devices[name],
         )
@@ -137,12 +143,6 @@ def released(memory: Memory) -> Memory:
     )
 
 
-def _in_force(memory: Memory, name: str, sample: Sample) -> int:
-    """The limit that holds for a device, in bytes: the global one, or its own."""
-    cap = memory.caps.get(name)
-    return cap.bytes if cap is not None and cap.in_force else shared_limit(memory, sample)
-
-
 def _noted(memory: Memory, sample: Sample) -> Memory:
     """Remember what others have set; for a limit of the global pair, yield."""
     if not sample.foreign:
@@ -179,7 +179,7 @@ def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
             memory, state=want.state, target_bytes=new, decisions=memory.decisions + 1
         )
         remembered[want.name] = memory
-    return DeviceDecision(
+    return _device_decision(
         name=want.name,
         state=want.state,
         target_bytes=new,

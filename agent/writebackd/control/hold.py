@@ -154,7 +154,7 @@ def regulate(
         hold = replace(hold, limit_bytes=_resting(bounds, estimate, hold), changed_s=now_s)
     if not 0.8 <= in_force / asked <= 1.25:
         # On its way, or held by another device: what is seen is not this limit's doing.
-        hold = replace(settle(hold, now_s), full_s=0.0, late_s=0.0)
+        hold = settle(hold, now_s, full_s=0.0, late_s=0.0)
         return asked, hold, State.GUARD, "flooded, and the limit in force is not this device's yet"
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if hold.phase is Phase.HOLD:

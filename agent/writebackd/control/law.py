@@ -17,7 +17,7 @@ from writebackd import human
 from writebackd.control.hold import feed_forward, regulate, rest
 from writebackd.control.steps import Bounds
 from writebackd.estimate.estimate import objective_s
-from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, replace
+from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, made, replace
 from writebackd.policy.schema import DevicePolicy, Policy
 
 
@@ -33,6 +33,8 @@ class Want:
     steps: Tuple[str, ...]  # as in DeviceDecision
     basis: Optional[Basis] = None
 
+
+_want, _basis, _bounds = made(Want), made(Basis), made(Bounds)
 
 # A flood fills memory unseen before the flusher writes: a limit that goes up in every
 # such pause lets gigabytes in each time.
@@ -73,9 +75,13 @@ def decide_device(
     objective = objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
     # Of a limit that several devices share by their speed, each sees its part.
     share = estimate.limit_share
-    allowed = Bounds(
-        int(floor * share), int(ceiling * share), policy.limits.rest_bytes,
-        bounds.allowed_delay_s, objective, policy.objective.keep_throughput,
+    allowed = _bounds(
+        floor=int(floor * share),
+        ceiling=int(ceiling * share),
+        start=policy.limits.rest_bytes,
+        tau_s=bounds.allowed_delay_s,
+        objective_s=objective,
+        keep=policy.objective.keep_throughput,
     )
     hold = memory.hold
     if estimate.flooded:
@@ -92,8 +98,15 @@ def decide_device(
         state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
     target = _clamp(target / share, floor, ceiling)
-    basis = Basis(objective, allowed.tau_s, feed_forward(allowed, estimate))
-    want = Want(estimate.name, state, target, True, verdict, (verdict,), basis)
+    basis = _basis(
+        objective_s=objective,
+        allowed_delay_s=allowed.tau_s,
+        forward_bytes=feed_forward(allowed, estimate),
+    )
+    want = _want(
+        name=estimate.name, state=state, target_bytes=target, demand=True, reason=verdict,
+        steps=(verdict,), basis=basis,
+    )  # fmt: skip
     return want, replace(memory, hold=hold)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from writebackd.model import Estimate, Hold, Phase, replace
 
@@ -34,17 +34,18 @@ def wait(estimate: Estimate) -> float:
     return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
 
 
-def settle(hold: Hold, now_s: float) -> Hold:
-    """From now on something else is measured."""
-    return replace(hold, changed_s=now_s, carried=(0.0, 0.0), waited=(0.0, 0.0))
+def settle(hold: Hold, now_s: float, **changes: Any) -> Hold:
+    """From now on something else is measured; `changes` of other fields with it."""
+    return replace(hold, changed_s=now_s, carried=(0.0, 0.0), waited=(0.0, 0.0), **changes)
 
 
 def change(
     hold: Hold, now_s: float, phase: Optional[Phase] = None, limit_bytes: Optional[int] = None
 ) -> Hold:
     """Another limit, another phase, or both."""
-    return replace(
-        settle(hold, now_s),
+    return settle(
+        hold,
+        now_s,
         full_s=0.0,
         late_s=0.0,
         phase=phase or hold.phase,

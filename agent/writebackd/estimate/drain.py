@@ -20,8 +20,7 @@ none.  Hence
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, List, Optional, Tuple, TypeVar
+from typing import Any, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from writebackd.model import (
     ClassSample,
@@ -30,6 +29,7 @@ from writebackd.model import (
     Histogram,
     IoClass,
     VmState,
+    made,
     replace,
 )
 
@@ -118,21 +118,27 @@ class Writes:
     held_back: bool  # writers slept for the limit: it sets their speed
 
 
+_writes = made(Writes)
+
+
 def small_writes(sample: DeviceSample) -> List[Histogram]:
     """Latencies of sync and journal writes; nothing without a class probe."""
     if sample.classes is None:
         return []
-    found = (sample.classes.get(IoClass.SYNC_WRITE), sample.classes.get(IoClass.JOURNAL))
-    return [each.latency for each in found if each is not None]
+    sync, journal = sample.classes.get(IoClass.SYNC_WRITE), sample.classes.get(IoClass.JOURNAL)
+    if sync is not None and journal is not None:
+        return [sync.latency, journal.latency]
+    return [each.latency for each in (sync, journal) if each is not None]
 
 
 def last_seconds(window: "Tuple[_Entry, ...]", seconds: float) -> "Tuple[_Entry, ...]":
     """The fewest of the newest entries, whose first field is `dt`, that last for `seconds`."""
-    lasted = 0.0
-    for start in range(len(window) - 1, -1, -1):
-        lasted += window[start][0]
+    lasted, start = 0.0, len(window)
+    for entry in reversed(window):
+        lasted += entry[0]
+        start -= 1
         if lasted >= seconds:
-            return window[start:]
+            return window[start:] if start else window
     return window
 
 
@@ -187,12 +193,14 @@ def measure_writes(
     """
     rate = group_bytes / dt_s
     background = rate
-    if sample.classes:
-        total = sum([s.bytes for c, s in sample.classes.items() if c is not IoClass.READ])
+    classes = sample.classes
+    if classes:
+        read, flushed = classes.get(IoClass.READ), classes.get(IoClass.BACKGROUND_WRITE)
+        total = sum([each.bytes for each in classes.values()]) - (read.bytes if read else 0)
         # As a share, because below a raid10 every byte is written twice.  No
         # request seen although bytes were written (multipath, drbd): unknown.
         if total:
-            background = rate * sample.classes.get(IoClass.BACKGROUND_WRITE, _NONE).bytes / total
+            background = rate * (flushed.bytes if flushed else 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
     more = (
         waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s
@@ -200,15 +208,18 @@ def measure_writes(
     share = None
     counted = count_slow(sample, memory, rate)
     if counted is not None:
-        recent = last_seconds((*memory.recent_writes, (dt_s, *counted)), SHARE_OVER_S)
+        newest = (dt_s, *counted)
+        recent: Tuple[Tuple[float, float, int], ...] = (newest,)
+        if dt_s < SHARE_OVER_S:
+            recent = last_seconds((*memory.recent_writes, newest), SHARE_OVER_S)
         memory = replace(memory, recent_writes=recent)
         total = sum([n for _, _, n in recent])
         if total >= ENOUGH:
             share = sum([slow for _, slow, _ in recent]) / total
-    writes = Writes(
-        rate,
-        background,
-        share,
+    writes = _writes(
+        rate=rate,
+        background_rate=background,
+        slow_share=share,
         flooded=background >= FLOOD_RATE and more,
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )
@@ -267,15 +278,14 @@ def update_drain(
             memory, fill_bytes=fill, fast=NOTHING, was_full=False, filling=() if empty else None
         ), "no flood"
     full = is_full(writes, sample, memory, limit_bytes)
-    was_full = memory.was_full
+    if full and memory.was_full:
+        return _full_sample(writes, memory, limit_bytes, fill, dt_s)
     memory = replace(
         memory, fill_bytes=fill, was_full=full, fast=NOTHING if full else memory.fast
     )
-    if full and not was_full:
+    if full:
         # For part of the tick the cache still took writes at link speed.
         return memory, "write cache just became full: not counted yet"
-    if full:
-        return _full_sample(writes, memory, limit_bytes, dt_s)
     if memory.filling is not None:
         filling = (*memory.filling, (dt_s, writes.rate))[-FILLING_TICKS:]
         memory = replace(memory, filling=filling)
@@ -296,21 +306,29 @@ def _learn_tau(seen_s: float, writes: Writes, memory: DeviceMemory, dt_s: float)
     return known + min(1.0, TAU_UP * dt_s) * (seen_s - known)
 
 
+def median(values: Sequence[float]) -> float:
+    """The one in the middle, or the mean of the two; `statistics` has it and takes 2 MB."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
 def _full_sample(
-    writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
+    writes: Writes, memory: DeviceMemory, limit_bytes: int, fill: float, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
-    window = memory.drain_window
+    window, cache = memory.drain_window, memory.cache_bytes
     if abs(limit_bytes - memory.window_limit_bytes) > NEAR_R * limit_bytes:
         window = ()  # rates under different limits are different things
     window = last_seconds((*window, (dt_s, writes.rate)), FULL_OVER_S)
-    memory = replace(
-        memory, drain_window=window, window_limit_bytes=limit_bytes,
-        fill_bytes=memory.fill_bytes if memory.cache_bytes is None else memory.cache_bytes,
-    )
+    changes: Dict[str, Any] = {
+        "drain_window": window, "window_limit_bytes": limit_bytes, "fast": NOTHING,
+        "fill_bytes": fill if cache is None else cache,
+    }  # fmt: skip
     known = memory.drain_rate
-    if known is None and sum(dt for dt, _ in window) < FULL_LEAST_S:
-        return memory, "write cache full: measuring"
-    rate = median(rate for _, rate in window)
+    lasted_s = sum([dt for dt, _ in window])
+    if known is None and lasted_s < FULL_LEAST_S:
+        return replace(memory, **changes), "write cache full: measuring"
+    rate = median([rate for _, rate in window])
     tight = limit_bytes < LOWER * memory.drain_limit_bytes and limits_rate(
         limit_bytes, rate, memory
     )
@@ -319,22 +337,18 @@ def _full_sample(
     if known is not None and rate < known and tight and held:
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
-        return memory, "less than before, under a tighter limit: not counted"
+        return replace(memory, **changes), "less than before, under a tighter limit: not counted"
+    changes["drain_rate"] = rate
     # The flusher follows a new limit late: only what lasts was this limit's.
-    lasts = sum(dt for dt, _ in window) >= FOLLOWED_S
-    raised = known is None or not tight or (rate >= known and lasts)
-    memory = replace(
-        memory, drain_rate=rate,
-        drain_limit_bytes=limit_bytes if raised else memory.drain_limit_bytes,
-    )
+    if known is None or not tight or (rate >= known and lasted_s >= FOLLOWED_S):
+        changes["drain_limit_bytes"] = limit_bytes
     if memory.filling is not None:
-        fill = 0.0
+        changes["filling"], fill = None, 0.0
         for seconds, into in memory.filling:
             fill = max(0.0, fill + (into - rate) * seconds)
-        memory = replace(memory, filling=None)
         if fill > 0:
-            memory = replace(memory, cache_bytes=fill, fill_bytes=fill)
-    return memory, "write cache full: counted"
+            changes["cache_bytes"] = changes["fill_bytes"] = fill
+    return replace(memory, **changes), "write cache full: counted"
 
 
 def _fast_sample(

@@ -7,8 +7,8 @@ from typing import Dict, List, Optional, Tuple
 
 from writebackd.estimate.drain import measure_writes, update_drain
 from writebackd.estimate.shares import shared_limit
-from writebackd.estimate.sync import update_baseline, update_demand
-from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, replace
+from writebackd.estimate.sync import demand_of, update_baseline
+from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
 
 # A flood that was over after so long may come back as short; a pause of less is none,
@@ -22,6 +22,8 @@ SHARE_HALF_S = 3.0
 # A device that has only begun to write has next to none; a limit made larger by more
 # would let the others fill memory.
 SHARE_LEAST = 0.1
+_estimate = made(Estimate)
+_NO_SYNCS = (0, 0.0, None, None)  # Histogram.told() where none can be seen
 
 
 def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
@@ -40,44 +42,44 @@ def estimate(
     estimates: Dict[str, Estimate] = {}
     remembered: Dict[str, DeviceMemory] = {}
     groups = _groups(sample)
-    written: Dict[str, int] = {}
+    rows: List[Tuple[DeviceSample, DeviceMemory, int]] = []  # with what was written, bytes
     smooth: Dict[str, float] = {}
-    weight = 1 - 0.5 ** (sample.dt_s / SHARE_HALF_S)
+    dt_s = sample.dt_s
+    weight = 1 - 0.5 ** (dt_s / SHARE_HALF_S)
     for seen in sample.devices:
         name = seen.device.name
         identity = (seen.device.devno, seen.device.diskseq)
         known = memory.devices.get(name)
         if known is None or known.identity != identity:
             known = DeviceMemory(identity=identity)
-        remembered[name] = known
-        written[name] = _group_bytes(groups[name])
-        rate = written[name] / sample.dt_s
-        smooth[name] = known.smooth_rate + weight * (rate - known.smooth_rate)
-    shared = {
-        frozenset(m.device.name for m in group) for group in groups.values() if len(group) > 1
-    }
-    total = sum(smooth[name] for name, group in groups.items() if len(group) == 1) + sum(
-        max(smooth[name] for name in members) for members in shared
+        group = groups.get(name)
+        written = seen.write_bytes if group is None else _group_bytes(group)
+        rows.append((seen, known, written))
+        smooth[name] = known.smooth_rate + weight * (written / dt_s - known.smooth_rate)
+    shared = {frozenset([m.device.name for m in group]) for group in groups.values()}
+    total = sum([rate for name, rate in smooth.items() if name not in groups]) + sum(
+        [max([smooth[name] for name in members]) for members in shared]
     )
     throttled_s = _throttled(sample)
-    for seen in sample.devices:
+    # Who sleeps without a known device counts for each: its writers are held back by the
+    # same limit.
+    unknown_s = throttled_s.get(None, 0.0)
+    threshold = shared_limit(memory, sample)
+    for seen, known, written in rows:
         name = seen.device.name
-        share = smooth[name] / total if total > 0 else 1.0
-        share, limit = max(share, SHARE_LEAST), shared_limit(memory, sample)
-        cap = memory.caps.get(name)
+        share = max(smooth[name] / total if total > 0 else 1.0, SHARE_LEAST)
+        limit, cap = threshold, memory.caps.get(name)
         if cap is not None and cap.in_force:
             share, limit = 1.0, cap.bytes
+        members = groups.get(name, (seen,))
         estimates[name], remembered[name] = _estimate_device(
             policy,
-            remembered[name],
+            known,
             seen,
             sample,
             smooth[name],
-            written[name],
-            # Who sleeps without a known device counts for each: its writers are held
-            # back by the same limit.
-            throttled_s.get(None, 0.0)
-            + sum([throttled_s.get(m.device.name, 0.0) for m in groups[name]]),
+            written,
+            unknown_s + sum([throttled_s.get(each.device.name, 0.0) for each in members]),
             share,
             int(share * limit),
         )
@@ -93,25 +95,25 @@ def _throttled(sample: Sample) -> Dict[Optional[str], float]:
 
 
 def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
-    """For each device those that end on one of its leaf disks, itself included."""
+    """For each device that shares a leaf disk, all that end on one of its own; itself first."""
     by_leaf: Dict[str, List[DeviceSample]] = {}
     for seen in sample.devices:
         for leaf in seen.device.leaf_devnos:
             by_leaf.setdefault(leaf, []).append(seen)
-    groups = {}
+    groups: Dict[str, Tuple[DeviceSample, ...]] = {}
+    if len(by_leaf) == sum(map(len, by_leaf.values())):
+        return groups  # nobody shares one, as on most hosts
     for seen in sample.devices:
         members = {seen.device.name: seen}
         for leaf in seen.device.leaf_devnos:
-            if len(by_leaf[leaf]) > 1:
-                members.update({each.device.name: each for each in by_leaf[leaf]})
-        groups[seen.device.name] = tuple(members.values())
+            members.update({each.device.name: each for each in by_leaf[leaf]})
+        if len(members) > 1:
+            groups[seen.device.name] = tuple(members.values())
     return groups
 
 
 def _group_bytes(group: Tuple[DeviceSample, ...]) -> int:
     """What the group wrote: a disk's own count has that of the volumes on it."""
-    if len(group) == 1:
-        return group[0].write_bytes
     leaves = sum(s.write_bytes for s in group if s.device.devno in s.device.leaf_devnos)
     volumes = sum(s.write_bytes for s in group if s.device.devno not in s.device.leaf_devnos)
     return max(leaves, volumes)
@@ -128,39 +130,42 @@ def _estimate_device(
     share: float,
     limit: int,
 ) -> Tuple[Estimate, DeviceMemory]:
-    bounds = policy.for_device(seen.device.name, seen.device.devno, seen.device.driver)
-    writes, memory = measure_writes(
-        seen, memory, sample.vm, group_bytes, throttled_s, sample.dt_s
-    )
-    memory, drain_sample = update_drain(writes, seen, memory, limit, sample.dt_s)
-    memory = update_baseline(writes, seen, memory, sample.dt_s)
-    memory, sync_rate, demand = update_demand(
+    device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
+    bounds = policy.for_device(device.name, device.devno, device.driver)
+    writes, memory = measure_writes(seen, memory, sample.vm, group_bytes, throttled_s, dt_s)
+    memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
+    memory = update_baseline(writes, seen, memory, dt_s)
+    sync_window, last_demand_s, sync_rate, demand = demand_of(
         seen.sync,
         memory,
-        sample.time_s,
-        sample.dt_s,
+        now_s,
+        dt_s,
         policy.objective.min_sync_rate,
         policy.objective.demand_hold_s,
         objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
     )
+    flooded = writes.flooded
     began, lasted = memory.flood_began_s, memory.flood_lasted_s
-    if writes.flooded and sample.time_s - memory.last_flood_s > sample.dt_s + WAVE_GAP_S:
+    if flooded and now_s - memory.last_flood_s > dt_s + WAVE_GAP_S:
         lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
-        began = sample.time_s
-    in_waves = lasted <= WAVE_S and sample.time_s - began <= WAVE_LONGER * lasted + 1.0
+        began = now_s
+    in_waves = lasted <= WAVE_S and now_s - began <= WAVE_LONGER * lasted + 1.0
     memory = replace(
         memory,
         smooth_rate=smooth_rate,
         flood_began_s=began,
         flood_lasted_s=lasted,
-        flooded_before=memory.flooded_before or writes.flooded,
-        last_flood_s=sample.time_s if writes.flooded else memory.last_flood_s,
+        flooded_before=memory.flooded_before or flooded,
+        last_flood_s=now_s if flooded else memory.last_flood_s,
+        sync_window=sync_window,
+        last_demand_s=last_demand_s,
     )
     sync = seen.sync
+    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
     return (
-        Estimate(
-            name=seen.device.name,
-            write_rate=seen.write_bytes / sample.dt_s,
+        _estimate(
+            name=device.name,
+            write_rate=seen.write_bytes / dt_s,
             background_rate=writes.background_rate,
             drain_rate=memory.drain_rate,
             drain_sample=drain_sample,
@@ -168,18 +173,18 @@ def _estimate_device(
             demand=demand,
             demand_known=sync is not None,
             in_waves=in_waves,
-            flooded=writes.flooded,
+            flooded=flooded,
             held_back=writes.held_back,
             full=memory.was_full,
-            limit_share=share if writes.flooded else 1.0,
+            limit_share=share if flooded else 1.0,
             rate=writes.rate,
             tau_s=memory.tau_s,
             cache_bytes=memory.cache_bytes,
             fill_bytes=memory.fill_bytes,
-            fsync_p50_s=sync.latency.quantile(0.5) if sync is not None else None,
-            fsync_p99_s=sync.latency.quantile(0.99) if sync is not None else None,
-            fsyncs=sync.latency.total if sync is not None else 0,
-            fsync_total_s=sync.latency.total_s() if sync is not None else 0.0,
+            fsync_p50_s=p50_s,
+            fsync_p99_s=p99_s,
+            fsyncs=fsyncs,
+            fsync_total_s=total_s,
             fsyncs_inflight=sync.inflight if sync is not None else 0,
             oldest_fsync_s=sync.oldest_s if sync is not None else 0.0,
             baseline_s=memory.baseline_s,

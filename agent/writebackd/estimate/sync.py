@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
 from writebackd.estimate.drain import QUIET_LASTS_S, Writes, last_seconds, small_writes
 from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, replace
@@ -20,7 +20,10 @@ ENOUGH = 5
 WEIGHT = 0.05
 
 
-def update_demand(
+Window = Tuple[Tuple[float, float], ...]  # DeviceMemory.sync_window
+
+
+def demand_of(
     sync: Optional[SyncSample],
     memory: DeviceMemory,
     now_s: float,
@@ -28,16 +31,17 @@ def update_demand(
     min_rate: float,
     hold_s: float,
     objective_s: float,
-) -> "tuple[DeviceMemory, Optional[float], bool]":
-    """`(memory, syncs per second or None, demand)`.
+) -> "tuple[Window, Optional[float], Optional[float], bool]":
+    """`(sync_window, last_demand_s, syncs per second or None, demand)`.
 
     Demand is `min_rate` syncs per second over 10 s or one sync in flight for
     longer than the objective (a stuck one completes nothing), and is held for
     `hold_s` after the last sign of it.
     """
     if sync is None:
-        return memory, None, False
-    window = last_seconds((*memory.sync_window, (dt_s, float(sync.count))), DEMAND_WINDOW_S)
+        return memory.sync_window, memory.last_demand_s, None, False
+    returned = sync.count
+    window = last_seconds((*memory.sync_window, (dt_s, float(returned))), DEMAND_WINDOW_S)
     count = sum([n for _, n in window])
     last = memory.last_demand_s
     # Over the whole window even while it fills: five syncs in the first tick
@@ -45,8 +49,7 @@ def update_demand(
     if count / DEMAND_WINDOW_S >= min_rate or sync.oldest_s > objective_s:
         last = now_s
     demand = last is not None and now_s - last <= hold_s
-    memory = replace(memory, sync_window=window, last_demand_s=last)
-    return memory, sync.count / dt_s, demand
+    return window, last, returned / dt_s, demand
 
 
 def update_baseline(
@@ -54,7 +57,7 @@ def update_baseline(
 ) -> DeviceMemory:
     """Learn the unloaded latencies, in quiet ticks only."""
     if writes.background_rate >= QUIET_RATE:
-        return replace(memory, quiet_s=0.0)
+        return replace(memory, quiet_s=0.0) if memory.quiet_s else memory
     quiet_s = memory.quiet_s + dt_s
     memory = replace(memory, quiet_s=quiet_s)
     # A daemon that starts on a quiet host need not wait: nothing was flooded.

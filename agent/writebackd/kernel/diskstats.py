@@ -21,6 +21,8 @@ _MS_WRAP = 1 << 32  # times are printed as unsigned int, on 64-bit kernels too
 # Counts and sectors are unsigned long: at 64 bits no disk lives to see them wrap.
 _LONG_WRAP = 1 << 8 * struct.calcsize("l")
 _LARGEST = 1 << 64  # and what is beyond has no place in a float
+# "%4d %7d %s " in diskstats_show(): where the number ends and the name begins.
+_COLUMNS = 12
 
 
 class DiskStats(NamedTuple):
@@ -48,16 +50,15 @@ def _parse_line(line: str) -> Tuple[str, DiskStats]:
     fields = line.split()
     if len(fields) < _MIN_FIELDS:
         raise ValueError(f"{len(fields)} fields")
-    major, minor, name, *counters = fields
     # No sign but in a name: int() would take "-1".
-    if "-" in line.replace(name, ""):
+    if "-" in line and "-" in line.replace(fields[2], ""):
         raise ValueError("negative number")
-    number = list(map(int, counters))
+    number = list(map(int, fields[3:]))
     if max(number) >= _LARGEST:
         raise ValueError("larger than any counter")
     flushes, flush_ms = number[15:17] if len(fields) >= _FIELDS_WITH_FLUSHES else (None, None)
     # By position, as keywords double the time: the order of the fields above.
-    return f"{int(major)}:{int(minor)}", DiskStats(
+    return f"{int(fields[0])}:{int(fields[1])}", DiskStats(
         number[0],
         number[2] * _SECTOR_BYTES,
         number[3],
@@ -84,6 +85,7 @@ class DiskStatsReader:
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._known: Dict[str, Tuple[str, DiskStats]] = {}
+        self._numbers: Dict[str, str] = {}  # by the columns that it is printed in
         self.skipped = 0
 
     def read(self, wanted: Optional[Container[str]] = None) -> Dict[str, DiskStats]:
@@ -91,10 +93,13 @@ class DiskStatsReader:
         known: Dict[str, Tuple[str, DiskStats]] = {}
         stats: Dict[str, DiskStats] = {}
         self.skipped = 0
-        for line in self._files.read(DISKSTATS).split("\n"):
+        lines = self._files.read(DISKSTATS).split("\n")
+        if len(self._numbers) > 2 * len(lines):
+            self._numbers.clear()  # of disks that came and went
+        for line in lines:
             entry = self._known.get(line)
             if entry is None:
-                if wanted is not None and ":".join(line.split(None, 2)[:2]) not in wanted:
+                if wanted is not None and self._number(line) not in wanted:
                     continue  # a partition mostly
                 try:
                     entry = _parse_line(line)
@@ -105,6 +110,16 @@ class DiskStatsReader:
             stats[entry[0]] = entry[1]
         self._known = known
         return stats
+
+    def _number(self, line: str) -> str:
+        """What it begins with as "major:minor", whether that is a number or not."""
+        columns = line[:_COLUMNS]
+        number = self._numbers.get(columns)
+        if number is None:
+            number = ":".join(line.split(None, 2)[:2])
+            if line[_COLUMNS : _COLUMNS + 1] == " " and len(columns.split()) == 2:
+                self._numbers[columns] = number
+        return number
 
 
 def _grown(prev: int, cur: int, wrap: int) -> Optional[int]:
@@ -130,8 +145,8 @@ def delta(prev: DiskStats, cur: DiskStats, wrap: int = _LONG_WRAP) -> Optional[D
         return DiskStats(0, 0, 0, 0, 0, 0, cur.inflight, 0, 0, none, none)
     if prev.flushes is not None and cur.flushes is not None:
         steps = list(map(sub, cur, prev))
-        if min(steps[:6]) >= 0 <= min(steps[7:]):  # all but inflight, a level
-            steps[6] = cur.inflight
+        steps[6] = cur.inflight  # a level
+        if min(steps) >= 0:
             return DiskStats._make(steps)
     reads = _grown(prev.reads, cur.reads, wrap)
     writes = _grown(prev.writes, cur.writes, wrap)

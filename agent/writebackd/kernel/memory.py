@@ -9,8 +9,8 @@ from typing import Iterator, Optional, Tuple
 
 _CURRENT, _FUTURE, _ON_FAULT = 1, 2, 4  # MCL_*
 _POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14
-# pyroute2 brings these in, and nothing here calls them: 3 MB.
-_UNUSED = ("/libcrypto.", "/libssl.", "/libreadline.", "/libtinfo.", "/locale/")
+# What of these is needed was read at the start.
+_UNUSED = ("/locale/",)
 
 
 def lock_used() -> Optional[str]:

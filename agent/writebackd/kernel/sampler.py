@@ -25,11 +25,13 @@ from writebackd.model import (
     Sample,
     SyncSample,
     TaskSample,
+    made,
     replace,
 )
 
 # Tasks whose cgroup is looked up; it costs a read of /proc each.
 NAMED_TASKS = 5
+_device_sample = made(DeviceSample)
 
 
 class Sampler:
@@ -53,6 +55,8 @@ class Sampler:
         self._host = host_info(files)
         self._disks = DiskStatsReader(files)
         self._last: Dict[str, DiskStats] = {}
+        self._devices: Tuple[Device, ...] = ()  # of the last tick, and the numbers that they need
+        self._numbers: FrozenSet[str] = frozenset()
         self.writers: Tuple[ForeignWrite, ...] = ()  # who wrote vm.dirty_* in the last tick
 
     def read(
@@ -61,17 +65,23 @@ class Sampler:
         """One tick.  Raises OSError, ValueError or BpfError when it cannot be read."""
         vm = read_state(self._files)
         devices = self._topology.devices
-        disks = self._disks.read({n for each in devices for n in (each.devno, *each.leaf_devnos)})
+        if devices is not self._devices:
+            self._devices = devices
+            self._numbers = frozenset(
+                number for each in devices for number in (each.devno, *each.leaf_devnos)
+            )
+        disks = self._disks.read(self._numbers)
         reading = self.probe.read()
         self.writers = reading.writers if reading is not None else ()
         syncs = self._syncs_by_device(reading)
+        nothing = SyncSample() if reading is not None else None
         samples = []
         for device in devices:
             grown = self._grown(device, disks)
             if grown is None:
                 continue  # gone since the scan; the next one drops it
             samples.append(
-                DeviceSample(
+                _device_sample(
                     device=device,
                     excluded=self.excluded(device),
                     write_bytes=grown.write_bytes,
@@ -81,7 +91,7 @@ class Sampler:
                     # Clocks of two files: a busy tick may come out a bit over one.
                     busy_share=min(1.0, grown.io_ms / 1e3 / dt_s),
                     classes=_classes(device, reading),
-                    sync=syncs.get(device.name, SyncSample()) if reading is not None else None,
+                    sync=syncs.get(device.name, nothing),
                     others=grown.discards + (grown.flushes or 0),
                 )
             )
@@ -107,21 +117,25 @@ class Sampler:
 
     def _grown(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
         """Growth over the tick of the device's own row, or of its leaves together."""
-        numbers = (device.devno,) if device.devno in disks else device.leaf_devnos
+        own = disks.get(device.devno)
+        if own is not None:
+            return self._step(device.devno, own)
         total: Optional[DiskStats] = None
-        for number in numbers:
+        for number in device.leaf_devnos:
             current = disks.get(number)
             if current is None:
                 continue
-            last = self._last.get(number)
-            # First sight, or counters that went back (another disk under the
-            # number): this tick shows nothing yet.
-            grown = delta(last, current) if last is not None else None
-            if grown is None:
-                grown = delta(current, current)
+            grown = self._step(number, current)
             if grown is not None:
                 total = grown if total is None else _add(total, grown)
         return total
+
+    def _step(self, number: str, current: DiskStats) -> Optional[DiskStats]:
+        last = self._last.get(number)
+        grown = delta(last, current) if last is not None else None
+        # First sight, or counters that went back (another disk under the number): this
+        # tick shows nothing yet.
+        return delta(current, current) if grown is None else grown
 
     def _syncs_by_device(self, reading: Optional[Reading]) -> Dict[str, SyncSample]:
         result: Dict[str, SyncSample] = {}

@@ -473,6 +473,11 @@ class Policy:
         """What for_device() answered: it is asked for every device in every tick."""
         return {}
 
+    @cached_property
+    def _selected(self) -> Dict[Tuple[object, ...], Optional[str]]:
+        """What selects() answered, likewise."""
+        return {}
+
     def for_device(self, name: str, devno: str, driver: Optional[str] = None) -> DevicePolicy:
         """The values for one device; of several matching sections the last line read wins."""
         asked = (name, devno, driver)
@@ -514,6 +519,21 @@ class Policy:
         Devices named on the command line are the whole list: they overrule include and exclude.
         There a disk stands for what lies on it, since nobody knows that a btrfs is btrfs-19.
         """
+        asked = (name, driver_is_loop, cmdline_devices, devno, leaves, driver)
+        known = self._selected
+        if asked not in known:
+            known[asked] = self._select(*asked)
+        return known[asked]
+
+    def _select(
+        self,
+        name: str,
+        driver_is_loop: bool,
+        cmdline_devices: Tuple[str, ...],
+        devno: str,
+        leaves: Tuple[str, ...],
+        driver: Optional[str],
+    ) -> Optional[str]:
         named = [glob for glob in _globs(cmdline_devices)
                  if any(matches(glob, each, devno, driver) for each in (name, *leaves))]
         if cmdline_devices:

@@ -103,29 +103,30 @@ class Totals:
     ) -> "Totals":
         """With what a tick saw and decided; `cpu_s` is the daemon's own since its start."""
         ids = {each.name: each.decision_id for each in decision.devices}
-        devices = {}
+        devices, known, dt_s = {}, self.devices, sample.dt_s
         for each in sample.devices:
             if each.excluded is not None:
                 continue
             name, diskseq = each.device.name, each.device.diskseq
-            before = self.devices.get(name)
+            before = known.get(name)
             if before is None or before.diskseq != diskseq:
                 before = DeviceTotals(diskseq)
-            fsyncs, estimate = before.fsyncs, estimates.get(name)
-            if each.sync is not None and each.sync.latency.buckets:
+            _, fsyncs, fsync_s, written, read, busy_s, decisions, decided_before = before
+            estimate, sync = estimates.get(name), each.sync
+            if sync is not None and sync.latency.buckets:
                 counts = list(fsyncs)
-                for bucket, count in each.sync.latency.buckets:
+                for bucket, count in sync.latency.buckets:
                     counts[_FSYNC_BUCKET[bucket]] += count
                 fsyncs = tuple(counts)
             decided = ids.get(name)
             devices[name] = DeviceTotals(
                 diskseq,
                 fsyncs,
-                before.fsync_s + (estimate.fsync_total_s if estimate else 0.0),
-                before.written_bytes + each.write_bytes,
-                before.read_bytes + each.read_bytes,
-                before.busy_s + each.busy_share * sample.dt_s,
-                before.decisions + (decided is not None and decided != before.decision_id),
+                fsync_s + (estimate.fsync_total_s if estimate else 0.0),
+                written + each.write_bytes,
+                read + each.read_bytes,
+                busy_s + each.busy_share * dt_s,
+                decisions + (decided is not None and decided != decided_before),
                 decided,
             )
         return replace(
