@@ -11,12 +11,14 @@ import pytest
 
 from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
 from plant import latencies
+from writebackd.alert.baseline import to_keep
 from writebackd.alert.blind import unread
 from writebackd.alert.cause import container_in, is_even, unit_in
 from writebackd.alert.routes.track import Tracker
 from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory, Spell
 from writebackd.alert.values import AlertName, Cause, Severity
+from writebackd.estimate.learned import KEEP_S, learn, seed
 from writebackd.model import (
     CgroupSample,
     ClassSample,
@@ -641,3 +643,51 @@ def test_behind_what_a_held_flood_has_queued_a_slow_write_says_nothing_of_the_ca
     little = Watched(core=remembered(mode=Mode.ENFORCE)).usual()
     little.until(12, **copy, dirty=MB // 4)
     assert little.alerts[0].name is AlertName.CACHE_DEGRADED
+
+
+def restarted(host: Watched, away_s: float = 5.0) -> Watched:
+    """The host as the next run of the daemon sees it, with what this one has kept."""
+    mine = DeviceMemory(
+        identity=("8:0", 1), known_as="naa.5a", baseline_s=0.4e-3, flood_began_s=1055.0
+    )
+    core = to_keep(Memory(devices={"sda": mine}), host.memory.watches)
+    kept = learn(core.devices["sda"], Learned(), 1.7e9)
+    new = seed(DeviceMemory(flood_began_s=1055.0), kept, 1.7e9 + away_s)
+    return Watched(core=Memory(mode=Mode.OBSERVE, devices={"sda": new}), time_s=host.time_s)
+
+
+@pytest.mark.parametrize("trouble", [0, 12])
+def test_after_a_restart_a_collapse_is_told_as_soon_as_any(trouble: int) -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    for _ in range(trouble):
+        host.second(**STARVED)
+    host = restarted(host)
+    assert host.until(15, **STARVED) == 8
+    (alert,) = host.alerts
+    assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
+    assert "syncs/s instead of 954," in alert.summary
+
+
+def test_a_month_after_it_was_seen_no_rate_is_usual() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    restarted(host, KEEP_S + 1.0).usual(60, **STARVED)
+
+
+def test_a_rate_from_before_a_restart_is_none_of_a_disk_that_does_nothing_now() -> None:
+    host = restarted(Watched(core=remembered(mode=Mode.OBSERVE)).usual())
+    host.usual(60, syncs=0).usual(60, **STARVED)
+
+
+def test_in_the_quiet_after_boot_no_earlier_rate_is_begun_with() -> None:
+    host = restarted(Watched(core=remembered(mode=Mode.OBSERVE)).usual())
+    host.time_s = 10.0
+    host.usual(110, syncs=1).usual(60, **STARVED)
+
+
+def test_of_another_disk_and_of_one_that_nobody_syncs_no_rate_is_kept() -> None:
+    host = Watched(core=remembered()).usual()
+    other = Memory(devices={"sda": DeviceMemory(identity=("8:0", 9))})
+    assert to_keep(other, host.memory.watches) == other
+    ended = host.usual(120, syncs=0)
+    same = Memory(devices={"sda": DeviceMemory(identity=("8:0", 1), usual_sync_rate=900.0)})
+    assert to_keep(same, ended.memory.watches).devices["sda"].usual_sync_rate is None

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+import math
+from typing import Dict, Mapping, Tuple
 
 from writebackd.alert.state import Baseline, Baselines, Watch, size_class
 from writebackd.model import (
     ClassSample,
+    DeviceMemory,
     DeviceSample,
     Estimate,
     Histogram,
     IoClass,
     Learned,
+    Memory,
     replace,
 )
 
@@ -29,6 +32,8 @@ RATE_UNWANTED_S = 300.0
 ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
 ENOUGH = 3
+# Syncs per second, below which a usual rate is not kept.
+LEAST_RATE = 0.1
 _NONE = ClassSample()
 
 
@@ -56,14 +61,40 @@ def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) 
     return replace(watch, syncs=syncs, size=size, writes=writes)
 
 
-def seeded(watch: Watch, earlier: Learned) -> Watch:
-    """`watch` with what an earlier run of the daemon knew of this disk (estimate/learned.py)."""
+def seeded(watch: Watch, earlier: Learned, age_s: float) -> Watch:
+    """`watch` with what an earlier run of the daemon knew of this disk (estimate/learned.py).
+
+    `age_s`: how long this run has seen the disk do nothing, which is no load that starves.
+    """
     syncs, writes = earlier.baseline_s, earlier.write_baseline_s
+    rate, most = earlier.usual_sync_rate, earlier.most_sync_bytes
+    if rate is not None and not watch.sync_rate:
+        left = rate.value * math.exp(-age_s / RATE_FALLS_S)
+        watch = replace(watch, sync_rate=left, most_sync_bytes=most.value if most else 0.0)
     if syncs is not None and not watch.syncs:
         watch = replace(watch, syncs={0: Baseline(0, syncs.value, ENOUGH_S)})
     if writes is not None and not watch.writes:
         watch = replace(watch, writes={0: Baseline(0, writes.value, ENOUGH_S)})
     return watch
+
+
+def to_keep(memory: Memory, watches: Mapping[str, Watch]) -> Memory:
+    """`memory` with what is usual for its devices, as far as that is to outlive a restart."""
+    devices: Dict[str, DeviceMemory] = {}
+    for name, mine in memory.devices.items():
+        watch = watches.get(name)
+        if watch is not None and watch.identity == (mine.identity[0], str(mine.identity[1])):
+            # Below that no objective of a policy can speak of a rate.
+            rate = _rounded(watch.sync_rate) if watch.sync_rate >= LEAST_RATE else None
+            most = _rounded(watch.most_sync_bytes)
+            mine = replace(mine, usual_sync_rate=rate, most_sync_bytes=most)
+        devices[name] = mine
+    return replace(memory, devices=devices)
+
+
+def _rounded(value: float) -> float:
+    """To a thousandth: the file is read by people, and 1 024 disks fit into it."""
+    return float(f"{value:.4g}")
 
 
 def is_calm(watch: Watch, estimate: Estimate) -> bool:

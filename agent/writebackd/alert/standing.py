@@ -13,8 +13,6 @@ from writebackd.model import Device, Sample, replace
 
 # What it looks like for so long is why: a spell forgets what was before within 16 s.
 CAUSE_HOLDS_S = 10.0
-# Drivers of controllers with a write cache of their own: one battery for all their disks.
-_RAID = ("megaraid_sas", "aacraid", "hpsa", "smartpqi", "arcmsr", "3w-")
 # What explains an alert: it is not told beside one of these.
 _WORSE: Mapping[str, Tuple[AlertName, ...]] = {
     AlertName.COLLAPSE.value: (AlertName.STALL, AlertName.CACHE_DEGRADED),

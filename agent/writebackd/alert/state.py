@@ -127,7 +127,7 @@ class AlertMemory:
 
     sighted: bool = True  # the probe is expected to see syncs
     ticks: int = 0
-    begun: bool = False  # with the first tick
+    begun_s: Optional[float] = None  # the first tick, as Sample.time_s
     quiet_until_s: float = float("-inf")
     dt_s: float = 0.0  # of the tick before
     blind_s: float = 0.0  # in a row

@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Mapping, Optional, Sequence, Tuple
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
 from writebackd.model import Device, Fact, Learned, Memory, Sample
@@ -20,7 +20,7 @@ from writebackd.model import Device, Fact, Learned, Memory, Sample
 log = logging.getLogger(__name__)
 
 VERSION = 1
-# A host with 1 024 disks and as many that come and go; about 250 bytes each.
+# A host with 1 024 disks and as many that come and go; about 350 bytes each.
 MAX_DEVICES = 4096
 MAX_BYTES = 1 << 20
 # A drain rate moves with every tick of a flood; a minute of it is soon learned again.
@@ -36,9 +36,13 @@ class Keeper:
     on a disk that hangs, and then the daemon goes on as if there were no file.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Start the thread. Touches no file itself."""
+    def __init__(self, path: Path, whole: Callable[[Memory], Memory] = lambda m: m) -> None:
+        """Start the thread. Touches no file itself.
+
+        `whole` adds to a memory what is to be kept and lies elsewhere.
+        """
         self.path = path
+        self._whole = whole
         self.error: Optional[str] = None  # why the last attempt to write failed
         self._known: Optional[Dict[str, Learned]] = None  # the loop's, once it was read
         self._saved: Dict[str, Learned] = {}
@@ -97,7 +101,7 @@ class Keeper:
 
     def _learn(self, memory: Memory, wall_s: float) -> None:
         assert self._known is not None
-        for each in memory.devices.values():
+        for each in self._whole(memory).devices.values():
             if each.known_as is not None:
                 before = self._known.get(each.known_as, Learned())
                 self._known[each.known_as] = learn(each, before, wall_s)
