@@ -22,6 +22,7 @@ from writebackd.estimate.learned import KEEP_S, learn, seed
 from writebackd.model import (
     CgroupSample,
     ClassSample,
+    Device,
     DeviceMemory,
     DeviceSample,
     Fact,
@@ -330,25 +331,38 @@ def test_a_disk_that_never_had_a_cache_has_none_to_lose() -> None:
     )
 
 
-def test_a_degraded_cache_explains_a_collapse_on_the_same_controller() -> None:
+@pytest.mark.parametrize(
+    "other, cause, told",
+    [
+        # A volume on the same disk.
+        (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.NEIGHBOUR, False),
+        (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.DEVICE, True),
+        (SDB, Cause.NEIGHBOUR, True),  # of the same driver
+        (SDB, Cause.DEVICE, True),
+    ],
+)
+def test_a_lost_cache_explains_a_collapse_on_the_same_disk_and_on_no_other(
+    other: Device, cause: Cause, told: bool
+) -> None:
     host = Watched().usual()
     host.until(10, **UNCACHED)
-    standing = host.memory.standing["CACHE_DEGRADED", "sda"]
-    collapse = replace(standing.alert, name=AlertName.COLLAPSE, device="sdb")
-    other = replace(standing, alert=collapse)
-    more = (DeviceSample(SDB, inflight=1, writes=1),)
+    lost = host.memory.standing["CACHE_DEGRADED", "sda"]
+    alert = replace(lost.alert, name=AlertName.COLLAPSE, device=other.name, cause=cause)
+    standing = {**host.memory.standing, ("COLLAPSE", other.name): replace(lost, alert=alert)}
+    host.memory = replace(host.memory, standing=standing)
+    host.second(**UNCACHED, more=(DeviceSample(other, inflight=1, writes=1),))
+    behind = [] if told else [AlertName.COLLAPSE]
+    assert [each.name for each in hidden(host.memory.standing, host.alerts)] == behind
+    assert host.names() == [AlertName.CACHE_DEGRADED] + [AlertName.COLLAPSE] * told
 
-    def names(driver: str) -> "list[AlertName]":
-        host.memory = replace(
-            host.memory, standing={("CACHE_DEGRADED", "sda"): standing, ("COLLAPSE", "sdb"): other}
-        )
-        device = replace(SDB, driver=driver)
-        host.device = replace(SDA, driver=driver)
-        host.second(**UNCACHED, more=tuple(replace(each, device=device) for each in more))
-        return host.names()
 
-    assert names("megaraid_sas") == [AlertName.CACHE_DEGRADED]
-    assert names("mpt3sas") == [AlertName.CACHE_DEGRADED, AlertName.COLLAPSE]
+def test_a_disk_that_fails_is_told_beside_a_lost_cache() -> None:
+    host = Watched().usual()
+    host.until(10, **UNCACHED)
+    for _ in range(15):
+        host.second(syncs=3, latency_s=0.3, spread=4.0, waiting=1)
+    assert host.names() == [AlertName.CACHE_DEGRADED, AlertName.COLLAPSE]
+    assert host.alerts[1].cause is Cause.DEVICE
 
 
 # ---- EXHAUSTED, BLIND, FOREIGN_WRITER ----------------------------------------

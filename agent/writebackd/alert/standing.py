@@ -90,17 +90,22 @@ def uninhibited(standing: Mapping[Key, Standing], sample: Sample) -> Tuple[Alert
         each.alert
         for (name, on), each in standing.items()
         if not any(
-            on == other or _related(devices.get(on or ""), devices.get(other or ""))
+            _explains(worse, each.alert)
+            and (on == other or _share_a_disk(devices.get(on or ""), devices.get(other or "")))
             for worse in _WORSE.get(name, ())
             for other in by_name.get(worse.value, ())
         )
     )
 
 
-def _related(one: Optional[Device], other: Optional[Device]) -> bool:
-    """Whether two devices share a disk, or a RAID controller's driver."""
+def _explains(worse: AlertName, alert: Alert) -> bool:
+    """A cache may be off for weeks; that a write takes 100 ms and longer is not for want of it."""
+    return worse is not AlertName.CACHE_DEGRADED or alert.cause is not Cause.DEVICE
+
+
+def _share_a_disk(one: Optional[Device], other: Optional[Device]) -> bool:
+    """Volumes on one disk do.  Two disks of one driver may be of two controllers; and of one
+    controller each tells of its cache by itself."""
     if one is None or other is None:
         return False
-    if set(one.leaf_devnos) & set(other.leaf_devnos):
-        return True
-    return one.driver is not None and one.driver == other.driver and one.driver.startswith(_RAID)
+    return not set(one.leaf_devnos).isdisjoint(other.leaf_devnos)
