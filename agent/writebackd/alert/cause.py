@@ -33,6 +33,9 @@ FAULT_ONE_S = 2.0
 # Writes as fast as usual among slow ones: somebody else has the disks, or the cache, at times.
 FAST_MULTIPLE, FAST_LEAST_S = 3.0, 0.3e-3
 FAST_SHARE = 0.02
+# Media with much of their own speed (a drive's short seeks) answer some in three times what a slow
+# cache takes: these are no evidence of a cache while they are few, and above what it takes.
+SOON_SHARE, CACHE_MULTIPLE = 0.2, 1.5
 # A write cache answers faster than media can: a rotation takes 4 to 8 ms, a seek as much.
 CACHED_S, MEDIA_S, MEDIA_MOST_S = 1e-3, 1.5e-3, 50e-3
 MEDIA_MULTIPLE = 5.0
@@ -121,14 +124,22 @@ def fast_share(writes: Histogram, size_bytes: int, watch: Watch) -> Optional[flo
     usual = watch.usual(watch.writes, size, ENOUGH_S)
     if usual is None or total < ENOUGH_WRITES or size > SMALL:
         return None
-    slow = writes.share_above(max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S))
+    slow = writes.share_above(_soon_s(usual))
     return None if slow is None else 1.0 - slow
+
+
+def _soon_s(usual: Baseline) -> float:
+    return max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S)
 
 
 def is_write_through(spell: Spell, watch: Watch) -> bool:
     """Whether every small write takes as long as media do, where a cache used to take them."""
     usual, fast = usual_write(spell, watch), fast_share(spell.writes, spell.sync_bytes, watch)
-    if usual is None or fast is None or usual.latency_s > CACHED_S or fast > FAST_SHARE:
+    if usual is None or fast is None or usual.latency_s > CACHED_S or fast > SOON_SHARE:
+        return False
+    cached_s = min(_soon_s(usual), max(CACHE_MULTIPLE * usual.latency_s, MEDIA_S / 2))
+    above, total = spell.writes.count_above(cached_s)
+    if total - above > FAST_SHARE * total:
         return False
     low, middle = spell.writes.quantile(0.1), spell.writes.quantile(0.5)
     assert low is not None and middle is not None  # fast_share() counted them

@@ -54,6 +54,7 @@ class Spell:
     flood_age_s: float = float("inf")  # of the flood, when this began
     backlog_s: float = 0.0  # what waited to be written, in seconds of the rate, most of it seen
     backlog_bytes: float = 0.0
+    queued_s2: float = 0.0  # the same, not its most but by the seconds that it waited
     throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
     inflight: int = 0  # most seen
     writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
@@ -64,6 +65,11 @@ class Spell:
     @property
     def sync_rate(self) -> float:
         return self.syncs / self.seconds if self.seconds else 0.0
+
+    @property
+    def queued_s(self) -> float:
+        """What waited to be written, in seconds of the rate, on average."""
+        return self.queued_s2 / self.seconds if self.seconds else 0.0
 
     @property
     def latency_s(self) -> float:
