@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, Mapping, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 import pytest
 
@@ -705,3 +705,45 @@ def test_of_another_disk_and_of_one_that_nobody_syncs_no_rate_is_kept() -> None:
     ended = host.usual(120, syncs=0)
     same = Memory(devices={"sda": DeviceMemory(identity=("8:0", 1), usual_sync_rate=900.0)})
     assert to_keep(same, ended.memory.watches).devices["sda"].usual_sync_rate is None
+
+
+def test_media_of_which_some_answer_soon_are_no_cache() -> None:
+    host = Watched().usual(latency_s=0.46e-3)
+    for n in range(6):
+        assert host.alerts == ()
+        # A fifth of every other second's within 1.38 ms, which is 3 x usual.
+        host.second(**{**UNCACHED, "latency_s": 5e-3 if n % 2 else 3.2e-3})
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+
+
+def test_a_neighbour_who_leaves_some_room_in_the_cache_is_none_that_took_it() -> None:
+    host = Watched().usual(latency_s=0.46e-3)
+    for _ in range(30):
+        host.second(syncs=200, latency_s=0.5e-3, waiting=1, spread=60.0)
+        host.second(syncs=200, latency_s=8e-3, waiting=1, seeks=True)
+        assert AlertName.CACHE_DEGRADED not in host.names()
+
+
+def test_a_queue_that_comes_and_goes_explains_no_more_than_it_does_on_average() -> None:
+    host = Watched(core=remembered(mode=Mode.ENFORCE)).usual()
+    for n in range(6):
+        assert host.alerts == ()
+        host.second(syncs=200, latency_s=36e-3, seeks=True, flood=56 * MB, waiting=1,
+                    dirty=(MB // 5, MB * 6 // 5)[n % 2])  # fmt: skip
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+
+
+@pytest.mark.parametrize("dirty, within_s", [(MB, 8), (20 * MB, None)])
+def test_beside_a_flood_held_for_long_what_its_queue_does_not_explain_is_a_collapse(
+    dirty: int, within_s: Optional[int]
+) -> None:
+    core = Memory(mode=Mode.ENFORCE, devices={"sda": DeviceMemory(flood_began_s=1000.0)})
+    host = Watched(core=core).usual(flood=200 * MB, dirty=dirty)
+    some: Mapping[str, Any] = {
+        "syncs": 220, "latency_s": 0.4e-3, "spread": 500.0, "waiting": 1, "flood": 200 * MB,
+    }  # fmt: skip
+    if within_s is None:
+        host.usual(60, **some, dirty=dirty)
+    else:
+        assert host.until(15, **some, dirty=dirty) == within_s
+        assert host.alerts[0].cause is Cause.NEIGHBOUR

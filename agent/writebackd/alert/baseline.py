@@ -106,13 +106,16 @@ def is_calm(watch: Watch, estimate: Estimate) -> bool:
     return usual is None or mean_s <= SLOWER * usual.latency_s
 
 
-def followed(watch: Watch, rate: float, sync_bytes: float, dt_s: float) -> Watch:
+def followed(
+    watch: Watch, rate: float, sync_bytes: float, dt_s: float, flooded_s: float = 0.0
+) -> Watch:
     """`watch` with this tick's syncs and bytes per second in what is usual."""
     follows_s = RATE_RISES_S if rate > watch.sync_rate else RATE_FALLS_S
     usual = watch.sync_rate + min(1.0, dt_s / follows_s) * (rate - watch.sync_rate)
     return replace(
-        watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes)
-    )
+        watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes),
+        flooded_s=flooded_s,
+    )  # fmt: skip
 
 
 def unwanted(watch: Watch, rate: float, dt_s: float) -> Watch:

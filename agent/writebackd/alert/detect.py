@@ -161,8 +161,10 @@ def _judged(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
 def _learned(look: Look, watch: Watch, seconds: float) -> Watch:
     """`watch` with this tick in what is usual, which stands for `seconds`."""
     estimate = look.estimate
-    rate = estimate.sync_rate or 0.0 if is_calm(watch, estimate) else watch.sync_rate
-    watch = followed(watch, rate, look.sync_bytes / look.dt_s, seconds)
+    calm = is_calm(watch, estimate)
+    rate = estimate.sync_rate or 0.0 if calm else watch.sync_rate
+    flooded_s = watch.flooded_s + seconds * calm if estimate.flooded else 0.0
+    watch = followed(watch, rate, look.sync_bytes / look.dt_s, seconds, flooded_s)
     unknown = watch.usual(watch.syncs, watch.size, ENOUGH_S) is None
     if not estimate.flooded or (unknown and not look.late):
         watch = learn(watch, look.seen, estimate, seconds)

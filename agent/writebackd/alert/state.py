@@ -95,6 +95,7 @@ class Watch:
     identity: Tuple[Optional[str], ...]
     sync_rate: float = 0.0  # usual, per second, while syncs are as fast as usual
     size: int = 0  # the size class of the last syncs
+    flooded_s: float = 0.0  # in a row that the rate was followed beside a flood
     most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
     syncs: Baselines = field(default_factory=dict)
     writes: Baselines = field(default_factory=dict)
