@@ -641,6 +641,11 @@ def test_reads_alone_that_complete_are_no_stall() -> None:
         (f"/system.slice/docker-{'a' * 64}.scope", f"docker-{'a' * 64}.scope", "a" * 64),
         (f"/kubepods/burstable/pod1/{'b' * 64}", None, "b" * 64),
         (f"/machine.slice/libpod-{'c' * 64}.scope/container", f"libpod-{'c' * 64}.scope", "c" * 64),
+        # Units of a container, which may be called as the host's are.
+        (f"/docker/{'d' * 64}/system.slice/mysql.service", None, "d" * 64),
+        ("/lxc.payload.web/system.slice/mysql.service", None, "web"),
+        ("/lxc/101/ns/system.slice/mysql.service", None, "101"),
+        ("/user.slice/user-0.slice/user@0.service/app.slice/x.service", "user@0.service", None),
         ("/", None, None),
         (None, None, None),
     ],
@@ -747,3 +752,59 @@ def test_beside_a_flood_held_for_long_what_its_queue_does_not_explain_is_a_colla
     else:
         assert host.until(15, **some, dirty=dirty) == within_s
         assert host.alerts[0].cause is Cause.NEIGHBOUR
+
+
+@pytest.mark.parametrize(
+    "paused",
+    [
+        {"dt_s": 9.0, "completed": False, "inflight": 4, "waiting": 2, "oldest_s": 9.0},
+        {"dt_s": 9.0, "syncs": 40, "latency_s": 0.4e-3, "spread": 2e4, "waiting": 1},
+    ],
+)
+def test_one_tick_in_which_the_whole_host_stood_still_is_no_alert(
+    paused: Mapping[str, Any]
+) -> None:
+    Watched().usual().usual(1, **paused).usual()
+
+
+def test_one_slow_second_in_every_half_minute_keeps_no_alert() -> None:
+    host = starved()
+    stood = 0
+    while host.alerts and stood < 1000:
+        stood += 1
+        if stood % 30:
+            host.second(syncs=700)
+        else:
+            host.second(syncs=500, latency_s=10e-3, spread=10.0, waiting=1)
+    assert 300 <= stood <= 330
+    # Every fifth is another matter.
+    often = starved()
+    for n in range(1000):
+        if n % 5:
+            often.second(syncs=700)
+        else:
+            often.second(syncs=500, latency_s=10e-3, spread=10.0, waiting=1)
+    assert often.names() == [AlertName.COLLAPSE]
+
+
+def test_seconds_that_are_far_apart_are_no_spell() -> None:
+    host = Watched().usual().usual(2, **UNCACHED)
+    assert host.memory.watches["sda"].degraded is not None
+    host.usual(15, syncs=0)
+    assert host.memory.watches["sda"].degraded is None
+    assert host.until(10, **UNCACHED) == 6
+    assert host.alerts[0].since_s == pytest.approx(1.7e9 + 1077.0)
+
+
+def test_what_a_device_is_known_for_can_be_forgotten_under_an_alert() -> None:
+    host = Watched().usual()
+    smaller = {"syncs": 40, "latency_s": 50e-3, "waiting": 1}
+    for _ in range(600):
+        host.second(**smaller)
+    assert host.names() == [AlertName.COLLAPSE]
+    host.memory = replace(host.memory, watches={})  # writebackctl forget
+    well = 0
+    while host.alerts:
+        host.second(**smaller)
+        well += 1
+    assert well == 60

@@ -9,7 +9,6 @@ from typing import Optional, Sequence, Tuple
 from writebackd.alert.baseline import ENOUGH_S
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.values import Cause, Culprit
-from writebackd.control.guards import unit_of
 from writebackd.model import Histogram, Memory, TaskSample
 
 # A flood is to blame when its pages are what a sync waits behind, or when it has just begun.
@@ -47,6 +46,7 @@ SMALL = 1
 # Culprits: those with this part of what the first one dirtied.
 CULPRIT_SHARE, MOST_CULPRITS = 0.2, 3
 _CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_LXC = re.compile(r"^/(?:lxc\.payload\.|lxc/)([^/]+)")
 
 
 def cause_of(spell: Spell, watch: Watch, memory: Memory) -> Cause:
@@ -173,14 +173,21 @@ def _culprit(task: TaskSample, rate: float) -> Culprit:
 
 
 def unit_in(cgroup: Optional[str]) -> Optional[str]:
-    """systemd's unit that a cgroup path belongs to; None where none does."""
-    if cgroup is None:
-        return None
-    unit = unit_of(cgroup)
-    return unit if unit.endswith((".service", ".scope")) else None
+    """The host's unit that a cgroup path belongs to; None where none does.
+
+    Below what is no slice (/docker/ID, /lxc.payload.web) a container has units of its own, which
+    may be called as the host's are.
+    """
+    for part in (cgroup or "").strip("/").split("/"):
+        if part.endswith((".service", ".scope")):
+            return part
+        if not part.endswith(".slice"):
+            return None
+    return None
 
 
 def container_in(cgroup: Optional[str]) -> Optional[str]:
-    """The id of the container that a cgroup path belongs to (docker, podman, CRI): 64 hex."""
-    found = _CONTAINER.search(cgroup or "")
+    """The container that a cgroup path belongs to: its id (docker, podman, CRI: 64 hex), its name
+    (LXC, LXD, Proxmox)."""
+    found = _CONTAINER.search(cgroup or "") or _LXC.search(cgroup or "")
     return found.group(1) if found else None

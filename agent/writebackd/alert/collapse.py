@@ -15,7 +15,7 @@ from writebackd.alert.cause import (
     culprits_of,
 )
 from writebackd.alert.degraded import cache_alert
-from writebackd.alert.spell import evidence, grown, is_over
+from writebackd.alert.spell import evidence, grown, is_lasting, is_over
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
@@ -114,6 +114,7 @@ def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
     held_up = spell.throttled_s >= THROTTLED_SHARE * spell.seconds
     return (
         spell.lasted_s >= least_s
+        and is_lasting(spell)
         and spell.sync_rate < look.rules.sync_share * beside * watch.sync_rate
         and (held_up or spell.latency_s > _threshold_s(look, watch, syncs))
         and (held_up or spell.waited_s >= DEMAND_SHARE * spell.seconds)

@@ -14,7 +14,7 @@ from writebackd.alert.cause import (
     fast_share,
     is_write_through,
 )
-from writebackd.alert.spell import evidence, grown
+from writebackd.alert.spell import UNWANTED_S, evidence, grown, is_lasting
 from writebackd.alert.state import Baseline, Recovery, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
@@ -43,7 +43,10 @@ def degraded(look: Look, watch: Watch) -> Watch:
     count, size_bytes, latencies = look.small_writes
     size = size_class(count, size_bytes)
     if not count or size > SMALL:
-        return watch  # nothing small was written: it says nothing
+        # Nothing small was written: it says nothing, and in the end what was before says no more.
+        spell = watch.degraded
+        unseen_s = look.tick.sample.time_s - spell.began_s - spell.lasted_s if spell else 0.0
+        return _over(watch) if unseen_s >= UNWANTED_S else watch
     usual = watch.usual(watch.writes, size, ENOUGH_S)
     if usual is None or _behind_much(look):
         return _over(watch)
@@ -55,7 +58,7 @@ def degraded(look: Look, watch: Watch) -> Watch:
         and (_is_queued(spell) or not is_write_through(spell, watch))
     ):
         return _over(watch)
-    if spell.lasted_s >= DEGRADED_S:
+    if spell.lasted_s >= DEGRADED_S and is_lasting(spell):
         look.tick.tell(cache_alert(look, watch, spell, usual))
     return replace(watch, degraded=spell)
 

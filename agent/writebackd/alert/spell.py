@@ -106,6 +106,11 @@ def is_over(spell: Spell) -> bool:
     return spell.good_s >= SPELL_ENDS_S or spell.unwanted_s >= UNWANTED_S
 
 
+def is_lasting(spell: Spell) -> bool:
+    """Whether it is more than one long tick: what stood still in that may be the whole host."""
+    return len(spell.ticks) > 1
+
+
 def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
     """The numbers that the cause rests on."""
     usual = watch.usual(watch.syncs, watch.size, ENOUGH_S)

@@ -13,6 +13,9 @@ from writebackd.model import Device, Sample, replace
 
 # What it looks like for so long is why: a spell forgets what was before within 16 s.
 CAUSE_HOLDS_S = 10.0
+# A second that is not well takes so many of those that were: begun anew by each, an alert would
+# stand for ever where a checkpoint makes one slow second in every minute.
+GOOD_TAKEN = 10.0
 # What explains an alert: it is not told beside one of these.
 _WORSE: Mapping[str, Tuple[AlertName, ...]] = {
     AlertName.COLLAPSE.value: (AlertName.STALL, AlertName.CACHE_DEGRADED),
@@ -38,7 +41,10 @@ def stand(tick: Tick, before: Mapping[Key, Standing]) -> Dict[Key, Standing]:
             standing[key] = _still(each, alert, tick)
             continue
         gone = key[1] is not None and key[1] not in here
-        good_s = each.good_s + tick.sample.dt_s if key in tick.well or gone else 0.0
+        if key in tick.well or gone:
+            good_s = each.good_s + tick.sample.dt_s
+        else:
+            good_s = max(0.0, each.good_s - GOOD_TAKEN * tick.sample.dt_s)
         if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
             alert = words.gone(each.alert) if gone else each.alert
             standing[key] = replace(each, alert=alert, good_s=good_s)
