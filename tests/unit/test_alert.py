@@ -808,3 +808,23 @@ def test_what_a_device_is_known_for_can_be_forgotten_under_an_alert() -> None:
         host.second(**smaller)
         well += 1
     assert well == 60
+
+
+@pytest.mark.parametrize("doubles_s, told", [(60, True), (300, True), (1200, False)])
+def test_what_gets_slower_by_the_minute_is_a_collapse_and_by_the_hour_is_usual(
+    doubles_s: int, told: bool
+) -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    names = []
+    for n in range(6 * doubles_s):
+        worse = 2.0 ** (n / doubles_s)
+        host.second(syncs=int(1000 / worse), latency_s=0.4e-3 * worse, spread=4.0, waiting=1)
+        names += host.names()
+    assert (AlertName.COLLAPSE in names) is told
+
+
+def test_the_most_that_syncs_were_seen_to_write_is_forgotten_in_a_day() -> None:
+    host = Watched().usual().usual(1, sync_bytes=1 << 20)
+    most = host.memory.watches["sda"].most_sync_bytes
+    host.usual(3600, syncs=20)
+    assert 0.95 * most < host.memory.watches["sda"].most_sync_bytes < 0.97 * most

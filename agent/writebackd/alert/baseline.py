@@ -23,11 +23,16 @@ from writebackd.model import (
 LATENCY_FOLLOWS_S = 60.0
 # Slower than twice the usual may be trouble in its beginning: that becomes usual within the hour.
 SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
+# And what gets slower minute by minute never is twice as slow as the minute before: a rise follows
+# slowly too, so that one by half in five minutes is seen. Less than that is what a load varies by.
+RISING, RISING_FOLLOWS_S = 1.25, 600.0
 # The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
 # that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
 RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
 # Of slow ones that nobody waits for most of the time: less is asked, but how much less?
 RATE_UNWANTED_S = 300.0
+# The most that syncs were seen to write: an hour that was unlike the others is forgotten in a day.
+MOST_FALLS_S = 86400.0
 # Seconds of ticks with operations before a baseline is believed.
 ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
@@ -112,10 +117,8 @@ def followed(
     """`watch` with this tick's syncs and bytes per second in what is usual."""
     follows_s = RATE_RISES_S if rate > watch.sync_rate else RATE_FALLS_S
     usual = watch.sync_rate + min(1.0, dt_s / follows_s) * (rate - watch.sync_rate)
-    return replace(
-        watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes),
-        flooded_s=flooded_s,
-    )  # fmt: skip
+    most = max(sync_bytes, watch.most_sync_bytes * (1.0 - dt_s / MOST_FALLS_S))
+    return replace(watch, sync_rate=usual, most_sync_bytes=most, flooded_s=flooded_s)
 
 
 def unwanted(watch: Watch, rate: float, dt_s: float) -> Watch:
@@ -134,8 +137,10 @@ def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float
     else:
         # A mean of all until there is enough to follow.
         learned_s = before.learned_s + seconds
-        slower = before.learned_s >= ENOUGH_S and latency_s > SLOWER * before.latency_s
-        follows_s = SLOWER_FOLLOWS_S if slower else min(learned_s, LATENCY_FOLLOWS_S)
+        follows_s = min(learned_s, LATENCY_FOLLOWS_S)
+        if before.learned_s >= ENOUGH_S and latency_s > RISING * before.latency_s:
+            slower = latency_s > SLOWER * before.latency_s
+            follows_s = SLOWER_FOLLOWS_S if slower else RISING_FOLLOWS_S
         weight = min(1.0, seconds / follows_s)
         moved_s = before.latency_s + weight * (latency_s - before.latency_s)
         new = Baseline(size, moved_s, learned_s)
