@@ -669,8 +669,8 @@ def restarted(host: Watched, away_s: float = 5.0) -> Watched:
     mine = DeviceMemory(
         identity=("8:0", 1), known_as="naa.5a", baseline_s=0.4e-3, flood_began_s=1055.0
     )
-    core = to_keep(Memory(devices={"sda": mine}), host.memory.watches)
-    kept = learn(core.devices["sda"], Learned(), 1.7e9)
+    (mine,) = to_keep(Memory(devices={"sda": mine}), host.memory.watches)
+    kept = learn(mine, Learned(), 1.7e9)
     new = seed(DeviceMemory(flood_began_s=1055.0), kept, 1.7e9 + away_s)
     return Watched(core=Memory(mode=Mode.OBSERVE, devices={"sda": new}), time_s=host.time_s)
 
@@ -706,10 +706,10 @@ def test_in_the_quiet_after_boot_no_earlier_rate_is_begun_with() -> None:
 def test_of_another_disk_and_of_one_that_nobody_syncs_no_rate_is_kept() -> None:
     host = Watched(core=remembered()).usual()
     other = Memory(devices={"sda": DeviceMemory(identity=("8:0", 9))})
-    assert to_keep(other, host.memory.watches) == other
+    assert list(to_keep(other, host.memory.watches)) == [*other.devices.values()]
     ended = host.usual(120, syncs=0)
     same = Memory(devices={"sda": DeviceMemory(identity=("8:0", 1), usual_sync_rate=900.0)})
-    assert to_keep(same, ended.memory.watches).devices["sda"].usual_sync_rate is None
+    assert [each.usual_sync_rate for each in to_keep(same, ended.memory.watches)] == [None]
 
 
 def test_media_of_which_some_answer_soon_are_no_cache() -> None:
@@ -798,7 +798,7 @@ def test_seconds_that_are_far_apart_are_no_spell() -> None:
 
 def test_what_a_device_is_known_for_can_be_forgotten_under_an_alert() -> None:
     host = Watched().usual()
-    smaller = {"syncs": 40, "latency_s": 50e-3, "waiting": 1}
+    smaller: Mapping[str, Any] = {"syncs": 40, "latency_s": 50e-3, "waiting": 1}
     for _ in range(600):
         host.second(**smaller)
     assert host.names() == [AlertName.COLLAPSE]

@@ -29,8 +29,8 @@ LAW_ACTS_S = 30.0
 # What is usual was learned without a flood; beside one that is held about so many syncs are left
 # (f at the knee, tests/sim/plant.py).
 BESIDE_HELD_FLOOD = 0.65
-# Unless it followed that beside the flood for so long, and syncs wait for longer than what the agent
-# lets be queued takes (the law tries larger limits, which cost some syncs again).
+# Unless it followed that beside the flood for so long, and syncs wait for longer than what the
+# agent lets be queued takes (the law tries larger limits, which cost some syncs again).
 BESIDE_USUAL_S = 3 * RATE_FALLS_S
 # What a large sync may take: its bytes at this part of the most that syncs were seen to write.
 SIZE_SLACK = 3.0

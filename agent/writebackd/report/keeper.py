@@ -12,10 +12,10 @@ import threading
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
-from writebackd.model import Device, Fact, Learned, Memory, Sample
+from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, Sample
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,10 @@ _HEAD = f'{{"version": {VERSION}, "devices": [\n'
 _TAIL = '\n], "crc32": "00000000"}\n'
 
 
+def devices_of(memory: Memory) -> Iterable[DeviceMemory]:
+    return memory.devices.values()
+
+
 class Keeper:
     """Seeds the memory of devices that are new, and keeps what it learned of them.
 
@@ -36,10 +40,12 @@ class Keeper:
     on a disk that hangs, and then the daemon goes on as if there were no file.
     """
 
-    def __init__(self, path: Path, whole: Callable[[Memory], Memory] = lambda m: m) -> None:
+    def __init__(
+        self, path: Path, whole: Callable[[Memory], Iterable[DeviceMemory]] = devices_of
+    ) -> None:
         """Start the thread. Touches no file itself.
 
-        `whole` adds to a memory what is to be kept and lies elsewhere.
+        `whole`: the devices of a memory, with what is to be kept of them and lies elsewhere.
         """
         self.path = path
         self._whole = whole
@@ -101,7 +107,7 @@ class Keeper:
 
     def _learn(self, memory: Memory, wall_s: float) -> None:
         assert self._known is not None
-        for each in self._whole(memory).devices.values():
+        for each in self._whole(memory):
             if each.known_as is not None:
                 before = self._known.get(each.known_as, Learned())
                 self._known[each.known_as] = learn(each, before, wall_s)
