@@ -113,7 +113,8 @@ def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
     syncs = _of_spell(spell)
     held_up = spell.throttled_s >= THROTTLED_SHARE * spell.seconds
     return (
-        spell.lasted_s >= least_s
+        # Sixteen half seconds may be 7.99 s.
+        spell.lasted_s >= least_s - look.dt_s / 4
         and is_lasting(spell)
         and spell.sync_rate < look.rules.sync_share * beside * watch.sync_rate
         and (held_up or spell.latency_s > _threshold_s(look, watch, syncs))
