@@ -20,7 +20,7 @@ from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, Sample
 log = logging.getLogger(__name__)
 
 VERSION = 1
-# A host with 1 024 disks and as many that come and go; about 350 bytes each.
+# A host with 1 024 disks and as many that come and go; about 430 bytes each.
 MAX_DEVICES = 4096
 MAX_BYTES = 1 << 20
 # A drain rate moves with every tick of a flood; a minute of it is soon learned again.
