@@ -26,6 +26,7 @@ from writebackd.actuate.lock import AlreadyRunning, take_lock
 from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.restore import WAIT_S
 from writebackd.actuate.watch import Watch
+from writebackd.alert.baseline import to_keep
 from writebackd.alert.blind import unread
 from writebackd.alert.detect import detect
 from writebackd.alert.routes import Routes
@@ -160,7 +161,9 @@ class Daemon:
         self._figures = Collector()
         kept = self.policy.history.samples_bytes
         self._tape = Tape(options.state_dir / SAMPLES, kept) if kept else None
-        self._keeper = Keeper(options.state_dir / LEARNED)
+        self._keeper = Keeper(
+            options.state_dir / LEARNED, lambda memory: to_keep(memory, self._alerts.watches)
+        )
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
         self._usage = Usage(self._files)
@@ -733,6 +736,8 @@ class Daemon:
         if name not in self._memory.devices or not self._keeper.was_read:
             return False
         self._memory = forgotten(self._memory, name)
+        watches = {n: watch for n, watch in self._alerts.watches.items() if n != name}
+        self._alerts = replace(self._alerts, watches=watches)
         self._keeper.keep(self._memory, time.time())
         self._history.record(Event(time.time(), "forget", device=name))
         return True

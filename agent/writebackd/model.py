@@ -609,6 +609,8 @@ class Learned:
     write_baseline_s: Optional[Fact] = None
     tau_s: Optional[Fact] = None
     cache_bytes: Optional[Fact] = None
+    usual_sync_rate: Optional[Fact] = None
+    most_sync_bytes: Optional[Fact] = None
 
 
 @dataclass(frozen=True)
@@ -643,6 +645,9 @@ class DeviceMemory:
     flood_lasted_s: float = float("inf")  # the one before
     sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
     last_demand_s: Optional[float] = None
+    # the detector's, put here only to be kept (alert/baseline.py): syncs and their bytes a second
+    usual_sync_rate: Optional[float] = None
+    most_sync_bytes: Optional[float] = None
     # law
     hold: "Hold" = field(default_factory=lambda: Hold())
     # the last decision

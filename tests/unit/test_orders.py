@@ -15,6 +15,7 @@ import pytest
 
 import schema
 from fake_host import Rig
+from writebackd.alert.state import Watch
 from writebackd.cli.render import render_status
 from writebackd.cli.screens import render_why
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
@@ -86,9 +87,13 @@ def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: P
     rig.daemon._memory = replace(
         rig.daemon._memory, devices={**rig.daemon._memory.devices, name: taught}
     )
+    watch = Watch((mine.identity[0], str(mine.identity[1])), sync_rate=900.0)
+    rig.daemon._alerts = replace(rig.daemon._alerts, watches={name: watch})
     rig.daemon._keeper.keep(rig.daemon._memory, rig.wall)
     file = tmp_path / "state" / "learned.json"
     wait_until(lambda: file.exists() and "disk" in decode(file.read_bytes()))
+    rate = decode(file.read_bytes())["disk"].usual_sync_rate
+    assert rate is not None and rate.value == 900.0
     answer = rig.daemon.handle("forget", {"device": f"/dev/{name}"}, 0)
     assert list(schema.problems(json.loads(json.dumps(answer)), schema.load("forget"))) == []
     assert answer["device"] == name

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Dict, Tuple
+import math
+from typing import Dict, Iterator, Mapping, Tuple
 
 from writebackd.alert.state import Baseline, Baselines, Watch, size_class
 from writebackd.model import (
     ClassSample,
+    DeviceMemory,
     DeviceSample,
     Estimate,
     Histogram,
     IoClass,
     Learned,
+    Memory,
     replace,
 )
 
@@ -20,15 +23,22 @@ from writebackd.model import (
 LATENCY_FOLLOWS_S = 60.0
 # Slower than twice the usual may be trouble in its beginning: that becomes usual within the hour.
 SLOWER, SLOWER_FOLLOWS_S = 2.0, 1200.0
+# And what gets slower minute by minute never is twice as slow as the minute before: a rise follows
+# slowly too, so that one by half in five minutes is seen. Less than that is what a load varies by.
+RISING, RISING_FOLLOWS_S = 1.25, 600.0
 # The rate of syncs follows sooner, but only while they are as fast as usual: then fewer are a load
 # that ended, and the backup after it is no collapse.  Of slower ones, the latency may be why.
 RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
 # Of slow ones that nobody waits for most of the time: less is asked, but how much less?
 RATE_UNWANTED_S = 300.0
+# The most that syncs were seen to write: an hour that was unlike the others is forgotten in a day.
+MOST_FALLS_S = 86400.0
 # Seconds of ticks with operations before a baseline is believed.
 ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
 ENOUGH = 3
+# Syncs per second, below which a usual rate is not kept.
+LEAST_RATE = 0.1
 _NONE = ClassSample()
 
 
@@ -62,14 +72,41 @@ def learn(watch: Watch, seen: DeviceSample, estimate: Estimate, seconds: float) 
     return replace(watch, syncs=syncs, size=size, writes=writes)
 
 
-def seeded(watch: Watch, earlier: Learned) -> Watch:
-    """`watch` with what an earlier run of the daemon knew of this disk (estimate/learned.py)."""
+def seeded(watch: Watch, earlier: Learned, age_s: float) -> Watch:
+    """`watch` with what an earlier run of the daemon knew of this disk (estimate/learned.py).
+
+    `age_s`: how long this run has seen the disk do nothing, which is no load that starves.
+    """
     syncs, writes = earlier.baseline_s, earlier.write_baseline_s
+    rate, most = earlier.usual_sync_rate, earlier.most_sync_bytes
+    if rate is not None and not watch.sync_rate:
+        left = rate.value * math.exp(-age_s / RATE_FALLS_S)
+        watch = replace(watch, sync_rate=left, most_sync_bytes=most.value if most else 0.0)
     if syncs is not None and not watch.syncs:
         watch = replace(watch, syncs={0: Baseline(0, syncs.value, ENOUGH_S)})
     if writes is not None and not watch.writes:
         watch = replace(watch, writes={0: Baseline(0, writes.value, ENOUGH_S)})
     return watch
+
+
+def to_keep(memory: Memory, watches: Mapping[str, Watch]) -> Iterator[DeviceMemory]:
+    """The devices of `memory` with what is usual for them, as far as that is to outlive a restart.
+
+    One at a time: a copy of 1 024 takes 2 MB.
+    """
+    for name, mine in memory.devices.items():
+        watch = watches.get(name)
+        if watch is not None and watch.identity == (mine.identity[0], str(mine.identity[1])):
+            # Below that no objective of a policy can speak of a rate.
+            rate = _rounded(watch.sync_rate) if watch.sync_rate >= LEAST_RATE else None
+            most = _rounded(watch.most_sync_bytes)
+            mine = replace(mine, usual_sync_rate=rate, most_sync_bytes=most)
+        yield mine
+
+
+def _rounded(value: float) -> float:
+    """To a thousandth: the file is read by people, and 1 024 disks fit into it."""
+    return float(f"{value:.4g}")
 
 
 def is_calm(watch: Watch, estimate: Estimate) -> bool:
@@ -81,13 +118,14 @@ def is_calm(watch: Watch, estimate: Estimate) -> bool:
     return usual is None or mean_s <= SLOWER * usual.latency_s
 
 
-def followed(watch: Watch, rate: float, sync_bytes: float, dt_s: float) -> Watch:
+def followed(
+    watch: Watch, rate: float, sync_bytes: float, dt_s: float, flooded_s: float = 0.0
+) -> Watch:
     """`watch` with this tick's syncs and bytes per second in what is usual."""
     follows_s = RATE_RISES_S if rate > watch.sync_rate else RATE_FALLS_S
     usual = watch.sync_rate + min(1.0, dt_s / follows_s) * (rate - watch.sync_rate)
-    return replace(
-        watch, sync_rate=usual, most_sync_bytes=max(watch.most_sync_bytes, sync_bytes)
-    )
+    most = max(sync_bytes, watch.most_sync_bytes * (1.0 - dt_s / MOST_FALLS_S))
+    return replace(watch, sync_rate=usual, most_sync_bytes=most, flooded_s=flooded_s)
 
 
 def unwanted(watch: Watch, rate: float, dt_s: float) -> Watch:
@@ -106,8 +144,10 @@ def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float
     else:
         # A mean of all until there is enough to follow.
         learned_s = before.learned_s + seconds
-        slower = before.learned_s >= ENOUGH_S and latency_s > SLOWER * before.latency_s
-        follows_s = SLOWER_FOLLOWS_S if slower else min(learned_s, LATENCY_FOLLOWS_S)
+        follows_s = min(learned_s, LATENCY_FOLLOWS_S)
+        if before.learned_s >= ENOUGH_S and latency_s > RISING * before.latency_s:
+            slower = latency_s > SLOWER * before.latency_s
+            follows_s = SLOWER_FOLLOWS_S if slower else RISING_FOLLOWS_S
         weight = min(1.0, seconds / follows_s)
         moved_s = before.latency_s + weight * (latency_s - before.latency_s)
         new = Baseline(size, moved_s, learned_s)

@@ -9,7 +9,6 @@ from typing import Optional, Sequence, Tuple
 from writebackd.alert.baseline import ENOUGH_S
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.values import Cause, Culprit
-from writebackd.control.guards import unit_of
 from writebackd.model import Histogram, Memory, TaskSample
 
 # A flood is to blame when its pages are what a sync waits behind, or when it has just begun.
@@ -33,6 +32,9 @@ FAULT_ONE_S = 2.0
 # Writes as fast as usual among slow ones: somebody else has the disks, or the cache, at times.
 FAST_MULTIPLE, FAST_LEAST_S = 3.0, 0.3e-3
 FAST_SHARE = 0.02
+# Media with much of their own speed (a drive's short seeks) answer some in three times what a slow
+# cache takes: these are no evidence of a cache while they are few, and above what it takes.
+SOON_SHARE, CACHE_MULTIPLE = 0.2, 1.5
 # A write cache answers faster than media can: a rotation takes 4 to 8 ms, a seek as much.
 CACHED_S, MEDIA_S, MEDIA_MOST_S = 1e-3, 1.5e-3, 50e-3
 MEDIA_MULTIPLE = 5.0
@@ -44,6 +46,7 @@ SMALL = 1
 # Culprits: those with this part of what the first one dirtied.
 CULPRIT_SHARE, MOST_CULPRITS = 0.2, 3
 _CONTAINER = re.compile(r"(?:^|[-/:])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_LXC = re.compile(r"^/(?:lxc\.payload\.|lxc/)([^/]+)")
 
 
 def cause_of(spell: Spell, watch: Watch, memory: Memory) -> Cause:
@@ -121,14 +124,22 @@ def fast_share(writes: Histogram, size_bytes: int, watch: Watch) -> Optional[flo
     usual = watch.usual(watch.writes, size, ENOUGH_S)
     if usual is None or total < ENOUGH_WRITES or size > SMALL:
         return None
-    slow = writes.share_above(max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S))
+    slow = writes.share_above(_soon_s(usual))
     return None if slow is None else 1.0 - slow
+
+
+def _soon_s(usual: Baseline) -> float:
+    return max(FAST_MULTIPLE * usual.latency_s, FAST_LEAST_S)
 
 
 def is_write_through(spell: Spell, watch: Watch) -> bool:
     """Whether every small write takes as long as media do, where a cache used to take them."""
     usual, fast = usual_write(spell, watch), fast_share(spell.writes, spell.sync_bytes, watch)
-    if usual is None or fast is None or usual.latency_s > CACHED_S or fast > FAST_SHARE:
+    if usual is None or fast is None or usual.latency_s > CACHED_S or fast > SOON_SHARE:
+        return False
+    cached_s = min(_soon_s(usual), max(CACHE_MULTIPLE * usual.latency_s, MEDIA_S / 2))
+    above, total = spell.writes.count_above(cached_s)
+    if total - above > FAST_SHARE * total:
         return False
     low, middle = spell.writes.quantile(0.1), spell.writes.quantile(0.5)
     assert low is not None and middle is not None  # fast_share() counted them
@@ -162,14 +173,21 @@ def _culprit(task: TaskSample, rate: float) -> Culprit:
 
 
 def unit_in(cgroup: Optional[str]) -> Optional[str]:
-    """systemd's unit that a cgroup path belongs to; None where none does."""
-    if cgroup is None:
-        return None
-    unit = unit_of(cgroup)
-    return unit if unit.endswith((".service", ".scope")) else None
+    """The host's unit that a cgroup path belongs to; None where none does.
+
+    Below what is no slice (/docker/ID, /lxc.payload.web) a container has units of its own, which
+    may be called as the host's are.
+    """
+    for part in (cgroup or "").strip("/").split("/"):
+        if part.endswith((".service", ".scope")):
+            return part
+        if not part.endswith(".slice"):
+            return None
+    return None
 
 
 def container_in(cgroup: Optional[str]) -> Optional[str]:
-    """The id of the container that a cgroup path belongs to (docker, podman, CRI): 64 hex."""
-    found = _CONTAINER.search(cgroup or "")
+    """The container that a cgroup path belongs to: its id (docker, podman, CRI: 64 hex), its name
+    (LXC, LXD, Proxmox)."""
+    found = _CONTAINER.search(cgroup or "") or _LXC.search(cgroup or "")
     return found.group(1) if found else None

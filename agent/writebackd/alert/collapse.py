@@ -6,10 +6,16 @@ from __future__ import annotations
 from typing import NamedTuple, Optional
 
 from writebackd.alert import words
-from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.cause import FLOODED_SHARE, THROTTLED_SHARE, cause_of, culprits_of
+from writebackd.alert.baseline import ENOUGH_S, RATE_FALLS_S
+from writebackd.alert.cause import (
+    FLOODED_SHARE,
+    QUEUED,
+    THROTTLED_SHARE,
+    cause_of,
+    culprits_of,
+)
 from writebackd.alert.degraded import cache_alert
-from writebackd.alert.spell import evidence, grown, is_over
+from writebackd.alert.spell import evidence, grown, is_lasting, is_over
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
@@ -23,6 +29,9 @@ LAW_ACTS_S = 30.0
 # What is usual was learned without a flood; beside one that is held about so many syncs are left
 # (f at the knee, tests/sim/plant.py).
 BESIDE_HELD_FLOOD = 0.65
+# Unless it followed that beside the flood for so long, and syncs wait for longer than what the
+# agent lets be queued takes (the law tries larger limits, which cost some syncs again).
+BESIDE_USUAL_S = 3 * RATE_FALLS_S
 # What a large sync may take: its bytes at this part of the most that syncs were seen to write.
 SIZE_SLACK = 3.0
 
@@ -98,12 +107,15 @@ def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
         # What the law is tightening against is no alert unless it fails.
         least_s = max(LAW_ACTS_S, least_s)
     beside = 1.0
-    if look.tick.protects and spell.flooded_s >= FLOODED_SHARE * spell.seconds:
+    held = look.tick.protects and spell.flooded_s >= FLOODED_SHARE * spell.seconds
+    if held and (watch.flooded_s < BESIDE_USUAL_S or spell.latency_s <= QUEUED * spell.queued_s):
         beside = BESIDE_HELD_FLOOD
     syncs = _of_spell(spell)
     held_up = spell.throttled_s >= THROTTLED_SHARE * spell.seconds
     return (
-        spell.lasted_s >= least_s
+        # Sixteen half seconds may be 7.99 s.
+        spell.lasted_s >= least_s - look.dt_s / 4
+        and is_lasting(spell)
         and spell.sync_rate < look.rules.sync_share * beside * watch.sync_rate
         and (held_up or spell.latency_s > _threshold_s(look, watch, syncs))
         and (held_up or spell.waited_s >= DEMAND_SHARE * spell.seconds)

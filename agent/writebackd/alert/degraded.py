@@ -5,8 +5,16 @@ from __future__ import annotations
 
 from writebackd.alert import words
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.cause import ENOUGH_WRITES, QUEUED, SMALL, fast_share, is_write_through
-from writebackd.alert.spell import evidence, grown
+from writebackd.alert.cause import (
+    ENOUGH_WRITES,
+    FLOODED_SHARE,
+    QUEUED,
+    SMALL,
+    SOON_SHARE,
+    fast_share,
+    is_write_through,
+)
+from writebackd.alert.spell import UNWANTED_S, evidence, grown, is_lasting
 from writebackd.alert.state import Baseline, Recovery, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
@@ -14,7 +22,6 @@ from writebackd.model import replace
 
 DEGRADED_S = 6.0
 FAST_AGAIN = 0.5  # share of small writes, from which on the cache is back
-NOT_ALL_SLOW = 0.1  # and from which on a spell is over
 # Behind seconds of a flood every write waits, cache or not.
 HIDING_BYTES = 64 << 20
 # Without a small write for so long it is not known to be off any more; it is told again when it is.
@@ -36,17 +43,22 @@ def degraded(look: Look, watch: Watch) -> Watch:
     count, size_bytes, latencies = look.small_writes
     size = size_class(count, size_bytes)
     if not count or size > SMALL:
-        return watch  # nothing small was written: it says nothing
+        # Nothing small was written: it says nothing, and in the end what was before says no more.
+        spell = watch.degraded
+        unseen_s = look.tick.sample.time_s - spell.began_s - spell.lasted_s if spell else 0.0
+        return _over(watch) if unseen_s >= UNWANTED_S else watch
     usual = watch.usual(watch.writes, size, ENOUGH_S)
-    if usual is None or _hidden(look):
+    if usual is None or _behind_much(look):
         return _over(watch)
     spell = grown(watch.degraded, look, True, DEGRADED_S)
     share = fast_share(latencies, size_bytes, watch)
-    if (share is not None and share > NOT_ALL_SLOW) or (
-        spell.lasted_s >= DEGRADED_S / 2 and not is_write_through(spell, watch)
+    # Twice as many as those of a spell may be: a tick has few to count.
+    if (share is not None and share > 2 * SOON_SHARE) or (
+        spell.lasted_s >= DEGRADED_S / 2
+        and (_is_queued(spell) or not is_write_through(spell, watch))
     ):
         return _over(watch)
-    if spell.lasted_s >= DEGRADED_S:
+    if spell.lasted_s >= DEGRADED_S and is_lasting(spell):
         look.tick.tell(cache_alert(look, watch, spell, usual))
     return replace(watch, degraded=spell)
 
@@ -77,15 +89,28 @@ def recovering(look: Look, watch: Watch) -> Watch:
     return replace(watch, recovery=now)
 
 
+def _behind_much(look: Look) -> bool:
+    return look.estimate.flooded and look.backlog_bytes > HIDING_BYTES
+
+
+def _is_queued(spell: Spell) -> bool:
+    """Whether what a flood has queued explains why small writes are slow; from tick to tick that
+    is a fourth or four times as much."""
+    middle = spell.writes.quantile(0.5)
+    return (
+        spell.flooded_s >= FLOODED_SHARE * spell.seconds
+        and middle is not None
+        and middle <= QUEUED * spell.queued_s
+    )
+
+
 def _hidden(look: Look) -> bool:
-    """Whether a flood explains why small writes are slow: by what is queued ahead of them."""
+    """Whether a flood may be why small writes are slow in this tick."""
     if not look.estimate.flooded:
         return False
     middle = look.small_writes[2].quantile(0.5)
     queued_s = look.backlog_bytes / max(look.estimate.rate, 1.0)
-    return look.backlog_bytes > HIDING_BYTES or (
-        middle is not None and middle <= QUEUED * queued_s
-    )
+    return _behind_much(look) or (middle is not None and middle <= QUEUED * queued_s)
 
 
 def _over(watch: Watch) -> Watch:

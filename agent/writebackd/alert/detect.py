@@ -79,7 +79,10 @@ def detect(
         if watch is None or watch.identity != identity:
             watch = Watch(identity)
         if not watch.writes and name in core.devices:
-            watch = seeded(watch, core.devices[name].earlier)
+            # In the quiet after boot no rate is followed, so none is begun with.
+            begun_s = float("-inf") if tick.quiet else memory.begun_s or sample.time_s
+            age_s = sample.time_s - begun_s
+            watch = seeded(watch, core.devices[name].earlier, age_s)
         look = Look(tick, seen, estimates[name])
         watch = _judged(look, watch, name in at_the_bound)
         if turn and name not in frozen and not tick.quiet:
@@ -111,8 +114,8 @@ def _idle(seen: DeviceSample, watch: Optional[Watch]) -> bool:
 def _quieted(policy: Policy, memory: AlertMemory, sample: Sample) -> AlertMemory:
     """Quiet after boot (time_s counts from there), and after a gap between two ticks."""
     until = memory.quiet_until_s
-    if not memory.begun:
-        memory = replace(memory, begun=True)
+    if memory.begun_s is None:
+        memory = replace(memory, begun_s=sample.time_s)
         until = max(until, policy.alerts.quiet_s)
     elif sample.dt_s >= max(RESUME_S, RESUME_TIMES * memory.dt_s):
         until = sample.time_s + policy.alerts.quiet_s
@@ -153,8 +156,10 @@ def _judged(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
 def _learned(look: Look, watch: Watch, seconds: float) -> Watch:
     """`watch` with this tick in what is usual, which stands for `seconds`."""
     estimate = look.estimate
-    rate = estimate.sync_rate or 0.0 if is_calm(watch, estimate) else watch.sync_rate
-    watch = followed(watch, rate, look.sync_bytes / look.dt_s, seconds)
+    calm = is_calm(watch, estimate)
+    rate = estimate.sync_rate or 0.0 if calm else watch.sync_rate
+    flooded_s = watch.flooded_s + seconds * calm if estimate.flooded else 0.0
+    watch = followed(watch, rate, look.sync_bytes / look.dt_s, seconds, flooded_s)
     unknown = watch.usual(watch.syncs, watch.size, ENOUGH_S) is None
     if not estimate.flooded or (unknown and not look.late):
         watch = learn(watch, look.seen, estimate, seconds)

@@ -72,6 +72,7 @@ def _added(spell: Spell, look: Look) -> Spell:
     read = (seen.classes or {}).get(IoClass.READ)
     operations = seen.writes + (read.count if read is not None else 0)
     backlog = look.backlog_bytes
+    backlog_s = backlog / estimate.rate if estimate.rate else 0.0
     dirtied = dict(spell.dirtied)
     for task in (*tick.tasks.get(name, ()), *tick.tasks.get(None, ())):
         before = dirtied.get(task.pid)
@@ -90,7 +91,8 @@ def _added(spell: Spell, look: Look) -> Spell:
         oldest_s=max(spell.oldest_s, estimate.oldest_fsync_s),
         waited_s=spell.waited_s + (dt_s if look.waited else 0.0),
         flooded_s=spell.flooded_s + (dt_s if estimate.flooded else 0.0),
-        backlog_s=max(spell.backlog_s, backlog / estimate.rate if estimate.rate else 0.0),
+        backlog_s=max(spell.backlog_s, backlog_s),
+        queued_s2=spell.queued_s2 + backlog_s * dt_s,
         backlog_bytes=max(spell.backlog_bytes, backlog),
         throttled_s=spell.throttled_s + min(dt_s, look.held_up_s),
         inflight=max(spell.inflight, seen.inflight),
@@ -102,6 +104,11 @@ def _added(spell: Spell, look: Look) -> Spell:
 
 def is_over(spell: Spell) -> bool:
     return spell.good_s >= SPELL_ENDS_S or spell.unwanted_s >= UNWANTED_S
+
+
+def is_lasting(spell: Spell) -> bool:
+    """Whether it is more than one long tick: what stood still in that may be the whole host."""
+    return len(spell.ticks) > 1
 
 
 def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:

@@ -27,10 +27,11 @@ def stall(look: Look, watch: Watch) -> Watch:
         return watch if not watch.stalled_s else replace(watch, stalled_s=0.0)
     if seen.classes and any(each.count for each in seen.classes.values()):
         return replace(watch, stalled_s=0.0) if watch.stalled_s else watch  # flushes
-    stalled_s = watch.stalled_s + look.dt_s
+    before_s, stalled_s = watch.stalled_s, watch.stalled_s + look.dt_s
     watch = replace(watch, stalled_s=stalled_s)
     least_s = look.rules.stall_s if waiting else max(look.rules.stall_s, UNWANTED_STALL_S)
-    if stalled_s < least_s:
+    # In one long tick the whole host may have stood still, as a guest does that is paused.
+    if stalled_s < least_s or not before_s:
         return watch
     # Without a request under way the disk may well be fine, for some time a snapshot holds it.
     critical = seen.inflight or stalled_s >= look.rules.critical_s

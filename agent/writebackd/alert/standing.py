@@ -13,8 +13,9 @@ from writebackd.model import Device, Sample, replace
 
 # What it looks like for so long is why: a spell forgets what was before within 16 s.
 CAUSE_HOLDS_S = 10.0
-# Drivers of controllers with a write cache of their own: one battery for all their disks.
-_RAID = ("megaraid_sas", "aacraid", "hpsa", "smartpqi", "arcmsr", "3w-")
+# A second that is not well takes so many of those that were: begun anew by each, an alert would
+# stand for ever where a checkpoint makes one slow second in every minute.
+GOOD_TAKEN = 10.0
 # What explains an alert: it is not told beside one of these.
 _WORSE: Mapping[str, Tuple[AlertName, ...]] = {
     AlertName.COLLAPSE.value: (AlertName.STALL, AlertName.CACHE_DEGRADED),
@@ -40,7 +41,10 @@ def stand(tick: Tick, before: Mapping[Key, Standing]) -> Dict[Key, Standing]:
             standing[key] = _still(each, alert, tick)
             continue
         gone = key[1] is not None and key[1] not in here
-        good_s = each.good_s + tick.sample.dt_s if key in tick.well or gone else 0.0
+        if key in tick.well or gone:
+            good_s = each.good_s + tick.sample.dt_s
+        else:
+            good_s = max(0.0, each.good_s - GOOD_TAKEN * tick.sample.dt_s)
         if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
             alert = words.gone(each.alert) if gone else each.alert
             standing[key] = replace(each, alert=alert, good_s=good_s)
@@ -92,17 +96,22 @@ def uninhibited(standing: Mapping[Key, Standing], sample: Sample) -> Tuple[Alert
         each.alert
         for (name, on), each in standing.items()
         if not any(
-            on == other or _related(devices.get(on or ""), devices.get(other or ""))
+            _explains(worse, each.alert)
+            and (on == other or _share_a_disk(devices.get(on or ""), devices.get(other or "")))
             for worse in _WORSE.get(name, ())
             for other in by_name.get(worse.value, ())
         )
     )
 
 
-def _related(one: Optional[Device], other: Optional[Device]) -> bool:
-    """Whether two devices share a disk, or a RAID controller's driver."""
+def _explains(worse: AlertName, alert: Alert) -> bool:
+    """A cache may be off for weeks; that a write takes 100 ms and longer is not for want of it."""
+    return worse is not AlertName.CACHE_DEGRADED or alert.cause is not Cause.DEVICE
+
+
+def _share_a_disk(one: Optional[Device], other: Optional[Device]) -> bool:
+    """Volumes on one disk do.  Two disks of one driver may be of two controllers; and of one
+    controller each tells of its cache by itself."""
     if one is None or other is None:
         return False
-    if set(one.leaf_devnos) & set(other.leaf_devnos):
-        return True
-    return one.driver is not None and one.driver == other.driver and one.driver.startswith(_RAID)
+    return not set(one.leaf_devnos).isdisjoint(other.leaf_devnos)

@@ -54,6 +54,7 @@ class Spell:
     flood_age_s: float = float("inf")  # of the flood, when this began
     backlog_s: float = 0.0  # what waited to be written, in seconds of the rate, most of it seen
     backlog_bytes: float = 0.0
+    queued_s2: float = 0.0  # the same, not its most but by the seconds that it waited
     throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
     inflight: int = 0  # most seen
     writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
@@ -64,6 +65,11 @@ class Spell:
     @property
     def sync_rate(self) -> float:
         return self.syncs / self.seconds if self.seconds else 0.0
+
+    @property
+    def queued_s(self) -> float:
+        """What waited to be written, in seconds of the rate, on average."""
+        return self.queued_s2 / self.seconds if self.seconds else 0.0
 
     @property
     def latency_s(self) -> float:
@@ -89,6 +95,7 @@ class Watch:
     identity: Tuple[Optional[str], ...]
     sync_rate: float = 0.0  # usual, per second, while syncs are as fast as usual
     size: int = 0  # the size class of the last syncs
+    flooded_s: float = 0.0  # in a row that the rate was followed beside a flood
     most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
     syncs: Baselines = field(default_factory=dict)
     writes: Baselines = field(default_factory=dict)
@@ -127,7 +134,7 @@ class AlertMemory:
 
     sighted: bool = True  # the probe is expected to see syncs
     ticks: int = 0
-    begun: bool = False  # with the first tick
+    begun_s: Optional[float] = None  # the first tick, as Sample.time_s
     quiet_until_s: float = float("-inf")
     dt_s: float = 0.0  # of the tick before
     blind_s: float = 0.0  # in a row

@@ -12,21 +12,25 @@ import threading
 import zlib
 from collections import deque
 from pathlib import Path
-from typing import Any, Deque, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
-from writebackd.model import Device, Fact, Learned, Memory, Sample
+from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, Sample
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
-# A host with 1 024 disks and as many that come and go; about 250 bytes each.
+# A host with 1 024 disks and as many that come and go; about 430 bytes each.
 MAX_DEVICES = 4096
 MAX_BYTES = 1 << 20
 # A drain rate moves with every tick of a flood; a minute of it is soon learned again.
 SAVE_S = 60.0
 _HEAD = f'{{"version": {VERSION}, "devices": [\n'
 _TAIL = '\n], "crc32": "00000000"}\n'
+
+
+def devices_of(memory: Memory) -> Iterable[DeviceMemory]:
+    return memory.devices.values()
 
 
 class Keeper:
@@ -36,9 +40,15 @@ class Keeper:
     on a disk that hangs, and then the daemon goes on as if there were no file.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Start the thread. Touches no file itself."""
+    def __init__(
+        self, path: Path, whole: Callable[[Memory], Iterable[DeviceMemory]] = devices_of
+    ) -> None:
+        """Start the thread. Touches no file itself.
+
+        `whole`: the devices of a memory, with what is to be kept of them and lies elsewhere.
+        """
         self.path = path
+        self._whole = whole
         self.error: Optional[str] = None  # why the last attempt to write failed
         self._known: Optional[Dict[str, Learned]] = None  # the loop's, once it was read
         self._saved: Dict[str, Learned] = {}
@@ -97,7 +107,7 @@ class Keeper:
 
     def _learn(self, memory: Memory, wall_s: float) -> None:
         assert self._known is not None
-        for each in memory.devices.values():
+        for each in self._whole(memory):
             if each.known_as is not None:
                 before = self._known.get(each.known_as, Learned())
                 self._known[each.known_as] = learn(each, before, wall_s)
