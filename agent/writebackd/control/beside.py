@@ -89,7 +89,7 @@ def _caps(
     taken = {action.lever for action in sample.actions if action.ok}
     if memory.mode is Mode.OBSERVE:
         taken = set()  # nothing is written, so nothing comes into force
-    bdis = {seen.device.name: seen.device.bdi for seen in sample.devices}
+    devices = {seen.device.name: seen.device for seen in sample.devices}
     flooded_lately = {
         name for name, each in memory.devices.items()
         if sample.time_s - each.last_flood_s <= OTHERS_LAST_S
@@ -99,15 +99,6 @@ def _caps(
         leaf for seen in sample.devices if seen.device.name in flooded_lately
         for leaf in seen.device.leaf_devnos
     )
-    # A flood from another volume of the same disks would go free under a wide global limit,
-    # and it is the one that hurts.
-    shares_disks = {
-        seen.device.name for seen in sample.devices
-        if any(
-            floods_on[leaf] > (seen.device.name in flooded_lately)
-            for leaf in seen.device.leaf_devnos
-        )
-    }
     # Of those without a cap; its own is not smaller than itself.
     least = min(
         (
@@ -116,28 +107,32 @@ def _caps(
         ),
         default=0,
     )
+    arrived_bytes = shared_limit(memory, sample)
     for want in wants:
-        known = memory.caps.get(want.name)
-        if bdis[want.name] in refused:
+        device, known = devices[want.name], memory.caps.get(want.name)
+        if device.bdi in refused:
             continue
         if known is not None and sample.time_s < memory.hold_until_s:
             caps[want.name] = known  # of the run before: nobody knows yet who syncs and floods
             continue
         if want.target_bytes is None or not want.demand:
             continue
-        if want.name in shares_disks:
+        if known is None and not (
+            want.target_bytes <= least and arrived_bytes <= ARRIVED * want.target_bytes
+        ):
+            continue  # not the tightest, or not there yet
+        flooded = want.name in flooded_lately
+        if len(flooded_lately) <= flooded:
+            continue  # alone, or alone again: the global pair does as well
+        # A flood from another volume of the same disks would go free under a wide global
+        # limit, and it is the one that hurts.
+        if any(floods_on[leaf] > flooded for leaf in device.leaf_devnos):
             continue
-        others = len(flooded_lately) > (want.name in flooded_lately)
-        tightest = want.target_bytes <= least
         if known is None:
-            arrived = shared_limit(memory, sample) <= ARRIVED * want.target_bytes
-            if others and tightest and arrived:
-                caps[want.name] = Cap(want.target_bytes)
+            caps[want.name] = Cap(want.target_bytes)
             continue
-        if not others:
-            continue  # alone again: the global pair does as well
         size = known.bytes if near(want.target_bytes, known.bytes) else want.target_bytes
-        in_force = known.in_force or f"bdi {bdis[want.name]} strict_limit" in taken
+        in_force = known.in_force or f"bdi {device.bdi} strict_limit" in taken
         caps[want.name] = Cap(size, in_force)
     return caps
 

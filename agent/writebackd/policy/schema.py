@@ -521,9 +521,10 @@ class Policy:
         """
         asked = (name, driver_is_loop, cmdline_devices, devno, leaves, driver)
         known = self._selected
-        if asked not in known:
-            known[asked] = self._select(*asked)
-        return known[asked]
+        why = known.get(asked, "")  # which is no reason
+        if why == "":
+            why = known[asked] = self._select(*asked)
+        return why
 
     def _select(
         self,
