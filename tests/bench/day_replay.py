@@ -7,8 +7,8 @@ A host with one RAID goes through a day in the plant model: a database with its 
 checkpoint every five minutes, logs rotated every hour, a backup at night, a rebuild at noon, copies
 in the afternoon. The pure core decides, and the daemon's own tape keeps the ticks, a second apart
 and half of that in a hurry, as in the daemon. Then `writebackctl replay` decides all of it again.
-`--flooded` is the worst day, flood and syncs all the time and every tick a short one; `--tape` keeps
-the tape in DIR, or replays what is there.
+`--flooded` is the worst day, flood and syncs all the time and every tick a short one; `--tape`
+keeps the tape in DIR, or replays what is there.
 """
 
 from __future__ import annotations
