@@ -475,6 +475,10 @@ class Basis:
     objective_s: float  # p99 of an fsync
     allowed_delay_s: float  # the policy's, used until tau is measured
     forward_bytes: Optional[int]  # drain rate x tau or that delay; None: not known yet
+    # within which the limit is searched, and share of the drain rate that the flood keeps
+    floor_bytes: int = 0
+    ceiling_bytes: int = 1 << 62
+    keep: float = 0.95
 
 
 @dataclass(frozen=True)

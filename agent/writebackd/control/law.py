@@ -75,7 +75,7 @@ def decide_device(
     share = estimate.limit_share
     allowed = Bounds(
         int(floor * share), int(ceiling * share), policy.limits.rest_bytes,
-        bounds.allowed_delay_s, objective, policy.objective.keep_throughput,
+        bounds.allowed_delay_s, objective, policy.objective.keep_throughput, share,
     )
     hold = memory.hold
     if estimate.flooded:
@@ -92,7 +92,10 @@ def decide_device(
         state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
     target = _clamp(target / share, floor, ceiling)
-    basis = Basis(objective, allowed.tau_s, feed_forward(allowed, estimate))
+    basis = Basis(
+        objective, allowed.tau_s, feed_forward(allowed, estimate), allowed.floor,
+        allowed.ceiling, allowed.keep,
+    )
     want = Want(estimate.name, state, target, True, verdict, (verdict,), basis)
     return want, replace(memory, hold=hold)
 
