@@ -112,10 +112,14 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
             f"drain rate {human.size(estimate.drain_rate)}/s (this tick: {estimate.drain_sample})"
         )
     if estimate.demand_known:
-        steps.append(
-            f"{estimate.sync_rate or 0:.0f} syncs/s, p50 {_ms(estimate.fsync_p50_s)}, "
-            f"p99 {_ms(estimate.fsync_p99_s)}, unloaded {_ms(estimate.baseline_s)}"
-        )
+        text = f"{human.count(estimate.sync_rate or 0.0)} syncs/s"
+        if estimate.fsync_p50_s is not None:
+            text += f", p50 {_ms(estimate.fsync_p50_s)}, p99 {_ms(estimate.fsync_p99_s)}"
+        if estimate.oldest_fsync_s > (estimate.fsync_p99_s or 0.0):
+            text += f", one still waits since {_ms(estimate.oldest_fsync_s)}"
+        if estimate.baseline_s is not None:
+            text += f", unloaded {_ms(estimate.baseline_s)}"
+        steps.append(text)
     if estimate.slow_share is not None:
         steps.append(f"{100 * estimate.slow_share:.0f} % of write completions slow")
     return tuple(steps)
