@@ -404,7 +404,7 @@ class Daemon:
             actions = self._actuator.apply(decision.limit_bytes, decision.background_bytes)
         just_restarted = _boottime() < self._memory.hold_until_s
         actions += self._actuator.apply_settings(decision.settings, just_restarted)
-        return self._log_actions(actions, decision.reason)
+        return self._log_actions(actions, decision.reason, decision.decision_id)
 
     def _hold(self, error: Exception) -> None:
         """Blind for a tick: keep what is set; for longer: back to the originals."""
@@ -482,7 +482,9 @@ class Daemon:
                 )
         return tuple(named)
 
-    def _log_actions(self, actions: Tuple[Action, ...], reason: str = "") -> Tuple[Action, ...]:
+    def _log_actions(
+        self, actions: Tuple[Action, ...], reason: str = "", decision_id: Optional[str] = None
+    ) -> Tuple[Action, ...]:
         """Each that was done, for the `reason` of a decision, or else as the way back."""
         failed: Dict[str, List[str]] = {}
         for action in actions:
@@ -492,7 +494,7 @@ class Daemon:
             elif error is None and not self._actuator.dry_run:
                 log.info(
                     "%s %s -> %s", action.lever, action.old, action.new,
-                    extra=entry.lever(action, reason),
+                    extra=entry.lever(action, reason, decision_id),
                 )
             if error is None:
                 self._refusals.pop(action.lever, None)

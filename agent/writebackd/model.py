@@ -509,6 +509,7 @@ class Decision:
     # Levers beside the global pair; one that is not named goes back to its original.
     settings: Tuple[Setting, ...] = ()
     hurry: bool = False  # somebody waits behind a flood: look again sooner
+    decision_id: Optional[str] = None  # of the device whose need is the goal; None: of none
 
 
 class Phase(Enum):

@@ -129,7 +129,7 @@ def device_in(path: Path, options: argparse.Namespace) -> Tuple[Optional[str], O
     """
     wanted: Optional[str] = options.device
     known = known_devices(path) if wanted is not None else []
-    if wanted is None or wanted in known:
+    if wanted is None or wanted in known or not known:
         return wanted, None
     try:
         answer = request(options.runtime_dir, "why", {"device": wanted}, timeout_s=1.0)
@@ -140,7 +140,7 @@ def device_in(path: Path, options: argparse.Namespace) -> Tuple[Optional[str], O
         return str(names[0]), None
     return wanted, (
         f"no device is called {wanted!r} in {path}; known devices:"
-        f" {', '.join(map(clean, known)) or 'none'}"
+        f" {', '.join(map(clean, known))}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import List, Optional, Sequence, Tuple
 from writebackd.alert.routes import Happening, What
 from writebackd.alert.routes.words import happening_json, headline, line
 from writebackd.model import Action, DeviceDecision, Mode
+from writebackd.report.entry import LIMITS
 from writebackd.report.history import Event
 from writebackd.report.snapshot import Snapshot
 
@@ -48,6 +49,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             Event(
                 wall_s,
                 "action",
+                decision_id=now.decision.decision_id if action.lever in LIMITS else None,
                 limit_bytes=now.decision.limit_bytes,
                 background_bytes=now.decision.background_bytes,
                 text=text,
