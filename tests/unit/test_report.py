@@ -136,6 +136,13 @@ def test_nothing_is_claimed_where_nothing_happened() -> None:
     assert "nothing to protect" in headline([])
 
 
+def test_short_floods_are_not_said_to_have_met_nobody() -> None:
+    text = said(rows(60, flooded_s=4.0))
+    assert "nobody synced" not in text and "nothing to protect" not in text
+    assert "for moments only, 4m0s together" in text and "spells too short" in text
+    assert "Flooded for 10m0s, and nobody synced" in said(rows(60, latency=Histogram()))
+
+
 def test_all_is_only_said_of_all() -> None:
     almost = Histogram(((72, 99_999), (150, 1)))
     assert "99.9 % met the objective" in said(rows(60, latency=almost))
@@ -250,6 +257,13 @@ def test_a_daemon_that_was_killed_is_not_drawn_at_work_for_the_rest_of_the_day()
     assert mark.end_s == BEGIN_S + 1000
     idle = [replace(events[0], state="idle")]
     assert _states(idle, rows(100), "sda", about)[0].end_s == about.end_s
+
+
+def test_what_observe_would_have_set_was_not_set() -> None:
+    texts = ("dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO")
+    events = [Event(BEGIN_S + n, "action", text=text) for n, text in enumerate(texts)]
+    page = render(ABOUT, rows(10), events)
+    assert "<dt>limits set</dt><dd>1</dd>" in page
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

@@ -110,7 +110,8 @@ class _Law:
         if self._decision.reason == ELSEWHERE:
             return (
                 "Nothing is judged until the limit in force is within a fifth of this target: until"
-                " then it is on its way there, or another device's need decides."
+                " then it is on its way there, or another device's need decides, or nothing is"
+                " written (observe)."
             )
         if hold.phase is Phase.FILL:
             return (

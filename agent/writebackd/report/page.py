@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.report.events import RESOLVED
+from writebackd.report.events import RESOLVED, WOULD_BE
 from writebackd.report.figures import COARSE_S, Figures
 from writebackd.report.history import Event
 from writebackd.report.plot import Mark, bins, device_plot, escape
@@ -126,12 +126,13 @@ def _facts(
     })  # fmt: skip
     flooded = max((each.flooded_s for each in judged), default=0.0)
     failed = sum(event.kind == "action" and " failed: " in event.text for event in events)
+    wishes = sum(event.kind == "action" and event.text.startswith(WOULD_BE) for event in events)
     facts = [
         ("agent's limit in force", human.duration(held_s)),
         ("flooded, longest device", human.duration(flooded)),
         ("devices with figures", str(len(judged))),
         ("decisions", str(of("decision"))),
-        ("limits set", str(of("action") - failed)),
+        ("limits set", str(of("action") - failed - wishes)),
         ("alerts", str(raised)),
         ("set by somebody else", str(of("foreign"))),
     ]

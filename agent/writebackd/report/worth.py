@@ -84,6 +84,7 @@ class Worth:
     loose: Stretch  # flood and fsyncs, the limits as found (observe, held off, yielded)
     calm: Stretch  # fsyncs without a flood
     flooded_s: float  # with fsyncs or without
+    brief_s: float  # of it: with fsyncs, in rows that are flooded or ours in part, of neither side
     found_bytes: float
     drain_rate: Optional[float]
     objective_s: Optional[float]
@@ -103,10 +104,16 @@ def worth(rows: Sequence[Figures]) -> Worth:
         loose=_stretch([row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s], lost),
         calm=_stretch([row for row in synced if not row.flooded_s], lost),
         flooded_s=sum(row.flooded_s for row in rows),
+        brief_s=sum(row.flooded_s for row in synced if _is_mixed(row)),
         found_bytes=rows[-1].found_bytes,
         drain_rate=drains[len(drains) // 2] if drains else None,
         objective_s=objectives[-1] if objectives else None,
     )
+
+
+def _is_mixed(row: Figures) -> bool:
+    ours = row.ours_s / row.span_s
+    return row.flooded_s < WHOLE * row.span_s or 1 - WHOLE < ours < WHOLE
 
 
 def _unfinished(rows: Sequence[Figures]) -> Dict[float, float]:
@@ -170,6 +177,13 @@ def headline(found: Sequence[Worth]) -> str:
                 "Floods met programs that sync, but the agent held no limit then: it was"
                 " observing, held off, or had yielded."
             )
+        brief_s = max((each.brief_s for each in found), default=0.0)
+        if brief_s:
+            return (
+                "Floods met programs that sync for moments only,"
+                f" {human.duration(brief_s)} together: too short to say what the agent is worth"
+                " here."
+            )
         return (
             "No flood met a program that syncs: there was nothing to protect, and nothing can"
             " be said of what the agent is worth here."
@@ -205,7 +219,13 @@ def sentences(each: Worth) -> List[str]:
     """The same at length for one device, one thought each."""
     held, lines = each.held, []
     if not held.span_s and not each.loose.span_s:
-        if each.flooded_s:
+        if each.brief_s:
+            lines.append(
+                f"Flooded for {human.duration(each.flooded_s)}, and for"
+                f" {human.duration(each.brief_s)} of it there were fsyncs, in spells too short to"
+                " be told from what was before and after them."
+            )
+        elif each.flooded_s:
             lines.append(
                 f"Flooded for {human.duration(each.flooded_s)}, and nobody synced meanwhile."
             )
