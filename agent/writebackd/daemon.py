@@ -239,6 +239,9 @@ class Daemon:
             self._keeper.close(timeout=1.0)
             if self._textfile is not None:
                 self._textfile.close(timeout=1.0)
+            ended = f"{self._signals.stop or 'an error'}, on-exit = {self.policy.on_exit}"
+            ended += "" if done else ", which could not be done in full: see the log"
+            self._history.record(Event(time.time(), "stop", text=ended))
             self._history.close(timeout=2.0)
             if self._tape is not None:
                 self._tape.close(timeout=1.0)
