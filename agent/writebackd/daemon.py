@@ -242,6 +242,9 @@ class Daemon:
             self._keeper.close(timeout=1.0)
             if self._textfile is not None:
                 self._textfile.close(timeout=1.0)
+            ended = f"{self._signals.stop or 'an error'}, on-exit = {self.policy.on_exit}"
+            ended += "" if done else ", which could not be done in full: see the log"
+            self._history.record(Event(time.time(), "stop", text=ended))
             self._history.close(timeout=2.0)
             if self._tape is not None:
                 self._tape.close(timeout=1.0)
@@ -407,7 +410,7 @@ class Daemon:
             actions = self._actuator.apply(decision.limit_bytes, decision.background_bytes)
         just_restarted = _boottime() < self._memory.hold_until_s
         actions += self._actuator.apply_settings(decision.settings, just_restarted)
-        return self._log_actions(actions, decision.reason)
+        return self._log_actions(actions, decision.reason, decision.decision_id)
 
     def _hold(self, error: Exception) -> None:
         """Blind for a tick: keep what is set; for longer: back to the originals."""
@@ -485,7 +488,9 @@ class Daemon:
                 )
         return tuple(named)
 
-    def _log_actions(self, actions: Tuple[Action, ...], reason: str = "") -> Tuple[Action, ...]:
+    def _log_actions(
+        self, actions: Tuple[Action, ...], reason: str = "", decision_id: Optional[str] = None
+    ) -> Tuple[Action, ...]:
         """Each that was done, for the `reason` of a decision, or else as the way back."""
         failed: Dict[str, List[str]] = {}
         for action in actions:
@@ -495,7 +500,7 @@ class Daemon:
             elif error is None and not self._actuator.dry_run:
                 log.info(
                     "%s %s -> %s", action.lever, action.old, action.new,
-                    extra=entry.lever(action, reason),
+                    extra=entry.lever(action, reason, decision_id),
                 )
             if error is None:
                 self._refusals.pop(action.lever, None)

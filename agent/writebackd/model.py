@@ -502,6 +502,10 @@ class Basis:
     objective_s: float  # p99 of an fsync
     allowed_delay_s: float  # the policy's, used until tau is measured
     forward_bytes: Optional[int]  # drain rate x tau or that delay; None: not known yet
+    # within which the limit is searched, and share of the drain rate that the flood keeps
+    floor_bytes: int = 0
+    ceiling_bytes: int = 1 << 62
+    keep: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -532,6 +536,7 @@ class Decision:
     # Levers beside the global pair; one that is not named goes back to its original.
     settings: Tuple[Setting, ...] = ()
     hurry: bool = False  # somebody waits behind a flood: look again sooner
+    decision_id: Optional[str] = None  # of the device whose need is the goal; None: of none
 
 
 class Phase(Enum):

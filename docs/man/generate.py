@@ -31,7 +31,7 @@ def files() -> Dict[str, str]:
 
 
 def main() -> int:
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print("usage: generate.py SHARE (such as /usr/share)", file=sys.stderr)
         return 2
     for name, text in files().items():

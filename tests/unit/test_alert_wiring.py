@@ -16,7 +16,7 @@ from fake_host import Rig
 from route_cases import FLOOD, wait_for
 from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
 from writebackd.policy import Policy, load_policy
-from writebackd.report.history import read_alerts, read_history
+from writebackd.report.history import Event, read_alerts, read_history
 
 
 @pytest.fixture
@@ -82,6 +82,32 @@ def test_a_reload_changes_the_routes(rig: Rig, tmp_path: Path) -> None:
     assert [state.name for state in rig.daemon._routes.states()] == ["exec"]
     rig.daemon._tell((FLOOD,), rig.wall)
     wait_for(lambda: out.exists() and '"begin"' in out.read_text())
+    rig.end()
+
+
+def test_why_the_journal_and_the_history_have_the_same_id(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    told: List[Event] = []
+    rig.daemon._history.record = told.append  # type: ignore[method-assign,assignment]
+    rig.probe.next = None  # fsync cannot be seen: a flood is enough
+    rig.host.dirty = (1 << 18, 1 << 14)  # a gigabyte waits
+    for _ in range(4):
+        rig.host.flow(200 << 20)
+        rig.tick()
+    why = {each["decision_id"] for each in rig.daemon.handle("why", {}, 0)["devices"]}
+    entries = [getattr(record, "journal", {}) for record in caplog.records]
+    limits = [each for each in entries if each.get("LEVER") == "dirty_bytes"]
+    actions = [each for each in told if each.kind == "action"]
+    assert limits and actions
+    ids = {each.decision_id for each in told if each.kind == "decision"}
+    assert {each["DECISION_ID"] for each in limits} == {each.decision_id for each in actions} <= ids
+    assert limits[-1]["DECISION_ID"] in why
+    # An admin's limit follows no decision of the law.
+    rig.pin(15 << 20)
+    rig.tick()
+    assert [each for each in told if each.kind == "action"][-1].decision_id is None
     rig.end()
 
 

@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME
 from writebackd import human
-from writebackd.control.explain import explain, what_next
+from writebackd.control.explain import explain
+from writebackd.control.forecast import what_next
+from writebackd.control.hold import ELSEWHERE
 from writebackd.model import DeviceDecision, Hold, Phase, State
 from writebackd.policy import load_policy
 
@@ -75,6 +77,83 @@ def test_a_larger_limit_is_kept_or_taken_back_as_it_says() -> None:
     assert checked >= 2
 
 
+_SEARCHED = r"in (\S+) a (?:larger|smaller) limit is tried, (\S+), which is kept"
+_LARGER = r"A larger one, (\S+), is tried in (\S+) if writers"
+
+
+@pytest.mark.parametrize("name", ["battery-gone", "slow-raid", "failing-disk", "battery"])
+def test_a_search_goes_on_when_and_where_it_says(name: str) -> None:
+    """Where trying decides, the time and the limit that are told are those of the next try."""
+    steps, checked = played(name, 160.0), 0
+    for at, (time_s, _, hold, said, _) in enumerate(steps):
+        found = re.search(_SEARCHED, said)
+        if found is None:
+            continue
+        later = [(step[2], step) for step in steps[at + 1 :]]
+        ends = [s for now, s in later if now.limit_bytes != hold.limit_bytes or not now.full_s]
+        if not ends or not ends[0][2].climb.from_bytes:
+            continue  # room was seen, or the drain rate moved: other rules, which are told as well
+        after = ends[0]
+        assert abs(after[0] - time_s - _seconds(found.group(1))) < 1.6, (said, after)
+        assert after[1].target_bytes is not None
+        assert after[1].target_bytes == pytest.approx(_bytes(found.group(2)), rel=0.06)
+        checked += 1
+    assert checked >= 20, checked
+
+
+@pytest.mark.parametrize("name", ["flood", "fast-raid", "mid-flood"])
+def test_a_larger_limit_is_tried_when_and_where_it_says(name: str) -> None:
+    steps, checked = played(name, 160.0), 0
+    for at, (time_s, _, hold, said, _) in enumerate(steps):
+        found = re.search(_LARGER, said)
+        if found is None:
+            continue
+        changed = [step for step in steps[at + 1 :] if step[2].limit_bytes != hold.limit_bytes]
+        quiet = [step for step in steps[at + 1 :] if step[2].full_s or step[2].late_s]
+        if not changed or (quiet and quiet[0][0] < changed[0][0]):
+            continue
+        after = changed[0]
+        if "nothing changed for long" not in after[1].reason:
+            continue  # the flood was held too low before: looser, as was said
+        assert abs(after[0] - time_s - _seconds(found.group(2))) < 1.6, (said, after)
+        assert (after[1].target_bytes or 0) == pytest.approx(_bytes(found.group(1)), rel=0.06)
+        checked += 1
+    assert checked >= 20, checked
+
+
+def test_another_devices_limit_is_no_reason_to_promise_a_larger_one() -> None:
+    loop, checked = Loop(load_policy(None, None), BY_NAME["two-raids"].plant()), 0
+    while loop.plant.now_s < 60.0:
+        sample, estimates, decision = loop.tick()
+        for device in decision.devices:
+            hold = loop.memory.devices[device.name].hold
+            if device.reason == ELSEWHERE and hold.phase in (Phase.HOLD, Phase.SEEK):
+                said = what_next(device, estimates[device.name], hold, sample.time_s)
+                assert said.startswith("Nothing is judged"), said
+                checked += 1
+    assert checked >= 20, checked
+
+
+def test_sizes_are_those_of_the_target_where_devices_share_the_limit() -> None:
+    """The law reckons with a device's part of the limit; people compare with the target."""
+    loop = Loop(load_policy(None, None), BY_NAME["two-raids"].plant())
+    checked = 0
+    while loop.plant.now_s < 60.0:
+        sample, estimates, decision = loop.tick()
+        for device in decision.devices:
+            estimate, hold = estimates[device.name], loop.memory.devices[device.name].hold
+            said = what_next(device, estimate, hold, sample.time_s)
+            back = re.search(r"back to (\S+)$", device.reason)
+            if back is not None and estimate.limit_share < 0.9 and device.target_bytes is not None:
+                assert _bytes(back.group(1)) == pytest.approx(device.target_bytes, rel=0.06)
+            found = re.search(_LARGER, said)
+            if found is None or estimate.limit_share > 0.9 or device.target_bytes is None:
+                continue
+            assert _bytes(found.group(1)) > 1.2 * device.target_bytes, (said, device)
+            checked += 1
+    assert checked >= 5, checked
+
+
 @pytest.mark.parametrize("name", ["flood", "battery-gone", "stick", "no-sync", "waves-5s"])
 def test_every_tick_has_its_reasons(name: str) -> None:
     for _, device, _, said, why in played(name, 40.0):
@@ -94,6 +173,11 @@ def test_what_was_given_up_is_told_with_its_time() -> None:
 def test_without_the_laws_memory_the_state_alone_speaks() -> None:
     decision = DeviceDecision("sda", State.PINNED, 1 << 20, "pinned by the admin", "sda#1")
     assert "release" in what_next(decision, None)
+
+
+def _seconds(text: str) -> float:
+    parts = re.findall(r"([\d.]+)([ms])", text)
+    return sum(float(number) * {"m": 60.0, "s": 1.0}[unit] for number, unit in parts)
 
 
 def _bytes(text: str) -> float:

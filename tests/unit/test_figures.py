@@ -17,6 +17,7 @@ import pytest
 import samples
 import schema
 from writebackd.cli import ctl
+from writebackd.cli import history as history_cli
 from writebackd.model import DeviceSample, Histogram, Mode, SyncSample
 from writebackd.report.figures import COARSE_S, MAX_DEVICES, Collector, Figures, fold
 from writebackd.report.history import (
@@ -304,3 +305,37 @@ def test_until_is_an_end(run: Run) -> None:
     assert "no events" in run("--until", "2001-01-01")[1]
     code, _ = run("--since", "1h", "--until", "2h")
     assert code == 2
+
+
+def test_csv_of_nothing_still_has_its_header(run: Run) -> None:
+    for words in (("--csv",), ("--csv", "--figures")):
+        whole = run(*words)[1].splitlines()[0]
+        assert run(*words, "--until", "2001-01-01")[1].splitlines() == [whole]
+
+
+@pytest.mark.parametrize("more", [(), ("--figures",), ("--csv",), ("--json",)])
+def test_a_device_that_is_not_in_it_is_said_with_those_that_are(
+    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path, more: Tuple[str, ...]
+) -> None:
+    assert ctl.main(["history", "--state-dir", str(tmp_path), "--device", "sdz", *more]) == 0
+    captured = capsys.readouterr()
+    assert "no device is called 'sdz'" in captured.err and "devices: sda, sdb" in captured.err
+    assert "sdz" not in captured.out and "known devices" not in captured.out
+    page = tmp_path / "page.html"
+    words = ["report", "--state-dir", str(tmp_path), "--device", "sdz", "-o", str(page)]
+    assert ctl.main(words) == 2 and not page.exists()
+
+
+def test_a_mount_point_is_what_the_daemon_calls_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: List[object] = []
+
+    def answer(runtime_dir: Path, verb: str, args: object, timeout_s: float) -> object:
+        asked.append((verb, args))
+        return {"devices": [{"name": "sdb"}]}
+
+    monkeypatch.setattr(history_cli, "request", answer)
+    rows = json.loads(run("--figures", "--json", "--device", "/srv")[1])["figures"]
+    assert {each["device"] for each in rows} == {"sdb"}
+    assert asked == [("why", {"device": "/srv"})]

@@ -10,12 +10,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable
 
 import pytest
 
+import samples
+from writebackd.model import Action, Mode
 from writebackd.report import history as history_module
+from writebackd.report.events import events_of
 from writebackd.report.history import MAX_WAITING, Event, History, HistoryError, read_history
 
 TIMEOUT_S = 10.0
@@ -240,3 +244,17 @@ def test_other_users_can_read_while_it_is_written() -> None:
         os.umask(old_umask)
         history.close(TIMEOUT_S)
         shutil.rmtree(directory)
+
+
+def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_goes() -> None:
+    step = (Action("dirty_bytes", "1", "2", True),)
+    shown = samples.observe()
+    later = replace(shown, decision=replace(shown.decision, limit_bytes=77 << 20))
+    assert [each.kind for each in events_of(shown, later, step)] == []
+    goal = replace(shown, decision=replace(shown.decision, goal_bytes=9 << 20))
+    assert [each.text for each in events_of(shown, goal, step)] == [
+        "would be set: dirty_bytes 1 -> 2"
+    ]
+    enforced = replace(shown, mode=Mode.ENFORCE)
+    assert [each.text for each in events_of(enforced, enforced, step)] == ["dirty_bytes 1 -> 2"]
+    assert [each.kind for each in events_of(enforced, shown, step)] == ["action"]

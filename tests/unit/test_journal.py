@@ -119,6 +119,15 @@ def test_a_lever_that_goes_home_is_another_kind_of_message() -> None:
     assert "OLD_BYTES" not in fields and "REASON" not in fields
 
 
+def test_a_limit_names_the_decision_that_it_follows() -> None:
+    limit = entry.lever(Action("dirty_bytes", "0", "4194304", True), "a flood", "sda#3")
+    assert limit["journal"]["DECISION_ID"] == "sda#3"
+    # Another lever has a reason of its own, and what goes home has none.
+    queue = Action("queue sdb nr_requests", "64", "8", True)
+    assert "DECISION_ID" not in entry.lever(queue, "a flood", "sda#3")["journal"]
+    assert "DECISION_ID" not in entry.lever(Action("dirty_bytes", "1", "2", True), "")["journal"]
+
+
 def test_a_foreign_writer_is_named() -> None:
     limit = ForeignWrite("dirty_ratio", "40", pid=7, comm="sysctl", cmdline="sysctl -w x")
     fields = entry.foreign(limit)["journal"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import time
@@ -13,7 +14,10 @@ from typing import Any, Dict, List
 import pytest
 
 from fake_host import Rig
+from writebackd.paths import HISTORY
+from writebackd.report.history import read_history
 from writebackd.report.server import MAX_CLIENTS, ControlServer
+from writebackd.report.snapshot import Snapshot
 
 INTERVAL_S = 0.05
 ANSWER_S = 0.02  # as `status` of a host with a thousand disks
@@ -56,3 +60,28 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
     gaps = [after - before for before, after in zip([begun, *ticks], ticks)]
     # Four answers may be under way when a tick is due; all of them would take 1.3 s.
     assert max(gaps) < INTERVAL_S + 4 * ANSWER_S + 0.15, gaps
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_end_is_in_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.daemon._options = replace(rig.daemon._options, interval_s=0.01)
+    monkeypatch.setattr(rig.daemon._watch, "wait", lambda seconds: True, raising=False)
+    monkeypatch.setattr(rig.daemon._signals, "catch", lambda: None)
+
+    def on_tick(snapshot: Snapshot) -> None:
+        rig.now += 1.0
+        rig.pin(8 << 20)
+        if snapshot.decision.limit_bytes == 8 << 20:
+            if refused:
+                rig.host.errors["/proc/sys/vm/dirty_ratio"] = errno.EROFS
+            rig.daemon._signals.stop = "SIGTERM"
+
+    rig.daemon._on_tick = on_tick
+    rig.now += 1.0
+    rig.daemon.run()
+    last = read_history(tmp_path / "state" / HISTORY)[-1]
+    assert last.kind == "stop" and last.text.startswith("SIGTERM, on-exit = restore")
+    assert ("could not be done in full" in last.text) is refused

@@ -23,11 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import schema
 from fake_host import Rig
+from tests.bench import day_replay
 from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME
 from writebackd.cli import ctl
 from writebackd.cli.replay import policy_of
-from writebackd.model import Memory, Mode
+from writebackd.model import DeviceMemory, Memory, Mode
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report.replay import Tally, replay
 from writebackd.report.tape import FILE_S, Recorded, Tape, TapeError, read_tape
@@ -191,6 +192,26 @@ def test_by_default_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     rig.tick(3)
     assert rig.daemon._tape is None
     rig.end()
+
+
+def test_part_of_a_day_with_a_rebuild_is_decided_again_from_anywhere_in_it(tmp_path: Path) -> None:
+    """The day of tests/bench/day_replay.py, shortened: a rebuild ends in it at 15:00."""
+    ticks = day_replay.record(tmp_path, day_replay.host(), 14.7, 0.7)
+    assert ticks > 0.7 * day_replay.HOUR_S and len(list(tmp_path.iterdir())) >= 4
+    whole = list(read_tape(tmp_path))
+    result = tally(whole)
+    assert result.ticks == ticks and result.different == 0, result.told
+    assert {"guard", "squeeze"} <= result.states["sda"].keys() and result.decisions > 20
+    rates = [device.drain_rate for device in (_after(whole[:900]), _after(whole))]
+    assert rates[0] and rates[1] and rates[1] > 1.5 * rates[0]
+    later = list(read_tape(tmp_path, since_s=whole[len(whole) // 2].sample.wall_s))
+    assert 0 < len(later) < ticks and tally(later).different == 0
+
+
+def _after(ticks: "List[Recorded]") -> DeviceMemory:
+    """What is remembered of the disk in the last checkpoint."""
+    memory = [tick.memory for tick in ticks if tick.memory is not None][-1]
+    return memory.devices["sda"]
 
 
 # ---- the verb ----------------------------------------------------------

@@ -19,7 +19,7 @@ from writebackd.cli import ctl
 from writebackd.model import Histogram
 from writebackd.report.figures import Figures
 from writebackd.report.history import Event, read_figures, read_history
-from writebackd.report.page import MAX_EVENTS, Span, _alerts, render
+from writebackd.report.page import MAX_EVENTS, Span, _alerts, _states, render
 from writebackd.report.plot import BINS, bins, escape
 from writebackd.report.worth import headline, sentences, worth
 
@@ -80,6 +80,42 @@ def test_fewer_of_the_same_length_are_no_even_score() -> None:
     assert "no difference in each, but 30 fsyncs came a second, with it 100" in text
 
 
+def test_a_wait_counts_for_the_time_it_lasted() -> None:
+    """A thousand fsyncs that slip through hide the one of ten seconds from every percentile."""
+    starving = Histogram(((72, 999), (170, 1)))  # 2.2 ms, 11 s
+    loose = [row(600.0 + 10 * n, ours_s=0.0, latency=starving) for n in range(30)]
+    each = worth(rows(60) + loose)
+    assert each.loose.p99_s and each.loose.p99_s < 3e-3 < 10.0 < (each.loose.wait_s or 0.0) < 12.0
+    text = said(rows(60) + loose)
+    assert "half of all waiting was in fsyncs of 11s and more" in text
+    factor = re.search(r"(\d+) times as long as with the agent", text)
+    assert factor is not None and 4_000 < int(factor.group(1)) < 6_000
+
+
+def test_ticks_in_which_no_fsync_returned_are_the_worst_and_not_left_out() -> None:
+    stuck = [
+        row(600.0 + 10 * n, ours_s=0.0, latency=Histogram(), oldest_s=9.0 + 10 * n)
+        for n in range(12)
+    ]
+    each = worth(rows(60) + stuck)
+    assert each.loose.span_s == 120.0 and each.loose.wait_s == each.loose.waited_s == 119.0
+    text = said(rows(60) + stuck)
+    assert "no fsync came back, the longest seen waited for 1m59s" in text
+    assert "times as long as with the agent; 0 fsyncs came a second" in text
+    assert "unknown" not in text and "unknown" not in said([replace(r, ours_s=10.0) for r in stuck])
+
+
+def test_a_wait_that_ends_later_counts_once() -> None:
+    none, end = Histogram(), Histogram(((176, 1),))  # 18 s
+    found = [
+        row(0.0, latency=none, oldest_s=4.0), row(10.0, latency=none, oldest_s=14.0),
+        row(20.0, latency=end, oldest_s=14.5), row(30.0), row(200.0, latency=none, oldest_s=7.0),
+    ]  # fmt: skip
+    held = worth(found).held
+    assert held.unfinished == (7.0,)
+    assert held.waited_s == pytest.approx(end.total_s() + FAST.total_s() + 7.0)
+
+
 def test_a_little_of_it_is_not_compared() -> None:
     text = said(rows(60) + [row(600.0, ours_s=0.0, latency=SLOW)])
     assert "Too little of it to compare" in text and "times as long" not in text
@@ -98,6 +134,13 @@ def test_nothing_is_claimed_where_nothing_happened() -> None:
         text = headline([worth(found)])
         assert "nothing can be said" in text or "held no limit then" in text
     assert "nothing to protect" in headline([])
+
+
+def test_short_floods_are_not_said_to_have_met_nobody() -> None:
+    text = said(rows(60, flooded_s=4.0))
+    assert "nobody synced" not in text and "nothing to protect" not in text
+    assert "for moments only, 4m0s together" in text and "spells too short" in text
+    assert "Flooded for 10m0s, and nobody synced" in said(rows(60, latency=Histogram()))
 
 
 def test_all_is_only_said_of_all() -> None:
@@ -201,6 +244,26 @@ def test_after_a_restart_the_old_state_is_not_drawn() -> None:
     page = render(ABOUT, rows(300), events)
     mark = re.search(r'class="mark squeeze" x="[\d.]+" y="[\d.]+" width="([\d.]+)"', page)
     assert mark is not None and float(mark.group(1)) < 5.0
+
+
+def test_a_daemon_that_was_killed_is_not_drawn_at_work_for_the_rest_of_the_day() -> None:
+    about = replace(ABOUT, end_s=BEGIN_S + 36_000.0)
+    events = [Event(BEGIN_S + 10, "decision", "sda", "sda#1", "guard", text="somebody syncs")]
+    (mark,) = _states(events, rows(100), "sda", about)
+    assert (mark.begin_s, mark.end_s) == (BEGIN_S + 10, BEGIN_S + 1000)
+    # Nor where it came back; while an idle device has no rows and is looked after all the same.
+    back = [*events, Event(BEGIN_S + 30_000, "start", text="version 1")]
+    (mark,) = _states(back, [*rows(100), row(31_000.0)], "sda", about)
+    assert mark.end_s == BEGIN_S + 1000
+    idle = [replace(events[0], state="idle")]
+    assert _states(idle, rows(100), "sda", about)[0].end_s == about.end_s
+
+
+def test_what_observe_would_have_set_was_not_set() -> None:
+    texts = ("dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO")
+    events = [Event(BEGIN_S + n, "action", text=text) for n, text in enumerate(texts)]
+    page = render(ABOUT, rows(10), events)
+    assert "<dt>limits set</dt><dd>1</dd>" in page
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:

@@ -23,6 +23,7 @@ import pytest
 import samples
 from test_ctl import SOURCE, FakeDaemon
 from writebackd.cli import waits
+from writebackd.cli.top import _has_blocks
 from writebackd.cli.top_state import HELP, KEPT, SORTS, Order, Top
 from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.cli.waits import Delays, Wait, Waits
@@ -39,7 +40,7 @@ WAITS = (
     Wait(812, "postgres", "postgres", "/system.slice/postgresql@15-main.service", 0.4, False),
     Wait(813, "postgres", "postgres", "/system.slice/postgresql@15-main.service", 0.35, False),
 )
-SIZES = ((80, 24), (200, 60))
+SIZES = ((60, 20), (80, 24), (200, 60))
 
 
 def scene(number: int = 0, made: Optional[Snapshot] = None) -> Snapshot:
@@ -194,6 +195,58 @@ def test_many_devices_leave_room_for_the_rest() -> None:
         text = "\n".join(View(False, blocks=True).lines(top, width, height))
         assert "below (j, k scroll" in text
         assert "DIRTIES" in text and "WAITS IO" in text and "4711" in text
+
+
+def drawn(top: Top, width: int, height: int) -> List[str]:
+    return [line.rstrip() for line in View(False, blocks=True).lines(top, width, height)]
+
+
+def test_a_small_screen_says_why_where_there_is_room_for_it() -> None:
+    alone = filled(samples.guard(), ticks=2)
+    lines = drawn(alone, 80, 24)
+    assert any(re.match(r"sda \(/\S*\): sync demand", line) for line in lines), lines
+    assert any("4711" in line for line in lines)
+    # Who dirties and who waits come first where there is not.
+    alone.waits = tuple(replace(WAITS[0], pid=9000 + n) for n in range(12))
+    crowded = "\n".join(drawn(alone, 80, 24))
+    assert "4711" in crowded and "9003" in crowded and "sda (/" not in crowded
+
+
+def test_a_frame_tells_when_it_was_and_where_help_is() -> None:
+    top = filled(ticks=2)
+    assert top.status is not None
+    clock = time.strftime("%H:%M:%S", time.localtime(top.status["time_s"]))
+    for width, height in SIZES:
+        lines = drawn(top, width, height)
+        assert lines[0].endswith("  " + clock) and lines[-1].endswith("? help")
+
+
+def test_a_part_of_a_window_has_what_counts() -> None:
+    text = "\n".join(drawn(filled(ticks=2), 60, 20))
+    assert re.search(r"DEVICE +STATE +fsync/s p99 ms writes target cache", text)
+    assert re.search(r"sda +guard +1523 +[\d.]+ +248M +1.9M +59 %", text)
+    assert "of the limit" in text and "4711" in text
+
+
+@pytest.mark.parametrize(
+    "environ, blocks",
+    [
+        ({"LANG": "de_DE.UTF-8"}, True), ({"LC_ALL": "C.utf8"}, True), ({}, False),
+        ({"LC_ALL": "C", "LANG": "en_GB.UTF-8"}, False), ({"LANG": "POSIX"}, False),
+    ],
+)
+def test_blocks_are_for_terminals_that_say_they_have_them(
+    environ: Dict[str, str], blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python itself writes UTF-8 in the locale C."""
+    for name in ("LC_ALL", "LC_CTYPE", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **environ}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(encoding="utf-8"))
+    found = _has_blocks()
+    monkeypatch.undo()
+    assert found is blocks
 
 
 def test_waits_of_a_cgroup_are_added() -> None:

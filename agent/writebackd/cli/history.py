@@ -8,18 +8,24 @@ import csv
 import re
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from writebackd.cli.client import request
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.render import wants_colour
+from writebackd.cli.render import clean, wants_colour
 from writebackd.cli.screens import render_figures, render_history
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.figures import Figures
-from writebackd.report.history import HistoryError, read_figures, read_history
+from writebackd.report.history import (
+    Event,
+    HistoryError,
+    known_devices,
+    read_figures,
+    read_history,
+)
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -32,18 +38,22 @@ def history(options: argparse.Namespace) -> int:
     path = state_dir(options) / HISTORY
     limit = options.limit or (None if options.csv else _LAST)
     try:
+        device, unknown = device_in(path, options)
         if options.figures:
-            rows = read_figures(path, since_s, options.device, until_s)
+            rows = read_figures(path, since_s, device, until_s)
             answer = [figures_json(row) for row in rows[-limit if limit else 0 :]]
         else:
-            events = read_history(path, since_s, options.device, limit, until_s)
+            events = read_history(path, since_s, device, limit, until_s)
             answer = [asdict(event) for event in events]
             for event in answer:
                 del event["alert"]  # is for the verb alerts
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
+    if unknown is not None:
+        # What is told of the host as a whole is shown all the same.
+        print(f"writebackctl: {unknown}", file=sys.stderr)
     if options.csv:
-        _show_csv(answer)
+        _show_csv(answer, _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS)
     elif options.json:
         show_json({"figures" if options.figures else "events": answer})
     else:
@@ -75,11 +85,13 @@ def figures_json(row: Figures) -> Dict[str, Any]:
     }
 
 
-def _show_csv(rows: Sequence[Dict[str, Any]]) -> None:
+_EVENT_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "alert")
+_FIGURE_COLUMNS = tuple(figures_json(Figures(0.0, 1.0, "", 0.0, 0.0, 0.0)))
+
+
+def _show_csv(rows: Sequence[Dict[str, Any]], columns: Sequence[str]) -> None:
     """With a header; what is not known is an empty field, times are seconds since 1970."""
-    if not rows:
-        return
-    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
@@ -108,6 +120,28 @@ def _when(text: str, now_s: float, option: str = "--since") -> float:
         except (ValueError, OverflowError):
             continue
     raise CommandError(f"{option} {text}: write it like 30m, 1h, 2d or '2024-05-01 03:00'", USAGE)
+
+
+def device_in(path: Path, options: argparse.Namespace) -> Tuple[Optional[str], Optional[str]]:
+    """The name that `--device` has in a history, and what to say where nothing is told of it.
+
+    A mount point or a path is looked up at the daemon. Raises HistoryError.
+    """
+    wanted: Optional[str] = options.device
+    known = known_devices(path) if wanted is not None else []
+    if wanted is None or wanted in known or not known:
+        return wanted, None
+    try:
+        answer = request(options.runtime_dir, "why", {"device": wanted}, timeout_s=1.0)
+    except CommandError:
+        answer = {}
+    names = [device["name"] for device in answer.get("devices", ())]
+    if len(names) == 1 and names[0] in known:
+        return str(names[0]), None
+    return wanted, (
+        f"no device is called {wanted!r} in {path}; known devices:"
+        f" {', '.join(map(clean, known))}"
+    )
 
 
 def state_dir(options: argparse.Namespace) -> Path:

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from writebackd import __version__
-from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
-from writebackd.cli.history import span, state_dir
+from writebackd import __version__, human
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import show, show_json
 from writebackd.paths import HISTORY
 from writebackd.report.history import HistoryError, read_figures, read_history
@@ -24,9 +24,12 @@ def report(options: argparse.Namespace) -> int:
     since_s, until_s = span(options, now_s)
     path = state_dir(options) / HISTORY
     try:
-        rows = read_figures(path, since_s, options.device, until_s)
+        device, unknown = device_in(path, options)
+        if unknown is not None:
+            raise CommandError(unknown, USAGE)
+        rows = read_figures(path, since_s, device, until_s)
         # What stood at its beginning was decided before.
-        events = read_history(path, None, options.device, None, until_s)
+        events = read_history(path, None, device, None, until_s)
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
     there = [row.wall_s for row in rows] + [event.wall_s for event in events]
@@ -44,7 +47,8 @@ def report(options: argparse.Namespace) -> int:
     if options.json:
         show_json({"file": str(options.output), "bytes": len(page.encode()), "rows": len(rows)})
     else:
-        show(f"{options.output}: {len(page.encode()) / 1e6:.1f} MB, {len(rows)} rows of figures")
+        size = human.size(len(page.encode()))
+        show(f"{options.output}: {size} from {len(rows)} rows of figures and {len(events)} events")
     return GOOD
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from writebackd.cli.top_view import View
     from writebackd.cli.waits import Waits
 
-# Below this the table of devices has no place.
-MIN_WIDTH, MIN_HEIGHT = 80, 16
+# For all of it; and for the least that helps, in a part of a window.
+FULL_WIDTH, MIN_WIDTH, MIN_HEIGHT = 80, 60, 16
 # How often the size of the window is looked at while no key comes.
 _GLANCE_S = 0.25
 _TIMEOUT_S = 2.0
@@ -86,7 +86,10 @@ def _has_blocks() -> bool:
         encoding = codecs.lookup(sys.stdout.encoding or "ascii").name
     except LookupError:
         return False
-    return encoding == "utf-8" and os.environ.get("TERM", "dumb") not in _PLAIN_TERMS
+    # Python takes the locale C for UTF-8; a terminal that is in it may not.
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "C")
+    said = "utf8" in locale.lower().replace("-", "")
+    return said and encoding == "utf-8" and os.environ.get("TERM", "dumb") not in _PLAIN_TERMS
 
 
 def _ask(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
@@ -130,7 +133,7 @@ def _print_frames(
 
 def _page(view: "View", state: Top) -> List[str]:
     """A frame for paper: no keys, no empty lines at the end."""
-    columns = max(MIN_WIDTH, width())
+    columns = max(FULL_WIDTH, width())
     height = max(24, shutil.get_terminal_size((columns, 24)).lines)
     lines = [line.rstrip() for line in view.lines(state, columns, height)[:-1]]
     while lines and not lines[-1]:
@@ -195,8 +198,10 @@ def _obey(options: argparse.Namespace, state: Top, waits: "Waits", order: Order)
 
 def _draw(view: "View", state: Top, size: os.terminal_size) -> None:
     if size.columns < MIN_WIDTH or size.lines < MIN_HEIGHT:
-        lines = [f"top needs {MIN_WIDTH}x{MIN_HEIGHT},", f"not {size.columns}x{size.lines}",
-                 "(q quits)"][: size.lines]  # fmt: skip
+        lines = [
+            f"top needs {FULL_WIDTH}x{MIN_HEIGHT},", f"at least {MIN_WIDTH}x{MIN_HEIGHT},",
+            f"not {size.columns}x{size.lines}", "(q quits)",
+        ][: size.lines]  # fmt: skip
     else:
         lines = view.lines(state, size.columns, size.lines)
     # Home, each line cleared behind its end, then what is below: no flicker.

@@ -17,7 +17,8 @@ Answer = Mapping[str, Any]
 KEPT = 120
 SORTS = ("state", "p99", "writes", "fsyncs", "name")
 KEYS = "q quit  s sort  g group  j/k scroll  space freeze  p pin  r release  m mode  ? help"
-SHORT_KEYS = "q quit  s sort  g group  j/k scroll  space freeze  p pin  r release  m mode"
+SHORT_KEYS = "q quit  s sort  g group  space freeze  p pin  r release  m mode  ? help"
+SHORTEST_KEYS = "q quit  s sort  g group  space freeze  ? help"
 HELP = (
     "q, Ctrl-C       quit",
     "s               sort the devices by: " + ", ".join(SORTS),
@@ -172,6 +173,7 @@ class Top:
     def _sort(self) -> None:
         self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
         self.offset = 0
+        self.message = f"devices sorted by {self.sort}"
 
     def _group(self) -> None:
         self.by_cgroup = not self.by_cgroup

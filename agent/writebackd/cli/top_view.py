@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The live screen, drawn with rich: from 80x24 up, and with words for all that has a colour."""
+"""The live screen, drawn with rich, with words for all that has a colour.
+
+From 60x16 up; all of it from 80 columns.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +16,7 @@ from rich.text import Text
 
 from writebackd import human
 from writebackd.cli.render import clean, fit, headline, limit_line
-from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, Answer, Top
+from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, SHORTEST_KEYS, Answer, Top
 from writebackd.cli.waits import Wait
 
 _STYLES = {
@@ -25,6 +29,7 @@ _PER_DECADE = 2
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII = "_.,-=+*#"
 _WIDE = 140  # columns from which who dirties and who waits stand side by side
+_NARROW = 80  # columns below which sparkline, p50 and drain rate are left out
 _ROOMY = 110  # columns from which a device's mount point is shown
 _TALL = 30  # lines below the head from which the devices' reasons are shown
 
@@ -88,6 +93,9 @@ class View:
         memory, limits = status["memory"], status["limits"]
         dirty = memory["dirty_bytes"] + memory["writeback_bytes"]
         title = headline(status) + ("  FROZEN" if top.frozen else "")
+        # Of what is shown: a frame that was kept has to tell when it was.
+        clock = time.strftime("%H:%M:%S", time.localtime(status["time_s"]))
+        title = f"{_shorten(clean(title), width - 11):{width - 11}}  {clock}"
         filled = dirty / limits["dirty_bytes"] if limits["dirty_bytes"] else 0.0
         lines = [
             _line(title, width, "bold"),
@@ -95,7 +103,8 @@ class View:
             _line(
                 f"dirty {human.size(memory['dirty_bytes'])} now, and"
                 f" {human.size(memory['writeback_bytes'])} being written"
-                f" {self._bar(filled, 20)} {human.percent(filled)} of the limit",
+                f" {self._bar(filled, 20) + ' ' if width >= _NARROW else ''}"
+                f"{human.percent(filled)} of the limit",
                 width,
             ),
         ]
@@ -121,7 +130,8 @@ class View:
             return _line(f"! {top.problem}", width, "bold yellow")
         if top.message is not None:
             return _line(top.message, width, "bold")
-        return _line(KEYS if width > len(KEYS) else SHORT_KEYS, width, "dim")
+        fits = (keys for keys in (KEYS, SHORT_KEYS) if width > len(keys))
+        return _line(next(fits, SHORTEST_KEYS), width, "dim")
 
     def _devices(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
         """The table of devices in at most `room` lines, and how many those are."""
@@ -132,20 +142,20 @@ class View:
         rows = room - 1 if len(devices) - top.offset <= room - 1 else room - 2
         shown = devices[top.offset : top.offset + max(1, rows)]
         mount = min(40, width - _ROOMY + 12) if width >= _ROOMY else 0
-        fixed = 66 + (mount + 1 if mount else 0)
-        spark = min(60, max(8, width - 1 - fixed))
+        fixed = 67 + (mount + 1 if mount else 0)
+        spark = min(60, max(8, width - 1 - fixed)) if width >= _NARROW else 0
         table = _table()
         for name, size, right in (
             ("DEVICE", 8, False),
             *((("MOUNT", mount, False),) if mount else ()),
             ("STATE", 9, False),
             ("fsync/s", 7, True),
-            ("p50 ms", 6, True),
+            *((("p50 ms", 6, True),) if spark else ()),
             ("p99 ms", 6, True),
-            (f"p99, last {spark}" if spark >= 12 else "p99", spark, False),
+            *(((f"p99, last {spark}" if spark >= 12 else "p99", spark, False),) if spark else ()),
             ("writes", 6, True),
-            ("drain", 5, True),
-            ("limit", 5, True),
+            *((("drain", 5, True),) if spark else ()),
+            ("target", 6, True),
             ("cache", 5, True),
         ):
             _column(table, name, size, right)
@@ -158,9 +168,10 @@ class View:
             below.append(_line(text, width, "dim"))
         reasons = [each for each in shown if each["reason"] and each["state"] != "excluded"]
         left = room - 1 - len(shown) - len(below)
-        if left > len(reasons):
-            below += [_line("", width)] * bool(reasons)
-            below += [_line(f"{each['name']}: {each['reason']}", width) for each in reasons]
+        if left > 1 and reasons:
+            # The first in the order of the table where there is no room for all.
+            below.append(_line("", width))
+            below += [_line(_reason(each, not mount), width) for each in reasons[: left - 1]]
         return Group(table, *below), 1 + len(shown) + len(below)
 
     def _device(self, top: Top, device: Answer, mount: int, spark: int) -> List[Text]:
@@ -174,16 +185,14 @@ class View:
             cells.append(Text(fit(where, mount)))
         fill = device["write_cache"]["fill"]
         points = list(top.p99.get(device["name"], ()))[-spark:]
-        return cells + [
-            Text(state, _STYLES.get(state, "")),
-            Text(human.count(device["sync_rate"])),
-            Text(human.milliseconds(device["fsync_p50_s"])),
-            Text(human.milliseconds(device["fsync_p99_s"])),
-            Text(self.sparkline(points).rjust(spark)),
-            Text(human.size(device["write_rate"])),
-            Text(human.size(device["drain_rate"])),
-            Text(human.size(device["target_bytes"])),
-            Text(human.percent(fill)),
+        cells += [Text(state, _STYLES.get(state, "")), Text(human.count(device["sync_rate"]))]
+        cells += [Text(human.milliseconds(device["fsync_p50_s"]))] * bool(spark)
+        cells.append(Text(human.milliseconds(device["fsync_p99_s"])))
+        cells += [Text(self.sparkline(points).rjust(spark))] * bool(spark)
+        cells.append(Text(human.size(device["write_rate"])))
+        cells += [Text(human.size(device["drain_rate"]))] * bool(spark)
+        return [
+            *cells, Text(human.size(device["target_bytes"])), Text(human.percent(fill))
         ]
 
     def sparkline(self, points: Iterable[Optional[float]]) -> str:
@@ -206,7 +215,8 @@ class View:
         """Lines to leave for who dirties and who waits."""
         # The table of devices, whole, and a line with the reason for each of them.
         wanted = 3 + 2 * len(top.devices)
-        return max(8, room - max(wanted if room > _TALL else 2 + len(top.devices), 4))
+        roomy = room > _TALL or room - wanted >= _load_lines(top, width)
+        return max(8, room - max(wanted if roomy else 2 + len(top.devices), 4))
 
     def _load(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
         if width >= _WIDE:
@@ -274,6 +284,20 @@ class View:
             return _filled(table, rows, room, "nobody waits for block IO", width)
         part, used = _filled(table, rows, room - 1, "", width)
         return Group(part, _line(f"note: {top.wait_note}", width, "dim")), used + 1
+
+
+def _reason(device: Answer, with_mount: bool) -> str:
+    mounts = device["mounts"]
+    where = f" ({mounts[0]})" if with_mount and mounts else ""
+    return f"{device['name']}{where}: {device['reason']}"
+
+
+def _load_lines(top: Top, width: int) -> int:
+    """Lines that who dirties and who waits take when all of it is shown."""
+    load = top.load or {"tasks": [], "cgroups": []}
+    dirtiers = 1 + max(1, len(load["cgroups" if top.by_cgroup else "tasks"]))
+    waiters = 1 + max(1, len(top.waits) + (top.wait_note is not None))
+    return max(dirtiers, waiters) if width >= _WIDE else dirtiers + waiters
 
 
 def waits_by_cgroup(waits: Iterable[Wait]) -> List[Tuple[str, Optional[float], int]]:

@@ -79,21 +79,15 @@ def climb(
             # What a smaller limit has earned is not given back.
             begin_bytes=now.begin_bytes if now.up else limit,
         )
-    pause_s = PATIENCE_S * max(now.failed - 1, now.tries - FREE_TRIES)
-    if now.tries and now.up and rate >= bounds.keep * (estimate.drain_rate or 0.0):
-        # Nothing is missing that a larger limit could bring; syncs pay for each try.
-        pause_s = PATIENCE_MOST_S
-    if now_s - hold.changed_s < min(PATIENCE_MOST_S, pause_s):
+    enough = rate >= bounds.keep * (estimate.drain_rate or 0.0)
+    if now_s - hold.changed_s < pause_s(now, enough):
         hold = replace(hold, climb=now)
         # One failure says it as well, where a larger limit has nothing to bring.
         if late and (now.failed >= 2 or (now.failed and now.up)):
             why = f"{waits}; neither a smaller nor a larger limit is any better: {NOT_OURS}"
             return limit, hold, State.EXHAUSTED, why
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
-    if not (now.tries or now.begin_bytes):
-        # The first step goes where something is missing: throughput, or else latency.
-        up = rate < bounds.keep * (estimate.drain_rate or 0.0)
-        now = replace(now, up=up, begin_bytes=now.begin_bytes or limit)
+    now = replace(now, up=goes_up(now, enough), begin_bytes=now.begin_bytes or limit)
     new = clamp(limit * STEP if now.up else limit / STEP, bounds)
     if new == limit:
         hold = replace(hold, climb=_failed(replace(now, tries=now.tries + 1)))
@@ -105,6 +99,25 @@ def climb(
     hold = replace(hold, climb=now)
     state, which = (State.PROBE, "larger") if now.up else (State.SQUEEZE, "smaller")
     return new, hold, state, f"{waits}: trying a {which} limit"
+
+
+def pause_s(now: Climb, enough: bool) -> float:
+    """How long the last change has to be ago before the next try, seconds.
+
+    `enough`: the flood has the throughput that the policy keeps for it.
+    """
+    if now.tries and now.up and enough:
+        # Nothing is missing that a larger limit could bring; syncs pay for each try.
+        return PATIENCE_MOST_S
+    return min(PATIENCE_MOST_S, PATIENCE_S * max(now.failed - 1, now.tries - FREE_TRIES))
+
+
+def goes_up(now: Climb, enough: bool) -> bool:
+    """Whether the next step is to a larger limit.
+
+    The first one goes where something is missing: throughput, or else latency.
+    """
+    return now.up if now.tries or now.begin_bytes else not enough
 
 
 def _failed(now: Climb) -> Climb:

@@ -84,7 +84,8 @@ def decide(
     memory = replace(memory, devices=remembered)
     extra = beside(policy, memory, sample, estimates, wants)
     settings, memory = paced.settings + extra.settings, extra.memory
-    goal, reason = _arbitrate(extra.shared, remembered, memory, sample.time_s)
+    goal, reason, decider = _arbitrate(extra.shared, remembered, memory, sample.time_s)
+    decision_id = next((each.decision_id for each in devices if each.name == decider), None)
     lifted = lift(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
     wanted = goal  # what the background limit goes by, raised or not
@@ -101,7 +102,7 @@ def decide(
         memory = replace(
             memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry
         )
-        return Decision(None, None, None, reason, devices, settings, hurry), memory
+        return Decision(None, None, None, reason, devices, settings, hurry, decision_id), memory
     if memory.pin_bytes is None and near(goal, memory.goal_bytes):
         goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
@@ -132,7 +133,7 @@ def decide(
         hurry=hurry,
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
     )
-    return Decision(limit, background, goal, reason, devices, settings, hurry), memory
+    return Decision(limit, background, goal, reason, devices, settings, hurry, decision_id), memory
 
 
 def released(memory: Memory) -> Memory:
@@ -195,21 +196,21 @@ def _arbitrate(
     remembered: Mapping[str, DeviceMemory],
     memory: Memory,
     now_s: float,
-) -> Tuple[Optional[int], str]:
-    """One limit for all devices: `(goal, why)`; None means the limits as found.
+) -> Tuple[Optional[int], str, Optional[str]]:
+    """One limit for all devices: `(goal, why, whose need)`; None means the limits as found.
 
     The tightest need among the devices with sync demand.  Without any, the
     loosest among those that were flooded lately: a slow stick must not set the
     limit of an array, and the kernel gives it its share by its own speed.
     """
     if memory.yielded is not None:
-        return None, memory.yielded
+        return None, memory.yielded, None
     if memory.pin_bytes is not None:
-        return memory.pin_bytes, "pinned by the admin"
+        return memory.pin_bytes, "pinned by the admin", None
     needs = [(w.target_bytes, w.name) for w in wants if w.demand and w.target_bytes is not None]
     if needs:
         target, name = min(needs)
-        return target, f"{name} has the tightest need"
+        return target, f"{name} has the tightest need", name
     bounds = [
         (w.target_bytes, w.name)
         for w in wants
@@ -218,5 +219,5 @@ def _arbitrate(
     ]
     if bounds:
         target, name = max(bounds)
-        return target, f"no sync demand; {name} drains this in bounded time"
-    return None, "no sync demand and no flood: the limits as found"
+        return target, f"no sync demand; {name} drains this in bounded time", name
+    return None, "no sync demand and no flood: the limits as found", None

@@ -6,42 +6,14 @@ Four sentences for each of 1 024 devices would be a tenth of every tick.
 
 from __future__ import annotations
 
-from typing import Mapping, Optional, Tuple
+from typing import Optional, Tuple
 
 from writebackd import human
-from writebackd.control.hold import (
-    DRAIN_LEAST_S,
-    DRAIN_MOST_S,
-    FILL_TO,
-    FULL_LASTS_S,
-    LATE_LASTS_S,
-    PROBE_GAIN,
-    REMEMBERED_S,
-)
-from writebackd.control.steps import JUDGE_S, wait
+from writebackd.control.forecast import REGULATED
+from writebackd.control.hold import REMEMBERED_S
+from writebackd.control.steps import wait
+from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State
-
-# States in which the law's own memory tells what comes.
-_REGULATED = (State.GUARD, State.SQUEEZE, State.PROBE)
-
-_NEXT: Mapping[State, str] = {
-    State.IDLE: "As soon as something on this device syncs often, it is guarded.",
-    State.GUARD: "The target follows the drain rate. When fsync misses the objective for"
-    " several ticks it is tightened (squeeze); when the flood gets too little throughput"
-    " it is loosened (probe).",
-    State.SQUEEZE: "If fsync still misses the objective when this step has settled, the target"
-    " shrinks another step, down to the floor or to where throughput suffers.",
-    State.PROBE: "The target grows step by step until the flood has the throughput that the"
-    " policy keeps for it.",
-    State.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
-    State.EXHAUSTED: "The target stays until fsync meets the objective again. If this lasts, the"
-    " queue is not made of dirty pages: look for direct IO, another host behind the array,"
-    " or a sick disk.",
-    State.BLIND: "The target follows what can be seen: floods and the drain rate.",
-    State.YIELDED: "Nothing is written until `writebackctl enforce`.",
-    State.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
-    State.EXCLUDED: "Nothing: this device has no say in the limit.",
-}
 
 
 def explain(
@@ -60,80 +32,9 @@ def explain(
     seen = tuple(f"seen: {text}" for text in _describe(estimate))
     law = () if decision.basis is None else (f"law: {_relation(decision.basis, estimate)}",)
     weighed: Tuple[str, ...] = ()
-    if hold is not None and decision.state in _REGULATED and estimate.flooded:
+    if hold is not None and decision.state in REGULATED and estimate.flooded:
         weighed = tuple(f"considered: {text}" for text in _considered(estimate, hold, now_s))
     return (*seen, *means, *law, *weighed, *decision.steps)
-
-
-def what_next(
-    decision: DeviceDecision,
-    estimate: Optional[Estimate],
-    hold: Optional[Hold] = None,
-    now_s: float = 0.0,
-) -> str:
-    """What happens next, and on what it depends; arguments as those of `explain`."""
-    if estimate is None or hold is None or decision.state not in _REGULATED:
-        return _NEXT[decision.state]
-    if not estimate.flooded:
-        return (
-            "The target stays until a flood begins, which the next tick sees."
-            " Without syncs for some time the device becomes idle."
-        )
-    if hold.climb.from_bytes:
-        return (
-            "This limit is on trial: after some seconds it is kept if fsync got faster and the"
-            " flood keeps its throughput, else it goes back to"
-            f" {human.size(hold.climb.from_bytes)}."
-        )
-    if hold.phase is Phase.DRAIN:
-        return (
-            f"The limit goes back to about {human.size(hold.limit_bytes)} when the write cache has"
-            f" room again, {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after this began;"
-            f" {max(0.0, now_s - hold.changed_s):.1f} s are over."
-        )
-    if hold.phase is Phase.FILL:
-        return (
-            f"The limit goes back to {human.size(hold.limit_bytes)} when the write cache is"
-            f" {100 * FILL_TO:.0f} % full."
-        )
-    if hold.phase is Phase.SEEK:
-        return (
-            "The limit doubles while that brings more throughput. When the write cache is full the"
-            " drain rate is seen, and the limit becomes drain rate x the kernel's writeback delay."
-        )
-    if decision.state is State.GUARD and hold.late_s >= LATE_LASTS_S and not estimate.full:
-        return (
-            "The target stays while fsync is above the objective and the write cache has room: a"
-            " smaller limit would cost throughput. A larger one may be tried."
-        )
-    return _next_of_hold(hold, now_s)
-
-
-def _next_of_hold(hold: Hold, now_s: float) -> str:
-    if hold.probe_bytes:
-        return (
-            f"After {JUDGE_S:g} s of it this larger limit is kept if it brings"
-            f" {100 * (PROBE_GAIN - 1):.0f} % more than {human.size(hold.probe_rate)}/s; else back"
-            f" to {human.size(hold.probe_bytes)}. If the write cache is full before, room is made."
-        )
-    if hold.late_s:
-        return (
-            f"If fsync stays above the objective for {LATE_LASTS_S:g} s ({hold.late_s:.1f} s are"
-            " over), another limit is tried: a smaller one first."
-        )
-    drains = now_s - hold.useless_s >= REMEMBERED_S
-    if hold.full_s and drains:
-        return (
-            f"If the write cache stays full for {FULL_LASTS_S:g} s ({hold.full_s:.1f} s are over),"
-            " a tighter limit makes room in it for some seconds."
-        )
-    again_s = max(0.0, hold.changed_s + hold.probe_again_s - now_s)
-    full = "the write cache is full: tighter for some seconds; " if drains else ""
-    return (
-        f"The target stays, unless one of these is seen: {full}fsync above the objective for"
-        f" {LATE_LASTS_S:g} s: a search for a better limit; the flood slower than the disk: looser."
-        f" In {human.duration(again_s)} a larger one is tried."
-    )
 
 
 def _considered(estimate: Estimate, hold: Hold, now_s: float) -> Tuple[str, ...]:
@@ -175,6 +76,8 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
         )
         waves = ", one of several short ones" if estimate.in_waves else ""
         found.append(f"a flood{waves}; {held}")
+    elif estimate.background_rate > FLOOD_RATE:
+        found.append("no flood: the flusher writes, and nothing piles up before it")
     else:
         found.append("no flood")
     cache = estimate.cache_bytes
@@ -209,10 +112,14 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
             f"drain rate {human.size(estimate.drain_rate)}/s (this tick: {estimate.drain_sample})"
         )
     if estimate.demand_known:
-        steps.append(
-            f"{estimate.sync_rate or 0:.0f} syncs/s, p50 {_ms(estimate.fsync_p50_s)}, "
-            f"p99 {_ms(estimate.fsync_p99_s)}, unloaded {_ms(estimate.baseline_s)}"
-        )
+        text = f"{human.count(estimate.sync_rate or 0.0)} syncs/s"
+        if estimate.fsync_p50_s is not None:
+            text += f", p50 {_ms(estimate.fsync_p50_s)}, p99 {_ms(estimate.fsync_p99_s)}"
+        if estimate.oldest_fsync_s > (estimate.fsync_p99_s or 0.0):
+            text += f", one still waits since {_ms(estimate.oldest_fsync_s)}"
+        if estimate.baseline_s is not None:
+            text += f", unloaded {_ms(estimate.baseline_s)}"
+        steps.append(text)
     if estimate.slow_share is not None:
         steps.append(f"{100 * estimate.slow_share:.0f} % of write completions slow")
     return tuple(steps)

@@ -25,7 +25,7 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control.climb import STEP, climb
 from writebackd.control.ramp import DEADBAND
-from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, settle, wait
+from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, settle, told, wait
 from writebackd.estimate.drain import TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 
@@ -110,6 +110,8 @@ EARNED_S = 8.0
 TAU_SEEN_S = 24e-3
 # How far above a limit that cost throughput one stays.
 STARVED_MARGIN = 1.1
+# Why nothing is judged: what is seen is another limit's doing.
+ELSEWHERE = "flooded, and the limit in force is not this device's yet"
 
 
 def feed_forward(bounds: Bounds, estimate: Estimate) -> Optional[int]:
@@ -155,7 +157,7 @@ def regulate(
     if not 0.8 <= in_force / asked <= 1.25:
         # On its way, or held by another device: what is seen is not this limit's doing.
         hold = settle(hold, now_s, full_s=0.0, late_s=0.0)
-        return asked, hold, State.GUARD, "flooded, and the limit in force is not this device's yet"
+        return asked, hold, State.GUARD, ELSEWHERE
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if hold.phase is Phase.HOLD:
         surplus = max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
@@ -186,7 +188,7 @@ def regulate(
         if not full:
             return asked, hold, State.GUARD, "the write cache has room: letting the burst in"
         limit = _resting(bounds, estimate, hold)
-        why = f"the write cache has taken what it may: back to {human.size(limit)}"
+        why = f"the write cache has taken what it may: back to {told(limit, bounds)}"
         return limit, change(hold, now_s, phase=Phase.HOLD), State.GUARD, why
     if hold.phase is Phase.DRAIN:
         return _draining(bounds, estimate, hold, now_s, dt_s)
@@ -263,14 +265,18 @@ def _seek(
         return limit, hold, State.GUARD, why
     if hold.sought and now_s - hold.changed_s < EARNED_S:
         return limit, hold, State.GUARD, "a larger limit brought no more: holding"
-    most = max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, SEEK_MUCH_BYTES))
-    if SEEK_STEP * limit > most:
+    if SEEK_STEP * limit > seek_most(rate):
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
     limit = clamp(limit * SEEK_STEP, bounds)
     hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=rate)
     why = f"{human.size(rate)}/s, and no write waits for the media: trying a larger limit"
     return limit, hold, State.PROBE, why
+
+
+def seek_most(rate: float) -> float:
+    """The largest limit that is tried while R is looked for, bytes, at a rate in bytes/s."""
+    return max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, SEEK_MUCH_BYTES))
 
 
 def _hold(
@@ -311,7 +317,7 @@ def _hold(
             hold = replace(hold, probe_bytes=0, probe_again_s=next_s, earned=0)
             waits = human.milliseconds(wait(estimate))
             return limit, hold, State.PROBE, f"fsync waits {waits} ms under the larger limit: back"
-        if full or hold.climb.from_bytes or not _below_the_knee(bounds, estimate, limit):
+        if full or hold.climb.from_bytes or not below_the_knee(bounds.keep, estimate, limit):
             return climb(bounds, estimate, replace(hold, probe_bytes=0), now_s, limit, late)
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
@@ -392,15 +398,16 @@ def _no_cache(estimate: Estimate) -> bool:
     return (estimate.baseline_s or 0.0) >= NO_CACHE_S
 
 
-def _below_the_knee(bounds: Bounds, estimate: Estimate, limit: int) -> bool:
+def below_the_knee(keep: float, estimate: Estimate, limit: int) -> bool:
     """Whether a smaller limit would let in too little, by what tau says, and the cache has room.
 
-    There a sync waits for tau whatever the limit, so only throughput would be lost.
+    Too little is less than the share `keep` of R. There a sync waits for tau whatever the limit,
+    so only throughput would be lost.
     """
     tau = estimate.tau_s
     if tau is None or tau > TAU_SEEN_S or not estimate.held_back or _no_cache(estimate):
         return False
-    return limit / STEP < bounds.keep * (estimate.drain_rate or 0.0) * tau
+    return limit / STEP < keep * (estimate.drain_rate or 0.0) * tau
 
 
 def _empty(estimate: Estimate) -> bool:
@@ -470,7 +477,8 @@ def _draining(
         if smaller < limit:
             hold = change(hold, now_s, limit_bytes=limit)
             hold = replace(hold, drain_bytes=smaller, drained_bytes=0.0)
-            why = f"{human.size(limit)} costs no throughput: making room with {human.size(smaller)}"
+            why = f"{told(limit, bounds)} costs no throughput: making room with"
+            why += f" {told(smaller, bounds)}"
             return smaller, hold, State.SQUEEZE, why
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         hold = replace(hold, useless_s=now_s)
@@ -487,8 +495,8 @@ def _draining(
     hold = replace(change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)
     if not futile:
         hold = replace(hold, probe_again_s=PROBE_S)
-        why = f"the write cache has room again: back to {human.size(limit)}"
+        why = f"the write cache has room again: back to {told(limit, bounds)}"
         return limit, hold, State.GUARD, why
     # No cache, or not ours to empty: then the limit is found by what it brings.
     hold = replace(hold, useless_s=now_s)
-    return limit, hold, State.GUARD, f"draining made no room: back to {human.size(limit)}"
+    return limit, hold, State.GUARD, f"draining made no room: back to {told(limit, bounds)}"

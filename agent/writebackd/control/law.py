@@ -82,6 +82,7 @@ def decide_device(
         tau_s=bounds.allowed_delay_s,
         objective_s=objective,
         keep=policy.objective.keep_throughput,
+        share=share,
     )
     hold = memory.hold
     if estimate.flooded:
@@ -102,6 +103,9 @@ def decide_device(
         objective_s=objective,
         allowed_delay_s=allowed.tau_s,
         forward_bytes=feed_forward(allowed, estimate),
+        floor_bytes=allowed.floor,
+        ceiling_bytes=allowed.ceiling,
+        keep=allowed.keep,
     )
     want = _want(
         name=estimate.name, state=state, target_bytes=target, demand=True, reason=verdict,

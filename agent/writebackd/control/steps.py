@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from writebackd import human
 from writebackd.model import Estimate, Hold, Phase, replace
 
 # Seconds whose mean rate counts: dd, the flusher and the destage come in bursts of
@@ -23,6 +24,12 @@ class Bounds:
     tau_s: float  # until it is learned
     objective_s: float
     keep: float
+    share: float = 1.0  # of the limit of all devices, which these are a part of
+
+
+def told(limit: float, bounds: Bounds) -> str:
+    """A limit in words: of all devices together, as the target is told."""
+    return human.size(limit / bounds.share)
 
 
 def clamp(value: float, bounds: Bounds) -> int:

@@ -3,24 +3,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
 from writebackd.model import Action, ForeignWrite, Intrusion
 
-_BYTES = ("dirty_bytes", "dirty_background_bytes")
+LIMITS = ("dirty_bytes", "dirty_background_bytes")
 
 
-def lever(action: Action, reason: str) -> Dict[str, Any]:
-    """A lever was set for a reason; without one it was put back."""
+def lever(action: Action, reason: str, decision_id: Optional[str] = None) -> Dict[str, Any]:
+    """A lever was set for a reason; without one it was put back.
+
+    `decision_id` is that of the device whose need became the limit, as `why` and the history have
+    it; levers beside the limits have their own reasons.
+    """
     fields = {
         "MESSAGE_ID": DECISION if reason else REVERTED,
         "LEVER": action.lever,
         "OLD": action.old,
         "NEW": action.new,
     }
-    if action.lever in _BYTES:
+    if action.lever in LIMITS:
         fields.update(OLD_BYTES=action.old, NEW_BYTES=action.new)
+        if decision_id is not None:
+            fields["DECISION_ID"] = decision_id
     if reason:
         fields["REASON"] = reason
     return {"journal": fields}

@@ -9,9 +9,11 @@ from typing import List, Optional, Sequence, Tuple
 from writebackd.alert.routes import Happening, What
 from writebackd.alert.routes.words import happening_json, headline, line
 from writebackd.model import Action, DeviceDecision, Mode
+from writebackd.report.entry import LIMITS
 from writebackd.report.history import Event
 from writebackd.report.snapshot import Snapshot
 
+WOULD_BE = "would be set: "  # begins the text of an action that observe did not do
 RESOLVED = "resolved"  # the state of an event of kind alert that ended; else its severity
 
 
@@ -39,8 +41,8 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
         for decision in now.decision.devices
         if known.get(decision.name) != decision.decision_id
     ]
-    for action in actions:
-        verb = "would be set: " if now.mode is Mode.OBSERVE else ""
+    for action in actions if _is_news(last, now) else ():
+        verb = WOULD_BE if now.mode is Mode.OBSERVE else ""
         text = f"{verb}{action.lever} {action.old} -> {action.new}"
         if not action.ok:
             text += f" failed: {action.error}"
@@ -48,6 +50,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             Event(
                 wall_s,
                 "action",
+                decision_id=now.decision.decision_id if action.lever in LIMITS else None,
                 limit_bytes=now.decision.limit_bytes,
                 background_bytes=now.decision.background_bytes,
                 text=text,
@@ -70,6 +73,17 @@ def alert_events(happened: Sequence[Happening], host: str, runbook: str) -> List
         )
         for each in happened
     ]
+
+
+def _is_news(last: Optional[Snapshot], now: Snapshot) -> bool:
+    """Whether what was set is worth lines of its own.
+
+    Where nothing is written the ramp follows dirty pages that nothing lowers, a step in every tick
+    of a flood: in 14 hours of it as many as the history keeps. There its goal tells it all.
+    """
+    if now.mode is not Mode.OBSERVE or last is None or last.mode is not now.mode:
+        return True
+    return last.decision.goal_bytes != now.decision.goal_bytes
 
 
 def _decision(now: Snapshot, decision: DeviceDecision) -> Event:

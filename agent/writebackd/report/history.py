@@ -318,6 +318,17 @@ def read_figures(
     return [row for row in coarse if row.end_s <= first_s] + fine
 
 
+def known_devices(path: Path) -> List[str]:
+    """The devices that anything is told of, sorted. Raises HistoryError."""
+    tables = ("events", "fine", "coarse")
+    queries = tuple(
+        (f"SELECT DISTINCT device FROM {table} WHERE device IS NOT NULL", ()) for table in tables
+    )
+    # A file of version 1 has events only.
+    found = _rows(path, queries[:1], 1) + _rows(path, queries[1:], 2)
+    return sorted({row[0] for rows in found for row in rows if isinstance(row[0], str)})
+
+
 def _begin_of(row: Figures) -> float:
     return row.wall_s
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import re
 import time
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.report.events import RESOLVED
-from writebackd.report.figures import Figures
+from writebackd.report.events import RESOLVED, WOULD_BE
+from writebackd.report.figures import COARSE_S, Figures
 from writebackd.report.history import Event
 from writebackd.report.plot import Mark, bins, device_plot, escape
-from writebackd.report.worth import Stretch, Worth, headline, sentences, worth
+from writebackd.report.worth import (
+    Stretch,
+    Worth,
+    headline,
+    latency,
+    number,
+    sentences,
+    worth,
+)
 
 # May link nowhere and run nothing, also where a name should get past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -31,6 +40,12 @@ _STATES = {
     "pinned": "by the admin",
     "excluded": "left alone",
 }
+
+
+# These last only while somebody syncs, so rows of figures go on: every 10 s, or 5 minutes. Where
+# none came for longer the daemon was not there any more, and nobody wrote that down.
+_WITH_ROWS = ("guard", "squeeze", "probe", "pace", "exhausted")
+_SILENT_S = 2 * COARSE_S
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,7 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
     # Where syncs met floods comes first, then who wrote most.
     judged.sort(
         key=lambda each: (
-            -(each.held.latency.total + each.loose.latency.total),
+            -(each.held.waited_s + each.loose.waited_s),
             -sum(row.write_rate * row.span_s for row in by_device[each.device]),
             each.device,
         )
@@ -85,10 +100,12 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
 <main>{sections}
 {_table(inside)}</main>
 <footer><p>Latencies are of fsync, fdatasync, msync and O_SYNC writes, from the kernel; a percentile
-is exact to 12.5 %. Sizes and rates are 1024-based. A time counts as flooded while background writes
-keep the device or the limit busy. Time with the agent and time without are different times: the
-load may have been another. The limit as found is a ratio of memory where the host had none in
-bytes, and then an estimate. The cache's fill is computed from what goes in and what drains.</p>
+is exact to 12.5 %. Of waiting each fsync counts for as long as it lasted: one of a second as much
+as a thousand of a millisecond. Sizes and rates are 1024-based. A time counts as flooded while
+background writes keep the device or the limit busy. Time with the agent and time without are
+different times: the load may have been another. The limit as found is a ratio of memory where the
+host had none in bytes, and then an estimate. The cache's fill is computed from what goes in and
+what drains.</p>
 <p>writebackd {escape(span.version)}, page made {_when(span.made_s)} (local time of that host). The
 same as data: <code>writebackctl history --figures --csv</code></p></footer>
 </body></html>
@@ -109,12 +126,13 @@ def _facts(
     })  # fmt: skip
     flooded = max((each.flooded_s for each in judged), default=0.0)
     failed = sum(event.kind == "action" and " failed: " in event.text for event in events)
+    wishes = sum(event.kind == "action" and event.text.startswith(WOULD_BE) for event in events)
     facts = [
         ("agent's limit in force", human.duration(held_s)),
         ("flooded, longest device", human.duration(flooded)),
         ("devices with figures", str(len(judged))),
         ("decisions", str(of("decision"))),
-        ("limits set", str(of("action") - failed)),
+        ("limits set", str(of("action") - failed - wishes)),
         ("alerts", str(raised)),
         ("set by somebody else", str(of("foreign"))),
     ]
@@ -131,7 +149,7 @@ def _section(
     moments: Sequence[Mark],
     span: Span,
 ) -> str:
-    name, states = each.device, _states(events, each.device, span)
+    name, states = each.device, _states(events, rows, each.device, span)
     plot = device_plot(
         name,
         bins(rows, span.begin_s, span.end_s),
@@ -164,11 +182,14 @@ def _compared(each: Worth) -> str:
             ("flood, limit as found", each.loose),
             ("no flood", each.calm),
         )
-        if stretch.latency.total
+        if stretch.span_s
     ]
     if not rows:
         return ""
-    head = ("", "time", "limit", "written", "fsyncs", "per second", "p50", "p99", "longest seen")
+    head = (
+        "", "time", "limit", "written", "fsyncs", "per second", "p50", "p99",
+        "half of waiting above", "longest seen",
+    )  # fmt: skip
     columns = "".join(f'<th scope="col">{name}</th>' for name in head)
     body = "".join(
         f'<tr><th scope="row">{name}</th>'
@@ -188,18 +209,25 @@ def _cells(stretch: Stretch) -> Tuple[str, ...]:
         human.duration(stretch.span_s),
         human.size(stretch.limit_bytes),
         f"{human.size(stretch.written_bytes / stretch.span_s)}/s",
-        str(stretch.latency.total),
+        number(stretch.latency.total),
         human.count(stretch.sync_rate),
-        *(f"{human.milliseconds(value)} ms" for value in (stretch.p50_s, stretch.p99_s, longest)),
+        *map(latency, (stretch.p50_s, stretch.p99_s, stretch.wait_s, longest)),
     )
 
 
-def _states(events: Sequence[Event], device: str, span: Span) -> List[Mark]:
-    """What the agent did about a device, from decision to decision."""
+def _states(
+    events: Sequence[Event], rows: Sequence[Figures], device: str, span: Span
+) -> List[Mark]:
+    """What the agent did about a device, from decision to decision; `rows` are the device's."""
     marks: List[Mark] = []
     open_: Optional[Event] = None
+    ends = [row.end_s for row in rows]
 
     def close(end_s: float) -> None:
+        if open_ is not None and open_.state in _WITH_ROWS:
+            before = bisect_right(ends, end_s)
+            seen_s = max(open_.wall_s, ends[before - 1] if before else span.begin_s)
+            end_s = seen_s if end_s - seen_s > _SILENT_S else end_s
         if open_ is not None and end_s > span.begin_s:
             state = open_.state or ""
             text = f"{state} {open_.decision_id or ''}: {open_.text}"

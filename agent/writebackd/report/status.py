@@ -11,7 +11,8 @@ import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.control.explain import explain, what_next
+from writebackd.control.explain import explain
+from writebackd.control.forecast import what_next
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
     CgroupSample,
@@ -491,7 +492,7 @@ def _next_of_limit(snapshot: Snapshot) -> str:
         return "The limits stay as they were found."
     # What reads the same is the same: the law leaves small differences alone.
     if human.size(decision.goal_bytes) == human.size(decision.limit_bytes):
-        return "The limit stays until a device's target changes."
+        return "The limit stays until a device's target changes: what comes there is said below."
     if decision.goal_bytes < decision.limit_bytes:
         backlog = vm.dirty_bytes + vm.writeback_bytes
         return (

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.model import Histogram
+from writebackd.model import BUCKET_EDGES_S, Histogram
 from writebackd.report.figures import Figures
 
-# Below this a comparison says more of chance than of limits.
+# Below this a comparison says more of chance than of limits; who starves for a minute has few
+# fsyncs, and has waited for that minute all the same.
 LEAST_S, LEAST_FSYNCS = 60.0, 100
-# p99 of one part of a day differs by so much from another's for no reason (docs/figures.md: one
-# run scatters by about 1.5).
+# The waits of one part of a day differ by so much from another's for no reason
+# (docs/figures.md: one run scatters by about 1.5).
 CHANCE = 1.5
 # Of a row's span: four fsyncs of 2.5 s fill a row of flood, and 1600 fast ones the few seconds
 # before it, so a row that is half and half would speak for the wrong side.
@@ -32,6 +33,7 @@ class Stretch:
     oldest_s: float = 0.0
     met: int = 0  # fsyncs within the objective, of `judged`
     judged: int = 0
+    unfinished: Tuple[float, ...] = ()  # seconds that fsyncs waited which were not seen to return
 
     @property
     def p50_s(self) -> Optional[float]:
@@ -46,9 +48,31 @@ class Stretch:
         return self.latency.total / self.span_s
 
     @property
+    def waited_s(self) -> float:
+        """All fsyncs together, those of threads that wait side by side added up."""
+        return self.latency.total_s() + sum(self.unfinished)
+
+    @property
+    def wait_s(self) -> Optional[float]:
+        """Half of the time waited was in fsyncs that took this long or longer.
+
+        Each counts for as long as it lasted: in a minute with one fsync of 59 s and 1000 of a
+        millisecond the median fsync takes a millisecond, and whoever looks in finds a program
+        that waits for a minute.
+        """
+        edges = BUCKET_EDGES_S
+        weighed = [
+            ((edges[i] + edges[i + 1]) / 2, count * (edges[i] + edges[i + 1]) / 2)
+            for i, count in self.latency.buckets
+        ]
+        weighed += [(waited_s, waited_s) for waited_s in self.unfinished]
+        return _median(weighed, self.waited_s) if weighed else None
+
+    @property
     def counts(self) -> bool:
         """Whether there is enough of it to compare with."""
-        return self.span_s >= LEAST_S and self.latency.total >= LEAST_FSYNCS
+        enough = self.latency.total >= LEAST_FSYNCS or self.waited_s >= LEAST_S
+        return self.span_s >= LEAST_S and enough
 
 
 @dataclass(frozen=True)
@@ -60,6 +84,7 @@ class Worth:
     loose: Stretch  # flood and fsyncs, the limits as found (observe, held off, yielded)
     calm: Stretch  # fsyncs without a flood
     flooded_s: float  # with fsyncs or without
+    brief_s: float  # of it: with fsyncs, in rows that are flooded or ours in part, of neither side
     found_bytes: float
     drain_rate: Optional[float]
     objective_s: Optional[float]
@@ -67,23 +92,50 @@ class Worth:
 
 def worth(rows: Sequence[Figures]) -> Worth:
     """Of one device's rows, oldest first; at least one."""
-    synced = [row for row in rows if row.fsyncs]
+    # A row in which none returned is the worst of all, not one without fsyncs.
+    synced = [row for row in rows if row.fsyncs or row.oldest_s]
     flooded = [row for row in synced if row.flooded_s >= WHOLE * row.span_s]
+    lost = _unfinished(rows)
     drains = sorted(row.drain_rate for row in rows if row.drain_rate)
     objectives = [row.objective_s for row in rows if row.objective_s]
     return Worth(
         device=rows[-1].device,
-        held=_stretch([row for row in flooded if row.ours_s >= WHOLE * row.span_s]),
-        loose=_stretch([row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s]),
-        calm=_stretch([row for row in synced if not row.flooded_s]),
+        held=_stretch([row for row in flooded if row.ours_s >= WHOLE * row.span_s], lost),
+        loose=_stretch([row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s], lost),
+        calm=_stretch([row for row in synced if not row.flooded_s], lost),
         flooded_s=sum(row.flooded_s for row in rows),
+        brief_s=sum(row.flooded_s for row in synced if _is_mixed(row)),
         found_bytes=rows[-1].found_bytes,
         drain_rate=drains[len(drains) // 2] if drains else None,
         objective_s=objectives[-1] if objectives else None,
     )
 
 
-def _stretch(rows: Sequence[Figures]) -> Stretch:
+def _is_mixed(row: Figures) -> bool:
+    ours = row.ours_s / row.span_s
+    return row.flooded_s < WHOLE * row.span_s or 1 - WHOLE < ours < WHOLE
+
+
+def _unfinished(rows: Sequence[Figures]) -> Dict[float, float]:
+    """By the beginning of a row: how long an fsync had waited in it that nothing more is told of.
+
+    One that returns, or waits on, is in that row or in the next with what it took in the end.
+    """
+    found = {}
+    for row, after in zip(rows, (*rows[1:], None)):
+        if row.oldest_s <= _longest(row):
+            continue
+        follows = after is not None and after.wall_s - row.end_s < row.span_s
+        if after is None or not follows or max(after.oldest_s, _longest(after)) < row.oldest_s:
+            found[row.wall_s] = row.oldest_s
+    return found
+
+
+def _longest(row: Figures) -> float:
+    return row.latency.quantile(1.0) or 0.0
+
+
+def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Stretch:
     if not rows:
         return Stretch()
     counts: "dict[int, int]" = {}
@@ -103,6 +155,7 @@ def _stretch(rows: Sequence[Figures]) -> Stretch:
         oldest_s=max(row.oldest_s for row in rows),
         met=met,
         judged=judged,
+        unfinished=tuple(lost[row.wall_s] for row in rows if row.wall_s in lost),
     )
 
 
@@ -124,20 +177,32 @@ def headline(found: Sequence[Worth]) -> str:
                 "Floods met programs that sync, but the agent held no limit then: it was"
                 " observing, held off, or had yielded."
             )
+        brief_s = max((each.brief_s for each in found), default=0.0)
+        if brief_s:
+            return (
+                "Floods met programs that sync for moments only,"
+                f" {human.duration(brief_s)} together: too short to say what the agent is worth"
+                " here."
+            )
         return (
             "No flood met a program that syncs: there was nothing to protect, and nothing can"
             " be said of what the agent is worth here."
         )
     # Of the device where most was at stake.
-    most = max(judged, key=lambda each: each.held.latency.total)
+    most = max(judged, key=lambda each: each.held.waited_s)
     held = most.held
     text = (
-        f"While {most.device} was flooded, half of its {_number(held.latency.total)} fsyncs took"
-        f" at most {_ms(held.p50_s)} and 99 % at most {_ms(held.p99_s)}"
+        f"While {most.device} was flooded, half of its {number(held.latency.total)} fsyncs took"
+        f" at most {latency(held.p50_s)} and 99 % at most {latency(held.p99_s)}"
     )
+    if not held.latency.total:
+        text = (
+            f"While {most.device} was flooded no fsync came back: the longest seen waited for"
+            f" {latency(held.oldest_s)}"
+        )
     if held.counts and most.loose.counts:
-        return f"{text}. Without the agent 99 % took at most {_ms(most.loose.p99_s)}:" + (
-            f" {_compared(most)}."
+        return f"{text}. Without the agent half of all waiting was in fsyncs of" + (
+            f" {latency(most.loose.wait_s)} and more, {_compared(most)}."
         )
     wait_s = _wait_s(most)
     if wait_s is not None and held.limit_bytes is not None and most.drain_rate:
@@ -154,7 +219,13 @@ def sentences(each: Worth) -> List[str]:
     """The same at length for one device, one thought each."""
     held, lines = each.held, []
     if not held.span_s and not each.loose.span_s:
-        if each.flooded_s:
+        if each.brief_s:
+            lines.append(
+                f"Flooded for {human.duration(each.flooded_s)}, and for"
+                f" {human.duration(each.brief_s)} of it there were fsyncs, in spells too short to"
+                " be told from what was before and after them."
+            )
+        elif each.flooded_s:
             lines.append(
                 f"Flooded for {human.duration(each.flooded_s)}, and nobody synced meanwhile."
             )
@@ -168,8 +239,7 @@ def sentences(each: Worth) -> List[str]:
             f" {human.size(held.limit_bytes)} (median) in place of {human.size(each.found_bytes)}."
         )
         lines.append(
-            f"Then {_number(held.latency.total)} fsyncs: p50 {_ms(held.p50_s)}, p99"
-            f" {_ms(held.p99_s)}." + _met(each)
+            f"Then {_fsyncs(held)}." + _met(each)
         )
         lines += _throughput(each)
     lines += _without(each)
@@ -181,7 +251,7 @@ def _met(each: Worth) -> str:
     if not held.judged or each.objective_s is None:
         return ""
     return (
-        f" {_share(held.met / held.judged)} met the objective of {_ms(each.objective_s)}."
+        f" {_share(held.met / held.judged)} met the objective of {latency(each.objective_s)}."
     )
 
 
@@ -201,8 +271,7 @@ def _without(each: Worth) -> List[str]:
         loose = each.loose
         text = (
             f"Without a limit of the agent's, for {human.duration(loose.span_s)}:"
-            f" {_number(loose.latency.total)} fsyncs, p50 {_ms(loose.p50_s)},"
-            f" p99 {_ms(loose.p99_s)}"
+            f" {_fsyncs(loose)}"
         )
         if each.held.counts and loose.counts:
             return [f"{text}: {_compared(each)}. Other times, perhaps another load."]
@@ -221,7 +290,7 @@ def _without(each: Worth) -> List[str]:
 def _compared(each: Worth) -> str:
     """Without the agent against with it, both measured; the truth also where it was no help."""
     held, loose = each.held, each.loose
-    with_s, without_s = held.p99_s or 0.0, loose.p99_s or 0.0
+    with_s, without_s = held.wait_s or 0.0, loose.wait_s or 0.0
     rates = f"{human.count(loose.sync_rate)} fsyncs came a second, with it"
     rates += f" {human.count(held.sync_rate)}"
     if without_s > CHANCE * with_s > 0:
@@ -238,20 +307,28 @@ def _calm(each: Worth) -> List[str]:
     calm = each.calm
     if not calm.latency.total:
         return []
-    return [
-        f"With no flood: {_number(calm.latency.total)} fsyncs, p50 {_ms(calm.p50_s)},"
-        f" p99 {_ms(calm.p99_s)}."
-    ]
+    return [f"With no flood: {_fsyncs(calm)}."]
+
+
+def _fsyncs(stretch: Stretch) -> str:
+    if not stretch.latency.total:
+        return f"no fsync came back, the longest seen waited for {latency(stretch.oldest_s)}"
+    return (
+        f"{number(stretch.latency.total)} fsyncs, p50 {latency(stretch.p50_s)},"
+        f" p99 {latency(stretch.p99_s)}, half of the waiting in those of"
+        f" {latency(stretch.wait_s)} and more"
+    )
 
 
 def _wait_s(each: Worth) -> Optional[float]:
     return each.found_bytes / each.drain_rate if each.drain_rate else None
 
 
-def _ms(seconds: Optional[float]) -> str:
+def latency(seconds: Optional[float]) -> str:
+    """With two digits that count, which is what a histogram knows."""
     if seconds is None:
         return "unknown"
-    return human.duration(seconds) if seconds >= 9.95 else f"{human.milliseconds(seconds)} ms"
+    return human.duration(seconds) if seconds >= 0.995 else f"{human.milliseconds(seconds)} ms"
 
 
 def _share(share: float) -> str:
@@ -262,9 +339,10 @@ def _share(share: float) -> str:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:.1f} times" if factor < 9.95 else f"{factor:.0f} times"
+    # Two digits: more of them would be chance.
+    return f"{factor:.1f} times" if factor < 9.95 else f"{float(f'{factor:.2g}'):.0f} times"
 
 
-def _number(count: int) -> str:
+def number(count: int) -> str:
     """12 345 678 with thin gaps, as people read it."""
     return f"{count:,}".replace(",", "\u202f")

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the law does next and on what that depends, in words: only `why` asks.
+
+It reckons with the law's own constants and functions, so that a change of the law changes what is
+said of it.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, Optional
+
+from writebackd import human
+from writebackd.control.climb import EARNS, GAVE_UP_S, STEP, goes_up, pause_s
+from writebackd.control.hold import (
+    DRAIN_LEAST_S,
+    DRAIN_MOST_S,
+    DRAIN_SHARE,
+    EARNED_S,
+    ELSEWHERE,
+    FILL_FROM,
+    FILL_LIMIT,
+    FILL_TO,
+    FOLLOW_S,
+    FULL_LASTS_S,
+    GROW_MOST,
+    LATE_LASTS_S,
+    PROBE_GAIN,
+    PROBE_STEP,
+    PROOF_STEP,
+    REMEMBERED_S,
+    SEEK_GAIN,
+    SEEK_STEP,
+    below_the_knee,
+    seek_most,
+)
+from writebackd.control.steps import JUDGE_S
+from writebackd.estimate.drain import FAST_LASTS_S
+from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
+
+# States in which the law's own memory tells what comes.
+REGULATED = (State.GUARD, State.SQUEEZE, State.PROBE, State.EXHAUSTED)
+
+_NEXT: Mapping[State, str] = {
+    State.IDLE: "The target follows the drain rate. When something on this device syncs as often as"
+    " the policy's min-sync-rate (5/s over 10 s as shipped), or one fsync waits longer than the"
+    " objective, the device is guarded from the next tick on.",
+    State.GUARD: "The target follows the drain rate. When fsync misses the objective for"
+    " several ticks it is tightened (squeeze); when the flood gets too little throughput"
+    " it is loosened (probe).",
+    State.SQUEEZE: "If fsync still misses the objective when this step has settled, the target"
+    " shrinks another step, down to the floor or to where throughput suffers.",
+    State.PROBE: "The target grows step by step until the flood has the throughput that the"
+    " policy keeps for it.",
+    State.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
+    State.EXHAUSTED: "The target stays until fsync meets the objective again. If this lasts, the"
+    " queue is not made of dirty pages: look for direct IO, another host behind the array,"
+    " or a sick disk.",
+    State.BLIND: "The target follows what can be seen: floods and the drain rate.",
+    State.YIELDED: "Nothing is written until `writebackctl enforce`.",
+    State.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
+    State.EXCLUDED: "Nothing: this device has no say in the limit.",
+}
+_SICK = (
+    " If this lasts, the queue is not made of dirty pages: look for direct IO, another host behind"
+    " the array, or a sick disk."
+)
+
+
+def what_next(
+    decision: DeviceDecision,
+    estimate: Optional[Estimate],
+    hold: Optional[Hold] = None,
+    now_s: float = 0.0,
+) -> str:
+    """What happens next, and on what it depends.
+
+    `hold` is the law's memory after the decision, `now_s` its time (Sample.time_s).
+    """
+    basis = decision.basis
+    if estimate is None or hold is None or basis is None or decision.state not in REGULATED:
+        return _NEXT[decision.state]
+    return _Law(decision, basis, estimate, hold, now_s).next()
+
+
+class _Law:
+    """One decision of the law, and what it goes by."""
+
+    def __init__(
+        self, decision: DeviceDecision, basis: Basis, estimate: Estimate, hold: Hold, now_s: float
+    ) -> None:
+        self._decision, self._basis, self._estimate = decision, basis, estimate
+        self._hold, self._now_s = hold, now_s
+        # What is asked for in DRAIN and FILL is another.
+        self._limit = hold.limit_bytes or 0
+        self._drain_rate = estimate.drain_rate or 0.0
+        # No rate of a limit is judged before.
+        self._judged_s = max(0.0, hold.changed_s + FOLLOW_S - now_s)
+        self._judged_s += max(0.0, JUDGE_S - hold.carried[1])
+
+    def next(self) -> str:
+        hold, estimate = self._hold, self._estimate
+        if not estimate.flooded:
+            return self._rest()
+        if hold.phase is Phase.DRAIN:
+            return (
+                f"The limit goes back to about {self._size(self._limit)} when the write cache has"
+                f" room again, {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after this began;"
+                f" {max(0.0, self._now_s - hold.changed_s):.1f} s are over."
+            )
+        if self._decision.reason == ELSEWHERE:
+            return (
+                "Nothing is judged until the limit in force is within a fifth of this target: until"
+                " then it is on its way there, or another device's need decides, or nothing is"
+                " written (observe)."
+            )
+        if hold.phase is Phase.FILL:
+            return (
+                f"The limit goes back to {self._size(self._limit)} when the write cache is"
+                f" {100 * FILL_TO:.0f} % full."
+            )
+        if hold.phase is Phase.SEEK:
+            return self._seek()
+        return self._of_hold()
+
+    def _rest(self) -> str:
+        hold = self._hold
+        if self._estimate.drain_rate is None:
+            then = (
+                "Then it doubles for as long as that brings more throughput, until the drain rate"
+                " is known."
+            )
+        elif hold.phase is Phase.FILL:
+            then = (
+                f"A flood gets this target until the write cache is {100 * FILL_TO:.0f} % full,"
+                f" then {self._size(self._limit)}."
+            )
+        else:
+            then = f"A flood begins with it. {self._emptied()}"
+        return (
+            f"The target stays until a flood begins, which the next tick sees. {then} Without"
+            " syncs for the policy's demand-hold (60 s as shipped) the device becomes idle."
+        )
+
+    def _emptied(self) -> str:
+        if not self._estimate.cache_bytes:
+            return "Without a flood the target stays."
+        return (
+            f"Without a flood it is {FILL_LIMIT:g} times as large as soon as the write cache is"
+            f" {100 * (1 - FILL_FROM):.0f} % empty."
+        )
+
+    def _seek(self) -> str:
+        hold, estimate = self._hold, self._estimate
+        known = (
+            "the drain rate is known, and the limit becomes drain rate x the kernel's writeback"
+            " delay; if there is a write cache and it is full, about half of that for"
+            f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s"
+        )
+        if estimate.full:
+            return f"If the write cache is still full in the next two ticks {known}."
+        later = (
+            f"When the write cache is full, or one rate has lasted for {FAST_LASTS_S:g} s, {known}."
+        )
+        if not estimate.held_back:
+            return f"The limit stays while it holds nobody back. {later}"
+        larger = self._size(SEEK_STEP * self._limit)
+        again_s = hold.changed_s + EARNED_S - self._now_s
+        if hold.sought and again_s > 0:
+            return f"{larger} is tried once more {_in(again_s)}. {later}"
+        if SEEK_STEP * self._limit > seek_most(estimate.rate):
+            return f"The limit does not grow any more. {later}"
+        if not hold.seek_rate:
+            return f"Within two ticks {larger} is tried, unless the rate is falling. {later}"
+        return (
+            f"If this limit brings {100 * (SEEK_GAIN - 1):.0f} % more than"
+            f" {human.size(hold.seek_rate)}/s, {larger} is tried within two ticks, else the limit"
+            f" goes back to {self._size(self._limit / SEEK_STEP)}. {later}"
+        )
+
+    def _of_hold(self) -> str:
+        hold, estimate = self._hold, self._estimate
+        drains = self._now_s - hold.useless_s >= REMEMBERED_S and not estimate.in_waves
+        if hold.climb.from_bytes:
+            return (
+                f"This limit is on trial: {_in(self._judged_s)} it is kept if"
+                f" waiting for fsync got {100 * (EARNS - 1):.0f} % shorter and the flood keeps its"
+                f" throughput, else it goes back to {self._size(hold.climb.from_bytes)}."
+            )
+        if hold.full_s and drains:
+            return (
+                f"If the write cache stays full for {FULL_LASTS_S:g} s ({hold.full_s:.1f} s are"
+                f" over), about {self._tighter()} makes room in it for {DRAIN_LEAST_S:g} to"
+                f" {DRAIN_MOST_S:g} s; if not, the target stays."
+            )
+        if self._searches():
+            return self._search()
+        if hold.probe_bytes:
+            return self._probe(drains)
+        if hold.late_s >= LATE_LASTS_S:
+            return (
+                "The target stays while fsync is above the objective and the write cache has room:"
+                f" a smaller limit would cost throughput. {self._larger()}"
+            )
+        if hold.late_s:
+            return (
+                f"If fsync stays above the objective for {LATE_LASTS_S:g} s ({hold.late_s:.1f} s"
+                f" are over) {self._when_late()}; if it does not, the target stays."
+                f" {self._larger()}"
+            )
+        return self._stay(drains)
+
+    def _searches(self) -> bool:
+        """Whether trying limits decides (control/climb.py), rather than R x tau."""
+        hold, useless = self._hold, self._now_s - self._hold.useless_s < REMEMBERED_S
+        if useless and hold.full_s:
+            return not self._estimate.in_waves
+        return self._decision.state is State.EXHAUSTED
+
+    def _search(self) -> str:
+        hold, now_s = self._hold, self._now_s
+        gave_up_s = hold.climb.gave_up_s + GAVE_UP_S - now_s
+        exhausted = self._decision.state is State.EXHAUSTED
+        until = "Exhausted until fsync meets the objective; meanwhile " if exhausted else ""
+        sick = _SICK if exhausted else ""
+        if gave_up_s > 0:
+            said = f"{until}no limit is tried for {human.duration(gave_up_s)}.{sick}"
+            return said[0].upper() + said[1:]
+        began = hold.climb.tries or hold.climb.begin_bytes
+        if not began and hold.carried[1] < JUDGE_S:
+            return (
+                f"{_in(self._judged_s).capitalize()} another limit is tried:"
+                f" {self._size(self._limit / STEP)}, or {self._size(self._limit * STEP)} should the"
+                f" flood be short of {100 * self._basis.keep:.0f} % of the drain rate."
+                f" {self._with_room()}{sick}"
+            )
+        when_s, larger, size = self._try()
+        said = (
+            f"{until}the target stays, and {_in(when_s)} a"
+            f" {'larger' if larger else 'smaller'} limit is tried, {self._size(size)}, which is"
+            f" kept if waiting for fsync gets {100 * (EARNS - 1):.0f} % shorter at no cost of"
+            f" throughput. {self._with_room()}{sick}"
+        )
+        return said[0].upper() + said[1:]
+
+    def _with_room(self) -> str:
+        hold = self._hold
+        again_s = max(self._judged_s, hold.changed_s + hold.probe_again_s - self._now_s)
+        return (
+            "Should the write cache have room by then,"
+            f" {self._size(self._probe_size())} is tried {_in(again_s)}."
+        )
+
+    def _try(self) -> "tuple[float, bool, float]":
+        """In how many seconds the search tries which limit: `(when, larger, bytes)`."""
+        hold, basis = self._hold, self._basis
+        carried, lasted = hold.carried
+        rate = carried / lasted if lasted else self._estimate.rate
+        enough = rate >= basis.keep * self._drain_rate
+        when_s = max(self._judged_s, hold.changed_s + pause_s(hold.climb, enough) - self._now_s)
+        larger = goes_up(hold.climb, enough)
+        if not larger and self._limit <= basis.floor_bytes:
+            # Is taken for a failure, and the other direction comes next.
+            after = replace(
+                hold.climb, up=True, failed=hold.climb.failed + 1, tries=hold.climb.tries + 1
+            )
+            when_s = max(when_s, hold.changed_s + pause_s(after, enough) - self._now_s)
+            larger = True
+        return when_s, larger, self._limit * STEP if larger else self._limit / STEP
+
+    def _probe(self, drains: bool) -> str:
+        hold, basis = self._hold, self._basis
+        back = f"back to {self._size(hold.probe_bytes)}"
+        further = PROOF_STEP * hold.probe_bytes
+        if further > 1.01 * self._limit and hold.probe_rate < basis.keep * self._drain_rate:
+            back += f", or on to {self._size(further)} while the flood is short of"
+            back += f" {100 * basis.keep:.0f} % of the drain rate"
+        full = (
+            f"the write cache is full for {FULL_LASTS_S:g} s: room is made first"
+            if drains
+            else "the write cache is full: the search for a better limit goes on from here"
+        )
+        return (
+            f"This larger limit is judged {_in(self._judged_s)}, after {JUDGE_S:g} s of it:"
+            f" it is kept if it brings {100 * (PROBE_GAIN - 1):.0f} % more than"
+            f" {human.size(hold.probe_rate)}/s; else {back}. Unless {full}."
+        )
+
+    def _when_late(self) -> str:
+        if below_the_knee(self._basis.keep, self._estimate, self._limit):
+            return "it stays all the same: a smaller limit would cost throughput"
+        _, larger, size = self._try()
+        which = "larger" if larger else "smaller"
+        return f"other limits are tried, a {which} one first, {self._size(size)}"
+
+    def _stay(self, drains: bool) -> str:
+        enough = 100 * self._basis.keep
+        full = (
+            f"the write cache full for {FULL_LASTS_S:g} s: about {self._tighter()} for"
+            f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s; "
+            if drains
+            else ""
+        )
+        return (
+            f"The target stays, unless one of these is seen: {full}fsync above the objective for"
+            f" {LATE_LASTS_S:g} s: {self._when_late()}; the flood held below {enough:.0f} % of the"
+            f" drain rate{self._so_far()}: looser; the flood's end. {self._larger()}"
+        )
+
+    def _so_far(self) -> str:
+        carried, lasted = self._hold.carried
+        if not lasted:
+            return ""
+        return (
+            f" ({human.size(carried / lasted)}/s of {human.size(self._drain_rate)}/s under this"
+            " limit so far)"
+        )
+
+    def _larger(self) -> str:
+        hold = self._hold
+        again_s = max(self._judged_s, hold.changed_s + hold.probe_again_s - self._now_s)
+        return (
+            f"A larger one, {self._size(self._probe_size())}, is tried {_in(again_s)} if writers"
+            " still sleep for the limit."
+        )
+
+    def _probe_size(self) -> float:
+        return self._limit * float(min(GROW_MOST, PROBE_STEP ** (1 + self._hold.earned)))
+
+    def _tighter(self) -> str:
+        forward = self._basis.forward_bytes or self._limit
+        return self._size(DRAIN_SHARE * min(self._limit, forward))
+
+    def _size(self, bytes_: float) -> str:
+        """A limit as the target is told: of all devices together, within the bounds."""
+        part = min(max(bytes_, self._basis.floor_bytes), self._basis.ceiling_bytes)
+        return human.size(part / self._estimate.limit_share)
+
+
+def _in(seconds: float) -> str:
+    return "within two ticks" if seconds < 1 else f"in {human.duration(seconds)}"
