@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Each shipped policy, as its file says, is worth having on a host of its class."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.sim.alerts import Host as Watched
+from tests.sim.classes import BY_POLICY, HOSTS, Host, run
+from tests.sim.plant import AS_FOUND, Flood
+from writebackd.alert.values import AlertName
+from writebackd.model import Mode
+from writebackd.policy import list_policies, load_policy
+
+SEEDS = (1, 2, 3)
+ENFORCED = [host for host in HOSTS if load_policy(host.policy).mode == Mode.ENFORCE.value]
+
+
+def test_every_shipped_policy_has_a_host() -> None:
+    assert sorted(BY_POLICY) == sorted(entry.name for entry in list_policies())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("host", ENFORCED, ids=[host.policy for host in ENFORCED])
+def test_a_policy_is_better_than_default_limits_on_its_hosts(host: Host, seed: int) -> None:
+    found = run(host, seed)
+    assert found.better >= host.better
+    assert found.kept >= host.kept
+
+
+def test_what_only_watches_touches_no_limit_and_tells_the_collapse() -> None:
+    policy = load_policy("ceph-osd")
+    found = run(BY_POLICY["ceph-osd"])
+    assert {limit for _, limit in found.agent.limits} == {AS_FOUND}
+    # The detector believes what is usual after 15 s.
+    late = replace(BY_POLICY["ceph-osd"].scenario, floods=(Flood(start_s=30.0),))
+    host = Watched(late.plant(), Mode(policy.mode))
+    host.run(60.0, random.Random(1))
+    assert [alert.name for _, alert in host.raised] == [AlertName.COLLAPSE]
+    assert host.plant.limit == AS_FOUND and not host.plant.set_by_bytes
