@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.alerts import Host as Watched
 from tests.sim.classes import BY_POLICY, HOSTS, Host, run
-from tests.sim.plant import AS_FOUND, Flood
+from tests.sim.plant import AS_FOUND, GB, MB, Flood
 from writebackd.alert.values import AlertName
 from writebackd.model import Mode
 from writebackd.policy import list_policies, load_policy
@@ -41,3 +41,13 @@ def test_what_only_watches_touches_no_limit_and_tells_the_collapse() -> None:
     host.run(60.0, random.Random(1))
     assert [alert.name for _, alert in host.raised] == [AlertName.COLLAPSE]
     assert host.plant.limit == AS_FOUND and not host.plant.set_by_bytes
+
+
+def test_a_stick_has_its_cap_and_other_disks_writers_do_not_feel_it() -> None:
+    """The policy's ceiling for sticks holds from the first byte, with no drain rate known."""
+    found = run(BY_POLICY["desktop"])
+    ssd, stick = range(2)
+    assert found.default.most_dirty[stick] > 1 * GB
+    assert found.agent.most_dirty[stick] <= 48 * MB
+    assert found.agent.disk_rates[stick] >= 0.98 * found.default.disk_rates[stick]
+    assert found.agent.disk_rates[ssd] >= found.default.disk_rates[ssd]

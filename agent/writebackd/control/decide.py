@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd.control.beside import beside
+from writebackd.control.beside import beside, reserved
 from writebackd.control.law import Want, decide_device
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace
@@ -79,6 +79,8 @@ def decide(
     extra = beside(policy, memory, sample, estimates, wants)
     settings, memory = paced.settings + extra.settings, extra.memory
     goal, reason = _arbitrate(extra.shared, remembered, memory, sample.time_s)
+    if goal is not None:
+        goal += extra.reserve
     lifted = lift(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
     wanted = goal  # what the background limit goes by, raised or not
@@ -140,7 +142,10 @@ def released(memory: Memory) -> Memory:
 def _in_force(memory: Memory, name: str, sample: Sample) -> int:
     """The limit that holds for a device, in bytes: the global one, or its own."""
     cap = memory.caps.get(name)
-    return cap.bytes if cap is not None and cap.in_force else shared_limit(memory, sample)
+    if cap is not None and cap.in_force:
+        return cap.bytes
+    shared, reserve = shared_limit(memory, sample), reserved(memory, sample.time_s)
+    return shared - reserve if reserve < shared else shared
 
 
 def _noted(memory: Memory, sample: Sample) -> Memory:
