@@ -322,9 +322,9 @@ def policy_options(contender: Contender, directory: Path,
         lines = []
         settings = load_policy(contender.as_class).devices.settings
         for device, driver in drivers.items():
-            lines += [f"[device {device}]", *(
-                f"{setting.key.name} = {setting.key.kind.format(setting.value)}"
-                for setting in settings if matches(setting.glob, device, driver=driver))]
+            found = [f"{setting.key.name} = {setting.key.kind.format(setting.value)}"
+                     for setting in settings if matches(setting.glob, device, driver=driver)]
+            lines += [f"[device {device}]", *found] if found else []
         if not lines:
             return named
         drop_ins = config / f"{contender.as_class}.conf.d"
