@@ -31,6 +31,16 @@ def test_a_policy_is_better_than_default_limits_on_its_hosts(host: Host, seed: i
     assert found.kept >= host.kept
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pulls_with_pauses_do_not_cost_more_than_the_commits_are_worth(seed: int) -> None:
+    """Default limits use the pauses to write what memory took."""
+    etcd = BY_POLICY["etcd"]
+    waves = (Flood(start_s=6.0, on_s=10.0, off_s=5.0),)
+    found = run(replace(etcd, scenario=replace(etcd.scenario, floods=waves)), seed)
+    assert found.better >= 1.1
+    assert found.agent.f is not None and found.agent.f >= 0.95
+
+
 def test_what_only_watches_touches_no_limit_and_tells_the_collapse() -> None:
     policy = load_policy("ceph-osd")
     found = run(BY_POLICY["ceph-osd"])
