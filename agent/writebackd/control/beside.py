@@ -103,13 +103,11 @@ def reserved(memory: Memory, now_s: float) -> int:
     The kernel counts it like all that is dirty: without it a global limit that is right for
     another device would stop that one's writers until a stick has drained.
     """
-    flooded = {
-        name for name, each in memory.devices.items()
-        if now_s - each.last_flood_s <= OTHERS_LAST_S
-    }
+    # Caps are few and devices may be a thousand, each of which asks.
     return sum(
         cap.bytes for name, cap in memory.caps.items()
-        if cap.standing and cap.in_force and name in flooded
+        if cap.standing and cap.in_force and name in memory.devices
+        and now_s - memory.devices[name].last_flood_s <= OTHERS_LAST_S
     )
 
 
