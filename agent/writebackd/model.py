@@ -667,6 +667,7 @@ class Cap:
 
     bytes: int
     in_force: bool = False  # the kernel has taken it
+    standing: bool = False  # by the policy's own ceiling for the device, whoever syncs
 
 
 @dataclass(frozen=True)

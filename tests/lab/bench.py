@@ -100,7 +100,8 @@ def inputs(job: Job, conditions: Conditions) -> str:
     parts = [repr(conditions), repr(job.contender), repr(job.scenario.changed),
              digest(*LAB, f"tests/lab/scenarios/{job.scenario.name}.conf")]
     if job.contender.kind == "agent":
-        parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]", "policies/default.conf"))
+        parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]",
+                            f"policies/{job.contender.as_class or 'default'}.conf"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -260,25 +261,7 @@ def bench(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         show_plan(jobs)
         return 0
-    check_tools(jobs)
-    if not jobs:
-        raise RigError(f"nothing to run: the scenarios asked for have no way {arguments.way}")
-    left = [name for name in rigs_left() if name.startswith(PREFIX)]
-    if left:
-        raise RigError(f"a killed run left {', '.join(left)}: remove it with make bench-clean")
-    # What a guest has is little already; nobody knows it out here.
-    memory = ballast.left() if arguments.way == "native" else units.parse_size(vm.MEMORY)
-    kernel = (f"{platform.release()}, {os.cpu_count()} CPUs" if arguments.way == "native"
-              else arguments.way)
-    conditions = Conditions(arguments.way, SCALE[arguments.way], PREFIX, memory, kernel)
-    with alone():
-        if arguments.inside:
-            errors = do(jobs, conditions, results, lines=True)
-        elif arguments.way == "native":
-            with ballast.Ballast():
-                errors = do(jobs, conditions, results)
-        else:
-            errors = do_in_guests(jobs, conditions, results)
+    errors, conditions = measure(jobs, arguments.way, results, arguments.inside)
     if arguments.inside:
         return 0
     runs = read_runs(results, scenarios, conditions)
@@ -297,6 +280,28 @@ def bench(arguments: argparse.Namespace) -> int:
         print("\n".join(["", *lines]))
         regressed = any(line.startswith("REGRESSED") for line in lines)
     return 1 if errors or regressed else 0
+
+
+def measure(jobs: Sequence[Job], way: str, results: Path,
+            inside: bool = False) -> Tuple[List[str], Conditions]:
+    """Do those that are not there yet; the errors, and what all have in common. RigError."""
+    check_tools(jobs)
+    if not jobs:
+        raise RigError(f"nothing to run: the scenarios asked for have no way {way}")
+    left = [name for name in rigs_left() if name.startswith(PREFIX)]
+    if left:
+        raise RigError(f"a killed run left {', '.join(left)}: remove it with make bench-clean")
+    # What a guest has is little already; nobody knows it out here.
+    memory = ballast.left() if way == "native" else units.parse_size(vm.MEMORY)
+    kernel = f"{platform.release()}, {os.cpu_count()} CPUs" if way == "native" else way
+    conditions = Conditions(way, SCALE[way], PREFIX, memory, kernel)
+    with alone():
+        if inside:
+            return do(jobs, conditions, results, lines=True), conditions
+        if way == "native":
+            with ballast.Ballast():
+                return do(jobs, conditions, results), conditions
+        return do_in_guests(jobs, conditions, results), conditions
 
 
 def check_tools(jobs: Sequence[Job]) -> None:

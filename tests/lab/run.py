@@ -16,9 +16,12 @@ import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.policy import load_policy
 from writebackd.policy.load import DEFAULT_NAME, check
+from writebackd.policy.schema import matches
 
 from . import cgroups, host
 from .agent import Agent
@@ -111,7 +114,9 @@ class Stage:
         self.players = {spec.name: Player(spec, self._place(spec, seed))
                         for spec in scenario.loads}
         self.agent = (Agent([rig.device for rig in self.rigs.values()], first.directory,
-                            first.spawn, policy_options(contender, first.directory))
+                            first.spawn, policy_options(contender, first.directory, {
+                               self.rigs[spec.name].device: spec.driver
+                               for spec in scenario.disks if spec.driver}))
                       if contender.kind == "agent" else None)
         self.series = Series(self.rigs, self.running, self.agent)
         self.watch = Watch(self.running, self.clock,
@@ -260,14 +265,19 @@ class Stage:
         return action
 
     def end(self) -> Optional[Dict[str, Any]]:
-        """Stop all of it, in an order in which nothing waits for gigabytes; the agent's cost."""
+        """Stop all of it, in an order in which nothing waits for gigabytes.
+
+        What the agent cost, and what it told of.
+        """
         cost = None
         if self.agent is not None:
             self.agent.signal(signal.SIGCONT)
             if not self.agent.alive():
                 raise RigError(f"writebackd ended; it said: {self.agent.log.read_text().strip()}")
-            own = self.agent.status()["self"]
-            cost = {"cpu_fraction": own["cpu_fraction"], "rss_bytes": own["rss_bytes"],
+            status = self.agent.status()
+            own = status["self"]
+            cost = {"alerts": [alert["name"] for alert in status["alerts"]],
+                    "cpu_fraction": own["cpu_fraction"], "rss_bytes": own["rss_bytes"],
                     "bpf_ns_per_io": own["bpf_ns_per_io"],
                     # The first entry is what was found.
                     "limit_writes": max(0, len(self.watch.limits) - 1)}
@@ -297,16 +307,32 @@ class Stage:
                 for name, player in self.players.items()]
 
 
-def policy_options(contender: Contender, directory: Path) -> List[str]:
-    """The agent's arguments that give it the contender's policy; RigError for a wrong one."""
+def policy_options(contender: Contender, directory: Path,
+                   drivers: Mapping[str, str] = MappingProxyType({})) -> List[str]:
+    """The agent's arguments that give it the contender's policy; RigError for a wrong one.
+
+    drivers: by device, for those that the policy shall take for disks of another driver.
+    """
+    config = directory / "config"
     if contender.as_class:
         wrong = check(contender.as_class)
         if wrong:
             raise RigError(f"contender {contender.name}: {'; '.join(wrong)}")
-        return ["--policy", contender.as_class]
+        named = ["--policy", contender.as_class]
+        lines = []
+        settings = load_policy(contender.as_class).devices.settings
+        for device, driver in drivers.items():
+            found = [f"{setting.key.name} = {setting.key.kind.format(setting.value)}"
+                     for setting in settings if matches(setting.glob, device, driver=driver)]
+            lines += [f"[device {device}]", *found] if found else []
+        if not lines:
+            return named
+        drop_ins = config / f"{contender.as_class}.conf.d"
+        drop_ins.mkdir(parents=True)
+        (drop_ins / "drivers.conf").write_text("\n".join(lines))
+        return [*named, "--config-dir", str(config)]
     if not contender.policy:
         return []
-    config = directory / "config"
     drop_ins = config / "default.conf.d"
     drop_ins.mkdir(parents=True)
     (drop_ins / f"{contender.name}.conf").write_text("".join(

@@ -51,6 +51,7 @@ class DiskSpec:
     preset: str
     fs: str
     disk: Disk
+    driver: str  # that policies shall take it for; "" for what it is
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def parse_span(text: str, end: float) -> Span:
 
 
 METRICS = ("f", "g", "score", "changed", "protected", "rate", "byte-rate", "device-rate", "p99",
-           "stall", "limit", "fill", "extents", "stripes", "checkpoint")
+           "stall", "limit", "dirty", "fill", "extents", "stripes", "checkpoint")
 OF_A_LOAD = ("rate", "byte-rate", "device-rate", "p99", "stall", "extents", "checkpoint")
 _TERM = (r"([\w.*-]+) (?:([\w-]+)\.(?=" + "|".join(OF_A_LOAD) + r"))?(" + "|".join(METRICS) + ")")
 _EXPECTATION = re.compile(rf"{_TERM}(?: / {_TERM})? (>=|<=) ([\d.]+)")
@@ -294,9 +295,10 @@ def parse_disk(name: str, section: Section) -> DiskSpec:
                        "itself and never on another; name a preset instead")
     model = section.text("preset")
     fs = section.choice("fs", FILESYSTEMS, "xfs")
+    driver = section.text("driver", "")
     section.end()
     try:
-        return DiskSpec(name, model, fs, preset(model))
+        return DiskSpec(name, model, fs, preset(model), driver)
     except RigError as error:
         raise RigError(f"{section.where}: preset: {error}") from None
 

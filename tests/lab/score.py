@@ -249,7 +249,8 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
     rate: per second, of the synchronous loads; byte-rate: what the floods hand to the
     kernel; device-rate: what is written to the disks they are on; p99: of fsync, the worst
     load's; stall: the longest of a buffered writer since the contender
-    came; limit, fill: in the end, bytes and share of the cache; extents: of the flooded
+    came; limit, fill: in the end, bytes and share of the cache; dirty: the most that was
+    dirty or under writeback in the window, bytes; extents: of the flooded
     files, per byte; stripes: of the bytes that a parity
     array wrote, the share in whole ones; checkpoint:
     the longest of a database, seconds; changed: the score after a change in mid-run;
@@ -274,6 +275,7 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
         "p99": lambda run, load: _worst(run, "p99", load),
         "stall": _stall, "extents": _extents, "stripes": lambda run, _: _stripes(run),
         "limit": lambda run, _: float(run["series"]["dirty_limit"][-1]),
+        "dirty": lambda run, _: _dirty(run),
         "fill": lambda run, _: _fill(run),
         "checkpoint": lambda run, load: _worst(run, "checkpoint_s", load)}
     return median(of[term.metric](run, term.load) for run in contender.runs
@@ -333,6 +335,13 @@ def _stripes(run: Run) -> Optional[float]:
     whole = sum(disk["stripes"]["judged"]["whole"] * disk["stripe_bytes"] for disk in arrays)
     written = sum(disk["stripes"]["judged"]["bytes"] for disk in arrays)
     return whole / written if written else None
+
+
+def _dirty(run: Run) -> float:
+    start, end = run["windows"]["judged"]
+    series = run["series"]
+    return max((float(dirty + writeback) for time, dirty, writeback in zip(
+        series["t"], series["dirty"], series["writeback"]) if start <= time <= end), default=0.0)
 
 
 def _fill(run: Run) -> Optional[float]:

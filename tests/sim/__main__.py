@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | laws | alerts | SCENARIO...]: the law in simulated scenarios.
+"""python -m tests.sim [shape | laws | alerts | classes | SCENARIO...]: the law, simulated.
 
 Without a name all scenarios; `shape` compares the model with measured tables; `laws` compares
 the law with other laws (20 s of CPU; names of scenarios may follow); `alerts` tells what the
 detector makes of collapses and of hosts that are well (40 s; `--seeds` takes the 20 from that one
 on), `alerts month` of an ordinary month, second by second (90 s; `--seed` takes another one);
+`classes` takes each shipped policy to a host of its class (2 s; names of policies may follow);
 `-v SCENARIO` prints what the agent decided, tick by tick; `--policy` takes another policy than
 default.
 """
@@ -17,7 +18,7 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import alerts, bench, contest, month, shape
+from tests.sim import alerts, bench, classes, contest, month, shape
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -36,6 +37,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.names == ["shape"]:
         print(shape.table())
+        return 0
+    if options.names[:1] == ["classes"]:
+        other = [name for name in options.names[1:] if name not in classes.BY_POLICY]
+        if other:
+            parser.error(f"no class {' '.join(other)}; there are {' '.join(classes.BY_POLICY)}")
+        print(classes.table(options.names[1:], options.seed))
         return 0
     if options.names[:1] == ["alerts"]:
         if options.names[1:] == ["month"]:

@@ -11,6 +11,7 @@ from tests.lab.score import score
 from tests.sim.plant import MB, Law, Loop, Plant
 from tests.sim.scenarios import Scenario
 from writebackd.control.decide import decide
+from writebackd.model import Memory, Mode
 from writebackd.policy.schema import Policy
 
 STATIC_MB = (1, 2, 4, 8, 15, 16, 32, 64)
@@ -28,6 +29,8 @@ class Run:
 
     sync_rate: List[float] = field(default_factory=list)  # per load, in the judged window
     device_rate: float = 0.0  # bytes per second onto the disks, in the judged window
+    disk_rates: List[float] = field(default_factory=list)  # the same of each
+    most_dirty: List[float] = field(default_factory=list)  # bytes, of each disk in that window
     limits: List[Tuple[float, int]] = field(default_factory=list)  # (time, limit)
     longest_blocked_s: float = 0.0
     reasons: List[str] = field(default_factory=list)
@@ -47,11 +50,14 @@ def run(
 ) -> Run:
     """One contender: `law` with `policy`, else a fixed `limit`, else the kernel's default."""
     plant = scenario.plant(seed, flooded)
-    loop = Loop(policy, plant, law=law) if policy is not None else None
-    if loop is None:
+    loop = None
+    if policy is not None:
+        loop = Loop(policy, plant, Memory(mode=Mode(policy.mode)), law=law)
+    else:
         plant.set_limits(limit, None)
     result = Run()
-    before: Optional[Tuple[List[int], float]] = None
+    before: Optional[Tuple[List[int], List[float]]] = None
+    result.most_dirty = [0.0] * len(plant.disks)
     while plant.now_s < scenario.end - 1e-6:
         if before is None and plant.now_s >= scenario.judged - 1e-6:
             before = _totals(plant)
@@ -62,19 +68,23 @@ def run(
             result.reasons.append("; ".join(
                 f"{d.state.value}: {d.reason}" for d in decision.devices))
         result.limits.append((plant.now_s, plant.limit))
+        if before is not None:
+            result.most_dirty = [max(most, state.dirty)
+                                 for most, state in zip(result.most_dirty, plant.disks)]
     assert before is not None, f"{scenario.name} is judged after its end"
     syncs, written = _totals(plant)
     lasted = scenario.end - scenario.judged
     # None at all: less than one, as in the lab.
     result.sync_rate = [max(1, now - then) / lasted
                         for now, then in zip(syncs, before[0])]
-    result.device_rate = (written - before[1]) / lasted
+    result.disk_rates = [(now - then) / lasted for now, then in zip(written, before[1])]
+    result.device_rate = sum(result.disk_rates)
     result.longest_blocked_s = plant.longest_blocked_s
     return result
 
 
-def _totals(plant: Plant) -> Tuple[List[int], float]:
-    return ([load.done for load in plant.loads], sum(state.written for state in plant.disks))
+def _totals(plant: Plant) -> Tuple[List[int], List[float]]:
+    return [load.done for load in plant.loads], [state.written for state in plant.disks]
 
 
 def judge(result: Run, idle: Run, default: Run) -> Run:

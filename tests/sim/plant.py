@@ -7,7 +7,7 @@ tables of tests/sim/shape.py (`python -m tests.sim shape` prints them beside the
 hold to a factor of about 1.5 in the fsync rate.
 
 Left out: expiry of dirty pages after 30 s, reads, the memcg quantum, and of the levers beside
-the global pair all but pacing.
+the global pair all but pacing and, where a plant is told to have them, limits per device.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
 from writebackd.model import (
+    Action,
     ClassSample,
     Decision,
     Device,
@@ -112,6 +113,7 @@ class Disk:
     operations: float = 0.0  # per second that a limiter lets through, evenly; 0: no limiter
     trims: float = 0.0  # discards per second, beside all else
     seeks: bool = False  # syncs take as differently long as seeks do; else nearly alike
+    driver: Optional[str] = None  # as policies name it: usb-storage
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,8 @@ class DiskState:
 
     def __init__(self, index: int, disk: Disk) -> None:
         name, devno = f"sd{chr(97 + index)}", f"8:{16 * index}"
-        self.device = Device(name, devno, devno, (name,), (devno,), diskseq=index + 1)
+        self.device = Device(name, devno, devno, (name,), (devno,), driver=disk.driver,
+                             diskseq=index + 1)
         self.disk = disk
         self.dirty = 0.0
         self.fill = 0.0
@@ -217,6 +220,7 @@ class DiskState:
         self.noise = 1.0
         self.mood = 1.0  # of a neighbour, and of heads: from second to second
         self.pace = FOREVER
+        self.cap: Optional[float] = None  # a strict limit of its own, bytes
         self.fast_s = self.slow_s = disk.baseline_s
         self.fast_time = 1.0
         self.most_syncs = FOREVER
@@ -275,10 +279,12 @@ class Plant:
         step_s: float = STEP_S,
         found: int = AS_FOUND,
         booted_s: float = 1000.0,
+        per_device: bool = False,
     ) -> None:
         """`dirty` bytes of the first disk are dirty at the start, its cache full.
 
-        The host was booted `booted_s` before.
+        The host was booted `booted_s` before.  `per_device`: its kernel has limits for each BDI
+        (6.2 and later), and takes them.
         """
         self.disks = [DiskState(i, disk) for i, disk in enumerate(disks)]
         if dirty:
@@ -290,6 +296,8 @@ class Plant:
         self.rng = random.Random(seed)
         self.luck = random.Random(seed + 1)  # of what other hosts and heads do
         self.booted_s = booted_s
+        self.per_device = per_device
+        self.actions: Tuple[Action, ...] = ()  # on BDIs, since the last sample
         self.step_s = step_s
         self.found = found
         self.limit = found
@@ -315,6 +323,13 @@ class Plant:
                  if s.kind is LeverKind.PACE and s.target == FLOOD_CGROUP}
         for state in self.disks:
             state.pace = paces.get(state.device.devno, FOREVER)
+        if self.per_device:
+            bdis = [s for s in decision.settings if s.kind is LeverKind.BDI]
+            caps = {s.target: float(s.value) for s in bdis if s.name == "max_bytes"}
+            for state in self.disks:
+                state.cap = caps.get(state.device.bdi)
+            self.actions = tuple(
+                Action(f"bdi {s.target} {s.name}", "", str(s.value), ok=True) for s in bdis)
 
     # ---- time ------------------------------------------------------------
 
@@ -360,8 +375,13 @@ class Plant:
         weights = sum(self.disks[i].weight for i in using)
         for i, state in enumerate(self.disks):
             share = state.weight / weights if i in using else 0.0
-            self._write(state, h, demands[i], share * grip,
-                        share * setpoint * grip / limit, share * background, blocked)
+            part = share * grip, share * setpoint * grip / limit, share * background
+            if state.cap is not None:
+                # strict_limit: the cap is the device's limit, whatever room the host has; its
+                # setpoint as that of a global one with half of it in the background.
+                own = max(state.cap, float(grain))
+                part = own, 0.875 * own, 0.5 * own
+            self._write(state, h, demands[i], *part, blocked)
         for load in self.loads:
             self._sync(load, h)
 
@@ -564,6 +584,7 @@ class Plant:
                        self.background if self.background < self.limit else self.limit // 2),
             devices=tuple(devices),
             tasks=tuple(tasks),
+            actions=self.actions,
         )
 
     def _device_sample(self, index: int, state: DiskState, dt: float) -> DeviceSample:

@@ -41,6 +41,7 @@ class Scenario:
     dirty: float = 0.0
     judged: float = 14.0
     end: float = 60.0
+    per_device: bool = False  # the kernel has limits for each BDI
 
     def plant(self, seed: int = 1, flooded: bool = True) -> Plant:
         """The host of this scenario; without the flood it tells what idle is."""
@@ -51,6 +52,7 @@ class Scenario:
             self.events,
             self.dirty if flooded else 0.0,
             seed=seed,
+            per_device=self.per_device,
         )
 
 

@@ -10,7 +10,14 @@ import pytest
 
 from plant import DISK, HOST
 from samples import estimate
-from writebackd.control.beside import ARRIVED, OTHERS_LAST_S, REFUSED_S, Beside, beside
+from writebackd.control.beside import (
+    ARRIVED,
+    OTHERS_LAST_S,
+    REFUSED_S,
+    Beside,
+    beside,
+    reserved,
+)
 from writebackd.control.decide import decide, released
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND
@@ -301,6 +308,109 @@ def test_without_the_lever_there_are_no_caps() -> None:
     held = memory(caps={"sda": Cap(TIGHT, in_force=True)})
     result = asked(held, policy_=policy())
     assert result.settings == () and result.memory.caps == {} and names(result) == ["sda", "dm-0"]
+
+
+# ---- a ceiling of its own ----------------------------------------------------
+
+
+STICK = replace(
+    DISK, name="sdz", devno="65:144", bdi="65:144", leaves=("sdz",), leaf_devnos=("65:144",),
+    driver="usb-storage",
+)  # fmt: skip
+MOST = 48 * MB  # of policies/desktop.conf
+DESKTOP = load_policy("desktop")
+FOUND = 4096 * MB
+NEVER = float("-inf")
+
+
+def plugged_in(limit: int = FOUND, actions: Sequence[Action] = ()) -> Sample:
+    return replace(sample(limit, actions), devices=(DeviceSample(ARRAY), DeviceSample(STICK)))
+
+
+def stick(target: Optional[int] = None, demand: bool = False) -> Want:
+    return want(STICK.name, target, demand)
+
+
+def with_stick(flooded_s: float = NEVER, **more: object) -> Memory:
+    devices = {"sda": DeviceMemory(), STICK.name: DeviceMemory(last_flood_s=flooded_s)}
+    return replace(Memory(devices=devices), **more)  # type: ignore[arg-type]
+
+
+CALM = {"sda": estimate("sda"), STICK.name: estimate(STICK.name)}
+
+
+def own(
+    memory_: Memory, sample_: Sample = plugged_in(),  # noqa: B008
+    wants: Sequence[Want] = (want("sda", None, demand=False), stick()), policy_: Policy = DESKTOP,
+) -> Beside:  # fmt: skip
+    return asked(memory_, sample_, wants, policy_, CALM)
+
+
+def test_a_device_with_a_ceiling_of_its_own_is_capped_before_anybody_writes_to_it() -> None:
+    result = own(with_stick())
+    assert result.memory.caps == {STICK.name: Cap(MOST, standing=True)}
+    assert [(s.target, s.name, s.value) for s in result.settings] == [
+        (STICK.bdi, "max_bytes", MOST), (STICK.bdi, "min_bytes", MOST // 2),
+        (STICK.bdi, "strict_limit", 1)]
+    taken = own(result.memory, plugged_in(actions=[action(f"bdi {STICK.bdi} strict_limit")]))
+    assert taken.memory.caps == {STICK.name: Cap(MOST, in_force=True, standing=True)}
+    assert names(taken) == ["sda"]
+
+
+def test_what_it_asks_for_itself_makes_its_cap_smaller() -> None:
+    held = with_stick(caps={STICK.name: Cap(MOST, True, True)})
+    for demand in (False, True):
+        wants = (want("sda", None, demand=False), stick(MOST // 2, demand))
+        assert own(held, wants=wants).memory.caps == {STICK.name: Cap(MOST // 2, True, True)}
+    wants = (want("sda", None, demand=False), stick(2 * MOST))
+    assert own(held, wants=wants).memory.caps == held.caps
+
+
+def test_its_writers_are_not_stopped_in_mid_flood() -> None:
+    assert own(with_stick(NOW)).memory.caps == {}
+    assert own(with_stick(NOW), plugged_in(int(ARRIVED * MOST))).memory.caps != {}
+    assert own(with_stick(NOW, caps={STICK.name: Cap(MOST, True, True)})).memory.caps != {}
+
+
+def test_sticks_are_promised_little_of_a_small_limit() -> None:
+    result = own(with_stick(), plugged_in(4 * MB))
+    least = {s.name: s.value for s in result.settings}["min_bytes"]
+    assert least <= 4 * MB // 16
+
+
+def test_a_ceiling_that_all_have_is_no_cap() -> None:
+    assert own(with_stick(), policy_=CAPS).memory.caps == {}
+    off = replace(DESKTOP, levers=replace(DESKTOP.levers, per_device=False))
+    assert own(with_stick(), policy_=off).memory.caps == {}
+    excluded = replace(plugged_in(), devices=(
+        DeviceSample(ARRAY), DeviceSample(STICK, excluded="by hand")))
+    assert own(with_stick(), excluded).memory.caps == {}
+
+
+def test_the_global_limit_has_room_for_what_a_flooded_stick_may_hold() -> None:
+    caps = {STICK.name: Cap(MOST, True, True)}
+    assert own(with_stick(NOW, caps=caps)).reserve == MOST
+    assert own(with_stick(NOW - 1.1 * OTHERS_LAST_S, caps=caps)).reserve == 0
+    assert own(with_stick(NOW, caps={STICK.name: Cap(MOST, False, True)})).reserve == 0
+    gone = replace(with_stick(NOW, caps=caps), devices={"sda": DeviceMemory()})
+    assert reserved(gone, NOW) == 0
+    # With that room taken off, another device's limit has arrived and it gets its own cap.
+    wants = (want("sda", TIGHT), stick())
+    for limit, arrived in ((int(ARRIVED * (TIGHT + MOST)), True), (2 * (TIGHT + MOST), False)):
+        found = own(with_stick(NOW, caps=caps), plugged_in(limit), wants)
+        assert ("sda" in found.memory.caps) is arrived
+
+
+def test_a_need_beside_a_flooded_stick_is_met_above_what_that_holds() -> None:
+    memory_ = with_stick(NOW, caps={STICK.name: Cap(MOST, True, True)})
+    devices = {**memory_.devices, "sda": replace(memory_.devices["sda"], hold=HELD)}
+    estimates = {"sda": database(), STICK.name: estimate(STICK.name, flooded=True)}
+    decision, _ = decide(DESKTOP, replace(memory_, devices=devices), plugged_in(TIGHT + MOST),
+                         estimates)
+    # The law sees the limit that is left for the device: the one that it asked for.
+    assert "not this device's" not in decision.devices[0].reason
+    assert decision.devices[0].target_bytes is not None
+    assert decision.goal_bytes == decision.devices[0].target_bytes + MOST
 
 
 # ---- queue and flusher -----------------------------------------------------

@@ -446,6 +446,7 @@ ceiling = 64M
                 "drain_time_s": 1.0,
                 "baseline_multiple": 20.0,
                 "ceiling_bytes": 64 << 20,
+                "own_ceiling_bytes": 64 << 20,
             },
         ),
     ],

@@ -8,6 +8,10 @@ That is done only while others write, and in an order in which nobody is left
 without protection: the global limit comes down first, then the cap is set, and
 only when the kernel has taken the cap does the global limit go up again.
 
+A device whose section of the policy gives it a ceiling below that of all has a cap of
+its own from the tick on that first sees it: memory fills at GB/s, so that a stick of
+12 MB/s holds what takes minutes to drain before its drain rate can be known.
+
 *Queue.*  Fewer and smaller requests ahead of a sync, while its device is flooded.
 
 *Flusher.*  A shorter period than 5 s, while a limit of ours is in force.
@@ -33,15 +37,22 @@ REFUSED_S = 300.0
 # The global limit has come down when it is at most this multiple of what the device
 # wants: before, a cap would block the device's writers until they have drained.
 ARRIVED = 1.25
+# Part of the global limit that a device with a ceiling of its own is promised at most: several
+# sticks stay below 100 % together also while the global limit is a few MB.
+OWN_SHARE = 16
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What comes out for a tick: `shared` are the wants that the global limit has to meet."""
+    """What comes out for a tick: `shared` are the wants that the global limit has to meet.
+
+    `reserve`: bytes that it has to have beside them, for what is dirty under standing caps.
+    """
 
     shared: List[Want]
     settings: Tuple[Setting, ...]
     memory: Memory
+    reserve: int = 0
 
 
 def beside(
@@ -62,14 +73,17 @@ def beside(
     }
     if policy.levers.per_device:
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
-        caps = _caps(memory, sample, wants, refused)
+        caps = _caps(memory, sample, wants, refused, own_ceilings(policy, sample))
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices if caps}
     for name, cap in caps.items():
         # A minimum, since a strict device that has not written for a while gets next to
         # nothing; less than the cap, since the kernel takes no minima of 100 % together.
+        least = cap.bytes // 2
+        if cap.standing:
+            least = min(least, sample.vm.threshold_bytes // OWN_SHARE)
         settings += [
             Setting(LeverKind.BDI, bdis[name], "max_bytes", cap.bytes),
-            Setting(LeverKind.BDI, bdis[name], "min_bytes", cap.bytes // 2),
+            Setting(LeverKind.BDI, bdis[name], "min_bytes", least),
             Setting(LeverKind.BDI, bdis[name], "strict_limit", 1),
         ]
     held = any(want.demand and want.target_bytes is not None for want in wants)
@@ -79,11 +93,38 @@ def beside(
     if policy.levers.queue:
         settings += _queue(policy, sample, estimates, wants)
     shared = [want for want in wants if want.name not in caps or not caps[want.name].in_force]
-    return Beside(shared, tuple(settings), replace(memory, caps=caps, refused_caps=refused))
+    memory = replace(memory, caps=caps, refused_caps=refused)
+    return Beside(shared, tuple(settings), memory, reserved(memory, sample.time_s))
+
+
+def reserved(memory: Memory, now_s: float) -> int:
+    """What the flooded under standing caps may hold of the global limit, bytes.
+
+    The kernel counts it like all that is dirty: without it a global limit that is right for
+    another device would stop that one's writers until a stick has drained.
+    """
+    # Caps are few and devices may be a thousand, each of which asks.
+    return sum(
+        cap.bytes for name, cap in memory.caps.items()
+        if cap.standing and cap.in_force and name in memory.devices
+        and now_s - memory.devices[name].last_flood_s <= OTHERS_LAST_S
+    )
+
+
+def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
+    """Ceilings of devices that have one of their own in the policy, bytes, by name."""
+    found = {}
+    for seen in sample.devices:
+        device = seen.device
+        own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
+        if own is not None and seen.excluded is None:
+            found[device.name] = own
+    return found
 
 
 def _caps(
-    memory: Memory, sample: Sample, wants: Sequence[Want], refused: Mapping[str, float]
+    memory: Memory, sample: Sample, wants: Sequence[Want], refused: Mapping[str, float],
+    own: Mapping[str, int],
 ) -> Dict[str, Cap]:
     caps: Dict[str, Cap] = {}
     taken = {action.lever for action in sample.actions if action.ok}
@@ -107,7 +148,8 @@ def _caps(
         ),
         default=0,
     )
-    arrived_bytes = shared_limit(memory, sample)
+    shared = shared_limit(memory, sample)
+    reserve = reserved(memory, sample.time_s)
     for want in wants:
         device, known = devices[want.name], memory.caps.get(want.name)
         if device.bdi in refused:
@@ -115,13 +157,26 @@ def _caps(
         if known is not None and sample.time_s < memory.hold_until_s:
             caps[want.name] = known  # of the run before: nobody knows yet who syncs and floods
             continue
+        in_force = known is not None and (
+            known.in_force or f"bdi {device.bdi} strict_limit" in taken
+        )
+        flooded = want.name in flooded_lately
+        if want.name in own:
+            size = own[want.name]
+            if want.target_bytes is not None:
+                size = min(size, want.target_bytes)
+            # In mid-flood its writers would stop until what is above the cap has drained.
+            if known is not None or not flooded or shared <= ARRIVED * size:
+                if known is not None and near(size, known.bytes):
+                    size = known.bytes
+                caps[want.name] = Cap(size, in_force, standing=True)
+            continue
         if want.target_bytes is None or not want.demand:
             continue
         if known is None and not (
-            want.target_bytes <= least and arrived_bytes <= ARRIVED * want.target_bytes
+            want.target_bytes <= least and shared <= ARRIVED * (want.target_bytes + reserve)
         ):
             continue  # not the tightest, or not there yet
-        flooded = want.name in flooded_lately
         if len(flooded_lately) <= flooded:
             continue  # alone, or alone again: the global pair does as well
         # A flood from another volume of the same disks would go free under a wide global
@@ -132,7 +187,6 @@ def _caps(
             caps[want.name] = Cap(want.target_bytes)
             continue
         size = known.bytes if near(want.target_bytes, known.bytes) else want.target_bytes
-        in_force = known.in_force or f"bdi {device.bdi} strict_limit" in taken
         caps[want.name] = Cap(size, in_force)
     return caps
 

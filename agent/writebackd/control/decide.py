@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd.control.beside import beside
+from writebackd.control.beside import beside, reserved
 from writebackd.control.law import Want, decide_device
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace
@@ -49,6 +49,9 @@ def decide(
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps = shared_limit(memory, sample), memory.caps
+    reserve = reserved(memory, sample.time_s)
+    if reserve < shared:
+        shared -= reserve
     for seen in sample.devices:
         device = seen.device
         name = device.name
@@ -86,6 +89,8 @@ def decide(
     settings, memory = paced.settings + extra.settings, extra.memory
     goal, reason, decider = _arbitrate(extra.shared, remembered, memory, sample.time_s)
     decision_id = next((each.decision_id for each in devices if each.name == decider), None)
+    if goal is not None:
+        goal += extra.reserve
     lifted = lift(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
     wanted = goal  # what the background limit goes by, raised or not

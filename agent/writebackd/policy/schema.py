@@ -397,6 +397,8 @@ class DevicePolicy:
     fsync_p99_s: float
     baseline_multiple: float
     allowed_delay_s: float
+    # That a section of its own gives it, below the one of all: it is capped at that alone.
+    own_ceiling_bytes: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -503,7 +505,9 @@ class Policy:
         merged = replace(merged, **changes)
         # Globs that only this device makes overlap escape the check at load. The floor wins:
         # below it throughput collapses for every writer of the host.
-        return replace(merged, ceiling_bytes=max(merged.floor_bytes, merged.ceiling_bytes))
+        ceiling = max(merged.floor_bytes, merged.ceiling_bytes)
+        own = ceiling if ceiling < self.limits.ceiling_bytes else None
+        return replace(merged, ceiling_bytes=ceiling, own_ceiling_bytes=own)
 
     def selects(
         self,

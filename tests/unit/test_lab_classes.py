@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The lab's classes: every policy has one, and a verdict says what does not hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+from tests.lab import classes, contenders, scenario
+from tests.lab.bench import inputs, plan
+from tests.lab.classes import BY_POLICY, CLASSES, Class, Task, judge, planned, table
+from tests.lab.report.evaluation import Check, Contender
+from tests.lab.report.evaluation import Scenario as Scored
+from tests.lab.run import Conditions, policy_options
+from writebackd.policy import list_policies, load_policy
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+CONDITIONS = Conditions("native", 1.0, "test", 8 << 30, "test")
+
+
+def test_every_shipped_policy_has_a_class_of_its_own_scenario() -> None:
+    assert sorted(BY_POLICY) == sorted(entry.name for entry in list_policies())
+    assert len({each.scenario for each in CLASSES}) == len(CLASSES)
+    for each in CLASSES:
+        assert contenders.named(each.contender).as_class == each.policy
+        scenario.load(each.scenario)
+
+
+@pytest.mark.parametrize("each", CLASSES, ids=[each.policy for each in CLASSES])
+def test_a_policy_says_which_scenario_shows_it(each: Class) -> None:
+    text = (CHECKOUT / "policies" / f"{each.policy}.conf").read_text(encoding="utf-8")
+    assert f"`{each.scenario}`" in text.split("[policy]", 1)[0]
+
+
+def test_all_classes_natively_take_twelve_minutes() -> None:
+    assert sum(job.seconds for job in planned(CLASSES, "native", 1)) <= 12 * 60
+
+
+def test_a_changed_policy_makes_the_runs_of_its_class_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(name: str) -> str:
+        job, = plan([scenario.load("etcd")], "native", (name,), 1)
+        return inputs(job, CONDITIONS)
+
+    monkeypatch.setattr("tests.lab.bench.digest", lambda *patterns: "|".join(patterns))
+    assert len({of("agent"), of("agent-as-etcd"), of("agent-as-desktop")}) == 3
+    seen: List[str] = []
+    monkeypatch.setattr("tests.lab.bench.digest",
+                        lambda *patterns: seen.extend(patterns) or "")  # type: ignore[func-returns-value]
+    of("agent-as-etcd")
+    assert "policies/etcd.conf" in seen and "policies/default.conf" not in seen
+
+
+def test_a_disk_may_stand_for_one_of_another_driver(tmp_path: Path) -> None:
+    desktop = contenders.named("agent-as-desktop")
+    assert policy_options(desktop, tmp_path) == ["--policy", "desktop"]
+    _, name, _, config = policy_options(desktop, tmp_path, {"loop7": "usb-storage"})
+    policy = load_policy(name, Path(config))
+    assert policy.for_device("loop7", "7:7").ceiling_bytes == 48 << 20
+    assert policy.for_device("loop8", "7:8").ceiling_bytes == 512 << 20
+    etcd = contenders.named("agent-as-etcd")
+    assert policy_options(etcd, tmp_path, {"loop7": "usb-storage"}) == ["--policy", "etcd"]
+
+
+# ---- verdicts ----------------------------------------------------------------
+
+
+def run(**agent: Any) -> Dict[str, Any]:
+    return {"error": None, "agent": {"limit_writes": 0, "alerts": ["COLLAPSE"], **agent}}
+
+
+def scored(each: Class, default: Optional[float], agent: Optional[float], g: float = 1.0,
+           *checks: Check, told: Optional[Dict[str, Any]] = None) -> Scored:
+    return Scored(each.scenario, checks=list(checks), contenders={
+        "default": Contender("default", "default", f=default, g=1.0, score=default),
+        each.contender: Contender(each.contender, "agent", f=agent, g=g, score=agent,
+                                  runs=[told or run()])})
+
+
+PROTECT, HARMLESS = BY_POLICY["etcd"], BY_POLICY["db-nvme"]
+THROUGHPUT, WATCH = BY_POLICY["analytics"], BY_POLICY["ceph-osd"]
+
+
+def test_what_protects_has_to_be_much_better() -> None:
+    assert PROTECT.task is Task.PROTECT
+    assert judge(PROTECT, scored(PROTECT, 0.01, 0.02)).good
+    worse = judge(PROTECT, scored(PROTECT, 0.01, 0.019))
+    assert worse.good is False and worse.misses == ["score below 2 x default's"]
+
+
+def test_what_needs_nothing_is_not_harmed() -> None:
+    assert judge(HARMLESS, scored(HARMLESS, 0.80, 0.77)).good
+    assert judge(HARMLESS, scored(HARMLESS, 0.80, 0.75)).good is False
+
+
+def test_throughput_stays() -> None:
+    assert judge(THROUGHPUT, scored(THROUGHPUT, 1.0, 0.99, g=0.99)).good
+    assert judge(THROUGHPUT, scored(THROUGHPUT, 1.0, 0.98, g=0.98)).good is False
+
+
+@pytest.mark.parametrize("agent, missed", [
+    ({}, []),
+    ({"limit_writes": 1}, ["a limit was written"]),
+    ({"alerts": ["EXHAUSTED"]}, ["the collapse was not told"]),
+])
+def test_what_watches_writes_nothing_and_tells_the_collapse(
+    agent: Dict[str, Any], missed: List[str]
+) -> None:
+    found = judge(WATCH, scored(WATCH, 0.01, 0.01, told=run(**agent)))
+    assert list(found.misses) == missed and found.good is not bool(missed)
+
+
+def test_what_a_scenario_expects_of_its_class_counts_and_of_others_does_not() -> None:
+    mine = Check("agent-as-etcd p99 / default p99 <= 0.5", False, "0.7")
+    other = Check("agent score / best score >= 0.95", False, "0.9")
+    good = scored(PROTECT, 0.01, 0.5, 1.0, other, replace(mine, ok=True), replace(mine, ok=None))
+    assert judge(PROTECT, good).good
+    assert judge(PROTECT, scored(PROTECT, 0.01, 0.5, 1.0, mine)).misses == [f"{mine.text}: 0.7"]
+
+
+def test_a_missing_run_is_no_verdict() -> None:
+    assert judge(PROTECT, scored(PROTECT, 0.01, None)).good is None
+    assert judge(PROTECT, Scored("etcd")).good is None
+
+
+def test_the_table_has_a_line_for_each_class_also_without_runs() -> None:
+    lines = table(CLASSES, [])
+    assert [line.split()[0] for line in lines[1:]] == [each.policy for each in CLASSES]
+    assert all(line.endswith("open; not measured") for line in lines[1:])
+
+
+def test_a_class_that_is_none_is_told_with_those_that_there_are(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        classes.main(["etc"])
+    assert "no class etc; there are default db-hwraid" in capsys.readouterr().err
