@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from compileall import compile_dir
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,11 @@ def kernel() -> Path:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """What `make install` makes of this checkout, with the probe that lies in it."""
+    """What `make install` makes of this checkout, with the probe that lies in it.
+
+    And the checkout's own code compiled, as what is installed is: the guest cannot write, and would
+    do it again with each daemon and watcher that a test starts from there.
+    """
     checkout, tree = tmp_path / "checkout", tmp_path / "installed"
     checkout.mkdir()
     for part in PARTS:
@@ -69,6 +74,10 @@ def installed(tmp_path: Path) -> Path:
     probe = Path("writebackd/_bpf")
     shutil.copytree(CHECKOUT / "agent" / probe, tree / "usr/lib/writebackd" / probe,
                     dirs_exist_ok=True)
+    for part in ("agent", "tests"):
+        copy_of = tree / str(CHECKOUT)[1:] / part
+        shutil.copytree(CHECKOUT / part, copy_of, ignore=shutil.ignore_patterns("__pycache__"))
+        assert compile_dir(copy_of, stripdir=str(tree), quiet=1)
     return tree
 
 
