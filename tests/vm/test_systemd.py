@@ -36,7 +36,7 @@ GROUPS = {
 PYTEST = ("/usr/bin/python3", "-m", "pytest", "-q", "-rP", "--durations=0", "--noconftest",
           "-p", "no:hypothesispytest", "-o", "cache_dir=/tmp/cache")
 REPORT = "result.xml"
-PACKAGES = ("systemd", "udev", "kmod", "mount", "util-linux", "procps", "python3", "libbpf1",
+PACKAGES = ("systemd", "udev", "dbus", "kmod", "mount", "util-linux", "procps", "python3", "libbpf1",
             "python3-psutil", "python3-pyroute2", "python3-systemd", "python3-pytest")
 MODULES = ("null_blk", "sd_mod", "scsi_debug", "loop")
 PARTS = ("LICENSE", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.cfg", "agent",
