@@ -36,8 +36,8 @@ GROUPS = {
 PYTEST = ("/usr/bin/python3", "-m", "pytest", "-q", "-rP", "--durations=0", "--noconftest",
           "-p", "no:hypothesispytest", "-o", "cache_dir=/tmp/cache")
 REPORT = "result.xml"
-PACKAGES = ("systemd", "udev", "dbus", "kmod", "mount", "util-linux", "procps", "python3", "libbpf1",
-            "python3-psutil", "python3-pyroute2", "python3-systemd", "python3-pytest")
+PACKAGES = ("systemd", "udev", "dbus", "kmod", "mount", "util-linux", "procps", "python3",
+            "libbpf1", "python3-psutil", "python3-pyroute2", "python3-systemd", "python3-pytest")
 MODULES = ("null_blk", "sd_mod", "scsi_debug", "loop")
 PARTS = ("LICENSE", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.cfg", "agent",
          "bpf", "docs", "policies", "systemd")
