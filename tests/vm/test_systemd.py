@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from compileall import compile_dir
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -95,16 +96,22 @@ def runs(kernel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dic
     for share in shares.values():
         share.mkdir()
     image.make(tmp / "root", PACKAGES, list(shares.values()), install(tmp))
+    over = threading.Event()
     with ThreadPoolExecutor() as pool:
-        yield {name: pool.submit(boot, kernel, tmp / "root", share, GROUPS[name])
-               for name, share in shares.items()}
+        try:
+            yield {name: pool.submit(boot, kernel, tmp / "root", share, GROUPS[name], over)
+                   for name, share in shares.items()}
+        finally:
+            over.set()  # interrupted: the pool would wait for them
 
 
-def boot(kernel: Path, root: Path, share: Path, cases: Sequence[str]) -> Tuple[Result, str]:
+def boot(kernel: Path, root: Path, share: Path, cases: Sequence[str],
+         over: threading.Event) -> Tuple[Result, str]:
     """How it went, and the report in JUnit's XML."""
     machine = sealed.SealedMachine(kernel, root, modules=MODULES, systemd=True, shift=SHIFT)
     command = [*PYTEST, f"--junitxml={share / REPORT}", *cases]
-    result = machine.run(command, TIME_LIMIT, share=share, env={"PYTHONPATH": "agent"})
+    env = {"PYTHONPATH": "agent"}
+    result = machine.run(command, TIME_LIMIT, share=share, env=env, stop=over)
     return result, (share / REPORT).read_text()
 
 
