@@ -24,7 +24,7 @@ RUN="clang llvm libbpf-dev libbpf1 bpftool make python3 python3-venv python3-pip
 LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
     util-linux mount kmod procps"
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
-TEST="python3-pytest python3-hypothesis systemd qemu-system-x86 busybox-static file udev
+TEST="python3-pytest python3-hypothesis systemd dbus qemu-system-x86 busybox-static file udev
     dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
     tmux man-db"
 # Good to have: a missing one costs a feature, told where it is missed, not the run.

@@ -54,6 +54,30 @@ def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
     return files
 
 
+@pytest.fixture
+def _path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.json"
+
+
+@pytest.fixture(params=["cgroups are nobody's", "systemd owns them"])
+def _files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
+    return world(monkeypatch, request.param.startswith("systemd"))
+
+
+@pytest.fixture
+def _plain(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
+    return world(monkeypatch, False)
+
+
+@pytest.fixture
+def _systemd(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
+    return world(monkeypatch, True)
+
+
+# Their names are those that a module gives them: path, files, plain, systemd.
+FIXTURES = (_path, _files, _plain, _systemd)
+
+
 def started(files: FakeLevers, path: Path, on_exit: str = "restore") -> Actuator:
     actuator = Actuator(files, path, on_exit)
     actuator.start()

@@ -16,6 +16,7 @@ from fake_vm import DEFAULT
 from lever_cases import (
     ALL,
     CAP,
+    FIXTURES,
     FLUSH,
     NR,
     OTHERS,
@@ -25,7 +26,6 @@ from lever_cases import (
     by_lever,
     settle,
     started,
-    world,
 )
 from limit_cases import MIB
 from writebackd.actuate import levers as levers_module
@@ -33,25 +33,7 @@ from writebackd.actuate.ledger import load
 from writebackd.kernel import bdi
 from writebackd.model import LeverKind, Setting
 
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.json"
-
-
-@pytest.fixture(params=["cgroups are nobody's", "systemd owns them"])
-def files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, request.param.startswith("systemd"))
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, False)
-
-
-@pytest.fixture
-def systemd(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, True)
+path, files, plain, systemd = FIXTURES
 
 
 # -- applying -------------------------------------------------------------------

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fake_levers import CGROUPS, FakeLevers
+from fake_levers import CGROUPS
 from fake_vm import SYSCTL
+from lever_cases import PAIR, UNIT, settle, started, world
 from limit_cases import MIB
-from writebackd.actuate import levers as levers_module
-from writebackd.actuate.actuator import Actuator
-from writebackd.kernel import cgroups
 from writebackd.model import LeverKind, Setting
 
-UNIT = "/system.slice/dump.service"
 WISHES = (
     Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100),
     Setting(LeverKind.FLUSH, "vm", "dirty_expire_centisecs", 500),
@@ -26,12 +23,6 @@ WISHES = (
     Setting(LeverKind.QUEUE, "sda", "max_sectors_kb", 128),
     Setting(LeverKind.PACE, UNIT, "8:0", 20_000_000),
 )
-
-
-def settle(actuator: Actuator) -> None:
-    """As many ticks as the slow levers need: one write of a disk at a time."""
-    for _ in range(4):
-        actuator.apply_settings(WISHES)
 
 
 @pytest.mark.parametrize(
@@ -50,13 +41,10 @@ def settle(actuator: Actuator) -> None:
 def test_a_change_of_any_lever_is_seen_at_the_next_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, value: str, lever: str
 ) -> None:
-    files = FakeLevers()
-    monkeypatch.setattr(levers_module, "Job", files.job)
-    monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
-    actuator = Actuator(files, tmp_path / "ledger.json", "restore")
-    actuator.start()
-    actuator.apply(64 * MIB, 32 * MIB)
-    settle(actuator)
+    files = world(monkeypatch, False)
+    actuator = started(files, tmp_path / "ledger.json")
+    actuator.apply(*PAIR)
+    settle(actuator, *WISHES)
     assert actuator.levers.foreign() == ()
     ours = files.read(file)
     files.poke(file, "8:0 wbps=20000000" if file.endswith("io.max") else ours)
@@ -65,6 +53,6 @@ def test_a_change_of_any_lever_is_seen_at_the_next_look(
     theirs = files.read(file)
     assert theirs != ours
     assert [write.lever for write in actuator.levers.foreign()] == [lever]
-    settle(actuator)
+    settle(actuator, *WISHES)
     actuator.finish()
     assert files.read(file) == theirs

@@ -16,6 +16,7 @@ from fake_vm import DEFAULT, SYSCTL, Crash
 from lever_cases import (
     ALL,
     CAP,
+    FIXTURES,
     FLUSH,
     NR,
     OTHERS,
@@ -38,25 +39,7 @@ from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel.levers import Lever, is_lever
 from writebackd.model import LeverKind, Setting, VmLimits
 
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.json"
-
-
-@pytest.fixture(params=["cgroups are nobody's", "systemd owns them"])
-def files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, request.param.startswith("systemd"))
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, False)
-
-
-@pytest.fixture
-def systemd(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, True)
+path, files, plain, systemd = FIXTURES
 
 
 # -- others ----------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from fake_levers import CGROUPS, FakeLevers
 from fake_vm import DEFAULT
 from lever_cases import (
+    FIXTURES,
     FLUSH,
     NR,
     PAIR,
@@ -22,7 +23,6 @@ from lever_cases import (
     pace,
     settle,
     started,
-    world,
 )
 from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
@@ -31,25 +31,7 @@ from writebackd.kernel.children import Ended
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import LeverKind, Setting
 
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "ledger.json"
-
-
-@pytest.fixture(params=["cgroups are nobody's", "systemd owns them"])
-def files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, request.param.startswith("systemd"))
-
-
-@pytest.fixture
-def plain(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, False)
-
-
-@pytest.fixture
-def systemd(monkeypatch: pytest.MonkeyPatch) -> FakeLevers:
-    return world(monkeypatch, True)
+path, files, plain, systemd = FIXTURES
 
 
 # -- pace ------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,12 +117,14 @@ class SealedMachine:
 
     def run(self, argv: Sequence[str], timeout: float, *, share: Path,
             env: Mapping[str, str] | None = None,
-            progress: Callable[[str], None] | None = None) -> Result:
+            progress: Callable[[str], None] | None = None,
+            stop: threading.Event | None = None) -> Result:
         """Boot, run one command as root in the checkout, power off.
 
         timeout: seconds of wall time for all of it. share: directory that the command finds with
         its contents under the same path, and whose files are brought back, also when it ran out
-        of time. progress: called with what the command prints, as it does.
+        of time. progress: called with what the command prints, as it does. stop: ends it early once
+        set, from another thread.
         Raises MachineMissing, GuestFailed.
         """
         check_tools()
@@ -134,7 +137,7 @@ class SealedMachine:
             sparse(work / "share", SHARE_BYTES)
             format_image(work / "share", "share", share)
             started = time.monotonic()
-            self._boot(work, timeout, progress or (lambda text: None))
+            self._boot(work, timeout, progress or (lambda text: None), stop or threading.Event())
             seconds = time.monotonic() - started
             output = (work / "output").read_text(errors="replace")
             console = (work / "console").read_text(errors="replace")
@@ -190,7 +193,8 @@ class SealedMachine:
                     found[Path(path.split()[0])] = None
         return list(found)
 
-    def _boot(self, work: Path, timeout: float, progress: Callable[[str], None]) -> None:
+    def _boot(self, work: Path, timeout: float, progress: Callable[[str], None],
+              stop: threading.Event) -> None:
         argv = ["qemu-system-x86_64", "-nodefaults", "-no-user-config", "-display", "none",
                 "-machine", "q35,nvdimm=on", "-cpu", CPU, "-smp", "1", "-no-reboot",
                 "-icount", f"shift={self.shift},sleep=off", "-rtc", CLOCK, "-seed", SEED,
@@ -207,8 +211,7 @@ class SealedMachine:
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
         try:
             seen = 0
-            while process.poll() is None:
-                time.sleep(0.5)
+            while process.poll() is None and not stop.wait(0.5):
                 seen += _report(work / "output", seen, progress)
             _report(work / "output", seen, progress)
         finally:

@@ -77,15 +77,22 @@ def watched() -> Iterator[Set[int]]:
         looker.join()
 
 
-@pytest.fixture(scope="module")
-def wishing() -> None:
+def let_it_wish(options: str = "") -> None:
+    """The service, from its next start on."""
     PROGRAM.write_text(
         "import sys\nsys.path.insert(0, '/usr/lib/writebackd')\n" + WISHING
-        + "from writebackd.cli.daemon import main\nsys.exit(main(['--probe', 'procfs']))\n"
+        + "from writebackd.cli.daemon import main\n"
+        + "sys.exit(main(['--probe', 'procfs', *sys.argv[1:]]))\n"
     )  # fmt: skip
-    DROP_IN.parent.mkdir(parents=True)
-    DROP_IN.write_text(f"[Service]\nExecStart=\nExecStart=/usr/bin/python3 -I {PROGRAM}\n")
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    command = f"/usr/bin/python3 -I {PROGRAM} {options}"
+    DROP_IN.write_text(f"[Service]\nExecStart=\nExecStart={command}\n")
     run("systemctl", "daemon-reload")
+
+
+@pytest.fixture(scope="module")
+def wishing() -> None:
+    let_it_wish()
 
 
 @pytest.fixture
