@@ -189,6 +189,9 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
     expected = {
         "usr/bin/writebackd",
         "usr/bin/writebackctl",
+        "usr/bin/writebackd-raid",
+        "usr/lib/systemd/system/writebackd-raid.service",
+        "usr/lib/systemd/system/writebackd-raid.timer",
         "usr/lib/systemd/system/writebackd-watch.service",
         "usr/lib/systemd/system/writebackd.service",
         f"usr/lib/writebackd/{OBJECT}",
@@ -220,7 +223,7 @@ def test_installed_paths_agree(installed: Path) -> None:
         assert str(installed) not in launcher.read_text()
 
 
-@pytest.mark.parametrize("command", ["writebackd", "writebackctl"])
+@pytest.mark.parametrize("command", ["writebackd", "writebackctl", "writebackd-raid"])
 def test_installed_command_runs(command: str, installed: Path, tmp_path: Path) -> None:
     text = (installed / "usr/bin" / command).read_text()
     here = text.replace('"/usr/lib/', f'"{installed}/usr/lib/')

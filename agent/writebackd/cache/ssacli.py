@@ -34,9 +34,10 @@ _BATTERIES = (
     (("not present", "not installed", "missing", "none"), Protection.ABSENT),
     (("ok",), Protection.OK),
 )  # fmt: skip
+# Not "ready for rebuild" and "interim recovery mode": it waits for a drive.
 _WORKS = (
-    ("recover", "rebuild"), ("rebuilding", "rebuild"), ("transform", "migration"),
-    ("expand", "migration"), ("initializ", "initialisation"), ("erase", "initialisation"),
+    ("recovering", "rebuild"), ("rebuilding", "rebuild"), ("transforming", "migration"),
+    ("expanding", "migration"), ("initializing", "initialisation"),
 )  # fmt: skip
 
 Keys = Dict[str, str]
@@ -99,7 +100,7 @@ def _volume(drive: Keys, controller: Keys, write_part: Optional[float]) -> Volum
     works = []
     said = drive.get("status", "").lower()
     kind = next((work for word, work in _WORKS if word in said), None)
-    if kind is not None and "ready" not in said:  # "ready for rebuild": it has no drive for it
+    if kind is not None:
         works.append(ArrayWork(kind, share(said)))
     if "progress" in drive.get("parity initialization status", "").lower():
         works.append(

@@ -72,16 +72,18 @@ def _ask_arcconf(ask: Ask) -> Tuple[Controller, ...]:
         first, second = (
             [word.format(number=number) for word in command] for command in arcconf.COMMANDS
         )
-        output = ask(first)
-        if number == 1:
-            count = arcconf.count(output)
-            if not count:
-                break
         try:
-            status = ask(second)
+            output, status = ask(first), ""
+            if number == 1:
+                count = arcconf.count(output)
+            if count:
+                with contextlib.suppress(ToolError):
+                    status = ask(second)
+                found += arcconf.parse([output, status])
         except ToolError:
-            status = ""
-        found += arcconf.parse([output, status])
+            if not found:
+                raise
+            break  # what the others said is as good
         number += 1
     return tuple(found)
 
