@@ -383,6 +383,16 @@ def test_a_disks_name_reaches_what_is_stacked_upon_it(tree: FakeSysfs) -> None:
     assert list(by_device(tree, "ssacli", disk)) == ["dm-0"]
 
 
+def test_a_volume_is_found_below_other_disks(tree: FakeSysfs) -> None:
+    megaraid(tree)
+    tree.disk("dm-0", "253:0", slaves=["sda", "vda"])
+    tree.mount("253:0", "xfs", "/dev/dm-0", "/srv")
+    assert devices(tree)[0].driver == "mixed"
+    found = by_device(tree, "storcli", EXAMPLE.tools[0].controllers)
+    assert sorted(found) == ["dm-0", "sdb"]
+    assert found["dm-0"][0].mode is CacheMode.WRITE_BACK
+
+
 def test_an_array_at_work_slows_all_on_its_disks(tree: FakeSysfs) -> None:
     for name, devno in (("sda", "8:0"), ("sdb", "8:16"), ("sdz", "8:240")):
         tree.disk(name, devno, SATA)

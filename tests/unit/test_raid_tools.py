@@ -387,7 +387,8 @@ def test_numbers_of_any_size(name: str) -> None:
         found = tried(name, [each.encode() for each in outputs])
         assert time.process_time() - begun < 2.0
         for controller in found or ():
-            assert (controller.capacity_bytes or 0) < 1 << 63
+            assert (controller.capacity_bytes or 0) <= text.MOST_CACHE
+            assert (controller.dirty_bytes or 0) <= text.MOST_CACHE
 
 
 @pytest.mark.parametrize(
@@ -455,7 +456,8 @@ def test_pci_addresses(said: Optional[str], address: Optional[str]) -> None:
         ("1.8", "G", int(1.8 * cases.GIB)), ("512MB", "", 512 << 20), ("2 GB", "M", 2 << 30),
         ("349", "M", 349 << 20), ("7", "", None), ("x", "G", None),
         ("", "G", None), (None, "G", None),
-        ("12 parsecs", "", None),
+        ("12 parsecs", "", None), ("1048576", "G", 1 << 50), ("1048577", "G", None),
+        ("9" * 300, "G", None),
     ],
 )  # fmt: skip
 def test_sizes(said: Optional[str], unit: str, count: Optional[int]) -> None:

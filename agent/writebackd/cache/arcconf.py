@@ -13,6 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from writebackd.cache.text import (
     MOST_CONTROLLERS,
     MOST_VOLUMES,
+    MOST_WORKS,
     disk_name,
     lines_of,
     name,
@@ -149,6 +150,7 @@ def _works(output: str) -> Dict[Optional[int], Tuple[ArrayWork, ...]]:
         elif line.key == "status":
             running = "progress" in said
         elif line.key == "percentage complete" and kind is not None and running:
-            found[on] = (*found.get(on, ()), ArrayWork(kind, share(f"{said.rstrip('% ')}%")))[:8]
+            found[on] = (*found.get(on, ()), ArrayWork(kind, share(f"{said.rstrip('% ')}%")))
+            found[on] = found[on][:MOST_WORKS]
             kind = None
     return found

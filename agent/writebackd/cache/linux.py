@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from writebackd.cache.text import MOST_VOLUMES, share, size_bytes, whole
+from writebackd.cache.text import MOST_VOLUMES, possible, share, size_bytes, whole
 from writebackd.cache.values import Controller, ToolError, Volume
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import ArrayWork, CacheMode
@@ -133,16 +133,18 @@ def _writecache(disk: str, table: Sequence[str], status: Sequence[str]) -> Contr
     # An error of the cache: from then on it takes nothing.
     good = whole(status[0]) == 0
     return Controller(
-        capacity_bytes=blocks * block if blocks is not None and block is not None else None,
-        dirty_bytes=(
-            max(0, blocks - free) * block
-            if block is not None and blocks is not None and free is not None
-            else None
+        capacity_bytes=_times(blocks, block),
+        dirty_bytes=_times(
+            max(0, blocks - free) if blocks is not None and free is not None else None, block
         ),
         volumes=(
             Volume(disk=disk, mode=CacheMode.WRITE_BACK if good else CacheMode.WRITE_THROUGH),
         ),
     )
+
+
+def _times(count: Optional[int], size: Optional[int]) -> Optional[int]:
+    return possible(count * size) if count is not None and size is not None else None
 
 
 def _cache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
@@ -159,7 +161,7 @@ def _cache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller
     )  # fmt: skip
     size = block * _SECTOR if block is not None else None
     return Controller(
-        capacity_bytes=blocks * size if blocks is not None and size is not None else None,
-        dirty_bytes=dirty * size if dirty is not None and size is not None else None,
+        capacity_bytes=_times(blocks, size),
+        dirty_bytes=_times(dirty, size),
         volumes=(Volume(disk=disk, mode=mode),),
     )

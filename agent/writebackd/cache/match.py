@@ -7,6 +7,7 @@ import re
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from writebackd.cache.values import Controller, Volume
+from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import Backing, Device
 
@@ -21,14 +22,32 @@ _DRIVERS = {
 _FIRST_CHANNEL = {"megaraid_sas": 2, "aacraid": 0}
 _MOST_CHANNEL = {"megaraid_sas": 3, "aacraid": 0}
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ADDRESS = re.compile(r"[0-9]{1,6}:([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,12}")
 # What is stacked deeper than this is a loop in what sysfs showed.
 _DEEPEST = 16
 
 
 class _Place(NamedTuple):
+    """Of a disk."""
+
+    driver: Optional[str]
     pci: Optional[str]
     number: Optional[int]  # of the volume; None: it is none, or it cannot be told
     is_volume: Optional[bool]  # None: cannot be told
+
+
+class _Table:
+    """A controller with its volumes by name and by number."""
+
+    def __init__(self, controller: Controller, alone: bool) -> None:
+        self.controller, self.alone = controller, alone
+        volumes = controller.volumes
+        self.by_disk = {each.disk: each for each in volumes if each.disk is not None}
+        self.by_number: Dict[Optional[int], Volume] = {
+            each.number: each
+            for each in volumes
+            if each.disk is None and each.number is not None
+        }
 
 
 class Matcher:
@@ -37,6 +56,7 @@ class Matcher:
     def __init__(self, files: KernelFiles, devices: Sequence[Device]) -> None:
         self._files = files
         self._devices = devices
+        self._drivers = Drivers(files)
         self._places: Dict[str, _Place] = {}
         self._below: Dict[str, FrozenSet[str]] = {}
 
@@ -44,12 +64,14 @@ class Matcher:
         self, source: str, controllers: Sequence[Controller], wall_s: float
     ) -> Iterator[Backing]:
         """What `source` says, by device."""
+        adapters = self._adapters(_DRIVERS.get(source, ()))
+        tables = [_Table(each, len(controllers) == 1) for each in controllers]
         for device in self._devices:
             # Two disks of one array say the same.
             said = [
-                _backing(device.name, source, wall_s, controller, volume)
-                for controller in controllers
-                for volume in self._volumes(source, controller, device, len(controllers))
+                _backing(device.name, source, wall_s, table.controller, volume)
+                for table in tables
+                for volume in self._volumes(table, adapters, device)
             ]
             yield from dict.fromkeys(said)
 
@@ -63,52 +85,43 @@ class Matcher:
         ]
 
     def _volumes(
-        self, source: str, controller: Controller, device: Device, count: int
+        self, table: "_Table", adapters: FrozenSet[Optional[str]], device: Device
     ) -> Iterator[Optional[Volume]]:
         """Those below the device; None: the controller says nothing of volumes."""
-        named = self._names(device.name) | set(device.leaves)
-        for volume in controller.volumes:
-            if volume.disk is not None and volume.disk in named:
-                yield volume
+        controller = table.controller
+        if table.by_disk:
+            for name in sorted(self._names(device.name) | set(device.leaves)):
+                if name in table.by_disk:
+                    yield table.by_disk[name]
         for leaf in device.leaves:
-            place = self._place(leaf, device.driver)
-            if not self._is_of(source, controller, place, device, count):
+            place = self._place(leaf)
+            # One that does not say where it is: the only one of its kind.
+            lonely = table.alone and place.pci is not None and adapters == {place.pci}
+            if not (place.pci == controller.pci if controller.pci is not None else lonely):
                 continue
             if not controller.volumes and place.is_volume is not False:
                 yield None
-            for volume in controller.volumes:
-                if volume.disk is None and place.number == volume.number is not None:
-                    yield volume
+            if place.number in table.by_number:
+                yield table.by_number[place.number]
 
-    def _is_of(
-        self, source: str, controller: Controller, place: _Place, device: Device, count: int
-    ) -> bool:
-        if controller.pci is not None:
-            return place.pci == controller.pci
-        # The only one of its kind: told by its driver.
-        drivers = _DRIVERS.get(source, ())
-        if count > 1 or device.driver not in drivers:
-            return False
-        places = {
-            self._place(leaf, each.driver).pci
-            for each in self._devices if each.driver in drivers
-            for leaf in each.leaves
-        }  # fmt: skip
-        return len(places) == 1
+    def _adapters(self, drivers: Sequence[str]) -> FrozenSet[Optional[str]]:
+        """Where the controllers with these drivers are."""
+        leaves = {leaf for device in self._devices for leaf in device.leaves}
+        places = [self._place(leaf) for leaf in leaves] if drivers else []
+        return frozenset(place.pci for place in places if place.driver in drivers)
 
-    def _place(self, disk: str, driver: Optional[str]) -> _Place:
+    def _place(self, disk: str) -> "_Place":
         if disk not in self._places:
             parts = (self._files.readlink(f"/sys/block/{disk}") or "").split("/")
+            driver = self._drivers.of(disk, parts)
             pci = [part for part in parts if _PCI.fullmatch(part)]
-            address = next((m for m in (re.fullmatch(
-                r"[0-9]{1,6}:([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,12}", part) for part in parts) if m),
-                None)  # fmt: skip
             first, number, is_volume = _FIRST_CHANNEL.get(driver or ""), None, None
+            address = next(filter(None, map(_ADDRESS.fullmatch, parts)), None)
             if address is not None and first is not None:
                 channel, target = int(address.group(1)), int(address.group(2))
                 is_volume = first <= channel <= _MOST_CHANNEL[driver or ""]
                 number = (channel - first) * 128 + target if is_volume else None
-            self._places[disk] = _Place(pci[-1] if pci else None, number, is_volume)
+            self._places[disk] = _Place(driver, pci[-1] if pci else None, number, is_volume)
         return self._places[disk]
 
     def _names(self, name: str) -> FrozenSet[str]:

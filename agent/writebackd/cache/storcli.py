@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from writebackd.cache.text import (
     MOST_CONTROLLERS,
+    MOST_WORKS,
     moment,
     name,
     pci_address,
@@ -175,7 +176,7 @@ def _works_by_volume(
             found.setdefault(volume, []).append(ArrayWork("check", part))
     if number in _patrols(outputs):
         found.setdefault(None, []).append(ArrayWork("patrol"))
-    return {volume: tuple(works) for volume, works in found.items()}
+    return {volume: tuple(works[:MOST_WORKS]) for volume, works in found.items()}
 
 
 def _rebuilds(outputs: Sequence[str]) -> Iterator[Tuple[Optional[int], str, Optional[float]]]:

@@ -19,9 +19,11 @@ from writebackd.human import printable
 MOST_BYTES = 8 << 20
 MOST_LINE = 4096  # characters; the rest of a line says nothing more
 MOST_CONTROLLERS, MOST_VOLUMES = 64, 1024
+MOST_WORKS = 8  # on one volume
 MOST_NAME = 120
+MOST_CACHE = 1 << 50  # bytes; what is larger was no size
 _DIGITS = 18  # of a number: int() takes time that grows with the square of them
-_NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
+_NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)(?![0-9.])\s*([A-Za-z]*)")
 _PERCENT = re.compile(r"(?<![0-9.])([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
 _PCI = re.compile(
     r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})", re.IGNORECASE
@@ -83,7 +85,12 @@ def size_bytes(text: Optional[str], unit: str = "") -> Optional[int]:
     if found is None:
         return None
     shift = _UNITS.get((found.group(2) or unit)[:1].lower())
-    return int(float(found.group(1)) * (1 << shift)) if shift is not None else None
+    return possible(int(float(found.group(1)) * (1 << shift))) if shift is not None else None
+
+
+def possible(count: int) -> Optional[int]:
+    """Bytes of a cache; None for more than anything has."""
+    return count if count <= MOST_CACHE else None
 
 
 def share(text: Optional[str]) -> Optional[float]:
