@@ -88,12 +88,12 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert [tag for tag in tags if not re.fullmatch(r"py3-none-linux_\w+", tag)] == []
 
 
-def test_both_commands_start(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_all_commands_start(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     scripts = configparser.ConfigParser()
     scripts.read_string(in_wheel(wheel, ".dist-info/entry_points.txt"))
     commands = dict(scripts["console_scripts"])
-    assert sorted(commands) == ["writebackctl", "writebackd"]
+    assert sorted(commands) == ["writebackctl", "writebackd", "writebackd-raid"]
     for entry in commands.values():
         module, function = entry.split(":")
         call = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {module} as m; "

@@ -30,11 +30,12 @@ from writebackd.cache.report import STALE_S, Report, Tool
 from writebackd.cache.values import Controller, ToolError, Volume
 from writebackd.cache.watch import HANGS_S, LOOK_S, BackingWatch, look
 from writebackd.cli.raid import raid
+from writebackd.cli.screens import render_devices
 from writebackd.kernel.topology import scan
 from writebackd.model import ArrayWork, Backing, CacheMode, Device, Protection, Sample
 from writebackd.paths import RAID as FILE
 from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.status import status_json
+from writebackd.report.status import devices_json, status_json
 
 ME = os.geteuid()
 BOOT = "0f0f0f0f-1111-2222-3333-444444444444"
@@ -519,6 +520,31 @@ def test_status_shows_what_tools_say_beside_what_behaviour_says() -> None:
     assert found["reported"][0]["capacity_bytes"] == 5 and found["reported"][0]["learn_s"] == 9.0
     assert found["reported"][1]["works"] == [{"kind": "rebuild", "share": 0.5, "rate": 7.0}]
     assert not [line for line in answer["warnings"] if "battery" in line]
+
+
+def test_devices_show_what_is_behind_them() -> None:
+    snapshot = samples.guard()
+    name = snapshot.sample.devices[0].device.name
+    said = (
+        backing(capacity_bytes=1715 << 20, mode=CacheMode.WRITE_BACK, protection=Protection.OK,
+                learn_s=1000.0 + 7200.0, dirty_bytes=5 << 20),
+        Backing("", "md", 1001.0, works=(ArrayWork("rebuild", 0.5, 7.0 * MB),)),
+        backing(),
+    )  # fmt: skip
+    sample = replace(snapshot.sample, backings=tuple(replace(each, device=name) for each in said))
+    answer = devices_json(replace(snapshot, sample=sample))
+    assert_valid(answer, "devices")
+    text = " ".join(render_devices(answer, 200).split())
+    assert (
+        "storcli: cache of 1.7G, write-back, 5.0M dirty, battery ok, learns next in 2h0m behind"
+        in text
+    )
+    assert "md: rebuild 50 % done at 7.0M/s behind" in text
+    assert "storcli: nothing" in text
+    before = devices_json(snapshot)
+    for device in before["devices"]:
+        assert device.pop("reported") == []
+    assert "behind" not in render_devices(before)
 
 
 def test_status_without_tools_says_that_nothing_is_known() -> None:

@@ -113,10 +113,12 @@ def top_json(snapshot: Snapshot) -> Json:
 
 def devices_json(snapshot: Snapshot) -> Json:
     """The answer to `devices`: what each device is made of, and whether it is managed."""
-    decisions = _decisions(snapshot)
+    decisions, backings = _decisions(snapshot), _backings(snapshot.sample.backings)
     return {
         "devices": [
-            _topology_row(each.device, decisions.get(each.device.name))
+            _topology_row(
+                each.device, decisions.get(each.device.name), backings.get(each.device.name, ())
+            )
             for each in snapshot.sample.devices
         ]
     }
@@ -383,7 +385,9 @@ def _figures(estimate: Optional[Estimate]) -> Json:
     }
 
 
-def _topology_row(device: Device, decision: Optional[DeviceDecision]) -> Json:
+def _topology_row(
+    device: Device, decision: Optional[DeviceDecision], backings: Sequence[Backing]
+) -> Json:
     return {
         "name": device.name,
         "devno": device.devno,
@@ -396,6 +400,7 @@ def _topology_row(device: Device, decision: Optional[DeviceDecision]) -> Json:
         ],
         "rotational": device.rotational,
         "queue_write_cache": device.write_cache,
+        "reported": [_backing(each) for each in backings],
         "driver": device.driver,
         "diskseq": device.diskseq,
         "state": decision.state.value if decision else None,
