@@ -23,6 +23,7 @@ INSIDE = "tests/vm/inside"
 # What has been seen to hold; the others there are run by name (docs/reliability.md).
 CASES = (
     f"{INSIDE}/systemd_cases.py::test_as_installed_and_stopped_in_order",
+    f"{INSIDE}/systemd_cases.py::test_raid_tools_are_asked_in_their_sandbox",
     f"{INSIDE}/systemd_cases.py::test_killed",
     f"{INSIDE}/systemd_cases.py::test_start_limit",
     f"{INSIDE}/pace_cases.py::test_killed_at_random_points",
