@@ -169,7 +169,7 @@ def test_raid_tools_are_asked_in_their_sandbox() -> None:
         told = {each.name: each for each in report.read(Path(RAID)).tools}
         assert told["ssacli"].error is None
         assert told["ssacli"].controllers[0].protection is Protection.FAILED
-        assert "battery failed (ssacli)" in run("sh", "-c", "writebackctl doctor || true")
+        assert "battery failed (ssacli)" in run("sh", "-c", "writebackctl --json doctor || true")
     finally:
         run("systemctl", "stop", DAEMON)
         run("systemctl", "disable", DAEMON)
