@@ -155,11 +155,14 @@ except OSError:
 
 def test_raid_tools_are_asked_in_their_sandbox() -> None:
     """The timer comes with an enabled daemon; what a tool said is in status; it goes with it."""
-    tool = Path("/opt/smartstorageadmin/ssacli/bin/ssacli")
-    tool.parent.mkdir(parents=True)
+    tool = Path("/var/tools/ssacli")
+    tool.parent.mkdir()
     tool.write_text(TOOL)
     tool.chmod(0o755)
-    run("systemctl", "enable", DAEMON)
+    drop_in = Path(f"/run/systemd/system/{COLLECTOR}.d/tools.conf")
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text(f"[Service]\nEnvironment=PATH={tool.parent}\n")
+    run("systemctl", "enable", DAEMON)  # which loads the units again
     run("systemctl", "start", DAEMON)
     try:
         assert show(TIMER, "ActiveState") == "active"
