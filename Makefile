@@ -40,7 +40,7 @@ bench-clean:
 # A directory of its own, so that an upgrade of Python does not lose it, and
 # launchers that no PYTHONPATH of root's shell can mislead (-I).
 launcher = printf '%s\n' '\#!$(PYTHON) -I' 'import sys' 'sys.path.insert(0, "$(LIB)")' \
-	'from writebackd.cli.$(1) import main' 'sys.exit(main())' > '$(D)$(PREFIX)/bin/$(2)' && \
+	'from writebackd.$(1) import main' 'sys.exit(main())' > '$(D)$(PREFIX)/bin/$(2)' && \
 	chmod 755 '$(D)$(PREFIX)/bin/$(2)'
 
 install:
@@ -53,9 +53,11 @@ install:
 	install -m 644 policies/*.conf '$(D)$(LIB)/policies.d'
 	ln -s ../policies.d '$(D)$(LIB)/writebackd/policies'
 	$(PYTHON) -m compileall -q $(if $(D),-s '$(D)') '$(D)$(LIB)/writebackd'
-	$(call launcher,daemon,writebackd)
-	$(call launcher,ctl,writebackctl)
-	for unit in writebackd.service writebackd-watch.service; do \
+	$(call launcher,cli.daemon,writebackd)
+	$(call launcher,cli.ctl,writebackctl)
+	$(call launcher,cache.__main__,writebackd-raid)
+	for unit in writebackd.service writebackd-watch.service writebackd-raid.service \
+			writebackd-raid.timer; do \
 		sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \
 			"systemd/$$unit" > '$(D)$(UNITS)'/"$$unit" && \
 		chmod 644 '$(D)$(UNITS)'/"$$unit" || exit 1; \
@@ -71,7 +73,9 @@ install:
 uninstall:
 	rm -rf '$(D)$(LIB)' '$(D)$(DOC)'
 	rm -f '$(D)$(PREFIX)/bin/writebackd' '$(D)$(PREFIX)/bin/writebackctl' \
+		'$(D)$(PREFIX)/bin/writebackd-raid' \
 		'$(D)$(UNITS)/writebackd.service' '$(D)$(UNITS)/writebackd-watch.service' \
+		'$(D)$(UNITS)/writebackd-raid.service' '$(D)$(UNITS)/writebackd-raid.timer' \
 		'$(D)$(CATALOG)/writebackd.catalog' \
 		'$(D)$(PREFIX)/share/man/man1/writebackctl.1' '$(D)$(PREFIX)/share/man/man8/writebackd.8' \
 		'$(D)$(PREFIX)/share/man/man5/writebackd.conf.5' \

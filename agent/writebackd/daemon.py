@@ -33,6 +33,7 @@ from writebackd.alert.routes import Routes
 from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName
+from writebackd.cache.watch import BackingWatch
 from writebackd.control.decide import HURRY, decide, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
@@ -164,6 +165,7 @@ class Daemon:
         self._keeper = Keeper(
             options.state_dir / LEARNED, lambda memory: to_keep(memory, self._alerts.watches)
         )
+        self._backings = BackingWatch(self._files)
         self._rivals = RivalWatch(lambda: find_rivals(self._files, os.getpid()))
         self._started_s = _boottime()
         self._usage = Usage(self._files)
@@ -343,6 +345,7 @@ class Daemon:
             sample = self._sampler.read(
                 now, time.time(), dt or self._options.interval_s, self._actions
             )
+            sample = replace(sample, backings=self._backings.seen(self._topology.devices, now))
         except (OSError, ValueError, BpfError) as error:
             self._hold(error)
             return
@@ -549,7 +552,7 @@ class Daemon:
             leases_lost=self._leases_lost,
             history_dropped=self._history.dropped,
             off=str(self._off) if self._off is not None else None,
-            messages=(*self._messages, *filter(None, (self._rivals.error,))),
+            messages=(*self._messages, *filter(None, (self._rivals.error, self._backings.error))),
             rivals=self._rivals.found,
             alerts=alerts,
             routes=self._routes.states(),

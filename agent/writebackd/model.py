@@ -243,6 +243,48 @@ class DeviceSample:
     others: int = 0  # discards and flushes that completed, where diskstats counts them
 
 
+class CacheMode(Enum):
+    """What a write cache does with a write; the word is the one that status shows."""
+
+    WRITE_BACK = "write-back"
+    WRITE_THROUGH = "write-through"
+    ALWAYS_WRITE_BACK = "always-write-back"  # also without a battery that would save it
+
+
+class Protection(Enum):
+    """What would keep a write cache over a power failure: a battery, or a capacitor."""
+
+    OK = "ok"
+    CHARGING = "charging"
+    LEARNING = "learning"  # empties and fills itself to find out what it still holds
+    FAILED = "failed"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class ArrayWork:
+    """What an array does to its disks beside the host's IO."""
+
+    kind: str  # rebuild, check, patrol, initialisation, migration
+    share: Optional[float] = None  # of it that is done
+    rate: Optional[float] = None  # bytes per second, of each disk
+
+
+@dataclass(frozen=True)
+class Backing:
+    """What a tool or the kernel says of that which stands behind one device."""
+
+    device: str  # name of the Device
+    source: str  # who says so: storcli, ssacli, md, bcache ...
+    wall_s: float  # when it was asked
+    capacity_bytes: Optional[int] = None  # of the write cache, as far as writes may use it
+    mode: Optional[CacheMode] = None
+    protection: Optional[Protection] = None
+    dirty_bytes: Optional[int] = None  # in the write cache
+    learn_s: Optional[float] = None  # wall clock: when the battery learns next
+    works: Tuple[ArrayWork, ...] = ()
+
+
 @dataclass(frozen=True)
 class TaskSample:
     """A process that dirtied pages or slept in balance_dirty_pages."""
@@ -402,6 +444,7 @@ class Sample:
     actions: Tuple[Action, ...] = ()
     foreign: Tuple[ForeignWrite, ...] = ()
     errors: Tuple[str, ...] = ()  # what could not be read this tick
+    backings: Tuple[Backing, ...] = ()  # as of the last look, once a minute
 
 
 class State(Enum):

@@ -8,6 +8,8 @@ from typing import Optional
 
 RUNTIME_DIR = Path("/run/writebackd")
 STATE_DIR = Path("/var/lib/writebackd")
+# Of the collector, a service of its own: no directory that the daemon owns.
+RAID = "/run/writebackd-raid/raid.json"
 OFF_ON_DISK = "/etc/writebackd/off"  # the same, over a reboot
 
 # In the runtime directory:

@@ -15,6 +15,7 @@ from writebackd.paths import (
     LEDGER,
     OFF,
     OFF_ON_DISK,
+    RAID,
     RUNTIME_DIR,
     SOCKET,
     STATE_DIR,
@@ -118,6 +119,7 @@ def writebackd_8() -> str:
                 (f"{RUNTIME_DIR}/{LEDGER}", "what the settings were"),
                 (f"{RUNTIME_DIR}/{OFF}, {OFF_ON_DISK}", "while one of them is there,"
                  " everything is as it was found: `touch` it to hold the daemon off at once"),
+                (RAID, "what RAID tools say; written by writebackd-raid.service"),
                 (f"{STATE_DIR}/{HISTORY}, {STATE_DIR}/{LEARNED}",
                  "what it did, and what it learned of the disks"))),
         *_section("EXAMPLES"),

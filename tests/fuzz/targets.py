@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from writebackd.actuate import ledger
+from writebackd.cache import arcconf, linux, megacli, ssacli, storcli
+from writebackd.cache import report as raid_report
+from writebackd.cache.report import Report, Tool
+from writebackd.cache.text import text_of
+from writebackd.cache.values import Controller, ToolError
 from writebackd.kernel.cgroups import parse_io_max
 from writebackd.kernel.diskstats import DISKSTATS, DiskStatsReader
 from writebackd.kernel.files import KernelFiles
@@ -103,8 +108,36 @@ def state(data: bytes) -> None:
         pass
 
 
+def raid(data: bytes) -> None:
+    """Vendors' tools and the collector's file: values that are possible, or ToolError."""
+    try:
+        outputs = [text_of(part) for part in (data.split(b"\0\0") + [b""] * 4)[:4]]
+    except ToolError:
+        outputs = [""] * 4
+    found: List[Controller] = []
+    for parse in (storcli.parse, ssacli.parse, arcconf.parse, megacli.parse, *_MAPPERS):
+        try:
+            found += parse(outputs)
+        except ToolError:
+            continue
+    found.append(Controller(volumes=linux.parse_mdstat(outputs[0])))
+    # Whatever a parser makes of it has to get through the file.
+    whole = Report(1.0, 1.0, "", "", (Tool("fuzz", "", None, tuple(found)),))
+    assert raid_report.decode(raid_report.encode(whole)) == whole
+    try:
+        raid_report.decode(data)
+    except ToolError:
+        pass
+
+
+_MAPPERS = tuple(
+    lambda outputs, target=target: linux.parse_dmsetup(target, outputs[:2], {"a": "dm-0"})
+    for target in ("writecache", "cache")
+)
+
 TARGETS: Dict[str, Callable[[bytes], None]] = {
     "policy": policy, "request": request, "kernel": kernel, "state": state,
+    "raid": raid,
 }  # fmt: skip
 
 _LINE = b"   8       0 sda 101 2 3000 41 501 6 7000 81 9 1001 1101 1 2 3 4 1601 1701\n"
@@ -121,6 +154,23 @@ def seeds(target: str) -> List[bytes]:
             b"nr_dirty 1\nnr_writeback 2\nnr_dirty_threshold 30\nnr_dirty_background_threshold 4",
             b"\0\0".join([b"nr_dirty 1", _LINE, b"MemTotal: 4096 kB", b"0", b"20"]),
             b"30 1 8:1 / /srv rw shared:1 - ext4 /dev/sda1 rw\n", b"8:0 rbps=max wbps=1048576\n",
+        ],
+        "raid": [
+            b'{"Controllers": [{"Command Status": {"Controller": 0, "Status": "Success"},'
+            b' "Response Data": {"Basics": {"PCI Address": "00:3b:00:00"}, "VD LIST": [{"DG/VD":'
+            b' "0/1", "Cache": "RWBD"}], "PD LIST": [{"EID:Slt": "1:2", "DG": 0, "State": "Rbld"}]}'
+            b"}]}",
+            b"Smart Array M in Slot 1\n   Cache Ratio: 25% Read / 75% Write\n   Logical Drive: 1\n"
+            b"      Status: Recovering, 3% complete\n      Disk Name: /dev/sda\n",
+            b"Controller information\n  PCI Address (a:b) : 0:1:0:0\nLogical Device number 0\n"
+            b"  Write-cache status : On\0\0Logical device Task:\n  Logical device : 0\n"
+            b"  Current operation : Rebuild\n  Status : In Progress\n  Percentage complete : 4\n",
+            b"BBU status for Adapter: 0\n Battery State: Optimal\0\0Adapter 0 -- x\n"
+            b"Virtual Drive: 0 (Target Id: 0)\nCurrent Cache Policy: WriteBack, Direct\0\0"
+            b"PCI information for Controller 0\nBus Number : 1\nDevice Number : 0\n"
+            b"Function Number : 0\n",
+            b"a: 0 8 writecache s 1:1 1:2 4096 0\0\0a: 0 8 writecache 0 9 8 0\n",
+            b"md0 : active raid1 sda[0](J)\n [>..] check = 1.5% (1/2) finish=1min speed=5K/sec\n",
         ],
         "state": [b'{"version": 1, "devices": [\n\n], "crc32": "00000000"}\n'],
     }

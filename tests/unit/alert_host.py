@@ -12,6 +12,7 @@ from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName
 from writebackd.model import (
+    Backing,
     CgroupSample,
     ClassSample,
     Decision,
@@ -76,6 +77,7 @@ class Watched:
         tasks: Tuple[TaskSample, ...] = (),
         cgroups: Tuple[CgroupSample, ...] = (),
         more: Tuple[DeviceSample, ...] = (),
+        backings: Tuple[Backing, ...] = (),
     ) -> Tuple[Alert, ...]:
         self.time_s += dt_s
         done = syncs if completed else 0
@@ -108,7 +110,7 @@ class Watched:
         sample = Sample(
             self.time_s, 1.7e9 + self.time_s, dt_s, samples.HOST,
             VmState(VmLimits(0, 20, 0, 10), dirty, 0, 4 << 30, 2 << 30), (seen, *more),
-            tasks, cgroups,
+            tasks, cgroups, backings=backings,
         )  # fmt: skip
         decision = Decision(
             4 * MB, 2 * MB, 4 * MB, "",

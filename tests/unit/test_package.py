@@ -88,12 +88,12 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     assert [tag for tag in tags if not re.fullmatch(r"py3-none-linux_\w+", tag)] == []
 
 
-def test_both_commands_start(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+def test_all_commands_start(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     wheel.extractall(tmp_path)
     scripts = configparser.ConfigParser()
     scripts.read_string(in_wheel(wheel, ".dist-info/entry_points.txt"))
     commands = dict(scripts["console_scripts"])
-    assert sorted(commands) == ["writebackctl", "writebackd"]
+    assert sorted(commands) == ["writebackctl", "writebackd", "writebackd-raid"]
     for entry in commands.values():
         module, function = entry.split(":")
         call = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {module} as m; "
@@ -189,6 +189,9 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
     expected = {
         "usr/bin/writebackd",
         "usr/bin/writebackctl",
+        "usr/bin/writebackd-raid",
+        "usr/lib/systemd/system/writebackd-raid.service",
+        "usr/lib/systemd/system/writebackd-raid.timer",
         "usr/lib/systemd/system/writebackd-watch.service",
         "usr/lib/systemd/system/writebackd.service",
         f"usr/lib/writebackd/{OBJECT}",
@@ -220,7 +223,7 @@ def test_installed_paths_agree(installed: Path) -> None:
         assert str(installed) not in launcher.read_text()
 
 
-@pytest.mark.parametrize("command", ["writebackd", "writebackctl"])
+@pytest.mark.parametrize("command", ["writebackd", "writebackctl", "writebackd-raid"])
 def test_installed_command_runs(command: str, installed: Path, tmp_path: Path) -> None:
     text = (installed / "usr/bin" / command).read_text()
     here = text.replace('"/usr/lib/', f'"{installed}/usr/lib/')

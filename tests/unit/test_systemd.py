@@ -12,15 +12,22 @@ from typing import Dict, List
 import pytest
 
 from checkout import ROOT, run
+from writebackd.cache.report import STALE_S
+from writebackd.cache.tools import LIMIT_S, kinds
 from writebackd.cli.exits import NOT_PERMITTED, USAGE
+from writebackd.kernel.files import KernelFiles
+from writebackd.paths import RAID as REPORT
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy.schema import KEYS
 
 UNIT = ROOT / "systemd" / "writebackd.service"
 WATCH = ROOT / "systemd" / "writebackd-watch.service"
+RAID = ROOT / "systemd" / "writebackd-raid.service"
+TIMER = ROOT / "systemd" / "writebackd-raid.timer"
 # Exposure of 10; others on Debian 12: oomd 2.0, chrony 3.7, irqbalance 8.9, tuned 9.6.
-MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3}
+MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7}
 both = pytest.mark.parametrize("unit", [UNIT, WATCH], ids=lambda unit: unit.stem)
+services = pytest.mark.parametrize("unit", [UNIT, WATCH, RAID], ids=lambda unit: unit.stem)
 
 
 def settings(unit: Path = UNIT) -> Dict[str, List[str]]:
@@ -36,13 +43,13 @@ def runnable(tmp_path: Path) -> Path:
     """A directory with the units, and commands that exist here: verify looks for them."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is missing: apt-get install systemd")
-    for unit in (UNIT, WATCH):
-        text = re.sub(r"/usr/bin/writeback\w+", "/bin/true", unit.read_text())
+    for unit in (UNIT, WATCH, RAID, TIMER):
+        text = re.sub(r"/usr/bin/writeback[\w-]+", "/bin/true", unit.read_text())
         (tmp_path / unit.name).write_text(text)
     return tmp_path
 
 
-@both
+@pytest.mark.parametrize("unit", [UNIT, WATCH, RAID, TIMER], ids=lambda unit: unit.name)
 def test_verify_finds_nothing(unit: Path, runnable: Path) -> None:
     result = run(["systemd-analyze", "verify", str(runnable / unit.name)], runnable)
     # An unknown key is told and ignored, with exit code 0.
@@ -50,7 +57,7 @@ def test_verify_finds_nothing(unit: Path, runnable: Path) -> None:
     assert (result.returncode, about_us) == (0, [])
 
 
-@both
+@services
 def test_exposure(unit: Path, runnable: Path, capsys: pytest.CaptureFixture[str]) -> None:
     most = MOST_EXPOSED[unit]
     threshold = f"--threshold={most * 10:.0f}"
@@ -118,3 +125,24 @@ def test_kill_exists_where_the_unit_calls_it() -> None:
     assert Path(command[0]).exists()
     listed = subprocess.run([command[0], "-l"], capture_output=True, text=True, check=True)
     assert command[1].lstrip("-") in listed.stdout
+
+
+def test_who_asks_raid_tools_comes_with_the_daemon_and_leaves_its_file() -> None:
+    unit, service, timer = settings(), settings(RAID), settings(TIMER)
+    assert unit["Also"] == [TIMER.name] and timer["WantedBy"] == [UNIT.name]
+    assert timer["StopWhenUnneeded"] == ["yes"]
+    # The file goes with the directory, unless that is kept between two runs.
+    assert service["RuntimeDirectory"] == [str(Path(REPORT).parent.relative_to("/run"))]
+    assert service["RuntimeDirectoryPreserve"] == ["yes"]
+    assert service["Type"] == ["oneshot"] and service["IOSchedulingClass"] == ["idle"]
+    # Tools open device nodes; the daemon does not see any.
+    assert "PrivateDevices" not in service and unit["PrivateDevices"] == ["yes"]
+    # A daemon that reads a file of before the last run calls it stale; three runs is what that is.
+    minutes = int(timer["OnUnitInactiveSec"][0][:-3])
+    assert 3 * minutes * 60 <= STALE_S < 4 * minutes * 60
+
+
+def test_a_run_of_the_collector_has_time_for_tools_that_all_hang() -> None:
+    minutes = int(settings(RAID)["TimeoutStartSec"][0][:-3])
+    # The question that hangs is the last one of its tool.
+    assert 2 * LIMIT_S * len(kinds(KernelFiles())) <= minutes * 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from writebackd.alert import words
+from writebackd.alert import behind, words
 from writebackd.alert.baseline import ENOUGH_S, RATE_FALLS_S
 from writebackd.alert.cause import (
     FLOODED_SHARE,
@@ -57,7 +57,7 @@ def collapse(look: Look, watch: Watch) -> Watch:
     if is_over(spell):
         return replace(watch, collapse=None)
     watch = replace(watch, collapse=spell)
-    cause = cause_of(spell, watch, look.tick.core)
+    cause = behind.cause(look, cause_of(spell, watch, look.tick.core))
     if not _is_collapse(look, watch, spell, cause):
         return watch
     usual = _usual(watch, _of_spell(spell))
@@ -69,8 +69,9 @@ def collapse(look: Look, watch: Watch) -> Watch:
         AlertName.COLLAPSE, look.name,
         Severity.CRITICAL if spell.lasted_s >= look.rules.critical_s else Severity.WARNING,
         cause, spell.began_wall_s,
-        words.collapsed(look.name, spell, watch, usual, cause, culprits),
-        look.tick.done(look.name, cause),
+        words.collapsed(look.name, spell, watch, usual, cause, culprits)
+        + behind.said(look, cause),
+        behind.done(look, cause),
         culprits, evidence(spell, look, watch),
     ))  # fmt: skip
     return watch

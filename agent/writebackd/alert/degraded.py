@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from writebackd.alert import words
+from writebackd.alert import behind, words
 from writebackd.alert.baseline import ENOUGH_S
 from writebackd.alert.cause import (
     ENOUGH_WRITES,
@@ -120,7 +120,8 @@ def _over(watch: Watch) -> Watch:
 def cache_alert(look: Look, watch: Watch, spell: Spell, usual: Baseline) -> Alert:
     return Alert(
         AlertName.CACHE_DEGRADED, look.name, Severity.WARNING, Cause.WRITE_THROUGH,
-        spell.began_wall_s, words.degraded(look.name, spell, usual),
+        spell.began_wall_s, words.degraded(look.name, spell, usual)
+        + behind.said(look, Cause.WRITE_THROUGH),
         look.tick.done(look.name, Cause.WRITE_THROUGH),
         evidence=evidence(spell, look, watch),
     )  # fmt: skip

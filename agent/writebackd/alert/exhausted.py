@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from writebackd.alert import words
+from writebackd.alert import behind, words
 from writebackd.alert.cause import cause_of, culprits_of
 from writebackd.alert.spell import SPELL_ENDS_S, evidence, grown
 from writebackd.alert.state import Watch
@@ -21,11 +21,12 @@ def exhausted(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
     if spell.good_s >= SPELL_ENDS_S or not tick.protects:
         return replace(watch, exhausted=None)
     if spell.lasted_s >= EXHAUSTED_S:
-        cause = cause_of(spell, watch, tick.core)
+        cause = behind.cause(look, cause_of(spell, watch, tick.core))
         tick.tell(Alert(
             AlertName.EXHAUSTED, look.name, Severity.WARNING, cause, spell.began_wall_s,
-            words.exhausted(look.name, spell, look.objective_s, cause),
-            tick.done(look.name, cause),
+            words.exhausted(look.name, spell, look.objective_s, cause)
+            + behind.said(look, cause),
+            behind.done(look, cause),
             culprits_of(spell, cause), evidence(spell, look, watch),
         ))  # fmt: skip
     return replace(watch, exhausted=spell)

@@ -17,6 +17,7 @@ from writebackd.actuate.lock import is_locked
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show, show_json, width
+from writebackd.cli.raid import raid
 from writebackd.cli.render import lever_lines, wants_colour
 from writebackd.cli.restore import is_watched
 from writebackd.cli.screens import render_findings
@@ -50,6 +51,7 @@ def doctor(options: argparse.Namespace) -> int:
         *libraries(),
         *probe(),
         *daemon(options.runtime_dir),
+        *raid(files),
         *policies(),
         *rivals(files),
     ]

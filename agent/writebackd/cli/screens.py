@@ -114,10 +114,31 @@ def render_devices(answer: Answer, width: int = 80, colour: bool = False) -> str
         if device["reason"]:
             lines += labelled("  why", device["reason"], width)
         lines += labelled("  disks", _disks(device), width)
+        for said in device.get("reported", ()):  # none in the answer of an older daemon
+            lines += labelled("  behind", _behind(said), width)
         for filesystem in device["filesystems"]:
             text = f"{filesystem['type']} on {filesystem['mount']} ({filesystem['devno']})"
             lines += labelled("  fs", text, width)
     return "\n".join(lines)
+
+
+def _behind(said: Answer) -> str:
+    """What a tool or the kernel says of the cache and the array."""
+    parts = []
+    if said["mode"] is not None or said["capacity_bytes"] is not None:
+        size = "" if said["capacity_bytes"] is None else f" of {human.size(said['capacity_bytes'])}"
+        parts.append(f"cache{size}, {as_text(said['mode'])}")
+    if said["dirty_bytes"] is not None:
+        parts.append(f"{human.size(said['dirty_bytes'])} dirty")
+    if said["protection"] is not None:
+        parts.append(f"battery {as_text(said['protection'])}")
+    if said["learn_s"] is not None:
+        parts.append(f"learns next in {human.duration(max(0.0, said['learn_s'] - said['time_s']))}")
+    for work in said["works"]:
+        done = "" if work["share"] is None else f" {human.percent(work['share'])} done"
+        rate = "" if work["rate"] is None else f" at {human.size(work['rate'])}/s"
+        parts.append(f"{as_text(work['kind'])}{done}{rate}")
+    return f"{as_text(said['source'])}: {', '.join(parts) or 'nothing'}"
 
 
 def _disks(device: Answer) -> str:

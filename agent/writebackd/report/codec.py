@@ -26,12 +26,12 @@ from typing import (
     get_type_hints,
 )
 
-from writebackd.model import Device, HostInfo
+from writebackd.model import Backing, Device, HostInfo
 
 T = TypeVar("T")
 Pack = Callable[[Any, "Interned"], Any]
 # The same from tick to tick: told once, then by number.
-_INTERNED: Tuple[Any, ...] = (Device, HostInfo)
+_INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
 
 
 class Interned:

@@ -11,10 +11,13 @@ import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.alert.behind import battery
 from writebackd.control.explain import explain
 from writebackd.control.forecast import what_next
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
+    Backing,
+    CacheMode,
     CgroupSample,
     Device,
     DeviceDecision,
@@ -24,6 +27,7 @@ from writebackd.model import (
     ForeignWrite,
     HeldLever,
     Mode,
+    Protection,
     State,
     TaskSample,
     VmLimits,
@@ -45,7 +49,7 @@ _VM = "/proc/sys/vm/"
 def status_json(snapshot: Snapshot) -> Json:
     """The answer to `status`: sizes in bytes, times in seconds, rates per second."""
     sample, memory = snapshot.sample, snapshot.memory
-    decisions = _decisions(snapshot)
+    decisions, backings = _decisions(snapshot), _backings(sample.backings)
     return {
         "version": snapshot.version,
         "mode": snapshot.mode.value,
@@ -73,7 +77,8 @@ def status_json(snapshot: Snapshot) -> Json:
         },
         "devices": [
             _device_row(
-                each, decisions.get(each.device.name), snapshot.estimates.get(each.device.name)
+                each, decisions.get(each.device.name), snapshot.estimates.get(each.device.name),
+                backings.get(each.device.name, ()),
             )
             for each in sample.devices
         ],
@@ -109,10 +114,12 @@ def top_json(snapshot: Snapshot) -> Json:
 
 def devices_json(snapshot: Snapshot) -> Json:
     """The answer to `devices`: what each device is made of, and whether it is managed."""
-    decisions = _decisions(snapshot)
+    decisions, backings = _decisions(snapshot), _backings(snapshot.sample.backings)
     return {
         "devices": [
-            _topology_row(each.device, decisions.get(each.device.name))
+            _topology_row(
+                each.device, decisions.get(each.device.name), backings.get(each.device.name, ())
+            )
             for each in snapshot.sample.devices
         ]
     }
@@ -282,9 +289,11 @@ def _decisions(snapshot: Snapshot) -> Mapping[str, DeviceDecision]:
 
 
 def _device_row(
-    sample: DeviceSample, decision: Optional[DeviceDecision], estimate: Optional[Estimate]
+    sample: DeviceSample, decision: Optional[DeviceDecision], estimate: Optional[Estimate],
+    backings: Sequence[Backing] = (),
 ) -> Json:
     device = sample.device
+    said = next((each for each in backings if each.mode or each.protection), None)
     cache = estimate.cache_bytes if estimate else None
     row: Json = {
         "name": device.name,
@@ -296,17 +305,63 @@ def _device_row(
         "target_bytes": decision.target_bytes if decision else None,
         "inflight": sample.inflight,
         "busy_share": _number(sample.busy_share),
-        # Of the controller, as its behaviour shows it; queue/write_cache is no evidence of it.
+        # Capacity and fill are as its behaviour shows them, the rest as somebody says;
+        # queue/write_cache is no evidence of a controller's.
         "write_cache": {
-            "kind": None,
+            "kind": cache_kind(said) if said else None,
             "capacity_bytes": _number(cache),
-            "mode": None,
-            "protected": None,
+            "mode": said.mode.value if said and said.mode else None,
+            "protected": said.protection is Protection.OK if said and said.protection else None,
+            "source": said.source if said else None,
+            "reported": [_backing(each) for each in backings],
             "fill": _number(min(1.0, estimate.fill_bytes / cache)) if estimate and cache else None,
         },
     }
     row.update(_figures(estimate))
     return row
+
+
+def _backings(backings: Sequence[Backing]) -> Mapping[str, Sequence[Backing]]:
+    found: Dict[str, List[Backing]] = {}
+    for each in backings:
+        found.setdefault(each.device, []).append(each)
+    return found
+
+
+def cache_kind(backing: Backing) -> str:
+    """What keeps the writes: a controller, or what the kernel has for it."""
+    kernels = {"md": "md-journal", "bcache": "bcache", "dm-writecache": "dm-writecache"}
+    return {**kernels, "dm-cache": "dm-cache"}.get(backing.source, "controller")
+
+
+def _backing(backing: Backing) -> Json:
+    return {
+        "source": backing.source,
+        "time_s": _number(backing.wall_s),
+        "capacity_bytes": backing.capacity_bytes,
+        "mode": backing.mode.value if backing.mode else None,
+        "protection": backing.protection.value if backing.protection else None,
+        "dirty_bytes": backing.dirty_bytes,
+        "learn_s": _number(backing.learn_s),
+        "works": [
+            {"kind": work.kind, "share": _number(work.share), "rate": _number(work.rate)}
+            for work in backing.works
+        ],
+    }
+
+
+def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
+    """By device, what is wrong with the battery behind it."""
+    lines = []
+    for each in backings:
+        wrong = battery(each)
+        if wrong and each.mode is CacheMode.ALWAYS_WRITE_BACK:
+            lines.append(f"{each.device}: {wrong}, and its cache still keeps writes back: a power"
+                         " failure loses them")
+        elif wrong:
+            kept = f"; its cache is {each.mode.value}" if each.mode else ""
+            lines.append(f"{each.device}: {wrong}{kept}")
+    return lines
 
 
 def _figures(estimate: Optional[Estimate]) -> Json:
@@ -331,7 +386,9 @@ def _figures(estimate: Optional[Estimate]) -> Json:
     }
 
 
-def _topology_row(device: Device, decision: Optional[DeviceDecision]) -> Json:
+def _topology_row(
+    device: Device, decision: Optional[DeviceDecision], backings: Sequence[Backing]
+) -> Json:
     return {
         "name": device.name,
         "devno": device.devno,
@@ -344,6 +401,7 @@ def _topology_row(device: Device, decision: Optional[DeviceDecision]) -> Json:
         ],
         "rotational": device.rotational,
         "queue_write_cache": device.write_cache,
+        "reported": [_backing(each) for each in backings],
         "driver": device.driver,
         "diskseq": device.diskseq,
         "state": decision.state.value if decision else None,
@@ -408,6 +466,7 @@ def _warnings(snapshot: Snapshot) -> List[str]:
             f"{snapshot.history_dropped} events are missing from the history:"
             f" {snapshot.state_dir} is slow or full"
         )
+    lines += _cache_warnings(sample.backings)
     lines += route_warnings(snapshot)
     return list(dict.fromkeys(lines))
 

@@ -33,9 +33,12 @@ from tests.vm.inside.rig import (
     wish,
     wishes_for,
 )
-from writebackd.model import LeverKind, VmLimits
+from writebackd.cache import report
+from writebackd.model import LeverKind, Protection, VmLimits
+from writebackd.paths import RAID
 
 DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
+COLLECTOR, TIMER = "writebackd-raid.service", "writebackd-raid.timer"
 RUNTIME = Path("/run/writebackd")
 LEASE_S, WATCHDOG_S, STARTS = 10.0, 30.0, 5
 PROGRAM = Path("/run/wishing.py")
@@ -140,6 +143,48 @@ def test_as_installed_and_stopped_in_order() -> None:
     assert show(DAEMON, "Result") == show(WATCH, "Result") == "success"
     text = journal()
     assert "its lease has run out" not in text and "Traceback" not in text
+
+
+# What vendors' tools do: make themselves a device node, open it, and write a log.
+TOOL = """#!/usr/bin/python3 -IS
+import os
+if not os.path.exists("/dev/fake_node"):
+    os.mknod("/dev/fake_node", 0o600 | 0o020000, os.makedev(1, 5))
+node = os.open("/dev/fake_node", os.O_RDWR)
+assert os.read(node, 1) == bytes(1)
+open("/var/log/fake.log", "w").close()
+try:
+    open("/usr/fake", "w")
+except OSError:
+    print("Fake Array in Slot 1\\n   Battery/Capacitor Status: Failed")
+"""
+
+
+def test_raid_tools_are_asked_in_their_sandbox() -> None:
+    """The timer comes with an enabled daemon; what a tool said is in status; it goes with it."""
+    tool = Path("/var/tools/ssacli")
+    tool.parent.mkdir()
+    tool.write_text(TOOL)
+    tool.chmod(0o755)
+    drop_in = Path(f"/run/systemd/system/{COLLECTOR}.d/tools.conf")
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text(f"[Service]\nEnvironment=PATH={tool.parent}\n")
+    run("systemctl", "enable", DAEMON)  # which loads the units again
+    run("systemctl", "start", DAEMON)
+    try:
+        assert show(TIMER, "ActiveState") == "active"
+        wait_for(Path(RAID).exists, 90.0, "for the collector")
+        wait_for(lambda: show(COLLECTOR, "ActiveState") == "inactive", 30.0, "for its end")
+        assert show(COLLECTOR, "Result") == "success"
+        told = {each.name: each for each in report.read(Path(RAID)).tools}
+        assert told["ssacli"].error is None
+        assert told["ssacli"].controllers[0].protection is Protection.FAILED
+        assert "battery failed (ssacli)" in run("sh", "-c", "writebackctl --json doctor || true")
+    finally:
+        run("systemctl", "stop", DAEMON)
+        run("systemctl", "disable", DAEMON)
+    wait_for(lambda: show(TIMER, "ActiveState") == "inactive", 5.0, "for the timer to end")
+    assert Path(RAID).exists()
 
 
 def test_killed(found: VmLimits) -> None:

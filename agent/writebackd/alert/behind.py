@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What RAID tools and the kernel say of the array behind a device: causes, and words for them."""
+
+from __future__ import annotations
+
+from typing import Iterator, List
+
+from writebackd import human
+from writebackd.alert.tick import Look
+from writebackd.alert.values import Cause
+from writebackd.model import Backing, CacheMode, Protection
+
+_VERBS = {
+    "rebuild": "rebuilds", "resync": "is resynced", "check": "is checked",
+    "patrol": "is read through by patrol", "initialisation": "is initialised",
+    "migration": "is reshaped",
+}  # fmt: skip
+
+
+def cause(look: Look, found: Cause) -> Cause:
+    """`found`, where nobody else is to be blamed for what the array does itself.
+
+    From here a rebuild looks like somebody else's load: only who runs it can tell.
+    """
+    if found in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(look):
+        return Cause.DEVICE
+    return found
+
+
+def said(look: Look, why: Cause) -> str:
+    """What is known of such a cause, to go behind its words; empty for others."""
+    if why is Cause.DEVICE:
+        known = _works(look)
+    elif why is Cause.WRITE_THROUGH:
+        known = _caches(look)
+    else:
+        known = []
+    return f": {', '.join(known)}" if known else ""
+
+
+def done(look: Look, why: Cause) -> str:
+    """What the agent did about it, and what is left to do, in words."""
+    if why is Cause.DEVICE and _works(look):
+        return "no dirty limit helps: wait until the array is done, or have it work slower"
+    return look.tick.done(look.name, why)
+
+
+def battery(backing: Backing) -> str:
+    """What is wrong with what protects the cache, in words; empty where nothing is."""
+    if backing.protection in (None, Protection.OK):
+        return ""
+    assert backing.protection is not None
+    return f"battery {backing.protection.value} ({backing.source})"
+
+
+def _here(look: Look) -> Iterator[Backing]:
+    return (each for each in look.tick.sample.backings if each.device == look.name)
+
+
+def _works(look: Look) -> List[str]:
+    lines = []
+    for each in _here(look):
+        for work in each.works:
+            line = f"its array {_VERBS.get(work.kind, 'is at work')}"
+            if work.share is not None:
+                line += f", {human.percent(work.share)} done"
+            if work.rate is not None:
+                line += f" at {human.size(work.rate)}/s"
+            lines.append(f"{line} ({each.source})")
+    return list(dict.fromkeys(lines))
+
+
+def _caches(look: Look) -> List[str]:
+    lines = []
+    for each in _here(look):
+        lines.append(battery(each))
+        if each.mode is CacheMode.WRITE_THROUGH:
+            lines.append(f"cache write-through ({each.source})")
+    return list(dict.fromkeys(filter(None, lines)))

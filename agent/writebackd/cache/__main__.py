@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The collector, writebackd-raid: asks RAID tools and the kernel what stands behind the disks.
+
+A program of its own, as tools need device nodes that the daemon's sandbox hides, and as they
+hang with the controller they ask.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from writebackd import __version__
+from writebackd.cache import report
+from writebackd.cache.collect import collect, with_kernel
+from writebackd.cache.tools import LIMIT_S
+from writebackd.kernel.files import KernelFiles
+from writebackd.paths import RAID
+
+
+def parser() -> argparse.ArgumentParser:
+    """Its command line."""
+    made = argparse.ArgumentParser(
+        prog="writebackd-raid",
+        description="Asks RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the"
+        " kernel what stands behind the disks, and leaves it for writebackd.",
+    )
+    made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    made.add_argument(
+        "--output", type=Path, default=Path(RAID), metavar="FILE",
+        help="default: %(default)s; - for standard output",
+    )  # fmt: skip
+    made.add_argument(
+        "--limit", type=float, default=LIMIT_S, metavar="SECONDS",
+        help="for each question; default: %(default)g",
+    )  # fmt: skip
+    return made
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """0: written, whatever tools said; 1: it could not be; 2: wrong use."""
+    options = parser().parse_args(argv)
+    if not 0 < options.limit <= 600:
+        print("writebackd-raid: --limit is between 0 and 600 s", file=sys.stderr)
+        return 2
+    files = KernelFiles()
+    found = collect(files, options.limit)
+    try:
+        # Twice: the second part may hang in the kernel.
+        _leave(found, options.output, last=False)
+        found = with_kernel(found, files)
+        _leave(found, options.output, last=True)
+    except OSError as error:
+        print(f"writebackd-raid: {options.output}: {error.strerror}", file=sys.stderr)
+        return 1
+    for tool in found.tools:
+        said = f"{len(tool.controllers)} controllers or caches"
+        print(f"{tool.name} ({tool.path}): {tool.error or said}", file=sys.stderr)
+    return 0
+
+
+def _leave(found: report.Report, output: Path, last: bool) -> None:
+    if str(output) != "-":
+        report.write(found, output)
+    elif last:
+        print(report.encode(found).decode(), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Vendors' tools: where they are, what to ask them, in a child that can hang or flood nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import stat
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from writebackd.cache import arcconf, linux, megacli, ssacli, storcli
+from writebackd.cache.report import Tool
+from writebackd.cache.text import MOST_BYTES, MOST_NAME, text_of
+from writebackd.cache.values import Controller, ToolError
+from writebackd.human import printable
+from writebackd.kernel.files import KernelFiles
+
+# A busy controller with 200 disks answers `show all` within 20 s.
+LIMIT_S = 30.0
+# From the signal on; what is in the kernel then is left to systemd.
+_DIES_S = 2.0
+# Where vendors' packages put them, behind the directories of PATH.
+_HOMES = (
+    "/opt/MegaRAID/storcli", "/opt/MegaRAID/perccli", "/opt/MegaRAID/MegaCli",
+    "/opt/smartstorageadmin/ssacli/bin", "/opt/hp/hpssacli/bld", "/usr/Arcconf", "/usr/StorMan",
+)  # fmt: skip
+# No locale, or decimals have commas; no HOME to leave files in.
+_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+Ask = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tool under all its names, the best first, and how it is asked. `ask` raises ToolError."""
+
+    name: str
+    programs: Tuple[str, ...]
+    ask: Callable[[Ask], Tuple[Controller, ...]]
+
+
+def _asked(
+    commands: Sequence[Sequence[str]], parse: Callable[[Sequence[str]], Tuple[Controller, ...]]
+) -> Callable[[Ask], Tuple[Controller, ...]]:
+    """The first answer is needed; the others add to it, where the tool knows the command."""
+
+    def ask_all(ask: Ask) -> Tuple[Controller, ...]:
+        outputs = [ask(commands[0])]
+        found = parse(outputs)
+        for command in commands[1:] if found else ():
+            try:
+                outputs.append(ask(command))
+            except Hung:
+                return parse(outputs)  # and so would the next
+            except ToolError:
+                outputs.append("")
+        return parse(outputs)
+
+    return ask_all
+
+
+def _ask_arcconf(ask: Ask) -> Tuple[Controller, ...]:
+    found: List[Controller] = []
+    number, count = 1, 1
+    while number <= count:
+        first, second = (
+            [word.format(number=number) for word in command] for command in arcconf.COMMANDS
+        )
+        try:
+            output, status = ask(first), ""
+            if number == 1:
+                count = arcconf.count(output)
+            if count:
+                with contextlib.suppress(ToolError):
+                    status = ask(second)
+                found += arcconf.parse([output, status])
+        except ToolError:
+            if not found:
+                raise
+            break  # what the others said is as good
+        number += 1
+    return tuple(found)
+
+
+def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[Ask], Tuple[Controller, ...]]:
+    def ask_all(ask: Ask) -> Tuple[Controller, ...]:
+        disks = {
+            name: disk
+            for disk in files.listdir("/sys/block")
+            for name in [disk.startswith("dm-") and files.try_read(f"/sys/block/{disk}/dm/name")]
+            if name
+        }
+        if not disks:
+            return ()
+        outputs = [ask((*command, target)) for command in linux.DMSETUP]
+        return linux.parse_dmsetup(target, outputs, disks)
+
+    return ask_all
+
+
+def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
+    """All that are known. MegaCli comes behind the tools that took its place."""
+    return (
+        Kind("storcli", ("storcli64", "storcli"), _asked(storcli.COMMANDS, storcli.parse)),
+        Kind("perccli", ("perccli64", "perccli"), _asked(storcli.COMMANDS, storcli.parse)),
+        Kind(
+            "megacli", ("MegaCli64", "megacli", "MegaCli"), _asked(megacli.COMMANDS, megacli.parse)
+        ),
+        Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli.COMMANDS, ssacli.parse)),
+        Kind("arcconf", ("arcconf",), _ask_arcconf),
+        Kind("dm-writecache", ("dmsetup",), _ask_dmsetup("writecache", files)),
+        Kind("dm-cache", ("dmsetup",), _ask_dmsetup("cache", files)),
+    )
+
+
+def search_path() -> Tuple[str, ...]:
+    """Directories in which tools are looked for."""
+    own = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
+    return tuple(dict.fromkeys((*own, *_HOMES)))
+
+
+def find(kind: Kind, directories: Sequence[str]) -> Optional[Path]:
+    """The program, if root (or we) alone may write it: it is run as root."""
+    for program in kind.programs:
+        for directory in directories:
+            path = Path(directory) / program
+            with contextlib.suppress(OSError):
+                found = path.stat()
+                safe = found.st_uid in (0, os.geteuid()) and not found.st_mode & (
+                    stat.S_IWGRP | stat.S_IWOTH
+                )
+                if stat.S_ISREG(found.st_mode) and safe and os.access(path, os.X_OK):
+                    return path
+    return None
+
+
+def installed(files: KernelFiles) -> Dict[str, Path]:
+    """The tools that are there, by name."""
+    directories = search_path()
+    places = {kind.name: find(kind, directories) for kind in kinds(files)}
+    return {name: path for name, path in places.items() if path is not None}
+
+
+class Hung(ToolError):
+    """A tool did not come back in time."""
+
+
+def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
+    """What a program prints. Raises ToolError, when it hangs or prints too much; then it is killed.
+
+    Its exit code tells nothing that its output does not: storcli fails where one drive of many
+    cannot do what was asked.
+    """
+    try:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            cwd=home, env=_ENVIRONMENT, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise ToolError(f"cannot be run: {error.strerror}") from None
+    try:
+        output = _read(child, time.monotonic() + limit_s, limit_s)
+    finally:
+        _end(child)
+    if not output.strip() and child.returncode:
+        raise ToolError(f"said nothing, exit code {child.returncode}")
+    return text_of(output)
+
+
+def _read(child: "subprocess.Popen[bytes]", deadline: float, limit_s: float) -> bytes:
+    assert child.stdout is not None
+    chunks: List[bytes] = []
+    size = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise Hung(f"not done within {limit_s:g} s")
+            chunk = os.read(child.stdout.fileno(), 1 << 16)
+            if not chunk:
+                return b"".join(chunks)
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MOST_BYTES:
+                raise ToolError(f"more than {MOST_BYTES >> 20} MB")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """It, and what it started; one that closed its output may still be about to end."""
+    assert child.stdout is not None
+    child.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if child.poll() is None:
+            child.wait(0.1)
+    # The group lives while anybody in it does, also when its leader is gone.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_DIES_S)
+
+
+def question(kind: Kind, path: Path, home: str, limit_s: float = LIMIT_S) -> Tool:
+    """All that a tool is asked, and what it said. Never raises."""
+    try:
+        controllers = kind.ask(lambda words: run([str(path), *words], home, limit_s))
+        return Tool(kind.name, str(path), None, controllers)
+    except ToolError as error:
+        return Tool(kind.name, str(path), printable(str(error))[:MOST_NAME])

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a vendor's tool says, before it is known which device that is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from writebackd.model import ArrayWork, CacheMode, Protection
+
+
+class ToolError(ValueError):
+    """A tool's output is not what it should be; the message says in what, without quoting it."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A disk that a controller makes up; either what the kernel calls it, or its number."""
+
+    number: Optional[int] = None  # SCSI target on the controller's channels for volumes
+    disk: Optional[str] = None  # kernel name
+    mode: Optional[CacheMode] = None
+    works: Tuple[ArrayWork, ...] = ()
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A RAID controller, or a kernel driver that plays one."""
+
+    pci: Optional[str] = None  # as sysfs writes it: 0000:5c:00.0
+    model: Optional[str] = None
+    capacity_bytes: Optional[int] = None
+    protection: Optional[Protection] = None
+    dirty_bytes: Optional[int] = None
+    learn_s: Optional[float] = None  # wall clock
+    works: Tuple[ArrayWork, ...] = ()  # on all of its disks, or it is not said on which
+    volumes: Tuple[Volume, ...] = ()

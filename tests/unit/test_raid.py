@@ -1,0 +1,681 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""From a tool to what the agent says: collector, its file, whose disk that is, status, alerts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raid_cases as cases
+import samples
+from alert_host import MB, Watched
+from fake_sysfs import SATA, VIRTIO, FakeSysfs
+from test_status import assert_valid
+from writebackd.alert.values import Alert, AlertName, Cause
+from writebackd.cache import report, storcli, tools
+from writebackd.cache.collect import collect, with_kernel
+from writebackd.cache.match import Matcher
+from writebackd.cache.report import STALE_S, Report, Tool
+from writebackd.cache.values import Controller, ToolError, Volume
+from writebackd.cache.watch import HANGS_S, LOOK_S, BackingWatch, look
+from writebackd.cli.raid import raid
+from writebackd.cli.screens import render_devices
+from writebackd.kernel.topology import scan
+from writebackd.model import ArrayWork, Backing, CacheMode, Device, Protection, Sample
+from writebackd.paths import RAID as FILE
+from writebackd.report.codec import Interned, pack, unpack
+from writebackd.report.status import devices_json, status_json
+
+ME = os.geteuid()
+BOOT = "0f0f0f0f-1111-2222-3333-444444444444"
+
+
+def told(*found: Tool, age_s: float = 60.0, now_s: float = 5000.0, boot_id: str = BOOT) -> Report:
+    return Report(1000.0, now_s - age_s, boot_id, "1.0", found)
+
+
+EXAMPLE = told(
+    Tool("storcli", "/opt/storcli64", None, storcli.parse(
+        [cases.storcli_all(drive="Rbld"), cases.REBUILD, cases.CHECK, cases.PATROL])),
+    Tool("ssacli", "/usr/sbin/ssacli", "not done within 30 s"),
+)  # fmt: skip
+
+
+# ---- tools that misbehave ----------------------------------------------------
+
+
+def program(directory: Path, name: str, text: str) -> Path:
+    path = directory / name
+    path.write_text(f"#!{sys.executable} -IS\nimport os, sys, time\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def answering(**answers: str) -> str:
+    """A program that answers by the verb in its arguments."""
+    return (
+        f"answers = {answers!r}\n"
+        "print(next((text for word, text in answers.items() if word in sys.argv), ''))"
+    )
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> FakeSysfs:
+    tree = FakeSysfs(tmp_path / "root")
+    tree.text("/proc/sys/kernel/random/boot_id", BOOT)
+    return tree
+
+
+@pytest.fixture
+def bin_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "bin"
+    path.mkdir()
+    return path
+
+
+def collected(tree: FakeSysfs, bin_dir: Path, limit_s: float = 10.0) -> Dict[str, Tool]:
+    return {tool.name: tool for tool in collect(tree.files, limit_s, [str(bin_dir)]).tools}
+
+
+def test_every_tool_that_is_there_is_asked(tree: FakeSysfs, bin_dir: Path) -> None:
+    answers = {
+        "all": cases.storcli_all(), "rebuild": cases.REBUILD, "cc": cases.CHECK,
+        "patrolread": cases.PATROL,
+    }  # fmt: skip
+    program(bin_dir, "storcli64", answering(**answers))
+    # The same controllers again: not asked.
+    program(bin_dir, "perccli64", "open(sys.argv[0] + '.ran', 'w')")
+    program(bin_dir, "MegaCli64", "open(sys.argv[0] + '.ran', 'w')")
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
+    program(bin_dir, "arcconf", answering(getconfig=cases.arcconf(), getstatus=cases.ARCCONF_TASK))
+    found = collected(tree, bin_dir)
+    assert {name: (tool.error, len(tool.controllers)) for name, tool in found.items()} == {
+        "storcli": (None, 1), "ssacli": (None, 1), "arcconf": (None, 1)
+    }  # fmt: skip
+    # Of VD 238 no drive is being rebuilt by its own state, but the tool counts one.
+    assert found["storcli"].controllers[0].volumes[0].works == (ArrayWork("rebuild", 0.37),)
+    assert found["arcconf"].controllers[0].volumes[1].works == (ArrayWork("rebuild", 0.44),)
+    assert not list(bin_dir.glob("*.ran"))
+
+
+def test_megacli_is_asked_where_storcli_sees_nothing(tree: FakeSysfs, bin_dir: Path) -> None:
+    program(bin_dir, "storcli64", answering(all=cases.NO_CONTROLLER))
+    program(bin_dir, "MegaCli64", answering(**{"-AdpBbuCmd": cases.megacli_battery()}))
+    found = collected(tree, bin_dir)
+    assert found["storcli"].controllers == ()
+    assert found["megacli"].controllers[0].protection is Protection.OK
+
+
+def test_a_hung_tool_is_killed_with_what_it_started(tree: FakeSysfs, bin_dir: Path) -> None:
+    pids = bin_dir / "pids"
+    program(
+        bin_dir, "ssacli",
+        f"child = os.fork()\nopen({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        "print('half', flush=True)\ntime.sleep(600)",
+    )  # fmt: skip
+    program(bin_dir, "arcconf", answering(getconfig=cases.arcconf()))
+    begun = time.monotonic()
+    found = collected(tree, bin_dir, limit_s=0.7)
+    assert time.monotonic() - begun < 5.0
+    assert found["ssacli"].error == "not done within 0.7 s"
+    assert found["arcconf"].error is None
+    deadline = time.monotonic() + 2.0
+    for pid in map(int, pids.read_text().split()):
+        while _lives(pid):
+            assert time.monotonic() < deadline, pid
+            time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def test_a_tool_that_hangs_later_keeps_what_it_said(tree: FakeSysfs, bin_dir: Path) -> None:
+    text = f"if 'all' in sys.argv: print({cases.storcli_all()!r})\nelse: time.sleep(600)"
+    program(bin_dir, "storcli64", text)
+    begun = time.monotonic()
+    found = collected(tree, bin_dir, limit_s=0.7)
+    assert time.monotonic() - begun < 4.0  # the third question is not asked any more
+    assert found["storcli"].error is None
+    assert found["storcli"].controllers[0].protection is Protection.OK
+
+
+@pytest.mark.parametrize(
+    "text, error",
+    [
+        ("sys.exit(7)", "said nothing, exit code 7"),
+        ("os.kill(os.getpid(), 11)", "said nothing, exit code -11"),
+        ("print('segmentation fault')", "no controller in it"),
+        ("sys.stdout.buffer.write(bytes(range(256)) * 40)", "no text, at byte 128"),
+        ("while True: os.write(1, b'x' * 65536)", "more than 8 MB"),
+        ("import sys\nfor _ in range(1600): os.write(1, b'x' * 65536)", "more than 8 MB"),
+    ],
+)  # fmt: skip
+def test_a_tool_that_makes_no_sense(
+    text: str, error: str, tree: FakeSysfs, bin_dir: Path
+) -> None:
+    program(bin_dir, "ssacli", text)
+    assert collected(tree, bin_dir)["ssacli"].error == error
+
+
+def test_garbage_on_the_exit_code_is_no_reason(tree: FakeSysfs, bin_dir: Path) -> None:
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli()) + "\nsys.exit(1)")
+    assert collected(tree, bin_dir)["ssacli"].error is None
+
+
+def test_output_that_outlives_the_tool_is_not_waited_for(bin_dir: Path) -> None:
+    path = program(bin_dir, "tool", "print('done', flush=True)\nif not os.fork(): time.sleep(600)")
+    begun = time.monotonic()
+    with pytest.raises(ToolError, match="not done"):
+        tools.run([str(path)], "/", 0.5)
+    assert time.monotonic() - begun < 3.0
+
+
+def test_a_program_that_others_may_write_is_not_run(tree: FakeSysfs, bin_dir: Path) -> None:
+    path = program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
+    path.chmod(0o777)
+    assert collected(tree, bin_dir) == {}
+    path.chmod(0o644)
+    assert collected(tree, bin_dir) == {}
+    path.chmod(0o755)
+    assert list(collected(tree, bin_dir)) == ["ssacli"]
+
+
+def test_tools_leave_their_logs_where_they_are_removed(tree: FakeSysfs, bin_dir: Path) -> None:
+    program(bin_dir, "ssacli", f"open('tool.log', 'w')\nopen({str(bin_dir / 'cwd')!r}, 'w')"
+                               ".write(os.getcwd())")  # fmt: skip
+    collected(tree, bin_dir)
+    assert not Path((bin_dir / "cwd").read_text()).exists()
+
+
+def test_device_mapper_is_asked_where_it_has_devices(tree: FakeSysfs, bin_dir: Path) -> None:
+    table, status = cases.WRITECACHE
+    program(bin_dir, "dmsetup", f"writes = 'writecache' in sys.argv\n"
+            f"print((({table!r} if 'table' in sys.argv else {status!r})) if writes else '')")
+    assert collected(tree, bin_dir)["dm-writecache"].controllers == ()
+    tree.disk("dm-3", "253:3")
+    tree.says("dm-3", dm__name="fast one")
+    found = collected(tree, bin_dir)
+    assert found["dm-writecache"].controllers[0].volumes == (
+        Volume(disk="dm-3", mode=CacheMode.WRITE_BACK),
+    )
+    assert found["dm-cache"].controllers == ()
+
+
+def test_the_program_leaves_its_file(tmp_path: Path, bin_dir: Path) -> None:
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
+    output = tmp_path / "raid.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "writebackd.cache", "--output", str(output)],
+        env={**os.environ, "PATH": str(bin_dir)}, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"ssacli ({bin_dir / 'ssacli'}): 1 controllers or caches" in done.stderr
+    found = report.read(output, ME)
+    assert found.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert [each.name for each in found.tools if each.controllers] == ["ssacli"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "bin"] == ["raid.json"]
+    nowhere = [sys.executable, "-m", "writebackd.cache", "--output", "/proc/raid.json"]
+    done = subprocess.run(
+        nowhere, env={**os.environ, "PATH": ""}, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "/proc/raid.json" in done.stderr
+
+
+# ---- the file ----------------------------------------------------------------
+
+
+def test_the_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    report.write(EXAMPLE, tmp_path / "raid.json")
+    assert report.read(tmp_path / "raid.json", ME) == EXAMPLE
+    assert os.stat(tmp_path / "raid.json").st_mode & 0o777 == 0o644
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_of_others_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "raid.json"
+    report.write(EXAMPLE, path)
+    with pytest.raises(ToolError, match="only one who may write"):
+        report.read(path, ME + 1)
+    path.chmod(0o664)
+    with pytest.raises(ToolError, match="only one who may write"):
+        report.read(path, ME)
+    path.chmod(0o644)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError):
+        report.read(tmp_path / "link", ME)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ToolError, match="no file"):
+        report.read(tmp_path / "fifo", ME)
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps({**json.loads(report.encode(EXAMPLE)), **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "data, error",
+    [
+        (b"", "no JSON"), (b"\xff", "no text"), (b"[]", "not of version 1"),
+        (b"{}" + b" " * report.MOST_FILE, "more than 1024 KB"), (b"[" * 9999, "too deep"),
+        (changed(version=2), "not of version 1"), (changed(tools=None), "report.tools: no list"),
+        (changed(tools=[7]), r"report.tools\[0\]: no object"),
+        (changed(tools=[{}] * 2000), "no list of at most 1024"),
+        (changed(tools=[{"name": "x"}]), "without one of"),
+        (changed(wall_s=-1), "report.wall_s: no float"), (changed(wall_s="1"), "no float"),
+        (changed(wall_s=True), "no float"),
+        (changed(wall_s=0).replace(b'"wall_s": 0', b'"wall_s": 1e999'), "no float"),
+        (changed(boot_id="x" * 999), "boot_id: no str"),
+        (changed(tools=[{"name": "x", "path": "y", "controllers": [{"capacity_bytes": 1.5}]}]),
+         "capacity_bytes: no int"),
+        (changed(tools=[{"name": "x", "path": "y", "controllers": [{"protection": "fine"}]}]),
+         "none of ok, charging"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong_is_refused_with_the_place(data: bytes, error: str) -> None:
+    with pytest.raises(ToolError, match=error):
+        report.decode(data)
+
+
+def test_what_a_later_release_adds_is_passed_over() -> None:
+    assert report.decode(changed(more={"x": [1]})) == EXAMPLE
+
+
+def test_names_cannot_steer_a_terminal() -> None:
+    found = report.decode(changed(release="1\x1b[2J"))
+    assert found.release == "1?[2J"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_damaged_file_is_refused_or_read(data: Any) -> None:
+    whole = bytearray(report.encode(EXAMPLE))
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(whole) - 1))
+        whole[at] = data.draw(st.integers(0, 255))
+    try:
+        found = report.decode(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
+    except ToolError:
+        return
+    assert report.decode(report.encode(found)) == found
+
+
+# ---- whose disk that is ------------------------------------------------------
+
+MEGARAID = "pci0000:3a/0000:3b:00.0/host2/target2:{0}:{1}/2:{0}:{1}:0/block"
+
+
+def devices(tree: FakeSysfs) -> Tuple[Device, ...]:
+    return scan(tree.files)
+
+
+def megaraid(tree: FakeSysfs) -> None:
+    """VD 238 and 239 of the made-up controller, and a disk that it hands through."""
+    tree.disk("sda", "8:0", MEGARAID.format(3, 110))
+    tree.disk("sdb", "8:16", MEGARAID.format(3, 111))
+    tree.disk("sdc", "8:32", MEGARAID.format(0, 111))
+    tree.disk("vda", "254:0", VIRTIO)
+    tree.scsi_host("host2", "megaraid_sas")
+
+
+def by_device(
+    tree: FakeSysfs, source: str, found: Tuple[Controller, ...]
+) -> Dict[str, List[Backing]]:
+    table: Dict[str, List[Backing]] = {}
+    for backing in Matcher(tree.files, devices(tree)).backings(source, found, 7.0):
+        table.setdefault(backing.device, []).append(backing)
+    return table
+
+
+def test_volumes_are_told_by_controller_and_number(tree: FakeSysfs) -> None:
+    megaraid(tree)
+    found = by_device(tree, "storcli", EXAMPLE.tools[0].controllers)
+    assert sorted(found) == ["sda", "sdb"]
+    (sda,), (sdb,) = found["sda"], found["sdb"]
+    assert sda == Backing(
+        "sda", "storcli", 7.0, 1715 << 20, CacheMode.WRITE_BACK, Protection.OK,
+        learn_s=EXAMPLE.tools[0].controllers[0].learn_s,
+        works=(ArrayWork("patrol"), ArrayWork("rebuild", 0.37)),
+    )  # fmt: skip
+    assert sdb.mode is CacheMode.WRITE_THROUGH
+    assert sdb.works == (ArrayWork("patrol"), ArrayWork("check", 0.08))
+
+
+def test_another_controllers_volume_of_that_number_is_not_meant(tree: FakeSysfs) -> None:
+    megaraid(tree)
+    elsewhere = replace(EXAMPLE.tools[0].controllers[0], pci="0000:3c:00.0")
+    assert by_device(tree, "storcli", (elsewhere,)) == {}
+
+
+def test_without_an_address_the_only_one_of_its_driver_is_meant(tree: FakeSysfs) -> None:
+    megaraid(tree)
+    nowhere = Controller(protection=Protection.FAILED)
+    found = by_device(tree, "megacli", (nowhere,))
+    assert sorted(found) == ["sda", "sdb"]  # not sdc, which has no cache, nor vda
+    assert found["sda"][0].protection is Protection.FAILED and found["sda"][0].mode is None
+    assert by_device(tree, "megacli", (nowhere, nowhere)) == {}
+    tree.disk("sdd", "8:48", MEGARAID.replace("3b", "3c").format(2, 0))
+    assert by_device(tree, "megacli", (nowhere,)) == {}
+
+
+def test_a_disks_name_reaches_what_is_stacked_upon_it(tree: FakeSysfs) -> None:
+    tree.disk("sdc", "8:32", SATA)
+    tree.partition("sdc", "sdc1", "8:33")
+    tree.link("/sys/class/block/sdc1", os.readlink(tree.files.path("/sys/dev/block/8:33")))
+    tree.disk("bcache0", "252:0", slaves=["sdc1"])
+    tree.disk("dm-0", "253:0", slaves=["bcache0"])
+    tree.mount("253:0", "xfs", "/dev/dm-0", "/srv")
+    named = (Controller(volumes=(Volume(disk="bcache0", mode=CacheMode.WRITE_BACK),)),)
+    assert list(by_device(tree, "bcache", named)) == ["dm-0"]
+    disk = (Controller(volumes=(Volume(disk="sdc", mode=CacheMode.WRITE_BACK),)),)
+    assert list(by_device(tree, "ssacli", disk)) == ["dm-0"]
+
+
+def test_a_volume_is_found_below_other_disks(tree: FakeSysfs) -> None:
+    megaraid(tree)
+    tree.disk("dm-0", "253:0", slaves=["sda", "vda"])
+    tree.mount("253:0", "xfs", "/dev/dm-0", "/srv")
+    assert devices(tree)[0].driver == "mixed"
+    found = by_device(tree, "storcli", EXAMPLE.tools[0].controllers)
+    assert sorted(found) == ["dm-0", "sdb"]
+    assert found["dm-0"][0].mode is CacheMode.WRITE_BACK
+
+
+def test_an_array_at_work_slows_all_on_its_disks(tree: FakeSysfs) -> None:
+    for name, devno in (("sda", "8:0"), ("sdb", "8:16"), ("sdz", "8:240")):
+        tree.disk(name, devno, SATA)
+    for disk, number in (("sda", 1), ("sda", 2), ("sdb", 1)):
+        name = f"{disk}{number}"
+        devno = f"8:{number if disk == 'sda' else 16 + number}"
+        tree.partition(disk, name, devno)
+        place = os.readlink(tree.files.path(f"/sys/dev/block/{devno}"))
+        tree.link(f"/sys/class/block/{name}", place)
+    tree.disk("md7", "9:7", slaves=["sda1", "sdb1"])
+    tree.mount("9:7", "ext4", "/dev/md7", "/")
+    tree.mount("8:2", "ext4", "/dev/sda2", "/boot")
+    tree.text("/proc/mdstat", cases.MDSTAT)
+    found, error = look(tree.files, devices(tree), 5000.0, ME)
+    assert error is None
+    works = (ArrayWork("rebuild", 0.125, 50.0 * MB),)
+    assert {each.device: (each.source, each.works) for each in found} == {
+        "md7": ("md", works), "sda": ("md", works)
+    }  # fmt: skip
+
+
+# ---- the daemon's look -------------------------------------------------------
+
+
+def leave(tree: FakeSysfs, found: Report) -> None:
+    path = tree.files.path(FILE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report.write(found, path)
+
+
+@pytest.mark.parametrize(
+    "age_s, boot_id, known",
+    [
+        (60.0, BOOT, True), (STALE_S - 1, BOOT, True), (STALE_S + 1, BOOT, False),
+        (-30.0, BOOT, True), (-600.0, BOOT, False), (60.0, "another", False),
+    ],
+)  # fmt: skip
+def test_what_is_old_is_not_known(
+    age_s: float, boot_id: str, known: bool, tree: FakeSysfs
+) -> None:
+    megaraid(tree)
+    leave(tree, told(*EXAMPLE.tools, age_s=age_s, boot_id=boot_id))
+    found, error = look(tree.files, devices(tree), 5000.0, ME)
+    assert (bool(found), error is None) == (known, known)
+
+
+def test_a_file_that_cannot_be_used_is_told(tree: FakeSysfs) -> None:
+    megaraid(tree)
+    assert look(tree.files, devices(tree), 5000.0, ME) == ((), None)
+    leave(tree, EXAMPLE)
+    found, error = look(tree.files, devices(tree), 5000.0, ME + 1)
+    assert found == () and error is not None and FILE in error
+
+
+def seen_soon(watch: BackingWatch, found: Tuple[Device, ...], now_s: float) -> Tuple[Backing, ...]:
+    deadline = time.monotonic() + 5.0
+    while not watch.seen(found, now_s) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return watch.seen(found, now_s)
+
+
+def test_it_is_looked_for_once_a_minute(tree: FakeSysfs) -> None:
+    megaraid(tree)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    leave(tree, told(*EXAMPLE.tools, now_s=now_s))
+    watch, found = BackingWatch(tree.files, ME), devices(tree)
+    assert [each.device for each in seen_soon(watch, found, now_s)] == ["sda", "sdb"]
+    tree.files.path(FILE).unlink()
+    assert watch.seen(found, now_s + LOOK_S - 1)
+    deadline = time.monotonic() + 5.0
+    while watch.seen(found, now_s + LOOK_S + 1) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert watch.seen(found, now_s + LOOK_S + 1) == ()
+
+
+def test_nobody_waits_for_a_look_that_hangs(tree: FakeSysfs) -> None:
+    """/proc/mdstat takes a lock that is held while the bitmap is written."""
+    megaraid(tree)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    leave(tree, told(*EXAMPLE.tools, now_s=now_s))
+    watch, found = BackingWatch(tree.files, ME), devices(tree)
+    assert seen_soon(watch, found, now_s)
+    os.mkfifo(tree.files.path("/proc/mdstat"))
+    begun, before = time.monotonic(), threading.active_count()
+    for minute in range(1, 5):
+        assert watch.seen(found, now_s + minute * (LOOK_S + 1))
+    assert watch.seen(found, now_s + HANGS_S + 60) == ()
+    assert time.monotonic() - begun < 1.0
+    assert threading.active_count() <= before
+    with open(tree.files.path("/proc/mdstat"), "w"):
+        pass  # lets it go on
+
+
+# ---- what the agent says -----------------------------------------------------
+
+
+def backing(**fields: Any) -> Backing:
+    return Backing("sda", "storcli", 1000.0, **fields)
+
+
+def shown(*backings: Backing) -> Dict[str, Any]:
+    snapshot = samples.guard()
+    name = snapshot.sample.devices[0].device.name
+    sample = replace(
+        snapshot.sample, backings=tuple(replace(each, device=name) for each in backings)
+    )
+    answer = status_json(replace(snapshot, sample=sample))
+    assert_valid(answer, "status")
+    return answer
+
+
+def test_status_shows_what_tools_say_beside_what_behaviour_says() -> None:
+    before = status_json(samples.guard())["devices"][0]["write_cache"]
+    answer = shown(
+        backing(capacity_bytes=5, mode=CacheMode.WRITE_BACK, protection=Protection.OK, learn_s=9.0),
+        Backing("", "md", 1001.0, works=(ArrayWork("rebuild", 0.5, 7.0),)),
+    )
+    found = answer["devices"][0]["write_cache"]
+    assert found["capacity_bytes"] == before["capacity_bytes"] and found["fill"] == before["fill"]
+    assert (found["kind"], found["mode"], found["protected"], found["source"]) == (
+        "controller", "write-back", True, "storcli"
+    )  # fmt: skip
+    assert [each["source"] for each in found["reported"]] == ["storcli", "md"]
+    assert found["reported"][0]["capacity_bytes"] == 5 and found["reported"][0]["learn_s"] == 9.0
+    assert found["reported"][1]["works"] == [{"kind": "rebuild", "share": 0.5, "rate": 7.0}]
+    assert not [line for line in answer["warnings"] if "battery" in line]
+
+
+def test_devices_show_what_is_behind_them() -> None:
+    snapshot = samples.guard()
+    name = snapshot.sample.devices[0].device.name
+    said = (
+        backing(capacity_bytes=1715 << 20, mode=CacheMode.WRITE_BACK, protection=Protection.OK,
+                learn_s=1000.0 + 7200.0, dirty_bytes=5 << 20),
+        Backing("", "md", 1001.0, works=(ArrayWork("rebuild", 0.5, 7.0 * MB),)),
+        backing(),
+    )  # fmt: skip
+    sample = replace(snapshot.sample, backings=tuple(replace(each, device=name) for each in said))
+    answer = devices_json(replace(snapshot, sample=sample))
+    assert_valid(answer, "devices")
+    text = " ".join(render_devices(answer, 200).split())
+    assert (
+        "storcli: cache of 1.7G, write-back, 5.0M dirty, battery ok, learns next in 2h0m behind"
+        in text
+    )
+    assert "md: rebuild 50 % done at 7.0M/s behind" in text
+    assert "storcli: nothing" in text
+    before = devices_json(snapshot)
+    for device in before["devices"]:
+        assert device.pop("reported") == []
+    assert "behind" not in render_devices(before)
+
+
+def test_status_without_tools_says_that_nothing_is_known() -> None:
+    found = status_json(samples.guard())["devices"][0]["write_cache"]
+    assert [found[key] for key in ("kind", "mode", "protected", "source", "reported")] == [
+        None, None, None, None, []
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "mode, words",
+    [
+        (CacheMode.WRITE_THROUGH, "battery failed (storcli); its cache is write-through"),
+        (CacheMode.ALWAYS_WRITE_BACK, "a power failure loses them"), (None, "battery failed"),
+    ],
+)  # fmt: skip
+def test_a_battery_that_fails_is_a_warning(mode: Optional[CacheMode], words: str) -> None:
+    answer = shown(backing(mode=mode, protection=Protection.FAILED))
+    assert [line for line in answer["warnings"] if words in line]
+    assert answer["devices"][0]["write_cache"]["protected"] is False
+
+
+def trouble(*backings: Backing, lost: bool = False) -> Alert:
+    """What is told of a disk that gets slow: now and then, or, with its cache `lost`, always."""
+    host = Watched().usual()
+    for n in range(10):
+        if lost:
+            host.second(syncs=120, latency_s=8e-3, seeks=True, waiting=3, backings=backings)
+        else:
+            host.second(syncs=60 + 40 * (n % 2), spread=500.0, waiting=1, backings=backings)
+    (alert,) = host.alerts
+    return alert
+
+
+def test_a_rebuild_is_told_and_no_neighbour() -> None:
+    assert trouble().cause is Cause.NEIGHBOUR
+    alert = trouble(backing(works=(ArrayWork("rebuild", 0.32, 50.0 * MB),)))
+    assert alert.cause is Cause.DEVICE
+    assert alert.summary.endswith("its array rebuilds, 32 % done at 50M/s (storcli)")
+    assert "wait until the array is done" in alert.done
+
+
+def test_an_array_of_another_device_is_not_to_blame() -> None:
+    alert = trouble(replace(backing(works=(ArrayWork("rebuild"),)), device="sdb"))
+    assert alert.cause is Cause.NEIGHBOUR
+    assert alert.summary == trouble().summary and alert.done == trouble().done
+
+
+def test_a_lost_cache_is_told_with_the_battery() -> None:
+    failed = backing(protection=Protection.FAILED, mode=CacheMode.WRITE_THROUGH)
+    alert = trouble(failed, lost=True)
+    assert (alert.cause, alert.name) == (Cause.WRITE_THROUGH, AlertName.CACHE_DEGRADED)
+    assert alert.summary.endswith(": battery failed (storcli), cache write-through (storcli)")
+    alert = trouble(backing(protection=Protection.LEARNING), lost=True)
+    assert alert.summary.endswith(": battery learning (storcli)")
+    # One that is well has nothing to say, nor is a rebuild why.
+    well = backing(protection=Protection.OK, works=(ArrayWork("rebuild", 0.5),))
+    assert trouble(well, lost=True) == trouble(lost=True)
+
+
+def test_samples_with_it_are_recorded_and_read_back() -> None:
+    sample = samples.guard().sample
+    with_it = replace(sample, backings=(
+        backing(mode=CacheMode.WRITE_BACK, protection=Protection.OK,
+                works=(ArrayWork("check", 0.1),)),))  # fmt: skip
+    writer, reader = Interned(), Interned()
+    for each in (with_it, with_it, sample):
+        packed = json.loads(json.dumps(pack(each, writer)))
+        reader.give(json.loads(json.dumps(writer.take())))
+        assert unpack(Sample, packed, reader) == each
+    # Told once, as it is the same from tick to tick.
+    assert len([each for each in writer.values if isinstance(each, Backing)]) == 1
+
+
+# ---- doctor ------------------------------------------------------------------
+
+
+def findings(tree: FakeSysfs) -> List[Tuple[str, str]]:
+    return list(raid(tree.files, ME))
+
+
+def test_doctor_without_tools_and_without_a_file_says_nothing(
+    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(bin_dir))
+    assert findings(tree) == []
+
+
+def test_doctor_tells_tools_and_who_asks_them(
+    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(bin_dir))
+    program(bin_dir, "ssacli", "")
+    assert findings(tree) == [
+        ("good", f"ssacli is there ({bin_dir / 'ssacli'})"),
+        ("note", f"no {FILE} yet: `sudo systemctl start writebackd-raid`"),
+    ]
+    program(bin_dir, "systemctl", "sys.exit(3)")
+    assert any("timer does not run: nobody asks ssacli" in text for _, text in findings(tree))
+    program(bin_dir, "systemctl", "sys.exit(0)")
+    assert ("good", "writebackd-raid.timer runs") in findings(tree)
+    program(bin_dir, "systemctl", "sys.exit(1)")  # no systemd here
+    assert not any("timer" in text for _, text in findings(tree))
+
+
+def test_doctor_warns_of_what_the_file_says(
+    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(bin_dir))
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    bare = storcli.parse([cases.storcli_all("RAWBD", battery="Failed")])
+    leave(tree, told(Tool("storcli", "/x", None, bare), EXAMPLE.tools[1], now_s=now_s))
+    found = findings(tree)
+    assert found[0][0] == "good" and "was written 1m0s ago" in found[0][1]
+    assert [level for level, _ in found[1:]] == ["warning"] * 3
+    said = " ".join(text for _, text in found)
+    assert "Modelled RAID 9: battery failed (storcli)" in said
+    assert "also without a battery (volume 238, storcli)" in said
+    assert "ssacli (/usr/sbin/ssacli) failed: not done within 30 s" in said
+    leave(tree, told(now_s=now_s, age_s=STALE_S + 60))
+    ((level, text),) = findings(tree)
+    assert level == "warning" and "is not used" in text
+    tree.files.path(FILE).write_text("{")
+    ((level, text),) = findings(tree)
+    assert level == "warning" and "no JSON" in text
+
+
+def test_the_kernels_own_come_last(tree: FakeSysfs) -> None:
+    tree.disk("bcache0", "252:0")
+    tree.says("bcache0", bcache__state="clean", bcache__cache_mode="[writeback] none")
+    found = with_kernel(told(), tree.files)
+    assert [each.name for each in found.tools] == ["bcache"]

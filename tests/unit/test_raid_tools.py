@@ -1,0 +1,478 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What the parsers make of tools' output, whole and broken."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raid_cases as cases
+from fake_sysfs import FakeSysfs
+from writebackd.cache import arcconf, linux, megacli, ssacli, storcli, text
+from writebackd.cache.values import Controller, ToolError, Volume
+from writebackd.model import ArrayWork, CacheMode, Protection
+
+BACK, THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
+ALWAYS = CacheMode.ALWAYS_WRITE_BACK
+LEARN = "2031-02-03 04:05:06"
+
+
+def learn_s() -> float:
+    return time.mktime(time.strptime(LEARN, "%Y-%m-%d %H:%M:%S"))
+
+
+# ---- storcli -----------------------------------------------------------------
+
+
+def test_storcli_says_where_how_much_and_how_protected() -> None:
+    (found,) = storcli.parse([cases.storcli_all()])
+    assert found == Controller(
+        pci="0000:3b:00.0", model="Modelled RAID 9", capacity_bytes=1715 << 20,
+        protection=Protection.OK, learn_s=learn_s(),
+        volumes=(Volume(238, mode=BACK), Volume(239, mode=THROUGH)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "policy, mode",
+    [
+        ("RWBD", BACK), ("NRWBC", BACK), ("RAWBD", ALWAYS), ("NRAWBD", ALWAYS), ("RFWBD", ALWAYS),
+        ("RWTD", THROUGH), ("NRWTC", THROUGH), ("R", None), ("", None), ("RWBDX", None), (7, None),
+    ],
+)  # fmt: skip
+def test_storcli_cache_policies(policy: str, mode: Optional[CacheMode]) -> None:
+    (found,) = storcli.parse([cases.storcli_all(policy=policy)])
+    assert found.volumes[0].mode is mode
+
+
+@pytest.mark.parametrize(
+    "bits, battery, protection",
+    [
+        (0, "Optimal", Protection.OK), (4096, "Optimal", Protection.OK),
+        (8, "Optimal", Protection.CHARGING), (64, "Optimal", Protection.LEARNING),
+        (1024, "Optimal", Protection.FAILED), (256, "Optimal", Protection.FAILED),
+        (512 | 8, "Optimal", Protection.FAILED), (1, "Optimal", Protection.ABSENT),
+        (0, "Failed", Protection.FAILED), (0, "Degraded (Needs Attention)", Protection.FAILED),
+        (0, "Learning", Protection.LEARNING), (0, "Charging", Protection.CHARGING),
+        ("NA", "Optimal", Protection.OK), (255, "Optimal", Protection.OK),
+        ("NA", "", None), ("NA", "who knows", None), (0, "", Protection.OK),
+        ("NA", None, Protection.ABSENT), (0, None, Protection.ABSENT),
+    ],
+)  # fmt: skip
+def test_storcli_batteries(
+    bits: Any, battery: Optional[str], protection: Optional[Protection]
+) -> None:
+    (found,) = storcli.parse([cases.storcli_all(bits=bits, battery=battery)])
+    assert found.protection is protection
+
+
+def test_storcli_work_is_of_the_volumes_on_those_drives() -> None:
+    outputs = [cases.storcli_all(drive="Rbld"), cases.REBUILD, cases.CHECK, cases.PATROL]
+    (found,) = storcli.parse(outputs)
+    assert found.volumes[0].works == (ArrayWork("rebuild", 0.37),)
+    assert found.volumes[1].works == (ArrayWork("check", 0.08),)
+    assert found.works == (ArrayWork("patrol"),)
+
+
+def test_storcli_a_rebuild_without_progress_is_one_all_the_same() -> None:
+    (found,) = storcli.parse([cases.storcli_all(drive="Rbld"), "not known", "", "{}"])
+    assert found.volumes[0].works == (ArrayWork("rebuild"),)
+    assert not found.volumes[1].works
+
+
+def test_storcli_without_a_controller_says_nothing() -> None:
+    assert storcli.parse([cases.NO_CONTROLLER]) == ()
+
+
+# ---- ssacli ------------------------------------------------------------------
+
+
+def test_ssacli_counts_the_part_for_writes() -> None:
+    (found,) = ssacli.parse([cases.ssacli()])
+    assert found == Controller(
+        pci="0000:af:00.0", model="Smart Array M1",
+        capacity_bytes=int(3.5 * cases.GIB * 0.75), protection=Protection.OK,
+        volumes=(Volume(disk="sdc", mode=BACK),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, mode",
+    [
+        ({"bare": "Enabled"}, ALWAYS), ({"cache": "Temporarily Disabled"}, THROUGH),
+        ({"cache": "Permanently Disabled"}, THROUGH), ({"caching": "Disabled"}, THROUGH),
+        ({"more": "         LD Acceleration Method: Smart Path"}, THROUGH),
+        ({"more": "         LD Acceleration Method: Controller Cache"}, BACK),
+        ({"cache": "Not Configured"}, None), ({"cache": ""}, None), ({"caching": ""}, None),
+    ],
+)  # fmt: skip
+def test_ssacli_cache_modes(changes: Dict[str, str], mode: Optional[CacheMode]) -> None:
+    (found,) = ssacli.parse([cases.ssacli(**changes)])
+    assert found.volumes[0].mode is mode
+
+
+@pytest.mark.parametrize(
+    "said, protection",
+    [
+        ("OK", Protection.OK), ("Recharging", Protection.CHARGING),
+        ("Failed (Replace Batteries/Capacitors)", Protection.FAILED),
+        ("Not Present", Protection.ABSENT), ("", None), ("?", None),
+    ],
+)  # fmt: skip
+def test_ssacli_batteries(said: str, protection: Optional[Protection]) -> None:
+    (found,) = ssacli.parse([cases.ssacli(battery=said)])
+    assert found.protection is protection
+
+
+@pytest.mark.parametrize(
+    "status, works",
+    [
+        ("OK", ()), ("Recovering, 23.5% complete", (ArrayWork("rebuild", 0.235),)),
+        ("Ready for Rebuild", ()), ("Transforming, 4% complete", (ArrayWork("migration", 0.04),)),
+        ("Interim Recovery Mode", ()),
+    ],
+)  # fmt: skip
+def test_ssacli_work(status: str, works: Tuple[ArrayWork, ...]) -> None:
+    (found,) = ssacli.parse([cases.ssacli(status=status)])
+    assert found.volumes[0].works == works
+
+
+def test_ssacli_parity_is_initialised() -> None:
+    more = (
+        "         Parity Initialization Status: In Progress\n"
+        "         Parity Initialization Progress: 12%\n"
+    )
+    (found,) = ssacli.parse([cases.ssacli(more=more)])
+    assert found.volumes[0].works == (ArrayWork("initialisation", 0.12),)
+
+
+def test_ssacli_two_controllers_and_none() -> None:
+    two = ssacli.parse([cases.ssacli() + cases.ssacli(battery="Failed")])
+    assert [each.protection for each in two] == [Protection.OK, Protection.FAILED]
+    assert ssacli.parse(["\nError: No controllers detected. Possible causes: ...\n"]) == ()
+
+
+# ---- arcconf -----------------------------------------------------------------
+
+
+def test_arcconf_tells_what_it_does_not_what_it_was_told() -> None:
+    (found,) = arcconf.parse([cases.arcconf(), cases.ARCCONF_TASK])
+    assert found == Controller(
+        pci="0000:18:00.0", model="Modelled 8", protection=Protection.OK,
+        volumes=(
+            Volume(0, mode=BACK),
+            Volume(2, mode=THROUGH, works=(ArrayWork("rebuild", 0.44),)),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "setting, status, mode",
+    [
+        ("Enabled", "On", ALWAYS), ("On when protected by battery/ZMM", "On", BACK),
+        ("Enabled", "Off", THROUGH), ("On when protected by battery/ZMM", "Off", THROUGH),
+        ("On when protected by battery/ZMM", "", None), ("Disabled", "", THROUGH),
+        ("Enabled", "?", None),
+    ],
+)  # fmt: skip
+def test_arcconf_cache_modes(setting: str, status: str, mode: Optional[CacheMode]) -> None:
+    (found,) = arcconf.parse([cases.arcconf(setting, status)])
+    assert found.volumes[0].mode is mode
+
+
+@pytest.mark.parametrize(
+    "backup, protection",
+    [
+        ("Ready", Protection.OK), ("Not Ready", Protection.FAILED), ("Fatal", Protection.FAILED),
+        ("Not Present", Protection.ABSENT), ("Charging", Protection.CHARGING), ("?", None),
+    ],
+)  # fmt: skip
+def test_arcconf_batteries(backup: str, protection: Optional[Protection]) -> None:
+    (found,) = arcconf.parse([cases.arcconf(backup=backup)])
+    assert found.protection is protection
+
+
+@pytest.mark.parametrize(
+    "output, count", [("Controllers found: 3\n", 3), ("", 0), ("Controllers found: x", 0),
+                      ("Controllers found: 100000", 64)],
+)  # fmt: skip
+def test_arcconf_counts_controllers(output: str, count: int) -> None:
+    assert arcconf.count(output) == count
+
+
+# ---- MegaCli -----------------------------------------------------------------
+
+
+def test_megacli_puts_three_answers_together() -> None:
+    outputs = [cases.megacli_battery(), cases.megacli_volumes(), cases.MEGACLI_PCI]
+    assert megacli.parse(outputs) == (
+        Controller(
+            pci="0000:3b:00.0", protection=Protection.OK, learn_s=learn_s(),
+            volumes=(
+                Volume(0, mode=BACK, works=(ArrayWork("check", 0.13),)),
+                Volume(5, mode=THROUGH),
+            ),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "output, protection",
+    [
+        (cases.megacli_battery("Failed"), Protection.FAILED),
+        (cases.megacli_battery("Learning"), Protection.LEARNING),
+        (cases.megacli_battery("Charging"), Protection.CHARGING),
+        (cases.megacli_battery("", Charging_Status="Charging"), Protection.CHARGING),
+        (cases.megacli_battery(Learn_Cycle_Active="Yes"), Protection.LEARNING),
+        (cases.megacli_battery(Battery_Replacement_required="Yes"), Protection.FAILED),
+        (cases.megacli_battery(Battery_Pack_Missing="Yes"), Protection.ABSENT),
+        (cases.megacli_battery(""), Protection.OK),
+        ("Adapter 0: Get BBU Status Failed.\n", Protection.ABSENT),
+        ("BBU status for Adapter: 0\n", None),
+    ],
+)  # fmt: skip
+def test_megacli_batteries(output: str, protection: Optional[Protection]) -> None:
+    (found,) = megacli.parse([output, "", ""])
+    assert found.protection is protection
+
+
+def test_megacli_without_a_battery_may_still_keep_writes() -> None:
+    policy = "WriteBack, ReadAhead, Direct, Write Cache OK if Bad BBU"
+    (found,) = megacli.parse([cases.megacli_battery(), cases.megacli_volumes(policy)])
+    assert found.volumes[0].mode is ALWAYS
+    assert found.pci is None
+
+
+# ---- the kernel --------------------------------------------------------------
+
+
+def test_mdstat() -> None:
+    rebuild = ArrayWork("rebuild", 0.125, 50.0 * (1 << 20))
+    assert linux.parse_mdstat(cases.MDSTAT) == (
+        Volume(disk="md7", works=(rebuild,)), Volume(disk="md8"),
+    )  # fmt: skip
+    assert linux.parse_mdstat("") == ()
+
+
+@pytest.mark.parametrize("word, kind", [("check", "check"), ("resync", "resync"),
+                                        ("reshape", "migration")])  # fmt: skip
+def test_mdstat_other_work(word: str, kind: str) -> None:
+    (found,) = linux.parse_mdstat(cases.MDSTAT.replace("recovery", word))[:1]
+    assert found.works[0].kind == kind
+
+
+def test_bcache_and_journals(tmp_path: Any) -> None:
+    tree = FakeSysfs(tmp_path)
+    for name, mode, state in (
+        ("bcache0", "writethrough [writeback] writearound none", "dirty"),
+        ("bcache1", "[writethrough] writeback writearound none", "clean"),
+        ("bcache2", "writethrough [writeback] writearound none", "no cache"),
+    ):
+        tree.disk(name, f"252:{name[-1]}")
+        tree.says(name, bcache__cache_mode=mode, bcache__state=state, bcache__dirty_data="1.5G")
+    found = linux.read_bcache(tree.files)
+    assert [each.volumes for each in found] == [
+        (Volume(disk="bcache0", mode=BACK),), (Volume(disk="bcache1", mode=THROUGH),),
+        (Volume(disk="bcache2", mode=THROUGH),),
+    ]  # fmt: skip
+    assert found[0].dirty_bytes == 3 << 29
+    tree.text("/proc/mdstat", cases.MDSTAT)
+    tree.disk("md8", "9:8")
+    tree.says("md8", md__journal_mode="write-through [write-back]")
+    assert linux.read_md_journals(tree.files) == (
+        Controller(volumes=(Volume(disk="md8", mode=BACK),)),
+    )
+
+
+def test_dm_writecache() -> None:
+    disks = {"fast one": "dm-3"}
+    (found,) = linux.parse_dmsetup("writecache", cases.WRITECACHE, disks)
+    assert found == Controller(
+        capacity_bytes=1000 * 4096, dirty_bytes=100 * 4096,
+        volumes=(Volume(disk="dm-3", mode=BACK),),
+    )  # fmt: skip
+    broken = (cases.WRITECACHE[0], cases.WRITECACHE[1].replace("writecache 0", "writecache 5"))
+    (found,) = linux.parse_dmsetup("writecache", broken, disks)
+    assert found.volumes[0].mode is THROUGH
+    assert linux.parse_dmsetup("writecache", ("", "No devices found\n"), disks) == ()
+
+
+def test_dm_cache() -> None:
+    (found,) = linux.parse_dmsetup("cache", cases.DM_CACHE, {"slow": "dm-1"})
+    assert found == Controller(
+        capacity_bytes=4000 << 16, dirty_bytes=40 << 16, volumes=(Volume(disk="dm-1", mode=BACK),)
+    )
+
+
+# ---- whatever else comes -----------------------------------------------------
+
+Parse = Callable[[Sequence[str]], Tuple[Controller, ...]]
+PARSERS: Dict[str, Tuple[Parse, Tuple[str, ...]]] = {
+    "storcli": (
+        storcli.parse,
+        (cases.storcli_all(drive="Rbld"), cases.REBUILD, cases.CHECK, cases.PATROL),
+    ),
+    "ssacli": (ssacli.parse, (cases.ssacli(),)),
+    "arcconf": (arcconf.parse, (cases.arcconf(), cases.ARCCONF_TASK)),
+    "megacli": (
+        megacli.parse, (cases.megacli_battery(), cases.megacli_volumes(), cases.MEGACLI_PCI)
+    ),
+    "writecache": (
+        lambda outputs: linux.parse_dmsetup("writecache", outputs, {"fast one": "dm-3"}),
+        cases.WRITECACHE,
+    ),
+    "dm-cache": (
+        lambda outputs: linux.parse_dmsetup("cache", outputs, {"slow": "dm-1"}), cases.DM_CACHE
+    ),
+    "mdstat": (
+        lambda outputs: (Controller(volumes=linux.parse_mdstat(outputs[0])),), (cases.MDSTAT,)
+    ),
+}  # fmt: skip
+each_parser = pytest.mark.parametrize("name", PARSERS)
+
+
+def tried(name: str, outputs: Sequence[bytes]) -> Optional[Tuple[Controller, ...]]:
+    """None: refused with words."""
+    try:
+        return PARSERS[name][0]([text.text_of(each) for each in outputs])
+    except ToolError as error:
+        assert str(error) and "\n" not in str(error)
+        return None
+
+
+def encoded(name: str) -> Tuple[bytes, ...]:
+    return tuple(each.encode() for each in PARSERS[name][1])
+
+
+@each_parser
+def test_cut_off_at_every_byte(name: str) -> None:
+    outputs = encoded(name)
+    for number, whole in enumerate(outputs):
+        for end in range(len(whole)):
+            tried(name, (*outputs[:number], whole[:end], *outputs[number + 1 :]))
+
+
+@each_parser
+def test_flipped_bits(name: str) -> None:
+    rng, outputs = random.Random(5), encoded(name)
+    for _ in range(300):
+        broken = [bytearray(each) for each in outputs]
+        for _ in range(rng.randint(1, 8)):
+            part = rng.choice(broken)
+            part[rng.randrange(len(part))] ^= 1 << rng.randrange(8)
+        tried(name, [bytes(each) for each in broken])
+
+
+@each_parser
+@settings(max_examples=60, deadline=None)
+@given(junk=st.lists(st.binary(max_size=400), min_size=4, max_size=4))
+def test_junk(name: str, junk: "list[bytes]") -> None:
+    count = len(PARSERS[name][1])
+    tried(name, junk[:count])
+
+
+@each_parser
+def test_numbers_of_any_size(name: str) -> None:
+    """int() takes a minute for a million digits, and a float of them is infinite."""
+    for number in ("9" * 200_000, "1e999999", "-1", "0.0000000000000000001", "1" * 19):
+        outputs = [
+            each.replace("0", number, 3).replace("12", number, 2) for each in PARSERS[name][1]
+        ]
+        begun = time.process_time()
+        found = tried(name, [each.encode() for each in outputs])
+        assert time.process_time() - begun < 2.0
+        for controller in found or ():
+            assert (controller.capacity_bytes or 0) <= text.MOST_CACHE
+            assert (controller.dirty_bytes or 0) <= text.MOST_CACHE
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "[" * 100_000, '{"Controllers":' * 100_000, '{"Controllers": 7}',
+        '{"Controllers": [[], 7]}', "null", "7", '"Controllers"', "{", "", '{"Controllers": NaN',
+    ],
+)  # fmt: skip
+def test_json_that_is_no_answer(output: str) -> None:
+    assert tried("storcli", [output.encode()]) in (None, ())
+
+
+def test_a_key_with_two_values_is_not_known() -> None:
+    twice = cases.storcli_all().replace('"BBU": "Present"', '"BBU": "Present", "BBU": "Absent"')
+    twice = twice.replace(
+        '"Current Size of FW Cache (MB)": 1715',
+        '"Current Size of FW Cache (MB)": 1715, "Current Size of FW Cache (MB)": 512',
+    )
+    (found,) = storcli.parse([twice])
+    assert found.capacity_bytes is None and found.pci == "0000:3b:00.0"
+    same = cases.storcli_all().replace('"BBU": "Present"', '"BBU": "Present", "BBU": "Present"')
+    assert storcli.parse([same]) == storcli.parse([cases.storcli_all()])
+
+
+def test_bytes_that_are_no_text() -> None:
+    strange = cases.ssacli().encode() + b"\xff\xfe"
+    assert tried("ssacli", [strange]) == ssacli.parse([cases.ssacli()])
+    with pytest.raises(ToolError, match="no text"):
+        text.text_of(b"\x7fELF\xff\0\0")
+    with pytest.raises(ToolError, match="more than 8 MB"):
+        text.text_of(b" " * (text.MOST_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "parse, line",
+    [
+        (ssacli.parse, "Smart Array M in Slot 1\n"), (megacli.parse, None),
+        (arcconf.parse, "Logical Device number 1\n"),
+        (ssacli.parse, "Smart Array M in Slot 1\n   Logical Drive: 1\n"),
+    ],
+)  # fmt: skip
+def test_more_of_a_thing_than_any_machine_has(parse: Parse, line: Optional[str]) -> None:
+    many = line * 5000 if line else "".join(f"BBU status for Adapter: {n}\n" for n in range(500))
+    with pytest.raises(ToolError, match="more than"):
+        parse([many])
+
+
+@pytest.mark.parametrize(
+    "said, address",
+    [
+        ("00:3b:00:00", "0000:3b:00.0"), ("0000:AF:00.1", "0000:af:00.1"),
+        ("0:2:0:0", "0000:02:00.0"),
+        ("3b:00.0", "0000:3b:00.0"), ("10000:01:00.0", "10000:01:00.0"), ("00:3b:00:08", None),
+        ("3b", None), ("", None), (None, None), ("zz:00:00:00", None),
+    ],
+)  # fmt: skip
+def test_pci_addresses(said: Optional[str], address: Optional[str]) -> None:
+    assert text.pci_address(said) == address
+
+
+@pytest.mark.parametrize(
+    "said, unit, count",
+    [
+        ("1.8", "G", int(1.8 * cases.GIB)), ("512MB", "", 512 << 20), ("2 GB", "M", 2 << 30),
+        ("349", "M", 349 << 20), ("7", "", None), ("x", "G", None),
+        ("", "G", None), (None, "G", None),
+        ("12 parsecs", "", None), ("1048576", "G", 1 << 50), ("1048577", "G", None),
+        ("9" * 300, "G", None),
+    ],
+)  # fmt: skip
+def test_sizes(said: Optional[str], unit: str, count: Optional[int]) -> None:
+    assert text.size_bytes(said, unit) == count
+
+
+@pytest.mark.parametrize("said, name", [
+    ("/dev/sda", "sda"), ("/dev/sda (Disk0)", "sda"), ("/dev/../etc/passwd", None), ("sda", None),
+    ("/dev/disk/by-id/x", None), ("None", None), ("/dev/" + "x" * 40, None),
+])  # fmt: skip
+def test_disk_names(said: str, name: Optional[str]) -> None:
+    assert text.disk_name(said) == name
+
+
+@pytest.mark.parametrize("said", ["00/00/0000, 00:00:00", "01/01/1970, 00:00:00", "", None, "soon",
+                                  "2031/02/30 00:00:00"])  # fmt: skip
+def test_times_that_are_none(said: Optional[str]) -> None:
+    assert text.moment(said) is None
