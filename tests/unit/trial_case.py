@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import sys
 import time
+from bisect import bisect_right
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.sim.plant import RATIOS, Disk, Flood, Loop, Plant, SyncLoad
 from writebackd.alert.values import Alert
 from writebackd.control.decide import decide
-from writebackd.model import Decision, Estimate, Memory, Mode, Sample
+from writebackd.model import (
+    BUCKET_EDGES_S,
+    Decision,
+    Estimate,
+    Histogram,
+    Memory,
+    Mode,
+    Sample,
+)
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
+from writebackd.report.codec import Interned, pack
+from writebackd.report.figures import Figures
 from writebackd.trial.analysis import analyse
 from writebackd.trial.course import Course, Tick, stop_s
 from writebackd.trial.guards import Bound
 from writebackd.trial.page import render
-from writebackd.trial.plan import Plan, order, settle_s
+from writebackd.trial.plan import ORIGINAL, Plan, order, settle_s
 from writebackd.trial.words import Report
 
 FOUND = int(4.7e9)  # 20 % of the plant's memory
@@ -93,6 +104,47 @@ class Run:
         assert course is not None
         self.until(lambda: course.ended is not None)
         return course
+
+
+def made(
+    asked: Plan,
+    p99_s: Callable[[int, bool], float] = lambda block, original: 0.4 if original else 0.01,
+    rate: Callable[[int, bool], float] = lambda block, original: 2e8,
+    fsyncs: int = 200,
+    blocks: Optional[int] = None,
+) -> List[Tick]:
+    """Ticks of a second, as made to order: `p99_s` and `rate` get a block (from 0) and its arm."""
+    found = []
+    for block, arm in enumerate(asked.arms[:blocks]):
+        original = arm == ORIGINAL
+        index = bisect_right(BUCKET_EDGES_S, p99_s(block, original)) - 1
+        for second in range(int(asked.block_s)):
+            found.append(Tick(block, second >= asked.settle_s, Figures(
+                wall_s=1.7e9 + block * asked.block_s + second, span_s=1.0, device="sda",
+                limit_bytes=2.5e8 if original else 4e6, found_bytes=float(FOUND),
+                write_rate=rate(block, original), flooded_s=1.0, ours_s=float(not original),
+                latency=Histogram(((index, fsyncs),) if fsyncs else ()),
+                oldest_s=0.0 if fsyncs else p99_s(block, original),
+            )))  # fmt: skip
+    return found
+
+
+class FakeTrial:
+    """What the daemon answers to `trial`: all at once."""
+
+    def handle(self, args: Mapping[str, Any]) -> Dict[str, Any]:
+        if args["order"] == "start":
+            self.plan = Plan("sda", *(args[name] for name in (
+                "arms", "block_s", "settle_s", "ceiling_s", "stop_s")))  # fmt: skip
+            return {
+                "id": 7, "device": "sda", "mode": "enforce", "policy": "default",
+                "version": "0.1.0", "found_bytes": FOUND, "limit_bytes": 250 << 20,
+                "cut": "what the disk drains in 1 s", "stop_s": 2.0, "sync_rate": 300.0,
+                "drain_rate": 2.5e8, "baseline_s": 4e-4,
+            }  # fmt: skip
+        ticks = made(self.plan)[args["since"] :]
+        return {"ended": "done", "why": "all blocks are done", "left": 0,
+                "ticks": [pack(each, Interned()) for each in ticks]}
 
 
 def report(course: Course, seed: int = 1) -> Report:

@@ -95,8 +95,7 @@ class _Course:
     def follow(self) -> None:
         """Until the daemon says that it is over. Raises CommandError."""
         heard_s = time.monotonic()
-        while self._ended is None:
-            time.sleep(_ASK_S)
+        while True:
             try:
                 self._ask("go")
                 heard_s = time.monotonic()
@@ -107,6 +106,9 @@ class _Course:
             except CommandError as error:
                 # Stopped or restarted: the limits are its own affair, what was seen is ours.
                 self._ended, self._why = End.DISTURBED.value, str(error)
+            if self._ended is not None:
+                return
+            time.sleep(_ASK_S)
 
     def end(self) -> None:
         """Asked for by the user; what was measured since the last question comes with it."""

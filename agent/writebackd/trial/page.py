@@ -12,7 +12,7 @@ from writebackd.report.page import STYLE
 from writebackd.report.plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot, escape
 from writebackd.trial.analysis import LEAST_PAIRS, Block, Difference
 from writebackd.trial.course import Tick
-from writebackd.trial.words import NAMES, Report, longest_s, remarks, times, verdict
+from writebackd.trial.words import NAMES, Report, longest_s, remarks, said, times, verdict
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _ROW, _TOP = 40.0, 26.0  # of the plot of differences, in its own units
@@ -70,7 +70,7 @@ def _facts(report: Report) -> str:
         ("in its blocks", human.size(report.limit_bytes)),
         ("pairs compared", str(report.result.pairs)),
         ("blocks", f"{len(report.result.blocks)} of {len(plan.arms)}"),
-        ("stops at an fsync of", human.duration(report.stop_s)),
+        ("an fsync may take", human.duration(report.stop_s)),
         ("ended", report.ended),
     ]
     cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
@@ -88,6 +88,7 @@ class _Axis:
             values += [value for value in (each.low, each.high) if value is not None]
         # An interval of few pairs may reach to the moon; more than this nobody has to see.
         low, high = max(min(values), 1e-3), min(max(values), 1e5)
+        low *= (low / high) ** 0.05
         self._low, self._span = math.log(low), math.log(high / low)
         self._least, self._most = least, most
         self.low, self.high = low, high
@@ -143,21 +144,12 @@ def _forest(differences: Sequence[Difference]) -> str:
             )
         parts.append(
             f'<text class="figure" x="{WIDTH - RIGHT - _SAID + 16:.0f}" y="{y + 4:.1f}">'
-            f"{escape(_said(each))}</text>"
+            f"{escape(said(each))}</text>"
         )
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {bottom + 24:.0f}" role="img"'
         f' aria-label="differences with intervals">{"".join(parts)}</svg>'
     )
-
-
-def _said(each: Difference) -> str:
-    if each.ratio is None:
-        return "no pair"
-    text = times(each.ratio)
-    if each.low is None or each.high is None:
-        return f"{text} (too few pairs)"
-    return f"{text} ({times(each.low)[:-6]} to {times(each.high)[:-6]})"
 
 
 def _course(report: Report, ticks: Sequence[Tick]) -> str:
@@ -257,8 +249,8 @@ def block_line(block: Block, blocks: int) -> str:
 def text_plot(differences: Sequence[Difference], width: int) -> List[str]:
     """The differences with their intervals; `.` a pair, `o` their mean, `|` no difference."""
     names = max(map(len, NAMES.values()))
-    said = max(len(_said(each)) for each in differences)
-    room = max(20, width - names - said - 4)
+    right = max(len(said(each)) for each in differences)
+    room = max(10, width - names - right - 4)
     axis = _Axis(differences, 0, room - 1)
     lines = []
     for each in differences:
@@ -271,7 +263,7 @@ def text_plot(differences: Sequence[Difference], width: int) -> List[str]:
         cells[round(axis(1.0))] = "|"
         if each.ratio is not None:
             cells[round(axis(each.ratio))] = "o"
-        lines.append(f"{NAMES[each.name]:<{names}}  {''.join(cells)}  {_said(each)}")
+        lines.append(f"{NAMES[each.name]:<{names}}  {''.join(cells)}  {said(each)}")
     even = round(axis(1.0))
     words = [" "] * room
     for at, word in ((even - 7, "worse <"), (even, "1"), (even + 1, "> better")):

@@ -59,19 +59,22 @@ def verdict(report: Report) -> str:
         if pairs == 1:
             few = "Only 1 whole pair of blocks"
         return f"{few}, {LEAST_PAIRS} are needed for a difference that counts." + _seen(result)
-    said = f"(95 % interval {_span(p99)}) over {pairs} pairs"
+    # The number of pairs that have this measure, which may be one less.
+    over = f"over {len(p99.ratios)} pairs"
     if p99.better:
-        text = f"The agent made fsync p99 {times(p99.ratio)} shorter {said}"
+        text = f"The agent made fsync p99 {times(p99.ratio)} shorter"
+        text += f" (95 % interval {_span(p99)}) {over}"
     elif p99.worse:
-        text = f"The agent made fsync p99 {times(1 / p99.ratio)} longer" + (
-            f" (95 % interval {times(1 / (p99.high or 1))} to {times(1 / p99.low)})"
-            f" over {pairs} pairs"
-        )
+        assert p99.high is not None
+        text = f"The agent made fsync p99 {times(1 / p99.ratio)} longer"
+        text += f" (95 % interval {_number(1 / p99.high)} to {_number(1 / p99.low)}) {over}"
     else:
-        text = f"No difference in fsync p99 was shown: {times(p99.ratio)} shorter {said}"
+        text = f"No difference in fsync p99 was shown {over}: without the agent it was"
+        text += f" {times(p99.ratio)} as long (95 % interval {_span(p99)})"
     if rate.ratio is not None:
-        text += f"; throughput {times(rate.ratio)}"
+        text += f"; throughput was {_number(rate.ratio)}"
         text += f" ({_span(rate)})" if rate.low is not None else ""
+        text += " of that without it"
     return text + "."
 
 
@@ -108,16 +111,27 @@ def remarks(report: Report) -> List[str]:
 
 
 def times(ratio: float) -> str:
+    return f"{_number(ratio)} times"
+
+
+def _number(ratio: float) -> str:
     """A factor, with so many digits as count."""
     if ratio >= 9.95:
-        return f"{ratio:.0f} times"
-    return f"{ratio:.2f} times" if ratio < 1.995 else f"{ratio:.1f} times"
+        return f"{ratio:.0f}"
+    return f"{ratio:.2f}" if ratio < 1.995 else f"{ratio:.1f}"
+
+
+def said(each: Difference) -> str:
+    """A difference as a figure with its interval."""
+    if each.ratio is None:
+        return "no pair"
+    text = times(each.ratio)
+    return f"{text} ({_span(each)})" if each.low is not None else f"{text} (too few pairs)"
 
 
 def _span(each: Difference) -> str:
     assert each.low is not None and each.high is not None
-    low, high = (times(value).rpartition(" ")[0] for value in (each.low, each.high))
-    return f"{low} to {high}"
+    return f"{_number(each.low)} to {_number(each.high)}"
 
 
 def _seen(result: Result) -> str:
