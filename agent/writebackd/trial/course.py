@@ -8,7 +8,7 @@ from enum import Enum
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.alert.values import Alert
+from writebackd.alert.values import Alert, AlertName
 from writebackd.model import Estimate, Memory, Mode, Sample, Trial, VmLimits
 from writebackd.report.figures import Figures
 from writebackd.trial.guards import Bound
@@ -21,6 +21,8 @@ STOP_CEILINGS = 2.0
 STOP_BASELINES = 20.0
 # Nobody syncs any more.
 QUIET_S, QUIET_SYNCS = 10.0, 20.0
+# Alerts that say nothing of how long an fsync takes.
+_OTHERS = (AlertName.FOREIGN_WRITER, AlertName.BLIND)
 
 
 class End(Enum):
@@ -137,11 +139,14 @@ class Course:
         self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
         alerts: Sequence[Alert],
     ) -> Optional[Tuple[End, str]]:
-        harm = _harm(self.plan, sample, estimates, alerts)
-        if harm is not None:
-            return End.STOPPED, harm
         if memory.yielded is not None:
             return End.DISTURBED, f"yielded: {memory.yielded}"
+        for alert in alerts:
+            how = End.DISTURBED if alert.name in _OTHERS else End.STOPPED
+            return how, f"{alert.name.value}: {alert.summary}"
+        harm = _harm(self.plan, sample, estimates)
+        if harm is not None:
+            return End.STOPPED, harm
         name = self.plan.device
         if all(each.device.name != name or each.excluded for each in sample.devices):
             return End.DISTURBED, f"{name} is gone, or excluded now"
@@ -164,12 +169,8 @@ def stop_s(plan: Plan, baseline_s: Optional[float]) -> float:
     return max(STOP_CEILINGS * plan.ceiling_s, STOP_BASELINES * (baseline_s or 0.0))
 
 
-def _harm(
-    plan: Plan, sample: Sample, estimates: Mapping[str, Estimate], alerts: Sequence[Alert]
-) -> Optional[str]:
+def _harm(plan: Plan, sample: Sample, estimates: Mapping[str, Estimate]) -> Optional[str]:
     """That somebody waits for longer than was agreed, on any device: the limit is the host's."""
-    for alert in alerts:
-        return f"{alert.name.value}: {alert.summary}"
     for seen in sample.devices:
         estimate = estimates.get(seen.device.name)
         if seen.sync is None or seen.excluded or estimate is None or not estimate.demand:
