@@ -342,6 +342,11 @@ def by_pin(host: Host) -> None:
     host.tick()
 
 
+def by_reload(host: Host) -> None:
+    host.rig.daemon._loaded.append(replace(host.rig.daemon.policy, on_exit="keep", name="new"))
+    host.tick(2)
+
+
 def by_switch(host: Host) -> None:
     (host.rig.runtime_dir / "off").touch()
     host.tick()
@@ -370,22 +375,26 @@ def by_nobody(host: Host) -> None:
 
 @pytest.mark.parametrize("how, ended, mode", [
     (by_mode, "disturbed", "observe"), (by_pin, "disturbed", "enforce"),
-    (by_switch, "disturbed", "enforce"), (by_silence, "disturbed", "enforce"),
+    (by_reload, "disturbed", "enforce"), (by_switch, "disturbed", "enforce"),
+    (by_silence, "disturbed", "enforce"),
     (by_foreign_write, "disturbed", "enforce"), (by_slow_fsync, "stopped", "enforce"),
     (by_nobody, "abandoned", "enforce"),
 ])  # fmt: skip
 def test_what_ends_it(
     host: Host, how: Callable[[Host], None], ended: str, mode: str
 ) -> None:
+    daemon = host.rig.daemon
+    daemon.policy = replace(daemon.policy, on_exit="keep")
     host.start("oa")
     host.tick(2)
-    assert host.limit == DRAIN
+    assert host.limit == DRAIN and daemon._actuator.on_exit == "restore"
     how(host)
     answer = host.ask()
     assert answer["ended"] == ended, answer["why"]
     assert host.mode == mode and host.limit != DRAIN
-    assert host.rig.daemon._memory.trial is None
-    assert host.rig.daemon._actuator.on_exit == host.rig.daemon.policy.on_exit
+    assert daemon._memory.trial is None
+    assert daemon._actuator.on_exit == "keep"
+    daemon._actuator.set_on_exit("restore")
 
 
 def test_the_end_of_the_daemon_is_the_end_of_it_also_where_the_policy_keeps(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -147,7 +146,7 @@ def test_a_signal_ends_it_with_what_was_measured(
 
     def interrupted(seconds: float) -> None:
         if slow.asked == 9:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)
         sleep(seconds)
 
     monkeypatch.setattr("writebackd.cli.trial.time.sleep", interrupted)
