@@ -750,9 +750,9 @@ class Daemon:
     def _begin_trial(self, text: str) -> None:
         """Work, whatever the mode; and however this ends, no limit of a trial stays."""
         self._mode_before_trial = self._memory.mode
-        self._actuator.set_on_exit("restore")
         if self._memory.mode is Mode.OBSERVE:
             self._set_mode(Mode.ENFORCE)
+        self._actuator.set_on_exit("restore")
         self._history.record(Event(time.time(), "trial", text=text))
 
     def _end_trial(self, text: str) -> None:

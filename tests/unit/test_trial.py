@@ -25,6 +25,7 @@ from writebackd.kernel.readers import Reading
 from writebackd.model import Histogram, Memory, Mode, SyncSample
 from writebackd.policy import load_policy
 from writebackd.report.codec import Interned, pack, unpack
+from writebackd.report.figures import Collector
 from writebackd.report.server import WRITE_VERBS, RequestError
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, analyse
 from writebackd.trial.course import Course, End, Tick
@@ -113,11 +114,26 @@ def running(asked: Optional[Any] = None, host: Optional[Plant] = None) -> "tuple
     return run, course
 
 
-def test_an_alert_stops_it() -> None:
+@pytest.mark.parametrize("alert, ended", [
+    (replace(ALERT, name=AlertName.STALL), End.STOPPED),
+    (replace(ALERT, cause=Cause.DEVICE), End.STOPPED),
+    (replace(ALERT, name=AlertName.FOREIGN_WRITER), End.DISTURBED),
+])  # fmt: skip
+def test_an_alert_ends_it(alert: Alert, ended: End) -> None:
     run, course = running()
-    run.alerts = (ALERT,)
+    run.alerts = (alert,)
     run.loop.tick()
-    assert course.ended is End.STOPPED and course.why == "COLLAPSE: 2 fsync/s, were 300"
+    assert course.ended is ended and course.why.endswith(": 2 fsync/s, were 300")
+
+
+def test_a_collapse_of_what_is_tried_ends_it_when_there_is_enough_to_compare() -> None:
+    run, course = running(plan(6))
+    run.alerts = (ALERT,)
+    run.whole()
+    assert course.ended is End.ENOUGH and "4 pairs are seen, and COLLAPSE: 2 fsync/s" in course.why
+    result = analyse(course.plan, course.ticks)
+    assert result.pairs == 4 and result.of(P99).better
+    assert "Ended early: 4 pairs" in remarks(report(course))[0]
 
 
 def test_it_ends_where_nobody_syncs_any_more() -> None:
@@ -331,6 +347,32 @@ def test_it_leaves_the_mode_that_it_found(host: Host, mode: Mode) -> None:
     host.tick(3)
     assert host.rig.host.limits == before
     assert host.ask()["ended"] == "asked"
+
+
+def test_one_that_could_not_begin_is_none(host: Host) -> None:
+    host.rig.daemon.handle("mode", {"mode": "observe"}, 0)
+    host.tick()
+    host.rig.host.errors["/proc/sys/vm/dirty_ratio"] = errno.EIO
+    assert "cannot be read" in host.refused()
+    del host.rig.host.errors["/proc/sys/vm/dirty_ratio"]
+    host.tick()
+    assert host.mode == "observe" and host.rig.host.limits == DEFAULT
+    assert host.start()["id"]
+
+
+def test_the_history_takes_no_such_limit_for_the_agents(host: Host) -> None:
+    host.start("oa")
+    host.tick()
+    daemon = host.rig.daemon
+    assert daemon._snapshot is not None and daemon._snapshot.decision.limit_bytes is not None
+    rows = Collector(step_s=0.0).add(daemon._snapshot)
+    assert [row.ours_s for row in rows] == [0.0]
+    for _ in range(11):
+        host.tick()
+        host.ask()
+    assert daemon._snapshot.memory.trial is not None
+    rows = Collector(step_s=0.0).add(daemon._snapshot)
+    assert [row.ours_s for row in rows] == [1.0]
 
 
 def by_mode(host: Host) -> None:

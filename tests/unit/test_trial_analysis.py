@@ -12,7 +12,6 @@ import pytest
 
 from trial_case import FOUND, made, plan
 from writebackd.trial.analysis import (
-    LEAST_PAIRS,
     P99,
     SYNC_RATE,
     WRITE_RATE,
@@ -24,7 +23,7 @@ from writebackd.trial.analysis import (
 )
 from writebackd.trial.course import Tick
 from writebackd.trial.page import block_line, render, text_plot
-from writebackd.trial.plan import AGENT, ORIGINAL, Plan, order, settle_s
+from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, Plan, order, settle_s
 from writebackd.trial.words import Report, remarks, verdict
 
 EIGHT = plan(8)

@@ -93,7 +93,7 @@ def test_nonsense_is_wrong_use(daemon: FakeDaemon, run: Run, words: "tuple[str, 
 
 
 @pytest.mark.parametrize("ended, code", [
-    ("done", GOOD), ("asked", GOOD), ("stopped", BAD_NEWS), ("quiet", BAD_NEWS),
+    ("done", GOOD), ("enough", GOOD), ("asked", GOOD), ("stopped", BAD_NEWS), ("quiet", BAD_NEWS),
     ("disturbed", BAD_NEWS), ("abandoned", BAD_NEWS),
 ])  # fmt: skip
 def test_the_exit_code_tells_how_it_ended(
@@ -102,7 +102,8 @@ def test_the_exit_code_tells_how_it_ended(
     daemon.trial = Slow(blocks=9, ended=ended, why="for a reason")
     got, out, _ = run("trial")
     assert got == code
-    assert ("Ended before its time: for a reason." in out) is (ended != "done")
+    assert ("Ended before its time: for a reason." in out) is (ended not in ("done", "enough"))
+    assert ("Ended early: for a reason." in out) is (ended == "enough")
     # What was measured is told in any case.
     assert "over 4 pairs" in out
 

@@ -159,7 +159,7 @@ class _Course:
             self._show("\n".join(text_plot(report.result.differences, columns)))
             if output is not None:
                 self._show(f"\n{output}: the same with the course of it")
-        good = report.ended in (End.DONE.value, End.ASKED.value)
+        good = report.ended in [each.value for each in (End.DONE, End.ENOUGH, End.ASKED)]
         return GOOD if good and not report.result.of(P99).worse else BAD_NEWS
 
     def _show(self, text: str) -> None:

@@ -16,10 +16,8 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.report.figures import Figures, fold
 from writebackd.trial.course import Tick
-from writebackd.trial.plan import ORIGINAL, Plan
+from writebackd.trial.plan import LEAST_PAIRS, ORIGINAL, Plan
 
-# Below this the interval is so wide that it says nothing: t is 4.3 with 3 pairs, 3.2 with 4.
-LEAST_PAIRS = 4
 # Of a block that was cut short, the part that has to be there.
 WHOLE = 0.5
 # Student's t, 97.5 %, by degrees of freedom from 1.

@@ -8,11 +8,11 @@ from enum import Enum
 from typing import List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.alert.values import Alert, AlertName
+from writebackd.alert.values import Alert, AlertName, Cause
 from writebackd.model import Estimate, Memory, Mode, Sample, Trial, VmLimits
 from writebackd.report.figures import Figures
 from writebackd.trial.guards import Bound
-from writebackd.trial.plan import LEASE_S, ORIGINAL, Plan
+from writebackd.trial.plan import LEASE_S, LEAST_PAIRS, ORIGINAL, Plan
 
 # An fsync behind a full queue waits for 0.4 to 0.75 of limit / rate (docs/control.md), which is
 # the ceiling's time here: one that waits twice as long waits for something else as well.
@@ -29,6 +29,7 @@ class End(Enum):
     """How a trial came to its end."""
 
     DONE = "done"
+    ENOUGH = "enough"  # to compare, and the limits as found do harm
     STOPPED = "stopped"  # fsync suffered
     QUIET = "quiet"  # nobody syncs any more
     ASKED = "asked"
@@ -142,8 +143,11 @@ class Course:
         if memory.yielded is not None:
             return End.DISTURBED, f"yielded: {memory.yielded}"
         for alert in alerts:
-            how = End.DISTURBED if alert.name in _OTHERS else End.STOPPED
-            return how, f"{alert.name.value}: {alert.summary}"
+            said = f"{alert.name.value}: {alert.summary}"
+            if not _expected(alert):
+                return End.DISTURBED if alert.name in _OTHERS else End.STOPPED, said
+            if self._block >= 2 * LEAST_PAIRS:
+                return End.ENOUGH, f"{LEAST_PAIRS} pairs are seen, and {said}"
         harm = _harm(self.plan, sample, estimates)
         if harm is not None:
             return End.STOPPED, harm
@@ -160,6 +164,15 @@ class Course:
         if sample.time_s - self._renewed_s > LEASE_S:
             return End.ABANDONED, f"nobody asked for {LEASE_S:g} s"
         return None
+
+
+def _expected(alert: Alert) -> bool:
+    """That a flood makes few syncs of many is what the limits as found are there to show.
+
+    It is told 30 s after the first of their blocks begins: ended by it, no trial of an agent that
+    is worth something would come to a second pair. How long an fsync takes is bounded all along.
+    """
+    return alert.name is AlertName.COLLAPSE and alert.cause is Cause.FLOOD
 
 
 def stop_s(plan: Plan, baseline_s: Optional[float]) -> float:

@@ -28,7 +28,7 @@ class Desk:
     """Holds the trial that is on, and the last one until it is asked for.
 
     `begin` and `end` are the daemon's: to make the agent work, and to go back to
-    the mode that was.
+    the mode that was. `begin` may raise OSError or ValueError, and has done nothing then.
     """
 
     def __init__(self, begin: Callable[[str], None], end: Callable[[str], None]) -> None:
@@ -104,11 +104,14 @@ class Desk:
             raise RequestError(f"no trial now: {refused}", _BAD_NEWS)
         limit = bound(snapshot, policy, plan.ceiling_s)
         rate, estimate = sync_rate(snapshot, plan.device), snapshot.estimates[plan.device]
+        text = f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s"
+        try:
+            self._begin(text)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"the limits cannot be read: {error}", _BAD_NEWS) from None
+        log.info("%s", text)
         self._course = Course(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
         self._number = int(now_s * 1000)  # another one after a restart
-        text = f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s"
-        log.info("%s", text)
-        self._begin(text)
         return {
             "id": self._number,
             "device": plan.device,

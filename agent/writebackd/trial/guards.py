@@ -36,10 +36,11 @@ def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
     ceiling cuts it as well.
     """
     found, background = original_bytes(snapshot)
+    excluded = {each.device.name for each in snapshot.sample.devices if each.excluded}
     rates = [
         each.drain_rate
         for each in snapshot.estimates.values()
-        if each.demand and each.drain_rate is not None
+        if each.demand and each.drain_rate is not None and each.name not in excluded
     ]
     drained = int(min(rates, default=0.0) * ceiling_s)
     limits = policy.limits

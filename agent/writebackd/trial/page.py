@@ -10,8 +10,9 @@ from typing import Callable, List, Sequence, Tuple
 from writebackd import human
 from writebackd.report.page import STYLE
 from writebackd.report.plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot, escape
-from writebackd.trial.analysis import LEAST_PAIRS, Block, Difference
+from writebackd.trial.analysis import Block, Difference
 from writebackd.trial.course import Tick
+from writebackd.trial.plan import LEAST_PAIRS
 from writebackd.trial.words import NAMES, Report, longest_s, remarks, said, times, verdict
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

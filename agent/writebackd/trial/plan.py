@@ -19,6 +19,8 @@ SETTLE_SHARE, SETTLE_LEAST_S = 1 / 3, 5.0
 LEAST_BLOCK_S, MOST_BLOCK_S = 10.0, 3600.0
 # As many letters as a request to the daemon has room for.
 MOST_BLOCKS = 2000
+# Below this the interval is so wide that it says nothing: t is 4.3 with 3 pairs, 3.2 with 4.
+LEAST_PAIRS = 4
 # The daemon ends a trial that nobody has asked about for so long: whoever started it is gone.
 LEASE_S = 5.0
 

@@ -9,7 +9,6 @@ from typing import Any, Dict, List, Optional
 from writebackd import human
 from writebackd.report.figures import Figures
 from writebackd.trial.analysis import (
-    LEAST_PAIRS,
     P50,
     P99,
     SYNC_RATE,
@@ -18,7 +17,7 @@ from writebackd.trial.analysis import (
     Difference,
     Result,
 )
-from writebackd.trial.plan import Plan
+from writebackd.trial.plan import LEAST_PAIRS, Plan
 
 # Of the time that counts: without a flood both arms are alike.
 MOSTLY = 0.5
@@ -81,7 +80,9 @@ def verdict(report: Report) -> str:
 def remarks(report: Report) -> List[str]:
     """What has to be known to read the figures right, one thought each."""
     result, lines = report.result, []
-    if report.ended != "done":
+    if report.ended == "enough":
+        lines.append(f"Ended early: {report.why}.")
+    elif report.ended != "done":
         done = f"Ended before its time: {report.why}."
         if result.blocks:
             last = result.blocks[-1]
