@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
+import samples
 import schema
 from fake_host import Rig
 from fake_vm import DEFAULT
@@ -22,13 +23,22 @@ from writebackd.cli.screens import render_why
 from writebackd.control.decide import decide, released
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.readers import Reading
-from writebackd.model import Histogram, Memory, Mode, SyncSample
+from writebackd.model import (
+    Decision,
+    DeviceDecision,
+    Histogram,
+    Memory,
+    Mode,
+    State,
+    SyncSample,
+)
 from writebackd.policy import load_policy
 from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.figures import Collector
 from writebackd.report.server import WRITE_VERBS, RequestError
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, analyse
 from writebackd.trial.course import Course, End, Tick
+from writebackd.trial.guards import bound
 from writebackd.trial.plan import LEASE_S
 from writebackd.trial.words import remarks
 
@@ -509,6 +519,26 @@ def test_it_does_not_begin_where_there_is_nothing_to_compare(host: Host) -> None
         daemon._snapshot, decision=replace(daemon._snapshot.decision, devices=(big,))
     )
     assert "nothing to compare: the agent's limit is 191M" in host.refused()
+
+
+def test_the_slowest_disk_with_sync_demand_sets_the_bound() -> None:
+    state = samples.vm(4 << 20, 2 << 20, 0)
+    array = samples.flooded("sda", 1e-3, 2e-3, 300.0, 0.0)
+    stick = replace(samples.flooded("sdb", 1e-2, 2e-2, 9.0, 0.0), drain_rate=10e6)
+    rows = tuple(
+        (device, each, DeviceDecision(each.name, State.GUARD, 4 << 20, "", f"{each.name}#1"))
+        for device, each in ((samples.RAID, array), (samples.STICK, stick))
+    )
+    snapshot = samples.snapshot(state, rows, Decision(4 << 20, 2 << 20, 4 << 20, ""))
+    policy = load_policy(None, None)
+    assert bound(snapshot, policy, 2.0).limit_bytes == 20e6
+    found = bound(snapshot, policy, 1e4)
+    assert found.limit_bytes == min(found.found_bytes, policy.limits.ceiling_bytes)
+    idle = replace(snapshot, estimates={"sda": array, "sdb": replace(stick, demand=False)})
+    left, other = snapshot.sample.devices
+    out = replace(snapshot.sample, devices=(left, replace(other, excluded="by policy")))
+    for without in (idle, replace(snapshot, sample=out)):
+        assert bound(without, policy, 2.0).limit_bytes == 500 << 20
 
 
 @pytest.mark.parametrize("wrong", [
