@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
@@ -74,6 +74,8 @@ from writebackd.report.snapshot import Pinned, Snapshot
 from writebackd.report.tape import Tape
 from writebackd.report.textfile import TextFile
 from writebackd.report.totals import Totals
+from writebackd.trial.course import End
+from writebackd.trial.desk import Desk
 from writebackd.verbs import State, Verbs
 
 log = logging.getLogger(__name__)
@@ -189,11 +191,13 @@ class Daemon:
         self._reloader: Optional[threading.Thread] = None
         self._mode_by_verb = False
         self._pinned: Optional[Pinned] = None
+        self._mode_before_trial = self._memory.mode
         self._exposition = Exposition(lambda: self._snapshot)
+        self._desk = Desk(self._begin_trial, self._end_trial)
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
             self._files, self._actuator, self._state, self._order_mode, self._order_pin,
-            self._order_forget, self._exposition.told,
+            self._order_forget, self._order_trial, self._exposition.told,
         ).handle
         self._hurry = False
         # What a tick makes has no cycles and is freed without the collector, which would
@@ -369,6 +373,12 @@ class Daemon:
         before = self._memory
         estimates, memory = estimate(self.policy, self._memory, sample)
         self._earlier_writers = self._sampler.writers
+        if self._desk.running:
+            alerts = self._snapshot.alerts if self._snapshot is not None else ()
+            trial = self._desk.step(sample, estimates, memory, alerts)
+            # Where it has come to its end, all else may be another as well.
+            before = self._memory = replace(self._memory, trial=trial)
+            estimates, memory = estimate(self.policy, before, sample)
         decision, self._memory = decide(self.policy, memory, sample, estimates)
         self._hurry = decision.hurry
         if self._tape is not None:
@@ -385,6 +395,7 @@ class Daemon:
         last, self._off = self._off, self._off_switch.file()
         if (last is None) == (self._off is None):
             return
+        self._desk.end(End.DISTURBED, f"held off by {self._off}")
         if self._off is not None:
             log.warning("held off by %s: back to the limits as found", self._off)
             self._log_actions(self._actuator.restore())
@@ -438,6 +449,7 @@ class Daemon:
         wants to know.
         """
         self._problem = problem
+        self._desk.end(End.DISTURBED, problem)
         self._still_ticks += 1
         self._good_ticks = 0
         if self._still_ticks >= SILENT_TICKS:
@@ -689,6 +701,7 @@ class Daemon:
         if same and not self._reload_asked:
             return
         self._reload_asked = False
+        self._desk.end(End.DISTURBED, "the policy was read again")
         # Bounds may have moved: the next goal is taken as it is.
         self._memory = replace(self._memory, goal_bytes=None, caps={})
         if policy.probe != self._probe_settings:
@@ -730,15 +743,35 @@ class Daemon:
         return State(self._snapshot, self._memory, self._off, self._problem)
 
     def _order_mode(self, mode: Mode) -> Tuple[Action, ...]:
+        self._desk.end(End.DISTURBED, f"{mode.value} was asked for")
         actions = self._set_mode(mode)
         self._mode_by_verb = True
         return actions
 
     def _order_pin(self, pin_bytes: Optional[int], uid: int) -> None:
+        self._desk.end(End.DISTURBED, "pinned" if pin_bytes is not None else "released")
         self._memory = replace(self._memory, pin_bytes=pin_bytes, hold_until_s=float("-inf"))
         self._pinned = Pinned(uid, time.time()) if pin_bytes is not None else None
         text = f"pinned to {pin_bytes} bytes" if pin_bytes is not None else "released"
         self._history.record(Event(time.time(), "pin", text=f"{text} by uid {uid}"))
+
+    def _order_trial(self, args: Mapping[str, Any], snapshot: Snapshot) -> Dict[str, Any]:
+        return self._desk.order(args, snapshot, self._problem, self.policy, _boottime())
+
+    def _begin_trial(self, text: str) -> None:
+        """Work, whatever the mode; and however this ends, no limit of a trial stays."""
+        self._mode_before_trial = self._memory.mode
+        if self._memory.mode is Mode.OBSERVE:
+            self._set_mode(Mode.ENFORCE)
+        self._actuator.set_on_exit("restore")
+        self._history.record(Event(time.time(), "trial", text=text))
+
+    def _end_trial(self, text: str) -> None:
+        self._actuator.set_on_exit(self.policy.on_exit)
+        self._memory = replace(self._memory, trial=None)
+        self._history.record(Event(time.time(), "trial", text=text))
+        if self._mode_before_trial is not self._memory.mode:
+            self._set_mode(self._mode_before_trial)
 
     def _order_forget(self, name: str) -> bool:
         if name not in self._memory.devices or not self._keeper.was_read:

@@ -754,6 +754,21 @@ class PaceMemory:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """The block of a trial that is on; see trial/course.py."""
+
+    device: str
+    block: int  # from 1
+    blocks: int
+    original: bool  # whose limits: those as found, or the agent's
+    # What the limits as found are cut to, so that the disk drains them soon; None: as found.
+    limit_bytes: Optional[int]
+    background_bytes: Optional[int]
+    ends_s: float  # of the block; as Sample.time_s
+    returns_to: Mode  # after the trial
+
+
+@dataclass(frozen=True)
 class Memory:
     """All state of the pure core; same policy, memory and sample: same decision."""
 
@@ -772,5 +787,6 @@ class Memory:
     # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
     lift: Optional[Lift] = None
+    trial: Optional[Trial] = None
     yielded: Optional[str] = None  # whose value stands, in words
     intrusions: Tuple[Intrusion, ...] = ()  # since the last take-over, one a lever

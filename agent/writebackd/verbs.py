@@ -61,6 +61,7 @@ class Verbs:
         set_mode: Callable[[Mode], Tuple[Action, ...]],
         set_pin: Callable[[Optional[int], int], None],
         forget: Callable[[str], bool],
+        trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]],
         metrics: Callable[[str], Optional[Shared]],
     ) -> None:
         self._files = files
@@ -69,6 +70,7 @@ class Verbs:
         self._set_mode = set_mode
         self._set_pin = set_pin
         self._forget_device = forget
+        self._trial = trial
         self._metrics = metrics
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
@@ -91,6 +93,8 @@ class Verbs:
             return telling_json(snapshot, text_argument(args, "device"))
         if verb == "forget":
             return self._forget(snapshot, text_argument(args, "device"), uid)
+        if verb == "trial":
+            return self._trial(args, snapshot)
         if verb == "top":
             return top_json(snapshot)
         if verb == "verify":

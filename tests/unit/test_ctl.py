@@ -23,6 +23,7 @@ import pytest
 import samples
 import schema
 import writebackd
+from trial_case import FakeTrial
 from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked, take_lock
 from writebackd.cli import client, ctl, doctor
@@ -58,6 +59,7 @@ class FakeDaemon:
         self.snapshot = samples.several()
         self.written = (4 << 20, 2 << 20)
         self.requests: List[Tuple[str, Dict[str, Any]]] = []
+        self.trial = FakeTrial()
         self._end, self._wake = socket.socketpair()
         self._server = ControlServer(runtime_dir / "control.sock", self.handle)
         self._thread = threading.Thread(target=self._run)
@@ -88,6 +90,8 @@ class FakeDaemon:
             return forget_json(find_devices(self.snapshot, args["device"])[0].device.name)
         if verb == "release":
             return pin_json(None)
+        if verb == "trial":
+            return self.trial.handle(args)
         raise RequestError(f"unknown verb {verb}")
 
     def _run(self) -> None:
@@ -148,6 +152,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         (["pin", "15M"], "pin"),
         (["forget", "sda"], "forget"),
         (["release"], "pin"),
+        (["trial", "--duration", "4m"], "trial"),
         (["restore"], "restore"),
         (["doctor"], "doctor"),
         (["policy", "list"], "policy-list"),
@@ -171,7 +176,7 @@ def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "alerts", "verify", "metrics", "mode", "pin", "restore",
         "doctor", "history", "top", "forget", "policy-list", "policy-show", "policy-check",
-        "policy-match", "report", "replay",
+        "policy-match", "report", "replay", "trial",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -282,7 +287,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
     "release", "verify", "watch", "restore", "doctor", "policy", "top", "run", "forget",
-    "report", "replay",
+    "report", "replay", "trial",
 }  # fmt: skip
 
 

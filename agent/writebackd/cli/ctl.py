@@ -25,6 +25,7 @@ examples:
   writebackctl history --since 1h   what it did in the last hour
   writebackctl report --since 1d    the same as a page with plots, for a browser
   sudo writebackctl observe         put the limits found back, only watch
+  sudo writebackctl trial           prove on this host what it is worth
   sudo writebackctl pin 15M         a fixed limit, until `release` or restart
   sudo writebackctl run -- rsync -a /srv /backup   a backup that can be told apart
   sudo writebackctl restore         put everything back, daemon or not
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_top(verb("top", "top:top", "show devices, who dirties and who waits, live"))
     _add_history(verb("history", "history:history", "show what happened"))
     _add_report(verb("report", "report:report", "write a page with plots of what happened"))
+    _add_trial(verb("trial", "trial:trial", "prove by experiment what the agent is worth here"))
     _add_replay(verb("replay", "replay:run", "decide again what was recorded"))
     verb("observe", "steering:mode", "put the limits found back and only watch")
     verb("enforce", "steering:mode", "set limits (again), also after a yield")
@@ -202,6 +204,29 @@ def _add_report(report: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, metavar="FILE", default=Path("writebackd-report.html"),
         help="where to write the page (default %(default)s; - is stdout)",
     )  # fmt: skip
+
+
+def _add_trial(trial: argparse.ArgumentParser) -> None:
+    trial.add_argument(
+        "--duration", metavar="SPAN", default="8m", help="of all blocks together (default 8m)"
+    )
+    trial.add_argument("--block", metavar="SPAN", default="30s", help="of each (default 30s)")
+    trial.add_argument("--seed", type=int, metavar="N", help="for the same order again")
+    trial.add_argument(
+        "--device", metavar="NAME", help="default: the one on which somebody syncs"
+    )
+    trial.add_argument(
+        "--ceiling", metavar="SPAN", default="1s",
+        help="let the limits found hold no more than the disk drains in this time (default 1s)",
+    )  # fmt: skip
+    trial.add_argument(
+        "--stop-at", metavar="SPAN",
+        help="stop at an fsync of this length (default: twice the ceiling, or 20 times its"
+        " unloaded median)",
+    )  # fmt: skip
+    trial.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write a page with plots (- is stdout)"
+    )
 
 
 def _add_replay(replay: argparse.ArgumentParser) -> None:

@@ -36,6 +36,11 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
         ("writebackctl report --since 1d", "writebackd-report.html, for a browser"),
         ("writebackctl report --device sda -o sda.html", "only sda, under another name"),
     ),
+    "trial": (
+        ("sudo writebackctl trial", "8 minutes: its limits and those found in turn"),
+        ("sudo writebackctl trial --duration 1h --output trial.html",
+         "an hour, with a page for a browser"),
+    ),
     "replay": (
         ("writebackctl replay", "exit code 1 when it decides otherwise now"),
         ("writebackctl replay --policy default", "what another policy would have decided"),

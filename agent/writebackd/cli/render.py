@@ -178,9 +178,20 @@ def headline(status: Mapping[str, Any]) -> str:
         mode += " (yielded)"
     elif status["pin_bytes"] is not None:
         mode += f" (pinned {human.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
+    elif status.get("trial") is not None:
+        mode += f" ({trial_words(status['trial'])})"
     return (
         f"writebackd: {mode}, policy {status['policy']},"
         f" up {human.duration(status['uptime_s'])}, probe {status['probe']['backend']}"
+    )
+
+
+def trial_words(trial: Mapping[str, Any]) -> str:
+    """Which block of a trial is on, and what comes after it."""
+    arm = "the limits as found" if trial["arm"] == "original" else "the agent's limits"
+    after = "" if trial["returns_to"] == "enforce" else f"; then {trial['returns_to']}"
+    return (
+        f"trial of {trial['device']}, block {trial['block']} of {trial['blocks']}: {arm}{after}"
     )
 
 

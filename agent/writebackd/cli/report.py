@@ -41,7 +41,7 @@ def report(options: argparse.Namespace) -> int:
         made_s=now_s,
     )
     page = render(about, rows, events)
-    _write(options.output, page)
+    write_page(options.output, page)
     if str(options.output) == "-":
         return GOOD
     if options.json:
@@ -52,7 +52,7 @@ def report(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _write(output: Path, page: str) -> None:
+def write_page(output: Path, page: str) -> None:
     """All of it or nothing. Raises CommandError."""
     if str(output) == "-":
         sys.stdout.write(page)

@@ -7,7 +7,7 @@ import time
 from typing import Any, List, Mapping, Sequence
 
 from writebackd import human
-from writebackd.cli.render import Paint, as_text, by_whom, clean, labelled, wrapped
+from writebackd.cli.render import Paint, as_text, by_whom, clean, labelled, trial_words, wrapped
 
 Answer = Mapping[str, Any]
 
@@ -19,6 +19,8 @@ def render_why(why: Answer, width: int = 80, colour: bool = False) -> str:
     lines = [paint(_limit_title(why), "heading")]
     because = limit["reason"] or human.UNKNOWN
     lines += labelled("because", because + by_whom(limit.get("pin")), width)
+    if limit.get("trial") is not None:
+        lines += labelled("trial", trial_words(limit["trial"]), width)
     lines += labelled("next", limit["next"], width)
     devices = why["devices"]
     # Of many, those that have no say are not worth a paragraph each.

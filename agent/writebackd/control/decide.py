@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd import human
 from writebackd.control.beside import beside, reserved
 from writebackd.control.law import Want, decide_device
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace
 from writebackd.control.ramp import near, next_background, next_limit
+from writebackd.control.steps import settle
 from writebackd.estimate.shares import shared_limit
 from writebackd.model import (
     Decision,
@@ -21,6 +23,7 @@ from writebackd.model import (
     Memory,
     Sample,
     State,
+    Trial,
     made,
     replace,
 )
@@ -46,6 +49,8 @@ def decide(
     included; whether it is carried out is up to the actuator.
     """
     memory = _noted(memory, sample)
+    if memory.trial is not None and memory.trial.original and memory.yielded is None:
+        return _as_found(memory, memory.trial, sample, estimates)
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps = shared_limit(memory, sample), memory.caps
@@ -145,8 +150,43 @@ def released(memory: Memory) -> Memory:
     """The memory after everything was put back: nothing of ours is in force."""
     return replace(
         memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
-        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, lift=None,
+        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, lift=None, trial=None,
     )
+
+
+def _as_found(
+    memory: Memory, trial: Trial, sample: Sample, estimates: Mapping[str, Estimate]
+) -> Tuple[Decision, Memory]:
+    """The other arm of a trial: the limits as found, or what they are cut to, and no other lever.
+
+    The law sees none of it: what it remembers is of its own limits, and its windows begin
+    anew when it is its turn again.
+    """
+    limit = trial.limit_bytes
+    cut = "" if limit is None else f", cut to {human.size(limit)}"
+    reason = f"trial of {trial.device}, block {trial.block} of {trial.blocks}: as found{cut}"
+    wants, remembered = [], {}
+    for seen in sample.devices:
+        name = seen.device.name
+        mine = memory.devices[name]
+        if seen.excluded is not None:
+            wants.append(Want(name, State.EXCLUDED, None, False, seen.excluded, (seen.excluded,)))
+        else:
+            demand = estimates[name].demand
+            state = mine.state or (State.GUARD if demand else State.IDLE)
+            wants.append(Want(name, state, limit, demand, reason, (reason,)))
+            hold = settle(mine.hold, sample.time_s, full_s=0.0, late_s=0.0)
+            mine = replace(mine, hold=hold)
+        remembered[name] = mine
+    devices = tuple(_record(want, remembered) for want in wants)
+    hurry = any(estimates[want.name].flooded for want in wants if want.demand)
+    memory = replace(
+        memory, devices=remembered, limit_bytes=limit, goal_bytes=limit,
+        background_bytes=trial.background_bytes, caps={}, paces={}, lift=None, hurry=hurry,
+    )
+    return Decision(
+        limit, trial.background_bytes, limit, reason, devices, hurry=hurry
+    ), memory
 
 
 def _noted(memory: Memory, sample: Sample) -> Memory:

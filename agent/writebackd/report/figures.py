@@ -164,8 +164,11 @@ class Collector:
 
 
 def _ours(snapshot: Snapshot) -> bool:
+    trial = snapshot.memory.trial
     return (
-        snapshot.mode is Mode.ENFORCE
+        # What the limits as found are cut to in a trial is not what the agent would set.
+        not (trial is not None and trial.original)
+        and snapshot.mode is Mode.ENFORCE
         and snapshot.off is None
         and snapshot.memory.yielded is None
         and snapshot.decision.limit_bytes is not None

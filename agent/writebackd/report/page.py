@@ -91,7 +91,7 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<style>{_STYLE}</style></head><body>
+<style>{STYLE}</style></head><body>
 <header><h1>{escape(title)}</h1>
 <p class="when">{_when(span.begin_s)} to {_when(span.end_s)}, \
 {escape(human.duration(span.end_s - span.begin_s))}</p>
@@ -281,7 +281,7 @@ def _moments(events: Sequence[Event]) -> List[Mark]:
     return [
         Mark(event.wall_s, event.wall_s, event.kind, f"{event.kind}: {event.text}")
         for event in events
-        if event.kind in ("start", "stop", "mode", "pin", "forget", "foreign")
+        if event.kind in ("start", "stop", "mode", "pin", "trial", "forget", "foreign")
     ]
 
 
@@ -329,7 +329,7 @@ def _when(wall_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
 
 
-_STYLE = """
+STYLE = """
 :root{--paper:#fff;--ink:#1b1f24;--soft:#59636d;--rule:#d9dee3;--panel:#f4f6f8;
 --one:#0068a3;--two:#c8470a;--three:#007a58;--found:#8a6d00;--target:#8b5aa0;
 --warning:#e0a100;--critical:#d0342c;

@@ -151,8 +151,12 @@ def device_plot(
     moments: Sequence[Mark],
     begin_s: float,
     end_s: float,
+    bands: Tuple[str, str] = ("the agent's state", "alerts"),
 ) -> str:
-    """The panels for which there are data, the states, the alerts, and the time below."""
+    """The panels for which there are data, the states, the alerts, and the time below.
+
+    `bands` is what the last two are called, where they show something else.
+    """
     panels = [
         panel
         for panel in PANELS
@@ -166,9 +170,9 @@ def device_plot(
     for panel in panels:
         parts.append(_panel(panel, drawn, scale, top))
         top += PANEL + GAP
-    parts.append(_band("the agent's state", states, scale, top))
+    parts.append(_band(bands[0], states, scale, top))
     top += BAND + 20.0
-    parts.append(_band("alerts", alerts, scale, top))
+    parts.append(_band(bands[1], alerts, scale, top))
     top += BAND
     parts.append(_moments(moments, scale, top))
     parts.append(_axis(scale, top))

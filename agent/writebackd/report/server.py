@@ -37,7 +37,7 @@ _UCRED = struct.Struct("iII")
 # Exit codes that a client is told to end with; the same as in cli/exits.py.
 _EXIT_BAD_NEWS, _EXIT_USAGE, _EXIT_NOT_PERMITTED = 1, 2, 4
 
-WRITE_VERBS = frozenset({"mode", "pin", "release", "forget"})
+WRITE_VERBS = frozenset({"mode", "pin", "release", "forget", "trial"})
 
 Handler = Callable[[str, Dict[str, Any], int], Mapping[str, Any]]
 

@@ -61,6 +61,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "off": snapshot.off,
         "pin_bytes": memory.pin_bytes,
         "pin": _pin(snapshot),
+        "trial": _trial(snapshot),
         "reason": snapshot.decision.reason,
         "probe": {
             "backend": snapshot.probe.backend,
@@ -143,6 +144,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
             "threshold_bytes": snapshot.sample.vm.threshold_bytes,
             "reason": decision.reason,
             "pin": _pin(snapshot),
+            "trial": _trial(snapshot),
             "next": _next_of_limit(snapshot),
         },
         "devices": [
@@ -217,6 +219,21 @@ def _pin(snapshot: Snapshot) -> Optional[Json]:
     if snapshot.memory.pin_bytes is None or snapshot.pinned is None:
         return None
     return {"uid": snapshot.pinned.uid, "since_s": _number(snapshot.pinned.wall_s)}
+
+
+def _trial(snapshot: Snapshot) -> Optional[Json]:
+    trial = snapshot.memory.trial
+    if trial is None:
+        return None
+    return {
+        "device": trial.device,
+        "block": trial.block,
+        "blocks": trial.blocks,
+        "arm": "original" if trial.original else "agent",
+        "limit_bytes": trial.limit_bytes,
+        "block_left_s": _number(max(0.0, trial.ends_s - snapshot.sample.time_s)),
+        "returns_to": trial.returns_to.value,
+    }
 
 
 def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
@@ -547,6 +564,12 @@ def _next_of_limit(snapshot: Snapshot) -> str:
         return f"Nothing is written while {snapshot.off} is there."
     if snapshot.memory.yielded is not None:
         return "Nothing is written until `writebackctl enforce`."
+    trial = snapshot.memory.trial
+    if trial is not None and trial.original:
+        return (
+            "A trial is on: the agent's own limits come back with a later block, and at once when"
+            " fsync suffers."
+        )
     if decision.goal_bytes is None or decision.limit_bytes is None:
         return "The limits stay as they were found."
     # What reads the same is the same: the law leaves small differences alone.

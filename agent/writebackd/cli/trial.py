@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb trial: ask the daemon for it, keep it going, tell what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import re
+import signal
+import socket
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+
+from writebackd import human
+from writebackd.cli.client import NoAnswer, request
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.output import show, show_json, width
+from writebackd.cli.report import write_page
+from writebackd.policy.units import UnitError, parse_time
+from writebackd.report.codec import Interned, unpack
+from writebackd.trial.analysis import P99, analyse
+from writebackd.trial.course import End, Tick
+from writebackd.trial.page import block_line, render, text_plot
+from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
+from writebackd.trial.words import Report, remarks, report_json, verdict
+
+# Well within the daemon's lease, which each question renews.
+_ASK_S = 1.0
+_SEEDS = 1_000_000
+
+
+def trial(options: argparse.Namespace) -> int:
+    block_s, duration_s = seconds(options.block), seconds(options.duration)
+    seed = options.seed if options.seed is not None else random.randrange(_SEEDS)
+    try:
+        arms = order(duration_s, block_s, seed)
+    except ValueError as error:
+        raise CommandError(f"trial: {error}", USAGE) from None
+    plan: Dict[str, Any] = {
+        "arms": arms,
+        "block_s": block_s,
+        "settle_s": settle_s(block_s),
+        "ceiling_s": seconds(options.ceiling),
+        "stop_s": None if options.stop_at is None else seconds(options.stop_at),
+    }
+    begun = request(
+        options.runtime_dir, "trial", {"order": "start", "device": options.device, **plan}
+    )
+    course = _Course(options, begun, Plan(device=str(begun["device"]), **plan), seed)
+    with _ended_by_signals():
+        try:
+            course.begin()
+            course.follow()
+        except KeyboardInterrupt:
+            course.end()
+    return course.tell()
+
+
+def seconds(text: str) -> float:
+    """A time as policies have it, or minutes as `history` has them. Raises CommandError."""
+    minutes = re.fullmatch(r"([\d.]+)m", text)
+    try:
+        return parse_time(f"{minutes.group(1)}min" if minutes else text)
+    except UnitError as error:
+        raise CommandError(f"trial: {error}", USAGE) from None
+
+
+class _Course:
+    """What the daemon has told of it so far."""
+
+    def __init__(
+        self, options: argparse.Namespace, begun: Dict[str, Any], plan: Plan, seed: int
+    ) -> None:
+        self._options, self._begun, self._plan, self._seed = options, begun, plan, seed
+        self._ticks: List[Tick] = []
+        self._told = 0  # blocks
+        self._ended: Optional[str] = None
+        self._why = ""
+
+    def begin(self) -> None:
+        plan, begun = self._plan, self._begun
+        cut = f", cut to {human.size(begun['limit_bytes'])}" if begun["cut"] else ""
+        self._show(
+            f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s,"
+            f" {human.duration(plan.duration_s)}, seed {self._seed}; Ctrl-C ends it"
+        )
+        self._show(
+            f"in turn the agent's limits and those found, {human.size(begun['found_bytes'])}{cut};"
+            f" it stops at an fsync of {human.duration(begun['stop_s'])}"
+        )
+
+    def follow(self) -> None:
+        """Until the daemon says that it is over. Raises CommandError."""
+        heard_s = time.monotonic()
+        while True:
+            try:
+                self._ask("go")
+                heard_s = time.monotonic()
+            except NoAnswer:
+                # A hung disk below: the daemon ends the trial by itself, once it has its turn.
+                if time.monotonic() - heard_s > 6 * LEASE_S:
+                    raise
+            except CommandError as error:
+                # Stopped or restarted: the limits are its own affair, what was seen is ours.
+                self._ended, self._why = End.DISTURBED.value, str(error)
+            if self._ended is not None:
+                return
+            time.sleep(_ASK_S)
+
+    def end(self) -> None:
+        """Asked for by the user; what was measured since the last question comes with it."""
+        try:
+            self._ask("end")
+        except CommandError as error:
+            self._ended, self._why = End.DISTURBED.value, str(error)
+
+    def _ask(self, what: str) -> None:
+        left = 1
+        while left:
+            answer = request(
+                self._options.runtime_dir, "trial",
+                {"order": what, "id": self._begun["id"], "since": len(self._ticks)},
+                timeout_s=LEASE_S / 2,
+            )  # fmt: skip
+            self._ticks += [unpack(Tick, each, Interned()) for each in answer["ticks"]]
+            left = answer["left"]
+        self._ended, self._why = answer["ended"], answer["why"]
+        blocks = analyse(self._plan, self._ticks).blocks
+        over = len(blocks) if self._ended is not None else len(blocks) - 1
+        for block in blocks[self._told : over]:
+            self._show(block_line(block, len(self._plan.arms)))
+        self._told = max(self._told, over)
+
+    def tell(self) -> int:
+        """Print, write the page, and the exit code."""
+        begun = self._begun
+        report = Report(
+            host=socket.gethostname(), version=begun["version"], policy=begun["policy"],
+            mode=begun["mode"], seed=self._seed, plan=self._plan,
+            found_bytes=begun["found_bytes"], limit_bytes=begun["limit_bytes"], cut=begun["cut"],
+            stop_s=begun["stop_s"], ended=self._ended or End.DISTURBED.value, why=self._why,
+            result=analyse(self._plan, self._ticks),
+        )  # fmt: skip
+        output: Optional[Path] = self._options.output
+        if output is not None:
+            write_page(output, render(report, self._ticks, time.time()))
+        if self._options.json and str(output) != "-":
+            file = None if output is None else str(output)
+            show_json({**report_json(report), "file": file})
+        else:
+            columns = width()
+            self._show("")
+            for line in (verdict(report), *remarks(report)):
+                self._show("\n".join(textwrap.wrap(human.printable(line), columns)))
+            self._show("")
+            self._show("\n".join(text_plot(report.result.differences, columns)))
+            if output is not None:
+                self._show(f"\n{output}: the same with the course of it")
+        good = report.ended in [each.value for each in (End.DONE, End.ENOUGH, End.ASKED)]
+        return GOOD if good and not report.result.of(P99).worse else BAD_NEWS
+
+    def _show(self, text: str) -> None:
+        # Where the page goes to stdout it is alone there.
+        if not self._options.json and str(self._options.output) != "-":
+            show(text)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP as Ctrl-C, so that the daemon need not wait for the lease to run out."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

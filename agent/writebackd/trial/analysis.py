@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a trial's blocks say: differences with 95 % intervals. Pure.
+
+Both blocks of a pair give one ratio, and the logarithms of the ratios Student's t: p99
+and rates scatter by factors, not by amounts, and a handful of pairs is too few for a
+bootstrap (with 8 its 95 % interval holds the truth in about 90 % of the cases) or for a sign test.
+The mean of logarithms of block means is near enough to normal for t, which
+tests/unit/test_trial_analysis.py tries with scatter of long tails.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from writebackd.report.figures import Figures, fold
+from writebackd.trial.course import Tick
+from writebackd.trial.plan import LEAST_PAIRS, ORIGINAL, Plan
+
+# Of a block that was cut short, the part that has to be there.
+WHOLE = 0.5
+# Student's t, 97.5 %, by degrees of freedom from 1.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block; its figures are of the part that counts, None where nothing of it does."""
+
+    number: int  # from 1
+    original: bool
+    begin_s: float  # wall clock, the part that does not count included
+    end_s: float
+    figures: Optional[Figures]
+    whole: bool  # enough of it to be compared
+
+    @property
+    def p99_s(self) -> Optional[float]:
+        return _latency(self.figures, 0.99)
+
+    @property
+    def p50_s(self) -> Optional[float]:
+        return _latency(self.figures, 0.5)
+
+    @property
+    def sync_rate(self) -> Optional[float]:
+        figures = self.figures
+        # None came: fewer than one, which a logarithm can take.
+        return None if figures is None else (figures.fsyncs or 0.5) / figures.span_s
+
+    @property
+    def write_rate(self) -> Optional[float]:
+        return None if self.figures is None else self.figures.write_rate
+
+
+def _latency(figures: Optional[Figures], share: float) -> Optional[float]:
+    if figures is None:
+        return None
+    # Where no fsync came to its end, it took at least as long as the one that is under way.
+    return figures.latency.quantile(share) or figures.oldest_s or None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of one measure; ratios are above 1 where the agent is better."""
+
+    name: str
+    ratios: Tuple[float, ...]  # a pair each
+    ratio: Optional[float]  # their geometric mean
+    low: Optional[float]  # of its 95 % interval; None: too few pairs
+    high: Optional[float]
+
+    @property
+    def better(self) -> bool:
+        return self.low is not None and self.low > 1.0
+
+    @property
+    def worse(self) -> bool:
+        return self.high is not None and self.high < 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    blocks: Tuple[Block, ...]
+    differences: Tuple[Difference, ...]  # in the order of MEASURES
+    agent: Optional[Figures]  # all that counts, together
+    original: Optional[Figures]
+
+    @property
+    def pairs(self) -> int:
+        return len(pairs_of(self.blocks))
+
+    def of(self, name: str) -> Difference:
+        return next(each for each in self.differences if each.name == name)
+
+
+Measure = Callable[[Block], Optional[float]]
+P99, P50, SYNC_RATE, WRITE_RATE = "fsync_p99", "fsync_p50", "sync_rate", "write_rate"
+# Name, measure, and whether less of it is better. The first is the one that a trial is about.
+MEASURES: Tuple[Tuple[str, Measure, bool], ...] = (
+    (P99, lambda block: block.p99_s, True),
+    (P50, lambda block: block.p50_s, True),
+    (SYNC_RATE, lambda block: block.sync_rate, False),
+    (WRITE_RATE, lambda block: block.write_rate, False),
+)
+
+
+def analyse(plan: Plan, ticks: Sequence[Tick]) -> Result:
+    """`ticks` as they came, to the end of the trial or to where it was stopped."""
+    by_block: Dict[int, List[Tick]] = {}
+    for tick in ticks:
+        by_block.setdefault(tick.block, []).append(tick)
+    blocks = tuple(_block(plan, number, seen) for number, seen in sorted(by_block.items()))
+    return Result(
+        blocks,
+        tuple(_difference(name, measure, less, blocks) for name, measure, less in MEASURES),
+        *(
+            _together([block for block in blocks if block.original is original])
+            for original in (False, True)
+        ),
+    )
+
+
+def _block(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
+    counting = [tick.figures for tick in ticks if tick.counts]
+    figures = fold(counting) if counting else None
+    least_s = WHOLE * (plan.block_s - plan.settle_s)
+    return Block(
+        number=number + 1,
+        original=plan.arms[number] == ORIGINAL,
+        begin_s=ticks[0].figures.wall_s,
+        end_s=ticks[-1].figures.end_s,
+        figures=figures,
+        whole=figures is not None and figures.span_s >= least_s,
+    )
+
+
+def _together(blocks: Sequence[Block]) -> Optional[Figures]:
+    rows = [block.figures for block in blocks if block.figures is not None]
+    return fold(rows) if rows else None
+
+
+def pairs_of(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
+    """(agent, original) of each pair of which both are whole."""
+    by_number = {block.number: block for block in blocks if block.whole}
+    found = []
+    for number in sorted(by_number):
+        if number % 2 and number + 1 in by_number:
+            one, other = by_number[number], by_number[number + 1]
+            found.append((other, one) if one.original else (one, other))
+    return found
+
+
+def _difference(
+    name: str, measure: Measure, less: bool, blocks: Sequence[Block]
+) -> Difference:
+    logs = []
+    for agent, original in pairs_of(blocks):
+        ours, theirs = measure(agent), measure(original)
+        if ours and theirs:
+            logs.append(math.log(theirs / ours if less else ours / theirs))
+    mean, half = interval(logs)
+    return Difference(
+        name,
+        tuple(map(math.exp, logs)),
+        None if mean is None else math.exp(mean),
+        None if mean is None or half is None else math.exp(mean - half),
+        None if mean is None or half is None else math.exp(mean + half),
+    )
+
+
+def interval(values: Sequence[float]) -> Tuple[Optional[float], Optional[float]]:
+    """Mean and half the width of its 95 % interval, by Student's t; None: too few."""
+    count = len(values)
+    if not count:
+        return None, None
+    mean = sum(values) / count
+    if count < LEAST_PAIRS:
+        return mean, None
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    return mean, student(count - 1) * math.sqrt(variance / count)
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t; above the table its expansion, exact to 0.001."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    return 1.96 + 2.372 / freedom + 2.82 / freedom**2

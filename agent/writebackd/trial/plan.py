@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which limits when: the order of a trial's blocks, and what both sides of the socket keep to."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Optional
+
+from writebackd import human
+
+AGENT, ORIGINAL = "a", "o"
+# Of a block, and 5 s at least: the limit ramps, and what the block before left in memory and in
+# the write cache drains. With the default ceiling that is 1 s of the disk's work, and 2 s for
+# a cache of 512 MB at 250 MB/s.
+SETTLE_SHARE, SETTLE_LEAST_S = 1 / 3, 5.0
+# Both parts of a block have to hold a handful of ticks.
+LEAST_BLOCK_S, MOST_BLOCK_S = 10.0, 3600.0
+# As many letters as a request to the daemon has room for.
+MOST_BLOCKS = 2000
+# Below this the interval is so wide that it says nothing: t is 4.3 with 3 pairs, 3.2 with 4.
+LEAST_PAIRS = 4
+# The daemon ends a trial that nobody has asked about for so long: whoever started it is gone.
+LEASE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of the daemon."""
+
+    device: str
+    arms: str  # a letter a block
+    block_s: float
+    settle_s: float  # of each block, left out of what is compared
+    ceiling_s: float  # the limits as found are cut to what the disk drains in this time
+    stop_s: Optional[float]  # an fsync that takes longer ends it; None: see course.py
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.arms) * self.block_s
+
+
+def order(duration_s: float, block_s: float, seed: int) -> str:
+    """The arms of all blocks: in each pair both, which one first by chance.
+
+    In pairs, because the load of a host drifts; by chance, because it may do so in step.
+    Raises ValueError, saying what would do.
+    """
+    if not LEAST_BLOCK_S <= block_s <= MOST_BLOCK_S:
+        least, most = human.duration(LEAST_BLOCK_S), human.duration(MOST_BLOCK_S)
+        raise ValueError(f"a block takes {least} to {most}")
+    pairs = math.floor(duration_s / (2 * block_s) + 1e-9)
+    if pairs < 1:
+        raise ValueError(f"two blocks of {human.duration(block_s)} need that time twice")
+    if 2 * pairs > MOST_BLOCKS:
+        raise ValueError(f"more than {MOST_BLOCKS} blocks: make them longer")
+    # Not for secrets: for the same order from the same seed.
+    chance = random.Random(seed)
+    return "".join(chance.choice((AGENT + ORIGINAL, ORIGINAL + AGENT)) for _ in range(pairs))
+
+
+def settle_s(block_s: float) -> float:
+    """How much of the beginning of a block is left out."""
+    return max(SETTLE_LEAST_S, SETTLE_SHARE * block_s)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A trial on this kernel: both limits are in force in turn, and whoever goes leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import pytest
+
+from tests.kernel.scratch import Scratch, scratch_disk
+from tests.kernel.test_daemon import (
+    AGENT,
+    Running,
+    read_files,
+    start,
+    untouched,
+    wait_for,
+)
+from writebackd.model import Fact
+from writebackd.report.keeper import decode, encode
+from writebackd.trial.plan import LEASE_S
+
+__all__ = ["start", "untouched"]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices and BPF")
+
+DRAIN, CEILING_S = 250e6, 0.2
+CUT = int(DRAIN * CEILING_S)
+
+
+class Load:
+    """Somebody who syncs every 5 ms; with `flood` a buffered writer of 40 MB/s beside it."""
+
+    def __init__(self, directory: Path, flood: bool) -> None:
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._sync, args=(directory,))]
+        if flood:
+            self._threads.append(threading.Thread(target=self._flood, args=(directory,)))
+
+    def __enter__(self) -> Load:
+        for each in self._threads:
+            each.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        for each in self._threads:
+            each.join()
+
+    def _sync(self, directory: Path) -> None:
+        fd = os.open(directory / "db", os.O_RDWR | os.O_CREAT)
+        at = 0
+        while not self._over.wait(0.005):
+            os.pwrite(fd, b"x" * 4096, at % 256 * 4096)
+            os.fsync(fd)
+            at += 1
+        os.close(fd)
+
+    def _flood(self, directory: Path) -> None:
+        fd = os.open(directory / "flood", os.O_RDWR | os.O_CREAT)
+        at = 0
+        while not self._over.wait(0.1):
+            os.pwrite(fd, b"y" * (4 << 20), at % 16 * (4 << 20))
+            at += 1
+        os.close(fd)
+
+
+@pytest.fixture
+def disk(start: Callable[..., Running], tmp_path: Path) -> Iterator[Scratch]:
+    """A scratch disk that the next daemon knows to drain so much: no flood here shows it."""
+    with scratch_disk("ext4", 256) as disk:
+        assert disk.mountpoint is not None
+        first = start("--device", disk.device, "--mode", "observe")
+        if first.status()["probe"]["backend"] != "libbpf":
+            pytest.skip("the probe cannot see fsync on this kernel")
+        with Load(disk.mountpoint, flood=False):
+            wait_for(lambda: (first.device(disk.device) or {}).get("fsync_baseline_s"))
+        first.end()
+        path = tmp_path / "state" / "learned.json"
+        ((identity, learned),) = decode(path.read_bytes()).items()
+        assert learned.baseline_s is not None
+        rate = Fact(DRAIN, learned.baseline_s.wall_s)
+        path.write_bytes(encode({identity: replace(learned, drain_rate=rate)}))
+        yield disk
+
+
+class Client:
+    """`writebackctl trial` beside the test, and the limits that it made."""
+
+    def __init__(self, daemon: Running, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(daemon.runtime_dir),
+             "--json", "trial", "--block", "10s", "--ceiling", f"{CEILING_S}s",
+             "--stop-at", "60s", *options],
+            env={**os.environ, "PYTHONPATH": str(AGENT)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.limits: List[int] = []
+
+    def watch(self) -> Dict[str, Any]:
+        """Its answer; the limit is looked at until it has come."""
+        while self.process.poll() is None:
+            self.limits.append(read_files()["dirty_bytes"])
+            time.sleep(0.1)
+        out, error = self.process.communicate()
+        assert self.process.returncode == 0, error + out
+        answer: Dict[str, Any] = json.loads(out)
+        return answer
+
+
+def trial_of(daemon: Running) -> Optional[Dict[str, Any]]:
+    trial: Optional[Dict[str, Any]] = daemon.status()["trial"]
+    return trial
+
+
+def test_both_limits_take_turns_and_the_mode_is_as_before(
+    disk: Scratch, start: Callable[..., Running]
+) -> None:
+    before = read_files()
+    daemon = start("--device", disk.device, "--mode", "observe")
+    assert disk.mountpoint is not None
+    with Load(disk.mountpoint, flood=True):
+        time.sleep(11)  # the rate is that of the last 10 s
+        client = Client(daemon, "--duration", "20s", "--device", f"/dev/{disk.device}")
+        answer = client.watch()
+        assert answer["ended"] == "done" and answer["pairs"] == 1, answer["why"]
+        assert (answer["mode"], answer["limit_bytes"]) == ("observe", CUT)
+        # The sysctl may round to pages.
+        assert sum(abs(limit - CUT) < 8192 for limit in client.limits) > 50
+        assert sum(0 < limit < CUT / 2 for limit in client.limits) > 20
+        for arm in ("agent", "original"):
+            assert answer[arm]["fsyncs"] > 20 and answer[arm]["span_s"] > 3.0
+        assert "Only 1 whole pair of blocks" in answer["verdict"]
+        assert daemon.status()["mode"] == "observe" and trial_of(daemon) is None
+        assert read_files() == before
+        # Nobody sees to it any more: as when ssh drops.
+        client = Client(daemon, "--duration", "60s", "--seed", "1")
+        wait_for(lambda: trial_of(daemon) is not None and read_files() != before)
+        client.process.kill()
+        client.process.communicate()
+        gone_s = time.monotonic()
+        wait_for(lambda: read_files() == before)
+        assert time.monotonic() - gone_s < LEASE_S + 2.0
+        assert daemon.status()["mode"] == "observe" and trial_of(daemon) is None
+        # In mid-trial: the daemon puts all back as ever.
+        client = Client(daemon, "--duration", "60s")
+        wait_for(lambda: trial_of(daemon) is not None and read_files() != before)
+        assert daemon.end(signal.SIGTERM) == 0
+        assert read_files() == before
+        _, error = client.process.communicate(timeout=20)
+        assert client.process.returncode == 1 and error == ""

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackctl trial` as its user sees it: progress, verdict, page, and every way to end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Mapping
+
+import pytest
+
+from test_ctl import FakeDaemon, Run, daemon, run
+from trial_case import FakeTrial, made
+from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
+from writebackd.report.codec import Interned, pack
+from writebackd.report.server import RequestError
+from writebackd.trial.plan import order
+
+__all__ = ["daemon", "run"]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("writebackd.cli.trial._ASK_S", 0.001)
+
+
+class Slow(FakeTrial):
+    """A block more at each question; `ended` comes with the last one, or with `end`."""
+
+    def __init__(self, blocks: int = 10**6, ended: str = "done", why: str = "") -> None:
+        self.blocks, self.ended, self.why = blocks, ended, why
+        self.orders: List[str] = []
+        self.asked = self.left = 0
+
+    def handle(self, args: Mapping[str, Any]) -> Dict[str, Any]:
+        self.orders.append(args["order"])
+        if args["order"] == "start":
+            return super().handle(args)
+        self.asked += args["order"] == "go" and not self.left
+        blocks = min(self.asked, self.blocks, len(self.plan.arms))
+        ticks = made(self.plan, blocks=blocks)[args["since"] :]
+        over = blocks == min(self.blocks, len(self.plan.arms))
+        ended = "asked" if args["order"] == "end" else self.ended if over else None
+        some = ticks[:17]  # more than one answer holds
+        self.left = len(ticks) - len(some)
+        return {"ended": ended, "why": self.why, "left": self.left,
+                "ticks": [pack(each, Interned()) for each in some]}  # fmt: skip
+
+
+def test_progress_verdict_and_page(daemon: FakeDaemon, run: Run, tmp_path: Path) -> None:
+    daemon.trial = Slow()
+    page = tmp_path / "trial.html"
+    code, out, error = run("trial", "--duration", "5m", "--seed", "42", "-o", str(page))
+    assert (code, error) == (GOOD, "")
+    _, start = daemon.requests[0]
+    assert start["arms"] == order(300.0, 30.0, 42) and start["device"] is None
+    lines = out.splitlines()
+    assert lines[0] == "trial of sda: 10 blocks of 30 s, 5m0s, seed 42; Ctrl-C ends it"
+    assert "4.4G, cut to 250M" in lines[1]
+    assert [line.split()[0] for line in lines[2:12]] == [f"{n}/10" for n in range(1, 11)]
+    assert "The agent made fsync p99" in out and "over 5 pairs" in out
+    assert "what the disk drains in 1 s" in out.replace("\n", " ")
+    assert "better" in out and "fsync p50" in out
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert max(map(len, lines[13:-1])) <= 80
+
+
+def test_a_page_on_stdout_is_alone(daemon: FakeDaemon, run: Run) -> None:
+    for words in (("trial", "-o", "-"), ("--json", "trial", "-o", "-")):
+        code, out, _ = run(*words)
+        assert code == GOOD and out.startswith("<!DOCTYPE html>")
+        assert out.rstrip().endswith("</html>")
+
+
+def test_times_are_written_as_elsewhere(daemon: FakeDaemon, run: Run) -> None:
+    assert run("trial", "--duration", "20min", "--block", "1m", "--ceiling", "500ms",
+               "--stop-at", "3s")[0] == GOOD  # fmt: skip
+    _, start = daemon.requests[0]
+    assert len(start["arms"]) == 20
+    assert (start["block_s"], start["settle_s"]) == (60.0, 20.0)
+    assert (start["ceiling_s"], start["stop_s"]) == (0.5, 3.0)
+
+
+@pytest.mark.parametrize("words", [
+    ("--duration", "8"), ("--duration", "soon"), ("--block", "2s"), ("--duration", "10s"),
+    ("--stop-at", "m"), ("--seed", "x"),
+])  # fmt: skip
+def test_nonsense_is_wrong_use(daemon: FakeDaemon, run: Run, words: "tuple[str, str]") -> None:
+    code, _, error = run("trial", *words)
+    assert code == USAGE and error
+    assert daemon.requests == []
+
+
+@pytest.mark.parametrize("ended, code", [
+    ("done", GOOD), ("enough", GOOD), ("asked", GOOD), ("stopped", BAD_NEWS), ("quiet", BAD_NEWS),
+    ("disturbed", BAD_NEWS), ("abandoned", BAD_NEWS),
+])  # fmt: skip
+def test_the_exit_code_tells_how_it_ended(
+    daemon: FakeDaemon, run: Run, ended: str, code: int
+) -> None:
+    daemon.trial = Slow(blocks=9, ended=ended, why="for a reason")
+    got, out, _ = run("trial")
+    assert got == code
+    assert ("Ended before its time: for a reason." in out) is (ended not in ("done", "enough"))
+    assert ("Ended early: for a reason." in out) is (ended == "enough")
+    # What was measured is told in any case.
+    assert "over 4 pairs" in out
+
+
+def test_an_agent_that_is_worse_is_bad_news(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worse(plan: Any, **more: Any) -> Any:
+        return made(plan, lambda block, original: 0.1 if original else 0.4, **more)
+
+    monkeypatch.setattr("trial_case.made", worse)
+    code, out, _ = run("trial")
+    assert code == BAD_NEWS and "longer" in out
+
+
+def test_a_refusal_is_passed_on(daemon: FakeDaemon, run: Run) -> None:
+    class Refusing(FakeTrial):
+        def handle(self, args: Mapping[str, Any]) -> Dict[str, Any]:
+            raise RequestError("no trial now: an alert stands", 1)
+
+    daemon.trial = Refusing()
+    assert run("trial") == (BAD_NEWS, "", "writebackctl: no trial now: an alert stands\n")
+
+
+def test_only_root_and_only_with_a_daemon(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("writebackd.report.server._peer_uid", lambda sock: 1000)
+    code, _, error = run("trial")
+    assert code == NOT_PERMITTED and "needs root" in error
+    assert run("--runtime-dir", str(tmp_path / "none"), "trial")[0] == NO_DAEMON
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_what_was_measured(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    slow = daemon.trial = Slow()
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
+    sleep = time.sleep
+
+    def interrupted(seconds: float) -> None:
+        if slow.asked == 9:
+            signal.raise_signal(number)
+        sleep(seconds)
+
+    monkeypatch.setattr("writebackd.cli.trial.time.sleep", interrupted)
+    # Tests that run in the background of a shell have it ignored.
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code, out, _ = run("trial")
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert code == GOOD and slow.orders[-1] == "end"
+    assert "over 4 pairs" in out and "block 9 of 16" in out
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_what_was_measured_outlives_the_daemon(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = daemon.trial = Slow()
+
+    def sleep(seconds: float) -> None:
+        if slow.asked == 10:
+            (tmp_path / "control.sock").unlink()
+
+    monkeypatch.setattr("writebackd.cli.trial.time.sleep", sleep)
+    code, out, error = run("trial")
+    assert (code, error) == (BAD_NEWS, "")
+    assert "Ended before its time: no daemon at" in out and "over 5 pairs" in out
