@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from dataclasses import asdict
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import GOOD, USAGE, CommandError
@@ -24,7 +25,8 @@ from writebackd.policy.match import (
     choose,
     without_unwanted_levers,
 )
-from writebackd.policy.schema import KEYS
+from writebackd.policy.schema import KEYS, WHEN
+from writebackd.policy.timetable import Open, read_timetable
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
@@ -55,12 +57,15 @@ def show_(options: argparse.Namespace) -> int:
             policy = load_policy(options.name, options.config_dir)
         else:
             policy = _in_force(options)
+        opened = read_timetable(policy).at(time.time()).window
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
     if options.json:
-        show_json(_as_json(policy))
+        show_json(_as_json(policy, opened))
     elif options.effective:
         show(render(policy).rstrip("\n"))
+        if policy.windows:
+            show(f"\n# {_now(opened)}")
     else:
         for path in policy.files:
             with open(path, encoding="utf-8") as file:
@@ -171,7 +176,13 @@ def _evidence(finding: Finding) -> str:
     return f"{finding.evidence} (worth {finding.points}: {finding.wanted})"
 
 
-def _as_json(policy: Policy) -> Dict[str, Any]:
+def _now(opened: Optional[Open]) -> str:
+    if opened is None:
+        return "No window is open now."
+    return f"Window {opened.name} is open now, until {opened.until}: what it says is in force."
+
+
+def _as_json(policy: Policy, opened: Optional[Open]) -> Dict[str, Any]:
     values: Dict[str, Dict[str, Any]] = {}
     for key in KEYS:
         values.setdefault(key.section, {})[key.name] = {
@@ -183,4 +194,15 @@ def _as_json(policy: Policy) -> Dict[str, Any]:
             "value": setting.key.kind.format(setting.value),
             "from": setting.origin,
         }
-    return {"name": policy.name, "files": list(policy.files), "sections": values}
+    for window in policy.windows:
+        lines = {"when": {"value": WHEN.kind.format(window.when), "from": window.origin}}
+        for each in window.settings:
+            value = each.key.kind.format(each.value)
+            lines[each.key.name] = {"value": value, "from": each.origin}
+        values[f"window {window.name}"] = lines
+    return {
+        "name": policy.name,
+        "files": list(policy.files),
+        "sections": values,
+        "window": asdict(opened) if opened is not None else None,
+    }

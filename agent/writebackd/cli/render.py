@@ -179,9 +179,14 @@ def headline(status: Mapping[str, Any]) -> str:
     elif status["pin_bytes"] is not None:
         mode += f" (pinned {human.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
     return (
-        f"writebackd: {mode}, policy {status['policy']},"
+        f"writebackd: {mode}, policy {status['policy']}{in_window(status.get('window'))},"
         f" up {human.duration(status['uptime_s'])}, probe {status['probe']['backend']}"
     )
+
+
+def in_window(window: Optional[Mapping[str, Any]]) -> str:
+    """Which window of the policy is open; nothing where none is."""
+    return f" (window {clean(window['name'])} until {window['until']})" if window else ""
 
 
 def by_whom(pin: Optional[Mapping[str, Any]]) -> str:

@@ -137,6 +137,15 @@ def released(memory: Memory) -> Memory:
     )
 
 
+def rebounded(memory: Memory) -> Memory:
+    """The memory where another window has opened: the next goal is taken as it is.
+
+    Caps stay: without its own limit a device would have the one of the others until the global
+    limit has come down again.
+    """
+    return replace(memory, goal_bytes=None)
+
+
 def _in_force(memory: Memory, name: str, sample: Sample) -> int:
     """The limit that holds for a device, in bytes: the global one, or its own."""
     cap = memory.caps.get(name)
