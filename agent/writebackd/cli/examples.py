@@ -53,7 +53,11 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "verify": (("writebackctl verify", "exit code 1 when somebody changed a limit"),),
     "restore": (("sudo writebackctl restore", "put everything back, daemon or not"),),
     "watch": (("sudo writebackctl watch", "what writebackd-watch.service starts"),),
-    "doctor": (("sudo writebackctl doctor", "can it run here, and what stands in its way"),),
+    "doctor": (
+        ("sudo writebackctl doctor", "can it run here, and what stands in its way"),
+        ("sudo writebackctl doctor --bundle", "an archive for a bug report, without secrets"),
+        ("sudo writebackctl doctor --bundle report.tar.gz", "the same, under this name"),
+    ),
     "metrics": (
         ("writebackctl metrics", "of the last tick, as Prometheus gets them"),
         ("writebackctl metrics --format prometheus", "in the older form, for promtool"),

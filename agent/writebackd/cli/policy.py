@@ -7,6 +7,7 @@ import argparse
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from writebackd.cli.client import NoDaemon, request
@@ -56,21 +57,30 @@ def show_(options: argparse.Namespace) -> int:
         if options.name is not None:
             policy = load_policy(options.name, options.config_dir)
         else:
-            policy = _in_force(options)
+            policy = _in_force(options.runtime_dir, options.config_dir)
         opened = read_timetable(policy).at(time.time()).window
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
     if options.json:
         show_json(_as_json(policy, opened))
     elif options.effective:
-        show(render(policy).rstrip("\n"))
-        if policy.windows:
-            show(f"\n# {_now(opened)}")
+        show(_rendered(policy, opened))
     else:
         for path in policy.files:
             with open(path, encoding="utf-8") as file:
                 show(f"# {path}\n{file.read().rstrip()}")
     return GOOD
+
+
+def effective(runtime_dir: Path) -> str:
+    """What `show --effective` prints. Raises PolicyError or CommandError."""
+    policy = _in_force(runtime_dir, None)
+    return _rendered(policy, read_timetable(policy).at(time.time()).window)
+
+
+def _rendered(policy: Policy, opened: Optional[Open]) -> str:
+    text = render(policy).rstrip("\n")
+    return f"{text}\n\n# {_now(opened)}" if policy.windows else text
 
 
 def check_(options: argparse.Namespace) -> int:
@@ -86,7 +96,7 @@ def check_(options: argparse.Namespace) -> int:
 
 def match_(options: argparse.Namespace) -> int:
     """Which policy a daemon without `--policy` takes on this host, and why."""
-    choice = _choose(options)
+    choice = _choose(options.runtime_dir, options.config_dir)
     if options.json:
         show_json(_match_json(choice))
     else:
@@ -96,21 +106,21 @@ def match_(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _choose(options: argparse.Namespace) -> Choice:
+def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
     try:
-        before = read_taken(options.runtime_dir)
-        return choose(read_facts(KernelFiles()), options.config_dir, before=before)
+        before = read_taken(runtime_dir)
+        return choose(read_facts(KernelFiles()), config_dir, before=before)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
 
 
-def _in_force(options: argparse.Namespace) -> Policy:
+def _in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
     """The policy of the running daemon; the one that it would take when none runs."""
     try:
-        status = request(options.runtime_dir, "status", timeout_s=1.0)
+        status = request(runtime_dir, "status", timeout_s=1.0)
     except NoDaemon:
-        return _choose(options).policy
-    policy = load_policy(str(status["policy"]), options.config_dir)
+        return _choose(runtime_dir, config_dir).policy
+    policy = load_policy(str(status["policy"]), config_dir)
     named = status.get("policy_reason", NAMED) == NAMED  # none in the answer of an older one
     return policy if named else without_unwanted_levers(policy)
 
