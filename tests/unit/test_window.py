@@ -292,7 +292,7 @@ def model(text: str, where: tzinfo) -> Callable[[int], Optional[str]]:
     return name
 
 
-@pytest.mark.parametrize("name", ["UTC", *ZONES])
+@pytest.mark.parametrize("name", ZONES)
 def test_every_minute_of_a_year_has_one_answer(tmp_path: Path, name: str) -> None:
     """And the end that is told is the next minute that has another."""
     where = zone(name)
@@ -304,7 +304,7 @@ def test_every_minute_of_a_year_has_one_answer(tmp_path: Path, name: str) -> Non
         if datetime.fromtimestamp(t, where).utcoffset()
         != datetime.fromtimestamp(t + 3600, where).utcoffset()
     ]
-    assert bool(changes) is (name not in ("UTC", "Asia/Kolkata"))
+    assert bool(changes) is (name != "Asia/Kolkata")
     minutes = set(range(begin, begin + 366 * 86400, 1800))
     for change in changes:
         minutes |= set(range(change - 8 * 3600, change + 9 * 3600, 60))

@@ -56,7 +56,6 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "doctor": (
         ("sudo writebackctl doctor", "can it run here, and what stands in its way"),
         ("sudo writebackctl doctor --bundle", "an archive for a bug report, without secrets"),
-        ("sudo writebackctl doctor --bundle report.tar.gz", "the same, under this name"),
     ),
     "metrics": (
         ("writebackctl metrics", "of the last tick, as Prometheus gets them"),
