@@ -151,8 +151,8 @@ def writebackd_conf_5() -> str:
             " `writebackctl policy show --effective` prints what they come to, with the"
             " line that each value is from.",
             "The files are strict: an unknown section or key, a bad unit or an impossible range"
-            " is an error with file and line, and `writebackctl policy check FILE` finds it before the"
-            " daemon does. Lines that begin with # or ; are comments.",
+            " is an error with file and line, and `writebackctl policy check FILE` finds it before"
+            " the daemon does. Lines that begin with # or ; are comments.",
             "Sizes are 1024-based (`15M`), times have a unit (`20ms`, `3s`), shares are `20%`,"
             " multiples `10x`, frequencies `5/s`, switches `on` or `off`, globs of devices are"
             " separated by blanks.",

@@ -260,6 +260,18 @@ def test_a_part_that_hangs_fails_or_is_too_large_costs_that_part_alone(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_nothing_goes_on_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    children = Path("/proc/self/task") / str(os.getpid()) / "children"
+    before = children.read_text()
+    monkeypatch.setattr("select.select", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bundle_module._in_child(lambda: str(time.sleep(60)))
+    assert children.read_text() == before
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle_module, "COLLECTORS", (("one.txt", lambda host: "1"),))

@@ -35,7 +35,8 @@ _GOOD, _FAILED = b"+", b"-"
 _HEAD = """\
 writebackd {version}: parts of a bug report, made {when} UTC by `writebackctl doctor --bundle`.
 Read it before you send it: of secrets only those are found that a word beside them, or their
-place, says to be one.
+place, says to be one. Names of devices, mount points, units, cgroups and programs are told: a
+report is about them.
 
 In no part: the environment of any process, files of others, data of disks, addresses behind
 scheme:// (of routes and hooks).
@@ -115,17 +116,18 @@ def _in_child(collect: Callable[[], str]) -> Tuple[bytes, Optional[str], bool]:
         _work(collect, write)
     os.close(write)
     deadline, data = time.monotonic() + LIMIT_S, bytearray()
-    with contextlib.closing(os.fdopen(read, "rb", buffering=0)) as pipe:
-        while len(data) <= MOST_BYTES:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                _end(child)
-                return b"", f"no end after {LIMIT_S:.0f} s", False
-            chunk = pipe.read(1 << 16)
-            if not chunk:
-                break
-            data += chunk
-    _end(child)
+    try:
+        with contextlib.closing(os.fdopen(read, "rb", buffering=0)) as pipe:
+            while len(data) <= MOST_BYTES:
+                left = deadline - time.monotonic()
+                if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                    return b"", f"no end after {LIMIT_S:.0f} s", False
+                chunk = pipe.read(1 << 16)
+                if not chunk:
+                    break
+                data += chunk
+    finally:
+        _end(child)
     kind, body = bytes(data[:1]), bytes(data[1:])
     if kind == _FAILED:
         return b"", body.decode("utf-8", "replace"), False
