@@ -101,7 +101,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("BACKUP_KEY", "hunter10")
-    monkeypatch.setattr(doctor, "probe", lambda: iter(()))  # takes seconds
+    for name in ("probe", "policies", "rivals"):  # take seconds
+        monkeypatch.setattr(doctor, name, lambda *args: iter(()))
     return root
 
 
@@ -132,6 +133,12 @@ def make(tmp_path: Path, root: Path, name: str = "b.tar.gz", **more: Any) -> Dic
     options = {"keep_host": False, "json": False, "runtime_dir": tmp_path, **more}
     assert bundle(Namespace(bundle=str(tmp_path / name), **options), KernelFiles(root)) == GOOD
     return members(tmp_path / name)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    few = tuple(each for each in COLLECTORS if each[0] in names)
+    assert len(few) == len(names)
+    monkeypatch.setattr(bundle_module, "COLLECTORS", few)
 
 
 def members(path: Path) -> Dict[str, str]:
@@ -182,8 +189,7 @@ def test_what_is_masked_stays_apart_and_the_same(
     tmp_path: Path, root: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = ("learned.json", "mountinfo.txt")
-    few = tuple(each for each in COLLECTORS if each[0] in wanted)
-    monkeypatch.setattr(bundle_module, "COLLECTORS", few)
+    only(monkeypatch, *wanted)
     one, two = make(tmp_path, root), make(tmp_path, root, "two.tar.gz")
     assert [one[name] for name in wanted] == [two[name] for name in wanted]
     disks = {row["disk"] for row in json.loads(one["learned.json"])}
@@ -194,8 +200,9 @@ def test_what_is_masked_stays_apart_and_the_same(
 
 
 def test_the_host_is_told_where_that_is_asked_for(
-    tmp_path: Path, root: Path, daemon: FakeDaemon
+    tmp_path: Path, root: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    only(monkeypatch, "journal.txt", "history.jsonl", "policy-files.txt", "unit.txt")
     parts = make(tmp_path, root, keep_host=True)
     assert "by dbhost7 at 192.0.2.77, [2001:db8::77], 00:16:3e:5a:77:01" in parts["journal.txt"]
     assert "Not masked, as --keep-host asked for" in parts["MANIFEST"]
@@ -239,16 +246,16 @@ def test_a_part_that_hangs_fails_or_is_too_large_costs_that_part_alone(
         ("odd.txt", lambda host: "\udcff\ud800"), ("last.txt", lambda host: "well"),
     )  # fmt: skip
     monkeypatch.setattr(bundle_module, "COLLECTORS", collectors)
-    monkeypatch.setattr(bundle_module, "LIMIT_S", 1.0)
+    monkeypatch.setattr(bundle_module, "LIMIT_S", 2.0)
     monkeypatch.setattr(bundle_module, "MOST_BYTES", 10_003)
     before, begun_s = len(os.listdir("/proc/self/fd")), time.monotonic()
     parts = make(tmp_path, root)
-    assert time.monotonic() - begun_s < 10
+    assert time.monotonic() - begun_s < 30
     assert set(parts) == {"MANIFEST", "large.txt", "odd.txt", "last.txt"}
     assert parts["last.txt"] == "well\n"
     assert parts["large.txt"] == "0123456\n" * 1250 + "[cut: more than 10K]\n"
     manifest = " ".join(parts["MANIFEST"].split())
-    for said in ("hang.txt no end after 1 s", "fail.txt --password=*** was wrong",
+    for said in ("hang.txt no end after 2 s", "fail.txt --password=*** was wrong",
                  "crash.txt it ended without a word", "large.txt 10021 bytes, cut"):  # fmt: skip
         assert said in manifest, manifest
     # What it had started ended with it, and nothing of it is left here.
@@ -268,7 +275,7 @@ def test_nothing_goes_on_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.Monkey
     before = children.read_text()
     monkeypatch.setattr("select.select", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        bundle_module._in_child(lambda: str(time.sleep(60)))
+        bundle_module._in_child(lambda: os.read(os.pipe()[0], 1).decode())  # has no end
     assert children.read_text() == before
 
 
