@@ -408,6 +408,8 @@ def test_a_bundle_of_a_large_host_does_not_take_minutes() -> None:
 
 
 def test_mounts_from_elsewhere_lose_their_source() -> None:
+    for kind in ("tracefs tracefs", "bpf none", "ext4 /dev/sda1"):
+        assert mount_line(f"9 1 0:9 / /x rw - {kind} rw") == f"9 1 0:9 / /x rw - {kind} rw"
     line = "33 1 0:41 / /nfs rw,relatime shared:3 - nfs4 srv:/x rw,addr=10.1.1.1"
     assert mount_line(line) == "33 1 0:41 / /nfs rw,relatime shared:3 - nfs4 *** ***"
     assert mount_line("not a mount") == "not a mount"

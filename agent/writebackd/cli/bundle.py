@@ -144,8 +144,10 @@ def _work(collect: Callable[[], str], write: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             answer = _GOOD + collect().encode("utf-8", "backslashreplace")
+        except OSError as error:
+            answer = _FAILED + f"{error.filename}: {error.strerror}".encode("utf-8", "replace")
         except Exception as error:  # of whatever kind: it is told in its place
-            answer = _FAILED + f"{error or type(error).__name__}".encode("utf-8", "replace")
+            answer = _FAILED + (str(error) or type(error).__name__).encode("utf-8", "replace")
         while answer:
             answer = answer[os.write(write, answer) :]
         code = 0

@@ -60,7 +60,8 @@ _DISK = ("dev", "size", "removable", "device/vendor", "device/model", "diskseq")
 _BDI = ("max_bytes", "min_bytes", "max_ratio", "min_ratio", "max_ratio_fine", "min_ratio_fine",
         "strict_limit", "read_ahead_kb", "stable_pages_required")  # fmt: skip
 # Of what is not on a disk of this host, source and options name others: servers, users.
-_LOCAL = ("/dev/", "tmpfs", "devtmpfs", "proc", "sysfs", "cgroup", "cgroup2", "overlay")
+_LOCAL = ("tmpfs", "devtmpfs", "devpts", "proc", "sysfs", "cgroup", "cgroup2", "overlay", "bpf",
+          "tracefs", "debugfs", "securityfs", "configfs", "hugetlbfs", "mqueue", "zfs")  # fmt: skip
 
 
 @dataclass(frozen=True)
