@@ -145,7 +145,8 @@ def _work(collect: Callable[[], str], write: int) -> None:
         try:
             answer = _GOOD + collect().encode("utf-8", "backslashreplace")
         except OSError as error:
-            answer = _FAILED + f"{error.filename}: {error.strerror}".encode("utf-8", "replace")
+            said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            answer = _FAILED + said.encode("utf-8", "replace")
         except Exception as error:  # of whatever kind: it is told in its place
             answer = _FAILED + (str(error) or type(error).__name__).encode("utf-8", "replace")
         while answer:
