@@ -34,7 +34,7 @@ from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName
 from writebackd.cache.watch import BackingWatch
-from writebackd.control.decide import HURRY, decide, released
+from writebackd.control.decide import HURRY, decide, rebounded, released
 from writebackd.control.resume import resumed
 from writebackd.estimate.estimate import estimate
 from writebackd.estimate.learned import forgotten
@@ -62,8 +62,9 @@ from writebackd.model import (
 )
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SAMPLES, SOCKET
 from writebackd.policy import Policy
+from writebackd.policy.timetable import InForce, Timetable, read_timetable
 from writebackd.report import entry
-from writebackd.report.events import alert_events, events_of
+from writebackd.report.events import alert_events, events_of, window_in_words
 from writebackd.report.figures import Collector
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
@@ -131,7 +132,9 @@ class Daemon:
         self._load = load
         self._on_tick = on_tick
         self._files = files or KernelFiles()
-        self.policy = load()
+        self._timetable = self._read_policy()
+        self.policy = self._timetable.policy
+        self._in_force: Optional[InForce] = None  # since the last tick
         self._probe_settings = self.policy.probe  # as of the start, also after a reload
         self._metrics_settings = self.policy.metrics
         self._lock = take_lock(options.runtime_dir)
@@ -185,7 +188,7 @@ class Daemon:
         self._refusals: Dict[str, str] = {}  # by lever, the last error that was told
         self._tried_types: Set[str] = set()  # filesystems that the probe was opened anew for
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
-        self._loaded: List[Policy] = []  # by the thread that read it again
+        self._loaded: List[Timetable] = []  # by the thread that read it again
         self._reload_due = False
         self._reload_asked = False  # by somebody, not by the clock
         self._reloader: Optional[threading.Thread] = None
@@ -370,25 +373,37 @@ class Daemon:
             self._rivals.look()  # whoever did it may have been installed just now
         devices = [seen.device for seen in sample.devices]
         self._memory = self._keeper.recall(self._memory, devices, sample.wall_s)
+        policy = self._look_at_clock(sample.wall_s)
         before = self._memory
-        estimates, memory = estimate(self.policy, self._memory, sample)
+        estimates, memory = estimate(policy, self._memory, sample)
         self._earlier_writers = self._sampler.writers
         if self._desk.running:
             alerts = self._snapshot.alerts if self._snapshot is not None else ()
             trial = self._desk.step(sample, estimates, memory, alerts)
             # Where it has come to its end, all else may be another as well.
             before = self._memory = replace(self._memory, trial=trial)
-            estimates, memory = estimate(self.policy, before, sample)
-        decision, self._memory = decide(self.policy, memory, sample, estimates)
+            estimates, memory = estimate(policy, before, sample)
+        decision, self._memory = decide(policy, memory, sample, estimates)
         self._hurry = decision.hurry
         if self._tape is not None:
-            self._tape.record(self.policy, before, sample, decision, self._memory)
+            self._tape.record(policy, before, sample, decision, self._memory)
         self._keeper.keep_now_and_then(self._memory, sample)
         self._actions = self._act(decision, before.yielded)
         if self._lease.lost:
             # Stopped right before a write, which then came after the watcher's.
             self._log_actions(self._actuator.restore())
-        self._report(before, sample, estimates, decision)
+        self._report(policy, before, sample, estimates, decision)
+
+    def _look_at_clock(self, wall_s: float) -> Policy:
+        """The policy of this tick, which has no windows: that of the one which is open."""
+        last, now = self._in_force, self._timetable.at(wall_s)
+        self._in_force = now
+        if last is not None and last.policy is not now.policy and last.policy != now.policy:
+            self._memory = rebounded(self._memory)
+        changed = window_in_words(last.window if last is not None else None, now.window)
+        if changed:
+            log.info("%s", changed)
+        return now.policy
 
     def _obey_off_switch(self) -> None:
         """Before all else in a tick: it works also where nothing can be read."""
@@ -530,6 +545,7 @@ class Daemon:
 
     def _report(
         self,
+        policy: Policy,
         before: Memory,
         sample: Sample,
         estimates: Mapping[str, Estimate],
@@ -538,7 +554,7 @@ class Daemon:
         spent, resident = self._usage.read()
         self._totals = self._totals.seen(sample, estimates, decision, spent)
         alerts, self._alerts = detect(
-            self.policy, self._alerts, sample, estimates, decision, self._memory,
+            policy, self._alerts, sample, estimates, decision, self._memory,
             self._off is None and all(each.ok for each in self._actions if each.lever in LEVERS),
         )
         alerts = self._or_blind(self._with_command_lines(alerts))
@@ -570,6 +586,7 @@ class Daemon:
             routes=self._routes.states(),
             runbook=self._routes.runbook,
             pinned=self._pinned,
+            window=self._in_force.window if self._in_force is not None else None,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
             self._history.record(event)
@@ -670,12 +687,15 @@ class Daemon:
         self._reload_due = True
         self._start_reload()
 
+    def _read_policy(self) -> Timetable:
+        return read_timetable(self._load(), self._files.path("/"))
+
     def _start_reload(self) -> None:
         """One at a time: behind a disk that hangs each signal would leave a thread more."""
 
         def load() -> None:
             try:
-                self._loaded.append(self._load())
+                self._loaded.append(self._read_policy())
             except Exception as error:  # whatever is wrong with it, the old one goes on
                 log.error("the policy stays as it was: %s", error)
 
@@ -695,8 +715,9 @@ class Daemon:
             self._start_reload()
         if not self._loaded:
             return
-        policy = self._loaded.pop()  # the newest; what was read before it is stale
+        self._timetable = self._loaded.pop()  # the newest; what was read before it is stale
         self._loaded.clear()
+        policy = self._timetable.policy
         same, self.policy = policy == self.policy, policy
         if same and not self._reload_asked:
             return

@@ -20,7 +20,7 @@ from writebackd.paths import (
     SOCKET,
     STATE_DIR,
 )
-from writebackd.policy.schema import KEYS, SECTIONS, Key
+from writebackd.policy.schema import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("0", "good"),
@@ -46,6 +46,10 @@ exclude = sdz
 
 [device sdb]
 fsync-p99 = 50ms
+
+[window night-backup]
+when = Mon..Fri 22:00-06:00
+fsync-p99 = 100ms
 """
 
 
@@ -149,8 +153,8 @@ def writebackd_conf_5() -> str:
             " `writebackctl policy show --effective` prints what they come to, with the"
             " line that each value is from.",
             "The files are strict: an unknown section or key, a bad unit or an impossible range"
-            " is an error with file and line, and `writebackctl policy check` finds it before the"
-            " daemon does. Lines that begin with # or ; are comments.",
+            " is an error with file and line, and `writebackctl policy check FILE` finds it before"
+            " the daemon does. Lines that begin with # or ; are comments.",
             "Sizes are 1024-based (`15M`), times have a unit (`20ms`, `3s`), shares are `20%`,"
             " multiples `10x`, frequencies `5/s`, switches `on` or `off`, globs of devices are"
             " separated by blanks.",
@@ -166,6 +170,14 @@ def writebackd_conf_5() -> str:
         *_section("[device GLOB]"),
         *_prose(f"Values for the devices that the glob names, by kernel name or MAJ:MIN. It takes"
                 f" {per_device}. Of several sections that match, the last line read wins."),
+        *_section("[window NAME]"),
+        *_prose("Values for certain times. It takes when, and of [limits] and [objective] "
+                f"{', '.join(f'`{name}`' for name in WINDOW_KEYS if name != WHEN.name)}. What a"
+                " `[device GLOB]` says still holds on top. Days are those on which it opens; hours"
+                " may go over midnight, and are those of the host's time zone. Hours that summer"
+                " time leaves out do not come, those that come twice count twice. Two windows may"
+                " not be open at the same time."),
+        *_key(WHEN),
         *_section("EXAMPLE"), ".nf", ".RS 4",
         *(_escape(line) for line in POLICY_EXAMPLE.splitlines()), ".RE", ".fi",
         *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackctl`(1)"),

@@ -22,6 +22,7 @@ from writebackd.kernel.mounts import parse_mountinfo
 from writebackd.kernel.vm import LEVERS, host_info, read_state
 from writebackd.policy import PolicyError, load_policy
 from writebackd.policy.load import render
+from writebackd.policy.timetable import Timetable
 from writebackd.report import keeper, server
 from writebackd.report.server import RequestError, size_argument, text_argument
 
@@ -45,6 +46,8 @@ def policy(data: bytes) -> None:
         return
     found.for_device("sda", "8:0")
     found.selects("loop0", True, ("sd*",), "7:0")
+    for wall_s in range(0, 7 * 86400, 3600):
+        Timetable(found).at(wall_s)
     again = _home() / "again" / "p.conf"
     again.parent.mkdir(exist_ok=True)
     again.write_text(render(found))

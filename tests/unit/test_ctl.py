@@ -176,7 +176,7 @@ def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "alerts", "verify", "metrics", "mode", "pin", "restore",
         "doctor", "history", "top", "forget", "policy-list", "policy-show", "policy-check",
-        "policy-match", "report", "replay", "trial",
+        "policy-match", "report", "replay", "trial", "doctor-bundle",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 

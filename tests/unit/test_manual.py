@@ -21,15 +21,18 @@ from test_ctl import FakeDaemon
 from writebackd.cli import ctl, scope, watch
 from writebackd.cli.daemon import parser as daemon_parser
 from writebackd.cli.examples import EXAMPLES
+from writebackd.cli.exits import CommandError
 from writebackd.paths import SAMPLES
 from writebackd.policy import check, load_policy
 from writebackd.policy.schema import KEYS
 from writebackd.report.history import Event, History
 
 sys.path.append(str(ROOT / "docs" / "man"))
+sys.path.append(str(ROOT))
 import commands
 import generate
 import pages
+from tests.lab import bench, demo
 
 VERBS = [each for each in commands.writebackctl().all() if each.words]
 README = (ROOT / "README.md").read_text()
@@ -212,8 +215,15 @@ def in_prose() -> List[str]:
     return [text for text in found if "VERB" not in text]
 
 
+def in_help(text: str) -> List[str]:
+    """The commands of the examples at the end of a --help; what they are for stands apart."""
+    lines = text.partition("examples:\n")[2].partition("\n\n")[0].splitlines()
+    return [line.strip().split("   ")[0].split("  ")[0] for line in lines]
+
+
 COMMANDS = sorted({command for each in EXAMPLES.values() for command, _ in each}
-                  | {c for c in (*in_readme(), *in_prose()) if "writebackctl" in c})  # fmt: skip
+                  | {c for c in (*in_readme(), *in_prose()) if "writebackctl" in c}
+                  | set(in_help(ctl._EPILOG)))  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -254,10 +264,159 @@ def test_other_commands_of_the_readme_exist() -> None:
 
 def test_examples_of_the_daemon_are_taken() -> None:
     examples = re.findall(r"sudo (writebackd [^\"]+)", (ROOT / "docs/man/pages.py").read_text())
-    assert len(examples) >= 2
-    for example in examples:
+    of_help = in_help(daemon_parser().format_help())
+    assert len(examples) >= 2 and len(of_help) >= 3
+    for example in examples + of_help:
+        assert example.startswith("writebackd")
         options = daemon_parser().parse_args(shlex.split(example)[1:])
         load_policy(options.policy, ROOT / "policies")
+
+
+# A word in capitals or brackets stands for something: nothing to run.
+PLACEHOLDER = re.compile(r"(?:^|[ =])(?:[A-Z]{3,}\b|\[|\.\.\.)|\|")
+QUOTED = re.compile(r"`(?:sudo )?(writebackctl [^`]+)`|^    +(?:sudo )?(writebackctl [^#\n]*)",
+                    re.MULTILINE)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+             "docs/man/pages.py", "agent/writebackd/cli/doctor.py", "systemd/writebackd.service",
+             "systemd/writebackd.catalog"],
+)  # fmt: skip
+def test_what_is_quoted_as_a_command_is_one(name: str) -> None:
+    """Those of the whole manual: not run, but taken by the parser."""
+    for found in QUOTED.findall((ROOT / name).read_text()):
+        command = re.sub(r"\s+", " ", "".join(found)).strip()
+        if PLACEHOLDER.search(command) or command.endswith(":"):
+            continue
+        try:
+            ctl._options(shlex.split(command)[1:])
+        except (SystemExit, CommandError):
+            pytest.fail(f"{name}: {command}")
+
+
+STUB = """#!/bin/sh
+echo "$(basename "$0") $*" >>{log}
+"""
+
+
+@pytest.fixture
+def stubbed(tmp_path: Path) -> Path:
+    """The scripts and the Makefile, in a tree whose tools only write down how they are called."""
+    for name in ("agent/run", "tests/run", "tests/demo", "Makefile"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    tools = [f"build/venv/bin/{name}"
+             for name in ("python", "writebackd", "ruff", "mypy", "lint-imports")]  # fmt: skip
+    for name in (*tools, "agent/setup.sh"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STUB.format(log=tmp_path / "log"))
+        path.chmod(0o755)
+    for name, text in (("sudo", 'exec "$@"'), ("id", "echo 0")):
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    return tmp_path
+
+
+def called(tree: Path, command: str) -> List[str]:
+    """How the tools of the tree are called by a command of the README, as it stands there."""
+    assert command in in_readme() or f"`{command}`" in README, command
+    environ = {**os.environ, "PATH": f"{tree}/bin:{os.environ['PATH']}"}
+    subprocess.run(
+        ["sh", "-c", command], cwd=tree, env=environ, stdin=subprocess.DEVNULL, timeout=60,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    log = tree / "log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return lines
+
+
+@pytest.mark.parametrize(
+    "command, wanted",
+    [("sudo agent/run", []), ("sudo agent/run --mode observe", ["--mode", "observe"])],
+)
+def test_agent_run_starts_the_daemon(stubbed: Path, command: str, wanted: List[str]) -> None:
+    setup, daemon = called(stubbed, command)
+    assert setup == "setup.sh run"
+    words = daemon.split()
+    assert words == ["writebackd", "--live", *wanted]
+    daemon_parser().parse_args(words[1:])
+
+
+def test_the_demo_and_the_benchmark_are_started_as_they_say(
+    stubbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup, demo_call = called(stubbed, "sudo tests/demo")
+    assert (setup, demo_call) == ("setup.sh lab", "python -m tests.lab.demo")
+    monkeypatch.setattr(demo, "demonstrate", lambda options: 0)
+    assert demo.main(demo_call.split()[3:]) == 0
+    setup, bench_call = called(stubbed, "sudo make bench QUICK=1")
+    assert setup == "setup.sh bench" and bench_call.startswith("python -m tests.lab.bench ")
+    assert bench.main([*bench_call.split()[3:], "--plan"]) == 0
+    assert "flood" in capsys.readouterr().out
+
+
+def test_tests_run_runs_every_layer_or_the_one_that_is_named(stubbed: Path) -> None:
+    lines = called(stubbed, "sudo tests/run")
+    for wanted in ("setup.sh test", "ruff check .", "mypy ", "lint-imports --no-logo",
+                   "python -m tests.sim.layer", "tests/unit", "tests/kernel", "tests/vm",
+                   "python -m tests.bench.probe_cost", "python -m tests.lab.bench"):  # fmt: skip
+        assert any(wanted in line for line in lines), (wanted, lines)
+    _, unit = called(stubbed, "tests/run unit")
+    assert unit == "python -m pytest --continue-on-collection-errors tests/unit"
+
+
+def test_make_clean_takes_what_was_built(stubbed: Path) -> None:
+    probe = stubbed / "agent/writebackd/_bpf"
+    probe.mkdir(parents=True)
+    assert called(stubbed, "make clean") == []
+    assert not probe.exists() and not (stubbed / "build").exists()
+
+
+def test_the_unit_can_be_enabled(tmp_path: Path) -> None:
+    assert "sudo systemctl enable --now writebackd" in in_readme()  # VMs start and stop it
+    if shutil.which("systemctl") is None:
+        pytest.skip("systemctl is missing: apt-get install systemd")
+    units = tmp_path / "usr/lib/systemd/system"
+    units.mkdir(parents=True)
+    for path in (ROOT / "systemd").glob("*.service"):
+        shutil.copy(path, units)
+    subprocess.run(["systemctl", f"--root={tmp_path}", "enable", "writebackd"], check=True,
+                   capture_output=True, timeout=20)  # fmt: skip
+    link = tmp_path / "etc/systemd/system/multi-user.target.wants/writebackd.service"
+    assert os.readlink(link) == "/usr/lib/systemd/system/writebackd.service"
+
+
+# Where the rest of the README's commands are run: a phrase of the test that does it.
+RUN_ELSEWHERE = {
+    "sudo make install": ("unit/test_package.py", '["make", "install", f"DESTDIR='),
+    "make install DESTDIR=DIR": ("unit/test_package.py", '["make", "install", f"DESTDIR='),
+    "sudo make uninstall": ("unit/test_package.py", '["make", "uninstall", f"DESTDIR='),
+    "pip install --config-settings btf=FILE .": ("unit/test_package.py", 'f"btf={btf}"'),
+    "pip install .": ("unit/test_package.py", "def build("),
+    "make install BTF=FILE": ("unit/test_package.py", '"WRITEBACKD_BTF"'),
+    "sudo systemctl daemon-reload": ("vm/inside/systemd_cases.py", '"daemon-reload"'),
+    "sudo journalctl --update-catalog": ("kernel/test_route_services.py", '"--update-catalog"'),
+}
+RUN_HERE = {
+    "sudo agent/run", "sudo agent/run --mode observe", "sudo tests/run", "tests/run unit",
+    "sudo tests/demo", "tests/demo", "sudo make bench QUICK=1", "make clean",
+    "sudo systemctl enable --now writebackd",
+}  # fmt: skip
+
+
+def test_every_command_of_the_readme_has_a_test_that_runs_it() -> None:
+    quoted = re.findall(
+        r"`((?:sudo )?(?:agent/run|tests/|make |pip |systemctl |journalctl )[^`]*)`", README
+    )
+    others = {c for c in (*in_readme(), *quoted) if "writebackctl" not in c}
+    assert others == RUN_HERE | RUN_ELSEWHERE.keys()
+    for command, (name, phrase) in RUN_ELSEWHERE.items():
+        assert phrase in (ROOT / "tests" / name).read_text(), command
 
 
 def test_the_policy_of_the_manual_has_no_errors(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
 from writebackd.policy.load import misplaced, packaged_dir, unused_drop_ins
 from writebackd.policy.rules import MemoryRule, Rule
-from writebackd.policy.schema import KEYS, SECTIONS, Key, Policy
+from writebackd.policy.schema import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key, Policy
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DIRS = ("usr/lib", "run", "etc")
@@ -626,7 +626,7 @@ def test_every_key_has_its_field() -> None:
         part = policy if section == "policy" else getattr(policy, section)
         wanted = {key.attribute for key in KEYS if key.section == section}
         fields = {field.name for field in dataclasses.fields(part)}
-        assert wanted == fields - {"settings", "origins", "files", "chosen", *SECTIONS}
+        assert wanted == fields - {"settings", "origins", "files", "chosen", "windows", *SECTIONS}
 
 
 @pytest.mark.parametrize("path", sorted((CHECKOUT / "policies").glob("*.conf")), ids=str)
@@ -693,13 +693,14 @@ def test_the_documented_table_is_the_table() -> None:
     ]
     coded = [
         (
-            f"[{key.section}]" + (", [device]" if key.per_device else ""),
+            f"[{key.section}]" + (", [device]" if key.per_device else "")
+            + (", [window]" if key in WINDOW_KEYS.values() and key is not WHEN else ""),
             key.name,
             key.kind.unit,
             key.default or "empty",
             key.range,
             key.doc,
         )
-        for key in KEYS
+        for key in (*KEYS, WHEN)
     ]
     assert documented == coded

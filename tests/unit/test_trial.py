@@ -33,6 +33,7 @@ from writebackd.model import (
     SyncSample,
 )
 from writebackd.policy import load_policy
+from writebackd.policy.timetable import Timetable
 from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.figures import Collector
 from writebackd.report.server import WRITE_VERBS, RequestError
@@ -395,7 +396,8 @@ def by_pin(host: Host) -> None:
 
 
 def by_reload(host: Host) -> None:
-    host.rig.daemon._loaded.append(replace(host.rig.daemon.policy, on_exit="keep", name="new"))
+    policy = replace(host.rig.daemon.policy, on_exit="keep", name="new")
+    host.rig.daemon._loaded.append(Timetable(policy))
     host.tick(2)
 
 

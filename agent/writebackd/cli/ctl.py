@@ -144,7 +144,9 @@ def _parser() -> argparse.ArgumentParser:
         help="leave it to the watcher where systemd restarts the daemon (for ExecStopPost=)",
     )  # fmt: skip
     verb("watch", "watch:watch", "restore when the daemon's lease runs out (a service of its own)")
-    verb("doctor", "doctor:doctor", "check whether this host can run writebackd; no daemon needed")
+    _add_doctor(
+        verb("doctor", "doctor:doctor", "check whether this host can run it; no daemon needed")
+    )
     _add_policy(verb("policy", "", "list, show, check or match policy files"), common)
     return parser
 
@@ -236,6 +238,18 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
         "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
     )
     replay.add_argument("--tape", type=Path, metavar="DIR", help="where the samples are")
+
+
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
+    doctor.add_argument(
+        "--bundle", nargs="?", const="", metavar="FILE",
+        help="write an archive for a bug report, without secrets, to FILE (default:"
+        " writebackd-bundle-TIME.tar.gz here)",
+    )  # fmt: skip
+    doctor.add_argument(
+        "--keep-host", action="store_true",
+        help="with --bundle: do not mask this host's name, and IP and MAC addresses",
+    )  # fmt: skip
 
 
 def _add_span(verb: argparse.ArgumentParser, devices: bool = True) -> None:

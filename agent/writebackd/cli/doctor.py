@@ -10,12 +10,12 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.lock import is_locked
 from writebackd.cli.client import NoDaemon, request
-from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.raid import raid
 from writebackd.cli.render import lever_lines, wants_colour
@@ -44,24 +44,35 @@ _MODULES = (
 
 
 def doctor(options: argparse.Namespace) -> int:
-    files = KernelFiles()
-    findings = [
-        *privileges(files),
-        *kernel(files, os.uname().release),
-        *libraries(),
-        *probe(),
-        *daemon(options.runtime_dir),
-        *raid(files),
-        *policies(),
-        *rivals(files),
-    ]
-    rows = [{"level": level, "text": text} for level, text in findings]
-    blocked = any(level == "blocker" for level, _ in findings)
+    if options.bundle is not None:
+        from writebackd.cli.bundle import bundle  # takes all other verbs with it
+
+        return bundle(options)
+    if options.keep_host:
+        raise CommandError("--keep-host says something of a bundle: add --bundle", USAGE)
+    found = findings(options.runtime_dir)
+    rows = [{"level": level, "text": text} for level, text in found]
+    blocked = any(level == "blocker" for level, _ in found)
     if options.json:
         show_json({"good": not blocked, "findings": rows})
     else:
         show(render_findings(rows, width(), wants_colour(sys.stdout)))
     return BAD_NEWS if blocked else GOOD
+
+
+def findings(runtime_dir: Path) -> List[Finding]:
+    """All that can be told of this host."""
+    files = KernelFiles()
+    return [
+        *privileges(files),
+        *kernel(files, os.uname().release),
+        *libraries(),
+        *probe(),
+        *daemon(runtime_dir),
+        *raid(files),
+        *policies(),
+        *rivals(files),
+    ]
 
 
 def privileges(files: KernelFiles) -> Iterator[Finding]:

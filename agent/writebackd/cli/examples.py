@@ -58,7 +58,10 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "verify": (("writebackctl verify", "exit code 1 when somebody changed a limit"),),
     "restore": (("sudo writebackctl restore", "put everything back, daemon or not"),),
     "watch": (("sudo writebackctl watch", "what writebackd-watch.service starts"),),
-    "doctor": (("sudo writebackctl doctor", "can it run here, and what stands in its way"),),
+    "doctor": (
+        ("sudo writebackctl doctor", "can it run here, and what stands in its way"),
+        ("sudo writebackctl doctor --bundle", "an archive for a bug report, without secrets"),
+    ),
     "metrics": (
         ("writebackctl metrics", "of the last tick, as Prometheus gets them"),
         ("writebackctl metrics --format prometheus", "in the older form, for promtool"),

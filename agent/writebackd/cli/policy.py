@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from dataclasses import asdict
-from typing import Any, Dict, List
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import GOOD, USAGE, CommandError
@@ -24,7 +26,8 @@ from writebackd.policy.match import (
     choose,
     without_unwanted_levers,
 )
-from writebackd.policy.schema import KEYS
+from writebackd.policy.schema import KEYS, WHEN
+from writebackd.policy.timetable import Open, read_timetable
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}
 
@@ -54,18 +57,30 @@ def show_(options: argparse.Namespace) -> int:
         if options.name is not None:
             policy = load_policy(options.name, options.config_dir)
         else:
-            policy = _in_force(options)
+            policy = _in_force(options.runtime_dir, options.config_dir)
+        opened = read_timetable(policy).at(time.time()).window
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
     if options.json:
-        show_json(_as_json(policy))
+        show_json(_as_json(policy, opened))
     elif options.effective:
-        show(render(policy).rstrip("\n"))
+        show(_rendered(policy, opened))
     else:
         for path in policy.files:
             with open(path, encoding="utf-8") as file:
                 show(f"# {path}\n{file.read().rstrip()}")
     return GOOD
+
+
+def effective(runtime_dir: Path) -> str:
+    """What `show --effective` prints. Raises PolicyError or CommandError."""
+    policy = _in_force(runtime_dir, None)
+    return _rendered(policy, read_timetable(policy).at(time.time()).window)
+
+
+def _rendered(policy: Policy, opened: Optional[Open]) -> str:
+    text = render(policy).rstrip("\n")
+    return f"{text}\n\n# {_now(opened)}" if policy.windows else text
 
 
 def check_(options: argparse.Namespace) -> int:
@@ -81,7 +96,7 @@ def check_(options: argparse.Namespace) -> int:
 
 def match_(options: argparse.Namespace) -> int:
     """Which policy a daemon without `--policy` takes on this host, and why."""
-    choice = _choose(options)
+    choice = _choose(options.runtime_dir, options.config_dir)
     if options.json:
         show_json(_match_json(choice))
     else:
@@ -91,21 +106,21 @@ def match_(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _choose(options: argparse.Namespace) -> Choice:
+def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
     try:
-        before = read_taken(options.runtime_dir)
-        return choose(read_facts(KernelFiles()), options.config_dir, before=before)
+        before = read_taken(runtime_dir)
+        return choose(read_facts(KernelFiles()), config_dir, before=before)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
 
 
-def _in_force(options: argparse.Namespace) -> Policy:
+def _in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
     """The policy of the running daemon; the one that it would take when none runs."""
     try:
-        status = request(options.runtime_dir, "status", timeout_s=1.0)
+        status = request(runtime_dir, "status", timeout_s=1.0)
     except NoDaemon:
-        return _choose(options).policy
-    policy = load_policy(str(status["policy"]), options.config_dir)
+        return _choose(runtime_dir, config_dir).policy
+    policy = load_policy(str(status["policy"]), config_dir)
     named = status.get("policy_reason", NAMED) == NAMED  # none in the answer of an older one
     return policy if named else without_unwanted_levers(policy)
 
@@ -171,7 +186,13 @@ def _evidence(finding: Finding) -> str:
     return f"{finding.evidence} (worth {finding.points}: {finding.wanted})"
 
 
-def _as_json(policy: Policy) -> Dict[str, Any]:
+def _now(opened: Optional[Open]) -> str:
+    if opened is None:
+        return "No window is open now."
+    return f"Window {opened.name} is open now, until {opened.until}: what it says is in force."
+
+
+def _as_json(policy: Policy, opened: Optional[Open]) -> Dict[str, Any]:
     values: Dict[str, Dict[str, Any]] = {}
     for key in KEYS:
         values.setdefault(key.section, {})[key.name] = {
@@ -183,4 +204,15 @@ def _as_json(policy: Policy) -> Dict[str, Any]:
             "value": setting.key.kind.format(setting.value),
             "from": setting.origin,
         }
-    return {"name": policy.name, "files": list(policy.files), "sections": values}
+    for window in policy.windows:
+        lines = {"when": {"value": WHEN.kind.format(window.when), "from": window.origin}}
+        for each in window.settings:
+            value = each.key.kind.format(each.value)
+            lines[each.key.name] = {"value": value, "from": each.origin}
+        values[f"window {window.name}"] = lines
+    return {
+        "name": policy.name,
+        "files": list(policy.files),
+        "sections": values,
+        "window": asdict(opened) if opened is not None else None,
+    }

@@ -181,7 +181,7 @@ def headline(status: Mapping[str, Any]) -> str:
     elif status.get("trial") is not None:
         mode += f" ({trial_words(status['trial'])})"
     return (
-        f"writebackd: {mode}, policy {status['policy']},"
+        f"writebackd: {mode}, policy {status['policy']}{in_window(status.get('window'))},"
         f" up {human.duration(status['uptime_s'])}, probe {status['probe']['backend']}"
     )
 
@@ -193,6 +193,11 @@ def trial_words(trial: Mapping[str, Any]) -> str:
     return (
         f"trial of {trial['device']}, block {trial['block']} of {trial['blocks']}: {arm}{after}"
     )
+
+
+def in_window(window: Optional[Mapping[str, Any]]) -> str:
+    """Which window of the policy is open; nothing where none is."""
+    return f" (window {clean(window['name'])} until {window['until']})" if window else ""
 
 
 def by_whom(pin: Optional[Mapping[str, Any]]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from datetime import timezone
 from pathlib import Path
 from typing import Any, Dict
 
@@ -16,6 +17,7 @@ from writebackd.cli.output import show, show_json
 from writebackd.cli.render import clean
 from writebackd.paths import SAMPLES
 from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.policy.timetable import local_zone
 from writebackd.report.replay import Tally, replay
 from writebackd.report.tape import TapeError, read_tape
 
@@ -26,7 +28,9 @@ def run(options: argparse.Namespace) -> int:
     tally = Tally()
     try:
         other = load_policy(options.policy, options.config_dir) if options.policy else None
-        for tick in replay(read_tape(directory, since_s, until_s), policy_of, other):
+        zone = local_zone() if other is not None and other.windows else timezone.utc
+        tape = read_tape(directory, since_s, until_s)
+        for tick in replay(tape, policy_of, other, zone):
             if since_s is None or tick.sample.wall_s >= since_s:
                 tally.add(tick)
     except PolicyError as error:

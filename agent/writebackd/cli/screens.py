@@ -7,7 +7,16 @@ import time
 from typing import Any, List, Mapping, Sequence
 
 from writebackd import human
-from writebackd.cli.render import Paint, as_text, by_whom, clean, labelled, trial_words, wrapped
+from writebackd.cli.render import (
+    Paint,
+    as_text,
+    by_whom,
+    clean,
+    in_window,
+    labelled,
+    trial_words,
+    wrapped,
+)
 
 Answer = Mapping[str, Any]
 
@@ -37,18 +46,20 @@ def render_why(why: Answer, width: int = 80, colour: bool = False) -> str:
 
 def _limit_title(why: Answer) -> str:
     limit = why["limit"]
+    policy = clean(why["policy"]) + in_window(why.get("window"))
     now = human.size(limit["threshold_bytes"])
     if limit["limit_bytes"] is None:
-        return f"limit {now}, as found ({why['mode']}, policy {clean(why['policy'])})"
+        return f"limit {now}, as found ({why['mode']}, policy {policy})"
     if why["mode"] == "observe":
-        return f"limit {now}; enforce would move it to {human.size(limit['goal_bytes'])}"
+        goal = human.size(limit["goal_bytes"])
+        return f"limit {now}; enforce would move it to {goal} (policy {policy})"
     text = (
         f"limit {human.size(limit['limit_bytes'])},"
         f" background {human.size(limit['background_bytes'])}"
     )
     if human.size(limit["goal_bytes"]) != human.size(limit["limit_bytes"]):
         text += f", on the way to {human.size(limit['goal_bytes'])}"
-    return f"{text} (policy {clean(why['policy'])})"
+    return f"{text} (policy {policy})"
 
 
 def _device_reasoning(device: Answer, width: int, paint: Paint) -> List[str]:

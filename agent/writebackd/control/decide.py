@@ -189,6 +189,15 @@ def _as_found(
     ), memory
 
 
+def rebounded(memory: Memory) -> Memory:
+    """The memory where another window has opened: the next goal is taken as it is.
+
+    Caps stay: without its own limit a device would have the one of the others until the global
+    limit has come down again.
+    """
+    return replace(memory, goal_bytes=None)
+
+
 def _noted(memory: Memory, sample: Sample) -> Memory:
     """Remember what others have set; for a limit of the global pair, yield."""
     if not sample.foreign:

@@ -32,6 +32,15 @@ _P = re.compile(rf"((?<!\S)-p)(?!-){_VALUE}")
 # -p X; -u user:X
 _P_NEXT = re.compile(r"(?:^|/)(?:sshpass|mongo\w*)$")
 _USER = frozenset(("-u", "-U", "--user", "--proxy-user"))
+# In files and logs: NAME = X, NAME: X, "NAME": "X"; headers of HTTP; and what is above, where
+# blanks part the words.
+_WRITTEN = re.compile(rf"""({_NAME}["']?\s*[:=]\s*)(?!\s){_VALUE}""", re.IGNORECASE)
+_HEADER = re.compile(r"""(authorization["']?\s*[:=]\s*)[^"'\n]+""", re.IGNORECASE)
+_BEARER = re.compile(r"(\bbearer\s+)[\w.~+/=-]+", re.IGNORECASE)
+_P_WITHIN = re.compile(r"(\b(?:sshpass|mongo\w*)\s(?:[^\n]*\s)?-p\s+)[^\s&'\"]+")
+_USER_WITHIN = re.compile(
+    r"((?<!\S)(?:-u|-U|--user|--proxy-user)[ =][^\s:]+:)(?!\d+(?:\s|$))[^\s&'\"]+"
+)
 
 
 def told(raw: str) -> str:
@@ -60,3 +69,17 @@ def _masked(word: str, mysql: bool) -> str:
     for pattern in (_WITHIN, _NEXT_WITHIN, _URL, *((_P,) if mysql else ())):
         word = pattern.sub(rf"\g<1>{MASK}", word)
     return word
+
+
+def told_text(text: str) -> str:
+    """Lines of a log or of a file, without what is obviously a secret."""
+    return "\n".join(_masked_line(line) for line in text.split("\n"))
+
+
+def _masked_line(line: str) -> str:
+    patterns = [_HEADER, _BEARER, _WITHIN, _NEXT_WITHIN, _WRITTEN, _URL, _P_WITHIN, _USER_WITHIN]
+    if _MYSQL.search(line):
+        patterns.append(_P)
+    for pattern in patterns:
+        line = pattern.sub(rf"\g<1>{MASK}", line)
+    return line

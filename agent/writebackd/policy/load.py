@@ -3,22 +3,38 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from . import schema, units
 from .parse import Assignment, Errors, did_you_mean, parse_lines, read_file, unknown_key
-from .schema import DEVICE_KEYS, KEYS, SECTIONS, DeviceSetting, Policy, PolicyError
+from .schema import (
+    DEVICE_KEYS,
+    KEYS,
+    SECTIONS,
+    WHEN,
+    WINDOW_KEYS,
+    DeviceSetting,
+    Key,
+    Policy,
+    PolicyError,
+    Window,
+    WindowSetting,
+)
+from .window import common_minute, format_minute
 
 DEFAULT_NAME = "default"
 # all.conf.d: drop-ins of every policy, so that what a site wants holds whichever class is taken.
 SITE_NAME = "all"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 _DEV_NULL = os.makedev(1, 3)
+# Each is compared with every other, and with every device section.
+_MOST_WINDOWS = 32
 
 
 def packaged_dir() -> Path:
@@ -168,6 +184,9 @@ class _Merger:
         self.origins: Dict[Tuple[str, str], str] = dict.fromkeys(self.values, "default")
         self.settings: List[DeviceSetting] = []
         self.sections: Set[str] = set()  # globs that have a [device GLOB] section
+        self.windows: Dict[str, Dict[Key, WindowSetting]] = {}  # by name, in the order read
+        self.window = ""  # whose time this one is of; see _within()
+        self.inside: List["_Merger"] = []  # one for each window, once all is read
         # Keys whose text was wrong: their checks against other keys would only confuse.
         self.broken: Set[Tuple[str, str]] = set()
 
@@ -190,13 +209,19 @@ class _Merger:
             self._add(line)
 
     def _add(self, line: Assignment) -> None:
-        glob = line.section[len("device ") :] if line.section.startswith("device ") else ""
-        known = (
-            DEVICE_KEYS if glob else {key.name: key for key in KEYS if key.section == line.section}
-        )
+        kind, _, name = line.section.partition(" ")
+        glob = name if kind == "device" else ""
+        if glob:
+            known = DEVICE_KEYS
+        elif kind == "window":
+            known = WINDOW_KEYS
+        else:
+            known = {key.name: key for key in KEYS if key.section == line.section}
         key = known.get(line.key)
         if key is None:
             self.errors.add(line.origin, unknown_key(line, known))
+            if kind == "window":
+                self.broken.add((line.section, line.key))
             return
         try:
             value = key.parse(line.value)
@@ -217,6 +242,11 @@ class _Merger:
             self._count_section(glob, line.origin)
             self.settings = [old for old in self.settings if (old.glob, old.key) != (glob, key)]
             self.settings.append(DeviceSetting(glob, key, value, line.origin))
+        elif kind == "window":
+            self.windows.setdefault(name, {})[key] = WindowSetting(key, value, line.origin)
+            if len(self.windows) > _MOST_WINDOWS:
+                self.errors.add(line.origin, f"more than {_MOST_WINDOWS} [window NAME] sections")
+                self.errors.raise_any()
         else:
             self.values[key.section, key.name] = value
 
@@ -232,20 +262,68 @@ class _Merger:
 
     def finish(self) -> None:
         """Checks of keys against each other; raises PolicyError when anything was wrong."""
+        self.inside = [self._within(name) for name in self.windows]
+        self._check_bounds()
+        self._check_alerts()
+        self._check_devices()
+        for each in self.inside:
+            self._check_window(each)
+        self._check_overlaps()
+        self.errors.raise_any()
+
+    def _check_bounds(self) -> None:
         self._check_order("floor", "ceiling", "")
         self._check_order("allowed-delay", "drain-time", "")
         for glob in dict.fromkeys(setting.glob for setting in self.settings):
             self._check_order("floor", "ceiling", glob)
             self._check_order("allowed-delay", "drain-time", glob)
         self._check_rest()
-        self._check_alerts()
-        self._check_devices()
-        self.errors.raise_any()
+
+    def _within(self, name: str) -> "_Merger":
+        """What it all comes to while a window is open."""
+        inside = copy.copy(self)
+        inside.window = name
+        changed = {(each.key.section, each.key.name): each for each in self.windows[name].values()}
+        inside.values = {**self.values, **{where: each.value for where, each in changed.items()}}
+        inside.origins = {**self.origins, **{where: each.origin for where, each in changed.items()}}
+        own = f"window {name}"
+        inside.broken = {
+            (WINDOW_KEYS[key].section, key) if section == own and key in WINDOW_KEYS
+            else (section, key)
+            for section, key in self.broken
+        }
+        return inside
+
+    def _check_window(self, inside: "_Merger") -> None:
+        name, lines = inside.window, self.windows[inside.window]
+        first = next(iter(lines.values())).origin
+        wrong = any(section == f"window {name}" for section, _ in self.broken)
+        if WHEN not in lines and not wrong:
+            self.errors.add(first, f"window {name} has no when: write 'when = {WHEN.kind.example}'")
+        elif lines.keys() == {WHEN} and not wrong and lines[WHEN].value is not None:
+            self.errors.add(first, f"window {name} changes nothing: add what is to be other then")
+        inside._check_bounds()
+
+    def _check_overlaps(self) -> None:
+        """Of two open windows one would have to win, and nobody would see which."""
+        known = [(name, lines[WHEN]) for name, lines in self.windows.items() if WHEN in lines]
+        for number, (name, setting) in enumerate(known):
+            for other, earlier in known[:number]:
+                if setting.value is None or earlier.value is None:
+                    continue
+                minute = common_minute(setting.value, earlier.value)
+                if minute is not None:
+                    self.errors.add(
+                        setting.origin,
+                        f"when: window {name} is open on {format_minute(minute)}, as window "
+                        f"{other} is ({earlier.origin}): end one before the other begins",
+                    )
 
     def _is_broken(self, glob: str, *names: str) -> bool:
+        # What is wrong in another section says nothing of this one.
+        apart = ("window ",) if glob else ("device ", "window ")
         return any(
-            name in names and (glob or not section.startswith("device "))
-            for section, name in self.broken
+            name in names and not section.startswith(apart) for section, name in self.broken
         )
 
     def _in_force(self, name: str, glob: str) -> Tuple[Any, str]:
@@ -268,6 +346,11 @@ class _Merger:
             return
         # Point at the line somebody wrote last: the other one may be a default.
         own = low_origin != "default" and not (glob and low_origin == unset[0])
+        if self.window:
+            changed = {each.origin for each in self.windows[self.window].values()}
+            if not changed & {low_origin, high_origin}:
+                return  # wrong all the time, and told so
+            own = low_origin in changed
         name, origin = (small, low_origin) if own else (large, high_origin)
         write = DEVICE_KEYS[small].kind.format
         where = f" for device {glob}" if glob else ""
@@ -275,8 +358,12 @@ class _Merger:
             origin,
             f"{name}: {small} {write(low)} ({low_origin}) is above {large} "
             f"{write(high)} ({high_origin}){where}: lower {small} or "
-            f"raise {large}",
+            f"raise {large}{self._while}",
         )
+
+    @property
+    def _while(self) -> str:
+        return f", in window {self.window}" if self.window else ""
 
     def _check_rest(self) -> None:
         where = ("limits", "rest")
@@ -284,13 +371,18 @@ class _Merger:
         if self._is_broken("", "rest", "floor", "ceiling") or floor > ceiling:
             return
         inside = min(max(self.values[where], floor), ceiling)
-        if inside != self.values[where] and self.origins[where] != "default":
+        told = self.window and not {"rest", "floor", "ceiling"} & {
+            key.name for key in self.windows[self.window]
+        }
+        if told:
+            pass  # wrong all the time
+        elif inside != self.values[where] and self.origins[where] != "default":
             bounds = f"{units.format_size(floor)} to {units.format_size(ceiling)}"
             self.errors.add(
                 self.origins[where],
                 "rest: "
                 f"{units.format_size(self.values[where])} is outside of floor and "
-                f"ceiling: use {bounds}",
+                f"ceiling: use {bounds}{self._while}",
             )
         # A default moves along with bounds that leave it outside.
         self.values[where] = inside
@@ -347,7 +439,29 @@ class _Merger:
             history=schema.Kept(**fields["history"]),
             origins=dict(self.origins),
             files=tuple(str(path) for path in files),
+            windows=tuple(self._windows()),
         )
+
+    def _windows(self) -> Iterator[Window]:
+        """Those that ever open."""
+        for inside in self.inside:
+            lines = self.windows[inside.window]
+            opens = lines.get(WHEN)
+            if opens is None or opens.value is None:
+                continue
+            fields: Dict[str, Dict[str, Any]] = {"limits": {}, "objective": {}}
+            for key in KEYS:
+                if key.section in fields:
+                    value = inside.values[key.section, key.name]
+                    fields[key.section][key.attribute] = value
+            yield Window(
+                name=inside.window,
+                when=opens.value,
+                settings=tuple(each for key, each in lines.items() if key is not WHEN),
+                limits=schema.Limits(**fields["limits"]),
+                objective=schema.Objective(**fields["objective"]),
+                origin=opens.origin,
+            )
 
 
 @dataclass(frozen=True)
@@ -451,4 +565,10 @@ def render(policy: Policy) -> str:
             lines += ["", f"[device {glob}]"]
         value = setting.key.kind.format(setting.value)
         lines += [f"# {setting.origin}", f"{setting.key.name} = {value}"]
+    for window in policy.windows:
+        lines += ["", f"[window {window.name}]"]
+        lines += [f"# {window.origin}", f"when = {WHEN.kind.format(window.when)}"]
+        for each in window.settings:
+            value = each.key.kind.format(each.value)
+            lines += [f"# {each.origin}", f"{each.key.name} = {value}"]
     return "\n".join(lines) + "\n"

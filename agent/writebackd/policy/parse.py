@@ -7,6 +7,7 @@ configparser is not used: it forgets line numbers, and ``file:line`` is what an 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,7 @@ from .schema import KEYS, SECTIONS, PolicyError
 MAX_FILE_BYTES = 1 << 20
 # A wrong file (a log, an image) has an error in every line; nobody reads more than this.
 MAX_ERRORS = 100
+_WINDOW = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Assignment(NamedTuple):
@@ -123,13 +125,25 @@ def _section(header: str, origin: str, errors: Errors) -> str:
         except units.UnitError as error:
             errors.add(origin, f"[{units.shorten(name)}]: {error}")
             return ""
+    if words[:1] == ["window"]:
+        if len(words) != 2 or not _WINDOW.fullmatch(words[1]):
+            errors.add(
+                origin,
+                f"[{units.shorten(name)}] needs one name of letters, digits and -_.: write "
+                "[window night]",
+            )
+            return ""
+        return name
     hint = did_you_mean(name, SECTIONS, "[{}]")
+    if words[:1] == ["windows"]:
+        hint = ": for values at certain times write [window NAME]"
     if words[:1] == ["devices"]:
         hint = ": for values of one device write [device NAME]"
     known = ", ".join(f"[{each}]" for each in SECTIONS)
     errors.add(
         origin,
-        f"unknown section [{units.shorten(name)}]{hint} (sections are {known}, [device NAME])",
+        f"unknown section [{units.shorten(name)}]{hint} (sections are {known}, [device NAME], "
+        "[window NAME])",
     )
     return ""
 
@@ -147,6 +161,8 @@ def unknown_key(line: Assignment, known: Iterable[str]) -> str:
     owner = next((key.section for key in KEYS if key.name == line.key), None)
     if owner is not None and line.section.startswith("device "):
         return f"{name} cannot be set per device, only {', '.join(known)} can: move it to [{owner}]"
+    if owner is not None and line.section.startswith("window "):
+        return f"{name} cannot be set per window, only {', '.join(known)} can: move it to [{owner}]"
     if owner is not None:
         return f"{name} does not belong in [{line.section}]: move it to [{owner}]"
     hint = did_you_mean(line.key, [key.name for key in KEYS]) or f": use {', '.join(known)}"

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
 
-from . import rules, units
+from . import rules, units, window
 
 
 class PolicyError(Exception):
@@ -65,6 +65,7 @@ URLS = Kind("URLs", units.parse_urls, units.format_devices, "http://127.0.0.1:90
 ADDRESSES = Kind("addresses", units.parse_addresses, units.format_devices, "root ops@example.org")
 PATH = Kind("path", units.parse_path, _text, "/usr/local/bin/page")
 TEXT = Kind("text", _text, _text, "some text")
+HOURS = Kind("hours", window.parse_when, window.format_when, "Mon..Fri 22:00-06:00")
 DRIVERS_RULE = Kind("rule", rules.parse_drivers, rules.format_rule, "40: nvme")
 CACHE_RULE = Kind("rule", rules.parse_cache, rules.format_rule, "40: controller")
 ROTATIONAL_RULE = Kind("rule", rules.parse_rotational, rules.format_rule, "20: no")
@@ -267,6 +268,17 @@ KEYS: Tuple[Key, ...] = (
 # fmt: on
 
 DEVICE_KEYS: Mapping[str, Key] = {key.name: key for key in KEYS if key.per_device}
+WHEN = Key(
+    "window", "when", HOURS, "", "", "",
+    "Days on which it opens, and from when to when, by the host's clock. Without days: every day; "
+    "empty: never.", may_be_empty=True,
+)  # fmt: skip
+# What a [window NAME] may say; the lease is taken once, at the start.
+WINDOW_KEYS: Mapping[str, Key] = {
+    key.name: key
+    for key in (WHEN, *KEYS)
+    if key.section in ("window", "limits", "objective") and key.name != "lease"
+}
 SECTIONS: Tuple[str, ...] = tuple(dict.fromkeys(key.section for key in KEYS))
 
 
@@ -432,6 +444,27 @@ class DeviceSetting:
 
 
 @dataclass(frozen=True)
+class WindowSetting:
+    """One line of a ``[window NAME]`` section."""
+
+    key: Key
+    value: Any
+    origin: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A time in which [limits] and [objective] are others; they are all here, changed or not."""
+
+    name: str
+    when: window.When
+    settings: Tuple[WindowSetting, ...]  # `when` left out
+    limits: Limits
+    objective: Objective
+    origin: str = field(compare=False)  # of `when`
+
+
+@dataclass(frozen=True)
 class Devices:
     """[devices] and, in the order they were read, the lines of all [device GLOB] sections."""
 
@@ -464,6 +497,17 @@ class Policy:
     files: Tuple[str, ...] = field(compare=False)
     # Why this one and no other, in words.
     chosen: str = field(default="", compare=False)
+    windows: Tuple[Window, ...] = ()  # of which at most one is open
+
+    def within(self, window: Optional[Window]) -> "Policy":
+        """What the policy is while the window is open, or none: one without windows."""
+        if window is None:
+            return replace(self, windows=()) if self.windows else self
+        changed = {(each.key.section, each.key.name): each.origin for each in window.settings}
+        return replace(
+            self, limits=window.limits, objective=window.objective, windows=(),
+            origins={**self.origins, **changed},
+        )  # fmt: skip
 
     def value(self, key: Key) -> Any:
         """The value of `key`, of the section that it belongs to."""

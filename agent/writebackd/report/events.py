@@ -9,6 +9,7 @@ from typing import List, Optional, Sequence, Tuple
 from writebackd.alert.routes import Happening, What
 from writebackd.alert.routes.words import happening_json, headline, line
 from writebackd.model import Action, DeviceDecision, Mode
+from writebackd.policy.timetable import Open
 from writebackd.report.entry import LIMITS
 from writebackd.report.history import Event
 from writebackd.report.snapshot import Snapshot
@@ -30,6 +31,9 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
                 f"{now.mode.value}, probe {now.probe.backend}",
             )
         )
+    changed = window_in_words(last.window if last else None, now.window)
+    if changed:
+        events.append(Event(wall_s, "window", text=changed))
     if now.sample.foreign:
         said = "; ".join(
             f"{write.who} set {write.lever}={write.value}" for write in now.sample.foreign
@@ -57,6 +61,15 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             )
         )
     return events
+
+
+def window_in_words(before: Optional[Open], now: Optional[Open]) -> str:
+    """What became of the policy's windows; empty where the same one is open, or none still."""
+    if (before.name if before else None) == (now.name if now else None):
+        return ""
+    over = f"window {before.name} is over" if before else ""
+    opened = f"window {now.name} is open until {now.until}" if now else ""
+    return "; ".join(filter(None, (over, opened)))
 
 
 def alert_events(happened: Sequence[Happening], host: str, runbook: str) -> List[Event]:

@@ -44,7 +44,7 @@ class Event:
     """One line of history; None where a figure does not apply or is not known."""
 
     wall_s: float
-    kind: str  # decision, action, mode, pin, forget, foreign, alert, start, stop
+    kind: str  # decision, action, mode, pin, forget, foreign, window, alert, start, stop
     device: Optional[str] = None
     decision_id: Optional[str] = None  # of an alert: its own, from begin to end
     state: Optional[str] = None  # of an alert: its severity, or resolved

@@ -281,7 +281,8 @@ def _moments(events: Sequence[Event]) -> List[Mark]:
     return [
         Mark(event.wall_s, event.wall_s, event.kind, f"{event.kind}: {event.text}")
         for event in events
-        if event.kind in ("start", "stop", "mode", "pin", "trial", "forget", "foreign")
+        if event.kind
+        in ("start", "stop", "mode", "pin", "trial", "forget", "foreign", "window")
     ]
 
 

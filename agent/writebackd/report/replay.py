@@ -8,12 +8,14 @@ So it tells what that policy would have decided on seeing this, not how the disk
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timezone, tzinfo
 from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from writebackd.control.decide import decide
+from writebackd.control.decide import decide, rebounded
 from writebackd.estimate.estimate import estimate
 from writebackd.model import Decision, Memory, Sample, replace
 from writebackd.policy import Policy
+from writebackd.policy.timetable import Timetable
 from writebackd.report.tape import Outcome, Recorded, outcome_of
 
 # Differences that are told one by one.
@@ -35,14 +37,20 @@ class Replayed:
 
 
 def replay(
-    ticks: Iterable[Recorded], load: Callable[[str], Policy], other: Optional[Policy] = None
+    ticks: Iterable[Recorded],
+    load: Callable[[str], Policy],
+    other: Optional[Policy] = None,
+    zone: tzinfo = timezone.utc,
 ) -> Iterator[Replayed]:
     """Each tick decided again. `load` makes a policy of a file's text; `other` takes its place.
 
-    Raises what `load` raises.
+    Its windows are open by the clock of then in `zone`; of the policy of then what was in force
+    is on the tape. Raises what `load` raises.
     """
     memory: Optional[Memory] = None
     known: Dict[str, Policy] = {}
+    timetable = Timetable(other, zone) if other is not None else None
+    last: Optional[Policy] = None
     for tick in ticks:
         if tick.memory is not None:
             if memory is None or other is None:
@@ -55,8 +63,13 @@ def replay(
                 )
         if memory is None:
             continue  # the beginning was lost
-        policy = other
-        if policy is None:
+        policy: Optional[Policy]
+        if timetable is not None:
+            policy = timetable.at(tick.sample.wall_s).policy
+            if last is not None and policy is not last:
+                memory = rebounded(memory)
+            last = policy
+        else:
             policy = known.get(tick.policy)
             if policy is None:
                 policy = known[tick.policy] = load(tick.policy)

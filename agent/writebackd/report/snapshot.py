@@ -19,6 +19,7 @@ from writebackd.model import (
     Sample,
     VmLimits,
 )
+from writebackd.policy.timetable import Open
 from writebackd.report.totals import Totals
 
 
@@ -60,3 +61,4 @@ class Snapshot:
     routes: Tuple[RouteState, ...] = ()  # where that is told
     runbook: str = ""  # its address
     pinned: Optional[Pinned] = None
+    window: Optional[Open] = None  # of the policy, that is open

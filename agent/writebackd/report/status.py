@@ -8,6 +8,7 @@ the same.  What is not known is None (null), never zero.
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
@@ -55,6 +56,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
         "policy_reason": snapshot.policy_chosen,
+        "window": asdict(snapshot.window) if snapshot.window is not None else None,
         "time_s": _number(sample.wall_s),
         "uptime_s": _number(max(0.0, sample.time_s - snapshot.started_s)),
         "yielded": memory.yielded,
@@ -137,6 +139,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
     return {
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
+        "window": asdict(snapshot.window) if snapshot.window is not None else None,
         "limit": {
             "limit_bytes": decision.limit_bytes,
             "background_bytes": decision.background_bytes,

@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""doctor --bundle: all that helps, no secret, and no part that can spoil the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import string
+import tarfile
+import time
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import schema
+from test_ctl import FakeDaemon
+from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
+from writebackd.cli import bundle as bundle_module
+from writebackd.cli import ctl, doctor
+from writebackd.cli.bundle import bundle
+from writebackd.cli.collect import COLLECTORS, Host, mount_line
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.mask import Mask, mask_of
+from writebackd.kernel.files import KernelFiles
+from writebackd.model import Learned
+from writebackd.report.history import Event, History
+from writebackd.report.keeper import encode
+
+SERIAL, WWID = "WD-WCC4E7XK31PL", "naa.50014ee2b7c0a1f3"
+GONE = "naa.600605b00a1b2c3d4e5f60718293a4b5"  # a disk that is there no more
+# What may be in no part, with what it is.
+SECRETS = {
+    "hunter2": "password in a command line", "hunter3": "the same, as the next word",
+    "hunter4": "MySQL's -p", "hunter5": "user:password of curl", "hunter6": "password in a URL",
+    "hunter7": "token in the path of a URL", "hunter8": "token in a policy that is refused",
+    "hunter9": "environment of a unit", "hunter10": "our own environment",
+    "hunter11": "bearer token", "hunter12": "password of a mount", "hunter13": "password in a "
+    "comment", "dbhost7": "name of the host", "192.0.2.77": "its address",
+    "2001:db8::77": "the same", "00:16:3e:5a:77:01": "its card", "WCC4E7XK31PL": "serial number",
+    "50014ee2b7c0a1f3": "wwid", "600605b00a1b2c3d4e5f60718293a4b5": "wwid of a disk that is gone",
+    "0a1b2c3d-1111-2222-3333-444455556666": "UUID", "alice": "a home directory",
+    "ops@example.org": "mail address", "nas.example.net": "a server", "f00dfacef00dfacef00dfacef00d"
+    "face": "machine-id",
+}  # fmt: skip
+
+
+def put(root: Path, name: str, text: str) -> None:
+    path = root / name.lstrip("/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host full of secrets, and of what a bug report is about."""
+    root = tmp_path / "root"
+    put(root, "/etc/hostname", "dbhost7.example.net\n")
+    put(root, "/etc/machine-id", "f00dfacef00dfacef00dfacef00dface\n")
+    put(root, "/etc/os-release", 'PRETTY_NAME="Debian 13"\n')
+    put(root, "/etc/writebackd/policies.d/all.conf.d/a.conf", "\n".join([
+        "[alerts]", "alertmanager = http://bob:hunter6@192.0.2.77:9093",
+        "exec = https://hooks.example.net/services/hunter7", "mail = ops@example.org",
+        "token = hunter8", "# password: hunter13", "[limits]", "floor = 2M",
+    ]))  # fmt: skip
+    put(root, "/etc/systemd/system/writebackd.service.d/a.conf",
+        "[Service]\nEnvironment=PROXY=hunter9\nNice=-5\n")
+    put(root, "/proc/vmstat", "nr_free_pages 1\nnr_dirty 77\nnr_dirty_threshold 99\nthp_x 1")
+    put(root, "/proc/meminfo", "MemTotal: 1 kB\nDirty: 5 kB\nHugepagesize: 1 kB")
+    put(root, "/proc/diskstats", "8 0 sda 1 2 3")
+    put(root, "/proc/sys/vm/dirty_bytes", "15728640")
+    put(root, "/proc/self/mountinfo", "\n".join([
+        "30 1 8:1 / / rw - ext4 /dev/sda1 rw",
+        "31 1 8:2 / /home/alice rw - ext4 /dev/disk/by-id/ata-X_" + SERIAL + " rw",
+        "32 1 0:40 / /srv rw - cifs //nas.example.net/s rw,username=bob,password=hunter12",
+        "33 1 0:41 / /nfs rw - nfs4 nas.example.net:/x rw,addr=192.0.2.77",
+    ]))  # fmt: skip
+    for name, text in (
+        ("dev", "8:0"), ("device/model", "WDC WD40EFRX-68N32N0"), ("device/serial", SERIAL),
+        ("device/wwid", WWID), ("device/vpd_pg83", f"\1ATA WDC WD40EFRX-68N32N0 {SERIAL}"),
+        ("queue/nr_requests", "64"),
+    ):  # fmt: skip
+        put(root, f"/sys/block/sda/{name}", text)
+    put(root, "/run/udev/data/b8:0", f"E:ID_SERIAL=WDC_WD40EFRX-68N32N0_{SERIAL}\n")
+    put(root, "/sys/class/bdi/8:0/max_ratio", "100")
+    put(root, f"/boot/config-{os.uname().release}", "CONFIG_HZ=250\nCONFIG_FOO=1\n"
+        "# CONFIG_PSI is not set")
+    tools = tmp_path / "tools"
+    put(tools, "journalctl", "#!/bin/sh\nenv\necho 'pid 7, command line: pg_dump "
+        "--password hunter3 by dbhost7 at 192.0.2.77, [2001:db8::77], 00:16:3e:5a:77:01'\n"
+        "echo '0a1b2c3d-1111-2222-3333-444455556666 Authorization: Bearer hunter11'\n"
+        "echo '12:34:56 kernel 6.1.0 on 8:0 at 127.0.0.1 is slow, unit a@b-main.service'\n")
+    put(tools, "systemctl", "#!/bin/sh\necho ActiveState=active\n")
+    for name in ("journalctl", "systemctl"):
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("BACKUP_KEY", "hunter10")
+    for name in ("probe", "policies", "rivals"):  # take seconds
+        monkeypatch.setattr(doctor, name, lambda *args: iter(()))
+    return root
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    """One with an alert, a history and something learned that tell more than they should."""
+    history = History(tmp_path / "history.db")
+    said = "mysqldump -phunter4 x by curl -u bob:hunter5 http://x/ on ata-" + SERIAL
+    history.record(Event(time.time() - 60, "foreign", text=said))
+    history.record(Event(time.time() - 3 * 86400, "mode", text="of three days ago"))
+    assert history.close(5.0)
+    learned = {f"{name}, cache write back": Learned() for name in (WWID, GONE)}
+    (tmp_path / "learned.json").write_bytes(encode(learned))
+    (tmp_path / "ledger.json").write_text('{"boot_id": "0a1b2c3d-1111-2222-3333-444455556666"}')
+    fake = FakeDaemon(tmp_path)
+    culprit = Culprit(pid=7, comm="dd", cmdline="dd --password=hunter2 of=/home/alice/x")
+    alert = Alert(
+        AlertName.STALL, "sda", Severity.WARNING, Cause.UNKNOWN, fake.snapshot.sample.wall_s,
+        "it hangs", "nothing", culprits=(culprit,),
+    )  # fmt: skip
+    fake.snapshot = replace(fake.snapshot, state_dir=str(tmp_path), alerts=(alert,))
+    yield fake
+    fake.stop()
+
+
+def make(tmp_path: Path, root: Path, name: str = "b.tar.gz", **more: Any) -> Dict[str, str]:
+    """The members of a bundle, by their names."""
+    options = {"keep_host": False, "json": False, "runtime_dir": tmp_path, **more}
+    assert bundle(Namespace(bundle=str(tmp_path / name), **options), KernelFiles(root)) == GOOD
+    return members(tmp_path / name)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    few = tuple(each for each in COLLECTORS if each[0] in names)
+    assert len(few) == len(names)
+    monkeypatch.setattr(bundle_module, "COLLECTORS", few)
+
+
+def members(path: Path) -> Dict[str, str]:
+    found = {}
+    with tarfile.open(path) as archive:
+        for each in archive:
+            file = archive.extractfile(each)
+            assert file is not None and each.mode == 0o600 and (each.uname, each.uid) == ("", 0)
+            found[each.name.partition("/")[2]] = file.read().decode()
+    return found
+
+
+def test_no_secret_is_in_any_part_and_what_helps_is(
+    tmp_path: Path, root: Path, daemon: FakeDaemon
+) -> None:
+    parts = make(tmp_path, root)
+    assert set(parts) == {"MANIFEST", *(name for name, _ in COLLECTORS)}
+    for secret, what in SECRETS.items():
+        for name, text in parts.items():
+            assert secret not in text, f"{what} in {name}"
+    raw = (tmp_path / "b.tar.gz").read_bytes()
+    assert b"dbhost7" not in raw
+    for name, helps in (
+        ("vm.txt", "vm.dirty_bytes = 15728640"), ("vm.txt", "nr_dirty 77"),
+        ("block.txt", "device/model=WDC WD40EFRX-68N32N0"), ("block.txt", "nr_requests 64"),
+        ("bdi.txt", "max_ratio 100"), ("mountinfo.txt", "/ / rw - ext4 /dev/sda1 rw"),
+        ("mountinfo.txt", "/srv rw - cifs *** ***"), ("kernel.txt", "CONFIG_HZ=250"),
+        ("kernel.txt", "# CONFIG_PSI is not set"), ("policy.conf", "ceiling = "),
+        ("policy-files.txt", "floor = 2M"), ("policy-files.txt", "token = ***"),
+        ("policy-files.txt", "alertmanager = http://***"), ("unit.txt", "Nice=-5"),
+        ("unit.txt", "Environment=***"), ("unit.txt", "ActiveState=active"),
+        ("journal.txt", "--password *** by host at ip-"), ("versions.txt", "Debian 13"),
+        ("journal.txt", "12:34:56 kernel 6.1.0 on 8:0 at 127.0.0.1 is slow, unit a@b-main.service"),
+        ("alerts.json", "dd --password=*** of=/home/user-"), ("run.txt", '"boot_id": "uuid-'),
+        ("history.jsonl", "mysqldump -p*** x by curl -u bob:*** http://***"),
+        ("learned.json", '"disk": "disk-'), ("status.json", '"name": "sda"'),
+        ("why.json", '"steps"'), ("metrics.txt", "writebackd_"), ("MANIFEST", "Not in it"),
+    ):  # fmt: skip
+        assert helps in parts[name], (name, helps, parts[name])
+    assert "thp_x" not in parts["vm.txt"] and "CONFIG_FOO" not in parts["kernel.txt"]
+    assert "of three days ago" not in parts["history.jsonl"]
+    for name in parts:
+        assert name == "MANIFEST" or f"  {name} " in parts["MANIFEST"]
+    assert "  secret  " in parts["MANIFEST"] and "  number  " in parts["MANIFEST"]
+
+
+def test_what_is_masked_stays_apart_and_the_same(
+    tmp_path: Path, root: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ("learned.json", "mountinfo.txt")
+    only(monkeypatch, *wanted)
+    one, two = make(tmp_path, root), make(tmp_path, root, "two.tar.gz")
+    assert [one[name] for name in wanted] == [two[name] for name in wanted]
+    disks = {row["disk"] for row in json.loads(one["learned.json"])}
+    assert len(disks) == 2
+    assert "ata-X_WD-number-" in one["mountinfo.txt"]
+    put(root, "/etc/machine-id", "another")
+    assert make(tmp_path, root, "three.tar.gz")["learned.json"] != one["learned.json"]
+
+
+def test_the_host_is_told_where_that_is_asked_for(
+    tmp_path: Path, root: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "journal.txt", "history.jsonl", "policy-files.txt", "unit.txt")
+    parts = make(tmp_path, root, keep_host=True)
+    assert "by dbhost7 at 192.0.2.77, [2001:db8::77], 00:16:3e:5a:77:01" in parts["journal.txt"]
+    assert "Not masked, as --keep-host asked for" in parts["MANIFEST"]
+    for secret in SECRETS:
+        if secret.startswith("hunter"):
+            assert not any(secret in text for text in parts.values()), secret
+
+
+def test_without_a_daemon_the_rest_is_there_and_the_manifest_says_so(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = make(tmp_path, root, runtime_dir=tmp_path / "none")
+    assert {"doctor.txt", "vm.txt", "policy.conf", "journal.txt"} <= set(parts)
+    for name in ("status.json", "why.json", "alerts.json"):
+        assert name not in parts
+        assert f"  {name:<24}no daemon at {tmp_path}/none/control.sock" in parts["MANIFEST"]
+    assert "without status.json" in capsys.readouterr().out
+
+
+def test_a_part_that_hangs_fails_or_is_too_large_costs_that_part_alone(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+
+    def hang(host: Host) -> str:
+        (tmp_path / "pid.new").write_text(str(os.spawnlp(os.P_NOWAIT, "sleep", "sleep", "60")))
+        os.rename(tmp_path / "pid.new", pid_file)
+        time.sleep(60)
+        return ""
+
+    def fail(host: Host) -> str:
+        raise RuntimeError("--password=hunter2 was wrong")
+
+    def crash(host: Host) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return ""
+
+    collectors: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
+        ("hang.txt", hang), ("fail.txt", fail), ("crash.txt", crash),
+        ("large.txt", lambda host: "0123456\n" * 10_000 + "password=hunter2"),
+        ("odd.txt", lambda host: "\udcff\ud800"), ("last.txt", lambda host: "well"),
+    )  # fmt: skip
+    monkeypatch.setattr(bundle_module, "COLLECTORS", collectors)
+    monkeypatch.setattr(bundle_module, "LIMIT_S", 2.0)
+    monkeypatch.setattr(bundle_module, "MOST_BYTES", 10_003)
+    before, begun_s = len(os.listdir("/proc/self/fd")), time.monotonic()
+    parts = make(tmp_path, root)
+    assert time.monotonic() - begun_s < 30
+    assert set(parts) == {"MANIFEST", "large.txt", "odd.txt", "last.txt"}
+    assert parts["last.txt"] == "well\n"
+    assert parts["large.txt"] == "0123456\n" * 1250 + "[cut: more than 10K]\n"
+    manifest = " ".join(parts["MANIFEST"].split())
+    for said in ("hang.txt no end after 2 s", "fail.txt --password=*** was wrong",
+                 "crash.txt it ended without a word", "large.txt 10021 bytes, cut"):  # fmt: skip
+        assert said in manifest, manifest
+    # What it had started ended with it, and nothing of it is left here.
+    sleeper = Path(f"/proc/{pid_file.read_text()}/stat")
+    deadline = time.monotonic() + 5
+    while sleeper.exists() and sleeper.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_nothing_goes_on_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    children = Path("/proc/self/task") / str(os.getpid()) / "children"
+    before = children.read_text()
+    monkeypatch.setattr("select.select", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bundle_module._in_child(lambda: os.read(os.pipe()[0], 1).decode())  # has no end
+    assert children.read_text() == before
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle_module, "COLLECTORS", (("one.txt", lambda host: "1"),))
+
+
+def test_it_is_for_its_owner_alone_and_never_written_over(
+    tmp_path: Path, root: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = os.umask(0)
+    try:
+        make(tmp_path, root)
+    finally:
+        os.umask(old)
+    path = tmp_path / "b.tar.gz"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    data = path.read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("b.tar.gz", "link"):
+        with pytest.raises(CommandError, match="is there already"):
+            make(tmp_path, root, name)
+        # Also where it came while all was collected.
+        with monkeypatch.context() as patched:
+            patched.setattr(bundle_module, "_refuse", lambda path: None)
+            with pytest.raises(CommandError, match="is there already"):
+                make(tmp_path, root, name)
+    assert path.read_bytes() == data and not (tmp_path / "nowhere").exists()
+    with pytest.raises(CommandError, match="cannot be written"):
+        make(tmp_path, root, "none/b.tar.gz")
+    assert not [each for each in os.listdir(tmp_path) if each.endswith(".new")]
+
+
+def test_a_directory_without_hard_links_does_as_well(
+    tmp_path: Path, root: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert make(tmp_path, root)["one.txt"] == "1\n"
+    assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
+    monkeypatch.setattr(bundle_module, "_refuse", lambda path: None)
+    with pytest.raises(CommandError, match="is there already"):
+        make(tmp_path, root)
+    assert [each for each in os.listdir(tmp_path) if each.endswith(".new")] == []
+
+
+def test_half_an_archive_is_none(
+    tmp_path: Path, root: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    with pytest.raises(CommandError, match="No space left"):
+        make(tmp_path, root)
+    assert [each for each in os.listdir(tmp_path) if "tar.gz" in each] == []
+
+
+def test_the_command(
+    tmp_path: Path, quick: None, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ctl.main(["--json", "doctor", "--bundle"]) == GOOD
+    answer = json.loads(capsys.readouterr().out)
+    assert list(schema.problems(answer, schema.load("doctor-bundle"))) == []
+    assert Path(answer["file"]).stat().st_size == answer["bytes"]
+    assert [each["name"] for each in answer["members"]] == ["MANIFEST", "one.txt"]
+    assert list(members(Path(answer["file"]))) == ["MANIFEST", "one.txt"]
+    assert ctl.main(["doctor", "--bundle", "x.tar.gz"]) == GOOD
+    assert "x.tar.gz: " in capsys.readouterr().out
+    assert ctl.main(["doctor", "--bundle", "x.tar.gz"]) == BAD_NEWS
+    assert "is there already" in capsys.readouterr().err
+    assert ctl.main(["doctor", "--keep-host"]) == USAGE
+
+
+# ---- the mask ----------------------------------------------------------
+
+PLACES = (
+    "x --password={} y", "x --password {} y", "PGPASSWORD={} psql", "http://u:{}@h/", "api_key: {}",
+    '"token": "{}"', "secret = {}", "curl -u bob:{} x", "sshpass -p {} ssh h", "mysql -p{} db",
+    "Authorization: Basic {}", "bearer {}", "https://h/hook/{}/x", "x?access_key={}&y",
+    "Environment=A={}",
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from(PLACES),
+    st.text(string.ascii_letters + string.digits + "_.~+/=!%#$", min_size=6, max_size=30)
+    .filter(lambda text: not text.isdigit() and text[0].isalnum() and "***" not in text),
+    st.sampled_from(("", "a line\n", "x ")),
+)  # fmt: skip
+def test_a_secret_beside_its_word_is_masked(place: str, secret: str, before: str) -> None:
+    if place.startswith("Environment"):
+        before = ""  # at the beginning of its line
+    text = Mask(b"k", ("dbhost7",))(before + place.format(secret) + "\nnext")
+    assert secret not in text and text.endswith("\nnext"), text
+
+
+@given(st.text())
+def test_any_text_can_be_masked(text: str) -> None:
+    Mask(b"k", ("dbhost7",), ("abc123def",))(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12:34:56 8:0 0000:00:1f.2 6.1.0-13-amd64 1.2.3", "postgresql@13-main.service is up",
+        "file:///usr/share/doc/writebackd/runbook.md#stall", "rate 123456789 of 50014ee2b7c0",
+        "127.0.0.1 ::1 localhost", "token-ring", "/homely/alice /var/home", "ExecStart=/x -n",
+        "dbhost70 is another, mydbhost7 too",
+    ],
+)  # fmt: skip
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert Mask(b"k", ("dbhost7.example.net", "localhost"), ("WD-WCC4E7XK31PL",))(text) == text
+
+
+def test_a_bundle_of_a_large_host_does_not_take_minutes() -> None:
+    numbers = [f"S{number:012}X" for number in range(2000)]
+    mask = Mask(b"k", ("dbhost7",), numbers)
+    text = "\n".join(f"sd{number} ata-X_{each} rate=123456 a.b.c-d_e" * 4
+                     for number, each in enumerate(numbers))
+    begun_s = time.process_time()
+    masked = mask(text)
+    assert time.process_time() - begun_s < 10.0  # 0.3 MB; measured 0.5 s
+    assert not any(each in masked for each in numbers[::100])
+
+
+def test_mounts_from_elsewhere_lose_their_source() -> None:
+    for kind in ("tracefs tracefs", "bpf none", "ext4 /dev/sda1"):
+        assert mount_line(f"9 1 0:9 / /x rw - {kind} rw") == f"9 1 0:9 / /x rw - {kind} rw"
+    line = "33 1 0:41 / /nfs rw,relatime shared:3 - nfs4 srv:/x rw,addr=10.1.1.1"
+    assert mount_line(line) == "33 1 0:41 / /nfs rw,relatime shared:3 - nfs4 *** ***"
+    assert mount_line("not a mount") == "not a mount"
+
+
+def test_the_numbers_of_disks_are_known_without_asking_them(tmp_path: Path, root: Path) -> None:
+    asked: List[str] = []
+
+    class Files(KernelFiles):
+        def try_read(self, name: str) -> Any:
+            asked.append(name)
+            return super().try_read(name)
+
+    mask = mask_of(Files(root), False)
+    assert mask(f"x {SERIAL} {WWID}") == mask(f"x {SERIAL} {WWID}") != f"x {SERIAL} {WWID}"
+    assert "/sys/block/sda/serial" not in asked  # virtio: waits behind the queue
