@@ -63,6 +63,19 @@ def test_a_quantile_lies_in_the_bucket_of_that_rank(indices: "list[int]", q: flo
     assert BUCKET_EDGES_S[rank] - 1e-12 <= value <= BUCKET_EDGES_S[rank + 1] + 1e-12
 
 
+@given(st.dictionaries(st.integers(0, HIST_BUCKETS - 1), st.integers(0, 9), max_size=12))
+def test_what_a_tick_asks_of_a_histogram_is_what_it_answers_one_by_one(
+    counts: "dict[int, int]",
+) -> None:
+    seen = Histogram(tuple(sorted(counts.items())))
+    one_by_one = (seen.total, seen.total_s(), seen.quantile(0.5), seen.quantile(0.99))
+    assert seen.told() == one_by_one
+    assert seen.total == sum(counts.values())
+    for index in (0, 7, 100, HIST_BUCKETS - 1):
+        above = sum(count for at, count in counts.items() if at >= index)
+        assert seen.count_above(BUCKET_EDGES_S[index]) == (above, seen.total)
+
+
 def test_nothing_seen_has_no_quantile_and_no_share() -> None:
     assert Histogram().quantile(0.5) is None
     assert Histogram().share_above(1.0) is None
