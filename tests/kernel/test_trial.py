@@ -38,7 +38,7 @@ CUT = int(DRAIN * CEILING_S)
 
 
 class Load:
-    """Somebody who syncs every 5 ms; while `flood` is set a buffered writer of 40 MB/s beside it."""
+    """Somebody who syncs every 5 ms, and while `flood` is set a buffered writer of 40 MB/s."""
 
     def __init__(self, directory: Path) -> None:
         self._over, self.flood = threading.Event(), threading.Event()
