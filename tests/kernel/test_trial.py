@@ -33,7 +33,7 @@ __all__ = ["start", "untouched"]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices and BPF")
 
-DRAIN, CEILING_S = 250e6, 0.2
+DRAIN, CEILING_S = 250e6, 0.5
 CUT = int(DRAIN * CEILING_S)
 
 
@@ -140,7 +140,7 @@ def test_both_limits_take_turns_and_the_mode_is_as_before(
         assert answer["ended"] == "done" and answer["pairs"] == 1, answer["why"]
         assert (answer["mode"], answer["limit_bytes"]) == ("observe", CUT)
         assert client.limits.count(CUT) > 50
-        assert sum(0 < limit < CUT / 2 for limit in client.limits) > 20
+        assert sum(0 < limit < CUT / 2 for limit in client.limits) > 20, client.limits
         for arm in ("agent", "original"):
             assert answer[arm]["fsyncs"] > 20 and answer[arm]["span_s"] > 3.0
         assert "Only 1 whole pair of blocks" in answer["verdict"]
@@ -152,9 +152,9 @@ def test_both_limits_take_turns_and_the_mode_is_as_before(
         client.process.kill()
         client.process.communicate()
         gone_s = time.monotonic()
-        wait_for(lambda: read_files() == before)
+        wait_for(lambda: trial_of(daemon) is None)
         assert time.monotonic() - gone_s < LEASE_S + 2.0
-        assert daemon.status()["mode"] == "observe" and trial_of(daemon) is None
+        assert daemon.status()["mode"] == "observe" and read_files() == before
         # In mid-trial: the daemon puts all back as ever.
         client = Client(daemon, "--duration", "60s", "--ceiling", "10s")
         wait_for(lambda: trial_of(daemon) is not None and read_files() != before)
