@@ -33,18 +33,18 @@ __all__ = ["start", "untouched"]
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices and BPF")
 
-DRAIN, CEILING_S = 250e6, 0.2
+DRAIN, CEILING_S = 250e6, 0.5
 CUT = int(DRAIN * CEILING_S)
 
 
 class Load:
-    """Somebody who syncs every 5 ms; with `flood` a buffered writer of 40 MB/s beside it."""
+    """Somebody who syncs every 5 ms, and while `flood` is set a buffered writer of 40 MB/s."""
 
-    def __init__(self, directory: Path, flood: bool) -> None:
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._sync, args=(directory,))]
-        if flood:
-            self._threads.append(threading.Thread(target=self._flood, args=(directory,)))
+    def __init__(self, directory: Path) -> None:
+        self._over, self.flood = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=each, args=(directory,)) for each in (self._sync, self._write)
+        ]
 
     def __enter__(self) -> Load:
         for each in self._threads:
@@ -65,10 +65,12 @@ class Load:
             at += 1
         os.close(fd)
 
-    def _flood(self, directory: Path) -> None:
+    def _write(self, directory: Path) -> None:
         fd = os.open(directory / "flood", os.O_RDWR | os.O_CREAT)
         at = 0
         while not self._over.wait(0.1):
+            if not self.flood.is_set():
+                continue
             os.pwrite(fd, b"y" * (4 << 20), at % 16 * (4 << 20))
             at += 1
         os.close(fd)
@@ -82,7 +84,7 @@ def disk(start: Callable[..., Running], tmp_path: Path) -> Iterator[Scratch]:
         first = start("--device", disk.device, "--mode", "observe")
         if first.status()["probe"]["backend"] != "libbpf":
             pytest.skip("the probe cannot see fsync on this kernel")
-        with Load(disk.mountpoint, flood=False):
+        with Load(disk.mountpoint):
             wait_for(lambda: (first.device(disk.device) or {}).get("fsync_baseline_s"))
         first.end()
         path = tmp_path / "state" / "learned.json"
@@ -128,31 +130,33 @@ def test_both_limits_take_turns_and_the_mode_is_as_before(
     before = read_files()
     daemon = start("--device", disk.device, "--mode", "observe")
     assert disk.mountpoint is not None
-    with Load(disk.mountpoint, flood=True):
+    with Load(disk.mountpoint) as load:
         time.sleep(11)  # the rate is that of the last 10 s
         client = Client(daemon, "--duration", "20s", "--device", f"/dev/{disk.device}")
+        wait_for(lambda: trial_of(daemon) is not None)
+        load.flood.set()  # not before: it may show what this disk really drains
         answer = client.watch()
+        load.flood.clear()
         assert answer["ended"] == "done" and answer["pairs"] == 1, answer["why"]
         assert (answer["mode"], answer["limit_bytes"]) == ("observe", CUT)
-        # The sysctl may round to pages.
-        assert sum(abs(limit - CUT) < 8192 for limit in client.limits) > 50
-        assert sum(0 < limit < CUT / 2 for limit in client.limits) > 20
+        assert client.limits.count(CUT) > 50
+        assert sum(0 < limit < CUT / 2 for limit in client.limits) > 20, client.limits
         for arm in ("agent", "original"):
             assert answer[arm]["fsyncs"] > 20 and answer[arm]["span_s"] > 3.0
         assert "Only 1 whole pair of blocks" in answer["verdict"]
         assert daemon.status()["mode"] == "observe" and trial_of(daemon) is None
         assert read_files() == before
         # Nobody sees to it any more: as when ssh drops.
-        client = Client(daemon, "--duration", "60s", "--seed", "1")
+        client = Client(daemon, "--duration", "60s", "--ceiling", "10s", "--seed", "1")
         wait_for(lambda: trial_of(daemon) is not None and read_files() != before)
         client.process.kill()
         client.process.communicate()
         gone_s = time.monotonic()
-        wait_for(lambda: read_files() == before)
+        wait_for(lambda: trial_of(daemon) is None)
         assert time.monotonic() - gone_s < LEASE_S + 2.0
-        assert daemon.status()["mode"] == "observe" and trial_of(daemon) is None
+        assert daemon.status()["mode"] == "observe" and read_files() == before
         # In mid-trial: the daemon puts all back as ever.
-        client = Client(daemon, "--duration", "60s")
+        client = Client(daemon, "--duration", "60s", "--ceiling", "10s")
         wait_for(lambda: trial_of(daemon) is not None and read_files() != before)
         assert daemon.end(signal.SIGTERM) == 0
         assert read_files() == before
