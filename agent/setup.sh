@@ -26,7 +26,7 @@ LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fspr
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="python3-pytest python3-hypothesis systemd dbus qemu-system-x86 busybox-static file udev
     dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
-    tmux man-db"
+    tmux man-db tzdata"
 # Good to have: a missing one costs a feature, told where it is missed, not the run.
 OPTIONAL="python3-systemd"
 

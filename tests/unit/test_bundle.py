@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import schema
@@ -33,6 +33,8 @@ from writebackd.model import Learned
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import encode
 
+# How long an example takes says more of the machine, which may be shared, than of the code.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SERIAL, WWID = "WD-WCC4E7XK31PL", "naa.50014ee2b7c0a1f3"
 GONE = "naa.600605b00a1b2c3d4e5f60718293a4b5"  # a disk that is there no more
 # What may be in no part, with what it is.
@@ -365,6 +367,7 @@ PLACES = (
 )  # fmt: skip
 
 
+@UNHURRIED
 @given(
     st.sampled_from(PLACES),
     st.text(string.ascii_letters + string.digits + "_.~+/=!%#$", min_size=6, max_size=30)
@@ -378,6 +381,7 @@ def test_a_secret_beside_its_word_is_masked(place: str, secret: str, before: str
     assert secret not in text and text.endswith("\nnext"), text
 
 
+@UNHURRIED
 @given(st.text())
 def test_any_text_can_be_masked(text: str) -> None:
     Mask(b"k", ("dbhost7",), ("abc123def",))(text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import schema
@@ -36,6 +36,8 @@ from writebackd.report.status import status_json, why_json
 from writebackd.report.tape import Tape, read_tape
 
 UTC = timezone.utc
+# How long an example takes says more of the machine, which may be shared, than of the code.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca",
          "Asia/Kolkata")  # fmt: skip
 
@@ -70,6 +72,7 @@ WHENS = st.builds(
 )  # fmt: skip
 
 
+@UNHURRIED
 @given(WHENS)
 def test_a_time_reads_back_as_it_is_written(when: When) -> None:
     text = format_when(when)
@@ -93,6 +96,7 @@ def test_several_ways_to_write_a_time(text: str, same: str) -> None:
     assert parse_when(text) == parse_when(same)
 
 
+@UNHURRIED
 @given(st.text(max_size=40) | st.from_regex(r"[A-Za-z.,]{0,12} ?[0-9:.-]{0,12}", fullmatch=True))
 def test_any_text_is_a_time_or_an_error(text: str) -> None:
     try:
@@ -183,7 +187,7 @@ def test_the_default_rest_moves_with_the_bounds_of_a_window(tmp_path: Path) -> N
     assert (policy.limits.rest_bytes >> 20, rests) == (3, [4, 2])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(UNHURRIED, max_examples=40)
 @given(st.lists(WHENS, max_size=4), st.floats(1e-4, 60), st.integers(64 << 20, 1 << 40))
 def test_render_reads_back_with_its_windows(
     tmp_path_factory: pytest.TempPathFactory, whens: List[When], fsync_s: float, ceiling: int
@@ -207,7 +211,7 @@ def test_render_reads_back_with_its_windows(
     assert load_policy(str(tmp_path / "again.conf")) == replace(policy, name="again")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(UNHURRIED, max_examples=60)
 @given(st.lists(WHENS, min_size=2, max_size=3))
 def test_overlaps_are_found_and_only_those(
     tmp_path_factory: pytest.TempPathFactory, whens: List[When]
@@ -351,6 +355,7 @@ def test_days_on_which_the_clock_is_set(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@UNHURRIED
 @given(st.integers(0, 1 << 35), st.floats(-1e6, 1e6))
 def test_a_clock_that_jumps_leaves_nothing_behind(wall_s: int, jump_s: float) -> None:
     policy = policy_of(NIGHTS)
