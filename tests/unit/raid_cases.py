@@ -76,6 +76,9 @@ def ssacli(
 Smart Array M1 in Slot 3
    Slot: 3
    Controller Status: OK
+   Sensor ID: 0
+      Location: Inlet
+      Cache Status: of a sensor, which has none
    Cache Board Present: True
    Cache Status: {cache}
    Cache Ratio: 25% Read / 75% Write
@@ -84,9 +87,6 @@ Smart Array M1 in Slot 3
    No-Battery Write Cache: {bare}
    Battery/Capacitor Count: 1
    Battery/Capacitor Status: {battery}
-   Sensor ID: 0
-      Location: Inlet
-      Cache Status: of a sensor, which has none
    PCI Address (Domain:Bus:Device.Function): 0000:AF:00.0
 
    Port Name: 1I
@@ -105,7 +105,7 @@ Smart Array M1 in Slot 3
 {more}
       physicaldrive 1I:1:1
          Status: Rebuilding
-         Caching: of a drive
+         LD Acceleration Method: Smart Path, if it were a logical drive
 """
 
 

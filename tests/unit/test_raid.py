@@ -146,11 +146,14 @@ def _lives(pid: int) -> bool:
 
 
 def test_a_tool_that_hangs_later_keeps_what_it_said(tree: FakeSysfs, bin_dir: Path) -> None:
-    text = f"if 'all' in sys.argv: print({cases.storcli_all()!r})\nelse: time.sleep(600)"
+    asked = bin_dir / "asked"
+    text = (
+        f"open({str(asked)!r}, 'a').write('?')\n"
+        f"if 'all' in sys.argv: print({cases.storcli_all()!r})\nelse: time.sleep(600)"
+    )
     program(bin_dir, "storcli64", text)
-    begun = time.monotonic()
     found = collected(tree, bin_dir, limit_s=0.7)
-    assert time.monotonic() - begun < 4.0  # the third question is not asked any more
+    assert asked.read_text() == "??"  # the others would hang as well
     assert found["storcli"].error is None
     assert found["storcli"].controllers[0].protection is Protection.OK
 
@@ -465,6 +468,8 @@ def test_it_is_looked_for_once_a_minute(tree: FakeSysfs) -> None:
     assert [each.device for each in seen_soon(watch, found, now_s)] == ["sda", "sdb"]
     tree.files.path(FILE).unlink()
     assert watch.seen(found, now_s + LOOK_S - 1)
+    time.sleep(0.1)
+    assert watch.seen(found, now_s + LOOK_S - 1)  # nobody has looked
     deadline = time.monotonic() + 5.0
     while watch.seen(found, now_s + LOOK_S + 1) and time.monotonic() < deadline:
         time.sleep(0.005)

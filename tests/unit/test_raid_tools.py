@@ -391,6 +391,11 @@ def test_numbers_of_any_size(name: str) -> None:
             assert (controller.dirty_bytes or 0) <= text.MOST_CACHE
 
 
+def test_a_number_too_long_costs_no_other() -> None:
+    output = cases.storcli_all(Errors=7).replace('"Errors": 7', f'"Errors": {"9" * 200_000}')
+    assert storcli.parse([output]) == storcli.parse([cases.storcli_all()])
+
+
 @pytest.mark.parametrize(
     "output",
     [
