@@ -588,3 +588,36 @@ def test_what_a_lost_lease_held_up_is_written_as_soon_as_there_is_another(
     assert not told.ok and plain.queues["sda"]["nr_requests"] == 64
     refusing = False
     assert settle(actuator, NR)[-1].ok and plain.queues["sda"]["nr_requests"] == 8
+
+
+@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
+@pytest.mark.parametrize("told", [False, True], ids=["late when it wakes", "refused before"])
+def test_what_was_late_while_all_stood_still_is_written_again_at_once(
+    systemd: FakeLevers, path: Path, setting: Setting, told: bool
+) -> None:
+    """Stopped past its lease: the child had its time, this process had not."""
+    actuator = started(systemd, path)
+    systemd.stalled = True
+    actuator.apply_settings((setting,))
+    systemd.jobs[0].overdue = True
+    if told:
+        actuator.apply_settings((setting,))
+    actuator.start()
+    actuator.apply_settings((setting,))
+    name = {NR: "/sys/block/sda/queue/nr_requests"}.get(setting, "systemctl dump.service")
+    systemd.write_errors[name] = (errno.ETIMEDOUT, False)
+    systemd.release()
+    systemd.write_errors.clear()
+    assert any(action.ok for action in settle(actuator, setting))
+    assert len(actuator.levers.entries) == 1
+
+
+def test_what_was_refused_before_the_lease_was_lost_is_tried_at_once(
+    systemd: FakeLevers, path: Path
+) -> None:
+    actuator = started(systemd, path)
+    systemd.write_errors["systemctl dump.service"] = (errno.ETIMEDOUT, False)
+    settle(actuator, pace(20_000_000))
+    systemd.write_errors.clear()
+    actuator.start()
+    assert any(action.ok for action in settle(actuator, pace(20_000_000)))

@@ -52,11 +52,15 @@ class _Change:
 
 @dataclass
 class _Pending:
-    """A write under way in a child; `told` once it was reported as late."""
+    """A write under way in a child; `told` once it was reported as late.
+
+    `slept`: the lease was lost meanwhile, so that its lateness may be this process's own.
+    """
 
     job: Job
     change: _Change
     told: bool = False
+    slept: bool = False
 
 
 class Levers:
@@ -110,7 +114,14 @@ class Levers:
         self._book.resume(entries)
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
-        """Take over what an earlier run of this boot has left; returns lines for the log."""
+        """Take over what an earlier run of this boot has left; returns lines for the log.
+
+        After a lost lease: what failed or was late while this process stood still says
+        nothing of the kernel or systemd.
+        """
+        self._refused.clear()
+        for pending in self._pending.values():
+            pending.slept = True
         messages = self._book.adopt(entries)
         for lever, entry in self._book.entries.items():
             if lever.kind is LeverKind.BDI:
@@ -452,6 +463,8 @@ class Levers:
                 # Not read back: that would wait for the same lock in the kernel.
                 pending.told = True
                 actions.append(self._refuse(lever, pending.change, problem or ""))
+                if pending.slept:
+                    self._refused.pop(lever, None)
                 continue
             del self._pending[lever]
             entry = self._book.entries.get(lever)
@@ -468,6 +481,8 @@ class Levers:
                 actions.append(self._judge_failed(lever, pending.change, failure))
             else:
                 actions.append(self._judge(lever, pending.change, None))
+            if pending.slept:
+                self._refused.pop(lever, None)
         return actions
 
     def _judge(self, lever: Lever, change: _Change, problem: Optional[str]) -> Action:
