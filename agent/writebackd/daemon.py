@@ -135,6 +135,7 @@ class Daemon:
         self._timetable = self._read_policy()
         self.policy = self._timetable.policy
         self._in_force: Optional[InForce] = None  # since the last tick
+        self._trial_over = False  # and what holds on exit is still a trial's
         self._probe_settings = self.policy.probe  # as of the start, also after a reload
         self._metrics_settings = self.policy.metrics
         self._lock = take_lock(options.runtime_dir)
@@ -380,8 +381,10 @@ class Daemon:
         if self._desk.running:
             alerts = self._snapshot.alerts if self._snapshot is not None else ()
             trial = self._desk.step(sample, estimates, memory, alerts)
+            if trial != self._memory.trial:
+                self._memory = replace(self._memory, trial=trial)
             # Where it has come to its end, all else may be another as well.
-            before = self._memory = replace(self._memory, trial=trial)
+            before = self._memory
             estimates, memory = estimate(policy, before, sample)
         decision, self._memory = decide(policy, memory, sample, estimates)
         self._hurry = decision.hurry
@@ -389,6 +392,10 @@ class Daemon:
             self._tape.record(policy, before, sample, decision, self._memory)
         self._keeper.keep_now_and_then(self._memory, sample)
         self._actions = self._act(decision, before.yielded)
+        if self._trial_over:
+            # Not before: until then a limit of the trial stands, which is never kept.
+            self._trial_over = False
+            self._actuator.set_on_exit(self.policy.on_exit)
         if self._lease.lost:
             # Stopped right before a write, which then came after the watcher's.
             self._log_actions(self._actuator.restore())
@@ -400,6 +407,7 @@ class Daemon:
         self._in_force = now
         if last is not None and last.policy is not now.policy and last.policy != now.policy:
             self._memory = rebounded(self._memory)
+            self._desk.end(End.DISTURBED, "another window of the policy has opened")
         changed = window_in_words(last.window if last is not None else None, now.window)
         if changed:
             log.info("%s", changed)
@@ -724,7 +732,9 @@ class Daemon:
         self._reload_asked = False
         self._desk.end(End.DISTURBED, "the policy was read again")
         # Bounds may have moved: the next goal is taken as it is.
-        self._memory = replace(self._memory, goal_bytes=None, caps={})
+        # Caps by the policy stand as they are, or go with the next tick's decision.
+        standing = {name: cap for name, cap in self._memory.caps.items() if cap.standing}
+        self._memory = replace(self._memory, goal_bytes=None, caps=standing)
         if policy.probe != self._probe_settings:
             log.warning("a change of [probe] takes effect at the next start")
         if policy.metrics != self._metrics_settings:
@@ -734,7 +744,8 @@ class Daemon:
             mode = Mode(policy.mode)
             if mode is not self._memory.mode:
                 self._set_mode(mode)
-        self._actuator.set_on_exit(policy.on_exit)
+        if not self._trial_over:
+            self._actuator.set_on_exit(policy.on_exit)
         self._routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 
@@ -777,18 +788,20 @@ class Daemon:
         self._history.record(Event(time.time(), "pin", text=f"{text} by uid {uid}"))
 
     def _order_trial(self, args: Mapping[str, Any], snapshot: Snapshot) -> Dict[str, Any]:
-        return self._desk.order(args, snapshot, self._problem, self.policy, _boottime())
+        policy = self._in_force.policy if self._in_force is not None else self.policy
+        return self._desk.order(args, snapshot, self._problem, policy, _boottime())
 
     def _begin_trial(self, text: str) -> None:
         """Work, whatever the mode; and however this ends, no limit of a trial stays."""
         self._mode_before_trial = self._memory.mode
         if self._memory.mode is Mode.OBSERVE:
             self._set_mode(Mode.ENFORCE)
+        self._trial_over = False
         self._actuator.set_on_exit("restore")
         self._history.record(Event(time.time(), "trial", text=text))
 
     def _end_trial(self, text: str) -> None:
-        self._actuator.set_on_exit(self.policy.on_exit)
+        self._trial_over = True
         self._memory = replace(self._memory, trial=None)
         self._history.record(Event(time.time(), "trial", text=text))
         if self._mode_before_trial is not self._memory.mode:

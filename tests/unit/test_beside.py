@@ -12,15 +12,16 @@ from plant import DISK, HOST
 from samples import estimate
 from writebackd.control.beside import (
     ARRIVED,
+    MOST_OWN,
     OTHERS_LAST_S,
     REFUSED_S,
     Beside,
     beside,
-    reserved,
 )
 from writebackd.control.decide import decide, released
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND
+from writebackd.estimate.shares import RESERVED_S, reserved, shared_limit
 from writebackd.model import (
     Action,
     Cap,
@@ -366,6 +367,26 @@ def test_what_it_asks_for_itself_makes_its_cap_smaller() -> None:
     assert own(held, wants=wants).memory.caps == held.caps
 
 
+def test_a_flooded_one_that_needs_less_waits_for_the_global_limit() -> None:
+    """Its cap lowered at once would stop its writers until the rest has drained."""
+    held = with_stick(NOW, caps={STICK.name: Cap(MOST, True, True)})
+    wants = (want("sda", None, demand=False), stick(TIGHT, demand=True))
+    result = own(held, wants=wants)
+    assert result.memory.caps == {} and names(result) == ["sda", STICK.name]
+    # Once it has come down, and only beside another flood, as any device.
+    beside_it = replace(
+        result.memory, devices={**held.devices, "sda": DeviceMemory(last_flood_s=NOW)}
+    )
+    assert own(beside_it, wants=wants).memory.caps == {}
+    arrived = own(beside_it, plugged_in(TIGHT), wants)
+    assert arrived.memory.caps == {STICK.name: Cap(TIGHT)}
+
+
+def test_the_cap_of_the_run_before_is_the_one_of_the_policy() -> None:
+    held = with_stick(caps={STICK.name: Cap(MOST, True)}, hold_until_s=NOW + 1.0)
+    assert own(held).memory.caps == {STICK.name: Cap(MOST, True, standing=True)}
+
+
 def test_its_writers_are_not_stopped_in_mid_flood() -> None:
     assert own(with_stick(NOW)).memory.caps == {}
     assert own(with_stick(NOW), plugged_in(int(ARRIVED * MOST))).memory.caps != {}
@@ -376,6 +397,23 @@ def test_sticks_are_promised_little_of_a_small_limit() -> None:
     result = own(with_stick(), plugged_in(4 * MB))
     least = {s.name: s.value for s in result.settings}["min_bytes"]
     assert least <= 4 * MB // 16
+    # Of the limit that this very tick may lower.
+    wants = (want("sda", TIGHT), stick())
+    settings = own(with_stick(), wants=wants).settings
+    assert {s.name: s.value for s in settings}["min_bytes"] <= TIGHT // 16
+
+
+@pytest.mark.parametrize("count", [3, 31, 40])
+def test_many_of_them_are_promised_half_of_the_limit_at_most(count: int) -> None:
+    """The kernel refuses minima of 100 % together, and a cap with them."""
+    sticks = [replace(STICK, name=f"s{i}", devno=f"65:{i}", bdi=f"65:{i}") for i in range(count)]
+    many = replace(plugged_in(), devices=tuple(map(DeviceSample, sticks)))
+    known = replace(Memory(), devices={each.name: DeviceMemory() for each in sticks})
+    wants = [want(each.name, None, demand=False) for each in sticks]
+    calm = {each.name: estimate(each.name) for each in sticks}
+    settings = asked(known, many, wants, DESKTOP, calm).settings
+    assert sum(s.value for s in settings if s.name == "min_bytes") <= FOUND // 2
+    assert len(settings) // 3 == min(count, MOST_OWN)
 
 
 def test_a_ceiling_that_all_have_is_no_cap() -> None:
@@ -390,13 +428,17 @@ def test_a_ceiling_that_all_have_is_no_cap() -> None:
 def test_the_global_limit_has_room_for_what_a_flooded_stick_may_hold() -> None:
     caps = {STICK.name: Cap(MOST, True, True)}
     assert own(with_stick(NOW, caps=caps)).reserve == MOST
-    assert own(with_stick(NOW - 1.1 * OTHERS_LAST_S, caps=caps)).reserve == 0
+    assert own(with_stick(NOW - 1.1 * RESERVED_S, caps=caps)).reserve == 0
+    # What is left of it is what the others' rates are seen under.
+    held = with_stick(NOW, caps=caps)
+    assert shared_limit(held, plugged_in(MOST + TIGHT)) == TIGHT
+    assert shared_limit(held, plugged_in(MOST)) == MOST
     assert own(with_stick(NOW, caps={STICK.name: Cap(MOST, False, True)})).reserve == 0
     gone = replace(with_stick(NOW, caps=caps), devices={"sda": DeviceMemory()})
     assert reserved(gone, NOW) == 0
     # With that room taken off, another device's limit has arrived and it gets its own cap.
     wants = (want("sda", TIGHT), stick())
-    for limit, arrived in ((int(ARRIVED * (TIGHT + MOST)), True), (2 * (TIGHT + MOST), False)):
+    for limit, arrived in ((int(ARRIVED * TIGHT) + MOST, True), (2 * TIGHT + MOST, False)):
         found = own(with_stick(NOW, caps=caps), plugged_in(limit), wants)
         assert ("sda" in found.memory.caps) is arrived
 

@@ -324,7 +324,8 @@ def test_status_and_why_say_that_it_is_on(host: Host) -> None:
 def test_limits_that_need_no_cut_are_the_files_as_found(host: Host) -> None:
     daemon = host.rig.daemon
     limits = replace(daemon.policy.limits, ceiling_bytes=1 << 40)
-    daemon.policy = replace(daemon.policy, limits=limits)
+    daemon._timetable = Timetable(replace(daemon.policy, limits=limits))
+    host.tick()
     answer = host.start("oa", ceiling_s=60.0)
     assert answer["cut"] is None
     host.tick()
@@ -447,6 +448,8 @@ def test_what_ends_it(
     assert answer["ended"] == ended, answer["why"]
     assert host.mode == mode and host.limit != DRAIN
     assert daemon._memory.trial is None
+    # What stands on exit is the policy's again once no limit of the trial stands.
+    host.tick()
     assert daemon._actuator.on_exit == "keep"
     daemon._actuator.set_on_exit("restore")
 
@@ -557,7 +560,8 @@ def test_nonsense_is_refused(host: Host, wrong: Dict[str, Any]) -> None:
 def test_the_policys_ceiling_holds_for_the_limits_as_found_too(host: Host) -> None:
     daemon = host.rig.daemon
     limits = replace(daemon.policy.limits, ceiling_bytes=120 << 20)
-    daemon.policy = replace(daemon.policy, limits=limits)
+    daemon._timetable = Timetable(replace(daemon.policy, limits=limits))
+    host.tick()
     answer = host.start()
     assert (answer["limit_bytes"], answer["cut"]) == (120 << 20, "the policy's ceiling")
     host.tick()

@@ -25,7 +25,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 
 from writebackd.control.law import Want
 from writebackd.control.ramp import near
-from writebackd.estimate.shares import shared_limit
+from writebackd.estimate.shares import reserved, shared_limit
 from writebackd.model import Cap, Estimate, LeverKind, Memory, Mode, Sample, Setting, replace
 from writebackd.policy.schema import Policy
 
@@ -37,9 +37,11 @@ REFUSED_S = 300.0
 # The global limit has come down when it is at most this multiple of what the device
 # wants: before, a cap would block the device's writers until they have drained.
 ARRIVED = 1.25
-# Part of the global limit that a device with a ceiling of its own is promised at most: several
-# sticks stay below 100 % together also while the global limit is a few MB.
+# Part of the global limit that a device with a ceiling of its own is promised at most; of many
+# devices together no more than half, as the kernel refuses minima of 100 %.
 OWN_SHARE = 16
+# So many of them at most: each takes reads and writes of sysfs.
+MOST_OWN = 32
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,19 @@ def beside(
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
         caps = _caps(memory, sample, wants, refused, own_ceilings(policy, sample))
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices if caps}
+    standing = sum(cap.standing for cap in caps.values())
+    # Shares are of the limit that this tick may lower.
+    lowest = min(
+        (want.target_bytes for want in wants if want.target_bytes is not None),
+        default=sample.vm.threshold_bytes,
+    )
+    lowest = min(lowest, sample.vm.threshold_bytes)
     for name, cap in caps.items():
         # A minimum, since a strict device that has not written for a while gets next to
         # nothing; less than the cap, since the kernel takes no minima of 100 % together.
         least = cap.bytes // 2
         if cap.standing:
-            least = min(least, sample.vm.threshold_bytes // OWN_SHARE)
+            least = min(least, lowest // max(OWN_SHARE, 2 * standing))
         settings += [
             Setting(LeverKind.BDI, bdis[name], "max_bytes", cap.bytes),
             Setting(LeverKind.BDI, bdis[name], "min_bytes", least),
@@ -97,27 +106,13 @@ def beside(
     return Beside(shared, tuple(settings), memory, reserved(memory, sample.time_s))
 
 
-def reserved(memory: Memory, now_s: float) -> int:
-    """What the flooded under standing caps may hold of the global limit, bytes.
-
-    The kernel counts it like all that is dirty: without it a global limit that is right for
-    another device would stop that one's writers until a stick has drained.
-    """
-    # Caps are few and devices may be a thousand, each of which asks.
-    return sum(
-        cap.bytes for name, cap in memory.caps.items()
-        if cap.standing and cap.in_force and name in memory.devices
-        and now_s - memory.devices[name].last_flood_s <= OTHERS_LAST_S
-    )
-
-
 def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
     """Ceilings of devices that have one of their own in the policy, bytes, by name."""
     found = {}
     for seen in sample.devices:
         device = seen.device
         own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
-        if own is not None and seen.excluded is None:
+        if own is not None and seen.excluded is None and len(found) < MOST_OWN:
             found[device.name] = own
     return found
 
@@ -149,19 +144,24 @@ def _caps(
         default=0,
     )
     shared = shared_limit(memory, sample)
-    reserve = reserved(memory, sample.time_s)
     for want in wants:
         device, known = devices[want.name], memory.caps.get(want.name)
         if device.bdi in refused:
             continue
         if known is not None and sample.time_s < memory.hold_until_s:
-            caps[want.name] = known  # of the run before: nobody knows yet who syncs and floods
+            # Of the run before: nobody knows yet who syncs and floods.
+            caps[want.name] = replace(known, standing=want.name in own)
             continue
+        flooded = want.name in flooded_lately
+        standing = want.name in own and not (flooded and want.demand)
+        if known is not None and known.standing and not standing:
+            # It needs less than that now, and its writers would stop until the rest has
+            # drained: so the global limit comes down first, as for any other device.
+            known = None
         in_force = known is not None and (
             known.in_force or f"bdi {device.bdi} strict_limit" in taken
         )
-        flooded = want.name in flooded_lately
-        if want.name in own:
+        if standing:
             size = own[want.name]
             if want.target_bytes is not None:
                 size = min(size, want.target_bytes)
@@ -174,7 +174,7 @@ def _caps(
         if want.target_bytes is None or not want.demand:
             continue
         if known is None and not (
-            want.target_bytes <= least and shared <= ARRIVED * (want.target_bytes + reserve)
+            want.target_bytes <= least and shared <= ARRIVED * want.target_bytes
         ):
             continue  # not the tightest, or not there yet
         if len(flooded_lately) <= flooded:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.control.beside import beside, reserved
+from writebackd.control.beside import beside
 from writebackd.control.law import Want, decide_device
 from writebackd.control.lift import lift
-from writebackd.control.pace import pace
+from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit
 from writebackd.control.steps import settle
 from writebackd.estimate.shares import shared_limit
@@ -54,9 +54,6 @@ def decide(
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps = shared_limit(memory, sample), memory.caps
-    reserve = reserved(memory, sample.time_s)
-    if reserve < shared:
-        shared -= reserve
     for seen in sample.devices:
         device = seen.device
         name = device.name
@@ -95,7 +92,7 @@ def decide(
     goal, reason, decider = _arbitrate(extra.shared, remembered, memory, sample.time_s)
     decision_id = next((each.decision_id for each in devices if each.name == decider), None)
     if goal is not None:
-        goal += extra.reserve
+        goal = min(goal + extra.reserve, max(goal, policy.limits.ceiling_bytes))
     lifted = lift(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
     wanted = goal  # what the background limit goes by, raised or not
@@ -113,7 +110,8 @@ def decide(
             memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry
         )
         return Decision(None, None, None, reason, devices, settings, hurry, decision_id), memory
-    if memory.pin_bytes is None and near(goal, memory.goal_bytes):
+    # Beside a reserve a tenth of the goal may be all of what a device asked for.
+    if memory.pin_bytes is None and not extra.reserve and near(goal, memory.goal_bytes):
         goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
         # There already; or the admin asked for it, who gets no ramp.
@@ -162,8 +160,12 @@ def _as_found(
     The law sees none of it: what it remembers is of its own limits, and its windows begin
     anew when it is its turn again.
     """
-    limit = trial.limit_bytes
+    memory = remember_syncers(memory, sample)  # nobody who syncs is paced in the next block
+    goal = limit = trial.limit_bytes
     cut = "" if limit is None else f", cut to {human.size(limit)}"
+    if limit is not None and limit < sample.vm.threshold_bytes:
+        # Down as ever: no buffered writer of the host stops for what is dirty already.
+        limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0)
     reason = f"trial of {trial.device}, block {trial.block} of {trial.blocks}: as found{cut}"
     wants, remembered = [], {}
     for seen in sample.devices:
@@ -174,18 +176,18 @@ def _as_found(
         else:
             demand = estimates[name].demand
             state = mine.state or (State.GUARD if demand else State.IDLE)
-            wants.append(Want(name, state, limit, demand, reason, (reason,)))
+            wants.append(Want(name, state, goal, demand, reason, (reason,)))
             hold = settle(mine.hold, sample.time_s, full_s=0.0, late_s=0.0)
             mine = replace(mine, hold=hold)
         remembered[name] = mine
     devices = tuple(_record(want, remembered) for want in wants)
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     memory = replace(
-        memory, devices=remembered, limit_bytes=limit, goal_bytes=limit,
+        memory, devices=remembered, limit_bytes=limit, goal_bytes=goal,
         background_bytes=trial.background_bytes, caps={}, paces={}, lift=None, hurry=hurry,
     )
     return Decision(
-        limit, trial.background_bytes, limit, reason, devices, hurry=hurry
+        limit, trial.background_bytes, goal, reason, devices, hurry=hurry
     ), memory
 
 

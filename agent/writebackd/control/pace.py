@@ -64,7 +64,7 @@ def pace(
     While a pace is in force the device wants a wide limit: what the paced cgroups write in
     drain-time, no more, or sync(2) and freezes would wait for gigabytes at that rate.
     """
-    memory = _remember_syncers(memory, sample)
+    memory = remember_syncers(memory, sample)
     if not policy.levers.pace or memory.yielded is not None or memory.pin_bytes is not None:
         return Paced(wants, (), replace(memory, paces={}))
     changed = {want.name: want for want in wants}
@@ -97,7 +97,7 @@ def pace(
     return Paced(list(changed.values()), tuple(settings), replace(memory, paces=paces))
 
 
-def _remember_syncers(memory: Memory, sample: Sample) -> Memory:
+def remember_syncers(memory: Memory, sample: Sample) -> Memory:
     """Who synced in the last minutes, also while nothing is paced."""
     syncers = {
         cgroup_id: (path, last_s)

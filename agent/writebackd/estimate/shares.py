@@ -11,6 +11,9 @@ from typing import Dict
 
 from writebackd.model import CgroupMemory, Memory, Sample
 
+# A flood counts for so long after it was last seen, for what may be dirty of it.
+RESERVED_S = 10.0
+
 
 def share_of(limit_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
     """A cgroup's own dirty limit under a global one, bytes."""
@@ -37,9 +40,13 @@ def limited(sample: Sample) -> Dict[str, CgroupMemory]:
 def shared_limit(memory: Memory, sample: Sample) -> int:
     """The global limit as it holds for the flood, bytes.
 
-    Where small cgroups alone flood, that is what they may hold of it.
+    Where small cgroups alone flood, that is what they may hold of it; what is dirty under
+    caps of others is not theirs either.
     """
     threshold, lift = sample.vm.threshold_bytes, memory.lift
+    reserve = reserved(memory, sample.time_s)
+    if reserve < threshold:
+        threshold -= reserve
     if lift is None or lift.others:
         return threshold
     own = [
@@ -48,3 +55,16 @@ def shared_limit(memory: Memory, sample: Sample) -> int:
         if path in lift.seen_s
     ]
     return min(threshold, sum(own)) if own else threshold
+
+
+def reserved(memory: Memory, now_s: float) -> int:
+    """What the flooded under standing caps may hold of the global limit, bytes.
+
+    The kernel counts it like all that is dirty: without it a global limit that is right for
+    another device would stop that one's writers until a stick has drained.
+    """
+    return sum(
+        cap.bytes for name, cap in memory.caps.items()
+        if cap.standing and cap.in_force and name in memory.devices
+        and now_s - memory.devices[name].last_flood_s <= RESERVED_S
+    )

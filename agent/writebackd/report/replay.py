@@ -54,7 +54,7 @@ def replay(
     for tick in ticks:
         if tick.memory is not None:
             if memory is None or other is None:
-                memory = tick.memory
+                memory = tick.memory if other is None else replace(tick.memory, trial=None)
             else:
                 # Orders of then count; what the other policy has come to stays.
                 memory = replace(

@@ -58,6 +58,7 @@ class Course:
         self.ended: Optional[End] = None
         self.why = ""
         self.ticks: List[Tick] = []
+        self._dropped = 0  # of them, which the client has
         self._returns_to, self._found = returns_to, found
         self._quiet_after_s = max(QUIET_S, QUIET_SYNCS / sync_rate)
         self._quiet_s = 0.0
@@ -67,6 +68,16 @@ class Course:
 
     def renew(self, now_s: float) -> None:
         self._renewed_s = now_s
+
+    def take(self, since: int, most: int) -> Tuple[List[Tick], int]:
+        """Up to `most` ticks from number `since` on, and how many are left after them.
+
+        Those before are not kept: a trial may last for hours, and 1 000 ticks are 3 MB.
+        """
+        known = min(max(0, since - self._dropped), len(self.ticks))
+        del self.ticks[:known]
+        self._dropped += known
+        return self.ticks[:most], max(0, len(self.ticks) - most)
 
     def end(self, how: End, why: str) -> None:
         """The first end is the one that counts."""

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from writebackd.alert.values import Alert
-from writebackd.model import Estimate, Memory, Sample, Trial
+from writebackd.model import Estimate, Memory, Mode, Sample, Trial
 from writebackd.policy.schema import Policy
 from writebackd.report.codec import Interned, pack
 from writebackd.report.server import RequestError, text_argument
@@ -56,12 +57,13 @@ class Desk:
         elif order != "go":
             raise RequestError("order is start, go or end")
         course.renew(now_s)
-        since = int(_number(args, "since", 0, float("inf"))) if "since" in args else 0
+        since = int(_number(args, "since", 0, 1e9)) if "since" in args else 0
+        ticks, left = course.take(since, _MOST_TICKS)
         return {
             "ended": course.ended.value if course.ended is not None else None,
             "why": course.why,
-            "ticks": [pack(each, Interned()) for each in course.ticks[since : since + _MOST_TICKS]],
-            "left": max(0, len(course.ticks) - since - _MOST_TICKS),
+            "ticks": [pack(each, Interned()) for each in ticks],
+            "left": left,
         }
 
     def step(
@@ -98,6 +100,9 @@ class Desk:
             raise RequestError(f"a trial of {self._course.plan.device} is on already", _BAD_NEWS)
         if problem is not None:
             raise RequestError(f"no trial now: {problem}", _BAD_NEWS)
+        if snapshot.mode is Mode.OBSERVE:
+            # Nothing is ours, so what stands now is what is found, whoever set it since the start.
+            snapshot = replace(snapshot, originals=snapshot.sample.vm.limits)
         plan = _plan(args, _device(snapshot, text_argument(args, "device")))
         refused = objection(snapshot, policy, plan.device, plan.ceiling_s)
         if refused is not None:
