@@ -797,6 +797,20 @@ def test_seconds_that_are_far_apart_are_no_spell() -> None:
     assert host.alerts[0].since_s == pytest.approx(1.7e9 + 1077.0)
 
 
+@pytest.mark.parametrize("pause", [2, 4])
+def test_a_cache_that_is_off_is_told_where_syncs_come_in_bursts(pause: int) -> None:
+    """All pauses together are longer than a spell may go without a write; none of them is."""
+    host = Watched().usual()
+    seconds = 0
+    while not host.alerts and seconds < 100:
+        seconds += 1
+        if seconds % (pause + 1) == 1:
+            host.second(**UNCACHED)
+        else:
+            host.second(syncs=0)
+    assert seconds == 5 * (pause + 1) + 1 and host.names() == [AlertName.CACHE_DEGRADED]
+
+
 def test_what_a_device_is_known_for_can_be_forgotten_under_an_alert() -> None:
     host = Watched().usual()
     smaller: Mapping[str, Any] = {"syncs": 40, "latency_s": 50e-3, "waiting": 1}

@@ -43,10 +43,7 @@ def degraded(look: Look, watch: Watch) -> Watch:
     count, size_bytes, latencies = look.small_writes
     size = size_class(count, size_bytes)
     if not count or size > SMALL:
-        # Nothing small was written: it says nothing, and in the end what was before says no more.
-        spell = watch.degraded
-        unseen_s = look.tick.sample.time_s - spell.began_s - spell.lasted_s if spell else 0.0
-        return _over(watch) if unseen_s >= UNWANTED_S else watch
+        return _unseen(look, watch)
     usual = watch.usual(watch.writes, size, ENOUGH_S)
     if usual is None or _behind_much(look):
         return _over(watch)
@@ -111,6 +108,15 @@ def _hidden(look: Look) -> bool:
     middle = look.small_writes[2].quantile(0.5)
     queued_s = look.backlog_bytes / max(look.estimate.rate, 1.0)
     return _behind_much(look) or (middle is not None and middle <= QUEUED * queued_s)
+
+
+def _unseen(look: Look, watch: Watch) -> Watch:
+    """Nothing small was written: that says nothing, and in the end what was before says no more."""
+    spell = watch.degraded
+    if spell is None:
+        return watch
+    spell = replace(spell, good_s=spell.good_s + look.dt_s)  # in a row: a slow tick sets it to 0
+    return replace(watch, degraded=spell if spell.good_s < UNWANTED_S else None)
 
 
 def _over(watch: Watch) -> Watch:
