@@ -18,6 +18,7 @@ def storcli_all(
     bits: Any = 0,
     battery: Optional[str] = "Optimal",
     drive: str = "Onln",
+    cache_mb: Any = 1715,
     **basics: Any,
 ) -> str:
     """One controller with a mirror (VD 238) and a parity array (VD 239)."""
@@ -28,7 +29,7 @@ def storcli_all(
     data: Dict[str, Any] = {
         "Basics": {"Model": "Modelled RAID 9", "PCI Address": "00:3b:00:00", **basics},
         "Status": {"BBU Status": bits},
-        "HwCfg": {"BBU": "Present", "Current Size of FW Cache (MB)": 1715},
+        "HwCfg": {"BBU": "Present", "Current Size of FW Cache (MB)": cache_mb},
         "Scheduled Tasks": {"Next Battery Learn": "02/03/2031, 04:05:06"},
         "PD LIST": drives,
         "VD LIST": [
@@ -178,13 +179,16 @@ def megacli_battery(state: str = "Optimal", **flags: str) -> str:
 CAREFUL = "WriteBack, ReadAdaptive, Direct, No Write Cache if Bad BBU"
 
 
-def megacli_volumes(policy: str = CAREFUL) -> str:
+THROUGH = "WriteThrough, ReadAheadNone, Direct, No Write Cache if Bad BBU"
+
+
+def megacli_volumes(policy: str = CAREFUL, default: str = THROUGH) -> str:
     return f"""
 Adapter 0 -- Virtual Drive Information:
 Virtual Drive: 0 (Target Id: 0)
 Name                :
 State               : Degraded
-Default Cache Policy: WriteThrough, ReadAheadNone, Direct, No Write Cache if Bad BBU
+Default Cache Policy: {default}
 Current Cache Policy: {policy}
 Ongoing Progresses:
   Check Consistency        : Completed 13%, Taken 4 min.

@@ -23,7 +23,8 @@ from alert_host import MB, Watched
 from fake_sysfs import SATA, VIRTIO, FakeSysfs
 from test_status import assert_valid
 from writebackd.alert.values import Alert, AlertName, Cause
-from writebackd.cache import report, storcli, tools
+from writebackd.cache import report, ssacli, storcli, tools
+from writebackd.cache.__main__ import main
 from writebackd.cache.collect import collect, with_kernel
 from writebackd.cache.match import Matcher
 from writebackd.cache.report import STALE_S, Report, Tool
@@ -79,13 +80,16 @@ def tree(tmp_path: Path) -> FakeSysfs:
 
 @pytest.fixture
 def bin_dir(tmp_path: Path) -> Path:
+    """Tools are looked for here, and what is above its parent is trusted: /tmp is sticky."""
     path = tmp_path / "bin"
     path.mkdir()
+    path.chmod(0o755)
     return path
 
 
 def collected(tree: FakeSysfs, bin_dir: Path, limit_s: float = 10.0) -> Dict[str, Tool]:
-    return {tool.name: tool for tool in collect(tree.files, limit_s, [str(bin_dir)]).tools}
+    found = collect(tree.files, limit_s, [str(bin_dir)], bin_dir.parent)
+    return {tool.name: tool for tool in found.tools}
 
 
 def test_every_tool_that_is_there_is_asked(tree: FakeSysfs, bin_dir: Path) -> None:
@@ -115,6 +119,62 @@ def test_megacli_is_asked_where_storcli_sees_nothing(tree: FakeSysfs, bin_dir: P
     found = collected(tree, bin_dir)
     assert found["storcli"].controllers == ()
     assert found["megacli"].controllers[0].protection is Protection.OK
+
+
+@pytest.mark.parametrize("first, others", [("storcli64", ("perccli64", "MegaCli64")),
+                                           ("perccli64", ("MegaCli64",))])  # fmt: skip
+def test_where_one_hangs_its_like_are_not_asked(
+    first: str, others: Tuple[str, ...], tree: FakeSysfs, bin_dir: Path
+) -> None:
+    program(bin_dir, first, "time.sleep(600)")
+    for name in others:
+        program(bin_dir, name, "open(sys.argv[0] + '.ran', 'w')")
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
+    found = collected(tree, bin_dir, limit_s=0.7)
+    assert sorted(found) == sorted([first[:-2], "ssacli"]) and not list(bin_dir.glob("*.ran"))
+    assert found["ssacli"].error is None
+    # What failed otherwise tells nothing of the controller.
+    program(bin_dir, first, "sys.exit(7)")
+    collected(tree, bin_dir)
+    assert sorted(bin_dir.glob("*.ran")) == sorted(bin_dir / f"{name}.ran" for name in others)
+
+
+@pytest.mark.parametrize("hangs, count, asked", [
+    (("getstatus", "1"), 1, "11"), (("getstatus", "2"), 2, "1122"), (("getconfig", "2"), 1, "112"),
+    (("getstatus", "9"), 3, "112233"),
+])  # fmt: skip
+def test_arcconf_is_asked_until_a_controller_hangs(
+    hangs: Tuple[str, str], count: int, asked: str, tree: FakeSysfs, bin_dir: Path
+) -> None:
+    config = cases.arcconf().replace("found: 1", "found: 3")
+    program(
+        bin_dir, "arcconf",
+        f"open({str(bin_dir / 'asked')!r}, 'a').write(sys.argv[2])\n"
+        f"if tuple(sys.argv[1:]) == {hangs!r}: time.sleep(600)\n"
+        f"if sys.argv[1] == 'getconfig': print({config!r})\n"
+        "else: sys.exit(5)",
+    )  # fmt: skip
+    found = collected(tree, bin_dir, limit_s=0.7)["arcconf"]
+    assert (found.error, len(found.controllers)) == (None, count)
+    assert found.controllers[0].protection is Protection.OK
+    assert (bin_dir / "asked").read_text() == asked
+
+
+def test_a_parser_that_falls_over_costs_its_tool_alone(
+    tree: FakeSysfs, bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(outputs: Any) -> Any:
+        raise KeyError("\x1b[2J" + "x" * 999)
+
+    monkeypatch.setattr(ssacli, "parse", broken)
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
+    program(bin_dir, "arcconf", answering(getconfig=cases.arcconf()))
+    whole = collect(tree.files, 10.0, [str(bin_dir)], bin_dir.parent)
+    found = {tool.name: tool for tool in whole.tools}
+    error = found["ssacli"].error
+    assert error is not None and error.startswith("its answer cannot be read: KeyError: ")
+    assert found["arcconf"].error is None and found["arcconf"].controllers
+    assert report.decode(report.encode(whole)) == whole
 
 
 def test_a_hung_tool_is_killed_with_what_it_started(tree: FakeSysfs, bin_dir: Path) -> None:
@@ -199,6 +259,49 @@ def test_a_program_that_others_may_write_is_not_run(tree: FakeSysfs, bin_dir: Pa
     assert list(collected(tree, bin_dir)) == ["ssacli"]
 
 
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_program_that_others_may_replace_is_not_run(
+    mode: int, tree: FakeSysfs, bin_dir: Path
+) -> None:
+    vendor = bin_dir / "vendor"
+    real = vendor / "bin" / "tool"
+    real.parent.mkdir(parents=True)
+    program(real.parent, "tool", answering(detail=cases.ssacli()))
+    (bin_dir / "ssacli").symlink_to("vendor/bin/tool")
+    for directory in (vendor, real.parent, bin_dir):
+        for each in (vendor, real.parent, bin_dir):
+            each.chmod(0o755)
+        # What is run is what was looked at, whatever becomes of the link.
+        assert collected(tree, bin_dir)["ssacli"].path == str(real)
+        directory.chmod(mode)
+        assert collected(tree, bin_dir) == {}, directory
+
+
+def test_a_program_below_somebody_elses_directory_is_not_run(
+    tree: FakeSysfs, bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(bin_dir, "ssacli", "")
+    (kind,) = (each for each in tools.kinds(tree.files) if each.name == "ssacli")
+    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) == bin_dir / "ssacli"
+    bin_dir.parent.chmod(0o1777)
+    assert tools.find(kind, [str(bin_dir)], bin_dir) == bin_dir / "ssacli"
+    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) is None
+    assert tools.find(kind, [str(bin_dir)]) is None
+    bin_dir.parent.chmod(0o700)
+    (bin_dir / "hpssacli").symlink_to("hpssacli")
+    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) == bin_dir / "ssacli"
+    (bin_dir / "ssacli").unlink()
+    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) is None  # links in a circle
+    program(bin_dir, "ssacli", "")
+    owner = os.stat(bin_dir).st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    found = tools.find(kind, [str(bin_dir)], bin_dir.parent)
+    assert found == (bin_dir / "ssacli" if owner == 0 else None)
+    if owner == 0:
+        os.chown(bin_dir, 65534, -1)
+        assert tools.find(kind, [str(bin_dir)], bin_dir.parent) is None
+
+
 def test_tools_leave_their_logs_where_they_are_removed(tree: FakeSysfs, bin_dir: Path) -> None:
     program(bin_dir, "ssacli", f"open('tool.log', 'w')\nopen({str(bin_dir / 'cwd')!r}, 'w')"
                                ".write(os.getcwd())")  # fmt: skip
@@ -220,11 +323,55 @@ def test_device_mapper_is_asked_where_it_has_devices(tree: FakeSysfs, bin_dir: P
     assert found["dm-cache"].controllers == ()
 
 
+# As with -m, but for what is trusted.
+MAIN = """
+import sys
+from pathlib import Path
+from writebackd.cache.__main__ import main
+sys.exit(main(sys.argv[2:], Path(sys.argv[1])))
+"""
+
+
+def test_what_was_said_is_kept_while_others_are_asked(
+    tmp_path: Path, bin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may be ended in any of them; what the last run knew of the others is still known."""
+    output = tmp_path / "raid.json"
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli(battery="Failed")))
+    program(
+        bin_dir, "arcconf",
+        f"import shutil\nshutil.copy({str(output)!r}, {str(bin_dir / 'seen')!r})\n"
+        f"print({cases.arcconf()!r})",
+    )  # fmt: skip
+    monkeypatch.setattr("writebackd.cache.tools._HOMES", ())
+    monkeypatch.setenv("PATH", str(bin_dir))
+    run = ["--output", str(output)]
+
+    def seen() -> Report:
+        return report.read(bin_dir / "seen", ME)
+
+    assert main(run, tmp_path) == 0
+    assert [tool.name for tool in seen().tools] == ["ssacli"]
+    first = report.read(output, ME)
+    assert [tool.name for tool in first.tools][:2] == ["ssacli", "arcconf"]
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
+    assert main(run, tmp_path) == 0
+    assert [tool.name for tool in seen().tools][:2] == ["ssacli", "arcconf"]
+    assert seen().tools[0].controllers[0].protection is Protection.OK
+    assert seen().tools[1] == first.tools[1]
+    # No younger than what is in it; what was carried on and on would never be stale.
+    assert seen().boottime_s == first.boottime_s
+    assert report.read(output, ME).boottime_s > first.boottime_s
+    report.write(replace(first, boot_id="another"), output)
+    assert main(run, tmp_path) == 0
+    assert [tool.name for tool in seen().tools] == ["ssacli"]
+
+
 def test_the_program_leaves_its_file(tmp_path: Path, bin_dir: Path) -> None:
     program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
     output = tmp_path / "raid.json"
     done = subprocess.run(
-        [sys.executable, "-m", "writebackd.cache", "--output", str(output)],
+        [sys.executable, "-c", MAIN, str(tmp_path), "--output", str(output)],
         env={**os.environ, "PATH": str(bin_dir)}, stderr=subprocess.PIPE, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -630,7 +777,7 @@ def test_samples_with_it_are_recorded_and_read_back() -> None:
 
 
 def findings(tree: FakeSysfs) -> List[Tuple[str, str]]:
-    return list(raid(tree.files, ME))
+    return list(raid(tree.files, ME, tree.root.parent))
 
 
 def test_doctor_without_tools_and_without_a_file_says_nothing(
@@ -677,6 +824,25 @@ def test_doctor_warns_of_what_the_file_says(
     tree.files.path(FILE).write_text("{")
     ((level, text),) = findings(tree)
     assert level == "warning" and "no JSON" in text
+
+
+@pytest.mark.parametrize("policy, cache_mb, warned", [
+    ("RWBD", 0, False), ("RWTD", 1715, False), ("RWBD", 1715, True),
+])  # fmt: skip
+def test_a_controller_that_needs_no_battery_is_no_warning(
+    policy: str, cache_mb: int, warned: bool, tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch,
+    bin_dir: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", str(bin_dir))
+    megaraid(tree)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    said = storcli.parse([cases.storcli_all(policy, battery=None, cache_mb=cache_mb)])
+    leave(tree, told(Tool("storcli", "/x", None, said), now_s=now_s))
+    assert any(level == "warning" for level, _ in findings(tree)) is warned
+    (backing,) = by_device(tree, "storcli", said)["sda"]
+    answer = shown(backing)
+    assert any("battery" in line for line in answer["warnings"]) is warned
+    assert answer["devices"][0]["write_cache"]["protected"] is (False if warned else None)
 
 
 def test_the_kernels_own_come_last(tree: FakeSysfs) -> None:

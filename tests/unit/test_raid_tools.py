@@ -71,6 +71,31 @@ def test_storcli_batteries(
     assert found.protection is protection
 
 
+@pytest.mark.parametrize("bits", [0, 1, "NA"])
+@pytest.mark.parametrize(
+    "policy, cache_mb, protection",
+    [
+        ("RWBD", 0, None), ("RWTD", 1715, None), ("RWTD", 0, None),
+        ("RWBD", 1715, Protection.ABSENT), ("RAWBD", "NA", Protection.ABSENT),
+        ("?", 1715, Protection.ABSENT),
+    ],
+)  # fmt: skip
+def test_storcli_misses_no_battery_where_none_is_needed(
+    policy: str, cache_mb: Any, protection: Optional[Protection], bits: Any
+) -> None:
+    output = cases.storcli_all(policy, battery=None, bits=bits, cache_mb=cache_mb)
+    (found,) = storcli.parse([output])
+    assert found.protection is protection
+    if bits == 1:
+        (found,) = storcli.parse([output.replace('"BBU": "Absent"', '"BBU": "Present"')])
+        assert found.protection is protection
+
+
+def test_storcli_a_battery_that_is_there_may_be_bad_without_need() -> None:
+    (found,) = storcli.parse([cases.storcli_all("RWTD", battery="Failed")])
+    assert found.protection is Protection.FAILED
+
+
 def test_storcli_work_is_of_the_volumes_on_those_drives() -> None:
     outputs = [cases.storcli_all(drive="Rbld"), cases.REBUILD, cases.CHECK, cases.PATROL]
     (found,) = storcli.parse(outputs)
@@ -241,6 +266,22 @@ def test_megacli_batteries(output: str, protection: Optional[Protection]) -> Non
     assert found.protection is protection
 
 
+@pytest.mark.parametrize(
+    "policy, default, protection",
+    [
+        (cases.THROUGH, cases.THROUGH, None), (cases.CAREFUL, cases.THROUGH, Protection.ABSENT),
+        # Through, as there is no battery: it was to write back.
+        (cases.THROUGH, cases.CAREFUL, Protection.ABSENT), ("?", "", Protection.ABSENT),
+    ],
+)  # fmt: skip
+def test_megacli_misses_no_battery_where_none_is_needed(
+    policy: str, default: str, protection: Optional[Protection]
+) -> None:
+    none = "Adapter 0: Get BBU Status Failed.\n"
+    (found,) = megacli.parse([none, cases.megacli_volumes(policy, default)])
+    assert found.protection is protection
+
+
 def test_megacli_without_a_battery_may_still_keep_writes() -> None:
     policy = "WriteBack, ReadAhead, Direct, Write Cache OK if Bad BBU"
     (found,) = megacli.parse([cases.megacli_battery(), cases.megacli_volumes(policy)])
@@ -281,6 +322,9 @@ def test_bcache_and_journals(tmp_path: Any) -> None:
         (Volume(disk="bcache2", mode=THROUGH),),
     ]  # fmt: skip
     assert found[0].dirty_bytes == 3 << 29
+    tree.says("bcache0", bcache__dirty_data="0")
+    tree.says("bcache1", bcache__dirty_data="1007")  # its unit begins at 1 KiB
+    assert [each.dirty_bytes for each in linux.read_bcache(tree.files)][:2] == [0, 1007]
     tree.text("/proc/mdstat", cases.MDSTAT)
     tree.disk("md8", "9:8")
     tree.says("md8", md__journal_mode="write-through [write-back]")
@@ -460,7 +504,7 @@ def test_pci_addresses(said: Optional[str], address: Optional[str]) -> None:
     [
         ("1.8", "G", int(1.8 * cases.GIB)), ("512MB", "", 512 << 20), ("2 GB", "M", 2 << 30),
         ("349", "M", 349 << 20), ("7", "", None), ("x", "G", None),
-        ("", "G", None), (None, "G", None),
+        ("", "G", None), (None, "G", None), ("0", "B", 0), ("512", "B", 512), ("3 B", "G", 3),
         ("12 parsecs", "", None), ("1048576", "G", 1 << 50), ("1048577", "G", None),
         ("9" * 300, "G", None),
     ],

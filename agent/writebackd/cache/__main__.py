@@ -8,14 +8,18 @@ hang with the controller they ask.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Optional, Sequence
 
 from writebackd import __version__
 from writebackd.cache import report
-from writebackd.cache.collect import collect, with_kernel
+from writebackd.cache.collect import collect, with_earlier, with_kernel
 from writebackd.cache.tools import LIMIT_S
+from writebackd.cache.values import ToolError
+from writebackd.cache.watch import is_stale
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import RAID
 
@@ -39,17 +43,22 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """0: written, whatever tools said; 1: it could not be; 2: wrong use."""
+def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
+    """0: written, whatever tools said; 1: it could not be; 2: wrong use. `top`: see `find`."""
     options = parser().parse_args(argv)
     if not 0 < options.limit <= 600:
         print("writebackd-raid: --limit is between 0 and 600 s", file=sys.stderr)
         return 2
     files = KernelFiles()
-    found = collect(files, options.limit)
+    before = _earlier(files, options.output)
+
+    def leave(so_far: report.Report) -> None:
+        _leave(with_earlier(so_far, before), options.output, last=False)
+
     try:
-        # Twice: the second part may hang in the kernel.
-        _leave(found, options.output, last=False)
+        # After each tool, and before the last part, which may hang in the kernel.
+        found = collect(files, options.limit, top=top, leave=leave)
+        leave(found)
         found = with_kernel(found, files)
         _leave(found, options.output, last=True)
     except OSError as error:
@@ -59,6 +68,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         said = f"{len(tool.controllers)} controllers or caches"
         print(f"{tool.name} ({tool.path}): {tool.error or said}", file=sys.stderr)
     return 0
+
+
+def _earlier(files: KernelFiles, output: Path) -> Optional[report.Report]:
+    """What the last run left, if it can still be relied on."""
+    try:
+        found = report.read(output, os.geteuid())
+    except (OSError, ToolError):
+        return None  # it is about to be replaced
+    return None if is_stale(found, files, time.clock_gettime(time.CLOCK_BOOTTIME)) else found
 
 
 def _leave(found: report.Report, output: Path, last: bool) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from typing import List, Optional, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, List, Optional, Sequence, Set
 
 from writebackd import __version__
 from writebackd.cache import linux
@@ -13,30 +15,59 @@ from writebackd.cache.report import Report, Tool
 from writebackd.cache.tools import LIMIT_S, find, kinds, question, search_path
 from writebackd.kernel.files import KernelFiles
 
-# Another tool for the same controllers says the same, and each question costs the firmware time.
+# Another tool for the same controllers says the same, and each question costs the firmware time;
+# where the controller is what hangs, it would hang there too.
 _SAME = {"megacli": ("storcli", "perccli"), "perccli": ("storcli",)}
 
 
+def _nowhere(_: Report) -> None:
+    pass
+
+
 def collect(
-    files: KernelFiles, limit_s: float = LIMIT_S, directories: Optional[Sequence[str]] = None
+    files: KernelFiles,
+    limit_s: float = LIMIT_S,
+    directories: Optional[Sequence[str]] = None,
+    top: Path = Path("/"),
+    leave: Callable[[Report], None] = _nowhere,
 ) -> Report:
-    """Ask everybody; a tool gets `limit_s` seconds for each of its few questions."""
-    wall_s, boottime_s = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Ask everybody; a tool gets `limit_s` seconds for each of its few questions.
+
+    `top` is as in `find`. `leave` is given what is known after each tool, as the next may take
+    the run with it; what it raises ends the run.
+    """
+    begun = Report(
+        wall_s=time.time(),
+        boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
+        boot_id=files.try_read("/proc/sys/kernel/random/boot_id") or "",
+        release=__version__,
+    )
     found: List[Tool] = []
+    hang: Set[str] = set()
     places = search_path() if directories is None else directories
     # Some leave logs where they are.
     with tempfile.TemporaryDirectory(prefix="writebackd-raid-") as home:
         for kind in kinds(files):
-            path = find(kind, places)
-            known = [each.name for each in found if each.controllers]
-            if path is not None and not set(_SAME.get(kind.name, ())) & set(known):
-                found.append(question(kind, path, home, limit_s))
-    return Report(
-        wall_s=wall_s,
-        boottime_s=boottime_s,
-        boot_id=files.try_read("/proc/sys/kernel/random/boot_id") or "",
-        release=__version__,
-        tools=tuple(found),
+            path = find(kind, places, top)
+            known = {each.name for each in found if each.controllers}
+            if path is None or (known | hang) & set(_SAME.get(kind.name, ())):
+                continue
+            tool, hung = question(kind, path, home, limit_s)
+            found.append(tool)
+            if hung:
+                hang.add(kind.name)
+            leave(replace(begun, tools=tuple(found)))
+    return replace(begun, tools=tuple(found))
+
+
+def with_earlier(report: Report, before: Optional[Report]) -> Report:
+    """And what those said `before` who were not asked yet; then all of it is as old as that."""
+    asked = {each.name for each in report.tools}
+    rest = [each for each in before.tools if each.name not in asked] if before else []
+    if before is None or not rest:
+        return report
+    return replace(
+        report, wall_s=before.wall_s, boottime_s=before.boottime_s, tools=(*report.tools, *rest)
     )
 
 

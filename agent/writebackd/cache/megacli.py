@@ -14,7 +14,7 @@ from writebackd.cache.text import (
     moment,
     share,
 )  # fmt: skip
-from writebackd.cache.values import Controller, ToolError, Volume
+from writebackd.cache.values import Controller, ToolError, Volume, all_write_through
 from writebackd.model import ArrayWork, CacheMode, Protection
 
 # -NoLog: without it each run leaves MegaSAS.log in the working directory.
@@ -95,14 +95,20 @@ def _pci(adapter: _Adapter, line: Line) -> None:
 
 def _controller(adapter: _Adapter) -> Controller:
     battery = adapter.battery
+    volumes = tuple(
+        Volume(number=number, mode=_mode(keys), works=_works(keys))
+        for number, keys in adapter.volumes
+    )
+    # A volume that is told to write back and does not is one that waits for a battery.
+    wanted = any(
+        "writeback" in keys.get("default cache policy", "").lower() for _, keys in adapter.volumes
+    )
+    missed = adapter.absent and (wanted or not all_write_through(volumes))
     return Controller(
         pci=_address(adapter.pci),
-        protection=_protection(battery) or (Protection.ABSENT if adapter.absent else None),
+        protection=_protection(battery) or (Protection.ABSENT if missed else None),
         learn_s=moment(battery.get("next learn time")),
-        volumes=tuple(
-            Volume(number=number, mode=_mode(keys), works=_works(keys))
-            for number, keys in adapter.volumes
-        ),
+        volumes=volumes,
     )
 
 

@@ -20,7 +20,7 @@ from writebackd.cache.text import (
     whole,
     worded,
 )  # fmt: skip
-from writebackd.cache.values import Controller, ToolError, Volume
+from writebackd.cache.values import Controller, ToolError, Volume, all_write_through
 from writebackd.model import ArrayWork, CacheMode, Protection
 
 # `nolog`: without it each run leaves storcli.log in the working directory.
@@ -95,6 +95,7 @@ def _controller(number: Optional[int], data: Any, outputs: Sequence[str]) -> Con
         worded(under(data, "Scheduled Tasks").get("Next Battery Learn")),
     ]
     busy = _works_by_volume(number, data, outputs)
+    capacity_bytes = size_bytes(worded(hardware.get("Current Size of FW Cache (MB)")), "M")
     volumes = tuple(
         Volume(number=vd, mode=_mode(row), works=busy.get(vd, ()))
         for row in rows(under(data).get("VD LIST"))
@@ -104,8 +105,11 @@ def _controller(number: Optional[int], data: Any, outputs: Sequence[str]) -> Con
     return Controller(
         pci=pci,
         model=name(under(data, "Basics").get("Model")),
-        capacity_bytes=size_bytes(worded(hardware.get("Current Size of FW Cache (MB)")), "M"),
-        protection=_protection(under(data, "Status"), hardware, battery),
+        capacity_bytes=capacity_bytes,
+        protection=_protection(
+            under(data, "Status"), hardware, battery,
+            needed=capacity_bytes != 0 and not all_write_through(volumes),
+        ),
         learn_s=next((at for at in map(moment, learns) if at is not None), None),
         works=busy.get(None, ()),
         volumes=volumes,
@@ -123,20 +127,24 @@ def _mode(row: Dict[str, Any]) -> Optional[CacheMode]:
 
 
 def _protection(
-    status: Dict[str, Any], hardware: Dict[str, Any], battery: Dict[str, Any]
+    status: Dict[str, Any], hardware: Dict[str, Any], battery: Dict[str, Any], needed: bool
 ) -> Optional[Protection]:
-    """By what the battery says of itself, or else the controller of it: the worse counts."""
+    """By what the battery says of itself, or else the controller of it: the worse counts.
+
+    None is missed where none is `needed`: a controller without a cache is sold without a battery.
+    """
+    absent = Protection.ABSENT if battery or needed else None
     said = (worded(battery.get("State")) or "").lower()
     own = next((p for words, p in _STATES if any(word in said for word in words)), None)
     if own is not None and own is not Protection.OK:
         return own
     if not battery and (worded(hardware.get("BBU")) or "").lower() == "absent":
-        return Protection.ABSENT
+        return absent
     bits = whole(worded(status.get("BBU Status")))
     if bits is None or bits == _NOT_KNOWN:
         return own
     if bits & _MISSING:
-        return Protection.ABSENT
+        return absent
     if bits & _BAD:
         return Protection.FAILED
     if bits & _LEARNS:

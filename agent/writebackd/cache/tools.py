@@ -77,8 +77,12 @@ def _ask_arcconf(ask: Ask) -> Tuple[Controller, ...]:
             if number == 1:
                 count = arcconf.count(output)
             if count:
-                with contextlib.suppress(ToolError):
+                try:
                     status = ask(second)
+                except Hung:
+                    count = number  # and so would the next
+                except ToolError:
+                    pass  # one that does not know the command says the rest all the same
                 found += arcconf.parse([output, status])
         except ToolError:
             if not found:
@@ -125,25 +129,40 @@ def search_path() -> Tuple[str, ...]:
     return tuple(dict.fromkeys((*own, *_HOMES)))
 
 
-def find(kind: Kind, directories: Sequence[str]) -> Optional[Path]:
-    """The program, if root (or we) alone may write it: it is run as root."""
+def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optional[Path]:
+    """The program without any link in its path, if root (or we) alone may write it.
+
+    It is run as root: also nobody else may put another in its place, so that all directories
+    from `top` down have to be root's alone; `top` is what is trusted without them.
+    """
     for program in kind.programs:
         for directory in directories:
-            path = Path(directory) / program
-            with contextlib.suppress(OSError):
-                found = path.stat()
-                safe = found.st_uid in (0, os.geteuid()) and not found.st_mode & (
-                    stat.S_IWGRP | stat.S_IWOTH
-                )
-                if stat.S_ISREG(found.st_mode) and safe and os.access(path, os.X_OK):
+            # RuntimeError: links in a circle, before Python 3.13.
+            with contextlib.suppress(OSError, RuntimeError):
+                path = (Path(directory) / program).resolve(strict=True)
+                if path.is_file() and _is_ours(path, top.resolve()) and os.access(path, os.X_OK):
                     return path
     return None
 
 
-def installed(files: KernelFiles) -> Dict[str, Path]:
-    """The tools that are there, by name."""
+def _is_ours(path: Path, top: Path) -> bool:
+    """Whether root or we own it and all above up to `top`, and nobody else may write there.
+
+    In a sticky directory nobody renames what is root's, but anybody may make what is not there.
+    """
+    for each in (path, *path.parents):
+        found = each.stat()
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return False
+        if each == top:
+            break
+    return True
+
+
+def installed(files: KernelFiles, top: Path = Path("/")) -> Dict[str, Path]:
+    """The tools that are there, by name; `top` as in `find`."""
     directories = search_path()
-    places = {kind.name: find(kind, directories) for kind in kinds(files)}
+    places = {kind.name: find(kind, directories, top) for kind in kinds(files)}
     return {name: path for name, path in places.items() if path is not None}
 
 
@@ -206,10 +225,19 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
         child.wait(_DIES_S)
 
 
-def question(kind: Kind, path: Path, home: str, limit_s: float = LIMIT_S) -> Tool:
-    """All that a tool is asked, and what it said. Never raises."""
+def question(
+    kind: Kind, path: Path, home: str, limit_s: float = LIMIT_S
+) -> Tuple[Tool, bool]:
+    """All that a tool is asked, what it said, and whether it hung with nothing said.
+
+    Never raises, or one tool's strange answer would cost what all the others say.
+    """
+    hung = False
     try:
         controllers = kind.ask(lambda words: run([str(path), *words], home, limit_s))
-        return Tool(kind.name, str(path), None, controllers)
+        return Tool(kind.name, str(path), None, controllers), hung
     except ToolError as error:
-        return Tool(kind.name, str(path), printable(str(error))[:MOST_NAME])
+        hung, said = isinstance(error, Hung), str(error)
+    except Exception as error:
+        said = f"its answer cannot be read: {type(error).__name__}: {error}"
+    return Tool(kind.name, str(path), printable(said)[:MOST_NAME]), hung

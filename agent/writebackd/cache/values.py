@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 from writebackd.model import ArrayWork, CacheMode, Protection
 
@@ -21,6 +21,11 @@ class Volume:
     disk: Optional[str] = None  # kernel name
     mode: Optional[CacheMode] = None
     works: Tuple[ArrayWork, ...] = ()
+
+
+def all_write_through(volumes: Sequence[Volume]) -> bool:
+    """Whether it is known of each that it keeps no write back; not where none is told."""
+    return bool(volumes) and all(each.mode is CacheMode.WRITE_THROUGH for each in volumes)
 
 
 @dataclass(frozen=True)

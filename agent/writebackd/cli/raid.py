@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
+from pathlib import Path
 from typing import Iterator, Optional, Sequence, Tuple
 
 from writebackd import human
@@ -22,9 +23,14 @@ TIMER = "writebackd-raid.timer"
 _SYSTEMCTL_S = 5.0
 
 
-def raid(files: KernelFiles, owner: int = 0) -> Iterator[Tuple[str, str]]:
-    """Level and text: tools, timer, what was read last, and caches that may lose writes."""
-    tools = installed(files)
+def raid(
+    files: KernelFiles, owner: int = 0, top: Path = Path("/")
+) -> Iterator[Tuple[str, str]]:
+    """Level and text: tools, timer, what was read last, and caches that may lose writes.
+
+    `owner` is whose the collector's file has to be, `top` is as in `find`.
+    """
+    tools = installed(files, top)
     vendors = {name: path for name, path in tools.items() if not name.startswith("dm-")}
     for name, path in vendors.items():
         yield "good", f"{name} is there ({path})"
