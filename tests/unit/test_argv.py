@@ -71,6 +71,7 @@ def test_what_says_that_it_is_secret_is_masked(words: str, said: str) -> None:
         "app --token S3cret; sync",
         "rclone sync https://joe:S3cret@h/x /y",
         "echo smtp_pass = S3cret",
+        "echo appPass: S3cret",
         "sshpass -pS3cret ssh -p 22 h",
         "sshpass -p 'S3 cret' ssh -p 22 h",
         "redis-cli -a S3cret get y",

@@ -47,7 +47,10 @@ SECRETS = {
     "hunter11": "bearer token", "hunter12": "password of a mount", "hunter13": "password in a "
     "comment", "hunter14": "environment on a line that is continued", "hunter15": "a credential on "
     "one", "hunter16": "environment in a comment", "hunter17": "in JSON within JSON",
-    "hunter18": "quoted within JSON", "dbhost7": "name of the host", "192.0.2.77": "its address",
+    "hunter18": "quoted within JSON",
+    "hunter19": "of a name in JSON",
+    "hunter20": "at the end of a quoted word within JSON",
+    "dbhost7": "name of the host", "192.0.2.77": "its address",
     "2001:db8::77": "the same", "00:16:3e:5a:77:01": "its card", "WCC4E7XK31PL": "serial number",
     "50014ee2b7c0a1f3": "wwid", "600605b00a1b2c3d4e5f60718293a4b5": "wwid of a disk that is gone",
     "0a1b2c3d-1111-2222-3333-444455556666": "UUID", "alice": "a home directory",
@@ -79,7 +82,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     put(root, "/etc/systemd/system/writebackd-raid.service.d/a.conf",
         '[Service]\nEnvironment="A=1 \\\n  # of 2024\n  B=hunter14" \\\n"C=hunter14"\nCPUQuota=7%\n'
         "SetCredential=x: \\\n  hunter15\n#Environment=D=hunter16\nTasksMax=9\n")
-    put(root, RAID, json.dumps({"tools": [{"name": "storcli", "error": f"{SERIAL} is gone"}]}))
+    said = {"token": "hunter19", "error": f"{SERIAL} is gone"}
+    put(root, RAID, json.dumps({"tools": [said]}))
     put(root, "/proc/vmstat", "nr_free_pages 1\nnr_dirty 77\nnr_dirty_threshold 99\nthp_x 1")
     put(root, "/proc/meminfo", "MemTotal: 1 kB\nDirty: 5 kB\nHugepagesize: 1 kB")
     put(root, "/proc/diskstats", "8 0 sda 1 2 3")
@@ -122,6 +126,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     history = History(tmp_path / "history.db")
     said = "mysqldump -phunter4 x by curl -u bob:hunter5 http://x/ on ata-" + SERIAL
     said += """ and curl -d {"password": "hunter17"} y, PGPASSWORD="hunter18" pg_dump"""
+    said += ' "--token=hunter20" z'
     history.record(Event(time.time() - 60, "foreign", text=said))
     history.record(Event(time.time() - 3 * 86400, "mode", text="of three days ago"))
     assert history.close(5.0)
@@ -183,8 +188,10 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
         ("unit.txt", "Environment=***\nCPUQuota=7%"),
         ("unit.txt", "SetCredential=***\n#Environment=***\nTasksMax=9"),
         ("unit.txt", "# writebackd-raid.timer\nActiveState="), ("raid.json", "WD-number-"),
+        ("raid.json", '"token": "***"'),
         ("journal.txt", "-u writebackd-raid.service"), ("MANIFEST", "  raid.json  "),
-        ("history.jsonl", r'curl -d {\"password\": ***} y, PGPASSWORD=*** pg_dump"'),
+        ("history.jsonl", r'curl -d {\"password\": ***} y, PGPASSWORD=*** pg_dump'),
+        ("history.jsonl", r' \"--token=***\" z"'),
         ("unit.txt", "Environment=***"), ("unit.txt", "ActiveState=active"),
         ("journal.txt", "--password *** by host at ip-"), ("versions.txt", "Debian 13"),
         ("journal.txt", "12:34:56 kernel 6.1.0 on 8:0 at 127.0.0.1 is slow, unit a@b-main.service"),
