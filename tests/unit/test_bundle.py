@@ -30,6 +30,7 @@ from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.mask import Mask, mask_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import Learned
+from writebackd.paths import RAID
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import encode
 
@@ -44,7 +45,12 @@ SECRETS = {
     "hunter7": "token in the path of a URL", "hunter8": "token in a policy that is refused",
     "hunter9": "environment of a unit", "hunter10": "our own environment",
     "hunter11": "bearer token", "hunter12": "password of a mount", "hunter13": "password in a "
-    "comment", "dbhost7": "name of the host", "192.0.2.77": "its address",
+    "comment", "hunter14": "environment on a line that is continued", "hunter15": "a credential on "
+    "one", "hunter16": "environment in a comment", "hunter17": "in JSON within JSON",
+    "hunter18": "quoted within JSON",
+    "hunter19": "of a name in JSON",
+    "hunter20": "at the end of a quoted word within JSON",
+    "dbhost7": "name of the host", "192.0.2.77": "its address",
     "2001:db8::77": "the same", "00:16:3e:5a:77:01": "its card", "WCC4E7XK31PL": "serial number",
     "50014ee2b7c0a1f3": "wwid", "600605b00a1b2c3d4e5f60718293a4b5": "wwid of a disk that is gone",
     "0a1b2c3d-1111-2222-3333-444455556666": "UUID", "alice": "a home directory",
@@ -73,6 +79,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ]))  # fmt: skip
     put(root, "/etc/systemd/system/writebackd.service.d/a.conf",
         "[Service]\nEnvironment=PROXY=hunter9\nNice=-5\n")
+    put(root, "/etc/systemd/system/writebackd-raid.service.d/a.conf",
+        '[Service]\nEnvironment="A=1 \\\n  # of 2024\n  B=hunter14" \\\n"C=hunter14"\nCPUQuota=7%\n'
+        "SetCredential=x: \\\n  hunter15\n#Environment=D=hunter16\nTasksMax=9\n")
+    said = {"token": "hunter19", "error": f"{SERIAL} is gone"}
+    put(root, RAID, json.dumps({"tools": [said]}))
     put(root, "/proc/vmstat", "nr_free_pages 1\nnr_dirty 77\nnr_dirty_threshold 99\nthp_x 1")
     put(root, "/proc/meminfo", "MemTotal: 1 kB\nDirty: 5 kB\nHugepagesize: 1 kB")
     put(root, "/proc/diskstats", "8 0 sda 1 2 3")
@@ -94,7 +105,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     put(root, f"/boot/config-{os.uname().release}", "CONFIG_HZ=250\nCONFIG_FOO=1\n"
         "# CONFIG_PSI is not set")
     tools = tmp_path / "tools"
-    put(tools, "journalctl", "#!/bin/sh\nenv\necho 'pid 7, command line: pg_dump "
+    put(tools, "journalctl", "#!/bin/sh\nenv\necho asked for \"$@\"\n"
+        "echo 'pid 7, command line: pg_dump "
         "--password hunter3 by dbhost7 at 192.0.2.77, [2001:db8::77], 00:16:3e:5a:77:01'\n"
         "echo '0a1b2c3d-1111-2222-3333-444455556666 Authorization: Bearer hunter11'\n"
         "echo '12:34:56 kernel 6.1.0 on 8:0 at 127.0.0.1 is slow, unit a@b-main.service'\n")
@@ -113,6 +125,8 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     """One with an alert, a history and something learned that tell more than they should."""
     history = History(tmp_path / "history.db")
     said = "mysqldump -phunter4 x by curl -u bob:hunter5 http://x/ on ata-" + SERIAL
+    said += """ and curl -d {"password": "hunter17"} y, PGPASSWORD="hunter18" pg_dump"""
+    said += ' "--token=hunter20" z'
     history.record(Event(time.time() - 60, "foreign", text=said))
     history.record(Event(time.time() - 3 * 86400, "mode", text="of three days ago"))
     assert history.close(5.0)
@@ -171,6 +185,13 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
         ("kernel.txt", "# CONFIG_PSI is not set"), ("policy.conf", "ceiling = "),
         ("policy-files.txt", "floor = 2M"), ("policy-files.txt", "token = ***"),
         ("policy-files.txt", "alertmanager = http://***"), ("unit.txt", "Nice=-5"),
+        ("unit.txt", "Environment=***\nCPUQuota=7%"),
+        ("unit.txt", "SetCredential=***\n#Environment=***\nTasksMax=9"),
+        ("unit.txt", "# writebackd-raid.timer\nActiveState="), ("raid.json", "WD-number-"),
+        ("raid.json", '"token": "***"'),
+        ("journal.txt", "-u writebackd-raid.service"), ("MANIFEST", "  raid.json  "),
+        ("history.jsonl", r'curl -d {\"password\": ***} y, PGPASSWORD=*** pg_dump'),
+        ("history.jsonl", r' \"--token=***\" z"'),
         ("unit.txt", "Environment=***"), ("unit.txt", "ActiveState=active"),
         ("journal.txt", "--password *** by host at ip-"), ("versions.txt", "Debian 13"),
         ("journal.txt", "12:34:56 kernel 6.1.0 on 8:0 at 127.0.0.1 is slow, unit a@b-main.service"),
@@ -180,6 +201,9 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
         ("why.json", '"steps"'), ("metrics.txt", "writebackd_"), ("MANIFEST", "Not in it"),
     ):  # fmt: skip
         assert helps in parts[name], (name, helps, parts[name])
+    for name, text in parts.items():
+        for document in {"json": [text], "jsonl": text.splitlines()}.get(name.split(".")[-1], []):
+            assert not document or json.loads(document) is not None
     assert "thp_x" not in parts["vm.txt"] and "CONFIG_FOO" not in parts["kernel.txt"]
     assert "of three days ago" not in parts["history.jsonl"]
     for name in parts:
@@ -363,7 +387,11 @@ PLACES = (
     "x --password={} y", "x --password {} y", "PGPASSWORD={} psql", "http://u:{}@h/", "api_key: {}",
     '"token": "{}"', "secret = {}", "curl -u bob:{} x", "sshpass -p {} ssh h", "mysql -p{} db",
     "Authorization: Basic {}", "bearer {}", "https://h/hook/{}/x", "x?access_key={}&y",
-    "Environment=A={}",
+    "Environment=A={}", "SMTP_PASS={} x", "--pass {} y", "smtp_pass = {}", "sshpass -p{} ssh h",
+    "mongodump -p{} x", "curl -uuser:{} x", "--private-key={} y", "--routing-key={}",
+    "--integration_key {} y", "Cookie: sid={}; b={}", "curl -H 'Authorization: Basic {}' x",
+    "redis-cli -a {} x", 'Environment="A=1 \\\n"B={}" \\\n"C={}"',
+    'x "c": "PGPASSWORD=\\"{}\\" pg_dump"', 'x "c": "{{\\"password\\": \\"{}\\"}}"',
 )  # fmt: skip
 
 
@@ -377,8 +405,37 @@ PLACES = (
 def test_a_secret_beside_its_word_is_masked(place: str, secret: str, before: str) -> None:
     if place.startswith("Environment"):
         before = ""  # at the beginning of its line
-    text = Mask(b"k", ("dbhost7",))(before + place.format(secret) + "\nnext")
+    text = Mask(b"k", ("dbhost7",))(before + place.format(secret, secret) + "\nnext")
     assert secret not in text and text.endswith("\nnext"), text
+
+
+@pytest.mark.parametrize(
+    "document, masked",
+    [
+        ({"c": 'curl -d {"password": "hunter2"} x'}, {"c": 'curl -d {"password": ***} x'}),
+        ({"c": 'PGPASSWORD="hunter2" pg_dump'}, {"c": "PGPASSWORD=*** pg_dump"}),
+        ({"c": 'curl -d "{\\"password\\": \\"hunter2\\"}"'},
+         {"c": 'curl -d "{\\"password\\": ***}"'}),
+        ({"token": "hun ter2", "x": [1, 2.5, None]}, {"token": "***", "x": [1, 2.5, None]}),
+        ({"Cookie": ["hunter2"], "pin_code": 7}, {"Cookie": ["***"], "pin_code": 7}),
+        ({"password": ["hun ter2"]}, {"password": ["***"]}),
+    ],
+)  # fmt: skip
+def test_json_stays_json_and_tells_no_secret(document: object, masked: object) -> None:
+    mask, text = Mask(b"k"), json.dumps(document)
+    assert json.loads(mask.document(text)) == masked
+    assert mask.counts["secret"] == 1
+    # Cut off, it is a text: that it stays whole is lost, but no secret is told.
+    for said in (mask.document(text[:-1]), mask(text)):
+        assert "ter2" not in said and "***" in said
+
+
+def test_numbers_of_disks_are_masked_in_json_also_as_numbers_and_names() -> None:
+    mask = Mask(b"k", (), ("12345678",))
+    word = mask.word("number", "12345678")
+    document = json.dumps({"id-12345678": 12345678, "x": 1234567, "y": True})
+    assert json.loads(mask.document(document)) == {f"id-{word}": word, "x": 1234567, "y": True}
+    assert mask.document("[" * 100_000) == "[" * 100_000
 
 
 @UNHURRIED
@@ -394,6 +451,7 @@ def test_any_text_can_be_masked(text: str) -> None:
         "file:///usr/share/doc/writebackd/runbook.md#stall", "rate 123456789 of 50014ee2b7c0",
         "127.0.0.1 ::1 localhost", "token-ring", "/homely/alice /var/home", "ExecStart=/x -n",
         "dbhost70 is another, mydbhost7 too",
+        "passengers: 3, compass = n, bypass=1, pass-through: on",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -103,8 +103,16 @@ def _collect(name: str, collect: Callable[[], str], mask: Mask) -> Part:
         return Part(name, "", missing=mask(problem))
     if cut:  # half a secret may not look like one
         text = text.rpartition("\n")[0] + f"\n[cut: more than {human.size(MOST_BYTES)}]"
-    text = mask(text)
+    text = _masked(name, text, mask)
     return Part(name, text + "\n" * (not text.endswith("\n")), cut)
+
+
+def _masked(name: str, text: str, mask: Mask) -> str:
+    if name.endswith(".json"):
+        return mask.document(text, indent=1)
+    if name.endswith(".jsonl"):
+        return "\n".join(map(mask.document, text.split("\n")))
+    return mask(text)
 
 
 def _in_child(collect: Callable[[], str]) -> Tuple[bytes, Optional[str], bool]:

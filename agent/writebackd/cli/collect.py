@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, List, Mapping, Tuple
 
 from writebackd import __version__
+from writebackd.cache import report as raid_report
 from writebackd.cli import doctor
 from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
@@ -27,7 +28,7 @@ from writebackd.cli.history import figures_json, state_dir
 from writebackd.cli.mask import Mask
 from writebackd.cli.policy import effective
 from writebackd.kernel.files import KernelFiles
-from writebackd.paths import HISTORY, LEARNED
+from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.policy.load import search_dirs
 from writebackd.report.history import read_figures, read_history
 from writebackd.report.keeper import MAX_BYTES, decode
@@ -36,7 +37,8 @@ _DAY_S = 86400.0
 _MOST_EVENTS, _MOST_ROWS = 5000, 5000
 _MOST_LINES = 5000  # of the journal
 _MOST_FILE = 256 << 10  # of a policy
-_UNITS = ("writebackd.service", "writebackd-watch.service")
+_UNITS = ("writebackd.service", "writebackd-watch.service", "writebackd-raid.service",
+          "writebackd-raid.timer")  # fmt: skip
 _SHOWN = (
     "LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus",
     "ExecMainCode", "ActiveEnterTimestamp", "FragmentPath", "DropInPaths", "MemoryCurrent",
@@ -236,6 +238,13 @@ def _runtime(host: Host) -> str:
     return "\n".join(lines)
 
 
+def _raid(host: Host) -> str:
+    """What RAID tools said, as it is: also where the daemon does not take it."""
+    handle = os.open(host.files.path(RAID), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        return file.read(raid_report.MOST_FILE).decode("utf-8", "replace").rstrip()
+
+
 def _journal(host: Host) -> str:
     units = [word for unit in _UNITS for word in ("-u", unit)]
     return _run("journalctl", *units, "--since=-1d", f"-n{_MOST_LINES}", "--no-pager", "--quiet",
@@ -292,6 +301,7 @@ COLLECTORS: Tuple[Collector, ...] = (
     ("policy.conf", _policy),
     ("policy-files.txt", _policy_files),
     ("run.txt", _runtime),
+    ("raid.json", _raid),
     ("kernel.txt", _kernel),
     ("vm.txt", _vm),
     ("block.txt", _block),

@@ -9,13 +9,14 @@ host's machine-id, so that nobody else can try which number it stands for.
 from __future__ import annotations
 
 import hmac
+import json
 import os
 import re
 from collections import Counter
 from ipaddress import ip_address
-from typing import Callable, Iterable, List, Match, Pattern, Sequence, Set
+from typing import Any, Callable, Iterable, List, Match, Optional, Pattern, Sequence, Set
 
-from writebackd.kernel.argv import MASK, told_text
+from writebackd.kernel.argv import MASK, is_secret, joined, told_text
 from writebackd.kernel.files import KernelFiles
 
 # A manual is no secret, and tells nobody where the host is.
@@ -32,7 +33,8 @@ _IP4 = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\d)")
 _IP6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f:]{2,39}(?![\w:])")
 _PEOPLE = re.compile(r"((?<![\w/])(?:/home|/media|/run/media)/)([^/\s:,\"']+)")
 _ENVIRONMENT = re.compile(
-    r"(?m)^(\s*(?:Environment|PassEnvironment|UnsetEnvironment|SetCredential(?:Encrypted)?"
+    r"(?m)^(\s*(?:[#;][ \t]*)?"
+    r"(?:Environment|PassEnvironment|UnsetEnvironment|SetCredential(?:Encrypted)?"
     r"|LoadCredential(?:Encrypted)?)\s*=)(?=.).*$"
 )
 _RUN = re.compile(r"[A-Za-z0-9]{6,}")
@@ -59,6 +61,7 @@ class Mask:
             re.IGNORECASE,
         )
         self._numbers = _runs(numbers)
+        self._harmless: Set[str] = set()
 
     def word(self, kind: str, text: str) -> str:
         """The word that stands for `text`."""
@@ -66,7 +69,7 @@ class Mask:
         return f"{kind}-{digest.hexdigest()[:8]}"
 
     def __call__(self, text: str) -> str:
-        masked = self._each(_ENVIRONMENT, "environment", rf"\g<1>{MASK}", text)
+        masked = self._each(_ENVIRONMENT, "environment", rf"\g<1>{MASK}", joined(text))
         masked = self._each(_URL, "URL", rf"\g<1>{MASK}", masked)
         before = masked
         masked = told_text(masked)
@@ -81,6 +84,40 @@ class Mask:
             masked = self._named(_IP4, "ip", masked, _is_address)
             masked = self._named(_IP6, "ip", masked, _is_address)
             masked = self._each(self._host, "host name", "host", masked)
+        return masked
+
+    def document(self, text: str, indent: Optional[int] = None) -> str:
+        """JSON with each of its strings masked by itself, so that it stays JSON; whatever is none
+        (damaged, cut off) is masked as a text.
+        """
+        try:
+            return json.dumps(self._value(json.loads(text), False), indent=indent)
+        except (ValueError, RecursionError):
+            return self(text)
+
+    def _value(self, value: Any, secret: bool) -> Any:
+        if isinstance(value, dict):
+            return {self._string(name): self._value(each, secret or is_secret(name))
+                    for name, each in value.items()}  # fmt: skip
+        if isinstance(value, list):
+            return [self._value(each, secret) for each in value]
+        if value is None or isinstance(value, bool):
+            return value
+        if secret and value != "":
+            self.counts["secret"] += 1
+            return MASK
+        if isinstance(value, int):
+            masked = self._string(str(value))
+            return value if masked == str(value) else masked
+        return self._string(value) if isinstance(value, str) else value
+
+    def _string(self, text: str) -> str:
+        # Names and most values come again in each of thousands of rows.
+        if text in self._harmless:
+            return text
+        masked = self(text)
+        if masked == text:
+            self._harmless.add(text)
         return masked
 
     def _count(self, kind: str, text: str) -> str:
