@@ -108,7 +108,7 @@ def beside(
 
 def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
     """Ceilings of devices that have one of their own in the policy, bytes, by name."""
-    found = {}
+    found: Dict[str, int] = {}
     for seen in sample.devices:
         device = seen.device
         own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
