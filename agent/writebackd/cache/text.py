@@ -35,7 +35,7 @@ _FORMS = (
 )  # fmt: skip
 
 
-# A colon in parentheses is none: "PCI Address (Domain:Bus:Device.Function): 0000:5C:00.0".
+# A colon in parentheses is none: "PCI Address (Domain:Bus:Device.Function): 0000:3B:00.0".
 _PAIR = re.compile(r"((?:[^:(]|\([^()]*\))*):(.*)", re.DOTALL)
 
 
@@ -101,7 +101,7 @@ def share(text: Optional[str]) -> Optional[float]:
 
 
 def pci_address(text: Optional[str]) -> Optional[str]:
-    """`00:0a:00:00` or `0000:5C:00.0` as sysfs writes it: `0000:0a:00.0`."""
+    """`00:1a:00:00` or `0000:3B:00.0` as sysfs writes it: `0000:1a:00.0`."""
     found = _PCI.fullmatch((text or "").strip())
     if found is None:
         return None

@@ -32,7 +32,7 @@ def all_write_through(volumes: Sequence[Volume]) -> bool:
 class Controller:
     """A RAID controller, or a kernel driver that plays one."""
 
-    pci: Optional[str] = None  # as sysfs writes it: 0000:5c:00.0
+    pci: Optional[str] = None  # as sysfs writes it: 0000:3b:00.0
     model: Optional[str] = None
     capacity_bytes: Optional[int] = None
     protection: Optional[Protection] = None
