@@ -35,6 +35,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop d
 
 DRAIN, CEILING_S = 250e6, 0.5
 CUT = int(DRAIN * CEILING_S)
+# The file behind the scratch disk is on another one, which floods as well: beside that the
+# device would have a limit of its own, and the global one would be as found.
+POLICY = "[policy]\nname = alone\n[levers]\nper-device = off\n"
 
 
 class Load:
@@ -88,6 +91,7 @@ def disk(start: Callable[..., Running], tmp_path: Path) -> Iterator[Scratch]:
         with Load(disk.mountpoint):
             wait_for(lambda: (first.device(disk.device) or {}).get("fsync_baseline_s"))
         first.end()
+        (tmp_path / "alone.conf").write_text(POLICY)
         path = tmp_path / "state" / "learned.json"
         ((identity, learned),) = decode(path.read_bytes()).items()
         assert learned.baseline_s is not None
@@ -126,10 +130,11 @@ def trial_of(daemon: Running) -> Optional[Dict[str, Any]]:
 
 
 def test_both_limits_take_turns_and_the_mode_is_as_before(
-    disk: Scratch, start: Callable[..., Running]
+    disk: Scratch, start: Callable[..., Running], tmp_path: Path
 ) -> None:
     before = read_files()
-    daemon = start("--device", disk.device, "--mode", "observe")
+    daemon = start("--device", disk.device, "--mode", "observe",
+                   "--policy", str(tmp_path / "alone.conf"))
     assert disk.mountpoint is not None
     with Load(disk.mountpoint) as load:
         time.sleep(11)  # the rate is that of the last 10 s
