@@ -168,8 +168,8 @@ def test_what_was_measured_outlives_the_daemon(
     slow = daemon.trial = Slow()
 
     def sleep(seconds: float) -> None:
-        if slow.asked == 10:
-            (tmp_path / "control.sock").unlink()
+        if slow.asked >= 10:  # a question of a busy machine may be asked twice
+            (tmp_path / "control.sock").unlink(missing_ok=True)
 
     monkeypatch.setattr("writebackd.cli.trial.time.sleep", sleep)
     code, out, error = run("trial")

@@ -30,10 +30,9 @@ SYSTEMD, PACE = f"{INSIDE}/systemd_cases.py", f"{INSIDE}/pace_cases.py"
 # it bend its law, and leave it bent.
 GROUPS = {
     "units": (SYSTEMD,),
-    # All but test_stopped_past_the_lease, which is not seen to hold (docs/reliability.md).
     "paces": (*(f"{PACE}::test_{name}" for name in
-                ("killed_at_random_points", "restarted_within_the_lease", "two_daemons",
-                 "refused")),
+                ("killed_at_random_points", "restarted_within_the_lease", "stopped_past_the_lease",
+                 "two_daemons", "refused")),
               f"{INSIDE}/module_cases.py", f"{INSIDE}/route_cases.py"),
 }
 # Without tests/conftest.py and hypothesis, which no case there uses and which take long to import:
