@@ -212,6 +212,28 @@ def test_a_yield_beats_the_arm() -> None:
     assert decision.limit_bytes is None and decision.reason == "tuned"
 
 
+def test_the_limits_as_found_come_down_no_faster_than_what_is_dirty() -> None:
+    """Below that every buffered writer of the host would stop."""
+    run, _ = running(replace(plan(1), arms="oa"))
+    sample, _, memory = run.seen[-1]
+    assert memory.trial is not None and memory.trial.limit_bytes is not None
+    policy = load_policy(None, None)
+    estimates, _ = estimate(policy, memory, sample)
+    vm = replace(sample.vm, dirty_bytes=12 << 30, threshold_bytes=13 << 30)
+    decision, _ = decide(policy, memory, replace(sample, vm=vm), estimates)
+    assert decision.limit_bytes is not None and decision.limit_bytes >= 12 << 30
+    assert decision.goal_bytes == memory.trial.limit_bytes
+
+
+def test_ticks_that_the_client_has_are_not_kept() -> None:
+    _, course = running()
+    whole = list(course.ticks)
+    assert course.take(0, 2) == (whole[:2], len(whole) - 2)
+    assert course.take(2, 500) == (whole[2:], 0) and course.ticks == whole[2:]
+    assert course.take(2, 500) == (whole[2:], 0)  # an answer that was lost
+    assert course.take(10**6, 500) == ([], 0) and course.ticks == []
+
+
 # ---- in the daemon -----------------------------------------------------------------
 
 
