@@ -64,8 +64,11 @@ SHARE_OVER_S = 1.0
 # Seconds at a full cache whose median is R: they ride out a destage burst (about
 # 10 % a second on the modelled array) and follow a rebuild within as much.
 FULL_OVER_S = 4.0
-# Before there is any R: one tick may still have been part of the filling.
-FULL_LEAST_S = 0.4
+# Before a window says anything: one tick of half a second may still have been part of the
+# filling, or of the limit before.
+FULL_LEAST_S = 0.9
+# While there is no R, for as long as the rate still falls (586, 335, 255 MB/s were seen).
+FULL_FALLS_S = 2.0
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
@@ -278,6 +281,10 @@ def update_drain(
             memory, fill_bytes=fill, fast=NOTHING, was_full=False, filling=() if empty else None
         ), "no flood"
     full = is_full(writes, sample, memory, limit_bytes)
+    if full and memory.was_full and memory.tau_s is not None:
+        # Whoever sets this rate, the limit lets it in: tau is not longer.
+        at_most = min(memory.tau_s, limit_bytes / max(writes.rate, 1.0))
+        memory = replace(memory, tau_s=_learn_tau(at_most, writes, memory, dt_s))
     if full and memory.was_full:
         return _full_sample(writes, memory, limit_bytes, fill, dt_s)
     memory = replace(
@@ -326,7 +333,8 @@ def _full_sample(
     }  # fmt: skip
     known = memory.drain_rate
     lasted_s = sum([dt for dt, _ in window])
-    if known is None and lasted_s < FULL_LEAST_S:
+    falls = known is None and writes.rate < LOWER * window[0][1]
+    if known is None and lasted_s < (FULL_FALLS_S if falls else FULL_LEAST_S):
         return replace(memory, **changes), "write cache full: measuring"
     rate = median([rate for _, rate in window])
     tight = limit_bytes < LOWER * memory.drain_limit_bytes and limits_rate(
