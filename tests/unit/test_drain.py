@@ -17,6 +17,7 @@ from writebackd.estimate.drain import (
     FILLING_TICKS,
     FLOOD_RATE,
     FOLLOWED_S,
+    FULL_FALLS_S,
     FULL_LEAST_S,
     FULL_OVER_S,
     HELD_BACK_SHARE,
@@ -333,6 +334,18 @@ def test_before_there_is_any_drain_rate_it_is_watched_for_a_while() -> None:
     assert feed(FULL, [1.2 * R], dt_s=0.1).drain_rate == 1.2 * R
 
 
+def test_the_first_drain_rate_waits_until_the_rate_no_longer_falls_but_not_for_ever() -> None:
+    new = replace(DeviceMemory(), was_full=True)
+    # The cache still took writes at link speed in part of the first of these ticks.
+    assert feed(new, [1.3 * R, 1.02 * R], dt_s=0.5).drain_rate is None
+    assert feed(new, [1.3 * R, 1.02 * R, R, R], dt_s=0.5).drain_rate == pytest.approx(1.01 * R)
+    assert feed(new, [1.3 * R, R], dt_s=0.5 * FULL_FALLS_S).drain_rate is not None
+    # One destage burst is no fall.
+    assert feed(new, [R, 1.01 * LOWER * R], dt_s=0.5).drain_rate is not None
+    # Known, it follows at once.
+    assert feed(FULL, [1.3 * R, 1.1 * R], dt_s=0.5).drain_rate == pytest.approx(1.2 * R)
+
+
 def test_the_drain_rate_is_the_median_of_the_last_seconds() -> None:
     dt_s = FULL_OVER_S / 5
     memory = feed(FULL, [1.02 * R, 1.1 * R, 0.1 * R, R, 1.05 * R], dt_s=1.01 * dt_s)
@@ -553,10 +566,21 @@ def test_the_first_rate_that_the_limit_held_gives_tau() -> None:
     assert memory.tau_s == pytest.approx(12e-3)
 
 
-def test_tau_is_not_learned_where_nobody_is_held_back_or_the_cache_is_full() -> None:
+def test_tau_is_not_learned_where_nobody_is_held_back() -> None:
     assert feed(FREE, [R], limit=int(R * 5e-3), slow=0.0, held=False).tau_s == TAU
-    assert feed(replace(FREE, was_full=True), [R], limit=int(R * 5e-3)).tau_s == TAU
     assert feed(DeviceMemory(), [0.0], slow=0.0).tau_s is None
+
+
+def test_a_full_cache_shows_that_tau_is_shorter_never_that_it_is_longer() -> None:
+    # The limit lets in what the media take, whoever sets that rate.
+    full = replace(FREE, was_full=True)
+    assert feed(full, [R], limit=int(R * 5e-3), dt_s=0.5).tau_s == pytest.approx(
+        TAU - TAU_DOWN * 0.5 * 5e-3
+    )
+    assert feed(full, [R] * 9, limit=int(R * 3 * TAU)).tau_s == TAU
+    assert feed(full, [0.0], limit=LIMIT).tau_s == TAU
+    # The first value is one that the limit held.
+    assert feed(replace(full, tau_s=None), [R]).tau_s is None
 
 
 @pytest.mark.parametrize("dt_s", [0.5, 1.0])

@@ -254,7 +254,8 @@ class _Law:
         """In how many seconds the search tries which limit: `(when, larger, bytes)`."""
         hold, basis = self._hold, self._basis
         carried, lasted = hold.carried
-        rate = carried / lasted if lasted else self._estimate.rate
+        # Of a limit that is new nothing is known but what the search saw under it before.
+        rate = carried / lasted if lasted else hold.climb.rate or self._estimate.rate
         enough = rate >= basis.keep * self._drain_rate
         when_s = max(self._judged_s, hold.changed_s + pause_s(hold.climb, enough) - self._now_s)
         larger = goes_up(hold.climb, enough)

@@ -232,7 +232,7 @@ def _seek(
     if estimate.full:
         why = "the write cache is full: measuring the drain rate"
         if not estimate.in_waves:
-            # The next tick tells R, under this limit: a smaller one may let in less than R.
+            # The next ticks tell R, under this limit: a smaller one may let in less than R.
             return limit, hold, State.GUARD, why
         tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
         nearer = clamp(min(limit, max(bounds.start, estimate.rate * tau)), bounds)
