@@ -233,9 +233,15 @@ class _Law:
                 f" flood be short of {100 * self._basis.keep:.0f} % of the drain rate."
                 f" {self._with_room()}{sick}"
             )
-        when_s, larger, size = self._try()
+        when_s, larger, size = self._try(self._enough())
+        when = _in(when_s)
+        if hold.carried[1] < JUDGE_S:
+            # The pause goes by the flood's rate, and little was seen of it under this limit.
+            (soon_s, up, _), (late_s, also_up, _) = self._try(False), self._try(True)
+            if up == also_up and soon_s < late_s:
+                when = f"{_in(soon_s)}, or {_in(late_s)} if no throughput is missing,"
         said = (
-            f"{until}the target stays, and {_in(when_s)} a"
+            f"{until}the target stays, and {when} a"
             f" {'larger' if larger else 'smaller'} limit is tried, {self._size(size)}, which is"
             f" kept if waiting for fsync gets {100 * (EARNS - 1):.0f} % shorter at no cost of"
             f" throughput. {self._with_room()}{sick}"
@@ -250,13 +256,17 @@ class _Law:
             f" {self._size(self._probe_size())} is tried {_in(again_s)}."
         )
 
-    def _try(self) -> "tuple[float, bool, float]":
-        """In how many seconds the search tries which limit: `(when, larger, bytes)`."""
+    def _enough(self) -> bool:
+        carried, lasted = self._hold.carried
+        rate = carried / lasted if lasted else self._estimate.rate
+        return rate >= self._basis.keep * self._drain_rate
+
+    def _try(self, enough: bool) -> "tuple[float, bool, float]":
+        """In how many seconds the search tries which limit: `(when, larger, bytes)`.
+
+        `enough`: the flood has the throughput that the policy keeps for it.
+        """
         hold, basis = self._hold, self._basis
-        carried, lasted = hold.carried
-        # Of a limit that is new nothing is known but what the search saw under it before.
-        rate = carried / lasted if lasted else hold.climb.rate or self._estimate.rate
-        enough = rate >= basis.keep * self._drain_rate
         when_s = max(self._judged_s, hold.changed_s + pause_s(hold.climb, enough) - self._now_s)
         larger = goes_up(hold.climb, enough)
         if not larger and self._limit <= basis.floor_bytes:
@@ -289,7 +299,7 @@ class _Law:
     def _when_late(self) -> str:
         if below_the_knee(self._basis.keep, self._estimate, self._limit):
             return "it stays all the same: a smaller limit would cost throughput"
-        _, larger, size = self._try()
+        _, larger, size = self._try(self._enough())
         which = "larger" if larger else "smaller"
         return f"other limits are tried, a {which} one first, {self._size(size)}"
 
