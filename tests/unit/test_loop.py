@@ -14,6 +14,7 @@ from typing import Any, Dict, List
 import pytest
 
 from fake_host import Rig
+from writebackd.loop import run_loop
 from writebackd.paths import HISTORY
 from writebackd.report.history import read_history
 from writebackd.report.server import MAX_CLIENTS, ControlServer
@@ -28,7 +29,6 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     daemon = rig.daemon
-    daemon._options = replace(daemon._options, interval_s=INTERVAL_S)
     ticks: List[float] = []
 
     def tick() -> None:
@@ -51,7 +51,7 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
         client.sendall(b'{"verb": "status"}\n')
         clients.append(client)
     begun = time.monotonic()
-    daemon._loop(selector, server)
+    run_loop(selector, daemon._signals, [server], INTERVAL_S, daemon._tick, daemon.reload)
     for client in clients:
         client.close()
     server.close()
@@ -79,7 +79,7 @@ def test_the_end_is_in_the_history(
                 rig.host.errors["/proc/sys/vm/dirty_ratio"] = errno.EROFS
             rig.daemon._signals.stop = "SIGTERM"
 
-    rig.daemon._on_tick = on_tick
+    rig.daemon._teller.on_tick = on_tick
     rig.now += 1.0
     rig.daemon.run()
     last = read_history(tmp_path / "state" / HISTORY)[-1]

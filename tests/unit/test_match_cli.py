@@ -356,13 +356,11 @@ def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
     rig.daemon._load = load
     for look, told in ((rig.daemon.rematch, 0), (rig.daemon.reload, 1), (rig.daemon.rematch, 1)):
         look()
-        reloader = rig.daemon._reloader
-        assert reloader is not None
-        reloader.join(10)
-        rig.daemon._memory = replace(rig.daemon._memory, goal_bytes=12345)
+        rig.daemon._reloader.join(10)
+        rig.daemon.state.memory = replace(rig.daemon.state.memory, goal_bytes=12345)
         rig.daemon._take_loaded_policy()
         assert rig.daemon.policy.chosen == "again"
-        assert (rig.daemon._memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
+        assert (rig.daemon.state.memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
         assert len([each for each in caplog.messages if " loaded" in each]) == told
     rig.close()
 
@@ -379,9 +377,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig.tick(3)
     assert rig.host.limits.dirty_bytes == 64 << 20
     rig.daemon.reload()
-    reloader = rig.daemon._reloader
-    assert reloader is not None
-    reloader.join(10)
+    rig.daemon._reloader.join(10)
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
