@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import selectors
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,16 +36,8 @@ from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.signals import Signals
 from writebackd.kernel.usage import Usage
 from writebackd.kernel.vm import LEVERS
-from writebackd.loop import run_loop
-from writebackd.model import (
-    Action,
-    Decision,
-    Device,
-    Estimate,
-    Memory,
-    Mode,
-    Sample,
-)
+from writebackd.loop import Loop
+from writebackd.model import Action, Decision, Device, Estimate, Memory, Mode, Sample
 from writebackd.orders import Orders
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SAMPLES, SOCKET
 from writebackd.policy import Policy
@@ -58,7 +49,7 @@ from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.metrics import alerts_of
 from writebackd.report.scrape import Exposition, MetricsServer, open_servers
-from writebackd.report.server import ControlServer, LoopServer
+from writebackd.report.server import ControlServer
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.tape import Tape
 from writebackd.report.teller import Teller
@@ -172,14 +163,10 @@ class Daemon:
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Until a signal.  The originals are put back whatever ends it."""
-        selector = selectors.DefaultSelector()
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
-        servers: List[LoopServer] = [server, *self._open_metrics()]
-        for each in servers:
-            each.register(selector)
+        loop = Loop(self._signals, [server, *self._open_metrics()])
         self._teller.open_textfile(self._metrics_settings)
         self._signals.catch()
-        selector.register(self._signals, selectors.EVENT_READ)
         try:
             if not self._watch.wait(WATCHER_WAIT_S):
                 log.warning("no watcher yet: nobody would restore if this process hung")
@@ -190,10 +177,7 @@ class Daemon:
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
-            run_loop(
-                selector, self._signals, servers, self._options.interval_s, self._tick,
-                self._reload_all,
-            )
+            loop.run(self._options.interval_s, self._tick, self._reload_all)
             log.info("stopping: %s", self._signals.stop)
         finally:
             # Limits first: everything below may fail, they may not stay.
@@ -201,9 +185,7 @@ class Daemon:
             if done and self._actuator.started:
                 # Or else the watcher tries again, or takes home what was never taken up.
                 self._lease.release()
-            for each in servers:
-                each.close()
-            selector.close()
+            loop.close()
             self._signals.close()
             self._off_switch.close()
             self._sight.sampler.probe.close()
@@ -293,14 +275,11 @@ class Daemon:
             self._tape.record(policy, before, sample, decision, self.state.memory)
         self._keeper.keep_now_and_then(self.state.memory, sample)
         self._actions = self._hands.act(decision, before.yielded, _boottime())
-        if self._orders.trial_over:
-            # Not before: until then a limit of the trial stands, which is never kept.
-            self._orders.trial_over = False
-            self._actuator.set_on_exit(self.policy.on_exit)
+        self._orders.acted(self.policy.on_exit)
         if self._lease.lost:
             # Stopped right before a write, which then came after the watcher's.
             self._hands.restore()
-        self._report(policy, before, sample, estimates, decision)
+        self._report(policy, sample, estimates, decision)
 
     def _look_at_clock(self, wall_s: float) -> Policy:
         """The policy of this tick, which has no windows: that of the one which is open."""
@@ -377,7 +356,6 @@ class Daemon:
     def _report(
         self,
         policy: Policy,
-        before: Memory,
         sample: Sample,
         estimates: Mapping[str, Estimate],
         decision: Decision,
@@ -468,22 +446,11 @@ class Daemon:
         same, self.policy = policy == self.policy, policy
         if same and not loaded.asked:
             return
-        self._orders.desk.end(End.DISTURBED, "the policy was read again")
-        # Bounds may have moved: the next goal is taken as it is.
-        # Caps by the policy stand as they are, or go with the next tick's decision.
-        standing = {name: cap for name, cap in self.state.memory.caps.items() if cap.standing}
-        self.state.memory = replace(self.state.memory, goal_bytes=None, caps=standing)
         if policy.probe != self._probe_settings:
             log.warning("a change of [probe] takes effect at the next start")
         if policy.metrics != self._metrics_settings:
             log.warning("a change of [metrics] takes effect at the next start")
-        # The verb beats the command line, which beats the policy.
-        if self._options.mode is None and not self._orders.mode_by_verb:
-            mode = Mode(policy.mode)
-            if mode is not self.state.memory.mode:
-                self._orders.set_mode(mode)
-        if not self._orders.trial_over:
-            self._actuator.set_on_exit(policy.on_exit)
+        self._orders.change_over(policy, self._options.mode is None)
         self._teller.routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What is ordered over the control socket, carried out: see verbs.py for how it is asked."""
+"""What somebody orders, carried out: over the control socket (verbs.py), or by a new policy."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from writebackd.control.decide import released
 from writebackd.estimate.learned import forgotten
 from writebackd.hands import Hands
 from writebackd.model import Action, Mode
+from writebackd.policy import Policy
 from writebackd.report.history import Event, History
 from writebackd.report.keeper import Keeper
 from writebackd.report.snapshot import Pinned
@@ -22,7 +23,7 @@ from writebackd.trial.desk import Desk
 
 
 class Orders:
-    """Mode, pin, trial, and what is to be forgotten; a reload of the policy sets the mode too."""
+    """Mode, pin, trial, what is to be forgotten; and what another policy changes of these."""
 
     def __init__(
         self,
@@ -37,40 +38,16 @@ class Orders:
         self._hands = hands
         self._history = history
         self._keeper = keeper
-        self.mode_by_verb = False
-        self.trial_over = False  # and what holds on exit is still a trial's
+        self._mode_by_verb = False
+        self._trial_over = False  # and what holds on exit is still a trial's
         self._mode_before_trial = state.memory.mode
         self.desk = Desk(self._begin_trial, self._end_trial)
 
     def mode(self, mode: Mode) -> Tuple[Action, ...]:
-        """As `set_mode`, which no reload then undoes."""
+        """Switch, for good; the answer is what was put back.  Raises OSError or ValueError."""
         self.desk.end(End.DISTURBED, f"{mode.value} was asked for")
-        actions = self.set_mode(mode)
-        self.mode_by_verb = True
-        return actions
-
-    def set_mode(self, mode: Mode) -> Tuple[Action, ...]:
-        """Switch; the answer is what was put back.  Raises OSError or ValueError."""
-        state = self._state
-        actions: Tuple[Action, ...] = ()
-        if mode is Mode.OBSERVE:
-            actions = self._hands.restore()
-        else:
-            # After a yield what stands now is somebody else's wish, and what
-            # to go back to.
-            self._actuator.take_over()
-        state.memory = replace(released(state.memory), mode=mode, yielded=None, intrusions=())
-        self._hands.set_dry_run()
-        if state.snapshot is not None:
-            # Whoever asks now must not be told the mode of the last tick.
-            left = [
-                each for each in state.snapshot.alerts
-                if each.name is not AlertName.FOREIGN_WRITER
-            ]  # fmt: skip
-            state.snapshot = replace(
-                state.snapshot, mode=mode, memory=state.memory, alerts=tuple(left)
-            )
-        self._history.record(Event(time.time(), "mode", text=mode.value))
+        actions = self._set_mode(mode)
+        self._mode_by_verb = True
         return actions
 
     def pin(self, pin_bytes: Optional[int], uid: int) -> None:
@@ -95,18 +72,69 @@ class Orders:
         self._history.record(Event(time.time(), "forget", device=name))
         return True
 
+    def change_over(self, policy: Policy, with_mode: bool) -> None:
+        """To a policy that was read again, and `with_mode` to its mode.
+
+        Raises OSError or ValueError.
+        """
+        self.desk.end(End.DISTURBED, "the policy was read again")
+        # Bounds may have moved: the next goal is taken as it is.
+        # Caps by the policy stand as they are, or go with the next tick's decision.
+        standing = {name: cap for name, cap in self._state.memory.caps.items() if cap.standing}
+        self._state.memory = replace(self._state.memory, goal_bytes=None, caps=standing)
+        # The verb beats the command line, which beats the policy.
+        if with_mode and not self._mode_by_verb:
+            mode = Mode(policy.mode)
+            if mode is not self._state.memory.mode:
+                self._set_mode(mode)
+        if not self._trial_over:
+            self._actuator.set_on_exit(policy.on_exit)
+
+    def acted(self, on_exit: str) -> None:
+        """A tick has acted: after a trial what holds on exit is the policy's again.
+
+        Not before: until then a limit of the trial stands, which is never kept.
+        """
+        if self._trial_over:
+            self._trial_over = False
+            self._actuator.set_on_exit(on_exit)
+
+    def _set_mode(self, mode: Mode) -> Tuple[Action, ...]:
+        """As `mode`, but a reload of the policy may undo it."""
+        state = self._state
+        actions: Tuple[Action, ...] = ()
+        if mode is Mode.OBSERVE:
+            actions = self._hands.restore()
+        else:
+            # After a yield what stands now is somebody else's wish, and what
+            # to go back to.
+            self._actuator.take_over()
+        state.memory = replace(released(state.memory), mode=mode, yielded=None, intrusions=())
+        self._hands.set_dry_run()
+        if state.snapshot is not None:
+            # Whoever asks now must not be told the mode of the last tick.
+            left = [
+                each for each in state.snapshot.alerts
+                if each.name is not AlertName.FOREIGN_WRITER
+            ]  # fmt: skip
+            state.snapshot = replace(
+                state.snapshot, mode=mode, memory=state.memory, alerts=tuple(left)
+            )
+        self._history.record(Event(time.time(), "mode", text=mode.value))
+        return actions
+
     def _begin_trial(self, text: str) -> None:
         """Work, whatever the mode; and however this ends, no limit of a trial stays."""
         self._mode_before_trial = self._state.memory.mode
         if self._state.memory.mode is Mode.OBSERVE:
-            self.set_mode(Mode.ENFORCE)
-        self.trial_over = False
+            self._set_mode(Mode.ENFORCE)
+        self._trial_over = False
         self._actuator.set_on_exit("restore")
         self._history.record(Event(time.time(), "trial", text=text))
 
     def _end_trial(self, text: str) -> None:
-        self.trial_over = True
+        self._trial_over = True
         self._state.memory = replace(self._state.memory, trial=None)
         self._history.record(Event(time.time(), "trial", text=text))
         if self._mode_before_trial is not self._state.memory.mode:
-            self.set_mode(self._mode_before_trial)
+            self._set_mode(self._mode_before_trial)

@@ -314,7 +314,7 @@ def test_what_observe_would_write_is_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
-    rig.daemon._orders.set_mode(Mode.OBSERVE)
+    rig.daemon._orders.mode(Mode.OBSERVE)
     rig.probe.next = FLOOD
     for _ in range(4):
         rig.host.flow(64 << 20)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import samples
 from fake_host import Rig
-from writebackd.loop import run_loop
+from writebackd.loop import Loop as DaemonLoop
 from writebackd.policy import PolicyError, load_policy
 from writebackd.policy.schema import Metrics
 from writebackd.report import scrape
@@ -484,12 +484,12 @@ def test_the_loop_drops_who_dawdles_on_any_server(
 
     monkeypatch.setattr(rig.daemon, "_tick", tick)
     monkeypatch.setattr(server, "_clock", lambda: time.monotonic() - DEADLINE_S + 0.5)
-    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as client:
-        server.register(selector)
+    loop = DaemonLoop(daemon._signals, [server])
+    with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(rig.runtime_dir / "metrics.sock"))
-        run_loop(selector, daemon._signals, [server], 0.05, daemon._tick, daemon.reload)
+        loop.run(0.05, daemon._tick, daemon.reload)
         assert 1 in left and not left[-1]
-        server.close()
+        loop.close()
     rig.end()
 
 
@@ -540,10 +540,9 @@ def test_a_crowd_of_scrapers_does_not_put_off_a_tick(
         # Some ask and do not read, some do not come to an end.
         clients[-1].sendall(GET + b"\r\n" if n % 2 else GET)
     begun = time.monotonic()
-    with selectors.DefaultSelector() as selector:
-        server.register(selector)
-        run_loop(selector, daemon._signals, [server], interval_s, daemon._tick, daemon.reload)
-        server.close()
+    loop = DaemonLoop(daemon._signals, [server])
+    loop.run(interval_s, daemon._tick, daemon.reload)
+    loop.close()
     for client in clients:
         client.close()
     rig.end()
