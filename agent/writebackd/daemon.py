@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The loop: read, estimate, decide, act, report; once a tick, in one thread.
+"""A tick: read, estimate, decide, act, report; all in one thread.
 
 Nothing here waits for a disk, because the host this runs on is the one whose
 disk hangs: ledger, lease, lock and socket live in /run, logging, history and
@@ -8,7 +8,6 @@ what was learned have threads that drop and count, memory is locked.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import time
@@ -33,6 +32,7 @@ from writebackd.hands import Hands
 from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.memory import collect_seldom
 from writebackd.kernel.signals import Signals
 from writebackd.kernel.usage import Usage
 from writebackd.kernel.vm import LEVERS
@@ -68,9 +68,6 @@ SILENT_TICKS = 5
 LEAST_LEASE_TICKS = 5
 # How long the start waits for the watcher, which takes 0.1 to 0.2 s to load.
 WATCHER_WAIT_S = 5.0
-
-# Objects that a tick may leave before the collector looks for cycles, about 5 MB of them.
-COLLECT_AFTER = 50_000
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,7 @@ class Daemon:
         self._tenure = Tenure(options.runtime_dir, max(least, self.policy.limits.lease_s))
         self._lease = self._tenure.lease
         self._watch = Watch(options.runtime_dir)
-        self._off_switch = OffSwitch(
-            options.runtime_dir / OFF, self._files.path(OFF_ON_DISK)
-        )
+        self._off_switch = OffSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
         self._sight = Sight(self._files, options.probe, self.policy.probe, self._excluded)
         self._actuator = Actuator(
             self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit
@@ -154,10 +149,7 @@ class Daemon:
             self._exposition.told,
         ).handle
         self._hurry = False
-        # What a tick makes has no cycles and is freed without the collector, which would
-        # look through it again and again: a seventh of a tick's time with 1 024 disks.
-        gc.freeze()
-        gc.set_threshold(COLLECT_AFTER)
+        collect_seldom()
 
     # ---- the loop ------------------------------------------------------
 
@@ -354,11 +346,7 @@ class Daemon:
         self._show(snapshot)
 
     def _report(
-        self,
-        policy: Policy,
-        sample: Sample,
-        estimates: Mapping[str, Estimate],
-        decision: Decision,
+        self, policy: Policy, sample: Sample, estimates: Mapping[str, Estimate], decision: Decision
     ) -> None:
         spent, resident = self._usage.read()
         self.state.totals = self.state.totals.seen(sample, estimates, decision, spent)
@@ -453,8 +441,6 @@ class Daemon:
         self._orders.change_over(policy, self._options.mode is None)
         self._teller.routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
-
-    # ---- orders from the socket ----------------------------------------
 
     def _order_trial(self, args: Mapping[str, Any], snapshot: Snapshot) -> Dict[str, Any]:
         policy = self._in_force.policy if self._in_force is not None else self.policy

@@ -29,7 +29,7 @@ from writebackd.cli.mask import Mask
 from writebackd.cli.policy import effective
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
-from writebackd.policy.load import search_dirs
+from writebackd.policy.find import search_dirs
 from writebackd.report.history import read_figures, read_history
 from writebackd.report.keeper import MAX_BYTES, decode
 

@@ -25,7 +25,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.rivals import find_rivals
 from writebackd.paths import LEDGER, LOCK
 from writebackd.policy import PolicyError
-from writebackd.policy.load import load_all, misplaced, search_dirs
+from writebackd.policy.find import misplaced, search_dirs
+from writebackd.policy.load import load_all
 
 # level (good, note, warning, blocker) and what was found
 Finding = Tuple[str, str]
