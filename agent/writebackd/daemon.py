@@ -398,9 +398,8 @@ class Daemon:
 
     def _open_metrics(self) -> List[MetricsServer]:
         """What scrapers ask."""
-        socket = self._options.runtime_dir / METRICS
-        settings = self._metrics_settings
-        servers, self._no_metrics = open_servers(socket, settings.http, self._exposition)
+        path, http = self._options.runtime_dir / METRICS, self._metrics_settings.http
+        servers, self._no_metrics = open_servers(path, http, self._exposition)
         return servers
 
     # ---- parts that change ---------------------------------------------

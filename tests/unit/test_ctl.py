@@ -26,7 +26,7 @@ from served import Served
 from trial_case import FakeTrial
 from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked, take_lock
-from writebackd.cli import client, ctl, doctor
+from writebackd.cli import checks, client, ctl
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
 from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
@@ -423,7 +423,7 @@ def test_locks_are_for_root_and_reading_goes_on_without(run: Run) -> None:
             code, _, err = run("--runtime-dir", name, "restore")
             assert (code, "needs root" in err) == (NOT_PERMITTED, True)
             assert run("--runtime-dir", name, "status")[0] == NO_DAEMON
-            levels = [level for level, text in doctor.daemon(there) if "for root" in text]
+            levels = [level for level, text in checks.daemon(there) if "for root" in text]
         finally:
             os.seteuid(0)
             for fd in held:

@@ -16,7 +16,7 @@ import samples
 import schema
 from fake_host import Rig
 from fake_sysfs import RAID, VIRTIO, FakeSysfs
-from writebackd.cli import ctl, doctor
+from writebackd.cli import checks, ctl
 from writebackd.cli import daemon as daemon_cli
 from writebackd.cli import policy as policy_cli
 from writebackd.cli.exits import GOOD, USAGE
@@ -157,19 +157,19 @@ def test_match_tells_what_is_held_back(run: Run, tree: FakeSysfs) -> None:
 
 
 def test_doctor_names_what_is_wrong_with_policies(tmp_path: Path) -> None:
-    assert list(doctor.policies(tmp_path)) == []
+    assert list(checks.policies(tmp_path)) == []
     (tmp_path / "mine.conf").write_text("[limits]\nflor = 1M\n")
     (tmp_path / "masked.conf").symlink_to("/dev/null")
     (tmp_path / "all.conf").write_text("")
     (tmp_path / "all.conf.d").mkdir()
     (tmp_path / "all.conf.d" / "a.conf").write_text("x\n")
-    findings = list(doctor.policies(tmp_path))
+    findings = list(checks.policies(tmp_path))
     assert {level for level, _ in findings} == {"warning"}
     # Once, though every policy reads it.
     assert sorted(text.split(": ")[1] for _, text in findings) == [
         f"{tmp_path}/all.conf", f"{tmp_path}/all.conf.d/a.conf:1", f"{tmp_path}/mine.conf:2",
     ]  # fmt: skip
-    ((_, text),) = doctor.policies(tmp_path / "nowhere")
+    ((_, text),) = checks.policies(tmp_path / "nowhere")
     assert "no such directory" in text
 
 
