@@ -24,7 +24,7 @@ from writebackd.cli.examples import EXAMPLES
 from writebackd.cli.exits import CommandError
 from writebackd.paths import SAMPLES
 from writebackd.policy import check, load_policy
-from writebackd.policy.schema import KEYS
+from writebackd.policy.keys import KEYS
 from writebackd.report.history import Event, History
 
 sys.path.append(str(ROOT / "docs" / "man"))

@@ -27,7 +27,7 @@ from writebackd.cli.render import render_status
 from writebackd.cli.replay import policy_of
 from writebackd.cli.screens import render_why
 from writebackd.policy import Policy, PolicyError, check, load_policy, render
-from writebackd.policy.schema import WINDOW_KEYS
+from writebackd.policy.keys import WINDOW_KEYS
 from writebackd.policy.timetable import InForce, Timetable, local_zone, read_timetable
 from writebackd.policy.units import UnitError
 from writebackd.policy.window import DAY, WEEK, When, common_minute, format_when, parse_when

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
 from .find import base_files, is_masked, locate, search_dirs
+from .keys import KEYS, SECTIONS, WHEN
 from .merge import Merger
-from .schema import KEYS, SECTIONS, WHEN, Policy, PolicyError
+from .schema import Policy, PolicyError
 
 DEFAULT_NAME = "default"
 

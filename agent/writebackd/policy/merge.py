@@ -9,20 +9,9 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 from . import schema, units
+from .keys import DEVICE_KEYS, KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 from .parse import Assignment, Errors, parse_lines, read_file, unknown_key
-from .schema import (
-    DEVICE_KEYS,
-    KEYS,
-    SECTIONS,
-    WHEN,
-    WINDOW_KEYS,
-    DeviceSetting,
-    Key,
-    Policy,
-    PolicyError,
-    Window,
-    WindowSetting,
-)
+from .schema import DeviceSetting, Policy, PolicyError, Window, WindowSetting
 from .window import common_minute, format_minute
 
 # Each is compared with every other, and with every device section.
