@@ -20,7 +20,7 @@ from writebackd.paths import (
     SOCKET,
     STATE_DIR,
 )
-from writebackd.policy.schema import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
+from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("0", "good"),

@@ -24,6 +24,7 @@ from writebackd.model import (
     Histogram,
     IoClass,
     Memory,
+    Mode,
     Sample,
     State,
     SyncSample,
@@ -144,9 +145,17 @@ STARVED: Mapping[str, Any] = {
     "tasks": (DD,),
 }  # fmt: skip
 SLOW: Mapping[str, Any] = {"syncs": 20, "latency_s": 50e-3, "spread": 3.0, "waiting": 1}
+HANGS: Mapping[str, Any] = {
+    "completed": False, "inflight": 4, "waiting": 2, "oldest_s": 5.0,
+}  # fmt: skip
+UNCACHED: Mapping[str, Any] = {"syncs": 150, "latency_s": 5e-3, "seeks": True, "waiting": 1}
 
 
 def remembered(**more: Any) -> Memory:
     return Memory(devices={"sda": DeviceMemory(flood_began_s=1055.0)}, **more)
 
 
+def starved(mode: Mode = Mode.OBSERVE) -> Watched:
+    host = Watched(core=remembered(mode=mode)).usual()
+    host.until(60, **STARVED)
+    return host

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, load_policy
+from writebackd.policy.keys import KEYS, SECTIONS
 from writebackd.policy.load import render
-from writebackd.policy.schema import KEYS, SECTIONS
 from writebackd.policy.units import MOST_GLOBS
 
 DEVICES = [

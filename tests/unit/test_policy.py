@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
-from writebackd.policy.load import misplaced, packaged_dir, unused_drop_ins
+from writebackd.policy.find import misplaced, packaged_dir, unused_drop_ins
+from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 from writebackd.policy.rules import MemoryRule, Rule
-from writebackd.policy.schema import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key, Policy
+from writebackd.policy.schema import Policy
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DIRS = ("usr/lib", "run", "etc")

@@ -18,7 +18,7 @@ from writebackd.cli.exits import NOT_PERMITTED, USAGE
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import RAID as REPORT
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
-from writebackd.policy.schema import KEYS
+from writebackd.policy.keys import KEYS
 
 UNIT = ROOT / "systemd" / "writebackd.service"
 WATCH = ROOT / "systemd" / "writebackd-watch.service"

@@ -18,6 +18,7 @@ from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import read_taken
 from writebackd.policy import Policy, PolicyError, check, list_policies, load_policy, render
+from writebackd.policy.keys import KEYS, WHEN
 from writebackd.policy.match import (
     NAMED,
     Choice,
@@ -26,7 +27,6 @@ from writebackd.policy.match import (
     choose,
     without_unwanted_levers,
 )
-from writebackd.policy.schema import KEYS, WHEN
 from writebackd.policy.timetable import Open, read_timetable
 
 _HOLDS = {True: "yes", False: "no", None: "unknown"}

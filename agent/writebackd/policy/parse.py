@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import units
-from .schema import KEYS, SECTIONS, PolicyError
+from .keys import KEYS, SECTIONS
+from .schema import PolicyError
 
 MAX_FILE_BYTES = 1 << 20
 # A wrong file (a log, an image) has an error in every line; nobody reads more than this.
