@@ -173,7 +173,7 @@ def test_what_was_measured_outlives_a_daemon_that_hangs(
 
     def hung(runtime_dir: Path, verb: str, args: Mapping[str, Any], **more: Any) -> Any:
         # Once for a while, and then for good.
-        if slow.asked == 4 and len(silent) < 3 or slow.asked >= 10 and not slow.left:
+        if (slow.asked == 4 and len(silent) < 3) or (slow.asked >= 10 and not slow.left):
             silent.append(args["order"])
             raise NoAnswer("writebackd does not answer within 2 s", NO_DAEMON)
         return request(runtime_dir, verb, args, **more)
