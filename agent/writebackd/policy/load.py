@@ -502,6 +502,16 @@ def load_policy(
     return loaded.policy
 
 
+def load_files(name: str, files: Sequence[Path]) -> Policy:
+    """The merged policy of files as `Policy.files` has them. Raises PolicyError."""
+    base, *others = files
+    site = [path for path in others if path.parent.name == f"{SITE_NAME}.conf.d"]
+    loaded = _load(name, base, site, [path for path in others if path not in site])
+    if loaded.errors:
+        raise PolicyError(loaded.errors)
+    return loaded.policy
+
+
 def _load(name: str, base: Path, site: Sequence[Path], own: Sequence[Path]) -> Loaded:
     merger = _Merger(name)
     files = (base, *site, *own)
