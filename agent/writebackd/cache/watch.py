@@ -81,7 +81,8 @@ def look(
     try:
         told = report.read(files.path(RAID), owner)
         if is_stale(told, files, now_s):
-            error = None if slept(told, files) else f"{RAID} is of {_age(told, now_s)}: does writebackd-raid.timer run?"
+            if not slept(told, files):
+                error = f"{RAID} is of {_age(told, now_s)}: does writebackd-raid.timer run?"
         else:
             for tool in told.tools:
                 found += matcher.backings(tool.name, tool.controllers, told.wall_s)
