@@ -322,7 +322,7 @@ def test_what_a_self_test_came_to_is_told_once_while_it_comes_to_the_same(
 ) -> None:
     """A cap by the policy is asked for in every tick, on a kernel without caps as well."""
     now = [1000.0]
-    monkeypatch.setattr(levers_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("writebackd.actuate.levers.time.monotonic", lambda: now[0])
     del plain.bdis["8:0"]["min_ratio_fine"]
     actuator = started(plain, path)
 

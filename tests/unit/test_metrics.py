@@ -43,14 +43,14 @@ from writebackd.report.server import Shared
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
 
-ALL = {
+Maker = Callable[[], Snapshot]
+ALL: Dict[str, Maker] = {
     **samples.ALL,
     "window": lambda: replace(samples.guard(), window=Open("night", 1_717_220_000.0, "06:00")),
 }
 every_sample = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
 LINE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\[\\"n])*)"(?:,|$)')
-Maker = Callable[[], Snapshot]
 Series = Dict[Tuple[str, Tuple[Tuple[str, str], ...]], float]
 
 
