@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.outcome import describe_action
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import read_state
-from writebackd.model import Action, Memory, Mode
+from writebackd.model import Mode
+from writebackd.orders import Orders
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
 from writebackd.report.server import RequestError, Shared, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
@@ -29,6 +29,7 @@ from writebackd.report.status import (
     why_json,
 )
 from writebackd.report.telling import telling_json
+from writebackd.state import State
 
 log = logging.getLogger(__name__)
 
@@ -36,40 +37,22 @@ log = logging.getLogger(__name__)
 LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
 
 
-class State(NamedTuple):
-    """Of the daemon, as it is now."""
-
-    snapshot: Optional[Snapshot]  # None: nothing measured yet
-    memory: Memory
-    off: Optional[Path]  # the file that holds it off
-    problem: Optional[str]  # why the last tick was not whole
-
-
 class Verbs:
-    """Questions are answered from the state; orders go to the daemon's own functions.
-
-    `set_mode` answers with what was put back, and raises OSError or ValueError;
-    `set_pin` takes bytes, or None to release, and the uid of who asked; `forget` takes a
-    device's name, and is False while what was learned has not been read yet.
-    """
+    """Questions are answered from the state; what is ordered is carried out by `orders`."""
 
     def __init__(
         self,
         files: KernelFiles,
         actuator: Actuator,
-        state: Callable[[], State],
-        set_mode: Callable[[Mode], Tuple[Action, ...]],
-        set_pin: Callable[[Optional[int], int], None],
-        forget: Callable[[str], bool],
+        state: State,
+        orders: Orders,
         trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]],
         metrics: Callable[[str], Optional[Shared]],
     ) -> None:
         self._files = files
         self._actuator = actuator
         self._state = state
-        self._set_mode = set_mode
-        self._set_pin = set_pin
-        self._forget_device = forget
+        self._orders = orders
         self._trial = trial
         self._metrics = metrics
 
@@ -79,7 +62,7 @@ class Verbs:
             return self._mode(args, uid)
         if verb in ("pin", "release"):
             return self._pin(verb, args, uid)
-        snapshot, problem = self._state().snapshot, self._state().problem
+        snapshot, problem = self._state.snapshot, self._state.problem
         if snapshot is None:
             why = problem or "just started"
             raise RequestError(f"{why}, nothing measured yet: ask again in a second", 1)
@@ -114,7 +97,7 @@ class Verbs:
         found = [each.device.name for each in find_devices(snapshot, wanted)]
         if len(found) > 1:
             raise RequestError(f"{wanted!r} may be {' or '.join(found)}: name one of these")
-        if not self._forget_device(found[0]):
+        if not self._orders.forget(found[0]):
             raise RequestError("what was learned is being read: try again in a second", 1)
         log.info("what was learned of %s forgotten by uid %d", found[0], uid)
         return forget_json(found[0], ["it is learned again from the next flood and fsync on"])
@@ -126,7 +109,7 @@ class Verbs:
             snapshot.sample.host.page_size,
             self._written(snapshot),
             snapshot.sample.foreign,
-            self._state().memory.yielded,
+            self._state.memory.yielded,
             self._actuator.levers.held(vm.threshold_bytes),
             [
                 (str(lever), file_of(lever), written, found)
@@ -137,7 +120,7 @@ class Verbs:
     def _written(self, snapshot: Snapshot) -> Optional[Tuple[int, int]]:
         """What this daemon holds in the kernel, as the last decision says."""
         decision = snapshot.decision
-        if self._actuator.dry_run or self._state().memory.limit_bytes is None:
+        if self._actuator.dry_run or self._state.memory.limit_bytes is None:
             return None
         if decision.limit_bytes is None or decision.background_bytes is None:
             return None
@@ -149,12 +132,12 @@ class Verbs:
         except ValueError:
             raise RequestError("mode is observe or enforce") from None
         try:
-            actions = self._set_mode(mode)
+            actions = self._orders.mode(mode)
         except (OSError, ValueError) as error:
             raise RequestError(f"the limits cannot be read: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
         lines = [describe_action(action) for action in actions]
-        off = self._state().off
+        off = self._state.off
         if mode is Mode.ENFORCE and off is not None:
             lines.append(f"takes effect when {off} is removed")
         return mode_json(mode, lines, good=all(action.ok for action in actions))
@@ -163,9 +146,9 @@ class Verbs:
         pin = size_argument(args, "bytes") if verb == "pin" else None
         if pin is not None and pin < LEAST_LIMIT_BYTES:
             raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
-        self._set_pin(pin, uid)
+        self._orders.pin(pin, uid)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
-        _, memory, off, _ = self._state()
+        memory, off = self._state.memory, self._state.off
         waits = pin is not None and (memory.mode is Mode.OBSERVE or memory.yielded is not None)
         lines = ["takes effect after `writebackctl enforce`"] if waits else []
         if pin is not None and off is not None:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from fake_sysfs import FakeSysfs, many_disks
 from fake_vm import SYSCTL, FakeVm
-from writebackd import daemon as daemon_module
+from writebackd import sight as sight_module
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel.readers import MOST_TASKS, Reading
 from writebackd.model import (
@@ -132,7 +132,7 @@ def run(root: Path, work: Path, flags: Sequence[str]) -> Dict[str, List[float]]:
     }
     partitions = [devno for devno, name in names.items() if name[-2:] == "p1"]
     probe = SyntheticProbe([devno for devno in names if devno not in partitions], partitions)
-    vars(daemon_module)["open_probe"] = lambda *_: probe
+    vars(sight_module)["open_probe"] = lambda *_: probe
     options = Options(work / "run", work / "state", 1.0, "auto", (), None)
     policy = load_policy(None, None)
     policy = replace(policy, levers=replace(policy.levers, pace="--pace" in flags))
@@ -161,7 +161,7 @@ def run(root: Path, work: Path, flags: Sequence[str]) -> Dict[str, List[float]]:
         daemon._last_s = (daemon._last_s or 0.0) - 1.0
     if profiler is not None:
         pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(40)
-    snapshot = daemon._snapshot
+    snapshot = daemon.state.snapshot
     assert snapshot is not None and len(snapshot.decision.devices) == DISKS
     demand = sum(estimate.demand for estimate in snapshot.estimates.values())
     flooded = sum(estimate.flooded for estimate in snapshot.estimates.values())

@@ -148,7 +148,7 @@ _LINE = b"   8       0 sda 101 2 3000 41 501 6 7000 81 9 1001 1101 1 2 3 4 1601 
 
 def seeds(target: str) -> List[bytes]:
     """Good examples to begin with."""
-    from writebackd.policy.load import packaged_dir
+    from writebackd.policy.find import packaged_dir
 
     examples: Dict[str, Any] = {
         "policy": [path.read_bytes() for path in packaged_dir().glob("*.conf")],

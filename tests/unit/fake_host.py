@@ -16,6 +16,7 @@ import pytest
 from fake_sysfs import SATA, FakeSysfs
 from fake_vm import DEFAULT, SYSCTL, FakeVm
 from writebackd import daemon as daemon_module
+from writebackd import sight as sight_module
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel.readers import Reading
 from writebackd.model import Mode, ProbeInfo, VmLimits
@@ -119,8 +120,8 @@ class Rig:
             (tmp / name).mkdir(exist_ok=True)
         for name in _NO_GC:
             monkeypatch.setattr(gc, name, lambda *_: None)
-        monkeypatch.setattr(daemon_module, "open_uevents", lambda: (None, None))
-        monkeypatch.setattr(daemon_module, "open_probe", lambda *_: self.probe)
+        monkeypatch.setattr(sight_module, "open_uevents", lambda: (None, None))
+        monkeypatch.setattr(sight_module, "open_probe", lambda *_: self.probe)
         monkeypatch.setattr(daemon_module, "Watch", FakeWatch)
         monkeypatch.setattr(daemon_module, "_boottime", lambda: self.now)
         monkeypatch.setattr(time, "time", lambda: self.wall)
@@ -139,8 +140,8 @@ class Rig:
             self.wall += wall_step_s
 
     def pin(self, size: Optional[int]) -> None:
-        pinned = replace(self.daemon._memory, pin_bytes=size)
-        self.daemon._memory = pinned
+        pinned = replace(self.daemon.state.memory, pin_bytes=size)
+        self.daemon.state.memory = pinned
 
     def end(self) -> None:
         """As the end of run(): the originals first."""
@@ -150,10 +151,10 @@ class Rig:
 
     def close(self) -> None:
         """As a kill: nothing is put back."""
-        self.daemon._routes.close(1.0)
+        self.daemon._teller.close()
         self.daemon._keeper.close(1.0)
         self.daemon._history.close(1.0)
-        self.daemon._topology.close()
+        self.daemon._sight.topology.close()
         self.daemon._signals.close()
         self.daemon._lease.close()
         self.daemon._off_switch.close()

@@ -12,11 +12,11 @@ import pytest
 from alert_host import DD, MB, SDA, SDB, SLOW, STARVED, Watched, remembered
 from plant import latencies
 from writebackd.alert.baseline import to_keep
-from writebackd.alert.blind import unread
 from writebackd.alert.cause import container_in, is_even, unit_in
 from writebackd.alert.routes.track import Tracker
 from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory, Spell
+from writebackd.alert.unread import unread
 from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.estimate.learned import KEEP_S, learn, seed
 from writebackd.model import (

@@ -14,10 +14,12 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from writebackd.alert.detect import detect
+from writebackd.alert.unread import GOOD_TICKS
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
-from writebackd.daemon import GOOD_TICKS, SILENT_TICKS
+from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
 from writebackd.kernel.files import KernelFiles
+from writebackd.report.culprits import with_command_lines
 from writebackd.report.history import read_alerts
 from writebackd.report.server import RequestError
 
@@ -139,7 +141,7 @@ def test_while_a_lost_lease_is_not_held_again_nothing_is_seen(
 ) -> None:
     rig.tick(3)
     monkeypatch.setattr(rig.daemon._lease, "renew", lambda: False)
-    monkeypatch.setattr(rig.daemon, "_take_again", lambda: "not taken up again yet: EIO")
+    monkeypatch.setattr(rig.daemon._tenure, "take_again", lambda _: "not taken up again yet: EIO")
     rig.tick(SILENT_TICKS - 1)
     assert names(rig) == ()
     rig.tick()
@@ -167,7 +169,7 @@ def test_the_detector_is_told_whether_limits_are_in_force(
     rig.tick()
     del rig.host.write_errors["dirty_bytes"]
     rig.tick()
-    rig.daemon._off = tmp_path / "off"
+    rig.daemon.state.off = tmp_path / "off"
     monkeypatch.setattr(rig.daemon, "_obey_off_switch", lambda: None)
     rig.tick()
     assert told[-4:] == [True, False, True, False]
@@ -182,8 +184,8 @@ def test_discards_are_seen_as_completed(rig: Rig, tmp_path: Path) -> None:
     fields[14] = "7"
     path.write_text(" ".join(fields) + "\n" + rest)
     rig.tick()
-    assert rig.daemon._snapshot is not None
-    assert rig.daemon._snapshot.sample.devices[0].others == 7
+    assert rig.daemon.state.snapshot is not None
+    assert rig.daemon.state.snapshot.sample.devices[0].others == 7
     rig.end()
 
 
@@ -194,7 +196,7 @@ def test_whom_an_alert_blames_gets_his_command_line(rig: Rig, tmp_path: Path) ->
         (Culprit(4711, "dd"), Culprit(None, None)),
     )  # fmt: skip
     for _ in range(200):
-        (told,) = rig.daemon._with_command_lines((alert,))
+        (told,) = with_command_lines((alert,), rig.daemon._command_lines)
         if told.culprits[0].cmdline is not None:
             break
         time.sleep(0.01)

@@ -15,6 +15,7 @@ import schema
 from fake_host import Rig
 from route_cases import FLOOD, wait_for
 from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
+from writebackd.alert.values import Alert
 from writebackd.policy import Policy, load_policy
 from writebackd.report.history import Event, read_alerts, read_history
 
@@ -30,17 +31,21 @@ def policy(tmp_path: Path, text: str) -> Policy:
     return load_policy(str(path))
 
 
+def tell(rig: Rig, *alerts: Alert, later_s: float = 0.0) -> None:
+    rig.daemon._teller.alerts(alerts, rig.daemon.state.alerts.standing, rig.wall + later_s)
+
+
 def test_what_is_told_is_kept(rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     rig.tick(2)
-    rig.daemon._tell((FLOOD,), rig.wall)
-    rig.daemon._tell((), rig.wall + 60)
+    tell(rig, FLOOD)
+    tell(rig, later_s=60)
     rig.tick()
     answer = rig.daemon.handle("alerts", {}, 0)
     assert [route["name"] for route in answer["routes"]] == ["journal"]
     assert answer["active"] == []
     # Somewhere it was told: the journal, or the log.
-    wait_for(lambda: rig.daemon._routes.states()[0].told == 2)
+    wait_for(lambda: rig.daemon._teller.routes.states()[0].told == 2)
     rig.end()
     path = tmp_path / "state" / "history.db"
     told = [json.loads(record) for record in read_alerts(path, 10)]
@@ -56,12 +61,13 @@ def test_what_is_told_is_kept(rig: Rig, tmp_path: Path, caplog: pytest.LogCaptur
 def test_the_answer_shows_what_stands(rig: Rig) -> None:
     rig.tick(2)
     daemon = rig.daemon
-    assert daemon._snapshot is not None
-    daemon._snapshot = replace(daemon._snapshot, alerts=(FLOOD,))
+    assert daemon.state.snapshot is not None
+    daemon.state.snapshot = replace(daemon.state.snapshot, alerts=(FLOOD,))
     answer = daemon.handle("alerts", {}, 0)
     full = {**answer, "past": []}
     del full["state_dir"]
-    assert full.pop("devices") == [each.device.name for each in daemon._snapshot.sample.devices]
+    sample = daemon.state.snapshot.sample
+    assert full.pop("devices") == [each.device.name for each in sample.devices]
     assert list(schema.problems(full, schema.load("alerts"))) == []
     assert answer["active"][0]["runbook"].endswith("/docs/runbook.md#collapse")
     assert Path(answer["active"][0]["runbook"][len("file://") :].split("#")[0]).is_file()
@@ -77,10 +83,10 @@ def test_a_reload_changes_the_routes(rig: Rig, tmp_path: Path) -> None:
     changed = policy(tmp_path, f"[alerts]\njournal = off\nexec = {hook}\n")
     rig.daemon._load = lambda: changed
     rig.daemon.reload()
-    wait_for(lambda: rig.daemon._loaded)
+    wait_for(lambda: rig.daemon._reloader._loaded)
     rig.tick()
-    assert [state.name for state in rig.daemon._routes.states()] == ["exec"]
-    rig.daemon._tell((FLOOD,), rig.wall)
+    assert [state.name for state in rig.daemon._teller.routes.states()] == ["exec"]
+    tell(rig, FLOOD)
     wait_for(lambda: out.exists() and '"begin"' in out.read_text())
     rig.end()
 

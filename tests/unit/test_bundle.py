@@ -23,7 +23,7 @@ import schema
 from test_ctl import FakeDaemon
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.cli import bundle as bundle_module
-from writebackd.cli import ctl, doctor
+from writebackd.cli import checks, ctl
 from writebackd.cli.bundle import bundle
 from writebackd.cli.collect import COLLECTORS, Host, mount_line
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
@@ -119,7 +119,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("BACKUP_KEY", "hunter10")
     for name in ("probe", "policies", "rivals"):  # take seconds
-        monkeypatch.setattr(doctor, name, lambda *args: iter(()))
+        monkeypatch.setattr(checks, name, lambda *args: iter(()))
     return root
 
 

@@ -8,7 +8,6 @@ import fcntl
 import functools
 import json
 import os
-import selectors
 import socket
 import subprocess
 import sys
@@ -24,10 +23,11 @@ import pytest
 import samples
 import schema
 import writebackd
+from served import Served
 from trial_case import FakeTrial
 from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked, take_lock
-from writebackd.cli import client, ctl, doctor
+from writebackd.cli import checks, client, ctl
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
 from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
@@ -36,7 +36,7 @@ from writebackd.report import server as server_module
 from writebackd.report.figures import Figures
 from writebackd.report.history import Event, History
 from writebackd.report.metrics import metrics_json
-from writebackd.report.server import ControlServer, RequestError, size_argument, text_argument
+from writebackd.report.server import RequestError, size_argument, text_argument
 from writebackd.report.status import (
     devices_json,
     find_devices,
@@ -53,7 +53,7 @@ from writebackd.report.telling import telling_json
 SOURCE = Path(writebackd.__file__).resolve().parents[1]
 
 
-class FakeDaemon:
+class FakeDaemon(Served):
     """The real server and the real answers on made-up snapshots, in a thread."""
 
     def __init__(self, runtime_dir: Path) -> None:
@@ -62,10 +62,7 @@ class FakeDaemon:
         self.written = (4 << 20, 2 << 20)
         self.requests: List[Tuple[str, Dict[str, Any]]] = []
         self.trial = FakeTrial()
-        self._end, self._wake = socket.socketpair()
-        self._server = ControlServer(runtime_dir / "control.sock", self.handle)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        super().__init__(runtime_dir, self.handle)
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         self.requests.append((verb, args))
@@ -95,23 +92,6 @@ class FakeDaemon:
         if verb == "trial":
             return self.trial.handle(args)
         raise RequestError(f"unknown verb {verb}")
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            self._server.register(selector)
-            selector.register(self._end, selectors.EVENT_READ)
-            while True:
-                for key, mask in selector.select():
-                    if key.fileobj is self._end:
-                        self._server.close()
-                        return
-                    self._server.service(key, mask)
-
-    def stop(self) -> None:
-        self._wake.send(b"x")
-        self._thread.join()
-        self._wake.close()
-        self._end.close()
 
 
 @pytest.fixture
@@ -445,7 +425,7 @@ def test_locks_are_for_root_and_reading_goes_on_without(run: Run) -> None:
             code, _, err = run("--runtime-dir", name, "restore")
             assert (code, "needs root" in err) == (NOT_PERMITTED, True)
             assert run("--runtime-dir", name, "status")[0] == NO_DAEMON
-            levels = [level for level, text in doctor.daemon(there) if "for root" in text]
+            levels = [level for level, text in checks.daemon(there) if "for root" in text]
         finally:
             os.seteuid(0)
             for fd in held:

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import json
-import selectors
-import socket
 import sqlite3
-import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
@@ -17,6 +14,7 @@ import pytest
 import samples
 import schema
 from route_cases import BATTERY, BLIND, CRITICAL, FLOOD, WALL_S
+from served import Served
 from writebackd.alert.routes import RouteState
 from writebackd.alert.routes.track import Tracker
 from writebackd.alert.values import Alert
@@ -26,7 +24,6 @@ from writebackd.cli.exits import GOOD, NO_DAEMON
 from writebackd.cli.screens import render_history
 from writebackd.report.events import RESOLVED, alert_events
 from writebackd.report.history import MAX_ALERTS, Event, History, read_alerts, read_history
-from writebackd.report.server import ControlServer
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import status_json
 from writebackd.report.telling import past_json, telling_json
@@ -36,37 +33,17 @@ DEAD = RouteState("mail", "root", 3, 7, 2, "exit code 75: queue is full")
 FINE = RouteState("journal", "/run/systemd/journal/socket", 5, 0, 0, None)
 
 
-class FakeDaemon:
+class FakeDaemon(Served):
     """The real answer through the real server."""
 
     def __init__(self, runtime_dir: Path, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self._end, self._wake = socket.socketpair()
-        self._server = ControlServer(runtime_dir / "control.sock", self._answer)
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        super().__init__(runtime_dir, self._answer)
 
     def _answer(self, name: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         if name != "alerts":
             return status_json(self.snapshot)
         return telling_json(self.snapshot, args.get("device"))
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            self._server.register(selector)
-            selector.register(self._end, selectors.EVENT_READ)
-            while True:
-                for key, mask in selector.select():
-                    if key.fileobj is self._end:
-                        self._server.close()
-                        return
-                    self._server.service(key, mask)
-
-    def stop(self) -> None:
-        self._wake.send(b"x")
-        self._thread.join()
-        self._wake.close()
-        self._end.close()
 
 
 @pytest.fixture

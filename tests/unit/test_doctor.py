@@ -13,8 +13,8 @@ import pytest
 import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.actuate.watcher import take_watch
-from writebackd.cli import doctor
-from writebackd.cli.doctor import rivals
+from writebackd.cli import checks
+from writebackd.cli.checks import rivals
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import VmLimits
 from writebackd.report.status import status_json
@@ -45,7 +45,7 @@ def texts(findings: List[Tuple[str, str]], level: str) -> str:
     ],
 )  # fmt: skip
 def test_kernel_version(tmp_path: Path, release: str, level: str) -> None:
-    findings = list(doctor.kernel(host(tmp_path, {}), release))
+    findings = list(checks.kernel(host(tmp_path, {}), release))
     assert f"Linux {release}" in texts(findings, level)
 
 
@@ -54,14 +54,14 @@ def test_a_kernel_with_everything(tmp_path: Path) -> None:
         "/sys/kernel/btf/vmlinux": "", "/proc/self/mountinfo": MOUNTS,
         "/sys/class/bdi/8:0/strict_limit": "0", "/sys/class/bdi/8:0/max_bytes": "0",
     })  # fmt: skip
-    findings = list(doctor.kernel(files, "6.18.0"))
+    findings = list(checks.kernel(files, "6.18.0"))
     assert {level for level, _ in findings} == {"good"}
     assert "cgroup2 on /sys/fs/cgroup" in texts(findings, "good")
     assert "tracefs on /sys/kernel/tracing" in texts(findings, "good")
 
 
 def test_a_kernel_with_nothing(tmp_path: Path) -> None:
-    findings = list(doctor.kernel(host(tmp_path, {}), "6.1.0"))
+    findings = list(checks.kernel(host(tmp_path, {}), "6.1.0"))
     assert "CONFIG_DEBUG_INFO_BTF" in texts(findings, "warning")
     notes = texts(findings, "note")
     assert "tracefs is not mounted" in notes
@@ -72,15 +72,15 @@ def test_a_kernel_with_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are told so first")
 def test_levers_that_cannot_be_written_block(tmp_path: Path) -> None:
     files = host(tmp_path, {"/proc/sys/vm/dirty_bytes": "0"})
-    assert [level for level, _ in doctor.privileges(files)] == ["good"]
+    assert [level for level, _ in checks.privileges(files)] == ["good"]
     (tmp_path / "proc/sys/vm/dirty_bytes").unlink()
-    assert [level for level, _ in doctor.privileges(files)] == ["blocker"]
+    assert [level for level, _ in checks.privileges(files)] == ["blocker"]
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_LIBBPF", "libbpf-that-is-not.so.1")
-    monkeypatch.setattr(doctor, "_MODULES", (("no_such_module", "python3-none", "x is worse"),))
-    findings = list(doctor.libraries())
+    monkeypatch.setattr(checks, "_LIBBPF", "libbpf-that-is-not.so.1")
+    monkeypatch.setattr(checks, "_MODULES", (("no_such_module", "python3-none", "x is worse"),))
+    findings = list(checks.libraries())
     assert "apt install libbpf1" in texts(findings, "warning")
     assert texts(findings, "note") == "no python3-none: x is worse"
 
@@ -91,28 +91,28 @@ def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("libbpf is from another planet")
 
     monkeypatch.setattr("importlib.import_module", broken)
-    assert list(doctor.probe()) == [
+    assert list(checks.probe()) == [
         ("warning", "the BPF probe could not be tried: libbpf is from another planet")
     ]
 
 
 def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
-    assert texts(list(doctor.daemon(tmp_path)), "note") == "writebackd does not run"
+    assert texts(list(checks.daemon(tmp_path)), "note") == "writebackd does not run"
     (tmp_path / "ledger.json").write_text("{}")
-    assert "writebackctl restore" in texts(list(doctor.daemon(tmp_path)), "warning")
+    assert "writebackctl restore" in texts(list(checks.daemon(tmp_path)), "warning")
     assert take_watch(tmp_path)
-    assert "watcher is to restore" in texts(list(doctor.daemon(tmp_path)), "note")
+    assert "watcher is to restore" in texts(list(checks.daemon(tmp_path)), "note")
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "has no socket" in texts(list(doctor.daemon(tmp_path)), "warning")
-    assert "has no socket" not in texts(list(doctor.daemon(tmp_path)), "warning")
+        assert "has no socket" in texts(list(checks.daemon(tmp_path)), "warning")
+    assert "has no socket" not in texts(list(checks.daemon(tmp_path)), "warning")
 
 
 def test_levers_that_a_daemon_left_behind_are_named(tmp_path: Path) -> None:
     entry = LeverEntry("pace", "/system.slice/x.service", "8:0", 0, "max", ("1000000",))
     ledger = Ledger(2, "boot", 1, 0.0, "restore", VmLimits(0, 20, 0, 10), (), (entry,))
     ledger.save(tmp_path / "ledger.json")
-    found = texts(list(doctor.daemon(tmp_path)), "warning")
+    found = texts(list(checks.daemon(tmp_path)), "warning")
     assert "and levers beside them (pace /system.slice/x.service 8:0)" in found
 
 
@@ -121,18 +121,18 @@ def test_levers_of_a_daemon_that_runs_are_named(
 ) -> None:
     for shown, count in ((samples.levers(), 4), (samples.guard(), 0)):
         answer = status_json(shown)
-        monkeypatch.setattr(doctor, "request", lambda *_, answer=answer, **more: answer)
-        found = [text for level, text in doctor.daemon(tmp_path) if level == "good"]
+        monkeypatch.setattr(checks, "request", lambda *_, answer=answer, **more: answer)
+        found = [text for level, text in checks.daemon(tmp_path) if level == "good"]
         assert found[0].startswith("writebackd runs") and len(found) == 1 + count
         assert not count or "it holds queue sda: nr_requests 8 (found 64)" in found
 
 
 def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = {"mode": "enforce", "policy": "default", "lease": {"watcher_pid": None}}
-    monkeypatch.setattr(doctor, "request", lambda *args, **more: answer)
-    assert "no watcher runs" in texts(list(doctor.daemon(tmp_path)), "warning")
+    monkeypatch.setattr(checks, "request", lambda *args, **more: answer)
+    assert "no watcher runs" in texts(list(checks.daemon(tmp_path)), "warning")
     answer["lease"] = {"watcher_pid": 7}
-    assert texts(list(doctor.daemon(tmp_path)), "warning") == ""
+    assert texts(list(checks.daemon(tmp_path)), "warning") == ""
 
 
 def test_nobody_else(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import errno
-import selectors
 import socket
 import time
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any, Dict, List
 import pytest
 
 from fake_host import Rig
+from writebackd.loop import Loop
 from writebackd.paths import HISTORY
 from writebackd.report.history import read_history
 from writebackd.report.server import MAX_CLIENTS, ControlServer
@@ -28,7 +28,6 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     daemon = rig.daemon
-    daemon._options = replace(daemon._options, interval_s=INTERVAL_S)
     ticks: List[float] = []
 
     def tick() -> None:
@@ -41,9 +40,8 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
         return {}
 
     monkeypatch.setattr(daemon, "_tick", tick)
-    selector = selectors.DefaultSelector()
     server = ControlServer(tmp_path / "control.sock", answer)
-    server.register(selector)
+    loop = Loop(daemon._signals, [server])
     clients = []
     for _ in range(MAX_CLIENTS):
         client = socket.socket(socket.AF_UNIX)
@@ -51,11 +49,10 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
         client.sendall(b'{"verb": "status"}\n')
         clients.append(client)
     begun = time.monotonic()
-    daemon._loop(selector, server)
+    loop.run(INTERVAL_S, daemon._tick, daemon.reload)
     for client in clients:
         client.close()
-    server.close()
-    selector.close()
+    loop.close()
     rig.close()
     gaps = [after - before for before, after in zip([begun, *ticks], ticks)]
     # Four answers may be under way when a tick is due; all of them would take 1.3 s.
@@ -79,7 +76,7 @@ def test_the_end_is_in_the_history(
                 rig.host.errors["/proc/sys/vm/dirty_ratio"] = errno.EROFS
             rig.daemon._signals.stop = "SIGTERM"
 
-    rig.daemon._on_tick = on_tick
+    rig.daemon._teller.on_tick = on_tick
     rig.now += 1.0
     rig.daemon.run()
     last = read_history(tmp_path / "state" / HISTORY)[-1]

@@ -71,7 +71,7 @@ def test_a_failed_start_leaves_what_it_did_not_take_up_to_the_watcher(rig: Rig) 
 def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.close()
     daemon = Daemon(rig._options, lambda: load_policy(None, None), files=rig.host)
-    monkeypatch.setattr("writebackd.daemon.WAIT_S", 0.0)
+    monkeypatch.setattr("writebackd.actuate.tenure.WAIT_S", 0.0)
     monkeypatch.setattr(daemon._lease, "renew", lambda: False)
     daemon._signals.stop = "enough"
     written = len(rig.host.writes)
@@ -83,7 +83,7 @@ def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPat
 
 def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
     seen: List[Snapshot] = []
-    rig.daemon._on_tick = seen.append
+    rig.daemon._teller.on_tick = seen.append
     run_out(rig)
     with lease.restoring(lease.open_file(rig.runtime_dir, LEASE), 0.0):
         rig.tick(40)
@@ -98,7 +98,7 @@ def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
 
 def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
     seen: List[Snapshot] = []
-    rig.daemon._on_tick = seen.append
+    rig.daemon._teller.on_tick = seen.append
     read = rig.daemon._actuator.foreign
 
     def stopped(limits: object) -> object:
@@ -121,7 +121,7 @@ def test_what_cannot_be_taken_up_again_is_told_and_counted_once(
     rig.tick(20)
     told = [
         record for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name == "writebackd.daemon"
+        if record.levelno >= logging.WARNING and record.name == "writebackd.actuate.tenure"
     ]  # fmt: skip
     assert len(told) == 2, told  # that it was lost, and why it is not held again
     assert rig.status()["lease"]["lost"] == 1

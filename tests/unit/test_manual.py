@@ -280,7 +280,7 @@ QUOTED = re.compile(r"`(?:sudo )?(writebackctl [^`]+)`|^    +(?:sudo )?(writebac
 
 @pytest.mark.parametrize(
     "name", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
-             "docs/man/pages.py", "agent/writebackd/cli/doctor.py", "systemd/writebackd.service",
+             "docs/man/pages.py", "agent/writebackd/cli/checks.py", "systemd/writebackd.service",
              "systemd/writebackd.catalog"],
 )  # fmt: skip
 def test_what_is_quoted_as_a_command_is_one(name: str) -> None:

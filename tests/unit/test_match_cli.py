@@ -16,7 +16,7 @@ import samples
 import schema
 from fake_host import Rig
 from fake_sysfs import RAID, VIRTIO, FakeSysfs
-from writebackd.cli import ctl, doctor
+from writebackd.cli import checks, ctl
 from writebackd.cli import daemon as daemon_cli
 from writebackd.cli import policy as policy_cli
 from writebackd.cli.exits import GOOD, USAGE
@@ -178,19 +178,19 @@ def test_match_tells_what_is_held_back(run: Run, tree: FakeSysfs) -> None:
 
 
 def test_doctor_names_what_is_wrong_with_policies(tmp_path: Path) -> None:
-    assert list(doctor.policies(tmp_path)) == []
+    assert list(checks.policies(tmp_path)) == []
     (tmp_path / "mine.conf").write_text("[limits]\nflor = 1M\n")
     (tmp_path / "masked.conf").symlink_to("/dev/null")
     (tmp_path / "all.conf").write_text("")
     (tmp_path / "all.conf.d").mkdir()
     (tmp_path / "all.conf.d" / "a.conf").write_text("x\n")
-    findings = list(doctor.policies(tmp_path))
+    findings = list(checks.policies(tmp_path))
     assert {level for level, _ in findings} == {"warning"}
     # Once, though every policy reads it.
     assert sorted(text.split(": ")[1] for _, text in findings) == [
         f"{tmp_path}/all.conf", f"{tmp_path}/all.conf.d/a.conf:1", f"{tmp_path}/mine.conf:2",
     ]  # fmt: skip
-    ((_, text),) = doctor.policies(tmp_path / "nowhere")
+    ((_, text),) = checks.policies(tmp_path / "nowhere")
     assert "no such directory" in text
 
 
@@ -377,13 +377,11 @@ def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
     rig.daemon._load = load
     for look, told in ((rig.daemon.rematch, 0), (rig.daemon.reload, 1), (rig.daemon.rematch, 1)):
         look()
-        reloader = rig.daemon._reloader
-        assert reloader is not None
-        reloader.join(10)
-        rig.daemon._memory = replace(rig.daemon._memory, goal_bytes=12345)
+        rig.daemon._reloader.join(10)
+        rig.daemon.state.memory = replace(rig.daemon.state.memory, goal_bytes=12345)
         rig.daemon._take_loaded_policy()
         assert rig.daemon.policy.chosen == "again"
-        assert (rig.daemon._memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
+        assert (rig.daemon.state.memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
         assert len([each for each in caplog.messages if " loaded" in each]) == told
     rig.close()
 
@@ -400,9 +398,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig.tick(3)
     assert rig.host.limits.dirty_bytes == 64 << 20
     rig.daemon.reload()
-    reloader = rig.daemon._reloader
-    assert reloader is not None
-    reloader.join(10)
+    rig.daemon._reloader.join(10)
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)

@@ -302,7 +302,7 @@ def test_the_daemon_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(4):
         rig.host.flow(64 << 20)
         rig.tick()
-    shown = rig.daemon._snapshot
+    shown = rig.daemon.state.snapshot
     assert shown is not None
     assert value(shown, "device_fsync_duration_seconds_count", device="sda") == 60
     assert value(shown, "device_written_bytes_total", device="sda") == 3 * (64 << 20)
@@ -310,7 +310,7 @@ def test_the_daemon_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert value(shown, "tick_duration_seconds_count") == 3  # without the one that it is of
     rig.host.errors["/proc/vmstat"] = errno.EIO
     rig.tick(2)
-    shown = rig.daemon._snapshot
+    shown = rig.daemon.state.snapshot
     assert shown is not None
     assert value(shown, "failed_ticks_total") == 2
     text = rig.daemon.handle("metrics", {"format": PROMETHEUS}, 1000)["text"]
@@ -328,12 +328,12 @@ def test_what_observe_would_write_is_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
-    rig.daemon._set_mode(Mode.OBSERVE)
+    rig.daemon._orders.mode(Mode.OBSERVE)
     rig.probe.next = FLOOD
     for _ in range(4):
         rig.host.flow(64 << 20)
         rig.tick()
-    assert rig.daemon._totals.writes == {}
+    assert rig.daemon.state.totals.writes == {}
     rig.end()
 
 

@@ -86,15 +86,15 @@ def test_a_user_that_has_no_name_is_a_number() -> None:
 
 
 def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: Path) -> None:
-    name, mine = next(iter(rig.daemon._memory.devices.items()))
+    name, mine = next(iter(rig.daemon.state.memory.devices.items()))
     # The disk of this host does not say who it is, until the next tick it does.
     taught = replace(mine, known_as="disk", drain_rate=2.5e8, baseline_s=4e-4, decisions=7)
-    rig.daemon._memory = replace(
-        rig.daemon._memory, devices={**rig.daemon._memory.devices, name: taught}
+    rig.daemon.state.memory = replace(
+        rig.daemon.state.memory, devices={**rig.daemon.state.memory.devices, name: taught}
     )
     watch = Watch((mine.identity[0], str(mine.identity[1])), sync_rate=900.0)
-    rig.daemon._alerts = replace(rig.daemon._alerts, watches={name: watch})
-    rig.daemon._keeper.keep(rig.daemon._memory, rig.wall)
+    rig.daemon.state.alerts = replace(rig.daemon.state.alerts, watches={name: watch})
+    rig.daemon._keeper.keep(rig.daemon.state.memory, rig.wall)
     file = tmp_path / "state" / "learned.json"
     wait_until(lambda: file.exists() and "disk" in decode(file.read_bytes()))
     rate = decode(file.read_bytes())["disk"].usual_sync_rate
@@ -103,11 +103,11 @@ def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: P
     assert list(schema.problems(json.loads(json.dumps(answer)), schema.load("forget"))) == []
     assert answer["device"] == name
     wait_until(lambda: "disk" not in decode(file.read_bytes()))
-    after = rig.daemon._memory.devices[name]
+    after = rig.daemon.state.memory.devices[name]
     assert all(getattr(after, fact) is None for fact in FACTS)
     assert after.decisions == 7  # a decision id never comes twice
     rig.tick(3)  # nothing brings it back
-    assert rig.daemon._memory.devices[name].drain_rate is None
+    assert rig.daemon.state.memory.devices[name].drain_rate is None
 
 
 def test_forget_needs_a_device_and_a_file_that_was_read(rig: Rig) -> None:
@@ -115,7 +115,7 @@ def test_forget_needs_a_device_and_a_file_that_was_read(rig: Rig) -> None:
         with pytest.raises(RequestError):
             rig.daemon.handle("forget", dict(args), 0)
     rig.daemon._keeper._known = None
-    name = next(iter(rig.daemon._memory.devices))
+    name = next(iter(rig.daemon.state.memory.devices))
     with pytest.raises(RequestError, match="try again"):
         rig.daemon.handle("forget", {"device": name}, 0)
     rig.daemon._keeper._known = {}

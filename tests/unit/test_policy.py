@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
-from writebackd.policy.load import misplaced, packaged_dir, unused_drop_ins
+from writebackd.policy.find import misplaced, packaged_dir, unused_drop_ins
 from writebackd.policy.rules import MemoryRule, Rule
 from writebackd.policy.schema import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key, Policy
 

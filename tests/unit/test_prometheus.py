@@ -125,8 +125,8 @@ class Hosts(threading.Thread):
         self.full = counted(replace(busy_host(2), window=night))
         self.observing = replace(self.full, mode=Mode.OBSERVE)
         self.servers: Dict[str, MetricsServer] = {
-            "enforcing": self.serve(lambda: self.rigs["enforcing"].daemon._snapshot),
-            "yielded": self.serve(lambda: self.rigs["yielded"].daemon._snapshot),
+            "enforcing": self.serve(lambda: self.rigs["enforcing"].daemon.state.snapshot),
+            "yielded": self.serve(lambda: self.rigs["yielded"].daemon.state.snapshot),
             "full": self.serve(lambda: self.full),
             "observing": self.serve(lambda: self.observing),
         }

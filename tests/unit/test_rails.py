@@ -24,6 +24,7 @@ from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
 from writebackd.actuate import off as off_module
 from writebackd.actuate import restore as restore_module
+from writebackd.actuate import takeover as takeover_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.book import Book
 from writebackd.actuate.lease import Lease
@@ -35,6 +36,7 @@ from writebackd.actuate.watcher import Watcher
 from writebackd.control import decide as decide_module
 from writebackd.control import law, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
+from writebackd.hands import Hands
 from writebackd.model import LeverKind, Setting, VmState
 
 PIN, FOREIGN = 32 << 20, 99 << 20
@@ -74,9 +76,9 @@ class Bench:
         rig, seen = self.rig, []
         rig.tick(2)
         for _ in range(ticks):
-            known = rig.daemon._memory.devices["sda"]
+            known = rig.daemon.state.memory.devices["sda"]
             mine = replace(known, drain_rate=rate, last_flood_s=rig.now, flooded_before=True)
-            rig.daemon._memory = replace(rig.daemon._memory, devices={"sda": mine})
+            rig.daemon.state.memory = replace(rig.daemon.state.memory, devices={"sda": mine})
             rig.daemon._tick()
             rig.now += seconds
             limit = rig.host.limits.dirty_bytes
@@ -100,7 +102,7 @@ def never_above_the_ceiling(bench: Bench) -> None:
 
 
 def never_below_the_floor(bench: Bench) -> None:
-    floor = law.kernel_floor_bytes(bench.rig.daemon._sampler._host)
+    floor = law.kernel_floor_bytes(bench.rig.daemon._sight.sampler._host)
     assert all(limit >= floor for _, limit in bench.draining(500e3, 8))
 
 
@@ -300,7 +302,7 @@ def only_one_daemon(bench: Bench) -> None:
     with contextlib.suppress(AlreadyRunning):
         second = rig.start()
     if second is not None:
-        second._topology.close()
+        second._sight.topology.close()
         os.close(second._lock)
     assert second is None
 
@@ -433,10 +435,10 @@ RAILS: Dict[str, Rail] = {
     "adopt": Rail(a_restart_knows_the_originals, put(Actuator, "_resolve", lambda *_: None)),
     "adopt, no jump": Rail(
         a_restart_does_not_let_the_limit_jump,
-        put(daemon_module, "ADOPTED_HOLD_S", -math.inf),
+        put(takeover_module, "ADOPTED_HOLD_S", -math.inf),
     ),
     "observe": Rail(
-        observe_writes_nothing, put(Daemon, "_set_dry_run", lambda self: None)
+        observe_writes_nothing, put(Hands, "set_dry_run", lambda self: None)
     ),
     "one daemon": Rail(only_one_daemon, put(daemon_module, "take_lock", _new_lock)),
     "off, /run": Rail(a_file_in_run_holds_off_at_once, put(OffSwitch, "file", lambda self: None)),

@@ -177,7 +177,7 @@ def test_the_daemon_records_what_can_be_replayed(
     rig.tick(8)
     rig.pin(8 << 20)
     rig.tick(3)
-    rig.daemon._order_mode(Mode.OBSERVE)
+    rig.daemon._orders.mode(Mode.OBSERVE)
     rig.tick(3)
     assert tape.close(TIMEOUT_S) and tape.dropped == 0, tape.error
     rig.end()

@@ -16,10 +16,10 @@ from plant import DISK
 from samples import estimate
 from writebackd.actuate import levers as levers_module
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.takeover import ADOPTED_HOLD_S, taken_over
 from writebackd.control.beside import beside
 from writebackd.control.law import Want
 from writebackd.control.resume import resumed
-from writebackd.daemon import ADOPTED_HOLD_S, taken_over
 from writebackd.kernel import cgroups
 from writebackd.model import (
     Cap,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import samples
 from fake_host import Rig
+from writebackd.loop import Loop as DaemonLoop
 from writebackd.policy import PolicyError, load_policy
 from writebackd.policy.schema import Metrics
 from writebackd.report import scrape
@@ -453,7 +454,7 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
         if answers.is_set():
             rig.daemon._signals.stop = "enough"
 
-    rig.daemon._on_tick = on_tick
+    rig.daemon._teller.on_tick = on_tick
     asker = threading.Thread(target=ask)
     asker.start()
     rig.now += 1.0
@@ -472,7 +473,7 @@ def test_the_loop_drops_who_dawdles_on_any_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
-    rig.daemon._options = replace(rig.daemon._options, interval_s=0.05)
+    daemon = rig.daemon
     (server,) = rig.daemon._open_metrics()
     left: List[int] = []
 
@@ -483,12 +484,12 @@ def test_the_loop_drops_who_dawdles_on_any_server(
 
     monkeypatch.setattr(rig.daemon, "_tick", tick)
     monkeypatch.setattr(server, "_clock", lambda: time.monotonic() - DEADLINE_S + 0.5)
-    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as client:
-        server.register(selector)
+    loop = DaemonLoop(daemon._signals, [server])
+    with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(rig.runtime_dir / "metrics.sock"))
-        rig.daemon._loop(selector, server)
+        loop.run(0.05, daemon._tick, daemon.reload)
         assert 1 in left and not left[-1]
-        server.close()
+        loop.close()
     rig.end()
 
 
@@ -515,13 +516,12 @@ def test_a_crowd_of_scrapers_does_not_put_off_a_tick(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     rig.tick(2)
-    interval_s, render_s = 0.05, 0.02
-    rig.daemon._options = replace(rig.daemon._options, interval_s=interval_s)
+    daemon, interval_s, render_s = rig.daemon, 0.05, 0.02
     ticks: List[float] = []
 
     def tick() -> None:
-        assert rig.daemon._snapshot is not None
-        rig.daemon._snapshot = replace(rig.daemon._snapshot)  # to be rendered anew
+        assert rig.daemon.state.snapshot is not None
+        rig.daemon.state.snapshot = replace(rig.daemon.state.snapshot)  # to be rendered anew
         ticks.append(time.monotonic())
         if len(ticks) == 12:
             rig.daemon._signals.stop = "enough"
@@ -540,10 +540,9 @@ def test_a_crowd_of_scrapers_does_not_put_off_a_tick(
         # Some ask and do not read, some do not come to an end.
         clients[-1].sendall(GET + b"\r\n" if n % 2 else GET)
     begun = time.monotonic()
-    with selectors.DefaultSelector() as selector:
-        server.register(selector)
-        rig.daemon._loop(selector, server)
-        server.close()
+    loop = DaemonLoop(daemon._signals, [server])
+    loop.run(interval_s, daemon._tick, daemon.reload)
+    loop.close()
     for client in clients:
         client.close()
     rig.end()

@@ -255,10 +255,10 @@ class Host:
             self.rig.probe.next = Reading(syncs={"8:1": sync})
             self.rig.host.flow(1 << 20)
             daemon = self.rig.daemon
-            mine = daemon._memory.devices.get("sda")
+            mine = daemon.state.memory.devices.get("sda")
             if mine is not None and mine.drain_rate is None:
                 mine = replace(mine, drain_rate=DRAIN)
-                daemon._memory = replace(daemon._memory, devices={"sda": mine})
+                daemon.state.memory = replace(daemon.state.memory, devices={"sda": mine})
             self.rig.tick()
 
     def start(self, arms: str = "oaoa", **more: Any) -> Dict[str, Any]:
@@ -397,15 +397,16 @@ def test_one_that_could_not_begin_is_none(host: Host) -> None:
 def test_the_history_takes_no_such_limit_for_the_agents(host: Host) -> None:
     host.start("oa")
     host.tick()
-    daemon = host.rig.daemon
-    assert daemon._snapshot is not None and daemon._snapshot.decision.limit_bytes is not None
-    rows = Collector(step_s=0.0).add(daemon._snapshot)
+    snapshot = host.rig.daemon.state.snapshot
+    assert snapshot is not None and snapshot.decision.limit_bytes is not None
+    rows = Collector(step_s=0.0).add(snapshot)
     assert [row.ours_s for row in rows] == [0.0]
     for _ in range(11):
         host.tick()
         host.ask()
-    assert daemon._snapshot.memory.trial is not None
-    rows = Collector(step_s=0.0).add(daemon._snapshot)
+    snapshot = host.rig.daemon.state.snapshot
+    assert snapshot is not None and snapshot.memory.trial is not None
+    rows = Collector(step_s=0.0).add(snapshot)
     assert [row.ours_s for row in rows] == [1.0]
 
 
@@ -420,7 +421,7 @@ def by_pin(host: Host) -> None:
 
 def by_reload(host: Host) -> None:
     policy = replace(host.rig.daemon.policy, on_exit="keep", name="new")
-    host.rig.daemon._loaded.append(Timetable(policy))
+    host.rig.daemon._reloader._loaded.append(Timetable(policy))
     host.tick(2)
 
 
@@ -469,7 +470,7 @@ def test_what_ends_it(
     answer = host.ask()
     assert answer["ended"] == ended, answer["why"]
     assert host.mode == mode and host.limit != DRAIN
-    assert daemon._memory.trial is None
+    assert daemon.state.memory.trial is None
     # What stands on exit is the policy's again once no limit of the trial stands.
     host.tick()
     assert daemon._actuator.on_exit == "keep"
@@ -507,14 +508,14 @@ def test_it_needs_somebody_who_syncs(host: Host) -> None:
 
 def objects(host: Host, memory: Dict[str, Any], **more: Any) -> str:
     daemon = host.rig.daemon
-    assert daemon._snapshot is not None
-    changed = replace(daemon._snapshot.memory, **memory)
-    daemon._snapshot = replace(daemon._snapshot, memory=changed, **more)
+    assert daemon.state.snapshot is not None
+    changed = replace(daemon.state.snapshot.memory, **memory)
+    daemon.state.snapshot = replace(daemon.state.snapshot, memory=changed, **more)
     return host.refused()
 
 
 def test_it_does_not_begin_on_a_host_in_trouble(host: Host) -> None:
-    good = host.rig.daemon._snapshot
+    good = host.rig.daemon.state.snapshot
     assert good is not None
     for memory, more, words in (
         ({"yielded": "tuned set dirty_ratio=40"}, {}, "yielded (tuned"),
@@ -523,27 +524,27 @@ def test_it_does_not_begin_on_a_host_in_trouble(host: Host) -> None:
         ({}, {"alerts": (ALERT,)}, "an alert stands (COLLAPSE)"),
         ({}, {"sample": replace(good.sample, errors=("/proc/diskstats: EIO",))}, "not whole"),
     ):
-        host.rig.daemon._snapshot = good
+        host.rig.daemon.state.snapshot = good
         assert words in objects(host, memory, **more)
     blind = {k: replace(e, demand_known=False) for k, e in good.estimates.items()}
     strange = {k: replace(e, drain_rate=None) for k, e in good.estimates.items()}
     for estimates, words in ((blind, "cannot be seen"), (strange, "what it drains")):
-        host.rig.daemon._snapshot = replace(good, estimates=estimates)
+        host.rig.daemon.state.snapshot = replace(good, estimates=estimates)
         assert words in host.refused()
-    host.rig.daemon._snapshot = replace(good, sample=good.sample)
-    host.rig.daemon._problem = "3 ticks in a row could not be read"
+    host.rig.daemon.state.snapshot = replace(good, sample=good.sample)
+    host.rig.daemon.state.problem = "3 ticks in a row could not be read"
     assert "3 ticks in a row" in host.refused()
-    host.rig.daemon._problem = None
+    host.rig.daemon.state.problem = None
     assert host.start()["device"] == "sda"
 
 
 def test_it_does_not_begin_where_there_is_nothing_to_compare(host: Host) -> None:
     daemon = host.rig.daemon
-    assert daemon._snapshot is not None
-    own = daemon._snapshot.decision.devices[0]
+    assert daemon.state.snapshot is not None
+    own = daemon.state.snapshot.decision.devices[0]
     big = replace(own, target_bytes=int(DRAIN))
-    daemon._snapshot = replace(
-        daemon._snapshot, decision=replace(daemon._snapshot.decision, devices=(big,))
+    daemon.state.snapshot = replace(
+        daemon.state.snapshot, decision=replace(daemon.state.snapshot.decision, devices=(big,))
     )
     assert "nothing to compare: the agent's limit is 191M" in host.refused()
 
@@ -576,7 +577,7 @@ def test_the_slowest_disk_with_sync_demand_sets_the_bound() -> None:
 def test_nonsense_is_refused(host: Host, wrong: Dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         host.start(**wrong)
-    assert host.rig.daemon._memory.trial is None
+    assert host.rig.daemon.state.memory.trial is None
 
 
 def test_the_policys_ceiling_holds_for_the_limits_as_found_too(host: Host) -> None:

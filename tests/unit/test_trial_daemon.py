@@ -172,11 +172,11 @@ def test_a_cap_that_the_policy_asks_for_outlives_reading_it_again(
         return real(policy, memory, *more)
 
     monkeypatch.setattr(daemon_module, "decide", spy)
-    daemon._memory = replace(daemon._memory, caps=caps, goal_bytes=12345)
+    daemon.state.memory = replace(daemon.state.memory, caps=caps, goal_bytes=12345)
     host.tick()
     assert (given[-1].caps, given[-1].goal_bytes) == (caps, 12345)
-    daemon._memory = replace(daemon._memory, caps=caps, goal_bytes=12345)
-    daemon._reload_asked = True
-    daemon._loaded.append(Timetable(load(tmp_path, "[device sda]\nceiling = 48M\n")))
+    daemon.state.memory = replace(daemon.state.memory, caps=caps, goal_bytes=12345)
+    daemon._reloader._asked = True
+    daemon._reloader._loaded.append(Timetable(load(tmp_path, "[device sda]\nceiling = 48M\n")))
     host.tick()
     assert (given[-1].caps, given[-1].goal_bytes) == ({"sda": caps["sda"]}, None)

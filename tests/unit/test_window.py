@@ -467,12 +467,11 @@ def test_a_run_says_which_window_is_open_and_when_that_changes(
     policy = load(tmp_path, window("Mon 16:01-18:00", "ceiling = 2G"))  # it is Monday 16:00
     daemon._load = lambda: policy
     daemon.reload()
-    assert daemon._reloader is not None
     daemon._reloader.join(10)
     rig.tick(3)
-    assert daemon._snapshot is not None and daemon._snapshot.window is None
+    assert daemon.state.snapshot is not None and daemon.state.snapshot.window is None
     rig.tick(60)
-    shown = daemon._snapshot
+    shown = daemon.state.snapshot
     assert shown.window is not None and shown.window.until == "18:00"
     assert len(asked) == 3
     for given_ in asked.values():
@@ -487,7 +486,7 @@ def test_a_run_says_which_window_is_open_and_when_that_changes(
     for wall in (rig.wall - 3600, rig.wall, rig.wall + 86400):
         rig.wall = wall
         rig.tick(2)
-    assert daemon._snapshot.window is None
+    assert daemon.state.snapshot.window is None
     expected = [
         "window night is open until 18:00", "window night is over",
         "window night is open until 18:00", "window night is over",
@@ -507,15 +506,15 @@ def test_the_goal_is_taken_as_it_is_when_a_window_opens_and_only_then(
     rig.tick(2)
     seen = []
     for wall in (rig.wall, rig.wall + 60, rig.wall + 61, rig.wall + 8000):
-        daemon._memory = replace(daemon._memory, goal_bytes=12345)
+        daemon.state.memory = replace(daemon.state.memory, goal_bytes=12345)
         daemon._look_at_clock(wall)
-        seen.append(daemon._memory.goal_bytes)
+        seen.append(daemon.state.memory.goal_bytes)
     assert seen == [12345, None, 12345, None]
     # What is read again and is the same is no other window.
-    daemon._memory = replace(daemon._memory, goal_bytes=12345)
+    daemon.state.memory = replace(daemon.state.memory, goal_bytes=12345)
     daemon._timetable = Timetable(load(tmp_path, window("Mon 16:01-18:00", "ceiling = 2G")), UTC)
     daemon._look_at_clock(rig.wall + 8000)
-    assert daemon._memory.goal_bytes == 12345
+    assert daemon.state.memory.goal_bytes == 12345
 
 
 def test_policy_show_tells_the_windows_and_which_is_open(

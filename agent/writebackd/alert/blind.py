@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Iterable, Sequence, Tuple
+from typing import Iterable
 
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.tick import Tick
@@ -28,12 +28,3 @@ def blind(tick: Tick, memory: AlertMemory, estimates: Iterable[Estimate]) -> Ale
             "keeps cautious limits: `writebackctl doctor` tells what is in the way",
         ))  # fmt: skip
     return replace(memory, blind_s=blind_s)
-
-
-def unread(standing: Sequence[Alert], since_wall_s: float, problem: str) -> Tuple[Alert, ...]:
-    """The alerts when many ticks in a row could not be read: those that stood, and BLIND."""
-    alert = Alert(
-        AlertName.BLIND, None, Severity.CRITICAL, Cause.NO_DATA, since_wall_s, problem,
-        "put the limits back as found: nothing is protected until it can be read again",
-    )  # fmt: skip
-    return (*(each for each in standing if each.name is not AlertName.BLIND), alert)

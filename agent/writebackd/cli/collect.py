@@ -21,7 +21,7 @@ from typing import Callable, Iterable, Iterator, List, Mapping, Tuple
 
 from writebackd import __version__
 from writebackd.cache import report as raid_report
-from writebackd.cli import doctor
+from writebackd.cli import checks
 from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
 from writebackd.cli.history import figures_json, state_dir
@@ -29,7 +29,7 @@ from writebackd.cli.mask import Mask
 from writebackd.cli.policy import effective, files_in_force
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
-from writebackd.policy.load import search_dirs
+from writebackd.policy.find import search_dirs
 from writebackd.report.history import read_figures, read_history
 from writebackd.report.keeper import MAX_BYTES, decode
 
@@ -96,7 +96,7 @@ def _metrics(host: Host) -> str:
 
 
 def _doctor(host: Host) -> str:
-    return "\n".join(f"{level}: {text}" for level, text in doctor.findings(host.runtime_dir))
+    return "\n".join(f"{level}: {text}" for level, text in checks.findings(host.runtime_dir))
 
 
 def _events(host: Host) -> str:

@@ -31,7 +31,8 @@ from writebackd.kernel.vm import PAIRS, read_limits
 from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
-from writebackd.policy.load import DEFAULT_NAME, unused_drop_ins
+from writebackd.policy.find import unused_drop_ins
+from writebackd.policy.load import DEFAULT_NAME
 from writebackd.policy.match import NAMED, choose
 from writebackd.report.snapshot import Snapshot
 

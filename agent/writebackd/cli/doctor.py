@@ -1,46 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb doctor: can writebackd run here, how well, and who gets in its way."""
+"""The verb doctor."""
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import importlib
-import importlib.util
-import os
 import sys
-from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
 
-from writebackd.actuate.ledger import LedgerError, load
-from writebackd.actuate.lock import is_locked
-from writebackd.cli.client import NoDaemon, request
+from writebackd.cli import checks
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.raid import raid
-from writebackd.cli.render import lever_lines, wants_colour
-from writebackd.cli.restore import is_watched
+from writebackd.cli.render import wants_colour
 from writebackd.cli.screens import render_findings
-from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.rivals import find_rivals
-from writebackd.paths import LEDGER, LOCK
-from writebackd.policy import PolicyError
-from writebackd.policy.load import load_all, misplaced, search_dirs
-
-# level (good, note, warning, blocker) and what was found
-Finding = Tuple[str, str]
-
-# The oldest kernel that the CO-RE object is meant for (atomics, task storage).
-_OLDEST = (5, 10)
-# Of kernel/doctor.py, which cannot tell what is in the way of the whole.
-_LEVELS = {"ok": "good", "note": "note", "warn": "warning"}
-_LIBBPF = "libbpf.so.1"
-_MODULES = (
-    ("pyroute2", "python3-pyroute2", "who waits for block IO is not shown"),
-    ("psutil", "python3-psutil", "names of services are not shown"),
-    ("systemd", "python3-systemd", "the log goes to stderr alone"),
-    ("rich", "python3-rich", "`writebackctl top` does not run"),
-)
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -50,7 +20,7 @@ def doctor(options: argparse.Namespace) -> int:
         return bundle(options)
     if options.keep_host:
         raise CommandError("--keep-host says something of a bundle: add --bundle", USAGE)
-    found = findings(options.runtime_dir)
+    found = checks.findings(options.runtime_dir)
     rows = [{"level": level, "text": text} for level, text in found]
     blocked = any(level == "blocker" for level, _ in found)
     if options.json:
@@ -58,158 +28,3 @@ def doctor(options: argparse.Namespace) -> int:
     else:
         show(render_findings(rows, width(), wants_colour(sys.stdout)))
     return BAD_NEWS if blocked else GOOD
-
-
-def findings(runtime_dir: Path) -> List[Finding]:
-    """All that can be told of this host."""
-    files = KernelFiles()
-    return [
-        *privileges(files),
-        *kernel(files, os.uname().release),
-        *libraries(),
-        *probe(),
-        *daemon(runtime_dir),
-        *raid(files),
-        *policies(),
-        *rivals(files),
-    ]
-
-
-def privileges(files: KernelFiles) -> Iterator[Finding]:
-    lever = files.path("/proc/sys/vm/dirty_bytes")
-    if os.geteuid() != 0:
-        yield "warning", "not root: what only root can see is not checked; the daemon needs uid 0"
-    elif not os.access(lever, os.W_OK):
-        yield "blocker", f"{lever} cannot be written: a container, or ProtectKernelTunables=yes"
-    else:
-        yield "good", "uid 0, and the limits can be written"
-
-
-def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
-    version = tuple(int(part) for part in release.split("-", 1)[0].split(".")[:2] if part.isdigit())
-    if version < _OLDEST:
-        yield "warning", f"Linux {release}: older than 5.10, where nothing was tried"
-    else:
-        yield "good", f"Linux {release}"
-    if files.path("/sys/kernel/btf/vmlinux").exists():
-        yield "good", "the kernel describes its types (BTF)"
-    else:
-        yield (
-            "warning",
-            "no /sys/kernel/btf/vmlinux: no BPF, so /proc alone and no fsync latency; use a"
-            " kernel with CONFIG_DEBUG_INFO_BTF=y",
-        )
-    mounts = files.try_read("/proc/self/mountinfo") or ""
-    yield _mounted(mounts, "tracefs", "names of tracepoints cannot be looked up")
-    yield _mounted(mounts, "cgroup2", "who dirties is told by process, not by unit")
-    bdis = [f"/sys/class/bdi/{name}" for name in files.listdir("/sys/class/bdi")]
-    levers = ("strict_limit", "max_bytes")
-    if all(any(files.path(f"{bdi}/{lever}").exists() for bdi in bdis) for lever in levers):
-        yield "good", "limits per device exist (bdi strict_limit, max_bytes)"
-    else:
-        yield "note", "no limits per device on this kernel: only the global pair"
-
-
-def _mounted(mounts: str, kind: str, without: str) -> Finding:
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith(kind + " "):
-            return "good", f"{kind} on {before.split()[4]}"
-    return "note", f"{kind} is not mounted: {without}"
-
-
-def libraries() -> Iterator[Finding]:
-    try:
-        ctypes.CDLL(_LIBBPF)
-        yield "good", f"{_LIBBPF} loads"
-    except OSError as error:
-        yield (
-            "warning",
-            f"{error}: no BPF, so /proc alone and no fsync latency; install it"
-            " (`apt install libbpf1`, `dnf install libbpf`)",
-        )
-    for module, package, without in _MODULES:
-        if importlib.util.find_spec(module) is None:
-            yield "note", f"no {package}: {without}"
-        else:
-            yield "good", f"{package} is there"
-
-
-def probe() -> Iterator[Finding]:
-    """What the BPF probe can attach to here; found out by trying."""
-    if os.geteuid() != 0:
-        return
-    try:
-        # Imported only here: whatever is wrong with the probe is a finding, not the end.
-        report = importlib.import_module("writebackd.kernel.doctor").probe_report()
-        for level, text in report:
-            yield _LEVELS[level], text
-    except Exception as error:
-        yield "warning", f"the BPF probe could not be tried: {error}"
-
-
-def rivals(files: KernelFiles) -> Iterator[Finding]:
-    found = find_rivals(files)
-    yield from ((each.level, each.text) for each in found)
-    if not found:
-        yield "good", "nobody else sets vm.dirty_* (tuned, other agents, files read at boot)"
-
-
-def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
-    """Errors in policy files: a daemon that nobody told a policy passes over those."""
-    try:
-        wrong = [line for each in load_all(config_dir) for line in each.errors]
-        wrong += misplaced(search_dirs(config_dir))
-    except PolicyError as error:
-        wrong = list(error.messages)
-    yield from (("warning", f"policy: {line}") for line in dict.fromkeys(wrong))
-
-
-def daemon(runtime_dir: Path) -> Iterator[Finding]:
-    ledger = runtime_dir / LEDGER
-    try:
-        status = request(runtime_dir, "status", timeout_s=2.0)
-        yield "good", f"writebackd runs: {status['mode']}, policy {status['policy']}"
-        for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
-            yield "good", f"it holds {line}"
-        if status["lease"]["watcher_pid"] is None:
-            yield (
-                "warning",
-                "no watcher runs beside it: nobody would put the limits back if it hung; its log"
-                " says why none starts",
-            )
-        return
-    except NoDaemon:
-        pass
-    except CommandError as error:
-        yield "warning", str(error)
-        return
-    alive = is_locked(runtime_dir)
-    if alive is None:
-        yield "note", "whether a writebackd without a socket lives is for root: try again with sudo"
-    elif alive:
-        yield (
-            "warning",
-            f"a writebackd holds {runtime_dir / LOCK} but has no socket: restart it,"
-            " `systemctl restart writebackd`",
-        )
-    elif ledger.exists() and is_watched(runtime_dir):
-        yield "note", "a writebackd that is gone left its limits: its watcher is to restore them"
-    elif ledger.exists():
-        yield (
-            "warning",
-            f"{ledger} was left by a writebackd that is gone: the limits{_and_levers(ledger)}"
-            " may still be its own; `sudo writebackctl restore` puts them back",
-        )
-    else:
-        yield "note", "writebackd does not run"
-
-
-def _and_levers(ledger: Path) -> str:
-    """The levers beside the limits in a ledger, in words; empty where there are none."""
-    try:
-        found = load(ledger)
-    except LedgerError:
-        return ""  # `restore` tells what is wrong with it
-    names = [str(entry.lever) for entry in found.levers] if found is not None else []
-    return f" and levers beside them ({', '.join(names)})" if names else ""

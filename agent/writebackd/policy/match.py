@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from .facts import DiskFacts, HostFacts
-from .load import DEFAULT_NAME, is_shipped, load_all, load_policy, misplaced, search_dirs
+from .find import is_shipped, misplaced, search_dirs
+from .load import DEFAULT_NAME, load_all, load_policy
 from .rules import MemoryRule, Rule
 from .schema import KEYS, Policy, PolicyError
 from .units import format_size

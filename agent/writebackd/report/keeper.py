@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -16,6 +15,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequ
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
 from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, Sample
+from writebackd.report.write_over import write_over
 
 log = logging.getLogger(__name__)
 
@@ -152,19 +152,11 @@ class Keeper:
             return {}
 
     def _store(self, known: Mapping[str, Learned]) -> None:
-        temporary = self.path.with_name(self.path.name + ".new")
         try:
             data = encode(known)
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
-                file.write(data)
-                os.fchmod(file.fileno(), 0o644)
-            # No fsync, as in the history: it would count as the demand that we
-            # look for.  A crash of the host may cost the file.
-            os.replace(temporary, self.path)
+            write_over(self.path, data)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             if self.error is None:
                 log.warning("%s cannot be written: %s", self.path, error)
             self.error = str(error)

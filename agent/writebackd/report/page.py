@@ -86,12 +86,7 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
     title = f"writebackd on {span.host}"
     # A limit is the host's: any device's row tells of it.
     held_s = max((sum(row.ours_s for row in of_one) for of_one in by_device.values()), default=0.0)
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<style>{STYLE}</style></head><body>
+    return f"""{head(title, STYLE)}<body>
 <header><h1>{escape(title)}</h1>
 <p class="when">{_when(span.begin_s)} to {_when(span.end_s)}, \
 {escape(human.duration(span.end_s - span.begin_s))}</p>
@@ -110,6 +105,16 @@ what drains.</p>
 same as data: <code>writebackctl history --figures --csv</code></p></footer>
 </body></html>
 """
+
+
+def head(title: str, style: str) -> str:
+    """The head of a page that loads nothing and runs nothing."""
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<style>{style}</style></head>"""
 
 
 def _facts(

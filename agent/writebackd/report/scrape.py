@@ -9,12 +9,13 @@ tick is rendered once a form however many ask.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import time
 from http import HTTPStatus
 from pathlib import Path
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from writebackd.report.metrics import (
     CONTENT_TYPES,
@@ -32,6 +33,8 @@ from writebackd.report.server import (
     remove_socket,
 )
 from writebackd.report.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 _PLAIN = "text/plain; charset=utf-8"
 _END = b"\r\n\r\n"  # of a head
@@ -151,6 +154,27 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
             text += " (the unit's RestrictAddressFamilies=; see docs/metrics.md)"
         raise OSError(number, text, where) from None
     return MetricsServer(listener, where, exposition)
+
+
+def open_servers(
+    path: Path, http: Optional[Tuple[str, int]], exposition: Exposition
+) -> Tuple[List[MetricsServer], List[str]]:
+    """On the socket at `path` and the address `http`, and what cannot be had, in words.
+
+    Good to have: a problem is logged, and is no reason to end.
+    """
+    openers: List[Callable[[], MetricsServer]] = [lambda: open_unix(path, exposition)]
+    if http is not None:
+        host, port = http
+        openers.append(lambda: open_tcp(host, port, exposition))
+    servers, problems = [], []
+    for opener in openers:
+        try:
+            servers.append(opener())
+        except OSError as error:
+            problems.append(f"no metrics on {error.filename}: {error.strerror}")
+            log.error("%s", problems[-1])
+    return servers, problems
 
 
 def _takes_openmetrics(fields: "list[str]") -> bool:

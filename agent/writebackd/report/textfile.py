@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -14,6 +12,7 @@ from typing import Deque, Optional
 
 from writebackd.report.metrics import PROMETHEUS, render
 from writebackd.report.snapshot import Snapshot
+from writebackd.report.write_over import write_over
 
 log = logging.getLogger(__name__)
 
@@ -78,17 +77,10 @@ class TextFile:
 
     def _store(self, text: str) -> Optional[str]:
         """Replace the file; what went wrong."""
-        # node_exporter reads *.prom, so it never sees this one.
-        temporary = self.path.with_name(self.path.name + ".new")
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                os.fchmod(file.fileno(), 0o644)
-            # No fsync, as in the history: it would count as the demand that we look for.
-            os.replace(temporary, self.path)
+            # node_exporter reads *.prom, so it never sees the file beside it.
+            write_over(self.path, text.encode("utf-8"))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             return f"cannot be written: {error.strerror}"
         return None
 

@@ -8,14 +8,13 @@ import time
 from typing import Callable, List, Sequence, Tuple
 
 from writebackd import human
-from writebackd.report.page import STYLE
+from writebackd.report.page import STYLE, head
 from writebackd.report.plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot, escape
 from writebackd.trial.analysis import Block, Difference
 from writebackd.trial.course import Tick
 from writebackd.trial.plan import LEAST_PAIRS
 from writebackd.trial.words import NAMES, Report, longest_s, remarks, said, times, verdict
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _ROW, _TOP = 40.0, 26.0  # of the plot of differences, in its own units
 _NAME, _SAID = 130.0, 190.0  # columns for names on its left and figures on its right
 _STYLE = STYLE + """
@@ -36,12 +35,7 @@ def render(report: Report, ticks: Sequence[Tick], made_s: float) -> str:
     """The page; the same input gives the same one, in the same time zone."""
     title = f"writebackd on {report.host}: trial of {report.plan.device}"
     notes = "".join(f"<p>{escape(line)}</p>" for line in remarks(report))
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<style>{_STYLE}</style></head><body>
+    return f"""{head(title, _STYLE)}<body>
 <header><h1>{escape(title)}</h1>
 <p class="when">{_span(report.result.blocks, made_s)}</p>
 <p class="answer">{escape(verdict(report))}</p>

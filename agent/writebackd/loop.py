@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What goes on between the ticks: waiting for signals, and for whoever asks on a socket."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from typing import Callable, Sequence
+
+from writebackd.control.decide import HURRY
+from writebackd.kernel.signals import Signals
+from writebackd.report.server import LoopServer
+
+
+class Loop:
+    """Ticks come first: whoever asks may have to wait for one, and never the other way round."""
+
+    def __init__(self, signals: Signals, servers: Sequence[LoopServer]) -> None:
+        self._signals = signals
+        self._servers = servers
+        self._selector = selectors.DefaultSelector()
+        for server in servers:
+            server.register(self._selector)
+        self._selector.register(signals, selectors.EVENT_READ)
+
+    def run(
+        self, interval_s: float, tick: Callable[[], bool], reload: Callable[[], None]
+    ) -> None:
+        """Until a signal; the first tick comes after `interval_s`.
+
+        `tick` tells whether the next one is in a hurry; `reload` is what SIGHUP asks for.
+        """
+        signals = self._signals
+        next_tick = time.monotonic() + interval_s
+        while signals.stop is None:
+            for key, mask in self._selector.select(max(0.0, next_tick - time.monotonic())):
+                if isinstance(key.data, LoopServer):
+                    key.data.service(key, mask)
+                elif key.fileobj is signals:
+                    signals.drain()
+                if time.monotonic() >= next_tick:
+                    break  # who still waits is ready in the next round as well
+            if signals.take_reload():
+                reload()
+            now = time.monotonic()
+            if now >= next_tick and signals.stop is None:
+                for server in self._servers:
+                    server.expire(now)
+                # Ticks missed while the machine was busy are not made up for: one
+                # of a few milliseconds would count as much as a whole one.
+                next_tick += interval_s * (HURRY if tick() else 1.0)
+                if next_tick < time.monotonic():
+                    next_tick = time.monotonic() + interval_s
+
+    def close(self) -> None:
+        """The servers as well; the signals are their owner's."""
+        for server in self._servers:
+            server.close()
+        self._selector.close()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Where policy files are: names, directories, drop-ins, and what is masked."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from . import units
+from .parse import did_you_mean
+from .schema import PolicyError
+
+# all.conf.d: drop-ins of every policy, so that what a site wants holds whichever class is taken.
+SITE_NAME = "all"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
+_DEV_NULL = os.makedev(1, 3)
+
+
+def packaged_dir() -> Path:
+    """The policies that ship with the program: inside the package, or of the checkout."""
+    here = Path(__file__).resolve()
+    inside = here.parents[1] / "policies"
+    return inside if inside.is_dir() else here.parents[3] / "policies"
+
+
+def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Path, ...]:
+    """Policy directories, weakest first; ``config_dir`` stands in for the system's three."""
+    if config_dir is not None:
+        if not config_dir.is_dir():
+            raise PolicyError((f"{config_dir}: no such directory: correct --config-dir",))
+        return (packaged_dir(), config_dir)
+    system = ("usr/lib", "run", "etc")
+    return (packaged_dir(), *(root / top / "writebackd" / "policies.d" for top in system))
+
+
+def is_shipped(origin: str, root: Path = Path("/")) -> bool:
+    """Whether an origin (``file:line``) is in a file of the program's or the distribution's."""
+    path = Path(origin.rpartition(":")[0]).resolve()
+    shipped = (packaged_dir(), root / "usr" / "lib" / "writebackd" / "policies.d")
+    return any(each.resolve() in path.parents for each in shipped)
+
+
+def _list_dir(path: Path) -> List[str]:
+    try:
+        return [name for name in os.listdir(path) if not name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        message = f"{path}: cannot list it: {error.strerror}: make it a readable directory"
+        raise PolicyError((message,)) from None
+
+
+def is_masked(path: Path) -> bool:
+    """Whether the file is (a symlink to) /dev/null, systemd's way to switch a file off."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == _DEV_NULL
+
+
+def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
+    """Files of drop-in directories (weakest first) in the order they apply.
+
+    As systemd does it: sorted by base name over all directories, the strongest directory's
+    file stands for all of that name, and a link to /dev/null leaves the name out.
+    """
+    found: Dict[str, Path] = {}
+    for directory in dirs:
+        for name in _list_dir(directory):
+            if name.endswith(".conf"):
+                found[name] = directory / name
+    return [found[name] for name in sorted(found, key=os.fsencode) if not is_masked(found[name])]
+
+
+def base_files(dirs: Sequence[Path]) -> Dict[str, Path]:
+    """Policy name -> the strongest base file of that name."""
+    found: Dict[str, Path] = {}
+    for directory in dirs:
+        for name in _list_dir(directory):
+            if name.endswith(".conf") and name != f"{SITE_NAME}.conf":
+                found[name[: -len(".conf")]] = directory / name
+    return found
+
+
+def misplaced(dirs: Sequence[Path]) -> List[str]:
+    """What to do with an all.conf, which no policy reads."""
+    return [
+        f"{directory / name}: no policy can be called '{SITE_NAME}': move it into "
+        f"{directory / name}.d/, from where every policy reads it"
+        for directory in dirs
+        for name in _list_dir(directory)
+        if name == f"{SITE_NAME}.conf"
+    ]
+
+
+def unused_drop_ins(
+    taken: str, config_dir: Optional[Path] = None, root: Path = Path("/")
+) -> Tuple[Path, ...]:
+    """Directories with drop-ins of policies other than `taken`: what they say does not hold."""
+    return tuple(
+        directory / name
+        for directory in search_dirs(config_dir, root)[1:]
+        for name in sorted(_list_dir(directory))
+        if name.endswith(".conf.d")
+        and name not in (f"{taken}.conf.d", f"{SITE_NAME}.conf.d")
+        and _has_drop_ins(directory / name)
+    )
+
+
+def _has_drop_ins(directory: Path) -> bool:
+    try:
+        return bool(_drop_ins([directory]))
+    except PolicyError:  # no directory, say: an error of its policy, which is not the one taken
+        return False
+
+
+def locate(
+    wanted: str, config_dir: Optional[Path], root: Path
+) -> Tuple[str, Path, List[Path], List[Path]]:
+    """Name, base file, the site's drop-ins and its own of a policy given by name or by path."""
+    if "\0" in wanted:  # no file has it in its name, and os.listdir() raises ValueError
+        raise PolicyError((f"'{units.shorten(wanted)}': a path has no NUL byte in it",))
+    if "/" in wanted or wanted.endswith(".conf"):
+        path = Path(wanted)
+        name = path.name[: -len(".conf")] if wanted.endswith(".conf") else path.name
+        return name, path, [], _drop_ins([Path(f"{path}.d")])
+    if not _NAME.fullmatch(wanted):
+        message = "not a policy name: use letters, digits and -_.@, or a path"
+        raise PolicyError((f"'{units.shorten(wanted)}': {message}",))
+    dirs = search_dirs(config_dir, root)
+    known = base_files(dirs)
+    if wanted == SITE_NAME:
+        message = f"'{SITE_NAME}' is no policy: {SITE_NAME}.conf.d has drop-ins of every policy"
+        raise PolicyError((message,))
+    if wanted not in known:
+        listing = ", ".join(sorted(known)) or "none"
+        searched = ", ".join(str(directory) for directory in dirs)
+        raise PolicyError(
+            (
+                f"no policy '{wanted}'{did_you_mean(wanted, known)}: known are {listing} "
+                f"(searched {searched})",
+            )
+        )
+    if is_masked(known[wanted]):
+        raise PolicyError(
+            (f"{known[wanted]}: policy '{wanted}' is masked: remove the link, or choose another",)
+        )
+    site, own = (_drop_ins([each / f"{name}.conf.d" for each in dirs])
+                 for name in (SITE_NAME, wanted))  # fmt: skip
+    return wanted, known[wanted], site, own

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Who did it: the names that go with a foreign value and with an alert."""
+
+from __future__ import annotations
+
+import logging
+from typing import Callable, Collection, Optional, Sequence, Tuple
+
+from writebackd.alert.values import Alert, AlertName
+from writebackd.kernel.cmdlines import CommandLines
+from writebackd.kernel.writers import writer_of
+from writebackd.model import ForeignWrite, replace
+from writebackd.report import entry
+
+log = logging.getLogger(__name__)
+
+
+def name_writers(
+    foreign: Sequence[ForeignWrite],
+    seen: Sequence[Sequence[ForeignWrite]],
+    own: Collection[Optional[int]],
+    locate: Callable[[ForeignWrite], ForeignWrite],
+) -> Tuple[ForeignWrite, ...]:
+    """The same writes with their writers, where the probe saw who it was.
+
+    `seen` and `own` as of `writer_of`; `locate` finds a writer's cgroup. Levers beside the
+    limits are let go, which is logged.
+    """
+    named = []
+    for write in foreign:
+        writer = locate(writer_of(write, seen, own) or write)
+        named.append(writer)
+        if not write.is_limit:
+            log.warning(
+                "%s: %s set %s=%s: let go",
+                AlertName.FOREIGN_WRITER.value, writer.who, write.lever, write.value,
+                extra=entry.foreign(writer),
+            )
+    return tuple(named)
+
+
+def with_command_lines(alerts: Sequence[Alert], lines: CommandLines) -> Tuple[Alert, ...]:
+    """The same alerts with the command lines of those that they blame, as far as known."""
+    missing, named = [], []
+    for alert in alerts:
+        culprits = []
+        for each in alert.culprits:
+            if each.cmdline is None and each.pid is not None and each.comm is not None:
+                missing.append((each.pid, each.comm))
+                each = replace(each, cmdline=lines.of(each.pid, each.comm))
+            culprits.append(each)
+        named.append(replace(alert, culprits=tuple(culprits)) if culprits else alert)
+    if missing:
+        lines.ask(missing)
+    return tuple(named)
