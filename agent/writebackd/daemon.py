@@ -363,6 +363,7 @@ class Daemon:
             mode=self.state.memory.mode,
             policy_name=self.policy.name,
             policy_chosen=self.policy.chosen,
+            policy_files=self.policy.files,
             started_s=self._started_s,
             sample=sample,
             estimates=estimates,

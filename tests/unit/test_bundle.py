@@ -49,6 +49,7 @@ SECRETS = {
     "one", "hunter16": "environment in a comment", "hunter17": "in JSON within JSON",
     "hunter18": "quoted within JSON",
     "hunter19": "of a name in JSON",
+    "hunter21": "token of a hook in a policy",
     "hunter20": "at the end of a quoted word within JSON",
     "dbhost7": "name of the host", "192.0.2.77": "its address",
     "2001:db8::77": "the same", "00:16:3e:5a:77:01": "its card", "WCC4E7XK31PL": "serial number",
@@ -77,6 +78,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "exec = https://hooks.example.net/services/hunter7", "mail = ops@example.org",
         "token = hunter8", "# password: hunter13", "[limits]", "floor = 2M",
     ]))  # fmt: skip
+    put(root, "/home/alice/my.conf", "[objective]\n ; of 2024, said alice\n\nfsync-p99 = 7ms\n"
+        "[alerts]\nexec = /srv/tell --token hunter21\n  # tell me\n")
     put(root, "/etc/systemd/system/writebackd.service.d/a.conf",
         "[Service]\nEnvironment=PROXY=hunter9\nNice=-5\n")
     put(root, "/etc/systemd/system/writebackd-raid.service.d/a.conf",
@@ -183,6 +186,7 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
         ("bdi.txt", "max_ratio 100"), ("mountinfo.txt", "/ / rw - ext4 /dev/sda1 rw"),
         ("mountinfo.txt", "/srv rw - cifs *** ***"), ("kernel.txt", "CONFIG_HZ=250"),
         ("kernel.txt", "# CONFIG_PSI is not set"), ("policy.conf", "ceiling = "),
+        ("policy-in-force.txt", "db-hwraid.conf"),
         ("policy-files.txt", "floor = 2M"), ("policy-files.txt", "token = ***"),
         ("policy-files.txt", "alertmanager = http://***"), ("unit.txt", "Nice=-5"),
         ("unit.txt", "Environment=***\nCPUQuota=7%"),
@@ -209,6 +213,22 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
     for name in parts:
         assert name == "MANIFEST" or f"  {name} " in parts["MANIFEST"]
     assert "  secret  " in parts["MANIFEST"] and "  number  " in parts["MANIFEST"]
+
+
+def test_the_policy_in_force_is_there_as_it_is_written_wherever_that_is(
+    tmp_path: Path, root: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "policy-in-force.txt")
+    daemon.snapshot = replace(daemon.snapshot, policy_files=(
+        "/home/alice/my.conf", "/etc/writebackd/policies.d/all.conf.d/a.conf", "/gone.conf"
+    ))  # fmt: skip
+    text = make(tmp_path, root)["policy-in-force.txt"]
+    assert text.startswith("# ---- /home/user-") and text.partition("/my.conf\n")[2] == (
+        "[objective]\nfsync-p99 = 7ms\n[alerts]\nexec = /srv/tell --token ***\n"
+        "# ---- /etc/writebackd/policies.d/all.conf.d/a.conf\n[alerts]\n"
+        "alertmanager = http://***\nexec = https://***\nmail = ops@example.org\ntoken = ***\n"
+        "[limits]\nfloor = 2M\n# ---- /gone.conf\n# No such file or directory\n"
+    ).replace("ops@example.org", mask_of(KernelFiles(root), False).word("mail", "ops@example.org"))
 
 
 def test_what_is_masked_stays_apart_and_the_same(

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -32,6 +33,7 @@ from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
 from writebackd.model import Mode, VmLimits, VmState
 from writebackd.report import server as server_module
+from writebackd.report.figures import Figures
 from writebackd.report.history import Event, History
 from writebackd.report.metrics import metrics_json
 from writebackd.report.server import RequestError, size_argument, text_argument
@@ -454,6 +456,30 @@ def test_history_finds_the_daemons_file(
     assert list(schema.problems(answer, schema.load("history"))) == []
     out = run("--json", "history", "--limit", "1", "--device", "sdb")[1]
     assert [event["kind"] for event in json.loads(out)["events"]] == ["mode"]
+
+
+def test_history_says_how_much_of_it_is_not_shown(tmp_path: Path, run: Run) -> None:
+    history = History(tmp_path / "history.db")
+    for number in range(53):
+        history.record(Event(1000.0 + number, "decision", "sda", f"sda-{number}", "guard"))
+    row = Figures(1000.0, 10.0, "sda", 1e6, 1e8, 0.0)
+    for number in range(3):
+        history.record_figures((replace(row, wall_s=1000.0 + 10 * number),))
+    assert history.close(10)
+    where = ("--state-dir", str(tmp_path))
+    lines = run("history", *where)[1].splitlines()
+    assert lines[-1] == "(the last 50 of 53 events; --limit 53 shows all, --since others)"
+    assert " sda-2 " not in "\n".join(lines) and " sda-3 " in "\n".join(lines)
+    for words in (("--limit", "53"), ("--since", "1970-01-01 00:00", "--limit", "60"),
+                  ("--figures",), ("--device", "sdz")):  # fmt: skip
+        assert "--limit" not in run("history", *where, *words)[1], words
+    assert "(the last 2 of 3 rows; " in run("history", "--figures", "--limit", "2", *where)[1]
+    # Data is data only.
+    answer = json.loads(run("--json", "history", *where)[1])
+    assert list(answer) == ["events"] and len(answer["events"]) == 50
+    for most in ("4", "60"):
+        assert "shows all" not in run("history", "--csv", *where, "--limit", most)[1]
+    assert "shows all" not in run("history", "--csv", *where)[1]
 
 
 def test_history_needs_no_daemon(tmp_path: Path, run: Run) -> None:

@@ -206,12 +206,14 @@ def test_a_file_of_the_first_version_keeps_its_events(tmp_path: Path) -> None:
             " INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL, fsync_p50_s REAL,"
             " fsync_p99_s REAL, text TEXT NOT NULL)"
         )
-        old.execute("INSERT INTO events (wall_s, kind, text) VALUES (5, 'mode', 'observe')")
+        old.execute(
+            "INSERT INTO events (wall_s, kind, text) VALUES (?, 'mode', 'observe')", (BEGIN_S - 5,)
+        )
         old.execute("PRAGMA user_version=1")
     old.close()
     assert read_figures(path) == []
     assert kept(path, row(0)) == [row(0)]
-    assert read_history(path) == [Event(5.0, "mode", text="observe")]
+    assert read_history(path) == [Event(BEGIN_S - 5, "mode", text="observe")]
 
 
 def test_another_programs_database_is_set_aside(tmp_path: Path) -> None:
@@ -283,8 +285,9 @@ def test_figures_on_the_screen(run: Run, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "80")
     code, out = run("--figures")
     lines = out.splitlines()
-    assert code == 0 and len(lines) == 51
-    assert max(map(len, lines)) <= 80 and " sdb " in lines[-1] and "238M" in lines[-1]
+    assert code == 0 and len(lines) == 52
+    assert max(map(len, lines)) <= 80 and " sdb " in lines[-2] and "238M" in lines[-2]
+    assert lines[-1].startswith("(the last 50 of 61 rows; ")
 
 
 def test_figures_as_data(run: Run) -> None:

@@ -20,7 +20,18 @@ import samples
 from writebackd.model import Action, Mode
 from writebackd.report import history as history_module
 from writebackd.report.events import events_of
-from writebackd.report.history import MAX_WAITING, Event, History, HistoryError, read_history
+from writebackd.report.figures import Figures
+from writebackd.report.history import (
+    ALERTS_KEPT_S,
+    KEPT_S,
+    MAX_WAITING,
+    Event,
+    History,
+    HistoryError,
+    count_events,
+    read_alerts,
+    read_history,
+)
 
 TIMEOUT_S = 10.0
 
@@ -258,3 +269,51 @@ def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_
     enforced = replace(shown, mode=Mode.ENFORCE)
     assert [each.text for each in events_of(enforced, enforced, step)] == ["dirty_bytes 1 -> 2"]
     assert [each.kind for each in events_of(enforced, shown, step)] == ["action"]
+
+
+def test_events_and_alerts_go_when_they_are_too_old(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    history = History(path)
+    alert = Event(1000.0, "alert", text="raised", alert='{"id": "a"}')
+    # The clock was set back once: what came before that is no older for it.
+    for each in (Event(1040.0, "start"), event(0), alert, event(5), Event(1030.0, "mode")):
+        history.record(each)
+    until(lambda: path.exists() and len(read_history(path)) == 5)
+    # A quiet host has rows of figures only, or events only.
+    history.record_figures((Figures(1000.0 + KEPT_S + 15.0, 10.0, "sda", 1e6, 1e8, 0.0),))
+    until(lambda: len(read_history(path)) == 2)
+    assert [each.wall_s for each in read_history(path)] == [1040.0, 1030.0]
+    assert len(read_alerts(path, 10)) == 1
+    history.record(event(int(ALERTS_KEPT_S) + 1))
+    until(lambda: len(read_history(path)) == 1 and not read_alerts(path, 10))
+    assert history.close(TIMEOUT_S)
+    assert history.error is None
+
+
+def test_many_old_events_go_in_the_batches_to_come(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    history = History(path)
+    for number in range(1300):
+        history.record(event(number))
+    until(lambda: path.exists() and len(read_history(path)) == 1300)
+    left = []
+    for number in range(3):
+        now = event(int(KEPT_S) + 5000 + number)
+        history.record(now)
+        until(lambda: read_history(path)[-1] == now)  # noqa: B023
+        left.append(len(read_history(path)))
+    assert left == [1301 - 512, 1302 - 1024, 3]
+    assert history.close(TIMEOUT_S)
+
+
+def test_they_are_counted_as_they_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    history = History(path)
+    for number, name in enumerate(["sda", "sdb", "sda", "sdb", None]):
+        history.record(event(number, name))
+    assert history.close(TIMEOUT_S)
+    for chosen in ((None, None, None), (1002.0, None, None), (None, "sdb", None),
+                   (1001.0, "sda", 1003.0), (9999.0, None, None)):  # fmt: skip
+        since_s, device, until_s = chosen
+        found = read_history(path, since_s, device, None, until_s)
+        assert count_events(path, *chosen) == len(found)

@@ -31,7 +31,7 @@ from limit_cases import MIB
 from writebackd.actuate import levers as levers_module
 from writebackd.actuate.ledger import load
 from writebackd.kernel import bdi
-from writebackd.model import LeverKind, Setting
+from writebackd.model import Action, LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
 
@@ -315,6 +315,39 @@ def test_kernel_with_the_wrong_unit_is_found_out(
     told = "Invalid argument" if scale > 2 else "reads back as 20000 instead of 10000"
     assert all(told in str(action.error) for action in actions)
     assert plain.bdis["8:0"] == BDI and load(path) is None
+
+
+def test_what_a_self_test_came_to_is_told_once_while_it_comes_to_the_same(
+    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cap by the policy is asked for in every tick, on a kernel without caps as well."""
+    now = [1000.0]
+    monkeypatch.setattr("writebackd.actuate.levers.time.monotonic", lambda: now[0])
+    del plain.bdis["8:0"]["min_ratio_fine"]
+    actuator = started(plain, path)
+
+    def asked(seconds: int) -> "List[Action]":
+        actions: List[Action] = []
+        for _ in range(0, seconds, 10):
+            actions += actuator.apply_settings(CAP)
+            now[0] += 10.0
+        return actions
+
+    first = asked(10)
+    assert len(first) == 3 and all("no limits in bytes" in str(each.error) for each in first)
+    assert asked(1000) == [] and actuator.levers.entries == ()
+    # It is of that BDI: another one of the name is told again.
+    plain.unplug("8:0", "sda")
+    plain.plug("8:0", "sda")
+    fine = plain.bdis["8:0"].pop("min_ratio_fine")
+    assert len(asked(1000)) == 3
+    # Another reason is told, and one that has gone leaves the cap to be set.
+    plain.bdis["8:0"]["min_ratio_fine"] = fine
+    plain.poke("/sys/class/bdi/8:0/max_ratio_fine", "10000")
+    assert ["limits of its own" in str(each.error) for each in asked(600)] == [True] * 3
+    plain.poke("/sys/class/bdi/8:0/max_ratio_fine", "1000000")
+    assert [each.ok for each in asked(600)] == [True] * 3
+    assert plain.bdis["8:0"]["strict_limit"] == 1
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from writebackd.kernel import memory
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import Mode
-from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.policy import Policy, PolicyError, load_policy, render
 from writebackd.policy.match import choose
 from writebackd.report.status import status_json
 
@@ -144,6 +144,27 @@ def test_show_of_a_running_daemon_is_what_it_has(
     monkeypatch.setattr(policy_cli, "request", lambda *_, **__: status)
     assert f"\npace = {pace}\n" in run("show", "--effective")[1]
     assert "\npace = on\n" in run("show", "--effective", "db-hwraid")[1]
+
+
+def test_show_of_a_daemon_with_a_policy_of_its_own_is_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By name it would not be found: it is given as a file, or in a directory of its own."""
+    for name, text in (("default.conf", "[limits]\nceiling = 2G\nfloor = 2M\n"),
+                       ("all.conf.d/a.conf", "[limits]\nfloor = 3M\n"),
+                       ("default.conf.d/a.conf", "[limits]\nrest = 8M\n")):  # fmt: skip
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).write_text(text)
+    policy = load_policy("default", tmp_path / "own")
+    status = {"policy": "default", "policy_files": list(policy.files)}
+    monkeypatch.setattr(policy_cli, "request", lambda *_, **__: status)
+    assert ctl.main(["policy", "show", "--effective"]) == GOOD
+    out = capsys.readouterr().out
+    assert out == render(policy)
+    assert all(f"\n{line}\n" in out for line in ("ceiling = 2G", "floor = 3M", "rest = 8M"))
+    # One that is for every policy still may not tell policies apart.
+    (tmp_path / "own" / "all.conf.d" / "a.conf").write_text("[policy]\nsummary = x\n")
+    assert ctl.main(["policy", "show", "--effective"]) == USAGE
 
 
 def test_match_tells_what_is_held_back(run: Run, tree: FakeSysfs) -> None:

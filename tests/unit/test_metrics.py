@@ -31,6 +31,7 @@ from writebackd.model import (
     State,
     SyncSample,
 )
+from writebackd.policy.timetable import Open
 from writebackd.report.metrics import (
     CONTENT_TYPES,
     OPENMETRICS,
@@ -42,10 +43,14 @@ from writebackd.report.server import Shared
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
 
-every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())
+Maker = Callable[[], Snapshot]
+ALL: Dict[str, Maker] = {
+    **samples.ALL,
+    "window": lambda: replace(samples.guard(), window=Open("night", 1_717_220_000.0, "06:00")),
+}
+every_sample = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
 LINE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\[\\"n])*)"(?:,|$)')
-Maker = Callable[[], Snapshot]
 Series = Dict[Tuple[str, Tuple[Tuple[str, str], ...]], float]
 
 
@@ -125,6 +130,15 @@ def test_figures_are_those_of_the_tick() -> None:
         ("last_tick_timestamp_seconds", {}, 1_717_200_725.0),
     ):
         assert value(shown, name, **labels) == wanted, name
+
+
+def test_the_window_that_is_open_and_only_that() -> None:
+    night = ALL["window"]()
+    assert value(night, "window", window="night") == 1
+    assert value(night, "window_end_timestamp_seconds") == 1_717_220_000.0
+    day = [name for name, _ in parse(render(samples.guard())) if "window" in name]
+    assert day == [] and "# TYPE writebackd_window gauge" in render(samples.guard())
+    assert len(parse(render(night))) == len(parse(render(samples.guard()))) + 2
 
 
 def test_what_is_not_known_has_no_sample() -> None:

@@ -71,6 +71,11 @@ def pins(tmp_path: Path) -> "list[str]":
     return [event.text for event in events if event.kind == "pin"]
 
 
+def test_the_files_of_the_policy_are_told(rig: Rig) -> None:
+    (own,) = rig.status()["policy_files"]
+    assert own.endswith("/default.conf") and os.path.isabs(own) and os.path.exists(own)
+
+
 def test_a_user_that_has_no_name_is_a_number() -> None:
     shown = render_why(
         {"mode": "enforce", "policy": "p", "devices": [], "limit": {

@@ -25,6 +25,7 @@ from checkout import ROOT
 from fake_host import Rig
 from writebackd.kernel.readers import Reading
 from writebackd.model import ClassSample, Histogram, IoClass, Mode, SyncSample
+from writebackd.policy.timetable import Open
 from writebackd.report.metrics import PROMETHEUS, render
 from writebackd.report.scrape import Exposition, MetricsServer, open_tcp
 
@@ -120,7 +121,8 @@ class Hosts(threading.Thread):
         # The probe is opened by name of the last rig made; both have theirs by now.
         monkeypatch.setattr("writebackd.daemon._boottime", lambda: self.now)
         monkeypatch.setattr(time, "time", real_time)
-        self.full = counted(busy_host(2))
+        night = Open("night", real_time() + 3600.0, "06:00")
+        self.full = counted(replace(busy_host(2), window=night))
         self.observing = replace(self.full, mode=Mode.OBSERVE)
         self.servers: Dict[str, MetricsServer] = {
             "enforcing": self.serve(lambda: self.rigs["enforcing"].daemon.state.snapshot),
@@ -262,11 +264,21 @@ def test_every_host_is_scraped_without_a_complaint(prometheus: Prometheus) -> No
 
 
 def test_every_series_arrives(prometheus: Prometheus) -> None:
-    sent = sum(not line.startswith("#") for line in render(counted(busy_host(2))).splitlines())
+    full = replace(busy_host(2), window=Open("night", 0.0, "06:00"))
+    sent = sum(not line.startswith("#") for line in render(counted(full)).splitlines())
     (got,) = prometheus.query('scrape_samples_scraped{instance="full"}')
     assert int(got["value"][1]) == sent
     stored = prometheus.query('count({__name__=~"writebackd_.+",instance="full"})')
     assert int(stored[0]["value"][1]) == sent
+
+
+def test_what_is_to_be_quiet_while_a_window_is_open_can_say_so(prometheus: Prometheus) -> None:
+    query = 'writebackd_enforcing unless on (job, instance) writebackd_window{window="%s"}'
+    assert {each["metric"]["instance"] for each in prometheus.query(query % "night")} == {
+        "enforcing", "yielded"}  # fmt: skip
+    assert len(prometheus.query(query % "other")) == 4
+    closes = prometheus.query("writebackd_window_end_timestamp_seconds - time() > 0")
+    assert {each["metric"]["instance"] for each in closes} == {"full", "observing"}
 
 
 def test_types_and_units_arrive(prometheus: Prometheus) -> None:
@@ -344,7 +356,8 @@ def test_panels_do_not_overlap_and_name_what_they_show() -> None:
 
 
 def test_every_metric_is_described_and_nothing_else() -> None:
-    shown = [counted(busy_host(1)), replace(samples.pinned(), lease_s=5.0)]
+    night = Open("night", 1_717_220_000.0, "06:00")
+    shown = [counted(busy_host(1)), replace(samples.pinned(), lease_s=5.0, window=night)]
     exported = {found for each in shown
                 for found in re.findall(r"^# TYPE (\S+) (\S+)", render(each, PROMETHEUS), re.M)}
     manual = (ROOT / "docs" / "metrics.md").read_text()

@@ -592,6 +592,56 @@ def test_what_is_old_is_not_known(
     assert (bool(found), error is None) == (known, known)
 
 
+def test_old_for_a_suspend_alone_is_no_trouble_with_the_timer(
+    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(bin_dir))
+    megaraid(tree)
+    now_s, awake_s = (time.clock_gettime(clock) for clock in (
+        time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC))  # fmt: skip
+    old = told(*EXAMPLE.tools, now_s=now_s, age_s=8 * 3600.0)
+    for boot_id, before_s, slept in (
+        (BOOT, 300.0, True), (BOOT, STALE_S + 60.0, False), (BOOT, -5.0, False),
+        ("another", 300.0, False), (BOOT, None, False),
+    ):  # fmt: skip
+        then_s = None if before_s is None else awake_s - before_s
+        leave(tree, replace(old, boot_id=boot_id, awake_s=then_s))
+        # Not known in any case: a battery may have run down meanwhile.
+        assert look(tree.files, devices(tree), now_s, ME)[0] == ()
+        error = look(tree.files, devices(tree), now_s, ME)[1]
+        assert (error is None) is slept, (boot_id, before_s, error)
+        ((level, text),) = [each for each in findings(tree) if FILE in each[1]]
+        assert (level, "before a suspend" in text) == (("note", True) if slept
+                                                       else ("warning", False))  # fmt: skip
+
+
+def test_a_name_counts_while_it_is_the_same_disks(tree: FakeSysfs, bin_dir: Path) -> None:
+    tree.disk("sdc", "8:32", MEGARAID.format(3, 110), diskseq=7)
+    tree.disk("vda", "254:0", VIRTIO, diskseq=3)
+    program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
+    begun_s = [time.clock_gettime(each) for each in (time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC)]
+    found = collect(tree.files, 10.0, [str(bin_dir)], bin_dir.parent)
+    assert begun_s[0] <= found.boottime_s and begun_s[1] <= (found.awake_s or 0.0)
+    leave(tree, replace(found, boottime_s=4990.0))
+    known = [each.diskseq for each in found.tools[0].controllers[0].volumes if each.disk == "sdc"]
+    assert known == [7]
+
+    def behind() -> "List[str]":
+        return [each.device for each in look(tree.files, devices(tree), 5000.0, ME)[0]]
+
+    assert behind() == ["sdc"]
+    tree.text("/sys/block/sdc/diskseq", "8")  # pulled out, and another one plugged in
+    assert behind() == []
+    tree.files.path("/sys/block/sdc/diskseq").unlink()
+    assert behind() == []
+    # Of a kernel without such numbers, or a collector of the release before.
+    plain = [replace(each, controllers=tuple(
+        replace(one, volumes=tuple(replace(volume, diskseq=None) for volume in one.volumes))
+        for one in each.controllers)) for each in found.tools]  # fmt: skip
+    leave(tree, replace(found, boottime_s=4990.0, tools=tuple(plain)))
+    assert behind() == ["sdc"]
+
+
 def test_a_file_that_cannot_be_used_is_told(tree: FakeSysfs) -> None:
     megaraid(tree)
     assert look(tree.files, devices(tree), 5000.0, ME) == ((), None)

@@ -38,11 +38,10 @@ def status(snapshot: Snapshot, width: int = 80, colour: bool = False) -> str:
 
 
 @every_sample
-@pytest.mark.parametrize("width", [60, 80, 132, 200])
+@pytest.mark.parametrize("width", [40, 47, 53, 60, 66, 72, 73, 79, 80, 132, 200])
 def test_status_fits(make: Callable[[], Snapshot], width: int) -> None:
     lines = status(make(), width).splitlines()
-    # The table needs 80 columns; prose follows a narrower terminal.
-    assert max(map(len, lines)) <= max(width, 80)
+    assert max(map(len, lines)) <= width
     if width >= 80:
         assert len(lines) <= (24 if len(make().sample.devices) == 1 else 30)
     assert all(line == line.rstrip() or line.startswith("DEVICE") for line in lines)
@@ -142,6 +141,34 @@ def test_a_row_holds_the_figures_in_order() -> None:
     assert row(status(samples.squeeze()), "sda")[-8:] == [
         "squeeze", "4.0M", "250M", "248M", "267", "8.1", "47", "0.35",
     ]  # fmt: skip
+
+
+WHOLE = "DEVICE MOUNT STATE target drain writes fsyncs p50 p99 base"
+
+
+@pytest.mark.parametrize("width, gone", [
+    (200, ""), (80, ""), (79, ""), (73, ""), (72, "MOUNT"), (66, "MOUNT"), (65, "MOUNT base"),
+    (60, "MOUNT base"), (59, "MOUNT base p50"), (54, "MOUNT base p50"),
+    (53, "MOUNT base p50 drain"), (47, "MOUNT base p50 drain"),
+    (46, "MOUNT base p50 drain fsyncs"), (40, "MOUNT base p50 drain fsyncs"),
+    (20, "MOUNT base p50 drain fsyncs"),
+])  # fmt: skip
+def test_a_narrow_terminal_has_the_figures_that_matter_most(width: int, gone: str) -> None:
+    lines = status(samples.squeeze(), width).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("DEVICE"))
+    expected = [title for title in WHOLE.split() if title not in gone.split()]
+    assert lines[at].split() == expected
+    values = ["sda", "/+1", "squeeze", "4.0M", "250M", "248M", "267", "8.1", "47", "0.35"]
+    by_title = dict(zip(WHOLE.split(), values))
+    assert lines[at + 1].replace("/ +1", "/+1").split() == [by_title[title] for title in expected]
+    # Each figure ends where its title does, and below what they have in common.
+    for title in expected[expected.index("target") :]:
+        end = lines[at].index(title) + len(title)
+        assert lines[at + 1][:end].endswith(" " + by_title[title])
+    groups = lines[at - 1]
+    assert len(groups) == len(lines[at]) and groups.strip().startswith("limit")
+    assert ("per second" if "fsyncs" in expected else "/s") in groups
+    assert ("fsync, ms" if "p50" in expected else "ms") in groups
 
 
 def test_unknown_is_a_dash() -> None:

@@ -6,16 +6,19 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Sequence
 
 import pytest
 
 from test_ctl import FakeDaemon, Run, daemon, run
 from trial_case import FakeTrial, made
+from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
 from writebackd.report.codec import Interned, pack
 from writebackd.report.server import RequestError
-from writebackd.trial.plan import order
+from writebackd.trial.analysis import Block, block_of
+from writebackd.trial.course import Tick
+from writebackd.trial.plan import Plan, order
 
 __all__ = ["daemon", "run"]
 
@@ -160,6 +163,61 @@ def test_a_signal_ends_it_with_what_was_measured(
     assert code == GOOD and slow.orders[-1] == "end"
     assert "over 4 pairs" in out and "block 9 of 16" in out
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_what_was_measured_outlives_a_daemon_that_hangs(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = daemon.trial = Slow()
+    silent: List[str] = []
+
+    def hung(runtime_dir: Path, verb: str, args: Mapping[str, Any], **more: Any) -> Any:
+        # Once for a while, and then for good.
+        if (slow.asked == 4 and len(silent) < 3) or (slow.asked >= 10 and not slow.left):
+            silent.append(args["order"])
+            raise NoAnswer("writebackd does not answer within 2 s", NO_DAEMON)
+        return request(runtime_dir, verb, args, **more)
+
+    def sleep(seconds: float) -> None:
+        if len(silent) > 5:
+            monkeypatch.setattr("writebackd.cli.trial._SILENT_S", 0.0)
+
+    monkeypatch.setattr("writebackd.cli.trial.request", hung)
+    monkeypatch.setattr("writebackd.cli.trial.time.sleep", sleep)
+    page = tmp_path / "trial.html"
+    code, out, error = run("trial", "--output", str(page))
+    assert (code, error) == (BAD_NEWS, "") and len(silent) > 5
+    assert "Ended before its time: writebackd has not answered for" in out
+    assert "over 5 pairs" in out and "10/16" in out
+    assert "has not answered for" in page.read_text()
+
+
+def test_each_tick_is_looked_at_once_while_it_goes_on(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Some(FakeTrial):
+        """Ends of questions and of blocks never meet."""
+
+        def handle(self, args: Mapping[str, Any]) -> Dict[str, Any]:
+            answer = super().handle(args)
+            if args["order"] != "start":
+                answer["ended"] = None if len(answer["ticks"]) > 13 else "done"
+                answer["ticks"] = answer["ticks"][:13]
+            return answer
+
+    daemon.trial = some = Some()
+    looked: List[int] = []
+
+    def spy(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
+        looked.append(len(ticks))
+        return block_of(plan, number, ticks)
+
+    monkeypatch.setattr("writebackd.cli.trial.block_of", spy)
+    code, out, _ = run("trial")
+    assert code == GOOD and looked == [30] * len(some.plan.arms)
+    assert [line.split("/")[0].strip() for line in out.splitlines()[2:18]] == [
+        str(number) for number in range(1, 17)
+    ]
 
 
 def test_what_was_measured_outlives_the_daemon(

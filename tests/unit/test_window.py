@@ -119,6 +119,7 @@ BAD: List[Tuple[str, int, str]] = [
     (window("Mon..Fri,Wed 22:00-06:00"), 2, "Wed is named twice"),
     ("[window night]\nfsync-p99 = 1s\n", 2, "has no when: write 'when = Mon..Fri"),
     (window("22:00-06:00", ""), 2, "window night changes nothing"),
+    ("[limits]\nfloor = 2M\n[window night]\n# when = 22:00-06:00\n", 3, "window night is empty"),
     (window("22:00-06:00", "objective.fsync-p99 = 1s"), 3, "did you mean 'fsync-p99'?"),
     (window("22:00-06:00", "lease = 5s"), 3, "lease cannot be set per window, only when, floor"),
     (window("22:00-06:00", "pace = on"), 3, "move it to [levers]"),
@@ -177,6 +178,9 @@ def test_a_drop_in_changes_a_window_or_takes_it_out(tmp_path: Path) -> None:
     drop_in.write_text("[window night]\nwhen =\n")
     policy = load(tmp_path, window("22:00-06:00") + window("23:00-01:00", name="b"))
     assert [each.name for each in policy.windows] == ["b"]
+    # With nothing of its own it takes nothing away either.
+    drop_in.write_text("[window night]\n")
+    assert [each.name for each in load(tmp_path, window("22:00-06:00")).windows] == ["night"]
 
 
 def test_the_default_rest_moves_with_the_bounds_of_a_window(tmp_path: Path) -> None:

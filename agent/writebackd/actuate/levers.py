@@ -84,7 +84,8 @@ class Levers:
         # Until when a value (None: the original) is not tried again.
         self._refused: Dict[Lever, Tuple[Optional[int], float]] = {}
         self._tested: Dict[str, Optional[int]] = {}  # BDIs that passed the self-test
-        self._unfit: Dict[str, Tuple[Optional[int], float]] = {}  # and those that did not
+        # And those that did not: which, until when it holds, and what was told of it.
+        self._unfit: Dict[str, Tuple[Optional[int], float, str]] = {}
         self._pretended: Dict[Lever, str] = {}
         self._tidy_at = 0.0
 
@@ -272,19 +273,24 @@ class Levers:
     def _test_new(
         self, wanted: Dict[Lever, Setting], threshold: int, problem: Optional[str]
     ) -> List[Action]:
-        """Test each BDI before its first use; take those that fail out of `wanted`."""
+        """Test each BDI before its first use; take those that fail out of `wanted`.
+
+        A cap that the policy asks for is asked for in every tick: what the test of before
+        came to as well is told once, however often it is made again.
+        """
         actions: List[Action] = []
         for target in sorted({lever.target for lever in self._bdi(wanted)}):
             group = [lever for lever in self._bdi(wanted) if lever.target == target]
             identity = levers.identity(self._files, group[0])
             if problem or (identity is not None and self._tested.get(target) == identity):
                 continue
-            unfit, until = self._unfit.get(target, (None, 0.0))
+            unfit, until, told = self._unfit.get(target, (None, 0.0, ""))
             waits = unfit == identity and time.monotonic() < until
             trouble = None if waits else self._test(target, identity, threshold)
             if trouble:
-                actions += self._fail_all(group, wanted, trouble)
-                self._unfit[target] = (identity, time.monotonic() + TEST_AGAIN_S)
+                if (unfit, told) != (identity, trouble):
+                    actions += self._fail_all(group, wanted, trouble)
+                self._unfit[target] = (identity, time.monotonic() + TEST_AGAIN_S, trouble)
             if trouble or waits:
                 for lever in group:
                     del wanted[lever]
@@ -570,9 +576,10 @@ class Levers:
         self._book.tidy()
         self._refused = {x: each for x, each in self._refused.items() if now < each[1]}
         self._unfit = {
-            target: (known, until)
-            for target, (known, until) in self._unfit.items()
-            if now < until and self._files.inode(bdi.directory(target)) == known
+            target: (known, until, told)
+            for target, (known, until, told) in self._unfit.items()
+            if self._files.inode(bdi.directory(target)) == known
+            and (known is not None or now < until)
         }
         self._tested = {
             target: known

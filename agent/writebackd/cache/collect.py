@@ -11,6 +11,7 @@ from typing import Callable, List, Optional, Sequence, Set
 
 from writebackd import __version__
 from writebackd.cache import linux
+from writebackd.cache.match import diskseq
 from writebackd.cache.report import Report, Tool
 from writebackd.cache.tools import LIMIT_S, find, kinds, question, search_path
 from writebackd.kernel.files import KernelFiles
@@ -41,6 +42,7 @@ def collect(
         boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
         boot_id=files.try_read("/proc/sys/kernel/random/boot_id") or "",
         release=__version__,
+        awake_s=time.clock_gettime(time.CLOCK_MONOTONIC),
     )
     found: List[Tool] = []
     hang: Set[str] = set()
@@ -53,7 +55,7 @@ def collect(
             if path is None or (known | hang) & set(_SAME.get(kind.name, ())):
                 continue
             tool, hung = question(kind, path, home, limit_s)
-            found.append(tool)
+            found.append(_stamped(tool, files))
             if hung:
                 hang.add(kind.name)
             leave(replace(begun, tools=tuple(found)))
@@ -67,8 +69,20 @@ def with_earlier(report: Report, before: Optional[Report]) -> Report:
     if before is None or not rest:
         return report
     return replace(
-        report, wall_s=before.wall_s, boottime_s=before.boottime_s, tools=(*report.tools, *rest)
-    )
+        report, wall_s=before.wall_s, boottime_s=before.boottime_s, awake_s=before.awake_s,
+        tools=(*report.tools, *rest),
+    )  # fmt: skip
+
+
+def _stamped(tool: Tool, files: KernelFiles) -> Tool:
+    """With the sequence numbers of the disks: a name may be another disk's in ten minutes."""
+    return replace(tool, controllers=tuple(
+        replace(controller, volumes=tuple(
+            replace(each, diskseq=diskseq(files, each.disk)) if each.disk else each
+            for each in controller.volumes
+        ))
+        for controller in tool.controllers
+    ))  # fmt: skip
 
 
 def with_kernel(report: Report, files: KernelFiles) -> Report:
@@ -78,8 +92,5 @@ def with_kernel(report: Report, files: KernelFiles) -> Report:
         ("bcache", linux.read_bcache(files)), ("md", linux.read_md_journals(files)),
     ):  # fmt: skip
         if controllers:
-            found.append(Tool(name, "/sys/block", None, controllers))
-    return Report(
-        report.wall_s, report.boottime_s, report.boot_id, report.release,
-        (*report.tools, *found),
-    )  # fmt: skip
+            found.append(_stamped(Tool(name, "/sys/block", None, controllers), files))
+    return replace(report, tools=(*report.tools, *found))

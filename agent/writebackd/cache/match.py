@@ -91,8 +91,10 @@ class Matcher:
         controller = table.controller
         if table.by_disk:
             for name in sorted(self._names(device.name) | set(device.leaves)):
-                if name in table.by_disk:
-                    yield table.by_disk[name]
+                volume = table.by_disk.get(name)
+                # Another disk of the name may have come since the tool was asked.
+                if volume and volume.diskseq in (None, diskseq(self._files, name)):
+                    yield volume
         for leaf in device.leaves:
             place = self._place(leaf)
             # One that does not say where it is: the only one of its kind.
@@ -146,6 +148,12 @@ class Matcher:
         parent = parts[-2] if len(parts) > 1 else ""
         is_part = self._files.try_read(f"/sys/class/block/{name}/partition") is not None
         return parent if is_part else name
+
+
+def diskseq(files: KernelFiles, disk: str) -> Optional[int]:
+    """A number that no disk after it has, in this boot; None: before Linux 5.15, or it is gone."""
+    text = files.try_read(f"/sys/block/{disk}/diskseq")
+    return int(text) if text and re.fullmatch("[0-9]{1,20}", text) else None
 
 
 def _backing(

@@ -50,6 +50,7 @@ class Report:
     release: str  # of writebackd
     tools: Tuple[Tool, ...] = ()
     version: int = VERSION
+    awake_s: Optional[float] = None  # when it began, CLOCK_MONOTONIC: without suspended time
 
 
 def encode(report: Report) -> bytes:

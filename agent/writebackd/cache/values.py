@@ -19,6 +19,7 @@ class Volume:
 
     number: Optional[int] = None  # SCSI target on the controller's channels for volumes
     disk: Optional[str] = None  # kernel name
+    diskseq: Optional[int] = None  # of that disk then; None: older than Linux 5.15
     mode: Optional[CacheMode] = None
     works: Tuple[ArrayWork, ...] = ()
 

@@ -81,7 +81,8 @@ def look(
     try:
         told = report.read(files.path(RAID), owner)
         if is_stale(told, files, now_s):
-            error = f"{RAID} is of {_age(told, now_s)}: does writebackd-raid.timer run?"
+            if not slept(told, files):
+                error = f"{RAID} is of {_age(told, now_s)}: does writebackd-raid.timer run?"
         else:
             for tool in told.tools:
                 found += matcher.backings(tool.name, tool.controllers, told.wall_s)
@@ -100,6 +101,14 @@ def is_stale(told: Report, files: KernelFiles, now_s: float) -> bool:
     """Whether it says nothing of now: too old, or of another boot."""
     boot_id = files.try_read("/proc/sys/kernel/random/boot_id")
     return told.boot_id != boot_id or not -LOOK_S <= now_s - told.boottime_s <= STALE_S
+
+
+def slept(told: Report, files: KernelFiles) -> bool:
+    """Whether one that is too old is so for a suspend alone: the timer's clock stood still too."""
+    boot_id = files.try_read("/proc/sys/kernel/random/boot_id")
+    if told.boot_id != boot_id or told.awake_s is None:
+        return False
+    return 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - told.awake_s <= STALE_S
 
 
 def _age(told: Report, now_s: float) -> str:

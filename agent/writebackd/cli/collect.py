@@ -26,7 +26,7 @@ from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
 from writebackd.cli.history import figures_json, state_dir
 from writebackd.cli.mask import Mask
-from writebackd.cli.policy import effective
+from writebackd.cli.policy import effective, files_in_force
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.policy.find import search_dirs
@@ -121,6 +121,18 @@ def _learned(host: Host) -> str:
 
 def _policy(host: Host) -> str:
     return effective(host.runtime_dir)
+
+
+def _policy_text(host: Host) -> str:
+    """The files that are in force, wherever they lie, without their comments."""
+    lines: List[str] = []
+    for name in files_in_force(host.runtime_dir):
+        path = host.files.path(name)
+        text = _text(path).split("\n")
+        said = [line for line in text if line.strip() and line.strip()[0] not in "#;"]
+        # Of one that is gone the only line says so.
+        lines += [f"# ---- {name}", *(said if path.exists() else text)]
+    return "\n".join(lines)
 
 
 def _policy_files(host: Host) -> str:
@@ -299,6 +311,7 @@ COLLECTORS: Tuple[Collector, ...] = (
     ("figures.jsonl", _figures),
     ("learned.json", _learned),
     ("policy.conf", _policy),
+    ("policy-in-force.txt", _policy_text),
     ("policy-files.txt", _policy_files),
     ("run.txt", _runtime),
     ("raid.json", _raid),

@@ -22,6 +22,7 @@ from writebackd.report.figures import Figures
 from writebackd.report.history import (
     Event,
     HistoryError,
+    count_events,
     known_devices,
     read_figures,
     read_history,
@@ -42,7 +43,9 @@ def history(options: argparse.Namespace) -> int:
         if options.figures:
             rows = read_figures(path, since_s, device, until_s)
             answer = [figures_json(row) for row in rows[-limit if limit else 0 :]]
+            known = len(rows)
         else:
+            known = count_events(path, since_s, device, until_s)
             events = read_history(path, since_s, device, limit, until_s)
             answer = [asdict(event) for event in events]
             for event in answer:
@@ -59,7 +62,15 @@ def history(options: argparse.Namespace) -> int:
     else:
         render = render_figures if options.figures else render_history
         show(render(answer, width(), wants_colour(sys.stdout)))
+        if limit is not None and known > limit:
+            show(_left_out(known, limit, "rows" if options.figures else "events"))
     return GOOD
+
+
+def _left_out(known: int, limit: int, what: str) -> str:
+    """How much of it is not on the screen, and how to come by it."""
+    which = f"the last {limit} of {known} {what}"
+    return f"({which}; --limit {known} shows all, --since others)"
 
 
 def figures_json(row: Figures) -> Dict[str, Any]:

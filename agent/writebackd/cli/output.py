@@ -13,8 +13,8 @@ _PLAIN_WIDTH = 80
 _MAX_WIDTH = 160  # longer lines of prose are hard to read
 
 
-def width() -> int:
-    """Columns to fill: of the terminal, else of $COLUMNS, else 80."""
+def width(least: int = 60) -> int:
+    """Columns to fill, `least` at least: of $COLUMNS, else of the terminal, else 80."""
     try:
         columns = int(os.environ.get("COLUMNS", "")) or 0
     except ValueError:
@@ -24,7 +24,7 @@ def width() -> int:
             columns = os.get_terminal_size(sys.stdout.fileno()).columns
         except (OSError, ValueError):
             columns = _PLAIN_WIDTH
-    return max(60, min(columns or _PLAIN_WIDTH, _MAX_WIDTH))
+    return max(least, min(columns or _PLAIN_WIDTH, _MAX_WIDTH))
 
 
 def show_json(data: Any) -> None:

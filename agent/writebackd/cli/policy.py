@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import GOOD, USAGE, CommandError
@@ -17,7 +17,15 @@ from writebackd.cli.render import clean, wrapped
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import read_taken
-from writebackd.policy import Policy, PolicyError, check, list_policies, load_policy, render
+from writebackd.policy import (
+    Policy,
+    PolicyError,
+    check,
+    list_policies,
+    load_files,
+    load_policy,
+    render,
+)
 from writebackd.policy.keys import KEYS, WHEN
 from writebackd.policy.match import (
     NAMED,
@@ -72,6 +80,16 @@ def show_(options: argparse.Namespace) -> int:
     return GOOD
 
 
+def files_in_force(runtime_dir: Path) -> Sequence[str]:
+    """Those that the running daemon has read, or would. Raises PolicyError or CommandError."""
+    try:
+        status = request(runtime_dir, "status", timeout_s=1.0)
+    except NoDaemon:
+        status = {}
+    files: Sequence[str] = status.get("policy_files", ())  # an older one does not tell
+    return files or _in_force(runtime_dir, None).files
+
+
 def effective(runtime_dir: Path) -> str:
     """What `show --effective` prints. Raises PolicyError or CommandError."""
     policy = _in_force(runtime_dir, None)
@@ -120,7 +138,12 @@ def _in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
         status = request(runtime_dir, "status", timeout_s=1.0)
     except NoDaemon:
         return _choose(runtime_dir, config_dir).policy
-    policy = load_policy(str(status["policy"]), config_dir)
+    files = list(map(Path, status.get("policy_files", ())))
+    if files and config_dir is None:
+        # By name it would not be found, or another, where it is a file or has its own directory.
+        policy = load_files(str(status["policy"]), files)
+    else:
+        policy = load_policy(str(status["policy"]), config_dir)
     named = status.get("policy_reason", NAMED) == NAMED  # none in the answer of an older one
     return policy if named else without_unwanted_levers(policy)
 

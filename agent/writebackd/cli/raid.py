@@ -14,7 +14,7 @@ from writebackd.cache import report
 from writebackd.cache.report import Report
 from writebackd.cache.tools import installed
 from writebackd.cache.values import Controller, ToolError
-from writebackd.cache.watch import is_stale
+from writebackd.cache.watch import is_stale, slept
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import CacheMode, Protection
 from writebackd.paths import RAID
@@ -55,6 +55,9 @@ def raid(
         return
     if is_stale(told, files, now_s):
         age = human.duration(max(0.0, now_s - told.boottime_s))
+        if slept(told, files):
+            yield "note", f"{RAID} is from {age} ago, before a suspend: {TIMER} renews it"
+            return
         yield "warning", f"{RAID} is not used: written {age} ago, or before this boot"
         return
     age = human.duration(max(0.0, now_s - told.boottime_s))

@@ -11,11 +11,24 @@ import os
 import pwd
 import textwrap
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, TextIO
+from itertools import groupby
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    TextIO,
+    Tuple,
+)
 
 from writebackd import human
 
-MIN_WIDTH = 60
+MIN_WIDTH = 40
 # Beyond this many devices those with nothing to say share one line.
 _MANY_DEVICES = 6
 _MANY_LEVERS = 5  # and of targets of levers
@@ -291,17 +304,17 @@ def _cost_line(status: Mapping[str, Any]) -> str:
 
 def _table(devices: Sequence[Mapping[str, Any]], width: int, paint: Paint) -> List[str]:
     if not devices:
-        return ["no device to look after (writebackctl devices)"]
+        return wrapped("no device to look after (writebackctl devices)", width, "")
     shown = sorted(devices, key=_urgency)
     quiet: List[Mapping[str, Any]] = []
     if len(devices) > _MANY_DEVICES:
         quiet = [device for device in shown if _is_quiet(device)]
     excluded = [device for device in shown if device["state"] == "excluded"]
     shown = [device for device in shown if device not in quiet and device not in excluded]
-    mount_width = min(12 + max(0, width - 80), 40)
-    lines = [paint(line, "faint") for line in _heading(mount_width)]
+    layout = _layout(width)
+    lines = [paint(line, "faint") for line in _heading(*layout)]
     for device in shown:
-        lines.append(_row(device, mount_width, paint))
+        lines.append(_row(device, *layout, paint))
         if device["reason"]:
             lines += wrapped(device["reason"], width, "    ")
         oldest = device["oldest_fsync_s"]
@@ -323,29 +336,69 @@ def _is_quiet(device: Mapping[str, Any]) -> bool:
     return device["state"] == "idle" and not device["write_rate"] and not device["sync_rate"]
 
 
-def _heading(mount_width: int) -> List[str]:
-    left = " " * (9 + 1 + mount_width + 1 + 9 + 1)
-    return [
-        left + "  limit ---- per second ---- -- fsync, ms ---",
-        "DEVICE".ljust(10) + "MOUNT".ljust(mount_width + 1) + "STATE".ljust(10)
-        + " target  drain writes fsyncs   p50   p99  base",
-    ]  # fmt: skip
+class _Figure(NamedTuple):
+    """A column of the table: a title above figures that fit below it."""
+
+    title: str
+    width: int
+    kind: str  # what stands above columns that have it in common, and shorter
+    short: str
+    text: Callable[[Mapping[str, Any]], str]
 
 
-def _row(device: Mapping[str, Any], mount_width: int, paint: Paint) -> str:
+_RATES, _TIMES = ("per second", "/s"), ("fsync, ms", "ms")
+_FIGURES = (
+    _Figure("target", 7, "limit", "", lambda device: human.size(device["target_bytes"])),
+    _Figure("drain", 6, *_RATES, lambda device: human.size(device["drain_rate"])),
+    _Figure("writes", 6, *_RATES, lambda device: human.size(device["write_rate"])),
+    _Figure("fsyncs", 6, *_RATES, lambda device: human.count(device["sync_rate"])),
+    _Figure("p50", 5, *_TIMES, lambda device: human.milliseconds(device["fsync_p50_s"])),
+    _Figure("p99", 5, *_TIMES, lambda device: human.milliseconds(device["fsync_p99_s"])),
+    _Figure("base", 5, *_TIMES, lambda device: human.milliseconds(device["fsync_baseline_s"])),
+)
+# What a narrow terminal goes without, in this order, once there is no room for a mount point;
+# what is left is as wide as the narrowest.
+_LESS = ("base", "p50", "drain", "fsyncs")
+_NAME_WIDTH = _STATE_WIDTH = 9
+_MOUNT_WIDTHS = range(6, 41)
+
+
+def _layout(width: int) -> Tuple[int, List[_Figure]]:
+    """How wide the mount point may be, 0 for none, and the figures that there is room for."""
+    shown = list(_FIGURES)
+    for title in ("", *_LESS):
+        shown = [each for each in shown if each.title != title]
+        left = width - _NAME_WIDTH - 1 - _STATE_WIDTH - sum(1 + each.width for each in shown)
+        if left >= 0:
+            break
+    if left - 1 < _MOUNT_WIDTHS.start:
+        return 0, shown
+    # At 80 a column is left over, as long as it is no wider.
+    return min(left - 1 if width < 80 else left - 2, _MOUNT_WIDTHS[-1]), shown
+
+
+def _heading(mount_width: int, figures: Sequence[_Figure]) -> List[str]:
+    kinds: List[str] = []
+    for (kind, short), group in groupby(figures, lambda each: (each.kind, each.short)):
+        wide = sum(1 + each.width for each in group) - 1
+        if len(f"- {kind} -") <= wide:
+            kinds.append(f" {kind} ".center(wide, "-"))
+        else:
+            kinds.append((kind if len(kind) <= wide else short).rjust(wide))
+    mount = ["MOUNT".ljust(mount_width)] if mount_width else []
+    words = ["DEVICE".ljust(_NAME_WIDTH), *mount, "STATE".ljust(_STATE_WIDTH)]
+    titles = [each.title.rjust(each.width) for each in figures]
+    return [" ".join([*(" " * len(word) for word in words), *kinds]), " ".join([*words, *titles])]
+
+
+def _row(
+    device: Mapping[str, Any], mount_width: int, figures: Sequence[_Figure], paint: Paint
+) -> str:
     state = device["state"] or human.UNKNOWN
-    figures = [
-        human.size(device["target_bytes"]).rjust(7),
-        human.size(device["drain_rate"]).rjust(6),
-        human.size(device["write_rate"]).rjust(6),
-        human.count(device["sync_rate"]).rjust(6),
-        human.milliseconds(device["fsync_p50_s"]).rjust(5),
-        human.milliseconds(device["fsync_p99_s"]).rjust(5),
-        human.milliseconds(device["fsync_baseline_s"]).rjust(5),
-    ]
+    mount = [fit(_mount(device["mounts"]), mount_width)] if mount_width else []
     return " ".join(
-        [fit(device["name"], 9), fit(_mount(device["mounts"]), mount_width),
-         paint(state.ljust(9), state), *figures]
+        [fit(device["name"], _NAME_WIDTH), *mount, paint(state.ljust(_STATE_WIDTH), state),
+         *(each.text(device).rjust(each.width) for each in figures)]
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import sys
 from writebackd.cli.client import request
 from writebackd.cli.exits import GOOD
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.render import render_status, wants_colour
+from writebackd.cli.render import MIN_WIDTH, render_status, wants_colour
 
 
 def status(options: argparse.Namespace) -> int:
@@ -17,5 +17,5 @@ def status(options: argparse.Namespace) -> int:
     if options.json:
         show_json(answer)
     else:
-        show(render_status(answer, width(), wants_colour(sys.stdout)))
+        show(render_status(answer, width(MIN_WIDTH), wants_colour(sys.stdout)))
     return GOOD

@@ -21,7 +21,7 @@ from writebackd.cli.output import show, show_json, width
 from writebackd.cli.report import write_page
 from writebackd.policy.units import UnitError, parse_time
 from writebackd.report.codec import Interned, unpack
-from writebackd.trial.analysis import P99, analyse
+from writebackd.trial.analysis import P99, analyse, block_of
 from writebackd.trial.course import End, Tick
 from writebackd.trial.page import block_line, render, text_plot
 from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
@@ -29,6 +29,8 @@ from writebackd.trial.words import Report, remarks, report_json, verdict
 
 # Well within the daemon's lease, which each question renews.
 _ASK_S = 1.0
+# So long without an answer, and what is known is all that there will be.
+_SILENT_S = 6 * LEASE_S
 _SEEDS = 1_000_000
 
 
@@ -76,7 +78,7 @@ class _Course:
     ) -> None:
         self._options, self._begun, self._plan, self._seed = options, begun, plan, seed
         self._ticks: List[Tick] = []
-        self._told = 0  # blocks
+        self._told = 0  # of them: those of blocks that were shown
         self._ended: Optional[str] = None
         self._why = ""
 
@@ -93,7 +95,7 @@ class _Course:
         )
 
     def follow(self) -> None:
-        """Until the daemon says that it is over. Raises CommandError."""
+        """Until the daemon says that it is over, or nothing any more."""
         heard_s = time.monotonic()
         while True:
             try:
@@ -101,8 +103,13 @@ class _Course:
                 heard_s = time.monotonic()
             except NoAnswer:
                 # A hung disk below: the daemon ends the trial by itself, once it has its turn.
-                if time.monotonic() - heard_s > 6 * LEASE_S:
-                    raise
+                silent_s = time.monotonic() - heard_s
+                if silent_s > _SILENT_S:
+                    self._ended = End.DISTURBED.value
+                    self._why = (
+                        f"writebackd has not answered for {human.duration(silent_s)}: it ends the"
+                        " trial when it goes on; `writebackctl status` tells whether it does"
+                    )
             except CommandError as error:
                 # Stopped or restarted: the limits are its own affair, what was seen is ours.
                 self._ended, self._why = End.DISTURBED.value, str(error)
@@ -128,14 +135,23 @@ class _Course:
             self._ticks += [unpack(Tick, each, Interned()) for each in answer["ticks"]]
             left = answer["left"]
         self._ended, self._why = answer["ended"], answer["why"]
-        blocks = analyse(self._plan, self._ticks).blocks
-        over = len(blocks) if self._ended is not None else len(blocks) - 1
-        for block in blocks[self._told : over]:
+        self._show_blocks()
+
+    def _show_blocks(self) -> None:
+        """Those that are over, once each: a trial of a day has 86 400 ticks."""
+        while self._told < len(self._ticks):
+            ticks = self._ticks[self._told :]
+            number = ticks[0].block
+            length = next((at for at, each in enumerate(ticks) if each.block != number), None)
+            if length is None and self._ended is None:
+                return
+            block = block_of(self._plan, number, ticks[:length])
             self._show(block_line(block, len(self._plan.arms)))
-        self._told = max(self._told, over)
+            self._told += len(ticks) if length is None else length
 
     def tell(self) -> int:
         """Print, write the page, and the exit code."""
+        self._show_blocks()  # the last one, where the daemon did not tell the end
         begun = self._begun
         report = Report(
             host=socket.gethostname(), version=begun["version"], policy=begun["policy"],

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .load import PolicyEntry, check, list_policies, load_policy, render
+from .load import PolicyEntry, check, list_policies, load_files, load_policy, render
 from .schema import DevicePolicy, Policy, PolicyError
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "PolicyError",
     "check",
     "list_policies",
+    "load_files",
     "load_policy",
     "render",
 ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
-from .find import base_files, is_masked, locate, search_dirs
+from .find import SITE_NAME, base_files, is_masked, locate, search_dirs
 from .keys import KEYS, SECTIONS, WHEN
 from .merge import Merger
 from .schema import Policy, PolicyError
@@ -34,6 +34,16 @@ def load_policy(
     errors of all its files. Sizes are bytes, times seconds, shares 0..1.
     """
     loaded = _load(*locate(name_or_path or DEFAULT_NAME, config_dir, root))
+    if loaded.errors:
+        raise PolicyError(loaded.errors)
+    return loaded.policy
+
+
+def load_files(name: str, files: Sequence[Path]) -> Policy:
+    """The merged policy of files as `Policy.files` has them. Raises PolicyError."""
+    base, *others = files
+    site = [path for path in others if path.parent.name == f"{SITE_NAME}.conf.d"]
+    loaded = _load(name, base, site, [path for path in others if path not in site])
     if loaded.errors:
         raise PolicyError(loaded.errors)
     return loaded.policy

@@ -31,6 +31,7 @@ class Merger:
         self.settings: List[DeviceSetting] = []
         self.sections: Set[str] = set()  # globs that have a [device GLOB] section
         self.windows: Dict[str, Dict[Key, WindowSetting]] = {}  # by name, in the order read
+        self.headers: Dict[str, str] = {}  # section -> where it is first
         self.window = ""  # whose time this one is of; see _within()
         self.inside: List["Merger"] = []  # one for each window, once all is read
         # Keys whose text was wrong: their checks against other keys would only confuse.
@@ -43,7 +44,7 @@ class Merger:
         except PolicyError as error:
             self.errors.messages.extend(error.messages)
             return
-        for line in parse_lines(text, path, self.errors):
+        for line in parse_lines(text, path, self.errors, self.headers):
             if site and (line.section == "match" or line.key in ("name", "summary")):
                 # The same rules everywhere, and every policy fits the same hosts.
                 self.errors.add(
@@ -112,6 +113,7 @@ class Merger:
         self._check_bounds()
         self._check_alerts()
         self._check_devices()
+        self._check_empty_windows()
         for each in self.inside:
             self._check_window(each)
         self._check_overlaps()
@@ -139,6 +141,18 @@ class Merger:
             for section, key in self.broken
         }
         return inside
+
+    def _check_empty_windows(self) -> None:
+        """One whose lines are all commented out, or in the section above, would never open."""
+        told = {section for section, _ in self.broken}
+        for section, origin in self.headers.items():
+            kind, _, name = section.partition(" ")
+            if kind == "window" and name not in self.windows and section not in told:
+                self.errors.add(
+                    origin,
+                    f"window {name} is empty: write 'when = {WHEN.kind.example}' and what is to "
+                    "be other then, or take the header out",
+                )
 
     def _check_window(self, inside: "Merger") -> None:
         name, lines = inside.window, self.windows[inside.window]

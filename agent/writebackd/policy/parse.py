@@ -76,8 +76,13 @@ def read_file(path: Path) -> str:
         raise PolicyError((message,)) from None
 
 
-def parse_lines(text: str, path: Path, errors: Errors) -> Iterator[Assignment]:
-    """The assignments of a file; malformed lines go to ``errors``."""
+def parse_lines(
+    text: str, path: Path, errors: Errors, headers: Dict[str, str]
+) -> Iterator[Assignment]:
+    """The assignments of a file; malformed lines go to ``errors``.
+
+    ``headers`` gets the origin of each section that it has not.
+    """
     section: Optional[str] = None
     seen: Dict[Tuple[str, str], int] = {}
     # Only \n ends a line, as in every editor; str.splitlines() knows eight more.
@@ -93,6 +98,7 @@ def parse_lines(text: str, path: Path, errors: Errors) -> Iterator[Assignment]:
             if not line.endswith("]"):
                 errors.add(origin, "the section header does not end in ']': write [SECTION]")
             section = _section(line[1:-1] if line.endswith("]") else line[1:], origin, errors)
+            headers.setdefault(section, origin)
         elif "=" not in line:
             errors.add(origin, f"'{units.shorten(line)}' is not KEY = VALUE: add '=' and a value")
         elif section is None:

@@ -22,8 +22,11 @@ log = logging.getLogger(__name__)
 
 MAX_ROWS = 50_000
 MAX_ALERTS = 5_000  # begins, changes and ends; in a table of their own, which decisions don't fill
-# Rows of figures: those of 10 s for a day, those of 5 minutes for a month.
+# Rows of figures: those of 10 s for a day, those of 5 minutes for a month, and so for events.
 FINE_S, KEPT_S = 86_400.0, 30 * 86_400.0
+# Alerts are few, and whoever looks for the last bad battery looks back further.
+ALERTS_KEPT_S = 365 * 86_400.0
+_KEPT_S = {"events": KEPT_S, "alerts": ALERTS_KEPT_S, "fine": FINE_S, "coarse": KEPT_S}
 # Of the file.  A row of figures has 100 to 400 bytes, most of them its latencies: a month of six
 # devices that are busy all the time.  More devices: a shorter time.
 MAX_BYTES = 32 << 20
@@ -220,7 +223,7 @@ class History:
                 write(_insert("fine", _FIGURES), [_figures_row(row) for row in batch.fine])
                 write(_insert("coarse", _FIGURES), [_figures_row(row) for row in batch.coarse])
                 _store_alerts(self._database, batch.events)
-                self._trim(self._database, max((row.end_s for row in batch.fine), default=None))
+                self._trim(self._database, batch)
         except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             self._complain(error)
             # A bare DatabaseError is "malformed" or "not a database"; the rest
@@ -236,18 +239,25 @@ class History:
         self.error = None
         return True
 
-    def _trim(self, database: sqlite3.Connection, now_s: Optional[float]) -> None:
-        """Delete what is too old or too much, by rowid: that is the order of time."""
-        database.execute(
-            "DELETE FROM events WHERE id <= (SELECT max(id) FROM events) - ?", (self._max_rows,)
-        )
-        if now_s is None:
+    def _trim(self, database: sqlite3.Connection, batch: _Batch) -> None:
+        """Delete what is too old, and where it is too much the first by rowid."""
+        for table, most in (("events", self._max_rows), ("alerts", MAX_ALERTS)):
+            database.execute(
+                f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ?", (most,)
+            )
+        ends = [event.wall_s for event in batch.events] + [row.end_s for row in batch.fine]
+        if not ends:
             return
-        for table, kept_s in (("fine", FINE_S), ("coarse", KEPT_S)):
+        for table, kept_s in _KEPT_S.items():
+            # Of the oldest rows; where there are more, they go with the next batches.  Not all up
+            # to the last old one: a host without a clock of its own boots in 1970 each time.
             oldest = f"SELECT id, wall_s FROM {table} ORDER BY id LIMIT {2 * _BATCH}"
-            old = [at for at, wall_s in database.execute(oldest) if wall_s < now_s - kept_s]
-            if old:
-                database.execute(f"DELETE FROM {table} WHERE id <= ?", (old[-1],))
+            database.execute(
+                f"DELETE FROM {table} WHERE id IN (SELECT id FROM ({oldest}) WHERE wall_s < ?)",
+                (max(ends) - kept_s,),
+            )
+        if not batch.fine:
+            return
         pages, free, size = (
             int(database.execute(f"PRAGMA {name}").fetchone()[0])
             for name in ("page_count", "freelist_count", "page_size")
@@ -288,12 +298,24 @@ def read_history(
     With `device`, events of that device and of the host as a whole. Opens the
     file read-only. Raises HistoryError.
     """
-    where, values = _where(since_s, until_s, "(device = ? OR device IS NULL)", device)
+    where, values = _where(since_s, until_s, _OF_DEVICE, device)
     query = f"SELECT {', '.join(_COLUMNS)} FROM events{where} ORDER BY id DESC LIMIT ?"
     rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),), 1)[0]
     whole = [row for row in reversed(rows) if _makes_sense(row)]
     _count_damaged(path, "events", len(rows) - len(whole))
     return [Event(*row) for row in whole]
+
+
+def count_events(
+    path: Path,
+    since_s: Optional[float] = None,
+    device: Optional[str] = None,
+    until_s: Optional[float] = None,
+) -> int:
+    """How many `read_history` finds without a limit, damaged ones too. Raises HistoryError."""
+    where, values = _where(since_s, until_s, _OF_DEVICE, device)
+    rows = _rows(path, ((f"SELECT count(*) FROM events{where}", values),), 1)[0]
+    return int(rows[0][0]) if rows else 0
 
 
 def read_figures(
@@ -327,6 +349,10 @@ def known_devices(path: Path) -> List[str]:
     # A file of version 1 has events only.
     found = _rows(path, queries[:1], 1) + _rows(path, queries[1:], 2)
     return sorted({row[0] for rows in found for row in rows if isinstance(row[0], str)})
+
+
+# What befell the host as a whole befell each of its devices.
+_OF_DEVICE = "(device = ? OR device IS NULL)"
 
 
 def _begin_of(row: Figures) -> float:
@@ -381,9 +407,6 @@ def _store_alerts(database: sqlite3.Connection, events: List[Event]) -> None:
     rows = [(each.wall_s, _storable(each.alert)) for each in events if each.alert is not None]
     if rows:
         database.executemany("INSERT INTO alerts (wall_s, alert) VALUES (?, ?)", rows)
-        database.execute(
-            "DELETE FROM alerts WHERE id <= (SELECT max(id) FROM alerts) - ?", (MAX_ALERTS,)
-        )
 
 
 def _count_damaged(path: Path, what: str, number: int) -> None:

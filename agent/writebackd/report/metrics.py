@@ -136,6 +136,10 @@ def _about(page: _Page, snapshot: Snapshot) -> None:
     )  # fmt: skip
     for name, text, labels in facts:
         page.add(page.family(name, "info", text), labels_text(labels), 1)
+    window = snapshot.window
+    name = page.family("window", "gauge", "1 for the time window of the policy that is open.")
+    if window is not None:
+        page.add(name, labels_text([("window", window.name)]), 1)
     writing = (
         snapshot.mode is Mode.ENFORCE and memory.yielded is None and snapshot.off is None
     )
@@ -150,6 +154,8 @@ def _about(page: _Page, snapshot: Snapshot) -> None:
          max(0.0, sample.time_s - snapshot.started_s)),
         ("last_tick_timestamp_seconds", "Wall clock of the last tick that could be read.",
          sample.wall_s),
+        ("window_end_timestamp_seconds", "Wall clock at which the open window closes.",
+         None if window is None else window.until_s),
         ("read_errors", "What could not be read in the last tick.", len(sample.errors)),
         ("lease_remaining_seconds", "Until the settings go home if nobody renews the lease.",
          snapshot.lease_s),

@@ -55,6 +55,7 @@ class Snapshot:
     off: Optional[str] = None  # the kill-switch file that is there
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     policy_chosen: str = ""  # why this policy, in words
+    policy_files: Tuple[str, ...] = ()  # that it was read from, its own first
     rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
     totals: Totals = field(default_factory=Totals)  # counted since the start
     alerts: Tuple[Alert, ...] = ()  # that stand

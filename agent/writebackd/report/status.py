@@ -8,6 +8,7 @@ the same.  What is not known is None (null), never zero.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
@@ -56,6 +57,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
         "policy_reason": snapshot.policy_chosen,
+        "policy_files": [os.path.abspath(each) for each in snapshot.policy_files],
         "window": asdict(snapshot.window) if snapshot.window is not None else None,
         "time_s": _number(sample.wall_s),
         "uptime_s": _number(max(0.0, sample.time_s - snapshot.started_s)),

@@ -115,7 +115,7 @@ def analyse(plan: Plan, ticks: Sequence[Tick]) -> Result:
     by_block: Dict[int, List[Tick]] = {}
     for tick in ticks:
         by_block.setdefault(tick.block, []).append(tick)
-    blocks = tuple(_block(plan, number, seen) for number, seen in sorted(by_block.items()))
+    blocks = tuple(block_of(plan, number, seen) for number, seen in sorted(by_block.items()))
     return Result(
         blocks,
         tuple(_difference(name, measure, less, blocks) for name, measure, less in MEASURES),
@@ -126,7 +126,8 @@ def analyse(plan: Plan, ticks: Sequence[Tick]) -> Result:
     )
 
 
-def _block(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
+def block_of(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
+    """`ticks` are all of block `number`, from 0."""
     counting = [tick.figures for tick in ticks if tick.counts]
     figures = fold(counting) if counting else None
     least_s = WHOLE * (plan.block_s - plan.settle_s)
