@@ -225,6 +225,7 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
     try:
         said = vm.run([sys.executable, "-m", "tests.lab.bench", "--inside", "--way", way,
                        "--scenario", name, "--contender", names, "--repeats", str(repeats),
+                       "--scale", str(conditions.scale),
                        *([] if jobs[0].scenario == scenario.load(name) else ["--quick"]),
                        "--out", str(results.parent)], way, share, limit,
                       progress=progress).output
@@ -261,7 +262,7 @@ def bench(arguments: argparse.Namespace) -> int:
     if arguments.plan:
         show_plan(jobs)
         return 0
-    errors, conditions = measure(jobs, arguments.way, results, arguments.inside)
+    errors, conditions = measure(jobs, arguments.way, results, arguments.inside, arguments.scale)
     if arguments.inside:
         return 0
     runs = read_runs(results, scenarios, conditions)
@@ -283,8 +284,11 @@ def bench(arguments: argparse.Namespace) -> int:
 
 
 def measure(jobs: Sequence[Job], way: str, results: Path,
-            inside: bool = False) -> Tuple[List[str], Conditions]:
-    """Do those that are not there yet; the errors, and what all have in common. RigError."""
+            inside: bool = False, scale: Optional[float] = None) -> Tuple[List[str], Conditions]:
+    """Do those that are not there yet; the errors, and what all have in common. RigError.
+
+    scale: of all sizes and rates, instead of the way's own.
+    """
     check_tools(jobs)
     if not jobs:
         raise RigError(f"nothing to run: the scenarios asked for have no way {way}")
@@ -294,7 +298,7 @@ def measure(jobs: Sequence[Job], way: str, results: Path,
     # What a guest has is little already; nobody knows it out here.
     memory = ballast.left() if way == "native" else units.parse_size(vm.MEMORY)
     kernel = f"{platform.release()}, {os.cpu_count()} CPUs" if way == "native" else way
-    conditions = Conditions(way, SCALE[way], PREFIX, memory, kernel)
+    conditions = Conditions(way, scale or SCALE[way], PREFIX, memory, kernel)
     with alone():
         if inside:
             return do(jobs, conditions, results, lines=True), conditions
@@ -324,11 +328,19 @@ def show_plan(jobs: Sequence[Job]) -> None:
     print(f"{'':24}{len(jobs):4} runs{sum(job.seconds for job in jobs) / 60:7.1f} min")
 
 
+def share(text: str) -> float:
+    """More than nothing, at most the whole; ValueError."""
+    found = float(text)
+    if not 0 < found <= 1:
+        raise ValueError(f"{text} is not in (0, 1]")
+    return found
+
+
 def words(text: str) -> Tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python3 -m tests.lab.bench",
                                      description=__doc__.split("\n")[0])
     parser.add_argument("--scenario", type=words, default=(), metavar="NAME[,NAME]")
@@ -339,12 +351,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                         help="one repeat, and without --scenario only a choice")
     parser.add_argument("--repeats", type=int, metavar="N")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--scale", type=share, metavar="S",
+                        help="factor on all sizes and rates; 0.1 in a machine unless told")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # of a machine
     parser.add_argument("--check", action="store_true",
                         help="fail when the agent is worse than the stored ratios; "
                         "without --scenario of those that are checked with every change")
     parser.add_argument("--plan", action="store_true", help="show what would run, and how long")
-    arguments = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    arguments = parse(argv)
     started = time.monotonic()
     try:
         if os.geteuid() and not arguments.plan:

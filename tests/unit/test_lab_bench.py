@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 from test_lab_score import made
 from tests.lab import bench, regress, scenario, score
+from tests.lab.remains import RigError
 from tests.lab.run import Conditions
 from tests.lab.show import figures, table
 
@@ -217,3 +219,31 @@ def test_quick_runs_leave_long_windows_out(performed: List[str], tmp_path: Path)
     assert len(performed) == 3
     bench.do(full, CONDITIONS, tmp_path)
     assert len(performed) == 6  # a quick one does not stand for a full one
+
+
+def test_a_machine_runs_at_the_scale_that_was_asked_for(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its runs would be of another disk than the one they are filed under."""
+    told: List[List[str]] = []
+    did: List[Conditions] = []
+
+    def machine(argv: List[str], *rest: Any, **more: Any) -> Any:
+        told.append(argv)
+        raise RigError("no machine here")
+
+    monkeypatch.setattr(bench.vm, "run", machine)
+    monkeypatch.setattr(bench, "check_tools", lambda jobs: None)
+    monkeypatch.setattr(bench, "rigs_left", list)
+    monkeypatch.setattr(bench, "alone", contextlib.nullcontext)
+    asked = ["--scenario", "flood", "--contender", "default", "--way", "virtual", "--repeats", "1",
+             "--out", str(tmp_path)]
+    for more in ([], ["--scale", "0.5"]):
+        bench.bench(bench.parse([*asked, *more]))
+    monkeypatch.setattr(bench, "do",
+                        lambda jobs, conditions, *rest, **more: did.append(conditions))
+    for argv in told:
+        inside = argv[argv.index("--inside"):]
+        bench.bench(bench.parse(inside))
+    assert [conditions.scale for conditions in did] == [0.1, 0.5]
+    with pytest.raises(SystemExit):
+        bench.parse(["--scale", "0"])
