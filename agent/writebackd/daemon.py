@@ -572,6 +572,7 @@ class Daemon:
             mode=self._memory.mode,
             policy_name=self.policy.name,
             policy_chosen=self.policy.chosen,
+            objective=policy.objective,
             started_s=self._started_s,
             sample=sample,
             estimates=estimates,

@@ -162,7 +162,10 @@ class Verbs:
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         pin = size_argument(args, "bytes") if verb == "pin" else None
         if pin is not None and pin < LEAST_LIMIT_BYTES:
-            raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
+            raise RequestError(
+                f"{pin} bytes are below the {LEAST_LIMIT_BYTES} that the kernel takes at least:"
+                " write it with a unit, like 15M"
+            )
         self._set_pin(pin, uid)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
         _, memory, off, _ = self._state()

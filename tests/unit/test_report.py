@@ -259,6 +259,15 @@ def test_a_daemon_that_was_killed_is_not_drawn_at_work_for_the_rest_of_the_day()
     assert _states(idle, rows(100), "sda", about)[0].end_s == about.end_s
 
 
+def test_an_alert_is_not_drawn_where_nobody_looked() -> None:
+    raised = Event(BEGIN_S + 10, "alert", "sda", state="warning", text="STALL (device): no end")
+    stopped = [raised, Event(BEGIN_S + 50, "stop", text="the limits are back")]
+    later = [*stopped, Event(BEGIN_S + 200, "start", text="version 1")]
+    for events in (stopped, later):
+        (mark,) = _alerts(events, "sda", ABOUT)
+        assert (mark.begin_s, mark.end_s) == (BEGIN_S + 10, BEGIN_S + 50)
+
+
 def test_what_observe_would_have_set_was_not_set() -> None:
     texts = ("dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO")
     events = [Event(BEGIN_S + n, "action", text=text) for n, text in enumerate(texts)]

@@ -221,6 +221,8 @@ def limit_line(status: Mapping[str, Any]) -> str:
     if status["mode"] == "observe":
         if goal is not None:
             text += f"; enforce would set {human.size(goal)}"
+    elif status["off"] is not None:
+        text += f"; would go to {human.size(goal)}" if goal is not None else ""
     elif human.size(goal) != human.size(wanted):
         text += f"; on the way to {human.size(goal)}"
     return text

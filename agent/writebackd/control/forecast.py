@@ -35,15 +35,17 @@ from writebackd.control.hold import (
 )
 from writebackd.control.steps import JUDGE_S
 from writebackd.estimate.drain import FAST_LASTS_S
+from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
+from writebackd.policy.schema import Objective
 
 # States in which the law's own memory tells what comes.
 REGULATED = (State.GUARD, State.SQUEEZE, State.PROBE, State.EXHAUSTED)
 
 _NEXT: Mapping[State, str] = {
     State.IDLE: "The target follows the drain rate. When something on this device syncs as often as"
-    " the policy's min-sync-rate (5/s over 10 s as shipped), or one fsync waits longer than the"
-    " objective, the device is guarded from the next tick on.",
+    " the policy's min-sync-rate{rate}, or one fsync waits longer than the objective, the device is"
+    " guarded from the next tick on.",
     State.GUARD: "The target follows the drain rate. When fsync misses the objective for"
     " several ticks it is tightened (squeeze); when the flood gets too little throughput"
     " it is loosened (probe).",
@@ -71,25 +73,37 @@ def what_next(
     estimate: Optional[Estimate],
     hold: Optional[Hold] = None,
     now_s: float = 0.0,
+    objective: Optional[Objective] = None,
 ) -> str:
     """What happens next, and on what it depends.
 
-    `hold` is the law's memory after the decision, `now_s` its time (Sample.time_s).
+    `hold` is the law's memory after the decision, `now_s` its time (Sample.time_s), `objective`
+    the policy's in force; without it its numbers are left out.
     """
     basis = decision.basis
     if estimate is None or hold is None or basis is None or decision.state not in REGULATED:
-        return _NEXT[decision.state]
-    return _Law(decision, basis, estimate, hold, now_s).next()
+        rate = ""
+        if objective is not None:
+            rate = f" ({human.count(objective.min_sync_rate)}/s over {DEMAND_WINDOW_S:g} s)"
+        return _NEXT[decision.state].format(rate=rate)
+    held = f" ({human.duration(objective.demand_hold_s)})" if objective is not None else ""
+    return _Law(decision, basis, estimate, hold, now_s, held).next()
 
 
 class _Law:
     """One decision of the law, and what it goes by."""
 
     def __init__(
-        self, decision: DeviceDecision, basis: Basis, estimate: Estimate, hold: Hold, now_s: float
+        self,
+        decision: DeviceDecision,
+        basis: Basis,
+        estimate: Estimate,
+        hold: Hold,
+        now_s: float,
+        held: str,  # how long demand is remembered, as an aside
     ) -> None:
         self._decision, self._basis, self._estimate = decision, basis, estimate
-        self._hold, self._now_s = hold, now_s
+        self._hold, self._now_s, self._held = hold, now_s, held
         # What is asked for in DRAIN and FILL is another.
         self._limit = hold.limit_bytes or 0
         self._drain_rate = estimate.drain_rate or 0.0
@@ -138,7 +152,7 @@ class _Law:
             then = f"A flood begins with it. {self._emptied()}"
         return (
             f"The target stays until a flood begins, which the next tick sees. {then} Without"
-            " syncs for the policy's demand-hold (60 s as shipped) the device becomes idle."
+            f" syncs for the policy's demand-hold{self._held} the device becomes idle."
         )
 
     def _emptied(self) -> str:
