@@ -343,6 +343,19 @@ def test_panels_do_not_overlap_and_name_what_they_show() -> None:
             assert panel["description"] and panel["targets"], panel["title"]
 
 
+def test_the_dashboard_needs_no_migration_of_the_version_that_it_says() -> None:
+    """Grafana brings a dashboard up to date from its schemaVersion on, and no earlier step."""
+    board = json.loads(DASHBOARD.read_text())
+    assert board["schemaVersion"] == 37
+    for panel in board["panels"]:
+        legend = panel.get("options", {}).get("legend")
+        # Step 37: whether a legend is shown is said by `showLegend` alone.
+        assert legend is None or legend["showLegend"] is True, panel["title"]
+        # Step 36: data sources by type and uid, not by name.
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
 def test_every_metric_is_described_and_nothing_else() -> None:
     shown = [counted(busy_host(1)), replace(samples.pinned(), lease_s=5.0)]
     exported = {found for each in shown
