@@ -84,7 +84,7 @@ def what_next(
     if estimate is None or hold is None or basis is None or decision.state not in REGULATED:
         rate = ""
         if objective is not None:
-            rate = f" ({human.count(objective.min_sync_rate)}/s over {DEMAND_WINDOW_S:g} s)"
+            rate = f" ({objective.min_sync_rate:g}/s over {DEMAND_WINDOW_S:g} s)"
         return _NEXT[decision.state].format(rate=rate)
     held = f" ({human.duration(objective.demand_hold_s)})" if objective is not None else ""
     return _Law(decision, basis, estimate, hold, now_s, held).next()
@@ -149,7 +149,11 @@ class _Law:
                 f" then {self._size(self._limit)}."
             )
         else:
-            then = f"A flood begins with it. {self._emptied()}"
+            then = (
+                "A flood begins with it; where that holds the flood below"
+                f" {100 * self._basis.keep:.0f} % of the drain rate, it is loosened."
+                f"{self._emptied()}"
+            )
         return (
             f"The target stays until a flood begins, which the next tick sees. {then} Without"
             f" syncs for the policy's demand-hold{self._held} the device becomes idle."
@@ -157,9 +161,9 @@ class _Law:
 
     def _emptied(self) -> str:
         if not self._estimate.cache_bytes:
-            return "Without a flood the target stays."
+            return ""
         return (
-            f"Without a flood it is {FILL_LIMIT:g} times as large as soon as the write cache is"
+            f" Without a flood it is {FILL_LIMIT:g} times as large as soon as the write cache is"
             f" {100 * (1 - FILL_FROM):.0f} % empty."
         )
 
@@ -173,7 +177,8 @@ class _Law:
         if estimate.full:
             return f"If the write cache is still full in the next two ticks {known}."
         later = (
-            f"When the write cache is full, or one rate has lasted for {FAST_LASTS_S:g} s, {known}."
+            "When the write cache is full, that is measured for two ticks at this limit. Then, or"
+            f" when one rate has lasted for {FAST_LASTS_S:g} s, {known}."
         )
         if not estimate.held_back:
             return f"The limit stays while it holds nobody back. {later}"
