@@ -248,7 +248,8 @@ def test_the_examples_of_its_man_page_and_help_start_it(
         named = words[words.index("--policy") + 1] if "--policy" in words else "etcd"
         devices = (words[words.index("--device") + 1],) if "--device" in words else ()
         mode = Mode.OBSERVE if "observe" in words else None
-        assert (policy.name, Stopped.options.devices, Stopped.options.mode) == (named, devices, mode)
+        taken = Stopped.options
+        assert (policy.name, taken.devices, taken.mode) == (named, devices, mode)
 
 
 def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(
