@@ -33,9 +33,9 @@ examples:
   writebackctl policy match         which policy fits this host, and why
   writebackctl doctor               can it run here, and what stands in its way
 
-exit codes: 0 good; 1 bad news (verify, doctor, restore); 2 wrong use or wrong
-configuration; 3 no daemon to talk to; 4 not permitted; `alerts --check` answers
-as Nagios plugins do"""
+exit codes: 0 good; 1 bad news (verify, doctor, restore, trial, replay); 2 wrong
+use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
+`alerts --check` answers as Nagios plugins do, `run` as its command does"""
 
 
 def main(argv: Optional[List[str]] = None) -> int:
