@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
+from writebackd import human
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.outcome import describe_action
 from writebackd.kernel.files import KernelFiles
@@ -165,6 +166,13 @@ class Verbs:
             raise RequestError(
                 f"{pin} bytes are below the {LEAST_LIMIT_BYTES} that the kernel takes at least:"
                 " write it with a unit, like 15M"
+            )
+        snapshot = self._state().snapshot
+        memory_bytes = snapshot.sample.host.memory_bytes if snapshot is not None else 0
+        if pin is not None and 0 < memory_bytes < pin:
+            raise RequestError(
+                f"{human.size(pin)} are more than the {human.size(memory_bytes)} of memory: such a"
+                " limit holds nothing back"
             )
         self._set_pin(pin, uid)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)

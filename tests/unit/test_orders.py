@@ -76,6 +76,8 @@ def pins(tmp_path: Path) -> "list[str]":
 def test_a_pin_without_a_unit_is_told_to_have_one(rig: Rig) -> None:
     with pytest.raises(RequestError, match="15 bytes are below .* with a unit, like 15M"):
         rig.daemon.handle("pin", {"bytes": 15}, 0)
+    with pytest.raises(RequestError, match="15T are more than the .* of memory"):
+        rig.daemon.handle("pin", {"bytes": 15 << 40}, 0)
     assert rig.status()["pin"] is None
 
 
