@@ -572,7 +572,6 @@ class Daemon:
             mode=self._memory.mode,
             policy_name=self.policy.name,
             policy_chosen=self.policy.chosen,
-            objective=policy.objective,
             started_s=self._started_s,
             sample=sample,
             estimates=estimates,
@@ -595,6 +594,7 @@ class Daemon:
             routes=self._routes.states(),
             runbook=self._routes.runbook,
             pinned=self._pinned,
+            objective=policy.objective,
             window=self._in_force.window if self._in_force is not None else None,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):

@@ -73,36 +73,6 @@ def pins(tmp_path: Path) -> "list[str]":
     return [event.text for event in events if event.kind == "pin"]
 
 
-def test_a_pin_without_a_unit_is_told_to_have_one(rig: Rig) -> None:
-    with pytest.raises(RequestError, match="15 bytes are below .* with a unit, like 15M"):
-        rig.daemon.handle("pin", {"bytes": 15}, 0)
-    with pytest.raises(RequestError, match="15T are more than the .* of memory"):
-        rig.daemon.handle("pin", {"bytes": 15 << 40}, 0)
-    assert rig.status()["pin"] is None
-
-
-def test_what_the_kill_switch_keeps_from_being_set_is_told_as_a_wish(rig: Rig) -> None:
-    rig.daemon.handle("pin", {"bytes": 16 << 20}, 0)
-    (rig.runtime_dir / "off").touch()
-    rig.tick(2)
-    status, why = rig.status(), rig.daemon.handle("why", {}, 1000)
-    assert status["mode"] == "enforce" and why["off"] == str(rig.runtime_dir / "off")
-    assert list(schema.problems(why, schema.load("why"))) == []
-    found = human.size(status["limits"]["dirty_bytes"])
-    assert f"limit    {found}, background" in render_status(status, 160)
-    assert "; would go to 16M\n" in render_status(status, 160)
-    assert f"limit {found}, held off; it would go to 16M (policy" in render_why(why, 160)
-
-
-def test_why_tells_the_numbers_of_the_policy_in_force(rig: Rig) -> None:
-    objective = rig.daemon.policy.objective
-    rarely = replace(objective, min_sync_rate=1.5)
-    rig.daemon._timetable = read_timetable(replace(rig.daemon.policy, objective=rarely))
-    rig.tick()
-    (device,) = rig.daemon.handle("why", {}, 1000)["devices"]
-    assert device["state"] == "idle" and "min-sync-rate (1.5/s over 10 s)" in device["next"]
-
-
 def test_a_user_that_has_no_name_is_a_number() -> None:
     shown = render_why(
         {"mode": "enforce", "policy": "p", "devices": [], "limit": {
@@ -161,3 +131,33 @@ def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
     assert (fresh.identity, fresh.known_as, fresh.last_demand_s) == (("8:0", 7), "disk", 55.0)
     memory = Memory(devices={"sda": fresh})
     assert recall(memory, [], {}, 2.0) == memory
+
+
+def test_a_pin_without_a_unit_is_told_to_have_one(rig: Rig) -> None:
+    with pytest.raises(RequestError, match="15 bytes are below .* with a unit, like 15M"):
+        rig.daemon.handle("pin", {"bytes": 15}, 0)
+    with pytest.raises(RequestError, match="15T are more than the .* of memory"):
+        rig.daemon.handle("pin", {"bytes": 15 << 40}, 0)
+    assert rig.status()["pin"] is None
+
+
+def test_what_the_kill_switch_keeps_from_being_set_is_told_as_a_wish(rig: Rig) -> None:
+    rig.daemon.handle("pin", {"bytes": 16 << 20}, 0)
+    (rig.runtime_dir / "off").touch()
+    rig.tick(2)
+    status, why = rig.status(), rig.daemon.handle("why", {}, 1000)
+    assert status["mode"] == "enforce" and why["off"] == str(rig.runtime_dir / "off")
+    assert list(schema.problems(why, schema.load("why"))) == []
+    found = human.size(status["limits"]["dirty_bytes"])
+    assert f"limit    {found}, background" in render_status(status, 160)
+    assert "; would go to 16M\n" in render_status(status, 160)
+    assert f"limit {found}, held off; it would go to 16M (policy" in render_why(why, 160)
+
+
+def test_why_tells_the_numbers_of_the_policy_in_force(rig: Rig) -> None:
+    objective = rig.daemon.policy.objective
+    rarely = replace(objective, min_sync_rate=1.5)
+    rig.daemon._timetable = read_timetable(replace(rig.daemon.policy, objective=rarely))
+    rig.tick()
+    (device,) = rig.daemon.handle("why", {}, 1000)["devices"]
+    assert device["state"] == "idle" and "min-sync-rate (1.5/s over 10 s)" in device["next"]
