@@ -575,6 +575,7 @@ class Daemon:
             started_s=self._started_s,
             sample=sample,
             estimates=estimates,
+            objective=policy.objective,
             decision=decision,
             memory=self._memory,
             originals=self._actuator.originals,
@@ -594,7 +595,6 @@ class Daemon:
             routes=self._routes.states(),
             runbook=self._routes.runbook,
             pinned=self._pinned,
-            objective=policy.objective,
             window=self._in_force.window if self._in_force is not None else None,
         )
         for event in events_of(self._snapshot, snapshot, self._actions):
