@@ -582,6 +582,28 @@ def test_a_reader_that_has_seen_enough_is_no_error(daemon: FakeDaemon) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("words", [["status"], ["--json", "why"], ["metrics"]])
+def test_a_full_disk_behind_the_output_is_one_line(daemon: FakeDaemon, words: List[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == BAD_NEWS
+    assert done.stderr == (
+        b"writebackctl: the output cannot be written: No space left on device\n"
+    )
+
+
+def test_a_closed_output_does_not_keep_an_order_from_its_way(daemon: FakeDaemon) -> None:
+    for words in (["release"], ["status"]):
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, stderr=subprocess.PIPE,
+            preexec_fn=lambda: os.close(1),
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (GOOD, b"")
+    assert [verb for verb, _ in daemon.requests] == ["release", "status"]
+
+
 def test_status_imports_little() -> None:
     # What start-up costs; any of these is 5 to 100 ms on a slow host.
     script = (

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 import xml.etree.ElementTree as ElementTree
@@ -338,6 +339,21 @@ def test_a_slip_in_the_span_does_not_take_the_memory_of_the_host(tmp_path: Path)
     labels = [float(x) for x in re.findall(r'text-anchor="middle" x="([\d.]+)"', years)]
     assert 5 <= len(labels) <= 20
     assert min(b - a for a, b in zip(labels, labels[1:])) >= 70.0
+
+
+def test_what_is_no_plain_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """`-o /dev/null` as root, above all."""
+    report_case.write(tmp_path / "history.db", 20)
+    pipe, link, behind = (tmp_path / name for name in ("pipe", "link", "behind"))
+    os.mkfifo(pipe)
+    link.symlink_to(behind)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for output in (pipe, link):
+        assert ctl.main(["report", "--state-dir", str(tmp_path), "-o", str(output)]) == 0
+    received = os.read(reader, 1 << 20)
+    os.close(reader)
+    assert pipe.is_fifo() and received.startswith(b"<!DOCTYPE html>")
+    assert link.is_symlink() and behind.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_page_that_cannot_be_written_says_what_to_do(

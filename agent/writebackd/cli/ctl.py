@@ -13,7 +13,7 @@ from typing import Callable, List, Optional
 from writebackd import __version__
 from writebackd.cli.arguments import Parser, number, positive, seconds
 from writebackd.cli.examples import epilog
-from writebackd.cli.exits import GOOD, USAGE, CommandError
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.paths import RUNTIME_DIR
 
 _EPILOG = """\
@@ -40,6 +40,9 @@ use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run one verb; the exit code as in cli/exits.py."""
+    # Closed (`>&-`, some starters): what is ordered is done all the same.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
     # Names of mounts and processes are bytes: never die of one that has no text.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -57,6 +60,12 @@ def main(argv: Optional[List[str]] = None) -> int:
         # The reader (head, less) has seen enough; keep the exit quiet as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return GOOD
+    except OSError as error:
+        # A full disk behind the standard output, mostly.
+        where = error.filename or "the output cannot be written"
+        print(f"writebackctl: {where}: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BAD_NEWS
     except KeyboardInterrupt:
         return 130
 

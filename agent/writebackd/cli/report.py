@@ -55,12 +55,16 @@ def report(options: argparse.Namespace) -> int:
 
 
 def write_page(output: Path, page: str) -> None:
-    """All of it or nothing. Raises CommandError."""
+    """All of it or nothing; into what is no plain file as it is. Raises CommandError."""
     if str(output) == "-":
         sys.stdout.write(page)
         return
     temporary = output.with_name(f".{output.name}.new")
     try:
+        if output.is_symlink() or (output.exists() and not output.is_file()):
+            # Never in the place of /dev/null or /dev/stdout.
+            output.write_text(page, encoding="utf-8")
+            return
         temporary.write_text(page, encoding="utf-8")
         os.replace(temporary, output)
     except OSError as error:
