@@ -379,5 +379,17 @@ def test_the_manual_counts_series_as_they_are() -> None:
     assert f"| 5 000 hosts, 12 devices each | {thousands(5000 * (host + 12 * device))} |" in manual
 
 
+def test_what_the_example_drops_is_counted_and_not_asked_for() -> None:
+    (dropped,) = set(re.findall(r"regex: (writebackd_\S+)", (RULES / "prometheus.yml").read_text()))
+    lines = render(counted(busy_host(1))).splitlines()
+    names = [line.partition("{")[0] for line in lines if not line.startswith("#")]
+    count = sum(bool(re.fullmatch(dropped, name)) for name in names)
+    assert f"drops {count} a device that" in (ROOT / "docs" / "fleet.md").read_text()
+    asked = DASHBOARD.read_text() + "".join(
+        (RULES / name).read_text() for name in ("alerts.rules.yml", "recording.rules.yml")
+    )
+    assert not [name for name in re.findall(r"writebackd_\w+", asked) if re.fullmatch(dropped, name)]
+
+
 def thousands(number: int) -> str:
     return f"{number:,}".replace(",", " ")
