@@ -161,3 +161,18 @@ def test_why_tells_the_numbers_of_the_policy_in_force(rig: Rig) -> None:
     rig.tick()
     (device,) = rig.daemon.handle("why", {}, 1000)["devices"]
     assert device["state"] == "idle" and "min-sync-rate (1.5/s over 10 s)" in device["next"]
+
+
+def test_limits_that_others_set_while_it_observes_are_told_as_theirs(rig: Rig) -> None:
+    rig.daemon.handle("mode", {"mode": "observe"}, 0)
+    rig.tick()
+    assert "set by somebody else" not in render_status(rig.status(), 160)
+    for name, value in (("dirty_bytes", 300 << 20), ("dirty_background_bytes", 100 << 20)):
+        rig.host.write(f"/proc/sys/vm/{name}", str(value))
+    rig.tick()
+    shown = render_status(rig.status(), 160)
+    assert "limit    300M, background 100M" in shown
+    assert "; set by somebody else since, where enforce would begin\n" in shown
+    rig.daemon.handle("mode", {"mode": "enforce"}, 0)
+    rig.tick()
+    assert "found    300M / 100M, in force\n" in render_status(rig.status(), 160)
