@@ -367,6 +367,7 @@ class Daemon:
             started_s=self._started_s,
             sample=sample,
             estimates=estimates,
+            objective=policy.objective,
             decision=decision,
             memory=self.state.memory,
             originals=self._actuator.originals,

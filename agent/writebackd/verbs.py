@@ -7,6 +7,7 @@ import logging
 import os
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from writebackd import human
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.outcome import describe_action
 from writebackd.kernel.files import KernelFiles
@@ -145,7 +146,17 @@ class Verbs:
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         pin = size_argument(args, "bytes") if verb == "pin" else None
         if pin is not None and pin < LEAST_LIMIT_BYTES:
-            raise RequestError(f"the kernel takes no limit below {LEAST_LIMIT_BYTES} bytes")
+            raise RequestError(
+                f"{pin} bytes are below the {LEAST_LIMIT_BYTES} that the kernel takes at least:"
+                " write it with a unit, like 15M"
+            )
+        snapshot = self._state.snapshot
+        memory_bytes = snapshot.sample.host.memory_bytes if snapshot is not None else 0
+        if pin is not None and 0 < memory_bytes < pin:
+            raise RequestError(
+                f"{human.size(pin)} are more than the {human.size(memory_bytes)} of memory: such a"
+                " limit holds nothing back"
+            )
         self._orders.pin(pin, uid)
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
         memory, off = self._state.memory, self._state.off

@@ -25,7 +25,7 @@ from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("0", "good"),
     ("1", "the answer is bad news: `verify` found a difference, `doctor` something in the way,"
-     " `restore` failed, `trial` was stopped or found fsync slower"),
+     " `restore` failed, `trial` was stopped or found fsync slower, `replay` decides otherwise"),
     ("2", "wrong use or wrong configuration"),
     ("3", "no daemon to talk to"),
     ("4", "not permitted: needs root"),

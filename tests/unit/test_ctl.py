@@ -28,6 +28,7 @@ from trial_case import FakeTrial
 from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked, take_lock
 from writebackd.cli import checks, client, ctl
+from writebackd.cli.daemon import parser as daemon_parser
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
 from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
@@ -246,6 +247,42 @@ def test_wrong_use(daemon: FakeDaemon, run: Run, words: List[str], hint: str) ->
 
 
 @pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["statsu"], "argument VERB: invalid choice 'statsu': did you mean status?"),
+        (["zzz"], "argument VERB: invalid choice 'zzz': known are status, devices, why"),
+        (["metrics", "--format", "promethius"], "did you mean prometheus?"),
+        (["policy", "chekc"], "did you mean check?"),
+        (["pin"], "the following arguments are required: BYTES"),
+        (["history", "--limit", "x"], "argument --limit: 'x' is no whole number"),
+        (["alerts", "--limit", "0"], "argument --limit: needs a number above 0"),
+        (["top", "--interval", "fast"], "takes 0.2 to 3600 seconds, as a number"),
+        (["top", "--interval", "nan"], "takes 0.2 to 3600 seconds, as a number"),
+        (["top", "--frames", "1.5"], "'1.5' is no whole number"),
+        (["trial", "--seed", "abc"], "argument --seed: 'abc' is no whole number"),
+        (["why", "sda", "sdb"], "unrecognized arguments: sdb"),
+    ],
+)
+def test_a_slip_is_one_line_that_says_what_to_do(run: Run, words: List[str], wanted: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (USAGE, "")
+    assert wanted in err
+    assert err.count("\n") == 1
+    assert "--help` tells more" in err
+
+
+def test_a_slip_at_the_daemon_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--interval", "1s"], ["--interval", "60"], ["--mode", "enforced"], ["x"]):
+        with pytest.raises(SystemExit) as ended:
+            daemon_parser().parse_args(words)
+        assert ended.value.code == USAGE
+        err = capsys.readouterr().err
+        assert err.startswith("writebackd: ")
+        assert err.endswith("; `writebackd --help` tells more\n")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     "words", [["observe"], ["enforce"], ["pin", "1M"], ["release"], ["restore"]]
 )
 def test_steering_is_for_root(
@@ -254,7 +291,8 @@ def test_steering_is_for_root(
     monkeypatch.setattr(server_module, "_peer_uid", lambda sock: 1000)
     code, out, err = run(*words)
     assert (code, out) == (NOT_PERMITTED, "")
-    assert "needs root" in err
+    # Several verbs are one request: its name says nothing to whoever typed another.
+    assert err == "writebackctl: this needs root: try again with sudo\n"
     assert daemon.requests == []
 
 
@@ -548,6 +586,28 @@ def test_a_reader_that_has_seen_enough_is_no_error(daemon: FakeDaemon) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("words", [["status"], ["--json", "why"], ["metrics"]])
+def test_a_full_disk_behind_the_output_is_one_line(daemon: FakeDaemon, words: List[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == BAD_NEWS
+    assert done.stderr == (
+        b"writebackctl: the output cannot be written: No space left on device\n"
+    )
+
+
+def test_a_closed_output_does_not_keep_an_order_from_its_way(daemon: FakeDaemon) -> None:
+    for words in (["release"], ["status"]):
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, stderr=subprocess.PIPE,
+            preexec_fn=lambda: os.close(1),
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (GOOD, b"")
+    assert [verb for verb, _ in daemon.requests] == ["release", "status"]
 
 
 def test_status_imports_little() -> None:

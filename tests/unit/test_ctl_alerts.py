@@ -20,7 +20,7 @@ from writebackd.alert.routes.track import Tracker
 from writebackd.alert.values import Alert
 from writebackd.cli import alerts as verb
 from writebackd.cli import ctl
-from writebackd.cli.exits import GOOD, NO_DAEMON
+from writebackd.cli.exits import GOOD, NO_DAEMON, USAGE
 from writebackd.cli.screens import render_history
 from writebackd.report.events import RESOLVED, alert_events
 from writebackd.report.history import MAX_ALERTS, Event, History, read_alerts, read_history
@@ -135,6 +135,19 @@ def test_check_of_a_device_that_nobody_knows_is_unknown(
     # But one that is gone may have a past.
     kept(tmp_path, (replace(FLOOD, device="sdaa"),), ())
     assert ("COLLAPSE on sdaa" in run("--device", name)[1]) is (name in ("sdaa", "/dev/sdaa"))
+
+
+def test_a_slip_in_a_devices_name_is_no_all_clear(
+    daemon: Callable[..., None], run: Run, tmp_path: Path
+) -> None:
+    daemon()
+    kept(tmp_path, (replace(FLOOD, device="sdz"),), ())
+    code, out, err = run("--device", "sdx")
+    assert (code, out) == (USAGE, "no alerts\n")
+    assert err == "writebackctl: no device is called 'sdx': `writebackctl devices`\n"
+    assert run("--device", "sda")[0] == GOOD
+    code, out, err = run("--device", "sdz")  # gone since
+    assert (code, err) == (GOOD, "") and "COLLAPSE on sdz" in out
 
 
 def test_what_an_alert_says_cannot_add_figures(daemon: Callable[..., None], run: Run) -> None:

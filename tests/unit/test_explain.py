@@ -164,6 +164,39 @@ def test_every_tick_has_its_reasons(name: str) -> None:
         assert order == sorted(order) and "seen" in heads and "means" in heads
 
 
+def test_what_a_flood_finds_where_the_host_rests_is_told_before() -> None:
+    steps = played("waves-1s", 60.0)
+    checked, resting = 0, ""
+    for (_, _, _, said, _), (_, now, _, _, _) in zip(steps, steps[1:]):
+        # From rest into a wave that the limit holds back, in one tick or after some of it.
+        if said.startswith("The target stays until a flood begins"):
+            resting = said
+        elif "loosening" in now.reason:
+            assert "below 95 % of the drain rate, it is loosened" in resting, resting
+            checked += 1
+        assert said.count("the target stays") + said.count("The target stays") <= 1, said
+    assert checked >= 1
+
+
+def test_a_rate_that_was_not_measured_is_not_told_as_zero() -> None:
+    steps = played("gc-swing-4s", 40.0)
+    told = [step for *_, why in steps for step in why if "a larger limit: brought" in step]
+    assert told
+    assert not [step for step in told if " 0/s" in step]
+
+
+def test_a_full_cache_is_measured_before_the_limit_moves_as_it_says() -> None:
+    steps = played("rebuild-done", 20.0)
+    checked = 0
+    for (_, before, _, said, _), (_, now, _, _, _) in zip(steps, steps[1:]):
+        if "measuring the drain rate" in now.reason and "measuring" not in before.reason:
+            if before.state is State.PROBE:
+                assert "is full, that is measured for two ticks at this limit" in said, said
+                assert now.target_bytes == before.target_bytes
+                checked += 1
+    assert checked >= 1
+
+
 def test_what_was_given_up_is_told_with_its_time() -> None:
     steps = played("battery-gone", 30.0)
     told = [why for _, _, _, _, why in steps if any("brought nothing" in step for step in why)]

@@ -267,6 +267,13 @@ def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_
         "would be set: dirty_bytes 1 -> 2"
     ]
     enforced = replace(shown, mode=Mode.ENFORCE)
+    # As little is written where the kill switch is on, whatever the mode.
+    held_off = replace(enforced, off="/run/writebackd/off")
+    assert [each.text for each in events_of(enforced, held_off, step)] == [
+        "would be set: dirty_bytes 1 -> 2"
+    ]
+    assert events_of(held_off, held_off, step) == []
+    assert [each.text for each in events_of(held_off, enforced, step)] == ["dirty_bytes 1 -> 2"]
     assert [each.text for each in events_of(enforced, enforced, step)] == ["dirty_bytes 1 -> 2"]
     assert [each.kind for each in events_of(enforced, shown, step)] == ["action"]
 

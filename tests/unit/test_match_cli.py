@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
@@ -14,6 +16,7 @@ import pytest
 
 import samples
 import schema
+from checkout import ROOT
 from fake_host import Rig
 from fake_sysfs import RAID, VIRTIO, FakeSysfs
 from writebackd.cli import checks, ctl
@@ -202,9 +205,11 @@ class Stopped:
 
     loads: List[Callable[[], Policy]]
     reloads: List[float]
+    options: Any = None  # of the last one
 
     def __init__(self, options: Any, load: Callable[[], Policy], on_tick: Any) -> None:
         self.loads.append(load)
+        Stopped.options = options
         self._on_tick = on_tick
         self._uptime_s = 0.0
 
@@ -250,6 +255,22 @@ def test_the_daemon_takes_the_best_match_and_the_journal_says_so(
     assert policy.chosen.startswith("best match, 170 points: etcd, etcd.service runs +170")
     assert f"policy etcd: {policy.chosen}" in capfd.readouterr().err
     assert Stopped.reloads == [61.0]
+
+
+def test_the_examples_of_its_man_page_and_help_start_it(
+    start: Callable[..., Callable[[], Policy]],
+) -> None:
+    page = re.findall(r"sudo (writebackd [^\"]+)", (ROOT / "docs/man/pages.py").read_text())
+    told = daemon_cli.parser().format_help().partition("examples:\n")[2].splitlines()
+    found = [shlex.split(line.strip().split("   ")[0])[1:] for line in (*page, *told) if line]
+    assert ["--mode", "observe"] in found and len(found) >= 5
+    for words in found:
+        policy = start(*words)()
+        named = words[words.index("--policy") + 1] if "--policy" in words else "etcd"
+        devices = (words[words.index("--device") + 1],) if "--device" in words else ()
+        mode = Mode.OBSERVE if "observe" in words else None
+        taken = Stopped.options
+        assert (policy.name, taken.devices, taken.mode) == (named, devices, mode)
 
 
 def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(

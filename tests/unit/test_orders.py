@@ -15,11 +15,13 @@ import pytest
 
 import schema
 from fake_host import Rig
+from writebackd import human
 from writebackd.alert.state import Watch
 from writebackd.cli.render import render_status
 from writebackd.cli.screens import render_why
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
 from writebackd.model import DeviceMemory, Fact, Learned, Memory
+from writebackd.policy.timetable import read_timetable
 from writebackd.report.history import HistoryError, read_history
 from writebackd.report.keeper import decode
 from writebackd.report.server import RequestError
@@ -53,7 +55,7 @@ def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
     name = pwd.getpwuid(os.getuid()).pw_name
     words = f"pinned 16M by {name}, uid {os.getuid()}, since "
     assert words in render_status(status, 160)
-    assert f"by {name}, uid" in render_why(why, 160)
+    assert f"because  pinned by {name}, uid" in render_why(why, 160)
     rig.daemon.handle("release", {}, 1234)
     rig.tick()
     assert rig.status()["pin"] is None
@@ -134,3 +136,48 @@ def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
     assert (fresh.identity, fresh.known_as, fresh.last_demand_s) == (("8:0", 7), "disk", 55.0)
     memory = Memory(devices={"sda": fresh})
     assert recall(memory, [], {}, 2.0) == memory
+
+
+def test_a_pin_without_a_unit_is_told_to_have_one(rig: Rig) -> None:
+    with pytest.raises(RequestError, match="15 bytes are below .* with a unit, like 15M"):
+        rig.daemon.handle("pin", {"bytes": 15}, 0)
+    with pytest.raises(RequestError, match="15T are more than the .* of memory"):
+        rig.daemon.handle("pin", {"bytes": 15 << 40}, 0)
+    assert rig.status()["pin"] is None
+
+
+def test_what_the_kill_switch_keeps_from_being_set_is_told_as_a_wish(rig: Rig) -> None:
+    rig.daemon.handle("pin", {"bytes": 16 << 20}, 0)
+    (rig.runtime_dir / "off").touch()
+    rig.tick(2)
+    status, why = rig.status(), rig.daemon.handle("why", {}, 1000)
+    assert status["mode"] == "enforce" and why["off"] == str(rig.runtime_dir / "off")
+    assert list(schema.problems(why, schema.load("why"))) == []
+    found = human.size(status["limits"]["dirty_bytes"])
+    assert f"limit    {found}, background" in render_status(status, 160)
+    assert "; would go to 16M\n" in render_status(status, 160)
+    assert f"limit {found}, held off; it would go to 16M (policy" in render_why(why, 160)
+
+
+def test_why_tells_the_numbers_of_the_policy_in_force(rig: Rig) -> None:
+    objective = rig.daemon.policy.objective
+    rarely = replace(objective, min_sync_rate=1.5)
+    rig.daemon._timetable = read_timetable(replace(rig.daemon.policy, objective=rarely))
+    rig.tick()
+    (device,) = rig.daemon.handle("why", {}, 1000)["devices"]
+    assert device["state"] == "idle" and "min-sync-rate (1.5/s over 10 s)" in device["next"]
+
+
+def test_limits_that_others_set_while_it_observes_are_told_as_theirs(rig: Rig) -> None:
+    rig.daemon.handle("mode", {"mode": "observe"}, 0)
+    rig.tick()
+    assert "set by somebody else" not in render_status(rig.status(), 160)
+    for name, value in (("dirty_bytes", 300 << 20), ("dirty_background_bytes", 100 << 20)):
+        rig.host.write(f"/proc/sys/vm/{name}", str(value))
+    rig.tick()
+    shown = render_status(rig.status(), 160)
+    assert "limit    300M, background 100M" in shown
+    assert "; set by somebody else since, where enforce would begin\n" in shown
+    rig.daemon.handle("mode", {"mode": "enforce"}, 0)
+    rig.tick()
+    assert "found    300M / 100M, in force\n" in render_status(rig.status(), 160)

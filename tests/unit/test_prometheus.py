@@ -355,6 +355,19 @@ def test_panels_do_not_overlap_and_name_what_they_show() -> None:
             assert panel["description"] and panel["targets"], panel["title"]
 
 
+def test_the_dashboard_needs_no_migration_of_the_version_that_it_says() -> None:
+    """Grafana brings a dashboard up to date from its schemaVersion on, and no earlier step."""
+    board = json.loads(DASHBOARD.read_text())
+    assert board["schemaVersion"] == 37
+    for panel in board["panels"]:
+        legend = panel.get("options", {}).get("legend")
+        # Step 37: whether a legend is shown is said by `showLegend` alone.
+        assert legend is None or legend["showLegend"] is True, panel["title"]
+        # Step 36: data sources by type and uid, not by name.
+        if panel["type"] != "row":
+            assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
 def test_every_metric_is_described_and_nothing_else() -> None:
     night = Open("night", 1_717_220_000.0, "06:00")
     shown = [counted(busy_host(1)), replace(samples.pinned(), lease_s=5.0, window=night)]
@@ -377,6 +390,19 @@ def test_the_manual_counts_series_as_they_are() -> None:
     assert f"{host} series a host and {device} a managed device" in manual
     assert f"| 1 000 hosts, 4 devices each | {thousands(1000 * series[2])} |" in manual
     assert f"| 5 000 hosts, 12 devices each | {thousands(5000 * (host + 12 * device))} |" in manual
+
+
+def test_what_the_example_drops_is_counted_and_not_asked_for() -> None:
+    (dropped,) = set(re.findall(r"regex: (writebackd_\S+)", (RULES / "prometheus.yml").read_text()))
+    lines = render(counted(busy_host(1))).splitlines()
+    names = [line.partition("{")[0] for line in lines if not line.startswith("#")]
+    count = sum(bool(re.fullmatch(dropped, name)) for name in names)
+    assert f"drops {count} a device that" in (ROOT / "docs" / "fleet.md").read_text()
+    asked = DASHBOARD.read_text() + "".join(
+        (RULES / name).read_text() for name in ("alerts.rules.yml", "recording.rules.yml")
+    )
+    named = set(re.findall(r"writebackd_\w+", asked))
+    assert not [name for name in named if re.fullmatch(dropped, name)]
 
 
 def thousands(number: int) -> str:

@@ -8,6 +8,7 @@ records tests/unit/flood.tape anew, after a change of the law that was meant to 
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import sys
@@ -15,7 +16,7 @@ import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Tuple
+from typing import Callable, List, NoReturn, Tuple
 
 import pytest
 
@@ -30,6 +31,7 @@ from writebackd.cli import ctl
 from writebackd.cli.replay import policy_of
 from writebackd.model import DeviceMemory, Memory, Mode
 from writebackd.policy import Policy, load_policy, render
+from writebackd.report import tape
 from writebackd.report.replay import Tally, replay
 from writebackd.report.tape import FILE_S, Recorded, Tape, TapeError, read_tape
 
@@ -256,6 +258,19 @@ def test_no_tape_says_what_to_do(run: Run, tmp_path: Path) -> None:
     assert "no samples of that time" in run("--until", "1970-01-01")[1]
     assert run("--policy", str(tmp_path / "missing.conf"))[0] == 2
     assert ctl.main(["replay", "--tape", str(tmp_path / "none")]) == 1
+
+
+def test_samples_of_root_are_not_said_to_be_none(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "1.tape").touch()
+    monkeypatch.setattr(tape, "open", refused, raising=False)
+    assert ctl.main(["replay", "--tape", str(tmp_path)]) == 1
+    err = capsys.readouterr().err
+    assert err.endswith("1.tape: Permission denied: samples are for root, try with sudo\n")
 
 
 def test_memory_and_samples_of_a_first_tick_come_back() -> None:

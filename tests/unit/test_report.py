@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,7 +22,7 @@ from writebackd.model import Histogram
 from writebackd.report.figures import Figures
 from writebackd.report.history import Event, read_figures, read_history
 from writebackd.report.page import MAX_EVENTS, Span, _alerts, _states, render
-from writebackd.report.plot import BINS, bins, escape
+from writebackd.report.plot import BINS, bins, device_plot, escape
 from writebackd.report.worth import headline, sentences, worth
 
 BEGIN_S = 1_700_000_000.0
@@ -259,6 +261,15 @@ def test_a_daemon_that_was_killed_is_not_drawn_at_work_for_the_rest_of_the_day()
     assert _states(idle, rows(100), "sda", about)[0].end_s == about.end_s
 
 
+def test_an_alert_is_not_drawn_where_nobody_looked() -> None:
+    raised = Event(BEGIN_S + 10, "alert", "sda", state="warning", text="STALL (device): no end")
+    stopped = [raised, Event(BEGIN_S + 50, "stop", text="the limits are back")]
+    later = [*stopped, Event(BEGIN_S + 200, "start", text="version 1")]
+    for events in (stopped, later):
+        (mark,) = _alerts(events, "sda", ABOUT)
+        assert (mark.begin_s, mark.end_s) == (BEGIN_S + 10, BEGIN_S + 50)
+
+
 def test_what_observe_would_have_set_was_not_set() -> None:
     texts = ("dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO")
     events = [Event(BEGIN_S + n, "action", text=text) for n, text in enumerate(texts)]
@@ -308,6 +319,41 @@ def test_the_verb_writes_the_page_of_a_played_host(
     only = capsys.readouterr().out
     assert code == 0 and "<h2>sdb</h2>" in only and "<h2>sda</h2>" not in only
     assert begin_s > report_case.BEGIN_S
+
+
+def test_a_slip_in_the_span_does_not_take_the_memory_of_the_host(tmp_path: Path) -> None:
+    report_case.write(tmp_path / "history.db", 60)
+    path = tmp_path / "history.db"
+    first = time.localtime(min(read_figures(path)[0].wall_s, read_history(path)[0].wall_s))
+    begins = (time.strftime("%Y-%m-%d %H:%M:%S to ", first), "1991-01-01 00:00:00 to 1991-01-01")
+    page = tmp_path / "page.html"
+    for words in (["--since", "1900-01-01"], ["--since", "1990-01-01", "--until", "1991-01-01"]):
+        assert ctl.main(["report", "--state-dir", str(tmp_path), *words, "-o", str(page)]) == 0
+        text = page.read_text()
+        parsed(text)
+        assert text.count('class="tick"') < 100
+        (told,) = re.findall(r'class="when">([^<]*)<', text)
+        # From the first record on, or empty.
+        assert told.startswith(begins), told
+    years = device_plot("sda", [], (), (), (), 0.0, 3e9)
+    labels = [float(x) for x in re.findall(r'text-anchor="middle" x="([\d.]+)"', years)]
+    assert 5 <= len(labels) <= 20
+    assert min(b - a for a, b in zip(labels, labels[1:])) >= 70.0
+
+
+def test_what_is_no_plain_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    """`-o /dev/null` as root, above all."""
+    report_case.write(tmp_path / "history.db", 20)
+    pipe, link, behind = (tmp_path / name for name in ("pipe", "link", "behind"))
+    os.mkfifo(pipe)
+    link.symlink_to(behind)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for output in (pipe, link):
+        assert ctl.main(["report", "--state-dir", str(tmp_path), "-o", str(output)]) == 0
+    received = os.read(reader, 1 << 20)
+    os.close(reader)
+    assert pipe.is_fifo() and received.startswith(b"<!DOCTYPE html>")
+    assert link.is_symlink() and behind.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_page_that_cannot_be_written_says_what_to_do(

@@ -120,3 +120,23 @@ def test_the_command_takes_our_place_under_systemd(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": path},
     )  # fmt: skip
     assert result.returncode == 5
+
+
+@pytest.mark.parametrize("systemd", [True, False])
+def test_the_command_dies_of_a_broken_pipe_as_in_a_shell(tmp_path: Path, systemd: bool) -> None:
+    fake = tmp_path / "systemd-run"
+    fake.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
+    fake.chmod(0o755)
+    (tmp_path / "cgroup.procs").touch()
+    booted = str(tmp_path) if systemd else "/nonexistent"
+    code = f"from writebackd.cli import scope; scope.SYSTEMD = {booted!r};"
+    code += f"from pathlib import Path; scope._make_cgroup = lambda unit: Path({str(tmp_path)!r});"
+    code += "scope._remove = lambda directory: None;"
+    code += "from writebackd.cli.ctl import main;"
+    code += "main(['run', '--', 'grep', 'SigIgn', '/proc/self/status'])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    ignored = int(result.stdout.split()[1], 16)
+    assert not ignored >> (signal.SIGPIPE - 1) & 1, result.stdout

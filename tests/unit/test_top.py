@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -385,19 +386,24 @@ CTL = [sys.executable, "-m", "writebackd.cli.ctl"]
 class Terminal:
     """`writebackctl top` in a tmux of its own."""
 
-    def __init__(self, runtime_dir: Path, width: int, height: int, **environ: str) -> None:
+    def __init__(
+        self, runtime_dir: Path, width: int, height: int, shell: str = "", **environ: str
+    ) -> None:
         # The socket's path: at most 107 bytes.
         self._tmux = ["tmux", "-u", "-S", str(runtime_dir / "tmux"), "-f", "/dev/null"]
         words = ["env", f"PYTHONPATH={SOURCE}", "LC_ALL=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1"]
         words += [f"{name}={value}" for name, value in environ.items()]
         words += [*CTL, "--runtime-dir", str(runtime_dir), "top", "--interval", "0.2"]
         command = shlex.join(words) + "; echo ended with $?; exec sleep 60"
+        typed, command = (shlex.join(words), shell) if shell else ("", command)
         size = ["-x", str(width), "-y", str(height)]
         clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
         subprocess.run(
             [*self._tmux, "new-session", "-d", *size, command],
             check=True, timeout=20, env={**clean, "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
+        if typed:
+            self.keys(typed, "Enter")
 
     def keys(self, *keys: str) -> None:
         for key in keys:
@@ -420,6 +426,20 @@ class Terminal:
     def resize(self, width: int, height: int) -> None:
         size = ["-x", str(width), "-y", str(height)]
         subprocess.run([*self._tmux, "resize-window", *size], check=True, timeout=20)
+
+    def asked(self, what: str) -> str:
+        return subprocess.run(
+            [*self._tmux, "display-message", "-p", what],
+            check=True, timeout=20, capture_output=True, text=True,
+        ).stdout.strip()  # fmt: skip
+
+    def state(self) -> str:
+        """Whether it is on a screen of its own, and whether there is a cursor."""
+        return self.asked("#{alternate_on} #{cursor_flag}")
+
+    def kill(self, number: int) -> None:
+        (top,) = psutil.Process(int(self.asked("#{pane_pid}"))).children()
+        top.send_signal(number)
 
     def close(self) -> None:
         subprocess.run([*self._tmux, "kill-server"], check=False, timeout=20)
@@ -499,6 +519,29 @@ def test_on_a_dumb_terminal(terminal: Open) -> None:
     assert "\x1b" not in text and not set("▁▂▃▄▅▆▇█") & set(text)
     shown.keys("C-c")
     shown.until("ended with 130")
+
+
+def test_a_signal_leaves_the_terminal_as_it_was(terminal: Open) -> None:
+    shown = terminal(80, 24)
+    shown.until("q quit")
+    assert shown.state() == "1 0"  # its own screen, without a cursor
+    shown.kill(signal.SIGTERM)
+    shown.until("ended with 143")
+    assert shown.state() == "0 1"
+    assert "q quit" not in shown.text()
+
+
+def test_it_can_be_stopped_and_goes_on(terminal: Open) -> None:
+    shown = terminal(80, 24, shell="bash --norc -i")
+    shown.until("q quit")
+    shown.keys("C-z")
+    shown.until("Stopped")
+    assert shown.state() == "0 1"
+    shown.keys("fg", "Enter")
+    shown.until("q quit")
+    assert shown.state() == "1 0"
+    shown.keys("q", "echo ended with $?", "Enter")
+    shown.until("ended with 0")
 
 
 def test_a_daemon_that_goes_away(daemon: FakeDaemon, terminal: Open, tmp_path: Path) -> None:

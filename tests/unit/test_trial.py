@@ -580,6 +580,14 @@ def test_nonsense_is_refused(host: Host, wrong: Dict[str, Any]) -> None:
     assert host.rig.daemon.state.memory.trial is None
 
 
+@pytest.mark.parametrize("wrong, words", [
+    ({"ceiling_s": 0}, "--ceiling takes 0.1s to 60s"), ({"stop_s": -1.0}, "--stop-at takes "),
+])  # fmt: skip
+def test_a_refusal_names_the_option(host: Host, wrong: Dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        host.start(**wrong)
+
+
 def test_the_policys_ceiling_holds_for_the_limits_as_found_too(host: Host) -> None:
     daemon = host.rig.daemon
     limits = replace(daemon.policy.limits, ceiling_bytes=120 << 20)

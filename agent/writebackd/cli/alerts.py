@@ -14,7 +14,7 @@ from writebackd import human
 from writebackd.alert.routes.words import fact, who
 from writebackd.alert.values import Culprit
 from writebackd.cli.client import request
-from writebackd.cli.exits import GOOD, NO_DAEMON, CommandError
+from writebackd.cli.exits import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.paths import HISTORY, STATE_DIR
@@ -42,8 +42,11 @@ def alerts(options: argparse.Namespace) -> int:
         if error.exit_code != NO_DAEMON:
             raise
         told, problem = None, str(error)
-    if options.check and told is not None and options.device and not told["devices"]:
-        return _unknown(f"no device is called {options.device!r}: `writebackctl devices`")
+    strange = ""
+    if told is not None and options.device and not told["devices"]:
+        strange = f"no device is called {options.device!r}: `writebackctl devices`"
+        if options.check:
+            return _unknown(strange)
     devices = _meant(options.device, told)
     active = _of(told["active"] if told else [], devices)
     if options.check:
@@ -63,6 +66,9 @@ def alerts(options: argparse.Namespace) -> int:
         show(render(active if told else None, past, routes, width(), wants_colour(sys.stdout)))
     if told is None:
         raise CommandError(problem, NO_DAEMON)
+    if strange and not any(each["device"] for each in past):
+        # A slip of the hand is no all-clear; one that is gone may have a past.
+        raise CommandError(strange, USAGE)
     return GOOD
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Callable, List, Optional
 
 from writebackd import __version__
+from writebackd.cli.arguments import Parser, number, positive, seconds
 from writebackd.cli.examples import epilog
-from writebackd.cli.exits import GOOD, USAGE, CommandError
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.paths import RUNTIME_DIR
 
 _EPILOG = """\
@@ -32,13 +33,16 @@ examples:
   writebackctl policy match         which policy fits this host, and why
   writebackctl doctor               can it run here, and what stands in its way
 
-exit codes: 0 good; 1 bad news (verify, doctor, restore); 2 wrong use or wrong
-configuration; 3 no daemon to talk to; 4 not permitted; `alerts --check` answers
-as Nagios plugins do"""
+exit codes: 0 good; 1 bad news (verify, doctor, restore, trial, replay); 2 wrong
+use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
+`alerts --check` answers as Nagios plugins do, `run` as its command does"""
 
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run one verb; the exit code as in cli/exits.py."""
+    # Closed (`>&-`, some starters): what is ordered is done all the same.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
     # Names of mounts and processes are bytes: never die of one that has no text.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -56,6 +60,12 @@ def main(argv: Optional[List[str]] = None) -> int:
         # The reader (head, less) has seen enough; keep the exit quiet as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return GOOD
+    except OSError as error:
+        # A full disk behind the standard output, mostly.
+        where = error.filename or "the output cannot be written"
+        print(f"writebackctl: {where}: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BAD_NEWS
     except KeyboardInterrupt:
         return 130
 
@@ -81,7 +91,7 @@ def _options(argv: Optional[List[str]]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     # SUPPRESS: given before the verb, they must survive the verb's own parser.
     common.add_argument(
         "--runtime-dir", type=Path, metavar="DIR", default=argparse.SUPPRESS,
@@ -90,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print the data only"
     )
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="writebackctl",
         parents=[common],
         description="Ask and steer writebackd, which keeps dirty pages from starving fsync.",
@@ -161,7 +171,7 @@ def _add_alerts(alerts: argparse.ArgumentParser) -> None:
         help="only the host and this device: sda, /dev/sda, 8:0, or a mount point",
     )  # fmt: skip
     alerts.add_argument(
-        "--limit", type=_positive, default=10, metavar="N", help="the last N past ones (default 10)"
+        "--limit", type=positive, default=10, metavar="N", help="the last N past ones (default 10)"
     )
     alerts.add_argument(
         "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
@@ -170,11 +180,11 @@ def _add_alerts(alerts: argparse.ArgumentParser) -> None:
 
 def _add_top(top: argparse.ArgumentParser) -> None:
     top.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="SECONDS",
+        "--interval", type=seconds(0.2, 3600), default=1.0, metavar="SECONDS",
         help="time between frames (default 1, at least 0.2)",
     )  # fmt: skip
     top.add_argument(
-        "--frames", type=_positive, metavar="N", help="print N frames without keys, then end"
+        "--frames", type=positive, metavar="N", help="print N frames without keys, then end"
     )
 
 
@@ -195,7 +205,7 @@ def _add_history(history: argparse.ArgumentParser) -> None:
         help="limits, rates and latencies per device in place of events",
     )  # fmt: skip
     history.add_argument(
-        "--limit", type=_positive, metavar="N", help="the last N (default 50; with --csv all)"
+        "--limit", type=positive, metavar="N", help="the last N (default 50; with --csv all)"
     )
     history.add_argument("--csv", action="store_true", help="print a table for other programs")
 
@@ -213,7 +223,7 @@ def _add_trial(trial: argparse.ArgumentParser) -> None:
         "--duration", metavar="SPAN", default="8m", help="of all blocks together (default 8m)"
     )
     trial.add_argument("--block", metavar="SPAN", default="30s", help="of each (default 30s)")
-    trial.add_argument("--seed", type=int, metavar="N", help="for the same order again")
+    trial.add_argument("--seed", type=number, metavar="N", help="for the same order again")
     trial.add_argument(
         "--device", metavar="NAME", help="default: the one on which somebody syncs"
     )
@@ -264,7 +274,7 @@ def _add_span(verb: argparse.ArgumentParser, devices: bool = True) -> None:
 
 def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     what = policy.add_subparsers(title="what to do", metavar="list|show|check|match", required=True)
-    config = argparse.ArgumentParser(add_help=False)
+    config = Parser(add_help=False)
     config.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
     )
@@ -289,20 +299,6 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
             sub.add_argument("files", nargs="+", metavar="FILE", help="files or names of policies")
         elif name == "match":
             sub.add_argument("--all", action="store_true", help="not the best two alone")
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0.2 <= value <= 3600:
-        raise argparse.ArgumentTypeError("takes 0.2 to 3600 seconds")
-    return value
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("needs a number above 0")
-    return number
 
 
 if __name__ == "__main__":

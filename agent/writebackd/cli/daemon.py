@@ -20,6 +20,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from writebackd import __version__, journal
 from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
+from writebackd.cli.arguments import Parser, seconds
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory
@@ -53,15 +54,8 @@ _EXAMPLES = """examples:
 """
 
 
-def _interval(text: str) -> float:
-    value = float(text)
-    if not 0.05 <= value <= 10:  # longer, and the watchdog of the unit takes it for dead
-        raise argparse.ArgumentTypeError("takes 0.05 to 10 seconds")
-    return value
-
-
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="writebackd",
         description="Keeps dirty pages where they do not starve synchronous IO. "
         "Restores what it found when it stops.",
@@ -90,8 +84,8 @@ def parser() -> argparse.ArgumentParser:
         "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
         help="default: the best that this kernel takes; bcc is not in this version",
     )
-    p.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="SECONDS",
+    p.add_argument(  # longer, and the watchdog of the unit takes it for dead
+        "--interval", type=seconds(0.05, 10), default=1.0, metavar="SECONDS",
         help="length of a tick, 0.05 to 10 (default 1)",
     )
     p.add_argument("--live", action="store_true", help="show the status on the terminal")

@@ -42,8 +42,8 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
          "an hour, with a page for a browser"),
     ),
     "replay": (
-        ("writebackctl replay", "exit code 1 when it decides otherwise now"),
-        ("writebackctl replay --policy default", "what another policy would have decided"),
+        ("sudo writebackctl replay", "exit code 1 when it decides otherwise now"),
+        ("sudo writebackctl replay --policy default", "what another policy would have decided"),
     ),
     "observe": (("sudo writebackctl observe", "put the limits found back, only watch"),),
     "enforce": (("sudo writebackctl enforce", "back to work, also after a yield"),),

@@ -106,7 +106,10 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     if status.get("policy_reason"):  # none in the answer of an older one
         lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
     lines += labelled("limit", limit_line(status), width)
-    lines += labelled("found", _found_line(status["limits"]), width)
+    found = _found_line(status["limits"])
+    if status["mode"] == "observe" and status["limits"]["files"] != status["limits"]["original"]:
+        found += "; set by somebody else since, where enforce would begin"
+    lines += labelled("found", found, width)
     for number, line in enumerate(lever_lines(status.get("levers", ()))):
         lines += labelled("" if number else "levers", line, width)
     memory = status["memory"]
@@ -234,6 +237,8 @@ def limit_line(status: Mapping[str, Any]) -> str:
     if status["mode"] == "observe":
         if goal is not None:
             text += f"; enforce would set {human.size(goal)}"
+    elif status["off"] is not None:
+        text += f"; would go to {human.size(goal)}" if goal is not None else ""
     elif human.size(goal) != human.size(wanted):
         text += f"; on the way to {human.size(goal)}"
     return text

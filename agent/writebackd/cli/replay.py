@@ -38,7 +38,10 @@ def run(options: argparse.Namespace) -> int:
     except TapeError as error:
         raise CommandError(str(error), BAD_NEWS) from None
     if not tally.ticks:
-        raise CommandError(f"no samples of that time in {directory}", BAD_NEWS)
+        raise CommandError(
+            f"no samples of that time in {directory}: without --since and --until all are taken",
+            BAD_NEWS,
+        )
     answer = answer_of(tally, options.policy)
     if options.json:
         show_json(answer)

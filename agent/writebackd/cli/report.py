@@ -32,12 +32,14 @@ def report(options: argparse.Namespace) -> int:
         events = read_history(path, None, device, None, until_s)
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
-    there = [row.wall_s for row in rows] + [event.wall_s for event in events]
+    first_s = min([row.wall_s for row in rows] + [event.wall_s for event in events], default=now_s)
+    end_s = until_s if until_s is not None else max([now_s, *(row.end_s for row in rows)])
     about = Span(
         host=socket.gethostname(),
         version=__version__,
-        begin_s=since_s if since_s is not None else min(there, default=now_s),
-        end_s=until_s if until_s is not None else max([now_s, *(row.end_s for row in rows)]),
+        # Of a time before the first record there is nothing to draw, and it would take the room.
+        begin_s=min(first_s if since_s is None else max(since_s, first_s), end_s),
+        end_s=end_s,
         made_s=now_s,
     )
     page = render(about, rows, events)
@@ -53,12 +55,16 @@ def report(options: argparse.Namespace) -> int:
 
 
 def write_page(output: Path, page: str) -> None:
-    """All of it or nothing. Raises CommandError."""
+    """All of it or nothing; into what is no plain file as it is. Raises CommandError."""
     if str(output) == "-":
         sys.stdout.write(page)
         return
     temporary = output.with_name(f".{output.name}.new")
     try:
+        if output.is_symlink() or (output.exists() and not output.is_file()):
+            # Never in the place of /dev/null or /dev/stdout.
+            output.write_text(page, encoding="utf-8")
+            return
         temporary.write_text(page, encoding="utf-8")
         os.replace(temporary, output)
     except OSError as error:

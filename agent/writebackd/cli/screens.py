@@ -26,8 +26,10 @@ def render_why(why: Answer, width: int = 80, colour: bool = False) -> str:
     paint = Paint(colour)
     limit = why["limit"]
     lines = [paint(_limit_title(why), "heading")]
-    because = limit["reason"] or human.UNKNOWN
-    lines += labelled("because", because + by_whom(limit.get("pin")), width)
+    because, pin = limit["reason"] or human.UNKNOWN, limit.get("pin")
+    # Who it was says more than that it was one who may.
+    because = because if pin is None else because.replace("pinned by the admin", "pinned")
+    lines += labelled("because", because + by_whom(pin), width)
     if limit.get("trial") is not None:
         lines += labelled("trial", trial_words(limit["trial"]), width)
     lines += labelled("next", limit["next"], width)
@@ -53,6 +55,9 @@ def _limit_title(why: Answer) -> str:
     if why["mode"] == "observe":
         goal = human.size(limit["goal_bytes"])
         return f"limit {now}; enforce would move it to {goal} (policy {policy})"
+    if why.get("off") is not None:  # no such key in the answer of an older daemon
+        goal = human.size(limit["goal_bytes"])
+        return f"limit {now}, held off; it would go to {goal} (policy {policy})"
     text = (
         f"limit {human.size(limit['limit_bytes'])},"
         f" background {human.size(limit['background_bytes'])}"

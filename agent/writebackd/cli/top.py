@@ -12,11 +12,12 @@ import contextlib
 import os
 import select
 import shutil
+import signal
 import sys
 import termios
 import time
 import tty
-from typing import TYPE_CHECKING, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
@@ -38,6 +39,7 @@ _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _PLAIN_TERMS = ("dumb", "linux", "vt100", "vt220")
 # An escape that nothing follows for so long was the key of that name; ssh may take a while.
 _ESCAPE_S = 0.1
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def top(options: argparse.Namespace) -> int:
@@ -54,8 +56,8 @@ def top(options: argparse.Namespace) -> int:
         if not terminal or dumb or options.frames:
             frames = options.frames or (None if terminal else 1)
             return _print_frames(options, state, waits, view, frames)
-        with _terminal() as descriptor:
-            return _interact(options, state, waits, view, descriptor)
+        with _Terminal() as terminal:
+            return _interact(options, state, waits, view, terminal)
     finally:
         waits.close()
 
@@ -144,27 +146,66 @@ def _page(view: "View", state: Top) -> List[str]:
 # ---- with a terminal ---------------------------------------------------
 
 
-@contextlib.contextmanager
-def _terminal() -> Iterator[int]:
-    """Keys come one by one and are not echoed; everything as before at the end."""
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    try:
-        tty.setcbreak(descriptor)
+class _Terminal:
+    """Keys come one by one and are not echoed; all as before at the end, and while stopped.
+
+    At the end also where that is a signal: who is left with a shell that shows neither cursor nor
+    what he types has one trouble more than the one that he was looking at.
+    """
+
+    def __enter__(self) -> "_Terminal":
+        self.descriptor = sys.stdin.fileno()
+        self._before = termios.tcgetattr(self.descriptor)
+        self._stop = False
+        self._handlers = {number: signal.signal(number, self._end) for number in _ENDS}
+        self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._ask_to_stop)
+        self._take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError, termios.error):  # it may be gone
+            self._give_back()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def stopped(self) -> bool:
+        """Stop here if that was asked for (Ctrl-Z). Whether it was, and it goes on now."""
+        if not self._stop:
+            return False
+        self._give_back()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, self._ask_to_stop)
+        self._stop = False
+        self._take()
+        return True
+
+    def _take(self) -> None:
+        tty.setcbreak(self.descriptor)
         sys.stdout.write(_OPEN)
-        yield descriptor
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        sys.stdout.flush()
+
+    def _give_back(self) -> None:
+        termios.tcsetattr(self.descriptor, termios.TCSADRAIN, self._before)
         sys.stdout.write(_CLOSE)
         sys.stdout.flush()
 
+    def _end(self, number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    def _ask_to_stop(self, *_: object) -> None:
+        # Not here: this may come in the midst of a write of ours.
+        self._stop = True
+
 
 def _interact(
-    options: argparse.Namespace, state: Top, waits: "Waits", view: "View", descriptor: int
+    options: argparse.Namespace, state: Top, waits: "Waits", view: "View", terminal: _Terminal
 ) -> int:
     due = time.monotonic() + options.interval
     drawn: Optional[os.terminal_size] = None
     while True:
+        if terminal.stopped():
+            drawn = None
         size = os.get_terminal_size(sys.stdout.fileno())
         now = time.monotonic()
         if now >= due:
@@ -176,7 +217,7 @@ def _interact(
             _draw(view, state, size)
             drawn = size
         wait_s = min(_GLANCE_S, max(0.0, due - time.monotonic()))
-        for key in _keys(descriptor, wait_s):
+        for key in _keys(terminal.descriptor, wait_s):
             go_on, order = state.press(key)
             if not go_on:
                 return GOOD

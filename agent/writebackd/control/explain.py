@@ -55,7 +55,8 @@ def _considered(estimate: Estimate, hold: Hold, now_s: float) -> Tuple[str, ...]
             f" {human.duration(now_s - hold.starved_s)} ago"
         )
     if hold.phase is Phase.SEEK and hold.sought:
-        found.append(f"a larger limit: brought no more than {human.size(hold.seek_rate)}/s")
+        than = f" than {human.size(hold.seek_rate)}/s" if hold.seek_rate else ""
+        found.append(f"a larger limit: brought no more{than}")
     if hold.climb.tries:
         found.append(
             f"other limits, by trying: {hold.climb.tries} tried since"

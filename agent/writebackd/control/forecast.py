@@ -35,15 +35,17 @@ from writebackd.control.hold import (
 )
 from writebackd.control.steps import JUDGE_S
 from writebackd.estimate.drain import FAST_LASTS_S
+from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
+from writebackd.policy.schema import Objective
 
 # States in which the law's own memory tells what comes.
 REGULATED = (State.GUARD, State.SQUEEZE, State.PROBE, State.EXHAUSTED)
 
 _NEXT: Mapping[State, str] = {
     State.IDLE: "The target follows the drain rate. When something on this device syncs as often as"
-    " the policy's min-sync-rate (5/s over 10 s as shipped), or one fsync waits longer than the"
-    " objective, the device is guarded from the next tick on.",
+    " the policy's min-sync-rate{rate}, or one fsync waits longer than the objective, the device is"
+    " guarded from the next tick on.",
     State.GUARD: "The target follows the drain rate. When fsync misses the objective for"
     " several ticks it is tightened (squeeze); when the flood gets too little throughput"
     " it is loosened (probe).",
@@ -71,25 +73,37 @@ def what_next(
     estimate: Optional[Estimate],
     hold: Optional[Hold] = None,
     now_s: float = 0.0,
+    objective: Optional[Objective] = None,
 ) -> str:
     """What happens next, and on what it depends.
 
-    `hold` is the law's memory after the decision, `now_s` its time (Sample.time_s).
+    `hold` is the law's memory after the decision, `now_s` its time (Sample.time_s), `objective`
+    the policy's in force; without it its numbers are left out.
     """
     basis = decision.basis
     if estimate is None or hold is None or basis is None or decision.state not in REGULATED:
-        return _NEXT[decision.state]
-    return _Law(decision, basis, estimate, hold, now_s).next()
+        rate = ""
+        if objective is not None:
+            rate = f" ({objective.min_sync_rate:g}/s over {DEMAND_WINDOW_S:g} s)"
+        return _NEXT[decision.state].format(rate=rate)
+    held = f" ({human.duration(objective.demand_hold_s)})" if objective is not None else ""
+    return _Law(decision, basis, estimate, hold, now_s, held).next()
 
 
 class _Law:
     """One decision of the law, and what it goes by."""
 
     def __init__(
-        self, decision: DeviceDecision, basis: Basis, estimate: Estimate, hold: Hold, now_s: float
+        self,
+        decision: DeviceDecision,
+        basis: Basis,
+        estimate: Estimate,
+        hold: Hold,
+        now_s: float,
+        held: str,  # how long demand is remembered, as an aside
     ) -> None:
         self._decision, self._basis, self._estimate = decision, basis, estimate
-        self._hold, self._now_s = hold, now_s
+        self._hold, self._now_s, self._held = hold, now_s, held
         # What is asked for in DRAIN and FILL is another.
         self._limit = hold.limit_bytes or 0
         self._drain_rate = estimate.drain_rate or 0.0
@@ -135,17 +149,21 @@ class _Law:
                 f" then {self._size(self._limit)}."
             )
         else:
-            then = f"A flood begins with it. {self._emptied()}"
+            then = (
+                "A flood begins with it; where that holds the flood below"
+                f" {100 * self._basis.keep:.0f} % of the drain rate, it is loosened."
+                f"{self._emptied()}"
+            )
         return (
             f"The target stays until a flood begins, which the next tick sees. {then} Without"
-            " syncs for the policy's demand-hold (60 s as shipped) the device becomes idle."
+            f" syncs for the policy's demand-hold{self._held} the device becomes idle."
         )
 
     def _emptied(self) -> str:
         if not self._estimate.cache_bytes:
-            return "Without a flood the target stays."
+            return ""
         return (
-            f"Without a flood it is {FILL_LIMIT:g} times as large as soon as the write cache is"
+            f" Without a flood it is {FILL_LIMIT:g} times as large as soon as the write cache is"
             f" {100 * (1 - FILL_FROM):.0f} % empty."
         )
 
@@ -159,7 +177,8 @@ class _Law:
         if estimate.full:
             return f"If the write cache is still full in the next two ticks {known}."
         later = (
-            f"When the write cache is full, or one rate has lasted for {FAST_LASTS_S:g} s, {known}."
+            "When the write cache is full, that is measured for two ticks at this limit. Then, or"
+            f" when one rate has lasted for {FAST_LASTS_S:g} s, {known}."
         )
         if not estimate.held_back:
             return f"The limit stays while it holds nobody back. {later}"

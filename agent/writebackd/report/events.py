@@ -46,7 +46,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
         if known.get(decision.name) != decision.decision_id
     ]
     for action in actions if _is_news(last, now) else ():
-        verb = WOULD_BE if now.mode is Mode.OBSERVE else ""
+        verb = WOULD_BE if _is_dry(now) else ""
         text = f"{verb}{action.lever} {action.old} -> {action.new}"
         if not action.ok:
             text += f" failed: {action.error}"
@@ -94,9 +94,14 @@ def _is_news(last: Optional[Snapshot], now: Snapshot) -> bool:
     Where nothing is written the ramp follows dirty pages that nothing lowers, a step in every tick
     of a flood: in 14 hours of it as many as the history keeps. There its goal tells it all.
     """
-    if now.mode is not Mode.OBSERVE or last is None or last.mode is not now.mode:
+    if not _is_dry(now) or last is None or not _is_dry(last):
         return True
     return last.decision.goal_bytes != now.decision.goal_bytes
+
+
+def _is_dry(snapshot: Snapshot) -> bool:
+    """Whether nothing is written: by its mode, or because a kill-switch file is there."""
+    return snapshot.mode is Mode.OBSERVE or snapshot.off is not None
 
 
 def _decision(now: Snapshot, decision: DeviceDecision) -> Event:

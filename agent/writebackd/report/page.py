@@ -253,7 +253,10 @@ def _states(
 
 
 def _alerts(events: Sequence[Event], device: str, span: Span) -> List[Mark]:
-    """Alerts of a device and of the host, from when they were raised until they were resolved."""
+    """Alerts of a device and of the host, from when they were raised until they were resolved.
+
+    Or until the daemon stopped: what became of one then, nobody saw.
+    """
     marks: List[Mark] = []
     standing: Dict[Tuple[Optional[str], str], Event] = {}
 
@@ -265,7 +268,7 @@ def _alerts(events: Sequence[Event], device: str, span: Span) -> List[Mark]:
     for event in events:
         if event.wall_s > span.end_s:
             break
-        if event.kind == "start":
+        if event.kind in ("start", "stop"):
             for each in standing.values():
                 close(each, event.wall_s)
             standing.clear()

@@ -322,7 +322,8 @@ def _moments(moments: Sequence[Mark], scale: _Time, bottom: float) -> str:
 def _axis(scale: _Time, top: float) -> str:
     span_s = scale.end_s - scale.begin_s
     most = (WIDTH - LEFT - RIGHT) / _LABEL
-    step_s = next((step for step in _STEPS_S if span_s / step <= most), _STEPS_S[-1])
+    longest_s = _STEPS_S[-1] * math.ceil(span_s / most / _STEPS_S[-1])  # for years, or a slip
+    step_s = next((step for step in _STEPS_S if span_s / step <= most), longest_s)
     shown = "%H:%M:%S" if step_s < 60 else "%H:%M" if step_s < 86400 else "%m-%d"
     # On the hour and at midnight as the clock on the wall has it.
     offset_s = time.localtime(scale.begin_s).tm_gmtoff

@@ -268,7 +268,7 @@ class ControlServer(LoopServer):
         try:
             verb, args = _parse(line)
             if verb in WRITE_VERBS and uid != 0:
-                raise RequestError(f"{verb} needs root: try again with sudo", _EXIT_NOT_PERMITTED)
+                raise RequestError("this needs root: try again with sudo", _EXIT_NOT_PERMITTED)
             data = self._handler(verb, args, uid)
             if not isinstance(data, Shared):
                 return _success(data)

@@ -19,6 +19,7 @@ from writebackd.model import (
     Sample,
     VmLimits,
 )
+from writebackd.policy.schema import Objective
 from writebackd.policy.timetable import Open
 from writebackd.report.totals import Totals
 
@@ -63,3 +64,4 @@ class Snapshot:
     runbook: str = ""  # its address
     pinned: Optional[Pinned] = None
     window: Optional[Open] = None  # of the policy, that is open
+    objective: Optional[Objective] = None  # in force, that of the window where one is open

@@ -142,6 +142,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
         "window": asdict(snapshot.window) if snapshot.window is not None else None,
+        "off": snapshot.off,
         "limit": {
             "limit_bytes": decision.limit_bytes,
             "background_bytes": decision.background_bytes,
@@ -160,7 +161,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
                 _from_earlier(snapshot, each.device.name),
                 _let_go(snapshot, each.device.name),
                 snapshot.memory.devices.get(each.device.name),
-                snapshot.sample.time_s,
+                snapshot,
             )
             for each in chosen
         ],
@@ -547,17 +548,17 @@ def _reasoning(
     earlier: Tuple[str, ...],
     let_go: Tuple[str, ...],
     memory: Optional[DeviceMemory],
-    now_s: float,
+    snapshot: Snapshot,
 ) -> Json:
     row = _device_row(sample, decision, estimate)
     row.pop("write_cache")
-    hold = memory.hold if memory is not None else None
+    hold, now_s = memory.hold if memory is not None else None, snapshot.sample.time_s
     steps = explain(decision, estimate, hold, now_s) if decision else ()
     row["steps"] = [*earlier, *steps, *let_go]
     row["drain_sample"] = estimate.drain_sample if estimate else None
     row["next"] = "The first tick decides."
     if decision:
-        row["next"] = what_next(decision, estimate, hold, now_s)
+        row["next"] = what_next(decision, estimate, hold, now_s, snapshot.objective)
     return row
 
 

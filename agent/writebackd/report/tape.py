@@ -242,6 +242,9 @@ def _read_file(path: Path, until_s: Optional[float]) -> Iterator[Recorded]:
                 limit, background, goal, tuple(map(tuple, devices)), tuple(map(tuple, settings))
             )
             yield Recorded(sample, outcome, policy, memory)
+    except PermissionError as error:
+        # All of it is like that, and another user can help it.
+        raise TapeError(f"{path}: {error.strerror}: samples are for root, try with sudo") from None
     except (OSError, zlib.error, *_DAMAGES) as error:
         log.warning("%s: %s; the rest of it is left out", path, error)
 

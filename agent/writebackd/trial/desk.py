@@ -163,5 +163,6 @@ def _plan(args: Mapping[str, Any], device: str) -> Plan:
 def _number(args: Mapping[str, Any], name: str, least: float, most: float) -> float:
     value = args.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise RequestError(f"{name} is {least:g} to {most:g}")
+        option = {"ceiling_s": "--ceiling", "stop_s": "--stop-at"}.get(name, name)
+        raise RequestError(f"{option} takes {least:g}s to {most:g}s")
     return float(value)
