@@ -77,6 +77,9 @@ mknod -m 666 dev/full c 1 7
 mknod -m 666 dev/random c 1 8
 mknod -m 666 dev/urandom c 1 9
 mknod -m 666 dev/tty c 5 0
+# PrivateDevices= makes the same for a unit, and finds ptmx missing otherwise.
+mount -t devpts -o newinstance,ptmxmode=666 none dev/pts
+ln -s pts/ptmx dev/ptmx
 cp usr/lib/systemd/system/writebackd* "$top/units"
 for each in {" ".join(UNITS)}; do cp usr/lib/systemd/system/$each "$top/units"; done
 cat >"$top/units/{TARGET}"
