@@ -100,10 +100,9 @@ def held(disk: Scratch) -> bool:
 @contextlib.contextmanager
 def as_found(disk: Scratch) -> Iterator[Dict[str, str]]:
     """What was found; whatever happens inside, it is so again."""
-    flush = {VM / f"dirty_{name}_centisecs": "" for name in ("writeback", "expire")}
+    files = [VM / f"dirty_{name}_centisecs" for name in ("writeback", "expire")]
     with limits_kept():
-        before = everything(disk)
-        flush = {file: file.read_text() for file in flush}
+        before, flush = everything(disk), {file: file.read_text() for file in files}
         try:
             yield before
             assert everything(disk) == before
@@ -115,7 +114,7 @@ def as_found(disk: Scratch) -> Iterator[Dict[str, str]]:
 
 def ended(system: System) -> None:
     """The watcher is not needed any more, and nothing is left to restore."""
-    wait_for(lambda: system.show(WATCH, "ActiveState") == "inactive", 5.0, "for the watcher")
+    wait_for(lambda: system.show(WATCH, "ActiveState") == "inactive", 10.0, "for the watcher")
     assert system.show(WATCH, "Result") == "success"
     assert not (system.root / LEDGER).exists()
 
