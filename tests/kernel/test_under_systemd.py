@@ -324,6 +324,7 @@ def test_stopped_by_a_signal(system: System, disk: Scratch, found: Dict[str, str
     system.signal("STOP", daemon)
     wait_for(lambda: everything(disk) == found, LEASE_S + 4.0, "for the watcher to restore")
     home = time.monotonic() - began
+    assert system.pid_of(DAEMON) == daemon, "not by the watcher, but by ExecStopPost"
     assert (system.root / LEDGER).exists(), "it may wake up within a write"
     with watched(disk, found) as seen:
         wait_for(lambda: system.show(DAEMON, "MainPID") != str(daemon), WATCHDOG_S + 5.0,
