@@ -20,11 +20,12 @@ from typing import Any, Dict, Iterator, List, Set
 import pytest
 
 from tests.installed import make_install
-from tests.kernel.fault_rig import PIN, limits, limits_kept, wait_for
+from tests.kernel.fault_rig import FILES, PIN, limits, limits_kept, wait_for
 from tests.kernel.scratch import Scratch, as_born, scratch_disk
 from tests.kernel.system import System, booted, why_not
 from tests.vm.inside.rig import MIB, WISHES, WISHING, Wish, state, wishes, wishes_for
-from writebackd.model import LeverKind
+from writebackd.kernel.vm import PAIRS, write_pair
+from writebackd.model import LeverKind, VmLimits
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
@@ -32,8 +33,12 @@ LEDGER = "run/writebackd/ledger.json"
 POLICY = "/etc/writebackd/policies.d/all.conf.d/50-test.conf"
 PROGRAM, DROP_IN = "/run/wishing.py", f"/run/systemd/system/{DAEMON}.d/test.conf"
 ONCE = DROP_IN.replace("test.conf", "zz-once.conf")
+LATE = f"/run/systemd/system/{WATCH}.d/late.conf"
 LEASE_S, WATCHDOG_S = 10.0, 15.0
-KILLS, SEED, LIFE_S = 8, 20261122, 1.6
+KILLS, SEED, LIFE_S = 8, 20261122, 1.0
+# The kernel's own; a cap has to be below what is found.
+DEFAULTS = VmLimits(dirty_bytes=0, dirty_ratio=20, dirty_background_bytes=0,
+                    dirty_background_ratio=10)
 # What a write of bytes may be off when it is read as bytes: two pages, and the fraction of a
 # limit that has moved by 1/64 since.
 NEAR = 1 / 64
@@ -99,9 +104,11 @@ def held(disk: Scratch) -> bool:
 
 @contextlib.contextmanager
 def as_found(disk: Scratch) -> Iterator[Dict[str, str]]:
-    """What was found; whatever happens inside, it is so again."""
+    """What is found inside; whatever happens there, all is as it was before."""
     files = [VM / f"dirty_{name}_centisecs" for name in ("writeback", "expire")]
-    with limits_kept():
+    with limits_kept() as kept:
+        for pair in PAIRS:
+            write_pair(FILES, pair, pair.value(kept), pair.value(DEFAULTS))
         before, flush = everything(disk), {file: file.read_text() for file in files}
         try:
             yield before
@@ -258,7 +265,18 @@ def test_killed(system: System, disk: Scratch, found: Dict[str, str]) -> None:
     assert f"adopted queue {disk.device} nr_requests=8" in said
 
 
-def test_both_killed(system: System, disk: Scratch, found: Dict[str, str]) -> None:
+@pytest.fixture
+def late_watcher(system: System, found: Dict[str, str]) -> Iterator[None]:
+    """It is back after ExecStopPost: else that may find it, and leave the levers to the restart."""
+    system.write(LATE, "[Service]\nRestartSec=5\n")
+    system.run("systemctl", "daemon-reload")
+    yield
+    (system.root / LATE[1:]).unlink()
+
+
+def test_both_killed(
+    system: System, disk: Scratch, found: Dict[str, str], late_watcher: None
+) -> None:
     """No watcher lives when ExecStopPost is asked: all home at once, then taken up anew."""
     daemon, watcher = system.pid_of(DAEMON), system.pid_of(WATCH)
     with watched(disk, found) as seen:
@@ -293,22 +311,25 @@ def test_killed_for_good(
 def test_killed_at_random_points(
     system: System, disk: Scratch, found: Dict[str, str], once: None
 ) -> None:
-    """Of a life that writes all the time: home by whoever is left, without a lease's wait."""
+    """Of a start, and of a life that writes all the time: home by whoever is left, at once."""
     system.run("systemctl", "stop", DAEMON)
     system.write(str(WISHES), wishes([PIN, PIN + 16 * MIB], [
         (kind, target, name, [*values, *(2 * value for value in values if value > 1)])
         for kind, target, name, values in asked_for(disk)
     ]))  # fmt: skip
     dice, seen = random.Random(SEED), Counter[str]()
-    for _ in range(KILLS):
+    for number in range(KILLS):
         system.run("systemctl", "reset-failed")
         system.run("systemctl", "start", "--no-block", DAEMON)
-        time.sleep(dice.uniform(0.4, LIFE_S))
+        wait_for(lambda: system.pid_of(DAEMON), what="for its process")
+        if number % 2:
+            wait_for(lambda: everything(disk) != found, what="for the first write")
+        time.sleep(dice.uniform(0, LIFE_S))
         kind = dice.choice(("daemon", "both"))
-        pids = [system.pid_of(unit) for unit in (DAEMON, WATCH)[:1 if kind == "daemon" else 2]]
+        pids = [system.pid_of(unit) for unit in (DAEMON, WATCH)[: 1 + (kind == "both")]]
         seen["held" if everything(disk) != found else "nothing written yet"] += 1
         seen[f"killed: {kind}"] += 1
-        system.signal("KILL", *filter(None, pids))
+        system.signal("KILL", *pids)
         wait_for(lambda: system.show(DAEMON, "ActiveState") == "failed", what="for its end")
         wait_for(lambda: everything(disk) == found, LEASE_S / 2, "for the way home")
         ended(system)
