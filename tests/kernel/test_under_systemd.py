@@ -35,7 +35,7 @@ PROGRAM, DROP_IN = "/run/wishing.py", f"/run/systemd/system/{DAEMON}.d/test.conf
 ONCE = DROP_IN.replace("test.conf", "zz-once.conf")
 LATE = f"/run/systemd/system/{WATCH}.d/late.conf"
 LEASE_S, WATCHDOG_S = 10.0, 15.0
-KILLS, SEED, LIFE_S = 8, 20261122, 1.0
+KILLS, SEED, LIFE_S = 6, 20261122, 1.0
 # The kernel's own; a cap has to be below what is found.
 DEFAULTS = VmLimits(dirty_bytes=0, dirty_ratio=20, dirty_background_bytes=0,
                     dirty_background_ratio=10)
