@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from compileall import compile_dir
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Dict, Tuple
 
 import pytest
+
+from tests.installed import make_install
 
 from . import image, sealed
 from .fetch_kernel import CHECKOUT, KernelUnavailable, fetch
@@ -43,8 +44,6 @@ REPORT = "result.xml"
 PACKAGES = ("systemd", "udev", "dbus", "kmod", "mount", "util-linux", "procps", "python3",
             "libbpf1", "python3-psutil", "python3-pyroute2", "python3-systemd", "python3-pytest")
 MODULES = ("null_blk", "sd_mod", "scsi_debug", "loop")
-PARTS = ("LICENSE", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.cfg", "agent",
-         "bpf", "docs", "policies", "systemd")
 # 1 ns for an instruction: a start of the daemon is well within its lease.
 SHIFT = 0
 # Seconds of wall time.
@@ -64,26 +63,12 @@ def kernel() -> Path:
 
 
 def install(tmp_path: Path) -> Path:
-    """What `make install` makes of this checkout, with the probe that lies in it.
+    """What is installed, and the checkout's own code compiled, as that is.
 
-    And the checkout's own code compiled, as what is installed is: the guest cannot write, and would
-    do it again with each daemon and watcher that a test starts from there.
+    The guest cannot write, and would compile it again with each daemon and watcher that a test
+    starts from there.
     """
-    checkout, tree = tmp_path / "checkout", tmp_path / "installed"
-    checkout.mkdir()
-    for part in PARTS:
-        source = CHECKOUT / part
-        copy = shutil.copytree if source.is_dir() else shutil.copy2
-        copy(source, checkout / part)
-    done = subprocess.run(
-        ["make", "-s", "install", f"DESTDIR={tree}"], cwd=checkout, text=True,
-        env={**os.environ, "WRITEBACKD_BUILD_PROBE": "no"}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    probe = Path("writebackd/_bpf")
-    shutil.copytree(CHECKOUT / "agent" / probe, tree / "usr/lib/writebackd" / probe,
-                    dirs_exist_ok=True)
+    tree = make_install(tmp_path)
     for part in ("agent", "tests"):
         copy_of = tree / str(CHECKOUT)[1:] / part
         shutil.copytree(CHECKOUT / part, copy_of, ignore=shutil.ignore_patterns("__pycache__"))

@@ -56,11 +56,16 @@ def wait_for(
 Wish = Tuple[LeverKind, str, str, Sequence[int]]
 
 
+def wishes(pins: Sequence[int], settings: Iterable[Wish] = ()) -> str:
+    """What the file says then."""
+    rows = [(kind.value, target, name, list(values)) for kind, target, name, values in settings]
+    return json.dumps({"pins": list(pins), "settings": rows})
+
+
 def wish(pins: Sequence[int], settings: Iterable[Wish] = ()) -> None:
     """What the daemon sets from its next tick on: of each list one after the other."""
-    rows = [(kind.value, target, name, list(values)) for kind, target, name, values in settings]
     new = WISHES.with_suffix(".new")
-    new.write_text(json.dumps({"pins": list(pins), "settings": rows}))
+    new.write_text(wishes(pins, settings))
     new.rename(WISHES)
 
 
