@@ -34,6 +34,9 @@ NOT_OURS = "the queue is not ours, letting go"
 FREE_TRIES = 6
 PATIENCE_S, PATIENCE_MOST_S = 10.0, 60.0
 MUCH = 1.5
+# Where R is not to be believed: such a step up, from one plateau of the rate to the next, and the
+# gain in throughput that the first one has to bring.
+WIDER, WIDER_GAIN = 2.0, 1.1
 # So many smaller limits that shortened nothing: the queue is not ours.
 FRUITLESS = 2
 # Then the limit goes back to where the search began, for so long.
@@ -41,9 +44,14 @@ GAVE_UP_S = 300.0
 
 
 def climb(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, limit: int, late: bool
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, limit: int, late: bool,
+    first: int = 0,
 ) -> Tuple[int, Hold, State, str]:
-    """`(limit, memory, state, why)`, as hold.regulate."""
+    """`(limit, memory, state, why)`, as hold.regulate.
+
+    `first`: the limit to begin with where R is not to be believed, bytes; larger ones follow
+    while they earn.
+    """
     now = hold.climb
     waits = f"fsync waits {human.milliseconds(wait(estimate))} ms"
     if now_s - now.gave_up_s < GAVE_UP_S:
@@ -61,7 +69,9 @@ def climb(
         most = max(estimate.drain_rate or 0.0, rate, now.rate)
         before = _worth(bounds, most, now.rate, now.mean_s)
         worth = _worth(bounds, most, rate, mean_s)
-        if worth < EARNS * before:
+        # Where R was seen under a limit of ours, throughput is what to look for.
+        widened = first and now.from_bytes == now.begin_bytes and rate >= WIDER_GAIN * now.rate
+        if worth < EARNS * before and not (now.up and widened):
             back = clamp(now.from_bytes, bounds)
             now = _failed(now)
             if late and now.fruitless >= FRUITLESS:
@@ -80,6 +90,9 @@ def climb(
             begin_bytes=now.begin_bytes if now.up else limit,
         )
     enough = rate >= bounds.keep * (estimate.drain_rate or 0.0)
+    widens = first and (not now.begin_bytes or (now.up and not now.failed))
+    if widens:
+        enough = False
     if now_s - hold.changed_s < pause_s(now, enough):
         hold = replace(hold, climb=now)
         # One failure says it as well, where a larger limit has nothing to bring.
@@ -88,7 +101,10 @@ def climb(
             return limit, hold, State.EXHAUSTED, why
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
     now = replace(now, up=goes_up(now, enough), begin_bytes=now.begin_bytes or limit)
-    new = clamp(limit * STEP if now.up else limit / STEP, bounds)
+    if widens:
+        now = replace(now, up=True)
+    larger = max(WIDER * limit, first) if first else STEP * limit
+    new = clamp(larger if now.up else limit / STEP, bounds)
     if new == limit:
         hold = replace(hold, climb=_failed(replace(now, tries=now.tries + 1)))
         if late and not now.up:

@@ -131,7 +131,9 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
         hold = replace(hold, phase=Phase.HOLD)
     limit = _resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
-    if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None:
+    if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None or (
+        estimate.flushes_wait
+    ):
         return limit, hold
     if estimate.fill_bytes <= FILL_FROM * cache:
         hold = replace(hold, phase=Phase.FILL)
@@ -162,6 +164,8 @@ def regulate(
     if hold.phase is Phase.HOLD:
         surplus = max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
         hold = replace(hold, refilled_bytes=hold.refilled_bytes + surplus)
+    if estimate.flushes_wait:
+        return _flushed(bounds, estimate, hold, now_s)
     if estimate.drain_rate is None:
         return _seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
@@ -209,7 +213,9 @@ def _observe(
     carried, lasted = hold.carried
     waited = hold.waited
     follow_s = SEEK_FOLLOW_S if hold.phase is Phase.SEEK else FOLLOW_S
-    if now_s - hold.changed_s > follow_s:
+    # A limit that holds nobody back, as in the pauses between waves, is not what syncs feel.
+    idle = estimate.flushes_wait and not estimate.held_back
+    if now_s - hold.changed_s > follow_s and not idle:
         carried, lasted = carried + estimate.rate * dt_s, lasted + dt_s
         waited = (waited[0] + estimate.fsync_total_s, waited[1] + estimate.fsyncs)
         if lasted > 2 * JUDGE_S:  # half of it is the past
@@ -389,6 +395,25 @@ def _hold(
         return limit, hold, State.SQUEEZE, why
     why = f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s"
     return limit, hold, State.GUARD, why + ": holding"
+
+
+def _flushed(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+) -> Tuple[int, Hold, State, str]:
+    """Where flushes are what syncs wait for: writes wait for them as well, at any rate.
+
+    So a cache is not full because they are slow, and R, seen under a limit of ours, is what that
+    let in.
+    """
+    if hold.phase is not Phase.SEEK and hold.phase is not Phase.HOLD:
+        hold = change(hold, now_s, phase=Phase.HOLD)
+    hold = replace(hold, for_rate=estimate.drain_rate or 0.0, probe_bytes=0)
+    limit = _resting(bounds, estimate, hold)
+    late = hold.late_s >= LATE_LASTS_S
+    if not estimate.held_back:
+        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
+    first = int(seek_most(estimate.rate))
+    return climb(bounds, estimate, hold, now_s, limit, late, first)
 
 
 def _no_cache(estimate: Estimate) -> bool:

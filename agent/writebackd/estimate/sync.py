@@ -19,6 +19,12 @@ ENOUGH = 5
 # ticks taken for quiet do not shift it.
 WEIGHT = 0.05
 
+# A flush that takes so long, and this part of a sync (which needs one or two), empties a cache:
+# one that keeps its contents answers in 0.1 to 0.3 ms.
+FLUSH_LEAST_S, FLUSH_SHARE = 1e-3, 0.2
+# How long they count, and how many flushes and syncs tell it.
+FLUSH_HALF_S, FLUSHES_ENOUGH = 3.0, 3.0
+
 
 Window = Tuple[Tuple[float, float], ...]  # DeviceMemory.sync_window
 
@@ -50,6 +56,26 @@ def demand_of(
         last = now_s
     demand = last is not None and now_s - last <= hold_s
     return window, last, returned / dt_s, demand
+
+
+def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> DeviceMemory:
+    """What flushes and syncs took of late; called in a flood, and kept until the next one."""
+    if sample.sync is None:
+        return memory
+    kept = 0.5 ** (dt_s / FLUSH_HALF_S)
+    latency = sample.sync.latency.told()
+    new = (sample.flushes, sample.flush_s, latency[0], latency[1])
+    flushed = [kept * before + now for before, now in zip(memory.flushed, new)]
+    return replace(memory, flushed=(flushed[0], flushed[1], flushed[2], flushed[3]))
+
+
+def flushes_wait(memory: DeviceMemory) -> bool:
+    """Whether a flush is what a sync waits for: a write cache that each one empties."""
+    flushes, flush_s, syncs, sync_s = memory.flushed
+    if min(flushes, syncs) < FLUSHES_ENOUGH:
+        return False
+    mean_s = flush_s / flushes
+    return mean_s >= max(FLUSH_LEAST_S, FLUSH_SHARE * sync_s / syncs)
 
 
 def update_baseline(
