@@ -696,8 +696,8 @@ class DeviceMemory:
     flood_lasted_s: float = float("inf")  # the one before
     sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
     last_demand_s: Optional[float] = None
-    # of the last seconds of a flood: flushes, their seconds, syncs, their seconds
-    flushed: Tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    # mean seconds of a flush and of a sync in the last ticks of a flood
+    flushed: Optional[Tuple[float, float]] = None
     # the detector's, put here only to be kept (alert/baseline.py): syncs and their bytes a second
     usual_sync_rate: Optional[float] = None
     most_sync_bytes: Optional[float] = None

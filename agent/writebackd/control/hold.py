@@ -98,6 +98,8 @@ MUCH, MEND = 1.2, 1.05
 CUT_MOST = 0.8
 # tau differs by a factor of up to three with the kernel's bandwidth estimate.
 GROW_TO = 3.0
+# A flood at less than this part of what it was has a pause.
+PAUSED = 0.5
 # A larger limit is tried after so long without a change, and kept when it brings so
 # much more throughput; what brought nothing is not tried again for twice as long.
 PROBE_S, PROBE_MOST_S = 45.0, 60.0
@@ -213,11 +215,18 @@ def _observe(
     carried, lasted = hold.carried
     waited = hold.waited
     follow_s = SEEK_FOLLOW_S if hold.phase is Phase.SEEK else FOLLOW_S
-    # A limit that holds nobody back, as in the pauses between waves, is not what syncs feel.
-    idle = estimate.flushes_wait and not estimate.held_back
+    # In a pause between waves it is not the limit that syncs feel.
+    idle = estimate.flushes_wait and not estimate.held_back and (
+        estimate.rate < PAUSED * (estimate.drain_rate or hold.climb.rate)
+    )
     if now_s - hold.changed_s > follow_s and not idle:
         carried, lasted = carried + estimate.rate * dt_s, lasted + dt_s
-        waited = (waited[0] + estimate.fsync_total_s, waited[1] + estimate.fsyncs)
+        if not estimate.flushes_wait:
+            waited = (waited[0] + estimate.fsync_total_s, waited[1] + estimate.fsyncs)
+        elif estimate.fsyncs:
+            # By time: half a second without a flood has 20 times as many.
+            mean_s = estimate.fsync_total_s / estimate.fsyncs
+            waited = (waited[0] + mean_s * dt_s, waited[1] + dt_s)
         if lasted > 2 * JUDGE_S:  # half of it is the past
             carried, lasted = carried / 2, lasted / 2
             waited = (waited[0] / 2, waited[1] / 2)
@@ -410,10 +419,9 @@ def _flushed(
     hold = replace(hold, for_rate=estimate.drain_rate or 0.0, probe_bytes=0)
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
-    if not estimate.held_back:
+    if not estimate.held_back and not hold.climb.from_bytes:
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
-    first = int(seek_most(estimate.rate))
-    return climb(bounds, estimate, hold, now_s, limit, late, first)
+    return climb(bounds, estimate, hold, now_s, limit, late, int(seek_most(estimate.rate)))
 
 
 def _no_cache(estimate: Estimate) -> bool:
