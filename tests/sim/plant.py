@@ -78,8 +78,8 @@ BESIDE_FLOOD = 0.5
 # dirty pages for most of them.
 AHEAD_UNCACHED = 1.0 * MB
 UNCACHED_KNEE = 40.0 * MB
-# Of what is dirty, ahead of a flush that takes long under any limit: 118 syncs/s at 15 MB where 4 MB
-# had 185, natively.
+# Of what is dirty, ahead of a flush that takes long under any limit: 118 syncs/s at 15 MB where
+# 4 MB had 185, natively.
 FLUSHED_AHEAD = 0.2
 SYNC_BYTES = 4096
 # Of the drain rate: also without a flood no cache takes more than its media do.
@@ -468,7 +468,7 @@ class Plant:
             breath /= 1.0 + (queued / drain / BREATH_ENDS_S) ** 4
             if disk.volatile:
                 # Each flush writes what came since the one before.
-                fast = base / (1.0 - min(0.6, load)) 
+                fast = base / (1.0 - min(0.6, load))
                 if disk.flush_s:
                     ahead_s = FLUSHED_AHEAD * state.dirty / drain
                     fast += (disk.flush_s + ahead_s) * min(1.0, 2.0 * load)

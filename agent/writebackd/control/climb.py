@@ -63,7 +63,8 @@ def climb(
     # Of the first limit the next is far enough away.
     judge_s = JUDGE_S if now.begin_bytes or not first else FIRST_JUDGED_S
     if hold.carried[1] < judge_s or not (hold.waited[1] or estimate.oldest_fsync_s):
-        state = State.PROBE if now.from_bytes and now.up else State.SQUEEZE
+        larger_next = now.up if now.from_bytes else first and not now.begin_bytes
+        state = State.PROBE if larger_next else State.SQUEEZE
         return limit, hold, state, f"{waits}: measuring what this limit brings"
     (carried, lasted), (waited, syncs) = hold.carried, hold.waited
     rate = carried / lasted
@@ -78,7 +79,10 @@ def climb(
         widened = first and now.from_bytes == now.begin_bytes and rate >= WIDE_GAIN * now.rate
         if worth < EARNS * before and not (now.up and widened):
             back = clamp(now.from_bytes, bounds)
-            now = _failed(now)
+            # A larger limit lets in no less: the host or the disk has become slower meanwhile, and
+            # the first try, on which much depends, is made once more.
+            slower = first and now.up and now.tries == 1 and rate < now.rate / WIDE_GAIN
+            now = replace(now, from_bytes=0) if slower else _failed(now)
             if late and now.fruitless >= FRUITLESS:
                 back = clamp(max(back, now.begin_bytes), bounds)
                 hold = replace(change(hold, now_s, limit_bytes=back), climb=Climb(gave_up_s=now_s))

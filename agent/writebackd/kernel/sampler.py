@@ -80,9 +80,7 @@ class Sampler:
             grown = self._grown(device, disks)
             if grown is None:
                 continue  # gone since the scan; the next one drops it
-            # A stack counts no flushes as such, only its disks do.
-            flushed = grown if device.devno in device.leaf_devnos else (
-                self._leaves(device, disks) or grown)
+            flushed = self._flushed(device, disks, grown)
             samples.append(
                 _device_sample(
                     device=device,
@@ -126,6 +124,14 @@ class Sampler:
         if own is not None:
             return self._step(device.devno, own)
         return self._leaves(device, disks)
+
+    def _flushed(
+        self, device: Device, disks: Mapping[str, DiskStats], grown: DiskStats
+    ) -> DiskStats:
+        """Where its flushes are counted: a stack counts none as such, only its disks do."""
+        if device.devno in device.leaf_devnos:
+            return grown
+        return self._leaves(device, disks) or grown
 
     def _leaves(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
         total: Optional[DiskStats] = None
