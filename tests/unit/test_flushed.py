@@ -12,8 +12,6 @@ from hold_cases import BOUNDS, KNEE, NOW, R, Step, holding, late, seen, step
 from samples import MIB
 from tests.sim.plant import bucket
 from writebackd.control.climb import (
-    DEAR,
-    EARNS,
     FIRST_JUDGED_S,
     PATIENCE_MOST_S,
     WIDE,
@@ -203,19 +201,26 @@ def test_a_host_that_became_slower_during_a_try_is_no_answer() -> None:
     assert same.limit == KNEE and same.hold.climb.failed == 1 and not same.hold.climb.up
 
 
-def test_the_next_larger_one_follows_while_they_earn() -> None:
-    """Although the rate is R by what was seen, so that nothing would be missing."""
-    limit, rate = KNEE, 2 * R
-    now = Climb(KNEE // 2, rate / 1.2, 8e-3, up=True, tries=1, begin_bytes=MIB)
-    assert (1.2 ** DEAR) > EARNS
-    taken = judged(rate, 8e-3, now, limit)
-    assert taken.limit == max(limit, int(seek_most(rate)), int(min(WIDE * limit, WIDEST_S * rate)))
-    assert taken.limit > limit and taken.hold.climb.up
-    # No further than what takes a tenth of a second.
-    large = int(WIDEST_S * rate)
-    assert large > seek_most(rate)
-    stays = judged(rate, 8e-3, replace(now, from_bytes=large // 2), large)
-    assert stays.limit == large and stays.hold.climb.from_bytes == 0
+def test_what_the_first_larger_limit_brought_is_held_for_a_minute() -> None:
+    """Whatever R says to be missing: each way back from a try costs throughput."""
+    found = Climb(up=True, tries=1, begin_bytes=KNEE)
+    for drain_rate in (None, RATE, 3 * RATE):
+        for since_s, tried in ((0.99, False), (1.01, True)):
+            hold = measured(found, limit_bytes=FIRST, changed_s=NOW - since_s * PATIENCE_MOST_S)
+            taken = tick(hold, flushed(drain_rate=drain_rate))
+            assert (taken.limit != FIRST) is tried and (taken.limit > FIRST) is tried
+    # Where it was no better the smaller ones follow at once.
+    failed = replace(found, up=False, failed=1)
+    assert tick(measured(failed, changed_s=NOW - 5.0)).limit == int(KNEE / WIDE)
+
+
+def test_a_larger_limit_is_no_larger_than_what_takes_a_tenth_of_a_second() -> None:
+    found, rate = Climb(up=True, tries=1, begin_bytes=KNEE), 2 * R
+    most = int(WIDEST_S * rate)
+    assert most > seek_most(rate)
+    for limit, larger in ((KNEE * 4, WIDE * KNEE * 4), (0.9 * most, most), (most, most)):
+        hold = measured(found, rate, limit_bytes=int(limit))
+        assert tick(hold, flushed(rate=rate)).limit == max(int(larger), int(seek_most(rate)))
 
 
 def test_smaller_limits_are_half_as_large() -> None:
