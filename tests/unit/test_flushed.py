@@ -20,7 +20,7 @@ from writebackd.control.climb import (
 )
 from writebackd.control.hold import PAUSED, rest, seek_most
 from writebackd.control.steps import JUDGE_S
-from writebackd.estimate.sync import (
+from writebackd.estimate.flushes import (
     FLUSH_HALF_S,
     FLUSH_LEAST_S,
     FLUSH_SHARE,
@@ -53,10 +53,8 @@ def ticked(
     dt_s: float = 1.0,
 ) -> DeviceMemory:
     """After a tick with so many flushes and half as many syncs."""
-    syncs = Histogram(((bucket(sync_s), flushes // 2),))
-    sample = DeviceSample(
-        DISK, sync=SyncSample(flushes // 2, latency=syncs), flushes=flushes, flush_s=flushes * flush_s
-    )
+    syncs = SyncSample(flushes // 2, latency=Histogram(((bucket(sync_s), flushes // 2),)))
+    sample = DeviceSample(DISK, sync=syncs, flushes=flushes, flush_s=flushes * flush_s)
     return count_flushes(sample, memory or DeviceMemory(), dt_s)
 
 
@@ -73,7 +71,8 @@ def test_flushes_that_are_little_of_a_sync_are_not() -> None:
 
 
 @pytest.mark.parametrize("sample", [
-    DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((9, 1),)))),  # no flushes, or not counted
+    # No flushes, or not counted.
+    DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((9, 1),)))),
     DeviceSample(DISK, flushes=9, flush_s=1.0),  # no probe
     DeviceSample(DISK, sync=SyncSample(), flushes=9, flush_s=1.0),  # nobody's sync came back
 ])  # fmt: skip
@@ -190,9 +189,7 @@ def test_a_host_that_became_slower_during_a_try_is_no_answer() -> None:
     now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
     slower = judged(0.98 * RATE / WIDE_GAIN, 20e-3, now, FIRST)
     assert slower.limit == KNEE and slower.hold.climb == replace(now, from_bytes=0)
-    again = tick(replace(slower.hold, **{
-        "changed_s": NOW - PATIENCE_MOST_S, "carried": (RATE * JUDGE_S, JUDGE_S),
-        "waited": (JUDGE_S * 8e-3, JUDGE_S)}))  # type: ignore[arg-type]
+    again = tick(measured(slower.hold.climb))
     assert again.limit == FIRST and again.hold.climb.tries == 2
     # Once: where the disk swings that is no accident.
     twice = judged(0.98 * RATE / WIDE_GAIN, 20e-3, replace(now, tries=2), FIRST)
@@ -201,14 +198,12 @@ def test_a_host_that_became_slower_during_a_try_is_no_answer() -> None:
     assert same.limit == KNEE and same.hold.climb.failed == 1 and not same.hold.climb.up
 
 
-def test_what_the_first_larger_limit_brought_is_held_for_a_minute() -> None:
-    """Whatever R says to be missing: each way back from a try costs throughput."""
+def test_what_the_first_larger_limit_brought_is_held_while_nothing_is_missing() -> None:
     found = Climb(up=True, tries=1, begin_bytes=KNEE)
-    for drain_rate in (None, RATE, 3 * RATE):
-        for since_s, tried in ((0.99, False), (1.01, True)):
-            hold = measured(found, limit_bytes=FIRST, changed_s=NOW - since_s * PATIENCE_MOST_S)
-            taken = tick(hold, flushed(drain_rate=drain_rate))
-            assert (taken.limit != FIRST) is tried and (taken.limit > FIRST) is tried
+    for since_s, part, tried in ((0.99, 1.0, False), (1.01, 1.0, True), (0.1, 0.85, True)):
+        hold = measured(found, limit_bytes=FIRST, changed_s=NOW - since_s * PATIENCE_MOST_S)
+        taken = tick(hold, flushed(drain_rate=RATE / part))
+        assert (taken.limit != FIRST) is tried and (taken.limit > FIRST) is tried
     # Where it was no better the smaller ones follow at once.
     failed = replace(found, up=False, failed=1)
     assert tick(measured(failed, changed_s=NOW - 5.0)).limit == int(KNEE / WIDE)
@@ -219,8 +214,11 @@ def test_a_larger_limit_is_no_larger_than_what_takes_a_tenth_of_a_second() -> No
     most = int(WIDEST_S * rate)
     assert most > seek_most(rate)
     for limit, larger in ((KNEE * 4, WIDE * KNEE * 4), (0.9 * most, most), (most, most)):
-        hold = measured(found, rate, limit_bytes=int(limit))
-        assert tick(hold, flushed(rate=rate)).limit == max(int(larger), int(seek_most(rate)))
+        # At the rate or at R, whichever is more.
+        for now_, known in ((rate, rate), (0.8 * rate, rate)):
+            hold = measured(found, now_, limit_bytes=int(limit))
+            taken = tick(hold, flushed(rate=now_, drain_rate=known))
+            assert taken.limit == max(int(larger), int(seek_most(now_)))
 
 
 def test_smaller_limits_are_half_as_large() -> None:

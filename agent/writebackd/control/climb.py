@@ -10,6 +10,7 @@ measured.  A step has to earn its keep:
 
 What brought nothing is taken back, then the other direction is tried; when
 neither helps, the next try is a while off, and it is said that nothing does.
+Where flushes are what takes long the first step is a far larger limit (`first`).
 The fourth power is how dear throughput is: down to `keep` it is worth nothing
 beside latency, and a tenth less than that a third of it.
 """
@@ -52,8 +53,7 @@ def climb(
 ) -> Tuple[int, Hold, State, str]:
     """`(limit, memory, state, why)`, as hold.regulate.
 
-    `first`: the limit to begin with where R is not to be believed, bytes; what it brings is held
-    for a minute before others are tried.
+    `first`: the limit to begin with where R is not to be believed, bytes.
     """
     now = hold.climb
     waits = f"fsync waits {human.milliseconds(wait(estimate))} ms"
@@ -91,10 +91,13 @@ def climb(
             hold = replace(change(hold, now_s, limit_bytes=back), climb=now)
             which = "smaller" if now.up else "larger"
             return back, hold, State.GUARD, f"{waits}; the {which} limit was no better: back"
+        if first and rate > (estimate.drain_rate or 0.0):
+            # As far as can be seen the media take this.
+            hold = replace(hold, proved_rate=rate)
         much = worth > MUCH * before
         now = replace(
             now, from_bytes=0, failed=0, fruitless=now.fruitless if now.up else 0,
-            tries=0 if much else now.tries,
+            tries=0 if much and not first else now.tries,
             # What a smaller limit has earned is not given back.
             begin_bytes=now.begin_bytes if now.up else limit,
         )
@@ -103,14 +106,7 @@ def climb(
     widens = first and (
         not now.begin_bytes or (now.up and not now.failed and limit == now.begin_bytes)
     )
-    if widens:
-        pause = 0.0
-    elif first and limit > now.begin_bytes:
-        # Coming back from a larger limit costs throughput for long: 16 MB let in 260 MB/s after
-        # 32 MB were tried, 350 before.
-        pause = PATIENCE_MOST_S
-    else:
-        pause = pause_s(now, enough)
+    pause = 0.0 if widens else pause_s(now, enough)
     if now_s - hold.changed_s < pause:
         hold = replace(hold, climb=now)
         # One failure says it as well, where a larger limit has nothing to bring.
@@ -123,7 +119,8 @@ def climb(
         now = replace(now, up=True)
     smaller, larger = limit / STEP, STEP * limit
     if first:
-        smaller, larger = limit / WIDE, max(limit, first, min(WIDE * limit, WIDEST_S * rate))
+        most = WIDEST_S * max(rate, estimate.drain_rate or 0.0)
+        smaller, larger = limit / WIDE, max(limit, first, min(WIDE * limit, most))
     new = clamp(larger if now.up else smaller, bounds)
     if new == limit:
         hold = replace(hold, climb=_failed(replace(now, tries=now.tries + 1)))

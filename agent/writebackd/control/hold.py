@@ -419,6 +419,11 @@ def _flushed(
     hold = replace(hold, for_rate=estimate.drain_rate or 0.0, probe_bytes=0)
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
+    carried, lasted = hold.carried
+    holds = lasted >= JUDGE_S and not hold.climb.from_bytes
+    if holds and estimate.rate < MUCH_SHORT * carried / lasted:
+        # What another limit is compared with is what this one lets in from now on.
+        hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0))
     if not estimate.held_back and not hold.climb.from_bytes:
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
     return climb(bounds, estimate, hold, now_s, limit, late, int(seek_most(estimate.rate)))

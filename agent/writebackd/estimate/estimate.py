@@ -6,13 +6,9 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from writebackd.estimate.drain import measure_writes, update_drain
+from writebackd.estimate.flushes import count_flushes, flushes_wait
 from writebackd.estimate.shares import shared_limit
-from writebackd.estimate.sync import (
-    count_flushes,
-    demand_of,
-    flushes_wait,
-    update_baseline,
-)
+from writebackd.estimate.sync import demand_of, update_baseline
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
 

@@ -19,11 +19,6 @@ ENOUGH = 5
 # ticks taken for quiet do not shift it.
 WEIGHT = 0.05
 
-# A flush that takes so long beside a flood empties a cache, one that keeps its contents answers in
-# 0.1 to 0.3 ms; and this part of a sync, which needs one or two (0.16 to 0.4 were seen).
-FLUSH_LEAST_S, FLUSH_SHARE = 1e-3, 0.05
-FLUSH_HALF_S = 3.0  # how long they count
-
 
 Window = Tuple[Tuple[float, float], ...]  # DeviceMemory.sync_window
 
@@ -55,32 +50,6 @@ def demand_of(
         last = now_s
     demand = last is not None and now_s - last <= hold_s
     return window, last, returned / dt_s, demand
-
-
-def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> DeviceMemory:
-    """What flushes and syncs take; of ticks of a flood, and kept until the next one.
-
-    Each tick counts by its length, not by its flushes: in a pause there are 20 times as many.
-    """
-    syncs = sample.sync.latency.told() if sample.sync is not None else None
-    if not sample.flushes or syncs is None or not syncs[0]:
-        return memory
-    means = sample.flush_s / sample.flushes, syncs[1] / syncs[0]
-    if memory.flushed is not None:
-        kept = 0.5 ** (dt_s / FLUSH_HALF_S)
-        means = (
-            kept * memory.flushed[0] + (1 - kept) * means[0],
-            kept * memory.flushed[1] + (1 - kept) * means[1],
-        )
-    return replace(memory, flushed=means)
-
-
-def flushes_wait(memory: DeviceMemory) -> bool:
-    """Whether flushes are much of what a sync waits for: a write cache that each one empties."""
-    if memory.flushed is None:
-        return False
-    flush_s, sync_s = memory.flushed
-    return flush_s >= max(FLUSH_LEAST_S, FLUSH_SHARE * sync_s)
 
 
 def update_baseline(
