@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 import pytest
 
@@ -18,8 +18,9 @@ from writebackd.control.climb import (
     WIDE_GAIN,
     WIDEST_S,
 )
-from writebackd.control.hold import PAUSED, rest, seek_most
+from writebackd.control.hold import FOLLOW_S, MUCH_SHORT, PAUSED, rest, seek_most
 from writebackd.control.steps import JUDGE_S
+from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
 from writebackd.estimate.flushes import (
     FLUSH_HALF_S,
     FLUSH_LEAST_S,
@@ -115,6 +116,28 @@ def stats(flushes: int) -> DiskStats:
     return DiskStats(0, 0, 0, 0, 0, 0, 0, 0, 0, flushes, 3 * flushes)
 
 
+def full_ticks(memory: DeviceMemory, seconds: int, held: bool = True) -> DeviceMemory:
+    """Under one limit, at half of R, with many slow writes."""
+    for _ in range(seconds):
+        writes = Writes(R / 2, R / 2, slow_share=0.5, flooded=True, held_back=held)
+        memory, _ = update_drain(writes, DeviceSample(DISK, busy_share=1.0), memory, KNEE, 1.0)
+    return memory
+
+
+def test_where_flushes_wait_a_lower_rate_is_believed_slowly() -> None:
+    known = DeviceMemory(drain_rate=R, drain_limit_bytes=KNEE, tau_s=10e-3, was_full=True)
+    behind = replace(known, flushed=(4e-3, 10e-3))
+    rate = full_ticks(behind, int(FORGOTTEN_S / 2)).drain_rate
+    assert rate == pytest.approx(R * 0.5**0.5, rel=0.01)
+    assert full_ticks(behind, int(1.2 * FORGOTTEN_S)).drain_rate == pytest.approx(R / 2)
+    # Not where the limit holds nobody back, and not where flushes are quick.
+    assert full_ticks(behind, 6, held=False).drain_rate == pytest.approx(R / 2)
+    assert full_ticks(known, 6).drain_rate == pytest.approx(R / 2)
+    # A higher one is.
+    slow = replace(behind, drain_rate=R / 3)
+    assert full_ticks(slow, 6).drain_rate == pytest.approx(R / 2)
+
+
 # ---- which limit -----------------------------------------------------------
 
 
@@ -158,7 +181,7 @@ def test_what_draining_or_filling_had_begun_ends() -> None:
 
 
 def test_the_first_limit_is_not_judged_for_long() -> None:
-    short = {"carried": (RATE * FIRST_JUDGED_S, FIRST_JUDGED_S), "changed_s": NOW - 0.5}
+    short: Dict[str, Any] = {"carried": (RATE * FIRST_JUDGED_S, FIRST_JUDGED_S), "changed_s": NOW - 0.5}
     assert tick(measured(Climb(), **short)).limit == FIRST
     begun = Climb(begin_bytes=KNEE, up=True)
     assert tick(measured(begun, **short)).limit == KNEE
@@ -248,6 +271,33 @@ def test_waits_count_by_time_and_not_in_pauses() -> None:
     # Where flushes are quick every sync counts, and every tick.
     quick = step(seen(**many, rate=0.9 * PAUSED * R, held_back=False), replace(hold, late_s=0.0))
     assert quick.hold.waited == (1.0, 1000)
+
+
+def test_what_a_try_brought_is_r_at_least_and_no_reason_for_the_next_one() -> None:
+    now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
+    more = 1.5 * RATE
+    hold = measured(now, more, limit_bytes=FIRST)
+    taken = tick(hold, flushed(rate=more, drain_rate=RATE))
+    assert taken.hold.proved_rate == pytest.approx(more) and taken.hold.climb.tries >= 1
+    less = tick(hold, flushed(rate=more, drain_rate=2 * RATE))
+    assert less.hold.proved_rate is None
+
+
+def test_a_rate_that_fell_is_measured_anew_before_a_larger_limit_is_tried() -> None:
+    """Or the larger one would be compared with what came before the fall."""
+    found = Climb(up=True, tries=1, begin_bytes=KNEE)
+    for part, anew in ((1.02, False), (0.93, True)):  # the tick itself is in what it is held against
+        hold = measured(found, R, limit_bytes=FIRST)
+        taken = tick(hold, flushed(rate=part * MUCH_SHORT * R, drain_rate=2 * R))
+        assert (taken.limit == FIRST) is anew
+        assert not anew or taken.hold.carried == taken.hold.waited == (0.0, 0.0)
+        # What was seen of a new limit is all its own.
+        new = replace(hold, changed_s=NOW - FOLLOW_S - 2 * JUDGE_S)
+        assert tick(new, flushed(rate=0.5 * R, drain_rate=2 * R)).limit > FIRST
+    # What is on trial is judged by all of it.
+    now = replace(found, from_bytes=KNEE, rate=R, mean_s=8e-3)
+    slow = tick(measured(now, R, limit_bytes=FIRST), flushed(rate=0.5 * R, drain_rate=R))
+    assert slow.hold.climb.from_bytes == 0
 
 
 def test_r_that_moved_does_not_move_the_limit() -> None:

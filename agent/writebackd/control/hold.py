@@ -420,9 +420,10 @@ def _flushed(
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
     carried, lasted = hold.carried
-    holds = lasted >= JUDGE_S and not hold.climb.from_bytes
-    if holds and estimate.rate < MUCH_SHORT * carried / lasted:
-        # What another limit is compared with is what this one lets in from now on.
+    # From then on what is judged is the past as well, and that is not to be compared with what
+    # another limit brings.
+    past = lasted and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S and not hold.climb.from_bytes
+    if past and estimate.rate < MUCH_SHORT * carried / lasted:
         hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0))
     if not estimate.held_back and not hold.climb.from_bytes:
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
