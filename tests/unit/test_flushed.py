@@ -181,7 +181,8 @@ def test_what_draining_or_filling_had_begun_ends() -> None:
 
 
 def test_the_first_limit_is_not_judged_for_long() -> None:
-    short: Dict[str, Any] = {"carried": (RATE * FIRST_JUDGED_S, FIRST_JUDGED_S), "changed_s": NOW - 0.5}
+    carried = RATE * FIRST_JUDGED_S, FIRST_JUDGED_S
+    short: Dict[str, Any] = {"carried": carried, "changed_s": NOW - 0.5}
     assert tick(measured(Climb(), **short)).limit == FIRST
     begun = Climb(begin_bytes=KNEE, up=True)
     assert tick(measured(begun, **short)).limit == KNEE
@@ -286,7 +287,7 @@ def test_what_a_try_brought_is_r_at_least_and_no_reason_for_the_next_one() -> No
 def test_a_rate_that_fell_is_measured_anew_before_a_larger_limit_is_tried() -> None:
     """Or the larger one would be compared with what came before the fall."""
     found = Climb(up=True, tries=1, begin_bytes=KNEE)
-    for part, anew in ((1.02, False), (0.93, True)):  # the tick itself is in what it is held against
+    for part, anew in ((1.02, False), (0.93, True)):
         hold = measured(found, R, limit_bytes=FIRST)
         taken = tick(hold, flushed(rate=part * MUCH_SHORT * R, drain_rate=2 * R))
         assert (taken.limit == FIRST) is anew
