@@ -241,6 +241,8 @@ class DeviceSample:
     classes: Optional[Mapping[IoClass, ClassSample]] = None  # None: the probe cannot tell
     sync: Optional[SyncSample] = None  # None: the probe cannot tell
     others: int = 0  # discards and flushes that completed, where diskstats counts them
+    flushes: int = 0  # of the leaf disks, and how long they took together
+    flush_s: float = 0.0
 
 
 class CacheMode(Enum):
@@ -497,6 +499,7 @@ class Estimate:
     baseline_s: Optional[float]  # unloaded p50 of an fsync
     slow_share: Optional[float]  # of write completions: how full the write cache is
     inflight: int
+    flushes_wait: bool = False  # flushes are what syncs wait for, beside a flood
 
 
 class LeverKind(Enum):
@@ -693,6 +696,8 @@ class DeviceMemory:
     flood_lasted_s: float = float("inf")  # the one before
     sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
     last_demand_s: Optional[float] = None
+    # mean seconds of a flush and of a sync in the last ticks of a flood
+    flushed: Optional[Tuple[float, float]] = None
     # the detector's, put here only to be kept (alert/baseline.py): syncs and their bytes a second
     usual_sync_rate: Optional[float] = None
     most_sync_bytes: Optional[float] = None

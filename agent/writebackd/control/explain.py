@@ -82,7 +82,9 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
     else:
         found.append("no flood")
     cache = estimate.cache_bytes
-    if estimate.flooded and estimate.full:
+    if estimate.flooded and estimate.flushes_wait:
+        found.append("flushes are much of what syncs wait for: the disk's cache is not kept safe")
+    elif estimate.flooded and estimate.full:
         found.append("the write cache has no room (or there is none): writes wait for the media")
     elif estimate.flooded and cache:
         share = min(1.0, estimate.fill_bytes / cache)

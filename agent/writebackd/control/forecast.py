@@ -10,7 +10,15 @@ from __future__ import annotations
 from typing import Mapping, Optional
 
 from writebackd import human
-from writebackd.control.climb import EARNS, GAVE_UP_S, STEP, goes_up, pause_s
+from writebackd.control.climb import (
+    EARNS,
+    GAVE_UP_S,
+    PATIENCE_MOST_S,
+    STEP,
+    WIDE,
+    goes_up,
+    pause_s,
+)
 from writebackd.control.hold import (
     DRAIN_LEAST_S,
     DRAIN_MOST_S,
@@ -132,9 +140,20 @@ class _Law:
                 f"The limit goes back to {self._size(self._limit)} when the write cache is"
                 f" {100 * FILL_TO:.0f} % full."
             )
-        if hold.phase is Phase.SEEK:
+        if estimate.flushes_wait and not hold.climb.from_bytes:
+            return self._flushed()
+        if hold.phase is Phase.SEEK and not estimate.flushes_wait:
             return self._seek()
         return self._of_hold()
+
+    def _flushed(self) -> str:
+        if not self._estimate.held_back:
+            return "The limit stays while it holds nobody back."
+        return (
+            f"A larger limit is tried, of {self._size(seek_most(self._estimate.rate))} at first, or"
+            f" {self._size(self._limit / WIDE)}; one that brings less than it costs is taken back,"
+            f" and each try waits longer, {PATIENCE_MOST_S:g} s at most."
+        )
 
     def _rest(self) -> str:
         hold = self._hold

@@ -98,6 +98,8 @@ MUCH, MEND = 1.2, 1.05
 CUT_MOST = 0.8
 # tau differs by a factor of up to three with the kernel's bandwidth estimate.
 GROW_TO = 3.0
+# A flood at less than this part of what it was has a pause.
+PAUSED = 0.5
 # A larger limit is tried after so long without a change, and kept when it brings so
 # much more throughput; what brought nothing is not tried again for twice as long.
 PROBE_S, PROBE_MOST_S = 45.0, 60.0
@@ -131,7 +133,9 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
         hold = replace(hold, phase=Phase.HOLD)
     limit = _resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
-    if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None:
+    if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None or (
+        estimate.flushes_wait
+    ):
         return limit, hold
     if estimate.fill_bytes <= FILL_FROM * cache:
         hold = replace(hold, phase=Phase.FILL)
@@ -162,6 +166,8 @@ def regulate(
     if hold.phase is Phase.HOLD:
         surplus = max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
         hold = replace(hold, refilled_bytes=hold.refilled_bytes + surplus)
+    if estimate.flushes_wait:
+        return _flushed(bounds, estimate, hold, now_s)
     if estimate.drain_rate is None:
         return _seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
@@ -209,9 +215,18 @@ def _observe(
     carried, lasted = hold.carried
     waited = hold.waited
     follow_s = SEEK_FOLLOW_S if hold.phase is Phase.SEEK else FOLLOW_S
-    if now_s - hold.changed_s > follow_s:
+    # In a pause between waves it is not the limit that syncs feel.
+    idle = estimate.flushes_wait and not estimate.held_back and (
+        estimate.rate < PAUSED * (estimate.drain_rate or hold.climb.rate)
+    )
+    if now_s - hold.changed_s > follow_s and not idle:
         carried, lasted = carried + estimate.rate * dt_s, lasted + dt_s
-        waited = (waited[0] + estimate.fsync_total_s, waited[1] + estimate.fsyncs)
+        if not estimate.flushes_wait:
+            waited = (waited[0] + estimate.fsync_total_s, waited[1] + estimate.fsyncs)
+        elif estimate.fsyncs:
+            # By time: half a second without a flood has 20 times as many.
+            mean_s = estimate.fsync_total_s / estimate.fsyncs
+            waited = (waited[0] + mean_s * dt_s, waited[1] + dt_s)
         if lasted > 2 * JUDGE_S:  # half of it is the past
             carried, lasted = carried / 2, lasted / 2
             waited = (waited[0] / 2, waited[1] / 2)
@@ -389,6 +404,30 @@ def _hold(
         return limit, hold, State.SQUEEZE, why
     why = f"the write cache has room, the limit lets in about {human.size(estimate.rate)}/s"
     return limit, hold, State.GUARD, why + ": holding"
+
+
+def _flushed(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+) -> Tuple[int, Hold, State, str]:
+    """Where flushes are what syncs wait for: writes wait for them as well, at any rate.
+
+    So a cache is not full because they are slow, and R, seen under a limit of ours, is what that
+    let in.
+    """
+    if hold.phase is not Phase.SEEK and hold.phase is not Phase.HOLD:
+        hold = change(hold, now_s, phase=Phase.HOLD)
+    hold = replace(hold, for_rate=estimate.drain_rate or 0.0, probe_bytes=0)
+    limit = _resting(bounds, estimate, hold)
+    late = hold.late_s >= LATE_LASTS_S
+    carried, lasted = hold.carried
+    # From then on what is judged is the past as well, and that is not to be compared with what
+    # another limit brings.
+    past = lasted and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S and not hold.climb.from_bytes
+    if past and estimate.rate < MUCH_SHORT * carried / lasted:
+        hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0))
+    if not estimate.held_back and not hold.climb.from_bytes:
+        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
+    return climb(bounds, estimate, hold, now_s, limit, late, int(seek_most(estimate.rate)))
 
 
 def _no_cache(estimate: Estimate) -> bool:

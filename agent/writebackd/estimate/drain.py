@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Tuple, TypeVar
 
+from writebackd.estimate.flushes import flushes_wait
 from writebackd.model import (
     ClassSample,
     DeviceMemory,
@@ -71,6 +72,8 @@ FULL_LEAST_S = 0.9
 FULL_FALLS_S = 2.0
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
+# Where flushes hold the rate as much as the media do: how long it takes to believe half of R.
+FORGOTTEN_S = 60.0
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
 LOWER = 0.93
 # A limit that lets through so many times what came was not what held it; tau
@@ -346,6 +349,9 @@ def _full_sample(
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
         return replace(memory, **changes), "less than before, under a tighter limit: not counted"
+    if known is not None and held and flushes_wait(memory):
+        # The flood fell from 345 to 235 MB/s under one limit, and a larger one let in 340 again.
+        rate = max(rate, known * 0.5 ** (dt_s / FORGOTTEN_S))
     changes["drain_rate"] = rate
     # The flusher follows a new limit late: only what lasts was this limit's.
     if known is None or not tight or (rate >= known and lasted_s >= FOLLOWED_S):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from writebackd.estimate.drain import measure_writes, update_drain
+from writebackd.estimate.flushes import count_flushes, flushes_wait
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.sync import demand_of, update_baseline
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
@@ -145,6 +146,8 @@ def _estimate_device(
         objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
     )
     flooded = writes.flooded
+    if flooded:
+        memory = count_flushes(seen, memory, dt_s)
     began, lasted = memory.flood_began_s, memory.flood_lasted_s
     if flooded and now_s - memory.last_flood_s > dt_s + WAVE_GAP_S:
         lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
@@ -190,6 +193,7 @@ def _estimate_device(
             baseline_s=memory.baseline_s,
             slow_share=writes.slow_share,
             inflight=seen.inflight,
+            flushes_wait=flushes_wait(memory),
         ),
         memory,
     )

@@ -80,6 +80,7 @@ class Sampler:
             grown = self._grown(device, disks)
             if grown is None:
                 continue  # gone since the scan; the next one drops it
+            flushed = self._flushed(device, disks, grown)
             samples.append(
                 _device_sample(
                     device=device,
@@ -93,6 +94,8 @@ class Sampler:
                     classes=_classes(device, reading),
                     sync=syncs.get(device.name, nothing),
                     others=grown.discards + (grown.flushes or 0),
+                    flushes=flushed.flushes or 0,
+                    flush_s=(flushed.flush_ms or 0) / 1e3,
                 )
             )
         self._last = disks
@@ -120,6 +123,17 @@ class Sampler:
         own = disks.get(device.devno)
         if own is not None:
             return self._step(device.devno, own)
+        return self._leaves(device, disks)
+
+    def _flushed(
+        self, device: Device, disks: Mapping[str, DiskStats], grown: DiskStats
+    ) -> DiskStats:
+        """Where its flushes are counted: a stack counts none as such, only its disks do."""
+        if device.devno in device.leaf_devnos:
+            return grown
+        return self._leaves(device, disks) or grown
+
+    def _leaves(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
         total: Optional[DiskStats] = None
         for number in device.leaf_devnos:
             current = disks.get(number)
@@ -228,6 +242,7 @@ def _add(a: DiskStats, b: DiskStats) -> DiskStats:
         io_ms=max(a.io_ms, b.io_ms),
         discards=a.discards + b.discards,
         flushes=None if a.flushes is None else a.flushes + (b.flushes or 0),
+        flush_ms=None if a.flush_ms is None else a.flush_ms + (b.flush_ms or 0),
     )
 
 

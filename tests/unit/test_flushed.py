@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Disks whose flushes are what syncs wait for: how that is seen, and which limit comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Dict, Optional
+
+import pytest
+
+from hold_cases import BOUNDS, KNEE, NOW, R, Step, holding, late, seen, step
+from samples import MIB
+from tests.sim.plant import bucket
+from writebackd.control.climb import (
+    FIRST_JUDGED_S,
+    PATIENCE_MOST_S,
+    WIDE,
+    WIDE_GAIN,
+    WIDEST_S,
+)
+from writebackd.control.hold import FOLLOW_S, MUCH_SHORT, PAUSED, rest, seek_most
+from writebackd.control.steps import JUDGE_S
+from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
+from writebackd.estimate.flushes import (
+    FLUSH_HALF_S,
+    FLUSH_LEAST_S,
+    FLUSH_SHARE,
+    count_flushes,
+    flushes_wait,
+)
+from writebackd.kernel.diskstats import DiskStats
+from writebackd.kernel.sampler import Sampler
+from writebackd.model import (
+    Climb,
+    Device,
+    DeviceMemory,
+    DeviceSample,
+    Estimate,
+    Histogram,
+    Hold,
+    Phase,
+    State,
+    SyncSample,
+)
+
+DISK = Device("sda", "8:0", "8:0", ("sda",), ("8:0",))
+
+
+# ---- what is seen ----------------------------------------------------------
+
+
+def ticked(
+    flush_s: float, sync_s: float, flushes: int = 100, memory: Optional[DeviceMemory] = None,
+    dt_s: float = 1.0,
+) -> DeviceMemory:
+    """After a tick with so many flushes and half as many syncs."""
+    syncs = SyncSample(flushes // 2, latency=Histogram(((bucket(sync_s), flushes // 2),)))
+    sample = DeviceSample(DISK, sync=syncs, flushes=flushes, flush_s=flushes * flush_s)
+    return count_flushes(sample, memory or DeviceMemory(), dt_s)
+
+
+def test_flushes_that_take_long_are_what_syncs_wait_for() -> None:
+    assert flushes_wait(ticked(1.01 * FLUSH_LEAST_S, 10e-3))
+    # A cache with a battery answers at once, whatever a sync waits for.
+    assert not flushes_wait(ticked(0.99 * FLUSH_LEAST_S, 10e-3))
+
+
+def test_flushes_that_are_little_of_a_sync_are_not() -> None:
+    # A bucket is an eighth of an octave wide.
+    assert flushes_wait(ticked(10e-3, 0.85 * 10e-3 / FLUSH_SHARE))
+    assert not flushes_wait(ticked(10e-3, 1.15 * 10e-3 / FLUSH_SHARE))
+
+
+@pytest.mark.parametrize("sample", [
+    # No flushes, or not counted.
+    DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((9, 1),)))),
+    DeviceSample(DISK, flushes=9, flush_s=1.0),  # no probe
+    DeviceSample(DISK, sync=SyncSample(), flushes=9, flush_s=1.0),  # nobody's sync came back
+])  # fmt: skip
+def test_a_tick_that_tells_nothing_changes_nothing(sample: DeviceSample) -> None:
+    known = ticked(3e-3, 10e-3)
+    assert count_flushes(sample, known, 1.0) == known
+    assert not flushes_wait(count_flushes(sample, DeviceMemory(), 1.0))
+
+
+def test_a_tick_counts_by_its_length() -> None:
+    """In a pause of the flood there are 20 times as many flushes, all quick."""
+    slow = ticked(4e-3, 10e-3)
+    assert flushes_wait(ticked(0.2e-3, 0.6e-3, flushes=4000, memory=slow))
+    # But the disk may have become another.
+    memory = slow
+    for _ in range(12):
+        memory = ticked(0.2e-3, 0.6e-3, memory=memory)
+    assert not flushes_wait(memory)
+    half = ticked(0.0, 0.6e-3, memory=slow, dt_s=FLUSH_HALF_S)
+    assert half.flushed is not None and half.flushed[0] == pytest.approx(2e-3)
+
+
+@pytest.mark.parametrize("leaves", [("8:0",), ("8:0", "8:16")])
+def test_flushes_of_a_stack_are_those_of_its_disks(
+    leaves: "tuple[str, ...]",
+) -> None:
+    """device-mapper and md count a flush as a write, if at all."""
+    made = Sampler.__new__(Sampler)
+    made._last = {number: stats(0) for number in ("253:0", *leaves)}
+    disks = {"253:0": stats(0), **{number: stats(40) for number in leaves}}
+    stack = replace(DISK, name="dm-0", devno="253:0", leaf_devnos=leaves)
+    found = made._flushed(stack, disks, stats(0))
+    assert (found.flushes, found.flush_ms) == (40 * len(leaves), 120 * len(leaves))
+    # A disk's own are in the row that is read anyway.
+    own = made._flushed(DISK, {}, stats(7))
+    assert (own.flushes, own.flush_ms) == (7, 21)
+
+
+def stats(flushes: int) -> DiskStats:
+    return DiskStats(0, 0, 0, 0, 0, 0, 0, 0, 0, flushes, 3 * flushes)
+
+
+def full_ticks(memory: DeviceMemory, seconds: int, held: bool = True) -> DeviceMemory:
+    """Under one limit, at half of R, with many slow writes."""
+    for _ in range(seconds):
+        writes = Writes(R / 2, R / 2, slow_share=0.5, flooded=True, held_back=held)
+        memory, _ = update_drain(writes, DeviceSample(DISK, busy_share=1.0), memory, KNEE, 1.0)
+    return memory
+
+
+def test_where_flushes_wait_a_lower_rate_is_believed_slowly() -> None:
+    known = DeviceMemory(drain_rate=R, drain_limit_bytes=KNEE, tau_s=10e-3, was_full=True)
+    behind = replace(known, flushed=(4e-3, 10e-3))
+    rate = full_ticks(behind, int(FORGOTTEN_S / 2)).drain_rate
+    assert rate == pytest.approx(R * 0.5**0.5, rel=0.01)
+    assert full_ticks(behind, int(1.2 * FORGOTTEN_S)).drain_rate == pytest.approx(R / 2)
+    # Not where the limit holds nobody back, and not where flushes are quick.
+    assert full_ticks(behind, 6, held=False).drain_rate == pytest.approx(R / 2)
+    assert full_ticks(known, 6).drain_rate == pytest.approx(R / 2)
+    # A higher one is.
+    slow = replace(behind, drain_rate=R / 3)
+    assert full_ticks(slow, 6).drain_rate == pytest.approx(R / 2)
+
+
+# ---- which limit -----------------------------------------------------------
+
+
+RATE = 0.7 * R
+FIRST = int(seek_most(RATE))
+
+
+def flushed(**more: object) -> Estimate:
+    """Slow writes, a full cache by that, and a rate that was taken for R."""
+    return late(**{"flushes_wait": True, "full": True, "rate": RATE, "slow_share": 0.4, **more})
+
+
+def measured(now: Climb, rate: float = RATE, mean_s: float = 8e-3, **more: object) -> Hold:
+    """A limit judged for long enough, any patience over."""
+    usual = holding(
+        rate, waited=(JUDGE_S * mean_s, JUDGE_S), climb=now,
+        changed_s=NOW - 1.01 * PATIENCE_MOST_S,
+    )  # fmt: skip
+    return replace(usual, **more)  # type: ignore[arg-type]
+
+
+def tick(hold: Hold, estimate: Optional[Estimate] = None) -> Step:
+    return step(estimate or flushed(), hold)
+
+
+@pytest.mark.parametrize("phase", [Phase.SEEK, Phase.HOLD])
+@pytest.mark.parametrize("more", [{}, {"drain_rate": None}, {"drain_rate": 3 * R}])
+def test_the_search_begins_with_a_much_larger_limit(
+    phase: Phase, more: Dict[str, object]
+) -> None:
+    """Neither a full cache nor R is believed, and nothing is drained."""
+    taken = tick(measured(Climb(), phase=phase, full_s=9.0, late_s=9.0), flushed(**more))
+    assert taken.limit == taken.hold.limit_bytes == FIRST and taken.state is State.PROBE
+    assert taken.hold.phase is phase and taken.hold.climb.from_bytes == KNEE
+
+
+def test_what_draining_or_filling_had_begun_ends() -> None:
+    for phase in (Phase.DRAIN, Phase.FILL):
+        taken = tick(measured(Climb(), phase=phase, drain_bytes=KNEE // 2))
+        assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
+
+
+def test_the_first_limit_is_not_judged_for_long() -> None:
+    carried = RATE * FIRST_JUDGED_S, FIRST_JUDGED_S
+    short: Dict[str, Any] = {"carried": carried, "changed_s": NOW - 0.5}
+    assert tick(measured(Climb(), **short)).limit == FIRST
+    begun = Climb(begin_bytes=KNEE, up=True)
+    assert tick(measured(begun, **short)).limit == KNEE
+    # Of a disk whose flushes are quick a full cache is still one.
+    assert tick(measured(Climb(), **short), flushed(flushes_wait=False)).limit != FIRST
+
+
+def judged(rate: float, mean_s: float, now: Climb, limit: int) -> Step:
+    return tick(measured(now, rate, mean_s, limit_bytes=limit), flushed(rate=rate))
+
+
+def test_the_first_larger_limit_stays_where_it_brings_throughput() -> None:
+    """Also where syncs wait twice as long; else R would be what a small limit of ours let in."""
+    now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
+    for part, kept in ((1.02, True), (0.98, False)):
+        taken = judged(part * WIDE_GAIN * RATE, 20e-3, now, FIRST)
+        assert (taken.hold.climb.from_bytes != 0) is kept
+        assert kept or taken.limit == KNEE
+    # Of later ones each has to earn what it costs.
+    later = replace(now, begin_bytes=KNEE // 4)
+    assert judged(1.02 * WIDE_GAIN * RATE, 20e-3, later, FIRST).limit == KNEE
+    # And so has a smaller one.
+    down = replace(now, up=False, rate=2 * RATE)
+    assert judged(2 * WIDE_GAIN * RATE, 20e-3, down, KNEE // 2).limit == KNEE
+
+
+def test_a_host_that_became_slower_during_a_try_is_no_answer() -> None:
+    now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
+    slower = judged(0.98 * RATE / WIDE_GAIN, 20e-3, now, FIRST)
+    assert slower.limit == KNEE and slower.hold.climb == replace(now, from_bytes=0)
+    again = tick(measured(slower.hold.climb))
+    assert again.limit == FIRST and again.hold.climb.tries == 2
+    # Once: where the disk swings that is no accident.
+    twice = judged(0.98 * RATE / WIDE_GAIN, 20e-3, replace(now, tries=2), FIRST)
+    assert twice.hold.climb.failed == 1
+    same = judged(1.02 * RATE / WIDE_GAIN, 20e-3, now, FIRST)
+    assert same.limit == KNEE and same.hold.climb.failed == 1 and not same.hold.climb.up
+
+
+def test_what_the_first_larger_limit_brought_is_held_while_nothing_is_missing() -> None:
+    found = Climb(up=True, tries=1, begin_bytes=KNEE)
+    for since_s, part, tried in ((0.99, 1.0, False), (1.01, 1.0, True), (0.1, 0.85, True)):
+        hold = measured(found, limit_bytes=FIRST, changed_s=NOW - since_s * PATIENCE_MOST_S)
+        taken = tick(hold, flushed(drain_rate=RATE / part))
+        assert (taken.limit != FIRST) is tried and (taken.limit > FIRST) is tried
+    # Where it was no better the smaller ones follow at once.
+    failed = replace(found, up=False, failed=1)
+    assert tick(measured(failed, changed_s=NOW - 5.0)).limit == int(KNEE / WIDE)
+
+
+def test_a_larger_limit_is_no_larger_than_what_takes_a_tenth_of_a_second() -> None:
+    found, rate = Climb(up=True, tries=1, begin_bytes=KNEE), 2 * R
+    most = int(WIDEST_S * rate)
+    assert most > seek_most(rate)
+    for limit, larger in ((KNEE * 4, WIDE * KNEE * 4), (0.9 * most, most), (most, most)):
+        # At the rate or at R, whichever is more.
+        for now_, known in ((rate, rate), (0.8 * rate, rate)):
+            hold = measured(found, now_, limit_bytes=int(limit))
+            taken = tick(hold, flushed(rate=now_, drain_rate=known))
+            assert taken.limit == max(int(larger), int(seek_most(now_)))
+
+
+def test_smaller_limits_are_half_as_large() -> None:
+    now = Climb(up=False, failed=1, tries=1, begin_bytes=KNEE)
+    assert tick(measured(now)).limit == int(KNEE / WIDE)
+
+
+def test_nothing_larger_is_tried_where_the_limit_holds_nobody_back() -> None:
+    taken = tick(measured(Climb()), flushed(held_back=False))
+    assert taken.limit == KNEE and taken.state is State.GUARD
+    # What is on trial is judged all the same.
+    now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE // 4)
+    hold = measured(now, limit_bytes=FIRST)
+    assert tick(hold, flushed(held_back=False)).limit == KNEE
+
+
+def test_waits_count_by_time_and_not_in_pauses() -> None:
+    """Half a second of pause has as many syncs as ten of flood."""
+    hold = measured(Climb(begin_bytes=KNEE), carried=(0.0, 0.0), waited=(0.0, 0.0))
+    many = {"fsyncs": 1000, "fsync_total_s": 1.0}
+    assert tick(hold, flushed(**many)).hold.waited == pytest.approx((1e-3, 1.0))
+    paused = flushed(**many, rate=0.9 * PAUSED * R, held_back=False)
+    assert tick(hold, paused).hold.waited == (0.0, 0.0)
+    # A disk that became slow is no pause: its writers are held back.
+    slow = flushed(**many, rate=0.9 * PAUSED * R)
+    assert tick(hold, slow).hold.waited == pytest.approx((1e-3, 1.0))
+    # Where flushes are quick every sync counts, and every tick.
+    quick = step(seen(**many, rate=0.9 * PAUSED * R, held_back=False), replace(hold, late_s=0.0))
+    assert quick.hold.waited == (1.0, 1000)
+
+
+def test_what_a_try_brought_is_r_at_least_and_no_reason_for_the_next_one() -> None:
+    now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
+    more = 1.5 * RATE
+    hold = measured(now, more, limit_bytes=FIRST)
+    taken = tick(hold, flushed(rate=more, drain_rate=RATE))
+    assert taken.hold.proved_rate == pytest.approx(more) and taken.hold.climb.tries >= 1
+    less = tick(hold, flushed(rate=more, drain_rate=2 * RATE))
+    assert less.hold.proved_rate is None
+
+
+def test_a_rate_that_fell_is_measured_anew_before_a_larger_limit_is_tried() -> None:
+    """Or the larger one would be compared with what came before the fall."""
+    found = Climb(up=True, tries=1, begin_bytes=KNEE)
+    for part, anew in ((1.02, False), (0.93, True)):
+        hold = measured(found, R, limit_bytes=FIRST)
+        taken = tick(hold, flushed(rate=part * MUCH_SHORT * R, drain_rate=2 * R))
+        assert (taken.limit == FIRST) is anew
+        assert not anew or taken.hold.carried == taken.hold.waited == (0.0, 0.0)
+        # What was seen of a new limit is all its own.
+        new = replace(hold, changed_s=NOW - FOLLOW_S - 2 * JUDGE_S)
+        assert tick(new, flushed(rate=0.5 * R, drain_rate=2 * R)).limit > FIRST
+    # What is on trial is judged by all of it.
+    now = replace(found, from_bytes=KNEE, rate=R, mean_s=8e-3)
+    slow = tick(measured(now, R, limit_bytes=FIRST), flushed(rate=0.5 * R, drain_rate=R))
+    assert slow.hold.climb.from_bytes == 0
+
+
+def test_r_that_moved_does_not_move_the_limit() -> None:
+    """It is what the limits tried let in."""
+    hold = measured(Climb(begin_bytes=KNEE), carried=(0.0, 0.0), for_rate=R)
+    taken = tick(hold, flushed(drain_rate=3 * R))
+    assert taken.limit == KNEE and taken.hold.for_rate == 3 * R
+
+
+def test_no_burst_is_let_into_such_a_cache() -> None:
+    empty: Dict[str, object] = {"flooded": False, "cache_bytes": 64.0 * MIB, "fill_bytes": 0.0}
+    limit, hold = rest(BOUNDS, seen(**empty, flushes_wait=True), holding())
+    assert limit == KNEE and hold.phase is Phase.HOLD
+    assert rest(BOUNDS, seen(**empty), holding())[1].phase is Phase.FILL
