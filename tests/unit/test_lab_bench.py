@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 import pytest
 
 from test_lab_score import made
-from tests.lab import bench, regress, scenario, score
+from tests.lab import bench, regress, scenario, score, vm
 from tests.lab.remains import RigError
 from tests.lab.run import Conditions
 from tests.lab.show import figures, table
@@ -231,7 +231,7 @@ def test_a_machine_runs_at_the_scale_that_was_asked_for(
         told.append(argv)
         raise RigError("no machine here")
 
-    monkeypatch.setattr(bench.vm, "run", machine)
+    monkeypatch.setattr(vm, "run", machine)
     monkeypatch.setattr(bench, "check_tools", lambda jobs: None)
     monkeypatch.setattr(bench, "rigs_left", list)
     monkeypatch.setattr(bench, "alone", contextlib.nullcontext)
