@@ -39,7 +39,9 @@ from writebackd.control.hold import (
     SEEK_GAIN,
     SEEK_STEP,
     below_the_knee,
+    room_wanted,
     seek_most,
+    with_room,
 )
 from writebackd.control.steps import JUDGE_S
 from writebackd.estimate.drain import FAST_LASTS_S
@@ -47,6 +49,8 @@ from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
 from writebackd.policy.schema import Objective
 
+# When a cache is full is told up to here: what it depends on changes sooner.
+FORESEEN_S = 120.0
 # States in which the law's own memory tells what comes.
 REGULATED = (State.GUARD, State.SQUEEZE, State.PROBE, State.EXHAUSTED)
 
@@ -124,11 +128,7 @@ class _Law:
         if not estimate.flooded:
             return self._rest()
         if hold.phase is Phase.DRAIN:
-            return (
-                f"The limit goes back to about {self._size(self._limit)} when the write cache has"
-                f" room again, {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after this began;"
-                f" {max(0.0, self._now_s - hold.changed_s):.1f} s are over."
-            )
+            return self._draining()
         if self._decision.reason == ELSEWHERE:
             return (
                 "Nothing is judged until the limit in force is within a fifth of this target: until"
@@ -145,6 +145,19 @@ class _Law:
         if hold.phase is Phase.SEEK and not estimate.flushes_wait:
             return self._seek()
         return self._of_hold()
+
+    def _draining(self) -> str:
+        hold = self._hold
+        over_s = max(0.0, self._now_s - hold.changed_s)
+        least_s, most_s = max(0.0, DRAIN_LEAST_S - over_s), max(0.0, DRAIN_MOST_S - over_s)
+        back = with_room(hold, self._basis.forward_bytes, self._now_s)
+        return (
+            f"The limit goes back to about {self._size(back)} when"
+            f" {human.size(room_wanted(self._estimate))} of room is made in the write cache,"
+            f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after this began: {least_s:.1f} to"
+            f" {most_s:.1f} s from now. Where this limit does not slow the flood, about half of it"
+            " is tried first."
+        )
 
     def _flushed(self) -> str:
         if not self._estimate.held_back:
@@ -342,18 +355,34 @@ class _Law:
         return f"other limits are tried, a {which} one first, {self._size(size)}"
 
     def _stay(self, drains: bool) -> str:
-        enough = 100 * self._basis.keep
-        full = (
-            f"the write cache full for {FULL_LASTS_S:g} s: about {self._tighter()} for"
-            f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s; "
-            if drains
-            else ""
+        seen = []
+        if drains:
+            seen.append(
+                f"the write cache full for {FULL_LASTS_S:g} s{self._full_in()}: about"
+                f" {self._tighter()} for {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s"
+            )
+        seen.append(
+            f"the flood held below {100 * self._basis.keep:.0f} % of the drain"
+            f" rate{self._so_far()}: looser"
         )
+        late, stays = f"fsync above the objective for {LATE_LASTS_S:g} s", ""
+        if below_the_knee(self._basis.keep, self._estimate, self._limit):
+            stays = f" Not by {late}: a smaller limit would cost throughput."
+        else:
+            seen.append(f"{late}: {self._when_late()}")
         return (
-            f"The target stays, unless one of these is seen: {full}fsync above the objective for"
-            f" {LATE_LASTS_S:g} s: {self._when_late()}; the flood held below {enough:.0f} % of the"
-            f" drain rate{self._so_far()}: looser; the flood's end. {self._larger()}"
+            f"The target stays. {self._larger()} Sooner it changes by one of these:"
+            f" {'; '.join(seen)}; the flood's end.{stays}"
         )
+
+    def _full_in(self) -> str:
+        """When the write cache is full at the rate that this limit lets in."""
+        cache, (carried, lasted) = self._estimate.cache_bytes, self._hold.carried
+        surplus = carried / lasted - self._drain_rate if lasted else 0.0
+        if cache is None or surplus <= 0:
+            return ""
+        full_s = max(0.0, cache - self._estimate.fill_bytes) / surplus
+        return f" (at this rate {_in(full_s)})" if full_s < FORESEEN_S else ""
 
     def _so_far(self) -> str:
         carried, lasted = self._hold.carried

@@ -493,6 +493,21 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
     )
 
 
+def room_wanted(estimate: Estimate) -> float:
+    """How much room in the write cache draining is to make, bytes."""
+    if estimate.cache_bytes is not None:
+        return ROOM_SHARE * estimate.cache_bytes
+    return ROOM_S * (estimate.drain_rate or 0.0)
+
+
+def with_room(hold: Hold, forward: Optional[int], now_s: float) -> int:
+    """The limit once draining has made room, bytes; `forward` is R x tau, None: not known."""
+    limit = forward or hold.drain_bytes
+    if now_s - hold.starved_s < REMEMBERED_S:
+        limit = max(limit, int(STARVED_MARGIN * hold.starved_bytes))
+    return min(hold.limit_bytes or limit, limit)
+
+
 def _draining(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
 ) -> Tuple[int, Hold, State, str]:
@@ -501,9 +516,7 @@ def _draining(
     hold = replace(hold, drained_bytes=drained)
     limit = hold.drain_bytes
     lasted = now_s - hold.changed_s
-    room = ROOM_S * drain_rate
-    if estimate.cache_bytes is not None:
-        room = ROOM_SHARE * estimate.cache_bytes
+    room = room_wanted(estimate)
     carried, seconds = hold.carried
     rate = carried / seconds if seconds else drain_rate
     slow = estimate.slow_share
@@ -527,10 +540,7 @@ def _draining(
         why = f"made {human.size(drained)} of {human.size(room)} of room in the write cache"
         return limit, hold, State.SQUEEZE, why
     # tau was measured meanwhile, if it was not known before.
-    forward = feed_forward(bounds, estimate) or limit
-    if now_s - hold.starved_s < REMEMBERED_S:
-        forward = max(forward, int(STARVED_MARGIN * hold.starved_bytes))
-    limit = clamp(min(hold.limit_bytes or forward, forward), bounds)
+    limit = clamp(with_room(hold, feed_forward(bounds, estimate), now_s), bounds)
     hold = replace(change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)
     if not futile:
         hold = replace(hold, probe_again_s=PROBE_S)
