@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A host without a kernel that has every lever, and a daemon on it whose law asks for all of them."""
+"""A host without a kernel that has every lever, and a daemon whose law asks for all of them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fake_vm import SYSCTL
 from lever_cases import CAP, FLUSH, NR, SECTORS, UNIT, pace
 from writebackd import daemon as daemon_module
 from writebackd.actuate import levers as levers_module
+from writebackd.control.decide import decide
 from writebackd.kernel import cgroups
 from writebackd.model import Setting
 
@@ -83,22 +84,20 @@ class Wishing:
     """In the place of the law's word on the levers."""
 
     def __init__(self) -> None:
-        self.wishes: Tuple[Setting, ...] = WISHES
+        self.wishes: Tuple[Setting, ...] = ()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = daemon_module.decide
-
-        def decide(*given: Any) -> Any:
-            decision, memory = real(*given)
+        def wished(*given: Any) -> Any:
+            decision, memory = decide(*given)
             return replace(decision, settings=self.wishes), memory
 
-        monkeypatch.setattr(daemon_module, "decide", decide)
+        monkeypatch.setattr(daemon_module, "decide", wished)
 
 
 def lever_rig(
     tmp: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool
 ) -> "Tuple[Rig, LeverHost, Wishing]":
-    """The daemon, pinned, with all levers as wished."""
+    """The daemon, whose law asks for nothing yet."""
     host, wishing = LeverHost(tmp / "root"), Wishing()
     host.inodes[f"{CGROUPS}/cgroup.controllers"] = 1
     if systemd:
