@@ -111,6 +111,24 @@ def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
     rig.close()
 
 
+def test_a_write_that_went_out_behind_the_watcher_is_put_back_in_the_same_tick(rig: Rig) -> None:
+    """Stopped between the last question and write(2), for longer than the lease."""
+    found = rig.daemon._actuator.originals
+
+    def stopped(lever: str) -> None:
+        rig.host.before_write = lambda lever: None
+        run_out(rig)
+        assert rig.host.limits == found
+
+    rig.host.before_write = stopped
+    rig.pin(2 * PIN)
+    rig.tick()
+    assert rig.host.limits == found
+    rig.tick(2)
+    assert rig.host.limits.dirty_bytes == 2 * PIN
+    rig.close()
+
+
 def test_what_cannot_be_taken_up_again_is_told_and_counted_once(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
