@@ -68,6 +68,19 @@ def test_a_failed_start_leaves_what_it_did_not_take_up_to_the_watcher(rig: Rig) 
     assert rig.host.limits == found
 
 
+def test_what_cannot_go_home_at_the_end_is_left_to_the_watcher(rig: Rig) -> None:
+    found = rig.daemon._actuator.originals
+    rig.close()
+    daemon = Daemon(rig._options, lambda: load_policy(None, None), files=rig.host)
+    daemon._signals.stop = "enough"
+    rig.host.write_errors["dirty_ratio"] = (errno.EROFS, False)
+    daemon.run()
+    assert rig.host.limits.dirty_bytes == PIN
+    rig.host.write_errors.clear()
+    run_out(rig)
+    assert rig.host.limits == found
+
+
 def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.close()
     daemon = Daemon(rig._options, lambda: load_policy(None, None), files=rig.host)
