@@ -7,6 +7,7 @@ import errno
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Iterator, List
 
@@ -20,6 +21,7 @@ from writebackd.actuate.watch import Watch
 from writebackd.actuate.watcher import Watcher
 from writebackd.daemon import Daemon
 from writebackd.kernel.signals import Signals
+from writebackd.model import Cap
 from writebackd.paths import LEASE
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
@@ -106,6 +108,17 @@ def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
         assert any("lease had run out" in line for line in status["warnings"])
     rig.tick()
     assert rig.status()["lease"]["lost"] == 1
+    rig.close()
+
+
+def test_what_was_in_force_before_the_lease_was_lost_is_forgotten(rig: Rig) -> None:
+    """The law goes on from what stands: the watcher has brought all of it home."""
+    run_out(rig)
+    known = replace(rig.daemon._memory, caps={"sda": Cap(8 << 20, in_force=True)})
+    rig.daemon._memory = known
+    assert known.limit_bytes == PIN
+    rig.daemon._take_again()
+    assert (rig.daemon._memory.limit_bytes, rig.daemon._memory.caps) == (None, {})
     rig.close()
 
 
