@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -17,7 +18,7 @@ import pytest
 
 from limit_cases import MIB
 from test_lease import Host
-from writebackd.actuate import lease, watcher
+from writebackd.actuate import lease, lock, watcher
 from writebackd.actuate.lease import LeaseLine, LeaseLost, WatchLine, write_lease, write_watch
 from writebackd.actuate.lock import is_locked, open_private, take_lock
 from writebackd.actuate.watch import Watch
@@ -199,6 +200,27 @@ def test_who_only_looks_is_no_daemon(tmp_path: Path) -> None:
     fd = take_lock(tmp_path)
     assert is_locked(tmp_path) is True
     os.close(fd)
+
+
+@pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO])
+def test_where_nobody_can_look_a_daemon_may_live(
+    host: Host, monkeypatch: Patch, code: int
+) -> None:
+    """It may wake up within a write: the limits go home, the ledger stays."""
+
+    def full(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    assert is_locked(host.directory / "nowhere") is False
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "open", full, raising=False)
+        assert is_locked(host.directory) is True
+        host.watcher.look(time.monotonic())
+        host.run_out()
+        assert host.files.limits.dirty_ratio == 20 and host.ledger.exists()
+    host.die()
+    host.run_out()
+    assert not host.ledger.exists()
 
 
 def test_a_lock_that_others_could_hold_is_taken_from_them(tmp_path: Path) -> None:
