@@ -11,8 +11,9 @@ import errno
 import os
 from typing import Dict, List, Optional, Sequence, Tuple, TypeVar
 
-from fake_vm import PAGE, SYSCTL, Crash, FakeVm
+from fake_vm import DEFAULT, PAGE, SYSCTL, Crash, FakeVm
 from writebackd.kernel.children import ChildError, Ended, Work
+from writebackd.model import VmLimits
 
 MAX_HW_KB = 1280
 BDI = {"min_ratio_fine": 0, "max_ratio_fine": 1_000_000, "strict_limit": 0}
@@ -31,8 +32,8 @@ class FakeLevers(FakeVm):
     writes their queue (or a paced cgroup) until `release`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, limits: VmLimits = DEFAULT) -> None:
+        super().__init__(limits)
         self._next_inode = 1000
         self.flush = {"dirty_writeback_centisecs": 500, "dirty_expire_centisecs": 3000}
         self.bdis: Dict[str, Dict[str, int]] = {}

@@ -38,7 +38,7 @@ class FakeVm(KernelFiles):
         self.values: Dict[str, int] = dict(vars(limits))
         self.available = available  # dirtyable memory in pages
         self.dirty = (21, 3)  # nr_dirty, nr_writeback in pages
-        self.boot_id = "0c5d1a3e-boot-1"
+        self.boot_id = "0c5d1a3e-7b1f-4c7e-9d43-1a2b3c4d5e6f"
         self.errors: Dict[str, int] = {}
         self.write_errors: Dict[str, Tuple[int, bool]] = {}
         self.crash_before: Optional[int] = None

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +35,8 @@ FIRST = (15 * MIB, 7 * MIB)
 SECOND = (96 * MIB, 32 * MIB)
 ODD = (5_000_001, 6_000_001)  # not whole pages, and the background above the limit
 SPELL = (FIRST, SECOND, ODD)
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+ANOTHER_BOOT = "5e4d3c2b-0000-4111-8222-333344445555"
 
 originals = pytest.mark.parametrize("original", ORIGINALS.values(), ids=ORIGINALS)
 
@@ -524,7 +526,7 @@ def test_ledger_of_an_earlier_boot_is_set_aside(path: Path) -> None:
     files = FakeVm(VmLimits(0, 33, 0, 10))
     started(files, path).apply(*FIRST)
     rebooted = FakeVm(DEFAULT)
-    rebooted.boot_id = "another"
+    rebooted.boot_id = ANOTHER_BOOT
     actuator = Actuator(rebooted, path, "restore")
     (message,) = actuator.start()
     assert "earlier boot" in message and load(path) is None
@@ -535,9 +537,36 @@ def test_restore_after_a_reboot_touches_nothing(path: Path) -> None:
     files = FakeVm(VmLimits(0, 33, 0, 10))
     started(files, path).apply(*FIRST)
     rebooted = FakeVm(bytes_form(FIRST))  # as sysctl.d may set at boot
-    rebooted.boot_id = "another"
+    rebooted.boot_id = ANOTHER_BOOT
     assert restore_from_ledger(rebooted, path).status == "nothing"
     assert rebooted.writes == []
+
+
+@pytest.mark.parametrize("text", [None, "", "0c5d1a3e-7b1f-4c7e", "garbage"])
+@pytest.mark.parametrize("when", ["saved", "restored", "adopted"])
+def test_a_boot_that_cannot_be_told_is_not_taken_for_an_earlier_one(
+    path: Path, when: str, text: Optional[str]
+) -> None:
+    files = FakeVm()
+    whole = files.boot_id
+
+    def boot(readable: bool) -> None:
+        files.boot_id = whole if readable else text or ""
+        if not readable and text is None:
+            files.errors[BOOT_ID] = errno.EIO
+        else:
+            files.errors.pop(BOOT_ID, None)
+
+    boot(when != "saved")
+    started(files, path).apply(*FIRST)
+    boot(when == "saved")
+    if when == "adopted":
+        following = Actuator(files, path, "restore")
+        assert "adopted" in following.start()[0] and following.originals == DEFAULT
+        following.finish()
+    else:
+        assert restore_from_ledger(files, path).status == "restored"
+    assert files.limits == DEFAULT and load(path) is None
 
 
 def test_damaged_ledger_stops_the_start_and_survives_the_exit(path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_damaged_history_takes_new_events(tmp_path: Path, good: bytes) -> None
 
 LEDGER = Ledger(
     version=VERSION,
-    boot_id="0c5d1a3e-boot-1",
+    boot_id="0c5d1a3e-7b1f-4c7e-9d43-1a2b3c4d5e6f",
     pid=4711,
     created_wall_s=1_764_000_000.5,
     on_exit="restore",

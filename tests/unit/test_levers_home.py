@@ -36,7 +36,7 @@ from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import LeverEntry, load
 from writebackd.actuate.levers import Levers
 from writebackd.actuate.restore import restore_from_ledger
-from writebackd.kernel.levers import Lever, is_lever
+from writebackd.kernel.levers import Lever, identity, is_lever
 from writebackd.model import LeverKind, Setting, VmLimits
 
 path, files, plain, systemd = FIXTURES
@@ -477,9 +477,9 @@ def test_entry_comes_back_as_it_was_saved(plain: FakeLevers, path: Path) -> None
     plain.mkdir(target)
     settle(started(plain, path), Setting(LeverKind.PACE, target, "8:0", 5))
     ledger = load(path)
-    identity = plain.inode(CGROUPS + target)
-    assert ledger and identity
-    assert ledger.levers == (LeverEntry("pace", target, "8:0", identity, "max", ("5",)),)
+    known = identity(plain, Lever(LeverKind.PACE, target, "8:0"))
+    assert ledger and known
+    assert ledger.levers == (LeverEntry("pace", target, "8:0", known, "max", ("5",)),)
 
 
 # -- writes that may land yet ----------------------------------------------------

@@ -7,6 +7,7 @@ import errno
 import logging
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Iterator, List
 
@@ -20,6 +21,7 @@ from writebackd.actuate.watch import Watch
 from writebackd.actuate.watcher import Watcher
 from writebackd.daemon import Daemon
 from writebackd.kernel.signals import Signals
+from writebackd.model import Cap
 from writebackd.paths import LEASE
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
@@ -68,6 +70,19 @@ def test_a_failed_start_leaves_what_it_did_not_take_up_to_the_watcher(rig: Rig) 
     assert rig.host.limits == found
 
 
+def test_what_cannot_go_home_at_the_end_is_left_to_the_watcher(rig: Rig) -> None:
+    found = rig.daemon._actuator.originals
+    rig.close()
+    daemon = Daemon(rig._options, lambda: load_policy(None, None), files=rig.host)
+    daemon._signals.stop = "enough"
+    rig.host.write_errors["dirty_ratio"] = (errno.EROFS, False)
+    daemon.run()
+    assert rig.host.limits.dirty_bytes == PIN
+    rig.host.write_errors.clear()
+    run_out(rig)
+    assert rig.host.limits == found
+
+
 def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.close()
     daemon = Daemon(rig._options, lambda: load_policy(None, None), files=rig.host)
@@ -96,6 +111,17 @@ def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
     rig.close()
 
 
+def test_what_was_in_force_before_the_lease_was_lost_is_forgotten(rig: Rig) -> None:
+    """The law goes on from what stands: the watcher has brought all of it home."""
+    run_out(rig)
+    known = replace(rig.daemon._memory, caps={"sda": Cap(8 << 20, in_force=True)})
+    rig.daemon._memory = known
+    assert known.limit_bytes == PIN
+    rig.daemon._take_again()
+    assert (rig.daemon._memory.limit_bytes, rig.daemon._memory.caps) == (None, {})
+    rig.close()
+
+
 def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
     seen: List[Snapshot] = []
     rig.daemon._teller.on_tick = seen.append
@@ -108,6 +134,24 @@ def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
     rig.daemon._actuator.foreign = stopped  # type: ignore[assignment,method-assign]
     rig.tick()
     assert len(seen) == 1 and "lease has run out" in seen[0].sample.errors[0]
+    rig.close()
+
+
+def test_a_write_that_went_out_behind_the_watcher_is_put_back_in_the_same_tick(rig: Rig) -> None:
+    """Stopped between the last question and write(2), for longer than the lease."""
+    found = rig.daemon._actuator.originals
+
+    def stopped(lever: str) -> None:
+        rig.host.before_write = lambda lever: None
+        run_out(rig)
+        assert rig.host.limits == found
+
+    rig.host.before_write = stopped
+    rig.pin(2 * PIN)
+    rig.tick()
+    assert rig.host.limits == found
+    rig.tick(2)
+    assert rig.host.limits.dirty_bytes == 2 * PIN
     rig.close()
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import math
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -20,24 +21,29 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from fake_levers import FakeLevers
+from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
+from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate import off as off_module
 from writebackd.actuate import restore as restore_module
 from writebackd.actuate import takeover as takeover_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.book import Book
 from writebackd.actuate.lease import Lease
-from writebackd.actuate.ledger import load
+from writebackd.actuate.ledger import Ledger, LedgerError, load
 from writebackd.actuate.levers import Levers
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.actuate.off import OffSwitch
+from writebackd.actuate.outcome import Outcome
 from writebackd.actuate.watcher import Watcher
+from writebackd.alert import detect as detect_module
 from writebackd.control import decide as decide_module
 from writebackd.control import law, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
 from writebackd.hands import Hands
-from writebackd.model import LeverKind, Setting, VmState
+from writebackd.kernel.readers import Reading
+from writebackd.model import ForeignWrite, LeverKind, Setting, VmState
 
 PIN, FOREIGN = 32 << 20, 99 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -204,6 +210,51 @@ def originals_of_levers_are_known_before_the_first_write(bench: Bench) -> None:
     assert files.flush["dirty_writeback_centisecs"] == 100
 
 
+def a_pace_is_known_before_the_first_write(bench: Bench) -> None:
+    files, path = FakeLevers(), bench.tmp / "paces.json"
+    cgroup = "/system.slice/dump.service"
+    files.poke(f"/sys/fs/cgroup{cgroup}/io.max", "8:0 wbps=777")
+    actuator = Actuator(files, path, "restore")
+    actuator.start()
+
+    def look(lever: str) -> None:
+        ledger = load(path)
+        assert ledger is not None and [each.original for each in ledger.levers] == ["777"]
+
+    files.before_write = look
+    actuator.apply_settings((Setting(LeverKind.PACE, cgroup, "8:0", 5),))
+    assert files.cgroups[cgroup]["8:0"]["wbps"] == "5"
+
+
+def there_is_a_whole_ledger_at_any_moment(bench: Bench) -> None:
+    """Who is killed while it is saved leaves the old one or the new one."""
+    path, seen = bench.tmp / "saved.json", []
+    actuator = Actuator(bench.host, path, "restore")
+    actuator.start()
+    actuator.apply(PIN, PIN // 2)
+    real = os.fchmod
+
+    def look(fd: int, mode: int) -> None:
+        """As long as it is being written."""
+        real(fd, mode)
+        with contextlib.suppress(LedgerError):
+            seen.append(load(path))
+
+    bench.patch.setattr(os, "fchmod", look)
+    actuator.apply(2 * PIN, PIN)
+    assert seen and seen[0] is not None and seen[0].originals == bench.found
+
+
+def a_ledger_of_an_earlier_boot_moves_nothing(bench: Bench) -> None:
+    path = bench.tmp / "earlier.json"
+    actuator = Actuator(bench.host, path, "restore")
+    actuator.start()
+    actuator.apply(PIN, PIN // 2)
+    bench.host.boot_id = "5e4d3c2b-0000-4111-8222-333344445555"
+    assert restore_module.restore_from_ledger(bench.host, path).status == "nothing"
+    assert bench.host.limits.dirty_bytes == PIN, "set at boot by somebody else"
+
+
 def a_lease_that_ran_out_takes_all_home(bench: Bench) -> None:
     rig = bench.pinned()
     watcher = Watcher(bench.host, rig.runtime_dir)
@@ -213,6 +264,22 @@ def a_lease_that_ran_out_takes_all_home(bench: Bench) -> None:
     for late_s in (1.0, 4.0):  # the first time it gives a moment of grace
         watcher.look(now + rig.daemon._lease.length_s + late_s)
     assert bench.host.limits == bench.found
+
+
+def a_lease_that_ran_out_takes_levers_home(bench: Bench) -> None:
+    rig, host, wishing = lever_rig(bench.tmp / "levers", bench.patch, False)
+    found = host.everything()
+    rig.tick(2)
+    wishing.wishes = WISHES
+    rig.pin(PIN)
+    rig.tick(SETTLE)
+    assert host.everything() != found, "the check itself does not work"
+    rig.close()
+    watcher = Watcher(host, rig.runtime_dir)
+    now = time.monotonic()
+    for late_s in (0.0, 11.0, 15.0):
+        watcher.look(now + late_s)
+    assert host.everything() == found
 
 
 def without_a_lease_nothing_is_written(bench: Bench) -> None:
@@ -237,6 +304,26 @@ def what_somebody_else_sets_is_left_alone(bench: Bench) -> None:
     assert bench.host.limits.dirty_bytes == FOREIGN
     assert bench.host.limits.dirty_background_ratio == 10, "ours went home"
     assert "dirty_bytes" in rig.status()["yielded"]
+
+
+def somebody_else(bench: Bench) -> Rig:
+    """Who has set the limit, and was seen at it."""
+    rig = bench.pinned()
+    bench.host.sysctl("dirty_bytes", FOREIGN)
+    write = ForeignWrite("dirty_bytes", str(FOREIGN), 4242, "tuned", cmdline="tuned -P")
+    rig.probe.next = Reading(writers=(write,))
+    rig.tick()
+    return rig
+
+
+def who_set_it_is_named(bench: Bench) -> None:
+    yielded = somebody_else(bench).status()["yielded"]
+    assert all(word in yielded for word in ("tuned", "pid 4242", "tuned -P")), yielded
+
+
+def who_set_it_is_an_alert_in_the_same_tick(bench: Bench) -> None:
+    alerts = somebody_else(bench).status()["alerts"]
+    assert [each["name"] for each in alerts] == ["FOREIGN_WRITER"]
 
 
 def a_lever_that_somebody_else_sets_is_let_go(bench: Bench) -> None:
@@ -386,6 +473,13 @@ def _unsaved(self: Actuator, written: Tuple[Tuple[int, int], ...]) -> None:
     self._written = written
 
 
+def _in_place(self: Ledger, path: Path) -> None:
+    with open(path, "wb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        body = {**asdict(self), "crc32": ledger_module._checksum(asdict(self))}
+        file.write(json.dumps(body).encode())
+
+
 def _unjudged(self: Levers, lever: Any, change: Any, problem: Optional[str]) -> Any:
     return change.action(lever, problem)
 
@@ -416,12 +510,32 @@ RAILS: Dict[str, Rail] = {
         originals_of_levers_are_known_before_the_first_write,
         put(Book, "store", lambda self: None),
     ),
+    "originals first, paces": Rail(
+        a_pace_is_known_before_the_first_write, put(Book, "store", lambda self: None)
+    ),
+    "ledger in one step": Rail(
+        there_is_a_whole_ledger_at_any_moment, put(Ledger, "save", _in_place)
+    ),
+    "ledger of another boot": Rail(
+        a_ledger_of_an_earlier_boot_moves_nothing,
+        put(Ledger, "is_of_an_earlier_boot", lambda self, files: False),
+    ),
     "lease": Rail(a_lease_that_ran_out_takes_all_home, put(Watcher, "_run_out", lambda *_: None)),
+    "lease, levers": Rail(
+        a_lease_that_ran_out_takes_levers_home, put(Levers, "restore", lambda *_: Outcome())
+    ),
     "no write without lease": Rail(
         without_a_lease_nothing_is_written, put(Lease, "permit", lambda self: None)
     ),
     "foreign write": Rail(
         what_somebody_else_sets_is_left_alone, put(Actuator, "foreign", lambda *_: ())
+    ),
+    "foreign write, named": Rail(
+        who_set_it_is_named, put(daemon_module, "writer_of", lambda *_: None)
+    ),
+    "foreign write, alert": Rail(
+        who_set_it_is_an_alert_in_the_same_tick,
+        put(detect_module, "foreign_alerts", lambda *_: ()),
     ),
     "foreign write, levers": Rail(
         a_lever_that_somebody_else_sets_is_let_go, put(Levers, "foreign", lambda self: ())

@@ -88,7 +88,7 @@ class Actuator:
         if ledger is None:
             self.levers.adopt(())
             return ()
-        if ledger.boot_id != boot_id(self._files):
+        if ledger.is_of_an_earlier_boot(self._files):
             return (f"set a ledger of an earlier boot aside: {set_aside(self._path)}",)
         messages = [self._resolve(pair, limits, ledger) for pair in PAIRS if ledger.written]
         adopted = self.levers.adopt(ledger.levers)

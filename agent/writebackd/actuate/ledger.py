@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import zlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -26,6 +27,8 @@ _WITHOUT_LEVERS = 1  # what a release wrote that knew the global pair only
 ON_EXIT = ("restore", "keep")
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
+# proc_do_uuid(): "%pU". Anything else is no word on which boot this is.
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 # A ledger has about 400 bytes, and 200 for each lever beside the global pair;
 # more is something else.
 _MAX_BYTES = 1 << 20
@@ -84,6 +87,15 @@ class Ledger:
         """The values of `pair` that are known to be this daemon's."""
         return tuple((entry[0 if pair is LIMIT else 1], 0) for entry in self.written)
 
+    def is_of_an_earlier_boot(self, files: KernelFiles) -> bool:
+        """Only where both boots are known to be others: the levers of that one are gone.
+
+        Taken for an earlier boot's because a file could not be read for a moment, it would be
+        set aside, and nobody would know the way home. Resolved, it touches our values only.
+        """
+        now = boot_id(files)
+        return bool(now and self.boot_id) and now != self.boot_id
+
     def save(self, path: Path) -> None:
         """Replace the file at `path` in one step, mode 0644. Raises OSError.
 
@@ -140,7 +152,8 @@ def keep_copy(path: Path) -> None:
 
 def boot_id(files: KernelFiles) -> str:
     """The id of this boot; empty where the kernel does not tell."""
-    return files.try_read(_BOOT_ID) or ""
+    text = files.try_read(_BOOT_ID) or ""
+    return text if _UUID.fullmatch(text) else ""
 
 
 def _checksum(body: Dict[str, Any]) -> str:

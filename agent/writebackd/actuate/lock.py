@@ -52,17 +52,18 @@ def open_private(path: Path) -> int:
 def is_locked(runtime_dir: Path) -> Optional[bool]:
     """Whether a daemon lives, socket or not: it holds its lock until the limits are back.
 
-    None for those who may not look.
+    None for those who may not look.  Where that fails (ENFILE, ENOMEM) one may live: who
+    asks keeps off, or restores and leaves the ledger.
     """
     try:
         with open(runtime_dir / LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
     except PermissionError:
         return None
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:  # EWOULDBLOCK among them
+        return True
     return False
 
 

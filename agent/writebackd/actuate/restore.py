@@ -12,7 +12,6 @@ from writebackd.actuate.ledger import (
     VERSION,
     Ledger,
     LedgerError,
-    boot_id,
     keep_copy,
     load,
     set_aside,
@@ -140,7 +139,7 @@ def restore_from_ledger(
         return RestoreResult("failed", (str(error),))
     if ledger is None:
         return RestoreResult("nothing", (f"nothing to restore: there is no {ledger_path}",))
-    if ledger.boot_id != boot_id(files):
+    if ledger.is_of_an_earlier_boot(files):
         with contextlib.suppress(OSError):
             set_aside(ledger_path)
         return RestoreResult(

@@ -11,6 +11,7 @@ the disk: the next one of that number would be held as well.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from typing import Dict, Optional, Sequence
@@ -21,6 +22,9 @@ from writebackd.kernel.files import KernelFiles
 NO_LIMIT = "max"
 _USUAL = "/sys/fs/cgroup"
 _KEY = "wbps"
+# tg_prfill_limit(): all four, for each disk that has one of them.
+_KEYS = frozenset(("rbps", _KEY, "riops", "wiops"))
+_LINE = re.compile("[0-9]+:[0-9]+(?: [a-z]+=(?:[0-9]{1,20}|max))+")
 _UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 # systemd applies a property after it has answered.
 _APPLY_S = 2.0
@@ -91,7 +95,13 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
         if owner(files, cgroup) is None or files.inode(home) is None:
             raise
         return NO_LIMIT
-    return parse_io_max(text).get(devno, {}).get(_KEY, NO_LIMIT)
+    limits = parse_io_max(text)
+    # A line cut short would read as a limit that somebody else has set.
+    if not all(map(_LINE.fullmatch, text.splitlines())) or not all(
+        _KEYS <= keys.keys() for keys in limits.values()
+    ):
+        raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
+    return limits[devno][_KEY] if devno in limits else NO_LIMIT
 
 
 def write(

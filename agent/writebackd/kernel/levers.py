@@ -47,7 +47,8 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
     """A number that another device or cgroup of the same name does not have.
 
     None where the target is gone; 0 where it cannot go: the flusher.  Of a unit of
-    systemd it is the disk's, since the property outlives the unit's cgroup.
+    systemd it is the disk's, since the property outlives the unit's cgroup; elsewhere a
+    pace goes with the cgroup as well as with the disk.
     """
     if lever.kind is LeverKind.FLUSH:
         return 0
@@ -59,9 +60,10 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
     if disk is None or outlives(files, lever):
         return disk
     try:
-        return files.inode(cgroups.directory(files, lever.target))
+        home = files.inode(cgroups.directory(files, lever.target))
     except FileNotFoundError:
         return None
+    return None if home is None else home << 64 | disk
 
 
 def present(files: KernelFiles, lever: Lever) -> bool:
