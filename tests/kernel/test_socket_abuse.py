@@ -34,7 +34,7 @@ import writebackd.daemon as d
 path, real, times = sys.argv.pop(), d.Daemon._tick, []
 def tick(self):
     times.append(time.monotonic())
-    real(self)
+    return real(self)
 d.Daemon._tick = tick
 from writebackd.cli.daemon import main
 code = main(sys.argv[1:])

@@ -10,10 +10,13 @@ from samples import MIB, estimate
 from writebackd.control.hold import (
     DRAIN_LEAST_S,
     DRAIN_SHARE,
+    FOLLOW_S,
     FORWARD,
     FULL_LASTS_S,
     LATE_LASTS_S,
     PROBE_S,
+    PROBE_STEP,
+    SEEK_S,
     asked_for,
     regulate,
 )
@@ -33,6 +36,8 @@ FAST_S, LATE_S = 0.2 * OBJECTIVE_S, 4 * OBJECTIVE_S
 # What the tick itself adds comes on top.
 FULL = {"full_s": FULL_LASTS_S}
 LATE = {"late_s": LATE_LASTS_S}
+DUE = {"changed_s": NOW - PROBE_S}
+POOR = 0.95 * KEEP
 
 
 def seen(**more: object) -> Estimate:
@@ -94,3 +99,20 @@ def run(
         hold = taken.hold
         steps.append((now_s + tick, taken))
     return steps
+
+
+def unknown(**more: object) -> Estimate:
+    return seen(**{"drain_rate": None, "tau_s": None, **more})
+
+
+def seeking(rate: float = 4 * R, lasted: float = SEEK_S, **more: object) -> Hold:
+    found = Hold(limit_bytes=BOUNDS.start, changed_s=NOW - 10, carried=(rate * lasted, lasted))
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+def probing(at: float, **more: object) -> Hold:
+    usual = holding(
+        at, limit_bytes=int(KNEE * PROBE_STEP), probe_bytes=KNEE, probe_rate=R,
+        changed_s=NOW - FOLLOW_S - JUDGE_S,
+    )  # fmt: skip
+    return replace(usual, **more)  # type: ignore[arg-type]

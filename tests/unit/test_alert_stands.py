@@ -283,8 +283,6 @@ def test_a_cgroup_path_tells_unit_and_container(path: Any, unit: Any, container:
     assert (unit_in(path), container_in(path)) == (unit, container)
 
 
-
-
 def test_behind_what_a_held_flood_has_queued_a_slow_write_says_nothing_of_the_cache() -> None:
     copy = {"syncs": 150, "latency_s": 10e-3, "flood": 200 * MB, "waiting": 1, "seeks": True}
     Watched(core=remembered(mode=Mode.ENFORCE)).usual().usual(12, **copy, dirty=2 * MB)

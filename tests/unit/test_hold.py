@@ -10,21 +10,26 @@ import pytest
 
 from hold_cases import (
     BOUNDS,
+    DUE,
     FULL,
     KEEP,
     KNEE,
     LATE,
     LATE_S,
     NOW,
+    POOR,
     SETTLED_S,
     TAU,
     R,
     draining,
     holding,
     late,
+    probing,
     run,
+    seeking,
     seen,
     step,
+    unknown,
 )
 from samples import MIB
 from writebackd.control import hold as rules
@@ -44,34 +49,15 @@ from writebackd.control.hold import (
     FULL_AGAIN_S,
     FULL_LASTS_S,
     FUTILE_SHARE,
-    GROW_LEAST,
-    GROW_MOST,
-    GROW_POWER,
-    GROW_TO,
     LATE_LASTS_S,
-    MEND,
-    MUCH,
-    MUCH_SHORT,
     NO_CACHE_S,
     OTHER_DISK,
-    PROBE_GAIN,
-    PROBE_MOST_S,
     PROBE_S,
-    PROBE_STEP,
-    PROOF_STEP,
     REFILL_SHARE,
     REMEMBERED_S,
     ROOM_S,
     ROOM_SHARE,
-    SEEK_DELAY_MOST_S,
-    SEEK_DELAY_S,
     SEEK_GAIN,
-    SEEK_MUCH_BYTES,
-    SEEK_S,
-    SEEK_SLOW,
-    SEEK_STEP,
-    SMALL_CACHE_S,
-    SOON_JUDGED_S,
     STARVED_MARGIN,
     TAU_SEEN_S,
     asked_for,
@@ -81,7 +67,6 @@ from writebackd.control.hold import (
 )
 from writebackd.control.ramp import DEADBAND
 from writebackd.control.steps import JUDGE_S, wait
-from writebackd.estimate.drain import TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State
 
 # ---- no flood --------------------------------------------------------------
@@ -237,195 +222,6 @@ def test_a_sync_in_flight_counts_before_it_completes() -> None:
     stuck = seen(fsync_p99_s=None, oldest_fsync_s=LATE_S)
     assert wait(stuck) == LATE_S
     assert step(stuck, holding()).hold.late_s == 1.0
-
-
-# ---- SEEK ------------------------------------------------------------------
-
-
-def unknown(**more: object) -> Estimate:
-    return seen(**{"drain_rate": None, "tau_s": None, **more})
-
-
-def seeking(rate: float = 4 * R, lasted: float = SEEK_S, **more: object) -> Hold:
-    found = Hold(limit_bytes=BOUNDS.start, changed_s=NOW - 10, carried=(rate * lasted, lasted))
-    return replace(found, **more)  # type: ignore[arg-type]
-
-
-def test_the_first_tick_of_the_first_flood_starts_at_rest() -> None:
-    taken = step(unknown(), Hold())
-    assert taken.limit == taken.hold.limit_bytes == BOUNDS.start
-    assert taken.hold.phase is Phase.SEEK and taken.hold.changed_s == NOW
-
-
-def test_while_it_brings_throughput_the_limit_grows() -> None:
-    rate = 4 * R
-    taken = step(unknown(rate=rate), seeking(rate, seek_rate=0.99 * rate / SEEK_GAIN))
-    assert taken.limit == taken.hold.limit_bytes == SEEK_STEP * BOUNDS.start
-    assert taken.hold.seek_rate == pytest.approx(rate)
-    assert taken.state is State.PROBE and taken.hold.changed_s == NOW
-
-
-@pytest.mark.parametrize("part", [1.01 / SEEK_GAIN, 0.99 * SEEK_GAIN])
-def test_a_larger_limit_without_gain_is_taken_back(part: float) -> None:
-    larger = seeking(part * 4 * R, seek_rate=4 * R, limit_bytes=int(4 * BOUNDS.start))
-    taken = step(unknown(rate=4 * R), larger)
-    assert taken.limit == taken.hold.limit_bytes == 4 * BOUNDS.start / SEEK_STEP
-    assert taken.hold.sought and taken.hold.seek_rate == 0.0 and taken.hold.changed_s == NOW
-    assert taken.hold.proved_rate is None and taken.state is State.GUARD
-    # Not below where the search began.
-    assert step(unknown(), replace(larger, limit_bytes=BOUNDS.start)).limit == BOUNDS.start
-
-
-def test_what_brought_nothing_is_tried_again_later() -> None:
-    # The kernel's own estimate of the disk may still have been on its way up.
-    early = seeking(sought=True, changed_s=NOW - 0.9 * EARNED_S)
-    taken = step(unknown(rate=4 * R), early)
-    assert taken.limit == BOUNDS.start and taken.state is State.GUARD
-    due = replace(early, changed_s=NOW - 1.1 * EARNED_S)
-    assert step(unknown(rate=4 * R), due).limit == SEEK_STEP * BOUNDS.start
-    # Until then it is quick.
-    assert step(unknown(rate=4 * R), replace(early, sought=False)).limit > BOUNDS.start
-
-
-def test_less_under_a_larger_limit_is_what_the_media_take() -> None:
-    less = 0.99 * 4 * R / SEEK_GAIN
-    waits = unknown(rate=less, slow_share=1.01 * SEEK_SLOW)
-    larger = seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB)
-    taken = step(waits, larger, dt_s=0.5)
-    assert taken.hold.proved_rate == pytest.approx(less)
-    assert taken.limit == taken.hold.limit_bytes == 8 * MIB and "is full" in taken.why
-    # A short flood may just have begun or ended in the tick.
-    assert step(replace(waits, in_waves=True), larger, dt_s=0.5).hold.proved_rate is None
-    # Where no write waits for the media it is not the media.
-    quick = unknown(rate=less, slow_share=0.99 * SEEK_SLOW)
-    taken = step(quick, seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB), dt_s=0.5)
-    assert taken.hold.proved_rate is None and taken.limit == 8 * MIB // SEEK_STEP
-
-
-def test_a_rate_that_is_falling_is_watched() -> None:
-    # The cache fills up within a tick: the next one tells what the media take.
-    hold = seeking(4 * R, seek_rate=R, limit_bytes=8 * MIB)
-    taken = step(unknown(rate=R), hold, dt_s=SEEK_S)
-    assert taken.limit == 8 * MIB and taken.hold.seek_rate == R and "falling" in taken.why
-    # So is one tick with less than under the smaller limit.
-    less = seeking(R, lasted=0.0, seek_rate=4 * R, limit_bytes=8 * MIB)
-    waits = unknown(rate=R, slow_share=1.01 * SEEK_SLOW)
-    taken = step(waits, less)
-    assert taken.hold.proved_rate is None and "falling" in taken.why
-    assert step(waits, taken.hold).hold.proved_rate == R
-    # Not for ever.
-    assert "falling" not in step(unknown(rate=R), replace(hold, carried=(8 * R, 2.0))).why
-
-
-def test_the_limit_does_not_grow_where_nobody_waits_for_it() -> None:
-    taken = step(unknown(rate=4 * R, held_back=False), seeking())
-    assert taken.limit == BOUNDS.start and "holds nobody back" in taken.why
-
-
-def test_the_limit_grows_no_further_than_the_writeback_loop_can_need() -> None:
-    slow = 0.9 * SEEK_STEP * BOUNDS.start / SEEK_DELAY_MOST_S
-    taken = step(unknown(rate=slow), seeking(slow))
-    assert taken.limit == BOUNDS.start and "longer queue" in taken.why
-    fast = 1.1 * SEEK_STEP * BOUNDS.start / SEEK_DELAY_MOST_S
-    assert step(unknown(rate=fast), seeking(fast)).limit > BOUNDS.start
-
-
-def test_a_large_limit_grows_only_as_far_as_the_writeback_loop_mostly_needs() -> None:
-    much = seeking(limit_bytes=SEEK_MUCH_BYTES)
-    slow = 0.9 * SEEK_STEP * SEEK_MUCH_BYTES / SEEK_DELAY_S
-    assert step(unknown(rate=slow), replace(much, carried=(slow, 1.0))).limit == SEEK_MUCH_BYTES
-    fast = 1.1 * SEEK_STEP * SEEK_MUCH_BYTES / SEEK_DELAY_S
-    assert step(unknown(rate=fast), replace(much, carried=(fast, 1.0))).limit > SEEK_MUCH_BYTES
-    half = replace(much, limit_bytes=int(0.9 * SEEK_MUCH_BYTES / SEEK_STEP), carried=(R * 2, 1.0))
-    assert step(unknown(rate=2 * R), half).limit == int(0.9 * SEEK_MUCH_BYTES)
-
-
-def test_a_limit_is_watched_before_the_next_is_tried() -> None:
-    hold = seeking(lasted=0.4 * SEEK_S)
-    taken = step(unknown(rate=4 * R), hold, dt_s=0.5 * SEEK_S)
-    assert taken.limit == BOUNDS.start and taken.hold.seek_rate == 0.0
-    assert step(unknown(rate=4 * R), hold, dt_s=0.7 * SEEK_S).limit > BOUNDS.start
-
-
-def test_the_search_ends_at_the_ceiling() -> None:
-    bounds = replace(BOUNDS, ceiling=int(1.5 * BOUNDS.start))
-    assert step(unknown(rate=4 * R), seeking(), bounds=bounds).limit == bounds.ceiling
-
-
-def test_a_cache_that_filled_during_the_search_is_measured_under_that_limit() -> None:
-    # A smaller one may let in less than R, and then R would stay unknown.
-    far = seeking(limit_bytes=64 * MIB)
-    taken = step(unknown(rate=R, full=True, tau_s=2 * BOUNDS.start / R), far)
-    assert taken.limit == taken.hold.limit_bytes == 64 * MIB
-
-
-def test_a_cache_that_filled_in_a_short_flood_is_measured_nearer_to_the_knee() -> None:
-    far = seeking(limit_bytes=64 * MIB)
-    wave = unknown(rate=R, full=True, in_waves=True)
-    taken = step(replace(wave, tau_s=2 * BOUNDS.start / R), far)
-    assert taken.limit == taken.hold.limit_bytes == 2 * BOUNDS.start
-    assert taken.hold.changed_s == NOW
-    # Without tau the policy's; never below where the search began.
-    taken = step(replace(wave, rate=2 * BOUNDS.start / BOUNDS.tau_s), far)
-    assert taken.limit == 2 * BOUNDS.start
-    assert step(replace(wave, rate=R / 100), far).limit == BOUNDS.start
-
-
-def test_a_full_cache_never_makes_the_search_grow() -> None:
-    taken = step(unknown(rate=100 * R, full=True), seeking())
-    assert taken.limit == BOUNDS.start and taken.hold.changed_s == NOW - 10
-
-
-def test_once_the_drain_rate_is_known_the_limit_is_held_at_rate_times_tau() -> None:
-    taken = step(seen(), seeking())
-    assert taken.limit == taken.hold.limit_bytes == KNEE
-    assert taken.hold.phase is Phase.HOLD and taken.hold.changed_s == NOW
-    # It was only a rate that lasted: the media may take more.
-    assert taken.hold.probe_again_s == EARNED_S
-
-
-def test_once_the_drain_rate_is_known_a_full_cache_is_drained() -> None:
-    taken = step(seen(full=True), seeking())
-    assert taken.hold.phase is Phase.DRAIN and taken.hold.limit_bytes == KNEE
-    assert taken.limit == int(DRAIN_SHARE * KNEE)
-
-
-def test_where_there_is_no_cache_the_limit_stays_where_the_rate_was_seen() -> None:
-    # Nothing is ever fast there: tau cannot be measured, R x a guess may be far below the knee.
-    far = seeking(limit_bytes=64 * MIB)
-    for times, stays in ((1.01, True), (0.99, False)):
-        taken = step(seen(tau_s=None, baseline_s=times * NO_CACHE_S), far)
-        guess = int(FORWARD * R * BOUNDS.tau_s)
-        assert taken.limit == taken.hold.limit_bytes == (64 * MIB if stays else guess)
-        assert taken.hold.phase is Phase.HOLD
-    assert step(seen(tau_s=None, baseline_s=None), far).limit == guess
-    # What was measured is better than where it happened to be, if it was measured.
-    assert step(seen(baseline_s=2 * NO_CACHE_S), far).limit == KNEE
-    assert step(seen(baseline_s=2 * NO_CACHE_S, tau_s=TAU_MOST_S), far).limit == 64 * MIB
-    # And within the bounds.
-    small = replace(BOUNDS, ceiling=32 * MIB)
-    without = seen(tau_s=None, baseline_s=2 * NO_CACHE_S)
-    assert step(without, far, bounds=small).limit == 32 * MIB
-
-
-def test_a_cache_that_takes_next_to_nothing_is_none() -> None:
-    # What a larger limit let in the media took, then; and there is nothing to drain.
-    found = seen(full=True, cache_bytes=0.99 * SMALL_CACHE_S * R)
-    taken = step(found, seeking(seek_rate=2 * R))
-    assert taken.hold.phase is Phase.HOLD
-    assert taken.hold.proved_rate == taken.hold.for_rate == 2 * R
-    assert step(found, seeking(seek_rate=R)).hold.proved_rate is None
-    # As long as what was learned of draining is believed: the size may be wrong.
-    assert taken.hold.useless_s == NOW
-    assert step(found, holding(**FULL)).hold.phase is Phase.DRAIN
-    assert step(found, holding(useless_s=NOW - 1.0, **FULL)).hold.phase is Phase.HOLD
-    larger = replace(found, cache_bytes=1.01 * SMALL_CACHE_S * R)
-    taken = step(larger, seeking(seek_rate=2 * R))
-    assert taken.hold.phase is Phase.DRAIN and taken.hold.proved_rate is None
-    assert taken.hold.useless_s < NOW
-    # A cache that was seen to fill is one, however long a sync takes.
-    slow = replace(larger, baseline_s=2 * NO_CACHE_S)
-    assert step(slow, seeking(seek_rate=2 * R)).hold.phase is Phase.DRAIN
 
 
 # ---- HOLD: the cache is full -----------------------------------------------
@@ -612,227 +408,6 @@ def test_after_draining_the_limit_is_not_back_where_throughput_suffered() -> Non
     assert step(seen(rate=R / 2), once).limit == KNEE
 
 
-# ---- HOLD: throughput ------------------------------------------------------
-
-POOR = 0.95 * KEEP
-
-
-def test_a_flood_that_gets_too_little_is_given_more() -> None:
-    taken = step(seen(rate=0.8 * R), holding(0.8 * R))
-    grown = KNEE * max(GROW_LEAST, 0.8**-GROW_POWER)
-    assert taken.limit == taken.hold.limit_bytes == pytest.approx(grown, rel=1e-3)
-    assert taken.state is State.PROBE and taken.hold.changed_s == NOW
-    # What is remembered: where it suffered, and what the step has to beat.
-    assert (taken.hold.starved_bytes, taken.hold.starved_s) == (KNEE, NOW)
-    assert taken.hold.probe_bytes == KNEE and taken.hold.probe_rate == pytest.approx(0.8 * R)
-
-
-def test_behind_an_empty_cache_all_that_is_missing_is_given_at_once() -> None:
-    cache = 2.0 * R
-    empty = seen(rate=0.6 * R, cache_bytes=cache, fill_bytes=FILL_FROM * cache)
-    assert step(empty, holding(0.6 * R)).limit == pytest.approx(KNEE / 0.6, rel=1e-3)
-    some = replace(empty, fill_bytes=1.01 * FILL_FROM * cache)
-    assert step(some, holding(0.6 * R)).limit == pytest.approx(KNEE * 0.6**-GROW_POWER, rel=1e-3)
-
-
-def test_a_step_up_is_at_least_worth_writing_and_at_most_a_step() -> None:
-    keen = replace(BOUNDS, keep=0.99)
-    assert 0.97 > 1 / GROW_LEAST and 0.1**GROW_POWER < 1 / GROW_MOST
-    assert step(seen(rate=0.97 * R), holding(0.97 * R), bounds=keen).limit == int(
-        KNEE * GROW_LEAST
-    )
-    assert step(seen(rate=0.1 * R), holding(0.1 * R)).limit == int(KNEE * GROW_MOST)
-    assert step(seen(rate=0.0), holding(0.0)).limit == int(KNEE * GROW_MOST)
-
-
-def test_nobody_is_given_more_who_has_enough_or_does_not_ask() -> None:
-    enough = 1.01 * KEEP * R
-    assert step(seen(rate=enough), holding(enough)).limit == KNEE
-    assert step(seen(rate=POOR * R, held_back=False), holding(POOR * R)).limit == KNEE
-
-
-def test_a_limit_is_not_judged_before_its_time() -> None:
-    # A little less than R is told from noise after some seconds, much less sooner.
-    little = 0.5 * (MUCH_SHORT + KEEP) * R
-    hold = holding(carried=(little * 0.4 * JUDGE_S, 0.4 * JUDGE_S))
-    assert step(seen(rate=little), hold, dt_s=0.5 * JUDGE_S).limit == KNEE
-    assert step(seen(rate=little), hold, dt_s=0.7 * JUDGE_S).limit > KNEE
-    much = 0.99 * MUCH_SHORT * R
-    hold = holding(carried=(much * 0.4 * SOON_JUDGED_S, 0.4 * SOON_JUDGED_S))
-    assert step(seen(rate=much), hold, dt_s=0.5 * SOON_JUDGED_S).limit == KNEE
-    assert step(seen(rate=much), hold, dt_s=0.7 * SOON_JUDGED_S).limit > KNEE
-
-
-def test_a_limit_that_lets_in_much_more_than_was_missing_goes_most_of_the_way_back() -> None:
-    much, cache = 1.01 * MUCH * R, 2 * R
-    raised = holding(much, limit_bytes=2 * KNEE, starved_bytes=KNEE, starved_s=NOW - 5.0)
-    filling = seen(rate=much, cache_bytes=cache, fill_bytes=1.01 * ROOM_SHARE * cache)
-    taken = step(filling, raised)
-    assert taken.limit == taken.hold.limit_bytes == int(MEND * KNEE)
-    assert taken.state is State.SQUEEZE and taken.hold.starved_bytes == 0
-    # While the cache is rather empty, not much more comes in, or nothing was missing: not.
-    room = replace(filling, fill_bytes=0.99 * ROOM_SHARE * cache)
-    assert step(room, raised).limit == 2 * KNEE
-    little = 0.99 * MUCH * R
-    slower = holding(little, limit_bytes=2 * KNEE, starved_bytes=KNEE, starved_s=NOW - 5.0)
-    assert step(replace(filling, rate=little), slower).limit == 2 * KNEE
-    assert step(filling, replace(raised, starved_bytes=0)).limit == 2 * KNEE
-    # Nor where that was long ago, or the ramp would not write the difference.
-    once = replace(raised, starved_s=NOW - 1.1 * REMEMBERED_S)
-    assert step(filling, once).limit == 2 * KNEE
-    near = replace(raised, limit_bytes=int(MEND * KNEE / (1 - 0.9 * DEADBAND)))
-    assert step(filling, near).limit == near.limit_bytes
-
-
-def test_a_probe_that_makes_syncs_late_is_taken_back() -> None:
-    tried = probing(R, carried=(0.0, 0.0), earned=3, probe_again_s=20.0, **LATE)
-    taken = step(late(), tried)
-    assert taken.limit == taken.hold.limit_bytes == KNEE and taken.hold.probe_bytes == 0
-    assert taken.hold.probe_again_s == 40.0 and taken.hold.earned == 0
-    assert step(late(), replace(tried, probe_again_s=50.0)).hold.probe_again_s == PROBE_MOST_S
-    # What was missing outweighs it: then it is weighed, see climb.py.
-    poor = probing(R, probe_rate=POOR * R, carried=(0.0, 0.0), **LATE)
-    assert step(late(), poor).limit == poor.limit_bytes
-
-
-def test_far_above_rate_times_tau_more_limit_is_not_what_is_missing() -> None:
-    far = holding(POOR * R, limit_bytes=int(1.01 * GROW_TO * KNEE))
-    assert step(seen(rate=POOR * R), far).limit == far.limit_bytes
-    near = holding(POOR * R, limit_bytes=int(0.99 * GROW_TO * KNEE))
-    assert step(seen(rate=POOR * R), near).limit > int(0.99 * GROW_TO * KNEE)
-
-
-def test_the_limit_grows_no_further_than_the_ceiling() -> None:
-    bounds = replace(BOUNDS, ceiling=int(1.01 * KNEE))
-    assert step(seen(rate=POOR * R), holding(POOR * R), bounds=bounds).limit == bounds.ceiling
-
-
-# ---- probes ----------------------------------------------------------------
-
-DUE = {"changed_s": NOW - PROBE_S}
-
-
-def test_a_larger_limit_is_tried_after_long_without_a_change() -> None:
-    early = holding(changed_s=NOW - 0.9 * PROBE_S)
-    assert step(seen(), early).limit == KNEE
-    # What it shall beat has to be known.
-    assert step(seen(), holding(carried=(0.0, 0.0), **DUE), dt_s=0.5).limit == KNEE
-    taken = step(seen(), holding(**DUE))
-    assert taken.limit == taken.hold.limit_bytes == int(KNEE * PROBE_STEP)
-    assert taken.hold.probe_bytes == KNEE and taken.hold.probe_rate == pytest.approx(R)
-    assert taken.state is State.PROBE and taken.hold.changed_s == NOW
-
-
-def test_no_larger_limit_is_tried_where_nobody_waits_for_it() -> None:
-    assert step(seen(held_back=False), holding(**DUE)).limit == KNEE
-
-
-def probing(at: float, **more: object) -> Hold:
-    usual = holding(
-        at, limit_bytes=int(KNEE * PROBE_STEP), probe_bytes=KNEE, probe_rate=R,
-        changed_s=NOW - FOLLOW_S - JUDGE_S,
-    )  # fmt: skip
-    return replace(usual, **more)  # type: ignore[arg-type]
-
-
-def test_a_larger_limit_that_brought_more_is_kept_and_the_next_follows_soon() -> None:
-    rate = 1.01 * PROBE_GAIN * R
-    taken = step(seen(rate=rate), probing(rate))
-    assert taken.limit == int(KNEE * PROBE_STEP) and taken.hold.probe_bytes == 0
-    assert taken.hold.probe_again_s == EARNED_S and taken.hold.earned == 1
-    # As far as can be seen the media take this; a full cache will tell if not.
-    assert taken.hold.proved_rate == pytest.approx(rate)
-    later = taken.hold.changed_s + EARNED_S
-    assert step(seen(rate=rate), taken.hold, later - 0.5).limit == taken.limit
-    assert step(seen(rate=rate), taken.hold, later).limit == int(taken.limit * PROBE_STEP**2)
-
-
-def test_what_a_probe_earned_does_not_lower_the_drain_rate() -> None:
-    rate = 0.98 * R
-    taken = step(seen(rate=rate), probing(rate, probe_rate=0.9 * R))
-    assert taken.hold.probe_bytes == 0 and taken.hold.proved_rate == R
-
-
-@pytest.mark.parametrize("earned", [0, 1, 2, 50])
-def test_steps_that_earn_become_larger_up_to_a_bound(earned: int) -> None:
-    factor = min(GROW_MOST, PROBE_STEP ** (1 + earned))
-    assert step(seen(), holding(earned=earned, **DUE)).limit == int(KNEE * factor)
-
-
-def test_a_larger_limit_that_brought_nothing_is_taken_back() -> None:
-    rate = 0.99 * PROBE_GAIN * R
-    taken = step(seen(rate=rate), probing(rate, earned=3))
-    assert taken.limit == taken.hold.limit_bytes == KNEE and taken.hold.probe_bytes == 0
-    assert taken.state is State.PROBE and taken.hold.changed_s == NOW
-    assert taken.hold.probe_again_s == min(2 * PROBE_S, PROBE_MOST_S)
-    assert taken.hold.earned == 0 and taken.hold.proved_rate is None
-
-
-def test_a_larger_limit_is_not_judged_before_its_time() -> None:
-    hold = probing(R, carried=(R * 0.4 * JUDGE_S, 0.4 * JUDGE_S))
-    taken = step(seen(), hold, dt_s=0.5 * JUDGE_S)
-    assert taken.limit == hold.limit_bytes and taken.hold.probe_bytes == KNEE
-
-
-@pytest.mark.parametrize(
-    "before,after",
-    [(EARNED_S, 2 * EARNED_S), (PROBE_S, 2 * PROBE_S), (0.9 * PROBE_MOST_S, PROBE_MOST_S)],
-)
-def test_what_brought_nothing_is_tried_ever_more_seldom(before: float, after: float) -> None:
-    taken = step(seen(), probing(R, probe_again_s=before))
-    assert taken.hold.probe_again_s == min(after, PROBE_MOST_S)
-
-
-def test_where_a_larger_limit_did_not_help_a_starved_flood_the_media_are_slower() -> None:
-    poor = POOR * R
-    # A small step proves nothing: first a larger one.
-    taken = step(seen(rate=poor), probing(poor, probe_rate=poor))
-    assert taken.limit == taken.hold.limit_bytes == int(PROOF_STEP * KNEE)
-    assert taken.hold.proved_rate is None and taken.hold.probe_bytes == KNEE
-    large = probing(poor, probe_rate=poor, limit_bytes=int(1.01 * PROOF_STEP * KNEE))
-    taken = step(seen(rate=poor), large)
-    assert taken.limit == KNEE and taken.hold.proved_rate == pytest.approx(poor)
-
-
-def test_a_larger_limit_without_gain_near_the_drain_rate_proves_nothing() -> None:
-    taken = step(seen(), probing(R, starved_bytes=KNEE))
-    assert taken.hold.proved_rate is None and taken.hold.starved_bytes == KNEE
-
-
-def test_a_disk_that_takes_no_more_is_probed_a_few_times_an_hour() -> None:
-    steps = run(holding(), 3600, lambda limit: seen())
-    probes = [at for at, taken in steps if taken.limit > KNEE]
-    tries = [at for at, was in zip(probes[1:], probes) if at > was + 1]
-    assert 0.5 * 3600 / PROBE_MOST_S <= len(tries) <= 1.2 * 3600 / PROBE_MOST_S + 3
-    assert steps[-1][1].limit == KNEE or len(probes) < 0.05 * len(steps)
-
-
-def test_a_disk_that_takes_far_more_gets_it_in_earned_steps() -> None:
-    # The flood brings limit / tau up to 4 R, and the estimate believes what was proved.
-    hold, known, limits = holding(limit_bytes=int(R * TAU)), R, [int(R * TAU)]
-    for tick in range(600):
-        brings = min(4 * R, limits[-1] / TAU)
-        taken = step(seen(rate=brings, drain_rate=known), hold, NOW + tick)
-        known = taken.hold.proved_rate or known
-        hold = replace(taken.hold, proved_rate=None)
-        limits.append(taken.limit)
-        # In steps: what was earned is not counted a second time.
-        assert limits[-1] <= 1.01 * GROW_MOST * limits[-2]
-        assert limits[-1] <= 1.01 * GROW_MOST * max(brings, R) * TAU
-    assert min(4 * R, limits[-1] / TAU) >= 4 * R / PROBE_GAIN
-    assert known == pytest.approx(4 * R, rel=PROBE_GAIN - 1)
-
-
-def test_what_a_probe_earned_is_not_counted_twice() -> None:
-    rate = 1.01 * SEEK_GAIN * R
-    taken = step(seen(rate=rate), probing(rate))
-    assert taken.hold.for_rate == taken.hold.proved_rate == pytest.approx(rate)
-    # The estimate believes it from the next tick on: that is no other disk.
-    proved = replace(taken.hold, proved_rate=None)
-    after = step(seen(rate=rate, drain_rate=rate), proved, NOW + 1)
-    assert after.limit == taken.limit
-
-
 # ---- late or full, and draining is no help ---------------------------------
 
 
@@ -894,7 +469,6 @@ def test_syncs_that_are_slow_at_any_limit_cost_a_bounded_search() -> None:
     later = steps[300:]
     assert sum(taken.limit == KNEE for _, taken in later) > 0.85 * len(later)
     assert sum(taken.state is State.EXHAUSTED for _, taken in later) > 0.5 * len(later)
-
 
 
 def test_with_room_and_fast_syncs_nothing_moves() -> None:
@@ -1019,7 +593,6 @@ def test_a_limit_without_a_rate_takes_the_present_one_for_its_own() -> None:
 
 def test_every_constant_of_the_search_makes_a_step_that_the_ramp_writes() -> None:
     # A goal that moved by less than the deadband is the same goal: such a step would be lost.
-    from writebackd.control.ramp import DEADBAND
 
     assert min(rules.GROW_LEAST, rules.PROBE_STEP, rules.SEEK_STEP, STEP) > 1 + DEADBAND
     assert max(1 / STEP, rules.DRAIN_SHARE) < 1 - DEADBAND
