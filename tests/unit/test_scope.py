@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import List
+from typing import List, NoReturn
 
 import pytest
 
@@ -120,6 +121,18 @@ def test_the_command_takes_our_place_under_systemd(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": path},
     )  # fmt: skip
     assert result.returncode == 5
+
+
+def test_an_exec_that_fails_leaves_the_program_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> NoReturn:
+        raise FileNotFoundError(errno.ENOENT, "gone since", "systemd-run")
+
+    monkeypatch.setattr(os, "execvp", fails)
+    with pytest.raises(FileNotFoundError):
+        scope._by_systemd("run-x-1", None, ["true"])
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("systemd", [True, False])

@@ -71,8 +71,9 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
         _note("a scope of your own session is watched but never paced; with sudo it can be")
     words = systemd_command(unit, slice_, command, root)
     sys.stdout.flush()
-    _as_of_a_shell()
-    os.execvp(words[0], words)
+    with _as_of_a_shell():
+        os.execvp(words[0], words)
+    raise AssertionError("exec() came back")
 
 
 def _by_hand(unit: str, path: str, command: List[str]) -> int:
@@ -139,16 +140,21 @@ def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
     code = NOT_EXECUTABLE
     try:
         (directory / "cgroup.procs").write_text("0")
-        _as_of_a_shell()
-        os.execv(path, command)
+        with _as_of_a_shell():
+            os.execv(path, command)
     except OSError as error:
         print(f"writebackctl: run: {error}", file=sys.stderr, flush=True)
     os._exit(code)
 
 
-def _as_of_a_shell() -> None:
-    """Python ignores SIGPIPE, and exec() would pass that on."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+@contextlib.contextmanager
+def _as_of_a_shell() -> Iterator[None]:
+    """Python ignores SIGPIPE, and exec() would pass that on; where it fails, Python goes on."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGPIPE, before)
 
 
 @contextlib.contextmanager
