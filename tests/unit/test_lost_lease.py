@@ -114,11 +114,11 @@ def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
 def test_what_was_in_force_before_the_lease_was_lost_is_forgotten(rig: Rig) -> None:
     """The law goes on from what stands: the watcher has brought all of it home."""
     run_out(rig)
-    known = replace(rig.daemon._memory, caps={"sda": Cap(8 << 20, in_force=True)})
-    rig.daemon._memory = known
+    known = replace(rig.daemon.state.memory, caps={"sda": Cap(8 << 20, in_force=True)})
+    rig.daemon.state.memory = known
     assert known.limit_bytes == PIN
-    rig.daemon._take_again()
-    assert (rig.daemon._memory.limit_bytes, rig.daemon._memory.caps) == (None, {})
+    rig.daemon._tenure.take_again(rig.daemon._begin_anew)
+    assert (rig.daemon.state.memory.limit_bytes, rig.daemon.state.memory.caps) == (None, {})
     rig.close()
 
 

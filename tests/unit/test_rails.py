@@ -44,6 +44,7 @@ from writebackd.daemon import SILENT_TICKS, Daemon
 from writebackd.hands import Hands
 from writebackd.kernel.readers import Reading
 from writebackd.model import ForeignWrite, LeverKind, Setting, VmState
+from writebackd.report import culprits as culprits_module
 
 PIN, FOREIGN = 32 << 20, 99 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -531,7 +532,7 @@ RAILS: Dict[str, Rail] = {
         what_somebody_else_sets_is_left_alone, put(Actuator, "foreign", lambda *_: ())
     ),
     "foreign write, named": Rail(
-        who_set_it_is_named, put(daemon_module, "writer_of", lambda *_: None)
+        who_set_it_is_named, put(culprits_module, "writer_of", lambda *_: None)
     ),
     "foreign write, alert": Rail(
         who_set_it_is_an_alert_in_the_same_tick,
