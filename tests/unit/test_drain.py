@@ -447,7 +447,7 @@ def test_a_cache_that_took_nothing_has_no_size() -> None:
 
 
 def test_the_size_is_seen_again_only_after_the_cache_had_time_to_empty() -> None:
-    found = replace(FULL, cache_bytes=7.0 * MB, flooded_before=True, filling=None)
+    found = replace(FULL, cache_bytes=7.0 * MB, last_flood_s=0.0, filling=None)
     soon = quiet(replace(found, quiet_s=0.9 * QUIET_LASTS_S))
     assert feed(feed(soon, [3 * R], slow=0.0), [R] * 3).cache_bytes == 7.0 * MB
     later = quiet(replace(found, quiet_s=QUIET_LASTS_S))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,9 @@ def test_a_copy_differs_where_it_was_told_to() -> None:
     copy = replace(memory, tau_s=3)
     assert copy == DeviceMemory(quiet_s=2.0, tau_s=3) != memory
     assert memory == DeviceMemory(quiet_s=2.0)
+
+
+def test_what_is_remembered_of_a_device_shares_its_keys() -> None:
+    # With a thirtieth field each copy takes 1.5 KB in the place of 300 bytes: 5 ms a tick
+    # with 1 024 disks.
+    assert len(fields(DeviceMemory)) <= 29

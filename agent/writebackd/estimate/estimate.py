@@ -155,7 +155,6 @@ def _estimate_device(
         smooth_rate=smooth_rate,
         flood_began_s=began,
         flood_lasted_s=lasted,
-        flooded_before=memory.flooded_before or flooded,
         last_flood_s=now_s if flooded else memory.last_flood_s,
         sync_window=sync_window,
         last_demand_s=last_demand_s,
