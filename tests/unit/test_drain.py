@@ -250,7 +250,8 @@ def measured(
     sample: DeviceSample = BUSY, memory: DeviceMemory = KNOWN, state: VmState = vm(),  # noqa: B008
     rate: float = R, slept: float = 0.0, dt_s: float = 1.0,
 ) -> Tuple[Writes, DeviceMemory]:  # fmt: skip
-    return measure_writes(sample, memory, state, int(rate * dt_s), slept * dt_s, dt_s)
+    seen, recent = measure_writes(sample, memory, state, int(rate * dt_s), slept * dt_s, dt_s)
+    return seen, replace(memory, recent_writes=recent)
 
 
 @pytest.mark.parametrize("kind", ["dirty", "writeback"])

@@ -119,6 +119,7 @@ class Writes:
 
 
 _writes = made(Writes)
+Recent = Tuple[Tuple[float, float, int], ...]  # DeviceMemory.recent_writes
 
 
 def small_writes(sample: DeviceSample) -> List[Histogram]:
@@ -181,8 +182,8 @@ def measure_writes(
     group_bytes: int,
     throttled_s: float,
     dt_s: float,
-) -> "tuple[Writes, DeviceMemory]":
-    """What was written in this tick, and whether it was a flood.
+) -> "tuple[Writes, Recent]":
+    """What was written in this tick, whether it was a flood, and the new `recent_writes`.
 
     `group_bytes` is what all devices on the same leaf disks wrote together: an
     array with two logical volumes drains for both.  A flood is background
@@ -206,13 +207,14 @@ def measure_writes(
         waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s
     )
     share = None
+    recent = memory.recent_writes
     counted = count_slow(sample, memory, rate)
     if counted is not None:
         newest = (dt_s, *counted)
-        recent: Tuple[Tuple[float, float, int], ...] = (newest,)
         if dt_s < SHARE_OVER_S:
-            recent = last_seconds((*memory.recent_writes, newest), SHARE_OVER_S)
-        memory = replace(memory, recent_writes=recent)
+            recent = last_seconds((*recent, newest), SHARE_OVER_S)
+        else:
+            recent = (newest,)
         total = sum([n for _, _, n in recent])
         if total >= ENOUGH:
             share = sum([slow for _, slow, _ in recent]) / total
@@ -223,7 +225,7 @@ def measure_writes(
         flooded=background >= FLOOD_RATE and more,
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )
-    return writes, memory
+    return writes, recent
 
 
 def is_full(
@@ -280,17 +282,16 @@ def update_drain(
     full = is_full(writes, sample, memory, limit_bytes)
     if full and memory.was_full:
         return _full_sample(writes, memory, limit_bytes, fill, dt_s)
-    memory = replace(
-        memory, fill_bytes=fill, was_full=full, fast=NOTHING if full else memory.fast
-    )
     if full:
         # For part of the tick the cache still took writes at link speed.
+        memory = replace(memory, fill_bytes=fill, was_full=True, fast=NOTHING)
         return memory, "write cache just became full: not counted yet"
-    if memory.filling is not None:
-        filling = (*memory.filling, (dt_s, writes.rate))[-FILLING_TICKS:]
-        memory = replace(memory, filling=filling)
+    filling, tau_s = memory.filling, memory.tau_s
+    if filling is not None:
+        filling = (*filling, (dt_s, writes.rate))[-FILLING_TICKS:]
     if writes.held_back and writes.rate > 0:
-        memory = replace(memory, tau_s=_learn_tau(limit_bytes / writes.rate, writes, memory, dt_s))
+        tau_s = _learn_tau(limit_bytes / writes.rate, writes, memory, dt_s)
+    memory = replace(memory, fill_bytes=fill, was_full=False, filling=filling, tau_s=tau_s)
     return _fast_sample(writes, memory, limit_bytes, dt_s)
 
 

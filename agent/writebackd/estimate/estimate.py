@@ -132,7 +132,9 @@ def _estimate_device(
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
     bounds = policy.for_device(device.name, device.devno, device.driver)
-    writes, memory = measure_writes(seen, memory, sample.vm, group_bytes, throttled_s, dt_s)
+    writes, recent_writes = measure_writes(
+        seen, memory, sample.vm, group_bytes, throttled_s, dt_s
+    )
     memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
     memory = update_baseline(writes, seen, memory, dt_s)
     sync_window, last_demand_s, sync_rate, demand = demand_of(
@@ -152,6 +154,7 @@ def _estimate_device(
     in_waves = lasted <= WAVE_S and now_s - began <= WAVE_LONGER * lasted + 1.0
     memory = replace(
         memory,
+        recent_writes=recent_writes,
         smooth_rate=smooth_rate,
         flood_began_s=began,
         flood_lasted_s=lasted,
