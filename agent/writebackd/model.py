@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Mapping, Optional, Tuple, TypeVar
+from typing import TYPE_CHECKING, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 if TYPE_CHECKING:  # a checker knows the names and types of the fields of these only
     from dataclasses import replace as replace
@@ -92,7 +92,7 @@ class Histogram:
         """
         return self._at(q, tuple(accumulate(map(_COUNT, self.buckets))))
 
-    def _at(self, q: float, below: Tuple[int, ...]) -> Optional[float]:
+    def _at(self, q: float, below: Sequence[int]) -> Optional[float]:
         """`below`: how many values are up to the end of each bucket."""
         if not (below and below[-1]):
             return None
@@ -107,22 +107,30 @@ class Histogram:
 
     def total_s(self) -> float:
         """All values together in seconds, each in the middle of its bucket."""
-        return sum([count * _MIDDLES_S[index] for index, count in self.buckets])
+        total_s = 0.0
+        for index, count in self.buckets:
+            total_s += count * _MIDDLES_S[index]
+        return total_s
 
     def told(self) -> "Tuple[int, float, Optional[float], Optional[float]]":
         """`total`, `total_s`, p50 and p99 in seconds: what every tick asks of every device."""
-        below = tuple(accumulate(map(_COUNT, self.buckets)))
-        total = below[-1] if below else 0
-        return total, self.total_s(), self._at(0.5, below), self._at(0.99, below)
+        below: List[int] = []
+        total, total_s = 0, 0.0
+        for index, count in self.buckets:
+            total += count
+            total_s += count * _MIDDLES_S[index]
+            below.append(total)
+        return total, total_s, self._at(0.5, below), self._at(0.99, below)
 
     def count_above(self, threshold_s: float) -> Tuple[int, int]:
         """How many values are in buckets that start at or above `threshold_s`; and in all."""
-        buckets = self.buckets
-        total = sum(map(_COUNT, buckets))
         first = bisect_left(BUCKET_EDGES_S, threshold_s)
-        if not buckets or buckets[-1][0] < first:  # as most are
-            return 0, total
-        return sum([count for index, count in buckets if index >= first]), total
+        above = total = 0
+        for index, count in self.buckets:
+            total += count
+            if index >= first:
+                above += count
+        return above, total
 
     def share_above(self, threshold_s: float) -> Optional[float]:
         """Share of the values in buckets that start at or above `threshold_s`."""
