@@ -673,8 +673,8 @@ class Learned:
 class DeviceMemory:
     """What estimators and law remember of one device between ticks.
 
-    29 fields at most: instances of a class with more share no keys in CPython, and each of a
-    tick's copies then takes 1.5 KB in the place of 300 bytes (SHARED_KEYS_MAX_SIZE in dictobject.c).
+    29 fields at most: with more its instances share no keys in CPython (SHARED_KEYS_MAX_SIZE in
+    dictobject.c), and each of a tick's copies takes 1.5 KB in the place of 300 bytes.
     """
 
     identity: Tuple[str, Optional[int]] = ("", None)  # devno and diskseq

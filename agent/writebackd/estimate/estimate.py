@@ -71,7 +71,11 @@ def estimate(
         limit, cap = threshold, memory.caps.get(name)
         if cap is not None and cap.in_force:
             share, limit = 1.0, cap.bytes
-        members = groups.get(name, (seen,))
+        group = groups.get(name)
+        if group is None:
+            slept_s = throttled_s.get(name, 0.0)
+        else:
+            slept_s = sum([throttled_s.get(each.device.name, 0.0) for each in group])
         estimates[name], remembered[name] = _estimate_device(
             policy,
             known,
@@ -79,7 +83,7 @@ def estimate(
             sample,
             smooth[name],
             written,
-            unknown_s + sum([throttled_s.get(each.device.name, 0.0) for each in members]),
+            unknown_s + slept_s,
             share,
             int(share * limit),
         )
@@ -96,13 +100,14 @@ def _throttled(sample: Sample) -> Dict[Optional[str], float]:
 
 def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
     """For each device that shares a leaf disk, all that end on one of its own; itself first."""
+    groups: Dict[str, Tuple[DeviceSample, ...]] = {}
+    leaves = [leaf for seen in sample.devices for leaf in seen.device.leaf_devnos]
+    if len(set(leaves)) == len(leaves):
+        return groups  # nobody shares one, as on most hosts
     by_leaf: Dict[str, List[DeviceSample]] = {}
     for seen in sample.devices:
         for leaf in seen.device.leaf_devnos:
             by_leaf.setdefault(leaf, []).append(seen)
-    groups: Dict[str, Tuple[DeviceSample, ...]] = {}
-    if len(by_leaf) == sum(map(len, by_leaf.values())):
-        return groups  # nobody shares one, as on most hosts
     for seen in sample.devices:
         members = {seen.device.name: seen}
         for leaf in seen.device.leaf_devnos:
