@@ -103,8 +103,10 @@ def test_counters_that_wrap_around_still_give_thedifference() -> None:
     last = [0] * HIST_BUCKETS
     now = [0] * HIST_BUCKETS
     last[3], now[3] = 0xFFFFFFFE, 1
-    now[9] = 4
-    assert difference(now, last).buckets == ((3, 3), (9, 4))
+    now[9], now[15], now[16] = 4, 5, 6
+    now[HIST_BUCKETS - 1] = 7
+    expected = ((3, 3), (9, 4), (15, 5), (16, 6), (HIST_BUCKETS - 1, 7))
+    assert difference(layout.HIST.pack(*now), layout.HIST.pack(*last)).buckets == expected
 
 
 SIZES = [
