@@ -52,8 +52,8 @@ def main() -> None:
         spent.append((time.thread_time() - begun) * 1e3)
         assert len(found) == DISKS
         assert all(len(classes) == CLASSES for classes in found.values())
-    print(f"reading the block layer's map with {DISKS} busy disks: {statistics.median(spent):.1f} ms"
-          f" of CPU (median; least {min(spent):.1f})")
+    print(f"reading the block layer's map with {DISKS} busy disks:"
+          f" {statistics.median(spent):.1f} ms of CPU (median; least {min(spent):.1f})")
 
 
 if __name__ == "__main__":
