@@ -612,7 +612,7 @@ def test_a_rate_that_was_proved_becomes_the_drain_rate() -> None:
     )  # fmt: skip
     devices = {**memory().devices}
     devices["sda"] = replace(
-        devices["sda"], hold=tried, drain_rate=RATE, drain_window=((1.0, RATE),)
+        devices["sda"], hold=tried, drain_rate=RATE, drain_window=((1.0, RATE, MB),)
     )
     _, after = decide(
         policy(), memory(devices=devices), sample(limit=2 * TIGHT),

@@ -251,7 +251,8 @@ def measured(
     sample: DeviceSample = BUSY, memory: DeviceMemory = KNOWN, state: VmState = vm(),  # noqa: B008
     rate: float = R, slept: float = 0.0, dt_s: float = 1.0,
 ) -> Tuple[Writes, DeviceMemory]:  # fmt: skip
-    return measure_writes(sample, memory, state, int(rate * dt_s), slept * dt_s, dt_s)
+    seen, recent = measure_writes(sample, memory, state, int(rate * dt_s), slept * dt_s, dt_s)
+    return seen, replace(memory, recent_writes=recent)
 
 
 @pytest.mark.parametrize("kind", ["dirty", "writeback"])
@@ -460,7 +461,7 @@ def test_a_cache_that_took_nothing_has_no_size() -> None:
 
 
 def test_the_size_is_seen_again_only_after_the_cache_had_time_to_empty() -> None:
-    found = replace(FULL, cache_bytes=7.0 * MB, flooded_before=True, filling=None)
+    found = replace(FULL, cache_bytes=7.0 * MB, last_flood_s=0.0, filling=None)
     soon = quiet(replace(found, quiet_s=0.9 * QUIET_LASTS_S))
     assert feed(feed(soon, [3 * R], slow=0.0), [R] * 3).cache_bytes == 7.0 * MB
     later = quiet(replace(found, quiet_s=QUIET_LASTS_S))
@@ -498,7 +499,7 @@ def test_a_cache_seen_full_is_as_full_as_it_gets() -> None:
 def test_a_rate_that_no_cache_can_take_so_long_raises_the_drain_rate() -> None:
     ticks = int(FAST_LASTS_S)
     # The first tick finds the cache empty, and the second one begins to count.
-    memory = replace(KNOWN, fill_bytes=1.0, drain_window=((1.0, R),))
+    memory = replace(KNOWN, fill_bytes=1.0, drain_window=((1.0, R, LIMIT),))
     early = feed(memory, [2 * R] * (ticks - 1), slow=0.0, limit=9 * LIMIT)
     assert early.drain_rate == R
     raised = feed(early, [2 * R], slow=0.0, limit=9 * LIMIT)

@@ -37,7 +37,8 @@ LEARNED = Learned(
 )  # fmt: skip
 MEMORY = DeviceMemory(
     identity=("8:0", 7), known_as=SDA.identity, drain_rate=2.5e8,
-    drain_window=((1.0, 2.4e8), (1.0, 2.6e8)), baseline_s=4e-4, write_baseline_s=9e-5,
+    drain_window=((1.0, 2.4e8, 1 << 20), (1.0, 2.6e8, 1 << 20)),
+    baseline_s=4e-4, write_baseline_s=9e-5,
     tau_s=8e-3, cache_bytes=5e8,
 )  # fmt: skip
 

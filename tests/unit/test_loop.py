@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import socket
 import time
 from dataclasses import replace
@@ -82,3 +83,22 @@ def test_the_end_is_in_the_history(
     last = read_history(tmp_path / "state" / HISTORY)[-1]
     assert last.kind == "stop" and last.text.startswith("SIGTERM, on-exit = restore")
     assert ("could not be done in full" in last.text) is refused
+
+
+def test_the_collector_does_not_look_in_mid_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    seen: List[bool] = []
+    rig.daemon._teller.on_tick = lambda snapshot: seen.append(gc.isenabled())
+    rig.tick(2)
+    assert seen and not any(seen) and gc.isenabled()
+
+    def fail() -> None:
+        raise RuntimeError("an error of the loop")
+
+    monkeypatch.setattr(rig.daemon, "_look_and_act", fail)
+    with pytest.raises(RuntimeError):
+        rig.daemon._tick()
+    assert gc.isenabled()
+    rig.close()

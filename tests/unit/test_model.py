@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -102,8 +103,10 @@ def test_counters_that_wrap_around_still_give_thedifference() -> None:
     last = [0] * HIST_BUCKETS
     now = [0] * HIST_BUCKETS
     last[3], now[3] = 0xFFFFFFFE, 1
-    now[9] = 4
-    assert difference(now, last).buckets == ((3, 3), (9, 4))
+    now[9], now[15], now[16] = 4, 5, 6
+    now[HIST_BUCKETS - 1] = 7
+    expected = ((3, 3), (9, 4), (15, 5), (16, 6), (HIST_BUCKETS - 1, 7))
+    assert difference(layout.HIST.pack(*now), layout.HIST.pack(*last)).buckets == expected
 
 
 SIZES = [
@@ -168,3 +171,9 @@ def test_a_copy_differs_where_it_was_told_to() -> None:
     copy = replace(memory, tau_s=3)
     assert copy == DeviceMemory(quiet_s=2.0, tau_s=3) != memory
     assert memory == DeviceMemory(quiet_s=2.0)
+
+
+def test_what_is_remembered_of_a_device_shares_its_keys() -> None:
+    # With a thirtieth field each copy takes 1.5 KB in the place of 300 bytes: 5 ms a tick
+    # with 1 024 disks.
+    assert len(fields(DeviceMemory)) <= 29

@@ -84,7 +84,7 @@ class Bench:
         rig.tick(2)
         for _ in range(ticks):
             known = rig.daemon.state.memory.devices["sda"]
-            mine = replace(known, drain_rate=rate, last_flood_s=rig.now, flooded_before=True)
+            mine = replace(known, drain_rate=rate, last_flood_s=rig.now)
             rig.daemon.state.memory = replace(rig.daemon.state.memory, devices={"sda": mine})
             rig.daemon._tick()
             rig.now += seconds

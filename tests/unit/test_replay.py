@@ -280,6 +280,17 @@ def test_memory_and_samples_of_a_first_tick_come_back() -> None:
     assert unpack(Memory, packed, Interned()) == Memory()
 
 
+def test_a_recording_may_have_a_field_that_is_gone() -> None:
+    from writebackd.model import DeviceMemory
+    from writebackd.report.codec import Interned, unpack
+
+    packed = {"flooded_before": True, "last_flood_s": 5.0}
+    mine = unpack(DeviceMemory, packed, Interned())
+    assert mine == DeviceMemory(last_flood_s=5.0) and mine.flooded_before
+    with pytest.raises(KeyError):
+        unpack(DeviceMemory, {"never": 1}, Interned())
+
+
 if __name__ == "__main__":
     scratch = TRACE.with_suffix(".new")
     play(scratch, "flood", 60.0)

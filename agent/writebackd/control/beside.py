@@ -109,6 +109,8 @@ def beside(
 def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
     """Ceilings of devices that have one of their own in the policy, bytes, by name."""
     found: Dict[str, int] = {}
+    if not policy.devices.settings:
+        return found
     for seen in sample.devices:
         device = seen.device
         own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
@@ -122,6 +124,21 @@ def _caps(
     own: Mapping[str, int],
 ) -> Dict[str, Cap]:
     caps: Dict[str, Cap] = {}
+    # Of those without a cap; its own is not smaller than itself.
+    least = min(
+        (
+            want.target_bytes for want in wants
+            if want.demand and want.target_bytes is not None and want.name not in memory.caps
+        ),
+        default=0,
+    )
+    shared = shared_limit(memory, sample)
+    asked = [
+        want for want in wants
+        if want.name in memory.caps or want.name in own or _is_tightest(want, least, shared)
+    ]
+    if not asked:
+        return caps
     taken = {action.lever for action in sample.actions if action.ok}
     if memory.mode is Mode.OBSERVE:
         taken = set()  # nothing is written, so nothing comes into force
@@ -135,16 +152,7 @@ def _caps(
         leaf for seen in sample.devices if seen.device.name in flooded_lately
         for leaf in seen.device.leaf_devnos
     )
-    # Of those without a cap; its own is not smaller than itself.
-    least = min(
-        (
-            want.target_bytes for want in wants
-            if want.demand and want.target_bytes is not None and want.name not in memory.caps
-        ),
-        default=0,
-    )
-    shared = shared_limit(memory, sample)
-    for want in wants:
+    for want in asked:
         device, known = devices[want.name], memory.caps.get(want.name)
         if device.bdi in refused:
             continue
@@ -173,10 +181,8 @@ def _caps(
             continue
         if want.target_bytes is None or not want.demand:
             continue
-        if known is None and not (
-            want.target_bytes <= least and shared <= ARRIVED * want.target_bytes
-        ):
-            continue  # not the tightest, or not there yet
+        if known is None and not _is_tightest(want, least, shared):
+            continue
         if len(flooded_lately) <= flooded:
             continue  # alone, or alone again: the global pair does as well
         # A flood from another volume of the same disks would go free under a wide global
@@ -189,6 +195,12 @@ def _caps(
         size = known.bytes if near(want.target_bytes, known.bytes) else want.target_bytes
         caps[want.name] = Cap(size, in_force)
     return caps
+
+
+def _is_tightest(want: Want, least: int, shared: int) -> bool:
+    """Whether nobody needs less than it, and the global limit has come down to that."""
+    target = want.target_bytes
+    return want.demand and target is not None and target <= least and shared <= ARRIVED * target
 
 
 def _refused(sample: Sample) -> List[str]:

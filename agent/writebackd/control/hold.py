@@ -163,9 +163,6 @@ def regulate(
         hold = settle(hold, now_s, full_s=0.0, late_s=0.0)
         return asked, hold, State.GUARD, ELSEWHERE
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
-    if hold.phase is Phase.HOLD:
-        surplus = max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
-        hold = replace(hold, refilled_bytes=hold.refilled_bytes + surplus)
     if estimate.flushes_wait:
         return _flushed(bounds, estimate, hold, now_s)
     if estimate.drain_rate is None:
@@ -231,8 +228,12 @@ def _observe(
             carried, lasted = carried / 2, lasted / 2
             waited = (waited[0] / 2, waited[1] / 2)
     late = wait(estimate) > bounds.objective_s
+    refilled = hold.refilled_bytes
+    if hold.phase is Phase.HOLD:
+        refilled += max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
     return replace(
         hold,
+        refilled_bytes=refilled,
         carried=(carried, lasted),
         waited=waited,
         full_s=hold.full_s + dt_s if estimate.full else 0.0,

@@ -125,6 +125,7 @@ class Writes:
 
 
 _writes = made(Writes)
+Recent = Tuple[Tuple[float, float, int], ...]  # DeviceMemory.recent_writes
 
 
 def small_writes(sample: DeviceSample) -> List[Histogram]:
@@ -187,8 +188,8 @@ def measure_writes(
     group_bytes: int,
     throttled_s: float,
     dt_s: float,
-) -> "tuple[Writes, DeviceMemory]":
-    """What was written in this tick, and whether it was a flood.
+) -> "tuple[Writes, Recent]":
+    """What was written in this tick, whether it was a flood, and the new `recent_writes`.
 
     `group_bytes` is what all devices on the same leaf disks wrote together: an
     array with two logical volumes drains for both.  A flood is background
@@ -212,13 +213,14 @@ def measure_writes(
         waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s
     )
     share = None
+    recent = memory.recent_writes
     counted = count_slow(sample, memory, rate)
     if counted is not None:
         newest = (dt_s, *counted)
-        recent: Tuple[Tuple[float, float, int], ...] = (newest,)
         if dt_s < SHARE_OVER_S:
-            recent = last_seconds((*memory.recent_writes, newest), SHARE_OVER_S)
-        memory = replace(memory, recent_writes=recent)
+            recent = last_seconds((*recent, newest), SHARE_OVER_S)
+        else:
+            recent = (newest,)
         total = sum([n for _, _, n in recent])
         if total >= ENOUGH:
             share = sum([slow for _, slow, _ in recent]) / total
@@ -229,7 +231,7 @@ def measure_writes(
         flooded=background >= FLOOD_RATE and more,
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )
-    return writes, memory
+    return writes, recent
 
 
 def is_full(
@@ -290,17 +292,16 @@ def update_drain(
         memory = replace(memory, tau_s=_learn_tau(at_most, writes, memory, dt_s))
     if full and memory.was_full:
         return _full_sample(writes, memory, limit_bytes, fill, dt_s)
-    memory = replace(
-        memory, fill_bytes=fill, was_full=full, fast=NOTHING if full else memory.fast
-    )
     if full:
         # For part of the tick the cache still took writes at link speed.
+        memory = replace(memory, fill_bytes=fill, was_full=True, fast=NOTHING)
         return memory, "write cache just became full: not counted yet"
-    if memory.filling is not None:
-        filling = (*memory.filling, (dt_s, writes.rate))[-FILLING_TICKS:]
-        memory = replace(memory, filling=filling)
+    filling, tau_s = memory.filling, memory.tau_s
+    if filling is not None:
+        filling = (*filling, (dt_s, writes.rate))[-FILLING_TICKS:]
     if writes.held_back and writes.rate > 0:
-        memory = replace(memory, tau_s=_learn_tau(limit_bytes / writes.rate, writes, memory, dt_s))
+        tau_s = _learn_tau(limit_bytes / writes.rate, writes, memory, dt_s)
+    memory = replace(memory, fill_bytes=fill, was_full=False, filling=filling, tau_s=tau_s)
     return _fast_sample(writes, memory, limit_bytes, dt_s)
 
 
@@ -327,19 +328,18 @@ def _full_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, fill: float, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
     window, cache = memory.drain_window, memory.cache_bytes
-    if abs(limit_bytes - memory.window_limit_bytes) > NEAR_R * limit_bytes:
+    if window and abs(limit_bytes - window[-1][2]) > NEAR_R * limit_bytes:
         window = ()  # rates under different limits are different things
-    window = last_seconds((*window, (dt_s, writes.rate)), FULL_OVER_S)
+    window = last_seconds((*window, (dt_s, writes.rate, limit_bytes)), FULL_OVER_S)
     changes: Dict[str, Any] = {
-        "drain_window": window, "window_limit_bytes": limit_bytes, "fast": NOTHING,
-        "fill_bytes": fill if cache is None else cache,
+        "drain_window": window, "fast": NOTHING, "fill_bytes": fill if cache is None else cache,
     }  # fmt: skip
     known = memory.drain_rate
-    lasted_s = sum([dt for dt, _ in window])
+    lasted_s = sum([dt for dt, *_ in window])
     falls = known is None and writes.rate < LOWER * window[0][1]
     if known is None and lasted_s < (FULL_FALLS_S if falls else FULL_LEAST_S):
         return replace(memory, **changes), "write cache full: measuring"
-    rate = median([rate for _, rate in window])
+    rate = median([rate for _, rate, _ in window])
     tight = limit_bytes < LOWER * memory.drain_limit_bytes and limits_rate(
         limit_bytes, rate, memory
     )

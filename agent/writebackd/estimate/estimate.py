@@ -72,7 +72,11 @@ def estimate(
         limit, cap = threshold, memory.caps.get(name)
         if cap is not None and cap.in_force:
             share, limit = 1.0, cap.bytes
-        members = groups.get(name, (seen,))
+        group = groups.get(name)
+        if group is None:
+            slept_s = throttled_s.get(name, 0.0)
+        else:
+            slept_s = sum([throttled_s.get(each.device.name, 0.0) for each in group])
         estimates[name], remembered[name] = _estimate_device(
             policy,
             known,
@@ -80,7 +84,7 @@ def estimate(
             sample,
             smooth[name],
             written,
-            unknown_s + sum([throttled_s.get(each.device.name, 0.0) for each in members]),
+            unknown_s + slept_s,
             share,
             int(share * limit),
         )
@@ -97,13 +101,14 @@ def _throttled(sample: Sample) -> Dict[Optional[str], float]:
 
 def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
     """For each device that shares a leaf disk, all that end on one of its own; itself first."""
+    groups: Dict[str, Tuple[DeviceSample, ...]] = {}
+    leaves = [leaf for seen in sample.devices for leaf in seen.device.leaf_devnos]
+    if len(set(leaves)) == len(leaves):
+        return groups  # nobody shares one, as on most hosts
     by_leaf: Dict[str, List[DeviceSample]] = {}
     for seen in sample.devices:
         for leaf in seen.device.leaf_devnos:
             by_leaf.setdefault(leaf, []).append(seen)
-    groups: Dict[str, Tuple[DeviceSample, ...]] = {}
-    if len(by_leaf) == sum(map(len, by_leaf.values())):
-        return groups  # nobody shares one, as on most hosts
     for seen in sample.devices:
         members = {seen.device.name: seen}
         for leaf in seen.device.leaf_devnos:
@@ -133,7 +138,9 @@ def _estimate_device(
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
     bounds = policy.for_device(device.name, device.devno, device.driver)
-    writes, memory = measure_writes(seen, memory, sample.vm, group_bytes, throttled_s, dt_s)
+    writes, recent_writes = measure_writes(
+        seen, memory, sample.vm, group_bytes, throttled_s, dt_s
+    )
     memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
     memory = update_baseline(writes, seen, memory, dt_s)
     sync_window, last_demand_s, sync_rate, demand = demand_of(
@@ -155,10 +162,10 @@ def _estimate_device(
     in_waves = lasted <= WAVE_S and now_s - began <= WAVE_LONGER * lasted + 1.0
     memory = replace(
         memory,
+        recent_writes=recent_writes,
         smooth_rate=smooth_rate,
         flood_began_s=began,
         flood_lasted_s=lasted,
-        flooded_before=memory.flooded_before or flooded,
         last_flood_s=now_s if flooded else memory.last_flood_s,
         sync_window=sync_window,
         last_demand_s=last_demand_s,

@@ -45,8 +45,8 @@ class DiskStats(NamedTuple):
     discards: int = 0  # also where they are not counted
 
 
-def _parse_line(line: str) -> Tuple[str, DiskStats]:
-    """Device number and counters of one line. Raises ValueError."""
+def _parse_line(line: str, devno: Optional[str] = None) -> Tuple[str, DiskStats]:
+    """Device number, if it is not known yet, and counters of one line. Raises ValueError."""
     fields = line.split()
     if len(fields) < _MIN_FIELDS:
         raise ValueError(f"{len(fields)} fields")
@@ -58,7 +58,7 @@ def _parse_line(line: str) -> Tuple[str, DiskStats]:
         raise ValueError("larger than any counter")
     flushes, flush_ms = number[15:17] if len(fields) >= _FIELDS_WITH_FLUSHES else (None, None)
     # As a tuple, which DiskStats() takes three times as long for: the order of the fields above.
-    return f"{int(fields[0])}:{int(fields[1])}", tuple.__new__(DiskStats, (
+    return devno or f"{int(fields[0])}:{int(fields[1])}", tuple.__new__(DiskStats, (
         number[0],
         number[2] * _SECTOR_BYTES,
         number[3],
@@ -99,10 +99,13 @@ class DiskStatsReader:
         for line in lines:
             entry = self._known.get(line)
             if entry is None:
-                if wanted is not None and self._number(line) not in wanted:
-                    continue  # a partition mostly
+                devno = None
+                if wanted is not None:
+                    devno = self._number(line)
+                    if devno not in wanted:
+                        continue  # a partition mostly
                 try:
-                    entry = _parse_line(line)
+                    entry = _parse_line(line, devno)
                 except ValueError:
                     self.skipped += bool(line)
                     continue

@@ -16,6 +16,7 @@ CLASSES = len(IoClass)
 # the histograms is the program's own
 IO_SLOT_HEAD = struct.Struct(f"=QII{2 * CLASSES}Q32x")
 HIST = struct.Struct(f"={HIST_BUCKETS}I")
+HIST_PART = struct.Struct("=16I")  # two octaves of it
 IO_SLOT_SIZE = IO_SLOT_HEAD.size + CLASSES * HIST.size
 # struct queue_slot
 QUEUE_SLOT_SIZE = CLASSES * HIST.size

@@ -18,13 +18,13 @@ from writebackd import human
 from writebackd.kernel import layout, libbpf
 from writebackd.kernel.writers import command_line
 from writebackd.model import (
-    HIST_BUCKETS,
     ClassSample,
     ForeignWrite,
     Histogram,
     IoClass,
     SyncSample,
     TaskSample,
+    made,
 )
 
 # Clock of bpf_ktime_get_ns().
@@ -68,18 +68,30 @@ class Reading:
     writers: Tuple[ForeignWrite, ...] = ()  # every write to vm.dirty_*, ours included
 
 
-def difference(current: Sequence[int], last: Sequence[int]) -> Histogram:
-    """What was added to a histogram of 32-bit counters, wrap-around included."""
-    return Histogram(
-        tuple(
-            (i, (now - before) & 0xFFFFFFFF)
-            for i, (now, before) in enumerate(zip(current, last))
-            if now != before
+def difference(current: bytes, last: bytes) -> Histogram:
+    """What was added to a histogram of 32-bit counters, wrap-around included.
+
+    Both as the map has them: a tick moves a few counters near each other, so that to compare
+    part by part takes a third of the time of looking at each number (3 to 4 us in the place
+    of 10).
+    """
+    buckets: List[Tuple[int, int]] = []
+    for at in range(0, len(current), layout.HIST_PART.size):
+        end = at + layout.HIST_PART.size
+        if current[at:end] == last[at:end]:
+            continue
+        numbers = zip(
+            layout.HIST_PART.unpack_from(current, at), layout.HIST_PART.unpack_from(last, at)
         )
-    )
+        for index, (now, before) in enumerate(numbers, at // 4):
+            if now != before:
+                buckets.append((index, (now - before) & 0xFFFFFFFF))
+    return Histogram(tuple(buckets))
 
 
-_NO_HISTOGRAM = (0,) * HIST_BUCKETS
+_class_sample = made(ClassSample)
+_CLASSES = tuple((each, each.value) for each in IoClass)  # whose `value` is a function
+_NO_HISTOGRAM = bytes(layout.HIST.size)
 _NO_COMPLETIONS = (0,) * (3 + 2 * layout.CLASSES)
 
 
@@ -91,8 +103,8 @@ class BlockReader:
     ) -> None:
         self._slots, self._queues, self._sizes = slots, queues, sizes
         self._heads: Dict[int, Tuple[int, ...]] = {}
-        self._hists: Dict[Tuple[int, int], Sequence[int]] = {}
-        self._waits: Dict[Tuple[int, int], Sequence[int]] = {}
+        self._hists: Dict[Tuple[int, int], bytes] = {}
+        self._waits: Dict[Tuple[int, int], bytes] = {}
         self.unstamped = 0  # in the last read, of all devices
 
     def read(self) -> Dict[str, Dict[IoClass, ClassSample]]:
@@ -108,16 +120,17 @@ class BlockReader:
             # the one that went: the difference is the new one's, but for what
             # the old one completed after the last read.
             self.unstamped += head[2] - last[2]
-            for io_class in IoClass:
-                at = 3 + 2 * io_class.value
+            devno = layout.devno(head[1])
+            for io_class, number in _CLASSES:
+                at = 3 + 2 * number
                 # Never backwards, whatever the memory holds: a rate has no sign.
                 count = max(0, head[at] - last[at])
                 size = max(0, head[at + 1] - last[at + 1])
                 if not count and not size:
                     continue
-                latency, queue = self._read_histograms(block, io_class.value)
-                sample = ClassSample(count, size, latency, queue)
-                classes = result.setdefault(layout.devno(head[1]), {})
+                latency, queue = self._read_histograms(block, number)
+                sample = _class_sample(count=count, bytes=size, latency=latency, queue=queue)
+                classes = result.setdefault(devno, {})
                 so_far = classes.get(io_class)
                 classes[io_class] = so_far + sample if so_far else sample
         return result
@@ -126,12 +139,13 @@ class BlockReader:
         key = (block, number)
         offset = number * layout.HIST.size
         at = block * layout.IO_SLOT_SIZE + layout.IO_SLOT_HEAD.size + offset
-        current = layout.HIST.unpack_from(self._slots, at)
+        current = self._slots[at : at + layout.HIST.size]
         latency = difference(current, self._hists.get(key, _NO_HISTOGRAM))
         self._hists[key] = current
         if self._queues is None:
             return latency, None
-        waits = layout.HIST.unpack_from(self._queues, block * layout.QUEUE_SLOT_SIZE + offset)
+        at = block * layout.QUEUE_SLOT_SIZE + offset
+        waits = self._queues[at : at + layout.HIST.size]
         queue = difference(waits, self._waits.get(key, _NO_HISTOGRAM))
         self._waits[key] = waits
         return latency, queue
@@ -145,7 +159,7 @@ class SyncReader:
         self._inflight_map = inflight
         self._inflight = inflight.batch_reader(512)
         self.abandoned = 0  # syncs whose thread went without an end that was seen
-        self._last: Dict[str, Tuple[Sequence[int], Sequence[int], Sequence[int]]] = {}
+        self._last: Dict[str, Tuple[Sequence[int], bytes, bytes]] = {}
 
     def read(self) -> Dict[str, SyncSample]:
         waiting: Dict[str, Tuple[int, float]] = {}
@@ -169,8 +183,8 @@ class SyncReader:
         for key, value in self._done.read():
             name = layout.devno(int.from_bytes(key, sys.byteorder))
             counts = layout.SYNC_COUNTS.unpack_from(value)
-            files = layout.HIST.unpack_from(value, layout.SYNC_COUNTS.size)
-            syncfs = layout.HIST.unpack_from(value, layout.SYNC_COUNTS.size + layout.HIST.size)
+            split = layout.SYNC_COUNTS.size + layout.HIST.size
+            files, syncfs = value[layout.SYNC_COUNTS.size : split], value[split:]
             last = self._last.get(name, ((0, 0, 0), _NO_HISTOGRAM, _NO_HISTOGRAM))
             self._last[name] = (counts, files, syncfs)
             inflight, oldest = waiting.pop(name, (0, 0.0))

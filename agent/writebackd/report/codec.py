@@ -32,6 +32,8 @@ T = TypeVar("T")
 Pack = Callable[[Any, "Interned"], Any]
 # The same from tick to tick: told once, then by number.
 _INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
+# Fields of earlier recordings that said what another one does.
+_GONE = frozenset(("flooded_before",))
 
 
 class Interned:
@@ -195,7 +197,8 @@ def _fields_unpacker(kind: Any) -> Pack:
             raise ValueError(f"{kind.__name__} without {', '.join(needed - packed.keys())}")
         values: Dict[str, Any] = dict(defaults)
         for name, field in packed.items():
-            values[name] = unpackers[name](field, interned)
+            if name not in _GONE:
+                values[name] = unpackers[name](field, interned)
         # As model.replace(): __init__ of a frozen class takes ten times as long.
         made = object.__new__(kind)
         object.__setattr__(made, "__dict__", values)

@@ -53,6 +53,7 @@ class Keeper:
         self._known: Optional[Dict[str, Learned]] = None  # the loop's, once it was read
         self._saved: Dict[str, Learned] = {}
         self._save_at_s = float("-inf")
+        self._recalled: Sequence[Device] = ()  # the devices of the last tick
         self._read: Deque[Dict[str, Learned]] = deque()  # by the thread, for the loop
         self._waiting: Deque[Dict[str, Learned]] = deque(maxlen=1)  # the newest is enough
         self._wake = threading.Event()
@@ -68,6 +69,9 @@ class Keeper:
                 return memory
             self._known = self._read.popleft()
             self._saved = dict(self._known)
+        elif devices == self._recalled and len(memory.devices) == len(devices):
+            return memory  # nobody is new, nobody gone
+        self._recalled = devices
         recalled = recall(memory, devices, self._known, wall_s)
         gone = memory.devices.keys() - {device.name for device in devices}
         if gone or recalled is not memory:
