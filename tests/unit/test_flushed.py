@@ -213,7 +213,7 @@ def test_a_host_that_became_slower_during_a_try_is_no_answer() -> None:
     now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
     slower = judged(0.98 * RATE / WIDE_GAIN, 20e-3, now, FIRST)
     assert slower.limit == KNEE and slower.hold.climb == replace(now, from_bytes=0)
-    again = tick(measured(slower.hold.climb, changed_s=NOW - 5.0))
+    again = tick(measured(slower.hold.climb, changed_s=NOW - 5.0), flushed(drain_rate=RATE))
     assert again.limit == FIRST and again.hold.climb.tries == 2
     # Once: where the disk swings that is no accident.
     twice = judged(0.98 * RATE / WIDE_GAIN, 20e-3, replace(now, tries=2), FIRST)
