@@ -92,8 +92,8 @@ def test_a_tick_counts_by_its_length() -> None:
     for _ in range(12):
         memory = ticked(0.2e-3, 0.6e-3, memory=memory)
     assert not flushes_wait(memory)
-    half = ticked(0.0, 0.6e-3, memory=slow, dt_s=FLUSH_HALF_S)
-    assert half.flushed is not None and half.flushed[0] == pytest.approx(2e-3)
+    later = ticked(0.0, 0.6e-3, memory=slow, dt_s=2 * FLUSH_HALF_S)
+    assert later.flushed is not None and later.flushed[0] == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("leaves", [("8:0",), ("8:0", "8:16")])
@@ -213,7 +213,7 @@ def test_a_host_that_became_slower_during_a_try_is_no_answer() -> None:
     now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
     slower = judged(0.98 * RATE / WIDE_GAIN, 20e-3, now, FIRST)
     assert slower.limit == KNEE and slower.hold.climb == replace(now, from_bytes=0)
-    again = tick(measured(slower.hold.climb))
+    again = tick(measured(slower.hold.climb, changed_s=NOW - 5.0), flushed(drain_rate=RATE))
     assert again.limit == FIRST and again.hold.climb.tries == 2
     # Once: where the disk swings that is no accident.
     twice = judged(0.98 * RATE / WIDE_GAIN, 20e-3, replace(now, tries=2), FIRST)
@@ -277,9 +277,9 @@ def test_waits_count_by_time_and_not_in_pauses() -> None:
 def test_what_a_try_brought_is_r_at_least_and_no_reason_for_the_next_one() -> None:
     now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
     more = 1.5 * RATE
-    hold = measured(now, more, limit_bytes=FIRST)
+    hold = measured(now, more, limit_bytes=FIRST, changed_s=NOW - 5.0)
     taken = tick(hold, flushed(rate=more, drain_rate=RATE))
-    assert taken.hold.proved_rate == pytest.approx(more) and taken.hold.climb.tries >= 1
+    assert taken.hold.proved_rate == pytest.approx(more) and taken.limit == FIRST
     less = tick(hold, flushed(rate=more, drain_rate=2 * RATE))
     assert less.hold.proved_rate is None
 
