@@ -53,7 +53,7 @@ JUDGE_S, SETTLE_S = 10.0, 3.0
 # what they are under the limit alone.  Where it helped it was a quarter and less.
 BETTER = 0.6
 # What the limit is worth while paced, in seconds of the pace: with 3 s syncs were no faster, but
-# commits on ext4 waited up to 1.5 s for the paced cgroup's data, instead of 0.4 s.
+# commits on ext4 waited up to 1.5 s for the paced cgroup's data, instead of 0.6 s.
 WIDE_S = 1.0
 # How long a try that did not help is remembered, and one that did.
 BARRED_S, PROVED_S = 600.0, 600.0
