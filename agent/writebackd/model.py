@@ -687,7 +687,7 @@ class DeviceMemory:
     # estimators
     drain_rate: Optional[float] = None
     drain_limit_bytes: int = 0  # the limit in force when it was learned
-    drain_window: Tuple[Tuple[float, float, int], ...] = ()  # (dt, rate, limit), a full cache
+    full_window: Tuple[Tuple[float, float, int], ...] = ()  # (dt, rate, limit), a full cache
     was_full: bool = False  # the write cache had no room in the last tick
     smooth_rate: float = 0.0  # bytes per second, over some seconds
     fill_bytes: float = 0.0  # what must be in the write cache

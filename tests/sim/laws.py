@@ -227,7 +227,7 @@ class Framed:
         rule = self.rules.setdefault(name, self.rule(bounds.start))
         in_force = sample.vm.threshold_bytes * seen.limit_share
         if seen.flooded and IN_FORCE[0] <= in_force / rule.limit <= IN_FORCE[1]:
-            learned = bool(memory.devices[name].drain_window)
+            learned = bool(memory.devices[name].full_window)
             rule.step(Tick(seen, bounds, learned, sample.time_s, sample.dt_s))
         return int(rule.limit / seen.limit_share)
 

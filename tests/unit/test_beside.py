@@ -612,14 +612,14 @@ def test_a_rate_that_was_proved_becomes_the_drain_rate() -> None:
     )  # fmt: skip
     devices = {**memory().devices}
     devices["sda"] = replace(
-        devices["sda"], hold=tried, drain_rate=RATE, drain_window=((1.0, RATE, MB),)
+        devices["sda"], hold=tried, drain_rate=RATE, full_window=((1.0, RATE, MB),)
     )
     _, after = decide(
         policy(), memory(devices=devices), sample(limit=2 * TIGHT),
         {"sda": database(rate=poor), "dm-0": backup()},
     )  # fmt: skip
     known = after.devices["sda"]
-    assert known.drain_rate == pytest.approx(poor) and known.drain_window == ()
+    assert known.drain_rate == pytest.approx(poor) and known.full_window == ()
     assert known.drain_limit_bytes == TIGHT and known.hold.proved_rate is None
 
 

@@ -12,6 +12,7 @@ from plant import DISK, HOST, latencies
 from writebackd.estimate.drain import (
     BUSY_SHARE,
     ENOUGH,
+    FALLS_TO,
     FAST_LASTS,
     FAST_LASTS_S,
     FILLING_TICKS,
@@ -36,6 +37,7 @@ from writebackd.estimate.drain import (
     SLOW_SURE,
     SLOW_UNKNOWN_R,
     SLOW_UNKNOWN_S,
+    SMALL_CACHE_S,
     TAU_DOWN,
     TAU_MOST_S,
     TAU_UP,
@@ -320,9 +322,10 @@ def feed(
 def test_the_first_tick_with_a_full_cache_is_left_out() -> None:
     new = DeviceMemory(fast=(1.0, 1.0))
     memory, why = update_drain(writes(4 * R), BUSY, new, LIMIT, 1.0)
-    assert memory.was_full and memory.drain_rate is None and memory.drain_window == ()
+    assert memory.was_full and memory.drain_rate is None
+    assert not sum(dt for dt, *_ in memory.full_window)
     assert memory.fast == (0.0, 0.0) and "not counted" in why
-    assert feed(memory, [R]).drain_rate == R
+    assert feed(memory, [4 * R]).drain_rate == 4 * R
 
 
 def test_before_there_is_any_drain_rate_it_is_watched_for_a_while() -> None:
@@ -336,13 +339,18 @@ def test_before_there_is_any_drain_rate_it_is_watched_for_a_while() -> None:
 
 
 def test_the_first_drain_rate_waits_until_the_rate_no_longer_falls_but_not_for_ever() -> None:
-    new = replace(DeviceMemory(), was_full=True)
-    # The cache still took writes at link speed in part of the first of these ticks.
-    assert feed(new, [1.3 * R, 1.02 * R], dt_s=0.5).drain_rate is None
-    assert feed(new, [1.3 * R, 1.02 * R, R, R], dt_s=0.5).drain_rate == pytest.approx(1.01 * R)
-    assert feed(new, [1.3 * R, R], dt_s=0.5 * FULL_FALLS_S).drain_rate is not None
+    # The cache still took writes at link speed in part of the second of these ticks.
+    falling = [2.3 * R, 1.3 * R, 1.02 * R, R]
+    new = replace(DeviceMemory(), fast=(1.0, 1.0))
+    for ticks in (1, 2, 3):
+        assert feed(new, falling[:ticks], dt_s=0.5).drain_rate is None
+    assert feed(new, falling, dt_s=0.5).drain_rate == pytest.approx(1.02 * R)
+    for_ever = [1.2**-tick * R for tick in range(9)]
+    assert feed(new, for_ever, dt_s=0.24 * FULL_FALLS_S).drain_rate is not None
+    assert feed(new, for_ever[:5], dt_s=0.24 * FULL_FALLS_S).drain_rate is None
     # One destage burst is no fall.
-    assert feed(new, [R, 1.01 * LOWER * R], dt_s=0.5).drain_rate is not None
+    burst = 1.01 * FALLS_TO * R
+    assert feed(new, [R, burst], dt_s=0.5).drain_rate == burst
     # Known, it follows at once.
     assert feed(FULL, [1.3 * R, 1.1 * R], dt_s=0.5).drain_rate == pytest.approx(1.2 * R)
 
@@ -360,7 +368,7 @@ def test_rates_under_another_limit_are_not_mixed_in() -> None:
     memory = feed(FULL, [R] * 4)
     assert feed(memory, [2 * R], limit=int(LIMIT * (1 + 0.9 * NEAR_R))).drain_rate == R
     other = feed(memory, [2 * R], limit=int(LIMIT * (1 + 1.2 * NEAR_R)))
-    assert other.drain_rate == 2 * R and len(other.drain_window) == 1
+    assert other.drain_rate == 2 * R and len(other.full_window) == 1
 
 
 def test_a_full_cache_moves_the_drain_rate_both_ways() -> None:
@@ -499,13 +507,13 @@ def test_a_cache_seen_full_is_as_full_as_it_gets() -> None:
 def test_a_rate_that_no_cache_can_take_so_long_raises_the_drain_rate() -> None:
     ticks = int(FAST_LASTS_S)
     # The first tick finds the cache empty, and the second one begins to count.
-    memory = replace(KNOWN, fill_bytes=1.0, drain_window=((1.0, R, LIMIT),))
+    memory = replace(KNOWN, fill_bytes=1.0, full_window=((1.0, R, LIMIT),))
     early = feed(memory, [2 * R] * (ticks - 1), slow=0.0, limit=9 * LIMIT)
     assert early.drain_rate == R
     raised = feed(early, [2 * R], slow=0.0, limit=9 * LIMIT)
     assert raised.drain_rate == pytest.approx(2 * R) and raised.fill_bytes == 0.0
     assert raised.drain_limit_bytes == 9 * LIMIT and raised.fast == (0.0, 0.0)
-    assert raised.drain_window == ()
+    assert raised.full_window == ()
 
 
 def test_where_no_drain_rate_is_known_it_is_the_mean_of_that_time() -> None:
@@ -574,14 +582,21 @@ def test_tau_is_not_learned_where_nobody_is_held_back() -> None:
 
 def test_a_full_cache_shows_that_tau_is_shorter_never_that_it_is_longer() -> None:
     # The limit lets in what the media take, whoever sets that rate.
-    full = replace(FREE, was_full=True)
-    assert feed(full, [R], limit=int(R * 5e-3), dt_s=0.5).tau_s == pytest.approx(
-        TAU - TAU_DOWN * 0.5 * 5e-3
-    )
+    full = replace(FREE, was_full=True, cache_bytes=1.1 * SMALL_CACHE_S * R)
+    shorter = int(R * 5e-3)
+    last = pytest.approx(TAU - TAU_DOWN * FOLLOWED_S * 5e-3)
+    assert feed(full, [R], limit=shorter, dt_s=FOLLOWED_S).tau_s == last
     assert feed(full, [R] * 9, limit=int(R * 3 * TAU)).tau_s == TAU
-    assert feed(full, [0.0], limit=LIMIT).tau_s == TAU
+    assert feed(full, [1.0] * 9, limit=LIMIT).tau_s == TAU
+    # The flusher follows a new limit late.
+    before = feed(full, [R] * 9)
+    assert feed(before, [R], limit=shorter, dt_s=0.9 * FOLLOWED_S).tau_s == TAU
+    # Without a cache all ticks look full.
+    none = replace(full, cache_bytes=0.9 * SMALL_CACHE_S * R)
+    assert feed(none, [R] * 9, limit=shorter).tau_s == TAU
+    assert feed(replace(none, cache_bytes=None), [R], limit=shorter, dt_s=2.0).tau_s == TAU
     # The first value is one that the limit held.
-    assert feed(replace(full, tau_s=None), [R]).tau_s is None
+    assert feed(replace(full, tau_s=None), [R] * 9).tau_s is None
 
 
 @pytest.mark.parametrize("dt_s", [0.5, 1.0])

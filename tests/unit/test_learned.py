@@ -37,7 +37,7 @@ LEARNED = Learned(
 )  # fmt: skip
 MEMORY = DeviceMemory(
     identity=("8:0", 7), known_as=SDA.identity, drain_rate=2.5e8,
-    drain_window=((1.0, 2.4e8, 1 << 20), (1.0, 2.6e8, 1 << 20)),
+    full_window=((1.0, 2.4e8, 1 << 20), (1.0, 2.6e8, 1 << 20)),
     baseline_s=4e-4, write_baseline_s=9e-5,
     tau_s=8e-3, cache_bytes=5e8,
 )  # fmt: skip
@@ -83,7 +83,7 @@ def test_memory_to_learned_and_back() -> None:
     back = seed(DeviceMemory(), learned, NOW + 10)
     for name in FACTS:
         assert getattr(back, name) == getattr(MEMORY, name)
-    assert back.drain_window == ()
+    assert back.full_window == ()
 
 
 def test_only_what_was_learned_again_gets_a_new_date() -> None:

@@ -91,7 +91,7 @@ def decide_device(
         )
         if hold.proved_rate is not None:
             memory = replace(
-                memory, drain_rate=hold.proved_rate, drain_limit_bytes=target, drain_window=()
+                memory, drain_rate=hold.proved_rate, drain_limit_bytes=target, full_window=()
             )
             hold = replace(hold, proved_rate=None)
     else:

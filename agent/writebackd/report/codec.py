@@ -32,8 +32,8 @@ T = TypeVar("T")
 Pack = Callable[[Any, "Interned"], Any]
 # The same from tick to tick: told once, then by number.
 _INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
-# Fields of earlier recordings that said what another one does.
-_GONE = frozenset(("flooded_before",))
+# Fields of earlier recordings: what another one says, and what one of another form does now.
+_GONE = frozenset(("flooded_before", "drain_window", "window_limit_bytes"))
 
 
 class Interned:
