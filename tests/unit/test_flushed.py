@@ -204,6 +204,11 @@ def test_the_first_larger_limit_stays_where_it_brings_throughput() -> None:
     # Of later ones each has to earn what it costs.
     later = replace(now, begin_bytes=KNEE // 4)
     assert judged(1.02 * WIDE_GAIN * RATE, 20e-3, later, FIRST).limit == KNEE
+    # Also from where smaller ones that earned have led.
+    for tries, kept in ((2, True), (3, False), (5, False)):
+        taken = judged(1.15 * RATE, 4 * 8e-3, replace(now, tries=tries), FIRST)
+        assert (taken.hold.climb.from_bytes != 0) is kept
+        assert kept or taken.limit == KNEE
     # And so has a smaller one.
     down = replace(now, up=False, rate=2 * RATE)
     assert judged(2 * WIDE_GAIN * RATE, 20e-3, down, KNEE // 2).limit == KNEE

@@ -41,6 +41,9 @@ WIDE, WIDE_GAIN = 2.0, 1.1
 # No further than what takes so long at the rate: 64 MB on an SSD gave 18 syncs/s where 32 had 100.
 WIDEST_S = 0.1
 FIRST_JUDGED_S = 1.0
+# The first one, and once more where a slower host spoiled it: no later step is free of its price,
+# or what a smaller limit earned would be given back for ever.
+FIRST_TRIES = 2
 # So many smaller limits that shortened nothing: the queue is not ours.
 FRUITLESS = 2
 # Then the limit goes back to where the search began, for so long.
@@ -76,7 +79,8 @@ def climb(
         before = _worth(bounds, most, now.rate, now.mean_s)
         worth = _worth(bounds, most, rate, mean_s)
         # Where R was seen under a limit of ours, throughput is what to look for.
-        widened = first and now.from_bytes == now.begin_bytes and rate >= WIDE_GAIN * now.rate
+        widened = first and now.tries <= FIRST_TRIES and now.from_bytes == now.begin_bytes
+        widened = widened and rate >= WIDE_GAIN * now.rate
         if worth < EARNS * before and not (now.up and widened):
             back = clamp(now.from_bytes, bounds)
             # A larger limit lets in no less: the host or the disk has become slower meanwhile, and
