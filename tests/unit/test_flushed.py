@@ -72,8 +72,6 @@ def test_flushes_that_are_little_of_a_sync_are_not() -> None:
 
 
 @pytest.mark.parametrize("sample", [
-    # No flushes, or not counted.
-    DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((9, 1),)))),
     DeviceSample(DISK, flushes=9, flush_s=1.0),  # no probe
     DeviceSample(DISK, sync=SyncSample(), flushes=9, flush_s=1.0),  # nobody's sync came back
 ])  # fmt: skip
@@ -81,6 +79,17 @@ def test_a_tick_that_tells_nothing_changes_nothing(sample: DeviceSample) -> None
     known = ticked(3e-3, 10e-3)
     assert count_flushes(sample, known, 1.0) == known
     assert not flushes_wait(count_flushes(sample, DeviceMemory(), 1.0))
+
+
+def test_a_disk_that_gets_no_flushes_any_more_is_not_waited_for() -> None:
+    """After `write through` in queue/write_cache, or with the battery back."""
+    none = DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((bucket(10e-3), 1),))))
+    memory = ticked(3e-3, 10e-3)
+    for _ in range(12):
+        memory = count_flushes(none, memory, 1.0)
+    assert not flushes_wait(memory)
+    # Where there never were any they are not counted.
+    assert count_flushes(none, DeviceMemory(), 1.0) == DeviceMemory()
 
 
 def test_a_tick_counts_by_its_length() -> None:

@@ -19,12 +19,14 @@ FLUSH_HALF_S = 3.0  # how long they count
 def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> DeviceMemory:
     """What flushes and syncs take; of ticks of a flood, and kept until the next one.
 
-    Each tick counts by its length, not by its flushes: in a pause there are 20 times as many.
+    Each tick counts by its length, not by its flushes: in a pause there are 20 times as many.  Once
+    there were some a tick without is one of quick ones: with `write through` in queue/write_cache,
+    or with the battery back, none is sent any more.
     """
     syncs = sample.sync.latency.told() if sample.sync is not None else None
-    if not sample.flushes or syncs is None or not syncs[0]:
+    if syncs is None or not syncs[0] or not (sample.flushes or memory.flushed):
         return memory
-    means = sample.flush_s / sample.flushes, syncs[1] / syncs[0]
+    means = sample.flush_s / max(sample.flushes, 1), syncs[1] / syncs[0]
     if memory.flushed is not None:
         kept = 0.5 ** (dt_s / FLUSH_HALF_S)
         means = (
