@@ -644,6 +644,7 @@ class Hold:
     earned: int = 0  # probes in a row that brought more
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
+    fell_s: float = 0.0  # in a row with a rate far below what was carried
     climb: "Climb" = field(default_factory=lambda: Climb())
 
 

@@ -18,7 +18,7 @@ from writebackd.control.climb import (
     WIDE_GAIN,
     WIDEST_S,
 )
-from writebackd.control.hold import FOLLOW_S, MUCH_SHORT, PAUSED, rest, seek_most
+from writebackd.control.hold import FELL_S, FOLLOW_S, MUCH_SHORT, PAUSED, rest, seek_most
 from writebackd.control.steps import JUDGE_S
 from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
 from writebackd.estimate.flushes import (
@@ -302,17 +302,40 @@ def test_a_rate_that_fell_is_measured_anew_before_a_larger_limit_is_tried() -> N
     """Or the larger one would be compared with what came before the fall."""
     found = Climb(up=True, tries=1, begin_bytes=KNEE)
     for part, anew in ((1.02, False), (0.93, True)):
-        hold = measured(found, R, limit_bytes=FIRST)
+        hold = measured(found, R, limit_bytes=FIRST, fell_s=FELL_S - 1.0)
         taken = tick(hold, flushed(rate=part * MUCH_SHORT * R, drain_rate=2 * R))
         assert (taken.limit == FIRST) is anew
         assert not anew or taken.hold.carried == taken.hold.waited == (0.0, 0.0)
+        # One tick is no fall, nor the time to try anything.
+        once = tick(replace(hold, fell_s=0.0), flushed(rate=0.7 * R, drain_rate=2 * R))
+        assert once.limit == FIRST and once.hold.fell_s == 1.0 and once.hold.carried[0]
         # What was seen of a new limit is all its own.
-        new = replace(hold, changed_s=NOW - FOLLOW_S - 2 * JUDGE_S)
+        new = replace(hold, fell_s=FELL_S, changed_s=NOW - FOLLOW_S - 2 * JUDGE_S)
         assert tick(new, flushed(rate=0.5 * R, drain_rate=2 * R)).limit > FIRST
     # What is on trial is judged by all of it.
     now = replace(found, from_bytes=KNEE, rate=R, mean_s=8e-3)
     slow = tick(measured(now, R, limit_bytes=FIRST), flushed(rate=0.5 * R, drain_rate=R))
     assert slow.hold.climb.from_bytes == 0
+
+
+@pytest.mark.parametrize("rates", [
+    (300.0, 200.0),  # a disk in bursts
+    (250.0, 250.0, 250.0, 250.0, 0.0),  # a pull: two seconds and a pause
+])  # fmt: skip
+def test_bursts_and_pauses_are_no_fall(rates: "tuple[float, ...]") -> None:
+    """Or the rate would never be measured for long enough to try anything."""
+    hold = measured(
+        Climb(up=True, tries=1, begin_bytes=KNEE), R, limit_bytes=FIRST, changed_s=NOW - 30.0,
+        carried=(0.0, 0.0), waited=(0.0, 0.0),
+    )  # fmt: skip
+    for number in range(80):
+        rate = rates[number % len(rates)] * MIB
+        now_s = NOW + 0.5 * number
+        seen_ = flushed(rate=rate, held_back=rate > 0, fsyncs=50, fsync_total_s=0.4)
+        hold = step(seen_, hold, now_s, dt_s=0.5).hold
+        if hold.changed_s != NOW - 30.0:
+            return
+    raise AssertionError(f"nothing was tried: {hold}")
 
 
 def test_r_that_moved_does_not_move_the_limit() -> None:

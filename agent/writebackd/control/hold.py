@@ -112,6 +112,9 @@ EARNED_S = 8.0
 TAU_SEEN_S = 24e-3
 # How far above a limit that cost throughput one stays.
 STARVED_MARGIN = 1.1
+# A rate that fell for so long is no burst's end: dd, the flusher and the destage come in bursts of
+# about a second.
+FELL_S = 1.5
 # Why nothing is judged: what is seen is another limit's doing.
 ELSEWHERE = "flooded, and the limit in force is not this device's yet"
 
@@ -164,7 +167,7 @@ def regulate(
         return asked, hold, State.GUARD, ELSEWHERE
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if estimate.flushes_wait:
-        return _flushed(bounds, estimate, hold, now_s)
+        return _flushed(bounds, estimate, hold, now_s, dt_s)
     if estimate.drain_rate is None:
         return _seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
@@ -408,7 +411,7 @@ def _hold(
 
 
 def _flushed(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
 ) -> Tuple[int, Hold, State, str]:
     """Where flushes are what syncs wait for: writes wait for them as well, at any rate.
 
@@ -421,13 +424,17 @@ def _flushed(
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
     carried, lasted = hold.carried
+    if not estimate.held_back and not hold.climb.from_bytes:
+        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
     # From then on what is judged is the past as well, and that is not to be compared with what
     # another limit brings.
     past = lasted and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S and not hold.climb.from_bytes
-    if past and estimate.rate < MUCH_SHORT * carried / lasted:
-        hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0))
-    if not estimate.held_back and not hold.climb.from_bytes:
-        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
+    fell = past and estimate.rate < MUCH_SHORT * carried / lasted
+    hold = replace(hold, fell_s=hold.fell_s + dt_s if fell else 0.0)
+    if hold.fell_s >= FELL_S:
+        hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0), fell_s=0.0)
+    if fell:
+        return limit, hold, State.GUARD, f"the flood gets {human.size(estimate.rate)}/s: holding"
     return climb(bounds, estimate, hold, now_s, limit, late, int(seek_most(estimate.rate)))
 
 
