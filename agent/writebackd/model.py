@@ -626,7 +626,9 @@ class Hold:
     changed_s: float = float("-inf")
     # since the last change has settled: bytes written, seconds
     carried: Tuple[float, float] = (0.0, 0.0)
-    waited: Tuple[float, float] = (0.0, 0.0)  # by syncs: seconds, how many
+    # by syncs: seconds, how many; where flushes are what they wait for, each tick's mean times
+    # its length, and that
+    waited: Tuple[float, float] = (0.0, 0.0)
     full_s: float = 0.0  # in a row
     late_s: float = 0.0  # in a row with syncs above the objective
     for_rate: float = 0.0  # the drain rate that the limit was found for

@@ -288,6 +288,31 @@ def test_waits_count_by_time_and_not_in_pauses() -> None:
     assert quick.hold.waited == (1.0, 1000)
 
 
+def mean_s(waited: "tuple[float, float]", oldest_s: float) -> float:
+    """What the search takes for the mean wait."""
+    taken = tick(measured(Climb(), waited=waited), flushed(oldest_fsync_s=oldest_s))
+    assert taken.limit == FIRST
+    return taken.hold.climb.mean_s
+
+
+def test_one_in_flight_counts_for_as_long_as_it_has_waited() -> None:
+    usual = JUDGE_S * 8e-3, JUDGE_S
+    # That of the moment is no longer than others were.
+    assert mean_s(usual, 20e-3) == pytest.approx(8e-3, rel=0.02)
+    assert mean_s(usual, 5.0) == pytest.approx((JUDGE_S * 8e-3 + 25.0) / (JUDGE_S + 5.0))
+    assert mean_s((0.0, 0.0), 5.0) == pytest.approx(5.0)
+
+
+def test_a_short_tick_with_syncs_is_no_shorter_wait() -> None:
+    """Of three seconds, where the others had none."""
+    assert mean_s((0.5 * 8e-3, 0.5), 0.0) == pytest.approx(8e-3)
+
+
+def test_the_limit_to_begin_with_is_one_for_the_mean_rate() -> None:
+    for rate in (0.2 * RATE, 0.0):
+        assert tick(measured(Climb(), changed_s=NOW - 5.0), flushed(rate=rate)).limit == FIRST
+
+
 def test_what_a_try_brought_is_r_at_least_and_no_reason_for_the_next_one() -> None:
     now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE)
     more = 1.5 * RATE

@@ -56,7 +56,8 @@ def climb(
 ) -> Tuple[int, Hold, State, str]:
     """`(limit, memory, state, why)`, as hold.regulate.
 
-    `first`: the limit to begin with where R is not to be believed, bytes.
+    `first`: the limit to begin with where R is not to be believed, bytes.  There the memory has
+    what syncs waited by time: seconds times seconds, seconds.
     """
     now = hold.climb
     waits = f"fsync waits {human.milliseconds(wait(estimate))} ms"
@@ -71,8 +72,12 @@ def climb(
         return limit, hold, state, f"{waits}: measuring what this limit brings"
     (carried, lasted), (waited, syncs) = hold.carried, hold.waited
     rate = carried / lasted
-    # One in flight that never came back has waited as well.
-    mean_s = max((waited + estimate.oldest_fsync_s) / max(syncs, 1.0), 1e-6)
+    # One in flight that never came back has waited as well; where waits count by time, so long.
+    oldest_s = estimate.oldest_fsync_s
+    if first:
+        mean_s = max((waited + oldest_s * oldest_s) / (syncs + oldest_s), 1e-6)
+    else:
+        mean_s = max((waited + oldest_s) / max(syncs, 1.0), 1e-6)
     if now.from_bytes:
         # R is only as good as the limits that were tried.
         most = max(estimate.drain_rate or 0.0, rate, now.rate)

@@ -435,7 +435,9 @@ def _flushed(
         hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0), fell_s=0.0)
     if fell:
         return limit, hold, State.GUARD, f"the flood gets {human.size(estimate.rate)}/s: holding"
-    return climb(bounds, estimate, hold, now_s, limit, late, int(seek_most(estimate.rate)))
+    carried, lasted = hold.carried
+    first = max(1, int(seek_most(carried / lasted if lasted else estimate.rate)))
+    return climb(bounds, estimate, hold, now_s, limit, late, first)
 
 
 def _no_cache(estimate: Estimate) -> bool:
