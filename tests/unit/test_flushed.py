@@ -18,13 +18,23 @@ from writebackd.control.climb import (
     WIDE_GAIN,
     WIDEST_S,
 )
-from writebackd.control.hold import FELL_S, FOLLOW_S, MUCH_SHORT, PAUSED, rest, seek_most
+from writebackd.control.hold import (
+    FELL_S,
+    FOLLOW_S,
+    MUCH_SHORT,
+    PAUSED,
+    REMEMBERED_S,
+    asked_for,
+    rest,
+    seek_most,
+)
 from writebackd.control.steps import JUDGE_S
 from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
 from writebackd.estimate.flushes import (
     FLUSH_HALF_S,
     FLUSH_LEAST_S,
     FLUSH_SHARE,
+    FLUSH_STILL,
     count_flushes,
     flushes_wait,
 )
@@ -92,6 +102,14 @@ def test_a_disk_that_gets_no_flushes_any_more_is_not_waited_for() -> None:
     assert count_flushes(none, DeviceMemory(), 1.0) == DeviceMemory()
 
 
+def test_flushes_wait_until_they_are_much_quicker() -> None:
+    """Each change of mind would cost what was measured."""
+    for part, still in ((1.02, True), (0.98, False)):
+        before = replace(DeviceMemory(), flushed=(part * FLUSH_STILL * 1e-3, 5e-3, True))
+        assert flushes_wait(ticked(part * FLUSH_STILL * 1e-3, 5e-3, memory=before)) is still
+        assert not flushes_wait(ticked(0.98e-3, 5e-3))
+
+
 def test_a_tick_counts_by_its_length() -> None:
     """In a pause of the flood there are 20 times as many flushes, all quick."""
     slow = ticked(4e-3, 10e-3)
@@ -135,7 +153,7 @@ def full_ticks(memory: DeviceMemory, seconds: int, held: bool = True) -> DeviceM
 
 def test_where_flushes_wait_a_lower_rate_is_believed_slowly() -> None:
     known = DeviceMemory(drain_rate=R, drain_limit_bytes=KNEE, tau_s=10e-3, was_full=True)
-    behind = replace(known, flushed=(4e-3, 10e-3))
+    behind = replace(known, flushed=(4e-3, 10e-3, True))
     rate = full_ticks(behind, int(FORGOTTEN_S / 2)).drain_rate
     assert rate == pytest.approx(R * 0.5**0.5, rel=0.01)
     assert full_ticks(behind, int(1.2 * FORGOTTEN_S)).drain_rate == pytest.approx(R / 2)
@@ -163,7 +181,7 @@ def measured(now: Climb, rate: float = RATE, mean_s: float = 8e-3, **more: objec
     """A limit judged for long enough, any patience over."""
     usual = holding(
         rate, waited=(JUDGE_S * mean_s, JUDGE_S), climb=now,
-        changed_s=NOW - 1.01 * PATIENCE_MOST_S,
+        changed_s=NOW - 1.01 * PATIENCE_MOST_S, flushed_s=NOW - 1.0,
     )  # fmt: skip
     return replace(usual, **more)  # type: ignore[arg-type]
 
@@ -185,8 +203,45 @@ def test_the_search_begins_with_a_much_larger_limit(
 
 def test_what_draining_or_filling_had_begun_ends() -> None:
     for phase in (Phase.DRAIN, Phase.FILL):
-        taken = tick(measured(Climb(), phase=phase, drain_bytes=KNEE // 2))
+        hold = measured(Climb(), phase=phase, drain_bytes=KNEE // 2, flushed_s=None)
+        taken = tick(hold)
         assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
+        assert taken.hold.changed_s == NOW and taken.hold.carried == (0.0, 0.0)
+        # Also where the flood has ended meanwhile: its next one does not begin with such a limit.
+        limit, resting = rest(BOUNDS, flushed(flooded=False), hold)
+        assert resting.phase is Phase.HOLD and limit == KNEE
+        assert asked_for(BOUNDS, flushed(), resting) == KNEE
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_was_measured_is_forgotten_when_flushes_begin_to_wait_or_cease(waits: bool) -> None:
+    """It was counted in other units, and the search was another."""
+    more = {"full_s": 9.0, "late_s": 9.0, "seek_rate": R, "phase": Phase.SEEK}
+    hold = measured(
+        Climb(KNEE // 2, R, 1.0, tries=4), flushed_s=None if waits else NOW - 1.0, **more
+    )
+    taken = tick(hold, flushed(flushes_wait=waits, rate=R, full=False, fsync_p99_s=0.1e-3))
+    after = taken.hold
+    assert taken.limit == KNEE and after.climb == Climb() and after.phase is Phase.HOLD
+    assert (after.full_s, after.late_s, after.seek_rate) == (0.0, 0.0, 0.0)
+    assert after.carried == (R, 1.0) and after.waited == (0.0, 0.0)
+    # The limit has not moved: it need not settle.
+    assert after.changed_s == hold.changed_s
+    # R has still to be found where it is not known.
+    blind = flushed(flushes_wait=waits, full=False, drain_rate=None, held_back=False)
+    assert tick(hold, blind).hold.phase is Phase.SEEK
+    # And nothing is forgotten while nothing changes.
+    same = tick(measured(Climb(tries=4, begin_bytes=KNEE)), flushed(held_back=False))
+    assert same.hold.climb.tries == 4 and same.hold.carried[1] > JUDGE_S
+
+
+def test_what_was_tried_long_ago_is_tried_again() -> None:
+    old = Climb(up=True, failed=3, tries=9, begin_bytes=KNEE)
+    for since_s, anew in ((0.99 * REMEMBERED_S, False), (1.01 * REMEMBERED_S, True)):
+        taken = tick(measured(old, flushed_s=NOW - since_s, changed_s=NOW))
+        assert (taken.hold.climb == Climb()) is anew
+        assert (taken.hold.climb == old) is not anew
+        assert taken.hold.flushed_s == NOW
 
 
 def test_the_first_limit_is_not_judged_for_long() -> None:
@@ -196,7 +251,8 @@ def test_the_first_limit_is_not_judged_for_long() -> None:
     begun = Climb(begin_bytes=KNEE, up=True)
     assert tick(measured(begun, **short)).limit == KNEE
     # Of a disk whose flushes are quick a full cache is still one.
-    assert tick(measured(Climb(), **short), flushed(flushes_wait=False)).limit != FIRST
+    quick = measured(Climb(), flushed_s=None, **short)
+    assert tick(quick, flushed(flushes_wait=False)).limit != FIRST
 
 
 def judged(rate: float, mean_s: float, now: Climb, limit: int) -> Step:
@@ -284,7 +340,8 @@ def test_waits_count_by_time_and_not_in_pauses() -> None:
     slow = flushed(**many, rate=0.9 * PAUSED * R)
     assert tick(hold, slow).hold.waited == pytest.approx((1e-3, 1.0))
     # Where flushes are quick every sync counts, and every tick.
-    quick = step(seen(**many, rate=0.9 * PAUSED * R, held_back=False), replace(hold, late_s=0.0))
+    hold = replace(hold, late_s=0.0, flushed_s=None)
+    quick = step(seen(**many, rate=0.9 * PAUSED * R, held_back=False), hold)
     assert quick.hold.waited == (1.0, 1000)
 
 

@@ -132,7 +132,7 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
 
     With a write cache that is empty: one that lets a burst into it.
     """
-    if hold.phase is Phase.DRAIN:
+    if hold.phase is Phase.DRAIN or (hold.phase is Phase.FILL and estimate.flushes_wait):
         hold = replace(hold, phase=Phase.HOLD)
     limit = _resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
@@ -165,6 +165,8 @@ def regulate(
         # On its way, or held by another device: what is seen is not this limit's doing.
         hold = settle(hold, now_s, full_s=0.0, late_s=0.0)
         return asked, hold, State.GUARD, ELSEWHERE
+    if estimate.flushes_wait != (hold.flushed_s is not None):
+        hold = _anew(estimate, hold, now_s)
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if estimate.flushes_wait:
         return _flushed(bounds, estimate, hold, now_s, dt_s)
@@ -410,6 +412,18 @@ def _hold(
     return limit, hold, State.GUARD, why + ": holding"
 
 
+def _anew(estimate: Estimate, hold: Hold, now_s: float) -> Hold:
+    """Flushes have begun to be what syncs wait for, or ceased: what was measured meant another."""
+    known = estimate.drain_rate is not None or hold.phase is not Phase.SEEK
+    # The limit is the same, and need not settle; but not where it was one to drain or to fill.
+    moved = hold.phase is Phase.DRAIN or hold.phase is Phase.FILL
+    return settle(
+        hold, now_s if moved else hold.changed_s, full_s=0.0, late_s=0.0, climb=Climb(),
+        phase=Phase.HOLD if known else Phase.SEEK, seek_rate=0.0, probe_bytes=0,
+        flushed_s=now_s if estimate.flushes_wait else None,
+    )
+
+
 def _flushed(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
 ) -> Tuple[int, Hold, State, str]:
@@ -418,9 +432,10 @@ def _flushed(
     So a cache is not full because they are slow, and R, seen under a limit of ours, is what that
     let in.
     """
-    if hold.phase is not Phase.SEEK and hold.phase is not Phase.HOLD:
-        hold = change(hold, now_s, phase=Phase.HOLD)
-    hold = replace(hold, for_rate=estimate.drain_rate or 0.0, probe_bytes=0)
+    if now_s - (hold.flushed_s or now_s) > REMEMBERED_S:
+        # It is long since the flood before: what was tried then is of another day.
+        hold = settle(hold, now_s, climb=Climb())
+    hold = replace(hold, for_rate=estimate.drain_rate or 0.0, flushed_s=now_s)
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
     carried, lasted = hold.carried
