@@ -626,7 +626,9 @@ class Hold:
     changed_s: float = float("-inf")
     # since the last change has settled: bytes written, seconds
     carried: Tuple[float, float] = (0.0, 0.0)
-    waited: Tuple[float, float] = (0.0, 0.0)  # by syncs: seconds, how many
+    # by syncs: seconds, how many; where flushes are what they wait for, each tick's mean times
+    # its length, and that
+    waited: Tuple[float, float] = (0.0, 0.0)
     full_s: float = 0.0  # in a row
     late_s: float = 0.0  # in a row with syncs above the objective
     for_rate: float = 0.0  # the drain rate that the limit was found for
@@ -644,6 +646,8 @@ class Hold:
     earned: int = 0  # probes in a row that brought more
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
+    flushed_s: Optional[float] = None  # when flushes waited, None: they do not
+    fell_s: float = 0.0  # in a row with a rate far below what was carried
     climb: "Climb" = field(default_factory=lambda: Climb())
 
 
@@ -706,8 +710,9 @@ class DeviceMemory:
     flood_lasted_s: float = float("inf")  # the one before
     sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
     last_demand_s: Optional[float] = None
-    # mean seconds of a flush and of a sync in the last ticks of a flood
-    flushed: Optional[Tuple[float, float]] = None
+    # mean seconds of a flush and of a sync in the last ticks of a flood, and whether the one is
+    # what the other waits for
+    flushed: Optional[Tuple[float, float, bool]] = None
     # the detector's, put here only to be kept (alert/baseline.py): syncs and their bytes a second
     usual_sync_rate: Optional[float] = None
     most_sync_bytes: Optional[float] = None

@@ -18,13 +18,23 @@ from writebackd.control.climb import (
     WIDE_GAIN,
     WIDEST_S,
 )
-from writebackd.control.hold import FOLLOW_S, MUCH_SHORT, PAUSED, rest, seek_most
+from writebackd.control.hold import (
+    FELL_S,
+    FOLLOW_S,
+    MUCH_SHORT,
+    PAUSED,
+    REMEMBERED_S,
+    asked_for,
+    rest,
+    seek_most,
+)
 from writebackd.control.steps import JUDGE_S
 from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
 from writebackd.estimate.flushes import (
     FLUSH_HALF_S,
     FLUSH_LEAST_S,
     FLUSH_SHARE,
+    FLUSH_STILL,
     count_flushes,
     flushes_wait,
 )
@@ -72,8 +82,6 @@ def test_flushes_that_are_little_of_a_sync_are_not() -> None:
 
 
 @pytest.mark.parametrize("sample", [
-    # No flushes, or not counted.
-    DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((9, 1),)))),
     DeviceSample(DISK, flushes=9, flush_s=1.0),  # no probe
     DeviceSample(DISK, sync=SyncSample(), flushes=9, flush_s=1.0),  # nobody's sync came back
 ])  # fmt: skip
@@ -81,6 +89,25 @@ def test_a_tick_that_tells_nothing_changes_nothing(sample: DeviceSample) -> None
     known = ticked(3e-3, 10e-3)
     assert count_flushes(sample, known, 1.0) == known
     assert not flushes_wait(count_flushes(sample, DeviceMemory(), 1.0))
+
+
+def test_a_disk_that_gets_no_flushes_any_more_is_not_waited_for() -> None:
+    """After `write through` in queue/write_cache, or with the battery back."""
+    none = DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((bucket(10e-3), 1),))))
+    memory = ticked(3e-3, 10e-3)
+    for _ in range(12):
+        memory = count_flushes(none, memory, 1.0)
+    assert not flushes_wait(memory)
+    # Where there never were any they are not counted.
+    assert count_flushes(none, DeviceMemory(), 1.0) == DeviceMemory()
+
+
+def test_flushes_wait_until_they_are_much_quicker() -> None:
+    """Each change of mind would cost what was measured."""
+    for part, still in ((1.02, True), (0.98, False)):
+        before = replace(DeviceMemory(), flushed=(part * FLUSH_STILL * 1e-3, 5e-3, True))
+        assert flushes_wait(ticked(part * FLUSH_STILL * 1e-3, 5e-3, memory=before)) is still
+        assert not flushes_wait(ticked(0.98e-3, 5e-3))
 
 
 def test_a_tick_counts_by_its_length() -> None:
@@ -126,7 +153,7 @@ def full_ticks(memory: DeviceMemory, seconds: int, held: bool = True) -> DeviceM
 
 def test_where_flushes_wait_a_lower_rate_is_believed_slowly() -> None:
     known = DeviceMemory(drain_rate=R, drain_limit_bytes=KNEE, tau_s=10e-3, was_full=True)
-    behind = replace(known, flushed=(4e-3, 10e-3))
+    behind = replace(known, flushed=(4e-3, 10e-3, True))
     rate = full_ticks(behind, int(FORGOTTEN_S / 2)).drain_rate
     assert rate == pytest.approx(R * 0.5**0.5, rel=0.01)
     assert full_ticks(behind, int(1.2 * FORGOTTEN_S)).drain_rate == pytest.approx(R / 2)
@@ -154,7 +181,7 @@ def measured(now: Climb, rate: float = RATE, mean_s: float = 8e-3, **more: objec
     """A limit judged for long enough, any patience over."""
     usual = holding(
         rate, waited=(JUDGE_S * mean_s, JUDGE_S), climb=now,
-        changed_s=NOW - 1.01 * PATIENCE_MOST_S,
+        changed_s=NOW - 1.01 * PATIENCE_MOST_S, flushed_s=NOW - 1.0,
     )  # fmt: skip
     return replace(usual, **more)  # type: ignore[arg-type]
 
@@ -176,8 +203,45 @@ def test_the_search_begins_with_a_much_larger_limit(
 
 def test_what_draining_or_filling_had_begun_ends() -> None:
     for phase in (Phase.DRAIN, Phase.FILL):
-        taken = tick(measured(Climb(), phase=phase, drain_bytes=KNEE // 2))
+        hold = measured(Climb(), phase=phase, drain_bytes=KNEE // 2, flushed_s=None)
+        taken = tick(hold)
         assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
+        assert taken.hold.changed_s == NOW and taken.hold.carried == (0.0, 0.0)
+        # Also where the flood has ended meanwhile: its next one does not begin with such a limit.
+        limit, resting = rest(BOUNDS, flushed(flooded=False), hold)
+        assert resting.phase is Phase.HOLD and limit == KNEE
+        assert asked_for(BOUNDS, flushed(), resting) == KNEE
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_was_measured_is_forgotten_when_flushes_begin_to_wait_or_cease(waits: bool) -> None:
+    """It was counted in other units, and the search was another."""
+    more = {"full_s": 9.0, "late_s": 9.0, "seek_rate": R, "phase": Phase.SEEK}
+    hold = measured(
+        Climb(KNEE // 2, R, 1.0, tries=4), flushed_s=None if waits else NOW - 1.0, **more
+    )
+    taken = tick(hold, flushed(flushes_wait=waits, rate=R, full=False, fsync_p99_s=0.1e-3))
+    after = taken.hold
+    assert taken.limit == KNEE and after.climb == Climb() and after.phase is Phase.HOLD
+    assert (after.full_s, after.late_s, after.seek_rate) == (0.0, 0.0, 0.0)
+    assert after.carried == (R, 1.0) and after.waited == (0.0, 0.0)
+    # The limit has not moved: it need not settle.
+    assert after.changed_s == hold.changed_s
+    # R has still to be found where it is not known.
+    blind = flushed(flushes_wait=waits, full=False, drain_rate=None, held_back=False)
+    assert tick(hold, blind).hold.phase is Phase.SEEK
+    # And nothing is forgotten while nothing changes.
+    same = tick(measured(Climb(tries=4, begin_bytes=KNEE)), flushed(held_back=False))
+    assert same.hold.climb.tries == 4 and same.hold.carried[1] > JUDGE_S
+
+
+def test_what_was_tried_long_ago_is_tried_again() -> None:
+    old = Climb(up=True, failed=3, tries=9, begin_bytes=KNEE)
+    for since_s, anew in ((0.99 * REMEMBERED_S, False), (1.01 * REMEMBERED_S, True)):
+        taken = tick(measured(old, flushed_s=NOW - since_s, changed_s=NOW))
+        assert (taken.hold.climb == Climb()) is anew
+        assert (taken.hold.climb == old) is not anew
+        assert taken.hold.flushed_s == NOW
 
 
 def test_the_first_limit_is_not_judged_for_long() -> None:
@@ -187,7 +251,8 @@ def test_the_first_limit_is_not_judged_for_long() -> None:
     begun = Climb(begin_bytes=KNEE, up=True)
     assert tick(measured(begun, **short)).limit == KNEE
     # Of a disk whose flushes are quick a full cache is still one.
-    assert tick(measured(Climb(), **short), flushed(flushes_wait=False)).limit != FIRST
+    quick = measured(Climb(), flushed_s=None, **short)
+    assert tick(quick, flushed(flushes_wait=False)).limit != FIRST
 
 
 def judged(rate: float, mean_s: float, now: Climb, limit: int) -> Step:
@@ -204,6 +269,11 @@ def test_the_first_larger_limit_stays_where_it_brings_throughput() -> None:
     # Of later ones each has to earn what it costs.
     later = replace(now, begin_bytes=KNEE // 4)
     assert judged(1.02 * WIDE_GAIN * RATE, 20e-3, later, FIRST).limit == KNEE
+    # Also from where smaller ones that earned have led.
+    for tries, kept in ((2, True), (3, False), (5, False)):
+        taken = judged(1.15 * RATE, 4 * 8e-3, replace(now, tries=tries), FIRST)
+        assert (taken.hold.climb.from_bytes != 0) is kept
+        assert kept or taken.limit == KNEE
     # And so has a smaller one.
     down = replace(now, up=False, rate=2 * RATE)
     assert judged(2 * WIDE_GAIN * RATE, 20e-3, down, KNEE // 2).limit == KNEE
@@ -270,8 +340,34 @@ def test_waits_count_by_time_and_not_in_pauses() -> None:
     slow = flushed(**many, rate=0.9 * PAUSED * R)
     assert tick(hold, slow).hold.waited == pytest.approx((1e-3, 1.0))
     # Where flushes are quick every sync counts, and every tick.
-    quick = step(seen(**many, rate=0.9 * PAUSED * R, held_back=False), replace(hold, late_s=0.0))
+    hold = replace(hold, late_s=0.0, flushed_s=None)
+    quick = step(seen(**many, rate=0.9 * PAUSED * R, held_back=False), hold)
     assert quick.hold.waited == (1.0, 1000)
+
+
+def mean_s(waited: "tuple[float, float]", oldest_s: float) -> float:
+    """What the search takes for the mean wait."""
+    taken = tick(measured(Climb(), waited=waited), flushed(oldest_fsync_s=oldest_s))
+    assert taken.limit == FIRST
+    return taken.hold.climb.mean_s
+
+
+def test_one_in_flight_counts_for_as_long_as_it_has_waited() -> None:
+    usual = JUDGE_S * 8e-3, JUDGE_S
+    # That of the moment is no longer than others were.
+    assert mean_s(usual, 20e-3) == pytest.approx(8e-3, rel=0.02)
+    assert mean_s(usual, 5.0) == pytest.approx((JUDGE_S * 8e-3 + 25.0) / (JUDGE_S + 5.0))
+    assert mean_s((0.0, 0.0), 5.0) == pytest.approx(5.0)
+
+
+def test_a_short_tick_with_syncs_is_no_shorter_wait() -> None:
+    """Of three seconds, where the others had none."""
+    assert mean_s((0.5 * 8e-3, 0.5), 0.0) == pytest.approx(8e-3)
+
+
+def test_the_limit_to_begin_with_is_one_for_the_mean_rate() -> None:
+    for rate in (0.2 * RATE, 0.0):
+        assert tick(measured(Climb(), changed_s=NOW - 5.0), flushed(rate=rate)).limit == FIRST
 
 
 def test_what_a_try_brought_is_r_at_least_and_no_reason_for_the_next_one() -> None:
@@ -288,17 +384,40 @@ def test_a_rate_that_fell_is_measured_anew_before_a_larger_limit_is_tried() -> N
     """Or the larger one would be compared with what came before the fall."""
     found = Climb(up=True, tries=1, begin_bytes=KNEE)
     for part, anew in ((1.02, False), (0.93, True)):
-        hold = measured(found, R, limit_bytes=FIRST)
+        hold = measured(found, R, limit_bytes=FIRST, fell_s=FELL_S - 1.0)
         taken = tick(hold, flushed(rate=part * MUCH_SHORT * R, drain_rate=2 * R))
         assert (taken.limit == FIRST) is anew
         assert not anew or taken.hold.carried == taken.hold.waited == (0.0, 0.0)
+        # One tick is no fall, nor the time to try anything.
+        once = tick(replace(hold, fell_s=0.0), flushed(rate=0.7 * R, drain_rate=2 * R))
+        assert once.limit == FIRST and once.hold.fell_s == 1.0 and once.hold.carried[0]
         # What was seen of a new limit is all its own.
-        new = replace(hold, changed_s=NOW - FOLLOW_S - 2 * JUDGE_S)
+        new = replace(hold, fell_s=FELL_S, changed_s=NOW - FOLLOW_S - 2 * JUDGE_S)
         assert tick(new, flushed(rate=0.5 * R, drain_rate=2 * R)).limit > FIRST
     # What is on trial is judged by all of it.
     now = replace(found, from_bytes=KNEE, rate=R, mean_s=8e-3)
     slow = tick(measured(now, R, limit_bytes=FIRST), flushed(rate=0.5 * R, drain_rate=R))
     assert slow.hold.climb.from_bytes == 0
+
+
+@pytest.mark.parametrize("rates", [
+    (300.0, 200.0),  # a disk in bursts
+    (250.0, 250.0, 250.0, 250.0, 0.0),  # a pull: two seconds and a pause
+])  # fmt: skip
+def test_bursts_and_pauses_are_no_fall(rates: "tuple[float, ...]") -> None:
+    """Or the rate would never be measured for long enough to try anything."""
+    hold = measured(
+        Climb(up=True, tries=1, begin_bytes=KNEE), R, limit_bytes=FIRST, changed_s=NOW - 30.0,
+        carried=(0.0, 0.0), waited=(0.0, 0.0),
+    )  # fmt: skip
+    for number in range(80):
+        rate = rates[number % len(rates)] * MIB
+        now_s = NOW + 0.5 * number
+        seen_ = flushed(rate=rate, held_back=rate > 0, fsyncs=50, fsync_total_s=0.4)
+        hold = step(seen_, hold, now_s, dt_s=0.5).hold
+        if hold.changed_s != NOW - 30.0:
+            return
+    raise AssertionError(f"nothing was tried: {hold}")
 
 
 def test_r_that_moved_does_not_move_the_limit() -> None:

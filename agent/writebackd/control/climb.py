@@ -41,6 +41,9 @@ WIDE, WIDE_GAIN = 2.0, 1.1
 # No further than what takes so long at the rate: 64 MB on an SSD gave 18 syncs/s where 32 had 100.
 WIDEST_S = 0.1
 FIRST_JUDGED_S = 1.0
+# The first one, and once more where a slower host spoiled it: no later step is free of its price,
+# or what a smaller limit earned would be given back for ever.
+FIRST_TRIES = 2
 # So many smaller limits that shortened nothing: the queue is not ours.
 FRUITLESS = 2
 # Then the limit goes back to where the search began, for so long.
@@ -53,7 +56,8 @@ def climb(
 ) -> Tuple[int, Hold, State, str]:
     """`(limit, memory, state, why)`, as hold.regulate.
 
-    `first`: the limit to begin with where R is not to be believed, bytes.
+    `first`: the limit to begin with where R is not to be believed, bytes.  There the memory has
+    what syncs waited by time: seconds times seconds, seconds.
     """
     now = hold.climb
     waits = f"fsync waits {human.milliseconds(wait(estimate))} ms"
@@ -68,15 +72,20 @@ def climb(
         return limit, hold, state, f"{waits}: measuring what this limit brings"
     (carried, lasted), (waited, syncs) = hold.carried, hold.waited
     rate = carried / lasted
-    # One in flight that never came back has waited as well.
-    mean_s = max((waited + estimate.oldest_fsync_s) / max(syncs, 1.0), 1e-6)
+    # One in flight that never came back has waited as well; where waits count by time, so long.
+    oldest_s = estimate.oldest_fsync_s
+    if first:
+        mean_s = max((waited + oldest_s * oldest_s) / (syncs + oldest_s), 1e-6)
+    else:
+        mean_s = max((waited + oldest_s) / max(syncs, 1.0), 1e-6)
     if now.from_bytes:
         # R is only as good as the limits that were tried.
         most = max(estimate.drain_rate or 0.0, rate, now.rate)
         before = _worth(bounds, most, now.rate, now.mean_s)
         worth = _worth(bounds, most, rate, mean_s)
         # Where R was seen under a limit of ours, throughput is what to look for.
-        widened = first and now.from_bytes == now.begin_bytes and rate >= WIDE_GAIN * now.rate
+        widened = first and now.tries <= FIRST_TRIES and now.from_bytes == now.begin_bytes
+        widened = widened and rate >= WIDE_GAIN * now.rate
         if worth < EARNS * before and not (now.up and widened):
             back = clamp(now.from_bytes, bounds)
             # A larger limit lets in no less: the host or the disk has become slower meanwhile, and

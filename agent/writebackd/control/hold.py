@@ -112,6 +112,9 @@ EARNED_S = 8.0
 TAU_SEEN_S = 24e-3
 # How far above a limit that cost throughput one stays.
 STARVED_MARGIN = 1.1
+# A rate that fell for so long is no burst's end: dd, the flusher and the destage come in bursts of
+# about a second.
+FELL_S = 1.5
 # Why nothing is judged: what is seen is another limit's doing.
 ELSEWHERE = "flooded, and the limit in force is not this device's yet"
 
@@ -129,7 +132,7 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
 
     With a write cache that is empty: one that lets a burst into it.
     """
-    if hold.phase is Phase.DRAIN:
+    if hold.phase is Phase.DRAIN or (hold.phase is Phase.FILL and estimate.flushes_wait):
         hold = replace(hold, phase=Phase.HOLD)
     limit = _resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
@@ -162,9 +165,11 @@ def regulate(
         # On its way, or held by another device: what is seen is not this limit's doing.
         hold = settle(hold, now_s, full_s=0.0, late_s=0.0)
         return asked, hold, State.GUARD, ELSEWHERE
+    if estimate.flushes_wait != (hold.flushed_s is not None):
+        hold = _anew(estimate, hold, now_s)
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if estimate.flushes_wait:
-        return _flushed(bounds, estimate, hold, now_s)
+        return _flushed(bounds, estimate, hold, now_s, dt_s)
     if estimate.drain_rate is None:
         return _seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
@@ -407,28 +412,47 @@ def _hold(
     return limit, hold, State.GUARD, why + ": holding"
 
 
+def _anew(estimate: Estimate, hold: Hold, now_s: float) -> Hold:
+    """Flushes have begun to be what syncs wait for, or ceased: what was measured meant another."""
+    known = estimate.drain_rate is not None or hold.phase is not Phase.SEEK
+    # The limit is the same, and need not settle; but not where it was one to drain or to fill.
+    moved = hold.phase is Phase.DRAIN or hold.phase is Phase.FILL
+    return settle(
+        hold, now_s if moved else hold.changed_s, full_s=0.0, late_s=0.0, climb=Climb(),
+        phase=Phase.HOLD if known else Phase.SEEK, seek_rate=0.0, probe_bytes=0,
+        flushed_s=now_s if estimate.flushes_wait else None,
+    )
+
+
 def _flushed(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
 ) -> Tuple[int, Hold, State, str]:
     """Where flushes are what syncs wait for: writes wait for them as well, at any rate.
 
     So a cache is not full because they are slow, and R, seen under a limit of ours, is what that
     let in.
     """
-    if hold.phase is not Phase.SEEK and hold.phase is not Phase.HOLD:
-        hold = change(hold, now_s, phase=Phase.HOLD)
-    hold = replace(hold, for_rate=estimate.drain_rate or 0.0, probe_bytes=0)
+    if now_s - (hold.flushed_s or now_s) > REMEMBERED_S:
+        # It is long since the flood before: what was tried then is of another day.
+        hold = settle(hold, now_s, climb=Climb())
+    hold = replace(hold, for_rate=estimate.drain_rate or 0.0, flushed_s=now_s)
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
     carried, lasted = hold.carried
+    if not estimate.held_back and not hold.climb.from_bytes:
+        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
     # From then on what is judged is the past as well, and that is not to be compared with what
     # another limit brings.
     past = lasted and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S and not hold.climb.from_bytes
-    if past and estimate.rate < MUCH_SHORT * carried / lasted:
-        hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0))
-    if not estimate.held_back and not hold.climb.from_bytes:
-        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
-    return climb(bounds, estimate, hold, now_s, limit, late, int(seek_most(estimate.rate)))
+    fell = past and estimate.rate < MUCH_SHORT * carried / lasted
+    hold = replace(hold, fell_s=hold.fell_s + dt_s if fell else 0.0)
+    if hold.fell_s >= FELL_S:
+        hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0), fell_s=0.0)
+    if fell:
+        return limit, hold, State.GUARD, f"the flood gets {human.size(estimate.rate)}/s: holding"
+    carried, lasted = hold.carried
+    first = max(1, int(seek_most(carried / lasted if lasted else estimate.rate)))
+    return climb(bounds, estimate, hold, now_s, limit, late, first)
 
 
 def _no_cache(estimate: Estimate) -> bool:

@@ -43,7 +43,9 @@ def wait(estimate: Estimate) -> float:
 
 def settle(hold: Hold, now_s: float, **changes: Any) -> Hold:
     """From now on something else is measured; `changes` of other fields with it."""
-    return replace(hold, changed_s=now_s, carried=(0.0, 0.0), waited=(0.0, 0.0), **changes)
+    return replace(
+        hold, changed_s=now_s, carried=(0.0, 0.0), waited=(0.0, 0.0), fell_s=0.0, **changes
+    )
 
 
 def change(

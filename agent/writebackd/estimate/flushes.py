@@ -13,30 +13,34 @@ from writebackd.model import DeviceMemory, DeviceSample, replace
 # A flush that takes so long beside a flood empties a cache, one that keeps its contents answers in
 # 0.1 to 0.3 ms; and this part of a sync, which needs one or two (0.16 to 0.4 were seen).
 FLUSH_LEAST_S, FLUSH_SHARE = 1e-3, 0.05
+# They are what syncs wait for until they take less than so much of that: what was measured meanwhile
+# is worth nothing afterwards.
+FLUSH_STILL = 0.5
 FLUSH_HALF_S = 3.0  # how long they count
 
 
 def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> DeviceMemory:
     """What flushes and syncs take; of ticks of a flood, and kept until the next one.
 
-    Each tick counts by its length, not by its flushes: in a pause there are 20 times as many.
+    Each tick counts by its length, not by its flushes: in a pause there are 20 times as many.  Once
+    there were some a tick without is one of quick ones: with `write through` in queue/write_cache,
+    or with the battery back, none is sent any more.
     """
     syncs = sample.sync.latency.told() if sample.sync is not None else None
-    if not sample.flushes or syncs is None or not syncs[0]:
+    if syncs is None or not syncs[0] or not (sample.flushes or memory.flushed):
         return memory
-    means = sample.flush_s / sample.flushes, syncs[1] / syncs[0]
+    means = sample.flush_s / max(sample.flushes, 1), syncs[1] / syncs[0]
     if memory.flushed is not None:
         kept = 0.5 ** (dt_s / FLUSH_HALF_S)
         means = (
             kept * memory.flushed[0] + (1 - kept) * means[0],
             kept * memory.flushed[1] + (1 - kept) * means[1],
         )
-    return replace(memory, flushed=means)
+    least_s = max(FLUSH_LEAST_S, FLUSH_SHARE * means[1])
+    waits = means[0] >= (FLUSH_STILL * least_s if flushes_wait(memory) else least_s)
+    return replace(memory, flushed=(*means, waits))
 
 
 def flushes_wait(memory: DeviceMemory) -> bool:
     """Whether flushes are much of what a sync waits for: a write cache that each one empties."""
-    if memory.flushed is None:
-        return False
-    flush_s, sync_s = memory.flushed
-    return flush_s >= max(FLUSH_LEAST_S, FLUSH_SHARE * sync_s)
+    return memory.flushed is not None and memory.flushed[2]
