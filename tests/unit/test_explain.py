@@ -7,14 +7,14 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Tuple
+from typing import List, Tuple, Union
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.sim.plant import Loop
-from tests.sim.scenarios import BY_NAME
+from tests.sim.scenarios import BY_NAME, SSD_FLUSHED, Scenario
 from writebackd import human
 from writebackd.control.explain import explain
 from writebackd.control.forecast import what_next
@@ -25,9 +25,14 @@ from writebackd.policy import load_policy
 Step = Tuple[float, DeviceDecision, Hold, str, Tuple[str, ...]]
 
 
-def played(name: str, seconds: float = 60.0) -> List[Step]:
+FLUSHED = Scenario("flushed", (SSD_FLUSHED,))
+
+
+def played(scenario: Union[str, Scenario], seconds: float = 60.0) -> List[Step]:
     """Each tick of the first device: time, decision, memory, what comes next, reasoning."""
-    loop, steps = Loop(load_policy(None, None), BY_NAME[name].plant()), []
+    if isinstance(scenario, str):
+        scenario = BY_NAME[scenario]
+    loop, steps = Loop(load_policy(None, None), scenario.plant()), []
     while loop.plant.now_s < seconds:
         sample, estimates, decision = loop.tick()
         (device, *_) = decision.devices
@@ -163,6 +168,22 @@ def test_every_tick_has_its_reasons(name: str) -> None:
         heads = [step.split(":", 1)[0] for step in why[: -len(device.steps)]]
         order = [("seen", "means", "law", "considered").index(head) for head in heads]
         assert order == sorted(order) and "seen" in heads and "means" in heads
+
+
+def test_where_flushes_wait_the_next_limit_is_told_with_its_time() -> None:
+    steps, checked, kept = played(FLUSHED, 200.0), 0, set()
+    for at, (time_s, now, hold, said, _) in enumerate(steps):
+        found = re.search(_SEARCHED, said)
+        if found is None:
+            continue
+        after = next((s for s in steps[at + 1 :] if s[2].limit_bytes != hold.limit_bytes), None)
+        if after is None:
+            break
+        assert abs(after[0] - time_s - _seconds(found.group(1))) < 2.1, (said, after)
+        assert after[1].target_bytes == pytest.approx(_bytes(found.group(2)), rel=0.3), said
+        kept.add("10 % more throughput" in said)
+        checked += 1
+    assert checked >= 20 and kept == {True, False}
 
 
 def test_what_a_flood_finds_where_the_host_rests_is_told_before() -> None:

@@ -12,10 +12,13 @@ from typing import Mapping, Optional
 from writebackd import human
 from writebackd.control.climb import (
     EARNS,
+    FIRST_JUDGED_S,
+    FIRST_TRIES,
     GAVE_UP_S,
-    PATIENCE_MOST_S,
     STEP,
     WIDE,
+    WIDE_GAIN,
+    WIDEST_S,
     goes_up,
     pause_s,
 )
@@ -127,7 +130,7 @@ class _Law:
         hold, estimate = self._hold, self._estimate
         if not estimate.flooded:
             return self._rest()
-        if hold.phase is Phase.DRAIN:
+        if hold.phase is Phase.DRAIN and not estimate.flushes_wait:
             return self._draining()
         if self._decision.reason == ELSEWHERE:
             return (
@@ -135,7 +138,7 @@ class _Law:
                 " then it is on its way there, or another device's need decides, or nothing is"
                 " written (observe)."
             )
-        if hold.phase is Phase.FILL:
+        if hold.phase is Phase.FILL and not estimate.flushes_wait:
             return (
                 f"The limit goes back to {self._size(self._limit)} when the write cache is"
                 f" {100 * FILL_TO:.0f} % full."
@@ -160,13 +163,10 @@ class _Law:
         )
 
     def _flushed(self) -> str:
-        if not self._estimate.held_back:
-            return "The limit stays while it holds nobody back."
-        return (
-            f"A larger limit is tried, of {self._size(seek_most(self._estimate.rate))} at first, or"
-            f" {self._size(self._limit / WIDE)}; one that brings less than it costs is taken back,"
-            f" and each try waits longer, {PATIENCE_MOST_S:g} s at most."
-        )
+        """Where flushes are what syncs wait for: control/climb.py alone decides."""
+        if not (self._estimate.held_back or self._hold.late_s >= LATE_LASTS_S):
+            return "The target stays while it holds nobody back."
+        return self._search()
 
     def _rest(self) -> str:
         hold = self._hold
@@ -192,7 +192,7 @@ class _Law:
         )
 
     def _emptied(self) -> str:
-        if not self._estimate.cache_bytes:
+        if not self._estimate.cache_bytes or self._estimate.flushes_wait:
             return ""
         return (
             f" Without a flood it is {FILL_LIMIT:g} times as large as soon as the write cache is"
@@ -234,8 +234,8 @@ class _Law:
         if hold.climb.from_bytes:
             return (
                 f"This limit is on trial: {_in(self._judged_s)} it is kept if"
-                f" waiting for fsync got {100 * (EARNS - 1):.0f} % shorter and the flood keeps its"
-                f" throughput, else it goes back to {self._size(hold.climb.from_bytes)}."
+                f" {self._gain(hold.climb.tries <= FIRST_TRIES)}, else it goes back to"
+                f" {self._size(hold.climb.from_bytes)}."
             )
         if hold.full_s and drains:
             return (
@@ -277,12 +277,12 @@ class _Law:
             said = f"{until}no limit is tried for {human.duration(gave_up_s)}.{sick}"
             return said[0].upper() + said[1:]
         began = hold.climb.tries or hold.climb.begin_bytes
-        if not began and hold.carried[1] < JUDGE_S:
+        if not began and hold.carried[1] < JUDGE_S and not self._estimate.flushes_wait:
             return (
                 f"{_in(self._judged_s).capitalize()} another limit is tried:"
                 f" {self._size(self._limit / STEP)}, or {self._size(self._limit * STEP)} should the"
                 f" flood be short of {100 * self._basis.keep:.0f} % of the drain rate."
-                f" {self._with_room()}{sick}"
+                f"{self._with_room()}{sick}"
             )
         when_s, larger, size = self._try(self._enough())
         when = _in(when_s)
@@ -294,16 +294,27 @@ class _Law:
         said = (
             f"{until}the target stays, and {when} a"
             f" {'larger' if larger else 'smaller'} limit is tried, {self._size(size)}, which is"
-            f" kept if waiting for fsync gets {100 * (EARNS - 1):.0f} % shorter at no cost of"
-            f" throughput. {self._with_room()}{sick}"
+            f" kept if {self._gain(larger and hold.climb.tries < FIRST_TRIES)}."
+            f"{self._with_room()}{sick}"
         )
         return said[0].upper() + said[1:]
 
+    def _gain(self, first: bool) -> str:
+        """What a trial has to bring; `first`: it is one of those that begin the search."""
+        shorter = (
+            f"waiting for fsync gets {100 * (EARNS - 1):.0f} % shorter at no cost of throughput"
+        )
+        if first and self._estimate.flushes_wait:
+            return f"it brings {100 * (WIDE_GAIN - 1):.0f} % more throughput, or {shorter}"
+        return shorter
+
     def _with_room(self) -> str:
         hold = self._hold
+        if self._estimate.flushes_wait:
+            return ""
         again_s = max(self._judged_s, hold.changed_s + hold.probe_again_s - self._now_s)
         return (
-            "Should the write cache have room by then,"
+            " Should the write cache have room by then,"
             f" {self._size(self._probe_size())} is tried {_in(again_s)}."
         )
 
@@ -318,6 +329,10 @@ class _Law:
         `enough`: the flood has the throughput that the policy keeps for it.
         """
         hold, basis = self._hold, self._basis
+        if self._estimate.flushes_wait and not hold.climb.begin_bytes:
+            first_s = max(0.0, hold.changed_s + FOLLOW_S - self._now_s)
+            first_s += max(0.0, FIRST_JUDGED_S - hold.carried[1])
+            return first_s, True, self._step(True)
         when_s = max(self._judged_s, hold.changed_s + pause_s(hold.climb, enough) - self._now_s)
         larger = goes_up(hold.climb, enough)
         if not larger and self._limit <= basis.floor_bytes:
@@ -327,7 +342,17 @@ class _Law:
             )
             when_s = max(when_s, hold.changed_s + pause_s(after, enough) - self._now_s)
             larger = True
-        return when_s, larger, self._limit * STEP if larger else self._limit / STEP
+        return when_s, larger, self._step(larger)
+
+    def _step(self, larger: bool) -> float:
+        if not self._estimate.flushes_wait:
+            return self._limit * STEP if larger else self._limit / STEP
+        if not larger:
+            return self._limit / WIDE
+        carried, lasted = self._hold.carried
+        rate = carried / lasted if lasted else self._estimate.rate
+        most = min(WIDE * self._limit, WIDEST_S * max(rate, self._drain_rate))
+        return max(self._limit, seek_most(rate), most)
 
     def _probe(self, drains: bool) -> str:
         hold, basis = self._hold, self._basis
