@@ -172,7 +172,7 @@ def test_every_tick_has_its_reasons(name: str) -> None:
 
 def test_where_flushes_wait_the_next_limit_is_told_with_its_time() -> None:
     steps, checked, kept = played(FLUSHED, 200.0), 0, set()
-    for at, (time_s, now, hold, said, _) in enumerate(steps):
+    for at, (time_s, _, hold, said, _) in enumerate(steps):
         found = re.search(_SEARCHED, said)
         if found is None:
             continue
@@ -180,7 +180,9 @@ def test_where_flushes_wait_the_next_limit_is_told_with_its_time() -> None:
         if after is None:
             break
         assert abs(after[0] - time_s - _seconds(found.group(1))) < 2.1, (said, after)
-        assert after[1].target_bytes == pytest.approx(_bytes(found.group(2)), rel=0.3), said
+        # What a larger one is depends on the rate until then.
+        off = 0.3 if " a larger limit" in said else 0.05
+        assert after[1].target_bytes == pytest.approx(_bytes(found.group(2)), rel=off), said
         kept.add("10 % more throughput" in said)
         checked += 1
     assert checked >= 20 and kept == {True, False}
