@@ -24,7 +24,7 @@ _USUAL = "/sys/fs/cgroup"
 _KEY = "wbps"
 # tg_prfill_limit(): all four, for each disk that has one of them.
 _KEYS = frozenset(("rbps", _KEY, "riops", "wiops"))
-# Newer kernels print a disk that was pulled out while it is open by its BDI, which has no name then.
+# Newer kernels print a disk by the name of its BDI, which one that was pulled out has no more.
 _LINE = re.compile(r"(?:[0-9]+:[0-9]+|\(unknown\))(?: [a-z]+=(?:[0-9]{1,20}|max))+")
 _UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 # systemd applies a property after it has answered.
