@@ -112,6 +112,7 @@ class System:
         done = subprocess.run(
             ["nsenter", "--target", str(self._pid), "--all", *argv], cwd="/",
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+            start_new_session=True,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stdout}{done.stderr.strip()}"
@@ -125,6 +126,9 @@ class System:
         return int(self.show(unit, "MainPID"))
 
     def signal(self, name: str, *pids: int) -> None:
+        """`pids` as they are numbered inside; a unit that does not run has 0."""
+        # For kill(1) 0 is its own process group.
+        assert pids and all(pid > 0 for pid in pids), f"no process to send {name} to: {pids}"
         self.run("kill", "-s", name, *map(str, pids))
 
     def journal(self, *units: str) -> str:

@@ -278,7 +278,10 @@ def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_
     assert [each.kind for each in events_of(enforced, shown, step)] == ["action"]
 
 
-def test_events_and_alerts_go_when_they_are_too_old(tmp_path: Path) -> None:
+def test_events_and_alerts_go_when_they_are_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "_DOUBT_S", 0.0)
     path = tmp_path / "history.db"
     history = History(path)
     alert = Event(1000.0, "alert", text="raised", alert='{"id": "a"}')
@@ -297,7 +300,10 @@ def test_events_and_alerts_go_when_they_are_too_old(tmp_path: Path) -> None:
     assert history.error is None
 
 
-def test_many_old_events_go_in_the_batches_to_come(tmp_path: Path) -> None:
+def test_many_old_events_go_in_the_batches_to_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "_DOUBT_S", 0.0)
     path = tmp_path / "history.db"
     history = History(path)
     for number in range(1300):
@@ -310,6 +316,74 @@ def test_many_old_events_go_in_the_batches_to_come(tmp_path: Path) -> None:
         until(lambda: read_history(path)[-1] == now)  # noqa: B023
         left.append(len(read_history(path)))
     assert left == [1301 - 512, 1302 - 1024, 3]
+    assert history.close(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_clock_that_was_fifty_years_ahead_costs_nothing(tmp_path: Path, restarted: bool) -> None:
+    """An RTC that has lost its time, until NTP answers: some ticks later, or minutes."""
+    path = tmp_path / "history.db"
+    history = History(path)
+    alert = Event(1000.0, "alert", text="raised", alert='{"id": "a"}')
+    kept = [event(0), alert, event(1)]
+    for each in kept:
+        history.record(each)
+    until(lambda: path.exists() and len(read_history(path)) == 3)
+    if restarted:
+        assert history.close(TIMEOUT_S)
+        history = History(path)
+    ahead_s = 1000.0 + 50 * 365 * 86_400.0
+    for number in range(4):
+        kept.append(Event(ahead_s + number, "start"))
+        history.record(kept[-1])
+        until(lambda: read_history(path)[-1] == kept[-1])
+    kept.append(event(10))
+    history.record(kept[-1])
+    until(lambda: read_history(path)[-1] == kept[-1])
+    assert history.close(TIMEOUT_S)
+    assert read_history(path) == [replace(each, alert=None) for each in kept]
+    assert len(read_alerts(path, 10)) == 1
+
+
+def test_a_clock_that_stays_ahead_is_believed_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host was off for two months."""
+    now = [5000.0]
+    monkeypatch.setattr(history_module.time, "monotonic", lambda: now[0])
+    history = History(tmp_path / "history.db")
+    try:
+        assert history._trusts(1000.0) and history._trusts(1000.0 + 86_000.0)
+        later_s = 1000.0 + 2 * KEPT_S
+        assert not history._trusts(later_s)
+        now[0] += 3599.0
+        assert not history._trusts(later_s + 3599.0)
+        now[0] += 1.0
+        assert history._trusts(later_s + 3600.0) and history._trusts(later_s + 3600.0)
+        # Set right before the hour is over: the next leap has an hour of its own.
+        assert not history._trusts(9 * later_s)
+        now[0] += 3000.0
+        assert history._trusts(later_s + 6600.0)
+        now[0] += 3000.0
+        assert not history._trusts(9 * later_s)
+    finally:
+        monkeypatch.undo()
+        assert history.close(TIMEOUT_S)
+
+
+def test_rows_of_a_clock_that_was_ahead_do_not_keep_the_old_ones_behind_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "_DOUBT_S", 0.0)
+    path = tmp_path / "history.db"
+    history = History(path)
+    for number in range(600):
+        history.record(event(int(9 * KEPT_S) + number))
+    for number in range(300):
+        history.record(event(number))
+    until(lambda: path.exists() and len(read_history(path)) == 900)
+    history.record(event(int(KEPT_S) + 5000))
+    until(lambda: len(read_history(path)) == 601)
     assert history.close(TIMEOUT_S)
 
 

@@ -336,6 +336,8 @@ def test_what_a_self_test_came_to_is_told_once_while_it_comes_to_the_same(
     first = asked(10)
     assert len(first) == 3 and all("no limits in bytes" in str(each.error) for each in first)
     assert asked(1000) == [] and actuator.levers.entries == ()
+    # Who asks for it anew, hours later, is told.
+    assert actuator.apply_settings(()) == () and len(asked(1000)) == 3
     # It is of that BDI: another one of the name is told again.
     plain.unplug("8:0", "sda")
     plain.plug("8:0", "sda")

@@ -433,6 +433,28 @@ def test_ledger_of_the_version_without_levers_is_resolved(plain: FakeLevers, pat
     assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
 
 
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("way", ["adopted", "restored without the daemon"])
+def test_a_pace_in_the_ledger_of_a_release_that_knew_no_disk(
+    plain: FakeLevers, path: Path, way: str, same: bool
+) -> None:
+    """Its identity was the inode of the cgroup alone; it goes home after an upgrade too."""
+    hand = started(plain, path)
+    settle(hand, pace(5))
+    body = json.loads(path.read_text())
+    body["levers"][0]["identity"] = plain.inodes[CGROUPS + UNIT] + (not same)
+    body["crc32"] = ledger_module._checksum(body)
+    path.write_text(json.dumps(body))
+    if way == "adopted":
+        following = Actuator(plain, path, "restore")
+        assert (f"adopted pace {UNIT} 8:0=5" in following.start()) == same
+        settle(following)
+    else:
+        restore_from_ledger(plain, path)
+    assert plain.cgroups[UNIT]["8:0"]["wbps"] == ("max" if same else "5")
+    assert load(path) is None
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -255,6 +255,38 @@ def test_without_io_max_there_is_no_limit_where_systemd_turns_it_on(files: FakeL
         cgroups.read(files, UNIT, "8:0")
 
 
+def test_a_disk_that_was_pulled_out_while_open_spoils_no_reading(
+    files: FakeLevers, path: Path
+) -> None:
+    """Its limits are printed without its number as long as somebody has it open."""
+    files.cgroups[UNIT]["(unknown)"] = {"wbps": "4096"}
+    actuator = started(files, path)
+    assert [action.ok for action in settle(actuator, pace(5))] == [True]
+    assert cgroups.read(files, UNIT, "8:0") == "5"
+    settle(actuator)
+    assert cgroups.read(files, UNIT, "8:0") == "max"
+
+
+def test_a_reading_that_fails_for_a_moment_is_waited_over(
+    systemd: FakeLevers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd applies a property after it has answered, and io.max may be cut short then."""
+    readings = iter([OSError(errno.EIO, "cut short"), "7", "5", "never asked"])
+
+    def read(*_: object) -> str:
+        reading = next(readings)
+        if isinstance(reading, OSError):
+            raise reading
+        return reading
+
+    monkeypatch.setattr(cgroups, "_APPLY_S", 5.0)
+    monkeypatch.setattr(cgroups, "read", read)
+    work = cgroups.write(systemd, UNIT, "8:0", "5")
+    assert work is not None
+    work(systemd.run)
+    assert next(readings) == "never asked"
+
+
 def test_who_owns_a_cgroup(plain: FakeLevers) -> None:
     assert cgroups.owner(plain, UNIT) is None
     plain.boot_systemd()

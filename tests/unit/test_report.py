@@ -24,6 +24,7 @@ from writebackd.report.history import Event, read_figures, read_history
 from writebackd.report.page import MAX_EVENTS, Span, _alerts, _states, render
 from writebackd.report.plot import BINS, bins, device_plot, escape
 from writebackd.report.worth import headline, sentences, worth
+from writebackd.report.write_over import write_over
 
 BEGIN_S = 1_700_000_000.0
 FAST = Histogram(((72, 990), (80, 10)))  # 0.5 ms, 1 ms
@@ -344,16 +345,65 @@ def test_a_slip_in_the_span_does_not_take_the_memory_of_the_host(tmp_path: Path)
 def test_what_is_no_plain_file_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     """`-o /dev/null` as root, above all."""
     report_case.write(tmp_path / "history.db", 20)
-    pipe, link, behind = (tmp_path / name for name in ("pipe", "link", "behind"))
+    pipe, link, onward = (tmp_path / name for name in ("pipe", "link", "onward"))
     os.mkfifo(pipe)
-    link.symlink_to(behind)
+    link.symlink_to("pipe")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     for output in (pipe, link):
         assert ctl.main(["report", "--state-dir", str(tmp_path), "-o", str(output)]) == 0
-    received = os.read(reader, 1 << 20)
+        assert os.read(reader, 1 << 20).startswith(b"<!DOCTYPE html>")
     os.close(reader)
-    assert pipe.is_fifo() and received.startswith(b"<!DOCTYPE html>")
-    assert link.is_symlink() and behind.read_text().startswith("<!DOCTYPE html>")
+    assert pipe.is_fifo() and link.is_symlink()
+    # What /dev/stdout leads to may well be a plain file.
+    with open(onward, "wb") as file:
+        words = ["report", "--state-dir", str(tmp_path), "-o", f"/proc/self/fd/{file.fileno()}"]
+        assert ctl.main(words) == 0
+        assert os.path.samestat(os.fstat(file.fileno()), onward.stat())
+    assert onward.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_link_to_a_plain_file_is_replaced(tmp_path: Path) -> None:
+    """In /tmp anybody may have put it there, and root writes the page."""
+    report_case.write(tmp_path / "history.db", 20)
+    link, behind, beside = (tmp_path / name for name in ("page", "behind", ".page.new"))
+    behind.write_text("theirs")
+    for each in (link, beside):
+        each.symlink_to(behind)
+    before = os.umask(0o027)
+    try:
+        assert ctl.main(["report", "--state-dir", str(tmp_path), "-o", str(link)]) == 0
+    finally:
+        os.umask(before)
+    assert behind.read_text() == "theirs" and not beside.is_symlink()
+    assert not link.is_symlink() and link.read_text().startswith("<!DOCTYPE html>")
+    assert link.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("dangling", [True, False])
+def test_a_file_is_not_written_through_a_link_beside_it(tmp_path: Path, dangling: bool) -> None:
+    path, theirs = tmp_path / "node" / "writebackd.prom", tmp_path / "theirs"
+    path.parent.mkdir()
+    if not dangling:
+        theirs.write_text("theirs")
+    (path.parent / ".writebackd.prom.new").symlink_to(theirs)
+    write_over(path, b"ours")
+    assert path.read_bytes() == b"ours" and not path.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert theirs.exists() != dangling and (dangling or theirs.read_text() == "theirs")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_who_puts_the_link_back_in_between_gains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, theirs = tmp_path / "page", tmp_path / "theirs"
+    (tmp_path / ".page.new").symlink_to(theirs)
+    real = os.unlink
+    monkeypatch.setattr(os, "unlink", lambda name: None)
+    with pytest.raises(FileExistsError):
+        write_over(path, b"ours")
+    monkeypatch.setattr(os, "unlink", real)
+    assert not theirs.exists() and not path.exists()
 
 
 def test_a_page_that_cannot_be_written_says_what_to_do(

@@ -17,7 +17,7 @@ import pytest
 from test_ctl import SOURCE
 from writebackd.cli import scope
 from writebackd.cli.ctl import main
-from writebackd.cli.exits import NOT_PERMITTED, USAGE
+from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError
 
 # The program with a directory in the place of cgroup v2, and without systemd.
 PROGRAM = """
@@ -130,9 +130,53 @@ def test_an_exec_that_fails_leaves_the_program_as_it_was(
         raise FileNotFoundError(errno.ENOENT, "gone since", "systemd-run")
 
     monkeypatch.setattr(os, "execvp", fails)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(CommandError, match="systemd-run: gone since"):
         scope._by_systemd("run-x-1", None, ["true"])
     assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize(
+    "start, code",
+    [(None, 127), ("#!/nonexistent/shell\n", 127), ("not a program", 126)],
+    ids=["gone", "without its interpreter", "no program"],
+)
+@pytest.mark.parametrize("stderr", ["read", "full"])
+def test_a_systemd_run_that_does_not_start(
+    tmp_path: Path, start: "str | None", code: int, stderr: str
+) -> None:
+    """As the manual says, not 1: that may be the command's own."""
+    fake = tmp_path / "systemd-run"
+    if start is not None:
+        fake.write_text(start)
+        fake.chmod(0o755)
+    program = f"from writebackd.cli import scope; scope.SYSTEMD = {str(tmp_path)!r};"
+    program += f"scope.shutil.which = lambda name: {str(fake)!r};"
+    program += "import sys; from writebackd.cli.ctl import main;"
+    program += "sys.exit(main(['run', '--', 'true']))"
+    with open("/dev/full" if stderr == "full" else tmp_path / "errors", "w+") as errors:
+        result = subprocess.run(
+            [sys.executable, "-c", program], check=False, timeout=60, stderr=errors,
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": str(tmp_path)},
+        )  # fmt: skip
+    assert result.returncode == code
+    if stderr == "read":
+        said = (tmp_path / "errors").read_text().splitlines()
+        assert said[-1].startswith("writebackctl: run: systemd-run: ") and len(said) <= 2
+
+
+def test_a_command_that_cannot_start_has_its_code_where_nothing_can_be_told(
+    tmp_path: Path
+) -> None:
+    command = tmp_path / "command"
+    command.write_text("not a program")
+    command.chmod(0o755)
+    (tmp_path / "tree").mkdir()
+    with open("/dev/full", "wb") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(tmp_path / "tree"), "run", "--", str(command)],
+            check=False, timeout=60, stderr=full, env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        )  # fmt: skip
+    assert result.returncode == scope.NOT_EXECUTABLE
 
 
 @pytest.mark.parametrize("systemd", [True, False])

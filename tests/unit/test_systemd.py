@@ -12,6 +12,7 @@ from typing import Dict, List
 import pytest
 
 from checkout import ROOT, run
+from tests.kernel.system import System
 from writebackd.cache.report import STALE_S
 from writebackd.cache.tools import LIMIT_S, kinds
 from writebackd.cli.exits import NOT_PERMITTED, USAGE
@@ -146,3 +147,15 @@ def test_a_run_of_the_collector_has_time_for_tools_that_all_hang() -> None:
     minutes = int(settings(RAID)["TimeoutStartSec"][0][:-3])
     # The question that hangs is the last one of its tool.
     assert 2 * LIMIT_S * len(kinds(KernelFiles())) <= minutes * 60
+
+
+@pytest.mark.parametrize("pids", [(), (0,), (7, 0), (-1,)])
+def test_a_unit_that_does_not_run_has_no_process_to_kill(
+    monkeypatch: pytest.MonkeyPatch, pids: "tuple[int, ...]"
+) -> None:
+    """systemd gives 0 as its pid, which would be the group of whoever runs the tests."""
+    ran: List[object] = []
+    monkeypatch.setattr(subprocess, "run", lambda *argv, **_: ran.append(argv))
+    with pytest.raises(AssertionError, match="no process to send KILL to"):
+        System(1).signal("KILL", *pids)
+    assert ran == []

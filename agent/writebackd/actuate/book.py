@@ -8,6 +8,7 @@ gone; the writing is done by levers.py.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from writebackd.actuate.ledger import LeverEntry
@@ -51,7 +52,7 @@ class Book:
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
         """Take the entries of a ledger as they are."""
-        self.entries = {entry.lever: entry for entry in entries}
+        self.entries = {entry.lever: self._as_now(entry) for entry in entries}
         self._saved = self.all()
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
@@ -65,7 +66,7 @@ class Book:
         self.adopted.clear()
         for lever in [entry.lever for entry in entries]:
             self.left.pop(lever, None)
-        for entry in entries:
+        for entry in map(self._as_now, entries):
             lever = entry.lever
             gone = levers.identity(self._files, lever) != entry.identity
             if gone and not levers.outlives(self._files, lever):
@@ -81,6 +82,14 @@ class Book:
                 messages.append(f"{lever}={say(lever, current)} was set by somebody else")
         self._saved = tuple(entries)
         return tuple(messages)
+
+    def _as_now(self, entry: LeverEntry) -> LeverEntry:
+        """The entry; of a release that knew a pace by its cgroup alone, with the disk as well."""
+        identity = levers.identity(self._files, entry.lever) or 0
+        older = entry.lever.kind is LeverKind.PACE and entry.identity < 1 << 64 <= identity
+        if older and identity >> 64 == entry.identity:
+            return replace(entry, identity=identity)
+        return entry
 
     def forget_gone(self) -> None:
         """Drop what was unplugged or removed, though another may have its name by now."""

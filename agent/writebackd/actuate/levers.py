@@ -279,7 +279,10 @@ class Levers:
         came to as well is told once, however often it is made again.
         """
         actions: List[Action] = []
-        for target in sorted({lever.target for lever in self._bdi(wanted)}):
+        targets = sorted({lever.target for lever in self._bdi(wanted)})
+        # Who asks for it anew is told anew.
+        self._unfit = {target: self._unfit[target] for target in targets if target in self._unfit}
+        for target in targets:
             group = [lever for lever in self._bdi(wanted) if lever.target == target]
             identity = levers.identity(self._files, group[0])
             if problem or (identity is not None and self._tested.get(target) == identity):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -54,7 +55,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         sys.stdout.flush()
         return code
     except CommandError as error:
-        print(f"writebackctl: {error}", file=sys.stderr)
+        _say(str(error))
         return error.exit_code
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the exit quiet as well.
@@ -63,11 +64,17 @@ def main(argv: Optional[List[str]] = None) -> int:
     except OSError as error:
         # A full disk behind the standard output, mostly.
         where = error.filename or "the output cannot be written"
-        print(f"writebackctl: {where}: {error.strerror or error}", file=sys.stderr)
+        _say(f"{where}: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BAD_NEWS
     except KeyboardInterrupt:
         return 130
+
+
+def _say(error: str) -> None:
+    """Where it cannot be told, on a full disk or a terminal that is gone, the exit code has to."""
+    with contextlib.suppress(OSError):
+        print(f"writebackctl: {error}", file=sys.stderr, flush=True)
 
 
 def _verb(name: str) -> Callable[[argparse.Namespace], int]:

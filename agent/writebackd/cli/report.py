@@ -17,6 +17,7 @@ from writebackd.cli.output import show, show_json
 from writebackd.paths import HISTORY
 from writebackd.report.history import HistoryError, read_figures, read_history
 from writebackd.report.page import Span, render
+from writebackd.report.write_over import write_over
 
 
 def report(options: argparse.Namespace) -> int:
@@ -59,16 +60,23 @@ def write_page(output: Path, page: str) -> None:
     if str(output) == "-":
         sys.stdout.write(page)
         return
-    temporary = output.with_name(f".{output.name}.new")
     try:
-        if output.is_symlink() or (output.exists() and not output.is_file()):
-            # Never in the place of /dev/null or /dev/stdout.
+        if _is_plain(output):
+            write_over(output, page.encode(), for_all=False)
+        else:
             output.write_text(page, encoding="utf-8")
-            return
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, output)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CommandError(
             f"{output} cannot be written ({error.strerror}): name another with -o", BAD_NEWS
         ) from None
+
+
+def _is_plain(output: Path) -> bool:
+    """Whether a file may take its place: never that of /dev/null, nor of /dev/stdout.
+
+    A link elsewhere than there is replaced itself: others may have put it into /tmp.
+    """
+    parent = os.path.realpath(output.parent)
+    if output.is_symlink() and (parent == "/dev" or parent.startswith("/proc/")):
+        return False
+    return output.is_file() or not output.exists()

@@ -71,8 +71,14 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
         _note("a scope of your own session is watched but never paced; with sudo it can be")
     words = systemd_command(unit, slice_, command, root)
     sys.stdout.flush()
-    with _as_of_a_shell():
-        os.execvp(words[0], words)
+    try:
+        with _as_of_a_shell():
+            os.execvp(words[0], words)
+    except OSError as error:
+        raise CommandError(
+            f"run: {words[0]}: {error.strerror}",
+            NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE,
+        ) from None
     raise AssertionError("exec() came back")
 
 
@@ -143,7 +149,8 @@ def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
         with _as_of_a_shell():
             os.execv(path, command)
     except OSError as error:
-        print(f"writebackctl: run: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(f"writebackctl: run: {error}", file=sys.stderr, flush=True)
     os._exit(code)
 
 
@@ -190,4 +197,5 @@ def _remove(directory: Path) -> None:
 
 
 def _note(text: str) -> None:
-    print(f"writebackctl: note: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # no reason not to run the command
+        print(f"writebackctl: note: {text}", file=sys.stderr)

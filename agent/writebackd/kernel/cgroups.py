@@ -24,7 +24,8 @@ _USUAL = "/sys/fs/cgroup"
 _KEY = "wbps"
 # tg_prfill_limit(): all four, for each disk that has one of them.
 _KEYS = frozenset(("rbps", _KEY, "riops", "wiops"))
-_LINE = re.compile("[0-9]+:[0-9]+(?: [a-z]+=(?:[0-9]{1,20}|max))+")
+# Newer kernels print a disk by the name of its BDI, which one that was pulled out has no more.
+_LINE = re.compile(r"(?:[0-9]+:[0-9]+|\(unknown\))(?: [a-z]+=(?:[0-9]{1,20}|max))+")
 _UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 # systemd applies a property after it has answered.
 _APPLY_S = 2.0
@@ -188,4 +189,6 @@ def _await(files: KernelFiles, cgroup: str, devno: str, text: str) -> None:
                 return
         except FileNotFoundError:
             return  # the unit has stopped; the property waits for its next start
+        except OSError:
+            pass  # as any other reading that is not the value: the next may be
         time.sleep(_POLL_S)

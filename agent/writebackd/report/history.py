@@ -27,6 +27,9 @@ FINE_S, KEPT_S = 86_400.0, 30 * 86_400.0
 # Alerts are few, and whoever looks for the last bad battery looks back further.
 ALERTS_KEPT_S = 365 * 86_400.0
 _KEPT_S = {"events": KEPT_S, "alerts": ALERTS_KEPT_S, "fine": FINE_S, "coarse": KEPT_S}
+# A clock that is ahead of what was recorded last by more than this says for an hour nothing of
+# what is too old: until NTP sets it right, an RTC may well stand in 2099.
+_LEAP_S, _DOUBT_S = 86_400.0, 3600.0
 # Of the file.  A row of figures has 100 to 400 bytes, most of them its latencies: a month of six
 # devices that are busy all the time.  More devices: a shorter time.
 MAX_BYTES = 32 << 20
@@ -102,6 +105,14 @@ _TABLES = (
 )
 
 
+# The older of the two last rows: one of them may be of a clock that was ahead.
+_LAST = " UNION ALL ".join(
+    f"SELECT CAST(wall_s AS REAL) AS last FROM {table} WHERE id = (SELECT max(id) FROM {table})"
+    for table in ("events", "fine")
+)
+_LAST = f"SELECT min(last) FROM ({_LAST})"
+
+
 def _insert(table: str, columns: Sequence[str]) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
@@ -123,6 +134,9 @@ class History:
         self._dropped = 0
         self._lost = 0
         self._database: Optional[sqlite3.Connection] = None  # the writer thread's
+        # As are these: what the clock said last, and when it was first seen to be far ahead of it.
+        self._clock_s: Optional[float] = None
+        self._leapt_at: Optional[float] = None
         self._closing = threading.Event()
         # A daemon thread: a writer stuck in the disk must not hold up the exit.
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
@@ -218,6 +232,8 @@ class History:
             if self._database is None:
                 self._database = _open(self.path)
             with self._database:
+                if self._clock_s is None:
+                    self._clock_s = self._database.execute(_LAST).fetchone()[0]
                 write = self._database.executemany
                 write(_insert("events", _COLUMNS), [_row(event) for event in batch.events])
                 write(_insert("fine", _FIGURES), [_figures_row(row) for row in batch.fine])
@@ -248,13 +264,16 @@ class History:
         ends = [event.wall_s for event in batch.events] + [row.end_s for row in batch.fine]
         if not ends:
             return
-        for table, kept_s in _KEPT_S.items():
+        for table, kept_s in _KEPT_S.items() if self._trusts(max(ends)) else ():
             # Of the oldest rows; where there are more, they go with the next batches.  Not all up
-            # to the last old one: a host without a clock of its own boots in 1970 each time.
-            oldest = f"SELECT id, wall_s FROM {table} ORDER BY id LIMIT {2 * _BATCH}"
+            # to the last old one: a host without a clock of its own boots in 1970 each time.  What
+            # a clock wrote that was ahead is passed over, or the rest would wait behind it.
+            oldest = (
+                f"SELECT id, wall_s FROM {table} WHERE wall_s < ? ORDER BY id LIMIT {2 * _BATCH}"
+            )
             database.execute(
                 f"DELETE FROM {table} WHERE id IN (SELECT id FROM ({oldest}) WHERE wall_s < ?)",
-                (max(ends) - kept_s,),
+                (max(ends) + _LEAP_S, max(ends) - kept_s),
             )
         if not batch.fine:
             return
@@ -269,6 +288,17 @@ class History:
                     f"DELETE FROM {table} WHERE id <="
                     f" (SELECT min(id) + (max(id) - min(id)) / 8 FROM {table})"
                 )
+
+    def _trusts(self, newest_s: float) -> bool:
+        """Whether what the clock says now can tell what is too old."""
+        if self._clock_s is not None and newest_s > self._clock_s + _LEAP_S:
+            now = time.monotonic()
+            if self._leapt_at is None:
+                self._leapt_at = now
+            if now < self._leapt_at + _DOUBT_S:
+                return False
+        self._clock_s, self._leapt_at = newest_s, None
+        return True
 
     def _start_anew(self) -> None:
         """Move a damaged file out of the way, its journal too: it fits no other."""

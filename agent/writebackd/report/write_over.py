@@ -8,16 +8,21 @@ import os
 from pathlib import Path
 
 
-def write_over(path: Path, data: bytes) -> None:
-    """Put `data` in the place of what is there, readable for all.
+def write_over(path: Path, data: bytes, for_all: bool = True) -> None:
+    """Put `data` in the place of what is there, readable for all or as the umask has it.
 
     Raises OSError, and leaves nothing of its own behind then.
     """
-    temporary = path.with_name(path.name + ".new")
+    temporary = path.with_name(f".{path.name}.new")
     try:
-        with open(temporary, "wb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        # Never through a link that somebody has put there: who may write to the directory could
+        # have root write elsewhere.
+        with open(temporary, "xb", opener=_open) as file:
             file.write(data)
-            os.fchmod(file.fileno(), 0o644)
+            if for_all:
+                os.fchmod(file.fileno(), 0o644)
         # No fsync, as in the history: it would count as the demand that we
         # look for.  A crash of the host may cost the file.
         os.replace(temporary, path)
@@ -25,3 +30,7 @@ def write_over(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
