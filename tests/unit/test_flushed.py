@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import pytest
 
@@ -219,7 +219,9 @@ def test_what_draining_or_filling_had_begun_ends() -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_was_measured_is_forgotten_when_flushes_begin_to_wait_or_cease(waits: bool) -> None:
     """It was counted in other units, and the search was another."""
-    more = {"full_s": 9.0, "late_s": 9.0, "seek_rate": R, "phase": Phase.SEEK}
+    more: Dict[str, Any] = {
+        "full_s": 9.0, "late_s": 9.0, "seek_rate": R, "phase": Phase.SEEK,
+    }  # fmt: skip
     hold = measured(
         Climb(KNEE // 2, R, 1.0, tries=4), flushed_s=None if waits else NOW - 1.0, **more
     )
@@ -357,7 +359,7 @@ def test_where_nobody_is_held_back_and_syncs_are_late_a_smaller_limit_is_tried()
 
 def test_where_smaller_ones_do_not_help_either_that_is_said() -> None:
     hold = measured(Climb(), changed_s=NOW - 30.0, late_s=LATE_LASTS_S, loose_s=LOOSE_S)
-    said = []
+    said: List[State] = []
     for number in range(30):
         slow = flushed(held_back=False, fsyncs=50, fsync_total_s=50 * LATE_S)
         taken = step(slow, hold, NOW + number)
