@@ -647,6 +647,7 @@ class Hold:
     starved_bytes: int = 0  # where throughput was last seen to suffer
     starved_s: float = float("-inf")
     flushed_s: Optional[float] = None  # when flushes waited, None: they do not
+    loose_s: float = 0.0  # in a row with flushes that wait and a limit that holds nobody back
     fell_s: float = 0.0  # in a row with a rate far below what was carried
     climb: "Climb" = field(default_factory=lambda: Climb())
 

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import pytest
 
-from hold_cases import BOUNDS, KNEE, NOW, R, Step, holding, late, seen, step
+from hold_cases import BOUNDS, KNEE, LATE_S, NOW, R, Step, holding, late, seen, step
 from samples import MIB
 from tests.sim.plant import bucket
 from writebackd.control.climb import (
     FIRST_JUDGED_S,
+    NOT_OURS,
     PATIENCE_MOST_S,
     WIDE,
     WIDE_GAIN,
@@ -21,6 +22,7 @@ from writebackd.control.climb import (
 from writebackd.control.hold import (
     FELL_S,
     FOLLOW_S,
+    LATE_LASTS_S,
     MUCH_SHORT,
     PAUSED,
     REMEMBERED_S,
@@ -28,7 +30,7 @@ from writebackd.control.hold import (
     rest,
     seek_most,
 )
-from writebackd.control.steps import JUDGE_S
+from writebackd.control.steps import JUDGE_S, LOOSE_S
 from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
 from writebackd.estimate.flushes import (
     FLUSH_HALF_S,
@@ -104,10 +106,11 @@ def test_a_disk_that_gets_no_flushes_any_more_is_not_waited_for() -> None:
 
 def test_flushes_wait_until_they_are_much_quicker() -> None:
     """Each change of mind would cost what was measured."""
-    for part, still in ((1.02, True), (0.98, False)):
-        before = replace(DeviceMemory(), flushed=(part * FLUSH_STILL * 1e-3, 5e-3, True))
-        assert flushes_wait(ticked(part * FLUSH_STILL * 1e-3, 5e-3, memory=before)) is still
-        assert not flushes_wait(ticked(0.98e-3, 5e-3))
+    for part, still in ((1.15, True), (0.85, False)):
+        sync_s = 10e-3 / (part * FLUSH_STILL * FLUSH_SHARE)
+        before = DeviceMemory(flushed=(10e-3, sync_s, True))
+        assert flushes_wait(ticked(10e-3, sync_s, memory=before)) is still
+        assert not flushes_wait(ticked(10e-3, sync_s))
 
 
 def test_a_tick_counts_by_its_length() -> None:
@@ -216,7 +219,9 @@ def test_what_draining_or_filling_had_begun_ends() -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_was_measured_is_forgotten_when_flushes_begin_to_wait_or_cease(waits: bool) -> None:
     """It was counted in other units, and the search was another."""
-    more = {"full_s": 9.0, "late_s": 9.0, "seek_rate": R, "phase": Phase.SEEK}
+    more: Dict[str, Any] = {
+        "full_s": 9.0, "late_s": 9.0, "seek_rate": R, "phase": Phase.SEEK,
+    }  # fmt: skip
     hold = measured(
         Climb(KNEE // 2, R, 1.0, tries=4), flushed_s=None if waits else NOW - 1.0, **more
     )
@@ -224,9 +229,11 @@ def test_what_was_measured_is_forgotten_when_flushes_begin_to_wait_or_cease(wait
     after = taken.hold
     assert taken.limit == KNEE and after.climb == Climb() and after.phase is Phase.HOLD
     assert (after.full_s, after.late_s, after.seek_rate) == (0.0, 0.0, 0.0)
-    assert after.carried == (R, 1.0) and after.waited == (0.0, 0.0)
-    # The limit has not moved: it need not settle.
-    assert after.changed_s == hold.changed_s
+    assert after.carried[0] <= R and after.waited == (0.0, 0.0)
+    # Of the limit as it is; or of R x tau.
+    assert after.changed_s == (hold.changed_s if waits else NOW)
+    larger = tick(replace(hold, limit_bytes=FIRST), flushed(flushes_wait=waits, full=False))
+    assert larger.limit == (FIRST if waits else KNEE)
     # R has still to be found where it is not known.
     blind = flushed(flushes_wait=waits, full=False, drain_rate=None, held_back=False)
     assert tick(hold, blind).hold.phase is Phase.SEEK
@@ -327,6 +334,37 @@ def test_nothing_larger_is_tried_where_the_limit_holds_nobody_back() -> None:
     now = Climb(KNEE, RATE, 8e-3, up=True, tries=1, begin_bytes=KNEE // 4)
     hold = measured(now, limit_bytes=FIRST)
     assert tick(hold, flushed(held_back=False)).limit == KNEE
+
+
+def test_where_nobody_is_held_back_and_syncs_are_late_a_smaller_limit_is_tried() -> None:
+    loose: Dict[str, Any] = {"loose_s": LOOSE_S, "late_s": LATE_LASTS_S}
+    failed = Climb(up=True, tries=3, failed=1, fruitless=1, begin_bytes=KNEE)
+    for now in (Climb(), failed):
+        # Whatever throughput R says to be missing.
+        for rate in (RATE, 0.9 * PAUSED * R):
+            taken = tick(measured(now, rate, **loose), flushed(held_back=False, rate=rate))
+            assert taken.limit == int(KNEE / WIDE) and taken.state is State.SQUEEZE
+            assert taken.hold.carried == (0.0, 0.0)
+    # Not in a pause, nor where syncs are as wanted.
+    for less in ({"loose_s": LOOSE_S - 1.5}, {"late_s": 0.0}):
+        taken = tick(measured(Climb(), **{**loose, **less}), flushed(held_back=False))
+        assert taken.limit == KNEE and taken.state is State.GUARD
+    # Nor where they are held back again.
+    assert tick(measured(Climb(), **loose)).hold.loose_s == 0.0
+    # A long one of little throughput is measured.
+    hold = measured(Climb(begin_bytes=KNEE), carried=(0.0, 0.0), waited=(0.0, 0.0), **loose)
+    little = flushed(held_back=False, rate=0.1 * R, fsyncs=10, fsync_total_s=0.1)
+    assert tick(hold, little).hold.carried == (0.1 * R, 1.0)
+
+
+def test_where_smaller_ones_do_not_help_either_that_is_said() -> None:
+    hold = measured(Climb(), changed_s=NOW - 30.0, late_s=LATE_LASTS_S, loose_s=LOOSE_S)
+    said: List[State] = []
+    for number in range(30):
+        slow = flushed(held_back=False, fsyncs=50, fsync_total_s=50 * LATE_S)
+        taken = step(slow, hold, NOW + number)
+        hold, said = taken.hold, [*said, taken.state]
+    assert said[-1] is State.EXHAUSTED and taken.limit == KNEE and NOT_OURS in taken.why
 
 
 def test_waits_count_by_time_and_not_in_pauses() -> None:

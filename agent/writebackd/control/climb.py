@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from writebackd import human
-from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, wait
+from writebackd.control.steps import JUDGE_S, LOOSE_S, Bounds, change, clamp, wait
 from writebackd.model import Climb, Estimate, Hold, State, replace
 
 # Changes the wait by more than its noise (10 to 20 % in windows of 3 s) where it
@@ -111,8 +111,12 @@ def climb(
             begin_bytes=now.begin_bytes if now.up else limit,
         )
     enough = rate >= bounds.keep * (estimate.drain_rate or 0.0)
+    # What holds nobody back is not widened.
+    loose = first and hold.loose_s >= LOOSE_S
+    if loose:
+        now, enough = replace(now, up=False), True
     # To begin with, and once more where a slower host spoiled it.
-    widens = first and (
+    widens = first and not loose and (
         not now.begin_bytes or (now.up and not now.failed and limit == now.begin_bytes)
     )
     pause = 0.0 if widens else pause_s(now, enough)

@@ -25,7 +25,16 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control.climb import STEP, climb
 from writebackd.control.ramp import DEADBAND
-from writebackd.control.steps import JUDGE_S, Bounds, change, clamp, settle, told, wait
+from writebackd.control.steps import (
+    JUDGE_S,
+    LOOSE_S,
+    Bounds,
+    change,
+    clamp,
+    settle,
+    told,
+    wait,
+)
 from writebackd.estimate.drain import TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 
@@ -218,7 +227,8 @@ def _observe(
     waited = hold.waited
     follow_s = SEEK_FOLLOW_S if hold.phase is Phase.SEEK else FOLLOW_S
     # In a pause between waves it is not the limit that syncs feel.
-    idle = estimate.flushes_wait and not estimate.held_back and (
+    pause = estimate.flushes_wait and not estimate.held_back and hold.loose_s < LOOSE_S
+    idle = pause and (
         estimate.rate < PAUSED * (estimate.drain_rate or hold.climb.rate)
     )
     if now_s - hold.changed_s > follow_s and not idle:
@@ -415,11 +425,13 @@ def _hold(
 def _anew(estimate: Estimate, hold: Hold, now_s: float) -> Hold:
     """Flushes have begun to be what syncs wait for, or ceased: what was measured meant another."""
     known = estimate.drain_rate is not None or hold.phase is not Phase.SEEK
+    # Once they do not wait R x tau is the limit again, as where R has just been found.
+    phase = Phase.HOLD if known and estimate.flushes_wait else Phase.SEEK
     # The limit is the same, and need not settle; but not where it was one to drain or to fill.
     moved = hold.phase is Phase.DRAIN or hold.phase is Phase.FILL
     return settle(
-        hold, now_s if moved else hold.changed_s, full_s=0.0, late_s=0.0, climb=Climb(),
-        phase=Phase.HOLD if known else Phase.SEEK, seek_rate=0.0, probe_bytes=0,
+        hold, now_s if moved else hold.changed_s, full_s=0.0, late_s=0.0, loose_s=0.0,
+        phase=phase, seek_rate=0.0, probe_bytes=0, climb=Climb(),
         flushed_s=now_s if estimate.flushes_wait else None,
     )
 
@@ -439,7 +451,10 @@ def _flushed(
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
     carried, lasted = hold.carried
-    if not estimate.held_back and not hold.climb.from_bytes:
+    hold = replace(hold, loose_s=0.0 if estimate.held_back else hold.loose_s + dt_s)
+    # Where syncs are late all the same a smaller limit may help, once this is no pause.
+    fine = not late or hold.loose_s < LOOSE_S
+    if not estimate.held_back and not hold.climb.from_bytes and fine:
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
     # From then on what is judged is the past as well, and that is not to be compared with what
     # another limit brings.

@@ -13,8 +13,8 @@ from writebackd.model import DeviceMemory, DeviceSample, replace
 # A flush that takes so long beside a flood empties a cache, one that keeps its contents answers in
 # 0.1 to 0.3 ms; and this part of a sync, which needs one or two (0.16 to 0.4 were seen).
 FLUSH_LEAST_S, FLUSH_SHARE = 1e-3, 0.05
-# They are what syncs wait for until they take less than so much of that: what was measured meanwhile
-# is worth nothing afterwards.
+# Until they are less than so much of that part: what was measured is worth nothing once they are
+# not.  A flush of less than 1 ms is quick, whatever it was: a disk that swings is better off so.
 FLUSH_STILL = 0.5
 FLUSH_HALF_S = 3.0  # how long they count
 
@@ -36,8 +36,8 @@ def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> De
             kept * memory.flushed[0] + (1 - kept) * means[0],
             kept * memory.flushed[1] + (1 - kept) * means[1],
         )
-    least_s = max(FLUSH_LEAST_S, FLUSH_SHARE * means[1])
-    waits = means[0] >= (FLUSH_STILL * least_s if flushes_wait(memory) else least_s)
+    share = FLUSH_SHARE * (FLUSH_STILL if flushes_wait(memory) else 1.0)
+    waits = means[0] >= max(FLUSH_LEAST_S, share * means[1])
     return replace(memory, flushed=(*means, waits))
 
 
