@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """systemd as the first process of a container on the running kernel, with the installed units.
 
-The root is the host's, and what is written to it stays in memory. Of the host's kernel the
-container may change what the units may: /proc/sys/vm and /sys/devices; the rest of /proc/sys
-and /sys is read-only for it. It has no disks in /dev, no network, a subtree of the cgroups,
-and of the distribution's units only those that are named here.
+The root is the host's, and what is written to it stays in memory. Of /proc/sys and sysfs the
+container may change what the units may: /proc/sys/vm and /sys/devices; the rest of them is
+read-only for it. Not so what else is mounted below /sys (debugfs, tracefs, bpf): that is the
+host's as it is, and held back by the units alone. It has no disks in /dev, no network, a subtree
+of the cgroups, and of the distribution's units only those that are named here.
 """
 
 from __future__ import annotations
@@ -177,10 +178,19 @@ def booted(installed: Path) -> Iterator[System]:
             wait_for(is_up, 30.0, "for systemd to boot")
             (first,) = psutil.Process(process.pid).children()
             yield System(first.pid)
-        finally:
-            process.kill()
-            process.wait()
-            _remove_cgroup(top)
+        except BaseException:
+            _end(process)
+            # What went wrong first says more than what that has left behind.
+            with contextlib.suppress(AssertionError):
+                _remove_cgroup(top)
+            raise
+        _end(process)
+        _remove_cgroup(top)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
 
 
 def _remove_cgroup(directory: str) -> None:

@@ -104,7 +104,15 @@ def held(disk: Scratch) -> bool:
 
 @contextlib.contextmanager
 def as_found(disk: Scratch) -> Iterator[Dict[str, str]]:
-    """What is found inside; whatever happens there, all is as it was before."""
+    """What is found inside; whatever happens there, all is as it was before.
+
+    A pytest that is killed outright leaves vm.dirty_* and the flush intervals at the kernel's own
+    or at what the daemon had set, and the loop device with its file; the container ends with it.
+    By hand: `sysctl vm.dirty_ratio=20 vm.dirty_background_ratio=10
+    vm.dirty_writeback_centisecs=500 vm.dirty_expire_centisecs=3000` (the kernel's; a host with
+    its own: `sysctl --system` after that), `losetup --detach` of each that `losetup --list` shows
+    below /dev/shm/writebackd-test-*, `rm -r` of those directories.
+    """
     files = [VM / f"dirty_{name}_centisecs" for name in ("writeback", "expire")]
     with limits_kept() as kept:
         for pair in PAIRS:

@@ -350,7 +350,7 @@ def test_a_clock_that_stays_ahead_is_believed_after_an_hour(
 ) -> None:
     """The host was off for two months."""
     now = [5000.0]
-    monkeypatch.setattr(history_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     history = History(tmp_path / "history.db")
     try:
         assert history._trusts(1000.0) and history._trusts(1000.0 + 86_000.0)

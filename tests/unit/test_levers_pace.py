@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
-from typing import Sequence
+from typing import Iterator, Sequence
 
 import pytest
 
@@ -271,7 +271,9 @@ def test_a_reading_that_fails_for_a_moment_is_waited_over(
     systemd: FakeLevers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """systemd applies a property after it has answered, and io.max may be cut short then."""
-    readings = iter([OSError(errno.EIO, "cut short"), "7", "5", "never asked"])
+    readings: "Iterator[str | OSError]" = iter(
+        [OSError(errno.EIO, "cut short"), "7", "5", "never asked"]
+    )
 
     def read(*_: object) -> str:
         reading = next(readings)

@@ -165,6 +165,20 @@ def test_show_of_a_daemon_with_a_policy_of_its_own_is_of_its_files(
     out = capsys.readouterr().out
     assert out == render(policy)
     assert all(f"\n{line}\n" in out for line in ("ceiling = 2G", "floor = 3M", "rest = 8M"))
+    # A drop-in that was taken away, and nobody has told the daemon.
+    gone = tmp_path / "own" / "default.conf.d" / "a.conf"
+    gone.rename(tmp_path / "a.conf")
+    assert ctl.main(["policy", "show", "--effective"]) == GOOD
+    shown = capsys.readouterr()
+    assert f"{gone} is gone since the daemon read it: systemctl reload writebackd" in shown.err
+    assert all(f"\n{line}\n" in shown.out for line in ("ceiling = 2G", "floor = 3M"))
+    assert "\nrest = 8M\n" not in shown.out and str(gone) not in shown.out
+    base = tmp_path / "own" / "default.conf"
+    base.rename(tmp_path / "default.conf")
+    assert ctl.main(["policy", "show", "--effective"]) == USAGE
+    assert f"{base} is gone since the daemon read it" in capsys.readouterr().err
+    (tmp_path / "a.conf").rename(gone)
+    (tmp_path / "default.conf").rename(base)
     # One that is for every policy still may not tell policies apart.
     (tmp_path / "own" / "all.conf.d" / "a.conf").write_text("[policy]\nsummary = x\n")
     assert ctl.main(["policy", "show", "--effective"]) == USAGE

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Dict, List
 
 import pytest
 
 from checkout import ROOT, run
+from tests.kernel import system
 from tests.kernel.system import System
 from writebackd.cache.report import STALE_S
 from writebackd.cache.tools import LIMIT_S, kinds
@@ -159,3 +162,25 @@ def test_a_unit_that_does_not_run_has_no_process_to_kill(
     with pytest.raises(AssertionError, match="no process to send KILL to"):
         System(1).signal("KILL", *pids)
     assert ran == []
+
+
+def test_a_container_that_does_not_boot_says_why_whatever_it_leaves_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: List[str] = []
+
+    def start(*_: object, stdout: io.BufferedRandom, **__: object) -> SimpleNamespace:
+        stdout.write(b"mount: permission denied")
+        return SimpleNamespace(stdin=io.BytesIO(), poll=lambda: 1,
+                               kill=lambda: ended.append("killed"),
+                               wait=lambda: ended.append("waited"))  # fmt: skip
+
+    def stays(_: str) -> None:
+        ended.append("cgroup")
+        raise AssertionError("waited in vain for the container's processes to end")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(system, "_remove_cgroup", stays)
+    with pytest.raises(AssertionError, match="permission denied"), system.booted(tmp_path):
+        pass
+    assert ended == ["killed", "waited", "cgroup"]

@@ -6,12 +6,14 @@ from __future__ import annotations
 import errno
 import math
 import os
+import pty
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +26,7 @@ import pytest
 import samples
 from test_ctl import SOURCE, FakeDaemon
 from writebackd.cli import waits
-from writebackd.cli.top import _has_blocks
+from writebackd.cli.top import _has_blocks, _Terminal
 from writebackd.cli.top_state import HELP, KEPT, SORTS, Order, Top
 from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.cli.waits import Delays, Wait, Waits
@@ -529,6 +531,48 @@ def test_a_signal_leaves_the_terminal_as_it_was(terminal: Open) -> None:
     shown.until("ended with 143")
     assert shown.state() == "0 1"
     assert "q quit" not in shown.text()
+
+
+@pytest.fixture
+def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A terminal of its own as standard input and output; what it is is put back."""
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    main, side = pty.openpty()
+    with open(side, closefd=False) as keys, open(side, "w", closefd=False) as screen:
+        monkeypatch.setattr(sys, "stdin", keys)
+        monkeypatch.setattr(sys, "stdout", screen)
+        yield side
+        monkeypatch.undo()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    os.close(main)
+    os.close(side)
+
+
+def test_a_terminal_that_cannot_be_taken_is_left_as_it_was(
+    keyboard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise OSError(errno.EIO, "hung up")
+
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+    handlers, settings = [signal.getsignal(each) for each in numbers], termios.tcgetattr(keyboard)
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=lambda text: None, flush=fails))
+    with pytest.raises(OSError, match="hung up"):
+        _Terminal().__enter__()
+    assert [signal.getsignal(each) for each in numbers] == handlers
+    assert termios.tcgetattr(keyboard) == settings
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_under_nohup_a_hangup_stays_ignored(keyboard: int, ignored: bool) -> None:
+    before = signal.SIG_IGN if ignored else signal.SIG_DFL
+    signal.signal(signal.SIGHUP, before)
+    with _Terminal():
+        assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == ignored
+        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_IGN, signal.SIG_DFL)
+    assert signal.getsignal(signal.SIGHUP) is before
 
 
 def test_it_can_be_stopped_and_goes_on(terminal: Open) -> None:

@@ -133,7 +133,10 @@ def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
 
 
 def _in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
-    """The policy of the running daemon; the one that it would take when none runs."""
+    """The policy of the running daemon; the one that it would take when none runs.
+
+    Of its files those that are still there; the others are told on stderr.
+    """
     try:
         status = request(runtime_dir, "status", timeout_s=1.0)
     except NoDaemon:
@@ -141,11 +144,32 @@ def _in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
     files = list(map(Path, status.get("policy_files", ())))
     if files and config_dir is None:
         # By name it would not be found, or another, where it is a file or has its own directory.
-        policy = load_files(str(status["policy"]), files)
+        policy = load_files(str(status["policy"]), _still_there(files))
     else:
         policy = load_policy(str(status["policy"]), config_dir)
     named = status.get("policy_reason", NAMED) == NAMED  # none in the answer of an older one
     return policy if named else without_unwanted_levers(policy)
+
+
+def _still_there(files: Sequence[Path]) -> List[Path]:
+    """Raises CommandError where the first is gone, which the others only add to."""
+    gone = list(filter(_is_gone, files))
+    for file in gone:
+        said = f"{file} is gone since the daemon read it: systemctl reload writebackd"
+        if file == files[0]:
+            raise CommandError(said, USAGE)
+        print(f"writebackctl: {said}", file=sys.stderr)
+    return [file for file in files if file not in gone]
+
+
+def _is_gone(file: Path) -> bool:
+    try:
+        file.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:  # who loads it tells what
+        return False
+    return False
 
 
 def _match_json(choice: Choice) -> Dict[str, Any]:

@@ -17,7 +17,7 @@ import sys
 import termios
 import time
 import tty
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
@@ -39,7 +39,6 @@ _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _PLAIN_TERMS = ("dumb", "linux", "vt100", "vt220")
 # An escape that nothing follows for so long was the key of that name; ssh may take a while.
 _ESCAPE_S = 0.1
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def top(options: argparse.Namespace) -> int:
@@ -157,9 +156,15 @@ class _Terminal:
         self.descriptor = sys.stdin.fileno()
         self._before = termios.tcgetattr(self.descriptor)
         self._stop = False
-        self._handlers = {number: signal.signal(number, self._end) for number in _ENDS}
-        self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._ask_to_stop)
-        self._take()
+        self._handlers: Dict[int, Any] = {}
+        try:
+            for number in _ends():
+                self._handlers[number] = signal.signal(number, self._end)
+            self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._ask_to_stop)
+            self._take()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -196,6 +201,12 @@ class _Terminal:
     def _ask_to_stop(self, *_: object) -> None:
         # Not here: this may come in the midst of a write of ours.
         self._stop = True
+
+
+def _ends() -> List[int]:
+    """The signals that end it: not SIGHUP under nohup, which has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
 def _interact(
