@@ -65,9 +65,9 @@ SHARE_OVER_S = 1.0
 # Seconds at a full cache whose median is R: they ride out a destage burst (about
 # 10 % a second on the modelled array) and follow a rebuild within as much.
 FULL_OVER_S = 4.0
-# Before there is any R: one tick may still have been part of the filling; and for so long at
-# most while the rate falls from tick to tick to less than this part (586, 335, 255 MB/s were seen).
-FULL_LEAST_S, FULL_FALLS_S, FALLS_TO = 0.4, 2.0, 0.85
+# Before there is any R: one tick may still have been part of the filling; and where the rate fell
+# to less than this part of the tick before (586, 335, 255 MB/s were seen) half a second was.
+FULL_LEAST_S, FULL_FALLS_S, FALLS_TO = 0.4, 0.9, 0.85
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
 # Where flushes hold the rate as much as the media do: how long it takes to believe half of R.
@@ -336,9 +336,11 @@ def _full_sample(
     }  # fmt: skip
     known = memory.drain_rate
     lasted_s = sum([dt for dt, *_ in window])
-    falls = len(window) > 1 and writes.rate < FALLS_TO * window[-2][1]
+    falls = known is None and len(window) > 1 and writes.rate < FALLS_TO * window[-2][1]
     if known is None and lasted_s < (FULL_FALLS_S if falls else FULL_LEAST_S):
         return replace(memory, **changes), "write cache full: measuring"
+    if falls:
+        changes["full_window"] = window = window[-1:]
     buffered = cache is not None and cache >= SMALL_CACHE_S * writes.rate
     if memory.tau_s is not None and buffered and lasted_s >= FOLLOWED_S:
         # Whoever sets this rate, the limit lets it in: tau is not longer.  Without a cache all
