@@ -251,6 +251,29 @@ def test_what_was_tried_long_ago_is_tried_again() -> None:
         assert taken.hold.flushed_s == NOW
 
 
+def test_a_limit_on_trial_when_the_flood_ended_is_not_where_the_next_search_begins() -> None:
+    tried = Climb(from_bytes=KNEE, begin_bytes=KNEE, up=True, rate=RATE, mean_s=1e-2, tries=1)
+    hold = measured(tried, limit_bytes=FIRST, flushed_s=NOW - 1.01 * REMEMBERED_S, changed_s=NOW)
+    taken = tick(hold)
+    assert taken.limit == taken.hold.limit_bytes == KNEE
+
+
+def test_what_lasted_in_one_flood_has_not_lasted_in_the_next() -> None:
+    loose: Dict[str, Any] = {"loose_s": LOOSE_S, "late_s": LATE_LASTS_S}
+    early = flushed(held_back=False)
+    for since_s, limit in ((1.0, KNEE // 2), (30.0, KNEE)):
+        assert tick(measured(Climb(), flushed_s=NOW - since_s, **loose), early).limit == limit
+
+
+def test_at_the_floor_with_nobody_held_back_nothing_is_tried_and_nothing_fails() -> None:
+    loose: Dict[str, Any] = {"loose_s": LOOSE_S, "late_s": LATE_LASTS_S, "flushed_s": NOW - 1.0}
+    old = Climb(begin_bytes=KNEE, tries=2, failed=1)
+    hold = measured(old, limit_bytes=BOUNDS.floor, changed_s=NOW - 100.0, **loose)
+    taken = tick(hold, flushed(held_back=False))
+    assert taken.state is State.EXHAUSTED and taken.limit == BOUNDS.floor
+    assert (taken.hold.climb.tries, taken.hold.climb.failed) == (2, 1)
+
+
 def test_the_first_limit_is_not_judged_for_long() -> None:
     carried = RATE * FIRST_JUDGED_S, FIRST_JUDGED_S
     short: Dict[str, Any] = {"carried": carried, "changed_s": NOW - 0.5}
@@ -441,6 +464,7 @@ def test_a_rate_that_fell_is_measured_anew_before_a_larger_limit_is_tried() -> N
 @pytest.mark.parametrize("rates", [
     (300.0, 200.0),  # a disk in bursts
     (250.0, 250.0, 250.0, 250.0, 0.0),  # a pull: two seconds and a pause
+    (300.0, 300.0, 300.0, 300.0, 100.0, 100.0, 100.0, 100.0),  # a disk that collects garbage
 ])  # fmt: skip
 def test_bursts_and_pauses_are_no_fall(rates: "tuple[float, ...]") -> None:
     """Or the rate would never be measured for long enough to try anything."""

@@ -337,6 +337,12 @@ def test_a_clock_that_was_fifty_years_ahead_costs_nothing(tmp_path: Path, restar
         kept.append(Event(ahead_s + number, "start"))
         history.record(kept[-1])
         until(lambda: read_history(path)[-1] == kept[-1])
+    if restarted:
+        assert history.close(TIMEOUT_S)
+        history = History(path)
+        kept.append(Event(ahead_s + 60.0, "start"))
+        history.record(kept[-1])
+        until(lambda: read_history(path)[-1] == kept[-1])
     kept.append(event(10))
     history.record(kept[-1])
     until(lambda: read_history(path)[-1] == kept[-1])

@@ -32,9 +32,8 @@ from writebackd.control.hold import (
     SEEK_S,
     SEEK_SLOW,
     SEEK_STEP,
-    SMALL_CACHE_S,
 )
-from writebackd.estimate.drain import TAU_MOST_S
+from writebackd.estimate.drain import SMALL_CACHE_S, TAU_MOST_S
 from writebackd.model import Hold, Phase, State
 
 

@@ -59,6 +59,12 @@ def group(path: str = FLOOD, **control: Any) -> CgroupSample:
     return CgroupSample(7, path, "sda", 1 << 20, control=CgroupControl(**files))
 
 
+def test_a_disk_that_was_pulled_out_while_open_is_no_objection() -> None:
+    limits = "rbps=max wbps=1048576 riops=max wiops=max"
+    assert not why(group(io_max=(("(unknown)", limits),)))
+    assert "limits of its own" in why(group(io_max=(("8:0", limits),)))
+
+
 def why(cgroup: CgroupSample, **changes: Any) -> str:
     given = {"ours": (), "syncers": {}, "protect": Protect(()), "now_s": NOW, **changes}
     return objection(cgroup, **given) or ""

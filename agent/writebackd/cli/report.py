@@ -74,7 +74,8 @@ def write_page(output: Path, page: str) -> None:
 def _is_plain(output: Path) -> bool:
     """Whether a file may take its place: never that of /dev/null, nor of /dev/stdout.
 
-    A link elsewhere than there is replaced itself: others may have put it into /tmp.
+    A link elsewhere than there is replaced itself, where it leads to a file: others may have put it
+    into /tmp.
     """
     parent = os.path.realpath(output.parent)
     if output.is_symlink() and (parent == "/dev" or parent.startswith("/proc/")):

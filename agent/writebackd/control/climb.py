@@ -115,6 +115,10 @@ def climb(
     loose = first and hold.loose_s >= LOOSE_S
     if loose:
         now, enough = replace(now, up=False), True
+        if clamp(limit / WIDE, bounds) == limit:
+            # Nothing was tried, so nothing has failed.
+            why = f"{waits}; the limit is at its floor: {NOT_OURS}"
+            return limit, replace(hold, climb=now), State.EXHAUSTED, why
     # To begin with, and once more where a slower host spoiled it.
     widens = first and not loose and (
         not now.begin_bytes or (now.up and not now.failed and limit == now.begin_bytes)

@@ -46,7 +46,7 @@ from writebackd.control.hold import (
     seek_most,
     with_room,
 )
-from writebackd.control.steps import JUDGE_S
+from writebackd.control.steps import JUDGE_S, LOOSE_S
 from writebackd.estimate.drain import FAST_LASTS_S
 from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
@@ -166,6 +166,8 @@ class _Law:
         """Where flushes are what syncs wait for: control/climb.py alone decides."""
         if not (self._estimate.held_back or self._hold.late_s >= LATE_LASTS_S):
             return "The target stays while it holds nobody back."
+        if self._hold.loose_s >= LOOSE_S and self._limit <= self._basis.floor_bytes:
+            return f"The target stays: it holds nobody back, and is at its floor.{_SICK}"
         return self._search()
 
     def _rest(self) -> str:
@@ -329,6 +331,11 @@ class _Law:
         `enough`: the flood has the throughput that the policy keeps for it.
         """
         hold, basis = self._hold, self._basis
+        if self._estimate.flushes_wait and hold.loose_s >= LOOSE_S:
+            # What holds nobody back is only made smaller.
+            down = replace(hold.climb, up=False)
+            pause = hold.changed_s + pause_s(down, True) - self._now_s
+            return max(self._judged_s, pause), False, self._step(False)
         if self._estimate.flushes_wait and not hold.climb.begin_bytes:
             first_s = max(0.0, hold.changed_s + FOLLOW_S - self._now_s)
             first_s += max(0.0, FIRST_JUDGED_S - hold.carried[1])

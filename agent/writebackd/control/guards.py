@@ -84,6 +84,8 @@ def objection(
     if control.io_max is None:
         return "the io controller is off for it (IOAccounting=yes of its unit turns it on)"
     for devno, limits in control.io_max:
+        if devno == "(unknown)":
+            continue  # of a disk that was pulled out while open: it holds nothing
         words = dict(word.partition("=")[::2] for word in limits.split())
         free = {**words, "wbps": "max"} if devno in ours else words
         if any(value != "max" for value in free.values()):

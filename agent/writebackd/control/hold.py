@@ -35,7 +35,7 @@ from writebackd.control.steps import (
     told,
     wait,
 )
-from writebackd.estimate.drain import TAU_MOST_S
+from writebackd.estimate.drain import SMALL_CACHE_S, TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 
 # A little more than R, so that the cache fills slowly instead of running empty:
@@ -43,10 +43,6 @@ from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 FORWARD = 1.02
 # An unloaded sync that takes longer goes to the media: a cache takes it in 0.1 to 0.5 ms.
 NO_CACHE_S = 2e-3
-# A cache that takes less than so many seconds of R is none: 46 to 110 MB were seen of an
-# SSD that each flush empties, 0.2 to 0.4 s of what it drained then, and 330 to 500 MB of
-# a RAID's 512, 1.3 to 2 s.
-SMALL_CACHE_S = 0.35
 # The kernel's writeback loop takes some rounds to follow a new limit; a tick
 # before that shows the old one.
 FOLLOW_S = 1.0
@@ -176,6 +172,8 @@ def regulate(
         return asked, hold, State.GUARD, ELSEWHERE
     if estimate.flushes_wait != (hold.flushed_s is not None):
         hold = _anew(estimate, hold, now_s)
+    if hold.flushed_s is not None and now_s - hold.flushed_s > 1.5 * dt_s:
+        hold = replace(hold, late_s=0.0, loose_s=0.0, fell_s=0.0)  # since then there was no flood
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if estimate.flushes_wait:
         return _flushed(bounds, estimate, hold, now_s, dt_s)
@@ -446,7 +444,8 @@ def _flushed(
     """
     if now_s - (hold.flushed_s or now_s) > REMEMBERED_S:
         # It is long since the flood before: what was tried then is of another day.
-        hold = settle(hold, now_s, climb=Climb())
+        before = hold.climb.from_bytes or hold.limit_bytes  # one on trial was never judged
+        hold = settle(hold, now_s, limit_bytes=before, climb=Climb())
     hold = replace(hold, for_rate=estimate.drain_rate or 0.0, flushed_s=now_s)
     limit = _resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
@@ -458,8 +457,9 @@ def _flushed(
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
     # From then on what is judged is the past as well, and that is not to be compared with what
     # another limit brings.
-    past = lasted and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S and not hold.climb.from_bytes
-    fell = past and estimate.rate < MUCH_SHORT * carried / lasted
+    # The tick that completes a window is judged whatever its rate, or a swing would hold it all up.
+    past = lasted - dt_s >= JUDGE_S and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S
+    fell = past and not hold.climb.from_bytes and estimate.rate < MUCH_SHORT * carried / lasted
     hold = replace(hold, fell_s=hold.fell_s + dt_s if fell else 0.0)
     if hold.fell_s >= FELL_S:
         hold = replace(hold, carried=(0.0, 0.0), waited=(0.0, 0.0), fell_s=0.0)
