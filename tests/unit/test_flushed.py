@@ -452,6 +452,11 @@ def test_a_rate_that_fell_is_measured_anew_before_a_larger_limit_is_tried() -> N
         # One tick is no fall, nor the time to try anything.
         once = tick(replace(hold, fell_s=0.0), flushed(rate=0.7 * R, drain_rate=2 * R))
         assert once.limit == FIRST and once.hold.fell_s == 1.0 and once.hold.carried[0]
+        # Nor where half of a long window has just become the past.
+        long = R * 2 * JUDGE_S, 2 * JUDGE_S
+        half = replace(hold, fell_s=0.0, carried=long)
+        halved = tick(half, flushed(rate=0.7 * R, drain_rate=2 * R))
+        assert halved.limit == FIRST and halved.hold.fell_s == 1.0
         # What was seen of a new limit is all its own.
         new = replace(hold, fell_s=FELL_S, changed_s=NOW - FOLLOW_S - 2 * JUDGE_S)
         assert tick(new, flushed(rate=0.5 * R, drain_rate=2 * R)).limit > FIRST

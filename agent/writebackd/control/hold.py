@@ -174,9 +174,10 @@ def regulate(
         hold = _anew(estimate, hold, now_s)
     if hold.flushed_s is not None and now_s - hold.flushed_s > 1.5 * dt_s:
         hold = replace(hold, late_s=0.0, loose_s=0.0, fell_s=0.0)  # since then there was no flood
+    measured = hold.carried[1] >= JUDGE_S
     hold = _observe(bounds, estimate, hold, now_s, dt_s)
     if estimate.flushes_wait:
-        return _flushed(bounds, estimate, hold, now_s, dt_s)
+        return _flushed(bounds, estimate, hold, now_s, dt_s, measured)
     if estimate.drain_rate is None:
         return _seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
@@ -435,12 +436,12 @@ def _anew(estimate: Estimate, hold: Hold, now_s: float) -> Hold:
 
 
 def _flushed(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float, measured: bool
 ) -> Tuple[int, Hold, State, str]:
     """Where flushes are what syncs wait for: writes wait for them as well, at any rate.
 
     So a cache is not full because they are slow, and R, seen under a limit of ours, is what that
-    let in.
+    let in.  `measured`: there was a window to judge by before this tick.
     """
     if now_s - (hold.flushed_s or now_s) > REMEMBERED_S:
         # It is long since the flood before: what was tried then is of another day.
@@ -458,7 +459,7 @@ def _flushed(
     # From then on what is judged is the past as well, and that is not to be compared with what
     # another limit brings.
     # The tick that completes a window is judged whatever its rate, or a swing would hold it all up.
-    past = lasted - dt_s >= JUDGE_S and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S
+    past = measured and now_s - hold.changed_s > FOLLOW_S + 2 * JUDGE_S
     fell = past and not hold.climb.from_bytes and estimate.rate < MUCH_SHORT * carried / lasted
     hold = replace(hold, fell_s=hold.fell_s + dt_s if fell else 0.0)
     if hold.fell_s >= FELL_S:
