@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME, SSD_FLUSHED, Scenario
 from writebackd import human
-from writebackd.control.explain import explain
+from writebackd.control.explain import explain, verdict
 from writebackd.control.forecast import what_next
 from writebackd.control.hold import ELSEWHERE
 from writebackd.model import DeviceDecision, Hold, Phase, State
@@ -84,6 +84,7 @@ def test_a_larger_limit_is_kept_or_taken_back_as_it_says() -> None:
 
 
 _SEARCHED = r"in (\S+) a (?:larger|smaller) limit is tried, (\S+), which is kept"
+_FULL = r"write cache full for 0.9 s \(in (\S+) at \S+, often sooner\)"
 _LARGER = r"A larger one, (\S+), is tried in (\S+) if writers"
 
 
@@ -125,6 +126,83 @@ def test_a_larger_limit_is_tried_when_and_where_it_says(name: str) -> None:
         assert (after[1].target_bytes or 0) == pytest.approx(_bytes(found.group(1)), rel=0.06)
         checked += 1
     assert checked >= 20, checked
+
+
+def test_what_has_a_time_is_told_in_its_order() -> None:
+    steps = [*played("flood", 160.0), *played("commits-20-a-second", 60.0)]
+    checked = 0
+    for _, _, _, said, _ in steps:
+        full, larger = re.search(_FULL, said), re.search(_LARGER, said)
+        if full is None or larger is None:
+            continue
+        nearer = _seconds(full.group(1)) < _seconds(larger.group(2))
+        assert (full.start() < larger.start()) is nearer, said
+        checked += nearer
+    assert checked >= 10, checked
+
+
+@pytest.mark.parametrize("name", ["waves-10s", "waves-60s"])
+def test_what_the_floods_end_brings_is_told_before(name: str) -> None:
+    steps, told, checked = played(name, 200.0), "", 0
+    for _, device, hold, said, _ in steps:
+        found = re.search(r"the flood's end: (\S+) once the write cache is 80 % empty", said)
+        if found is not None:
+            told = found.group(1)
+        elif "no flood" in device.reason and hold.phase is Phase.FILL and told:
+            assert device.target_bytes == pytest.approx(_bytes(told), rel=0.06)
+            told, checked = "", checked + 1
+    assert checked >= 2, checked
+
+
+def test_a_flood_that_gets_too_little_is_given_what_was_told_at_least() -> None:
+    checked = 0
+    for name in ("leaps", "rebuild-done", "waves-1s"):
+        steps = played(name, 120.0)
+        for (_, _, _, said, _), (_, now, _, _, _) in zip(steps, steps[1:]):
+            found = re.search(r"looser, (\S+) or more|loosened sooner, (\S+) or more", said)
+            if found is not None and "loosening" in now.reason:
+                least = _bytes(found.group(1) or found.group(2))
+                assert (now.target_bytes or 0) >= 0.94 * least, (said, now)
+                checked += 1
+    assert checked >= 3, checked
+
+
+def test_no_limit_is_to_be_tried_that_is_in_force() -> None:
+    """At the largest one that is ever tried the next is a smaller one."""
+    checked = 0
+    for _, device, hold, said, _ in played("gc-swing-4s", 120.0):
+        found = re.search(r"a (larger|smaller) limit is tried, (\S+), which", said)
+        if found is None or hold.phase is Phase.DRAIN:
+            continue
+        larger = _bytes(found.group(2)) > 1.02 * (device.target_bytes or 0)
+        assert larger is (found.group(1) == "larger"), (said, device)
+        checked += 1
+    assert checked >= 10, checked
+
+
+def test_why_begins_with_whether_all_is_well() -> None:
+    for name, wanted in (("flood", "well: "), ("battery", "not well: ")):
+        loop, said = Loop(load_policy(None, None), BY_NAME[name].plant()), []
+        while loop.plant.now_s < 100.0:
+            _, estimates, decision = loop.tick()
+            (device, *_) = decision.devices
+            text = verdict(device, estimates[device.name])
+            if device.state is State.EXHAUSTED:
+                assert text is not None and "no limit helps" in text
+            if loop.plant.now_s > 70.0:
+                said.append(text or "")
+        assert sum(text.startswith(wanted) for text in said) > 0.8 * len(said), said
+    assert verdict(device, None) is None
+    assert verdict(device, replace(estimates[device.name], demand=False)) is None
+
+
+def test_a_larger_limit_that_was_not_tried_is_not_said_to_be_no_better() -> None:
+    found = set()
+    for _, device, hold, _, _ in played("battery", 120.0):
+        if "is any better" in device.reason or "nothing to bring" in device.reason:
+            found.add(device.reason.split("; ")[1].split(":")[0])
+            assert ("neither" in device.reason) is (hold.climb.failed >= 2)
+    assert any(text.startswith("a smaller limit is no better") for text in found), found
 
 
 def test_another_devices_limit_is_no_reason_to_promise_a_larger_one() -> None:

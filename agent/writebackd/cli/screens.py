@@ -75,6 +75,8 @@ def _device_reasoning(device: Answer, width: int, paint: Paint) -> List[str]:
     if device["mounts"]:
         title += "  " + clean(" ".join(device["mounts"]))[: max(0, width - 40)]
     lines = [title]
+    if device.get("verdict") is not None:  # no such key in the answer of an older daemon
+        lines += labelled("verdict", device["verdict"], width)
     steps = [step for step in device["steps"] if step != device["reason"]]
     if not steps:
         lines += labelled("seen", _writes(device), width)

@@ -15,6 +15,25 @@ from writebackd.control.steps import wait
 from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State
 
+# Of a cache that is this full by count: the count is right to a few percent.
+COUNTED_FULL = 0.95
+
+
+def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[str]:
+    """Whether all is well with syncs on the device, and what is left to do; None: not known."""
+    basis = decision.basis
+    if estimate is None or basis is None or not estimate.demand_known:
+        return None
+    waits_s = wait(estimate)
+    if not estimate.demand or not waits_s:
+        return None
+    waits = f"fsync waits up to {_ms(waits_s)}, the objective is {_ms(basis.objective_s)}"
+    if waits_s <= basis.objective_s:
+        return f"well: {waits}"
+    if decision.state is State.EXHAUSTED:
+        return f"not well: {waits}, and no limit helps: see the end of what is next"
+    return f"not well: {waits}; what is done about it is below"
+
 
 def explain(
     decision: DeviceDecision,
@@ -32,7 +51,7 @@ def explain(
     seen = tuple(f"seen: {text}" for text in _describe(estimate))
     law = () if decision.basis is None else (f"law: {_relation(decision.basis, estimate)}",)
     weighed: Tuple[str, ...] = ()
-    if hold is not None and decision.state in REGULATED and estimate.flooded:
+    if hold is not None and decision.state in REGULATED:
         weighed = tuple(f"considered: {text}" for text in _considered(estimate, hold, now_s))
     return (*seen, *means, *law, *weighed, *decision.steps)
 
@@ -41,27 +60,28 @@ def _considered(estimate: Estimate, hold: Hold, now_s: float) -> Tuple[str, ...]
     """What else the law could have done, and why it did not."""
     found = []
     useless_s = now_s - hold.useless_s
-    if hold.phase is Phase.HOLD and useless_s < REMEMBERED_S:
+    holds = estimate.flooded and hold.phase is Phase.HOLD
+    if holds and useless_s < REMEMBERED_S:
         found.append(
             "making room in the write cache by a tighter limit: brought nothing"
             f" {human.duration(useless_s)} ago, not again for"
             f" {human.duration(REMEMBERED_S - useless_s)}"
         )
-    elif hold.phase is Phase.HOLD and not estimate.full:
+    elif holds and not estimate.full:
         found.append("making room in the write cache: it has room")
     if now_s - hold.starved_s < REMEMBERED_S and hold.starved_bytes:
         found.append(
             f"{human.size(hold.starved_bytes)} or less: cost throughput"
             f" {human.duration(now_s - hold.starved_s)} ago"
         )
-    if hold.phase is Phase.SEEK and hold.sought:
+    if estimate.flooded and hold.phase is Phase.SEEK and hold.sought:
         than = f" than {human.size(hold.seek_rate)}/s" if hold.seek_rate else ""
         found.append(f"a larger limit: brought no more{than}")
     if hold.climb.tries:
         found.append(
-            f"other limits, by trying: {hold.climb.tries} tried since"
-            f" {human.size(hold.climb.begin_bytes)}, {hold.climb.fruitless} smaller ones brought"
-            " nothing"
+            f"other limits, by trying: {hold.climb.tries} tried, beginning at"
+            f" {human.size(hold.climb.begin_bytes)}; smaller ones that brought nothing:"
+            f" {hold.climb.fruitless}"
         )
     return tuple(found)
 
@@ -83,14 +103,15 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
         found.append("no flood")
     cache = estimate.cache_bytes
     if estimate.flooded and estimate.flushes_wait:
-        found.append("flushes are much of what syncs wait for: the disk's cache is not kept safe")
+        found.append("flushes are much of what syncs wait for: the write cache is volatile")
     elif estimate.flooded and estimate.full:
         found.append("the write cache has no room (or there is none): writes wait for the media")
     elif estimate.flooded and cache:
-        share = min(1.0, estimate.fill_bytes / cache)
-        found.append(
-            f"the write cache has room: about {human.percent(share)} of {human.size(cache)} taken"
-        )
+        share, size = min(1.0, estimate.fill_bytes / cache), human.size(cache)
+        room = f"the write cache has room: about {human.percent(share)} of {size} taken"
+        if share >= COUNTED_FULL:
+            room = f"the write cache has room: no write waits, though by count all {size} are taken"
+        found.append(room)
     if estimate.demand_known and not estimate.demand:
         found.append("nobody who syncs has to be protected")
     elif basis is not None:

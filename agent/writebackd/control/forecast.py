@@ -33,14 +33,18 @@ from writebackd.control.hold import (
     FILL_TO,
     FOLLOW_S,
     FULL_LASTS_S,
+    GROW_LEAST,
     GROW_MOST,
+    GROW_TO,
     LATE_LASTS_S,
+    MUCH_SHORT,
     PROBE_GAIN,
     PROBE_STEP,
     PROOF_STEP,
     REMEMBERED_S,
     SEEK_GAIN,
     SEEK_STEP,
+    SOON_JUDGED_S,
     below_the_knee,
     room_wanted,
     seek_most,
@@ -184,13 +188,22 @@ class _Law:
             )
         else:
             then = (
-                "A flood begins with it; where that holds the flood below"
-                f" {100 * self._basis.keep:.0f} % of the drain rate, it is loosened."
-                f"{self._emptied()}"
+                "A flood starts under this target; where it gets below"
+                f" {100 * self._basis.keep:.0f} % of the drain rate, it is loosened by"
+                f" {GROW_LEAST:g} to {GROW_MOST:g} times.{self._larger_then()}{self._emptied()}"
             )
         return (
             f"The target stays until a flood begins, which the next tick sees. {then} Without"
             f" syncs for the policy's demand-hold{self._held} the device becomes idle."
+        )
+
+    def _larger_then(self) -> str:
+        when_s = self._larger_s()
+        if self._estimate.flushes_wait or when_s >= FORESEEN_S:
+            return ""
+        return (
+            f" A larger one, {self._size(self._probe_size())}, is tried in a flood that it still"
+            f" holds {_in(when_s)}."
         )
 
     def _emptied(self) -> str:
@@ -311,13 +324,11 @@ class _Law:
         return shorter
 
     def _with_room(self) -> str:
-        hold = self._hold
         if self._estimate.flushes_wait:
             return ""
-        again_s = max(self._judged_s, hold.changed_s + hold.probe_again_s - self._now_s)
         return (
             " Should the write cache have room by then,"
-            f" {self._size(self._probe_size())} is tried {_in(again_s)}."
+            f" {self._size(self._probe_size())} is tried {_in(self._larger_s())}."
         )
 
     def _enough(self) -> bool:
@@ -330,7 +341,7 @@ class _Law:
 
         `enough`: the flood has the throughput that the policy keeps for it.
         """
-        hold, basis = self._hold, self._basis
+        hold = self._hold
         if self._estimate.flushes_wait and hold.loose_s >= LOOSE_S:
             # What holds nobody back is only made smaller.
             down = replace(hold.climb, up=False)
@@ -342,13 +353,13 @@ class _Law:
             return first_s, True, self._step(True)
         when_s = max(self._judged_s, hold.changed_s + pause_s(hold.climb, enough) - self._now_s)
         larger = goes_up(hold.climb, enough)
-        if not larger and self._limit <= basis.floor_bytes:
+        if self._bound(self._step(larger)) == self._bound(self._limit):
             # Is taken for a failure, and the other direction comes next.
+            larger = not larger
             after = replace(
-                hold.climb, up=True, failed=hold.climb.failed + 1, tries=hold.climb.tries + 1
+                hold.climb, up=larger, failed=hold.climb.failed + 1, tries=hold.climb.tries + 1
             )
             when_s = max(when_s, hold.changed_s + pause_s(after, enough) - self._now_s)
-            larger = True
         return when_s, larger, self._step(larger)
 
     def _step(self, larger: bool) -> float:
@@ -376,7 +387,7 @@ class _Law:
         return (
             f"This larger limit is judged {_in(self._judged_s)}, after {JUDGE_S:g} s of it:"
             f" it is kept if it brings {100 * (PROBE_GAIN - 1):.0f} % more than"
-            f" {human.size(hold.probe_rate)}/s; else {back}. Unless {full}."
+            f" {human.size(hold.probe_rate)}/s; else {back}. Unless {full}.{self._much_short()}"
         )
 
     def _when_late(self) -> str:
@@ -387,34 +398,62 @@ class _Law:
         return f"other limits are tried, a {which} one first, {self._size(size)}"
 
     def _stay(self, drains: bool) -> str:
-        seen = []
+        """What may come while all is well: what has a time first, the nearest of it at the top."""
+        timed, any_time = [(self._larger_s(), self._larger())], []
         if drains:
-            seen.append(
-                f"the write cache full for {FULL_LASTS_S:g} s{self._full_in()}: about"
-                f" {self._tighter()} for {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s"
+            full_s, when = self._full_in()
+            room = (
+                f"the write cache full for {FULL_LASTS_S:g} s{when}: about {self._tighter()} for"
+                f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s"
             )
-        seen.append(
-            f"the flood held below {100 * self._basis.keep:.0f} % of the drain"
-            f" rate{self._so_far()}: looser"
-        )
+            if full_s is None:
+                any_time.append(room)
+            else:
+                timed.append((full_s, f"{room[0].upper()}{room[1:]}."))
+        if self._ours():
+            any_time.append(
+                f"the flood held below {100 * self._basis.keep:.0f} % of the drain rate for"
+                f" {JUDGE_S:g} s{self._so_far()}: looser, {self._size(GROW_LEAST * self._limit)} or"
+                " more"
+            )
         late, stays = f"fsync above the objective for {LATE_LASTS_S:g} s", ""
         if below_the_knee(self._basis.keep, self._estimate, self._limit):
-            stays = f" Not by {late}: a smaller limit would cost throughput."
+            stays = f" An {late} does not change it: a smaller limit would cost throughput."
         else:
-            seen.append(f"{late}: {self._when_late()}")
+            any_time.append(f"{late}: {self._when_late()}")
+        if not drains and self._estimate.in_waves:
+            stays += " Nor does a full write cache: the flood before was soon over."
+        any_time.append(self._flood_ends())
         return (
-            f"The target stays. {self._larger()} Sooner it changes by one of these:"
-            f" {'; '.join(seen)}; the flood's end.{stays}"
+            f"The target stays until one of these. {' '.join(said for _, said in sorted(timed))}"
+            f" At any time: {'; '.join(any_time)}.{stays}"
         )
 
-    def _full_in(self) -> str:
-        """When the write cache is full at the rate that this limit lets in."""
+    def _ours(self) -> bool:
+        """Whether the limit is what holds the flood, and not far above R x tau."""
+        return self._limit < GROW_TO * (self._basis.forward_bytes or self._limit)
+
+    def _flood_ends(self) -> str:
+        if not self._estimate.cache_bytes:
+            return "the flood's end, and it stays what it is for the next one"
+        return (
+            f"the flood's end: {self._size(FILL_LIMIT * self._limit)} once the write cache is"
+            f" {100 * (1 - FILL_FROM):.0f} % empty"
+        )
+
+    def _full_in(self) -> "tuple[Optional[float], str]":
+        """When the write cache is full at the rate that this limit lets in, as an aside."""
         cache, (carried, lasted) = self._estimate.cache_bytes, self._hold.carried
-        surplus = carried / lasted - self._drain_rate if lasted else 0.0
-        if cache is None or surplus <= 0:
-            return ""
-        full_s = max(0.0, cache - self._estimate.fill_bytes) / surplus
-        return f" (at this rate {_in(full_s)})" if full_s < FORESEEN_S else ""
+        if cache is None:
+            return None, " (when is not known: nor is how much it takes)"
+        if not lasted:
+            return None, " (when is not known: this limit is new)"
+        surplus = carried / lasted - self._drain_rate
+        full_s = max(0.0, cache - self._estimate.fill_bytes) / surplus if surplus > 0 else None
+        if full_s is None or full_s >= FORESEEN_S:
+            return None, " (not soon at this rate)"
+        # Both rates are uncertain by a few percent, and their difference is what fills it.
+        return full_s, f" ({_in(full_s)} at {human.size(carried / lasted)}/s, often sooner)"
 
     def _so_far(self) -> str:
         carried, lasted = self._hold.carried
@@ -425,12 +464,22 @@ class _Law:
             " limit so far)"
         )
 
-    def _larger(self) -> str:
-        hold = self._hold
-        again_s = max(self._judged_s, hold.changed_s + hold.probe_again_s - self._now_s)
+    def _much_short(self) -> str:
+        if not self._ours():
+            return ""
         return (
-            f"A larger one, {self._size(self._probe_size())}, is tried {_in(again_s)} if writers"
-            " still sleep for the limit."
+            f" Below {100 * MUCH_SHORT:.0f} % of the drain rate for {SOON_JUDGED_S:g} s it is"
+            f" loosened sooner, {self._size(GROW_LEAST * self._limit)} or more."
+        )
+
+    def _larger_s(self) -> float:
+        hold = self._hold
+        return max(self._judged_s, hold.changed_s + hold.probe_again_s - self._now_s)
+
+    def _larger(self) -> str:
+        return (
+            f"A larger one, {self._size(self._probe_size())}, is tried {_in(self._larger_s())} if"
+            " writers still sleep for the limit."
         )
 
     def _probe_size(self) -> float:
@@ -442,8 +491,10 @@ class _Law:
 
     def _size(self, bytes_: float) -> str:
         """A limit as the target is told: of all devices together, within the bounds."""
-        part = min(max(bytes_, self._basis.floor_bytes), self._basis.ceiling_bytes)
-        return human.size(part / self._estimate.limit_share)
+        return human.size(self._bound(bytes_) / self._estimate.limit_share)
+
+    def _bound(self, bytes_: float) -> int:
+        return int(min(max(bytes_, self._basis.floor_bytes), self._basis.ceiling_bytes))
 
 
 def _in(seconds: float) -> str:

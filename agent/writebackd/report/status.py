@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.alert.behind import battery
-from writebackd.control.explain import explain
+from writebackd.control.explain import explain, verdict
 from writebackd.control.forecast import what_next
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
@@ -554,6 +554,7 @@ def _reasoning(
     row.pop("write_cache")
     hold, now_s = memory.hold if memory is not None else None, snapshot.sample.time_s
     steps = explain(decision, estimate, hold, now_s) if decision else ()
+    row["verdict"] = verdict(decision, estimate) if decision else None
     row["steps"] = [*earlier, *steps, *let_go]
     row["drain_sample"] = estimate.drain_sample if estimate else None
     row["next"] = "The first tick decides."
