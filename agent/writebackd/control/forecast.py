@@ -305,7 +305,8 @@ class _Law:
             # The pause goes by the flood's rate, and little was seen of it under this limit.
             (soon_s, up, _), (late_s, also_up, _) = self._try(False), self._try(True)
             if up == also_up and soon_s < late_s:
-                when = f"{_in(soon_s)}, or {_in(late_s)} if no throughput is missing,"
+                missing = f"if no throughput is missing{self._so_far()},"
+                when = f"{_in(soon_s)}, or {_in(late_s)} {missing}"
         said = (
             f"{until}the target stays, and {when} a"
             f" {'larger' if larger else 'smaller'} limit is tried, {self._size(size)}, which is"

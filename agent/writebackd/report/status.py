@@ -584,9 +584,11 @@ def _next_of_limit(snapshot: Snapshot) -> str:
         return "The limit stays until a device's target changes: what comes there is said below."
     if decision.goal_bytes < decision.limit_bytes:
         backlog = vm.dirty_bytes + vm.writeback_bytes
+        rate = sum(each.write_rate for each in snapshot.estimates.values())
+        takes = f" (about {human.duration(backlog / rate)} at {human.size(rate)}/s)" if rate else ""
         return (
             f"The limit goes down to {human.size(decision.goal_bytes)}, no faster than the"
-            f" {human.size(backlog)} that wait are written out."
+            f" {human.size(backlog)} that wait are written out{takes}."
         )
     return f"The limit goes up to {human.size(decision.goal_bytes)}, one step at a time."
 
