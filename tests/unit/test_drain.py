@@ -28,6 +28,7 @@ from writebackd.estimate.drain import (
     NEAR_R,
     QUEUE_FOLLOWS_BYTES,
     QUIET_LASTS_S,
+    SHARE_MOST_S,
     SHARE_OVER_S,
     SLOW_AT_R,
     SLOW_LEAST_S,
@@ -305,6 +306,32 @@ def test_a_few_completions_say_nothing_about_a_share() -> None:
         assert (seen.slow_share is not None) == (count >= ENOUGH)
 
 
+@pytest.mark.parametrize("wait_s, full", [(1e-4, False), (0.1, True)])
+def test_few_commits_a_second_tell_as_well(wait_s: float, full: bool) -> None:
+    """Six a second are demand; that nothing could be known of them was taken for a full cache."""
+    memory = replace(KNOWN, write_baseline_s=1e-4)
+    for tick in range(12):
+        own = latencies(2 * wait_s, 2) if tick < 2 else Histogram()
+        sample = completions(latencies(wait_s, 3), own, MB)
+        seen, memory = measured(sample, memory, vm(dirty=THRESHOLD), dt_s=0.5)
+        if tick >= 3:
+            assert seen.slow_share == float(full)
+            assert is_full(replace(seen, flooded=True), sample, memory, LIMIT) is full
+    assert sum(dt_s for dt_s, *_ in memory.recent_writes) <= SHARE_MOST_S
+
+
+@pytest.mark.parametrize("wait_s, full", [(0.5 * SLOW_UNKNOWN_S, False), (0.1, True)])
+def test_where_next_to_nobody_commits_the_flushers_own_writes_tell(
+    wait_s: float, full: bool
+) -> None:
+    memory = replace(KNOWN, write_baseline_s=1e-4)
+    for _ in range(8):
+        sample = completions(latencies(1e-4, 1), latencies(wait_s, 2 * ENOUGH), MB)
+        seen, memory = measured(sample, memory, vm(dirty=THRESHOLD))
+        assert seen.slow_share is not None and (seen.slow_share > 0.9) is full
+    assert sum(dt_s for dt_s, *_ in memory.recent_writes) == SHARE_MOST_S
+
+
 # ---- R from a full cache ---------------------------------------------------
 
 FULL = replace(KNOWN, was_full=True)
@@ -474,6 +501,27 @@ def test_the_size_is_seen_again_only_after_the_cache_had_time_to_empty() -> None
     assert feed(feed(soon, [3 * R], slow=0.0), [R] * 3).cache_bytes == 7.0 * MB
     later = quiet(replace(found, quiet_s=QUIET_LASTS_S))
     assert feed(feed(later, [3 * R], slow=0.0), [R] * 3).cache_bytes == pytest.approx(2 * R)
+
+
+def test_a_cache_that_is_not_empty_yet_does_not_show_its_size() -> None:
+    """8 GB take half a minute: what goes in after ten seconds is not all there is room for."""
+    found = replace(FULL, cache_bytes=32 * R, fill_bytes=20 * R, last_flood_s=0.0, filling=None)
+    soon = quiet(replace(found, quiet_s=QUIET_LASTS_S))
+    assert soon.fill_bytes == 19 * R
+    assert feed(feed(soon, [3 * R], slow=0.0), [R] * 3).cache_bytes == 32 * R
+    empty = quiet(replace(soon, quiet_s=QUIET_LASTS_S, fill_bytes=0.5 * R))
+    assert feed(feed(empty, [3 * R], slow=0.0), [R] * 3).cache_bytes == pytest.approx(2 * R)
+
+
+def test_one_that_fills_slowly_is_no_smaller_for_it() -> None:
+    """Its last part comes in at little more than R, for longer than ticks are kept."""
+    found = replace(KNOWN, cache_bytes=2 * R, last_flood_s=0.0, filling=())
+    memory = feed(found, [2.5 * R] + [1.01 * R] * (FILLING_TICKS + 1), slow=0.0, dt_s=0.5)
+    assert memory.filling is not None and memory.fill_bytes == pytest.approx(1.055 * R)
+    assert feed(memory, [R] * 3).cache_bytes == pytest.approx(1.055 * R, rel=0.01)
+    # But no larger either, than what was once seen.
+    over = replace(memory, fill_bytes=2.1 * R)
+    assert feed(over, [R] * 3).cache_bytes == pytest.approx(2 * R)
 
 
 def test_the_size_is_counted_once_in_a_flood() -> None:

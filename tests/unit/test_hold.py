@@ -41,6 +41,7 @@ from writebackd.control.hold import (
     DRAIN_MOST_S,
     DRAIN_SHARE,
     EARNED_S,
+    ELSEWHERE,
     FILL_FROM,
     FILL_LIMIT,
     FILL_TO,
@@ -148,6 +149,15 @@ def test_a_burst_ends_when_the_cache_has_taken_it(more: Dict[str, object]) -> No
     taken = step(seen(cache_bytes=512.0 * MIB, **more), holding(phase=Phase.FILL))
     assert taken.hold.phase is Phase.HOLD and taken.limit == KNEE
     assert taken.hold.changed_s == NOW
+
+
+@pytest.mark.parametrize("fill, phase", [(0.7, Phase.FILL), (0.9, Phase.HOLD)])
+def test_a_burst_ends_under_another_devices_limit_too(fill: float, phase: Phase) -> None:
+    """Or it would ask for one for as long as the other device decides, and never make room."""
+    some = seen(cache_bytes=512.0 * MIB, fill_bytes=fill * 512.0 * MIB)
+    taken = step(some, holding(phase=Phase.FILL), in_force=0.3)
+    assert taken.why == ELSEWHERE and taken.hold.phase is phase
+    assert taken.limit == (FILL_LIMIT * KNEE if phase is Phase.FILL else KNEE)
 
 
 # ---- what is seen, and when ------------------------------------------------

@@ -58,6 +58,8 @@ from writebackd.policy.schema import Objective
 
 # When a cache is full is told up to here: what it depends on changes sooner.
 FORESEEN_S = 120.0
+# Rates that near to one another may pass each other in the next tick.
+TURNS = 0.01
 # States in which the law's own memory tells what comes.
 REGULATED = (State.GUARD, State.SQUEEZE, State.PROBE, State.EXHAUSTED)
 
@@ -301,8 +303,9 @@ class _Law:
             )
         when_s, larger, size = self._try(self._enough())
         when = _in(when_s)
-        if hold.carried[1] < JUDGE_S:
-            # The pause goes by the flood's rate, and little was seen of it under this limit.
+        if hold.carried[1] < JUDGE_S or self._may_turn():
+            # The pause goes by the flood's rate, and little was seen of it under this limit, or
+            # it is near to what decides.
             (soon_s, up, _), (late_s, also_up, _) = self._try(False), self._try(True)
             if up == also_up and soon_s < late_s:
                 missing = f"if no throughput is missing{self._so_far()},"
@@ -336,6 +339,12 @@ class _Law:
         carried, lasted = self._hold.carried
         rate = carried / lasted if lasted else self._estimate.rate
         return rate >= self._basis.keep * self._drain_rate
+
+    def _may_turn(self) -> bool:
+        """Whether the flood's rate may soon be on the other side of what the policy keeps."""
+        carried, lasted = self._hold.carried
+        kept = self._basis.keep * self._drain_rate
+        return bool(lasted and kept) and abs(carried / lasted / kept - 1) < TURNS
 
     def _try(self, enough: bool) -> "tuple[float, bool, float]":
         """In how many seconds the search tries which limit: `(when, larger, bytes)`.

@@ -168,8 +168,11 @@ def regulate(
         hold = replace(hold, limit_bytes=_resting(bounds, estimate, hold), changed_s=now_s)
     if not 0.8 <= in_force / asked <= 1.25:
         # On its way, or held by another device: what is seen is not this limit's doing.
+        if hold.phase is Phase.FILL and _filled(estimate):
+            # Or it would go on asking for a burst as long as the other one decides.
+            hold = replace(hold, phase=Phase.HOLD)
         hold = settle(hold, now_s, full_s=0.0, late_s=0.0)
-        return asked, hold, State.GUARD, ELSEWHERE
+        return asked_for(bounds, estimate, hold), hold, State.GUARD, ELSEWHERE
     if estimate.flushes_wait != (hold.flushed_s is not None):
         hold = _anew(estimate, hold, now_s)
     if hold.flushed_s is not None and now_s - hold.flushed_s > 1.5 * dt_s:
@@ -200,8 +203,7 @@ def regulate(
         hold = replace(hold, probe_again_s=EARNED_S)
         return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
     if hold.phase is Phase.FILL:
-        full = estimate.full or estimate.fill_bytes >= FILL_TO * (estimate.cache_bytes or 0.0)
-        if not full:
+        if not _filled(estimate):
             return asked, hold, State.GUARD, "the write cache has room: letting the burst in"
         limit = _resting(bounds, estimate, hold)
         why = f"the write cache has taken what it may: back to {told(limit, bounds)}"
@@ -209,6 +211,11 @@ def regulate(
     if hold.phase is Phase.DRAIN:
         return _draining(bounds, estimate, hold, now_s, dt_s)
     return _hold(bounds, estimate, hold, now_s)
+
+
+def _filled(estimate: Estimate) -> bool:
+    """Whether the write cache has taken what a burst may fill."""
+    return estimate.full or estimate.fill_bytes >= FILL_TO * (estimate.cache_bytes or 0.0)
 
 
 def asked_for(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:

@@ -60,8 +60,9 @@ MEDIA_WAIT = 0.4
 # Larger limits are not reached within a tick or two, so that says nothing.
 QUEUE_FOLLOWS_BYTES = 64 << 20
 SLOW_UNKNOWN_R = 0.05
-# Seconds of completions that a share is taken of: a tick may have few.
-SHARE_OVER_S = 1.0
+# Seconds of completions that a share is taken of: a tick may have few.  So many at most where
+# they are ENOUGH only then: five commits a second are demand.
+SHARE_OVER_S, SHARE_MOST_S = 1.0, 3.0
 # Seconds at a full cache whose median is R: they ride out a destage burst (about
 # 10 % a second on the modelled array) and follow a rebuild within as much.
 FULL_OVER_S = 4.0
@@ -101,7 +102,8 @@ QUIET_LASTS_S = 10.0
 # SSD that each flush empties, 0.2 to 0.4 s of what it drained then, and 330 to 500 MB of
 # a RAID's 512, 1.3 to 2 s.
 SMALL_CACHE_S = 0.35
-# Ticks of a filling cache that are kept: what is older than half a minute had time to drain.
+# Ticks of a filling cache that are kept.  One that is fed a little more than R fills for longer:
+# there `fill_bytes` tells that a cache known to be larger is not a small one.
 FILLING_TICKS = 60
 NOTHING = (0.0, 0.0)
 _NONE = ClassSample()
@@ -152,19 +154,19 @@ def last_seconds(window: "Tuple[_Entry, ...]", seconds: float) -> "Tuple[_Entry,
 
 
 def count_slow(
-    sample: DeviceSample, memory: DeviceMemory, rate: float
+    sample: DeviceSample, memory: DeviceMemory, rate: float, few: bool = False
 ) -> Optional[Tuple[float, int]]:
     """`(slow, all)` of the tick's write completions; None without a class probe.
 
     `rate` is the device's, in bytes per second.  Small writes tell best: what
-    they wait for is room.  Where there are none the flusher's own are taken,
-    whose size needs a wider threshold.
+    they wait for is room.  Where there are none, or `few`, the flusher's own are taken
+    as well, whose size needs a wider threshold.
     """
     if sample.classes is None:
         return None
     small = small_writes(sample)
     background = sample.classes.get(IoClass.BACKGROUND_WRITE, _NONE)
-    if memory.write_baseline_s is not None and any(each.buckets for each in small):
+    if memory.write_baseline_s is not None and any(each.buckets for each in small) and not few:
         threshold = max(SLOW_MULTIPLE * memory.write_baseline_s, SLOW_LEAST_S)
         if background.count and rate > 0:
             request = background.bytes / background.count
@@ -181,6 +183,16 @@ def count_slow(
         above, count = latency.count_above(threshold)
         slow, total = slow + above, total + count
     return slow, total
+
+
+def _enough(window: Recent) -> Recent:
+    """The newest entries: of SHARE_OVER_S, or of as much longer as it takes to have ENOUGH."""
+    lasted, total, start = 0.0, 0, len(window)
+    for dt_s, _, count in reversed(window):
+        if lasted >= SHARE_MOST_S or (lasted >= SHARE_OVER_S and total >= ENOUGH):
+            break
+        lasted, total, start = lasted + dt_s, total + count, start - 1
+    return window[start:]
 
 
 def measure_writes(
@@ -218,14 +230,14 @@ def measure_writes(
     recent = memory.recent_writes
     counted = count_slow(sample, memory, rate)
     if counted is not None:
-        newest = (dt_s, *counted)
-        if dt_s < SHARE_OVER_S:
-            recent = last_seconds((*recent, newest), SHARE_OVER_S)
-        else:
-            recent = (newest,)
+        recent = _enough((*recent, (dt_s, *counted)))
         total = sum([n for _, _, n in recent])
         if total >= ENOUGH:
             share = sum([slow for _, slow, _ in recent]) / total
+        else:
+            few = count_slow(sample, memory, rate, few=True)
+            if few is not None and few[1] >= ENOUGH:
+                share = few[0] / few[1]
     writes = _writes(
         rate=rate,
         background_rate=background,
@@ -243,7 +255,7 @@ def is_full(
     if not writes.flooded or sample.busy_share < BUSY_SHARE:
         return False
     if writes.slow_share is None:
-        # procfs alone: busy all the time is the best that can be known.
+        # procfs alone, or next to no writes: busy all the time is the best that can be known.
         return True
     if memory.drain_rate is None:
         return writes.slow_share >= SLOW_UNKNOWN_R and _waits_for_media(
@@ -282,8 +294,9 @@ def update_drain(
         # An empty cache does not get emptier.
         fill = max(0.0, fill + (writes.rate - known) * dt_s)
     if not writes.flooded:
-        # Only a cache that had time to empty shows its size when it fills again.
-        empty = not memory.flooded_before or memory.quiet_s >= QUIET_LASTS_S
+        # Only a cache that had time to empty shows its size when it fills again: 8 GB take longer.
+        quiet = memory.quiet_s >= QUIET_LASTS_S and fill <= 0
+        empty = not memory.flooded_before or quiet
         return replace(
             memory, fill_bytes=fill, fast=NOTHING, was_full=False, filling=() if empty else None
         ), "no flood"
@@ -365,11 +378,13 @@ def _full_sample(
     if known is None or not tight or (rate >= known and lasted_s >= FOLLOWED_S):
         changes["drain_limit_bytes"] = limit_bytes
     if memory.filling is not None:
-        changes["filling"], fill = None, 0.0
+        changes["filling"], taken = None, 0.0
         for seconds, into in memory.filling:
-            fill = max(0.0, fill + (into - rate) * seconds)
-        if fill > 0:
-            changes["cache_bytes"] = changes["fill_bytes"] = fill
+            taken = max(0.0, taken + (into - rate) * seconds)
+        if cache is not None:  # an R that is a little too low must not make it larger each time
+            taken = max(taken, min(fill, cache))
+        if taken > 0:
+            changes["cache_bytes"] = changes["fill_bytes"] = taken
     return replace(memory, **changes), "write cache full: counted"
 
 
