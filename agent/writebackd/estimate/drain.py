@@ -318,11 +318,14 @@ def update_drain(
     return _fast_sample(writes, memory, limit_bytes, dt_s)
 
 
-def _learn_tau(seen_s: float, writes: Writes, memory: DeviceMemory, dt_s: float) -> float:
+def _learn_tau(
+    seen_s: float, writes: Writes, memory: DeviceMemory, dt_s: float
+) -> Optional[float]:
     known = memory.tau_s
-    seen_s = min(seen_s, TAU_MOST_S)
     if known is None:
-        return seen_s
+        # Of a limit of gigabytes it is seconds: not the limit held that rate.
+        return seen_s if seen_s < TAU_MOST_S else None
+    seen_s = min(seen_s, TAU_MOST_S)
     if seen_s < known:
         return known + min(1.0, TAU_DOWN * dt_s) * (seen_s - known)
     if memory.drain_rate is None or writes.rate >= LOWER * memory.drain_rate:
