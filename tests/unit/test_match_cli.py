@@ -437,7 +437,7 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
-    assert status["policy_reason"].startswith("best match, 158 points: ceph-osd@3.service runs")
+    assert status["policy_reason"].startswith("best match, 118 points: ceph-osd@3.service runs")
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
     rig.end()
 
