@@ -183,6 +183,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     assert history.close(5.0)
     (tmp_path / SAMPLES).mkdir()
     shutil.copy(ROOT / "tests/unit/flood.tape", tmp_path / SAMPLES / "001700000000000.tape")
+    (tmp_path / "site.conf").write_text("[policy]\nmode = observe\n")  # about to be installed
     monkeypatch.chdir(tmp_path)  # where pages are written
     fake = FakeDaemon(tmp_path)
     fake.snapshot = replace(fake.snapshot, state_dir=str(tmp_path))

@@ -304,6 +304,11 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
             )
         elif name == "check":
             sub.add_argument("files", nargs="+", metavar="FILE", help="files or names of policies")
+            sub.add_argument(
+                "--as", dest="place", metavar="FILE",
+                help="where the file is to go, if it is not there yet: a drop-in (in a NAME.conf.d)"
+                " is checked with every policy that it is merged into",
+            )  # fmt: skip
         elif name == "match":
             sub.add_argument("--all", action="store_true", help="not the best two alone")
 
