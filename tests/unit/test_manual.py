@@ -150,6 +150,52 @@ def test_bash_completes_values(share: Path) -> None:
     assert "bash" in completed(share, "writebackctl", "run", "--", "bas")
 
 
+TAKES_A_POLICY = (
+    ("writebackctl", "policy", "show"), ("writebackctl", "policy", "check"),
+    ("writebackctl", "policy", "check", "--config-dir", "x"), ("writebackd", "--policy"),
+    ("writebackctl", "replay", "--policy"), ("writebackctl", "--json", "replay", "--policy"),
+)  # fmt: skip
+
+
+def test_bash_completes_names_of_policies(share: Path, tmp_path: Path) -> None:
+    system = "{/usr/lib,/run,/etc}/writebackd"
+    for program in ("writebackctl", "writebackd"):
+        name = f"bash-completion/completions/{program}"
+        text = (share / name).read_text()
+        assert system in text
+        here = tmp_path / name
+        here.parent.mkdir(parents=True, exist_ok=True)
+        here.write_text(text.replace(system, f"{tmp_path}/{{lib,run,etc}}"))
+    for name in ("lib/policies.d/etcd.conf", "lib/policies.d/default.conf",
+                 "etc/policies.d/etcd.conf", "etc/policies.d/etcd.conf.d/50-site.conf",
+                 "run/policies.d/mine.conf"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for words in TAKES_A_POLICY:
+        offered = set(completed(tmp_path, *words, ""))
+        assert offered >= {"etcd", "default", "mine"}, words
+        # With .conf at its end it would be a file of the working directory.
+        assert not [each for each in offered if each.endswith(".conf")], (words, offered)
+        # A file is one as well; here the directory etc, whose name begins so.
+        assert set(completed(tmp_path, *words, "etc")) == {"etcd", "etc"}, words
+    assert "etcd" not in completed(tmp_path, "writebackctl", "report", "--output", "")
+
+
+def test_every_place_for_a_policy_is_completed_with_names() -> None:
+    found = {
+        ("writebackctl", *each.words) for each in VERBS
+        if any(argument.name == "NAME|FILE" for argument in each.arguments)
+    } | {
+        (program, *each.words, option.flags[-1])
+        for program, commands_ in (("writebackctl", VERBS), ("writebackd", [commands.writebackd()]))
+        for each in commands_ for option in each.options if option.flags[-1] == "--policy"
+        if option.value == "NAME|FILE"
+    }  # fmt: skip
+    assert found == {
+        each for each in TAKES_A_POLICY if "--json" not in each and "--config-dir" not in each
+    }
+
+
 def test_zsh_knows_every_verb_and_option(share: Path) -> None:
     script = share / "zsh/site-functions/_writebackctl"
     text = script.read_text()
@@ -161,6 +207,10 @@ def test_zsh_knows_every_verb_and_option(share: Path) -> None:
             assert f"'{option.flags[-1]}[" in body, (each.name, option.flags)
     for option in commands.writebackd().options:
         assert f"'{option.flags[-1]}[" in functions["_writebackd"]
+    # Names without .conf: with it, a word is a file of the working directory to the programs.
+    places = re.findall(r":NAME\|FILE:(.*)'", text)
+    assert len(places) == 4 and set(places) == {"_writebackd_policies"}
+    assert "/*.conf(N:t:r))" in functions["_writebackd_policies"]
     # zsh calls the file by this name for either program: nothing in it may take its place.
     assert "_writebackctl" not in functions
     assert text.count("'") % 2 == 0 or "'\\''" in text
