@@ -478,5 +478,28 @@ def test_the_policy_of_the_manual_has_no_errors(tmp_path: Path) -> None:
     assert list(check(str(file), None)) != []
 
 
+def test_the_page_of_the_files_has_devices_by_driver_and_the_form_of_a_rule(
+    share: Path, tmp_path: Path
+) -> None:
+    page = re.sub(r"\s+", " ", formatted(share / "man/man5/writebackd.conf.5").stdout)
+    assert "driver:NAME" in page.partition("[device GLOB]")[2].partition("EXAMPLE")[0]
+    match = page.partition("[match]")[2].partition("least (")[0]
+    file = tmp_path / "ours.conf"
+    rule, points = re.findall(r"POINTS: WHAT, .*: (\w+ = .*) gives (\d+) points", match)[0]
+    file.write_text(f"[match]\n{rule}\n")
+    services = load_policy(str(file)).match.services
+    assert services is not None and services.points == int(points)
+    ranges = re.findall(r"\d*G?\.\.\d*G?", match.partition("memory")[2])
+    assert len(ranges) == 3
+    for text in ranges:
+        file.write_text(f"[match]\nmemory = 5: {text}\n")
+        assert check(str(file)) == []
+    file.write_text(pages.POLICY_EXAMPLE)
+    example = load_policy(str(file))
+    assert example.match.services is not None and example.match.drivers is not None
+    stick = example.for_device("sdx", "8:16", driver="usb-storage")
+    assert stick.ceiling_bytes < example.limits.ceiling_bytes
+
+
 def test_the_verbs_of_the_tests_are_those_of_the_program() -> None:
     assert {each.words[0] for each in VERBS} == test_ctl.VERBS
