@@ -191,9 +191,9 @@ def writebackd_conf_5() -> str:
         *_section("[device GLOB]"),
         *_prose("Values for the devices that the glob names: by kernel name (`sd[a-c]`), by"
                 " MAJ:MIN, or by the driver of their disks as `driver:NAME`, whatever they are"
-                " called this time (`[device driver:usb-storage]` is all that usb-storage drives); `writebackctl"
-                f" devices` shows it. It takes {per_device}. Of several sections that match, the"
-                " last line read wins."),
+                " called this time (`[device driver:usb-storage]` is all that usb-storage drives);"
+                f" `writebackctl devices` shows it. It takes {per_device}. Of several sections that"
+                " match, the last line read wins."),
         *_section("[window NAME]"),
         *_prose("Values for certain times. It takes when, and of [limits] and [objective] "
                 f"{', '.join(f'`{name}`' for name in WINDOW_KEYS if name != WHEN.name)}. What a"

@@ -18,6 +18,7 @@ import pytest
 import test_ctl
 from checkout import ROOT
 from test_ctl import FakeDaemon
+from writebackd.actuate import watcher
 from writebackd.cli import ctl, scope, watch
 from writebackd.cli.daemon import parser as daemon_parser
 from writebackd.cli.examples import EXAMPLES
@@ -83,6 +84,17 @@ def test_the_pages_name_every_verb_option_and_key(share: Path) -> None:
         assert all(flag in eight for flag in option.flags), option
     for key in KEYS:
         assert re.search(rf"(?m)^       {key.name} \(.*default", five), key.name
+
+
+def test_the_manual_has_every_option_of_every_verb() -> None:
+    sections = re.split(r"(?m)^### ", (ROOT / "docs/commands.md").read_text())[1:]
+    for each in VERBS:
+        heading = re.compile(rf"`{each.words[0]}\b")
+        (section,) = [text for text in sections if heading.match(text)]
+        for option in each.options:
+            for flag in option.flags:
+                if flag not in ("-h", "--help", "--json", "--runtime-dir"):  # of all verbs
+                    assert re.search(rf"(?<![\w-]){flag}(?![\w-])", section), (each.name, flag)
 
 
 def test_every_option_and_argument_is_explained() -> None:
@@ -408,7 +420,18 @@ def test_the_demo_and_the_benchmark_are_started_as_they_say(
     setup, bench_call = called(stubbed, "sudo make bench QUICK=1")
     assert setup == "setup.sh bench" and bench_call.startswith("python -m tests.lab.bench ")
     assert bench.main([*bench_call.split()[3:], "--plan"]) == 0
-    assert "flood" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert "flood" in plan
+    minutes = float(re.findall(r"([\d.]+) min", plan)[-1])
+    (said,) = re.findall(r"other loads, in (\d+) minutes", README)
+    assert int(said) == pytest.approx(minutes, abs=2.5)
+
+
+def test_the_readme_says_when_a_host_is_back_as_it_was() -> None:
+    first, last = re.findall(r"puts them back\n([\d.]+) to ([\d.]+) s after", README)[0]
+    lease_s = load_policy("default").limits.lease_s
+    assert float(first) == lease_s
+    assert float(last) == lease_s + watcher.BEAT_S + watcher._GRACE_S
 
 
 def test_tests_run_runs_every_layer_or_the_one_that_is_named(stubbed: Path) -> None:
