@@ -27,7 +27,8 @@ BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="python3-pytest python3-hypothesis systemd dbus qemu-system-x86 busybox-static file udev
     dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
     tmux man-db tzdata"
-# Good to have: a missing one costs a feature, told where it is missed, not the run.
+# Used where it is there, and nothing is lost without it (the agent tells systemd by hand, then): it
+# comes along when others are installed, and nobody has to be root for it alone.
 OPTIONAL="python3-systemd"
 
 what=${1:-run}

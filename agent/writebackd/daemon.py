@@ -69,6 +69,13 @@ SILENT_TICKS = 5
 LEAST_LEASE_TICKS = 5
 # How long the start waits for the watcher, which takes 0.1 to 0.2 s to load.
 WATCHER_WAIT_S = 5.0
+# What stays as it was at the start, also after a reload.
+_AT_START: Tuple[Tuple[str, Callable[[Policy], object]], ...] = (
+    ("[probe]", lambda policy: policy.probe),
+    ("[metrics]", lambda policy: policy.metrics),
+    ("[limits] lease", lambda policy: policy.limits.lease_s),
+    ("[history] samples", lambda policy: policy.history.samples_bytes),
+)
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,7 @@ class Daemon:
         self._timetable = self._read_policy()
         self.policy = self._timetable.policy
         self._in_force: Optional[InForce] = None  # since the last tick
-        self._probe_settings = self.policy.probe  # as of the start, also after a reload
-        self._metrics_settings = self.policy.metrics
+        self._first_policy = self.policy
         self._no_metrics: List[str] = []
         self._lock = take_lock(options.runtime_dir)
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
@@ -158,7 +164,7 @@ class Daemon:
         """Until a signal.  The originals are put back whatever ends it."""
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
         loop = Loop(self._signals, [server, *self._open_metrics()])
-        self._teller.open_textfile(self._metrics_settings)
+        self._teller.open_textfile(self._first_policy.metrics)
         self._signals.catch()
         try:
             if not self._watch.wait(WATCHER_WAIT_S):
@@ -407,7 +413,7 @@ class Daemon:
 
     def _open_metrics(self) -> List[MetricsServer]:
         """What scrapers ask."""
-        path, http = self._options.runtime_dir / METRICS, self._metrics_settings.http
+        path, http = self._options.runtime_dir / METRICS, self._first_policy.metrics.http
         servers, self._no_metrics = open_servers(path, http, self._exposition)
         return servers
 
@@ -442,10 +448,9 @@ class Daemon:
         same, self.policy = policy == self.policy, policy
         if same and not loaded.asked:
             return
-        if policy.probe != self._probe_settings:
-            log.warning("a change of [probe] takes effect at the next start")
-        if policy.metrics != self._metrics_settings:
-            log.warning("a change of [metrics] takes effect at the next start")
+        for what, value in _AT_START:
+            if value(policy) != value(self._first_policy):
+                log.warning("a change of %s takes effect at the next start", what)
         self._orders.change_over(policy, self._options.mode is None)
         self._teller.routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")

@@ -11,18 +11,16 @@ _HEAD = "# SPDX-License-Identifier: GPL-2.0-or-later\n# Made by docs/man/generat
 # What completes a placeholder, in bash; those that are not here take any text.
 _BASH_VALUES = {
     "DIR": 'compgen -d -- "$cur"',
-    "FILE": 'compgen -f -- "$cur"; _writebackd_policies',
+    "FILE": 'compgen -f -- "$cur"',
     "NAME|FILE": '_writebackd_policies; compgen -f -- "$cur"',
     "DEVICE": "_writebackd_devices",
-    "POLICY": "_writebackd_policies",
     "TIME": 'compgen -W "10m 1h 6h 1d 1w" -- "$cur"',
 }
 _ZSH_VALUES = {
     "DIR": "_files -/",
     "FILE": "_files",
-    "NAME|FILE": "_files -W /usr/lib/writebackd/policies.d",
+    "NAME|FILE": "_writebackd_policies",
     "DEVICE": "_files -W /sys/block",
-    "POLICY": "_files -W /usr/lib/writebackd/policies.d",
     "TIME": "(10m 1h 6h 1d 1w)",
 }
 _BASH_FUNCTIONS = """\
@@ -35,6 +33,14 @@ _writebackd_policies() {
     for file in {/usr/lib,/run,/etc}/writebackd/policies.d/*.conf; do
         [ ! -e "$file" ] || basename "$file" .conf
     done | { local names; names=$(cat); compgen -W "$names" -- "$cur"; }
+}
+"""
+# Names without the .conf of their files: a word that ends in it is a path to the programs.
+_ZSH_FUNCTIONS = """\
+_writebackd_policies() {
+    local -aU names
+    names=({/usr/lib,/run,/etc}/writebackd/policies.d/*.conf(N:t:r))
+    _alternative 'policies:policy:compadd -a names' 'files:file:_files'
 }
 """
 
@@ -88,7 +94,7 @@ def bash_writebackd() -> str:
 
 def zsh() -> str:
     root, daemon = writebackctl(), writebackd()
-    lines = ["#compdef writebackctl writebackd", _HEAD]
+    lines = ["#compdef writebackctl writebackd", _HEAD, _ZSH_FUNCTIONS]
     for each in _everything(root):
         if each.words and not each.below:
             lines += [f"_writebackctl_{'_'.join(each.words)}() {{", *_zsh_arguments(each), "}", ""]
@@ -130,11 +136,9 @@ def _joined(words: Iterable[str]) -> str:
     return " ".join(words)
 
 
-def _placeholder(command: Command, name: str) -> str:
-    """What a value is: `NAME` of --device is a device, that of `policy` a policy."""
-    if name in ("device", "NAME") and command.words[:1] != ("policy",):
-        return "DEVICE"
-    return "POLICY" if name == "name" else name
+def _kind(option: Option) -> str:
+    """What a value is: the `NAME` of --device is a device's, others are of things to come."""
+    return "DEVICE" if "--device" in option.flags else str(option.value)
 
 
 def _bash_cases(command: Command) -> List[str]:
@@ -144,10 +148,7 @@ def _bash_cases(command: Command) -> List[str]:
             continue
         call = f'compgen -W "{_joined(option.choices)}" -- "$cur"'
         if not option.choices:
-            known = _BASH_VALUES.get(
-                _placeholder(command, option.value) if "--device" in option.flags else option.value
-            )
-            call = known or ":"
+            call = _BASH_VALUES.get(_kind(option), ":")
         lines.append(f"        {' | '.join(option.flags)}) COMPREPLY=($({call})); return ;;")
     return lines
 
@@ -158,7 +159,7 @@ def _bash_values(command: Command) -> List[str]:
     lines += ["        esac"]
     more = ""
     for argument in command.arguments:
-        call = _BASH_VALUES.get(_placeholder(command, argument.name))
+        call = _BASH_VALUES.get(argument.name)
         if argument.name == "-- COMMAND":
             call = 'compgen -W "--" -- "$cur"; compgen -c -- "$cur"'
         more += f"; {call}" if call else ""
@@ -194,7 +195,7 @@ def _bash_words(root: Command) -> List[str]:
 def _zsh_arguments(command: Command) -> List[str]:
     lines = ["    _arguments -S \\"]
     lines += [f"        {_quoted(_zsh_option(option))} \\" for option in command.options]
-    lines += [f"        {_quoted(_zsh_positional(command, each))} \\" for each in command.arguments]
+    lines += [f"        {_quoted(_zsh_positional(each))} \\" for each in command.arguments]
     lines[-1] = lines[-1][: -len(" \\")]
     return lines
 
@@ -204,17 +205,15 @@ def _zsh_option(option: Option) -> str:
     text = f"{names}[{option.help.translate(_ZSH_ESCAPES)}]"
     if option.value is None:
         return text
-    device = "--device" in option.flags
-    values = f"({_joined(option.choices)})" if option.choices else _ZSH_VALUES.get(
-        "DEVICE" if device else option.value, " "
-    )
+    values = f"({_joined(option.choices)})" if option.choices else ""
+    values = values or _ZSH_VALUES.get(_kind(option), " ")
     return f"{text}:{_colons(option.value)}:{values}"
 
 
-def _zsh_positional(command: Command, argument: Argument) -> str:
+def _zsh_positional(argument: Argument) -> str:
     if argument.name == "-- COMMAND":
         return "*:::command:_normal"
-    values = _ZSH_VALUES.get(_placeholder(command, argument.name), " ")
+    values = _ZSH_VALUES.get(argument.name, " ")
     return f"*:{_colons(argument.name)}:{values}"
 
 

@@ -34,6 +34,11 @@ POLICY_EXAMPLE = """\
 [policy]
 summary = the array behind our databases
 
+[match]
+least = 100
+drivers = 40: megaraid_sas smartpqi
+services = 60: postgres mysqld*
+
 [limits]
 floor = 2M
 ceiling = 1G
@@ -47,10 +52,24 @@ exclude = sdz
 [device sdb]
 fsync-p99 = 50ms
 
+[device driver:usb-storage]
+ceiling = 48M
+
 [window night-backup]
 when = Mon..Fri 22:00-06:00
 fsync-p99 = 100ms
 """
+
+_SECTION_PROSE = {
+    "match": (
+        "Which hosts the policy is for, where none is named. A rule is `POINTS: WHAT`, the points"
+        " (1 to 1000) first: `services = 60: postgres mysqld*` gives 60 points to a host on which"
+        " one of the two runs. Of several words, separated by blanks, one is enough; memory is a"
+        " range, `64G..`, `..8G` or `8G..64G`. An empty rule gives none. From `least` points on the"
+        " policy fits, and of those that fit the one with the most points is taken: `writebackctl"
+        " policy match` shows them all with what was found.",
+    ),
+}
 
 
 def writebackctl_1() -> str:
@@ -156,20 +175,25 @@ def writebackd_conf_5() -> str:
             " is an error with file and line, and `writebackctl policy check FILE` finds it before"
             " the daemon does. Lines that begin with # or ; are comments.",
             "Sizes are 1024-based (`15M`), times have a unit (`20ms`, `3s`), shares are `20%`,"
-            " multiples `10x`, frequencies `5/s`, switches `on` or `off`, globs of devices are"
-            " separated by blanks.",
+            " multiples `10x`, frequencies `5/s`, switches `on` or `off`, rules of [match] points"
+            " and what they are for (`40: nvme`). Devices are globs of kernel names, `MAJ:MIN` or"
+            " `driver:NAME`, separated by blanks.",
         ),
     ]  # fmt: skip
     for section in SECTIONS:
         lines += _section(f"[{section}]")
+        lines += _prose(*_SECTION_PROSE.get(section, ()))
         for key in KEYS:
             if key.section == section:
                 lines += _key(key)
     per_device = ", ".join(f"`{key.name}`" for key in KEYS if key.per_device)
     lines += [
         *_section("[device GLOB]"),
-        *_prose(f"Values for the devices that the glob names, by kernel name or MAJ:MIN. It takes"
-                f" {per_device}. Of several sections that match, the last line read wins."),
+        *_prose("Values for the devices that the glob names: by kernel name (`sd[a-c]`), by"
+                " MAJ:MIN, or by the driver of their disks as `driver:NAME`, whatever they are"
+                " called this time (`[device driver:usb-storage]` is all that usb-storage drives);"
+                f" `writebackctl devices` shows it. It takes {per_device}. Of several sections that"
+                " match, the last line read wins."),
         *_section("[window NAME]"),
         *_prose("Values for certain times. It takes when, and of [limits] and [objective] "
                 f"{', '.join(f'`{name}`' for name in WINDOW_KEYS if name != WHEN.name)}. What a"

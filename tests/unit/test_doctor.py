@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 from pathlib import Path
 from typing import Dict, List, Tuple
@@ -83,6 +84,14 @@ def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     findings = list(checks.libraries())
     assert "apt install libbpf1" in texts(findings, "warning")
     assert texts(findings, "note") == "no python3-none: x is worse"
+
+
+def test_what_is_said_to_be_lost_without_a_library_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    notes = texts(list(checks.libraries()), "note")
+    for name in ("psutil", "rich"):  # test_top.py
+        assert f"no python3-{name}: `writebackctl top` does not run" in notes
+    assert "no python3-systemd: nothing is lost" in notes  # test_notify.py
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the probe is not tried without")

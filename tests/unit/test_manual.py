@@ -18,6 +18,7 @@ import pytest
 import test_ctl
 from checkout import ROOT
 from test_ctl import FakeDaemon
+from writebackd.actuate import watcher
 from writebackd.cli import ctl, scope, watch
 from writebackd.cli.daemon import parser as daemon_parser
 from writebackd.cli.examples import EXAMPLES
@@ -85,6 +86,17 @@ def test_the_pages_name_every_verb_option_and_key(share: Path) -> None:
         assert re.search(rf"(?m)^       {key.name} \(.*default", five), key.name
 
 
+def test_the_manual_has_every_option_of_every_verb() -> None:
+    sections = re.split(r"(?m)^### ", (ROOT / "docs/commands.md").read_text())[1:]
+    for each in VERBS:
+        heading = re.compile(rf"`{each.words[0]}\b")
+        (section,) = [text for text in sections if heading.match(text)]
+        for option in each.options:
+            for flag in option.flags:
+                if flag not in ("-h", "--help", "--json", "--runtime-dir"):  # of all verbs
+                    assert re.search(rf"(?<![\w-]){flag}(?![\w-])", section), (each.name, flag)
+
+
 def test_every_option_and_argument_is_explained() -> None:
     for each in (*VERBS, commands.writebackctl(), commands.writebackd()):
         for option in each.options:
@@ -150,6 +162,52 @@ def test_bash_completes_values(share: Path) -> None:
     assert "bash" in completed(share, "writebackctl", "run", "--", "bas")
 
 
+TAKES_A_POLICY = (
+    ("writebackctl", "policy", "show"), ("writebackctl", "policy", "check"),
+    ("writebackctl", "policy", "check", "--config-dir", "x"), ("writebackd", "--policy"),
+    ("writebackctl", "replay", "--policy"), ("writebackctl", "--json", "replay", "--policy"),
+)  # fmt: skip
+
+
+def test_bash_completes_names_of_policies(share: Path, tmp_path: Path) -> None:
+    system = "{/usr/lib,/run,/etc}/writebackd"
+    for program in ("writebackctl", "writebackd"):
+        name = f"bash-completion/completions/{program}"
+        text = (share / name).read_text()
+        assert system in text
+        here = tmp_path / name
+        here.parent.mkdir(parents=True, exist_ok=True)
+        here.write_text(text.replace(system, f"{tmp_path}/{{lib,run,etc}}"))
+    for name in ("lib/policies.d/etcd.conf", "lib/policies.d/default.conf",
+                 "etc/policies.d/etcd.conf", "etc/policies.d/etcd.conf.d/50-site.conf",
+                 "run/policies.d/mine.conf"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for words in TAKES_A_POLICY:
+        offered = set(completed(tmp_path, *words, ""))
+        assert offered >= {"etcd", "default", "mine"}, words
+        # With .conf at its end it would be a file of the working directory.
+        assert not [each for each in offered if each.endswith(".conf")], (words, offered)
+        # A file is one as well; here the directory etc, whose name begins so.
+        assert set(completed(tmp_path, *words, "etc")) == {"etcd", "etc"}, words
+    assert "etcd" not in completed(tmp_path, "writebackctl", "report", "--output", "")
+
+
+def test_every_place_for_a_policy_is_completed_with_names() -> None:
+    found = {
+        ("writebackctl", *each.words) for each in VERBS
+        if any(argument.name == "NAME|FILE" for argument in each.arguments)
+    } | {
+        (program, *each.words, option.flags[-1])
+        for program, commands_ in (("writebackctl", VERBS), ("writebackd", [commands.writebackd()]))
+        for each in commands_ for option in each.options if option.flags[-1] == "--policy"
+        if option.value == "NAME|FILE"
+    }  # fmt: skip
+    assert found == {
+        each for each in TAKES_A_POLICY if "--json" not in each and "--config-dir" not in each
+    }
+
+
 def test_zsh_knows_every_verb_and_option(share: Path) -> None:
     script = share / "zsh/site-functions/_writebackctl"
     text = script.read_text()
@@ -161,6 +219,10 @@ def test_zsh_knows_every_verb_and_option(share: Path) -> None:
             assert f"'{option.flags[-1]}[" in body, (each.name, option.flags)
     for option in commands.writebackd().options:
         assert f"'{option.flags[-1]}[" in functions["_writebackd"]
+    # Names without .conf: with it, a word is a file of the working directory to the programs.
+    places = re.findall(r":NAME\|FILE:(.*)'", text)
+    assert len(places) == 4 and set(places) == {"_writebackd_policies"}
+    assert "/*.conf(N:t:r))" in functions["_writebackd_policies"]
     # zsh calls the file by this name for either program: nothing in it may take its place.
     assert "_writebackctl" not in functions
     assert text.count("'") % 2 == 0 or "'\\''" in text
@@ -183,6 +245,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     assert history.close(5.0)
     (tmp_path / SAMPLES).mkdir()
     shutil.copy(ROOT / "tests/unit/flood.tape", tmp_path / SAMPLES / "001700000000000.tape")
+    (tmp_path / "site.conf").write_text("[policy]\nmode = observe\n")  # about to be installed
     monkeypatch.chdir(tmp_path)  # where pages are written
     fake = FakeDaemon(tmp_path)
     fake.snapshot = replace(fake.snapshot, state_dir=str(tmp_path))
@@ -357,7 +420,18 @@ def test_the_demo_and_the_benchmark_are_started_as_they_say(
     setup, bench_call = called(stubbed, "sudo make bench QUICK=1")
     assert setup == "setup.sh bench" and bench_call.startswith("python -m tests.lab.bench ")
     assert bench.main([*bench_call.split()[3:], "--plan"]) == 0
-    assert "flood" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert "flood" in plan
+    minutes = float(re.findall(r"([\d.]+) min", plan)[-1])
+    (said,) = re.findall(r"other loads, in (\d+) minutes", README)
+    assert int(said) == pytest.approx(minutes, abs=2.5)
+
+
+def test_the_readme_says_when_a_host_is_back_as_it_was() -> None:
+    first, last = re.findall(r"puts them back\n([\d.]+) to ([\d.]+) s after", README)[0]
+    lease_s = load_policy("default").limits.lease_s
+    assert float(first) == lease_s
+    assert float(last) == lease_s + watcher.BEAT_S + watcher._GRACE_S
 
 
 def test_tests_run_runs_every_layer_or_the_one_that_is_named(stubbed: Path) -> None:
@@ -425,6 +499,29 @@ def test_the_policy_of_the_manual_has_no_errors(tmp_path: Path) -> None:
     assert list(check(str(file), None)) == []
     file.write_text(pages.POLICY_EXAMPLE.replace("floor = 2M", "floor = 2 metres"))
     assert list(check(str(file), None)) != []
+
+
+def test_the_page_of_the_files_has_devices_by_driver_and_the_form_of_a_rule(
+    share: Path, tmp_path: Path
+) -> None:
+    page = re.sub(r"\s+", " ", formatted(share / "man/man5/writebackd.conf.5").stdout)
+    assert "driver:NAME" in page.partition("[device GLOB]")[2].partition("EXAMPLE")[0]
+    match = page.partition("[match]")[2].partition("least (")[0]
+    file = tmp_path / "ours.conf"
+    rule, points = re.findall(r"POINTS: WHAT, .*: (\w+ = .*) gives (\d+) points", match)[0]
+    file.write_text(f"[match]\n{rule}\n")
+    services = load_policy(str(file)).match.services
+    assert services is not None and services.points == int(points)
+    ranges = re.findall(r"\d*G?\.\.\d*G?", match.partition("memory")[2])
+    assert len(ranges) == 3
+    for text in ranges:
+        file.write_text(f"[match]\nmemory = 5: {text}\n")
+        assert check(str(file)) == []
+    file.write_text(pages.POLICY_EXAMPLE)
+    example = load_policy(str(file))
+    assert example.match.services is not None and example.match.drivers is not None
+    stick = example.for_device("sdx", "8:16", driver="usb-storage")
+    assert stick.ceiling_bytes < example.limits.ceiling_bytes
 
 
 def test_the_verbs_of_the_tests_are_those_of_the_program() -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shlex
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
@@ -28,7 +29,7 @@ from writebackd.kernel import memory
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import Mode
-from writebackd.policy import Policy, PolicyError, load_policy, render
+from writebackd.policy import Policy, PolicyError, list_policies, load_policy, render
 from writebackd.policy.match import choose
 from writebackd.report.status import status_json
 
@@ -78,6 +79,46 @@ def test_match_tells_the_best_and_the_runner_up_with_their_evidence(run: Run) ->
     assert "desktop does not fit: 0 points, 115 needed" in out
     assert "(worth 115: gdm*.service" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_check_as_what_is_to_be_there(run: Run, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    new.write_text("[limits]\nceiling = 32M\n")
+    assert run("check", str(new))[0] == GOOD
+    place = ("--as", "/etc/writebackd/policies.d/all.conf.d/a.conf")
+    code, out, err = run("check", *place, str(new))
+    assert (code, out, err.count("(as a part of policy ")) == (USAGE, "", 2)
+    answer = json.loads(run("check", "--json", *place, str(new))[1])
+    assert answer["good"] is False and len(answer["problems"]) == 2
+    assert list(schema.problems(answer, schema.load("policy-check"))) == []
+    code, _, err = run("check", *place, str(new), "default")
+    assert code == USAGE and "--as" in err
+
+
+def test_the_roll_out_of_the_manual_is_good_and_loosens_no_class(run: Run, tmp_path: Path) -> None:
+    text = (ROOT / "docs/fleet.md").read_text()
+    example = re.search(
+        r"dest: (\S+all\.conf\.d/\S+)\n    content: \|\n((?:      .*\n)+)"
+        r"    validate: /usr/bin/writebackctl policy (.*)", text
+    )  # fmt: skip
+    assert example is not None
+    dest, content, words = example.groups()
+    site = tmp_path / "config" / "all.conf.d" / Path(dest).name
+    before = {each.name: load_policy(each.name, root=tmp_path) for each in list_policies()}
+    assert len(before) == 13
+    for mode in ("enforce", "observe"):
+        # As Ansible does it: the template filled in, a temporary file that is checked, then moved.
+        new = tmp_path / ".ansible_tmpx7"
+        new.write_text(re.sub(r"\{\{.*?\}\}", mode, textwrap.dedent(content)))
+        code, _, err = run(*shlex.split(words.replace("%s", str(new))))
+        assert (code, err) == (GOOD, "")
+        site.parent.mkdir(parents=True, exist_ok=True)
+        new.rename(site)
+        for name, policy in before.items():
+            after = load_policy(name, tmp_path / "config", tmp_path)
+            assert after.mode == mode
+            assert (after.limits, after.objective) == (policy.limits, policy.objective), name
+    assert dest in words
 
 
 def test_match_as_json(run: Run) -> None:
@@ -437,8 +478,35 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
-    assert status["policy_reason"].startswith("best match, 158 points: ceph-osd@3.service runs")
+    assert status["policy_reason"].startswith("best match, 118 points: ceph-osd@3.service runs")
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
+    rig.end()
+
+
+@pytest.mark.parametrize(
+    "text, what",
+    [
+        ("[probe]\ntalkers = off\n", "[probe]"),
+        ("[metrics]\ntextfile-interval = 30s\n", "[metrics]"),
+        ("[limits]\nlease = 20s\n", "[limits] lease"),
+        ("[history]\nsamples = 1G\n", "[history] samples"),
+        ("[limits]\nceiling = 2G\n", ""),
+    ],
+)
+def test_a_reload_tells_what_it_cannot_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    text: str, what: str,
+) -> None:  # fmt: skip
+    rig = Rig(tmp_path, monkeypatch)
+    rig.tick(2)
+    (tmp_path / "p.conf").write_text(text)
+    rig.daemon._load = lambda: load_policy(str(tmp_path / "p.conf"))
+    caplog.set_level(logging.INFO)
+    rig.daemon.reload()
+    rig.daemon._reloader.join(10)
+    rig.tick(1)
+    told = [each for each in caplog.messages if "next start" in each]
+    assert told == ([f"a change of {what} takes effect at the next start"] if what else [])
     rig.end()
 
 

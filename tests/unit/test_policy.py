@@ -352,6 +352,58 @@ def test_drop_ins_of_all_are_as_strict_and_tell_no_policies_apart(tmp_path: Path
     ]
 
 
+SPOILS_TWO = "[policy]\nmode = observe\n[limits]\nceiling = 32M\n"
+
+
+def test_a_drop_in_of_all_is_checked_with_every_policy(tmp_path: Path) -> None:
+    site = write(system(tmp_path, "etc", "all.conf.d/50-site.conf"), SPOILS_TWO)
+    floors = {name: load_policy(name, root=tmp_path / "no").origins["limits", "floor"]
+              for name in ("analytics", "backup-target")}  # fmt: skip
+    assert check(str(site), root=tmp_path) == [
+        f"{floor}: floor: floor 64M ({floor}) is above ceiling 32M ({site}:4): lower floor or raise"
+        f" ceiling (as a part of policy {name})"
+        for name, floor in floors.items()
+    ]
+    write(site, "[policy]\nname = x\n[match]\nleast = 3\n")
+    assert check(str(site), root=tmp_path) == [  # of every policy, so told once
+        f"{site}:{line}: {key}: tells policies apart, and this file is one of all: move it into "
+        "NAME.conf.d"
+        for line, key in ((2, "name"), (4, "least"))
+    ]
+    write(site, "[limits]\nceiling = 300M\n")
+    assert check(str(site), root=tmp_path) == []
+
+
+def test_a_drop_in_is_checked_with_its_policy_and_told_its_own_errors_alone(tmp_path: Path) -> None:
+    write(system(tmp_path, "etc", "all.conf.d/90-late.conf"), "[limits]\nrest = 3M\nx = 1\n")
+    own = write(system(tmp_path, "etc", "etcd.conf.d/a.conf"), "[limits]\nfloor = 1G\n")
+    (problem,) = check(str(own), root=tmp_path)
+    assert problem.startswith(f"{own}:2: floor: floor 1G ({own}:2) is above ceiling 512M (")
+    assert problem.endswith("lower floor or raise ceiling")
+    write(own, "[limits]\nfloor = 2M\n")
+    assert check(str(own), root=tmp_path) == []
+    other = write(system(tmp_path, "etc", "no-such.conf.d/a.conf"), "")
+    assert check(str(other), root=tmp_path) == [StartsWith("no policy 'no-such'")]
+    mine = write(tmp_path / "mine.conf", "[limits]\nceiling = 2M\n")  # used by its path
+    own = write(tmp_path / "mine.conf.d/a.conf", "[limits]\nfloor = 3M\n")
+    assert check(str(own)) == [StartsWith(f"{own}:2: floor: floor 3M ({own}:2) is above ceiling 2M "
+                                          f"({mine}:2)")]  # fmt: skip
+
+
+def test_a_file_is_checked_as_what_it_is_to_be(tmp_path: Path) -> None:
+    place = system(tmp_path, "etc", "all.conf.d/50-site.conf")
+    write(place, "[limits]\nnonsense\n")  # what is there now goes when it comes
+    write(place.with_name("60-more.conf"), "[limits]\nceiling = 1G\n")
+    new = write(tmp_path / "ansible.x7", "[limits]\nceiling = 32M\n[policy]\nmode = observe\n")
+    assert check(str(new), root=tmp_path, place=str(place)) == []  # in order: 60 is after it
+    late = check(str(new), root=tmp_path, place=str(place.with_name("70-site.conf")))
+    assert [each.partition("policy ")[2] for each in late] == ["analytics)", "backup-target)"]
+    whole = write(tmp_path / "tmp1", "[policy]\nname = ours\n")
+    ours = str(tmp_path / "ours.conf")
+    assert check(str(whole), place=ours) == []
+    assert check(str(whole), place=ours.replace("ours", "theirs")) == [StartsWith(f"{whole}:2: ")]
+
+
 def test_no_policy_is_called_all(tmp_path: Path) -> None:
     path = write(system(tmp_path, "etc", "all.conf"), "[limits]\nfloor = 2M\n")
     assert "all" not in [row.name for row in list_policies(root=tmp_path)]
@@ -643,11 +695,37 @@ def test_shipped_policies_are_good_and_give_reasons(path: Path) -> None:
         number = int(origin.rsplit(":", 1)[1])
         assert lines[number - 1].startswith(key)
         above = lines[number - 2]
-        if path.stem == "default":  # all keys, so one comment may be for several
-            above = next(
+        empty = lines[number - 1].endswith("=")
+        if path.stem == "default" and (empty or key in ("nr-requests", "max-sectors")):
+            above = next(  # all keys are there, so one comment may be for several
                 line for line in lines[number - 2 :: -1] if "=" not in line or line.startswith("#")
             )
         assert above.startswith("# "), f"{path}:{number}: [{section}] {key} has no reason above it"
+
+
+def cells(page: str, beginning: str, *after: str) -> list[str]:
+    """The first row of a table of the manual that begins so, after these phrases."""
+    text = (CHECKOUT / "docs" / page).read_text(encoding="utf-8")
+    for phrase in after:
+        text = text.partition(phrase)[2]
+    row = next(line for line in text.splitlines() if line.startswith(f"| {beginning} |"))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_figures_in_reasons_are_those_of_the_manual() -> None:
+    text = (CHECKOUT / "policies/db-hwraid.conf").read_text(encoding="utf-8").replace("\n#", "")
+    (p99,) = re.findall(r"p99 is (\S+ ms) with this policy in the lab \(docs/policy\.md", text)
+    assert p99 == cells("policy.md", "db-hwraid", "syncs/s, default limits")[5]
+    slow = "On the model of the slow array (60 MB/s"
+    told = re.findall(r"(\S+) % on (xfs|ext4) \(best fixed limit: (\S+) %\)", text)
+    rates = re.findall(r"of the flood's rate (\S+) % and (\S+) %", text)[0]
+    assert len(told) == len(rates) == 2
+    for (kept, filesystem, of_fixed), rate in zip(told, rates):
+        after = (slow, f"| {filesystem}, default limits")
+        fixed = cells("pacing.md", "1 MB, the best fixed limit", *after)
+        paced = cells("pacing.md", "the agent, pacing", *after)
+        for said, figure in ((kept, paced[2]), (of_fixed, fixed[2]), (rate, paced[4])):
+            assert float(said) == pytest.approx(float(figure) * 100)
 
 
 @pytest.mark.parametrize("path", sorted((CHECKOUT / "policies").glob("*.conf")), ids=str)

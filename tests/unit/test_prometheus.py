@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import re
 import selectors
+import shlex
 import shutil
 import socket
 import subprocess
@@ -71,6 +73,45 @@ def test_the_examples_for_a_fleet_are_valid() -> None:
     argv = ["amtool", "check-config", str(RULES / "alertmanager.yml")]
     result = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     assert result.returncode == 0, result.stdout
+
+
+def test_the_silence_of_the_runbook_is_one() -> None:
+    need("amtool")
+    asked: List[Dict[str, Any]] = []
+
+    class Alertmanager(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # its version, of which amtool is to take no notice
+            self.send_error(404)
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(b'{"silenceID": "1"}')
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    (command,) = re.findall(r"(?m)^    (amtool .*)", (ROOT / "docs/runbook.md").read_text())
+    with http.server.HTTPServer(("127.0.0.1", 0), Alertmanager) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        result = subprocess.run(
+            [*shlex.split(command), f"--alertmanager.url={url}", "--no-version-check"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20, check=False,
+        )  # fmt: skip
+        server.shutdown()
+        thread.join()
+    assert result.returncode == 0, result.stdout
+    matchers = {each["name"]: each for each in asked[0]["matchers"]}
+    assert set(matchers) == {"alertname", "instance", "device"}
+    assert "alert: " + matchers["alertname"]["value"] in (RULES / "alerts.rules.yml").read_text()
+    instance = matchers["instance"]
+    assert instance["isRegex"]
+    for name, fits in (("db1", True), ("db1:9100", True), ("db12", False)):
+        assert bool(re.fullmatch(instance["value"], name)) is fits
 
 
 def test_nobody_asks_for_what_the_example_drops() -> None:

@@ -352,13 +352,18 @@ def test_the_daemon_never_imports_rich() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_without_rich_it_says_how_to_get_it() -> None:
+@pytest.mark.parametrize(
+    ("package", "modules"), [("rich", ("rich.console", "rich")), ("psutil", ("psutil",))]
+)
+def test_without_rich_or_psutil_it_says_how_to_get_it(
+    package: str, modules: Tuple[str, ...]
+) -> None:
     result = python(
-        "import sys; sys.modules['rich.console'] = None; sys.modules['rich'] = None;"
+        f"import sys; sys.modules.update(dict.fromkeys({modules}));"
         " from writebackd.cli.ctl import main; sys.exit(main(['top']))"
     )
     assert result.returncode == 1
-    assert "apt-get install python3-rich" in result.stderr
+    assert f"apt-get install python3-{package} " in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -250,7 +250,7 @@ def _add_trial(trial: argparse.ArgumentParser) -> None:
 
 def _add_replay(replay: argparse.ArgumentParser) -> None:
     _add_span(replay, devices=False)
-    replay.add_argument("--policy", metavar="NAME", help="under this one, by name or file")
+    replay.add_argument("--policy", metavar="NAME|FILE", help="under this one, by name or file")
     replay.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
     )
@@ -298,12 +298,22 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
         )  # fmt: skip
         sub.set_defaults(run=f"policy:{name}_")
         if name == "show":
-            sub.add_argument("name", nargs="?", help="name or file; default: the running one")
+            sub.add_argument(
+                "name", nargs="?", metavar="NAME|FILE",
+                help="name or file; default: the running one",
+            )  # fmt: skip
             sub.add_argument(
                 "--effective", action="store_true", help="merged, with where each value is from"
             )
         elif name == "check":
-            sub.add_argument("files", nargs="+", metavar="FILE", help="files or names of policies")
+            sub.add_argument(
+                "files", nargs="+", metavar="NAME|FILE", help="names or files of policies"
+            )
+            sub.add_argument(
+                "--as", dest="place", metavar="FILE",
+                help="where the file is to go, if it is not there yet: a drop-in (in a NAME.conf.d)"
+                " is checked with every policy that it is merged into",
+            )  # fmt: skip
         elif name == "match":
             sub.add_argument("--all", action="store_true", help="not the best two alone")
 

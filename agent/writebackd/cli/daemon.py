@@ -22,6 +22,7 @@ from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.arguments import Parser, seconds
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
+from writebackd.cli.notify import notifier
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory
 from writebackd.kernel.facts import read_facts
@@ -136,7 +137,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         devices=tuple(args.device),
         mode=Mode(args.mode) if args.mode else None,
     )
-    notify = _notifier()
+    notify = notifier()
     watchers: List[Callable[[Snapshot], None]] = [lambda _: notify("WATCHDOG=1")]
     if live:
         watchers.append(_Screen().show)
@@ -280,23 +281,6 @@ def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
 def _warn_unlocked(problem: Optional[str]) -> None:
     if problem:
         log.warning("memory is not locked: %s", problem)
-
-
-def _notifier() -> Callable[[str], None]:
-    """sd_notify, when systemd listens."""
-    if not os.environ.get("NOTIFY_SOCKET"):
-        return lambda state: None
-    try:
-        from systemd.daemon import notify
-    except ImportError:
-        log.error("systemd waits for a word from us: install python3-systemd")
-        return lambda state: None
-
-    def send(state: str) -> None:
-        with contextlib.suppress(OSError):  # a full socket: the next tick tells it
-            notify(state)
-
-    return send
 
 
 def _limits_in_words() -> str:

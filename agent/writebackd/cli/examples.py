@@ -75,6 +75,8 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     ),
     "policy check": (
         ("writebackctl policy check default", "exit code 2 when a file has errors"),
+        ("writebackctl policy check --as all.conf.d/50-site.conf site.conf",
+         "before it is installed there: with every policy that it is to be a part of"),
     ),
 }  # fmt: skip
 

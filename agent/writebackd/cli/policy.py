@@ -102,7 +102,12 @@ def _rendered(policy: Policy, opened: Optional[Open]) -> str:
 
 
 def check_(options: argparse.Namespace) -> int:
-    problems = [line for file in options.files for line in check(file, options.config_dir)]
+    if options.place is not None and len(options.files) != 1:
+        raise CommandError("--as is where one file is to go: name one", USAGE)
+    problems = [
+        line for file in options.files
+        for line in check(file, options.config_dir, place=options.place)
+    ]  # fmt: skip
     if options.json:
         show_json({"good": not problems, "problems": problems})
     elif problems:

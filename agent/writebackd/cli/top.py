@@ -65,18 +65,12 @@ def _parts() -> "Tuple[View, Waits]":
     """The parts that need packages which the rest does without. Raises CommandError."""
     try:
         from writebackd.cli.top_view import View
-    except ImportError as error:
-        raise CommandError(
-            f"top needs the Python package {error.name or 'rich'}:"
-            " sudo apt-get install python3-rich (elsewhere: pip install 'writebackd[top]')",
-            BAD_NEWS,
-        ) from None
-    try:
         from writebackd.cli.waits import Waits
     except ImportError as error:
+        package = (error.name or "rich").partition(".")[0]
         raise CommandError(
-            f"top needs the Python package {error.name or 'psutil'}:"
-            " sudo apt-get install python3-psutil",
+            f"top needs the Python package {package}: sudo apt-get install python3-{package}"
+            " (elsewhere: pip install 'writebackd[top]')",
             BAD_NEWS,
         ) from None
     return View(wants_colour(sys.stdout), _has_blocks()), Waits()

@@ -5,11 +5,24 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from writebackd import human
-from writebackd.cli.waits import Wait
 from writebackd.policy.units import UnitError, parse_size
+
+if TYPE_CHECKING:  # who lacks psutil is told so by top, and needs none for --json
+    from writebackd.cli.waits import Wait
 
 Answer = Mapping[str, Any]
 

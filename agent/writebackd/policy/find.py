@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import units
 from .parse import did_you_mean
@@ -53,6 +53,11 @@ def _list_dir(path: Path) -> List[str]:
         raise PolicyError((message,)) from None
 
 
+def is_name(text: str) -> bool:
+    """Whether a policy can have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
 def is_masked(path: Path) -> bool:
     """Whether the file is (a symlink to) /dev/null, systemd's way to switch a file off."""
     try:
@@ -60,6 +65,27 @@ def is_masked(path: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == _DEV_NULL
+
+
+def _is_path(text: str) -> bool:
+    """Whether a text is the path of a policy, not its name."""
+    return "/" in text or text.endswith(".conf")
+
+
+def drop_in_of(path: str) -> Optional[str]:
+    """The NAME whose drop-in a file is, by its directory NAME.conf.d; None of anything else."""
+    if not _is_path(path):
+        return None
+    try:
+        directory = Path(os.path.abspath(path)).parent.name
+    except OSError:  # the directory that we are in was removed
+        return None
+    return directory[: -len(".conf.d")] if directory.endswith(".conf.d") else None
+
+
+def in_order(drop_ins: Iterable[Path]) -> List[Path]:
+    """As they are applied: by their file names, whatever the directory."""
+    return sorted(drop_ins, key=lambda path: os.fsencode(path.name))
 
 
 def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
@@ -73,7 +99,7 @@ def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
         for name in _list_dir(directory):
             if name.endswith(".conf"):
                 found[name] = directory / name
-    return [found[name] for name in sorted(found, key=os.fsencode) if not is_masked(found[name])]
+    return in_order(path for path in found.values() if not is_masked(path))
 
 
 def base_files(dirs: Sequence[Path]) -> Dict[str, Path]:
@@ -124,11 +150,11 @@ def locate(
     """Name, base file, the site's drop-ins and its own of a policy given by name or by path."""
     if "\0" in wanted:  # no file has it in its name, and os.listdir() raises ValueError
         raise PolicyError((f"'{units.shorten(wanted)}': a path has no NUL byte in it",))
-    if "/" in wanted or wanted.endswith(".conf"):
+    if _is_path(wanted):
         path = Path(wanted)
         name = path.name[: -len(".conf")] if wanted.endswith(".conf") else path.name
         return name, path, [], _drop_ins([Path(f"{path}.d")])
-    if not _NAME.fullmatch(wanted):
+    if not is_name(wanted):
         message = "not a policy name: use letters, digits and -_.@, or a path"
         raise PolicyError((f"'{units.shorten(wanted)}': {message}",))
     dirs = search_dirs(config_dir, root)

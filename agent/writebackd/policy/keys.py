@@ -250,7 +250,7 @@ KEYS: Tuple[Key, ...] = (
         "Also write metrics to this file, for node_exporter's textfile collector; empty: none. "
         "Takes effect at the next start.", may_be_empty=True),
     Key("metrics", "textfile-interval", TIME, "15s", "1s", "10min",
-        "How often that file is replaced."),
+        "How often that file is replaced. Takes effect at the next start."),
     Key("history", "samples", SIZE, "0B", "0B", "16G",
         "Keep raw samples for `writebackctl replay`, in so much space at most; 0B keeps none. "
         "Takes effect at the next start."),

@@ -5,9 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
-from .find import SITE_NAME, base_files, is_masked, locate, search_dirs
+from .find import (
+    SITE_NAME,
+    base_files,
+    drop_in_of,
+    in_order,
+    is_masked,
+    is_name,
+    locate,
+    search_dirs,
+)
 from .keys import KEYS, SECTIONS, WHEN
 from .merge import Merger
 from .schema import Policy, PolicyError
@@ -63,14 +72,61 @@ def _load(name: str, base: Path, site: Sequence[Path], own: Sequence[Path]) -> L
 
 
 def check(
-    name_or_path: str, config_dir: Optional[Path] = None, root: Path = Path("/")
+    name_or_path: str,
+    config_dir: Optional[Path] = None,
+    root: Path = Path("/"),
+    place: Optional[str] = None,
 ) -> List[str]:
-    """All errors of a policy as ``file:line: message``; empty when it is good."""
+    """All errors of a policy as ``file:line: message``; empty when it is good.
+
+    A drop-in (a file in a NAME.conf.d) is checked with every policy that it is merged into, since a
+    value that is good by itself may be outside of what one of them says. `place` is where a file is
+    to go, where it is not there yet.
+    """
+    where = place or name_or_path
     try:
-        load_policy(name_or_path, config_dir, root)
+        of = drop_in_of(where)
+        if of is not None:
+            return _check_drop_in(of, Path(name_or_path), Path(where), config_dir, root)
+        name, base, site, own = locate(where, config_dir, root)
+        return list(_load(name, base if place is None else Path(name_or_path), site, own).errors)
     except PolicyError as error:
         return list(error.messages)
-    return []
+
+
+def _check_drop_in(
+    of: str, file: Path, place: Path, config_dir: Optional[Path], root: Path
+) -> List[str]:
+    """What is wrong with a file, and with policies that are good without it."""
+    spoilt: Dict[str, List[str]] = {}
+    names = _merged_into(of, place, config_dir, root)
+    for wanted in names:
+        name, base, site, own = locate(wanted, config_dir, root)
+        group = site if of == SITE_NAME else own
+        group[:] = [each for each in group if each.name != place.name]
+        known = _load(name, base, site, own).errors
+        group[:] = in_order([*group, place])
+        at = group.index(place)
+        group[at] = file
+        for line in _load(name, base, site, own).errors:
+            if line not in known:
+                spoilt.setdefault(line, []).append(name)
+    return [
+        line if len(spoils) == len(names) else f"{line} (as a part of policy {', '.join(spoils)})"
+        for line, spoils in spoilt.items()
+    ]
+
+
+def _merged_into(of: str, place: Path, config_dir: Optional[Path], root: Path) -> List[str]:
+    """The policies, by name or path, that a drop-in of `of` is merged into."""
+    dirs = search_dirs(config_dir, root)
+    if of == SITE_NAME:
+        known = base_files(dirs)
+        return [name for name in sorted(known) if is_name(name) and not is_masked(known[name])]
+    beside = place.parent.with_suffix("")
+    if beside.is_file() and beside.parent.resolve() not in [each.resolve() for each in dirs]:
+        return [str(beside)]  # a policy that is used by its path
+    return [of]
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def parse_units(text: str) -> Tuple[str, ...]:
     return globs
 
 
-# Each has a thread of its own, of the 24 tasks that the unit may have.
+# Each has a thread of its own, of the 48 tasks that the unit may have.
 MOST_URLS = 4
 
 
