@@ -201,6 +201,27 @@ def test_the_past_is_one_line_each(daemon: Callable[..., None], run: Run, tmp_pa
     assert run("--device", "sdz")[1].count("COLLAPSE") == 0
 
 
+def test_the_past_of_a_device_does_not_hide_behind_anothers(
+    daemon: Callable[..., None], run: Run, tmp_path: Path
+) -> None:
+    of_b = replace(FLOOD, device="sdz")  # gone since
+    kept(tmp_path, [of_b], [], *([FLOOD], []) * 90)
+    assert "COLLAPSE on sdz" in run("--device", "/dev/sdz", "--state-dir", str(tmp_path))[1]
+    daemon()
+    for limit in ("1", "10", "50"):
+        code, out, err = run("--device", "sdz", "--limit", limit)
+        assert (code, err) == (GOOD, "") and out.count("COLLAPSE on sdz") == 1, limit
+    out = run("--device", "sda", "--limit", "3")[1]
+    assert out.count("COLLAPSE on sda") == 3
+
+
+def test_one_alert_that_changed_often_hides_no_other(run: Run, tmp_path: Path) -> None:
+    worse = replace(FLOOD, severity=CRITICAL.severity)
+    kept(tmp_path, [BLIND], [], *([FLOOD], [worse]) * 40, [])
+    out = run("--limit", "2", "--state-dir", str(tmp_path))[1]
+    assert "BLIND on the host" in out and "COLLAPSE on sda" in out
+
+
 def test_without_a_daemon_the_past_is_still_there(run: Run, tmp_path: Path) -> None:
     kept(tmp_path, [FLOOD])
     code, out, err = run("--state-dir", str(tmp_path))

@@ -13,12 +13,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from writebackd import human
 from writebackd.alert.routes.words import fact, who
 from writebackd.alert.values import Culprit
+from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exits import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.paths import HISTORY, STATE_DIR
-from writebackd.report.history import HistoryError, read_alerts
+from writebackd.report.history import MAX_ALERTS, HistoryError, read_alerts
 from writebackd.report.telling import past_json
 
 Json = Mapping[str, Any]
@@ -26,8 +27,6 @@ Json = Mapping[str, Any]
 # Nagios' plugin API.
 _OK, _WARNING, _CRITICAL, _UNKNOWN = 0, 1, 2, 3
 _WORDS = {_OK: "OK", _WARNING: "WARNING", _CRITICAL: "CRITICAL", _UNKNOWN: "UNKNOWN"}
-# Records that are read for one alert that is shown: begin, end, and some changes.
-_RECORDS_EACH = 16
 
 
 def alerts(options: argparse.Namespace) -> int:
@@ -81,8 +80,7 @@ def _meant(device: Optional[str], told: Optional[Json]) -> Optional[List[str]]:
     """Names of the devices to be shown; None: all. One that nobody knows may have a past."""
     if device is None:
         return None
-    bare = device[5:] if device.startswith("/dev/") else device
-    return (told and told["devices"]) or [bare]
+    return (told and told["devices"]) or [kernel_name(device)]
 
 
 def _of(found: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
@@ -103,7 +101,9 @@ def _past(
 ) -> List[Any]:
     directory = Path(options.state_dir or (told and told["state_dir"]) or STATE_DIR)
     try:
-        records = read_alerts(directory / HISTORY, _RECORDS_EACH * options.limit)
+        # All of them: those of the device that is asked for may lie behind another's, and how often
+        # one changed nobody knows before it is read.  5 000 take 50 ms.
+        records = read_alerts(directory / HISTORY, MAX_ALERTS)
     except HistoryError as error:
         # What is wrong now is not to be missed for what was.
         print(f"writebackctl: {error}", file=sys.stderr)
