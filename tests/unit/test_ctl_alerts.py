@@ -150,6 +150,39 @@ def test_a_slip_in_a_devices_name_is_no_all_clear(
     assert (code, err) == (GOOD, "") and "COLLAPSE on sdz" in out
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["alerts", "--check", "--devcie", "sda"], "unrecognized arguments: --devcie sda"),
+        (["alerts", "--check", "--limit", "x"], "argument --limit: 'x' is no whole number"),
+        (["alerts", "--check", "--device"], "argument --device: expected one argument"),
+        (["alert", "--check"], "did you mean alerts?"),
+        (["--check"], "arguments: --check"),
+        (["policy", "--check"], "list/show/check/match"),  # a bar would begin figures
+    ],
+)
+def test_a_slip_in_a_check_is_unknown_and_not_critical(
+    capsys: pytest.CaptureFixture[str], words: List[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ctl.main(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (3, "")
+    assert out.startswith("WRITEBACKD UNKNOWN - writebackctl") and said in out
+    assert out.count("\n") == 1 and "|" not in out
+
+
+def test_only_a_check_answers_as_nagios_wants_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ctl.main(["alerts", "--check", "--help"])
+    assert ended.value.code == GOOD and "for Nagios" in capsys.readouterr().out
+    for words in (["alerts", "--chek"], ["run", "--slcie", "x", "--", "rsync", "--check"]):
+        with pytest.raises(SystemExit) as ended:
+            ctl.main(words)
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (USAGE, "") and "unrecognized arguments" in err
+
+
 def test_what_an_alert_says_cannot_add_figures(daemon: Callable[..., None], run: Run) -> None:
     daemon(replace(FLOOD, summary="a | alerts=0 \x1b[2J\nOK"))
     out = run("--check")[1]

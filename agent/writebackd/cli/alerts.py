@@ -37,7 +37,7 @@ def alerts(options: argparse.Namespace) -> int:
     except CommandError as error:
         if options.check:
             # On standard output, where Nagios looks; the daemon's silence is not good news.
-            return _unknown(str(error))
+            return unknown(str(error))
         if error.exit_code != NO_DAEMON:
             raise
         told, problem = None, str(error)
@@ -45,7 +45,7 @@ def alerts(options: argparse.Namespace) -> int:
     if told is not None and options.device and not told["devices"]:
         strange = f"no device is called {options.device!r}: `writebackctl devices`"
         if options.check:
-            return _unknown(strange)
+            return unknown(strange)
     devices = _meant(options.device, told)
     active = _of(told["active"] if told else [], devices)
     if options.check:
@@ -71,8 +71,9 @@ def alerts(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _unknown(why: str) -> int:
-    show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {clean(why)}")
+def unknown(why: str) -> int:
+    """A plugin's answer where it cannot tell, on standard output; its exit code."""
+    show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {_line(why)}")
     return _UNKNOWN
 
 
@@ -120,13 +121,16 @@ def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:
         f"{each['name']} on {each['device'] or 'the host'} ({each['cause']}): {each['summary']}"
         for each in active
     ]
-    # A bar would begin the figures.
-    lines = [clean(text).replace("|", "/") for text in said]
+    lines = [_line(text) for text in said]
     first = lines[0] if lines else "no alerts"
     if len(lines) > 1:
         first = f"{len(lines)} alerts, {first}"
     figures = f"alerts={len(active)};;;0 critical={critical};;;0"
     return code, "\n".join([f"WRITEBACKD {_WORDS[code]} - {first} | {figures}", *lines[1:]])
+
+
+def _line(text: str) -> str:
+    return clean(text).replace("|", "/")  # a bar would begin the figures
 
 
 def render(
