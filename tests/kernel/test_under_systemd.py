@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any, Dict, Iterator, List, Set
 
 import pytest
 
-from tests.installed import make_install
+from tests.installed import CHECKOUT, make_install
 from tests.kernel.fault_rig import FILES, PIN, limits, limits_kept, wait_for
 from tests.kernel.scratch import Scratch, as_born, scratch_disk
 from tests.kernel.system import System, booted, why_not
@@ -166,6 +167,38 @@ def test_as_installed(system: System, disk: Scratch) -> None:
     text = system.journal(DAEMON, WATCH)
     assert "lease has run out" not in text and "Traceback" not in text
     print(f"\nmax_bytes {max_bytes}, {capped:.1f} s after the start; {probe['request_hook']}")
+
+
+TELLING = """import sys, time
+sys.path.insert(0, "/usr/lib/writebackd")
+from writebackd import journal
+from writebackd.model import Action
+from writebackd.report import entry
+
+for number in (30, 31):
+    said = entry.lever(Action("dirty_bytes", "1", "2", True), "a flood", f"sda#{number}")
+    journal.send({"MESSAGE": f"{number} of {sys.argv[1]}", **said["journal"]})
+time.sleep(1.0)  # journald asks the kernel whose they are
+"""
+
+
+def test_the_journal_tells_the_same_id_of_two_runs_apart(system: System) -> None:
+    """By the command of docs/commands.md, with another unit in the daemon's place."""
+    manual = (CHECKOUT / "docs" / "commands.md").read_text()
+    (command,) = re.findall(r"(?m)^    (journalctl DECISION_ID=.*) writebackd\)$", manual)
+    unit = "/run/systemd/system/telling.service"
+    system.write("/run/telling.py", TELLING)
+    for run in ("one", "two"):
+        system.write(unit, "[Service]\nType=oneshot\nRemainAfterExit=yes\n"
+                     f"ExecStart=/usr/bin/python3 -I /run/telling.py {run}\n")  # fmt: skip
+        system.run("systemctl", "daemon-reload")
+        system.run("systemctl", "restart", "telling")
+        system.run("journalctl", "--sync")
+        said = system.run("sh", "-c", f"{command} telling) --no-pager --output cat")
+        assert said == f"31 of {run}"
+    ids = system.run("journalctl", "--no-pager", "--output", "verbose", "DECISION_ID=sda#31")
+    assert ids.count("_SYSTEMD_INVOCATION_ID=") == 2
+    system.run("systemctl", "stop", "telling")
 
 
 def confinement(system: System) -> Dict[str, str]:

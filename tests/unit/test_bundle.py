@@ -96,6 +96,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "31 1 8:2 / /home/alice rw - ext4 /dev/disk/by-id/ata-X_" + SERIAL + " rw",
         "32 1 0:40 / /srv rw - cifs //nas.example.net/s rw,username=bob,password=hunter12",
         "33 1 0:41 / /nfs rw - nfs4 nas.example.net:/x rw,addr=192.0.2.77",
+        "34 1 254:0 / /var rw - ext4 /dev/mapper/dbhost7--vg-var rw",
+        "35 1 254:1 /var/home/alice /var/home/alice rw - xfs /dev/mapper/rhel_dbhost7-home rw",
     ]))  # fmt: skip
     for name, text in (
         ("dev", "8:0"), ("device/model", "WDC WD40EFRX-68N32N0"), ("device/serial", SERIAL),
@@ -184,7 +186,9 @@ def test_no_secret_is_in_any_part_and_what_helps_is(
         ("vm.txt", "vm.dirty_bytes = 15728640"), ("vm.txt", "nr_dirty 77"),
         ("block.txt", "device/model=WDC WD40EFRX-68N32N0"), ("block.txt", "nr_requests 64"),
         ("bdi.txt", "max_ratio 100"), ("mountinfo.txt", "/ / rw - ext4 /dev/sda1 rw"),
-        ("mountinfo.txt", "/srv rw - cifs *** ***"), ("kernel.txt", "CONFIG_HZ=250"),
+        ("mountinfo.txt", "/srv rw - cifs *** ***"),
+        ("mountinfo.txt", "/var rw - ext4 /dev/mapper/host--vg-var rw"),
+        ("kernel.txt", "CONFIG_HZ=250"),
         ("kernel.txt", "# CONFIG_PSI is not set"), ("policy.conf", "ceiling = "),
         ("policy-in-force.txt", "db-hwraid.conf"),
         ("policy-files.txt", "floor = 2M"), ("policy-files.txt", "token = ***"),
@@ -476,6 +480,42 @@ def test_any_text_can_be_masked(text: str) -> None:
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:
     assert Mask(b"k", ("dbhost7.example.net", "localhost"), ("WD-WCC4E7XK31PL",))(text) == text
+
+
+@pytest.mark.parametrize(
+    "text, masked",
+    [
+        ("/dev/mapper/dbhost7--vg-root /dev/dbhost7-vg/root",
+         "/dev/mapper/{0}--vg-root /dev/{0}-vg/root"),
+        ("/dev/mapper/rhel_dbhost7-swap vg_dbhost7 dbhost7_data",
+         "/dev/mapper/rhel_{0}-swap vg_{0} {0}_data"),
+        ("backup-dbhost7.service is up", "backup-{0}.service is up"),
+        (r"dev-mapper-dbhost7\x2d\x2dvg\x2droot.swap", r"dev-mapper-{0}\x2d\x2dvg\x2droot.swap"),
+        (r"srv-of\x2ddbhost7.mount", r"srv-of\x2d{0}.mount"),
+        ("/dev/mapper/db--host--7--vg-root db-host-7-vg DB-Host-7",
+         "/dev/mapper/{0}--vg-root {0}-vg {0}"),
+        (r"dev-mapper-db\x2d\x2dhost\x2d\x2d7\x2d\x2dvg\x2droot.swap",
+         r"dev-mapper-{0}\x2d\x2dvg\x2droot.swap"),
+        ("db-host-70 db-host mydb-host-7 adbhost7 dbhost7b dbhost71--vg-root",) * 2,
+    ],
+)  # fmt: skip
+def test_the_host_is_masked_within_the_names_that_are_made_of_its_own(
+    text: str, masked: str
+) -> None:
+    mask = Mask(b"k", ("dbhost7.example.net", "db-host-7"))
+    assert mask(text) == masked.format("host")
+    # In JSON each of them has two backslashes.
+    assert mask(json.dumps(text)) == json.dumps(masked.format("host"))
+    assert Mask(b"k")(text) == text
+
+
+@pytest.mark.parametrize("home", [
+    "/home", "/var/home", "/export/home", "/@home", "/@/home", "/sysroot/ostree/x/var/home",
+    "/media", "/run/media",
+])  # fmt: skip
+def test_names_of_people_are_masked_wherever_their_homes_are(home: str) -> None:
+    mask = Mask(b"k")
+    assert mask(f"a={home}/alice/x") == f"a={home}/{mask.word('user', 'alice')}/x"
 
 
 def test_a_bundle_of_a_large_host_does_not_take_minutes() -> None:

@@ -514,7 +514,19 @@ def test_history_says_how_much_of_it_is_not_shown(tmp_path: Path, run: Run) -> N
     assert "(the last 2 of 3 rows; " in run("history", "--figures", "--limit", "2", *where)[1]
     # Data is data only.
     answer = json.loads(run("--json", "history", *where)[1])
-    assert list(answer) == ["events"] and len(answer["events"]) == 50
+    assert list(answer) == ["events", "left_out"] and len(answer["events"]) == 50
+    assert answer["left_out"] == 3
+    for words, shown, left in (
+        (("--limit", "53"), 53, 0), (("--limit", "60"), 53, 0), (("--limit", "1"), 1, 52),
+        (("--since", "1970-01-01 00:00", "--limit", "9"), 9, 44), (("--device", "sdz"), 0, 0),
+    ):  # fmt: skip
+        answer = json.loads(run("--json", "history", *where, *words)[1])
+        assert (len(answer["events"]), answer["left_out"]) == (shown, left), words
+        assert list(schema.problems(answer, schema.load("history"))) == []
+    for limit, shown, left in (("3", 3, 0), ("2", 2, 1)):
+        answer = json.loads(run("--json", "history", "--figures", *where, "--limit", limit)[1])
+        assert (len(answer["figures"]), answer["left_out"]) == (shown, left), limit
+        assert list(schema.problems(answer, schema.load("history"))) == []
     for most in ("4", "60"):
         assert "shows all" not in run("history", "--csv", *where, "--limit", most)[1]
     assert "shows all" not in run("history", "--csv", *where)[1]
@@ -530,6 +542,30 @@ def test_history_needs_no_daemon(tmp_path: Path, run: Run) -> None:
     code, _, err = run("history", "--state-dir", str(tmp_path / "none"))
     assert code == BAD_NEWS
     assert "no history in" in err
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_device_of_the_past_is_found_by_its_path_daemon_or_not(
+    tmp_path: Path, run: Run, request: pytest.FixtureRequest, answers: bool
+) -> None:
+    if answers:  # but knows no sdq, which is gone since
+        request.getfixturevalue("daemon")
+    history = History(tmp_path / "history.db")
+    for name in ("sdq", "cciss!c0d0"):
+        history.record(Event(1000.0, "decision", name, f"{name}#1", "guard", text="of old"))
+        history.record_figures((Figures(1000.0, 10.0, name, 1e6, 1e8, 0.0),))
+    assert history.close(10)
+    where = ("--state-dir", str(tmp_path), "--device")
+    for path, name in (("/dev/sdq", "sdq"), ("sdq", "sdq"), ("/dev/cciss/c0d0", "cciss!c0d0")):
+        for figures in ((), ("--figures",)):
+            code, out, err = run("--json", "history", *figures, *where, path)
+            (rows,) = (each for each in json.loads(out).values() if isinstance(each, list))
+            assert (code, err, [row["device"] for row in rows]) == (GOOD, "", [name]), path
+        code, out, err = run("report", "-o", "-", *where, path)
+        assert (code, err) == (GOOD, "") and f"<h2>{name}</h2>" in out
+    code, out, err = run("--json", "history", *where, "/dev/sdzz")
+    assert json.loads(out)["events"] == [] and "no device is called '/dev/sdzz'" in err
+    assert run("report", "-o", "-", *where, "/dev/sdzz")[0] == USAGE
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,39 @@ def test_a_slip_in_a_devices_name_is_no_all_clear(
     assert (code, err) == (GOOD, "") and "COLLAPSE on sdz" in out
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["alerts", "--check", "--devcie", "sda"], "unrecognized arguments: --devcie sda"),
+        (["alerts", "--check", "--limit", "x"], "argument --limit: 'x' is no whole number"),
+        (["alerts", "--check", "--device"], "argument --device: expected one argument"),
+        (["alert", "--check"], "did you mean alerts?"),
+        (["--check"], "arguments: --check"),
+        (["policy", "--check"], "list/show/check/match"),  # a bar would begin figures
+    ],
+)
+def test_a_slip_in_a_check_is_unknown_and_not_critical(
+    capsys: pytest.CaptureFixture[str], words: List[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ctl.main(words)
+    out, err = capsys.readouterr()
+    assert (ended.value.code, err) == (3, "")
+    assert out.startswith("WRITEBACKD UNKNOWN - writebackctl") and said in out
+    assert out.count("\n") == 1 and "|" not in out
+
+
+def test_only_a_check_answers_as_nagios_wants_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ctl.main(["alerts", "--check", "--help"])
+    assert ended.value.code == GOOD and "for Nagios" in capsys.readouterr().out
+    for words in (["alerts", "--chek"], ["run", "--slcie", "x", "--", "rsync", "--check"]):
+        with pytest.raises(SystemExit) as ended:
+            ctl.main(words)
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (USAGE, "") and "unrecognized arguments" in err
+
+
 def test_what_an_alert_says_cannot_add_figures(daemon: Callable[..., None], run: Run) -> None:
     daemon(replace(FLOOD, summary="a | alerts=0 \x1b[2J\nOK"))
     out = run("--check")[1]
@@ -199,6 +232,27 @@ def test_the_past_is_one_line_each(daemon: Callable[..., None], run: Run, tmp_pa
     assert "BLIND on the host: no-data" in rows[1]
     assert run("--limit", "1")[1].count(" on ") == 1
     assert run("--device", "sdz")[1].count("COLLAPSE") == 0
+
+
+def test_the_past_of_a_device_does_not_hide_behind_anothers(
+    daemon: Callable[..., None], run: Run, tmp_path: Path
+) -> None:
+    of_b = replace(FLOOD, device="sdz")  # gone since
+    kept(tmp_path, [of_b], [], *([FLOOD], []) * 90)
+    assert "COLLAPSE on sdz" in run("--device", "/dev/sdz", "--state-dir", str(tmp_path))[1]
+    daemon()
+    for limit in ("1", "10", "50"):
+        code, out, err = run("--device", "sdz", "--limit", limit)
+        assert (code, err) == (GOOD, "") and out.count("COLLAPSE on sdz") == 1, limit
+    out = run("--device", "sda", "--limit", "3")[1]
+    assert out.count("COLLAPSE on sda") == 3
+
+
+def test_one_alert_that_changed_often_hides_no_other(run: Run, tmp_path: Path) -> None:
+    worse = replace(FLOOD, severity=CRITICAL.severity)
+    kept(tmp_path, [BLIND], [], *([FLOOD], [worse]) * 40, [])
+    out = run("--limit", "2", "--state-dir", str(tmp_path))[1]
+    assert "BLIND on the host" in out and "COLLAPSE on sda" in out
 
 
 def test_without_a_daemon_the_past_is_still_there(run: Run, tmp_path: Path) -> None:

@@ -271,6 +271,15 @@ def test_an_alert_is_not_drawn_where_nobody_looked() -> None:
         assert (mark.begin_s, mark.end_s) == (BEGIN_S + 10, BEGIN_S + 50)
 
 
+def test_the_time_under_the_agents_limit_is_called_that_of_a_busy_device() -> None:
+    """Ten minutes of a day in which somebody wrote; the limit was in force all day."""
+    page = render(replace(ABOUT, end_s=BEGIN_S + 86_400.0), rows(60) + rows(6, device="sdb"), [])
+    name, value = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page)[0]
+    assert (name, value) == ("busy under the agent's limit, longest device", "10m0s")
+    assert "limit in force" not in page.partition("<main>")[0]
+    assert "busy in each 10 s in which" in " ".join(page.split())
+
+
 def test_what_observe_would_have_set_was_not_set() -> None:
     texts = ("dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO")
     events = [Event(BEGIN_S + n, "action", text=text) for n, text in enumerate(texts)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,6 +115,7 @@ def test_the_command_takes_our_place_under_systemd(tmp_path: Path) -> None:
     fake.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
     fake.chmod(0o755)
     code = f"from writebackd.cli import scope; scope.SYSTEMD = {str(tmp_path)!r};"
+    code += "scope._find_manager = lambda: None;"  # not root's
     code += "from writebackd.cli.ctl import main; main(['run', '--', 'sh', '-c', 'exit 5'])"
     path = f"{tmp_path}:{os.environ['PATH']}"
     result = subprocess.run(
@@ -121,6 +123,51 @@ def test_the_command_takes_our_place_under_systemd(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": path},
     )  # fmt: skip
     assert result.returncode == 5
+
+
+@pytest.mark.parametrize("manager", ["none", "runs", "is not asked"])
+def test_without_a_systemd_of_the_user_it_says_so_as_a_shell_would(
+    tmp_path: Path, manager: str
+) -> None:
+    """systemd-run would end with 1, which may be the command's own."""
+    asked = tmp_path / "asked"
+    for name, text in (
+        ("systemd-run", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'),
+        ("systemctl", f'echo "$@" >{asked}; echo Failed to connect to bus: No medium found >&2\n'
+                      f"exit {int(manager == 'none')}\n"),
+    ):  # fmt: skip
+        if (name, manager) != ("systemctl", "is not asked"):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+            (tmp_path / name).chmod(0o755)
+    (tmp_path / "sh").symlink_to("/bin/sh")
+    code = f"import os, sys; from writebackd.cli import scope; scope.SYSTEMD = {str(tmp_path)!r};"
+    code += "os.geteuid = lambda: 1234; from writebackd.cli.ctl import main;"
+    code += "sys.exit(main(['run', '--', 'sh', '-c', 'echo ran; exit 5']))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": str(tmp_path)},
+    )  # fmt: skip
+    if manager == "none":
+        assert (result.returncode, result.stdout) == (scope.NOT_EXECUTABLE, "")
+        assert result.stderr.startswith("writebackctl: run: no systemd of this user answers (Fail")
+        assert "XDG_RUNTIME_DIR=/run/user/1234" in result.stderr and "sudo" in result.stderr
+        assert result.stderr.count("\n") == 1
+    else:
+        assert (result.returncode, result.stdout) == (5, "ran\n")
+        assert "watched but never paced" in result.stderr
+    assert asked.exists() == (manager != "is not asked")
+    assert manager == "is not asked" or "--user" in asked.read_text().split()
+
+
+@pytest.mark.skipif(shutil.which("systemctl") is None, reason="systemctl is missing")
+def test_systemctl_tells_whether_there_is_a_systemd_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(CommandError, match="No such file") as failed:
+        scope._find_manager()
+    assert failed.value.exit_code == scope.NOT_EXECUTABLE
 
 
 def test_an_exec_that_fails_leaves_the_program_as_it_was(
@@ -188,7 +235,7 @@ def test_the_command_dies_of_a_broken_pipe_as_in_a_shell(tmp_path: Path, systemd
     booted = str(tmp_path) if systemd else "/nonexistent"
     code = f"from writebackd.cli import scope; scope.SYSTEMD = {booted!r};"
     code += f"from pathlib import Path; scope._make_cgroup = lambda unit: Path({str(tmp_path)!r});"
-    code += "scope._remove = lambda directory: None;"
+    code += "scope._remove = lambda directory: None; scope._find_manager = lambda: None;"
     code += "from writebackd.cli.ctl import main;"
     code += "main(['run', '--', 'grep', 'SigIgn', '/proc/self/status'])"
     result = subprocess.run(

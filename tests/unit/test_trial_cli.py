@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import signal
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 import pytest
 
-from test_ctl import FakeDaemon, Run, daemon, run
+from test_ctl import SOURCE, FakeDaemon, Run, daemon, run
 from trial_case import FakeTrial, made
 from writebackd.cli.client import NoAnswer, request
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
@@ -26,6 +32,16 @@ __all__ = ["daemon", "run"]
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("writebackd.cli.trial._ASK_S", 0.001)
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """SIGTERM and SIGHUP are not ignored, as they may be where nohup runs the tests."""
+    before = [(each, signal.signal(each, signal.SIG_DFL))
+              for each in (signal.SIGTERM, signal.SIGHUP)]  # fmt: skip
+    yield
+    for each, handler in before:
+        signal.signal(each, handler)
 
 
 class Slow(FakeTrial):
@@ -142,7 +158,7 @@ def test_only_root_and_only_with_a_daemon(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_what_was_measured(
-    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, heard: None, number: int
 ) -> None:
     slow = daemon.trial = Slow()
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
@@ -163,6 +179,120 @@ def test_a_signal_ends_it_with_what_was_measured(
     assert code == GOOD and slow.orders[-1] == "end"
     assert "over 4 pairs" in out and "block 9 of 16" in out
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_finds_the_page_written(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, heard: None, tmp_path: Path,
+    again: int,
+) -> None:
+    """Where ssh drops, SIGHUP comes from the shell, and from the kernel when that has ended."""
+    slow = daemon.trial = Slow()
+    told = slow.handle
+
+    def handle(args: Mapping[str, Any]) -> Dict[str, Any]:
+        if args["order"] == "end":
+            os.kill(os.getpid(), again)
+        return told(args)
+
+    def hung_up(seconds: float) -> None:
+        if slow.asked == 9:
+            signal.raise_signal(signal.SIGHUP)
+
+    def write_page(output: Path, page: str) -> None:
+        signal.raise_signal(again)
+        output.write_text(page)
+
+    monkeypatch.setattr(slow, "handle", handle)
+    monkeypatch.setattr("writebackd.cli.trial.time.sleep", hung_up)
+    monkeypatch.setattr("writebackd.cli.trial.write_page", write_page)
+    page = tmp_path / "trial.html"
+    assert run("trial", "-o", str(page))[0] == GOOD
+    assert slow.orders[-1] == "end" and page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_what_nohup_ignores_ends_nothing(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, heard: None
+) -> None:
+    slow = daemon.trial = Slow()
+    monkeypatch.setattr(
+        "writebackd.cli.trial.time.sleep", lambda seconds: signal.raise_signal(signal.SIGHUP)
+    )
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    code, out, _ = run("trial")
+    assert code == GOOD and "end" not in slow.orders and "over 8 pairs" in out
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+PROGRAM = """
+import signal, sys
+from writebackd.cli import ctl, trial
+trial._ASK_S = 0.001
+for each in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(each, signal.SIG_DFL)
+sys.exit(ctl.main(sys.argv[1:]))
+"""
+
+
+def started(daemon: FakeDaemon, *words: str, **more: Any) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "--runtime-dir", str(daemon.runtime_dir), "trial", *words],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)}, **more,
+    )  # fmt: skip
+
+
+def test_the_page_outlives_the_terminal(daemon: FakeDaemon, tmp_path: Path) -> None:
+    class Endless(Slow):
+        """Stays in its ninth block: the line of the eighth is the last that is shown."""
+
+        def handle(self, args: Mapping[str, Any]) -> Dict[str, Any]:
+            self.asked = min(self.asked, 8)
+            return super().handle(args)
+
+    slow = daemon.trial = Endless()
+    page = tmp_path / "trial.html"
+    ours, theirs = pty.openpty()
+    process = started(
+        daemon, "-o", str(page), stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while b" 8/16" not in shown:
+        shown += os.read(ours, 4096)
+    os.close(ours)  # SIGHUP, and EIO for whatever is written from now on
+    assert process.wait(30) == GOOD
+    assert slow.orders[-1] == "end"
+    assert "over 4 pairs" in page.read_text().replace("&nbsp;", " ")
+
+
+@pytest.mark.parametrize("output", ["full", "closed"])
+def test_an_output_that_is_gone_costs_the_text_and_not_the_page(
+    daemon: FakeDaemon, tmp_path: Path, output: str
+) -> None:
+    slow = daemon.trial = Slow()
+    page = tmp_path / "trial.html"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full, open(writer, "wb") as closed:
+        stdout = full if output == "full" else closed
+        with started(
+            daemon, "-o", str(page), stdout=stdout, stderr=subprocess.PIPE
+        ) as process:
+            _, said = process.communicate(timeout=30)
+        assert process.returncode == GOOD
+        why = b"No space left on device" if output == "full" else b"Broken pipe"
+        assert said.startswith(b"writebackctl: the output cannot be written: " + why)
+        assert said.endswith(f"; {page} has it all\n".encode()) and said.count(b"\n") == 1
+        assert "end" not in slow.orders and "over 8 pairs" in page.read_text()
+        # Without a page nobody would ever know: it ends at once, and says it as all verbs do.
+        slow = daemon.trial = Slow()
+        with started(daemon, stdout=stdout, stderr=subprocess.PIPE) as process:
+            _, said = process.communicate(timeout=30)
+    assert slow.orders[-1] == "end" and len(slow.orders) < 6
+    full_said = b"writebackctl: the output cannot be written: No space left on device\n"
+    wanted = (BAD_NEWS, full_said) if output == "full" else (GOOD, b"")
+    assert (process.returncode, said) == wanted
 
 
 def test_what_was_measured_outlives_a_daemon_that_hangs(

@@ -13,12 +13,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from writebackd import human
 from writebackd.alert.routes.words import fact, who
 from writebackd.alert.values import Culprit
+from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exits import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.paths import HISTORY, STATE_DIR
-from writebackd.report.history import HistoryError, read_alerts
+from writebackd.report.history import MAX_ALERTS, HistoryError, read_alerts
 from writebackd.report.telling import past_json
 
 Json = Mapping[str, Any]
@@ -26,8 +27,6 @@ Json = Mapping[str, Any]
 # Nagios' plugin API.
 _OK, _WARNING, _CRITICAL, _UNKNOWN = 0, 1, 2, 3
 _WORDS = {_OK: "OK", _WARNING: "WARNING", _CRITICAL: "CRITICAL", _UNKNOWN: "UNKNOWN"}
-# Records that are read for one alert that is shown: begin, end, and some changes.
-_RECORDS_EACH = 16
 
 
 def alerts(options: argparse.Namespace) -> int:
@@ -38,7 +37,7 @@ def alerts(options: argparse.Namespace) -> int:
     except CommandError as error:
         if options.check:
             # On standard output, where Nagios looks; the daemon's silence is not good news.
-            return _unknown(str(error))
+            return unknown(str(error))
         if error.exit_code != NO_DAEMON:
             raise
         told, problem = None, str(error)
@@ -46,7 +45,7 @@ def alerts(options: argparse.Namespace) -> int:
     if told is not None and options.device and not told["devices"]:
         strange = f"no device is called {options.device!r}: `writebackctl devices`"
         if options.check:
-            return _unknown(strange)
+            return unknown(strange)
     devices = _meant(options.device, told)
     active = _of(told["active"] if told else [], devices)
     if options.check:
@@ -72,8 +71,9 @@ def alerts(options: argparse.Namespace) -> int:
     return GOOD
 
 
-def _unknown(why: str) -> int:
-    show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {clean(why)}")
+def unknown(why: str) -> int:
+    """A plugin's answer where it cannot tell, on standard output; its exit code."""
+    show(f"WRITEBACKD {_WORDS[_UNKNOWN]} - {_line(why)}")
     return _UNKNOWN
 
 
@@ -81,8 +81,7 @@ def _meant(device: Optional[str], told: Optional[Json]) -> Optional[List[str]]:
     """Names of the devices to be shown; None: all. One that nobody knows may have a past."""
     if device is None:
         return None
-    bare = device[5:] if device.startswith("/dev/") else device
-    return (told and told["devices"]) or [bare]
+    return (told and told["devices"]) or [kernel_name(device)]
 
 
 def _of(found: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
@@ -103,7 +102,9 @@ def _past(
 ) -> List[Any]:
     directory = Path(options.state_dir or (told and told["state_dir"]) or STATE_DIR)
     try:
-        records = read_alerts(directory / HISTORY, _RECORDS_EACH * options.limit)
+        # All of them: those of the device that is asked for may lie behind another's, and how often
+        # one changed nobody knows before it is read.  5 000 take 50 ms.
+        records = read_alerts(directory / HISTORY, MAX_ALERTS)
     except HistoryError as error:
         # What is wrong now is not to be missed for what was.
         print(f"writebackctl: {error}", file=sys.stderr)
@@ -120,13 +121,16 @@ def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:
         f"{each['name']} on {each['device'] or 'the host'} ({each['cause']}): {each['summary']}"
         for each in active
     ]
-    # A bar would begin the figures.
-    lines = [clean(text).replace("|", "/") for text in said]
+    lines = [_line(text) for text in said]
     first = lines[0] if lines else "no alerts"
     if len(lines) > 1:
         first = f"{len(lines)} alerts, {first}"
     figures = f"alerts={len(active)};;;0 critical={critical};;;0"
     return code, "\n".join([f"WRITEBACKD {_WORDS[code]} - {first} | {figures}", *lines[1:]])
+
+
+def _line(text: str) -> str:
+    return clean(text).replace("|", "/")  # a bar would begin the figures
 
 
 def render(

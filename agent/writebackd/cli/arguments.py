@@ -26,6 +26,12 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(action, f"invalid choice {value!r}: {hint}")
 
 
+def kernel_name(device: str) -> str:
+    """The name that a path below /dev most likely stands for, where no daemon can be asked."""
+    # As sysfs writes cciss/c0d0.
+    return device[5:].replace("/", "!") if device.startswith("/dev/") else device
+
+
 def number(text: str) -> int:
     """A whole number."""
     try:

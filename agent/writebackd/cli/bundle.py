@@ -41,7 +41,7 @@ report is about them.
 In no part: the environment of any process, files of others, data of disks, addresses behind
 scheme:// (of routes and hooks).
 Masked in all parts: passwords, tokens and keys in command lines, policies and logs (***); numbers
-of disks, UUIDs and mail addresses, names below /home and /media, by words that are the same in
+of disks, UUIDs and mail addresses, names below any home/ and /media, by words that are the same in
 every bundle of this host{host}.
 """
 _HOST = "; its name, and IP and MAC addresses"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -50,7 +51,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
     try:
-        options = _options(argv)
+        words = sys.argv[1:] if argv is None else argv
+        options = (_check_options if _is_check(words) else _options)(words)
         code = _verb(options.run)(options)
         sys.stdout.flush()
         return code
@@ -86,9 +88,28 @@ def _verb(name: str) -> Callable[[argparse.Namespace], int]:
     return verb
 
 
-def _options(argv: Optional[List[str]]) -> argparse.Namespace:
+def _is_check(words: List[str]) -> bool:
+    """Whether Nagios or an heir asks; what follows `--` is a command's own."""
+    return "--check" in (words[: words.index("--")] if "--" in words else words)
+
+
+def _check_options(words: List[str]) -> argparse.Namespace:
+    """As `_options`, but a slip is told where Nagios looks, and not with 2: that is critical."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return _options(words)
+    except SystemExit as error:
+        if error.code == GOOD:  # --help
+            raise
+        from writebackd.cli.alerts import unknown
+
+        raise SystemExit(unknown(said.getvalue().strip())) from None
+
+
+def _options(words: List[str]) -> argparse.Namespace:
     parser = _parser()
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words)
     if "run" not in options:
         raise CommandError("which verb? `writebackctl --help` lists them", USAGE)
     for name, default in (("json", False), ("runtime_dir", RUNTIME_DIR)):

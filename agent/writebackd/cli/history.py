@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
+from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
@@ -58,7 +59,8 @@ def history(options: argparse.Namespace) -> int:
     if options.csv:
         _show_csv(answer, _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS)
     elif options.json:
-        show_json({"figures" if options.figures else "events": answer})
+        left_out = max(0, known - limit) if limit is not None else 0
+        show_json({"figures" if options.figures else "events": answer, "left_out": left_out})
     else:
         render = render_figures if options.figures else render_history
         show(render(answer, width(), wants_colour(sys.stdout)))
@@ -136,12 +138,15 @@ def _when(text: str, now_s: float, option: str = "--since") -> float:
 def device_in(path: Path, options: argparse.Namespace) -> Tuple[Optional[str], Optional[str]]:
     """The name that `--device` has in a history, and what to say where nothing is told of it.
 
-    A mount point or a path is looked up at the daemon. Raises HistoryError.
+    What is no name below /dev (a mount point, a disk below) is looked up at the daemon. Raises
+    HistoryError.
     """
     wanted: Optional[str] = options.device
     known = known_devices(path) if wanted is not None else []
     if wanted is None or wanted in known or not known:
         return wanted, None
+    if kernel_name(wanted) in known:
+        return kernel_name(wanted), None
     try:
         answer = request(options.runtime_dir, "why", {"device": wanted}, timeout_s=1.0)
     except CommandError:

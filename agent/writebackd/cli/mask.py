@@ -31,7 +31,8 @@ _WWN = re.compile(r"\b(?:naa\.|eui\.|nvme\.|wwn-0x|0x)[0-9a-f]{16,64}\b", re.IGN
 _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 _IP4 = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-]|\.\d)")
 _IP6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f:]{2,39}(?![\w:])")
-_PEOPLE = re.compile(r"((?<![\w/])(?:/home|/media|/run/media)/)([^/\s:,\"']+)")
+# Wherever the homes are: /var/home, /export/home, a subvolume.
+_PEOPLE = re.compile(r"((?:/@?home|(?<![\w/])(?:/run)?/media)/)([^/\s:,\"']+)")
 _ENVIRONMENT = re.compile(
     r"(?m)^(\s*(?:[#;][ \t]*)?"
     r"(?:Environment|PassEnvironment|UnsetEnvironment|SetCredential(?:Encrypted)?"
@@ -39,6 +40,11 @@ _ENVIRONMENT = re.compile(
 )
 _RUN = re.compile(r"[A-Za-z0-9]{6,}")
 _SHORTEST_NAME = 3
+# Installers put the host's name into that of its volume group: HOST-vg (Debian), rhel_HOST (Red
+# Hat).  Device-mapper doubles each '-' of it (HOST--vg-root), and units write that as \x2d, JSON
+# with two backslashes.
+_DASH = r"(?:-|\\{1,2}x2d){1,2}"
+_BEFORE, _AFTER = r"(?:(?<![^\W_])|(?<=\\x2d))", r"(?![^\W_])"
 
 
 class Mask:
@@ -56,9 +62,9 @@ class Mask:
             (each for each in names if len(each) >= _SHORTEST_NAME and each != "localhost"),
             key=len, reverse=True,
         )  # fmt: skip
+        each_host = "|".join(_DASH.join(map(re.escape, each.split("-"))) for each in known)
         self._host = re.compile(
-            rf"(?<![\w-])(?:{'|'.join(map(re.escape, known))})(?![\w-])" if known else r"(?!)",
-            re.IGNORECASE,
+            rf"{_BEFORE}(?:{each_host}){_AFTER}" if known else r"(?!)", re.IGNORECASE
         )
         self._numbers = _runs(numbers)
         self._harmless: Set[str] = set()

@@ -68,6 +68,7 @@ def systemd_command(unit: str, slice_: Optional[str], command: List[str], root: 
 def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoReturn:
     root = os.geteuid() == 0
     if not root:
+        _find_manager()
         _note("a scope of your own session is watched but never paced; with sudo it can be")
     words = systemd_command(unit, slice_, command, root)
     sys.stdout.flush()
@@ -80,6 +81,27 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
             NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE,
         ) from None
     raise AssertionError("exec() came back")
+
+
+def _find_manager() -> None:
+    """systemd-run in our place would end with 1, as any command may. Raises CommandError."""
+    import subprocess  # 10 ms, which root need not wait for
+
+    # Looks for it where systemd-run does.
+    words = ["systemctl", "--user", "show", "--property=Version"]
+    try:
+        found = subprocess.run(words, check=False, capture_output=True, text=True)
+    except OSError:
+        return  # systemd-run itself has to tell
+    if not found.returncode:
+        return
+    said = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
+    raise CommandError(
+        f"run: no systemd of this user answers ({said}), cron and su start none: try again with"
+        " sudo, or after `loginctl enable-linger` with"
+        f" XDG_RUNTIME_DIR=/run/user/{os.geteuid()} set",
+        NOT_EXECUTABLE,
+    )
 
 
 def _by_hand(unit: str, path: str, command: List[str]) -> int:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
 import re
 import signal
 import socket
+import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from writebackd import human
 from writebackd.cli.client import NoAnswer, request
@@ -52,13 +54,15 @@ def trial(options: argparse.Namespace) -> int:
         options.runtime_dir, "trial", {"order": "start", "device": options.device, **plan}
     )
     course = _Course(options, begun, Plan(device=str(begun["device"]), **plan), seed)
-    with _ended_by_signals():
+    with _ended_by_signals() as no_more:
         try:
             course.begin()
             course.follow()
+            no_more()
         except KeyboardInterrupt:
+            no_more()
             course.end()
-    return course.tell()
+        return course.tell()
 
 
 def seconds(text: str) -> float:
@@ -81,6 +85,7 @@ class _Course:
         self._told = 0  # of them: those of blocks that were shown
         self._ended: Optional[str] = None
         self._why = ""
+        self._unseen: Optional[OSError] = None  # why nobody sees any more what is shown
 
     def begin(self) -> None:
         plan, begun = self._plan, self._begun
@@ -113,6 +118,8 @@ class _Course:
             except CommandError as error:
                 # Stopped or restarted: the limits are its own affair, what was seen is ours.
                 self._ended, self._why = End.DISTURBED.value, str(error)
+            if self._ended is None and self._unseen is not None and self._options.output is None:
+                self.end()  # nobody is to know what comes of it
             if self._ended is not None:
                 return
             time.sleep(_ASK_S)
@@ -150,7 +157,7 @@ class _Course:
             self._told += len(ticks) if length is None else length
 
     def tell(self) -> int:
-        """Print, write the page, and the exit code."""
+        """Write the page, print, and the exit code."""
         self._show_blocks()  # the last one, where the daemon did not tell the end
         begun = self._begun
         report = Report(
@@ -175,25 +182,57 @@ class _Course:
             self._show("\n".join(text_plot(report.result.differences, columns)))
             if output is not None:
                 self._show(f"\n{output}: the same with the course of it")
+        if self._unseen is not None:
+            self._silence(self._unseen)
         good = report.ended in [each.value for each in (End.DONE, End.ENOUGH, End.ASKED)]
         return GOOD if good and not report.result.of(P99).worse else BAD_NEWS
 
     def _show(self, text: str) -> None:
         # Where the page goes to stdout it is alone there.
-        if not self._options.json and str(self._options.output) != "-":
+        if self._options.json or str(self._options.output) == "-" or self._unseen is not None:
+            return
+        try:
             show(text)
+            sys.stdout.flush()
+        except OSError as error:
+            # The terminal is gone, or who reads: the page is to have all the same.
+            self._unseen = error
+
+    def _silence(self, error: OSError) -> None:
+        """Where the page has it all, that is the answer. Raises OSError where there is none."""
+        if self._options.output is None:
+            raise error
+        with contextlib.suppress(OSError):
+            print(
+                f"writebackctl: the output cannot be written: {error.strerror};"
+                f" {self._options.output} has it all", file=sys.stderr, flush=True,
+            )  # fmt: skip
+        # What could not be written would be tried again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP as Ctrl-C, so that the daemon need not wait for the lease to run out."""
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM and SIGHUP as Ctrl-C, so that the daemon need not wait for the lease to run out.
+
+    Once: where ssh drops, SIGHUP comes from the shell and from the kernel, and the second one finds
+    the page not yet written. Gives what ends it. One that nohup ignores stays ignored.
+    """
 
     def interrupt(number: int, frame: object) -> None:
+        no_more()
         raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, interrupt) for each in (signal.SIGTERM, signal.SIGHUP)}
+    def no_more() -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+
+    now = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    before = {each: handler for each, handler in now.items() if handler is not signal.SIG_IGN}
+    for each in before:
+        signal.signal(each, interrupt)
     try:
-        yield
+        yield no_more
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

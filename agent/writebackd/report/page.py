@@ -84,7 +84,7 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
     if not judged:
         sections = '<p class="absent">No device wrote or synced in this time.</p>'
     title = f"writebackd on {span.host}"
-    # A limit is the host's: any device's row tells of it.
+    # A limit is the host's, but rows are of times only in which their device did something.
     held_s = max((sum(row.ours_s for row in of_one) for of_one in by_device.values()), default=0.0)
     return f"""{head(title, STYLE)}<body>
 <header><h1>{escape(title)}</h1>
@@ -96,7 +96,8 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
 {_table(inside)}</main>
 <footer><p>Latencies are of fsync, fdatasync, msync and O_SYNC writes, from the kernel; a percentile
 is exact to 12.5 %. Of waiting each fsync counts for as long as it lasted: one of a second as much
-as a thousand of a millisecond. Sizes and rates are 1024-based. A time counts as flooded while
+as a thousand of a millisecond. Sizes and rates are 1024-based. A device is busy in each 10 s in
+which it wrote or synced: of other times no figures are kept. A time counts as flooded while
 background writes keep the device or the limit busy. Time with the agent and time without are
 different times: the load may have been another. The limit as found is a ratio of memory where the
 host had none in bytes, and then an estimate. The cache's fill is computed from what goes in and
@@ -133,7 +134,7 @@ def _facts(
     failed = sum(event.kind == "action" and " failed: " in event.text for event in events)
     wishes = sum(event.kind == "action" and event.text.startswith(WOULD_BE) for event in events)
     facts = [
-        ("agent's limit in force", human.duration(held_s)),
+        ("busy under the agent's limit, longest device", human.duration(held_s)),
         ("flooded, longest device", human.duration(flooded)),
         ("devices with figures", str(len(judged))),
         ("decisions", str(of("decision"))),
