@@ -11,7 +11,7 @@ import pytest
 
 from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
-from writebackd.control.guards import NEVER, objection, unit_of
+from writebackd.control.guards import NEVER, objection, slices_of, unit_of
 from writebackd.control.paced import QUIET_S
 from writebackd.control.rate import BAD_REMEMBERED_S, step
 from writebackd.model import (
@@ -94,6 +94,50 @@ def test_never_paced(path: str, reason: str) -> None:
     assert reason in why(group(path))
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/docker/{'1f' * 32}",
+        "/docker/web",
+        f"/system.slice/{'1f' * 32}",
+        f"/system.slice/nerdctl-{'1f' * 32}.scope",
+        f"/default/{'1f' * 32}",
+        "/lxc/101",
+        "/lxc/101/ns",
+        "/lxc/101/ns/system.slice/nginx.service",
+        "/lxc.payload.c1",
+        "/lxc.payload.c1/system.slice/nginx.service",
+        "/system.slice/lxc@c1.service/lxc.payload.c1/init.scope",
+        "/libpod_parent/libpod-12",
+        "/machine.slice/machine-c1.scope/payload",
+        "/machine.slice/c1.service",
+        # Whatever made it.
+        "/anything/system.slice/nginx.service",
+        "/a/b/c/nginx.service",
+        "/system.slice/runner.service/payload/system.slice/nginx.service",
+    ],
+)  # fmt: skip
+def test_a_container_is_never_paced_whatever_it_calls_its_units(path: str) -> None:
+    assert "container" in why(group(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/system.slice/system-backup.slice/backup@1.service", "/backup.service",
+     "/system.slice/backup.service/worker", "/backup.slice/run-r12.scope",
+     "/system.slice/docker-registry.service",
+     "/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt/emulator", "/openrc.backup"],
+)  # fmt: skip
+def test_what_is_no_container_may_be_paced(path: str) -> None:
+    assert why(group(path)) == ""
+
+
+def test_where_systemd_runs_what_is_in_none_of_its_slices_is_somebody_else_s() -> None:
+    assert "somebody else" in why(group("/garden/web", outside=True))
+    host = plant(groups=[Group("/garden/web", outside=True)])
+    assert not any(d.settings for d in host.run(60))
+
+
 def test_the_daemon_itself_is_not_paced_wherever_it_runs() -> None:
     assert "this daemon" in why(replace(group("/system.slice/mine.service"), own=True))
 
@@ -120,7 +164,8 @@ def test_a_protected_slice_protects_all_units_below_it(path: str) -> None:
 def test_slices_are_the_host_s_and_have_to_be_meant() -> None:
     # A container may call its slices what it likes.
     inner = "/machine.slice/web.service/system-backup.slice/x.service"
-    assert why(group(inner), protect=Protect(("system-backup.slice",))) == ""
+    assert slices_of(inner) == ("machine.slice",)
+    assert "container" in why(group(inner), protect=Protect(("system-backup.slice",)))
     # Everything whose name begins with s, but not all that is in system.slice.
     assert why(group(), protect=Protect(("s*",))) == ""
     assert "[protect]" in why(group("/system.slice/sync.service"), protect=Protect(("s*",)))
