@@ -359,6 +359,34 @@ def test_a_child_has_its_time_to_set_the_pace_however_short_the_ticks(dt_s: floa
 
 
 @TICKS_S
+def test_a_rate_is_not_cut_nor_called_bad_before_it_is_in_force(dt_s: float) -> None:
+    """systemd needs seconds, and the cache is full meanwhile: that is the flood as it was."""
+    host = plant(dt_s=dt_s, child_s=5.5, sync_cost=60e3, policy=policy(pace_share=0.3))
+    while not (decision := host.tick()).settings:
+        assert host.time_s < 1100.0
+    (first,) = decision.settings
+    while not host.paced:
+        (setting,) = host.tick().settings
+        known = host.memory.paces[DISK.devno]
+        assert setting.value == first.value and known.bad_rate == float("inf")
+    host.tick()  # which sees it in force
+    in_force_s = host.time_s
+    while (settings := host.tick().settings) and settings[0].value == first.value:
+        assert host.time_s < in_force_s + 60.0
+    assert host.time_s - in_force_s >= 3.0
+    if dt_s == 1.0:  # where this plant's cache is seen to be full still
+        assert settings[0].value < first.value == int(host.memory.paces[DISK.devno].bad_rate)
+
+
+def test_who_joins_before_the_pace_is_in_force_has_his_part() -> None:
+    host = plant(child_s=5.5)
+    while not host.tick().settings:
+        pass
+    host.groups.append(Group("/system.slice/rsync.service", cgroup_id=9))
+    assert {len(decision.settings) for decision in host.run(4)} == {2}
+
+
+@TICKS_S
 def test_a_pace_that_is_never_set_is_given_up_in_seconds(dt_s: float) -> None:
     host = plant(dt_s=dt_s, groups=[Group(refuses=True)])
     asked = sum(dt_s for decision in host.run_s(60.0) if decision.settings)

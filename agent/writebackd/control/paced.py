@@ -302,6 +302,13 @@ class PaceTick:
             return self._bar(
                 replace(memory, doubted_s=self.now_s), 0.0 if first else BARRED_S, verdict
             )
+        if memory.limit_bytes is None:
+            # What is seen is still the flood as it was, and no word on the rate.
+            if set(flooding) != set(memory.rates):
+                memory = divide(memory, memory.rate or 0.0, flooding)
+            return replace(memory, slow_s=0.0), (
+                f"{_names(memory)} shall be held at {_speed(memory.rate or 0)}: not in force yet"
+            )
         memory, why = step(
             memory,
             self.now_s,
@@ -313,10 +320,7 @@ class PaceTick:
             late=self._slow(),
             helps=not verdict,
         )
-        names = _names(memory)
-        if memory.limit_bytes is None:
-            return memory, f"{names} shall be held at {_speed(memory.rate or 0)}: {why}"
-        return memory, f"{names} held at {_speed(memory.rate or 0)}: {why}"
+        return memory, f"{_names(memory)} held at {_speed(memory.rate or 0)}: {why}"
 
     def _taken(self, memory: PaceMemory) -> Optional[str]:
         """A paced cgroup whose pace somebody else has changed: it is his now."""
@@ -351,7 +355,9 @@ class PaceTick:
         # The arbitration keeps a goal that was up to its deadband larger.
         seconds = (1 - LIMIT_DEADBAND) * min(drain_time, WIDE_S)
         limit = int(seconds * (memory.rate or 0.0))
-        return replace(memory, unset_s=0.0, limit_bytes=limit), ""
+        # What a rate comes to is seen from here on: systemd may have needed seconds for it.
+        step_s = self.now_s if memory.limit_bytes is None else memory.step_s
+        return replace(memory, unset_s=0.0, limit_bytes=limit, step_s=step_s), ""
 
     def _limited(self, path: str) -> bool:
         limits = (self.scene.limits.get(path) or {}).get(self.domain.devno, "")
