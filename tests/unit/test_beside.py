@@ -18,7 +18,7 @@ from writebackd.control.beside import (
     Beside,
     beside,
 )
-from writebackd.control.decide import decide, released
+from writebackd.control.decide import decide, rebounded, released
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND
 from writebackd.estimate.shares import RESERVED_S, reserved, shared_limit
@@ -565,6 +565,17 @@ def test_global_limit_down_then_cap_then_global_limit_up_again() -> None:
     failed = sample(limit=LOOSE, actions=[action("bdi 8:0 max_bytes", ok=False)])
     decision, kept = decided(kept, failed, database())
     assert decision.goal_bytes == decision.limit_bytes == TIGHT and decision.settings == ()
+
+
+def test_under_another_policy_a_cap_stays_where_it_may() -> None:
+    held = memory(caps={"sda": Cap(TIGHT, in_force=True)}, goal_bytes=LOOSE)
+    again = rebounded(held)
+    decision, kept = decided(again, sample(limit=LOOSE), database())
+    assert kept.caps == held.caps and len(decision.settings) == 3
+    assert decision.goal_bytes is not None and decision.goal_bytes > 10 * TIGHT
+    # Where it has none, the global limit is what the device needs.
+    decision, kept = decided(again, sample(limit=LOOSE), database(), policy())
+    assert kept.caps == {} and decision.settings == () and decision.goal_bytes == TIGHT
 
 
 def test_what_was_put_back_is_not_believed_to_be_in_force() -> None:
