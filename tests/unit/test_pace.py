@@ -15,13 +15,17 @@ from writebackd.control.guards import NEVER, objection, slices_of, unit_of
 from writebackd.control.paced import QUIET_S
 from writebackd.control.rate import BAD_REMEMBERED_S, step
 from writebackd.model import (
+    Cap,
     CgroupControl,
     CgroupSample,
     Decision,
+    DeviceMemory,
+    DeviceSample,
     ForeignWrite,
     LeverKind,
     Mode,
     PaceMemory,
+    Sample,
     Setting,
     State,
 )
@@ -29,6 +33,7 @@ from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy, Protect
 
 NOW = 1000.0
+WIDE = 400 << 20
 
 
 def policy(**levers: Any) -> Policy:
@@ -608,6 +613,61 @@ def test_it_lets_go_where_commits_wait_for_the_paced_and_remembers() -> None:
     assert not last
     assert "did not help" in said(decision)
     assert not any(d.settings for d in host.run(400))
+
+
+class Others(PacedPlant):
+    """Beside others: the global limit is far above what this disk's is.
+
+    Which is a cap of its own, or what a flooded stick under another cap leaves of the global one.
+    """
+
+    capped = True
+
+    def tick(self) -> Decision:
+        known = self.memory.devices.get("sdz", DeviceMemory())
+        devices = {**self.memory.devices, "sdz": replace(known, last_flood_s=self.time_s)}
+        caps = {"sdz": Cap(WIDE, in_force=True, standing=True)}
+        if self.capped:
+            caps = {DISK.name: Cap(self.limit, in_force=True)}
+        self.memory = replace(self.memory, caps=caps, devices=devices)
+        decision = super().tick()
+        self.limit = decision.devices[0].target_bytes or self.limit
+        return decision
+
+    def _sample(self) -> Sample:
+        sample = super()._sample()
+        vm = replace(sample.vm, threshold_bytes=self.limit + WIDE)
+        stick = replace(
+            DISK, name="sdz", devno="65:144", bdi="65:144", leaves=("sdz",), leaf_devnos=("65:144",)
+        )
+        devices = (*sample.devices, DeviceSample(stick, excluded="not looked at here"))
+        return replace(sample, vm=vm, devices=devices)
+
+
+@pytest.mark.parametrize("capped", [True, False], ids=["cap", "reserve"])
+def test_the_second_try_comes_under_whatever_limit_is_the_disk_s(capped: bool) -> None:
+    host = Others(policy(per_device=False), entangled_s=0.05)
+    host.capped = capped
+    host.calm()
+    tries, last = 0, False
+    for decision in host.run(200):
+        tries += bool(decision.settings) and not last
+        last = bool(decision.settings)
+    assert tries == 2 and "did not help" in said(decision)
+
+
+def test_a_window_without_a_sync_proves_nothing() -> None:
+    host = plant()
+    while not host.paced:
+        host.tick()
+    host.syncing = False  # as demand it counts for longer than a window
+    host.oldest_s = 0.0
+    host.run(14)
+    known = host.memory.paces[DISK.devno]
+    assert known.under_s > NOW + 15 and known.proved_s == float("-inf")
+    host.syncing = True
+    host.run(20)
+    assert host.memory.paces[DISK.devno].proved_s > NOW
 
 
 def test_a_second_try_has_to_beat_the_limit_alone_under_the_limit_that_is_wanted() -> None:

@@ -15,6 +15,7 @@ from writebackd.control.rate import HOLD, LEAST_RATE, divide, least, step
 from writebackd.control.scene import Scene
 from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.estimate.estimate import objective_s
+from writebackd.estimate.shares import shared_limit
 from writebackd.model import (
     BUCKET_EDGES_S,
     DeviceSample,
@@ -238,11 +239,18 @@ class PaceTick:
         return self.policy.for_device(name, device.devno, device.driver)
 
     def _limit_in_force(self) -> bool:
-        """The first lever has done its part: the limit is down where the law wants it."""
-        targets = [w.target_bytes for w in self.wants if w.demand and w.target_bytes is not None]
-        return bool(targets) and (
-            self.sample.vm.threshold_bytes <= IN_FORCE_HIGH * min(targets)
-        )
+        """The first lever has done its part: the limit is down where the law wants it.
+
+        The limit that holds there: with a cap of the device's own the global one is wide.
+        """
+        shared, caps = shared_limit(self.memory, self.sample), self.memory.caps
+        found = []
+        for want in self.wants:
+            if want.demand and want.target_bytes is not None:
+                cap = caps.get(want.name)
+                limit = cap.bytes if cap is not None and cap.in_force else shared
+                found.append(limit <= IN_FORCE_HIGH * want.target_bytes)
+        return bool(found) and all(found)
 
     def _flooding(self, memory: PaceMemory) -> Tuple[List[str], List[Tuple[str, str]]]:
         """The cgroups that flood and may be paced, and those that may not with the reason."""
@@ -377,7 +385,9 @@ class PaceTick:
         mean, p99 = under.mean(), under.quantile(0.99)
         wanted = {want.name for want in self.wants if want.demand}
         objective = min(self._objective_s(e) for e in self.estimates if e.name in wanted)
-        if mean is None or p99 is None or p99 <= objective:
+        if mean is None or p99 is None:
+            return memory, ""  # nobody synced: no word on whether it helps
+        if p99 <= objective:
             return replace(memory, proved_s=self.now_s), ""
         before, before_p99 = memory.before.mean(), memory.before.quantile(0.99)
         if before is None or before_p99 is None:
