@@ -178,8 +178,7 @@ class PaceTick:
         if self.now_s < memory.barred_until_s:
             return anew, f"not paced: {memory.barred_why}"
         if not proved:
-            settled = self._limit_in_force()
-            if not self._slow() or (doubted and not settled):
+            if not self._slow() or (doubted and not self._limit_in_force()):
                 return anew, ""
             memory = replace(
                 memory,
