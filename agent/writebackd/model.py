@@ -318,6 +318,7 @@ class CgroupControl:
     io_max: Optional[Tuple[Tuple[str, str], ...]]
     written: Tuple[Tuple[str, int], ...] = ()  # bytes in this tick by devno (io.stat)
     delegated: bool = False  # it, or one above it, was handed to somebody else (Delegate=)
+    outside: bool = False  # systemd runs the host, and this is in none of its slices
 
 
 @dataclass(frozen=True)

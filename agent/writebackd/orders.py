@@ -9,7 +9,7 @@ from typing import Optional, Tuple
 
 from writebackd.actuate.actuator import Actuator
 from writebackd.alert.values import AlertName
-from writebackd.control.decide import released
+from writebackd.control.decide import rebounded, released
 from writebackd.estimate.learned import forgotten
 from writebackd.hands import Hands
 from writebackd.model import Action, Mode
@@ -78,10 +78,8 @@ class Orders:
         Raises OSError or ValueError.
         """
         self.desk.end(End.DISTURBED, "the policy was read again")
-        # Bounds may have moved: the next goal is taken as it is.
-        # Caps by the policy stand as they are, or go with the next tick's decision.
-        standing = {name: cap for name, cap in self._state.memory.caps.items() if cap.standing}
-        self._state.memory = replace(self._state.memory, goal_bytes=None, caps=standing)
+        # Bounds may have moved; what the policy has no caps for goes with the next decision.
+        self._state.memory = rebounded(self._state.memory)
         # The verb beats the command line, which beats the policy.
         if with_mode and not self._mode_by_verb:
             mode = Mode(policy.mode)

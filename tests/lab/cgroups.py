@@ -26,7 +26,7 @@ COST_TARGET_US = 5000  # io.cost slows everybody down while 5 % of the requests 
 
 
 class Groups:
-    """A context manager; inside it the groups writebackd-lab-NAME/{flood,sync} exist."""
+    """A context manager; inside it the groups writebackd-lab-NAME.slice/{flood,sync} exist."""
 
     def __init__(self, rig: Rig) -> None:
         """rig: the one that the groups go with."""

@@ -70,7 +70,8 @@ class Remains:
         self.disk_file = self.directory / "fuse/disk"
         self.mountpoint = self.directory / "mnt"
         self.socket = self.directory / "nbd.sock"
-        self.cgroup = CGROUPS / f"writebackd-lab-{name}"
+        # A slice, since the agent paces nothing that is in none where systemd runs.
+        self.cgroup = CGROUPS / f"writebackd-lab-{name}.slice"
         self.state: Dict[str, Any] = {}
         self._lock: Optional[IO[str]] = None
 

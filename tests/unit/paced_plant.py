@@ -45,6 +45,7 @@ class Group:
     path: str = FLOOD
     demand: float = 1e9
     delegated: bool = False
+    outside: bool = False
     foreign: Tuple[Tuple[str, str], ...] = ()
     controller: bool = True
     syncs: int = 0
@@ -63,7 +64,7 @@ class Group:
             control=CgroupControl(
                 io_max=tuple(lines) if self.controller else None,
                 written=((DISK.devno, self.written),),
-                delegated=self.delegated,
+                delegated=self.delegated, outside=self.outside,
             ),
         )  # fmt: skip
 

@@ -14,11 +14,12 @@ from writebackd.control.beside import (
     ARRIVED,
     MOST_OWN,
     OTHERS_LAST_S,
+    QUEUE_LASTS_S,
     REFUSED_S,
     Beside,
     beside,
 )
-from writebackd.control.decide import decide, released
+from writebackd.control.decide import decide, rebounded, released
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND
 from writebackd.estimate.shares import RESERVED_S, reserved, shared_limit
@@ -471,8 +472,30 @@ def test_the_queue_is_short_on_every_disk_below_a_flooded_device_with_syncs() ->
 
 def test_the_queue_is_as_found_without_a_flood_or_without_syncs() -> None:
     calm = {name: estimate(name) for name in FLOODED}
-    assert asked(memory(), policy_=QUEUE, estimates=calm).settings == ()
+    dry = memory(devices={name: DeviceMemory() for name in FLOODED})
+    assert asked(dry, policy_=QUEUE, estimates=calm).settings == ()
     assert asked(memory(), wants=(want("sda", demand=False),), policy_=QUEUE).settings == ()
+
+
+def test_a_queue_is_not_frozen_at_each_pause_of_a_flood() -> None:
+    """A second of flood, a second without: two writes each way, and the queue stands for each."""
+    calm = {name: estimate(name) for name in FLOODED}
+    known, found = memory(), set()
+    for tick in range(20):
+        if tick % 2:
+            result = asked(known, sample(now_s=NOW + tick), policy_=QUEUE, estimates=calm)
+        else:
+            devices = {**known.devices, "sda": DeviceMemory(last_flood_s=NOW + tick)}
+            known = replace(known, devices=devices)
+            result = asked(known, sample(now_s=NOW + tick), policy_=QUEUE)
+        found.add(result.settings)
+    assert len(found) == 1 and found != {()}
+    for since, held in ((0.9 * QUEUE_LASTS_S, True), (1.1 * QUEUE_LASTS_S, False)):
+        later = sample(now_s=NOW + 18 + since)
+        assert bool(asked(known, later, policy_=QUEUE, estimates=calm).settings) is held
+        # Not where nobody syncs any more.
+        gone = (want("sda", demand=False),)
+        assert asked(known, later, gone, QUEUE, calm).settings == ()
 
 
 def test_a_queue_lever_of_zero_is_left_alone() -> None:
@@ -565,6 +588,17 @@ def test_global_limit_down_then_cap_then_global_limit_up_again() -> None:
     failed = sample(limit=LOOSE, actions=[action("bdi 8:0 max_bytes", ok=False)])
     decision, kept = decided(kept, failed, database())
     assert decision.goal_bytes == decision.limit_bytes == TIGHT and decision.settings == ()
+
+
+def test_under_another_policy_a_cap_stays_where_it_may() -> None:
+    held = memory(caps={"sda": Cap(TIGHT, in_force=True)}, goal_bytes=LOOSE)
+    again = rebounded(held)
+    decision, kept = decided(again, sample(limit=LOOSE), database())
+    assert kept.caps == held.caps and len(decision.settings) == 3
+    assert decision.goal_bytes is not None and decision.goal_bytes > 10 * TIGHT
+    # Where it has none, the global limit is what the device needs.
+    decision, kept = decided(again, sample(limit=LOOSE), database(), policy())
+    assert kept.caps == {} and decision.settings == () and decision.goal_bytes == TIGHT
 
 
 def test_what_was_put_back_is_not_believed_to_be_in_force() -> None:

@@ -170,6 +170,18 @@ def test_delegation_is_told_by_its_mark_also_above(
         assert not tree.cgroups.control({"sda": {worker: FAST}}, 1.0)[worker].delegated
 
 
+def test_on_a_host_of_systemd_it_is_told_what_is_not_in_its_tree(tree: Tree) -> None:
+    paths = ["/garden/web", "/system.slice/x.service", "/x.service/y", "/init.scope", "/"]
+    for path in paths:
+        tree.files(path, 0)
+    rates = {"sda": dict.fromkeys(paths, FAST)}
+    assert not any(each.outside for each in tree.cgroups.control(rates, 0.0, paths).values())
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    cgroups = Cgroups(KernelFiles(tree.root), "/sys/fs/cgroup")
+    found = cgroups.control(rates, 0.0, paths)
+    assert {path for path in paths if found[path].outside} == {"/garden/web", "/"}
+
+
 # ---- memory ------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from lever_cases import (
     settle,
     started,
 )
+from writebackd.actuate import levers as levers_module
 from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel import cgroups
@@ -298,6 +299,102 @@ def test_who_owns_a_cgroup(plain: FakeLevers) -> None:
     # Delegated, or nobody's:
     for cgroup in (UNIT + "/payload", "/system.slice/a.service/b.service", "/lxc/x", "/"):
         assert cgroups.owner(plain, cgroup) is None
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    ["/lxc/101/ns/system.slice/dump.service", "/lxc.payload.c1/dump.service",
+     "/docker/dump.service", "/machine.slice/system.slice/dump.service",
+     "/a.slice/system.slice/dump.service", "/a-b.slice/dump.service"],
+)  # fmt: skip
+def test_a_container_s_unit_is_not_the_host_s_of_that_name(
+    systemd: FakeLevers, path: Path, cgroup: str
+) -> None:
+    assert cgroups.owner(systemd, cgroup) is None
+    systemd.mkdir(cgroup)
+    settle(started(systemd, path), Setting(LeverKind.PACE, cgroup, "8:0", 5))
+    assert systemd.commands == [] and systemd.cgroups[UNIT] == {}
+
+
+def test_slices_below_slices_are_systemd_s(systemd: FakeLevers) -> None:
+    for cgroup, unit in {
+        "/a.slice/a-b.slice/a-b-c.slice/x.service": "x.service",
+        "/_cpu.slice/cpu-x.slice/x.scope": "x.scope",
+        "/a.slice/a-b.slice": "a-b.slice",
+        "/a.slice/b.slice": None,
+        "/x.service": "x.service",
+    }.items():
+        assert cgroups.owner(systemd, cgroup) == unit
+
+
+def test_a_unit_that_systemd_has_elsewhere_is_not_asked_for(
+    systemd: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show, place = systemd._show, "/other.slice/dump.service"
+    monkeypatch.setattr(systemd, "_show", lambda unit: f"ControlGroup={place}\n{show(unit)}")
+    actuator = started(systemd, path)
+    (told,) = settle(actuator, pace(5))
+    assert "systemd has dump.service in /other.slice" in str(told.error)
+    assert [argv[1] for argv in systemd.commands] == ["show"] and systemd.cgroups[UNIT] == {}
+    actuator.finish()
+    assert load(path) is None
+    place = UNIT
+    settle(actuator := started(systemd, path), pace(5))
+    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "5"
+    # Started anew in another slice, it has the property still.
+    systemd.rmdir(UNIT)
+    place = "/other.slice/dump.service"
+    assert [action.ok for action in settle(actuator)] == [True]
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+
+
+@pytest.mark.parametrize("way", ["let go", "exit", "killed", "restart"])
+def test_a_property_that_does_not_show_yet_is_known_to_the_ledger(
+    systemd: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """systemd said yes, so the unit has it, and io.max may show it at any time later."""
+    apply = systemd._apply
+    monkeypatch.setattr(systemd, "_apply", lambda cgroup: None)
+    actuator = started(systemd, path)
+    (told,) = settle(actuator, pace(5))
+    assert told.error == "reads back as max"
+    ledger = load(path)
+    assert ledger and [(e.original, e.written) for e in ledger.levers] == [("max", ("max", "5"))]
+    monkeypatch.setattr(systemd, "_apply", apply)
+    if way == "let go":
+        assert [action.ok for action in settle(actuator)] == [True]
+    elif way == "exit":
+        apply(UNIT)
+        assert [action.ok for action in actuator.finish()] == [True]
+    elif way == "killed":
+        assert restore_from_ledger(systemd, path).status == "restored"
+    else:
+        again = started(systemd, path)
+        assert [action.ok for action in settle(again)] == [True]
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
+    assert load(path) is None
+
+
+def test_what_is_ours_never_becomes_the_original(
+    systemd: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levers_module, "RETRY_S", 0.0)
+    apply = systemd._apply
+    monkeypatch.setattr(systemd, "_apply", lambda cgroup: None)
+    actuator = started(systemd, path)
+    settle(actuator, pace(5))
+    apply(UNIT)  # it took longer than it was waited for
+    monkeypatch.setattr(systemd, "_apply", apply)
+    assert actuator.levers.foreign() == ()
+    settle(actuator, pace(6))
+    assert [entry.original for entry in actuator.levers.entries] == ["max"]
+    # And one that is lost: somebody's daemon-reload meanwhile.
+    monkeypatch.setattr(systemd, "_apply", lambda cgroup: systemd.cgroups[cgroup].clear())
+    settle(actuator, pace(7))
+    assert actuator.levers.foreign() == () and len(actuator.levers.entries) == 1
+    monkeypatch.setattr(systemd, "_apply", apply)
+    settle(actuator)
+    assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
 
 
 # -- children that hang ------------------------------------------------------------

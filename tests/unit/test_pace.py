@@ -11,17 +11,21 @@ import pytest
 
 from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
-from writebackd.control.guards import NEVER, objection, unit_of
+from writebackd.control.guards import NEVER, objection, slices_of, unit_of
 from writebackd.control.paced import QUIET_S
 from writebackd.control.rate import BAD_REMEMBERED_S, step
 from writebackd.model import (
+    Cap,
     CgroupControl,
     CgroupSample,
     Decision,
+    DeviceMemory,
+    DeviceSample,
     ForeignWrite,
     LeverKind,
     Mode,
     PaceMemory,
+    Sample,
     Setting,
     State,
 )
@@ -29,6 +33,7 @@ from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy, Protect
 
 NOW = 1000.0
+WIDE = 400 << 20
 
 
 def policy(**levers: Any) -> Policy:
@@ -94,6 +99,50 @@ def test_never_paced(path: str, reason: str) -> None:
     assert reason in why(group(path))
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/docker/{'1f' * 32}",
+        "/docker/web",
+        f"/system.slice/{'1f' * 32}",
+        f"/system.slice/nerdctl-{'1f' * 32}.scope",
+        f"/default/{'1f' * 32}",
+        "/lxc/101",
+        "/lxc/101/ns",
+        "/lxc/101/ns/system.slice/nginx.service",
+        "/lxc.payload.c1",
+        "/lxc.payload.c1/system.slice/nginx.service",
+        "/system.slice/lxc@c1.service/lxc.payload.c1/init.scope",
+        "/libpod_parent/libpod-12",
+        "/machine.slice/machine-c1.scope/payload",
+        "/machine.slice/c1.service",
+        # Whatever made it.
+        "/anything/system.slice/nginx.service",
+        "/a/b/c/nginx.service",
+        "/system.slice/runner.service/payload/system.slice/nginx.service",
+    ],
+)  # fmt: skip
+def test_a_container_is_never_paced_whatever_it_calls_its_units(path: str) -> None:
+    assert "container" in why(group(path))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/system.slice/system-backup.slice/backup@1.service", "/backup.service",
+     "/system.slice/backup.service/worker", "/backup.slice/run-r12.scope",
+     "/system.slice/docker-registry.service",
+     "/machine.slice/machine-qemu\\x2d1\\x2dvm.scope/libvirt/emulator", "/openrc.backup"],
+)  # fmt: skip
+def test_what_is_no_container_may_be_paced(path: str) -> None:
+    assert why(group(path)) == ""
+
+
+def test_where_systemd_runs_what_is_in_none_of_its_slices_is_somebody_else_s() -> None:
+    assert "somebody else" in why(group("/garden/web", outside=True))
+    host = plant(groups=[Group("/garden/web", outside=True)])
+    assert not any(d.settings for d in host.run(60))
+
+
 def test_the_daemon_itself_is_not_paced_wherever_it_runs() -> None:
     assert "this daemon" in why(replace(group("/system.slice/mine.service"), own=True))
 
@@ -120,7 +169,8 @@ def test_a_protected_slice_protects_all_units_below_it(path: str) -> None:
 def test_slices_are_the_host_s_and_have_to_be_meant() -> None:
     # A container may call its slices what it likes.
     inner = "/machine.slice/web.service/system-backup.slice/x.service"
-    assert why(group(inner), protect=Protect(("system-backup.slice",))) == ""
+    assert slices_of(inner) == ("machine.slice",)
+    assert "container" in why(group(inner), protect=Protect(("system-backup.slice",)))
     # Everything whose name begins with s, but not all that is in system.slice.
     assert why(group(), protect=Protect(("s*",))) == ""
     assert "[protect]" in why(group("/system.slice/sync.service"), protect=Protect(("s*",)))
@@ -311,6 +361,34 @@ def test_a_child_has_its_time_to_set_the_pace_however_short_the_ticks(dt_s: floa
         assert host.tick().settings, said(host.tick())
     assert host.time_s - asked_s >= 5.0
     assert all(decision.settings for decision in host.run_s(10.0))
+
+
+@TICKS_S
+def test_a_rate_is_not_cut_nor_called_bad_before_it_is_in_force(dt_s: float) -> None:
+    """systemd needs seconds, and the cache is full meanwhile: that is the flood as it was."""
+    host = plant(dt_s=dt_s, child_s=5.5, sync_cost=60e3, policy=policy(pace_share=0.3))
+    while not (decision := host.tick()).settings:
+        assert host.time_s < 1100.0
+    (first,) = decision.settings
+    while not host.paced:
+        (setting,) = host.tick().settings
+        known = host.memory.paces[DISK.devno]
+        assert setting.value == first.value and known.bad_rate == float("inf")
+    host.tick()  # which sees it in force
+    in_force_s = host.time_s
+    while (settings := host.tick().settings) and settings[0].value == first.value:
+        assert host.time_s < in_force_s + 60.0
+    assert host.time_s - in_force_s >= 3.0
+    if dt_s == 1.0:  # where this plant's cache is seen to be full still
+        assert settings[0].value < first.value == int(host.memory.paces[DISK.devno].bad_rate)
+
+
+def test_who_joins_before_the_pace_is_in_force_has_his_part() -> None:
+    host = plant(child_s=5.5)
+    while not host.tick().settings:
+        pass
+    host.groups.append(Group("/system.slice/rsync.service", cgroup_id=9))
+    assert {len(decision.settings) for decision in host.run(4)} == {2}
 
 
 @TICKS_S
@@ -535,6 +613,61 @@ def test_it_lets_go_where_commits_wait_for_the_paced_and_remembers() -> None:
     assert not last
     assert "did not help" in said(decision)
     assert not any(d.settings for d in host.run(400))
+
+
+class Others(PacedPlant):
+    """Beside others: the global limit is far above what this disk's is.
+
+    Which is a cap of its own, or what a flooded stick under another cap leaves of the global one.
+    """
+
+    capped = True
+
+    def tick(self) -> Decision:
+        known = self.memory.devices.get("sdz", DeviceMemory())
+        devices = {**self.memory.devices, "sdz": replace(known, last_flood_s=self.time_s)}
+        caps = {"sdz": Cap(WIDE, in_force=True, standing=True)}
+        if self.capped:
+            caps = {DISK.name: Cap(self.limit, in_force=True)}
+        self.memory = replace(self.memory, caps=caps, devices=devices)
+        decision = super().tick()
+        self.limit = decision.devices[0].target_bytes or self.limit
+        return decision
+
+    def _sample(self) -> Sample:
+        sample = super()._sample()
+        vm = replace(sample.vm, threshold_bytes=self.limit + WIDE)
+        stick = replace(
+            DISK, name="sdz", devno="65:144", bdi="65:144", leaves=("sdz",), leaf_devnos=("65:144",)
+        )
+        devices = (*sample.devices, DeviceSample(stick, excluded="not looked at here"))
+        return replace(sample, vm=vm, devices=devices)
+
+
+@pytest.mark.parametrize("capped", [True, False], ids=["cap", "reserve"])
+def test_the_second_try_comes_under_whatever_limit_is_the_disk_s(capped: bool) -> None:
+    host = Others(policy(per_device=False), entangled_s=0.05)
+    host.capped = capped
+    host.calm()
+    tries, last = 0, False
+    for decision in host.run(200):
+        tries += bool(decision.settings) and not last
+        last = bool(decision.settings)
+    assert tries == 2 and "did not help" in said(decision)
+
+
+def test_a_window_without_a_sync_proves_nothing() -> None:
+    host = plant()
+    while not host.paced:
+        host.tick()
+    host.syncing = False  # as demand it counts for longer than a window
+    host.oldest_s = 0.0
+    host.run(14)
+    known = host.memory.paces[DISK.devno]
+    assert known.under_s > NOW + 15 and known.proved_s == float("-inf")
+    host.syncing = True
+    host.run(20)
+    assert host.memory.paces[DISK.devno].proved_s > NOW
 
 
 def test_a_second_try_has_to_beat_the_limit_alone_under_the_limit_that_is_wanted() -> None:

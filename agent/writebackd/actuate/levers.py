@@ -506,8 +506,14 @@ class Levers:
                 self._book.entries[lever] = replace(entry, written=(change.text,))
             return change.action(lever)
         if found is not None:
+            # systemd said yes: the unit has the property, whatever io.max shows of it by now.
+            stays = problem is None and change.wanted is not None and levers.outlives(
+                self._files, lever
+            )
             problem = problem or f"reads back as {say(lever, found)}"
-            if found == entry.original:
+            if stays and found in (entry.original, *entry.written):
+                self._book.entries[lever] = replace(entry, written=(found, change.text))
+            elif found == entry.original:
                 del self._book.entries[lever]  # nothing of ours
             elif found not in entry.written:
                 # What the kernel made of our value.

@@ -12,7 +12,8 @@ A device whose section of the policy gives it a ceiling below that of all has a 
 its own from the tick on that first sees it: memory fills at GB/s, so that a stick of
 12 MB/s holds what takes minutes to drain before its drain rate can be known.
 
-*Queue.*  Fewer and smaller requests ahead of a sync, while its device is flooded.
+*Queue.*  Fewer and smaller requests ahead of a sync, while its device is flooded and for a
+while after: each write freezes the queue.
 
 *Flusher.*  A shorter period than 5 s, while a limit of ours is in force.
 """
@@ -32,6 +33,8 @@ from writebackd.policy.schema import Policy
 # Another device's flood counts for so long afterwards: a cap that comes and goes with
 # every pause would move both limits each time.
 OTHERS_LAST_S = 60.0
+# And its own for its queue: twice two writes for each flood, which come every few seconds.
+QUEUE_LASTS_S = 60.0
 # A refusal may pass: an earlier test on its way home, a ledger that could not be saved.
 REFUSED_S = 300.0
 # The global limit has come down when it is at most this multiple of what the device
@@ -100,7 +103,7 @@ def beside(
         hundredths = round(policy.levers.flush_interval_s * 100)
         settings.append(Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", hundredths))
     if policy.levers.queue:
-        settings += _queue(policy, sample, estimates, wants)
+        settings += _queue(policy, memory, sample, estimates, wants)
     shared = [want for want in wants if want.name not in caps or not caps[want.name].in_force]
     memory = replace(memory, caps=caps, refused_caps=refused)
     return Beside(shared, tuple(settings), memory, reserved(memory, sample.time_s))
@@ -213,11 +216,18 @@ def _refused(sample: Sample) -> List[str]:
 
 def _queue(
     policy: Policy,
+    memory: Memory,
     sample: Sample,
     estimates: Mapping[str, Estimate],
     wants: Sequence[Want],
 ) -> List[Setting]:
-    flooded = {want.name for want in wants if want.demand and estimates[want.name].flooded}
+    flooded = {
+        want.name for want in wants
+        if want.demand and (
+            estimates[want.name].flooded
+            or sample.time_s - memory.devices[want.name].last_flood_s <= QUEUE_LASTS_S
+        )
+    }
     values = {
         "nr_requests": policy.levers.nr_requests,
         "max_sectors_kb": policy.levers.max_sectors_bytes >> 10,

@@ -192,7 +192,7 @@ def _as_found(
 
 
 def rebounded(memory: Memory) -> Memory:
-    """The memory where another window has opened: the next goal is taken as it is.
+    """The memory under another policy, or window of it: the next goal is taken as it is.
 
     Caps stay: without its own limit a device would have the one of the others until the global
     limit has come down again.

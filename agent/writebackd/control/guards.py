@@ -7,6 +7,7 @@ writes, whoever others wait for, and whatever has another master is left alone.
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import Iterable, Mapping, Optional, Tuple
 
@@ -24,6 +25,11 @@ NEVER: Tuple[str, ...] = (
     "docker-*.scope", "libpod-*.scope", "crio-*.scope", "cri-containerd-*.scope",
 )  # fmt: skip
 KUBEPODS = "kubepods"
+# Containers that are no scopes of systemd's, by the names that their managers give, or by an
+# id of 64 digits. Any part tells: what is below has the names that the container likes.
+_CONTAINER = re.compile(r"docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}")
+# Of machined, but for what libvirt starts there.
+_MACHINES, _VIRTUAL = "machine.slice", "machine-qemu"
 SESSIONS = ("user.slice", "session-*.scope", "user@*.service")
 
 
@@ -48,6 +54,20 @@ def slices_of(path: str) -> Tuple[str, ...]:
         if part.endswith(".slice"):
             found.append(part)
     return tuple(found)
+
+
+def is_container(path: str) -> bool:
+    """Whether a cgroup is a container's: by its name, or by units below what is no slice.
+
+    Such a unit is of another systemd, and may have the name of one of the host's.
+    """
+    parts = path.strip("/").split("/")
+    if any(_CONTAINER.match(part) for part in parts):
+        return True
+    if parts[0] == _MACHINES and not "".join(parts[1:2]).startswith(_VIRTUAL):
+        return True
+    depth = next((i for i, part in enumerate(parts) if not part.endswith(".slice")), len(parts))
+    return any(part.endswith((".slice", ".service", ".scope")) for part in parts[depth + 1 :])
 
 
 def objection(
@@ -76,6 +96,10 @@ def objection(
     for glob in NEVER:
         if fnmatchcase(unit, glob):
             return "such a unit is never paced"
+    if is_container(path):
+        return "it is a container's, whose owner sets its limits"
+    if control.outside:
+        return "systemd has no part in it, so somebody else manages it"
     named = protect.covers(unit, slices_of(path))
     if named is not None:
         return f"'{named}' in [protect] units names it"

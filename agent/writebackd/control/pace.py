@@ -62,7 +62,8 @@ def pace(
     """The wants with those of paced devices replaced, the paces, and the memory.
 
     While a pace is in force the device wants a wide limit: what the paced cgroups write in
-    drain-time, no more, or sync(2) and freezes would wait for gigabytes at that rate.
+    WIDE_S (drain-time, where that is less), no more, or sync(2) and freezes would wait for
+    gigabytes at that rate.
     """
     memory = remember_syncers(memory, sample)
     if not policy.levers.pace or memory.yielded is not None or memory.pin_bytes is not None:

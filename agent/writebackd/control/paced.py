@@ -15,6 +15,7 @@ from writebackd.control.rate import HOLD, LEAST_RATE, divide, least, step
 from writebackd.control.scene import Scene
 from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.estimate.estimate import objective_s
+from writebackd.estimate.shares import shared_limit
 from writebackd.model import (
     BUCKET_EDGES_S,
     DeviceSample,
@@ -177,8 +178,7 @@ class PaceTick:
         if self.now_s < memory.barred_until_s:
             return anew, f"not paced: {memory.barred_why}"
         if not proved:
-            settled = self._limit_in_force()
-            if not self._slow() or (doubted and not settled):
+            if not self._slow() or (doubted and not self._limit_in_force()):
                 return anew, ""
             memory = replace(
                 memory,
@@ -238,11 +238,18 @@ class PaceTick:
         return self.policy.for_device(name, device.devno, device.driver)
 
     def _limit_in_force(self) -> bool:
-        """The first lever has done its part: the limit is down where the law wants it."""
-        targets = [w.target_bytes for w in self.wants if w.demand and w.target_bytes is not None]
-        return bool(targets) and (
-            self.sample.vm.threshold_bytes <= IN_FORCE_HIGH * min(targets)
-        )
+        """The first lever has done its part: the limit is down where the law wants it.
+
+        The limit that holds there: with a cap of the device's own the global one is wide.
+        """
+        shared, caps = shared_limit(self.memory, self.sample), self.memory.caps
+        found = []
+        for want in self.wants:
+            if want.demand and want.target_bytes is not None:
+                cap = caps.get(want.name)
+                limit = cap.bytes if cap is not None and cap.in_force else shared
+                found.append(limit <= IN_FORCE_HIGH * want.target_bytes)
+        return bool(found) and all(found)
 
     def _flooding(self, memory: PaceMemory) -> Tuple[List[str], List[Tuple[str, str]]]:
         """The cgroups that flood and may be paced, and those that may not with the reason."""
@@ -302,6 +309,13 @@ class PaceTick:
             return self._bar(
                 replace(memory, doubted_s=self.now_s), 0.0 if first else BARRED_S, verdict
             )
+        if memory.limit_bytes is None:
+            # What is seen is still the flood as it was, and no word on the rate.
+            if set(flooding) != set(memory.rates):
+                memory = divide(memory, memory.rate or 0.0, flooding)
+            return replace(memory, slow_s=0.0), (
+                f"{_names(memory)} shall be held at {_speed(memory.rate or 0)}: not in force yet"
+            )
         memory, why = step(
             memory,
             self.now_s,
@@ -313,10 +327,7 @@ class PaceTick:
             late=self._slow(),
             helps=not verdict,
         )
-        names = _names(memory)
-        if memory.limit_bytes is None:
-            return memory, f"{names} shall be held at {_speed(memory.rate or 0)}: {why}"
-        return memory, f"{names} held at {_speed(memory.rate or 0)}: {why}"
+        return memory, f"{_names(memory)} held at {_speed(memory.rate or 0)}: {why}"
 
     def _taken(self, memory: PaceMemory) -> Optional[str]:
         """A paced cgroup whose pace somebody else has changed: it is his now."""
@@ -351,7 +362,9 @@ class PaceTick:
         # The arbitration keeps a goal that was up to its deadband larger.
         seconds = (1 - LIMIT_DEADBAND) * min(drain_time, WIDE_S)
         limit = int(seconds * (memory.rate or 0.0))
-        return replace(memory, unset_s=0.0, limit_bytes=limit), ""
+        # What a rate comes to is seen from here on: systemd may have needed seconds for it.
+        step_s = self.now_s if memory.limit_bytes is None else memory.step_s
+        return replace(memory, unset_s=0.0, limit_bytes=limit, step_s=step_s), ""
 
     def _limited(self, path: str) -> bool:
         limits = (self.scene.limits.get(path) or {}).get(self.domain.devno, "")
@@ -371,7 +384,9 @@ class PaceTick:
         mean, p99 = under.mean(), under.quantile(0.99)
         wanted = {want.name for want in self.wants if want.demand}
         objective = min(self._objective_s(e) for e in self.estimates if e.name in wanted)
-        if mean is None or p99 is None or p99 <= objective:
+        if mean is None or p99 is None:
+            return memory, ""  # nobody synced: no word on whether it helps
+        if p99 <= objective:
             return replace(memory, proved_s=self.now_s), ""
         before, before_p99 = memory.before.mean(), memory.before.quantile(0.99)
         if before is None or before_p99 is None:

@@ -20,8 +20,8 @@ CUT_FULL_S = 0.9
 # Between two cuts the cache must have made room: a tenth of the drain rate for 3 s.
 CUT_SETTLE_S = 3.0
 RAISE_EVERY_S = 10.0
-# While paced, a smaller part of slow writes than the law's half means a full cache: the
-# inflow is below the drain rate, so a cache that made room has none left.
+# While paced, so many slow writes mean a full cache: more than the law's 6 to 15 %, since a
+# cut costs throughput for minutes (BAD_REMEMBERED_S).
 FULL_SHARE_PACED = 0.2
 # A tick is free of slow writes below this share: journal commits made 2 % of them slow on
 # ext4 while the cache had room.

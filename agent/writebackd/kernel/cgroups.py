@@ -10,11 +10,12 @@ the disk: the next one of that number would be held as well.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
 import time
-from typing import Dict, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.children import ChildError, Run, Work
 from writebackd.kernel.files import KernelFiles
@@ -26,7 +27,8 @@ _KEY = "wbps"
 _KEYS = frozenset(("rbps", _KEY, "riops", "wiops"))
 # Newer kernels print a disk by the name of its BDI, which one that was pulled out has no more.
 _LINE = re.compile(r"(?:[0-9]+:[0-9]+|\(unknown\))(?: [a-z]+=(?:[0-9]{1,20}|max))+")
-_UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+_SLICE = ".slice"
 # systemd applies a property after it has answered.
 _APPLY_S = 2.0
 _POLL_S = 0.02
@@ -65,14 +67,28 @@ def parse_io_max(text: str) -> Dict[str, Dict[str, str]]:
 def owner(files: KernelFiles, cgroup: str) -> Optional[str]:
     """The unit of the system's systemd that the cgroup is; None where systemd has no hand in it.
 
-    What lies below a service or scope is delegated, and not a unit of it.
+    What lies below a service or scope is delegated, and not a unit of it; nor is what a
+    container's systemd makes below anything else (/lxc/101/ns/system.slice/x.service), though
+    the host may have a unit of that name.
     """
-    if files.inode("/run/systemd/system") is None:  # sd_booted(3)
+    if not is_booted(files):
         return None
-    *above, last = cgroup.strip("/").split("/")
-    if not last.endswith(_UNITS) or any(part.endswith((".service", ".scope")) for part in above):
-        return None
-    return last[1:] if last.startswith("_") else last  # cg_escape() of systemd
+    *above, last = (
+        part[1:] if part.startswith("_") else part  # cg_escape() of systemd
+        for part in cgroup.strip("/").split("/")
+    )
+    outer = ""
+    for part in above + [last] * last.endswith(_SLICE):
+        name = part[: -len(_SLICE)]
+        if not part.endswith(_SLICE) or name.rpartition("-")[0] != outer:
+            return None  # systemd has a-b.slice in a.slice, and nowhere else
+        outer = name
+    return last if last.endswith(UNITS) else None
+
+
+def is_booted(files: KernelFiles) -> bool:
+    """Whether systemd runs this host."""
+    return files.inode("/run/systemd/system") is not None  # sd_booted(3)
 
 
 def disk(files: KernelFiles, devno: str) -> Optional[int]:
@@ -124,7 +140,13 @@ def _property(
     files: KernelFiles, unit: str, cgroup: str, devno: str, text: str, ours: Sequence[str]
 ) -> Work:
     def work(run: Run) -> None:
-        device = _spelling(files, run, unit, devno, ours)
+        shown = _show(run, unit)
+        place = dict(shown).get(_PLACE, cgroup)
+        # Not on the way home: what was once set is taken back wherever the unit is now.
+        if place != cgroup and text in ours[-1:] and files.inode(directory(files, cgroup)):
+            # The cgroup is there, and only called like the unit: nothing is asked for.
+            raise OSError(errno.ENXIO, f"systemd has {unit} in {place}")
+        device = _spelling(files, shown, devno, ours)
         # "infinity" takes the one entry out and leaves those of other disks; an
         # empty value would take them all.
         value = "infinity" if text == NO_LIMIT else text
@@ -142,10 +164,20 @@ def _property(
 
 _WRITE_MAX = "IOWriteBandwidthMax"
 _LISTS = (_WRITE_MAX, "IOReadBandwidthMax", "IOWriteIOPSMax", "IOReadIOPSMax")
+_PLACE = "ControlGroup"  # not shown while it does not run
+
+
+def _show(run: Run, unit: str) -> List[Tuple[str, str]]:
+    """The properties of a unit that matter here, an entry of a list each."""
+    ended = run(("systemctl", "show", "--property", ",".join((*_LISTS, _PLACE)), unit))
+    if ended.code:
+        raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
+    words = (line.partition("=") for line in ended.output.splitlines())
+    return [(name, value) for name, _, value in words if value]
 
 
 def _spelling(
-    files: KernelFiles, run: Run, unit: str, devno: str, ours: Sequence[str]
+    files: KernelFiles, shown: Sequence[Tuple[str, str]], devno: str, ours: Sequence[str]
 ) -> str:
     """The path by which the unit has this disk already, or the one by number.
 
@@ -153,16 +185,14 @@ def _spelling(
     resets all that the other one set on the same disk.  Of a disk that is gone
     the path leads nowhere: there it is told by the value.
     """
-    ended = run(("systemctl", "show", "--property", ",".join(_LISTS), unit))
-    if ended.code:
-        raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
     by_number = f"/dev/block/{devno}"
     found = by_number
-    for line in ended.output.splitlines():
-        name, _, rest = line.partition("=")
-        path, _, value = rest.rpartition(" ")
-        number = _devno(files, path) if path else None
-        if path == by_number or (path and number == devno):
+    for name, entry in shown:
+        path, _, value = entry.rpartition(" ")
+        if name not in _LISTS or not path:
+            continue
+        number = _devno(files, path)
+        if path == by_number or number == devno:
             return path
         if number is None and name == _WRITE_MAX and value in ours and disk(files, devno) is None:
             found = path

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
+from writebackd.kernel.cgroups import UNITS, is_booted
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import CgroupControl, CgroupMemory
 
@@ -58,6 +59,7 @@ class Cgroups:
         # limits of its own.
         controllers = files.try_read(f"{mount}/cgroup.controllers") if mount else None
         self._has_dirty_limits = {"memory", "io"} <= set((controllers or "").split())
+        self._systemd = is_booted(files)
 
     def path(self, cgroup_id: int, pid: int) -> Optional[str]:
         """The path of a cgroup, which the process `pid` was in; None when it cannot be told."""
@@ -224,6 +226,7 @@ class Cgroups:
             io_max=_lines(limits) if limits is not None else None,
             written=tuple(grown),
             delegated=any(self._delegated(above) for above in _upwards(path)),
+            outside=self._systemd and not path.split("/")[1].endswith(UNITS),
         )
 
     def _delegated(self, path: str) -> bool:
