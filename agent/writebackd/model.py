@@ -706,7 +706,7 @@ class DeviceMemory:
     recent_writes: Tuple[Tuple[float, float, int], ...] = ()  # (dt, slow, all) completions
     baseline_s: Optional[float] = None
     write_baseline_s: Optional[float] = None  # unloaded device latency of a small write
-    quiet_s: float = 0.0  # time without background writes
+    quiet_s: float = 0.0  # time with hardly any writes but the syncs' own
     last_flood_s: float = float("-inf")
     flood_began_s: float = float("-inf")
     flood_lasted_s: float = float("inf")  # the one before

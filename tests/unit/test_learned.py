@@ -23,7 +23,7 @@ from writebackd.estimate.learned import (
     recall,
     seed,
 )
-from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory
+from writebackd.model import Device, DeviceMemory, Fact, Hold, Learned, Memory, State
 from writebackd.report import keeper as keeper_module
 from writebackd.report.keeper import MAX_BYTES, MAX_DEVICES, Keeper, decode, encode
 
@@ -137,6 +137,26 @@ def test_another_cache_mode_starts_anew_in_mid_run() -> None:
     memory = recall(of(SDA, sda=LEARNED), [through], {SDA.identity or "": LEARNED}, NOW)
     assert memory.devices["sda"].drain_rate is None
     assert memory.devices["sda"].known_as == through.identity
+
+
+def test_another_cache_mode_is_the_same_host_that_syncs() -> None:
+    mine = of(SDA, sda=LEARNED).devices["sda"]
+    busy = replace(
+        mine, decisions=7, sync_window=((1.0, 40.0),), last_demand_s=55.0, was_full=True,
+        state=State.SQUEEZE, target_bytes=2 << 20, hold=Hold(limit_bytes=2 << 20),
+    )  # fmt: skip
+    through = replace(SDA, identity="naa.5a, cache write through")
+    memory = recall(Memory(devices={"sda": busy}), [through], {}, NOW)
+    now = memory.devices["sda"]
+    # No decision id comes twice, and a flood with slow syncs does not go free for 10 s.
+    assert (now.decisions, now.sync_window, now.last_demand_s) == (7, ((1.0, 40.0),), 55.0)
+    assert (now.state, now.target_bytes) == (State.SQUEEZE, 2 << 20)
+    # What was learned and tried is another mode's, and its date with it.
+    assert (now.was_full, now.hold, now.earlier) == (False, Hold(), Learned())
+    assert [name for name in FACTS if getattr(now, name) is not None] == []
+    # On another disk in its place nobody has synced yet.
+    other = replace(through, diskseq=8)
+    assert recall(memory, [other], {}, NOW).devices["sda"].last_demand_s is None
 
 
 def test_what_nothing_tells_apart_is_not_seeded_and_not_reset() -> None:

@@ -67,7 +67,8 @@ def recall(
     """`memory` with every device that is new in it seeded by what is `known`.
 
     A device starts anew when its disk is another one: by number and sequence,
-    or because it calls itself something else (its cache mode is part of that).
+    or because it calls itself something else (its cache mode is part of that).  With the
+    same number it is the same host that goes on syncing, and its decisions are counted on.
     """
     changed: Dict[str, DeviceMemory] = {}
     for device in devices:
@@ -77,7 +78,7 @@ def recall(
             if mine.known_as == device.identity:
                 continue
             if None not in (mine.known_as, device.identity):
-                mine = None
+                mine = _unlearned(mine)
         else:
             mine = None
         mine = replace(mine or DeviceMemory(identity=identity), known_as=device.identity)
@@ -90,9 +91,14 @@ def recall(
 
 def forgotten(memory: Memory, name: str) -> Memory:
     """`memory` without anything that was learned of a device; what it does now stays known."""
-    mine = memory.devices[name]
+    return replace(
+        memory, devices={**memory.devices, name: _unlearned(memory.devices[name])}
+    )
+
+
+def _unlearned(mine: DeviceMemory) -> DeviceMemory:
     # The count goes on: a decision id must not come twice.  Demand is not learned but seen.
-    fresh = DeviceMemory(
+    return DeviceMemory(
         identity=mine.identity,
         known_as=mine.known_as,
         sync_window=mine.sync_window,
@@ -101,7 +107,6 @@ def forgotten(memory: Memory, name: str) -> Memory:
         target_bytes=mine.target_bytes,
         decisions=mine.decisions,
     )
-    return replace(memory, devices={**memory.devices, name: fresh})
 
 
 def earlier_drain_age_s(memory: DeviceMemory, wall_s: float) -> Optional[float]:

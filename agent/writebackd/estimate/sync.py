@@ -10,14 +10,18 @@ from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, 
 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
 DEMAND_WINDOW_S = 10.0
-# A tick is quiet when the flusher writes less than this: single page cleaning
-# does not disturb a sync.
+# A tick is quiet when less than this is written beside the syncs' own: single page
+# cleaning does not disturb a sync.
 QUIET_RATE = 1 << 20
+# What a sync may write itself, bytes: a commit is some pages of log and of journal, on btrfs some
+# nodes of 16 KiB, and twice.  Direct IO has their class; one of 1 MB for every four syncs, which
+# this lets pass, does not move their median.
+OWN_BYTES = 256 << 10
 # Syncs (or writes) in a tick below which its median is no sample.
 ENOUGH = 5
-# Weight of a new tick: about 20 s of memory, slow enough that a few loaded
-# ticks taken for quiet do not shift it.
-WEIGHT = 0.05
+# Weight of a second, and of a tick of half a second: about 20 s of memory, slow enough that
+# a few loaded ticks taken for quiet do not shift it.
+WEIGHT, WEIGHT_FROM_S = 0.05, 0.5
 
 
 Window = Tuple[Tuple[float, float], ...]  # DeviceMemory.sync_window
@@ -56,7 +60,7 @@ def update_baseline(
     writes: Writes, sample: DeviceSample, memory: DeviceMemory, dt_s: float
 ) -> DeviceMemory:
     """Learn the unloaded latencies, in quiet ticks only."""
-    if writes.background_rate >= QUIET_RATE:
+    if _others_rate(writes, sample, dt_s) >= QUIET_RATE:
         return replace(memory, quiet_s=0.0) if memory.quiet_s else memory
     quiet_s = memory.quiet_s + dt_s
     memory = replace(memory, quiet_s=quiet_s)
@@ -66,15 +70,33 @@ def update_baseline(
     sync = sample.sync.latency if sample.sync is not None else Histogram()
     return replace(
         memory,
-        baseline_s=_learn(memory.baseline_s, sync),
+        baseline_s=_learn(memory.baseline_s, sync, dt_s),
         write_baseline_s=_learn(
-            memory.write_baseline_s, sum(small_writes(sample), Histogram())
+            memory.write_baseline_s, sum(small_writes(sample), Histogram()), dt_s
         ),
     )
 
 
-def _learn(known: Optional[float], seen: Histogram) -> Optional[float]:
+def _others_rate(writes: Writes, sample: DeviceSample, dt_s: float) -> float:
+    """What the device writes beside the syncs' own, bytes per second: the flusher's, and direct IO.
+
+    Where syncs cannot be seen, or the classes of writes, nobody knows whose the others are.
+    """
+    background = writes.background_rate
+    if background >= QUIET_RATE or sample.sync is None or writes.rate <= 0:
+        return background
+    # The classes count what all disks below it write, the rate what its group does.
+    rest = sample.write_bytes * (1.0 - background / writes.rate)
+    return background + max(0.0, rest - OWN_BYTES * sample.sync.count) / dt_s
+
+
+def _learn(known: Optional[float], seen: Histogram, dt_s: float) -> Optional[float]:
     median = seen.quantile(0.5) if seen.total >= ENOUGH else None
     if median is None:
         return known
-    return median if known is None else known + WEIGHT * (median - known)
+    if known is None:
+        return median
+    # Ticks of 0.5 s are taken while somebody syncs, and a second has two of them.
+    seconds = max(dt_s, min(1.0, dt_s / WEIGHT_FROM_S))
+    kept: float = (1.0 - WEIGHT) ** seconds
+    return known + (1.0 - kept) * (median - known)
