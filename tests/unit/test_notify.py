@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Callable, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 
@@ -30,7 +30,8 @@ def systemd(
 
 def take_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """python3-systemd, which not every host has."""
-    monkeypatch.setitem(sys.modules, "systemd", None)
+    modules: Dict[str, Any] = sys.modules
+    monkeypatch.setitem(modules, "systemd", None)
     monkeypatch.delitem(sys.modules, "systemd.daemon", raising=False)
 
 

@@ -422,7 +422,9 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     port, file = free_port(), tmp_path / "host.prom"
-    rig.daemon._metrics_settings = Metrics(("127.0.0.1", port), str(file), 1.0)
+    first = rig.daemon._first_policy
+    metrics = Metrics(("127.0.0.1", port), str(file), 1.0)
+    rig.daemon._first_policy = replace(first, metrics=metrics)
     rig.daemon._options = replace(rig.daemon._options, interval_s=0.05)
     monkeypatch.setattr(rig.daemon._watch, "wait", lambda seconds: True, raising=False)
     monkeypatch.setattr(rig.daemon._signals, "catch", lambda: None)
@@ -501,7 +503,8 @@ def test_a_port_that_is_taken_does_not_stop_the_daemon(
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
         port = taken.getsockname()[1]
-        rig.daemon._metrics_settings = Metrics(("127.0.0.1", port), None, 1.0)
+        metrics = Metrics(("127.0.0.1", port), None, 1.0)
+        rig.daemon._first_policy = replace(rig.daemon._first_policy, metrics=metrics)
         servers = rig.daemon._open_metrics()
     rig.tick(2)
     assert len(servers) == 1
