@@ -174,7 +174,7 @@ def test_on_a_host_of_systemd_it_is_told_what_is_not_in_its_tree(tree: Tree) -> 
     paths = ["/garden/web", "/system.slice/x.service", "/x.service/y", "/init.scope", "/"]
     for path in paths:
         tree.files(path, 0)
-    rates = {"sda": dict.fromkeys(paths, FAST)}
+    rates: Dict[Optional[str], Dict[str, float]] = {"sda": dict.fromkeys(paths, FAST)}
     assert not any(each.outside for each in tree.cgroups.control(rates, 0.0, paths).values())
     (tree.root / "run/systemd/system").mkdir(parents=True)
     cgroups = Cgroups(KernelFiles(tree.root), "/sys/fs/cgroup")
