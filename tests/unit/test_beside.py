@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import pytest
 
@@ -480,7 +480,8 @@ def test_the_queue_is_as_found_without_a_flood_or_without_syncs() -> None:
 def test_a_queue_is_not_frozen_at_each_pause_of_a_flood() -> None:
     """A second of flood, a second without: two writes each way, and the queue stands for each."""
     calm = {name: estimate(name) for name in FLOODED}
-    known, found = memory(), set()
+    known = memory()
+    found: Set[Tuple[Setting, ...]] = set()
     for tick in range(20):
         if tick % 2:
             result = asked(known, sample(now_s=NOW + tick), policy_=QUEUE, estimates=calm)
