@@ -454,6 +454,12 @@ def test_json_stays_json_and_tells_no_secret(document: object, masked: object) -
         assert "ter2" not in said and "***" in said
 
 
+def test_fields_of_an_answer_keep_their_names_whatever_the_host_is_called() -> None:
+    document = {"cache_bytes": "cache", "cache-vg": 1, "fsync_p99_s": 0.1}
+    masked = json.loads(Mask(b"k", ("cache",)).document(json.dumps(document)))
+    assert masked == {"cache_bytes": "host", "host-vg": 1, "fsync_p99_s": 0.1}
+
+
 def test_numbers_of_disks_are_masked_in_json_also_as_numbers_and_names() -> None:
     mask = Mask(b"k", (), ("12345678",))
     word = mask.word("number", "12345678")

@@ -680,6 +680,9 @@ def test_near_the_drain_rate_tau_does_not_grow_but_may_shrink() -> None:
 def test_tau_is_never_longer_than_any_that_was_seen() -> None:
     huge = int(R * 50 * TAU_MOST_S)
     assert feed(DeviceMemory(), [R], limit=huge, slow=0.0).tau_s is None  # nor the first one
+    # But where limits are that large at least, it is what there is to go by.
+    floor = feed(DeviceMemory(), [R], limit=QUEUE_FOLLOWS_BYTES, slow=0.0).tau_s
+    assert floor == pytest.approx(TAU_MOST_S)
     most = feed(DeviceMemory(), [R], limit=int(0.99 * R * TAU_MOST_S), slow=0.0).tau_s
     assert most == pytest.approx(0.99 * TAU_MOST_S)
     long = 1.01 / TAU_UP

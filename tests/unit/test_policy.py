@@ -412,6 +412,20 @@ def test_no_policy_is_called_all(tmp_path: Path) -> None:
     assert misplaced([path.parent]) == [StartsWith(f"{path}: no policy can be called 'all'")]
 
 
+def test_a_drop_in_is_checked_from_within_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "default.conf.d"
+    directory.mkdir()
+    for name in ("50-site.conf", "50-site"):
+        (directory / name).write_text("[limits]\nlease = 12s\n")
+    monkeypatch.chdir(directory)
+    for path in ("50-site.conf", "./50-site.conf"):
+        assert check(path, tmp_path) == []
+    (said,) = check("./50-site", tmp_path)
+    assert said.endswith("50-site: never read, since its name does not end in .conf")
+
+
 def test_drop_ins_of_another_policy_are_named(tmp_path: Path) -> None:
     write(system(tmp_path, "etc", "all.conf.d/a.conf"), "")
     write(system(tmp_path, "etc", "etcd.conf.d/a.conf"), "")

@@ -334,7 +334,7 @@ def test_why_gives_the_steps_and_what_comes_next() -> None:
     assert device["decision_id"] == "sda-58"
     assert answer["limit"]["next"] == (
         "The limit goes down to 4.0M, no faster than the 30M that wait are written out"
-        " (about 0.1s at 248M/s)."
+        " (about 0.1s at 240M/s)."
     )
 
 

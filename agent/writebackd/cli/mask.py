@@ -39,6 +39,8 @@ _ENVIRONMENT = re.compile(
     r"|LoadCredential(?:Encrypted)?)\s*=)(?=.).*$"
 )
 _RUN = re.compile(r"[A-Za-z0-9]{6,}")
+# Of an answer of ours (cache_bytes, fsync_p99_s), also where the host is called `cache`.
+_FIELD = re.compile(r"[a-z]+(?:_(?:[a-z]+|p[0-9]+))+")
 _SHORTEST_NAME = 3
 # Installers put the host's name into that of its volume group: HOST-vg (Debian), rhel_HOST (Red
 # Hat).  Device-mapper doubles each '-' of it (HOST--vg-root), and units write that as \x2d, JSON
@@ -103,7 +105,8 @@ class Mask:
 
     def _value(self, value: Any, secret: bool) -> Any:
         if isinstance(value, dict):
-            return {self._string(name): self._value(each, secret or is_secret(name))
+            return {name if _FIELD.fullmatch(name) else self._string(name):
+                    self._value(each, secret or is_secret(name))
                     for name, each in value.items()}  # fmt: skip
         if isinstance(value, list):
             return [self._value(each, secret) for each in value]

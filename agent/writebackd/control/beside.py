@@ -33,8 +33,9 @@ from writebackd.policy.schema import Policy
 # Another device's flood counts for so long afterwards: a cap that comes and goes with
 # every pause would move both limits each time.
 OTHERS_LAST_S = 60.0
-# And its own for its queue: twice two writes for each flood, which come every few seconds.
-QUEUE_LASTS_S = 60.0
+# And its own for its queue: twice two writes for each flood, which come every few seconds.  Not
+# for longer, since a short queue is what reads have as well.
+QUEUE_LASTS_S = 10.0
 # A refusal may pass: an earlier test on its way home, a ledger that could not be saved.
 REFUSED_S = 300.0
 # The global limit has come down when it is at most this multiple of what the device

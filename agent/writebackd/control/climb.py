@@ -130,7 +130,7 @@ def climb(
         if late and (now.failed >= 2 or (now.failed and now.up)):
             neither = "neither a smaller nor a larger limit is any better"
             if now.failed < 2:
-                neither = "no smaller limit is any better, and a larger one has nothing to bring"
+                neither = "no smaller limit is any better, and it is too soon for a larger one"
             return limit, hold, State.EXHAUSTED, f"{waits}; {neither}: {NOT_OURS}"
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
     now = replace(now, up=goes_up(now, enough), begin_bytes=now.begin_bytes or limit)

@@ -32,7 +32,7 @@ def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[
         return f"well: {waits}"
     if decision.state is State.EXHAUSTED:
         return f"not well: {waits}, and no limit helps: see the end of what is next"
-    return f"not well: {waits}; what is done about it is below"
+    return f"not well: {waits}; why, and what comes, is below"
 
 
 def explain(

@@ -314,7 +314,7 @@ class PaceTick:
             if set(flooding) != set(memory.rates):
                 memory = divide(memory, memory.rate or 0.0, flooding)
             return replace(memory, slow_s=0.0), (
-                f"{_names(memory)} shall be held at {_speed(memory.rate or 0)}: not in force yet"
+                f"{_names(memory)} shall be held at {_speed(memory.rate or 0)}: not in force"
             )
         memory, why = step(
             memory,

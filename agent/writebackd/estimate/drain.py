@@ -313,19 +313,20 @@ def update_drain(
     if filling is not None:
         filling = (*filling, (dt_s, writes.rate))[-FILLING_TICKS:]
     if writes.held_back and writes.rate > 0:
-        tau_s = _learn_tau(limit_bytes / writes.rate, writes, memory, dt_s)
+        tau_s = _learn_tau(limit_bytes / writes.rate, limit_bytes, writes, memory, dt_s)
     memory = replace(memory, fill_bytes=fill, was_full=False, filling=filling, tau_s=tau_s)
     return _fast_sample(writes, memory, limit_bytes, dt_s)
 
 
 def _learn_tau(
-    seen_s: float, writes: Writes, memory: DeviceMemory, dt_s: float
+    seen_s: float, limit_bytes: int, writes: Writes, memory: DeviceMemory, dt_s: float
 ) -> Optional[float]:
     known = memory.tau_s
-    if known is None:
-        # Of a limit of gigabytes it is seconds: not the limit held that rate.
-        return seen_s if seen_s < TAU_MOST_S else None
+    if known is None and seen_s > TAU_MOST_S and limit_bytes > QUEUE_FOLLOWS_BYTES:
+        return None  # not the limit held that rate: gigabytes are not reached in this tick
     seen_s = min(seen_s, TAU_MOST_S)
+    if known is None:
+        return seen_s
     if seen_s < known:
         return known + min(1.0, TAU_DOWN * dt_s) * (seen_s - known)
     if memory.drain_rate is None or writes.rate >= LOWER * memory.drain_rate:
@@ -362,7 +363,7 @@ def _full_sample(
         # Whoever sets this rate, the limit lets it in: tau is not longer.  Without a cache all
         # ticks look full, and what sets the rate is no matter of tau.
         at_most = min(memory.tau_s, limit_bytes / max(writes.rate, 1.0))
-        changes["tau_s"] = _learn_tau(at_most, writes, memory, dt_s)
+        changes["tau_s"] = _learn_tau(at_most, limit_bytes, writes, memory, dt_s)
     rate = median([rate for dt, rate, _ in window if dt])
     tight = limit_bytes < LOWER * memory.drain_limit_bytes and limits_rate(
         limit_bytes, rate, memory

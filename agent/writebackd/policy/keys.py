@@ -169,9 +169,10 @@ KEYS: Tuple[Key, ...] = (
         per_device=True),
     Key("levers", "per-device", SWITCH, "on", "", "",
         "While others write, give a device that needs a tight limit one of its own, where the "
-        "kernel can (6.2 and later, tried out before it is used)."),
+        "kernel can (6.8 and later, tried out before it is used)."),
     Key("levers", "queue", SWITCH, "off", "", "",
-        "While a device is flooded, set `nr-requests` and `max-sectors` of its disks."),
+        "While a device is flooded, and 10 s longer, set `nr-requests` and `max-sectors` of its "
+        "disks."),
     Key("levers", "nr-requests", COUNT, "8", "0", "65536",
         "Requests in a disk's queue under `queue = on`; 0 leaves it."),
     Key("levers", "max-sectors", SIZE, "0B", "0B", "32M",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
@@ -98,6 +99,8 @@ def _check_drop_in(
     of: str, file: Path, place: Path, config_dir: Optional[Path], root: Path
 ) -> List[str]:
     """What is wrong with a file, and with policies that are good without it."""
+    if not place.name.endswith(".conf"):
+        return [f"{place}: never read, since its name does not end in .conf"]
     spoilt: Dict[str, List[str]] = {}
     names = _merged_into(of, place, config_dir, root)
     for wanted in names:
@@ -123,7 +126,7 @@ def _merged_into(of: str, place: Path, config_dir: Optional[Path], root: Path) -
     if of == SITE_NAME:
         known = base_files(dirs)
         return [name for name in sorted(known) if is_name(name) and not is_masked(known[name])]
-    beside = place.parent.with_suffix("")
+    beside = Path(os.path.abspath(place)).parent.with_suffix("")
     if beside.is_file() and beside.parent.resolve() not in [each.resolve() for each in dirs]:
         return [str(beside)]  # a policy that is used by its path
     return [of]

@@ -584,7 +584,7 @@ def _next_of_limit(snapshot: Snapshot) -> str:
         return "The limit stays until a device's target changes: what comes there is said below."
     if decision.goal_bytes < decision.limit_bytes:
         backlog = vm.dirty_bytes + vm.writeback_bytes
-        rate = sum(each.write_rate for each in snapshot.estimates.values())
+        rate = sum(each.background_rate for each in snapshot.estimates.values())
         takes = f" (about {human.duration(backlog / rate)} at {human.size(rate)}/s)" if rate else ""
         return (
             f"The limit goes down to {human.size(decision.goal_bytes)}, no faster than the"
