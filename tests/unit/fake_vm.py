@@ -37,6 +37,7 @@ class FakeVm(KernelFiles):
         super().__init__()
         self.values: Dict[str, int] = dict(vars(limits))
         self.available = available  # dirtyable memory in pages
+        self.free = 5_500_000  # nr_free_pages
         self.dirty = (21, 3)  # nr_dirty, nr_writeback in pages
         self.boot_id = "0c5d1a3e-7b1f-4c7e-9d43-1a2b3c4d5e6f"
         self.errors: Dict[str, int] = {}
@@ -103,7 +104,7 @@ class FakeVm(KernelFiles):
     def _vmstat(self) -> str:
         limit, background = self.thresholds()
         counters = {
-            "nr_free_pages": 5_500_000,
+            "nr_free_pages": self.free,
             "nr_inactive_file": 400_000,
             "nr_active_file": 100_000,
             "nr_dirty": self.dirty[0],

@@ -108,6 +108,12 @@ def never_above_the_ceiling(bench: Bench) -> None:
     assert limits[-1] == 4 << 30
 
 
+def never_more_than_memory_can_hold(bench: Bench) -> None:
+    bench.host.free = (8 << 30) // PAGE - 500_000
+    limits = [limit for _, limit in bench.draining(5e9, 8)]
+    assert max(limits) <= 0.2 * (8 << 30) and limits[-1] >= 0.19 * (8 << 30)
+
+
 def never_below_the_floor(bench: Bench) -> None:
     floor = law.kernel_floor_bytes(bench.rig.daemon._sight.sampler._host)
     assert all(limit >= floor for _, limit in bench.draining(500e3, 8))
@@ -493,6 +499,7 @@ RAILS: Dict[str, Rail] = {
     "ceiling": Rail(
         never_above_the_ceiling, put(law, "_clamp", lambda x, low, _: max(int(x), low))
     ),
+    "memory": Rail(never_more_than_memory_can_hold, put(decide_module, "DIRTYABLE_SHARE", 1.0)),
     "floor": Rail(
         never_below_the_floor, put(law, "_clamp", lambda x, _, high: min(int(x), high))
     ),
