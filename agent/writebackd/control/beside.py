@@ -15,7 +15,7 @@ its own from the tick on that first sees it: memory fills at GB/s, so that a sti
 *Queue.*  Fewer and smaller requests ahead of a sync, while its device is flooded and for a
 while after: each write freezes the queue.
 
-*Flusher.*  A shorter period than 5 s, while a limit of ours is in force.
+*Flusher.*  A shorter period than 5 s, while somebody's syncs are protected.
 """
 
 from __future__ import annotations

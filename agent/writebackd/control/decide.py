@@ -154,9 +154,8 @@ def decide(
 def memory_most(policy: Policy, vm: VmState) -> Optional[int]:
     """The largest limit that the host's memory allows, bytes; None: nobody tells.
 
-    A ceiling says nothing of the host: 6.6 GB of dirty pages where 8 GB can be dirty left the
-    disk a third of the throughput that default limits gave it, since every page had to be
-    reclaimed before it was written again.
+    A ceiling says nothing of the host: with 5.5 and 6.6 GB where 8 GB could be dirty a disk was
+    written at 0.37 and 0.13 of what it was with default limits, and with a fifth at 0.89.
     """
     if vm.dirtyable_bytes is None:
         return None

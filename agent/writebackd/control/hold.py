@@ -73,7 +73,7 @@ FULL_AGAIN_S = 4.0
 # That is forgotten when R has changed by this factor: the model may hold again.
 OTHER_DISK = 1.5
 # Room that lasts for less than this would be paid for with too many writes of the limit:
-# so a little less flows in from then on, down to what `keep` allows.
+# so a little less flows in from then on, until that is too little.
 SOON_S, SOON_CUT = 25.0, 0.96
 # Unless so much of what was drained has come in again.
 REFILL_SHARE = 0.3
