@@ -166,7 +166,7 @@ def count_slow(
         return None
     small = small_writes(sample)
     background = sample.classes.get(IoClass.BACKGROUND_WRITE, _NONE)
-    if memory.write_baseline_s is not None and any(each.buckets for each in small) and not few:
+    if memory.write_baseline_s is not None and any(each.counts for each in small) and not few:
         threshold = max(SLOW_MULTIPLE * memory.write_baseline_s, SLOW_LEAST_S)
         if background.count and rate > 0:
             request = background.bytes / background.count

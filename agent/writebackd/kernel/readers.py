@@ -75,7 +75,8 @@ def difference(current: bytes, last: bytes) -> Histogram:
     part by part takes a third of the time of looking at each number (3 to 4 us in the place
     of 10).
     """
-    buckets: List[Tuple[int, int]] = []
+    indices: List[int] = []
+    counts: List[int] = []
     for at in range(0, len(current), layout.HIST_PART.size):
         end = at + layout.HIST_PART.size
         if current[at:end] == last[at:end]:
@@ -85,8 +86,9 @@ def difference(current: bytes, last: bytes) -> Histogram:
         )
         for index, (now, before) in enumerate(numbers, at // 4):
             if now != before:
-                buckets.append((index, (now - before) & 0xFFFFFFFF))
-    return Histogram(tuple(buckets))
+                indices.append(index)
+                counts.append((now - before) & 0xFFFFFFFF)
+    return Histogram.of(tuple(indices), tuple(counts))
 
 
 _class_sample = made(ClassSample)

@@ -26,7 +26,7 @@ from typing import (
     get_type_hints,
 )
 
-from writebackd.model import Backing, Device, HostInfo
+from writebackd.model import Backing, Device, Histogram, HostInfo
 
 T = TypeVar("T")
 Pack = Callable[[Any, "Interned"], Any]
@@ -125,6 +125,8 @@ def _packer(kind: Any, intern: bool = True) -> Pack:
         ]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return lambda value, interned: value.value
+    if kind is Histogram:  # as pairs, whatever it keeps
+        return lambda value, interned: {"buckets": value.buckets} if value.counts else {}
     hints = get_type_hints(kind)
     fields = [
         (each.name, _packer(hints[each.name]), _default(each))
@@ -178,6 +180,8 @@ def _unpacker(kind: Any, intern: bool = True) -> Pack:
     if isinstance(kind, type) and issubclass(kind, Enum):
         members = {member.value: member for member in kind}
         return lambda packed, interned: members[packed]
+    if kind is Histogram:
+        return lambda packed, interned: Histogram(**packed)
     return _fields_unpacker(kind)
 
 

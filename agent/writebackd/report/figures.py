@@ -92,7 +92,8 @@ class _Sum:
             fill = min(1.0, estimate.fill_bytes / estimate.cache_bytes)
             self.fill = fill if self.fill is None or fill > self.fill else self.fill
         if seen.sync is not None:
-            for index, count in seen.sync.latency.buckets:
+            latency = seen.sync.latency
+            for index, count in zip(latency.indices, latency.counts):
                 self.counts[index] = self.counts.get(index, 0) + count
         self.last = estimate
 

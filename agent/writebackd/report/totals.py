@@ -113,13 +113,14 @@ class Totals:
                 before = DeviceTotals(diskseq)
             _, fsyncs, fsync_s, written, read, busy_s, decisions, decided_before = before
             estimate, sync = estimates.get(name), each.sync
-            if sync is not None and sync.latency.buckets:
+            if sync is not None and sync.latency.counts:
                 counts = list(fsyncs)
-                for bucket, count in sync.latency.buckets:
+                for bucket, count in zip(sync.latency.indices, sync.latency.counts):
                     counts[_FSYNC_BUCKET[bucket]] += count
                 fsyncs = tuple(counts)
             decided = ids.get(name)
-            devices[name] = DeviceTotals(
+            # As a tuple, as in kernel/diskstats.py: the order of the fields above.
+            devices[name] = tuple.__new__(DeviceTotals, (
                 diskseq,
                 fsyncs,
                 fsync_s + (estimate.fsync_total_s if estimate else 0.0),
@@ -128,7 +129,7 @@ class Totals:
                 busy_s + each.busy_share * dt_s,
                 decisions + (decided is not None and decided != decided_before),
                 decided,
-            )
+            ))  # fmt: skip
         return replace(
             self,
             devices=devices,
