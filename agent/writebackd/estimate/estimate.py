@@ -43,8 +43,8 @@ def estimate(
     estimates: Dict[str, Estimate] = {}
     remembered: Dict[str, DeviceMemory] = {}
     groups = _groups(sample)
-    rows: List[Tuple[DeviceSample, DeviceMemory, int]] = []  # with what was written, bytes
-    smooth: Dict[str, float] = {}
+    # With what was written, bytes, and the rate over some seconds.
+    rows: List[Tuple[DeviceSample, DeviceMemory, int, float]] = []
     dt_s = sample.dt_s
     weight = 1 - 0.5 ** (dt_s / SHARE_HALF_S)
     for seen in sample.devices:
@@ -55,20 +55,17 @@ def estimate(
             known = DeviceMemory(identity=identity)
         group = groups.get(name)
         written = seen.write_bytes if group is None else _group_bytes(group)
-        rows.append((seen, known, written))
-        smooth[name] = known.smooth_rate + weight * (written / dt_s - known.smooth_rate)
-    shared = {frozenset([m.device.name for m in group]) for group in groups.values()}
-    total = sum([rate for name, rate in smooth.items() if name not in groups]) + sum(
-        [max([smooth[name] for name in members]) for members in shared]
-    )
+        rate = known.smooth_rate + weight * (written / dt_s - known.smooth_rate)
+        rows.append((seen, known, written, rate))
+    total = _total_rate(rows, groups)
     throttled_s = _throttled(sample)
     # Who sleeps without a known device counts for each: its writers are held back by the
     # same limit.
     unknown_s = throttled_s.get(None, 0.0)
     threshold = shared_limit(memory, sample)
-    for seen, known, written in rows:
+    for seen, known, written, rate in rows:
         name = seen.device.name
-        share = max(smooth[name] / total if total > 0 else 1.0, SHARE_LEAST)
+        share = max(rate / total if total > 0 else 1.0, SHARE_LEAST)
         limit, cap = threshold, memory.caps.get(name)
         if cap is not None and cap.in_force:
             share, limit = 1.0, cap.bytes
@@ -82,13 +79,27 @@ def estimate(
             known,
             seen,
             sample,
-            smooth[name],
+            rate,
             written,
             unknown_s + slept_s,
             share,
             int(share * limit),
         )
     return estimates, replace(memory, devices=remembered)
+
+
+def _total_rate(
+    rows: List[Tuple[DeviceSample, DeviceMemory, int, float]],
+    groups: Dict[str, Tuple[DeviceSample, ...]],
+) -> float:
+    """Of all devices; a group counts once."""
+    if not groups:
+        return sum([rate for *_, rate in rows])
+    rates = {seen.device.name: rate for seen, _, _, rate in rows}
+    shared = {frozenset([each.device.name for each in group]) for group in groups.values()}
+    return sum([rate for name, rate in rates.items() if name not in groups]) + sum(
+        [max([rates[name] for name in members]) for members in shared]
+    )
 
 
 def _throttled(sample: Sample) -> Dict[Optional[str], float]:

@@ -26,10 +26,10 @@ def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> De
     there were some a tick without is one of quick ones: with `write through` in queue/write_cache,
     or with the battery back, none is sent any more.
     """
-    syncs = sample.sync.latency.told() if sample.sync is not None else None
-    if syncs is None or not syncs[0] or not (sample.flushes or memory.flushed):
+    sync_s = sample.sync.latency.mean() if sample.sync is not None else None
+    if sync_s is None or not (sample.flushes or memory.flushed):
         return memory
-    means = sample.flush_s / max(sample.flushes, 1), syncs[1] / syncs[0]
+    means = sample.flush_s / max(sample.flushes, 1), sync_s
     if memory.flushed is not None:
         kept = 0.5 ** (dt_s / FLUSH_HALF_S)
         means = (
