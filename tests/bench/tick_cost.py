@@ -42,9 +42,9 @@ DISKS = 1024
 TICKS = 40
 # A neighbour on the same core doubles what a tick costs: a miss is measured again.
 ROUNDS = 3
-# What is wanted, and what is not yet reached (docs/figures.md); and what is a step back.
+# What is wanted, of which the time is not yet reached (docs/figures.md); and what is a step back.
 WANTED_MS, WANTED_RSS_MB = 50.0, 60.0
-LIMIT_MS, LIMIT_RSS_MB = 90.0, 66.0
+LIMIT_MS, LIMIT_RSS_MB = 90.0, 60.0
 # Those that the fake kernel computes; the rest are files below the root.
 _COMPUTED = (SYSCTL, "/proc/vmstat", "/proc/meminfo", "/proc/sys/kernel", "/sys/devices/system")
 
