@@ -515,6 +515,7 @@ def _drain(
     hold = change(hold, now_s, phase=Phase.DRAIN)
     hold = replace(
         hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0,
+        useless_s=float("-inf"),
         climb=replace(hold.climb, from_bytes=0),
     )
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
