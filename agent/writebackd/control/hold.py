@@ -390,9 +390,13 @@ def _hold(
     if (short or soon < MUCH_SHORT * drain_rate) and estimate.held_back and ours:
         rate = carried / lasted
         missing = f"the flood gets {human.size(rate)}/s, less than {human.size(drain_rate)}/s"
-        # An empty cache takes what is too much, and meanwhile the media have nothing to write.
-        power = 1.0 if _empty(estimate) else GROW_POWER
+        # An empty cache takes what is too much, and meanwhile the media have nothing to write; and
+        # where draining brings nothing there is no room to lose.
+        power = 1.0 if _empty(estimate) or useless else GROW_POWER
         grow = min(max((drain_rate / max(rate, 1.0)) ** power, GROW_LEAST), GROW_MOST)
+        if hold.probe_bytes and rate < PROBE_GAIN * hold.probe_rate:
+            # 182 MB/s at 3.1 and at 3.7 MB: the rate is on a plateau, and wants a step off it.
+            grow = max(grow, PROOF_STEP)
         hold = replace(
             hold, starved_bytes=limit, starved_s=now_s, probe_bytes=limit, probe_rate=rate
         )
