@@ -33,7 +33,6 @@ from writebackd.control.hold import (
     GROW_TO,
     MEND,
     MUCH,
-    MUCH_SHORT,
     PROBE_GAIN,
     PROBE_MOST_S,
     PROBE_S,
@@ -42,10 +41,9 @@ from writebackd.control.hold import (
     REMEMBERED_S,
     ROOM_SHARE,
     SEEK_GAIN,
-    SOON_JUDGED_S,
 )
 from writebackd.control.ramp import DEADBAND
-from writebackd.control.steps import JUDGE_S
+from writebackd.control.steps import JUDGE_S, MUCH_SHORT, SOON_JUDGED_S
 from writebackd.model import State
 
 # ---- HOLD: throughput ------------------------------------------------------
