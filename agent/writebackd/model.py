@@ -652,7 +652,8 @@ class Hold:
     drained_bytes: float = 0.0  # what it made room for
     refilled_bytes: float = 0.0  # of it, since then
     drain_end_s: float = float("-inf")  # of the last one
-    useless_s: float = float("-inf")  # when draining was last seen to bring nothing
+    # when draining was seen to bring nothing, until it is tried again
+    useless_s: float = float("-inf")
     seek_rate: float = 0.0  # under the last, smaller limit
     sought: bool = False  # a larger limit brought nothing
     probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is

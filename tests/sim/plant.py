@@ -12,6 +12,7 @@ the global pair all but pacing and, where a plant is told to have them, limits p
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -113,6 +114,10 @@ class Disk:
     # cache, and for LEAP_LASTS_S after it was full.
     leaps: Tuple[Tuple[float, float], ...] = ()
     leaps_full: Tuple[Tuple[float, float], ...] = ()
+    # Parity: a stripe written in part takes so much longer.  So many the syncs fall into, and each
+    # is written once for every round over what the cache holds.
+    stripe_s: float = 0.0
+    stripes: float = 2000.0
     stalled: bool = False  # takes nothing, completes nothing
     operations: float = 0.0  # per second that a limiter lets through, evenly; 0: no limiter
     trims: float = 0.0  # discards per second, beside all else
@@ -404,6 +409,10 @@ class Plant:
             return
         drain = disk.drain * state.noise * (1.0 - disk.neighbour)
         state.most_syncs = SYNC_SHARE_MOST * drain / SYNC_BYTES
+        if disk.stripe_s:
+            round_s = max(state.fill, 1.0 * MB) / drain
+            parts = disk.stripes * -math.expm1(-state.sync_rate * round_s / disk.stripes)
+            drain *= round_s / (round_s + parts * disk.stripe_s)
         if disk.cache:
             drain = max(drain - state.sync_rate * SYNC_BYTES, 0.2 * drain)
         else:

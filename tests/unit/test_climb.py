@@ -15,6 +15,7 @@ from writebackd.control.climb import (
     FREE_TRIES,
     FRUITLESS,
     GAVE_UP_S,
+    LEAP,
     MUCH,
     NOT_OURS,
     PATIENCE_MOST_S,
@@ -22,8 +23,14 @@ from writebackd.control.climb import (
     STEP,
     climb,
 )
-from writebackd.control.hold import FOLLOW_S, PROBE_MOST_S, REMEMBERED_S
-from writebackd.control.steps import JUDGE_S, Bounds
+from writebackd.control.hold import (
+    FOLLOW_S,
+    PROBE_MOST_S,
+    REMEMBERED_S,
+    may_starve,
+    seek_most,
+)
+from writebackd.control.steps import JUDGE_S, MUCH_SHORT, SOON_JUDGED_S, Bounds
 from writebackd.model import Climb, Estimate, Hold, State
 
 MEAN_S = 10e-3
@@ -43,11 +50,12 @@ def judged(
 
 
 def tick(
-    hold: Hold, seen: Optional[Estimate] = None, bounds: Bounds = BOUNDS, is_late: bool = True
+    hold: Hold, seen: Optional[Estimate] = None, bounds: Bounds = BOUNDS, is_late: bool = True,
+    far: float = 0.0,
 ) -> Step:
     limit = hold.limit_bytes
     assert limit is not None
-    return Step(*climb(bounds, seen or late(), hold, NOW, limit, is_late))
+    return Step(*climb(bounds, seen or late(), hold, NOW, limit, is_late, far=far))
 
 
 def smaller(mean_s: float = MEAN_S, rate: float = R, **more: object) -> Climb:
@@ -98,6 +106,44 @@ def test_the_first_step_goes_where_something_is_missing(up: bool) -> None:
     taken = tick(judged(Climb(up=up, tries=1, begin_bytes=3 * KNEE), rate=0.5 * KEEP * R))
     assert taken.limit == (LARGER if up else SMALLER)
     assert taken.hold.climb.begin_bytes == 3 * KNEE
+
+
+def starving(part: float, lasted: float = JUDGE_S, now: Optional[Climb] = None) -> Hold:
+    """The flood gets `part` of R, as it was seen for so many seconds."""
+    return judged(now or Climb(), carried=(part * R * lasted, lasted))
+
+
+def test_where_much_is_missing_the_first_step_takes_back_what_a_round_of_the_loop_costs() -> None:
+    # limit / (limit + a) of R: so `a` is half of the limit here, and 0.85 need so much more.
+    part = 2 / 3
+    more = 0.5 / (1 / MUCH_SHORT - 1)
+    assert STEP < more < LEAP
+    assert tick(starving(part), far=1e9).limit == pytest.approx(more * KNEE, rel=1e-3)
+    # A little less than enough wants an ordinary step, nearly nothing at most a leap.
+    assert tick(starving(0.99 * MUCH_SHORT), far=1e9).limit == LARGER
+    assert tick(starving(0.01), far=1e9).limit == int(LEAP * KNEE)
+    # No further than where the limit may be what holds the flood.
+    assert tick(starving(part), far=1.5 * KNEE).limit == int(1.5 * KNEE)
+    assert tick(starving(part), far=KNEE).limit == LARGER
+
+
+def test_what_is_much_too_little_is_judged_sooner() -> None:
+    soon = 1.01 * SOON_JUDGED_S
+    assert tick(starving(0.5, soon), far=1e9).limit > LARGER
+    assert tick(starving(0.5, 0.99 * SOON_JUDGED_S), far=1e9).limit == KNEE
+    # Not what is nearly enough, nor above what may hold the flood.
+    assert tick(starving(1.01 * MUCH_SHORT, soon), far=1e9).limit == KNEE
+    assert tick(starving(0.5, soon), far=KNEE).limit == KNEE
+    # A larger limit on trial, but no smaller one: what that gains has to be seen.
+    up, down = (starving(0.5, soon, each) for each in (larger(), smaller()))
+    assert tick(up, far=1e9).hold.climb.from_bytes == 0
+    assert tick(down, far=1e9).hold == down
+
+
+def test_of_waves_and_of_a_disk_that_is_not_known_it_is_not_told_what_starves() -> None:
+    assert may_starve(late()) == seek_most(R)
+    assert may_starve(late(in_waves=True)) == 0.0
+    assert tick(starving(0.5), late(drain_rate=None), far=1e9).limit == SMALLER
 
 
 def test_a_step_up_is_called_a_probe() -> None:

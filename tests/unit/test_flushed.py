@@ -23,14 +23,13 @@ from writebackd.control.hold import (
     FELL_S,
     FOLLOW_S,
     LATE_LASTS_S,
-    MUCH_SHORT,
     PAUSED,
     REMEMBERED_S,
     asked_for,
     rest,
     seek_most,
 )
-from writebackd.control.steps import JUDGE_S, LOOSE_S
+from writebackd.control.steps import JUDGE_S, LOOSE_S, MUCH_SHORT
 from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
 from writebackd.estimate.flushes import (
     FLUSH_HALF_S,

@@ -287,7 +287,8 @@ def test_what_was_seen_to_be_useless_is_not_tried_again_for_a_while() -> None:
     lately = holding(useless_s=NOW - 0.9 * REMEMBERED_S, **FULL)
     assert step(seen(full=True), lately).hold.phase is Phase.HOLD
     once = holding(useless_s=NOW - 1.1 * REMEMBERED_S, **FULL)
-    assert step(seen(full=True), once).hold.phase is Phase.DRAIN
+    again = step(seen(full=True), once).hold
+    assert again.phase is Phase.DRAIN and again.useless_s == float("-inf")
 
 
 def test_a_cache_full_again_at_once_though_nothing_came_in_is_none() -> None:

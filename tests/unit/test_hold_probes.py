@@ -33,7 +33,6 @@ from writebackd.control.hold import (
     GROW_TO,
     MEND,
     MUCH,
-    MUCH_SHORT,
     PROBE_GAIN,
     PROBE_MOST_S,
     PROBE_S,
@@ -42,10 +41,9 @@ from writebackd.control.hold import (
     REMEMBERED_S,
     ROOM_SHARE,
     SEEK_GAIN,
-    SOON_JUDGED_S,
 )
 from writebackd.control.ramp import DEADBAND
-from writebackd.control.steps import JUDGE_S
+from writebackd.control.steps import JUDGE_S, MUCH_SHORT, SOON_JUDGED_S
 from writebackd.model import State
 
 # ---- HOLD: throughput ------------------------------------------------------
@@ -67,6 +65,26 @@ def test_behind_an_empty_cache_all_that_is_missing_is_given_at_once() -> None:
     assert step(empty, holding(0.6 * R)).limit == pytest.approx(KNEE / 0.6, rel=1e-3)
     some = replace(empty, fill_bytes=1.01 * FILL_FROM * cache)
     assert step(some, holding(0.6 * R)).limit == pytest.approx(KNEE * 0.6**-GROW_POWER, rel=1e-3)
+
+
+def test_where_there_is_no_room_to_make_none_can_be_lost_by_giving_all_that_is_missing() -> None:
+    useless = holding(0.6 * R, useless_s=NOW - 0.9 * REMEMBERED_S)
+    assert step(seen(rate=0.6 * R), useless).limit == pytest.approx(KNEE / 0.6, rel=1e-3)
+    once = holding(0.6 * R, useless_s=NOW - 1.1 * REMEMBERED_S)
+    some = KNEE * 0.6**-GROW_POWER
+    assert step(seen(rate=0.6 * R), once).limit == pytest.approx(some, rel=1e-3)
+
+
+def test_after_a_step_up_that_brought_nothing_the_next_one_is_larger() -> None:
+    rate, larger = 0.8 * R, int(1.12 * KNEE)
+    tried = holding(
+        carried=(rate * SOON_JUDGED_S, SOON_JUDGED_S), limit_bytes=larger, probe_bytes=KNEE,
+        probe_rate=1.01 * rate / PROBE_GAIN,
+    )  # fmt: skip
+    assert step(seen(rate=rate), tried).limit == int(PROOF_STEP * larger)
+    some = replace(tried, probe_rate=0.99 * rate / PROBE_GAIN)
+    grown = larger * max(GROW_LEAST, 0.8**-GROW_POWER)
+    assert step(seen(rate=rate), some).limit == pytest.approx(grown, rel=1e-3)
 
 
 def test_a_step_up_is_at_least_worth_writing_and_at_most_a_step() -> None:

@@ -20,7 +20,16 @@ from __future__ import annotations
 from typing import Tuple
 
 from writebackd import human
-from writebackd.control.steps import JUDGE_S, LOOSE_S, Bounds, change, clamp, wait
+from writebackd.control.steps import (
+    JUDGE_S,
+    LOOSE_S,
+    MUCH_SHORT,
+    SOON_JUDGED_S,
+    Bounds,
+    change,
+    clamp,
+    wait,
+)
 from writebackd.model import Climb, Estimate, Hold, State, replace
 
 # Changes the wait by more than its noise (10 to 20 % in windows of 3 s) where it
@@ -28,6 +37,10 @@ from writebackd.model import Climb, Estimate, Hold, State, replace
 STEP = 1.4
 EARNS = 1.08
 DEAR = 4
+# Media that take the next round of the writeback loop only after the last one let in
+# limit / (limit + R x tau) of R.  So one measurement tells the limit for MUCH_SHORT of it; no
+# further than this multiple at once.
+LEAP = 3.0
 NOT_OURS = "the queue is not ours, letting go"
 # When both directions failed each try waits so much longer than the one before, up to a
 # minute; and so it does after so many tries, since noise makes some seem to earn.  One
@@ -52,9 +65,11 @@ GAVE_UP_S = 300.0
 
 def climb(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, limit: int, late: bool,
-    first: int = 0,
+    first: int = 0, far: float = 0.0,
 ) -> Tuple[int, Hold, State, str]:
     """`(limit, memory, state, why)`, as hold.regulate.
+
+    `far`: up to here the limit may be what keeps the flood far below R, bytes.
 
     `first`: the limit to begin with where R is not to be believed, bytes.  There the memory has
     what syncs waited by time: seconds times seconds, seconds.
@@ -66,6 +81,10 @@ def climb(
         return limit, hold, State.EXHAUSTED if late else State.GUARD, why
     # Of the first limit the next is far enough away.
     judge_s = JUDGE_S if now.begin_bytes or not first else FIRST_JUDGED_S
+    starves = starved(estimate, hold, limit, far)
+    if starves and (now.up or not now.from_bytes):
+        # A smaller limit on trial is judged by what syncs gain as well, which shows later.
+        judge_s = SOON_JUDGED_S
     if hold.carried[1] < judge_s or not (hold.waited[1] or estimate.oldest_fsync_s):
         larger_next = now.up if now.from_bytes else first and not now.begin_bytes
         state = State.PROBE if larger_next else State.SQUEEZE
@@ -137,6 +156,8 @@ def climb(
     if widens:
         now = replace(now, up=True)
     smaller, larger = limit / STEP, STEP * limit
+    if starves:
+        larger = leap(estimate, hold, limit, far)
     if first:
         most = WIDEST_S * max(rate, estimate.drain_rate or 0.0)
         smaller, larger = limit / WIDE, max(limit, first, min(WIDE * limit, most))
@@ -151,6 +172,21 @@ def climb(
     hold = replace(hold, climb=now)
     state, which = (State.PROBE, "larger") if now.up else (State.SQUEEZE, "smaller")
     return new, hold, state, f"{waits}: trying a {which} limit"
+
+
+def starved(estimate: Estimate, hold: Hold, limit: int, far: float) -> bool:
+    """Whether the flood is seen to be much short of R, under a limit below `far` bytes."""
+    carried, lasted = hold.carried
+    much = carried < MUCH_SHORT * (estimate.drain_rate or 0.0) * lasted
+    return much and lasted >= SOON_JUDGED_S and limit < far
+
+
+def leap(estimate: Estimate, hold: Hold, limit: int, far: float) -> float:
+    """The next larger limit of a flood that is starved, bytes."""
+    carried, lasted = hold.carried
+    missing = (estimate.drain_rate or 0.0) * lasted / max(carried, 1.0) - 1
+    wanted = limit * missing / (1 / MUCH_SHORT - 1)
+    return max(STEP * limit, min(wanted, LEAP * limit, far))
 
 
 def pause_s(now: Climb, enough: bool) -> float:

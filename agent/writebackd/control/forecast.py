@@ -15,12 +15,15 @@ from writebackd.control.climb import (
     FIRST_JUDGED_S,
     FIRST_TRIES,
     GAVE_UP_S,
+    LEAP,
     STEP,
     WIDE,
     WIDE_GAIN,
     WIDEST_S,
     goes_up,
+    leap,
     pause_s,
+    starved,
 )
 from writebackd.control.hold import (
     DRAIN_LEAST_S,
@@ -37,20 +40,19 @@ from writebackd.control.hold import (
     GROW_MOST,
     GROW_TO,
     LATE_LASTS_S,
-    MUCH_SHORT,
     PROBE_GAIN,
     PROBE_STEP,
     PROOF_STEP,
     REMEMBERED_S,
     SEEK_GAIN,
     SEEK_STEP,
-    SOON_JUDGED_S,
     below_the_knee,
+    may_starve,
     room_wanted,
     seek_most,
     with_room,
 )
-from writebackd.control.steps import JUDGE_S, LOOSE_S
+from writebackd.control.steps import JUDGE_S, LOOSE_S, MUCH_SHORT, SOON_JUDGED_S
 from writebackd.estimate.drain import FAST_LASTS_S
 from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
@@ -250,7 +252,7 @@ class _Law:
         drains = self._now_s - hold.useless_s >= REMEMBERED_S and not estimate.in_waves
         if hold.climb.from_bytes:
             return (
-                f"This limit is on trial: {_in(self._judged_s)} it is kept if"
+                f"This limit is on trial: {_in(self._judged_s)}{self._sooner()} it is kept if"
                 f" {self._gain(hold.climb.tries <= FIRST_TRIES)}, else it goes back to"
                 f" {self._size(hold.climb.from_bytes)}."
             )
@@ -294,12 +296,13 @@ class _Law:
             said = f"{until}no limit is tried for {human.duration(gave_up_s)}.{sick}"
             return said[0].upper() + said[1:]
         began = hold.climb.tries or hold.climb.begin_bytes
-        if not began and hold.carried[1] < JUDGE_S and not self._estimate.flushes_wait:
+        unseen = hold.carried[1] < JUDGE_S and not self._starved()
+        if not began and unseen and not self._estimate.flushes_wait:
             return (
                 f"{_in(self._judged_s).capitalize()} another limit is tried:"
                 f" {self._size(self._limit / STEP)}, or {self._size(self._limit * STEP)} should the"
                 f" flood be short of {100 * self._basis.keep:.0f} % of the drain rate."
-                f"{self._with_room()}{sick}"
+                f"{self._may_leap()}{self._with_room()}{sick}"
             )
         when_s, larger, size = self._try(self._enough())
         when = _in(when_s)
@@ -314,7 +317,7 @@ class _Law:
             f"{until}the target stays, and {when} a"
             f" {'larger' if larger else 'smaller'} limit is tried, {self._size(size)}, which is"
             f" kept if {self._gain(larger and hold.climb.tries < FIRST_TRIES)}."
-            f"{self._with_room()}{sick}"
+            f"{self._may_leap()}{self._with_room()}{sick}"
         )
         return said[0].upper() + said[1:]
 
@@ -361,7 +364,8 @@ class _Law:
             first_s = max(0.0, hold.changed_s + FOLLOW_S - self._now_s)
             first_s += max(0.0, FIRST_JUDGED_S - hold.carried[1])
             return first_s, True, self._step(True)
-        when_s = max(self._judged_s, hold.changed_s + pause_s(hold.climb, enough) - self._now_s)
+        pause = hold.changed_s + pause_s(hold.climb, enough) - self._now_s
+        when_s = max(0.0 if self._starved() else self._judged_s, pause)
         larger = goes_up(hold.climb, enough)
         if self._bound(self._step(larger)) == self._bound(self._limit):
             # Is taken for a failure, and the other direction comes next.
@@ -374,6 +378,8 @@ class _Law:
 
     def _step(self, larger: bool) -> float:
         if not self._estimate.flushes_wait:
+            if larger and self._starved():
+                return leap(self._estimate, self._hold, self._limit, may_starve(self._estimate))
             return self._limit * STEP if larger else self._limit / STEP
         if not larger:
             return self._limit / WIDE
@@ -381,6 +387,29 @@ class _Law:
         rate = carried / lasted if lasted else self._estimate.rate
         most = min(WIDE * self._limit, WIDEST_S * max(rate, self._drain_rate))
         return max(self._limit, seek_most(rate), most)
+
+    def _sooner(self) -> str:
+        """What a larger limit on trial is judged by before its time."""
+        if not self._hold.climb.up or self._limit >= may_starve(self._estimate):
+            return ""
+        return f", or sooner below {100 * MUCH_SHORT:.0f} % of the drain rate,"
+
+    def _starved(self) -> bool:
+        far = may_starve(self._estimate)
+        return not self._estimate.flushes_wait and starved(
+            self._estimate, self._hold, self._limit, far
+        )
+
+    def _may_leap(self) -> str:
+        """That a larger limit comes sooner where much is missing, unless this tick has said it."""
+        if self._estimate.flushes_wait or self._starved():
+            return ""
+        if self._limit >= may_starve(self._estimate):
+            return ""
+        return (
+            f" Below {100 * MUCH_SHORT:.0f} % of the drain rate for {SOON_JUDGED_S:g} s a larger"
+            f" one comes sooner, up to {self._size(LEAP * self._limit)}."
+        )
 
     def _probe(self, drains: bool) -> str:
         hold, basis = self._hold, self._basis

@@ -28,6 +28,8 @@ from writebackd.control.ramp import DEADBAND
 from writebackd.control.steps import (
     JUDGE_S,
     LOOSE_S,
+    MUCH_SHORT,
+    SOON_JUDGED_S,
     Bounds,
     change,
     clamp,
@@ -96,8 +98,6 @@ SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_MUCH_BYTES = 10e-3, 150e-3, 16 << 20
 GROW_LEAST, GROW_MOST = 1.12, 2.0
 # The rate answers to the limit in leaps: 175 MB/s at 3.5 MB, 280 at 4 MB, 400 at 4.5 MB.
 GROW_POWER = 0.5
-# So much of R missing is seen sooner.
-MUCH_SHORT, SOON_JUDGED_S = 0.85, 1.0
 # And so much more than R, where the limit was raised for what was missing.
 MUCH, MEND = 1.2, 1.05
 CUT_MOST = 0.8
@@ -355,7 +355,8 @@ def _hold(
             waits = human.milliseconds(wait(estimate))
             return limit, hold, State.PROBE, f"fsync waits {waits} ms under the larger limit: back"
         if full or hold.climb.from_bytes or not below_the_knee(bounds.keep, estimate, limit):
-            return climb(bounds, estimate, replace(hold, probe_bytes=0), now_s, limit, late)
+            hold = replace(hold, probe_bytes=0)
+            return climb(bounds, estimate, hold, now_s, limit, late, far=may_starve(estimate))
     if hold.probe_bytes and rate is not None:
         # A larger limit was tried: did it bring more?
         before, earned = hold.probe_bytes, rate >= PROBE_GAIN * hold.probe_rate
@@ -390,9 +391,13 @@ def _hold(
     if (short or soon < MUCH_SHORT * drain_rate) and estimate.held_back and ours:
         rate = carried / lasted
         missing = f"the flood gets {human.size(rate)}/s, less than {human.size(drain_rate)}/s"
-        # An empty cache takes what is too much, and meanwhile the media have nothing to write.
-        power = 1.0 if _empty(estimate) else GROW_POWER
+        # An empty cache takes what is too much, and meanwhile the media have nothing to write; and
+        # where draining brings nothing there is no room to lose.
+        power = 1.0 if _empty(estimate) or useless else GROW_POWER
         grow = min(max((drain_rate / max(rate, 1.0)) ** power, GROW_LEAST), GROW_MOST)
+        if hold.probe_bytes and rate < PROBE_GAIN * hold.probe_rate:
+            # 182 MB/s at 3.1 and at 3.7 MB: the rate is on a plateau, and wants a step off it.
+            grow = max(grow, PROOF_STEP)
         hold = replace(
             hold, starved_bytes=limit, starved_s=now_s, probe_bytes=limit, probe_rate=rate
         )
@@ -478,6 +483,12 @@ def _flushed(
     return climb(bounds, estimate, hold, now_s, limit, late, first)
 
 
+def may_starve(estimate: Estimate) -> float:
+    """Up to which limit it may be what keeps a steady flood far below R, bytes; 0: unknown."""
+    # Of waves each pause is a part of the rate.
+    return 0.0 if estimate.in_waves else seek_most(estimate.drain_rate or 0.0)
+
+
 def _no_cache(estimate: Estimate) -> bool:
     """Whether there is nothing to make room in: none, or one that each flush empties."""
     if estimate.cache_bytes is not None:
@@ -515,6 +526,7 @@ def _drain(
     hold = change(hold, now_s, phase=Phase.DRAIN)
     hold = replace(
         hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0,
+        useless_s=float("-inf"),
         climb=replace(hold.climb, from_bytes=0),
     )
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"

@@ -12,6 +12,8 @@ from writebackd.model import Estimate, Hold, Phase, replace
 # Seconds whose mean rate counts: dd, the flusher and the destage come in bursts of
 # about a second.
 JUDGE_S = 3.0
+# So much of R missing is seen sooner.
+MUCH_SHORT, SOON_JUDGED_S = 0.85, 1.0
 # A limit that holds nobody back for so long is not one in a pause of the flood.
 LOOSE_S = 2.0
 
