@@ -656,6 +656,27 @@ def test_the_second_try_comes_under_whatever_limit_is_the_disk_s(capped: bool) -
     assert tries == 2 and "did not help" in said(decision)
 
 
+def unhelpful_steps(share: float, sync_rate: float) -> List[float]:
+    """Shares of R that are tried one after the other while none helps, from 0.9 R."""
+    memory = PaceMemory(rate=9e7, rates={FLOOD: 90000000}, room=1e8, sync_rate=sync_rate)
+    found = [0.9]
+    for window in range(8):
+        now = NOW + 10.0 * window
+        memory, _ = step(memory, now, 1.0, share, 1e8, 0.0, [FLOOD], late=True, helps=False)
+        found.append(round((memory.rate or 0.0) / 1e8, 3))
+    return sorted(set(found), reverse=True)
+
+
+def test_what_does_not_help_is_tried_at_the_share_before_it_goes_below() -> None:
+    # Syncs that write 0.3 R of their own: the least is far below what the policy keeps.
+    assert unhelpful_steps(0.85, 3e7) == [0.9, 0.85, 0.765, 0.689, 0.62]
+
+
+def test_the_share_costs_no_window_where_little_is_left_below_it_or_it_is_far() -> None:
+    assert unhelpful_steps(0.85, 1e5) == [0.9, 0.849]
+    assert unhelpful_steps(0.5, 3e7)[:3] == [0.9, 0.81, 0.729]
+
+
 def test_a_window_without_a_sync_proves_nothing() -> None:
     host = plant()
     while not host.paced:

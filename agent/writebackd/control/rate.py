@@ -68,7 +68,11 @@ def step(
     uneven = False  # somebody has more than he uses while another one is held
     new, why = rate, f"{100 * slow_share:.0f} % of writes wait for room in the cache"
     if not helps:
-        new, why = max(least(memory, share), CUT * rate), "it does not help yet: slower"
+        # One window at the share itself: from 0.9 R a whole cut goes past it, to 0.81 R, and the
+        # way back takes a minute.  Not where next to nothing is left below it.
+        lowest = least(memory, share)
+        floor = kept if rate > kept > RAISE * lowest else lowest
+        new, why = max(floor, CUT * rate), "it does not help yet: slower"
     elif memory.slow_s >= CUT_FULL_S:
         if rate <= kept:
             why += ", and it is down to the share that it keeps"
