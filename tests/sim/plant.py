@@ -73,6 +73,8 @@ BREATH_POWER = -0.55
 BREATH_ENDS_S = 6.0
 # How long the kernel's own, lower estimate of the disk stays after the cache was full.
 LEAP_LASTS_S = 8.0
+# 260 MB/s fell to 50 to 70 for a second, each time that the flood came to the end of its file.
+SWEEP_EVERY_S, SWEEP_SHARE = 8.7, 0.25
 # What the flood costs a sync that finds room: f is about 0.65 below the knee.
 BESIDE_FLOOD = 0.5
 # Without a cache a sync waits for the requests under way, about 1 MB, and beyond some tens of MB of
@@ -114,6 +116,8 @@ class Disk:
     # cache, and for LEAP_LASTS_S after it was full.
     leaps: Tuple[Tuple[float, float], ...] = ()
     leaps_full: Tuple[Tuple[float, float], ...] = ()
+    # Destage sweeps over the blocks of the syncs: so long, every SWEEP_EVERY_S, at SWEEP_SHARE.
+    sweep_s: float = 0.0
     # Parity: a stripe written in part takes so much longer.  So many the syncs fall into, and each
     # is written once for every round over what the cache holds.
     stripe_s: float = 0.0
@@ -408,6 +412,8 @@ class Plant:
             state.throttled_s += h * (1.0 - accepted / demand) if demand else 0.0
             return
         drain = disk.drain * state.noise * (1.0 - disk.neighbour)
+        if self.now_s % SWEEP_EVERY_S < disk.sweep_s:
+            drain *= SWEEP_SHARE
         state.most_syncs = SYNC_SHARE_MOST * drain / SYNC_BYTES
         if disk.stripe_s:
             round_s = max(state.fill, 1.0 * MB) / drain

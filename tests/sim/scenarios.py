@@ -32,6 +32,9 @@ LEAPS = Disk(
     leaps_full=((1.0 * MB, 130.0 * MB), (2.0 * MB, 175.0 * MB), (4.5 * MB, 250.0 * MB),
                 (4.8 * MB, 390.0 * MB), (8.0 * MB, 500.0 * MB)),
 )
+# As the lab's array natively, each time that the destage comes by the database's blocks.
+SWEEPS = Disk(sweep_s=1.0)
+SWEEPS_LEAPS = replace(LEAPS, sweep_s=1.0)
 # Six data disks and two of parity: quick syncs take of the media what stripes in part cost.
 RAID6 = replace(LEAPS, breath=0.5, stripe_s=0.45e-3)
 NVME = Disk(drain=2.0 * GB, cache=1.0 * GB, link=3.0 * GB, baseline_s=0.05e-3)
@@ -108,6 +111,8 @@ SCENARIOS: Tuple[Scenario, ...] = (
     Scenario("raid6", disks=(RAID6,), judged=12.0),
     Scenario("fast-raid", disks=(FAST_RAID,)),
     Scenario("leaps", disks=(LEAPS,), end=120.0),
+    Scenario("sweeps", disks=(SWEEPS,)),
+    Scenario("sweeps-leaps", disks=(SWEEPS_LEAPS,)),
     Scenario("ssd", disks=(SSD,)),
     Scenario("ssd-volatile", disks=(SSD_VOLATILE,)),
     Scenario("nvme", disks=(NVME,)),
