@@ -40,10 +40,12 @@ from writebackd.estimate.drain import (
     SLOW_UNKNOWN_R,
     SLOW_UNKNOWN_S,
     SMALL_CACHE_S,
+    SWEEPS_TO,
     TAU_DOWN,
     TAU_MOST_S,
     TAU_UP,
     THROTTLED_SHARE,
+    UNSETTLED_S,
     Writes,
     count_slow,
     is_full,
@@ -400,8 +402,35 @@ def test_rates_under_another_limit_are_not_mixed_in() -> None:
 
 
 def test_a_full_cache_moves_the_drain_rate_both_ways() -> None:
-    assert feed(FULL, [0.5 * R]).drain_rate == 0.5 * R
+    assert feed(FULL, [0.5 * R] * 2).drain_rate == 0.5 * R
     assert feed(FULL, [2.0 * R]).drain_rate == 2.0 * R
+
+
+def test_a_sweep_of_the_destage_does_not_lower_the_drain_rate() -> None:
+    # A quarter for a second, when the limit has just moved; what agrees for longer counts.
+    for sweep in ([0.25] * 2, [0.6, 0.25, 0.5], [0.25, 0.25, 0.6]):
+        memory = feed(FULL, [share * R for share in sweep], dt_s=0.5)
+        assert memory.drain_rate == R, sweep
+        # From then on it is among the seconds of the median.
+        assert (feed(memory, [R] * 3, dt_s=0.5).drain_rate or 0.0) >= 0.8 * R
+    assert feed(FULL, [0.6 * R, 0.5 * R, 0.5 * R, 0.5 * R], dt_s=0.5).drain_rate == 0.5 * R
+    # So does a little less, at once.
+    assert feed(FULL, [1.01 * SWEEPS_TO * R], dt_s=0.5).drain_rate == 1.01 * SWEEPS_TO * R
+    # And all that there is once it has gone on for so long.
+    uneven = [0.25 * R, 0.5 * R] * int(UNSETTLED_S)
+    assert (feed(FULL, uneven, dt_s=0.5).drain_rate or R) <= 0.5 * R
+
+
+def test_the_first_drain_rate_is_not_of_a_sweep_of_the_destage() -> None:
+    new = replace(DeviceMemory(), fast=(1.0, 1.0))
+    swept = [1.9 * R, R, 0.25 * R, 0.7 * R, 0.98 * R]
+    for ticks in range(2, 1 + len(swept)):
+        known = feed(new, swept[:ticks], dt_s=0.5).drain_rate
+        assert known is None or known >= 0.98 * R, ticks
+    assert feed(new, [*swept, R], dt_s=0.5).drain_rate == pytest.approx(0.99 * R)
+    # Where no two ticks agree there is one in the end.
+    uneven = [R, 0.5 * R] * int(UNSETTLED_S + 1)
+    assert feed(new, uneven, dt_s=0.5).drain_rate
 
 
 TIGHT = int(0.5 * LIMIT)
@@ -414,10 +443,10 @@ def test_a_rate_that_a_tighter_limit_held_does_not_lower_the_drain_rate() -> Non
 
 def test_it_does_where_the_media_or_the_writers_are_what_is_slow() -> None:
     # The limit would let through far more.
-    half = [0.5 * R / HELD_BY_MEDIA / 1.1]
+    half = [0.5 * R / HELD_BY_MEDIA / 1.1] * 2
     assert feed(FULL, half, limit=TIGHT).drain_rate == half[0]
     # Nobody slept for it.
-    assert feed(FULL, [0.5 * R], limit=TIGHT, held=False).drain_rate == 0.5 * R
+    assert feed(FULL, [0.5 * R] * 2, limit=TIGHT, held=False).drain_rate == 0.5 * R
     # It is hardly tighter than the one that R was learned under.
     same = int(1.01 * LOWER * LIMIT)
     assert feed(FULL, [0.8 * R], limit=same).drain_rate == 0.8 * R
@@ -431,7 +460,7 @@ def test_where_there_was_no_room_to_make_the_drain_rate_falls_slowly() -> None:
     memory = feed(none, [part * R] * 9, limit=TIGHT)
     assert memory.drain_rate == pytest.approx(R * 0.5 ** (9 / FORGOTTEN_S))
     # Not where the limit holds nobody back, and a higher rate counts at once.
-    assert feed(none, [part * R], limit=TIGHT, held=False).drain_rate == part * R
+    assert feed(none, [part * R] * 2, limit=TIGHT, held=False).drain_rate == part * R
     assert feed(none, [1.5 * R], limit=TIGHT).drain_rate == 1.5 * R
 
 
@@ -444,7 +473,9 @@ def test_where_nobody_can_be_seen_to_sleep_a_tighter_limit_is_blamed_for_a_lower
         )
     assert memory.drain_rate == R and memory.drain_limit_bytes == LIMIT and "tighter" in why
     # Under the limit that it was learned under it is the device.
-    memory, _ = update_drain(writes(0.5 * R, slow=None, held=False), BUSY, FULL, LIMIT, 1.0)
+    memory = FULL
+    for _ in range(2):
+        memory, _ = update_drain(writes(0.5 * R, slow=None, held=False), BUSY, memory, LIMIT, 1.0)
     assert memory.drain_rate == 0.5 * R
     # And a higher one counts under any.
     memory, _ = update_drain(writes(1.5 * R, slow=None, held=False), BUSY, FULL, TIGHT, 1.0)

@@ -69,6 +69,11 @@ FULL_OVER_S = 4.0
 # Before there is any R: one tick may still have been part of the filling; and where the rate fell
 # to less than this part of the tick before (586, 335, 255 MB/s were seen) half a second was.
 FULL_LEAST_S, FULL_FALLS_S, FALLS_TO = 0.4, 0.9, 0.85
+# While the destage sweeps over a database's scattered blocks the media take a quarter for a second:
+# 263 MB/s, then 60 to 170, then 263 again.  So what differs by so much from the tick before is not
+# the first R, and a known one falls by so much, only once ticks agree for long enough; but in the
+# first seconds under a limit only, after which the median rides it out.
+SWEEPS_TO, SWEEP_LASTS_S, UNSETTLED_S = 0.7, 1.4, 3.0
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
 # Where flushes or our limit may hold the rate as much as the media do: how long it takes to believe
@@ -118,6 +123,7 @@ TAU_MOST_S = 30e-3
 _Entry = TypeVar("_Entry", bound=Tuple[Any, ...])
 
 
+
 @dataclass(frozen=True)
 class Writes:
     """The device's writes of one tick, in bytes per second."""
@@ -131,6 +137,7 @@ class Writes:
 
 _writes = made(Writes)
 Recent = Tuple[Tuple[float, float, int], ...]  # DeviceMemory.recent_writes
+Full = Tuple[Tuple[float, float, int], ...]  # DeviceMemory.full_window
 
 
 def small_writes(sample: DeviceSample) -> List[Histogram]:
@@ -342,6 +349,17 @@ def median(values: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
+def _agreeing(window: Full) -> Full:
+    """The newest ticks, of which none differs from the one before by more than FALLS_TO."""
+    start = len(window) - 1
+    while start and window[start - 1][0]:
+        ratio = window[start][1] / max(window[start - 1][1], 1.0)
+        if not FALLS_TO <= ratio <= 1 / FALLS_TO:
+            break
+        start -= 1
+    return window[start:]
+
+
 def _full_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, fill: float, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
@@ -355,6 +373,12 @@ def _full_sample(
     known = memory.drain_rate
     lasted_s = sum([dt for dt, *_ in window])
     falls = known is None and len(window) > 1 and writes.rate < FALLS_TO * window[-2][1]
+    if known is None and len(window) > 1 and window[-2][0]:
+        ratio = writes.rate / max(window[-2][1], 1.0)
+        if lasted_s < UNSETTLED_S and not SWEEPS_TO <= ratio <= 1 / FALLS_TO:
+            return replace(memory, **changes), "write cache full: measuring"
+        if not falls:
+            changes["full_window"] = window = _agreeing(window)
     if known is None and lasted_s < (FULL_FALLS_S if falls else FULL_LEAST_S):
         return replace(memory, **changes), "write cache full: measuring"
     if falls:
@@ -381,6 +405,13 @@ def _full_sample(
     if known is not None and held and (flushes_wait(memory) or no_room):
         # The flood fell from 345 to 235 MB/s under one limit, and a larger one let in 340 again.
         rate = max(rate, known * 0.5 ** (dt_s / FORGOTTEN_S))
+    elif known is not None and lasted_s < UNSETTLED_S and (
+        min([rate for dt, rate, _ in window if dt]) < SWEEPS_TO * known
+    ):
+        agreeing = _agreeing(window)
+        if sum([dt for dt, *_ in agreeing]) < SWEEP_LASTS_S:
+            return replace(memory, **changes), "less than before: not counted until it lasts"
+        rate = median([rate for _, rate, _ in agreeing])
     changes["drain_rate"] = rate
     # The flusher follows a new limit late: only what lasts was this limit's.
     if known is None or not tight or (rate >= known and lasted_s >= FOLLOWED_S):
