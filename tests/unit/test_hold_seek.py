@@ -28,6 +28,7 @@ from writebackd.control.hold import (
     SEEK_DELAY_MOST_S,
     SEEK_DELAY_S,
     SEEK_GAIN,
+    SEEK_LATER_S,
     SEEK_MUCH_BYTES,
     SEEK_S,
     SEEK_SLOW,
@@ -131,6 +132,19 @@ def test_a_limit_is_watched_before_the_next_is_tried() -> None:
     taken = step(unknown(rate=4 * R), hold, dt_s=0.5 * SEEK_S)
     assert taken.limit == BOUNDS.start and taken.hold.seek_rate == 0.0
     assert step(unknown(rate=4 * R), hold, dt_s=0.7 * SEEK_S).limit > BOUNDS.start
+
+
+def test_a_burst_does_not_make_the_limit_grow_for_a_second_time() -> None:
+    # 346 and 390 MB/s at 8 MB, then 260 to 290.
+    burst = seeking(1.2 * R, seek_rate=R, limit_bytes=8 * MIB)
+    taken = step(unknown(rate=1.2 * R), burst, dt_s=0.5)
+    assert taken.limit == 8 * MIB and taken.state is State.PROBE and "last" in taken.why
+    lasts = seeking(1.2 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=8 * MIB)
+    assert step(unknown(rate=1.2 * R), lasts, dt_s=0.5).limit == 16 * MIB
+    over = seeking(1.05 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=8 * MIB)
+    assert step(unknown(rate=1.05 * R), over, dt_s=0.5).limit == 4 * MIB
+    # A short flood leaves no time for that.
+    assert step(unknown(rate=1.2 * R, in_waves=True), burst, dt_s=0.5).limit == 16 * MIB
 
 
 def test_the_search_ends_at_the_ceiling() -> None:

@@ -45,6 +45,7 @@ from writebackd.control.hold import (
     PROOF_STEP,
     REMEMBERED_S,
     SEEK_GAIN,
+    SEEK_LATER_S,
     SEEK_STEP,
     below_the_knee,
     may_starve,
@@ -241,9 +242,12 @@ class _Law:
             return f"The limit does not grow any more. {later}"
         if not hold.seek_rate:
             return f"Within two ticks {larger} is tried, unless the rate is falling. {later}"
+        lasts = "within two ticks"
+        if not estimate.in_waves:
+            lasts = f"once that has lasted for {SEEK_LATER_S:g} s"
         return (
             f"If this limit brings {100 * (SEEK_GAIN - 1):.0f} % more than"
-            f" {human.size(hold.seek_rate)}/s, {larger} is tried within two ticks, else the limit"
+            f" {human.size(hold.seek_rate)}/s, {larger} is tried {lasts}, else the limit"
             f" goes back to {self._size(self._limit / SEEK_STEP)}. {later}"
         )
 

@@ -64,8 +64,12 @@ ROOM_S, ROOM_SHARE = 1.0, 0.5
 # Not shorter than it takes to see whether it works, not longer than writers
 # should suffer for it.
 DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
-# Draining works when the rate falls below this share of R.
-DRAIN_GRIPS = 0.93
+# Draining works when the rate falls below this share of R; a limit that lets in more for so long
+# is still too large.
+DRAIN_GRIPS, LETS_IN_S = 0.93, 0.9
+# A rate that was low for less came of a sweep of the destage, not of the limit: 263 MB/s, then 60
+# to 170 for a second, each time that it comes by the database's blocks.
+SWEPT_S = 1.9
 # Once a cache has room the share of slow writes falls to 2 to 8 %, some ticks later; without a
 # cache it stayed at 25 to 80 %.
 FUTILE_SHARE = 0.2
@@ -87,6 +91,9 @@ REMEMBERED_S = 300.0
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
 SEEK_S, SEEK_MOST_S = 0.4, 2.0
+# After the first step no burst of the kernel's may decide (346 and 390 MB/s at 8 MB, then 260 to
+# 290): a wrong one fills the cache, and nothing costs syncs more than a full one under 16 MB.
+SEEK_LATER_S = 1.4
 # Share of writes that wait, from which on a lower rate under a larger limit is the media's.
 SEEK_SLOW = 0.04
 # No further than what the kernel's writeback loop may need: tau was 7.5 to 13 ms once it
@@ -231,7 +238,8 @@ def _observe(
 ) -> Hold:
     carried, lasted = hold.carried
     waited = hold.waited
-    follow_s = SEEK_FOLLOW_S if hold.phase is Phase.SEEK else FOLLOW_S
+    quickly = hold.phase in (Phase.SEEK, Phase.DRAIN)
+    follow_s = SEEK_FOLLOW_S if quickly else FOLLOW_S
     # In a pause between waves it is not the limit that syncs feel.
     pause = estimate.flushes_wait and not estimate.held_back and hold.loose_s < LOOSE_S
     idle = pause and (
@@ -305,6 +313,8 @@ def _seek(
     if SEEK_STEP * limit > seek_most(rate):
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
+    if lasted < SEEK_LATER_S and hold.seek_rate and not estimate.in_waves:
+        return limit, hold, State.PROBE, "a larger limit brought more: does that last?"
     limit = clamp(limit * SEEK_STEP, bounds)
     hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=rate)
     why = f"{human.size(rate)}/s, and no write waits for the media: trying a larger limit"
@@ -573,16 +583,24 @@ def _draining(
 ) -> Tuple[int, Hold, State, str]:
     drain_rate = estimate.drain_rate or 0.0
     drained = hold.drained_bytes + max(0.0, drain_rate - estimate.rate) * dt_s
-    hold = replace(hold, drained_bytes=drained)
     limit = hold.drain_bytes
     lasted = now_s - hold.changed_s
-    room = room_wanted(estimate)
+    # Ticks since the rate last fell, or came back.
     carried, seconds = hold.carried
-    rate = carried / seconds if seconds else drain_rate
+    before, before_s = carried - estimate.rate * dt_s, seconds - dt_s
+    was_low = before < MUCH_SHORT * drain_rate * before_s
+    if before_s > 0 and was_low != (estimate.rate < MUCH_SHORT * drain_rate):
+        if was_low and before_s < SWEPT_S:
+            # The destage swept over a database's blocks: that was not this limit's doing.
+            drained = max(0.0, drained - (drain_rate * before_s - before))
+        carried, seconds = estimate.rate * dt_s, dt_s
+    hold = replace(hold, drained_bytes=drained, carried=(carried, seconds))
+    room = room_wanted(estimate)
     slow = estimate.slow_share
     futile = estimate.full if slow is None else slow >= FUTILE_SHARE
-    grips = drained >= (1 - DRAIN_GRIPS) * drain_rate * lasted  # of late the rate may have leapt
-    if lasted >= DRAIN_LEAST_S and rate >= DRAIN_GRIPS * drain_rate and not grips:
+    lets_in = carried >= DRAIN_GRIPS * drain_rate * seconds
+    made = drained >= (1 - DRAIN_GRIPS) * drain_rate * lasted  # of late the rate may have leapt
+    if lasted >= DRAIN_LEAST_S and seconds >= LETS_IN_S and lets_in and not made:
         # The rate does not fall: even this limit lets in all that the media
         # take.  It costs nothing, then, and is the shorter queue.
         smaller = clamp(DRAIN_SHARE * limit, bounds)
@@ -595,8 +613,9 @@ def _draining(
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         hold = replace(hold, useless_s=now_s)
         return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"
-    done = drained >= room or lasted >= DRAIN_MOST_S
-    if lasted < DRAIN_LEAST_S or not (done or futile):
+    futile = futile and not lets_in and seconds >= SWEPT_S
+    done = lasted >= DRAIN_LEAST_S and (drained >= room or lasted >= DRAIN_MOST_S)
+    if not done and not futile:
         why = f"made {human.size(drained)} of {human.size(room)} of room in the write cache"
         return limit, hold, State.SQUEEZE, why
     # tau was measured meanwhile, if it was not known before.
