@@ -191,8 +191,13 @@ class Framed:
         self, policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
     ) -> Tuple[Decision, Memory]:
         needs, loose, said = [], [], []
-        for device in (each.device for each in sample.devices):
-            name, seen = device.name, estimates[device.name]
+        for each in sample.devices:
+            device = each.device
+            name = device.name
+            if each.excluded is not None:
+                said.append(DeviceDecision(name, State.EXCLUDED, None, each.excluded, name))
+                continue
+            seen = estimates[name]
             bounds = policy.for_device(name, device.devno)
             floor = max(bounds.floor_bytes, kernel_floor_bytes(sample.host))
             if seen.demand:

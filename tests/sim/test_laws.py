@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.sim import bench, contest
 from tests.sim.laws import LAWS
 from tests.sim.plant import MB, Disk
 from tests.sim.scenarios import BY_NAME, Scenario
+from writebackd.model import Memory, State
 from writebackd.policy import load_policy
 
 POLICY = load_policy("default")
@@ -41,6 +44,18 @@ def test_idle_and_resting_hosts_are_treated_as_by_the_agent(name: str, scenario:
     limits = [bench.run(BY_NAME[scenario], policy=POLICY, law=LAWS[law]()).limits[-1][1]
               for law in (name, "present")]
     assert limits[0] == pytest.approx(limits[1], rel=0.1)
+
+
+def test_a_law_has_no_say_in_what_is_not_managed() -> None:
+    """As in the lab, where the host's own disks are excluded and nothing is estimated of them."""
+    plant = BY_NAME["flood"].plant()
+    plant.advance(2.0)
+    sample = plant.sample()
+    seen, = sample.devices
+    sample = replace(sample, devices=(replace(seen, excluded="not asked for"),))
+    decision, _ = LAWS["ecn"]()(POLICY, Memory(), sample, {})
+    assert [each.state for each in decision.devices] == [State.EXCLUDED]
+    assert decision.limit_bytes is None
 
 
 def test_the_table_names_every_law_and_scenario() -> None:
