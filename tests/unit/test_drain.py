@@ -18,7 +18,6 @@ from writebackd.estimate.drain import (
     FILLING_TICKS,
     FLOOD_RATE,
     FOLLOWED_S,
-    FORGOTTEN_S,
     FULL_FALLS_S,
     FULL_LEAST_S,
     FULL_OVER_S,
@@ -27,6 +26,7 @@ from writebackd.estimate.drain import (
     LOWER,
     MEDIA_WAIT,
     NEAR_R,
+    NO_ROOM_FORGOTTEN_S,
     QUEUE_FOLLOWS_BYTES,
     QUIET_LASTS_S,
     SHARE_MOST_S,
@@ -458,7 +458,7 @@ def test_where_there_was_no_room_to_make_the_drain_rate_falls_slowly() -> None:
     part = 0.5 / HELD_BY_MEDIA
     none = replace(FULL, hold=replace(FULL.hold, useless_s=1.0))
     memory = feed(none, [part * R] * 9, limit=TIGHT)
-    assert memory.drain_rate == pytest.approx(R * 0.5 ** (9 / FORGOTTEN_S))
+    assert memory.drain_rate == pytest.approx(R * 0.5 ** (9 / NO_ROOM_FORGOTTEN_S))
     # Not where the limit holds nobody back, and a higher rate counts at once.
     assert feed(none, [part * R] * 2, limit=TIGHT, held=False).drain_rate == part * R
     assert feed(none, [1.5 * R], limit=TIGHT).drain_rate == 1.5 * R

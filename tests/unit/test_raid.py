@@ -597,6 +597,9 @@ def test_old_for_a_suspend_alone_is_no_trouble_with_the_timer(
 ) -> None:
     monkeypatch.setenv("PATH", str(bin_dir))
     megaraid(tree)
+    # Of a machine that has been up for long enough to have a file of eight hours ago.
+    clock_gettime = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + 10 * 3600.0)
     now_s, awake_s = (time.clock_gettime(clock) for clock in (
         time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC))  # fmt: skip
     old = told(*EXAMPLE.tools, now_s=now_s, age_s=8 * 3600.0)

@@ -79,6 +79,8 @@ FOLLOWED_S = 1.5
 # Where flushes or our limit may hold the rate as much as the media do: how long it takes to believe
 # half of R.
 FORGOTTEN_S = 60.0
+# The same where draining made no room, which may be for media that became slower as well.
+NO_ROOM_FORGOTTEN_S = 15.0
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
 LOWER = 0.93
 # A limit that lets through so many times what came was not what held it; tau
@@ -404,7 +406,8 @@ def _full_sample(
     no_room = memory.hold.useless_s > float("-inf")
     if known is not None and held and (flushes_wait(memory) or no_room):
         # The flood fell from 345 to 235 MB/s under one limit, and a larger one let in 340 again.
-        rate = max(rate, known * 0.5 ** (dt_s / FORGOTTEN_S))
+        half_s = FORGOTTEN_S if flushes_wait(memory) else NO_ROOM_FORGOTTEN_S
+        rate = max(rate, known * 0.5 ** (dt_s / half_s))
     elif known is not None and lasted_s < UNSETTLED_S and (
         min([rate for dt, rate, _ in window if dt]) < SWEEPS_TO * known
     ):
