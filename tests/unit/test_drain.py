@@ -18,6 +18,7 @@ from writebackd.estimate.drain import (
     FILLING_TICKS,
     FLOOD_RATE,
     FOLLOWED_S,
+    FORGOTTEN_S,
     FULL_FALLS_S,
     FULL_LEAST_S,
     FULL_OVER_S,
@@ -26,7 +27,6 @@ from writebackd.estimate.drain import (
     LOWER,
     MEDIA_WAIT,
     NEAR_R,
-    NO_ROOM_FORGOTTEN_S,
     QUEUE_FOLLOWS_BYTES,
     QUIET_LASTS_S,
     SHARE_MOST_S,
@@ -65,6 +65,7 @@ from writebackd.estimate.estimate import (
 from writebackd.model import (
     Cap,
     ClassSample,
+    Climb,
     DeviceMemory,
     DeviceSample,
     Estimate,
@@ -458,8 +459,11 @@ def test_where_there_was_no_room_to_make_the_drain_rate_falls_slowly() -> None:
     part = 0.5 / HELD_BY_MEDIA
     none = replace(FULL, hold=replace(FULL.hold, useless_s=1.0))
     memory = feed(none, [part * R] * 9, limit=TIGHT)
-    assert memory.drain_rate == pytest.approx(R * 0.5 ** (9 / NO_ROOM_FORGOTTEN_S))
-    # Not where the limit holds nobody back, and a higher rate counts at once.
+    assert memory.drain_rate == pytest.approx(R * 0.5 ** (9 / FORGOTTEN_S))
+    # Not once another limit was tried in vain,
+    vain = replace(none, hold=replace(none.hold, climb=Climb(failed=1)))
+    assert feed(vain, [part * R] * 2, limit=TIGHT).drain_rate == part * R
+    # nor where the limit holds nobody back, and a higher rate counts at once.
     assert feed(none, [part * R] * 2, limit=TIGHT, held=False).drain_rate == part * R
     assert feed(none, [1.5 * R], limit=TIGHT).drain_rate == 1.5 * R
 

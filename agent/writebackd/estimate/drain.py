@@ -79,8 +79,6 @@ FOLLOWED_S = 1.5
 # Where flushes or our limit may hold the rate as much as the media do: how long it takes to believe
 # half of R.
 FORGOTTEN_S = 60.0
-# The same where draining made no room, which may be for media that became slower as well.
-NO_ROOM_FORGOTTEN_S = 15.0
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
 LOWER = 0.93
 # A limit that lets through so many times what came was not what held it; tau
@@ -403,11 +401,11 @@ def _full_sample(
         return replace(memory, **changes), "less than before, under a tighter limit: not counted"
     # Where there was no room to make, writes are slow at any rate, and a tau that was measured with
     # a cache does not tell whose rate it is: 183 of 250 MB/s at 3.6 MB, after a battery failed.
-    no_room = memory.hold.useless_s > float("-inf")
+    # Until another limit was tried in vain, since a disk that became slower looks the same.
+    no_room = memory.hold.useless_s > float("-inf") and not memory.hold.climb.failed
     if known is not None and held and (flushes_wait(memory) or no_room):
         # The flood fell from 345 to 235 MB/s under one limit, and a larger one let in 340 again.
-        half_s = FORGOTTEN_S if flushes_wait(memory) else NO_ROOM_FORGOTTEN_S
-        rate = max(rate, known * 0.5 ** (dt_s / half_s))
+        rate = max(rate, known * 0.5 ** (dt_s / FORGOTTEN_S))
     elif known is not None and lasted_s < UNSETTLED_S and (
         min([rate for dt, rate, _ in window if dt]) < SWEEPS_TO * known
     ):
