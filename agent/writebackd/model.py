@@ -652,8 +652,7 @@ class Hold:
     drained_bytes: float = 0.0  # what it made room for
     refilled_bytes: float = 0.0  # of it, since then
     drain_end_s: float = float("-inf")  # of the last one
-    # when draining was seen to bring nothing, until it is tried again
-    useless_s: float = float("-inf")
+    useless_s: float = float("-inf")  # when draining was last seen to bring nothing
     seek_rate: float = 0.0  # under the last, smaller limit
     sought: bool = False  # a larger limit brought nothing
     probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
@@ -665,7 +664,8 @@ class Hold:
     starved_s: float = float("-inf")
     flushed_s: Optional[float] = None  # when flushes waited, None: they do not
     loose_s: float = 0.0  # in a row with flushes that wait and a limit that holds nobody back
-    fell_s: float = 0.0  # in a row with a rate far below what was carried
+    # In a row with a rate far below what was carried; in DRAIN, in all, with one below R.
+    fell_s: float = 0.0
     climb: "Climb" = field(default_factory=lambda: Climb())
 
 

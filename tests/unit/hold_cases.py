@@ -8,6 +8,7 @@ from typing import Callable, List, Tuple
 
 from samples import MIB, estimate
 from writebackd.control.hold import (
+    DRAIN_GRIPS,
     DRAIN_LEAST_S,
     DRAIN_SHARE,
     FOLLOW_S,
@@ -63,7 +64,7 @@ def draining(
 ) -> Hold:
     usual = holding(
         phase=Phase.DRAIN, changed_s=NOW - lasted, drain_bytes=int(DRAIN_SHARE * KNEE),
-        carried=(at, 1.0),
+        carried=(at, 1.0), fell_s=lasted if at < DRAIN_GRIPS * R else 0.0,
     )  # fmt: skip
     return replace(usual, **more)  # type: ignore[arg-type]
 

@@ -18,7 +18,6 @@ from writebackd.estimate.drain import (
     FILLING_TICKS,
     FLOOD_RATE,
     FOLLOWED_S,
-    FORGOTTEN_S,
     FULL_FALLS_S,
     FULL_LEAST_S,
     FULL_OVER_S,
@@ -65,7 +64,6 @@ from writebackd.estimate.estimate import (
 from writebackd.model import (
     Cap,
     ClassSample,
-    Climb,
     DeviceMemory,
     DeviceSample,
     Estimate,
@@ -452,20 +450,6 @@ def test_it_does_where_the_media_or_the_writers_are_what_is_slow() -> None:
     same = int(1.01 * LOWER * LIMIT)
     assert feed(FULL, [0.8 * R], limit=same).drain_rate == 0.8 * R
     assert feed(FULL, [0.8 * R], limit=int(0.99 * LOWER * LIMIT)).drain_rate == R
-
-
-def test_where_there_was_no_room_to_make_the_drain_rate_falls_slowly() -> None:
-    # Writes are slow there under any limit, and tau is that of a cache which may have failed.
-    part = 0.5 / HELD_BY_MEDIA
-    none = replace(FULL, hold=replace(FULL.hold, useless_s=1.0))
-    memory = feed(none, [part * R] * 9, limit=TIGHT)
-    assert memory.drain_rate == pytest.approx(R * 0.5 ** (9 / FORGOTTEN_S))
-    # Not once another limit was tried in vain,
-    vain = replace(none, hold=replace(none.hold, climb=Climb(failed=1)))
-    assert feed(vain, [part * R] * 2, limit=TIGHT).drain_rate == part * R
-    # nor where the limit holds nobody back, and a higher rate counts at once.
-    assert feed(none, [part * R] * 2, limit=TIGHT, held=False).drain_rate == part * R
-    assert feed(none, [1.5 * R], limit=TIGHT).drain_rate == 1.5 * R
 
 
 def test_where_nobody_can_be_seen_to_sleep_a_tighter_limit_is_blamed_for_a_lower_rate() -> None:

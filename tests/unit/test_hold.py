@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict
+from typing import Dict, List
 
 import pytest
 
@@ -60,7 +60,7 @@ from writebackd.control.hold import (
     ROOM_SHARE,
     SEEK_GAIN,
     STARVED_MARGIN,
-    SWEPT_S,
+    SWEEP_S,
     TAU_SEEN_S,
     asked_for,
     feed_forward,
@@ -288,8 +288,7 @@ def test_what_was_seen_to_be_useless_is_not_tried_again_for_a_while() -> None:
     lately = holding(useless_s=NOW - 0.9 * REMEMBERED_S, **FULL)
     assert step(seen(full=True), lately).hold.phase is Phase.HOLD
     once = holding(useless_s=NOW - 1.1 * REMEMBERED_S, **FULL)
-    again = step(seen(full=True), once).hold
-    assert again.phase is Phase.DRAIN and again.useless_s == float("-inf")
+    assert step(seen(full=True), once).hold.phase is Phase.DRAIN
 
 
 def test_a_cache_full_again_at_once_though_nothing_came_in_is_none() -> None:
@@ -341,7 +340,7 @@ def test_draining_lasts_until_there_is_room() -> None:
     taken = step(seen(rate=slow, slow_share=None), enough)
     assert taken.hold.phase is Phase.HOLD and taken.hold.useless_s < NOW
     # A moment above the drain rate is none below it.
-    early = draining(2 * R, lasted=0.5 * DRAIN_LEAST_S, drained_bytes=7.0)
+    early = draining(lasted=0.5 * DRAIN_LEAST_S, drained_bytes=7.0, fell_s=3.0)
     assert step(seen(rate=2 * R), early).hold.drained_bytes == 7.0
     half = step(seen(rate=0.5 * R, slow_share=None), draining(0.5 * R), dt_s=0.5).hold
     assert half.drained_bytes == pytest.approx(0.25 * R)
@@ -400,36 +399,46 @@ def test_a_rate_that_leapt_while_draining_does_not_make_the_smaller_limit_the_on
     # 131 MB/s for 2 s, then 331 and 354 under the same 1.1 MB: room was made.
     rate, lasted = 1.01 * DRAIN_GRIPS * R, 1.5 * DRAIN_LEAST_S
     made = 1.01 * (1 - DRAIN_GRIPS) * R * lasted
-    taken = step(seen(rate=R), draining(rate, lasted=lasted, drained_bytes=made))
+    leapt = draining(rate, lasted=lasted, drained_bytes=made, fell_s=2.2)
+    taken = step(seen(rate=R), leapt)
     assert taken.hold.limit_bytes == KNEE and taken.hold.phase is Phase.DRAIN
     assert taken.limit == int(DRAIN_SHARE * KNEE)
 
 
-def test_a_sweep_of_the_destage_does_not_pass_for_what_the_smaller_limit_did() -> None:
+@pytest.mark.parametrize("shares", [
+    [1.0, 0.25, 0.25, 1.0, 1.0], [0.25, 1.0, 1.0, 1.0], [0.25, 0.25, 1.0, 1.0],
+])
+def test_a_sweep_of_the_destage_does_not_pass_for_what_the_smaller_limit_did(
+    shares: List[float],
+) -> None:
     # 263 MB/s, 66 for a second, and 263 again: the limit lets in all that the media take.
     hold, limits = draining(R, lasted=0.0, carried=(0.0, 0.0)), []
-    for tick, share in enumerate([1.0, 0.25, 0.25, 1.0, 1.0], 1):
+    for tick, share in enumerate(shares, 1):
         slow = 0.5 if share < 1 else 0.1
         taken = step(seen(rate=share * R, slow_share=slow), hold, NOW + 0.5 * tick, dt_s=0.5)
         hold = taken.hold
         limits.append(taken.limit)
-    assert hold.phase is Phase.DRAIN and hold.useless_s < NOW and hold.drained_bytes < 0.4 * R
+    assert hold.phase is Phase.DRAIN and hold.useless_s < NOW and hold.drained_bytes == 0.0
     assert limits[-2] == int(DRAIN_SHARE * KNEE) > limits[-1] == int(DRAIN_SHARE * limits[-2])
 
 
 def test_what_was_drained_for_longer_than_a_sweep_lasts_stays_counted() -> None:
-    low = draining(lasted=SWEPT_S + 0.6, drained_bytes=R, carried=(0.5 * R * SWEPT_S, SWEPT_S))
+    low = draining(lasted=3.0, drained_bytes=R, fell_s=SWEEP_S + 0.6)
     assert step(seen(), low, dt_s=0.5).hold.drained_bytes == R
-    short = replace(low, carried=(0.5 * R, 1.0))
-    assert step(seen(), short, dt_s=0.5).hold.drained_bytes == pytest.approx(0.5 * R)
+    short = replace(low, fell_s=SWEEP_S + 0.4)
+    assert step(seen(), short, dt_s=0.5).hold.drained_bytes == 0.0
 
 
-def test_a_sweep_is_not_yet_what_makes_draining_useless() -> None:
+def test_a_sweep_is_neither_room_enough_nor_what_makes_draining_useless() -> None:
     slow = seen(rate=0.25 * R, slow_share=0.5)
-    short = draining(0.25 * R, carried=(0.25 * R * 0.9, 0.9))
-    assert step(slow, short, dt_s=0.5).hold.phase is Phase.DRAIN
-    lasting = draining(0.25 * R, carried=(0.25 * R * SWEPT_S, SWEPT_S))
-    assert step(slow, lasting, dt_s=0.5).hold.useless_s == NOW
+    for dt_s in (0.5, 1.0):
+        short = draining(R, lasted=3.0, drained_bytes=2 * R, fell_s=SWEEP_S - 0.1)
+        assert step(slow, short, dt_s=dt_s).hold.phase is Phase.DRAIN
+        lasting = replace(short, fell_s=SWEEP_S + 0.1)
+        assert step(slow, lasting, dt_s=dt_s).hold.useless_s == NOW
+        quick = replace(slow, slow_share=0.01)
+        assert step(quick, short, dt_s=dt_s).hold.phase is Phase.DRAIN
+        assert step(quick, lasting, dt_s=dt_s).hold.phase is Phase.HOLD
 
 
 def test_after_draining_the_limit_is_no_larger_than_rate_times_tau() -> None:

@@ -67,9 +67,9 @@ DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
 # Draining works when the rate falls below this share of R; a limit that lets in more for so long
 # is still too large.
 DRAIN_GRIPS, LETS_IN_S = 0.93, 0.9
-# A rate that was low for less came of a sweep of the destage, not of the limit: 263 MB/s, then 60
-# to 170 for a second, each time that it comes by the database's blocks.
-SWEPT_S = 1.9
+# A rate that was low for no longer, in all, may come of a sweep of the destage, not of the limit:
+# 263 MB/s, then 60 to 170 for a second, each time that it comes by the database's blocks.
+SWEEP_S = 1.1
 # Once a cache has room the share of slow writes falls to 2 to 8 %, some ticks later; without a
 # cache it stayed at 25 to 80 %.
 FUTILE_SHARE = 0.2
@@ -536,7 +536,6 @@ def _drain(
     hold = change(hold, now_s, phase=Phase.DRAIN)
     hold = replace(
         hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0,
-        useless_s=float("-inf"),
         climb=replace(hold.climb, from_bytes=0),
     )
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
@@ -585,22 +584,19 @@ def _draining(
     drained = hold.drained_bytes + max(0.0, drain_rate - estimate.rate) * dt_s
     limit = hold.drain_bytes
     lasted = now_s - hold.changed_s
-    # Ticks since the rate last fell, or came back.
-    carried, seconds = hold.carried
-    before, before_s = carried - estimate.rate * dt_s, seconds - dt_s
-    was_low = before < MUCH_SHORT * drain_rate * before_s
-    if before_s > 0 and was_low != (estimate.rate < MUCH_SHORT * drain_rate):
-        if was_low and before_s < SWEPT_S:
-            # The destage swept over a database's blocks: that was not this limit's doing.
-            drained = max(0.0, drained - (drain_rate * before_s - before))
-        carried, seconds = estimate.rate * dt_s, dt_s
-    hold = replace(hold, drained_bytes=drained, carried=(carried, seconds))
+    low = estimate.rate < DRAIN_GRIPS * drain_rate
+    fell_s = hold.fell_s + (dt_s if low else 0.0)
+    swept = fell_s <= SWEEP_S + dt_s
+    if swept and not low:
+        drained = 0.0  # in a sweep of the destage: that was not this limit's doing
+    carried, seconds = hold.carried if estimate.rate >= MUCH_SHORT * drain_rate else (0.0, 0.0)
+    hold = replace(hold, drained_bytes=drained, fell_s=fell_s, carried=(carried, seconds))
     room = room_wanted(estimate)
     slow = estimate.slow_share
     futile = estimate.full if slow is None else slow >= FUTILE_SHARE
-    lets_in = carried >= DRAIN_GRIPS * drain_rate * seconds
+    lets_in = seconds >= LETS_IN_S and carried >= DRAIN_GRIPS * drain_rate * seconds
     made = drained >= (1 - DRAIN_GRIPS) * drain_rate * lasted  # of late the rate may have leapt
-    if lasted >= DRAIN_LEAST_S and seconds >= LETS_IN_S and lets_in and not made:
+    if lasted >= DRAIN_LEAST_S and lets_in and not made:
         # The rate does not fall: even this limit lets in all that the media
         # take.  It costs nothing, then, and is the shorter queue.
         smaller = clamp(DRAIN_SHARE * limit, bounds)
@@ -613,9 +609,9 @@ def _draining(
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         hold = replace(hold, useless_s=now_s)
         return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"
-    futile = futile and not lets_in and seconds >= SWEPT_S
-    done = lasted >= DRAIN_LEAST_S and (drained >= room or lasted >= DRAIN_MOST_S)
-    if not done and not futile:
+    futile = futile and not lets_in and not swept
+    done = (drained >= room and not swept) or lasted >= DRAIN_MOST_S
+    if lasted < DRAIN_LEAST_S or not (done or futile):
         why = f"made {human.size(drained)} of {human.size(room)} of room in the write cache"
         return limit, hold, State.SQUEEZE, why
     # tau was measured meanwhile, if it was not known before.

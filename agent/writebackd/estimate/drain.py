@@ -76,8 +76,7 @@ FULL_LEAST_S, FULL_FALLS_S, FALLS_TO = 0.4, 0.9, 0.85
 SWEEPS_TO, SWEEP_LASTS_S, UNSETTLED_S = 0.7, 1.4, 3.0
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
-# Where flushes or our limit may hold the rate as much as the media do: how long it takes to believe
-# half of R.
+# Where flushes hold the rate as much as the media do: how long it takes to believe half of R.
 FORGOTTEN_S = 60.0
 # A rate lower than this is another rate (full ticks agree within 2 to 5 %).
 LOWER = 0.93
@@ -399,11 +398,7 @@ def _full_sample(
         # On a disk without a cache writes are slow at any rate, and a tight
         # limit takes throughput: ours to undo before the device is blamed.
         return replace(memory, **changes), "less than before, under a tighter limit: not counted"
-    # Where there was no room to make, writes are slow at any rate, and a tau that was measured with
-    # a cache does not tell whose rate it is: 183 of 250 MB/s at 3.6 MB, after a battery failed.
-    # Until another limit was tried in vain, since a disk that became slower looks the same.
-    no_room = memory.hold.useless_s > float("-inf") and not memory.hold.climb.failed
-    if known is not None and held and (flushes_wait(memory) or no_room):
+    if known is not None and held and flushes_wait(memory):
         # The flood fell from 345 to 235 MB/s under one limit, and a larger one let in 340 again.
         rate = max(rate, known * 0.5 ** (dt_s / FORGOTTEN_S))
     elif known is not None and lasted_s < UNSETTLED_S and (
