@@ -70,9 +70,9 @@ FULL_OVER_S = 4.0
 # to less than this part of the tick before (586, 335, 255 MB/s were seen) half a second was.
 FULL_LEAST_S, FULL_FALLS_S, FALLS_TO = 0.4, 0.9, 0.85
 # While the destage sweeps over a database's scattered blocks the media take a quarter for a second:
-# 263 MB/s, then 60 to 170, then 263 again.  So what differs by so much from the tick before is not
-# the first R, and a known one falls by so much, only once ticks agree for long enough; but in the
-# first seconds under a limit only, after which the median rides it out.
+# 263 MB/s, then 60 to 170, then 263 again.  So the first R is not of a tick that differs by so much
+# from the one before, and a known one falls by so much only once ticks agree for long enough.  In
+# the first seconds under a limit only: after them the median rides it out.
 SWEEPS_TO, SWEEP_LASTS_S, UNSETTLED_S = 0.7, 1.4, 3.0
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
