@@ -247,7 +247,7 @@ class Framed:
         if memory.limit_bytes != goal:
             limit = next_limit(
                 goal, sample.vm, sample.time_s, memory.last_raise_s, policy.limits.step_up,
-                policy.limits.cooldown_s)
+                policy.limits.cooldown_s, 0.0)
         background = next_background(
             limit, goal, policy.limits.background, memory.background_bytes)
         raised = limit > sample.vm.threshold_bytes

@@ -18,6 +18,7 @@ from writebackd.control.decide import MOST_INTRUSIONS, decide
 from writebackd.control.law import BLIND_HOLD_S, Want, decide_device, kernel_floor_bytes
 from writebackd.control.ramp import (
     AT_ONCE_BYTES,
+    AT_ONCE_S,
     BACKGROUND_LEAST,
     BACKGROUND_MOST,
     HEADROOM,
@@ -516,38 +517,44 @@ RAMP = [
                          ids=[r[0].replace(" ", "-") for r in RAMP])
 def test_ramp(goal: int, now: int, dirty: int, since: float, expected: int) -> None:
     vm = VmState(VmLimits(now, 0, now // 2, 0), dirty, 0, now, now // 2)
-    assert next_limit(goal, vm, NEW, NEW - since, STEP, COOL) == expected
+    assert next_limit(goal, vm, NEW, NEW - since, STEP, COOL, 0.0) == expected
 
 
 def test_on_its_way_down_the_limit_stays_above_what_is_under_writeback_too() -> None:
     vm = VmState(VmLimits(0, 20, 0, 10), 200 * MB, 300 * MB, 1000 * MB, 500 * MB)
-    limit = next_limit(2 * MB, vm, NEW, NEW - 99, STEP, COOL)
+    limit = next_limit(2 * MB, vm, NEW, NEW - 99, STEP, COOL, 0.0)
     assert limit == int(HEADROOM * 500 * MB)
 
 
-@pytest.mark.parametrize("left,at_once", [(AT_ONCE_BYTES - MB, True), (AT_ONCE_BYTES + MB, False)])
+@pytest.mark.parametrize("left,drains,at_once", [
+    (AT_ONCE_BYTES - MB, 0.0, True), (AT_ONCE_BYTES + MB, 0.0, False),
+    (AT_ONCE_BYTES + MB, AT_ONCE_BYTES / AT_ONCE_S, False),
+    (19 * MB, 20 * MB / AT_ONCE_S, True), (21 * MB, 20 * MB / AT_ONCE_S, False),
+])
 def test_the_last_bit_that_is_dirty_is_no_reason_for_a_step_of_its_own(
-    left: int, at_once: bool
+    left: int, drains: float, at_once: bool
 ) -> None:
     goal = 20 * MB
     dirty = int((goal + left) / HEADROOM)
     vm = VmState(VmLimits(1000 * MB, 0, 1, 0), dirty, 0, 1000 * MB, 500 * MB)
-    limit = next_limit(goal, vm, NEW, NEW - 99, STEP, COOL)
+    limit = next_limit(goal, vm, NEW, NEW - 99, STEP, COOL, drains)
     assert (limit == goal) is at_once
     assert at_once or limit == int(HEADROOM * dirty)
 
 
 @given(
     goal=st.integers(1 << 20, 1 << 40), now=st.integers(1 << 20, 1 << 40),
-    dirty=st.integers(0, 1 << 40), since=st.floats(0, 1e6),
+    dirty=st.integers(0, 1 << 40), since=st.floats(0, 1e6), drains=st.floats(0, 1e10),
 )
-def test_ramp_never_overshoots_nor_blocks(goal: int, now: int, dirty: int, since: float) -> None:
+def test_ramp_never_overshoots_nor_blocks(
+    goal: int, now: int, dirty: int, since: float, drains: float
+) -> None:
     vm = VmState(VmLimits(now, 0, now // 2, 0), dirty, 0, now, now // 2)
-    limit = next_limit(goal, vm, NEW, NEW - since, STEP, COOL)
+    limit = next_limit(goal, vm, NEW, NEW - since, STEP, COOL, drains)
     assert min(goal, now) <= limit <= max(goal, now)
     if limit < now:
         # Lowering blocks nobody for longer than the last bit takes to drain.
-        assert limit >= min(dirty - AT_ONCE_BYTES, now)
+        assert limit >= min(dirty - max(AT_ONCE_BYTES, int(AT_ONCE_S * drains) + 1), now)
     if limit > now:
         assert limit <= STEP * now and since >= COOL
 

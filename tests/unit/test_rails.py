@@ -148,10 +148,11 @@ def _steps(**changes: float) -> Callable[[Patch], None]:
         real = ramp.next_limit
 
         def unbound(
-            goal: int, vm: VmState, now_s: float, last: float, step_up: float, cooldown_s: float
+            goal: int, vm: VmState, now_s: float, last: float, step_up: float, cooldown_s: float,
+            drains: float,
         ) -> int:
             up = changes.get("step_up", step_up)
-            return real(goal, vm, now_s, last, up, changes.get("cooldown_s", cooldown_s))
+            return real(goal, vm, now_s, last, up, changes.get("cooldown_s", cooldown_s), drains)
 
         patch.setattr(decide_module, "next_limit", unbound)
 

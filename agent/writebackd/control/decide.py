@@ -131,6 +131,10 @@ def decide(
             memory.last_raise_s,
             policy.limits.step_up,
             policy.limits.cooldown_s,
+            min(
+                [each.drain_rate or 0.0 for each in estimates.values() if each.flooded],
+                default=0.0,
+            ),
         )
     if memory.pin_bytes is not None:
         background = limit // 2
@@ -183,7 +187,7 @@ def _as_found(
     cut = "" if limit is None else f", cut to {human.size(limit)}"
     if limit is not None and limit < sample.vm.threshold_bytes:
         # Down as ever: no buffered writer of the host stops for what is dirty already.
-        limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0)
+        limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0, 0.0)
     reason = f"trial of {trial.device}, block {trial.block} of {trial.blocks}: as found{cut}"
     wants, remembered = [], {}
     for seen in sample.devices:

@@ -18,8 +18,8 @@ from writebackd.model import VmState
 # Room above what is dirty or under writeback.
 HEADROOM = 1.005
 # What is left to drain in a moment is no reason for a step of its own: 0.4 s on a
-# stick of 10 MB/s, nothing on an array.
-AT_ONCE_BYTES = 4 << 20
+# stick of 10 MB/s, nothing on an array.  Where devices are known to drain more, so much of it.
+AT_ONCE_BYTES, AT_ONCE_S = 4 << 20, 0.1
 # A goal that moved by less is the same goal: the estimates it comes from are
 # not more exact, and every write moves the kernel's own pacing.
 DEADBAND = 0.1
@@ -35,16 +35,19 @@ def next_limit(
     last_raise_s: float,
     step_up: float,
     cooldown_s: float,
+    drains: float,
 ) -> int:
     """The limit for this tick, in bytes.
 
-    `vm.threshold_bytes` is the limit in force.  Down: at most to HEADROOM times
-    what is dirty.  Up: by the factor `step_up`, at most once in `cooldown_s`.
+    `vm.threshold_bytes` is the limit in force, `drains` the drain rate of the
+    slowest flooded device, in bytes/s, 0 if not known.  Down: at most to HEADROOM times what
+    is dirty.  Up: by the factor `step_up`, at most once in `cooldown_s`.
     """
     current = vm.threshold_bytes
     if goal < current:
         left = int(HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
-        return goal if left - goal <= AT_ONCE_BYTES else min(current, left)
+        at_once = max(AT_ONCE_BYTES, AT_ONCE_S * drains)
+        return goal if left - goal <= at_once else min(current, left)
     if now_s - last_raise_s < cooldown_s:
         return current
     return min(goal, int(current * step_up))
