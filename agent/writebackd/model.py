@@ -652,9 +652,11 @@ class Hold:
     drained_bytes: float = 0.0  # what it made room for
     refilled_bytes: float = 0.0  # of it, since then
     drain_end_s: float = float("-inf")  # of the last one
+    again: bool = False  # before it the cache was full again too soon after the one before
     useless_s: float = float("-inf")  # when draining was last seen to bring nothing
     seek_rate: float = 0.0  # under the last, smaller limit
     sought: bool = False  # a larger limit brought nothing
+    neared: bool = False  # the cache was full, and a smaller limit was tried to measure R under
     probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
     probe_rate: float = 0.0  # under it
     proved_rate: Optional[float] = None  # the drain rate, as a larger limit showed it
@@ -715,6 +717,7 @@ class DeviceMemory:
     fill_bytes: float = 0.0  # what must be in the write cache
     # since the cache was last known empty or full: bytes, seconds
     fast: Tuple[float, float] = (0.0, 0.0)
+    fast_limit_bytes: int = 0  # the largest limit in force meanwhile
     # (dt, rate) since the flood began on an empty cache; None once it was full
     filling: Optional[Tuple[Tuple[float, float], ...]] = None
     cache_bytes: Optional[float] = None

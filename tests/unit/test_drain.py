@@ -11,6 +11,8 @@ import pytest
 from plant import DISK, HOST, latencies
 from writebackd.estimate.drain import (
     BUSY_SHARE,
+    DEEP,
+    DEEP_LASTS_S,
     ENOUGH,
     FALLS_TO,
     FAST_LASTS,
@@ -26,6 +28,7 @@ from writebackd.estimate.drain import (
     LOWER,
     MEDIA_WAIT,
     NEAR_R,
+    NOTHING,
     QUEUE_FOLLOWS_BYTES,
     QUIET_LASTS_S,
     SHARE_MOST_S,
@@ -39,6 +42,7 @@ from writebackd.estimate.drain import (
     SLOW_UNKNOWN_R,
     SLOW_UNKNOWN_S,
     SMALL_CACHE_S,
+    SWEEP_LASTS_S,
     SWEEPS_TO,
     TAU_DOWN,
     TAU_MOST_S,
@@ -353,7 +357,7 @@ def test_the_first_tick_with_a_full_cache_is_left_out() -> None:
     memory, why = update_drain(writes(4 * R), BUSY, new, LIMIT, 1.0)
     assert memory.was_full and memory.drain_rate is None
     assert not sum(dt for dt, *_ in memory.full_window)
-    assert memory.fast == (0.0, 0.0) and "not counted" in why
+    assert memory.fast == NOTHING and "not counted" in why
     assert feed(memory, [4 * R]).drain_rate == 4 * R
 
 
@@ -376,7 +380,13 @@ def test_the_first_drain_rate_is_not_of_a_tick_in_which_the_rate_still_fell() ->
     assert feed(new, falling[:3], dt_s=0.5).drain_rate == 1.02 * R
     assert feed(new, falling, dt_s=0.5).drain_rate == pytest.approx(1.01 * R)
     # Of a long tick that is a small part.
-    assert feed(new, [2.3 * R, R], dt_s=1.01 * FULL_FALLS_S).drain_rate == R
+    assert feed(new, [1.3 * R, R], dt_s=1.01 * FULL_FALLS_S).drain_rate == R
+    # A fall by so much may as well be a sweep of the destage: that has to last.
+    for ticks in (1, 2, 3):
+        known = feed(new, [0.99 * R / SWEEPS_TO] + [R] * ticks, dt_s=0.5).drain_rate
+        assert known == (R if ticks * 0.5 >= FULL_FALLS_S else None)
+        known = feed(new, [1.01 * R / SWEEPS_TO] + [R] * ticks, dt_s=0.5).drain_rate
+        assert known == (R if ticks * 0.5 >= SWEEP_LASTS_S else None)
     # One destage burst is no fall.
     burst = 1.01 * FALLS_TO * R
     assert feed(new, [R, burst], dt_s=0.5).drain_rate == burst
@@ -418,6 +428,17 @@ def test_a_sweep_of_the_destage_does_not_lower_the_drain_rate() -> None:
     # And all that there is once it has gone on for so long.
     uneven = [0.25 * R, 0.5 * R] * int(UNSETTLED_S)
     assert (feed(FULL, uneven, dt_s=0.5).drain_rate or R) <= 0.5 * R
+
+
+def test_a_fall_to_next_to_nothing_has_to_last_for_longer() -> None:
+    # Part stripes of a RAID 6: 11 of 262 MB/s for three seconds and more.
+    deep = 0.99 * DEEP * R
+    ticks = int(DEEP_LASTS_S / 0.5)
+    assert feed(FULL, [deep] * ticks, dt_s=0.5).drain_rate == R
+    assert feed(FULL, [deep] * (ticks + 1), dt_s=0.5).drain_rate == deep
+    # What does not agree with it is not it.
+    assert feed(FULL, [R, R, *[deep] * ticks], dt_s=0.5).drain_rate == R
+    assert feed(FULL, [1.01 * DEEP * R] * 3, dt_s=0.5).drain_rate == 1.01 * DEEP * R
 
 
 def test_the_first_drain_rate_is_not_of_a_sweep_of_the_destage() -> None:
@@ -591,7 +612,7 @@ def test_a_rate_that_no_cache_can_take_so_long_raises_the_drain_rate() -> None:
     assert early.drain_rate == R
     raised = feed(early, [2 * R], slow=0.0, limit=9 * LIMIT)
     assert raised.drain_rate == pytest.approx(2 * R) and raised.fill_bytes == 0.0
-    assert raised.drain_limit_bytes == 9 * LIMIT and raised.fast == (0.0, 0.0)
+    assert raised.drain_limit_bytes == 9 * LIMIT and raised.fast == NOTHING
     assert raised.full_window == ()
 
 
@@ -601,6 +622,19 @@ def test_where_no_drain_rate_is_known_it_is_the_mean_of_that_time() -> None:
     assert feed(DeviceMemory(), rates, slow=0.0).drain_rate == pytest.approx(2 * R)
     halves = feed(DeviceMemory(), rates * 2, slow=0.0, dt_s=0.5)
     assert halves.drain_rate == pytest.approx(2 * R)
+
+
+def test_of_what_a_smaller_limit_let_in_half_counts_while_no_drain_rate_is_known() -> None:
+    half = int(FAST_LASTS_S) // 2
+    memory = feed(DeviceMemory(), [R] * half, slow=0.0)
+    larger = 2 * LIMIT
+    early = feed(memory, [3 * R] * (half + 2), slow=0.0, limit=larger)
+    assert early.drain_rate is None
+    late = feed(early, [3 * R], slow=0.0, limit=larger)
+    assert late.drain_rate == pytest.approx((half / 2 + 3 * (half + 3)) / FAST_LASTS_S * R)
+    # A smaller one is no reason, nor is one that is hardly larger.
+    for other in (LIMIT // 2, int((1 + 0.9 * NEAR_R) * LIMIT)):
+        assert feed(memory, [3 * R] * half, slow=0.0, limit=other).drain_rate is not None
 
 
 def test_a_known_cache_has_to_have_overflowed() -> None:
@@ -628,16 +662,16 @@ def test_time_with_an_empty_cache_does_not_count() -> None:
     # At the drain rate for long, and then one tick above it.
     before = replace(KNOWN, fast=(9 * R, 9.0))
     memory = feed(before, [R] * (3 * int(FAST_LASTS_S) - 1), slow=0.0)
-    assert memory.fast == (0.0, 0.0)
+    assert memory.fast == NOTHING
     assert feed(memory, [2 * R], slow=0.0).drain_rate == R
 
 
 def test_a_pause_or_a_full_cache_ends_the_count() -> None:
     memory = feed(replace(KNOWN, fill_bytes=1.0), [2 * R] * 3, slow=0.0)
     assert memory.fast[1] == 3.0
-    assert quiet(memory).fast == (0.0, 0.0)
-    assert feed(memory, [R]).fast == (0.0, 0.0)
-    assert feed(replace(memory, was_full=True), [R]).fast == (0.0, 0.0)
+    assert quiet(memory).fast == NOTHING
+    assert feed(memory, [R]).fast == NOTHING
+    assert feed(replace(memory, was_full=True), [R]).fast == NOTHING
 
 
 def test_a_pause_ends_what_is_known_to_be_full() -> None:

@@ -264,7 +264,9 @@ def test_the_tick_in_which_the_cache_becomes_full_does_not_count() -> None:
     mixed = replace(sample.devices[0], write_bytes=600 * MB)
     estimates, memory = estimate(POLICY, host.memory, replace(sample, devices=(mixed,)))
     assert estimates["sda"].drain_rate is None
-    estimates, _ = estimate(POLICY, memory, replace(sample, time_s=sample.time_s + 1))
+    for seconds in (1, 2):
+        later = replace(sample, time_s=sample.time_s + seconds)
+        estimates, memory = estimate(POLICY, memory, later)
     assert estimates["sda"].drain_rate == pytest.approx(250 * MB, rel=0.05)
 
 
@@ -290,6 +292,24 @@ def device(seen: Estimate, memory: DeviceMemory, in_force: int, now_s: float = N
            ) -> "tuple[Want, DeviceMemory]":
     bounds = POLICY.for_device(DISK.name, DISK.devno)
     return decide_device(POLICY, bounds, HOST, now_s, 1.0, in_force, seen, memory)
+
+
+def test_a_drain_rate_that_the_search_showed_tells_the_size_of_the_cache_as_well() -> None:
+    proved = Hold(
+        limit_bytes=8 * MB, changed_s=NOW - 9, carried=(2 * RATE, 2.0), seek_rate=3 * RATE
+    )
+    filling = ((1.0, 3 * RATE), (0.5, 2 * RATE), (1.0, RATE))
+    flood = samples.estimate(
+        "sda", flooded=True, demand=True, held_back=True, rate=RATE, slow_share=0.1
+    )
+    flood = replace(flood, drain_rate=None)
+    memory = DeviceMemory(hold=proved, filling=filling)
+    _, after = device(flood, memory, 8 * MB)
+    assert after.drain_rate == RATE and after.filling is None
+    assert after.cache_bytes == after.fill_bytes == pytest.approx(2.5 * RATE)
+    # Not where somebody had filled it before.
+    _, after = device(flood, replace(memory, filling=None), 8 * MB)
+    assert after.drain_rate == RATE and after.cache_bytes is None
 
 
 def test_blind_the_limit_stays_down_for_a_while_after_a_flood() -> None:

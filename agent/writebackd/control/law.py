@@ -16,6 +16,7 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control.hold import feed_forward, regulate, rest
 from writebackd.control.steps import Bounds
+from writebackd.estimate.drain import size_cache
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, made, replace
 from writebackd.policy.schema import DevicePolicy, Policy
@@ -90,6 +91,8 @@ def decide_device(
             allowed, estimate, hold, now_s, dt_s, int(in_force * share)
         )
         if hold.proved_rate is not None:
+            if memory.drain_rate is None and not estimate.flushes_wait:
+                memory = size_cache(memory, hold.proved_rate, memory.fill_bytes)
             memory = replace(
                 memory, drain_rate=hold.proved_rate, drain_limit_bytes=target, full_window=()
             )
