@@ -66,7 +66,7 @@ def test_making_room_ends_when_and_where_it_says() -> None:
 
 
 def test_a_larger_limit_is_kept_or_taken_back_as_it_says() -> None:
-    steps = played("flood", 400.0)
+    steps = played("flood", 600.0)
     checked = 0
     for (_, _, before, _, _), (_, now, hold, said, _), at in zip(
         steps, steps[1:], range(2, len(steps))
@@ -101,6 +101,8 @@ def test_a_search_goes_on_when_and_where_it_says(name: str) -> None:
         if not ends or not ends[0][2].climb.from_bytes:
             continue  # room was seen, or the drain rate moved: other rules, which are told as well
         after = ends[0]
+        if "if no throughput is missing" in steps[steps.index(after) - 1][3]:
+            continue  # the flood's rate came near to what decides, and that was told before
         assert abs(after[0] - time_s - _seconds(found.group(1))) < 1.6, (said, after)
         assert after[1].target_bytes is not None
         assert after[1].target_bytes == pytest.approx(_bytes(found.group(2)), rel=0.06)
@@ -108,7 +110,7 @@ def test_a_search_goes_on_when_and_where_it_says(name: str) -> None:
     assert checked >= 20, checked
 
 
-@pytest.mark.parametrize("name", ["flood", "fast-raid", "mid-flood"])
+@pytest.mark.parametrize("name", ["flood", "fast-raid", "two-raids"])
 def test_a_larger_limit_is_tried_when_and_where_it_says(name: str) -> None:
     steps, checked = played(name, 160.0), 0
     for at, (time_s, _, hold, said, _) in enumerate(steps):
@@ -156,7 +158,7 @@ def test_what_the_floods_end_brings_is_told_before(name: str) -> None:
 
 def test_a_flood_that_gets_too_little_is_given_what_was_told_at_least() -> None:
     checked = 0
-    for name in ("leaps", "rebuild-done", "waves-1s"):
+    for name in ("leaps", "rebuild-done", "waves-1s", "sweeps"):
         steps = played(name, 120.0)
         for (_, _, _, said, _), (_, now, _, _, _) in zip(steps, steps[1:]):
             found = re.search(r"looser, (\S+) or more|loosened sooner, (\S+) or more", said)

@@ -34,7 +34,7 @@ from writebackd.control.hold import (
     SEEK_SLOW,
     SEEK_STEP,
 )
-from writebackd.estimate.drain import SMALL_CACHE_S, TAU_MOST_S
+from writebackd.estimate.drain import SMALL_CACHE_S, SWEEPS_TO, TAU_MOST_S
 from writebackd.model import Hold, Phase, State
 
 
@@ -81,11 +81,21 @@ def test_less_under_a_larger_limit_is_what_the_media_take() -> None:
     taken = step(waits, larger, dt_s=0.5)
     assert taken.hold.proved_rate == pytest.approx(less)
     assert taken.limit == taken.hold.limit_bytes == 8 * MIB and "is full" in taken.why
+    # By much it falls in a sweep of the destage as well, which lasts for a second.
+    swept = 0.99 * SWEEPS_TO * 4 * R
+    for lasted, proved in ((0.4, None), (0.9 * SEEK_LATER_S, swept)):
+        taken = step(replace(waits, rate=swept), seeking(
+            swept, lasted, seek_rate=4 * R, limit_bytes=8 * MIB), dt_s=0.5)
+        assert taken.hold.proved_rate == (proved and pytest.approx(proved))
+        assert taken.limit == 8 * MIB
     # A short flood may just have begun or ended in the tick.
     assert step(replace(waits, in_waves=True), larger, dt_s=0.5).hold.proved_rate is None
     # Where no write waits for the media it is not the media.
     quick = unknown(rate=less, slow_share=0.99 * SEEK_SLOW)
-    taken = step(quick, seeking(less, seek_rate=4 * R, limit_bytes=8 * MIB), dt_s=0.5)
+    taken = step(quick, larger, dt_s=0.5)
+    assert taken.limit == 8 * MIB and "does that last" in taken.why
+    lasts = seeking(less, SEEK_LATER_S, seek_rate=4 * R, limit_bytes=8 * MIB)
+    taken = step(quick, lasts, dt_s=0.5)
     assert taken.hold.proved_rate is None and taken.limit == 8 * MIB // SEEK_STEP
 
 
@@ -153,10 +163,16 @@ def test_the_search_ends_at_the_ceiling() -> None:
 
 
 def test_a_cache_that_filled_during_the_search_is_measured_under_that_limit() -> None:
-    # A smaller one may let in less than R, and then R would stay unknown.
     far = seeking(limit_bytes=64 * MIB)
-    taken = step(unknown(rate=R, full=True, tau_s=2 * BOUNDS.start / R), far)
-    assert taken.limit == taken.hold.limit_bytes == 64 * MIB
+    full = unknown(rate=R, full=True, tau_s=2 * BOUNDS.start / R)
+    taken = step(full, far, dt_s=0.5)
+    assert taken.limit == taken.hold.limit_bytes == 64 * MIB and not taken.hold.neared
+    # Where the second full tick did not tell R: nearer to the knee, but once, since that may let
+    # in less than R, and then R would stay unknown.
+    taken = step(full, taken.hold, dt_s=0.5)
+    assert taken.limit == taken.hold.limit_bytes == 2 * BOUNDS.start and taken.hold.neared
+    again = replace(taken.hold, limit_bytes=64 * MIB, full_s=9.0)
+    assert step(full, again, dt_s=0.5).limit == 64 * MIB
 
 
 def test_a_cache_that_filled_in_a_short_flood_is_measured_nearer_to_the_knee() -> None:

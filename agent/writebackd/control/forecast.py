@@ -54,7 +54,7 @@ from writebackd.control.hold import (
     with_room,
 )
 from writebackd.control.steps import JUDGE_S, LOOSE_S, MUCH_SHORT, SOON_JUDGED_S
-from writebackd.estimate.drain import FAST_LASTS_S
+from writebackd.estimate.drain import FAST_LASTS_S, UNSETTLED_S
 from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
 from writebackd.policy.schema import Objective
@@ -168,7 +168,7 @@ class _Law:
             f" {human.size(room_wanted(self._estimate))} of room is made in the write cache,"
             f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after this began: {least_s:.1f} to"
             f" {most_s:.1f} s from now. Where this limit does not slow the flood, about half of it"
-            " is tried first."
+            " is tried first, and those seconds begin anew."
         )
 
     def _flushed(self) -> str:
@@ -227,10 +227,14 @@ class _Law:
             f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s"
         )
         if estimate.full:
-            return f"If the write cache is still full in the next two ticks {known}."
+            return (
+                "If the write cache is still full in the next two ticks, or for up to"
+                f" {UNSETTLED_S:g} s where the rate jumps, {known}."
+            )
         later = (
-            "When the write cache is full, that is measured for two ticks at this limit. Then, or"
-            f" when one rate has lasted for {FAST_LASTS_S:g} s, {known}."
+            "When the write cache is full, that is measured for two ticks at this limit; where the"
+            f" rate jumps, for up to {UNSETTLED_S:g} s, at rate x that delay if it is less. Then,"
+            f" or when one rate has lasted for {FAST_LASTS_S:g} s, {known}."
         )
         if not estimate.held_back:
             return f"The limit stays while it holds nobody back. {later}"
@@ -242,12 +246,10 @@ class _Law:
             return f"The limit does not grow any more. {later}"
         if not hold.seek_rate:
             return f"Within two ticks {larger} is tried, unless the rate is falling. {later}"
-        lasts = "within two ticks"
-        if not estimate.in_waves:
-            lasts = f"once that has lasted for {SEEK_LATER_S:g} s"
+        lasts = "within two ticks" if estimate.in_waves else f"for {SEEK_LATER_S:g} s"
         return (
             f"If this limit brings {100 * (SEEK_GAIN - 1):.0f} % more than"
-            f" {human.size(hold.seek_rate)}/s, {larger} is tried {lasts}, else the limit"
+            f" {human.size(hold.seek_rate)}/s {lasts}, {larger} is tried, else the limit"
             f" goes back to {self._size(self._limit / SEEK_STEP)}. {later}"
         )
 
