@@ -710,14 +710,14 @@ class DeviceMemory:
     earlier: Learned = Learned()  # what it started with, from before the restart
     # estimators
     drain_rate: Optional[float] = None
-    drain_limit_bytes: int = 0  # the limit in force when it was learned
+    drain_limit_bytes: int = 0  # the limit in force when it was learned; before, that of `fast`
     full_window: Tuple[Tuple[float, float, int], ...] = ()  # (dt, rate, limit), a full cache
     was_full: bool = False  # the write cache had no room in the last tick
     smooth_rate: float = 0.0  # bytes per second, over some seconds
     fill_bytes: float = 0.0  # what must be in the write cache
-    # since the cache was last known empty or full: bytes, seconds
+    # since the cache was last known empty or full: bytes, seconds; half of both under the limit
+    # before, where a larger one followed
     fast: Tuple[float, float] = (0.0, 0.0)
-    fast_limit_bytes: int = 0  # the largest limit in force meanwhile
     # (dt, rate) since the flood began on an empty cache; None once it was full
     filling: Optional[Tuple[Tuple[float, float], ...]] = None
     cache_bytes: Optional[float] = None

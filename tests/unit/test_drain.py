@@ -436,8 +436,14 @@ def test_a_fall_to_next_to_nothing_has_to_last_for_longer() -> None:
     ticks = int(DEEP_LASTS_S / 0.5)
     assert feed(FULL, [deep] * ticks, dt_s=0.5).drain_rate == R
     assert feed(FULL, [deep] * (ticks + 1), dt_s=0.5).drain_rate == deep
-    # What does not agree with it is not it.
-    assert feed(FULL, [R, R, *[deep] * ticks], dt_s=0.5).drain_rate == R
+    # In all: other limits are tried meanwhile, and single ticks are better ones.
+    memory = FULL
+    for limit in [LIMIT, LIMIT // 2] * 2:
+        assert memory.drain_rate == R
+        memory = feed(memory, [deep] * 3, dt_s=0.5, limit=limit)
+    assert memory.drain_rate == deep
+    uneven = ([deep] * 7 + [0.8 * R]) * 3
+    assert (feed(FULL, uneven, dt_s=0.5).drain_rate or R) < 0.3 * R
     assert feed(FULL, [1.01 * DEEP * R] * 3, dt_s=0.5).drain_rate == 1.01 * DEEP * R
 
 

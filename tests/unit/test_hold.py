@@ -331,8 +331,11 @@ def test_what_comes_in_above_the_drain_rate_refills_the_cache() -> None:
 
 
 def test_a_flood_that_ends_while_the_cache_is_drained_leaves_nothing_to_the_next() -> None:
-    _, after = rest(BOUNDS, seen(flooded=False), draining(R, fell_s=3.0, drained_bytes=R))
+    hold = draining(R, fell_s=3.0, drained_bytes=R, drain_end_s=NOW - 1.0, again=True)
+    _, after = rest(BOUNDS, seen(flooded=False), hold)
     assert after.phase is Phase.HOLD and after.fell_s == 0.0
+    # Nor is one that was cut short the second that was in vain.
+    assert not after.again and NOW - after.drain_end_s > FULL_AGAIN_S + FULL_LASTS_S
     assert after.carried == after.waited == (0.0, 0.0)
 
 
@@ -405,8 +408,22 @@ def test_a_smaller_limit_that_costs_no_throughput_is_kept() -> None:
     taken = step(seen(rate=rate), draining(rate), bounds=low)
     assert taken.limit == taken.hold.limit_bytes == int(DRAIN_SHARE * KNEE)
     assert taken.hold.phase is Phase.HOLD and taken.hold.useless_s == NOW
+    # But one tick of it is not enough to give that up.
+    taken = step(seen(rate=rate), draining(rate, lasted=1.0), bounds=low)
+    assert taken.hold.phase is Phase.DRAIN and taken.hold.useless_s < NOW
     rate = 0.99 * DRAIN_GRIPS * R
     assert step(seen(rate=rate), draining(rate)).hold.useless_s < NOW
+
+
+@pytest.mark.parametrize("late_s", [-1e-3, 0.0, 1e-3])
+def test_what_a_limit_lets_in_is_not_of_the_half_second_in_which_it_is_followed(
+    late_s: float,
+) -> None:
+    hold = draining(R, lasted=0.0, carried=(0.0, 0.0))
+    first = step(seen(rate=0.96 * R), hold, NOW + 0.5 + late_s, dt_s=0.5 + late_s)
+    assert first.limit == int(DRAIN_SHARE * KNEE) and first.hold.carried[1] == 0.0
+    second = step(seen(rate=0.96 * R), first.hold, NOW + 1.0 + late_s, dt_s=0.5)
+    assert second.limit == int(DRAIN_SHARE * int(DRAIN_SHARE * KNEE))
 
 
 def test_a_rate_that_leapt_while_draining_does_not_make_the_smaller_limit_the_one_to_keep() -> None:

@@ -33,6 +33,7 @@ from writebackd.control.hold import (
     SEEK_S,
     SEEK_SLOW,
     SEEK_STEP,
+    rest,
 )
 from writebackd.estimate.drain import SMALL_CACHE_S, SWEEPS_TO, TAU_MOST_S
 from writebackd.model import Hold, Phase, State
@@ -163,7 +164,7 @@ def test_the_search_ends_at_the_ceiling() -> None:
 
 
 def test_a_cache_that_filled_during_the_search_is_measured_under_that_limit() -> None:
-    far = seeking(limit_bytes=64 * MIB)
+    far = seeking(limit_bytes=64 * MIB, seek_rate=1.15 * R)
     full = unknown(rate=R, full=True, tau_s=2 * BOUNDS.start / R)
     taken = step(full, far, dt_s=0.5)
     assert taken.limit == taken.hold.limit_bytes == 64 * MIB and not taken.hold.neared
@@ -173,6 +174,12 @@ def test_a_cache_that_filled_during_the_search_is_measured_under_that_limit() ->
     assert taken.limit == taken.hold.limit_bytes == 2 * BOUNDS.start and taken.hold.neared
     again = replace(taken.hold, limit_bytes=64 * MIB, full_s=9.0)
     assert step(full, again, dt_s=0.5).limit == 64 * MIB
+    # What was let in before is nothing to compare it with: less is not what the media take.
+    waits = unknown(rate=0.8 * R, slow_share=1.01 * SEEK_SLOW)
+    later = replace(taken.hold, carried=(1.6 * R, 2.0), changed_s=NOW - 3)
+    assert step(waits, later, dt_s=0.5).hold.proved_rate is None
+    # In the next flood it is the same again.
+    assert not rest(BOUNDS, unknown(flooded=False), taken.hold)[1].neared
 
 
 def test_a_cache_that_filled_in_a_short_flood_is_measured_nearer_to_the_knee() -> None:

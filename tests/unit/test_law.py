@@ -18,6 +18,7 @@ from writebackd.control.decide import MOST_INTRUSIONS, decide
 from writebackd.control.law import BLIND_HOLD_S, Want, decide_device, kernel_floor_bytes
 from writebackd.control.ramp import (
     AT_ONCE_BYTES,
+    AT_ONCE_MOST_BYTES,
     AT_ONCE_S,
     BACKGROUND_LEAST,
     BACKGROUND_MOST,
@@ -25,6 +26,7 @@ from writebackd.control.ramp import (
     near,
     next_background,
     next_limit,
+    slowest,
 )
 from writebackd.estimate.estimate import estimate
 from writebackd.model import (
@@ -307,6 +309,9 @@ def test_a_drain_rate_that_the_search_showed_tells_the_size_of_the_cache_as_well
     _, after = device(flood, memory, 8 * MB)
     assert after.drain_rate == RATE and after.filling is None
     assert after.cache_bytes == after.fill_bytes == pytest.approx(2.5 * RATE)
+    # That there is none a full cache alone tells.
+    _, after = device(flood, replace(memory, filling=((1.0, 1.3 * RATE),)), 8 * MB)
+    assert after.drain_rate == RATE and after.cache_bytes is None and after.filling is not None
     # Not where somebody had filled it before.
     _, after = device(flood, replace(memory, filling=None), 8 * MB)
     assert after.drain_rate == RATE and after.cache_bytes is None
@@ -549,7 +554,8 @@ def test_on_its_way_down_the_limit_stays_above_what_is_under_writeback_too() -> 
 @pytest.mark.parametrize("left,drains,at_once", [
     (AT_ONCE_BYTES - MB, 0.0, True), (AT_ONCE_BYTES + MB, 0.0, False),
     (AT_ONCE_BYTES + MB, AT_ONCE_BYTES / AT_ONCE_S, False),
-    (19 * MB, 20 * MB / AT_ONCE_S, True), (21 * MB, 20 * MB / AT_ONCE_S, False),
+    (7 * MB, 8 * MB / AT_ONCE_S, True), (9 * MB, 8 * MB / AT_ONCE_S, False),
+    (AT_ONCE_MOST_BYTES - MB, 1e12, True), (AT_ONCE_MOST_BYTES + MB, 1e12, False),
 ])
 def test_the_last_bit_that_is_dirty_is_no_reason_for_a_step_of_its_own(
     left: int, drains: float, at_once: bool
@@ -560,6 +566,35 @@ def test_the_last_bit_that_is_dirty_is_no_reason_for_a_step_of_its_own(
     limit = next_limit(goal, vm, NEW, NEW - 99, STEP, COOL, drains)
     assert (limit == goal) is at_once
     assert at_once or limit == int(HEADROOM * dirty)
+
+
+def test_what_is_lowered_at_once_goes_by_the_slowest_flooded_device() -> None:
+    fast = samples.estimate("sda", flooded=True, drain_rate=250.0 * MB, rate=300.0 * MB)
+    slow = replace(fast, drain_rate=60.0 * MB)
+    assert slowest([fast]) == 250 * MB and slowest([fast, slow]) == 60 * MB and slowest([]) == 0
+    # Where it is not flooded it drains nothing of it; where nobody knows how fast it is, it counts.
+    assert slowest([fast, replace(slow, flooded=False)]) == 250 * MB
+    assert slowest([fast, replace(slow, drain_rate=None)]) == 0
+    # R may be of another day.
+    assert slowest([replace(fast, rate=11.0 * MB)]) == 11 * MB
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_last_step_down_goes_by_what_the_device_drains(known: bool) -> None:
+    host = plant()
+    host.run(20)
+    host.flood = True
+    host.run(60)
+    limits = VmLimits(64 * MB, 0, 32 * MB, 0)
+    sample = host.sample()
+    estimates, memory = estimate(POLICY, host.memory, sample)
+    if not known:
+        estimates = {"sda": replace(estimates["sda"], drain_rate=None)}
+    memory = replace(memory, limit_bytes=64 * MB, goal_bytes=None)
+    vm = VmState(limits, 12 * MB, 0, 64 * MB, 32 * MB)
+    decision, _ = decide(POLICY, memory, replace(sample, vm=vm), estimates)
+    assert decision.goal_bytes is not None and decision.goal_bytes < 12 * MB - AT_ONCE_BYTES
+    assert (decision.limit_bytes == decision.goal_bytes) is known
 
 
 @given(
@@ -575,6 +610,7 @@ def test_ramp_never_overshoots_nor_blocks(
     if limit < now:
         # Lowering blocks nobody for longer than the last bit takes to drain.
         assert limit >= min(dirty - max(AT_ONCE_BYTES, int(AT_ONCE_S * drains) + 1), now)
+        assert limit >= min(dirty - AT_ONCE_MOST_BYTES, now)
     if limit > now:
         assert limit <= STEP * now and since >= COOL
 

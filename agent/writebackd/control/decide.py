@@ -10,7 +10,7 @@ from writebackd.control.beside import beside
 from writebackd.control.law import Want, decide_device
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace, remember_syncers
-from writebackd.control.ramp import near, next_background, next_limit
+from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.control.steps import settle
 from writebackd.estimate.shares import shared_limit
 from writebackd.model import (
@@ -131,10 +131,7 @@ def decide(
             memory.last_raise_s,
             policy.limits.step_up,
             policy.limits.cooldown_s,
-            min(
-                [each.drain_rate or 0.0 for each in estimates.values() if each.flooded],
-                default=0.0,
-            ),
+            slowest(estimates.values()),
         )
     if memory.pin_bytes is not None:
         background = limit // 2

@@ -163,12 +163,16 @@ class _Law:
         over_s = max(0.0, self._now_s - hold.changed_s)
         least_s, most_s = max(0.0, DRAIN_LEAST_S - over_s), max(0.0, DRAIN_MOST_S - over_s)
         back = with_room(hold, self._basis.forward_bytes, self._now_s)
+        slows = (
+            f"it is kept, and no room is made for {human.duration(REMEMBERED_S)}"
+            if hold.drain_bytes <= self._basis.floor_bytes
+            else "about half of it is tried first, and those seconds begin anew"
+        )
         return (
             f"The limit goes back to about {self._size(back)} when"
             f" {human.size(room_wanted(self._estimate))} of room is made in the write cache,"
             f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after this began: {least_s:.1f} to"
-            f" {most_s:.1f} s from now. Where this limit does not slow the flood, about half of it"
-            " is tried first, and those seconds begin anew."
+            f" {most_s:.1f} s from now. Where this limit does not slow the flood, {slows}."
         )
 
     def _flushed(self) -> str:
@@ -229,12 +233,12 @@ class _Law:
         if estimate.full:
             return (
                 "If the write cache is still full in the next two ticks, or for up to"
-                f" {UNSETTLED_S:g} s where the rate jumps, {known}."
+                f" {UNSETTLED_S + 1:g} s where the rate jumps, {known}."
             )
         later = (
             "When the write cache is full, that is measured for two ticks at this limit; where the"
-            f" rate jumps, for up to {UNSETTLED_S:g} s, at rate x that delay if it is less. Then,"
-            f" or when one rate has lasted for {FAST_LASTS_S:g} s, {known}."
+            f" rate jumps, for up to {UNSETTLED_S + 1:g} s, in the end at rate x that delay if it"
+            f" is less. Then, or when one rate has lasted for {FAST_LASTS_S:g} s, {known}."
         )
         if not estimate.held_back:
             return f"The limit stays while it holds nobody back. {later}"

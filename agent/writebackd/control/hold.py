@@ -146,7 +146,13 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
     With a write cache that is empty: one that lets a burst into it.
     """
     if hold.phase is Phase.DRAIN or (hold.phase is Phase.FILL and estimate.flushes_wait):
-        hold = replace(hold, phase=Phase.HOLD, carried=(0.0, 0.0), waited=(0.0, 0.0), fell_s=0.0)
+        # This drain was not brought to its end, and leaves its window to no other flood.
+        hold = replace(
+            hold, phase=Phase.HOLD, carried=(0.0, 0.0), waited=(0.0, 0.0), fell_s=0.0,
+            drain_end_s=float("-inf"), again=False,
+        )
+    if hold.neared:
+        hold = replace(hold, neared=False)
     limit = _resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
     if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None or (
@@ -244,7 +250,8 @@ def _observe(
     carried, lasted = hold.carried
     waited = hold.waited
     quickly = hold.phase in (Phase.SEEK, Phase.DRAIN)
-    follow_s = SEEK_FOLLOW_S if quickly else FOLLOW_S
+    # The tick that ends with it does not count, by whatever part of it a timer is late.
+    follow_s = SEEK_FOLLOW_S + 0.1 * dt_s if quickly else FOLLOW_S
     # In a pause between waves it is not the limit that syncs feel.
     pause = estimate.flushes_wait and not estimate.held_back and hold.loose_s < LOOSE_S
     idle = pause and (
@@ -285,7 +292,8 @@ def _seek(
         stay = (hold.neared or hold.full_s < 1.5 * dt_s) and not estimate.in_waves
         if nearer >= limit or stay:
             return limit, hold, State.GUARD, why
-        hold = replace(change(hold, now_s, limit_bytes=nearer), neared=True)
+        # What a larger limit let in is nothing to compare this one with.
+        hold = replace(change(hold, now_s, limit_bytes=nearer), neared=True, seek_rate=0.0)
         return nearer, hold, State.GUARD, why
     if not estimate.held_back:
         return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
@@ -562,7 +570,7 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
         return hold
     # What was learned about limits was learned at the other rate.
     limit = clamp(hold.limit_bytes * moved, bounds)
-    hold = replace(hold, useless_s=float("-inf"))
+    hold = replace(hold, useless_s=float("-inf"), again=False)
     if moved < 1:  # as the disk became slower it may become fast again
         hold = replace(hold, probe_again_s=EARNED_S)
     return replace(
@@ -615,9 +623,10 @@ def _draining(
             why = f"{told(limit, bounds)} costs no throughput: making room with"
             why += f" {told(smaller, bounds)}"
             return smaller, hold, State.SQUEEZE, why
-        hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
-        hold = replace(hold, useless_s=now_s)
-        return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"
+        if lasted >= DRAIN_LEAST_S:
+            hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
+            hold = replace(hold, useless_s=now_s)
+            return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"
     futile = futile and not lets_in and not swept
     done = (drained >= room and not swept) or lasted >= DRAIN_MOST_S
     if lasted < DRAIN_LEAST_S or not (done or futile):

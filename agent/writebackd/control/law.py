@@ -16,7 +16,7 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control.hold import feed_forward, regulate, rest
 from writebackd.control.steps import Bounds
-from writebackd.estimate.drain import size_cache
+from writebackd.estimate.drain import SMALL_CACHE_S, size_cache
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, made, replace
 from writebackd.policy.schema import DevicePolicy, Policy
@@ -92,7 +92,10 @@ def decide_device(
         )
         if hold.proved_rate is not None:
             if memory.drain_rate is None and not estimate.flushes_wait:
-                memory = size_cache(memory, hold.proved_rate, memory.fill_bytes)
+                sized = size_cache(memory, hold.proved_rate, memory.fill_bytes)
+                # A full cache tells better; that there is none, it alone does.
+                if (sized.cache_bytes or 0.0) >= SMALL_CACHE_S * hold.proved_rate:
+                    memory = sized
             memory = replace(
                 memory, drain_rate=hold.proved_rate, drain_limit_bytes=target, full_window=()
             )

@@ -11,15 +11,16 @@ dirty falls nearly as fast as the devices drain, and still nobody is blocked.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Iterable, Optional
 
-from writebackd.model import VmState
+from writebackd.model import Estimate, VmState
 
 # Room above what is dirty or under writeback.
 HEADROOM = 1.005
 # What is left to drain in a moment is no reason for a step of its own: 0.4 s on a
-# stick of 10 MB/s, nothing on an array.  Where devices are known to drain more, so much of it.
-AT_ONCE_BYTES, AT_ONCE_S = 4 << 20, 0.1
+# stick of 10 MB/s, nothing on an array.  Where the flooded devices are known to drain more, so
+# much of it; but somebody else's pages may be among what is dirty.
+AT_ONCE_BYTES, AT_ONCE_S, AT_ONCE_MOST_BYTES = 4 << 20, 0.1, 16 << 20
 # A goal that moved by less is the same goal: the estimates it comes from are
 # not more exact, and every write moves the kernel's own pacing.
 DEADBAND = 0.1
@@ -39,18 +40,29 @@ def next_limit(
 ) -> int:
     """The limit for this tick, in bytes.
 
-    `vm.threshold_bytes` is the limit in force, `drains` the drain rate of the
-    slowest flooded device, in bytes/s, 0 if not known.  Down: at most to HEADROOM times what
-    is dirty.  Up: by the factor `step_up`, at most once in `cooldown_s`.
+    `vm.threshold_bytes` is the limit in force, `drains` is what `slowest` says.  Down:
+    at most to HEADROOM times what is dirty.  Up: by the factor `step_up`, at most once in
+    `cooldown_s`.
     """
     current = vm.threshold_bytes
     if goal < current:
         left = int(HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
-        at_once = max(AT_ONCE_BYTES, AT_ONCE_S * drains)
+        at_once = max(AT_ONCE_BYTES, min(AT_ONCE_S * drains, AT_ONCE_MOST_BYTES))
         return goal if left - goal <= at_once else min(current, left)
     if now_s - last_raise_s < cooldown_s:
         return current
     return min(goal, int(current * step_up))
+
+
+def slowest(estimates: Iterable[Estimate]) -> float:
+    """What the slowest flooded device drains, in bytes/s; 0 if that is not known of one of them.
+
+    No more than it wrote in this tick: R may be of another day.
+    """
+    return min(
+        [min(each.drain_rate or 0.0, each.rate) for each in estimates if each.flooded],
+        default=0.0,
+    )
 
 
 def next_background(limit: int, goal: int, share: float, last: Optional[int]) -> int:

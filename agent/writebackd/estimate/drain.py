@@ -74,8 +74,9 @@ FULL_LEAST_S, FULL_FALLS_S, FALLS_TO = 0.4, 0.9, 0.85
 # from the one before, and a known one falls by so much only once ticks agree for long enough.  In
 # the first seconds under a limit only: after them the median rides it out.
 SWEEPS_TO, SWEEP_LASTS_S, UNSETTLED_S = 0.7, 1.4, 3.0
-# On a RAID 6, whose part stripes are read first, they took 11 of 262 MB/s for three seconds.
-DEEP, DEEP_LASTS_S = 0.25, 3.9
+# On a RAID 6, whose part stripes are read first, they took 11 of 262 MB/s for four seconds: so much
+# less has to last for so many of so many seconds, whatever limits are tried meanwhile.
+DEEP, DEEP_LASTS_S, DEEP_OVER_S = 0.25, 4.9, 6.0
 # Before a rate counts as that of the limit in force.
 FOLLOWED_S = 1.5
 # Where flushes hold the rate as much as the media do: how long it takes to believe half of R.
@@ -394,11 +395,16 @@ def _full_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, fill: float, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
     window, cache, known = memory.full_window, memory.cache_bytes, memory.drain_rate
+    deep = known is not None and writes.rate < DEEP * known
     if window and abs(limit_bytes - window[-1][2]) > NEAR_R * limit_bytes:
         # Rates under different limits are different things; but what the first R may have
-        # fallen from is not.
-        window = ((0.0, window[-1][1], limit_bytes),) if known is None else ()
-    window = last_seconds((*window, (dt_s, writes.rate, limit_bytes)), FULL_OVER_S)
+        # fallen from is not, and no limit holds a flood at next to nothing.
+        if known is None:
+            window = ((0.0, window[-1][1], limit_bytes),)
+        else:
+            window = tuple([tick for tick in window if deep and tick[1] < DEEP * known])
+    over_s = DEEP_OVER_S if deep else FULL_OVER_S
+    window = last_seconds((*window, (dt_s, writes.rate, limit_bytes)), over_s)
     changes: Dict[str, Any] = {
         "full_window": window, "fast": NOTHING, "fill_bytes": fill if cache is None else cache,
     }  # fmt: skip
@@ -462,9 +468,12 @@ def _fast_sample(
     if memory.drain_rate is not None and memory.fill_bytes <= 0:
         return replace(memory, fast=NOTHING), "at cache speed: may not lower the estimate"
     carried, lasted = memory.fast
-    if memory.drain_rate is None and limit_bytes > (1 + NEAR_R) * memory.fast_limit_bytes:
-        carried, lasted = carried / 2, lasted / 2  # a larger limit may let in more
-        memory = replace(memory, fast_limit_bytes=limit_bytes)
+    if memory.drain_rate is None:
+        if limit_bytes > (1 + NEAR_R) * memory.drain_limit_bytes:
+            carried, lasted = carried / 2, lasted / 2  # a larger limit may let in more
+            memory = replace(memory, drain_limit_bytes=limit_bytes)
+        elif limit_bytes < memory.drain_limit_bytes / 2:  # it began under the limits as found
+            memory = replace(memory, drain_limit_bytes=limit_bytes)
     carried, lasted = carried + writes.rate * dt_s, lasted + dt_s
     memory = replace(memory, fast=(carried, lasted))
     if memory.cache_bytes is None:
