@@ -44,6 +44,7 @@ from writebackd.estimate.drain import (
     SMALL_CACHE_S,
     SWEEP_LASTS_S,
     SWEEPS_TO,
+    SWEPT_TO,
     TAU_DOWN,
     TAU_MOST_S,
     TAU_UP,
@@ -454,6 +455,19 @@ def test_the_first_drain_rate_is_not_of_a_sweep_of_the_destage() -> None:
         known = feed(new, swept[:ticks], dt_s=0.5).drain_rate
         assert known is None or known >= 0.98 * R, ticks
     assert feed(new, [*swept, R], dt_s=0.5).drain_rate == pytest.approx(0.99 * R)
+    # It may begin in the tick that fills the cache.
+    filled = feed(quiet(DeviceMemory()), [1.5 * R], slow=0.0, dt_s=0.5)
+    for ticks in range(1, 5):
+        known = feed(filled, [0.4 * R, 0.45 * R, R, R][:ticks], dt_s=0.5).drain_rate
+        assert known == (R if ticks == 4 else None), ticks
+    # Another limit is tried meanwhile; and it may rise again at once.
+    begun = feed(filled, [0.4 * R, 0.45 * R], dt_s=0.5)
+    assert feed(begun, [0.42 * R] * 2, limit=LIMIT // 2, dt_s=0.5).drain_rate is None
+    assert feed(begun, [0.42 * R] * 3, limit=LIMIT // 2, dt_s=0.5).drain_rate == 0.42 * R
+    assert feed(filled, [0.4 * R, 1.5 * R], dt_s=0.5).drain_rate is None
+    for times, known in ((0.99, False), (1.01, True)):
+        rate = times * SWEPT_TO * 1.5 * R
+        assert feed(filled, [rate] * 2, dt_s=0.5).drain_rate == (rate if known else None)
     # Where no two ticks agree there is one in the end.
     uneven = [R, 0.5 * R] * int(UNSETTLED_S + 1)
     assert feed(new, uneven, dt_s=0.5).drain_rate

@@ -74,6 +74,9 @@ FULL_LEAST_S, FULL_FALLS_S, FALLS_TO = 0.4, 0.9, 0.85
 # from the one before, and a known one falls by so much only once ticks agree for long enough.  In
 # the first seconds under a limit only: after them the median rides it out.
 SWEEPS_TO, SWEEP_LASTS_S, UNSETTLED_S = 0.7, 1.4, 3.0
+# It may as well begin in the tick that fills the cache: 478 and 626 MB/s, then 106 and 118.  Media
+# that are so much slower than the link have to show it for as long.
+SWEPT_TO = 0.5
 # On a RAID 6, whose part stripes are read first, they took 11 of 262 MB/s for four seconds: so much
 # less has to last for so many of so many seconds, whatever limits are tried meanwhile.
 DEEP, DEEP_LASTS_S, DEEP_OVER_S = 0.25, 4.9, 6.0
@@ -316,8 +319,12 @@ def update_drain(
     if full:
         # For part of the tick the cache still took writes at link speed.
         memory = replace(memory, fill_bytes=fill, was_full=True, fast=NOTHING)
-        if known is None:  # what the next one may fall from
-            memory = replace(memory, full_window=((0.0, writes.rate, limit_bytes),))
+        if known is None:  # what the next one may fall from, or this one has
+            window: Full = ((0.0, writes.rate, limit_bytes),)
+            before = memory.filling[-1][1] if memory.filling else 0.0
+            if writes.rate < SWEPT_TO * before:
+                window = ((0.0, before, limit_bytes), *window)
+            memory = replace(memory, full_window=window)
         return memory, "write cache just became full: not counted yet"
     filling, tau_s = memory.filling, memory.tau_s
     if filling is not None:
@@ -370,13 +377,15 @@ def _settled(window: Full) -> Full:
     ticks = _agreeing(window)
     agreed_s = sum([dt for dt, *_ in ticks])
     before = window[: -len(ticks)]
-    share = ticks[0][1] / max(before[-1][1], 1.0) if before else 1.0
-    if share < SWEEPS_TO:
+    # Two that do not count: already the tick that filled the cache had fallen by much.
+    from_ = before[:2] if len(before) == 2 and not before[1][0] else before[-1:]
+    shares = [ticks[0][1] / max(rate, 1.0) for _, rate, _ in from_] or [1.0]
+    if min(shares) < SWEEPS_TO:
         enough = agreed_s >= SWEEP_LASTS_S
-    elif share < FALLS_TO:
+    elif min(shares) < FALLS_TO:
         enough = lasted_s >= FULL_FALLS_S
     else:
-        enough = agreed_s >= (FULL_LEAST_S if share <= 1 / FALLS_TO else FULL_FALLS_S)
+        enough = agreed_s >= (FULL_LEAST_S if max(shares) <= 1 / FALLS_TO else FULL_FALLS_S)
     return ticks if enough else ()
 
 
@@ -400,7 +409,9 @@ def _full_sample(
         # Rates under different limits are different things; but what the first R may have
         # fallen from is not, and no limit holds a flood at next to nothing.
         if known is None:
-            window = ((0.0, window[-1][1], limit_bytes),)
+            # Nor what the tick that filled the cache fell from, if that is kept.
+            swept = [tick for tick in window if not tick[0]][:-1]
+            window = (*swept, (0.0, window[-1][1], limit_bytes))
         else:
             window = tuple([tick for tick in window if deep and tick[1] < DEEP * known])
     over_s = DEEP_OVER_S if deep else FULL_OVER_S
