@@ -44,6 +44,7 @@ from writebackd.control.hold import (
 )
 from writebackd.control.ramp import DEADBAND
 from writebackd.control.steps import JUDGE_S, MUCH_SHORT, SOON_JUDGED_S
+from writebackd.estimate.drain import SMALL_CACHE_S
 from writebackd.model import State
 
 # ---- HOLD: throughput ------------------------------------------------------
@@ -187,6 +188,24 @@ def test_a_larger_limit_that_brought_more_is_kept_and_the_next_follows_soon() ->
     later = taken.hold.changed_s + EARNED_S
     assert step(seen(rate=rate), taken.hold, later - 0.5).limit == taken.limit
     assert step(seen(rate=rate), taken.hold, later).limit == int(taken.limit * PROBE_STEP**2)
+
+
+def test_what_was_missing_and_comes_into_a_cache_with_room_is_not_the_drain_rate() -> None:
+    # 130 MB/s of 262 under 1.6 MB after a drain, then 306 under 3 MB: the cache has room for that.
+    rate, cache = 1.2 * R, 2 * R
+    for before, fill, size, proved in (
+        (0.5 * R, 0.9 * cache, cache, R),
+        (1.1 * R, 0.9 * cache, cache, R),  # so it was with the step before
+        (0.99 * R, 0.9 * cache, cache, rate),  # nothing was missing
+        (0.5 * R, cache, cache, rate),
+        (0.5 * R, 0.0, None, rate),
+        (0.5 * R, 0.0, 0.9 * SMALL_CACHE_S * R, rate),
+    ):
+        taken = step(
+            seen(rate=rate, fill_bytes=fill, cache_bytes=size), probing(rate, probe_rate=before)
+        )
+        assert taken.hold.proved_rate == taken.hold.for_rate == pytest.approx(proved)
+        assert taken.limit == int(KNEE * PROBE_STEP) and taken.hold.earned == 1
 
 
 def test_what_a_probe_earned_does_not_lower_the_drain_rate() -> None:

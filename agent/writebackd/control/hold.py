@@ -398,8 +398,12 @@ def _hold(
         next_s = EARNED_S if earned else min(PROBE_MOST_S, 2 * hold.probe_again_s)
         hold = replace(hold, probe_bytes=0, probe_again_s=next_s)
         if earned:
-            # As far as can be seen the media take this; a full cache will tell if not.
-            drain_rate = max(rate, drain_rate)
+            # As far as can be seen the media take this; a full cache will tell if not.  Where R was
+            # missing until now, and after that, what is more than R goes into a cache with room.
+            was = hold.probe_rate / max(drain_rate, 1.0)
+            missed = was < max(bounds.keep, MUCH_SHORT) or was >= PROBE_GAIN
+            if not (missed and _has_room(estimate)):
+                drain_rate = max(rate, drain_rate)
             hold = replace(
                 hold, proved_rate=drain_rate, for_rate=drain_rate, earned=hold.earned + 1
             )
@@ -543,6 +547,11 @@ def _empty(estimate: Estimate) -> bool:
 def _half_full(estimate: Estimate) -> bool:
     cache = estimate.cache_bytes
     return cache is not None and estimate.fill_bytes >= ROOM_SHARE * cache
+
+
+def _has_room(estimate: Estimate) -> bool:
+    cache = estimate.cache_bytes
+    return cache is not None and not _no_cache(estimate) and estimate.fill_bytes < cache
 
 
 def _drain(
