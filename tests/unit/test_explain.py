@@ -7,19 +7,20 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Tuple, Union
+from typing import List, Optional, Tuple, Union
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from hold_cases import NOW, R, seeking, unknown
 from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME, SSD_FLUSHED, Scenario
 from writebackd import human
 from writebackd.control.explain import explain, verdict
 from writebackd.control.forecast import what_next
 from writebackd.control.hold import ELSEWHERE
-from writebackd.model import DeviceDecision, Hold, Phase, State
+from writebackd.model import Basis, DeviceDecision, Hold, Phase, State
 from writebackd.policy import load_policy
 
 Step = Tuple[float, DeviceDecision, Hold, str, Tuple[str, ...]]
@@ -307,6 +308,17 @@ def test_a_full_cache_is_measured_before_the_limit_moves_as_it_says() -> None:
                 assert now.target_bytes == before.target_bytes
                 checked += 1
     assert checked >= 1
+
+
+@pytest.mark.parametrize("slow", [None, 0.0])
+def test_in_waves_it_is_told_that_a_limit_stays_while_no_write_waits(slow: Optional[float]) -> None:
+    hold = seeking(R, seek_rate=R, limit_bytes=8 << 20, changed_s=NOW)
+    wave = unknown(rate=R, in_waves=True, slow_share=slow)
+    basis = Basis(0.02, 0.01, None)
+    decision = DeviceDecision("sda", State.PROBE, 8 << 20, "watching", "sda#1", basis=basis)
+    said = what_next(decision, wave, hold, NOW)
+    stays = "goes back to 4.0M, unless less than 4 % of writes wait for the media." in said
+    assert "within two ticks, 16M is tried, else the limit" in said and stays == (slow is not None)
 
 
 def test_what_was_given_up_is_told_with_its_time() -> None:

@@ -64,6 +64,15 @@ def test_a_larger_limit_without_gain_is_taken_back(part: float) -> None:
     assert step(unknown(), replace(larger, limit_bytes=BOUNDS.start)).limit == BOUNDS.start
 
 
+def test_in_waves_a_larger_limit_is_taken_back_only_where_writes_wait() -> None:
+    # The first second of a wave is slow under any limit: 230 MB/s at 8 MB, 172 at 4.
+    larger = seeking(R, seek_rate=R, limit_bytes=8 * MIB)
+    for slow, limit in ((0.99 * SEEK_SLOW, 8 * MIB), (1.01 * SEEK_SLOW, 4 * MIB), (None, 4 * MIB)):
+        for rate in (R, 0.8 * R):
+            wave = unknown(rate=rate, in_waves=True, slow_share=slow)
+            assert step(wave, replace(larger, carried=(rate, 1.0)), dt_s=0.5).limit == limit
+
+
 def test_what_brought_nothing_is_tried_again_later() -> None:
     # The kernel's own estimate of the disk may still have been on its way up.
     early = seeking(sought=True, changed_s=NOW - 0.9 * EARNED_S)

@@ -46,6 +46,7 @@ from writebackd.control.hold import (
     REMEMBERED_S,
     SEEK_GAIN,
     SEEK_LATER_S,
+    SEEK_SLOW,
     SEEK_STEP,
     below_the_knee,
     may_starve,
@@ -251,10 +252,13 @@ class _Law:
         if not hold.seek_rate:
             return f"Within two ticks {larger} is tried, unless the rate is falling. {later}"
         lasts = "within two ticks" if estimate.in_waves else f"for {SEEK_LATER_S:g} s"
+        unless = ""
+        if estimate.in_waves and estimate.slow_share is not None:
+            unless = f", unless less than {100 * SEEK_SLOW:.0f} % of writes wait for the media"
         return (
             f"If this limit brings {100 * (SEEK_GAIN - 1):.0f} % more than"
             f" {human.size(hold.seek_rate)}/s {lasts}, {larger} is tried, else the limit"
-            f" goes back to {self._size(self._limit / SEEK_STEP)}. {later}"
+            f" goes back to {self._size(self._limit / SEEK_STEP)}{unless}. {later}"
         )
 
     def _of_hold(self) -> str:

@@ -314,6 +314,12 @@ def _seek(
         # set the rate.  Without such waits it is the kernel's flusher, or the CPUs.
         why = f"the write cache is full: the media take {human.size(estimate.rate)}/s"
         return limit, replace(hold, proved_rate=estimate.rate), State.GUARD, why
+    slow = SEEK_SLOW if estimate.slow_share is None else estimate.slow_share
+    if rate < SEEK_GAIN * hold.seek_rate and estimate.in_waves and slow < SEEK_SLOW:
+        # The first second of a wave is slow under any limit, as the kernel's estimate of the disk
+        # fell in the pause: 230 MB/s at 8 MB, as in the wave before, and back at 4 MB 172.
+        why = "a wave begins slowly under any limit, and no write waits for the media: holding"
+        return limit, hold, State.GUARD, why
     if rate < SEEK_GAIN * hold.seek_rate:
         if lasted < SEEK_LATER_S and not estimate.in_waves:
             return limit, hold, State.PROBE, "a larger limit brought no more: does that last?"
