@@ -729,7 +729,9 @@ class DeviceMemory:
     last_flood_s: float = float("-inf")
     flood_began_s: float = float("-inf")
     flood_lasted_s: float = float("inf")  # the one before
-    sync_window: Tuple[Tuple[float, float], ...] = ()  # (dt, syncs)
+    # dt, syncs, dt, syncs and so on of the last ticks: one value, as the ten pairs of each of 1 024
+    # devices are found nowhere near each other, and that takes most of the time
+    recent_syncs: Tuple[float, ...] = ()
     last_demand_s: Optional[float] = None
     # mean seconds of a flush and of a sync in the last ticks of a flood, and whether the one is
     # what the other waits for

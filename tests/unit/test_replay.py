@@ -286,7 +286,7 @@ def test_a_recording_may_have_a_field_that_is_gone() -> None:
 
     packed = {
         "flooded_before": True, "last_flood_s": 5.0, "window_limit_bytes": 1 << 20,
-        "drain_window": [[1.0, 2e8], [0.5, 2.1e8]],
+        "drain_window": [[1.0, 2e8], [0.5, 2.1e8]], "sync_window": [[1.0, 40.0]],
     }
     mine = unpack(DeviceMemory, packed, Interned())
     assert mine == DeviceMemory(last_flood_s=5.0) and mine.flooded_before

@@ -154,7 +154,7 @@ def _estimate_device(
     )
     memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
     memory = update_baseline(writes, seen, memory, dt_s)
-    sync_window, last_demand_s, sync_rate, demand = demand_of(
+    recent_syncs, last_demand_s, sync_rate, demand = demand_of(
         seen.sync,
         memory,
         now_s,
@@ -178,7 +178,7 @@ def _estimate_device(
         flood_began_s=began,
         flood_lasted_s=lasted,
         last_flood_s=now_s if flooded else memory.last_flood_s,
-        sync_window=sync_window,
+        recent_syncs=recent_syncs,
         last_demand_s=last_demand_s,
     )
     sync = seen.sync

@@ -101,7 +101,7 @@ def _unlearned(mine: DeviceMemory) -> DeviceMemory:
     return DeviceMemory(
         identity=mine.identity,
         known_as=mine.known_as,
-        sync_window=mine.sync_window,
+        recent_syncs=mine.recent_syncs,
         last_demand_s=mine.last_demand_s,
         state=mine.state,
         target_bytes=mine.target_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from writebackd.estimate.drain import QUIET_LASTS_S, Writes, last_seconds, small_writes
+from writebackd.estimate.drain import QUIET_LASTS_S, Writes, small_writes
 from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, replace
 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
@@ -24,7 +24,7 @@ ENOUGH = 5
 WEIGHT, WEIGHT_FROM_S = 0.05, 0.5
 
 
-Window = Tuple[Tuple[float, float], ...]  # DeviceMemory.sync_window
+Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
 
 
 def demand_of(
@@ -36,17 +36,22 @@ def demand_of(
     hold_s: float,
     objective_s: float,
 ) -> "tuple[Window, Optional[float], Optional[float], bool]":
-    """`(sync_window, last_demand_s, syncs per second or None, demand)`.
+    """`(recent_syncs, last_demand_s, syncs per second or None, demand)`.
 
     Demand is `min_rate` syncs per second over 10 s or one sync in flight for
     longer than the objective (a stuck one completes nothing), and is held for
     `hold_s` after the last sign of it.
     """
     if sync is None:
-        return memory.sync_window, memory.last_demand_s, None, False
+        return memory.recent_syncs, memory.last_demand_s, None, False
     returned = sync.count
-    window = last_seconds((*memory.sync_window, (dt_s, float(returned))), DEMAND_WINDOW_S)
-    count = sum([n for _, n in window])
+    window = memory.recent_syncs
+    lasted_s, start = dt_s, len(window)
+    while start and lasted_s < DEMAND_WINDOW_S:
+        start -= 2
+        lasted_s += window[start]
+    window = (*window[start:], dt_s, returned)
+    count = sum(window[1::2])
     last = memory.last_demand_s
     # Over the whole window even while it fills: five syncs in the first tick
     # are not yet a rate of five per second.

@@ -100,6 +100,6 @@ def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float)
 def sync_rate(snapshot: Snapshot, device: str) -> float:
     """Syncs per second over the last 10 s."""
     known = snapshot.memory.devices.get(device)
-    window = known.sync_window if known is not None else ()
-    span_s = sum(dt_s for dt_s, _ in window)
-    return sum(count for _, count in window) / span_s if span_s else 0.0
+    window = known.recent_syncs if known is not None else ()
+    span_s = sum(window[::2])
+    return sum(window[1::2]) / span_s if span_s else 0.0
