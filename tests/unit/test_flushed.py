@@ -67,7 +67,13 @@ def ticked(
     """After a tick with so many flushes and half as many syncs."""
     syncs = SyncSample(flushes // 2, latency=Histogram(((bucket(sync_s), flushes // 2),)))
     sample = DeviceSample(DISK, sync=syncs, flushes=flushes, flush_s=flushes * flush_s)
-    return count_flushes(sample, memory or DeviceMemory(), dt_s)
+    return counted(sample, memory or DeviceMemory(), dt_s)
+
+
+def counted(sample: DeviceSample, memory: DeviceMemory, dt_s: float = 1.0) -> DeviceMemory:
+    """`memory` after the tick of `sample`."""
+    sync_s = sample.sync.latency.mean() if sample.sync is not None else None
+    return replace(memory, flushed=count_flushes(sample, memory, sync_s, dt_s))
 
 
 def test_flushes_that_take_long_are_what_syncs_wait_for() -> None:
@@ -88,8 +94,8 @@ def test_flushes_that_are_little_of_a_sync_are_not() -> None:
 ])  # fmt: skip
 def test_a_tick_that_tells_nothing_changes_nothing(sample: DeviceSample) -> None:
     known = ticked(3e-3, 10e-3)
-    assert count_flushes(sample, known, 1.0) == known
-    assert not flushes_wait(count_flushes(sample, DeviceMemory(), 1.0))
+    assert counted(sample, known) == known
+    assert not flushes_wait(counted(sample, DeviceMemory()))
 
 
 def test_a_disk_that_gets_no_flushes_any_more_is_not_waited_for() -> None:
@@ -97,10 +103,10 @@ def test_a_disk_that_gets_no_flushes_any_more_is_not_waited_for() -> None:
     none = DeviceSample(DISK, sync=SyncSample(1, latency=Histogram(((bucket(10e-3), 1),))))
     memory = ticked(3e-3, 10e-3)
     for _ in range(12):
-        memory = count_flushes(none, memory, 1.0)
+        memory = counted(none, memory)
     assert not flushes_wait(memory)
     # Where there never were any they are not counted.
-    assert count_flushes(none, DeviceMemory(), 1.0) == DeviceMemory()
+    assert counted(none, DeviceMemory()) == DeviceMemory()
 
 
 def test_flushes_wait_until_they_are_much_quicker() -> None:

@@ -293,7 +293,8 @@ NOW, RATE = 5000.0, 250.0 * MB
 def device(seen: Estimate, memory: DeviceMemory, in_force: int, now_s: float = NOW,
            ) -> "tuple[Want, DeviceMemory]":
     bounds = POLICY.for_device(DISK.name, DISK.devno)
-    return decide_device(POLICY, bounds, HOST, now_s, 1.0, in_force, seen, memory)
+    least = kernel_floor_bytes(HOST)
+    return decide_device(POLICY, bounds, least, now_s, 1.0, in_force, seen, memory)
 
 
 def test_a_drain_rate_that_the_search_showed_tells_the_size_of_the_cache_as_well() -> None:

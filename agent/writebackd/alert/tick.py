@@ -70,12 +70,8 @@ class Look:
         self.name = seen.device.name
         self.dt_s = tick.sample.dt_s
         self.rules = tick.rules
+        self.standing = self.name in tick.told  # whether an alert stands on it
         self._small_writes: Optional[Tuple[int, int, Histogram]] = None
-
-    @property
-    def standing(self) -> bool:
-        """Whether an alert stands on it."""
-        return self.name in self.tick.told
 
     def well(self, name: AlertName) -> None:
         """Nothing of that alert is to be seen any more; news only where it stands."""

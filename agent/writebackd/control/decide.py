@@ -7,7 +7,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.control.beside import beside
-from writebackd.control.law import Want, decide_device
+from writebackd.control.law import Want, decide_device, kernel_floor_bytes
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
@@ -57,6 +57,7 @@ def decide(
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps = shared_limit(memory, sample), memory.caps
+    least = kernel_floor_bytes(sample.host)
     for seen in sample.devices:
         device = seen.device
         name = device.name
@@ -68,7 +69,7 @@ def decide(
         want, remembered[name] = decide_device(
             policy,
             policy.for_device(name, device.devno, device.driver),
-            sample.host,
+            least,
             sample.time_s,
             sample.dt_s,
             # The limit that holds for it: the global one, or its own.

@@ -189,8 +189,8 @@ def regulate(
         if hold.phase is Phase.FILL and _filled(estimate):
             # Or it would go on asking for a burst as long as the other one decides.
             hold = replace(hold, phase=Phase.HOLD)
-        hold = settle(hold, now_s, full_s=0.0, late_s=0.0)
-        return asked_for(bounds, estimate, hold), hold, State.GUARD, ELSEWHERE
+            asked = asked_for(bounds, estimate, hold)
+        return asked, settle(hold, now_s, full_s=0.0, late_s=0.0), State.GUARD, ELSEWHERE
     if estimate.flushes_wait != (hold.flushed_s is not None):
         hold = _anew(estimate, hold, now_s)
     if hold.flushed_s is not None and now_s - hold.flushed_s > 1.5 * dt_s:

@@ -55,7 +55,7 @@ def kernel_floor_bytes(host: HostInfo) -> int:
 def decide_device(
     policy: Policy,
     bounds: DevicePolicy,
-    host: HostInfo,
+    least_bytes: int,
     now_s: float,
     dt_s: float,
     in_force: int,
@@ -64,9 +64,10 @@ def decide_device(
 ) -> Tuple[Want, DeviceMemory]:
     """The device's want, and its memory with what the law learned.
 
-    `in_force` is the limit that the kernel applies now, in bytes.
+    `least_bytes` is what kernel_floor_bytes says, `in_force` the limit that the kernel applies
+    now, in bytes.
     """
-    floor = max(bounds.floor_bytes, kernel_floor_bytes(host))
+    floor = max(bounds.floor_bytes, least_bytes)
     ceiling = max(bounds.ceiling_bytes, floor)
     if not estimate.demand_known:
         lately = now_s - memory.last_flood_s <= BLIND_HOLD_S

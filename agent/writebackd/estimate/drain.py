@@ -198,14 +198,17 @@ def count_slow(
     return slow, total
 
 
-def _enough(window: Recent) -> Recent:
-    """The newest entries: of SHARE_OVER_S, or of as much longer as it takes to have ENOUGH."""
-    lasted, total, start = 0.0, 0, len(window)
-    for dt_s, _, count in reversed(window):
+def _enough(window: Recent) -> "Tuple[Recent, float, int]":
+    """The newest entries: of SHARE_OVER_S, or of as much longer as it takes to have ENOUGH.
+
+    With them how many completions were slow, and all.
+    """
+    lasted, slow, total, start = 0.0, 0.0, 0, len(window)
+    for dt_s, waited, count in reversed(window):
         if lasted >= SHARE_MOST_S or (lasted >= SHARE_OVER_S and total >= ENOUGH):
             break
-        lasted, total, start = lasted + dt_s, total + count, start - 1
-    return window[start:]
+        lasted, slow, total, start = lasted + dt_s, slow + waited, total + count, start - 1
+    return window[start:], slow, total
 
 
 def measure_writes(
@@ -243,10 +246,9 @@ def measure_writes(
     recent = memory.recent_writes
     counted = count_slow(sample, memory, rate)
     if counted is not None:
-        recent = _enough((*recent, (dt_s, *counted)))
-        total = sum([n for _, _, n in recent])
+        recent, slow, total = _enough((*recent, (dt_s, *counted)))
         if total >= ENOUGH:
-            share = sum([slow for _, slow, _ in recent]) / total
+            share = slow / total
         else:
             few = count_slow(sample, memory, rate, few=True)
             if few is not None and few[1] >= ENOUGH:

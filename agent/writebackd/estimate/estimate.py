@@ -163,9 +163,11 @@ def _estimate_device(
         policy.objective.demand_hold_s,
         objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
     )
-    flooded = writes.flooded
+    sync = seen.sync
+    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
+    flooded, flushed = writes.flooded, memory.flushed
     if flooded:
-        memory = count_flushes(seen, memory, dt_s)
+        flushed = count_flushes(seen, memory, total_s / fsyncs if fsyncs else None, dt_s)
     began, lasted = memory.flood_began_s, memory.flood_lasted_s
     if flooded and now_s - memory.last_flood_s > dt_s + WAVE_GAP_S:
         lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
@@ -180,9 +182,8 @@ def _estimate_device(
         last_flood_s=now_s if flooded else memory.last_flood_s,
         recent_syncs=recent_syncs,
         last_demand_s=last_demand_s,
+        flushed=flushed,
     )
-    sync = seen.sync
-    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
     return (
         _estimate(
             name=device.name,

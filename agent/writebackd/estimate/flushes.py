@@ -8,7 +8,9 @@ of ours is no sign of what the media take.
 
 from __future__ import annotations
 
-from writebackd.model import DeviceMemory, DeviceSample, replace
+from typing import Optional, Tuple
+
+from writebackd.model import DeviceMemory, DeviceSample
 
 # A flush that takes so long beside a flood empties a cache, one that keeps its contents answers in
 # 0.1 to 0.3 ms; and this part of a sync, which needs one or two (0.16 to 0.4 were seen).
@@ -19,16 +21,19 @@ FLUSH_STILL = 0.5
 FLUSH_HALF_S = 3.0  # how long they count
 
 
-def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> DeviceMemory:
-    """What flushes and syncs take; of ticks of a flood, and kept until the next one.
+def count_flushes(
+    sample: DeviceSample, memory: DeviceMemory, sync_s: Optional[float], dt_s: float
+) -> Optional[Tuple[float, float, bool]]:
+    """DeviceMemory.flushed: what flushes and syncs take; of ticks of a flood, kept until the next.
+
+    `sync_s` is the mean of the tick's syncs, None where none returned.
 
     Each tick counts by its length, not by its flushes: in a pause there are 20 times as many.  Once
     there were some a tick without is one of quick ones: with `write through` in queue/write_cache,
     or with the battery back, none is sent any more.
     """
-    sync_s = sample.sync.latency.mean() if sample.sync is not None else None
     if sync_s is None or not (sample.flushes or memory.flushed):
-        return memory
+        return memory.flushed
     means = sample.flush_s / max(sample.flushes, 1), sync_s
     if memory.flushed is not None:
         kept = 0.5 ** (dt_s / FLUSH_HALF_S)
@@ -38,7 +43,7 @@ def count_flushes(sample: DeviceSample, memory: DeviceMemory, dt_s: float) -> De
         )
     share = FLUSH_SHARE * (FLUSH_STILL if flushes_wait(memory) else 1.0)
     waits = means[0] >= max(FLUSH_LEAST_S, share * means[1])
-    return replace(memory, flushed=(*means, waits))
+    return (*means, waits)
 
 
 def flushes_wait(memory: DeviceMemory) -> bool:
