@@ -312,8 +312,9 @@ def test_a_full_cache_is_measured_before_the_limit_moves_as_it_says() -> None:
 
 @pytest.mark.parametrize("slow", [None, 0.0])
 def test_in_waves_it_is_told_that_a_limit_stays_while_no_write_waits(slow: Optional[float]) -> None:
-    hold = seeking(R, seek_rate=R, limit_bytes=8 << 20, changed_s=NOW)
-    wave = unknown(rate=R, in_waves=True, slow_share=slow)
+    fast = 5 * R  # where the cache of a slower one fills at 8 MB there is no larger limit
+    hold = seeking(fast, seek_rate=fast, limit_bytes=8 << 20, changed_s=NOW)
+    wave = unknown(rate=fast, in_waves=True, slow_share=slow)
     basis = Basis(0.02, 0.01, None)
     decision = DeviceDecision("sda", State.PROBE, 8 << 20, "watching", "sda#1", basis=basis)
     said = what_next(decision, wave, hold, NOW)

@@ -27,9 +27,9 @@ from writebackd.control.hold import (
     NO_CACHE_S,
     SEEK_DELAY_MOST_S,
     SEEK_DELAY_S,
+    SEEK_FULL_BYTES,
     SEEK_GAIN,
     SEEK_LATER_S,
-    SEEK_MUCH_BYTES,
     SEEK_S,
     SEEK_SLOW,
     SEEK_STEP,
@@ -138,13 +138,13 @@ def test_the_limit_grows_no_further_than_the_writeback_loop_can_need() -> None:
 
 
 def test_a_large_limit_grows_only_as_far_as_the_writeback_loop_mostly_needs() -> None:
-    much = seeking(limit_bytes=SEEK_MUCH_BYTES)
-    slow = 0.9 * SEEK_STEP * SEEK_MUCH_BYTES / SEEK_DELAY_S
-    assert step(unknown(rate=slow), replace(much, carried=(slow, 1.0))).limit == SEEK_MUCH_BYTES
-    fast = 1.1 * SEEK_STEP * SEEK_MUCH_BYTES / SEEK_DELAY_S
-    assert step(unknown(rate=fast), replace(much, carried=(fast, 1.0))).limit > SEEK_MUCH_BYTES
-    half = replace(much, limit_bytes=int(0.9 * SEEK_MUCH_BYTES / SEEK_STEP), carried=(R * 2, 1.0))
-    assert step(unknown(rate=2 * R), half).limit == int(0.9 * SEEK_MUCH_BYTES)
+    much = seeking(limit_bytes=SEEK_FULL_BYTES)
+    slow = 0.9 * SEEK_STEP * SEEK_FULL_BYTES / SEEK_DELAY_S
+    assert step(unknown(rate=slow), replace(much, carried=(slow, 1.0))).limit == SEEK_FULL_BYTES
+    fast = 1.1 * SEEK_STEP * SEEK_FULL_BYTES / SEEK_DELAY_S
+    assert step(unknown(rate=fast), replace(much, carried=(fast, 1.0))).limit > SEEK_FULL_BYTES
+    half = replace(much, limit_bytes=7 * SEEK_FULL_BYTES // 16, carried=(R * 2, 1.0))
+    assert step(unknown(rate=2 * R), half).limit == 7 * SEEK_FULL_BYTES // 8
 
 
 def test_a_limit_is_watched_before_the_next_is_tried() -> None:
@@ -155,16 +155,17 @@ def test_a_limit_is_watched_before_the_next_is_tried() -> None:
 
 
 def test_a_burst_does_not_make_the_limit_grow_for_a_second_time() -> None:
-    # 346 and 390 MB/s at 8 MB, then 260 to 290.
-    burst = seeking(1.2 * R, seek_rate=R, limit_bytes=8 * MIB)
-    taken = step(unknown(rate=1.2 * R), burst, dt_s=0.5)
+    # 346 and 390 MB/s at 8 MB, then 260 to 290; here of a faster disk, which may have 16.
+    before, now = 5 * R, 6 * R
+    burst = seeking(now, seek_rate=before, limit_bytes=8 * MIB)
+    taken = step(unknown(rate=now), burst, dt_s=0.5)
     assert taken.limit == 8 * MIB and taken.state is State.PROBE and "last" in taken.why
-    lasts = seeking(1.2 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=8 * MIB)
-    assert step(unknown(rate=1.2 * R), lasts, dt_s=0.5).limit == 16 * MIB
-    over = seeking(1.05 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=8 * MIB)
-    assert step(unknown(rate=1.05 * R), over, dt_s=0.5).limit == 4 * MIB
+    lasts = seeking(now, SEEK_LATER_S, seek_rate=before, limit_bytes=8 * MIB)
+    assert step(unknown(rate=now), lasts, dt_s=0.5).limit == 16 * MIB
+    over = seeking(1.05 * before, SEEK_LATER_S, seek_rate=before, limit_bytes=8 * MIB)
+    assert step(unknown(rate=1.05 * before), over, dt_s=0.5).limit == 4 * MIB
     # A short flood leaves no time for that.
-    assert step(unknown(rate=1.2 * R, in_waves=True), burst, dt_s=0.5).limit == 16 * MIB
+    assert step(unknown(rate=now, in_waves=True), burst, dt_s=0.5).limit == 16 * MIB
 
 
 def test_the_search_ends_at_the_ceiling() -> None:

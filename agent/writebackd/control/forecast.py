@@ -44,6 +44,7 @@ from writebackd.control.hold import (
     PROBE_STEP,
     PROOF_STEP,
     REMEMBERED_S,
+    SEEK_FULL_BYTES,
     SEEK_GAIN,
     SEEK_LATER_S,
     SEEK_SLOW,
@@ -247,7 +248,7 @@ class _Law:
         again_s = hold.changed_s + EARNED_S - self._now_s
         if hold.sought and again_s > 0:
             return f"{larger} is tried once more {_in(again_s)}. {later}"
-        if SEEK_STEP * self._limit > seek_most(estimate.rate):
+        if SEEK_STEP * self._limit > seek_most(estimate.rate, SEEK_FULL_BYTES):
             return f"The limit does not grow any more. {later}"
         if not hold.seek_rate:
             return f"Within two ticks {larger} is tried, unless the rate is falling. {later}"

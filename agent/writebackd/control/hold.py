@@ -99,8 +99,12 @@ SEEK_LATER_S = 1.4
 SEEK_SLOW = 0.04
 # No further than what the kernel's writeback loop may need: tau was 7.5 to 13 ms once it
 # was settled, up to 24 ms before, and in the first seconds of a flood, while the kernel's own
-# estimate of the disk is on its way up, 50 (77 MB/s at 4 MB).  Where that is much, less will do.
-SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_MUCH_BYTES = 10e-3, 150e-3, 16 << 20
+# estimate of the disk is on its way up, 50 (77 MB/s at 4 MB).  Where that is much, less will do:
+# the cache fills up under the largest limit tried, and is full for two seconds before that is seen
+# and mended, with syncs of 50 ms under 16 MB, 13 ms under 8.
+SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_FULL_BYTES = 16e-3, 150e-3, 8 << 20
+# A search by trying has no such moment, and where flushes wait begins here.
+SEEK_MUCH_BYTES = 16 << 20
 # Corrections: what is missing of R, within these bounds; less than the ramp's
 # deadband would not be written.
 GROW_LEAST, GROW_MOST = 1.12, 2.0
@@ -331,7 +335,7 @@ def _seek(
         return limit, hold, State.GUARD, why
     if hold.sought and now_s - hold.changed_s < EARNED_S:
         return limit, hold, State.GUARD, "a larger limit brought no more: holding"
-    if SEEK_STEP * limit > seek_most(rate):
+    if SEEK_STEP * limit > seek_most(rate, SEEK_FULL_BYTES):
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
     if lasted < SEEK_LATER_S and hold.seek_rate and not estimate.in_waves:
@@ -342,9 +346,12 @@ def _seek(
     return limit, hold, State.PROBE, why
 
 
-def seek_most(rate: float) -> float:
-    """The largest limit that is tried while R is looked for, bytes, at a rate in bytes/s."""
-    return max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, SEEK_MUCH_BYTES))
+def seek_most(rate: float, much: int = SEEK_MUCH_BYTES) -> float:
+    """The largest limit that a search tries at a rate in bytes/s, in bytes.
+
+    `much` may be tried at any rate but a slow one: SEEK_FULL_BYTES while R is looked for.
+    """
+    return max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, much))
 
 
 def _hold(
