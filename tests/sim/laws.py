@@ -12,10 +12,9 @@ from typing import Callable, Dict, List, Mapping, Tuple
 
 from tests.sim.plant import Law
 from writebackd.control.decide import RECENT_FLOOD_S, decide
-from writebackd.control.hold import feed_forward
 from writebackd.control.law import kernel_floor_bytes
 from writebackd.control.ramp import near, next_background, next_limit
-from writebackd.control.steps import Bounds, wait
+from writebackd.control.steps import Bounds, feed_forward, wait
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import Decision, DeviceDecision, Estimate, Memory, Sample, State, replace
 from writebackd.policy.schema import Policy

@@ -8,20 +8,16 @@ from typing import Callable, List, Tuple
 
 from samples import MIB, estimate
 from writebackd.control.hold import (
-    DRAIN_GRIPS,
-    DRAIN_LEAST_S,
-    DRAIN_SHARE,
     FOLLOW_S,
-    FORWARD,
     FULL_LASTS_S,
     LATE_LASTS_S,
-    PROBE_S,
     PROBE_STEP,
-    SEEK_S,
     asked_for,
     regulate,
 )
-from writebackd.control.steps import JUDGE_S, Bounds
+from writebackd.control.room import DRAIN_GRIPS, DRAIN_LEAST_S, DRAIN_SHARE
+from writebackd.control.seek import SEEK_S
+from writebackd.control.steps import FORWARD, JUDGE_S, PROBE_S, Bounds
 from writebackd.model import Estimate, Hold, Phase, State
 
 R, TAU = 250.0 * MIB, 10e-3

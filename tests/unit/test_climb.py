@@ -23,14 +23,9 @@ from writebackd.control.climb import (
     STEP,
     climb,
 )
-from writebackd.control.hold import (
-    FOLLOW_S,
-    PROBE_MOST_S,
-    REMEMBERED_S,
-    may_starve,
-    seek_most,
-)
-from writebackd.control.steps import JUDGE_S, MUCH_SHORT, SOON_JUDGED_S, Bounds
+from writebackd.control.hold import FOLLOW_S, PROBE_MOST_S, may_starve
+from writebackd.control.seek import seek_most
+from writebackd.control.steps import JUDGE_S, MUCH_SHORT, REMEMBERED_S, SOON_JUDGED_S, Bounds
 from writebackd.model import Climb, Estimate, Hold, State
 
 MEAN_S = 10e-3

@@ -19,17 +19,9 @@ from writebackd.control.climb import (
     WIDE_GAIN,
     WIDEST_S,
 )
-from writebackd.control.hold import (
-    FELL_S,
-    FOLLOW_S,
-    LATE_LASTS_S,
-    PAUSED,
-    REMEMBERED_S,
-    asked_for,
-    rest,
-    seek_most,
-)
-from writebackd.control.steps import JUDGE_S, LOOSE_S, MUCH_SHORT
+from writebackd.control.hold import FELL_S, FOLLOW_S, LATE_LASTS_S, PAUSED, asked_for, rest
+from writebackd.control.seek import seek_most
+from writebackd.control.steps import JUDGE_S, LOOSE_S, MUCH_SHORT, REMEMBERED_S
 from writebackd.estimate.drain import FORGOTTEN_S, Writes, update_drain
 from writebackd.estimate.flushes import (
     FLUSH_HALF_S,

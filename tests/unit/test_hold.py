@@ -36,39 +36,44 @@ from writebackd.control import hold as rules
 from writebackd.control.climb import STEP
 from writebackd.control.hold import (
     CUT_MOST,
-    DRAIN_GRIPS,
-    DRAIN_LEAST_S,
-    DRAIN_MOST_S,
-    DRAIN_SHARE,
-    EARNED_S,
     ELSEWHERE,
     FILL_FROM,
     FILL_LIMIT,
     FILL_TO,
     FOLLOW_S,
-    FORWARD,
     FULL_AGAIN_S,
     FULL_LASTS_S,
-    FUTILE_SHARE,
     LATE_LASTS_S,
     NO_CACHE_S,
     OTHER_DISK,
-    PROBE_S,
     REFILL_SHARE,
-    REMEMBERED_S,
-    ROOM_S,
-    ROOM_SHARE,
-    SEEK_GAIN,
-    STARVED_MARGIN,
-    SWEEP_S,
     TAU_SEEN_S,
     asked_for,
-    feed_forward,
     regulate,
     rest,
 )
 from writebackd.control.ramp import DEADBAND
-from writebackd.control.steps import JUDGE_S, wait
+from writebackd.control.room import (
+    DRAIN_GRIPS,
+    DRAIN_LEAST_S,
+    DRAIN_MOST_S,
+    DRAIN_SHARE,
+    FUTILE_SHARE,
+    ROOM_S,
+    ROOM_SHARE,
+    STARVED_MARGIN,
+    SWEEP_S,
+)
+from writebackd.control.seek import SEEK_GAIN, SEEK_STEP
+from writebackd.control.steps import (
+    EARNED_S,
+    FORWARD,
+    JUDGE_S,
+    PROBE_S,
+    REMEMBERED_S,
+    feed_forward,
+    wait,
+)
 from writebackd.model import Climb, Estimate, Hold, Phase, State
 
 # ---- no flood --------------------------------------------------------------
@@ -673,5 +678,5 @@ def test_a_limit_without_a_rate_takes_the_present_one_for_its_own() -> None:
 def test_every_constant_of_the_search_makes_a_step_that_the_ramp_writes() -> None:
     # A goal that moved by less than the deadband is the same goal: such a step would be lost.
 
-    assert min(rules.GROW_LEAST, rules.PROBE_STEP, rules.SEEK_STEP, STEP) > 1 + DEADBAND
-    assert max(1 / STEP, rules.DRAIN_SHARE) < 1 - DEADBAND
+    assert min(rules.GROW_LEAST, rules.PROBE_STEP, SEEK_STEP, STEP) > 1 + DEADBAND
+    assert max(1 / STEP, DRAIN_SHARE) < 1 - DEADBAND

@@ -25,7 +25,6 @@ from hold_cases import (
     step,
 )
 from writebackd.control.hold import (
-    EARNED_S,
     FILL_FROM,
     GROW_LEAST,
     GROW_MOST,
@@ -35,15 +34,20 @@ from writebackd.control.hold import (
     MUCH,
     PROBE_GAIN,
     PROBE_MOST_S,
-    PROBE_S,
     PROBE_STEP,
     PROOF_STEP,
-    REMEMBERED_S,
-    ROOM_SHARE,
-    SEEK_GAIN,
 )
 from writebackd.control.ramp import DEADBAND
-from writebackd.control.steps import JUDGE_S, MUCH_SHORT, SOON_JUDGED_S
+from writebackd.control.room import ROOM_SHARE
+from writebackd.control.seek import SEEK_GAIN
+from writebackd.control.steps import (
+    EARNED_S,
+    JUDGE_S,
+    MUCH_SHORT,
+    PROBE_S,
+    REMEMBERED_S,
+    SOON_JUDGED_S,
+)
 from writebackd.estimate.drain import SMALL_CACHE_S
 from writebackd.model import State
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The limit of a flooded device whose drain rate is not known: SEEK in control/hold.py."""
+"""The limit of a flooded device whose drain rate is not known: control/seek.py."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from hold_cases import (
     unknown,
 )
 from samples import MIB
-from writebackd.control.hold import (
-    DRAIN_SHARE,
-    EARNED_S,
-    FORWARD,
-    NO_CACHE_S,
+from writebackd.control.hold import NO_CACHE_S, rest
+from writebackd.control.room import DRAIN_SHARE
+from writebackd.control.seek import (
     SEEK_DELAY_MOST_S,
     SEEK_DELAY_S,
     SEEK_FULL_BYTES,
@@ -33,8 +31,8 @@ from writebackd.control.hold import (
     SEEK_S,
     SEEK_SLOW,
     SEEK_STEP,
-    rest,
 )
+from writebackd.control.steps import EARNED_S, FORWARD
 from writebackd.estimate.drain import SMALL_CACHE_S, SWEEPS_TO, TAU_MOST_S
 from writebackd.model import Hold, Phase, State
 

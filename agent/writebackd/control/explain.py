@@ -10,8 +10,7 @@ from typing import Optional, Tuple
 
 from writebackd import human
 from writebackd.control.forecast import REGULATED
-from writebackd.control.hold import REMEMBERED_S
-from writebackd.control.steps import wait
+from writebackd.control.steps import REMEMBERED_S, wait
 from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State
 

@@ -26,10 +26,6 @@ from writebackd.control.climb import (
     starved,
 )
 from writebackd.control.hold import (
-    DRAIN_LEAST_S,
-    DRAIN_MOST_S,
-    DRAIN_SHARE,
-    EARNED_S,
     ELSEWHERE,
     FILL_FROM,
     FILL_LIMIT,
@@ -43,19 +39,26 @@ from writebackd.control.hold import (
     PROBE_GAIN,
     PROBE_STEP,
     PROOF_STEP,
-    REMEMBERED_S,
+    below_the_knee,
+    may_starve,
+)
+from writebackd.control.room import DRAIN_LEAST_S, DRAIN_MOST_S, DRAIN_SHARE, room_wanted, with_room
+from writebackd.control.seek import (
     SEEK_FULL_BYTES,
     SEEK_GAIN,
     SEEK_LATER_S,
     SEEK_SLOW,
     SEEK_STEP,
-    below_the_knee,
-    may_starve,
-    room_wanted,
     seek_most,
-    with_room,
 )
-from writebackd.control.steps import JUDGE_S, LOOSE_S, MUCH_SHORT, SOON_JUDGED_S
+from writebackd.control.steps import (
+    EARNED_S,
+    JUDGE_S,
+    LOOSE_S,
+    MUCH_SHORT,
+    REMEMBERED_S,
+    SOON_JUDGED_S,
+)
 from writebackd.estimate.drain import FAST_LASTS_S, UNSETTLED_S
 from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace

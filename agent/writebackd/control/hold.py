@@ -7,10 +7,10 @@ one and the same limit the cache may stay full or stay empty, since the flood
 comes in at just the drain rate R either way.  So the aim is not the smallest
 limit but one that lets in about R, and a cache that has room.  Three phases:
 
-* SEEK: R is not known.  Grow while a larger limit brings more throughput; the
+* SEEK (seek.py): R is not known.  Grow while a larger limit brings more throughput; the
   cache fills, and then R and tau are known.
 * HOLD: limit = R x tau, corrected by the rate that comes of it.
-* DRAIN: the cache is full.  A limit of about half for some seconds lets the
+* DRAIN (room.py): the cache is full.  A limit of about half for some seconds lets the
   media win; as long as they have something to write, that costs no throughput.
 
 Where draining brings nothing (no cache, or even the smallest limit lets in more
@@ -20,60 +20,41 @@ and let go when it does not.
 
 from __future__ import annotations
 
-from typing import Optional, Tuple
+from typing import Tuple
 
 from writebackd import human
 from writebackd.control.climb import STEP, climb
 from writebackd.control.ramp import DEADBAND
+from writebackd.control.room import ROOM_SHARE, drain, draining
+from writebackd.control.seek import SEEK_FOLLOW_S, SEEK_GAIN, seek, seek_most
 from writebackd.control.steps import (
+    EARNED_S,
     JUDGE_S,
     LOOSE_S,
     MUCH_SHORT,
+    REMEMBERED_S,
     SOON_JUDGED_S,
     Bounds,
     change,
     clamp,
+    feed_forward,
+    resting,
     settle,
     told,
     wait,
 )
-from writebackd.estimate.drain import SMALL_CACHE_S, SWEEPS_TO, TAU_MOST_S
+from writebackd.estimate.drain import SMALL_CACHE_S, TAU_MOST_S
 from writebackd.model import Climb, Estimate, Hold, Phase, State, replace
 
-# A little more than R, so that the cache fills slowly instead of running empty:
-# empty it is worth nothing, and only when it is full R can be measured again.
-FORWARD = 1.02
 # An unloaded sync that takes longer goes to the media: a cache takes it in 0.1 to 0.5 ms.
 NO_CACHE_S = 2e-3
 # The kernel's writeback loop takes some rounds to follow a new limit; a tick
 # before that shows the old one.
 FOLLOW_S = 1.0
-# While R is looked for, half of it: a wrong step there costs less than slow ones, since
-# only with R known can room be made.
-SEEK_FOLLOW_S = 0.5
 # A full cache, or late syncs, for so long: a destage burst or one journal
 # commit makes half a second slow.
 FULL_LASTS_S = 0.9
 LATE_LASTS_S = 2.0
-# The limit while draining, as a share: rates of 50 to 55 % of R were seen under half of
-# the limit at the knee.  Above half, because the background limit then may stay where it
-# is.  (0.7 leaves more throughput and more time with a full cache: simulated, it is worse.)
-DRAIN_SHARE = 0.55
-# Room to make, in seconds of R where the cache is not known, and as a share of it.
-ROOM_S, ROOM_SHARE = 1.0, 0.5
-# Not shorter than it takes to see whether it works, not longer than writers
-# should suffer for it.
-DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
-# Draining works when the rate falls below this share of R; a limit that lets in more for so long,
-# once it is followed, is still too large.  It is followed soon: 253 MB/s under 2 MB, 139 in the
-# half second after it.
-DRAIN_GRIPS, LETS_IN_S = 0.93, 0.4
-# A rate that was low for no longer, in all, may come of a sweep of the destage, not of the limit:
-# 263 MB/s, then 60 to 170 for a second, each time that it comes by the database's blocks.
-SWEEP_S = 1.1
-# Once a cache has room the share of slow writes falls to 2 to 8 %, some ticks later; without a
-# cache it stayed at 25 to 80 %.
-FUTILE_SHARE = 0.2
 # Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
 # A cache that is full again so much sooner is none, or is somebody else's.
 FULL_AGAIN_S = 4.0
@@ -87,24 +68,6 @@ REFILL_SHARE = 0.3
 # A burst: from this fill of the cache on it gets this multiple of the limit, until
 # that fill.  Of short floods a cache takes much, where memory may not.
 FILL_FROM, FILL_TO, FILL_LIMIT = 0.2, 0.8, 4.0
-# How long what did not work is not tried again.
-REMEMBERED_S = 300.0
-# Search: step up, and the gain in throughput that makes the next one worth it.
-SEEK_STEP, SEEK_GAIN = 2.0, 1.1
-SEEK_S, SEEK_MOST_S = 0.4, 2.0
-# After the first step no burst of the kernel's may decide (346 and 390 MB/s at 8 MB, then 260 to
-# 290): a wrong one fills the cache, and nothing costs syncs more than a full one under 16 MB.
-SEEK_LATER_S = 1.4
-# Share of writes that wait, from which on a lower rate under a larger limit is the media's.
-SEEK_SLOW = 0.04
-# No further than what the kernel's writeback loop may need: tau was 7.5 to 13 ms once it
-# was settled, up to 24 ms before, and in the first seconds of a flood, while the kernel's own
-# estimate of the disk is on its way up, 50 (77 MB/s at 4 MB).  Where that is much, less will do:
-# the cache fills up under the largest limit tried, and is full for two seconds before that is seen
-# and mended, with syncs of 50 ms under 16 MB, 13 ms under 8.
-SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_FULL_BYTES = 16e-3, 150e-3, 8 << 20
-# A search by trying has no such moment, and where flushes wait begins here.
-SEEK_MUCH_BYTES = 16 << 20
 # Corrections: what is missing of R, within these bounds; less than the ramp's
 # deadband would not be written.
 GROW_LEAST, GROW_MOST = 1.12, 2.0
@@ -119,29 +82,16 @@ GROW_TO = 3.0
 PAUSED = 0.5
 # A larger limit is tried after so long without a change, and kept when it brings so
 # much more throughput; what brought nothing is not tried again for twice as long.
-PROBE_S, PROBE_MOST_S = 45.0, 60.0
-PROBE_STEP, PROBE_GAIN = 1.25, 1.06
+PROBE_MOST_S, PROBE_STEP, PROBE_GAIN = 60.0, 1.25, 1.06
 # By how much it has to be larger before what it did not bring is the media's doing.
 PROOF_STEP = 1.6
-# After one that brought something the next follows soon: the disk may have become much faster.
-EARNED_S = 8.0
 # The longest tau that was ever seen: where it looks longer something else holds the rate.
 TAU_SEEN_S = 24e-3
-# How far above a limit that cost throughput one stays.
-STARVED_MARGIN = 1.1
 # A rate that fell for so long is no burst's end: dd, the flusher and the destage come in bursts of
 # about a second.
 FELL_S = 1.5
 # Why nothing is judged: what is seen is another limit's doing.
 ELSEWHERE = "flooded, and the limit in force is not this device's yet"
-
-
-def feed_forward(bounds: Bounds, estimate: Estimate) -> Optional[int]:
-    """R x tau and a little more within the bounds, bytes; None while R is not known."""
-    if estimate.drain_rate is None:
-        return None
-    tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
-    return clamp(FORWARD * estimate.drain_rate * tau, bounds)
 
 
 def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
@@ -157,7 +107,7 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
         )
     if hold.neared:
         hold = replace(hold, neared=False)
-    limit = _resting(bounds, estimate, hold)
+    limit = resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
     if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None or (
         estimate.flushes_wait
@@ -166,12 +116,6 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
     if estimate.fill_bytes <= FILL_FROM * cache:
         hold = replace(hold, phase=Phase.FILL)
     return asked_for(bounds, estimate, hold), hold
-
-
-def _resting(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:
-    if hold.limit_bytes is not None:
-        return clamp(hold.limit_bytes, bounds)
-    return feed_forward(bounds, estimate) or clamp(bounds.start, bounds)
 
 
 def regulate(
@@ -183,7 +127,7 @@ def regulate(
     """
     asked = asked_for(bounds, estimate, hold)
     if hold.limit_bytes is None:
-        hold = replace(hold, limit_bytes=_resting(bounds, estimate, hold), changed_s=now_s)
+        hold = replace(hold, limit_bytes=resting(bounds, estimate, hold), changed_s=now_s)
     if hold.phase is Phase.HOLD:
         refilled = hold.refilled_bytes
         refilled += max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
@@ -204,7 +148,7 @@ def regulate(
     if estimate.flushes_wait:
         return _flushed(bounds, estimate, hold, now_s, dt_s, measured)
     if estimate.drain_rate is None:
-        return _seek(bounds, estimate, hold, now_s, dt_s)
+        return seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
         limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
@@ -212,7 +156,7 @@ def regulate(
             if estimate.tau_s is None or estimate.tau_s >= TAU_MOST_S:
                 # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
                 # be far below the knee: begin where R was seen.
-                limit = _resting(bounds, estimate, hold)
+                limit = resting(bounds, estimate, hold)
             if hold.seek_rate > SEEK_GAIN * (estimate.drain_rate or 0.0):
                 # No cache took that: the media did, and may again under a larger limit.
                 hold = replace(hold, proved_rate=hold.seek_rate, for_rate=hold.seek_rate)
@@ -220,18 +164,18 @@ def regulate(
             hold = replace(hold, useless_s=now_s)
         hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
         if estimate.full and not _no_cache(estimate):
-            return _drain(bounds, estimate, hold, now_s, "the drain rate is known now")
+            return drain(bounds, estimate, hold, now_s, "the drain rate is known now")
         # Only a rate that lasted: the media may take more.
         hold = replace(hold, probe_again_s=EARNED_S)
         return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
     if hold.phase is Phase.FILL:
         if not _filled(estimate):
             return asked, hold, State.GUARD, "the write cache has room: letting the burst in"
-        limit = _resting(bounds, estimate, hold)
+        limit = resting(bounds, estimate, hold)
         why = f"the write cache has taken what it may: back to {told(limit, bounds)}"
         return limit, change(hold, now_s, phase=Phase.HOLD), State.GUARD, why
     if hold.phase is Phase.DRAIN:
-        return _draining(bounds, estimate, hold, now_s, dt_s)
+        return draining(bounds, estimate, hold, now_s, dt_s)
     return _hold(bounds, estimate, hold, now_s)
 
 
@@ -244,7 +188,7 @@ def asked_for(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:
     """The limit that the last tick asked for, bytes."""
     if hold.phase is Phase.DRAIN:
         return clamp(hold.drain_bytes, bounds)
-    limit = _resting(bounds, estimate, hold)
+    limit = resting(bounds, estimate, hold)
     return clamp(FILL_LIMIT * limit, bounds) if hold.phase is Phase.FILL else limit
 
 
@@ -282,78 +226,6 @@ def _observe(
     )
 
 
-def _seek(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
-) -> Tuple[int, Hold, State, str]:
-    limit = _resting(bounds, estimate, hold)
-    if estimate.full:
-        # The next tick tells R under this limit.  Where it does not, since the rate jumps, another
-        # limit is nearer to the knee: 50 of 2500 syncs a second were left at 16 MB, 700 at 5.
-        why = "the write cache is full: measuring the drain rate"
-        tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
-        nearer = clamp(max(bounds.start, estimate.rate * tau), bounds)
-        # Once: where the cache did not stay full under it, it let in less than R.
-        stay = (hold.neared or hold.full_s < 1.5 * dt_s) and not estimate.in_waves
-        if nearer >= limit or stay:
-            return limit, hold, State.GUARD, why
-        # What a larger limit let in is nothing to compare this one with.
-        hold = replace(change(hold, now_s, limit_bytes=nearer), neared=True, seek_rate=0.0)
-        return nearer, hold, State.GUARD, why
-    if not estimate.held_back:
-        return limit, hold, State.GUARD, "flooded, and the limit holds nobody back: holding"
-    carried, lasted = hold.carried
-    if lasted < SEEK_S:
-        return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
-    rate = carried / lasted
-    less = rate < hold.seek_rate / SEEK_GAIN
-    seen_once = lasted < 1.5 * dt_s
-    if estimate.rate < rate / SEEK_GAIN or (less and seen_once):
-        if lasted < SEEK_MOST_S:
-            # 667 MB/s, then 284, then the 250 of a cache that has filled up.
-            return limit, hold, State.PROBE, "the rate is falling: watching this limit"
-    if less and (estimate.slow_share or 0.0) >= SEEK_SLOW and not estimate.in_waves:
-        if rate < SWEEPS_TO * hold.seek_rate and lasted < SEEK_LATER_S:
-            return limit, hold, State.PROBE, "the rate has fallen by much: does that last?"
-        # Less under a larger limit, and writes wait: the cache was filling, now the media
-        # set the rate.  Without such waits it is the kernel's flusher, or the CPUs.
-        why = f"the write cache is full: the media take {human.size(estimate.rate)}/s"
-        return limit, replace(hold, proved_rate=estimate.rate), State.GUARD, why
-    slow = SEEK_SLOW if estimate.slow_share is None else estimate.slow_share
-    if rate < SEEK_GAIN * hold.seek_rate and estimate.in_waves and slow < SEEK_SLOW:
-        # The first second of a wave is slow under any limit, as the kernel's estimate of the disk
-        # fell in the pause: 230 MB/s at 8 MB, as in the wave before, and back at 4 MB 172.
-        why = "a wave begins slowly under any limit, and no write waits for the media: holding"
-        return limit, hold, State.GUARD, why
-    if rate < SEEK_GAIN * hold.seek_rate:
-        if lasted < SEEK_LATER_S and not estimate.in_waves:
-            return limit, hold, State.PROBE, "a larger limit brought no more: does that last?"
-        # A longer queue for nothing.  The kernel's own estimate of the disk may still
-        # be on its way up, so look again later.
-        why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: back"
-        limit = clamp(max(limit / SEEK_STEP, bounds.start), bounds)
-        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0, sought=True)
-        return limit, hold, State.GUARD, why
-    if hold.sought and now_s - hold.changed_s < EARNED_S:
-        return limit, hold, State.GUARD, "a larger limit brought no more: holding"
-    if SEEK_STEP * limit > seek_most(rate, SEEK_FULL_BYTES):
-        why = "a larger limit could only be a longer queue: holding"
-        return limit, hold, State.GUARD, why
-    if lasted < SEEK_LATER_S and hold.seek_rate and not estimate.in_waves:
-        return limit, hold, State.PROBE, "a larger limit brought more: does that last?"
-    limit = clamp(limit * SEEK_STEP, bounds)
-    hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=rate)
-    why = f"{human.size(rate)}/s, and no write waits for the media: trying a larger limit"
-    return limit, hold, State.PROBE, why
-
-
-def seek_most(rate: float, much: int = SEEK_MUCH_BYTES) -> float:
-    """The largest limit that a search tries at a rate in bytes/s, in bytes.
-
-    `much` may be tried at any rate but a slow one: SEEK_FULL_BYTES while R is looked for.
-    """
-    return max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, much))
-
-
 def _hold(
     bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
 ) -> Tuple[int, Hold, State, str]:
@@ -380,7 +252,7 @@ def _hold(
             elif now_s - hold.drain_end_s < SOON_S:
                 limit = clamp(limit * SOON_CUT, bounds)
             hold = replace(hold, limit_bytes=limit)
-            return _drain(bounds, estimate, hold, now_s, seen)
+            return drain(bounds, estimate, hold, now_s, seen)
 
     # A step that is being tried is judged, whatever syncs do meanwhile; a larger limit that
     # was tried before is no longer in force.
@@ -504,7 +376,7 @@ def _flushed(
         before = hold.climb.from_bytes or hold.limit_bytes  # one on trial was never judged
         hold = settle(hold, now_s, limit_bytes=before, climb=Climb())
     hold = replace(hold, for_rate=estimate.drain_rate or 0.0, flushed_s=now_s)
-    limit = _resting(bounds, estimate, hold)
+    limit = resting(bounds, estimate, hold)
     late = hold.late_s >= LATE_LASTS_S
     carried, lasted = hold.carried
     hold = replace(hold, loose_s=0.0 if estimate.held_back else hold.loose_s + dt_s)
@@ -567,19 +439,6 @@ def _has_room(estimate: Estimate) -> bool:
     return cache is not None and not _no_cache(estimate) and estimate.fill_bytes < cache
 
 
-def _drain(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, seen: str
-) -> Tuple[int, Hold, State, str]:
-    forward = feed_forward(bounds, estimate) or bounds.floor
-    limit = clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
-    hold = change(hold, now_s, phase=Phase.DRAIN)
-    hold = replace(
-        hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0,
-        climb=replace(hold.climb, from_bytes=0),
-    )
-    return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
-
-
 def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Hold:
     """Keep limit / R when R itself has moved: a rebuild, another mix of writes."""
     rate = estimate.drain_rate or 0.0
@@ -601,66 +460,3 @@ def _rescale(bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float) -> Ho
     )
 
 
-def room_wanted(estimate: Estimate) -> float:
-    """How much room in the write cache draining is to make, bytes."""
-    if estimate.cache_bytes is not None:
-        return ROOM_SHARE * estimate.cache_bytes
-    return ROOM_S * (estimate.drain_rate or 0.0)
-
-
-def with_room(hold: Hold, forward: Optional[int], now_s: float) -> int:
-    """The limit once draining has made room, bytes; `forward` is R x tau, None: not known."""
-    limit = forward or hold.drain_bytes
-    if now_s - hold.starved_s < REMEMBERED_S:
-        limit = max(limit, int(STARVED_MARGIN * hold.starved_bytes))
-    return min(hold.limit_bytes or limit, limit)
-
-
-def _draining(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float, dt_s: float
-) -> Tuple[int, Hold, State, str]:
-    drain_rate = estimate.drain_rate or 0.0
-    drained = hold.drained_bytes + max(0.0, drain_rate - estimate.rate) * dt_s
-    limit = hold.drain_bytes
-    lasted = now_s - hold.changed_s
-    low = estimate.rate < DRAIN_GRIPS * drain_rate
-    fell_s = hold.fell_s + (dt_s if low else 0.0)
-    swept = fell_s <= SWEEP_S + dt_s
-    if swept and not low:
-        drained = 0.0  # in a sweep of the destage: that was not this limit's doing
-    carried, seconds = hold.carried if estimate.rate >= MUCH_SHORT * drain_rate else (0.0, 0.0)
-    hold = replace(hold, drained_bytes=drained, fell_s=fell_s, carried=(carried, seconds))
-    room = room_wanted(estimate)
-    slow = estimate.slow_share
-    futile = estimate.full if slow is None else slow >= FUTILE_SHARE
-    lets_in = seconds >= LETS_IN_S and carried >= DRAIN_GRIPS * drain_rate * seconds
-    made = drained >= (1 - DRAIN_GRIPS) * drain_rate * lasted  # of late the rate may have leapt
-    if lets_in and not made:
-        # The rate does not fall: even this limit lets in all that the media
-        # take.  It costs nothing, then, and is the shorter queue.
-        smaller = clamp(DRAIN_SHARE * limit, bounds)
-        if smaller < limit:
-            hold = change(hold, now_s, limit_bytes=limit)
-            hold = replace(hold, drain_bytes=smaller, drained_bytes=0.0)
-            why = f"{told(limit, bounds)} costs no throughput: making room with"
-            why += f" {told(smaller, bounds)}"
-            return smaller, hold, State.SQUEEZE, why
-        if lasted >= DRAIN_LEAST_S:
-            hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
-            hold = replace(hold, useless_s=now_s)
-            return limit, hold, State.GUARD, "the smaller limit costs no throughput: keeping it"
-    futile = futile and not lets_in and not swept
-    done = (drained >= room and not swept) or lasted >= DRAIN_MOST_S
-    if lasted < DRAIN_LEAST_S or not (done or futile):
-        why = f"made {human.size(drained)} of {human.size(room)} of room in the write cache"
-        return limit, hold, State.SQUEEZE, why
-    # tau was measured meanwhile, if it was not known before.
-    limit = clamp(with_room(hold, feed_forward(bounds, estimate), now_s), bounds)
-    hold = replace(change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)
-    if not futile:
-        hold = replace(hold, probe_again_s=PROBE_S)
-        why = f"the write cache has room again: back to {told(limit, bounds)}"
-        return limit, hold, State.GUARD, why
-    # No cache, or not ours to empty: then the limit is found by what it brings.
-    hold = replace(hold, useless_s=now_s)
-    return limit, hold, State.GUARD, f"draining made no room: back to {told(limit, bounds)}"

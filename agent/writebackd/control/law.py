@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd import human
-from writebackd.control.hold import feed_forward, regulate, rest
-from writebackd.control.steps import Bounds
+from writebackd.control.hold import regulate, rest
+from writebackd.control.steps import Bounds, feed_forward
 from writebackd.estimate.drain import SMALL_CACHE_S, size_cache
 from writebackd.estimate.estimate import objective_s
 from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, made, replace

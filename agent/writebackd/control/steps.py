@@ -16,6 +16,15 @@ JUDGE_S = 3.0
 MUCH_SHORT, SOON_JUDGED_S = 0.85, 1.0
 # A limit that holds nobody back for so long is not one in a pause of the flood.
 LOOSE_S = 2.0
+# A little more than R, so that the cache fills slowly instead of running empty:
+# empty it is worth nothing, and only when it is full R can be measured again.
+FORWARD = 1.02
+# How long what did not work is not tried again.
+REMEMBERED_S = 300.0
+# A larger limit is tried after so long without a change.
+PROBE_S = 45.0
+# After one that brought something the next follows soon: the disk may have become much faster.
+EARNED_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,21 @@ def told(limit: float, bounds: Bounds) -> str:
 
 def clamp(value: float, bounds: Bounds) -> int:
     return int(min(max(value, bounds.floor), bounds.ceiling))
+
+
+def feed_forward(bounds: Bounds, estimate: Estimate) -> Optional[int]:
+    """R x tau and a little more within the bounds, bytes; None while R is not known."""
+    if estimate.drain_rate is None:
+        return None
+    tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
+    return clamp(FORWARD * estimate.drain_rate * tau, bounds)
+
+
+def resting(bounds: Bounds, estimate: Estimate, hold: Hold) -> int:
+    """The limit that is held, or to begin with, bytes."""
+    if hold.limit_bytes is not None:
+        return clamp(hold.limit_bytes, bounds)
+    return feed_forward(bounds, estimate) or clamp(bounds.start, bounds)
 
 
 def wait(estimate: Estimate) -> float:
