@@ -473,6 +473,21 @@ def test_the_first_drain_rate_is_not_of_a_sweep_of_the_destage() -> None:
     assert feed(new, uneven, dt_s=0.5).drain_rate
 
 
+def test_a_rate_that_leapt_in_the_tick_that_seemed_to_fill_the_cache_has_to_last() -> None:
+    # 378 MB/s, then 459, 457 and 445 while syncs wait for the longer queue; then 258, 263, 266.
+    fill = 1.75 * R
+    leapt = DeviceMemory(fast=(1.0, 1.0), filling=((0.5, 0.99 * FALLS_TO * fill),))
+    rates = [fill, 0.99 * fill, 0.97 * fill, 0.98 * R, R, R]
+    for ticks in range(1, 6):
+        assert feed(leapt, rates[:ticks], dt_s=0.5).drain_rate is None
+    assert feed(leapt, rates, dt_s=0.5).drain_rate == R
+    # Media that take more than they did may just have been given more.
+    assert feed(leapt, [fill] * 3, dt_s=0.5).drain_rate is None
+    assert feed(leapt, [fill] * 4, dt_s=0.5).drain_rate == fill
+    steady = replace(leapt, filling=((0.5, 1.01 * FALLS_TO * fill),))
+    assert feed(steady, [fill] * 2, dt_s=0.5).drain_rate == fill
+
+
 TIGHT = int(0.5 * LIMIT)
 
 

@@ -480,7 +480,25 @@ def test_a_sweep_is_neither_room_enough_nor_what_makes_draining_useless() -> Non
 def test_after_draining_the_limit_is_no_larger_than_rate_times_tau() -> None:
     done = draining(drained_bytes=10 * R, limit_bytes=3 * KNEE)
     assert step(seen(rate=R / 2), done).limit == KNEE
-    assert step(seen(rate=R / 2), replace(done, limit_bytes=KNEE // 2)).limit == KNEE // 2
+    half = replace(done, limit_bytes=KNEE // 2, drain_bytes=int(DRAIN_SHARE * (KNEE // 2)))
+    assert step(seen(rate=R / 2), half).limit == KNEE // 2
+
+
+def test_after_draining_the_limit_is_what_the_smallest_let_in_with_room() -> None:
+    # 1.2 MB let in all of R while the cache was full, so 1.05 was tried, and that let in half.
+    floor = KNEE // 4
+    bounds = replace(BOUNDS, floor=floor)
+    done = draining(drain_bytes=floor, limit_bytes=int(1.1 * floor), fell_s=4.0)
+    for share in (0.7, DRAIN_SHARE):
+        made = replace(done, drained_bytes=3.5 * (1 - share) * R, fell_s=3.0)
+        taken = step(seen(rate=share * R), made, dt_s=0.5, bounds=bounds)
+        rate = R - 4 * (1 - share) * R / 3.5
+        assert taken.hold.phase is Phase.HOLD and taken.state is State.GUARD
+        wanted = min(R / rate, 1 / DRAIN_SHARE) * floor
+        assert taken.limit == taken.hold.limit_bytes == pytest.approx(wanted, rel=1e-4)
+    # A moment at next to nothing is not the limit's doing.
+    least = replace(done, drained_bytes=4 * R)
+    assert step(seen(rate=0.1 * R), least, bounds=bounds).limit == int(floor / DRAIN_SHARE)
 
 
 def test_after_draining_the_limit_is_not_back_where_throughput_suffered() -> None:

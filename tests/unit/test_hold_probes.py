@@ -49,7 +49,7 @@ from writebackd.control.steps import (
     SOON_JUDGED_S,
 )
 from writebackd.estimate.drain import SMALL_CACHE_S
-from writebackd.model import State
+from writebackd.model import Phase, State
 
 # ---- HOLD: throughput ------------------------------------------------------
 
@@ -62,6 +62,9 @@ def test_a_flood_that_gets_too_little_is_given_more() -> None:
     # What is remembered: where it suffered, and what the step has to beat.
     assert (taken.hold.starved_bytes, taken.hold.starved_s) == (KNEE, NOW)
     assert taken.hold.probe_bytes == KNEE and taken.hold.probe_rate == pytest.approx(0.8 * R)
+    # Not while the cache is full: then the media take no more, whatever the limit.
+    taken = step(seen(rate=0.8 * R, full=True), holding(0.8 * R), dt_s=0.5)
+    assert taken.limit == KNEE and taken.hold.phase is Phase.HOLD and "does it last" in taken.why
 
 
 def test_behind_an_empty_cache_all_that_is_missing_is_given_at_once() -> None:

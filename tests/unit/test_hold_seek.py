@@ -166,6 +166,51 @@ def test_a_burst_does_not_make_the_limit_grow_for_a_second_time() -> None:
     assert step(unknown(rate=now, in_waves=True), burst, dt_s=0.5).limit == 16 * MIB
 
 
+def test_in_waves_a_limit_may_be_larger_than_where_a_cache_is_to_fill_under_it() -> None:
+    lasts = seeking(1.2 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=SEEK_FULL_BYTES)
+    assert step(unknown(rate=1.2 * R), lasts, dt_s=0.5).limit == SEEK_FULL_BYTES
+    wave = unknown(rate=1.2 * R, in_waves=True)
+    assert step(wave, lasts, dt_s=0.5).limit == 2 * SEEK_FULL_BYTES
+    most = replace(lasts, limit_bytes=2 * SEEK_FULL_BYTES)
+    assert step(wave, most, dt_s=0.5).limit == 2 * SEEK_FULL_BYTES
+
+
+def test_the_wave_after_a_short_flood_begins_with_what_that_was_refused() -> None:
+    refused = seeking(1.2 * R, 3.0, seek_rate=R, limit_bytes=SEEK_FULL_BYTES)
+    pause = unknown(flooded=False, rate=0.0)
+    limit, hold = rest(BOUNDS, pause, refused)
+    assert limit == hold.limit_bytes == 2 * SEEK_FULL_BYTES and hold.phase is Phase.SEEK
+    assert hold.seek_rate == pytest.approx(1.2 * R) and hold.carried == hold.waited == (0.0, 0.0)
+    assert rest(BOUNDS, pause, hold)[0] == limit  # once
+    wave = unknown(rate=1.2 * R, in_waves=True)
+    assert step(wave, replace(hold, carried=(1.2 * R, 1.0))).limit == limit
+    for other in (
+        replace(refused, sought=True),  # it brought nothing
+        replace(refused, seek_rate=1.3 * R),
+        replace(refused, carried=(0.0, 0.0)),
+        replace(refused, limit_bytes=SEEK_FULL_BYTES // 2),  # nothing was refused
+        replace(refused, carried=(3 * 50.0 * MIB, 3.0), seek_rate=0.0),  # a queue of 0.3 s
+        replace(refused, phase=Phase.HOLD),
+    ):
+        assert rest(BOUNDS, pause, other)[0] == other.limit_bytes
+    assert rest(BOUNDS, replace(pause, drain_rate=R), refused)[0] == SEEK_FULL_BYTES
+    assert rest(BOUNDS, replace(pause, flushes_wait=True), refused)[0] == SEEK_FULL_BYTES
+
+
+def test_a_flood_that_is_no_wave_goes_back_to_a_limit_under_which_a_cache_may_fill() -> None:
+    wide = seeking(1.2 * R, seek_rate=R, limit_bytes=2 * SEEK_FULL_BYTES)
+    lasting = unknown(rate=1.2 * R)
+    taken = step(lasting, wide)
+    assert taken.limit == taken.hold.limit_bytes == SEEK_FULL_BYTES and "lasts" in taken.why
+    assert taken.hold.changed_s == NOW and taken.hold.seek_rate == 0.0
+    assert step(replace(lasting, in_waves=True), wide).limit == 2 * SEEK_FULL_BYTES
+    # What the policy begins with stays, and what a fast disk needs.
+    begun = replace(BOUNDS, start=2 * SEEK_FULL_BYTES)
+    assert step(lasting, wide, bounds=begun).limit == 2 * SEEK_FULL_BYTES
+    fast = 1.1 * 2 * SEEK_FULL_BYTES / SEEK_DELAY_S
+    assert step(unknown(rate=fast), replace(wide, carried=(fast, 1.0))).limit >= wide.limit_bytes
+
+
 def test_the_search_ends_at_the_ceiling() -> None:
     bounds = replace(BOUNDS, ceiling=int(1.5 * BOUNDS.start))
     assert step(unknown(rate=4 * R), seeking(), bounds=bounds).limit == bounds.ceiling

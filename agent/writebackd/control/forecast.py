@@ -50,6 +50,7 @@ from writebackd.control.seek import (
     SEEK_SLOW,
     SEEK_STEP,
     seek_most,
+    seek_to,
 )
 from writebackd.control.steps import (
     EARNED_S,
@@ -167,7 +168,7 @@ class _Law:
         hold = self._hold
         over_s = max(0.0, self._now_s - hold.changed_s)
         least_s, most_s = max(0.0, DRAIN_LEAST_S - over_s), max(0.0, DRAIN_MOST_S - over_s)
-        back = with_room(hold, self._basis.forward_bytes, self._now_s)
+        back = with_room(hold, self._basis.forward_bytes, self._drain_rate, self._now_s)
         slows = (
             f"it is kept, and no room is made for {human.duration(REMEMBERED_S)}"
             if hold.drain_bytes <= self._basis.floor_bytes
@@ -251,8 +252,11 @@ class _Law:
         again_s = hold.changed_s + EARNED_S - self._now_s
         if hold.sought and again_s > 0:
             return f"{larger} is tried once more {_in(again_s)}. {later}"
-        if SEEK_STEP * self._limit > seek_most(estimate.rate, SEEK_FULL_BYTES):
-            return f"The limit does not grow any more. {later}"
+        if SEEK_STEP * self._limit > seek_to(estimate, estimate.rate):
+            back = seek_most(estimate.rate, SEEK_FULL_BYTES)
+            ends = f", and goes back to {self._size(back)} should this flood outlast the one before"
+            ends = ends if self._limit > back else ""
+            return f"The limit does not grow any more{ends}. {later}"
         if not hold.seek_rate:
             return f"Within two ticks {larger} is tried, unless the rate is falling. {later}"
         lasts = "within two ticks" if estimate.in_waves else f"for {SEEK_LATER_S:g} s"
@@ -470,8 +474,8 @@ class _Law:
         if self._ours():
             any_time.append(
                 f"the flood held below {100 * self._basis.keep:.0f} % of the drain rate for"
-                f" {JUDGE_S:g} s{self._so_far()}: looser, {self._size(GROW_LEAST * self._limit)} or"
-                " more"
+                f" {JUDGE_S:g} s{self._so_far()} and room in the write cache: looser,"
+                f" {self._size(GROW_LEAST * self._limit)} or more"
             )
         late, stays = f"fsync above the objective for {LATE_LASTS_S:g} s", ""
         if below_the_knee(self._basis.keep, self._estimate, self._limit):
@@ -525,8 +529,9 @@ class _Law:
         if not self._ours():
             return ""
         return (
-            f" Below {100 * MUCH_SHORT:.0f} % of the drain rate for {SOON_JUDGED_S:g} s it is"
-            f" loosened sooner, {self._size(GROW_LEAST * self._limit)} or more."
+            f" Below {100 * MUCH_SHORT:.0f} % of the drain rate for {SOON_JUDGED_S:g} s, with room"
+            " in the write cache, it is loosened sooner,"
+            f" {self._size(GROW_LEAST * self._limit)} or more."
         )
 
     def _larger_s(self) -> float:

@@ -26,7 +26,7 @@ from writebackd import human
 from writebackd.control.climb import STEP, climb
 from writebackd.control.ramp import DEADBAND
 from writebackd.control.room import ROOM_SHARE, drain, draining
-from writebackd.control.seek import SEEK_FOLLOW_S, SEEK_GAIN, seek, seek_most
+from writebackd.control.seek import SEEK_FOLLOW_S, SEEK_GAIN, between_waves, seek, seek_most
 from writebackd.control.steps import (
     EARNED_S,
     JUDGE_S,
@@ -107,6 +107,7 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
         )
     if hold.neared:
         hold = replace(hold, neared=False)
+    hold = between_waves(bounds, estimate, hold)
     limit = resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
     if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None or (
@@ -300,8 +301,8 @@ def _hold(
                 hold = replace(hold, proved_rate=rate)
             why = f"the larger limit brought no more than {human.size(rate)}/s: back"
             return limit, hold, State.PROBE, why
-    # Far above R x tau the limit is not what holds the flood.
-    ours = limit < GROW_TO * (feed_forward(bounds, estimate) or limit)
+    # Far above R x tau the limit is not what holds the flood, nor while the cache is full.
+    ours = limit < GROW_TO * (feed_forward(bounds, estimate) or limit) and not estimate.full
     short = rate is not None and rate < bounds.keep * drain_rate
     soon = carried / lasted if lasted >= SOON_JUDGED_S else drain_rate
     if (short or soon < MUCH_SHORT * drain_rate) and estimate.held_back and ours:

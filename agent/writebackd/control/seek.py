@@ -11,7 +11,7 @@ from typing import Tuple
 from writebackd import human
 from writebackd.control.steps import EARNED_S, Bounds, change, clamp, resting
 from writebackd.estimate.drain import SWEEPS_TO
-from writebackd.model import Estimate, Hold, State, replace
+from writebackd.model import Estimate, Hold, Phase, State, replace
 
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
@@ -27,7 +27,8 @@ SEEK_SLOW = 0.04
 # the cache fills up under the largest limit tried, and is full for two seconds before that is seen
 # and mended, with syncs of 50 ms under 16 MB, 13 ms under 8.
 SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_FULL_BYTES = 16e-3, 150e-3, 8 << 20
-# A search by trying has no such moment, and where flushes wait begins here.
+# A wave is over before a cache is full for long, and a search by trying has no such moment: where
+# flushes wait it begins here.
 SEEK_MUCH_BYTES = 16 << 20
 # While R is looked for, half of it: a wrong step there costs less than slow ones, since
 # only with R known can room be made.
@@ -88,7 +89,13 @@ def seek(
         return limit, hold, State.GUARD, why
     if hold.sought and now_s - hold.changed_s < EARNED_S:
         return limit, hold, State.GUARD, "a larger limit brought no more: holding"
-    if SEEK_STEP * limit > seek_most(rate, SEEK_FULL_BYTES):
+    most = seek_to(estimate, rate)
+    if limit > max(most, bounds.start):
+        # No wave, then: the cache fills up before this flood ends.
+        limit = clamp(max(most, bounds.start), bounds)
+        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0)
+        return limit, hold, State.GUARD, "this flood lasts: back to a limit that syncs can bear"
+    if SEEK_STEP * limit > most:
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
     if lasted < SEEK_LATER_S and hold.seek_rate and not estimate.in_waves:
@@ -99,9 +106,31 @@ def seek(
     return limit, hold, State.PROBE, why
 
 
+def between_waves(bounds: Bounds, estimate: Estimate, hold: Hold) -> Hold:
+    """The memory with a limit for the next flood, where the one before was too short to tell R.
+
+    What that had to be refused, since the cache might have filled up under it, the next may have:
+    a wave is over sooner.
+    """
+    limit, (carried, lasted) = hold.limit_bytes, hold.carried
+    if hold.phase is not Phase.SEEK or estimate.drain_rate is not None or not limit:
+        return hold
+    larger = clamp(SEEK_STEP * limit, bounds)
+    rate = carried / lasted if lasted >= SEEK_S else 0.0
+    refused = seek_most(rate, SEEK_FULL_BYTES) < larger <= seek_most(rate)
+    if hold.sought or not refused or rate < hold.seek_rate or estimate.flushes_wait:
+        return hold
+    return replace(hold, limit_bytes=larger, seek_rate=rate, carried=(0.0, 0.0), waited=(0.0, 0.0))
+
+
+def seek_to(estimate: Estimate, rate: float) -> float:
+    """The largest limit that is tried while R is looked for, at a rate in bytes/s, in bytes."""
+    return seek_most(rate, SEEK_MUCH_BYTES if estimate.in_waves else SEEK_FULL_BYTES)
+
+
 def seek_most(rate: float, much: int = SEEK_MUCH_BYTES) -> float:
     """The largest limit that a search tries at a rate in bytes/s, in bytes.
 
-    `much` may be tried at any rate but a slow one: SEEK_FULL_BYTES while R is looked for.
+    `much` may be tried at any rate but a slow one.
     """
     return max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, much))

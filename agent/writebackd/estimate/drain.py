@@ -324,7 +324,8 @@ def update_drain(
         if known is None:  # what the next one may fall from, or this one has
             window: Full = ((0.0, writes.rate, limit_bytes),)
             before = memory.filling[-1][1] if memory.filling else 0.0
-            if writes.rate < SWEPT_TO * before:
+            leapt = 0 < before < FALLS_TO * writes.rate
+            if writes.rate < SWEPT_TO * before or leapt:
                 window = ((0.0, before, limit_bytes), *window)
             memory = replace(memory, full_window=window)
         return memory, "write cache just became full: not counted yet"
@@ -379,13 +380,17 @@ def _settled(window: Full) -> Full:
     ticks = _agreeing(window)
     agreed_s = sum([dt for dt, *_ in ticks])
     before = window[: -len(ticks)]
-    # Two that do not count: already the tick that filled the cache had fallen by much.
+    # Two that do not count: already the tick that filled the cache had fallen by much, or leapt.
     from_ = before[:2] if len(before) == 2 and not before[1][0] else before[-1:]
     shares = [ticks[0][1] / max(rate, 1.0) for _, rate, _ in from_] or [1.0]
     if min(shares) < SWEEPS_TO:
         enough = agreed_s >= SWEEP_LASTS_S
     elif min(shares) < FALLS_TO:
         enough = lasted_s >= FULL_FALLS_S
+    elif len(from_) == 2 and from_[0][1] < FALLS_TO * from_[1][1]:
+        # A rate that leapt may be the cache's, which seems full since the queue is longer: 378,
+        # 459, 457 and 445 MB/s, and then the 258 of the media.
+        enough = agreed_s >= SWEEP_LASTS_S
     else:
         enough = agreed_s >= (FULL_LEAST_S if max(shares) <= 1 / FALLS_TO else FULL_FALLS_S)
     return ticks if enough else ()
