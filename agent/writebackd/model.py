@@ -650,6 +650,7 @@ class Hold:
     for_rate: float = 0.0  # the drain rate that the limit was found for
     drain_bytes: int = 0  # the limit of this DRAIN
     drained_bytes: float = 0.0  # what it made room for
+    shrunk: bool = False  # a larger limit had made none, since it let in all of R
     refilled_bytes: float = 0.0  # of it, since then
     drain_end_s: float = float("-inf")  # of the last one
     again: bool = False  # before it the cache was full again too soon after the one before
@@ -657,6 +658,7 @@ class Hold:
     seek_rate: float = 0.0  # under the last, smaller limit
     sought: bool = False  # a larger limit brought nothing
     neared: bool = False  # the cache was full, and a smaller limit was tried to measure R under
+    refused_bytes: int = 0  # under which a flood was refused a larger limit that a wave may have
     probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
     probe_rate: float = 0.0  # under it
     proved_rate: Optional[float] = None  # the drain rate, as a larger limit showed it

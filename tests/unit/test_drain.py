@@ -484,6 +484,9 @@ def test_a_rate_that_leapt_in_the_tick_that_seemed_to_fill_the_cache_has_to_last
     # Media that take more than they did may just have been given more.
     assert feed(leapt, [fill] * 3, dt_s=0.5).drain_rate is None
     assert feed(leapt, [fill] * 4, dt_s=0.5).drain_rate == fill
+    # But once: a cache that is full in short spells would never tell it.
+    spell = feed(feed(leapt, rates[:2], dt_s=0.5), [0.8 * fill], slow=0.0, dt_s=0.5)
+    assert not spell.was_full and feed(spell, [fill] * 2, dt_s=0.5).drain_rate == fill
     steady = replace(leapt, filling=((0.5, 1.01 * FALLS_TO * fill),))
     assert feed(steady, [fill] * 2, dt_s=0.5).drain_rate == fill
 

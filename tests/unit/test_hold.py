@@ -488,7 +488,11 @@ def test_after_draining_the_limit_is_what_the_smallest_let_in_with_room() -> Non
     # 1.2 MB let in all of R while the cache was full, so 1.05 was tried, and that let in half.
     floor = KNEE // 4
     bounds = replace(BOUNDS, floor=floor)
-    done = draining(drain_bytes=floor, limit_bytes=int(1.1 * floor), fell_s=4.0)
+    begun = draining(R, drain_bytes=int(1.1 * floor))
+    taken = step(seen(), begun, bounds=bounds)
+    assert taken.hold.shrunk and taken.limit == floor
+    held = int(1.1 * floor)
+    done = draining(drain_bytes=floor, limit_bytes=held, shrunk=True)
     for share in (0.7, DRAIN_SHARE):
         made = replace(done, drained_bytes=3.5 * (1 - share) * R, fell_s=3.0)
         taken = step(seen(rate=share * R), made, dt_s=0.5, bounds=bounds)
@@ -496,9 +500,18 @@ def test_after_draining_the_limit_is_what_the_smallest_let_in_with_room() -> Non
         assert taken.hold.phase is Phase.HOLD and taken.state is State.GUARD
         wanted = min(R / rate, 1 / DRAIN_SHARE) * floor
         assert taken.limit == taken.hold.limit_bytes == pytest.approx(wanted, rel=1e-4)
-    # A moment at next to nothing is not the limit's doing.
-    least = replace(done, drained_bytes=4 * R)
+    # A rate at next to nothing is not the limit's doing.
+    least = replace(done, drained_bytes=4 * R, fell_s=3.0)
     assert step(seen(rate=0.1 * R), least, bounds=bounds).limit == int(floor / DRAIN_SHARE)
+    # It does not count where no larger limit was tried in vain, where this one made no room, or for a moment.
+    assert step(seen(rate=0.6 * R), replace(least, shrunk=False), bounds=bounds).limit == held
+    waits = seen(rate=0.6 * R, slow_share=0.5)
+    futile = step(waits, least, bounds=bounds)
+    assert futile.limit == held and futile.hold.useless_s == NOW
+    moment = replace(least, drained_bytes=0.3 * R, fell_s=0.5, changed_s=NOW - 1.1 * DRAIN_MOST_S)
+    assert step(seen(rate=0.8 * R), moment, dt_s=0.5, bounds=bounds).limit == held
+    # The next drain begins anew.
+    assert not step(seen(full=True), holding(shrunk=True, **FULL)).hold.shrunk
 
 
 def test_after_draining_the_limit_is_not_back_where_throughput_suffered() -> None:

@@ -26,8 +26,10 @@ from writebackd.control.seek import (
     SEEK_DELAY_MOST_S,
     SEEK_DELAY_S,
     SEEK_FULL_BYTES,
+    SEEK_FULL_S,
     SEEK_GAIN,
     SEEK_LATER_S,
+    SEEK_MUCH_BYTES,
     SEEK_S,
     SEEK_SLOW,
     SEEK_STEP,
@@ -136,13 +138,23 @@ def test_the_limit_grows_no_further_than_the_writeback_loop_can_need() -> None:
 
 
 def test_a_large_limit_grows_only_as_far_as_the_writeback_loop_mostly_needs() -> None:
-    much = seeking(limit_bytes=SEEK_FULL_BYTES)
-    slow = 0.9 * SEEK_STEP * SEEK_FULL_BYTES / SEEK_DELAY_S
-    assert step(unknown(rate=slow), replace(much, carried=(slow, 1.0))).limit == SEEK_FULL_BYTES
-    fast = 1.1 * SEEK_STEP * SEEK_FULL_BYTES / SEEK_DELAY_S
-    assert step(unknown(rate=fast), replace(much, carried=(fast, 1.0))).limit > SEEK_FULL_BYTES
-    half = replace(much, limit_bytes=7 * SEEK_FULL_BYTES // 16, carried=(R * 2, 1.0))
-    assert step(unknown(rate=2 * R), half).limit == 7 * SEEK_FULL_BYTES // 8
+    much = seeking(limit_bytes=SEEK_MUCH_BYTES)
+    slow = 0.9 * SEEK_STEP * SEEK_MUCH_BYTES / SEEK_DELAY_S
+    assert step(unknown(rate=slow), replace(much, carried=(slow, 1.0))).limit == SEEK_MUCH_BYTES
+    fast = 1.1 * SEEK_STEP * SEEK_MUCH_BYTES / SEEK_DELAY_S
+    assert step(unknown(rate=fast), replace(much, carried=(fast, 1.0))).limit > SEEK_MUCH_BYTES
+    half = replace(much, limit_bytes=7 * SEEK_MUCH_BYTES // 16, carried=(R * 4, 1.0))
+    assert step(unknown(rate=4 * R), half).limit == 7 * SEEK_MUCH_BYTES // 8
+
+
+def test_where_the_cache_may_fill_under_it_a_limit_grows_less() -> None:
+    full = seeking(limit_bytes=SEEK_FULL_BYTES)
+    slow = 0.9 * SEEK_STEP * SEEK_FULL_BYTES / SEEK_FULL_S
+    taken = step(unknown(rate=slow), replace(full, carried=(slow, 1.0)))
+    assert taken.limit == SEEK_FULL_BYTES and "longer queue" in taken.why
+    fast = 1.1 * SEEK_STEP * SEEK_FULL_BYTES / SEEK_FULL_S
+    taken = step(unknown(rate=fast), replace(full, carried=(fast, 1.0)))
+    assert taken.limit == SEEK_STEP * SEEK_FULL_BYTES
 
 
 def test_a_limit_is_watched_before_the_next_is_tried() -> None:
@@ -175,40 +187,44 @@ def test_in_waves_a_limit_may_be_larger_than_where_a_cache_is_to_fill_under_it()
     assert step(wave, most, dt_s=0.5).limit == 2 * SEEK_FULL_BYTES
 
 
-def test_the_wave_after_a_short_flood_begins_with_what_that_was_refused() -> None:
-    refused = seeking(1.2 * R, 3.0, seek_rate=R, limit_bytes=SEEK_FULL_BYTES)
-    pause = unknown(flooded=False, rate=0.0)
-    limit, hold = rest(BOUNDS, pause, refused)
-    assert limit == hold.limit_bytes == 2 * SEEK_FULL_BYTES and hold.phase is Phase.SEEK
-    assert hold.seek_rate == pytest.approx(1.2 * R) and hold.carried == hold.waited == (0.0, 0.0)
-    assert rest(BOUNDS, pause, hold)[0] == limit  # once
-    wave = unknown(rate=1.2 * R, in_waves=True)
-    assert step(wave, replace(hold, carried=(1.2 * R, 1.0))).limit == limit
-    for other in (
-        replace(refused, sought=True),  # it brought nothing
-        replace(refused, seek_rate=1.3 * R),
-        replace(refused, carried=(0.0, 0.0)),
-        replace(refused, limit_bytes=SEEK_FULL_BYTES // 2),  # nothing was refused
-        replace(refused, carried=(3 * 50.0 * MIB, 3.0), seek_rate=0.0),  # a queue of 0.3 s
-        replace(refused, phase=Phase.HOLD),
-    ):
-        assert rest(BOUNDS, pause, other)[0] == other.limit_bytes
-    assert rest(BOUNDS, replace(pause, drain_rate=R), refused)[0] == SEEK_FULL_BYTES
-    assert rest(BOUNDS, replace(pause, flushes_wait=True), refused)[0] == SEEK_FULL_BYTES
+REFUSED = {"limit_bytes": SEEK_FULL_BYTES, "refused_bytes": SEEK_FULL_BYTES}
+
+
+def test_a_wave_may_have_what_a_steady_flood_was_refused() -> None:
+    lasts = seeking(1.2 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=SEEK_FULL_BYTES)
+    refused = step(unknown(rate=1.2 * R), lasts, dt_s=0.5).hold
+    assert (refused.limit_bytes, refused.refused_bytes) == (SEEK_FULL_BYTES, SEEK_FULL_BYTES)
+    # A tick without a flood changes nothing, nor does the next one of the same flood.
+    limit, hold = rest(BOUNDS, unknown(flooded=False, rate=0.0), refused)
+    assert limit == SEEK_FULL_BYTES
+    assert step(unknown(rate=1.2 * R), hold, dt_s=0.5).limit == SEEK_FULL_BYTES
+    wave = unknown(rate=0.7 * R, in_waves=True)
+    taken = step(wave, hold, dt_s=0.5)
+    assert taken.limit == 2 * SEEK_FULL_BYTES and taken.state is State.PROBE
+    assert taken.hold.changed_s == NOW and taken.hold.seek_rate > 0.9 * R
+    # Not once the cache was full under it, nor where a larger one had brought nothing, nor where
+    # another limit has taken its place, nor a queue of 0.3 s.
+    assert step(replace(wave, full=True, tau_s=10e-3), hold, dt_s=0.5).limit <= SEEK_FULL_BYTES
+    nothing = seeking(1.05 * R, SEEK_LATER_S, seek_rate=R, **REFUSED)
+    assert step(unknown(rate=1.05 * R), nothing, dt_s=0.5).hold.refused_bytes == 0
+    other = seeking(1.2 * R, limit_bytes=SEEK_FULL_BYTES * 3 // 4, refused_bytes=SEEK_FULL_BYTES)
+    assert step(wave, other, dt_s=0.5).hold.limit_bytes != 2 * SEEK_FULL_BYTES
+    slow = seeking(50.0 * MIB, SEEK_LATER_S, limit_bytes=7 * MIB)
+    assert step(unknown(rate=50.0 * MIB), slow, dt_s=0.5).hold.refused_bytes == 0
 
 
 def test_a_flood_that_is_no_wave_goes_back_to_a_limit_under_which_a_cache_may_fill() -> None:
-    wide = seeking(1.2 * R, seek_rate=R, limit_bytes=2 * SEEK_FULL_BYTES)
+    wide = seeking(
+        1.2 * R, seek_rate=R, limit_bytes=2 * SEEK_FULL_BYTES, refused_bytes=SEEK_FULL_BYTES
+    )
     lasting = unknown(rate=1.2 * R)
     taken = step(lasting, wide)
     assert taken.limit == taken.hold.limit_bytes == SEEK_FULL_BYTES and "lasts" in taken.why
     assert taken.hold.changed_s == NOW and taken.hold.seek_rate == 0.0
     assert step(replace(lasting, in_waves=True), wide).limit == 2 * SEEK_FULL_BYTES
-    # What the policy begins with stays, and what a fast disk needs.
+    # What the policy begins with stays.
     begun = replace(BOUNDS, start=2 * SEEK_FULL_BYTES)
-    assert step(lasting, wide, bounds=begun).limit == 2 * SEEK_FULL_BYTES
-    fast = 1.1 * 2 * SEEK_FULL_BYTES / SEEK_DELAY_S
-    assert step(unknown(rate=fast), replace(wide, carried=(fast, 1.0))).limit >= wide.limit_bytes
+    assert step(lasting, replace(wide, refused_bytes=0), bounds=begun).limit == wide.limit_bytes
 
 
 def test_the_search_ends_at_the_ceiling() -> None:

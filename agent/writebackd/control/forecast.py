@@ -44,7 +44,6 @@ from writebackd.control.hold import (
 )
 from writebackd.control.room import DRAIN_LEAST_S, DRAIN_MOST_S, DRAIN_SHARE, room_wanted, with_room
 from writebackd.control.seek import (
-    SEEK_FULL_BYTES,
     SEEK_GAIN,
     SEEK_LATER_S,
     SEEK_SLOW,
@@ -253,9 +252,9 @@ class _Law:
         if hold.sought and again_s > 0:
             return f"{larger} is tried once more {_in(again_s)}. {later}"
         if SEEK_STEP * self._limit > seek_to(estimate, estimate.rate):
-            back = seek_most(estimate.rate, SEEK_FULL_BYTES)
-            ends = f", and goes back to {self._size(back)} should this flood outlast the one before"
-            ends = ends if self._limit > back else ""
+            ends, back = "", hold.refused_bytes
+            if back and self._limit == int(SEEK_STEP * back):
+                ends = f", and goes back to {self._size(back)} should this flood outlast the last"
             return f"The limit does not grow any more{ends}. {later}"
         if not hold.seek_rate:
             return f"Within two ticks {larger} is tried, unless the rate is falling. {later}"

@@ -26,7 +26,7 @@ from writebackd import human
 from writebackd.control.climb import STEP, climb
 from writebackd.control.ramp import DEADBAND
 from writebackd.control.room import ROOM_SHARE, drain, draining
-from writebackd.control.seek import SEEK_FOLLOW_S, SEEK_GAIN, between_waves, seek, seek_most
+from writebackd.control.seek import SEEK_FOLLOW_S, SEEK_GAIN, seek, seek_most
 from writebackd.control.steps import (
     EARNED_S,
     JUDGE_S,
@@ -107,7 +107,6 @@ def rest(bounds: Bounds, estimate: Estimate, hold: Hold) -> Tuple[int, Hold]:
         )
     if hold.neared:
         hold = replace(hold, neared=False)
-    hold = between_waves(bounds, estimate, hold)
     limit = resting(bounds, estimate, hold)
     cache = estimate.cache_bytes
     if hold.phase is Phase.SEEK or hold.limit_bytes is None or cache is None or (

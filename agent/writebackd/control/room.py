@@ -52,8 +52,8 @@ def drain(
     limit = clamp(DRAIN_SHARE * min(hold.limit_bytes or forward, forward), bounds)
     hold = change(hold, now_s, phase=Phase.DRAIN)
     hold = replace(
-        hold, drain_bytes=limit, drained_bytes=0.0, refilled_bytes=0.0, probe_bytes=0, earned=0,
-        climb=replace(hold.climb, from_bytes=0),
+        hold, drain_bytes=limit, drained_bytes=0.0, shrunk=False, refilled_bytes=0.0,
+        probe_bytes=0, earned=0, climb=replace(hold.climb, from_bytes=0),
     )
     return limit, hold, State.SQUEEZE, f"{seen}: making room in the write cache"
 
@@ -71,10 +71,10 @@ def with_room(hold: Hold, forward: Optional[int], drain_rate: float, now_s: floa
     if now_s - hold.starved_s < REMEMBERED_S:
         limit = max(limit, int(STARVED_MARGIN * hold.starved_bytes))
     limit = min(hold.limit_bytes or limit, limit)
-    if hold.drained_bytes <= 0 or hold.fell_s <= 0:
+    if not hold.shrunk or hold.fell_s <= SWEEP_S:
         return limit
-    # A smaller one had let in all of R while the cache was full, 1.2 MB 265 MB/s, and with room
-    # 138; what the smallest let in with room tells more: 137 MB/s at 1.05 MB, so 2 MB.
+    # That one let in all of R while the cache was full, 1.2 MB 265 MB/s, and with room 138.  What
+    # the smaller one let in with room tells more: 137 MB/s at 1.05 MB, so 2 MB.
     rate = max(drain_rate - hold.drained_bytes / hold.fell_s, DRAIN_SHARE * drain_rate)
     return max(limit, int(hold.drain_bytes * drain_rate / rate))
 
@@ -105,7 +105,7 @@ def draining(
         smaller = clamp(DRAIN_SHARE * limit, bounds)
         if smaller < limit:
             hold = change(hold, now_s, limit_bytes=limit)
-            hold = replace(hold, drain_bytes=smaller, drained_bytes=0.0)
+            hold = replace(hold, drain_bytes=smaller, drained_bytes=0.0, shrunk=True)
             why = f"{told(limit, bounds)} costs no throughput: making room with"
             why += f" {told(smaller, bounds)}"
             return smaller, hold, State.SQUEEZE, why
@@ -119,6 +119,7 @@ def draining(
         why = f"made {human.size(drained)} of {human.size(room)} of room in the write cache"
         return limit, hold, State.SQUEEZE, why
     # tau was measured meanwhile, if it was not known before.
+    hold = replace(hold, shrunk=hold.shrunk and not futile)
     back = with_room(hold, feed_forward(bounds, estimate), drain_rate, now_s)
     limit = clamp(back, bounds)
     hold = replace(change(hold, now_s, Phase.HOLD, limit), drain_end_s=now_s)

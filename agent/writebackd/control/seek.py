@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Tuple
 
 from writebackd import human
-from writebackd.control.steps import EARNED_S, Bounds, change, clamp, resting
+from writebackd.control.steps import EARNED_S, Bounds, change, clamp, resting, told
 from writebackd.estimate.drain import SWEEPS_TO
-from writebackd.model import Estimate, Hold, Phase, State, replace
+from writebackd.model import Estimate, Hold, State, replace
 
 # Search: step up, and the gain in throughput that makes the next one worth it.
 SEEK_STEP, SEEK_GAIN = 2.0, 1.1
@@ -23,13 +23,12 @@ SEEK_LATER_S = 1.4
 SEEK_SLOW = 0.04
 # No further than what the kernel's writeback loop may need: tau was 7.5 to 13 ms once it
 # was settled, up to 24 ms before, and in the first seconds of a flood, while the kernel's own
-# estimate of the disk is on its way up, 50 (77 MB/s at 4 MB).  Where that is much, less will do:
-# the cache fills up under the largest limit tried, and is full for two seconds before that is seen
-# and mended, with syncs of 50 ms under 16 MB, 13 ms under 8.
-SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_FULL_BYTES = 16e-3, 150e-3, 8 << 20
-# A wave is over before a cache is full for long, and a search by trying has no such moment: where
-# flushes wait it begins here.
-SEEK_MUCH_BYTES = 16 << 20
+# estimate of the disk is on its way up, 50 (77 MB/s at 4 MB).  Where that is much, less will do.
+SEEK_DELAY_S, SEEK_DELAY_MOST_S, SEEK_MUCH_BYTES = 10e-3, 150e-3, 16 << 20
+# While R is looked for less, or what takes so long: the cache fills up under the largest limit
+# tried, and is full for two seconds before that is seen and mended, with syncs of 50 ms under
+# 16 MB, 13 ms under 8.  A wave is over sooner, and a search by trying has no such moment.
+SEEK_FULL_BYTES, SEEK_FULL_S = 8 << 20, 32e-3
 # While R is looked for, half of it: a wrong step there costs less than slow ones, since
 # only with R known can room be made.
 SEEK_FOLLOW_S = 0.5
@@ -59,6 +58,16 @@ def seek(
     if lasted < SEEK_S:
         return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
     rate = carried / lasted
+    larger = clamp(SEEK_STEP * hold.refused_bytes, bounds)
+    if hold.refused_bytes and estimate.in_waves and limit == hold.refused_bytes:
+        # It had brought more until then.
+        hold = replace(change(hold, now_s, limit_bytes=larger), seek_rate=rate)
+        why = f"waves are over before a cache is full for long: trying {told(larger, bounds)}"
+        return larger, hold, State.PROBE, why
+    if hold.refused_bytes and not estimate.in_waves and limit == larger:
+        limit = hold.refused_bytes
+        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0)
+        return limit, hold, State.GUARD, "this flood lasts: back to a limit that syncs can bear"
     less = rate < hold.seek_rate / SEEK_GAIN
     seen_once = lasted < 1.5 * dt_s
     if estimate.rate < rate / SEEK_GAIN or (less and seen_once):
@@ -85,17 +94,15 @@ def seek(
         # be on its way up, so look again later.
         why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: back"
         limit = clamp(max(limit / SEEK_STEP, bounds.start), bounds)
-        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0, sought=True)
+        hold = replace(
+            change(hold, now_s, limit_bytes=limit), seek_rate=0.0, sought=True, refused_bytes=0
+        )
         return limit, hold, State.GUARD, why
     if hold.sought and now_s - hold.changed_s < EARNED_S:
         return limit, hold, State.GUARD, "a larger limit brought no more: holding"
-    most = seek_to(estimate, rate)
-    if limit > max(most, bounds.start):
-        # No wave, then: the cache fills up before this flood ends.
-        limit = clamp(max(most, bounds.start), bounds)
-        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0)
-        return limit, hold, State.GUARD, "this flood lasts: back to a limit that syncs can bear"
-    if SEEK_STEP * limit > most:
+    if SEEK_STEP * limit > seek_to(estimate, rate):
+        if SEEK_STEP * limit <= seek_most(rate):
+            hold = replace(hold, refused_bytes=limit)
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
     if lasted < SEEK_LATER_S and hold.seek_rate and not estimate.in_waves:
@@ -106,31 +113,17 @@ def seek(
     return limit, hold, State.PROBE, why
 
 
-def between_waves(bounds: Bounds, estimate: Estimate, hold: Hold) -> Hold:
-    """The memory with a limit for the next flood, where the one before was too short to tell R.
-
-    What that had to be refused, since the cache might have filled up under it, the next may have:
-    a wave is over sooner.
-    """
-    limit, (carried, lasted) = hold.limit_bytes, hold.carried
-    if hold.phase is not Phase.SEEK or estimate.drain_rate is not None or not limit:
-        return hold
-    larger = clamp(SEEK_STEP * limit, bounds)
-    rate = carried / lasted if lasted >= SEEK_S else 0.0
-    refused = seek_most(rate, SEEK_FULL_BYTES) < larger <= seek_most(rate)
-    if hold.sought or not refused or rate < hold.seek_rate or estimate.flushes_wait:
-        return hold
-    return replace(hold, limit_bytes=larger, seek_rate=rate, carried=(0.0, 0.0), waited=(0.0, 0.0))
-
-
 def seek_to(estimate: Estimate, rate: float) -> float:
     """The largest limit that is tried while R is looked for, at a rate in bytes/s, in bytes."""
-    return seek_most(rate, SEEK_MUCH_BYTES if estimate.in_waves else SEEK_FULL_BYTES)
+    most = seek_most(rate)
+    return most if estimate.in_waves else min(most, bearable(rate))
 
 
-def seek_most(rate: float, much: int = SEEK_MUCH_BYTES) -> float:
-    """The largest limit that a search tries at a rate in bytes/s, in bytes.
+def bearable(rate: float) -> float:
+    """Up to which limit a cache may fill up, bytes, at a rate in bytes/s."""
+    return max(SEEK_FULL_BYTES, SEEK_FULL_S * rate)
 
-    `much` may be tried at any rate but a slow one.
-    """
-    return max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, much))
+
+def seek_most(rate: float) -> float:
+    """The largest limit that any search tries at a rate in bytes/s, in bytes."""
+    return max(SEEK_DELAY_S * rate, min(SEEK_DELAY_MOST_S * rate, SEEK_MUCH_BYTES))

@@ -324,7 +324,8 @@ def update_drain(
         if known is None:  # what the next one may fall from, or this one has
             window: Full = ((0.0, writes.rate, limit_bytes),)
             before = memory.filling[-1][1] if memory.filling else 0.0
-            leapt = 0 < before < FALLS_TO * writes.rate
+            # Once: where the cache is full in short spells R would never be known.
+            leapt = not memory.full_window and 0 < before < FALLS_TO * writes.rate
             if writes.rate < SWEPT_TO * before or leapt:
                 window = ((0.0, before, limit_bytes), *window)
             memory = replace(memory, full_window=window)
