@@ -503,7 +503,8 @@ def test_after_draining_the_limit_is_what_the_smallest_let_in_with_room() -> Non
     # A rate at next to nothing is not the limit's doing.
     least = replace(done, drained_bytes=4 * R, fell_s=3.0)
     assert step(seen(rate=0.1 * R), least, bounds=bounds).limit == int(floor / DRAIN_SHARE)
-    # It does not count where no larger limit was tried in vain, where this one made no room, or for a moment.
+    # Nothing of it where no larger limit was tried in vain, where this one made no room, and for a
+    # moment.
     assert step(seen(rate=0.6 * R), replace(least, shrunk=False), bounds=bounds).limit == held
     waits = seen(rate=0.6 * R, slow_share=0.5)
     futile = step(waits, least, bounds=bounds)
