@@ -658,7 +658,7 @@ class Hold:
     seek_rate: float = 0.0  # under the last, smaller limit
     sought: bool = False  # a larger limit brought nothing
     neared: bool = False  # the cache was full, and a smaller limit was tried to measure R under
-    refused_bytes: int = 0  # under which a flood was refused a larger limit that a wave may have
+    waved_bytes: int = 0  # the limit before waves were given a larger one, 0: they were not
     probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
     probe_rate: float = 0.0  # under it
     proved_rate: Optional[float] = None  # the drain rate, as a larger limit showed it

@@ -66,7 +66,7 @@ def test_a_larger_limit_without_gain_is_taken_back(part: float) -> None:
 
 def test_in_waves_a_larger_limit_is_taken_back_only_where_writes_wait() -> None:
     # The first second of a wave is slow under any limit: 230 MB/s at 8 MB, 172 at 4.
-    larger = seeking(R, seek_rate=R, limit_bytes=8 * MIB)
+    larger = seeking(R, seek_rate=R, limit_bytes=8 * MIB, waved_bytes=4 * MIB)
     for slow, limit in ((0.99 * SEEK_SLOW, 8 * MIB), (1.01 * SEEK_SLOW, 4 * MIB), (None, 4 * MIB)):
         for rate in (R, 0.8 * R):
             wave = unknown(rate=rate, in_waves=True, slow_share=slow)
@@ -187,44 +187,44 @@ def test_in_waves_a_limit_may_be_larger_than_where_a_cache_is_to_fill_under_it()
     assert step(wave, most, dt_s=0.5).limit == 2 * SEEK_FULL_BYTES
 
 
-REFUSED = {"limit_bytes": SEEK_FULL_BYTES, "refused_bytes": SEEK_FULL_BYTES}
-
-
-def test_a_wave_may_have_what_a_steady_flood_was_refused() -> None:
-    lasts = seeking(1.2 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=SEEK_FULL_BYTES)
-    refused = step(unknown(rate=1.2 * R), lasts, dt_s=0.5).hold
-    assert (refused.limit_bytes, refused.refused_bytes) == (SEEK_FULL_BYTES, SEEK_FULL_BYTES)
-    # A tick without a flood changes nothing, nor does the next one of the same flood.
-    limit, hold = rest(BOUNDS, unknown(flooded=False, rate=0.0), refused)
+def test_a_wave_may_have_more_than_a_steady_flood() -> None:
+    before = seeking(1.2 * R, SEEK_LATER_S, seek_rate=R, limit_bytes=SEEK_FULL_BYTES)
+    assert step(unknown(rate=1.2 * R), before, dt_s=0.5).limit == SEEK_FULL_BYTES
+    # A tick without a flood changes nothing.
+    limit, hold = rest(BOUNDS, unknown(flooded=False, rate=0.0), before)
     assert limit == SEEK_FULL_BYTES
-    assert step(unknown(rate=1.2 * R), hold, dt_s=0.5).limit == SEEK_FULL_BYTES
     wave = unknown(rate=0.7 * R, in_waves=True)
-    taken = step(wave, hold, dt_s=0.5)
-    assert taken.limit == 2 * SEEK_FULL_BYTES and taken.state is State.PROBE
-    assert taken.hold.changed_s == NOW and taken.hold.seek_rate > 0.9 * R
-    # Not once the cache was full under it, nor where a larger one had brought nothing, nor where
-    # another limit has taken its place, nor a queue of 0.3 s.
+    for begun in (hold, replace(hold, limit_bytes=BOUNDS.start, sought=True)):
+        taken = step(wave, begun, dt_s=0.5)
+        assert taken.limit == SEEK_MUCH_BYTES and taken.state is State.PROBE
+        assert taken.hold.waved_bytes == begun.limit_bytes and taken.hold.changed_s == NOW
+    # Not once the cache was full under it, nor while writes wait, nor twice, nor a queue of 0.3 s,
+    # nor what a fast disk has to show first.
     assert step(replace(wave, full=True, tau_s=10e-3), hold, dt_s=0.5).limit <= SEEK_FULL_BYTES
-    nothing = seeking(1.05 * R, SEEK_LATER_S, seek_rate=R, **REFUSED)
-    assert step(unknown(rate=1.05 * R), nothing, dt_s=0.5).hold.refused_bytes == 0
-    other = seeking(1.2 * R, limit_bytes=SEEK_FULL_BYTES * 3 // 4, refused_bytes=SEEK_FULL_BYTES)
-    assert step(wave, other, dt_s=0.5).hold.limit_bytes != 2 * SEEK_FULL_BYTES
-    slow = seeking(50.0 * MIB, SEEK_LATER_S, limit_bytes=7 * MIB)
-    assert step(unknown(rate=50.0 * MIB), slow, dt_s=0.5).hold.refused_bytes == 0
+    for other, waves in (
+        (hold, replace(wave, slow_share=1.1 * SEEK_SLOW)),
+        (hold, replace(wave, slow_share=None)),
+        (replace(hold, waved_bytes=SEEK_FULL_BYTES), wave),
+        (seeking(50.0 * MIB, 3.0, limit_bytes=15 * MIB // 2), replace(wave, rate=50.0 * MIB)),
+        (seeking(4 * R, seek_rate=4 * R, limit_bytes=SEEK_FULL_BYTES), wave),
+    ):
+        assert step(waves, other, dt_s=0.5).limit <= SEEK_FULL_BYTES
 
 
 def test_a_flood_that_is_no_wave_goes_back_to_a_limit_under_which_a_cache_may_fill() -> None:
     wide = seeking(
-        1.2 * R, seek_rate=R, limit_bytes=2 * SEEK_FULL_BYTES, refused_bytes=SEEK_FULL_BYTES
+        1.2 * R, seek_rate=R, limit_bytes=SEEK_MUCH_BYTES, waved_bytes=SEEK_FULL_BYTES
     )
     lasting = unknown(rate=1.2 * R)
     taken = step(lasting, wide)
     assert taken.limit == taken.hold.limit_bytes == SEEK_FULL_BYTES and "lasts" in taken.why
-    assert taken.hold.changed_s == NOW and taken.hold.seek_rate == 0.0
-    assert step(replace(lasting, in_waves=True), wide).limit == 2 * SEEK_FULL_BYTES
-    # What the policy begins with stays.
-    begun = replace(BOUNDS, start=2 * SEEK_FULL_BYTES)
-    assert step(lasting, replace(wide, refused_bytes=0), bounds=begun).limit == wide.limit_bytes
+    assert taken.hold.changed_s == NOW and taken.hold.seek_rate == taken.hold.waved_bytes == 0
+    assert step(replace(lasting, in_waves=True), wide).limit == SEEK_MUCH_BYTES
+    # Not where another limit, or the policy's first one, has taken its place.
+    less = replace(wide, limit_bytes=5 * MIB)
+    assert step(lasting, less).limit >= 5 * MIB and not step(lasting, less).hold.waved_bytes
+    begun = replace(BOUNDS, start=SEEK_MUCH_BYTES)
+    assert step(lasting, replace(wide, waved_bytes=0), bounds=begun).limit == SEEK_MUCH_BYTES
 
 
 def test_the_search_ends_at_the_ceiling() -> None:

@@ -252,8 +252,8 @@ class _Law:
         if hold.sought and again_s > 0:
             return f"{larger} is tried once more {_in(again_s)}. {later}"
         if SEEK_STEP * self._limit > seek_to(estimate, estimate.rate):
-            ends, back = "", hold.refused_bytes
-            if back and self._limit == int(SEEK_STEP * back):
+            ends, back = "", hold.waved_bytes
+            if 0 < back < self._limit:
                 ends = f", and goes back to {self._size(back)} should this flood outlast the last"
             return f"The limit does not grow any more{ends}. {later}"
         if not hold.seek_rate:

@@ -58,16 +58,20 @@ def seek(
     if lasted < SEEK_S:
         return limit, hold, State.PROBE, "the drain rate is not known: watching this limit"
     rate = carried / lasted
-    larger = clamp(SEEK_STEP * hold.refused_bytes, bounds)
-    if hold.refused_bytes and estimate.in_waves and limit == hold.refused_bytes:
-        # It had brought more until then.
-        hold = replace(change(hold, now_s, limit_bytes=larger), seek_rate=rate)
-        why = f"waves are over before a cache is full for long: trying {told(larger, bounds)}"
-        return larger, hold, State.PROBE, why
-    if hold.refused_bytes and not estimate.in_waves and limit == larger:
-        limit = hold.refused_bytes
-        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0)
-        return limit, hold, State.GUARD, "this flood lasts: back to a limit that syncs can bear"
+    slow = SEEK_SLOW if estimate.slow_share is None else estimate.slow_share
+    wide = clamp(min(seek_most(rate), SEEK_MUCH_BYTES), bounds)
+    if estimate.in_waves and not hold.waved_bytes and slow < SEEK_SLOW:
+        if limit < wide and bearable(rate) < wide:
+            # Once, whatever the last one brought: the first seconds of a wave tell nothing.
+            hold = replace(change(hold, now_s, limit_bytes=wide), waved_bytes=limit, seek_rate=rate)
+            why = f"a wave is over before a cache is full for long: trying {told(wide, bounds)}"
+            return wide, hold, State.PROBE, why
+    if hold.waved_bytes and not estimate.in_waves:
+        back = min(limit, hold.waved_bytes)
+        hold = replace(hold, waved_bytes=0)
+        if back < limit:
+            hold = replace(change(hold, now_s, limit_bytes=back), seek_rate=0.0)
+            return back, hold, State.GUARD, "this flood lasts: back to a limit that syncs can bear"
     less = rate < hold.seek_rate / SEEK_GAIN
     seen_once = lasted < 1.5 * dt_s
     if estimate.rate < rate / SEEK_GAIN or (less and seen_once):
@@ -81,7 +85,6 @@ def seek(
         # set the rate.  Without such waits it is the kernel's flusher, or the CPUs.
         why = f"the write cache is full: the media take {human.size(estimate.rate)}/s"
         return limit, replace(hold, proved_rate=estimate.rate), State.GUARD, why
-    slow = SEEK_SLOW if estimate.slow_share is None else estimate.slow_share
     if rate < SEEK_GAIN * hold.seek_rate and estimate.in_waves and slow < SEEK_SLOW:
         # The first second of a wave is slow under any limit, as the kernel's estimate of the disk
         # fell in the pause: 230 MB/s at 8 MB, as in the wave before, and back at 4 MB 172.
@@ -94,15 +97,11 @@ def seek(
         # be on its way up, so look again later.
         why = f"a larger limit brought no more than {human.size(hold.seek_rate)}/s: back"
         limit = clamp(max(limit / SEEK_STEP, bounds.start), bounds)
-        hold = replace(
-            change(hold, now_s, limit_bytes=limit), seek_rate=0.0, sought=True, refused_bytes=0
-        )
+        hold = replace(change(hold, now_s, limit_bytes=limit), seek_rate=0.0, sought=True)
         return limit, hold, State.GUARD, why
     if hold.sought and now_s - hold.changed_s < EARNED_S:
         return limit, hold, State.GUARD, "a larger limit brought no more: holding"
     if SEEK_STEP * limit > seek_to(estimate, rate):
-        if SEEK_STEP * limit <= seek_most(rate):
-            hold = replace(hold, refused_bytes=limit)
         why = "a larger limit could only be a longer queue: holding"
         return limit, hold, State.GUARD, why
     if lasted < SEEK_LATER_S and hold.seek_rate and not estimate.in_waves:
