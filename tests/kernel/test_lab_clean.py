@@ -152,6 +152,37 @@ def test_killed_at_any_point(name: str, before: Dict[str, str]) -> None:
     print("\n".join(seen))
 
 
+def test_killed_between_two_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, value = f"WRITEBACKD_TEST_{os.getpid()}", "mark"
+    shell = subprocess.Popen(["sh", "-c", "env -i sleep 60; :"],
+                             env=dict(os.environ, **{name: value}))
+    mark = f"{name}={value}"
+    both: List[int] = []
+    deadline = time.monotonic() + 5
+    while len(both) < 2 or all(any(host.environ(pid)) for pid in both):  # `sleep` has none
+        assert time.monotonic() < deadline
+        both = host.marked(mark)
+    real = os.kill
+
+    def kill(pid: int, how: int) -> None:
+        real(pid, how)
+        if pid == shell.pid:
+            shell.wait()
+        raise KeyboardInterrupt  # here the caller is killed
+
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "kill", kill)
+            host.stop(mark, signal.SIGTERM, 5)
+        assert host.stop(mark, signal.SIGTERM, 5) == []
+        shell.wait()
+        assert [pid for pid in both if Path(f"/proc/{pid}").exists()] == []
+    finally:
+        for pid in both:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_interrupted_at_any_point(step: str, name: str, before: Dict[str, str]) -> None:
     dice = random.Random(4)

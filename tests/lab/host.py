@@ -92,7 +92,9 @@ def environ(pid: int) -> List[bytes]:
 def marked(mark: str) -> List[int]:
     """Processes with an entry that begins with `mark` in their environment, and their children.
 
-    The children, because PostgreSQL's write their titles over their environment.
+    The children, because PostgreSQL's write their titles over their environment.  They come
+    before their parents: whoever signals in this order and is killed meanwhile leaves none
+    that is found by its parent alone and whose parent is gone.
     """
     wanted = mark.encode()
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
@@ -102,7 +104,11 @@ def marked(mark: str) -> List[int]:
     while grown != len(found):
         grown = len(found)
         found |= {pid for pid in pids if parents[pid] in found}
-    return sorted(found - {os.getpid()})
+
+    def generation(pid: int) -> int:
+        return 1 + generation(parents[pid]) if parents[pid] in found else 0
+
+    return sorted(found - {os.getpid()}, key=generation, reverse=True)
 
 
 def parent_of(pid: int) -> int:
