@@ -132,7 +132,8 @@ def regulate(
         refilled = hold.refilled_bytes
         refilled += max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
         hold = replace(hold, refilled_bytes=refilled)
-    if not 0.8 <= in_force / asked <= 1.25:
+    elsewhere = not 0.8 <= in_force / asked <= 1.25
+    if elsewhere and not (in_force > asked and _filled_on_the_way(estimate, hold)):
         # On its way, or held by another device: what is seen is not this limit's doing.
         if hold.phase is Phase.FILL and _filled(estimate):
             # Or it would go on asking for a burst as long as the other one decides.
@@ -177,6 +178,12 @@ def regulate(
     if hold.phase is Phase.DRAIN:
         return draining(bounds, estimate, hold, now_s, dt_s)
     return _hold(bounds, estimate, hold, now_s)
+
+
+def _filled_on_the_way(estimate: Estimate, hold: Hold) -> bool:
+    """Whether R was seen under gigabytes, on the way down from which the cache does not empty."""
+    known = hold.phase is Phase.SEEK and estimate.drain_rate is not None
+    return known and estimate.full and not estimate.flushes_wait and not _no_cache(estimate)
 
 
 def _filled(estimate: Estimate) -> bool:
