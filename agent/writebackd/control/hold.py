@@ -55,8 +55,8 @@ FOLLOW_S = 1.0
 # commit makes half a second slow.
 FULL_LASTS_S = 0.9
 LATE_LASTS_S = 2.0
-# Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
-# A cache that is full again so much sooner is none, or is somebody else's.
+# Draining makes room for half a second of R or more; at a rate near R that lasts for 10 s and
+# more.  A cache that is full again so much sooner is none, or is somebody else's.
 FULL_AGAIN_S = 4.0
 # That is forgotten when R has changed by this factor: the model may hold again.
 OTHER_DISK = 1.5
