@@ -90,6 +90,8 @@ TAU_SEEN_S = 24e-3
 # A rate that fell for so long is no burst's end: dd, the flusher and the destage come in bursts of
 # about a second.
 FELL_S = 1.5
+# A limit that comes down from gigabytes soon is where it is asked to be: so many seconds of R.
+ARRIVES_S = 1.0
 # Why nothing is judged: what is seen is another limit's doing.
 ELSEWHERE = "flooded, and the limit in force is not this device's yet"
 
@@ -132,13 +134,14 @@ def regulate(
         refilled = hold.refilled_bytes
         refilled += max(0.0, estimate.rate - (estimate.drain_rate or 0.0)) * dt_s
         hold = replace(hold, refilled_bytes=refilled)
-    elsewhere = not 0.8 <= in_force / asked <= 1.25
-    if elsewhere and not (in_force > asked and _filled_on_the_way(estimate, hold)):
+    if not 0.8 <= in_force / asked <= 1.25:
         # On its way, or held by another device: what is seen is not this limit's doing.
         if hold.phase is Phase.FILL and _filled(estimate):
             # Or it would go on asking for a burst as long as the other one decides.
             hold = replace(hold, phase=Phase.HOLD)
             asked = asked_for(bounds, estimate, hold)
+        elif _arrives_full(estimate, hold, asked, in_force):
+            asked, hold, _, _ = _known(bounds, estimate, hold, now_s)
         return asked, settle(hold, now_s, full_s=0.0, late_s=0.0), State.GUARD, ELSEWHERE
     if estimate.flushes_wait != (hold.flushed_s is not None):
         hold = _anew(estimate, hold, now_s)
@@ -152,23 +155,7 @@ def regulate(
         return seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
-        limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
-        if _no_cache(estimate):
-            if estimate.tau_s is None or estimate.tau_s >= TAU_MOST_S:
-                # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
-                # be far below the knee: begin where R was seen.
-                limit = resting(bounds, estimate, hold)
-            if hold.seek_rate > SEEK_GAIN * (estimate.drain_rate or 0.0):
-                # No cache took that: the media did, and may again under a larger limit.
-                hold = replace(hold, proved_rate=hold.seek_rate, for_rate=hold.seek_rate)
-            # For as long as that is believed; a cache may have been taken for none.
-            hold = replace(hold, useless_s=now_s)
-        hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
-        if estimate.full and not _no_cache(estimate):
-            return drain(bounds, estimate, hold, now_s, "the drain rate is known now")
-        # Only a rate that lasted: the media may take more.
-        hold = replace(hold, probe_again_s=EARNED_S)
-        return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
+        return _known(bounds, estimate, hold, now_s)
     if hold.phase is Phase.FILL:
         if not _filled(estimate):
             return asked, hold, State.GUARD, "the write cache has room: letting the burst in"
@@ -180,10 +167,34 @@ def regulate(
     return _hold(bounds, estimate, hold, now_s)
 
 
-def _filled_on_the_way(estimate: Estimate, hold: Hold) -> bool:
-    """Whether R was seen under gigabytes, on the way down from which the cache does not empty."""
-    known = hold.phase is Phase.SEEK and estimate.drain_rate is not None
-    return known and estimate.full and not estimate.flushes_wait and not _no_cache(estimate)
+def _known(
+    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
+) -> Tuple[int, Hold, State, str]:
+    """Out of SEEK, as R is known: to R x tau, and where the cache is full to what makes room."""
+    limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
+    if _no_cache(estimate):
+        if estimate.tau_s is None or estimate.tau_s >= TAU_MOST_S:
+            # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
+            # be far below the knee: begin where R was seen.
+            limit = resting(bounds, estimate, hold)
+        if hold.seek_rate > SEEK_GAIN * (estimate.drain_rate or 0.0):
+            # No cache took that: the media did, and may again under a larger limit.
+            hold = replace(hold, proved_rate=hold.seek_rate, for_rate=hold.seek_rate)
+        # For as long as that is believed; a cache may have been taken for none.
+        hold = replace(hold, useless_s=now_s)
+    hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
+    if estimate.full and not _no_cache(estimate):
+        return drain(bounds, estimate, hold, now_s, "the drain rate is known now")
+    # Only a rate that lasted: the media may take more.
+    hold = replace(hold, probe_again_s=EARNED_S)
+    return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
+
+
+def _arrives_full(estimate: Estimate, hold: Hold, asked: int, in_force: int) -> bool:
+    """Whether a limit that soon comes down from gigabytes finds R known and the cache full."""
+    soon = asked < in_force <= ARRIVES_S * (estimate.drain_rate or 0.0)
+    wanted = hold.phase is Phase.SEEK and estimate.full and not estimate.flushes_wait
+    return soon and wanted and not _no_cache(estimate)
 
 
 def _filled(estimate: Estimate) -> bool:
