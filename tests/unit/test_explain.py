@@ -221,17 +221,6 @@ def test_another_devices_limit_is_no_reason_to_promise_a_larger_one() -> None:
     assert checked >= 20, checked
 
 
-def test_a_drain_is_not_promised_before_the_limit_has_come_down() -> None:
-    coming = [
-        said for _, device, hold, said, _ in played("mid-flood", 40.0)
-        if device.reason == ELSEWHERE and hold.phase is Phase.DRAIN
-    ]
-    assert coming
-    for said in coming:
-        assert said.startswith("Nothing is judged") and "Then: The limit goes back" in said
-        assert "s from now" not in said
-
-
 def test_sizes_are_those_of_the_target_where_devices_share_the_limit() -> None:
     """The law reckons with a device's part of the limit; people compare with the target."""
     loop = Loop(load_policy(None, None), BY_NAME["two-raids"].plant())

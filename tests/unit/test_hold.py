@@ -620,7 +620,7 @@ ANY = [
     ("fill", seen(cache_bytes=1e9), holding(phase=Phase.FILL), State.GUARD),
     ("filled", seen(cache_bytes=1e9, full=True), holding(phase=Phase.FILL), State.GUARD),
     ("drain", seen(full=True), holding(**FULL), State.SQUEEZE),
-    ("draining", seen(rate=0.9 * R), draining(), State.SQUEEZE),
+    ("draining", seen(rate=R / 2), draining(), State.SQUEEZE),
     ("drained", seen(rate=R / 2), draining(drained_bytes=10 * R), State.GUARD),
     ("drained-at-no-cost", seen(), draining(R), State.SQUEEZE),
 ]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Dict
 
 import pytest
 
@@ -21,7 +20,7 @@ from hold_cases import (
     unknown,
 )
 from samples import MIB
-from writebackd.control.hold import ARRIVES_S, ELSEWHERE, NO_CACHE_S, rest
+from writebackd.control.hold import NO_CACHE_S, rest
 from writebackd.control.room import DRAIN_SHARE
 from writebackd.control.seek import (
     SEEK_DELAY_MOST_S,
@@ -281,39 +280,6 @@ def test_once_the_drain_rate_is_known_a_full_cache_is_drained() -> None:
     taken = step(seen(full=True), seeking())
     assert taken.hold.phase is Phase.DRAIN and taken.hold.limit_bytes == KNEE
     assert taken.limit == int(DRAIN_SHARE * KNEE)
-
-
-SOON = 0.99 * ARRIVES_S * R / BOUNDS.start
-
-
-def test_a_limit_that_comes_down_on_a_full_cache_arrives_at_what_makes_room() -> None:
-    taken = step(seen(full=True), seeking(), in_force=SOON)
-    assert taken.hold.phase is Phase.DRAIN and taken.hold.limit_bytes == KNEE
-    assert taken.limit == int(DRAIN_SHARE * KNEE) and taken.why == ELSEWHERE
-    # Its time begins once the limit is there.
-    later = step(seen(full=True), taken.hold, NOW + 9.0, in_force=2.0)
-    assert later.why == ELSEWHERE and later.hold.phase is Phase.DRAIN
-    assert later.hold.changed_s == NOW + 9.0 and later.limit == taken.limit
-    there = step(seen(full=True, rate=R / 2), later.hold, NOW + 10.0)
-    assert there.state is State.SQUEEZE and there.hold.phase is Phase.DRAIN
-
-
-@pytest.mark.parametrize(
-    "more,in_force",
-    [
-        ({"full": True, "drain_rate": None}, SOON),
-        ({"full": False}, SOON),
-        ({"full": True}, 0.5),
-        ({"full": True}, 1.02 * SOON),
-        ({"full": True, "cache_bytes": 0.99 * SMALL_CACHE_S * R}, SOON),
-        ({"full": True, "flushes_wait": True}, SOON),
-    ],
-    ids=["drain-rate-not-known", "room", "on-the-way-up", "far", "no-cache", "flushes-wait"],
-)
-def test_otherwise_the_way_down_decides_nothing(more: Dict[str, object], in_force: float) -> None:
-    taken = step(seen(**more), seeking(), in_force=in_force)
-    assert taken.why == ELSEWHERE and taken.hold.phase is Phase.SEEK
-    assert taken.limit == BOUNDS.start
 
 
 def test_where_there_is_no_cache_the_limit_stays_where_the_rate_was_seen() -> None:

@@ -144,15 +144,14 @@ class _Law:
         hold, estimate = self._hold, self._estimate
         if not estimate.flooded:
             return self._rest()
-        drains = hold.phase is Phase.DRAIN and not estimate.flushes_wait
+        if hold.phase is Phase.DRAIN and not estimate.flushes_wait:
+            return self._draining()
         if self._decision.reason == ELSEWHERE:
             return (
                 "Nothing is judged until the limit in force is within a fifth of this target: until"
                 " then it is on its way there, or another device's need decides, or nothing is"
                 " written (observe)."
-            ) + (f" Then: {self._draining(there=False)}" if drains else "")
-        if drains:
-            return self._draining(there=True)
+            )
         if hold.phase is Phase.FILL and not estimate.flushes_wait:
             return (
                 f"The limit goes back to {self._size(self._limit)} when the write cache is"
@@ -164,7 +163,7 @@ class _Law:
             return self._seek()
         return self._of_hold()
 
-    def _draining(self, there: bool) -> str:
+    def _draining(self) -> str:
         hold = self._hold
         over_s = max(0.0, self._now_s - hold.changed_s)
         least_s, most_s = max(0.0, DRAIN_LEAST_S - over_s), max(0.0, DRAIN_MOST_S - over_s)
@@ -174,12 +173,11 @@ class _Law:
             if hold.drain_bytes <= self._basis.floor_bytes
             else "about half of it is tried first, and those seconds begin anew"
         )
-        began = f"this began: {least_s:.1f} to {most_s:.1f} s from now" if there else "that"
         return (
             f"The limit goes back to about {self._size(back)} when"
             f" {human.size(room_wanted(self._estimate))} of room is made in the write cache,"
-            f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after {began}."
-            f" Where this limit does not slow the flood, {slows}."
+            f" {DRAIN_LEAST_S:g} to {DRAIN_MOST_S:g} s after this began: {least_s:.1f} to"
+            f" {most_s:.1f} s from now. Where this limit does not slow the flood, {slows}."
         )
 
     def _flushed(self) -> str:

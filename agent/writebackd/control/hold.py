@@ -55,8 +55,8 @@ FOLLOW_S = 1.0
 # commit makes half a second slow.
 FULL_LASTS_S = 0.9
 LATE_LASTS_S = 2.0
-# Draining makes room for half a second of R or more; at a rate near R that lasts for 10 s and
-# more.  A cache that is full again so much sooner is none, or is somebody else's.
+# Draining makes room for a second of R; at a rate near R that lasts for 20 s and more.
+# A cache that is full again so much sooner is none, or is somebody else's.
 FULL_AGAIN_S = 4.0
 # That is forgotten when R has changed by this factor: the model may hold again.
 OTHER_DISK = 1.5
@@ -90,8 +90,6 @@ TAU_SEEN_S = 24e-3
 # A rate that fell for so long is no burst's end: dd, the flusher and the destage come in bursts of
 # about a second.
 FELL_S = 1.5
-# A limit that comes down from gigabytes soon is where it is asked to be: so many seconds of R.
-ARRIVES_S = 1.0
 # Why nothing is judged: what is seen is another limit's doing.
 ELSEWHERE = "flooded, and the limit in force is not this device's yet"
 
@@ -140,8 +138,6 @@ def regulate(
             # Or it would go on asking for a burst as long as the other one decides.
             hold = replace(hold, phase=Phase.HOLD)
             asked = asked_for(bounds, estimate, hold)
-        elif _arrives_full(estimate, hold, asked, in_force):
-            asked, hold, _, _ = _known(bounds, estimate, hold, now_s)
         return asked, settle(hold, now_s, full_s=0.0, late_s=0.0), State.GUARD, ELSEWHERE
     if estimate.flushes_wait != (hold.flushed_s is not None):
         hold = _anew(estimate, hold, now_s)
@@ -155,7 +151,23 @@ def regulate(
         return seek(bounds, estimate, hold, now_s, dt_s)
     hold = _rescale(bounds, estimate, hold, now_s)
     if hold.phase is Phase.SEEK:
-        return _known(bounds, estimate, hold, now_s)
+        limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
+        if _no_cache(estimate):
+            if estimate.tau_s is None or estimate.tau_s >= TAU_MOST_S:
+                # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
+                # be far below the knee: begin where R was seen.
+                limit = resting(bounds, estimate, hold)
+            if hold.seek_rate > SEEK_GAIN * (estimate.drain_rate or 0.0):
+                # No cache took that: the media did, and may again under a larger limit.
+                hold = replace(hold, proved_rate=hold.seek_rate, for_rate=hold.seek_rate)
+            # For as long as that is believed; a cache may have been taken for none.
+            hold = replace(hold, useless_s=now_s)
+        hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
+        if estimate.full and not _no_cache(estimate):
+            return drain(bounds, estimate, hold, now_s, "the drain rate is known now")
+        # Only a rate that lasted: the media may take more.
+        hold = replace(hold, probe_again_s=EARNED_S)
+        return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
     if hold.phase is Phase.FILL:
         if not _filled(estimate):
             return asked, hold, State.GUARD, "the write cache has room: letting the burst in"
@@ -165,36 +177,6 @@ def regulate(
     if hold.phase is Phase.DRAIN:
         return draining(bounds, estimate, hold, now_s, dt_s)
     return _hold(bounds, estimate, hold, now_s)
-
-
-def _known(
-    bounds: Bounds, estimate: Estimate, hold: Hold, now_s: float
-) -> Tuple[int, Hold, State, str]:
-    """Out of SEEK, as R is known: to R x tau, and where the cache is full to what makes room."""
-    limit = clamp(feed_forward(bounds, estimate) or 0, bounds)
-    if _no_cache(estimate):
-        if estimate.tau_s is None or estimate.tau_s >= TAU_MOST_S:
-            # Nothing is ever fast there, so tau cannot be measured, and R x a guess may
-            # be far below the knee: begin where R was seen.
-            limit = resting(bounds, estimate, hold)
-        if hold.seek_rate > SEEK_GAIN * (estimate.drain_rate or 0.0):
-            # No cache took that: the media did, and may again under a larger limit.
-            hold = replace(hold, proved_rate=hold.seek_rate, for_rate=hold.seek_rate)
-        # For as long as that is believed; a cache may have been taken for none.
-        hold = replace(hold, useless_s=now_s)
-    hold = change(hold, now_s, phase=Phase.HOLD, limit_bytes=limit)
-    if estimate.full and not _no_cache(estimate):
-        return drain(bounds, estimate, hold, now_s, "the drain rate is known now")
-    # Only a rate that lasted: the media may take more.
-    hold = replace(hold, probe_again_s=EARNED_S)
-    return limit, hold, State.GUARD, "the drain rate is known now: limit = rate x tau"
-
-
-def _arrives_full(estimate: Estimate, hold: Hold, asked: int, in_force: int) -> bool:
-    """Whether a limit that soon comes down from gigabytes finds R known and the cache full."""
-    soon = asked < in_force <= ARRIVES_S * (estimate.drain_rate or 0.0)
-    wanted = hold.phase is Phase.SEEK and estimate.full and not estimate.flushes_wait
-    return soon and wanted and not _no_cache(estimate)
 
 
 def _filled(estimate: Estimate) -> bool:

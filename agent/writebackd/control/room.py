@@ -25,9 +25,8 @@ from writebackd.model import Estimate, Hold, Phase, State, replace
 # the limit at the knee.  Above half, because the background limit then may stay where it
 # is.  (0.7 leaves more throughput and more time with a full cache: simulated, it is worse.)
 DRAIN_SHARE = 0.55
-# Room to make, in seconds of R where the cache is not known, and as a share of it.  (A
-# second took 3.5 s at two thirds of R: 0.77 of the throughput over five seconds, not 0.84.)
-ROOM_S, ROOM_SHARE = 0.5, 0.5
+# Room to make, in seconds of R where the cache is not known, and as a share of it.
+ROOM_S, ROOM_SHARE = 1.0, 0.5
 # Not shorter than it takes to see whether it works, not longer than writers
 # should suffer for it.
 DRAIN_LEAST_S, DRAIN_MOST_S = 1.9, 5.0
