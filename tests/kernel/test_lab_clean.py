@@ -152,35 +152,62 @@ def test_killed_at_any_point(name: str, before: Dict[str, str]) -> None:
     print("\n".join(seen))
 
 
-def test_killed_between_two_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    name, value = f"WRITEBACKD_TEST_{os.getpid()}", "mark"
-    shell = subprocess.Popen(["sh", "-c", "env -i sleep 60; :"],
-                             env=dict(os.environ, **{name: value}))
-    mark = f"{name}={value}"
-    both: List[int] = []
-    deadline = time.monotonic() + 5
-    while len(both) < 2 or all(any(host.environ(pid)) for pid in both):  # `sleep` has none
-        assert time.monotonic() < deadline
-        both = host.marked(mark)
-    real = os.kill
+@pytest.mark.parametrize("after", range(1, 7))  # two processes, three signals each
+def test_killed_between_two_signals(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark, ours = f"WRITEBACKD_TEST={os.getpid()}.", str(86400 + os.getpid())
+    shell = start_unmarked(mark, f"env -i sleep {ours}; :")
+    wait_until_unmarked(mark, 1)
+    real, sent = os.kill, 0
 
     def kill(pid: int, how: int) -> None:
+        nonlocal sent
         real(pid, how)
-        if pid == shell.pid:
-            shell.wait()
-        raise KeyboardInterrupt  # here the caller is killed
+        sent += 1
+        if sent == after:
+            raise KeyboardInterrupt  # here the caller is killed
 
-    try:
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(os, "kill", kill)
-            host.stop(mark, signal.SIGTERM, 5)
-        assert host.stop(mark, signal.SIGTERM, 5) == []
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "kill", kill)
+        host.stop(mark, signal.SIGTERM, 5)
+    time.sleep(0.1)  # whoever has been told to end does
+    assert host.stop(mark, signal.SIGTERM, 5) == []
+    shell.wait()
+    assert sleepers(ours) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_loop_does_not_start_one_more_that_nobody_finds(how: signal.Signals) -> None:
+    mark, ours = f"WRITEBACKD_TEST={os.getpid()}.", str(86400 + os.getpid())
+    shells = [start_unmarked(mark, f"while :; do env -i sleep {ours}; done") for _ in range(8)]
+    for _ in range(2):
+        wait_until_unmarked(mark, 8)
+    assert host.stop(mark, how, 10) == []
+    for shell in shells:
         shell.wait()
-        assert [pid for pid in both if Path(f"/proc/{pid}").exists()] == []
-    finally:
-        for pid in both:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    assert sleepers(ours) == []
+
+
+def start_unmarked(mark: str, script: str) -> subprocess.Popen[bytes]:
+    """A shell with the mark, and a script that starts what has none."""
+    name, _, value = mark.partition("=")
+    return subprocess.Popen(["sh", "-c", script], env=dict(os.environ, **{name: value}))
+
+
+def wait_until_unmarked(mark: str, wanted: int) -> None:
+    deadline = time.monotonic() + 10
+    while sum(not any(host.environ(pid)) for pid in host.marked(mark)) < wanted:
+        assert time.monotonic() < deadline
+
+
+def sleepers(seconds: str) -> List[str]:
+    """Processes that still sleep for so long; they are ended, or the next test would see them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == b"sleep\0%s\0" % seconds.encode():
+                found.append(str(path))
+                os.kill(int(path.parts[2]), signal.SIGKILL)
+    return found
 
 
 @pytest.mark.parametrize("step", STEPS)

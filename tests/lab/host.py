@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, Iterable, List, Set, Tuple
 
 VM = Path("/proc/sys/vm")
 PAIRS = (("dirty_bytes", "dirty_ratio"),
@@ -93,8 +93,7 @@ def marked(mark: str) -> List[int]:
     """Processes with an entry that begins with `mark` in their environment, and their children.
 
     The children, because PostgreSQL's write their titles over their environment.  They come
-    before their parents: whoever signals in this order and is killed meanwhile leaves none
-    that is found by its parent alone and whose parent is gone.
+    before their parents.
     """
     wanted = mark.encode()
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
@@ -121,21 +120,31 @@ def parent_of(pid: int) -> int:
 def stop(mark: str, how: signal.Signals, wait_s: float) -> List[int]:
     """Signal all marked processes until none is left or the time is up; returns the rest.
 
-    Again and again, because a loop in a shell starts the next child meanwhile.
+    Again and again, because a loop in a shell starts the next child meanwhile.  A child that
+    carries no mark is found by its parent alone, so none may lose it: all are stopped first,
+    then children are signalled before their parents.  Whoever is killed in between leaves
+    some that are stopped, and can be found.
     """
     deadline = time.monotonic() + wait_s
-    signalled = set()
+    signalled: Set[int] = set()
     while True:
         left = marked(mark)
-        for pid in left:
-            # Twice would cut short the clean end of a program that obeyed the first.
-            if pid not in signalled or how == signal.SIGKILL:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, how)
-                signalled.add(pid)
+        # Twice would cut short the clean end of a program that obeyed the first.
+        due = [pid for pid in left if pid not in signalled or how == signal.SIGKILL]
+        _signal(reversed(due), signal.SIGSTOP)
+        if not set(marked(mark)) - set(left):  # or one started another before it stopped
+            _signal(due, how)
+            _signal(due, signal.SIGCONT)
+            signalled.update(due)
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
+
+
+def _signal(pids: Iterable[int], how: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, how)
 
 
 def mounts() -> List[Tuple[str, str]]:
