@@ -69,6 +69,18 @@ def traces(name: str) -> List[str]:
     return left
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Signals as in a terminal: what a script starts in the background ignores SIGINT."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def limits() -> Iterator[Dict[str, int]]:
     before = host.read_limits()
@@ -281,6 +293,17 @@ def test_a_signal_during_take_down_waits_for_its_end() -> None:
     signal.raise_signal(signal.SIGINT)  # cuts nothing short
     with pytest.raises(KeyboardInterrupt):
         interrupts.end()
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+    interrupts = Interrupts()
+    interrupts.begin()
+    signal.raise_signal(signal.SIGHUP)
+    interrupts.hold()
+    signal.raise_signal(signal.SIGHUP)
+    interrupts.end()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_a_second_signal_does_not_cut_the_unwinding_short() -> None:

@@ -85,6 +85,7 @@ class Interrupts:
     """What a signal does while any rig is up: it unwinds the stack, once.
 
     While a rig is taken down one more must not cut that short: it is kept until then.
+    One that was ignored before (nohup) stays so.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,8 @@ class Interrupts:
         """A rig comes up."""
         if not self._rigs:
             self._unwinding = False
-            self._before = [(number, signal.getsignal(number)) for number in SIGNALS]
+            handlers = [(number, signal.getsignal(number)) for number in SIGNALS]
+            self._before = [pair for pair in handlers if pair[1] is not signal.SIG_IGN]
             self._set(self._unwind)
         self._rigs += 1
 
@@ -117,9 +119,8 @@ class Interrupts:
         if kept is not None and not self._unwinding:
             signal.raise_signal(kept)
 
-    @staticmethod
-    def _set(handler: Callable[[int, Optional[FrameType]], None]) -> None:
-        for number in SIGNALS:
+    def _set(self, handler: Callable[[int, Optional[FrameType]], None]) -> None:
+        for number, _ in self._before:
             signal.signal(number, handler)
 
     def _unwind(self, number: int, frame: Optional[FrameType]) -> None:
