@@ -157,6 +157,21 @@ def test_where_the_cache_may_fill_under_it_a_limit_grows_less() -> None:
     assert taken.limit == SEEK_STEP * SEEK_FULL_BYTES
 
 
+@pytest.mark.parametrize("limit,before,now,slow,grows", [
+    (8, 280, 490, 0.0, True),  # an NVMe drive
+    (8, 185, 265, 0.0, False),  # an array of 250 MB/s
+    (8, 280, 490, SEEK_SLOW, False),
+    (16, 512, 1024, 0.0, True),
+    (16, 717, 1024, 0.0, False),
+])
+def test_while_the_rate_grows_as_the_limit_does_no_bound_holds(
+    limit: int, before: int, now: int, slow: float, grows: bool
+) -> None:
+    hold = seeking(now * MIB, SEEK_LATER_S, seek_rate=before * MIB, limit_bytes=limit * MIB)
+    taken = step(unknown(rate=now * MIB, slow_share=slow), hold, dt_s=0.5)
+    assert taken.limit == (2 * limit if grows else limit) * MIB
+
+
 def test_a_limit_is_watched_before_the_next_is_tried() -> None:
     hold = seeking(lasted=0.4 * SEEK_S)
     taken = step(unknown(rate=4 * R), hold, dt_s=0.5 * SEEK_S)

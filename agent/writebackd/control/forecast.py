@@ -251,7 +251,7 @@ class _Law:
         again_s = hold.changed_s + EARNED_S - self._now_s
         if hold.sought and again_s > 0:
             return f"{larger} is tried once more {_in(again_s)}. {later}"
-        if SEEK_STEP * self._limit > seek_to(estimate, estimate.rate):
+        if SEEK_STEP * self._limit > seek_to(estimate, hold, estimate.rate):
             ends, back = "", hold.waved_bytes
             if 0 < back < self._limit:
                 ends = f", and goes back to {self._size(back)} should this flood outlast the last"
