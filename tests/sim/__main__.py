@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | laws | alerts | classes | SCENARIO...]: the law, simulated.
+"""python -m tests.sim [shape | laws | alerts | classes | search | SCENARIO...]: the law, simulated.
 
 Without a name all scenarios; `shape` compares the model with measured tables; `laws` compares
 the law with other laws (20 s of CPU; names of scenarios may follow); `alerts` tells what the
 detector makes of collapses and of hosts that are well (40 s; `--seeds` takes the 20 from that one
 on), `alerts month` of an ordinary month, second by second (90 s; `--seed` takes another one);
 `classes` takes each shipped policy to a host of its class (2 s; names of policies may follow);
+`search` looks for random hosts in which the agent is slower than a fixed 15 MB, and shrinks them
+(4 searches of 1000 hosts from `--seed` on, 4 minutes; other numbers may follow);
 `-v SCENARIO` prints what the agent decided, tick by tick; `--policy` takes another policy than
 default.
 """
@@ -18,7 +20,7 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import alerts, bench, classes, contest, month, shape
+from tests.sim import alerts, bench, classes, contest, known_good, month, shape
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -43,6 +45,12 @@ def main() -> int:
         if other:
             parser.error(f"no class {' '.join(other)}; there are {' '.join(classes.BY_POLICY)}")
         print(classes.table(options.names[1:], options.seed))
+        return 0
+    if options.names[:1] == ["search"]:
+        if len(options.names) > 3 or not all(number.isdigit() for number in options.names[1:]):
+            parser.error("after `search`: how many searches, and of how many hosts each")
+        searches, hosts = [*map(int, options.names[1:]), *(4, 1000)[len(options.names) - 1:]]
+        print(known_good.table(options.seed, searches, hosts))
         return 0
     if options.names[:1] == ["alerts"]:
         if options.names[1:] == ["month"]:

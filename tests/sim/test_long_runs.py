@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.sim.cases import (
     BATTERY,
     FAILING,
-    FLOOD_S,
     NEIGHBOUR,
     POLICY,
     Case,
@@ -24,22 +23,17 @@ from tests.sim.cases import (
     runs,
     tail,
 )
+from tests.sim.known_good import GRACE_S, JUDGED_S, LEAST, begins_s, demanding, share
+from tests.sim.known_good import LIMIT as KNOWN_GOOD
 from tests.sim.plant import AS_FOUND, MB, Disk, Event
 from writebackd.model import Decision, State
 
-GRACE_S = 15.0  # from a flood's start or an event until the agent is judged
 SETTLE_S = 80.0  # until a limit under constant conditions has to stand
-KNOWN_GOOD = 15 * MB  # the limit that admins found by hand
 # Two steps of a fine law, and what a tick's noise moves it by ...
 BAND = 1.6
 # ... and the part of the time that it may spend elsewhere, for a probe or to make room.
 ELSEWHERE = 0.2
 CHANGES_PER_MINUTE = 6
-
-
-def demanding(case: Case) -> Case:
-    """The same with commits that count as demand also when each takes a while."""
-    return replace(case, sync=replace(case.sync, think_s=min(case.sync.think_s, 0.01)))
 
 
 def overrun(case: Case) -> Case:
@@ -68,30 +62,14 @@ def middle(limits: List[int]) -> Tuple[int, int]:
 
 
 def not_worse_off_than_with_15_mb(case: Case) -> None:
-    """Unless 15 MB is below the knee: then by what its lost throughput counts in the score."""
-    case = demanding(case)
-    since = FLOOD_S + GRACE_S + 1.5 * case.dirty / case.disk.drain
-    ours = drive(case, since + 40.0)
-    theirs = drive(case, since + 40.0, static=KNOWN_GOOD)
-    _compare(ours, theirs, since)
-
-
-def overruns(case: Case) -> bool:
-    """Whether the flood is more than the disk takes.
-
-    One that is less goes to the disk in the end under any limit; without a write cache a
-    larger one then lets it come in fewer pieces, and 15 MB gave up to 1.6 times the syncs.
-    """
-    return case.flood.rate > 1.1 * case.disk.drain or case.disk.cache > 0
+    case, since = demanding(case), begins_s(case)
+    end = since + JUDGED_S
+    _compare(drive(case, end), drive(case, end, static=KNOWN_GOOD), since)
 
 
 def _compare(ours: List[Point], theirs: List[Point], since: float) -> None:
-    syncs, written = rates(ours, since)
-    their_syncs, their_written = rates(theirs, since)
-    worth = min(1.0, their_written / max(written, 1.0) / 0.95) ** 4
-    assert syncs >= 0.9 * worth * their_syncs, (
-        f"{syncs:.1f} syncs/s at {written / MB:.0f} MB/s, with 15 MB {their_syncs:.1f} at "
-        f"{their_written / MB:.0f} MB/s\n" + tail(ours, since - GRACE_S))
+    found = share(ours, theirs, since)
+    assert found >= LEAST, f"{found:.2f} of the syncs of 15 MB\n" + tail(ours, since - GRACE_S)
 
 
 def nor_after_the_disk_became_another(case: Case, change: str) -> None:
