@@ -314,33 +314,25 @@ def policy_options(contender: Contender, directory: Path,
     drivers: by device, for those that the policy shall take for disks of another driver.
     """
     config = directory / "config"
-    if contender.as_class:
-        wrong = check(contender.as_class)
-        if wrong:
-            raise RigError(f"contender {contender.name}: {'; '.join(wrong)}")
-        named = ["--policy", contender.as_class]
-        lines = []
-        settings = load_policy(contender.as_class).devices.settings
-        for device, driver in drivers.items():
-            found = [f"{setting.key.name} = {setting.key.kind.format(setting.value)}"
-                     for setting in settings if matches(setting.glob, device, driver=driver)]
-            lines += [f"[device {device}]", *found] if found else []
-        if not lines:
-            return named
-        drop_ins = config / f"{contender.as_class}.conf.d"
+    named = ["--policy", contender.as_class] if contender.as_class else []
+    name = contender.as_class or DEFAULT_NAME
+    wrong = check(name)
+    lines = []
+    settings = load_policy(name).devices.settings if not wrong else ()
+    for device, driver in drivers.items():
+        found = [f"{setting.key.name} = {setting.key.kind.format(setting.value)}"
+                 for setting in settings if matches(setting.glob, device, driver=driver)]
+        lines += [f"[device {device}]", *found] if found else []
+    for section, key, value in contender.policy:
+        lines += [f"[{section}]", f"{key} = {value}"]
+    if lines:
+        drop_ins = config / f"{name}.conf.d"
         drop_ins.mkdir(parents=True)
-        (drop_ins / "drivers.conf").write_text("\n".join(lines))
-        return [*named, "--config-dir", str(config)]
-    if not contender.policy:
-        return []
-    drop_ins = config / "default.conf.d"
-    drop_ins.mkdir(parents=True)
-    (drop_ins / f"{contender.name}.conf").write_text("".join(
-        f"[{section}]\n{key} = {value}\n" for section, key, value in contender.policy))
-    wrong = check(DEFAULT_NAME, config)
+        (drop_ins / f"{contender.name}.conf").write_text("\n".join(lines))
+        wrong = wrong or check(name, config)
     if wrong:
         raise RigError(f"contender {contender.name}: {'; '.join(wrong)}")
-    return ["--config-dir", str(config)]
+    return [*named, "--config-dir", str(config)] if lines else named
 
 
 def stripes(rig: Rig) -> Dict[str, int]:
