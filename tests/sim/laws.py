@@ -203,7 +203,7 @@ class Framed:
                 share = seen.limit_share
                 allowed = Bounds(
                     int(floor * share), int(bounds.ceiling_bytes * share),
-                    policy.limits.rest_bytes, bounds.allowed_delay_s,
+                    bounds.rest_bytes, bounds.allowed_delay_s,
                     objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, seen.baseline_s),
                     policy.objective.keep_throughput,
                 )

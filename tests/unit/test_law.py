@@ -99,6 +99,14 @@ def test_before_any_flood_the_limit_rests_where_a_flood_does_no_harm() -> None:
     assert estimate_.baseline_s == pytest.approx(UNLOADED_S, rel=0.15)
 
 
+def test_an_nvme_drive_rests_at_more_than_an_array() -> None:
+    policy = load_policy("default", root=Path("/nonexistent"))
+    drive, array = (Plant(policy=policy, drain_rate=250 * MB, driver=driver)
+                    for driver in ("nvme", "megaraid_sas"))
+    limits = [host.run(30)[-1][1].limit_bytes for host in (drive, array)]
+    assert limits == [64 * MB, POLICY.limits.rest_bytes]
+
+
 @settings(max_examples=40, deadline=None)
 @given(drain_mb=st.floats(25, 2000), tau_ms=st.floats(3, 15))
 def test_it_finds_the_knee_of_any_disk(drain_mb: float, tau_ms: float) -> None:

@@ -486,6 +486,7 @@ floor = 2M
 fsync-p99 = 50ms
 [device sda]
 floor = 4M
+rest = 8M
 allowed-delay = 12ms
 [device 8:16]
 drain-time = 1s
@@ -502,7 +503,12 @@ ceiling = 64M
         (
             "sda",
             "8:0",
-            {"floor_bytes": 4 << 20, "fsync_p99_s": 0.05, "allowed_delay_s": 0.012},
+            {
+                "floor_bytes": 4 << 20,
+                "rest_bytes": 8 << 20,
+                "fsync_p99_s": 0.05,
+                "allowed_delay_s": 0.012,
+            },
         ),
         (
             "sdb",
@@ -539,6 +545,24 @@ def test_floor_wins_where_only_one_device_makes_globs_overlap(tmp_path: Path) ->
     policy = load_text(tmp_path, "[device sd*]\nfloor = 9M\n[device *a]\nceiling = 2M\n")
     assert policy.for_device("sda", "8:0").ceiling_bytes == 9 << 20
     assert policy.for_device("vda", "8:0").ceiling_bytes == 2 << 20
+
+
+def test_rest_is_within_the_bounds_of_its_device(tmp_path: Path) -> None:
+    policy = load_text(
+        tmp_path,
+        "[limits]\nrest = 8M\n[device sda]\nfloor = 32M\n[device sdb]\nceiling = 2M\n"
+        "[device nvme*]\nrest = 64M\n",
+    )
+    rests = [policy.for_device(name, "8:0").rest_bytes >> 20 for name in ("vda", "sda", "sdb")]
+    assert rests == [8, 32, 2] and policy.for_device("nvme0n1", "259:0").rest_bytes == 64 << 20
+    for bound in ("ceiling = 16M", "floor = 1G"):
+        with pytest.raises(PolicyError, match=r"p.conf:2: rest: 64M is outside .* for device sda"):
+            load_text(tmp_path, f"[device sda]\nrest = 64M\n{bound}\n")
+    # A ceiling for all, in a drop-in, is not to end in an error about one kind of device.
+    low = load_text(tmp_path, "[limits]\nceiling = 32M\n[device nvme*]\nrest = 64M\n")
+    assert low.for_device("nvme0n1", "259:0").rest_bytes == 32 << 20
+    both = load_text(tmp_path, "[device sd*]\nrest = 64M\n[device *a]\nceiling = 2M\n")
+    assert both.for_device("sda", "8:0").rest_bytes == 2 << 20
 
 
 @pytest.mark.parametrize(
@@ -605,7 +629,7 @@ def test_render_tells_the_origin_of_every_value(tmp_path: Path) -> None:
     text = render(load_text(tmp_path, DEVICE_TEXT))
     lines = text.splitlines()
     values = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
-    assert len(values) == len(KEYS) + 7
+    assert len(values) == len(KEYS) + 8
     for index in values:
         assert re.fullmatch(r"# (default|.*/p\.conf:\d+)", lines[index - 1]), lines[index]
     assert f"# {tmp_path}/p.conf:6\nfloor = 4M" in text
@@ -773,7 +797,10 @@ def sum_of_must(policy: Policy) -> int:
 def test_default_conf_spells_out_the_built_in_defaults(tmp_path: Path) -> None:
     shipped = load_policy(str(CHECKOUT / "policies/default.conf"))
     built_in = load_policy(str(write(tmp_path / "default.conf", "")))
-    assert dataclasses.replace(shipped, summary="") == built_in
+    (nvme,) = shipped.devices.settings  # what only devices of one kind get is no default
+    assert (nvme.glob, nvme.key.name, nvme.value) == ("driver:nvme", "rest", 64 << 20)
+    devices = dataclasses.replace(shipped.devices, settings=())
+    assert dataclasses.replace(shipped, summary="", devices=devices) == built_in
     assert [where for where, origin in shipped.origins.items() if origin == "default"] == []
 
 

@@ -132,6 +132,7 @@ BAD: List[Tuple[str, int, str]] = [
     (window("22:00-06:00", "ceiling = 512K"), 3, "floor 1M (default) is above ceiling 512K"),
     ("[limits]\nceiling = 64M\n" + window("22:00-06:00", "floor = 1G"), 5, "in window night"),
     (window("22:00-06:00", "rest = 64G"), 3, "rest: 64G is outside of floor and ceiling"),
+    ("[device sda]\nrest = 8M\nceiling = 4M\n" + window("22:00-06:00"), 2, "for device sda"),
     (window("22:00-06:00", "allowed-delay = 5s"), 3, "is above drain-time 3s (default)"),
     ("[device sda]\nfloor = 2G\n" + window("22:00-06:00", "ceiling = 1G"), 5, "for device sda"),
     (window("22:00-06:00") + window("Sat 05:59-05:58", name="b"), 5,

@@ -80,7 +80,7 @@ def decide_device(
     allowed = _bounds(
         floor=int(floor * share),
         ceiling=int(ceiling * share),
-        start=policy.limits.rest_bytes,
+        start=bounds.rest_bytes,
         tau_s=bounds.allowed_delay_s,
         objective_s=objective,
         keep=policy.objective.keep_throughput,
@@ -146,7 +146,7 @@ def _blind(
         reason = f"fsync cannot be seen; no flood: {human.size(target)} drains in bounded time"
         return Want(estimate.name, State.BLIND, target, False, reason, (reason,))
     forward = (estimate.drain_rate or 0.0) * bounds.allowed_delay_s
-    target = _clamp(max(forward, policy.limits.rest_bytes), floor, ceiling)
+    target = _clamp(max(forward, bounds.rest_bytes), floor, ceiling)
     reason = (
         f"fsync cannot be seen; a flood of {human.size(estimate.background_rate)}/s is on: "
         f"held at {human.size(target)}"

@@ -148,7 +148,8 @@ KEYS: Tuple[Key, ...] = (
     Key("limits", "cooldown", TIME, "1s", "0s", "10min",
         "Least time between two increases."),
     Key("limits", "rest", SIZE, "4M", "8K", "1T",
-        "Limit while there is sync demand and the device's drain rate is not yet known."),
+        "Limit while there is sync demand and the device's drain rate is not yet known.",
+        per_device=True),
     Key("limits", "lease", TIME, "10s", "1s", "5min",
         "A process of its own restores what was found when the daemon was not heard of for so "
         "long. Five ticks at least. Takes effect at the next start."),

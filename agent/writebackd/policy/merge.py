@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
@@ -125,6 +126,7 @@ class Merger:
         for glob in dict.fromkeys(setting.glob for setting in self.settings):
             self._check_order("floor", "ceiling", glob)
             self._check_order("allowed-delay", "drain-time", glob)
+            self._check_own_rest(glob)
         self._check_rest()
 
     def _within(self, name: str) -> "Merger":
@@ -246,6 +248,21 @@ class Merger:
             )
         # A default moves along with bounds that leave it outside.
         self.values[where] = inside
+
+    def _check_own_rest(self, glob: str) -> None:
+        """Of what one section says; bounds from elsewhere move it along, as they do a default."""
+        own = {each.key.name: each for each in self.settings if each.glob == glob}
+        if self.window or "rest" not in own or self._is_broken(glob, "rest", "floor", "ceiling"):
+            return
+        rest = own["rest"].value
+        for name, outside in (("floor", operator.lt), ("ceiling", operator.gt)):
+            if name in own and outside(rest, own[name].value):
+                self.errors.add(
+                    own["rest"].origin,
+                    f"rest: {units.format_size(rest)} is outside of floor and ceiling for device "
+                    f"{glob}, whose {name} is {units.format_size(own[name].value)}"
+                    f" ({own[name].origin}): change one of them",
+                )
 
     def _check_alerts(self) -> None:
         low, high = ("alerts", "sync-share"), ("alerts", "resolve-share")

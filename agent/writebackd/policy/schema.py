@@ -144,6 +144,7 @@ class DevicePolicy:
     floor_bytes: int
     ceiling_bytes: int
     drain_time_s: float
+    rest_bytes: int
     fsync_p99_s: float
     baseline_multiple: float
     allowed_delay_s: float
@@ -275,6 +276,7 @@ class Policy:
             floor_bytes=self.limits.floor_bytes,
             ceiling_bytes=self.limits.ceiling_bytes,
             drain_time_s=self.limits.drain_time_s,
+            rest_bytes=self.limits.rest_bytes,
             fsync_p99_s=self.objective.fsync_p99_s,
             baseline_multiple=self.objective.baseline_multiple,
             allowed_delay_s=self.objective.allowed_delay_s,
@@ -289,7 +291,8 @@ class Policy:
         # below it throughput collapses for every writer of the host.
         ceiling = max(merged.floor_bytes, merged.ceiling_bytes)
         own = ceiling if ceiling < self.limits.ceiling_bytes else None
-        return replace(merged, ceiling_bytes=ceiling, own_ceiling_bytes=own)
+        rest = min(max(merged.rest_bytes, merged.floor_bytes), ceiling)
+        return replace(merged, ceiling_bytes=ceiling, rest_bytes=rest, own_ceiling_bytes=own)
 
     def selects(
         self,
