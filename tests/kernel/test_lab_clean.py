@@ -29,11 +29,13 @@ CHANGED = ("scheduler", "nr_requests")  # that a detach does not put back
 # Changes what a run may change, and says where it is: nothing is there yet, all is up, the
 # end begins.
 HARNESS = """
-import subprocess, sys, time
+import signal, subprocess, sys, time
 from pathlib import Path
 from tests.lab import host
 from tests.lab.disks import Disk
 from tests.lab.rig import Rig
+# As in a terminal: what a script starts in the background ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print("start", flush=True)
 with Rig(sys.argv[1], "xfs", Disk(size="1G", cache="64M", rate="100M")) as rig:
     host.write_limits({**host.read_limits(), "dirty_bytes": 64 << 20, "dirty_ratio": 0})
