@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import List
 
 import pytest
@@ -37,6 +38,20 @@ def test_steadiness_of_a_limit_that_arrives_and_stays() -> None:
 def test_steadiness_of_one_that_never_does() -> None:
     found = bench.steadiness(series([2, 4] * 30), since_s=5.0)
     assert found.arrived_s > 50 and found.changes_per_minute > 50 and found.swing == 2
+
+
+@pytest.mark.parametrize("name", [
+    "flood", "mid-flood", "many-dirtiers", "battery-gone", "rebuild-done", "slow-raid", "fast-raid",
+    "ssd", "no-cache", "two-raids", "demand-after-rest",
+])
+def test_where_nothing_comes_and_goes_the_limit_does_not_oscillate(name: str) -> None:
+    # Single runs may: two drains within the half minute that counts are a period.
+    echoes = [
+        bench.steadiness(run.limits, 0.0).echo
+        for seed in range(1, 6) for tick_s in (0.5, 1.0)
+        for run in [bench.run(BY_NAME[name], policy=POLICY, seed=seed, tick_s=tick_s)]
+    ]
+    assert statistics.median(echoes) <= 0.1, echoes
 
 
 def test_contenders_differ_as_they_did_on_the_rig() -> None:
