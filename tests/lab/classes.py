@@ -61,7 +61,7 @@ CLASSES = (
     Class("default", "slow-raid", Task.PROTECT),
     Class("db-hwraid", "flood", Task.PROTECT),
     Class("db-ssd", "ssd", Task.PROTECT),
-    Class("db-nvme", "nvme", Task.HARMLESS),
+    Class("db-nvme", "nvme", Task.PROTECT),
     Class("etcd", "etcd", Task.PROTECT),
     Class("kubernetes-node", "kubernetes-node", Task.PROTECT),
     Class("file-server", "file-server", Task.PROTECT),

@@ -37,7 +37,7 @@ SWEEPS = Disk(sweep_s=1.0)
 SWEEPS_LEAPS = replace(LEAPS, sweep_s=1.0)
 # Six data disks and two of parity: quick syncs take of the media what stripes in part cost.
 RAID6 = replace(LEAPS, breath=0.5, stripe_s=0.45e-3)
-NVME = Disk(drain=2.0 * GB, cache=1.0 * GB, link=3.0 * GB, baseline_s=0.05e-3)
+NVME = Disk(drain=2.0 * GB, cache=1.0 * GB, link=3.0 * GB, baseline_s=0.05e-3, driver="nvme")
 NO_CACHE = Disk(drain=64.0 * MB, cache=0.0, link=300.0 * MB, baseline_s=4e-3, tau_s=28e-3)
 STICK = Disk(drain=12.0 * MB, cache=0.0, link=35.0 * MB, baseline_s=20e-3, tau_s=28e-3)
 BATTERY_GONE = Disk(cache=0.0, baseline_s=6e-3, drain=150.0 * MB, tau_s=15e-3)

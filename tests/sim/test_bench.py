@@ -45,7 +45,7 @@ def test_steadiness_of_one_that_never_does() -> None:
     "ssd", "no-cache", "two-raids", "demand-after-rest",
 ])
 def test_where_nothing_comes_and_goes_the_limit_does_not_oscillate(name: str) -> None:
-    # Single runs may: two drains within the half minute that counts are a period.
+    # Single runs may: two drains within the 25 s that count are a period.
     echoes = [
         bench.steadiness(run.limits, 0.0).echo
         for seed in range(1, 6) for tick_s in (0.5, 1.0)

@@ -69,7 +69,10 @@ def not_worse_off_than_with_15_mb(case: Case) -> None:
 
 def _compare(ours: List[Point], theirs: List[Point], since: float) -> None:
     found = share(ours, theirs, since)
-    assert found >= LEAST, f"{found:.2f} of the syncs of 15 MB\n" + tail(ours, since - GRACE_S)
+    (syncs, written), (their_syncs, their_written) = rates(ours, since), rates(theirs, since)
+    assert found >= LEAST, (
+        f"{found:.2f}: {syncs:.1f} syncs/s at {written / MB:.0f} MB/s, with 15 MB "
+        f"{their_syncs:.1f} at {their_written / MB:.0f} MB/s\n" + tail(ours, since - GRACE_S))
 
 
 def nor_after_the_disk_became_another(case: Case, change: str) -> None:

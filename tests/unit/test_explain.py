@@ -322,6 +322,19 @@ def test_in_waves_it_is_told_that_a_limit_stays_while_no_write_waits(slow: Optio
     assert "within two ticks, 16M is tried, else the limit" in said and stays == (slow is not None)
 
 
+def test_what_larger_limits_take_is_told_as_it_is_where_they_cost_more() -> None:
+    mib = 1 << 20
+    hold = seeking(490.0 * mib, seek_rate=280.0 * mib, limit_bytes=8 * mib, changed_s=NOW)
+    basis = Basis(0.02, 0.01, None)
+    decision = DeviceDecision("sda", State.PROBE, 8 * mib, "watching", "sda#1", basis=basis)
+    # A mean counts, not the last tick.
+    said = what_next(decision, unknown(rate=300.0 * mib, slow_share=0.0), hold, NOW)
+    assert "brings 60 % more than 280M/s for 1.4 s, 16M is tried; with less than 10 %" in said
+    slower = replace(hold, carried=(400.0 * mib, 1.0))
+    said = what_next(decision, unknown(rate=490.0 * mib, slow_share=0.0), slower, NOW)
+    assert "does not grow any more" in said
+
+
 def test_what_was_given_up_is_told_with_its_time() -> None:
     steps = played("battery-gone", 30.0)
     told = [why for _, _, _, _, why in steps if any("brought nothing" in step for step in why)]

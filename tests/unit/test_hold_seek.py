@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Optional
 
 import pytest
 
@@ -161,11 +162,12 @@ def test_where_the_cache_may_fill_under_it_a_limit_grows_less() -> None:
     (8, 280, 490, 0.0, True),  # an NVMe drive
     (8, 185, 265, 0.0, False),  # an array of 250 MB/s
     (8, 280, 490, SEEK_SLOW, False),
+    (8, 280, 490, None, False),
     (16, 512, 1024, 0.0, True),
     (16, 717, 1024, 0.0, False),
 ])
 def test_while_the_rate_grows_as_the_limit_does_no_bound_holds(
-    limit: int, before: int, now: int, slow: float, grows: bool
+    limit: int, before: int, now: int, slow: Optional[float], grows: bool
 ) -> None:
     hold = seeking(now * MIB, SEEK_LATER_S, seek_rate=before * MIB, limit_bytes=limit * MIB)
     taken = step(unknown(rate=now * MIB, slow_share=slow), hold, dt_s=0.5)
@@ -276,6 +278,10 @@ def test_a_cache_that_filled_in_a_short_flood_is_measured_nearer_to_the_knee() -
     taken = step(replace(wave, rate=2 * BOUNDS.start / BOUNDS.tau_s), far)
     assert taken.limit == 2 * BOUNDS.start
     assert step(replace(wave, rate=R / 100), far).limit == BOUNDS.start
+    # But where that is more than what a cache may fill up under.
+    high = replace(BOUNDS, start=64 * MIB)
+    wide = replace(far, limit_bytes=64 * MIB)
+    assert step(replace(wave, rate=R / 2), wide, bounds=high).limit == SEEK_FULL_BYTES
 
 
 def test_a_full_cache_never_makes_the_search_grow() -> None:

@@ -64,6 +64,12 @@ def test_a_disk_may_stand_for_one_of_another_driver(tmp_path: Path) -> None:
     assert policy.for_device("loop8", "7:8").ceiling_bytes == 512 << 20
     etcd = contenders.named("agent-as-etcd")
     assert policy_options(etcd, tmp_path, {"loop7": "usb-storage"}) == ["--policy", "etcd"]
+    # So may one of the agent with the policy that hosts have without being asked.
+    _, config = policy_options(contenders.named("agent"), tmp_path, {"loop7": "nvme"})
+    assert load_policy("default", Path(config)).for_device("loop7", "7:7").rest_bytes == 64 << 20
+    _, config = policy_options(contenders.named("agent-global"), tmp_path / "2", {"loop7": "nvme"})
+    policy = load_policy("default", Path(config))
+    assert policy.for_device("loop7", "7:7").rest_bytes == 64 << 20 and not policy.levers.per_device
 
 
 # ---- verdicts ----------------------------------------------------------------
@@ -81,7 +87,7 @@ def scored(each: Class, default: Optional[float], agent: Optional[float], g: flo
                                   runs=[told or run()])})
 
 
-PROTECT, HARMLESS = BY_POLICY["etcd"], BY_POLICY["db-nvme"]
+PROTECT, HARMLESS = BY_POLICY["etcd"], BY_POLICY["desktop"]
 THROUGHPUT, WATCH = BY_POLICY["analytics"], BY_POLICY["ceph-osd"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Tuple
+from typing import Optional, Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -303,6 +303,23 @@ def device(seen: Estimate, memory: DeviceMemory, in_force: int, now_s: float = N
     bounds = POLICY.for_device(DISK.name, DISK.devno)
     least = kernel_floor_bytes(HOST)
     return decide_device(POLICY, bounds, least, now_s, 1.0, in_force, seen, memory)
+
+
+def test_what_one_kind_of_device_rests_at_is_for_its_unknown_rate_alone() -> None:
+    own = replace(POLICY.for_device(DISK.name, DISK.devno), rest_bytes=64 * MB)
+
+    def target(**seen: object) -> Optional[int]:
+        found = replace(samples.estimate("sda"), **seen)  # type: ignore[arg-type]
+        want, _ = decide_device(POLICY, own, kernel_floor_bytes(HOST), NOW, 1.0, AS_FOUND, found,
+                                DeviceMemory())
+        return want.target_bytes
+
+    assert target(demand=True) == 64 * MB
+    # One that has a tenth of the limit does not ask for ten times as much for all.
+    assert target(demand=True, limit_share=0.1) == pytest.approx(64 * MB)
+    blind = {"demand_known": False, "flooded": True}
+    assert target(**blind) == 64 * MB
+    assert target(drain_rate=125.0 * MB, **blind) == POLICY.limits.rest_bytes
 
 
 def test_a_drain_rate_that_the_search_showed_tells_the_size_of_the_cache_as_well() -> None:

@@ -558,7 +558,12 @@ def test_rest_is_within_the_bounds_of_its_device(tmp_path: Path) -> None:
     for bound in ("ceiling = 16M", "floor = 1G"):
         with pytest.raises(PolicyError, match=r"p.conf:2: rest: 64M is outside .* for device sda"):
             load_text(tmp_path, f"[device sda]\nrest = 64M\n{bound}\n")
-    # A ceiling for all, in a drop-in, is not to end in an error about one kind of device.
+    # A ceiling for all, or a drop-in's for these devices, is not to end in an error about a line
+    # that its author did not write.
+    write(tmp_path / "shipped.conf", "[device nvme*]\nrest = 64M\n")
+    write(tmp_path / "shipped.conf.d/site.conf", "[device nvme*]\nceiling = 32M\n")
+    site = load_policy(str(tmp_path / "shipped.conf"))
+    assert site.for_device("nvme0n1", "259:0").rest_bytes == 32 << 20
     low = load_text(tmp_path, "[limits]\nceiling = 32M\n[device nvme*]\nrest = 64M\n")
     assert low.for_device("nvme0n1", "259:0").rest_bytes == 32 << 20
     both = load_text(tmp_path, "[device sd*]\nrest = 64M\n[device *a]\nceiling = 2M\n")

@@ -45,6 +45,7 @@ from writebackd.control.hold import (
 from writebackd.control.room import DRAIN_LEAST_S, DRAIN_MOST_S, DRAIN_SHARE, room_wanted, with_room
 from writebackd.control.seek import (
     SEEK_GAIN,
+    SEEK_GROWS,
     SEEK_LATER_S,
     SEEK_SLOW,
     SEEK_STEP,
@@ -251,7 +252,13 @@ class _Law:
         again_s = hold.changed_s + EARNED_S - self._now_s
         if hold.sought and again_s > 0:
             return f"{larger} is tried once more {_in(again_s)}. {later}"
-        if SEEK_STEP * self._limit > seek_to(estimate, hold, estimate.rate):
+        carried, lasted = hold.carried
+        rate = carried / lasted if lasted else estimate.rate
+        gain = SEEK_GAIN
+        # Larger ones only while the rate grows nearly as the limit does.
+        if SEEK_STEP * self._limit > seek_to(estimate, replace(hold, seek_rate=0.0), rate):
+            gain = SEEK_GROWS
+        if SEEK_STEP * self._limit > seek_to(estimate, hold, rate):
             ends, back = "", hold.waved_bytes
             if 0 < back < self._limit:
                 ends = f", and goes back to {self._size(back)} should this flood outlast the last"
@@ -262,9 +269,12 @@ class _Law:
         unless = ""
         if estimate.in_waves and estimate.slow_share is not None:
             unless = f", unless less than {100 * SEEK_SLOW:.0f} % of writes wait for the media"
+        less = ", else the limit"
+        if gain > SEEK_GAIN:
+            less = f"; with less than {100 * (SEEK_GAIN - 1):.0f} % more the limit"
         return (
-            f"If this limit brings {100 * (SEEK_GAIN - 1):.0f} % more than"
-            f" {human.size(hold.seek_rate)}/s {lasts}, {larger} is tried, else the limit"
+            f"If this limit brings {100 * (gain - 1):.0f} % more than"
+            f" {human.size(hold.seek_rate)}/s {lasts}, {larger} is tried{less}"
             f" goes back to {self._size(self._limit / SEEK_STEP)}{unless}. {later}"
         )
 

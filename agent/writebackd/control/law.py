@@ -80,7 +80,8 @@ def decide_device(
     allowed = _bounds(
         floor=int(floor * share),
         ceiling=int(ceiling * share),
-        start=bounds.rest_bytes,
+        # More than any device may begin with is only its own.
+        start=int(max(share * bounds.rest_bytes, min(bounds.rest_bytes, policy.limits.rest_bytes))),
         tau_s=bounds.allowed_delay_s,
         objective_s=objective,
         keep=policy.objective.keep_throughput,
@@ -145,8 +146,11 @@ def _blind(
         target = _clamp(estimate.drain_rate * bounds.drain_time_s, floor, ceiling)
         reason = f"fsync cannot be seen; no flood: {human.size(target)} drains in bounded time"
         return Want(estimate.name, State.BLIND, target, False, reason, (reason,))
-    forward = (estimate.drain_rate or 0.0) * bounds.allowed_delay_s
-    target = _clamp(max(forward, bounds.rest_bytes), floor, ceiling)
+    wanted = float(bounds.rest_bytes)
+    if estimate.drain_rate is not None:
+        least = min(bounds.rest_bytes, policy.limits.rest_bytes)
+        wanted = max(estimate.drain_rate * bounds.allowed_delay_s, least)
+    target = _clamp(wanted, floor, ceiling)
     reason = (
         f"fsync cannot be seen; a flood of {human.size(estimate.background_rate)}/s is on: "
         f"held at {human.size(target)}"

@@ -48,7 +48,8 @@ def seek(
         # limit is nearer to the knee: 50 of 2500 syncs a second were left at 16 MB, 700 at 5.
         why = "the write cache is full: measuring the drain rate"
         tau = estimate.tau_s if estimate.tau_s is not None else bounds.tau_s
-        nearer = clamp(max(bounds.start, estimate.rate * tau), bounds)
+        start = min(bounds.start, bearable(estimate.rate))
+        nearer = clamp(max(start, estimate.rate * tau), bounds)
         # Once: where the cache did not stay full under it, it let in less than R.
         stay = (hold.neared or hold.full_s < 1.5 * dt_s) and not estimate.in_waves
         if nearer >= limit or stay:
@@ -121,8 +122,9 @@ def seek_to(estimate: Estimate, hold: Hold, rate: float) -> float:
     most = seek_most(rate)
     if estimate.in_waves:
         return most
-    if rate >= SEEK_GROWS * hold.seek_rate > 0 and (estimate.slow_share or 0.0) < SEEK_SLOW:
-        return max(most, SEEK_DELAY_MOST_S * rate)
+    slow = SEEK_SLOW if estimate.slow_share is None else estimate.slow_share
+    if rate >= SEEK_GROWS * hold.seek_rate > 0 and slow < SEEK_SLOW:
+        return SEEK_DELAY_MOST_S * rate
     return min(most, bearable(rate))
 
 

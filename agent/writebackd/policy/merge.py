@@ -250,13 +250,15 @@ class Merger:
         self.values[where] = inside
 
     def _check_own_rest(self, glob: str) -> None:
-        """Of what one section says; bounds from elsewhere move it along, as they do a default."""
+        """Of what one section of one file says; bounds from elsewhere move it along."""
         own = {each.key.name: each for each in self.settings if each.glob == glob}
         if self.window or "rest" not in own or self._is_broken(glob, "rest", "floor", "ceiling"):
             return
-        rest = own["rest"].value
+        rest, file = own["rest"].value, own["rest"].origin.rpartition(":")[0]
         for name, outside in (("floor", operator.lt), ("ceiling", operator.gt)):
-            if name in own and outside(rest, own[name].value):
+            # A drop-in need not know what the shipped file says of the same devices.
+            here = name in own and own[name].origin.rpartition(":")[0] == file
+            if here and outside(rest, own[name].value):
                 self.errors.add(
                     own["rest"].origin,
                     f"rest: {units.format_size(rest)} is outside of floor and ceiling for device "
