@@ -819,12 +819,26 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Stuck:
+    """What is dirty and does not drain; see estimate/stuck.py."""
+
+    bytes: int = 0
+    hang: Tuple[str, ...] = ()  # the devices that completed nothing; none: no block device's
+    since_s: float = float("-inf")
+    # While writers are held back: what was dirty or under writeback at first, for how long it has
+    # not fallen, and what was written since.
+    left_bytes: Optional[int] = None
+    lasted_s: float = 0.0
+    written: float = 0.0
+
+
+@dataclass(frozen=True)
 class Memory:
     """All state of the pure core; same policy, memory and sample: same decision."""
 
     devices: Mapping[str, DeviceMemory] = field(default_factory=dict)
     limit_bytes: Optional[int] = None  # what the last decision set
-    goal_bytes: Optional[int] = None  # where it was heading
+    goal_bytes: Optional[int] = None  # where it was heading, but for what is stuck
     background_bytes: Optional[int] = None
     caps: Mapping[str, Cap] = field(default_factory=dict)  # by device
     refused_caps: Mapping[str, float] = field(default_factory=dict)  # by BDI: when
@@ -837,6 +851,7 @@ class Memory:
     # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
     lift: Optional[Lift] = None
+    stuck: Stuck = Stuck()
     trial: Optional[Trial] = None
     yielded: Optional[str] = None  # whose value stands, in words
     intrusions: Tuple[Intrusion, ...] = ()  # since the last take-over, one a lever

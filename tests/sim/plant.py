@@ -385,11 +385,21 @@ class Plant:
             self.longest_blocked_s = max(self.longest_blocked_s, self.blocked_s)
         else:
             self.blocked_s = 0.0
-        using = [i for i, state in enumerate(self.disks) if demands[i] or state.dirty > 1.0]
+        # Below that nobody is looked at: a disk that hangs is filled up to there.
+        free = (limit + background) / 2 - total
+        # What hangs has its room, and the others share the rest.
+        hung = sum(state.dirty for state in self.disks if state.disk.stalled)
+        hung_part = hung * limit / grip
+        using = [i for i, state in enumerate(self.disks)
+                 if not state.disk.stalled and (demands[i] or state.dirty > 1.0)]
         weights = sum(self.disks[i].weight for i in using)
         for i, state in enumerate(self.disks):
             share = state.weight / weights if i in using else 0.0
-            part = share * grip, share * setpoint * grip / limit, share * background
+            part = (share * max(grip - hung, 1.0),
+                    share * max(setpoint - hung_part, 1.0) * grip / limit,
+                    share * max(background - hung, 1.0))
+            if state.disk.stalled:
+                part = state.dirty + max(0.0, free), 0.0, 0.0
             if state.cap is not None:
                 # strict_limit: the cap is the device's limit, whatever room the host has; its
                 # setpoint as that of a global one with half of it in the background.
@@ -599,7 +609,8 @@ class Plant:
             state.reset()
         total = sum(state.dirty for state in self.disks)
         # A look once a second finds a small limit empty as often as full, a large one less so.
-        burst = min(total, 8.0 * MB)
+        moving = sum(state.dirty for state in self.disks if not state.disk.stalled)
+        burst = min(moving, 8.0 * MB)
         total += burst * rng.uniform(-1.0, 0.1)
         dirty = int(total * rng.uniform(0.3, 0.7))
         limits = VmLimits(self.limit, 0, self.background, 0) if self.set_by_bytes else RATIOS
@@ -620,6 +631,7 @@ class Plant:
         background = state.background.histogram(self.rng)
         count = syncs.total
         flushes = state.sync_count if state.disk.volatile else 0
+        queued = 8 if state.out or (state.disk.stalled and state.dirty) else 0
         mine = [p for p in self.loads if p.load.device == index and p.active]
         in_call = {id(p): self._in_call(p, state) for p in mine}
         inflight = sum(in_call.values())
@@ -631,7 +643,7 @@ class Plant:
             state.device,
             write_bytes=int(state.out) + state.sync_bytes,
             writes=background.total + count,
-            inflight=inflight + (8 if state.out else 0) + (1 if state.disk.trims else 0),
+            inflight=inflight + queued + (1 if state.disk.trims else 0),
             others=int(state.disk.trims * dt) + flushes,
             flushes=flushes,
             flush_s=state.flush_s,

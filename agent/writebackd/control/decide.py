@@ -13,6 +13,7 @@ from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.control.steps import settle
 from writebackd.estimate.shares import shared_limit
+from writebackd.estimate.stuck import hanging
 from writebackd.model import (
     Decision,
     DeviceDecision,
@@ -53,7 +54,7 @@ def decide(
     """
     memory = _noted(memory, sample)
     if memory.trial is not None and memory.trial.original and memory.yielded is None:
-        return _as_found(memory, memory.trial, sample, estimates)
+        return _as_found(policy, memory, memory.trial, sample, estimates)
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps = shared_limit(memory, sample), memory.caps
@@ -121,6 +122,14 @@ def decide(
     # Beside a reserve a tenth of the goal may be all of what a device asked for.
     if memory.pin_bytes is None and not extra.reserve and near(goal, memory.goal_bytes):
         goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
+    stuck = room_for_stuck(policy, memory, sample.vm, goal)
+    if stuck:
+        where = f" on {', '.join(memory.stuck.hang)}" if memory.stuck.hang else ""
+        reason += f"; and {human.size(stuck)} for what is dirty{where} and does not drain"
+    memory = replace(memory, goal_bytes=goal)
+    # The background limit counts what waits to be written only, which may be little of what is
+    # stuck: with a part of that in it the flusher would not begin.
+    wanted, goal = wanted or goal, goal + stuck
     if memory.pin_bytes is not None or memory.limit_bytes == goal:
         # There already; or the admin asked for it, who gets no ramp.
         limit = goal
@@ -132,20 +141,20 @@ def decide(
             memory.last_raise_s,
             policy.limits.step_up,
             policy.limits.cooldown_s,
-            slowest(estimates.values()),
+            # None of what is dirty may be the flooded devices'.
+            0.0 if hanging(sample) else slowest(estimates.values()),
         )
     if memory.pin_bytes is not None:
         background = limit // 2
     else:
         background = next_background(
-            limit, wanted or goal, policy.limits.background, memory.background_bytes
+            limit, wanted, policy.limits.background, memory.background_bytes
         )
     background = max(sample.host.page_size, background)
     raised = limit > sample.vm.threshold_bytes
     memory = replace(
         memory,
         limit_bytes=limit,
-        goal_bytes=goal,
         background_bytes=background,
         hurry=hurry,
         last_raise_s=sample.time_s if raised else memory.last_raise_s,
@@ -164,6 +173,16 @@ def memory_most(policy: Policy, vm: VmState) -> Optional[int]:
     return max(policy.limits.floor_bytes, int(DIRTYABLE_SHARE * vm.dirtyable_bytes))
 
 
+def room_for_stuck(policy: Policy, memory: Memory, vm: VmState, goal: int) -> int:
+    """What the limit has to have beside `goal` for what does not drain, bytes.
+
+    More than the ceiling may be dirty already, from before; what default limits allow is the end.
+    """
+    most = memory_most(policy, vm)
+    stuck = 0 if memory.pin_bytes is not None else memory.stuck.bytes
+    return stuck if most is None else max(0, min(stuck, most - goal))
+
+
 def released(memory: Memory) -> Memory:
     """The memory after everything was put back: nothing of ours is in force."""
     return replace(
@@ -173,7 +192,8 @@ def released(memory: Memory) -> Memory:
 
 
 def _as_found(
-    memory: Memory, trial: Trial, sample: Sample, estimates: Mapping[str, Estimate]
+    policy: Policy, memory: Memory, trial: Trial, sample: Sample,
+    estimates: Mapping[str, Estimate],
 ) -> Tuple[Decision, Memory]:
     """The other arm of a trial: the limits as found, or what they are cut to, and no other lever.
 
@@ -185,6 +205,7 @@ def _as_found(
     cut = "" if limit is None else f", cut to {human.size(limit)}"
     if limit is not None and limit < sample.vm.threshold_bytes:
         # Down as ever: no buffered writer of the host stops for what is dirty already.
+        limit += room_for_stuck(policy, memory, sample.vm, limit)
         limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0, 0.0)
     reason = f"trial of {trial.device}, block {trial.block} of {trial.blocks}: as found{cut}"
     wants, remembered = [], {}

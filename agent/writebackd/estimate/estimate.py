@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Tuple
 from writebackd.estimate.drain import measure_writes, update_drain
 from writebackd.estimate.flushes import count_flushes, flushes_wait
 from writebackd.estimate.shares import shared_limit
+from writebackd.estimate.stuck import watch_stuck
 from writebackd.estimate.sync import demand_of, update_baseline
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
@@ -85,7 +86,8 @@ def estimate(
             share,
             int(share * limit),
         )
-    return estimates, replace(memory, devices=remembered)
+    stuck = watch_stuck(memory, sample, estimates)
+    return estimates, replace(memory, devices=remembered, stuck=stuck)
 
 
 def _total_rate(

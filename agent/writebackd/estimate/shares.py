@@ -41,10 +41,10 @@ def shared_limit(memory: Memory, sample: Sample) -> int:
     """The global limit as it holds for the flood, bytes.
 
     Where small cgroups alone flood, that is what they may hold of it; what is dirty under
-    caps of others is not theirs either.
+    caps of others, or stuck, is not theirs either.
     """
     threshold, lift = sample.vm.threshold_bytes, memory.lift
-    reserve = reserved(memory, sample.time_s)
+    reserve = reserved(memory, sample.time_s) + memory.stuck.bytes
     if reserve < threshold:
         threshold -= reserve
     if lift is None or lift.others:
