@@ -825,8 +825,8 @@ class Stuck:
     bytes: int = 0
     hang: Tuple[str, ...] = ()  # the devices that completed nothing; none: no block device's
     since_s: float = float("-inf")
-    # While writers are held back: what was dirty or under writeback at first, for how long it has
-    # not fallen, and what was written since.
+    # While writers are held back: the most that was dirty or under writeback, for how long it has
+    # not fallen from that, and what was written since.
     left_bytes: Optional[int] = None
     lasted_s: float = 0.0
     written: float = 0.0

@@ -116,6 +116,12 @@ def test_a_server_that_does_not_answer_shows_by_what_is_above_the_limit_in_force
     assert stuck.bytes == 129 * MB and stuck.hang == ()
 
 
+def test_many_writers_overshoot_a_small_limit_without_being_stuck() -> None:
+    swings = [2 * MB, 12 * MB, 5 * MB, 11 * MB] * 8
+    assert after(swings, limit=MB, rate=RATE, other=ALIVE).bytes == 0
+    assert after([8 * MB] * 30, limit=MB, rate=RATE, other=ALIVE).bytes == 0
+
+
 def stuck_memory(stuck: Stuck) -> Memory:
     return Memory(goal_bytes=GOAL, last_raise_s=1000.0, stuck=stuck)
 

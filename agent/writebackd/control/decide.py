@@ -143,6 +143,7 @@ def decide(
             policy.limits.cooldown_s,
             # None of what is dirty may be the flooded devices'.
             0.0 if hanging(sample) else slowest(estimates.values()),
+            stuck,
         )
     if memory.pin_bytes is not None:
         background = limit // 2

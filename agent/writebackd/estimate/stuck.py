@@ -11,13 +11,15 @@ from typing import Mapping, Tuple
 
 from writebackd.model import Estimate, Memory, Sample, Stuck, replace
 
-# What is dirty stands still when it has not fallen by so much for so long, with so much of the
-# limit taken that writers are held back.
+# What is dirty stands still when it has not fallen by so much, from its highest, for so long, with
+# so much of the limit taken that writers are held back.
 STUCK_BYTES, STUCK_S, HELD_SHARE = 2 << 20, 3.0, 0.9
 # That is stuck where more is dirty than the limit is to let in: on a limit's way down it falls as
 # long as anything drains.  But other disks may fill up what one drains, so either a disk hangs, or
 # there is so much above the limit in force that nobody can bring in more.
 ABOVE, ABOVE_ALL = 1.25, 1.05
+# Writers look at a limit only now and then: some MB more than a small one are dirty.
+OVERSHOT_BYTES = 8 << 20
 # And under any limit where less than that was written meanwhile: no disk is so slow.
 NOTHING_BYTES = 256 << 10
 # Of folios and write chunks: less is no change, and each write of the limit moves all writers.
@@ -45,13 +47,16 @@ def watch_stuck(memory: Memory, sample: Sample, estimates: Mapping[str, Estimate
         estimates[seen.device.name].background_rate for seen in sample.devices
         if seen.device.devno in seen.device.leaf_devnos
     ])
-    stuck = replace(stuck, lasted_s=stuck.lasted_s + sample.dt_s, written=stuck.written + written)
+    stuck = replace(
+        stuck, left_bytes=max(left, stuck.left_bytes), lasted_s=stuck.lasted_s + sample.dt_s,
+        written=stuck.written + written,
+    )
     if stuck.lasted_s < STUCK_S:
         return stuck
     hang = hanging(sample)
     above = left - stuck.bytes > ABOVE * (memory.goal_bytes or vm.threshold_bytes)
     if stuck.written * STUCK_S < NOTHING_BYTES * stuck.lasted_s or (
-        above and (hang or left > ABOVE_ALL * vm.threshold_bytes)
+        above and (hang or left > ABOVE_ALL * vm.threshold_bytes + OVERSHOT_BYTES)
     ):
         return Stuck(left, hang, sample.time_s)
     return stuck
