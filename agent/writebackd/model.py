@@ -823,13 +823,13 @@ class Stuck:
     """What is dirty and does not drain; see estimate/stuck.py."""
 
     bytes: int = 0
-    hang: Tuple[str, ...] = ()  # the devices that completed nothing; none: no block device's
+    hang: Tuple[str, ...] = ()  # the devices that completed nothing
     since_s: float = float("-inf")
-    # While writers are held back: the most that was dirty or under writeback, for how long it has
-    # not fallen from that, and what was written since.
+    # While it is being found out: who may be it, the most that was dirty or under writeback, and
+    # for how long it has not fallen from that.
+    suspects: Tuple[str, ...] = ()
     left_bytes: Optional[int] = None
     lasted_s: float = 0.0
-    written: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -852,6 +852,7 @@ class Memory:
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
     lift: Optional[Lift] = None
     stuck: Stuck = Stuck()
+    stuck_room: int = 0  # bytes that the limit of the last decision has for it
     trial: Optional[Trial] = None
     yielded: Optional[str] = None  # whose value stands, in words
     intrusions: Tuple[Intrusion, ...] = ()  # since the last take-over, one a lever

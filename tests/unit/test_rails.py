@@ -149,10 +149,11 @@ def _steps(**changes: float) -> Callable[[Patch], None]:
 
         def unbound(
             goal: int, vm: VmState, now_s: float, last: float, step_up: float, cooldown_s: float,
-            drains: float,
+            drains: float, at_once: int,
         ) -> int:
             up = changes.get("step_up", step_up)
-            return real(goal, vm, now_s, last, up, changes.get("cooldown_s", cooldown_s), drains)
+            cooldown_s = changes.get("cooldown_s", cooldown_s)
+            return real(goal, vm, now_s, last, up, cooldown_s, drains, at_once)
 
         patch.setattr(decide_module, "next_limit", unbound)
 

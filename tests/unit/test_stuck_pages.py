@@ -4,27 +4,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Sequence, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 import pytest
 
 import samples
 from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from writebackd.control.decide import DIRTYABLE_SHARE, decide
+from writebackd.control.decide import DIRTYABLE_SHARE, decide, released
 from writebackd.estimate.shares import shared_limit
-from writebackd.estimate.stuck import (
-    AGAIN_S,
-    GRAIN_BYTES,
-    HELD_SHARE,
-    NOTHING_BYTES,
-    STUCK_BYTES,
-    STUCK_S,
-    watch_stuck,
-)
+from writebackd.estimate.stuck import AGAIN_S, HELD_SHARE, STUCK_BYTES, hanging, watch_stuck
 from writebackd.model import (
+    ClassSample,
     Decision,
     DeviceMemory,
     DeviceSample,
+    Histogram,
+    IoClass,
     Memory,
     Mode,
     Sample,
@@ -43,43 +38,39 @@ FRESH = Memory(goal_bytes=GOAL, last_raise_s=1000.0)
 
 
 def look(
-    memory: Memory, left: int, limit: int, rate: float = 0.0, other: DeviceSample = HUNG,
-    dirtyable: "int | None" = None,
+    memory: Memory, left: int, limit: int, other: DeviceSample = HUNG,
+    dirtyable: "int | None" = None, dt_s: float = 1.0,
 ) -> Tuple[Sample, Memory]:
-    """A second later: so much is dirty under that limit, and the array wrote at that rate."""
-    now = memory.last_raise_s + 1.0
-    array = DeviceSample(RAID, write_bytes=int(rate), writes=int(rate) >> 19)
+    """A tick later: so much is dirty under that limit, and the array writes 60 MB/s."""
+    now = memory.last_raise_s + dt_s  # the clock of these tests
+    array = DeviceSample(RAID, write_bytes=60 * MB, writes=120, inflight=8)
     vm = VmState(VmLimits(limit, 0, MB, 0), left // 2, left - left // 2, limit, MB, dirtyable)
-    sample = Sample(time_s=now, wall_s=now, dt_s=1.0, host=samples.HOST, vm=vm,
+    sample = Sample(time_s=now, wall_s=now, dt_s=dt_s, host=samples.HOST, vm=vm,
                     devices=(array, other))
-    estimates = {
-        RAID.name: samples.estimate(RAID.name, background_rate=rate),
-        OTHER.name: samples.estimate(OTHER.name),
-    }
-    # The clock of these tests.
     memory = replace(memory, last_raise_s=now)
-    return sample, replace(memory, stuck=watch_stuck(memory, sample, estimates))
+    return sample, replace(memory, stuck=watch_stuck(memory, sample))
 
 
 def after(
-    lefts: Sequence[int], limit: int = 0, rate: float = 0.0, other: DeviceSample = HUNG,
-    memory: Memory = FRESH,
+    lefts: Sequence[int], limit: int = 0, other: DeviceSample = HUNG, memory: Memory = FRESH,
+    dt_s: float = 1.0,
 ) -> Stuck:
     """Where `limit` is 0 it follows what is dirty, as on its way down."""
     for left in lefts:
-        _, memory = look(memory, left, limit or int(1.005 * left), rate, other)
+        _, memory = look(memory, left, limit or int(1.005 * left), other, dt_s=dt_s)
     return memory.stuck
 
 
 STILL = [129 * MB] * 4
-RATE = 60.0 * MB  # which a flood still gets beside what is stuck
 ALIVE = replace(HUNG, writes=3)
 
 
 def test_what_stands_still_above_the_goal_while_a_disk_hangs_is_stuck() -> None:
-    stuck = after(STILL, rate=RATE)
+    stuck = after(STILL)
     assert stuck.bytes == 129 * MB and stuck.hang == (OTHER.name,)
-    assert after(STILL[1:], rate=RATE).bytes == 0  # not before STUCK_S
+    assert after(STILL[1:]).bytes == 0  # not before STUCK_S
+    # Where the limit went below it in its last step as well.
+    assert after(STILL, limit=GOAL).bytes == 129 * MB
 
 
 def test_what_falls_is_not() -> None:
@@ -87,7 +78,9 @@ def test_what_falls_is_not() -> None:
     assert after(falling).bytes == 0
     # By less than that in all the time it is.
     creeping = [129 * MB - each * STUCK_BYTES // 4 for each in range(4)]
-    assert after(creeping, rate=RATE).bytes == creeping[-1]
+    assert after(creeping).bytes == creeping[-1]
+    # From the highest: what swings is written.
+    assert after([40 * MB, 43 * MB, 40 * MB + 1] * 10, limit=GOAL).bytes == 0
 
 
 def test_nor_what_holds_nobody_back() -> None:
@@ -96,69 +89,78 @@ def test_nor_what_holds_nobody_back() -> None:
 
 def test_under_its_goal_a_flood_stands_still_all_the_time() -> None:
     """Beside a disk that hangs as well, or the limit would grow for ever."""
-    assert after([GOAL] * 30, limit=GOAL, rate=RATE).bytes == 0
-    slow = NOTHING_BYTES / STUCK_S + 1
-    assert after([GOAL] * 30, limit=GOAL, rate=slow, other=ALIVE).bytes == 0
-    wide = Memory(goal_bytes=2500 * MB, last_raise_s=1000.0)  # nobody syncs
-    assert after([2500 * MB] * 30, limit=2500 * MB, rate=RATE, memory=wide).bytes == 0
-
-
-def test_where_nothing_is_written_all_that_is_dirty_is_stuck() -> None:
-    assert after([GOAL] * 4, limit=GOAL).bytes == GOAL
+    assert after([GOAL] * 30, limit=GOAL).bytes == 0
+    wide = replace(FRESH, goal_bytes=2500 * MB)  # nobody syncs
+    assert after([2500 * MB] * 30, limit=2500 * MB, memory=wide).bytes == 0
+    # Beside what is stuck already too.
+    known = after(STILL)
+    memory = replace(FRESH, stuck=known)
+    assert after([129 * MB + GOAL] * 30, limit=129 * MB + GOAL, memory=memory).bytes == known.bytes
 
 
 def test_two_disks_that_fill_up_what_one_drains_are_not_stuck() -> None:
-    assert after([800 * MB] * 30, rate=250.0 * MB, other=ALIVE).bytes == 0
+    assert after([800 * MB] * 30, other=ALIVE).bytes == 0
+    assert after([800 * MB] * 30, other=DeviceSample(OTHER)).bytes == 0
 
 
-def test_a_server_that_does_not_answer_shows_by_what_is_above_the_limit_in_force() -> None:
-    stuck = after(STILL, limit=GOAL, rate=RATE, other=ALIVE)
-    assert stuck.bytes == 129 * MB and stuck.hang == ()
+@pytest.mark.parametrize("alive", [
+    {"writes": 1}, {"write_bytes": 512}, {"read_bytes": 512}, {"others": 1},
+    {"classes": {IoClass.FLUSH: ClassSample(1, 0, Histogram())}},
+])
+def test_who_completes_anything_does_not_hang(alive: Mapping[str, Any]) -> None:
+    sample, _ = look(FRESH, GOAL, GOAL, replace(HUNG, **alive))
+    assert hanging(sample) == ()
+    assert hanging(look(FRESH, GOAL, GOAL)[0]) == (OTHER.name,)
 
 
-def test_many_writers_overshoot_a_small_limit_without_being_stuck() -> None:
-    swings = [2 * MB, 12 * MB, 5 * MB, 11 * MB] * 8
-    assert after(swings, limit=MB, rate=RATE, other=ALIVE).bytes == 0
-    assert after([8 * MB] * 30, limit=MB, rate=RATE, other=ALIVE).bytes == 0
+def test_it_has_to_hang_all_the_time() -> None:
+    """A slow stick completes nothing in this tick or that."""
+    memory = FRESH
+    for tick in range(30):
+        _, memory = look(memory, 129 * MB, 130 * MB, ALIVE if tick % 3 == 2 else HUNG)
+    assert memory.stuck.bytes == 0
+
+
+def test_a_tick_in_which_the_guest_was_paused_is_no_window() -> None:
+    assert after(STILL[:2], dt_s=600.0).bytes == 0
 
 
 def stuck_memory(stuck: Stuck) -> Memory:
-    return Memory(goal_bytes=GOAL, last_raise_s=1000.0, stuck=stuck)
+    return replace(FRESH, stuck=stuck, stuck_room=stuck.bytes)
 
 
 KNOWN = Stuck(129 * MB, (OTHER.name,), 1000.0)
 
 
-def test_it_is_stuck_until_the_disk_writes_again() -> None:
+def test_what_the_disk_writes_again_is_not_stuck_any_more() -> None:
     limit = 129 * MB + GOAL
-    assert after([limit] * 90, limit, RATE, memory=stuck_memory(KNOWN)).bytes == 129 * MB
-    # One request of a disk that retries is not that.
-    tries = replace(HUNG, writes=1, write_bytes=512 << 10)
-    assert after([limit], limit, RATE, tries, stuck_memory(KNOWN)).bytes == 129 * MB
-    goes_on = replace(HUNG, writes=100, write_bytes=50 * MB)
-    assert after([limit], limit, RATE, goes_on, stuck_memory(KNOWN)).bytes == 0
-    # Nor is a disk stuck that has nothing to write any more, or is gone.
-    assert after([limit], limit, RATE, DeviceSample(OTHER), stuck_memory(KNOWN)).bytes == 0
+    assert after([limit] * 90, limit, memory=stuck_memory(KNOWN)) == KNOWN
+    trickle = replace(HUNG, writes=1, write_bytes=MB)
+    assert after([limit] * 90, limit, trickle, stuck_memory(KNOWN)).bytes == 39 * MB
+    assert after([limit] * 129, limit, trickle, stuck_memory(KNOWN)) == Stuck()
+    # Nor where it has nothing to write any more, or is gone.
+    assert after([limit], limit, DeviceSample(OTHER), stuck_memory(KNOWN)) == Stuck()
     gone = stuck_memory(replace(KNOWN, hang=("sdz",)))
-    assert after([limit], limit, RATE, memory=gone).bytes == 0
+    assert after([limit], limit, memory=gone) == Stuck()
 
 
 def test_it_is_never_more_than_what_is_dirty() -> None:
-    """But less than a grain is no change: each would move the limit."""
-    less = 129 * MB - GRAIN_BYTES
-    assert after([less], 140 * MB, RATE, memory=stuck_memory(KNOWN)).bytes == 129 * MB
-    assert after([less - 1], 140 * MB, RATE, memory=stuck_memory(KNOWN)).bytes == less - 1
+    assert after([100 * MB], 140 * MB, memory=stuck_memory(KNOWN)).bytes == 100 * MB
 
 
-def test_where_no_disk_hangs_it_is_tried_whether_it_drains() -> None:
-    server = stuck_memory(replace(KNOWN, hang=()))
+def test_after_a_while_it_is_measured_anew() -> None:
     limit = 129 * MB + GOAL
-    assert after([limit] * int(AGAIN_S), limit, RATE, ALIVE, server).bytes == 129 * MB
-    assert after([limit] * int(AGAIN_S + 1), limit, RATE, ALIVE, server).bytes == 0
+    assert after([limit] * int(AGAIN_S), limit, memory=stuck_memory(KNOWN)).bytes == 129 * MB
+    assert after([limit] * int(AGAIN_S + 1), limit, memory=stuck_memory(KNOWN)).bytes == 0
+
+
+@pytest.mark.parametrize("off", [{"goal_bytes": None}, {"pin_bytes": GOAL}, {"yielded": "tuned"}])
+def test_where_the_limit_is_not_the_laws_nothing_is_stuck(off: Mapping[str, Any]) -> None:
+    assert after(STILL, memory=replace(stuck_memory(KNOWN), **off)) == Stuck()
 
 
 def decided(memory: Memory, limit: int, dirtyable: "int | None" = None) -> Decision:
-    sample, memory = look(memory, 129 * MB, limit, RATE, dirtyable=dirtyable)
+    sample, memory = look(memory, 129 * MB, limit, dirtyable=dirtyable)
     estimates = {
         RAID.name: samples.estimate(RAID.name, demand=True, drain_rate=250.0 * MB),
         OTHER.name: samples.estimate(OTHER.name),
@@ -171,10 +173,10 @@ def decided(memory: Memory, limit: int, dirtyable: "int | None" = None) -> Decis
 def test_the_limit_has_room_beside_it() -> None:
     alone = decided(stuck_memory(Stuck()), GOAL)
     assert alone.goal_bytes is not None and alone.limit_bytes is not None
-    decision = decided(stuck_memory(KNOWN), GOAL)
+    decision = decided(stuck_memory(KNOWN), 130 * MB)
     assert decision.goal_bytes == alone.goal_bytes + 129 * MB
     # Up to it at once: nobody can dirty a page until then.
-    assert decision.limit_bytes is not None and decision.limit_bytes >= 129 * MB
+    assert decision.limit_bytes == decision.goal_bytes
     assert "129M for what is dirty on sdb and does not drain" in decision.reason
     # What waits to be written may be little of it: the flusher has to begin all the same.
     assert decision.background_bytes is not None
@@ -194,15 +196,16 @@ def test_what_the_admin_pinned_stays() -> None:
 
 def test_the_other_arm_of_a_trial_has_room_beside_it_too() -> None:
     trial = Trial(RAID.name, 1, 4, True, GOAL, MB, 2000.0, Mode.ENFORCE)
-    decision = decided(replace(stuck_memory(KNOWN), trial=trial), 200 * MB)
-    assert decision.limit_bytes == 129 * MB + GOAL
+    for limit in (200 * MB, GOAL):
+        decision = decided(replace(stuck_memory(KNOWN), trial=trial), limit)
+        assert decision.limit_bytes == 129 * MB + GOAL
 
 
 @pytest.mark.parametrize("other", [HUNG, ALIVE])
 def test_while_a_disk_hangs_the_last_bit_does_not_go_at_once(other: DeviceSample) -> None:
     """It may be all its own."""
     memory = replace(stuck_memory(Stuck()), devices={RAID.name: DeviceMemory()})
-    sample, memory = look(memory, 60 * MB, 64 * MB, RATE, other)
+    sample, memory = look(memory, 60 * MB, 64 * MB, other)
     estimates = {
         RAID.name: samples.estimate(RAID.name, demand=True, flooded=True, drain_rate=250.0 * MB,
                                     rate=250.0 * MB),
@@ -214,8 +217,35 @@ def test_while_a_disk_hangs_the_last_bit_does_not_go_at_once(other: DeviceSample
 
 
 def test_what_is_stuck_is_no_part_of_a_flood_limit() -> None:
-    sample, memory = look(stuck_memory(KNOWN), 133 * MB, 129 * MB + GOAL, RATE)
+    sample, memory = look(stuck_memory(KNOWN), 133 * MB, 129 * MB + GOAL)
     assert shared_limit(memory, sample) == GOAL
+    # But until the limit has come there it is another one than what was asked for.
+    sample, memory = look(stuck_memory(KNOWN), 129 * MB, 130 * MB)
+    assert shared_limit(memory, sample) == 130 * MB
+
+
+def test_a_limit_of_the_run_before_has_room_for_it_already() -> None:
+    """With more in each tick it would run away."""
+    memory = replace(stuck_memory(KNOWN), limit_bytes=133 * MB, hold_until_s=1e9)
+    sample, memory = look(memory, 129 * MB, 133 * MB)
+    estimates = {name: samples.estimate(name) for name in (RAID.name, OTHER.name)}
+    devices = {name: DeviceMemory() for name in estimates}
+    memory = replace(memory, devices=devices, last_raise_s=0.0)  # no cooldown any more
+    decision, memory = decide(POLICY, memory, sample, estimates)
+    assert decision.limit_bytes == 133 * MB and "just restarted" in decision.reason
+
+
+def test_put_back_nothing_is_stuck() -> None:
+    assert released(stuck_memory(KNOWN)).stuck == Stuck()
+    assert released(stuck_memory(KNOWN)).stuck_room == 0
+
+
+def test_a_request_now_and_then_moves_no_limit() -> None:
+    limits = {
+        decided(stuck_memory(replace(KNOWN, bytes=129 * MB - less)), 133 * MB).limit_bytes
+        for less in range(0, MB, MB // 8)
+    }
+    assert len(limits) == 1
 
 
 @pytest.mark.parametrize("dirty_s", [0.08, 0.15, 0.8])

@@ -24,6 +24,7 @@ from writebackd.model import (
     Memory,
     Sample,
     State,
+    Stuck,
     Trial,
     VmState,
     made,
@@ -39,6 +40,8 @@ HURRY = 0.5
 RECENT_FLOOD_S = 60.0
 # Of free memory and page cache: the default of vm.dirty_ratio.
 DIRTYABLE_SHARE = 0.2
+# Of folios and write chunks: a request that a disk completes between two resets moves no limit.
+GRAIN_BYTES = 1 << 20
 # Levers that are remembered as somebody else's; each of a disk's has one.
 MOST_INTRUSIONS = 64
 _device_decision = made(DeviceDecision)
@@ -110,23 +113,28 @@ def decide(
     if memory.lift is not None and memory.lift.limit_bytes is not None:
         goal = memory.lift.limit_bytes
     held = memory.limit_bytes is not None and sample.time_s < memory.hold_until_s
-    if goal is None and held and memory.yielded is None:
+    held = held and goal is None and memory.yielded is None
+    if held:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
         goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     if goal is None:
         memory = replace(
-            memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry
+            memory, limit_bytes=None, goal_bytes=None, background_bytes=None, hurry=hurry,
+            stuck_room=0,
         )
         return Decision(None, None, None, reason, devices, settings, hurry, decision_id), memory
     # Beside a reserve a tenth of the goal may be all of what a device asked for.
     if memory.pin_bytes is None and not extra.reserve and near(goal, memory.goal_bytes):
         goal = max(memory.goal_bytes or goal, policy.limits.floor_bytes)
-    stuck = room_for_stuck(policy, memory, sample.vm, goal)
+    # In one of the run before is what was stuck then.
+    stuck = 0 if held else room_for_stuck(policy, memory, sample.vm, goal)
     if stuck:
-        where = f" on {', '.join(memory.stuck.hang)}" if memory.stuck.hang else ""
-        reason += f"; and {human.size(stuck)} for what is dirty{where} and does not drain"
-    memory = replace(memory, goal_bytes=goal)
+        on = ", ".join(memory.stuck.hang)
+        reason += f"; and {human.size(stuck)} for what is dirty on {on} and does not drain"
+    # What is stuck is room for nobody, and the goal was the others' before.
+    at_once = stuck + min(goal, memory.goal_bytes or goal) if stuck else 0
+    memory = replace(memory, goal_bytes=goal, stuck_room=stuck)
     # The background limit counts what waits to be written only, which may be little of what is
     # stuck: with a part of that in it the flusher would not begin.
     wanted, goal = wanted or goal, goal + stuck
@@ -143,7 +151,7 @@ def decide(
             policy.limits.cooldown_s,
             # None of what is dirty may be the flooded devices'.
             0.0 if hanging(sample) else slowest(estimates.values()),
-            stuck,
+            at_once,
         )
     if memory.pin_bytes is not None:
         background = limit // 2
@@ -175,12 +183,12 @@ def memory_most(policy: Policy, vm: VmState) -> Optional[int]:
 
 
 def room_for_stuck(policy: Policy, memory: Memory, vm: VmState, goal: int) -> int:
-    """What the limit has to have beside `goal` for what does not drain, bytes.
+    """What the limit has to have beside `goal` for what does not drain, in whole grains; bytes.
 
     More than the ceiling may be dirty already, from before; what default limits allow is the end.
     """
     most = memory_most(policy, vm)
-    stuck = 0 if memory.pin_bytes is not None else memory.stuck.bytes
+    stuck = -(-memory.stuck.bytes // GRAIN_BYTES) * GRAIN_BYTES
     return stuck if most is None else max(0, min(stuck, most - goal))
 
 
@@ -189,6 +197,7 @@ def released(memory: Memory) -> Memory:
     return replace(
         memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
         hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, lift=None, trial=None,
+        stuck=Stuck(), stuck_room=0,
     )
 
 
@@ -204,10 +213,12 @@ def _as_found(
     memory = remember_syncers(memory, sample)  # nobody who syncs is paced in the next block
     goal = limit = trial.limit_bytes
     cut = "" if limit is None else f", cut to {human.size(limit)}"
-    if limit is not None and limit < sample.vm.threshold_bytes:
-        # Down as ever: no buffered writer of the host stops for what is dirty already.
-        limit += room_for_stuck(policy, memory, sample.vm, limit)
-        limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0, 0.0)
+    stuck = 0 if limit is None else room_for_stuck(policy, memory, sample.vm, limit)
+    if limit is not None:
+        limit += stuck
+        if limit < sample.vm.threshold_bytes:
+            # Down as ever: no buffered writer of the host stops for what is dirty already.
+            limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0, 0.0)
     reason = f"trial of {trial.device}, block {trial.block} of {trial.blocks}: as found{cut}"
     wants, remembered = [], {}
     for seen in sample.devices:
@@ -227,6 +238,7 @@ def _as_found(
     memory = replace(
         memory, devices=remembered, limit_bytes=limit, goal_bytes=goal,
         background_bytes=trial.background_bytes, caps={}, paces={}, lift=None, hurry=hurry,
+        stuck_room=stuck,
     )
     return Decision(
         limit, trial.background_bytes, goal, reason, devices, hurry=hurry

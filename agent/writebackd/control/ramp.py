@@ -38,20 +38,20 @@ def next_limit(
     step_up: float,
     cooldown_s: float,
     drains: float,
-    stuck: int = 0,
+    at_once: int = 0,
 ) -> int:
     """The limit for this tick, in bytes.
 
     `vm.threshold_bytes` is the limit in force, `drains` is what `slowest` says.  Down:
-    at most to HEADROOM times what is dirty.  Up: at once to `stuck` bytes, which are room for
-    nobody, and from there by the factor `step_up`, at most once in `cooldown_s`.
+    at most to HEADROOM times what is dirty.  Up: to `at_once` bytes without a step, and from
+    there by the factor `step_up`, at most once in `cooldown_s`.
     """
     current = vm.threshold_bytes
     if goal < current:
         left = int(HEADROOM * (vm.dirty_bytes + vm.writeback_bytes))
-        at_once = max(AT_ONCE_BYTES, min(AT_ONCE_S * drains, AT_ONCE_MOST_BYTES))
-        return goal if left - goal <= at_once else min(current, left)
-    current = max(current, min(goal, stuck))
+        last = max(AT_ONCE_BYTES, min(AT_ONCE_S * drains, AT_ONCE_MOST_BYTES))
+        return goal if left - goal <= last else min(current, left)
+    current = max(current, min(goal, at_once))
     if now_s - last_raise_s < cooldown_s:
         return current
     return min(goal, int(current * step_up))

@@ -86,8 +86,7 @@ def estimate(
             share,
             int(share * limit),
         )
-    stuck = watch_stuck(memory, sample, estimates)
-    return estimates, replace(memory, devices=remembered, stuck=stuck)
+    return estimates, replace(memory, devices=remembered, stuck=watch_stuck(memory, sample))
 
 
 def _total_rate(

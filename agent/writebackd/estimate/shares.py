@@ -44,9 +44,12 @@ def shared_limit(memory: Memory, sample: Sample) -> int:
     caps of others, or stuck, is not theirs either.
     """
     threshold, lift = sample.vm.threshold_bytes, memory.lift
-    reserve = reserved(memory, sample.time_s) + memory.stuck.bytes
+    reserve = reserved(memory, sample.time_s)
     if reserve < threshold:
         threshold -= reserve
+    # On its way up to that the limit is not this one's yet.
+    if threshold - memory.stuck_room >= (memory.goal_bytes or 0) // 2:
+        threshold -= memory.stuck_room
     if lift is None or lift.others:
         return threshold
     own = [
