@@ -825,11 +825,13 @@ class Stuck:
     bytes: int = 0
     hang: Tuple[str, ...] = ()  # the devices that completed nothing
     since_s: float = float("-inf")
-    # While it is being found out: who may be it, the most that was dirty or under writeback, and
-    # for how long it has not fallen from that.
+    idle_s: float = 0.0  # in a row, that they had nothing under way
+    # While it is being found out: who may be it, the most that was dirty or under writeback, for
+    # how long it has not fallen from that, and what all others wrote meanwhile.
     suspects: Tuple[str, ...] = ()
     left_bytes: Optional[int] = None
     lasted_s: float = 0.0
+    written: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 
 import samples
 from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from writebackd.control.decide import DIRTYABLE_SHARE, decide, released
+from writebackd.control.decide import DIRTYABLE_SHARE, decide, rebounded, released
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import AGAIN_S, HELD_SHARE, STUCK_BYTES, hanging, watch_stuck
 from writebackd.model import (
@@ -39,11 +39,11 @@ FRESH = Memory(goal_bytes=GOAL, last_raise_s=1000.0)
 
 def look(
     memory: Memory, left: int, limit: int, other: DeviceSample = HUNG,
-    dirtyable: "int | None" = None, dt_s: float = 1.0,
+    dirtyable: "int | None" = None, dt_s: float = 1.0, written: int = 60 * MB,
 ) -> Tuple[Sample, Memory]:
-    """A tick later: so much is dirty under that limit, and the array writes 60 MB/s."""
+    """A tick later: so much is dirty under that limit, and the array wrote 60 MB."""
     now = memory.last_raise_s + dt_s  # the clock of these tests
-    array = DeviceSample(RAID, write_bytes=60 * MB, writes=120, inflight=8)
+    array = DeviceSample(RAID, write_bytes=written, writes=120, inflight=8)
     vm = VmState(VmLimits(limit, 0, MB, 0), left // 2, left - left // 2, limit, MB, dirtyable)
     sample = Sample(time_s=now, wall_s=now, dt_s=dt_s, host=samples.HOST, vm=vm,
                     devices=(array, other))
@@ -53,11 +53,12 @@ def look(
 
 def after(
     lefts: Sequence[int], limit: int = 0, other: DeviceSample = HUNG, memory: Memory = FRESH,
-    dt_s: float = 1.0,
+    dt_s: float = 1.0, written: int = 60 * MB,
 ) -> Stuck:
     """Where `limit` is 0 it follows what is dirty, as on its way down."""
     for left in lefts:
-        _, memory = look(memory, left, limit or int(1.005 * left), other, dt_s=dt_s)
+        in_force = limit or int(1.005 * left)
+        _, memory = look(memory, left, in_force, other, dt_s=dt_s, written=written)
     return memory.stuck
 
 
@@ -92,10 +93,31 @@ def test_under_its_goal_a_flood_stands_still_all_the_time() -> None:
     assert after([GOAL] * 30, limit=GOAL).bytes == 0
     wide = replace(FRESH, goal_bytes=2500 * MB)  # nobody syncs
     assert after([2500 * MB] * 30, limit=2500 * MB, memory=wide).bytes == 0
-    # Beside what is stuck already too.
-    known = after(STILL)
-    memory = replace(FRESH, stuck=known)
-    assert after([129 * MB + GOAL] * 30, limit=129 * MB + GOAL, memory=memory).bytes == known.bytes
+
+
+@pytest.mark.parametrize("goal", [1, 1.3, 1.5, 2.2, 3.1, 4])
+@pytest.mark.parametrize("overshot", [0, 0.3, 1.2, 3, 7.9])
+def test_a_flood_that_fills_its_own_room_is_not_stuck_as_well(goal: float, overshot: float) -> None:
+    """Or each would make room for the next."""
+    stuck = replace(KNOWN, bytes=int(129.05 * MB))
+    memory = replace(FRESH, goal_bytes=int(goal * MB), stuck=stuck, stuck_room=130 * MB)
+    limit = 130 * MB + int(goal * MB)
+    lefts = [limit + int(overshot * MB)] * 60
+    assert after(lefts, limit, memory=memory).bytes == stuck.bytes
+
+
+def test_what_a_second_disk_leaves_is_stuck_as_well() -> None:
+    limit = 129 * MB + GOAL
+    stuck = after([200 * MB] * 5, limit, memory=stuck_memory(KNOWN))
+    assert stuck.bytes == 200 * MB
+    assert stuck.since_s == KNOWN.since_s  # measured anew as soon as it would have been
+
+
+def test_what_the_disks_own_writers_add_takes_no_room_either() -> None:
+    """They creep on, until the room is full and nobody writes any more."""
+    limit = 129 * MB + GOAL
+    assert after([limit] * 5, limit, memory=stuck_memory(KNOWN), written=MB).bytes == limit
+    assert after([limit] * 60, limit, memory=stuck_memory(KNOWN), written=2 * MB).bytes == 129 * MB
 
 
 def test_two_disks_that_fill_up_what_one_drains_are_not_stuck() -> None:
@@ -125,6 +147,11 @@ def test_a_tick_in_which_the_guest_was_paused_is_no_window() -> None:
     assert after(STILL[:2], dt_s=600.0).bytes == 0
 
 
+def test_another_policy_leaves_it_stuck() -> None:
+    memory = rebounded(replace(stuck_memory(KNOWN), limit_bytes=133 * MB))
+    assert after([133 * MB], 133 * MB, memory=memory) == KNOWN
+
+
 def stuck_memory(stuck: Stuck) -> Memory:
     return replace(FRESH, stuck=stuck, stuck_room=stuck.bytes)
 
@@ -134,12 +161,18 @@ KNOWN = Stuck(129 * MB, (OTHER.name,), 1000.0)
 
 def test_what_the_disk_writes_again_is_not_stuck_any_more() -> None:
     limit = 129 * MB + GOAL
-    assert after([limit] * 90, limit, memory=stuck_memory(KNOWN)) == KNOWN
+    assert after([limit] * 90, limit, memory=stuck_memory(KNOWN)).bytes == KNOWN.bytes
     trickle = replace(HUNG, writes=1, write_bytes=MB)
     assert after([limit] * 90, limit, trickle, stuck_memory(KNOWN)).bytes == 39 * MB
     assert after([limit] * 129, limit, trickle, stuck_memory(KNOWN)) == Stuck()
     # Nor where it has nothing to write any more, or is gone.
-    assert after([limit], limit, DeviceSample(OTHER), stuck_memory(KNOWN)) == Stuck()
+    idle = DeviceSample(OTHER)
+    assert after([limit] * 3, limit, idle, stuck_memory(KNOWN)) == Stuck()
+    # But a request that is tried again is not under way for a moment.
+    assert after([limit] * 2, limit, idle, stuck_memory(KNOWN)).bytes == KNOWN.bytes
+    _, memory = look(stuck_memory(KNOWN), limit, limit, idle)
+    _, memory = look(memory, limit, limit)
+    assert after([limit] * 2, limit, idle, memory).bytes == KNOWN.bytes
     gone = stuck_memory(replace(KNOWN, hang=("sdz",)))
     assert after([limit], limit, memory=gone) == Stuck()
 
@@ -154,7 +187,9 @@ def test_after_a_while_it_is_measured_anew() -> None:
     assert after([limit] * int(AGAIN_S + 1), limit, memory=stuck_memory(KNOWN)).bytes == 0
 
 
-@pytest.mark.parametrize("off", [{"goal_bytes": None}, {"pin_bytes": GOAL}, {"yielded": "tuned"}])
+@pytest.mark.parametrize("off", [
+    {"goal_bytes": None}, {"pin_bytes": GOAL}, {"yielded": "tuned"}, {"mode": Mode.OBSERVE},
+])
 def test_where_the_limit_is_not_the_laws_nothing_is_stuck(off: Mapping[str, Any]) -> None:
     assert after(STILL, memory=replace(stuck_memory(KNOWN), **off)) == Stuck()
 

@@ -189,7 +189,7 @@ def room_for_stuck(policy: Policy, memory: Memory, vm: VmState, goal: int) -> in
     """
     most = memory_most(policy, vm)
     stuck = -(-memory.stuck.bytes // GRAIN_BYTES) * GRAIN_BYTES
-    return stuck if most is None else max(0, min(stuck, most - goal))
+    return max(0, min(stuck, (policy.limits.ceiling_bytes if most is None else most) - goal))
 
 
 def released(memory: Memory) -> Memory:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from writebackd.model import Memory, Sample, Stuck, replace
+from writebackd.model import Memory, Mode, Sample, Stuck, replace
 
 # On a limit's way down what is dirty falls as long as anything drains.  Where it is above the goal
 # by this factor, with so much of the limit taken that writers are held back, and has not fallen by
 # so much from its highest for so long while a device completed nothing at all, it is stuck.
 ABOVE, HELD_SHARE, STUCK_BYTES, STUCK_S = 1.25, 0.9, 2 << 20, 3.0
+# More of it, once some is known: by so much more, since writers overshoot a small limit.  Or what
+# has come on top, of the disk's own writers, fills the others' room: of a flood that still had room
+# all that is not stuck is written some times a second.
+OVERSHOT_BYTES = 8 << 20
 # No tick counts for more: a guest that was paused saw none of a long one.
 TICK_MOST_S = 1.0
 # What others had dirty is in it, and falls out of it only as that device writes; so after this time
@@ -25,15 +29,18 @@ AGAIN_S = 300.0
 def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
     """What was known to be stuck, with this tick in it."""
     stuck, vm, goal = memory.stuck, sample.vm, memory.goal_bytes
-    if goal is None or memory.pin_bytes is not None or memory.yielded is not None:
+    if goal is None:
+        return stuck if memory.limit_bytes is not None else Stuck()
+    if memory.pin_bytes is not None or memory.yielded is not None or memory.mode is Mode.OBSERVE:
         return Stuck()
     left = vm.dirty_bytes + vm.writeback_bytes
     if stuck.bytes:
-        rest = min(stuck.bytes - _written(stuck, sample), left)
-        if rest <= 0 or sample.time_s - stuck.since_s > AGAIN_S:
+        stuck = _drained(stuck, sample, left)
+        if stuck.bytes <= 0 or sample.time_s - stuck.since_s > AGAIN_S:
             return Stuck()
-        stuck = replace(stuck, bytes=rest)
-    if left - stuck.bytes <= ABOVE * goal or left < HELD_SHARE * vm.threshold_bytes:
+    known = max(stuck.bytes, memory.stuck_room)
+    above = left - known > ABOVE * goal + (OVERSHOT_BYTES if stuck.bytes else 0)
+    if left < HELD_SHARE * vm.threshold_bytes or not (above or stuck.bytes):
         return _calm(stuck)
     hang = hanging(sample)
     if stuck.left_bytes is not None:
@@ -41,13 +48,19 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
     if not hang:
         return _calm(stuck)
     if stuck.left_bytes is None or left < stuck.left_bytes - STUCK_BYTES:
-        return replace(stuck, suspects=hang, left_bytes=left, lasted_s=0.0)
+        return replace(stuck, suspects=hang, left_bytes=left, lasted_s=0.0, written=0)
+    written = stuck.written + sum([
+        seen.write_bytes for seen in sample.devices if seen.device.name not in hang
+    ])
     lasted_s = stuck.lasted_s + min(sample.dt_s, TICK_MOST_S)
-    if lasted_s >= STUCK_S:
-        return Stuck(left, hang, sample.time_s)
-    return replace(
-        stuck, suspects=hang, left_bytes=max(left, stuck.left_bytes), lasted_s=lasted_s
-    )
+    if lasted_s < STUCK_S:
+        return replace(
+            stuck, suspects=hang, left_bytes=max(left, stuck.left_bytes), lasted_s=lasted_s,
+            written=written,
+        )
+    if above or written < left - stuck.bytes:
+        return Stuck(left, hang, stuck.since_s if stuck.bytes else sample.time_s)
+    return _calm(stuck)
 
 
 def hanging(sample: Sample) -> Tuple[str, ...]:
@@ -63,9 +76,18 @@ def _calm(stuck: Stuck) -> Stuck:
     return stuck if stuck.left_bytes is None else replace(stuck, suspects=(), left_bytes=None)
 
 
-def _written(stuck: Stuck, sample: Sample) -> int:
-    """What of it has drained in this tick; all of it where none has anything under way any more."""
+def _drained(stuck: Stuck, sample: Sample, left: int) -> Stuck:
+    """`stuck` without what its devices wrote in this tick.
+
+    All of it is gone where none of them has had anything under way for a while, or all are gone;
+    a request that is tried again is none under way for a moment.
+    """
     on = [seen for seen in sample.devices if seen.device.name in stuck.hang]
-    if not any(seen.inflight for seen in on):
-        return stuck.bytes
-    return max([seen.write_bytes for seen in on])  # a volume's are its disk's as well
+    if not on:
+        return Stuck()
+    idle_s = 0.0 if any(seen.inflight for seen in on) else stuck.idle_s + sample.dt_s
+    if idle_s >= STUCK_S:
+        return Stuck()
+    # A volume's are its disk's as well.
+    written = max([seen.write_bytes for seen in on])
+    return replace(stuck, bytes=min(stuck.bytes - written, left), idle_s=idle_s)

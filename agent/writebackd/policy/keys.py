@@ -134,7 +134,8 @@ KEYS: Tuple[Key, ...] = (
     Key("limits", "floor", SIZE, "1M", "8K", "1T",
         "The dirty limit never goes below this.", per_device=True),
     Key("limits", "ceiling", SIZE, "4G", "8K", "1T",
-        "The dirty limit never goes above this, nor above a fifth of free memory and page cache.",
+        "The dirty limit never goes above this, but for what is dirty on a disk that hangs, nor"
+        " above a fifth of free memory and page cache.",
         per_device=True),
     Key("limits", "drain-time", TIME, "3s", "0.5s", "60s",
         "Without sync demand the limit is relaxed to what the device drains in this time.",
