@@ -49,9 +49,7 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
         return _calm(stuck)
     if stuck.left_bytes is None or left < stuck.left_bytes - STUCK_BYTES:
         return replace(stuck, suspects=hang, left_bytes=left, lasted_s=0.0, written=0)
-    written = stuck.written + sum([
-        seen.write_bytes for seen in sample.devices if seen.device.name not in hang
-    ])
+    written = stuck.written + sum([seen.write_bytes for seen in sample.devices])
     lasted_s = stuck.lasted_s + min(sample.dt_s, TICK_MOST_S)
     if lasted_s < STUCK_S:
         return replace(
