@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
 
-BUDGET_MS = 5  # 0.5 % of a core at one tick a second
+MOST = 3  # measured: 1.8 to 1.9
 # Counters in the kernel's order, told apart by their values.
 COMMON = "101 2 3000 41 501 6 7000 81 9 1001 1101"
 DISCARDS = "1201 2 3 4"
@@ -181,18 +181,25 @@ def test_delta_of_an_unchanged_line(tree: Tree) -> None:
     )
 
 
-def test_1024_disks_cost_less_than_5_ms(tree: Tree) -> None:
+def test_1024_disks_cost_little_more_than_their_numbers(tree: Tree) -> None:
+    """Against what Python takes to read just these, in turn on the same machine."""
     tree.write(*(f"{8 + i // 256} {i % 256} sd{i} {i} {COMMON[4:]}" for i in range(1024)))
     files = KernelFiles(tree.path.parent.parent)
-    busy = min(_cpu_ms(DiskStatsReader(files)) for _ in range(9))
+    busy, plain = [], []
+    for _ in range(9):
+        busy.append(_cpu_ms(DiskStatsReader(files).read))
+        plain.append(_cpu_ms(lambda: [
+            list(map(int, line.split()[3:])) for line in tree.path.read_text().splitlines()
+        ]))
     tree.reader.read()
-    idle = min(_cpu_ms(tree.reader) for _ in range(9))
-    print(f"diskstats of 1024 disks: {busy:.1f} ms, {idle:.1f} ms when nothing changed")
-    assert busy < BUDGET_MS
-    assert idle < busy / 2
+    idle = min(_cpu_ms(tree.reader.read) for _ in range(9))
+    print(f"diskstats of 1024 disks: {min(busy):.1f} ms, {idle:.1f} ms when nothing changed,"
+          f" the numbers alone {min(plain):.1f} ms")
+    assert min(busy) < MOST * min(plain)
+    assert idle < min(busy) / 2
 
 
-def _cpu_ms(reader: DiskStatsReader) -> float:
+def _cpu_ms(read: Callable[[], object]) -> float:
     start = time.thread_time()
-    reader.read()
+    read()
     return (time.thread_time() - start) * 1e3
