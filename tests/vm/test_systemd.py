@@ -47,7 +47,7 @@ MODULES = ("null_blk", "sd_mod", "scsi_debug", "loop")
 # 1 ns for an instruction: a start of the daemon is well within its lease.
 SHIFT = 0
 # Seconds of wall time.
-TIME_LIMIT = 300.0
+TIME_LIMIT = 600.0
 Run = Future[Tuple[Result, str]]
 
 
