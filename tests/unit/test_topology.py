@@ -22,7 +22,7 @@ from writebackd.kernel.uevents import Uevents, open_uevents
 from writebackd.model import Device
 
 MANY = 1024
-READS_EACH = 20  # files, directories and links of a disk and its partition
+READS_EACH, READS_ONCE = 10, 16  # files, directories and links: of each disk with its partition
 
 
 @pytest.fixture
@@ -509,7 +509,7 @@ def test_of_1024_disks_each_is_read_once(tree: FakeSysfs) -> None:
     print(f"scan of {MANY} disks with a partition and a filesystem each: {took_ms:.0f} ms,"
           f" {files.count} reads")
     assert len(found) == MANY
-    assert files.count <= MANY * READS_EACH
+    assert files.count <= MANY * READS_EACH + READS_ONCE
 
 
 # --- mountinfo ---
