@@ -114,11 +114,97 @@ def test_what_a_second_disk_leaves_is_stuck_as_well() -> None:
     assert stuck.since_s == KNOWN.since_s  # measured anew as soon as it would have been
 
 
+CREEP, TRICKLE = 300 << 10, 500 << 10  # a second
+
+
 def test_what_the_disks_own_writers_add_takes_no_room_either() -> None:
-    """They creep on, until the room is full and nobody writes any more."""
+    """They creep on, until the room is full and hardly anybody writes any more."""
     limit = 129 * MB + GOAL
-    assert after([limit] * 5, limit, memory=stuck_memory(KNOWN), written=MB).bytes == limit
-    assert after([limit] * 60, limit, memory=stuck_memory(KNOWN), written=2 * MB).bytes == 129 * MB
+    assert after([limit] * 5, limit, memory=stuck_memory(KNOWN), written=CREEP).bytes == limit
+    assert after([limit] * 60, limit, memory=stuck_memory(KNOWN), written=TRICKLE).bytes == 129 * MB
+
+
+@pytest.mark.parametrize("goal", [2, 4, 64, 900])
+@pytest.mark.parametrize("share", [0.91, 1.0, 1.03, 1.24])
+def test_what_fills_a_limit_that_was_there_before_is_stuck_too(goal: float, share: float) -> None:
+    """The disk hangs in mid-flood: no more than its own limit is dirty, and nobody else writes."""
+    memory = replace(FRESH, goal_bytes=int(goal * MB))
+    left = int(share * goal * MB)
+    limit = max(memory.goal_bytes or 0, left)
+    stuck = after([left] * 4, limit, memory=memory, written=100 << 10)
+    assert (stuck.bytes, stuck.hang) == (left, (OTHER.name,))
+    assert after([left] * 3, limit, memory=memory, written=100 << 10).bytes == 0
+
+
+@pytest.mark.parametrize("goal", [1, 4, 64, 2500])
+@pytest.mark.parametrize("rate", [0.8, 4, 60])
+def test_but_not_what_a_slow_disk_writes_beside_it(goal: int, rate: float) -> None:
+    memory = replace(FRESH, goal_bytes=goal * MB)
+    lefts = [goal * MB] * 30
+    assert after(lefts, goal * MB, memory=memory, written=int(rate * MB)).bytes == 0
+
+
+def array(**classes: int) -> DeviceSample:
+    """It wrote so many bytes of each class in a tick."""
+    seen = {IoClass[name]: ClassSample(9, size, Histogram()) for name, size in classes.items()}
+    return DeviceSample(RAID, write_bytes=sum(classes.values()), writes=9, classes=seen)
+
+
+def test_what_syncs_write_is_no_writeback() -> None:
+    """A database makes the limit small, and its fsyncs go on all the time."""
+    limit = 129 * MB + GOAL
+    for background, bytes_ in ((CREEP, limit), (60 * MB, 129 * MB)):
+        memory = stuck_memory(KNOWN)
+        for _ in range(8):
+            sample, _ = look(memory, limit, limit)
+            busy = array(SYNC_WRITE=8 * MB, JOURNAL=8 * MB, BACKGROUND_WRITE=background)
+            sample = replace(sample, devices=(busy, HUNG))
+            memory = replace(memory, last_raise_s=sample.time_s)
+            memory = replace(memory, stuck=watch_stuck(memory, sample))
+        assert memory.stuck.bytes == bytes_
+
+
+def test_a_flood_that_is_above_its_limit_for_a_moment_is_not() -> None:
+    over = int(1.3 * GOAL)
+    assert after([GOAL, GOAL, GOAL, over] * 10, limit=GOAL).bytes == 0
+    assert after([GOAL, over, over, over], limit=GOAL).bytes == 0
+    assert after([over, over, over, over], limit=GOAL).bytes == over
+
+
+def test_much_of_it_may_swing_by_more() -> None:
+    """A limit on its way down is 0.5 % above what is dirty."""
+    swings = [12000 * MB, 11950 * MB, 11990 * MB, 11945 * MB]
+    assert after(swings, limit=12000 * MB).bytes == 11945 * MB
+    assert after([12000 * MB, 11930 * MB, 11990 * MB, 11930 * MB] * 5, limit=12000 * MB).bytes == 0
+
+
+def test_a_second_disk_that_hangs_leaves_the_first_its_own() -> None:
+    """While that shows nothing under way for a tick."""
+    third = replace(RAID, name="sdc", devno="8:32", leaves=("sdc",), leaf_devnos=("8:32",))
+    limit, memory = 400 * MB, stuck_memory(KNOWN)
+    for tick in range(5):
+        first = replace(HUNG, inflight=0) if tick == 2 else HUNG
+        sample, _ = look(memory, limit, limit)
+        sample = replace(sample, devices=(first, DeviceSample(third, inflight=4)))
+        memory = replace(memory, last_raise_s=sample.time_s)
+        memory = replace(memory, stuck=watch_stuck(memory, sample))
+    assert memory.stuck.bytes == limit and memory.stuck.hang == (OTHER.name, "sdc")
+    # Both are back: what each writes comes off, but a volume's is its disk's.
+    back = replace(HUNG, writes=1, write_bytes=50 * MB)
+    also = DeviceSample(third, writes=1, write_bytes=60 * MB)
+    volume = replace(also, device=replace(third, name="dm-0", devno="254:0"))
+    stuck = replace(memory.stuck, hang=(OTHER.name, "sdc", "dm-0"))
+    sample, _ = look(memory, limit, limit)
+    sample = replace(sample, devices=(back, also, volume))
+    assert watch_stuck(replace(memory, stuck=stuck), sample).bytes == limit - 110 * MB
+
+
+def test_a_volume_hangs_though_its_disk_serves_others() -> None:
+    classes = {IoClass.SYNC_WRITE: ClassSample(9, 9 << 12, Histogram())}
+    on = DeviceSample(replace(OTHER, name="dm-5", devno="254:5"), inflight=3, classes=classes)
+    sample, _ = look(FRESH, GOAL, GOAL, on)
+    assert hanging(sample) == ("dm-5",)
+    assert hanging(replace(sample, devices=(replace(on, device=OTHER),))) == ()
 
 
 def test_two_disks_that_fill_up_what_one_drains_are_not_stuck() -> None:

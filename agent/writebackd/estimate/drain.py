@@ -211,6 +211,13 @@ def _enough(window: Recent) -> "Tuple[Recent, float, int]":
     return window[start:], slow, total
 
 
+def written_by(group: Sequence[DeviceSample]) -> int:
+    """Bytes in this tick, of devices on the same disks: a disk's own has that of its volumes."""
+    leaves = sum([s.write_bytes for s in group if s.device.devno in s.device.leaf_devnos])
+    volumes = sum([s.write_bytes for s in group if s.device.devno not in s.device.leaf_devnos])
+    return max(leaves, volumes)
+
+
 def measure_writes(
     sample: DeviceSample,
     memory: DeviceMemory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from writebackd.estimate.drain import measure_writes, update_drain
+from writebackd.estimate.drain import measure_writes, update_drain, written_by
 from writebackd.estimate.flushes import count_flushes, flushes_wait
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import watch_stuck
@@ -55,7 +55,7 @@ def estimate(
         if known is None or known.identity != identity:
             known = DeviceMemory(identity=identity)
         group = groups.get(name)
-        written = seen.write_bytes if group is None else _group_bytes(group)
+        written = seen.write_bytes if group is None else written_by(group)
         rate = known.smooth_rate + weight * (written / dt_s - known.smooth_rate)
         rows.append((seen, known, written, rate))
     total = _total_rate(rows, groups)
@@ -128,13 +128,6 @@ def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
         if len(members) > 1:
             groups[seen.device.name] = tuple(members.values())
     return groups
-
-
-def _group_bytes(group: Tuple[DeviceSample, ...]) -> int:
-    """What the group wrote: a disk's own count has that of the volumes on it."""
-    leaves = sum(s.write_bytes for s in group if s.device.devno in s.device.leaf_devnos)
-    volumes = sum(s.write_bytes for s in group if s.device.devno not in s.device.leaf_devnos)
-    return max(leaves, volumes)
 
 
 def _estimate_device(

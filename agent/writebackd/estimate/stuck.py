@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from typing import Tuple
 
-from writebackd.model import Memory, Mode, Sample, Stuck, replace
+from writebackd.estimate.drain import written_by
+from writebackd.model import DeviceSample, IoClass, Memory, Mode, Sample, Stuck, replace
 
 # On a limit's way down what is dirty falls as long as anything drains.  Where it is above the goal
 # by this factor, with so much of the limit taken that writers are held back, and has not fallen by
 # so much from its highest for so long while a device completed nothing at all, it is stuck.
 ABOVE, HELD_SHARE, STUCK_BYTES, STUCK_S = 1.25, 0.9, 2 << 20, 3.0
-# More of it, once some is known: by so much more, since writers overshoot a small limit.  Or what
-# has come on top, of the disk's own writers, fills the others' room: of a flood that still had room
-# all that is not stuck is written some times a second.
+# Or by so much of it, as far as a limit on its way down is kept above what is dirty.
+STUCK_SHARE = 0.005
+# More of it, once some is known: by so much more, since writers overshoot a small limit.
 OVERSHOT_BYTES = 8 << 20
+# At the goal, or what its own writers have brought on top of what is known: where all others
+# together wrote back less than STUCK_BYTES meanwhile, and less than this part of what stands
+# there.  A flood that has room writes much more, through a small limit many times what it is.
+STUCK_PART = 0.25
 # No tick counts for more: a guest that was paused saw none of a long one.
 TICK_MOST_S = 1.0
 # What others had dirty is in it, and falls out of it only as that device writes; so after this time
@@ -40,24 +45,28 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
             return Stuck()
     known = max(stuck.bytes, memory.stuck_room)
     above = left - known > ABOVE * goal + (OVERSHOT_BYTES if stuck.bytes else 0)
-    if left < HELD_SHARE * vm.threshold_bytes or not (above or stuck.bytes):
+    if left < HELD_SHARE * vm.threshold_bytes:
         return _calm(stuck)
     hang = hanging(sample)
     if stuck.left_bytes is not None:
         hang = tuple([name for name in stuck.suspects if name in hang])
     if not hang:
         return _calm(stuck)
-    if stuck.left_bytes is None or left < stuck.left_bytes - STUCK_BYTES:
-        return replace(stuck, suspects=hang, left_bytes=left, lasted_s=0.0, written=0)
-    written = stuck.written + sum([seen.write_bytes for seen in sample.devices])
+    if stuck.left_bytes is None or left < stuck.left_bytes - max(STUCK_BYTES, STUCK_SHARE * left):
+        return replace(
+            stuck, suspects=hang, left_bytes=left, lasted_s=0.0, written=0, above=above
+        )
+    above = above and stuck.above
+    written = stuck.written + sum([_written_back(seen) for seen in sample.devices])
     lasted_s = stuck.lasted_s + min(sample.dt_s, TICK_MOST_S)
     if lasted_s < STUCK_S:
         return replace(
             stuck, suspects=hang, left_bytes=max(left, stuck.left_bytes), lasted_s=lasted_s,
-            written=written,
+            written=written, above=above,
         )
-    if above or written < left - stuck.bytes:
-        return Stuck(left, hang, stuck.since_s if stuck.bytes else sample.time_s)
+    if above or written < min(STUCK_BYTES, STUCK_PART * (left - stuck.bytes)):
+        since_s = stuck.since_s if stuck.bytes else sample.time_s
+        return Stuck(left, tuple(dict.fromkeys(stuck.hang + hang)), since_s)
     return _calm(stuck)
 
 
@@ -66,8 +75,18 @@ def hanging(sample: Sample) -> Tuple[str, ...]:
     return tuple([
         seen.device.name for seen in sample.devices
         if seen.inflight and not (seen.writes or seen.write_bytes or seen.read_bytes or seen.others)
-        and not (seen.classes and any(each.count for each in seen.classes.values()))
+        # A volume's are those of its disks, which may serve other volumes.
+        and not (seen.classes and seen.device.devno in seen.device.leaf_devnos
+                 and any(each.count for each in seen.classes.values()))
     ])
+
+
+def _written_back(seen: DeviceSample) -> int:
+    """Of its pages; with what syncs and direct IO wrote where nobody tells these apart."""
+    if seen.classes is None:
+        return seen.write_bytes
+    background = seen.classes.get(IoClass.BACKGROUND_WRITE)
+    return background.bytes if background is not None else 0
 
 
 def _calm(stuck: Stuck) -> Stuck:
@@ -86,6 +105,4 @@ def _drained(stuck: Stuck, sample: Sample, left: int) -> Stuck:
     idle_s = 0.0 if any(seen.inflight for seen in on) else stuck.idle_s + sample.dt_s
     if idle_s >= STUCK_S:
         return Stuck()
-    # A volume's are its disk's as well.
-    written = max([seen.write_bytes for seen in on])
-    return replace(stuck, bytes=min(stuck.bytes - written, left), idle_s=idle_s)
+    return replace(stuck, bytes=min(stuck.bytes - written_by(on), left), idle_s=idle_s)
