@@ -62,10 +62,3 @@ int BPF_PROG(empty, struct request *rq)
 {
 	return 0;
 }
-
-/* What one reading of the clock costs here: benchmarks measure by it. */
-SEC("?tp_btf/block_rq_complete")
-int BPF_PROG(clock_read, struct request *rq)
-{
-	return bpf_ktime_get_ns() == 0;
-}

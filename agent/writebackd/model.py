@@ -828,12 +828,13 @@ class Stuck:
     idle_s: float = 0.0  # in a row, that they had nothing under way
     # While it is being found out: who may be it, the most that was dirty or under writeback, for
     # how long it has not fallen from that, what all others wrote back meanwhile, and whether it
-    # was above the goal all the time.
+    # was above the goal, or others slept for the limit, all the time.
     suspects: Tuple[str, ...] = ()
     left_bytes: Optional[int] = None
     lasted_s: float = 0.0
     written: int = 0
     above: bool = False
+    starved: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,21 @@ every buffered writer of the host would sleep, or creep, until that one goes on.
 
 from __future__ import annotations
 
-from typing import Tuple
+from typing import Dict, Tuple
 
-from writebackd.estimate.drain import written_by
-from writebackd.model import DeviceSample, IoClass, Memory, Mode, Sample, Stuck, replace
+from writebackd.estimate.drain import BUSY_SHARE, written_by
+from writebackd.model import IoClass, Memory, Mode, Sample, Stuck, replace
 
 # On a limit's way down what is dirty falls as long as anything drains.  Where it is above the goal
 # by this factor, with so much of the limit taken that writers are held back, and has not fallen by
 # so much from its highest for so long while a device completed nothing at all, it is stuck.
 ABOVE, HELD_SHARE, STUCK_BYTES, STUCK_S = 1.25, 0.9, 2 << 20, 3.0
-# Or by so much of it, as far as a limit on its way down is kept above what is dirty.
-STUCK_SHARE = 0.005
 # More of it, once some is known: by so much more, since writers overshoot a small limit.
 OVERSHOT_BYTES = 8 << 20
-# At the goal, or what its own writers have brought on top of what is known: where all others
-# together wrote back less than STUCK_BYTES meanwhile, and less than this part of what stands
-# there.  A flood that has room writes much more, through a small limit many times what it is.
+# At the goal, or what its own writers have brought on top of what is known: where others slept for
+# the limit all the time, on devices that are not busy, and all together wrote back less than
+# STUCK_BYTES, and less than this part of what stands there.  A flood keeps its device busy, or
+# writes much more, through a small limit many times what it is.
 STUCK_PART = 0.25
 # No tick counts for more: a guest that was paused saw none of a long one.
 TICK_MOST_S = 1.0
@@ -52,19 +51,21 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
         hang = tuple([name for name in stuck.suspects if name in hang])
     if not hang:
         return _calm(stuck)
-    if stuck.left_bytes is None or left < stuck.left_bytes - max(STUCK_BYTES, STUCK_SHARE * left):
+    if stuck.left_bytes is None or left < stuck.left_bytes - STUCK_BYTES:
         return replace(
-            stuck, suspects=hang, left_bytes=left, lasted_s=0.0, written=0, above=above
+            stuck, suspects=hang, left_bytes=left, lasted_s=0.0, written=0, above=above,
+            starved=True,
         )
     above = above and stuck.above
-    written = stuck.written + sum([_written_back(seen) for seen in sample.devices])
+    starved = stuck.starved and _starved(sample, hang)
+    written = stuck.written + _written_back(sample)
     lasted_s = stuck.lasted_s + min(sample.dt_s, TICK_MOST_S)
     if lasted_s < STUCK_S:
         return replace(
             stuck, suspects=hang, left_bytes=max(left, stuck.left_bytes), lasted_s=lasted_s,
-            written=written, above=above,
+            written=written, above=above, starved=starved,
         )
-    if above or written < min(STUCK_BYTES, STUCK_PART * (left - stuck.bytes)):
+    if above or (starved and written < min(STUCK_BYTES, STUCK_PART * (left - stuck.bytes))):
         since_s = stuck.since_s if stuck.bytes else sample.time_s
         return Stuck(left, tuple(dict.fromkeys(stuck.hang + hang)), since_s)
     return _calm(stuck)
@@ -81,12 +82,28 @@ def hanging(sample: Sample) -> Tuple[str, ...]:
     ])
 
 
-def _written_back(seen: DeviceSample) -> int:
-    """Of its pages; with what syncs and direct IO wrote where nobody tells these apart."""
-    if seen.classes is None:
-        return seen.write_bytes
-    background = seen.classes.get(IoClass.BACKGROUND_WRITE)
-    return background.bytes if background is not None else 0
+def _starved(sample: Sample, hang: Tuple[str, ...]) -> bool:
+    """Whether writers to other devices slept for the limit, though none of these is busy."""
+    slept = {task.device for task in sample.tasks if task.throttled_s}
+    others = [
+        seen for seen in sample.devices
+        if seen.device.name in slept and seen.device.name not in hang
+    ]
+    return bool(others) and not any(seen.busy_share >= BUSY_SHARE for seen in others)
+
+
+def _written_back(sample: Sample) -> int:
+    """Bytes of pages, in this tick; with those of syncs and direct IO where nobody tells."""
+    written: Dict[Tuple[str, ...], int] = {}
+    for seen in sample.devices:
+        size = seen.write_bytes
+        if seen.classes:
+            background = seen.classes.get(IoClass.BACKGROUND_WRITE)
+            size = background.bytes if background is not None else 0
+        # All volumes of a disk have its classes.
+        leaves = seen.device.leaf_devnos
+        written[leaves] = max(size, written.get(leaves, 0))
+    return sum(written.values())
 
 
 def _calm(stuck: Stuck) -> Stuck:
