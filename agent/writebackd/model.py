@@ -781,6 +781,9 @@ class PaceMemory:
     rates: Mapping[str, int] = field(default_factory=dict)  # by path: what was asked for
     room: Optional[float] = None  # bytes per second that the disk is known to drain for them
     limit_bytes: Optional[int] = None  # the global limit that goes with it
+    wide: float = 1.0  # share of what that may be, left by freezes that took long
+    wide_since_s: float = float("inf")  # since when it is in force
+    freeze_s: float = 0.0  # the last of these freezes
     step_s: float = float("-inf")  # when the rate was last moved
     slow_s: float = 0.0  # in a row, while paced: with a full cache; before: with slow syncs
     bad_rate: float = float("inf")  # at which the cache was last seen to fill up

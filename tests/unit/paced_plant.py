@@ -79,6 +79,7 @@ class PacedPlant:
     syncing: bool = True
     oldest_s: float = 0.0  # age of the sync that is in flight at the tick
     entangled_s: float = 0.0  # that every sync waits for paced data
+    freeze_s: float = 0.0  # a freeze that returned before this tick took so long
     limit: int = AS_FOUND
     background: int = AS_FOUND // 2
     time_s: float = 1000.0
@@ -180,6 +181,7 @@ class PacedPlant:
                     sync=SyncSample(
                         fsyncs=number, latency=histogram if number else Histogram(),
                         inflight=int(self.syncing), oldest_s=self.oldest_s,
+                        syncfs_latency=latencies(self.freeze_s, int(self.freeze_s > 0)),
                     ),
                 ),
             ),

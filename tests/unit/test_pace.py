@@ -34,6 +34,7 @@ from writebackd.policy.schema import Policy, Protect
 
 NOW = 1000.0
 WIDE = 400 << 20
+DEADBAND = 0.1  # of the ramp: a goal that moved by less is not written
 
 
 def policy(**levers: Any) -> Policy:
@@ -337,6 +338,102 @@ def test_drain_time_bounds_the_limit_as_well() -> None:
     host.run(60)
     decision = host.tick()
     assert (decision.limit_bytes or 0) <= 0.5 * host.rate
+
+
+def freeze(host: PacedPlant, *seconds: float) -> Decision:
+    """The decision once what freezes, that return one a tick, change is in force."""
+    for took_s in seconds:
+        host.freeze_s = took_s
+        host.tick()
+    host.freeze_s = 0.0
+    return host.run(60)[-1]
+
+
+def paced(**changes: Any) -> PacedPlant:
+    """A flood that is held, under the limit that goes with it for long enough."""
+    host = plant(**changes)
+    host.run(100)
+    return host
+
+
+def worth_s(host: PacedPlant, decision: Decision) -> float:
+    """Seconds of the pace that the limit is worth."""
+    return (decision.limit_bytes or 0) / host.rate
+
+
+def test_a_freeze_that_took_long_makes_the_limit_smaller() -> None:
+    host = paced()
+    before = worth_s(host, host.tick())
+    decision = freeze(host, 1.5)
+    assert worth_s(host, decision) == pytest.approx(0.62 * before, rel=DEADBAND)
+    assert "a freeze or syncfs took 1.6 s, so the limit is 62 % of what it may be" in said(decision)
+    assert worth_s(host, freeze(host, 1.2)) == pytest.approx(0.62 * 0.78 * before, rel=DEADBAND)
+
+
+def test_one_freeze_takes_no_more_than_half_and_all_no_more_than_nine_tenths() -> None:
+    host = paced()
+    before = worth_s(host, host.tick())
+    assert worth_s(host, freeze(host, 30.0)) == pytest.approx(0.5 * before, rel=DEADBAND)
+    for took_s in (20.0, 14.0, 9.0, 6.0):
+        decision = freeze(host, took_s)
+    assert worth_s(host, decision) == pytest.approx(0.1 * before, rel=2 * DEADBAND)
+
+
+def test_of_freezes_that_return_one_after_the_other_only_one_met_the_larger_limit() -> None:
+    host = paced()
+    before = worth_s(host, host.tick())
+    after = worth_s(host, freeze(host, 2.0, 2.6, 3.3, 4.1))
+    assert after == pytest.approx(0.5 * before, rel=DEADBAND)
+
+
+def test_where_a_smaller_limit_makes_freezes_no_shorter_it_comes_back() -> None:
+    host = paced()
+    before = worth_s(host, host.tick())
+    assert worth_s(host, freeze(host, 4.0)) < 0.6 * before
+    for _ in range(2):
+        decision = freeze(host, 4.0)
+        assert worth_s(host, decision) == pytest.approx(before, rel=DEADBAND)
+        assert "freeze" not in said(decision)
+
+
+def test_a_freeze_that_is_quick_changes_nothing() -> None:
+    host = paced()
+    before = worth_s(host, host.tick())
+    decision = freeze(host, 0.95)
+    assert worth_s(host, decision) == pytest.approx(before, rel=DEADBAND)
+    assert "freeze" not in said(decision)
+
+
+@pytest.mark.parametrize("in_force", [0.1, 4.0])
+def test_a_freeze_that_began_under_another_limit_says_nothing_of_this_one(in_force: float) -> None:
+    """Such as a backlog's, which is gone when the freeze returns, or another disk's."""
+    host = paced()
+    before = worth_s(host, host.tick())
+    host.limit = int(in_force * host.limit)
+    host.run(5)
+    decision = freeze(host, 19.0)
+    assert worth_s(host, decision) == pytest.approx(before, rel=DEADBAND)
+
+
+def test_what_a_freeze_taught_is_kept_while_nobody_floods() -> None:
+    host = paced()
+    before = worth_s(host, host.tick())
+    freeze(host, 2.0)
+    host.flooding = False
+    assert not host.run(120)[-1].settings
+    host.flooding = True
+    decision = host.run(60)[-1]
+    assert decision.settings and worth_s(host, decision) < 0.6 * before
+
+
+def test_a_policy_s_ceiling_below_the_limit_under_pace_is_that_limit() -> None:
+    host = paced()
+    ceiling = host.limit // 4
+    host.policy = replace(host.policy, limits=replace(host.policy.limits, ceiling_bytes=ceiling))
+    host.run(60)
+    for took_s in (16.0, 11.0, 7.0):
+        decision = freeze(host, took_s)
+    assert decision.limit_bytes is not None and decision.limit_bytes < 0.7 * ceiling
 
 
 def test_the_limit_stays_tight_until_the_kernel_shows_the_pace() -> None:

@@ -9,6 +9,7 @@ from typing import Any, Mapping, Sequence, Tuple
 import pytest
 
 import samples
+from plant import latencies
 from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
 from writebackd.control.decide import DIRTYABLE_SHARE, decide, rebounded, released
 from writebackd.estimate.shares import shared_limit
@@ -177,10 +178,20 @@ def test_what_a_slow_disk_writes_beside_it_is_not(goal: int, rate: float) -> Non
     assert after(lefts, goal * MB, memory=memory, written=int(rate * MB)).bytes == 0
 
 
-def array(**classes: int) -> DeviceSample:
-    """It wrote so many bytes of each class in a tick."""
-    seen = {IoClass[name]: ClassSample(9, size, Histogram()) for name, size in classes.items()}
-    return DeviceSample(RAID, write_bytes=sum(classes.values()), writes=9, classes=seen)
+def array(took_s: float = 2e-3, **classes: int) -> DeviceSample:
+    """It wrote so many bytes of each class in a tick, nine requests each; syncs keep it busy."""
+    latency = latencies(took_s, 9)
+    seen = {IoClass[name]: ClassSample(9, size, latency) for name, size in classes.items()}
+    return DeviceSample(
+        RAID, write_bytes=sum(classes.values()), writes=9, classes=seen, busy_share=0.9
+    )
+
+
+def untold(seen: DeviceSample) -> DeviceSample:
+    """The same where the kernel keeps no start times, and queues that are busy for half a tick."""
+    told = seen.classes or {}
+    classes = {name: replace(each, latency=Histogram()) for name, each in told.items()}
+    return replace(seen, classes=classes, busy_share=0.5)
 
 
 def beside(sample: Sample, memory: Memory, *devices: DeviceSample) -> Memory:
@@ -194,9 +205,14 @@ def beside(sample: Sample, memory: Memory, *devices: DeviceSample) -> Memory:
     (array(SYNC_WRITE=8 * MB, JOURNAL=8 * MB, BACKGROUND_WRITE=CREEP), True),
     (array(SYNC_WRITE=8 * MB, JOURNAL=8 * MB), True),
     (array(SYNC_WRITE=8 * MB, JOURNAL=8 * MB, BACKGROUND_WRITE=60 * MB), False),
+    # Works on pages for most of the tick, though it gets few of them done.
+    (array(0.08, SYNC_WRITE=8 * MB, BACKGROUND_WRITE=CREEP), False),
+    (array(0.08, SYNC_WRITE=8 * MB), True),
+    (untold(array(SYNC_WRITE=8 * MB, BACKGROUND_WRITE=CREEP)), True),
+    (replace(untold(array(SYNC_WRITE=8 * MB, BACKGROUND_WRITE=CREEP)), busy_share=0.7), False),
     # Seen by diskstats only: a volume whose requests are another's.
-    (replace(array(SYNC_WRITE=8 * MB), classes={}), False),
-    (replace(array(SYNC_WRITE=8 * MB), classes=None), False),
+    (replace(array(SYNC_WRITE=8 * MB), classes={}, busy_share=0.2), False),
+    (replace(array(SYNC_WRITE=8 * MB), classes=None, busy_share=0.2), False),
 ])
 def test_what_syncs_write_is_no_writeback(busy: DeviceSample, more: bool) -> None:
     """A database makes the limit small, and its fsyncs go on all the time."""
@@ -205,6 +221,30 @@ def test_what_syncs_write_is_no_writeback(busy: DeviceSample, more: bool) -> Non
     for _ in range(8):
         memory = beside(look(memory, limit, limit)[0], memory, busy)
     assert memory.stuck.bytes == (limit if more else 129 * MB)
+
+
+def test_what_writers_bring_to_a_server_is_written_back_as_far_as_anybody_knows() -> None:
+    """Or the limit would grow for as long as they flood it beside a disk that hangs."""
+    limit = 129 * MB + GOAL
+    for device, brought, more in ((None, 0, True), (None, MB, False), (RAID.name, MB, True)):
+        memory = stuck_memory(KNOWN)
+        for _ in range(8):
+            sample, _ = look(memory, limit, limit)
+            copy = TaskSample(8, "cp", 1, device, dirtied_bytes=brought)
+            sample = replace(sample, tasks=(*sample.tasks, copy))
+            memory = beside(sample, memory, array(SYNC_WRITE=8 * MB))
+        assert memory.stuck.bytes == (limit if more else 129 * MB)
+
+
+def test_volumes_of_the_disk_that_hangs_are_no_others_though_they_show_it_later() -> None:
+    second = replace(HUNG, device=replace(OTHER, name="dm-1", devno="254:1"))
+    for inflight, more in ((0, True), (8, False)):  # another disk's, idle; or one that hangs, too
+        memory = WIDE
+        for tick in range(8):
+            sample, _ = look(memory, 64 * MB, 64 * MB, slept="dm-1")
+            late = replace(second, inflight=inflight if tick else 0)
+            memory = beside(sample, memory, late)
+        assert memory.stuck.bytes == (64 * MB if more else 0)
 
 
 def test_what_volumes_of_one_disk_write_back_is_counted_once() -> None:
@@ -224,6 +264,16 @@ def test_what_several_disks_write_back_is_counted_together() -> None:
     for _ in range(8):
         sample, _ = look(memory, limit, limit)
         memory = beside(sample, memory, seen, replace(seen, device=second))
+    assert memory.stuck.bytes == 129 * MB
+
+
+def test_disks_whose_leaves_are_not_listed_are_several_as_well() -> None:
+    limit = 129 * MB + GOAL
+    bare = [replace(array(BACKGROUND_WRITE=CREEP), device=replace(each, leaf_devnos=()))
+            for each in (RAID, replace(RAID, name="sdc", devno="8:32"))]
+    memory = stuck_memory(KNOWN)
+    for _ in range(8):
+        memory = beside(look(memory, limit, limit)[0], memory, *bare)
     assert memory.stuck.bytes == 129 * MB
 
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Mapping, Tuple
 
 from writebackd.control.guards import SYNCED_LATELY_S
-from writebackd.control.law import Want, kernel_floor_bytes
-from writebackd.control.paced import Domain, PaceTick
+from writebackd.control.law import Want
+from writebackd.control.paced import Domain, PaceTick, within
 from writebackd.control.scene import Scene
 from writebackd.model import (
     Device,
@@ -63,7 +63,7 @@ def pace(
 
     While a pace is in force the device wants a wide limit: what the paced cgroups write in
     WIDE_S (drain-time, where that is less), no more, or sync(2) and freezes would wait for
-    gigabytes at that rate.
+    gigabytes at that rate; less, once a freeze was seen to.
     """
     memory = remember_syncers(memory, sample)
     if not policy.levers.pace or memory.yielded is not None or memory.pin_bytes is not None:
@@ -91,8 +91,7 @@ def pace(
                 if now.limit_bytes is not None:
                     device = scene.devices[name].device
                     bounds = policy.for_device(name, device.devno, device.driver)
-                    floor = max(bounds.floor_bytes, kernel_floor_bytes(sample.host))
-                    limit = max(floor, min(now.limit_bytes, bounds.ceiling_bytes))
+                    limit = within(bounds, sample.host, now.limit_bytes)
                     want = replace(want, target_bytes=limit)
             changed[name] = want
     return Paced(list(changed.values()), tuple(settings), replace(memory, paces=paces))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Dict, Tuple
 
 from writebackd.estimate.drain import BUSY_SHARE, written_by
-from writebackd.model import IoClass, Memory, Mode, Sample, Stuck, replace
+from writebackd.model import DeviceSample, IoClass, Memory, Mode, Sample, Stuck, replace
 
 # On a limit's way down what is dirty falls as long as anything drains.  Where it is above the goal
 # by this factor, with so much of the limit taken that writers are held back, and has not fallen by
@@ -46,7 +46,7 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
     above = left - known > ABOVE * goal + (OVERSHOT_BYTES if stuck.bytes else 0)
     if left < HELD_SHARE * vm.threshold_bytes:
         return _calm(stuck)
-    hang = hanging(sample)
+    hang = now_hanging = hanging(sample)
     if stuck.left_bytes is not None:
         hang = tuple([name for name in stuck.suspects if name in hang])
     if not hang:
@@ -57,7 +57,7 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
             starved=True,
         )
     above = above and stuck.above
-    starved = stuck.starved and _starved(sample, hang)
+    starved = stuck.starved and _starved(sample, now_hanging)
     written = stuck.written + _written_back(sample)
     lasted_s = stuck.lasted_s + min(sample.dt_s, TICK_MOST_S)
     if lasted_s < STUCK_S:
@@ -89,11 +89,23 @@ def _starved(sample: Sample, hang: Tuple[str, ...]) -> bool:
         seen for seen in sample.devices
         if seen.device.name in slept and seen.device.name not in hang
     ]
-    return bool(others) and not any(seen.busy_share >= BUSY_SHARE for seen in others)
+    return bool(others) and not any(_busy(seen, sample.dt_s) for seen in others)
+
+
+def _busy(seen: DeviceSample, dt_s: float) -> bool:
+    """Whether the device works on pages for most of the tick; on anything where nobody tells."""
+    classes = seen.classes or {}
+    if not any(each.latency.counts for each in classes.values()):
+        return seen.busy_share >= BUSY_SHARE
+    background = classes.get(IoClass.BACKGROUND_WRITE)
+    return background is not None and background.latency.total_s() >= BUSY_SHARE * dt_s
 
 
 def _written_back(sample: Sample) -> int:
-    """Bytes of pages, in this tick; with those of syncs and direct IO where nobody tells."""
+    """Bytes of pages, in this tick; with those of syncs and direct IO where nobody tells.
+
+    What goes to no disk, a server's, is not seen to drain: as much as its writers bring.
+    """
     written: Dict[Tuple[str, ...], int] = {}
     for seen in sample.devices:
         size = seen.write_bytes
@@ -101,9 +113,10 @@ def _written_back(sample: Sample) -> int:
             background = seen.classes.get(IoClass.BACKGROUND_WRITE)
             size = background.bytes if background is not None else 0
         # All volumes of a disk have its classes.
-        leaves = seen.device.leaf_devnos
+        leaves = seen.device.leaf_devnos or (seen.device.devno,)
         written[leaves] = max(size, written.get(leaves, 0))
-    return sum(written.values())
+    elsewhere = sum([task.dirtied_bytes for task in sample.tasks if task.device is None])
+    return sum(written.values()) + elsewhere
 
 
 def _calm(stuck: Stuck) -> Stuck:
