@@ -774,6 +774,19 @@ class Lift:
 
 
 @dataclass(frozen=True)
+class Freezes:
+    """What freezes and syncfs took under pace; see control/freezes.py."""
+
+    share: float = 1.0  # of what the limit may be
+    before: float = 1.0  # the same before the last cut
+    since_s: float = float("inf")  # since when that limit is in force
+    took_s: float = 0.0  # the last that took long, and the limit in force then
+    limit_bytes: int = 0
+    at_s: float = float("-inf")
+    useless: bool = False  # a smaller limit made it no shorter
+
+
+@dataclass(frozen=True)
 class PaceMemory:
     """What is remembered of pacing on one disk; see control/pace.py."""
 
@@ -781,9 +794,7 @@ class PaceMemory:
     rates: Mapping[str, int] = field(default_factory=dict)  # by path: what was asked for
     room: Optional[float] = None  # bytes per second that the disk is known to drain for them
     limit_bytes: Optional[int] = None  # the global limit that goes with it
-    wide: float = 1.0  # share of what that may be, left by freezes that took long
-    wide_since_s: float = float("inf")  # since when it is in force
-    freeze_s: float = 0.0  # the last of these freezes
+    freezes: Freezes = Freezes()
     step_s: float = float("-inf")  # when the rate was last moved
     slow_s: float = 0.0  # in a row, while paced: with a full cache; before: with slow syncs
     bad_rate: float = float("inf")  # at which the cache was last seen to fill up

@@ -206,6 +206,17 @@ def test_syncfs_has_a_histogram_of_its_own(disk: Scratch, probe: BpfProbe) -> No
     assert seen.latency.total == 0
 
 
+def test_a_freeze_is_one_where_functions_can_be_hooked(disk: Scratch, probe: BpfProbe) -> None:
+    """Of a snapshot, say; it is no syscall that could be watched in its place."""
+    fd = os.open(prepared(disk), os.O_RDWR)
+    os.pwrite(fd, b"z" * 4096, 0)
+    read(probe)
+    run("fsfreeze", "--freeze", str(disk.mountpoint))
+    run("fsfreeze", "--unfreeze", str(disk.mountpoint))
+    os.close(fd)
+    assert syncs(read(probe), disk).syncfs_latency.total == ("syncfs" in probe.choice.sync)
+
+
 def test_fsync_of_the_block_device_itself(disk: Scratch, probe: BpfProbe) -> None:
     fd = os.open(f"/dev/{disk.device}", os.O_RDONLY)
     read(probe)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import human
+from writebackd.control.freezes import weigh
 from writebackd.control.guards import unit_of
 from writebackd.control.law import Want, kernel_floor_bytes
 from writebackd.control.ramp import DEADBAND as LIMIT_DEADBAND
@@ -57,9 +58,6 @@ BETTER = 0.6
 # What the limit is worth while paced, in seconds of the pace: with 3 s syncs were no faster, but
 # commits on ext4 waited up to 1.5 s for the paced cgroup's data, instead of 0.6 s.
 WIDE_S = 1.0
-# A freeze (a snapshot's) or syncfs that took longer makes that less, by as much but half at once,
-# and no further than to this share.  One that took nearly as long again did not wait for that.
-FREEZE_S, FREEZE_CUT, WIDE_LEAST, NO_SHORTER = 1.0, 0.5, 0.1, 0.9
 # How long a try that did not help is remembered, and one that did.
 BARRED_S, PROVED_S = 600.0, 600.0
 # Smoothed rates forget half in this time: destage and flusher come in bursts of a second.
@@ -332,41 +330,28 @@ class PaceTick:
             late=self._slow(),
             helps=not verdict,
         )
-        if memory.wide < 1:
+        if memory.freezes.share < 1:
             why += (
-                f"; a freeze or syncfs took {memory.freeze_s:.1f} s, so the limit is "
-                f"{100 * memory.wide:.0f} % of what it may be"
+                f"; a freeze or syncfs took {memory.freezes.took_s:.1f} s, so the limit is "
+                f"{100 * memory.freezes.share:.0f} % of what it may be"
             )
         return memory, f"{_names(memory)} held at {_speed(memory.rate or 0)}: {why}"
 
     def _weigh_freezes(self, memory: PaceMemory) -> PaceMemory:
-        """A smaller limit once a freeze or syncfs was seen to wait for what it lets be dirty.
-
-        Only one that began when that limit was in force: else it was another's worth, or a backlog.
-        """
-        if memory.limit_bytes is None or not self._under_pace(memory.limit_bytes):
-            return replace(memory, wide_since_s=float("inf"))
-        since_s = min(memory.wide_since_s, self.now_s)
-        memory = replace(memory, wide_since_s=since_s)
         syncs = [self.scene.devices[name].sync for name in self.domain.group]
         waits = [sync.syncfs_latency for sync in syncs if sync is not None]
-        # By the buckets' lower edges, or 0.95 s would be more than 1.
-        slow = [each.quantile(1.0) or 0.0 for each in waits if each.count_above(FREEZE_S)[0]]
-        took_s = max(slow, default=0.0)
-        if not slow or self.now_s - since_s < took_s:
-            return memory
-        wide = max(WIDE_LEAST, memory.wide * max(FREEZE_CUT, FREEZE_S / took_s))
-        if memory.freeze_s and took_s >= NO_SHORTER * memory.freeze_s:
-            wide = 1.0  # what it waits for is not the limit's: the disk, say
-        return replace(memory, wide=wide, freeze_s=took_s, wide_since_s=float("inf"))
+        limit = self._limit_under_pace(memory)
+        return replace(memory, freezes=weigh(memory.freezes, self.now_s, limit, waits))
 
-    def _under_pace(self, wanted: int) -> bool:
-        """Whether that limit is in force, but for what a device's own bounds make of it."""
+    def _limit_under_pace(self, memory: PaceMemory) -> Optional[int]:
+        """The limit in force, if it is the one under pace, but for what a device's bounds are."""
+        if memory.limit_bytes is None:
+            return None
         for name in self.domain.group:
-            limit = within(self._bounds(name), self.sample.host, wanted)
+            limit = within(self._bounds(name), self.sample.host, memory.limit_bytes)
             if limit / IN_FORCE_HIGH <= self._limit(name) <= IN_FORCE_HIGH * limit:
-                return True
-        return False
+                return self._limit(name)
+        return None
 
     def _taken(self, memory: PaceMemory) -> Optional[str]:
         """A paced cgroup whose pace somebody else has changed: it is his now."""
@@ -399,7 +384,7 @@ class PaceTick:
             self._bounds(estimate.name).drain_time_s for estimate in self.estimates
         )
         # The arbitration keeps a goal that was up to its deadband larger.
-        seconds = (1 - LIMIT_DEADBAND) * memory.wide * min(drain_time, WIDE_S)
+        seconds = (1 - LIMIT_DEADBAND) * memory.freezes.share * min(drain_time, WIDE_S)
         limit = int(seconds * (memory.rate or 0.0))
         # What a rate comes to is seen from here on: systemd may have needed seconds for it.
         step_s = self.now_s if memory.limit_bytes is None else memory.step_s
