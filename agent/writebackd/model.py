@@ -780,9 +780,9 @@ class Freezes:
     share: float = 1.0  # of what the limit may be
     before: float = 1.0  # the same before the last cut
     since_s: float = float("inf")  # since when that limit is in force
-    took_s: float = 0.0  # the last that took long, and the limit in force then
-    limit_bytes: int = 0
-    at_s: float = float("-inf")
+    took_s: float = 0.0  # the last that took long ...
+    limit_s: float = 0.0  # ... and the limit in force then, seconds of the pace
+    at_s: float = float("-inf")  # when one last took so long, or would have without the cuts
     useless: bool = False  # a smaller limit made it no shorter
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import human
 from writebackd.control.freezes import weigh
@@ -330,28 +330,31 @@ class PaceTick:
             late=self._slow(),
             helps=not verdict,
         )
-        if memory.freezes.share < 1:
+        freezes = memory.freezes
+        if freezes.share < 1:
             why += (
-                f"; a freeze or syncfs took {memory.freezes.took_s:.1f} s, so the limit is "
-                f"{100 * memory.freezes.share:.0f} % of what it may be"
+                f"; the last slow freeze or syncfs took {freezes.took_s:.1f} s, so the limit is "
+                f"{100 * freezes.share:.0f} % of what it may be"
             )
+        if freezes.useless:
+            why += "; a smaller limit made freezes no shorter"
         return memory, f"{_names(memory)} held at {_speed(memory.rate or 0)}: {why}"
 
     def _weigh_freezes(self, memory: PaceMemory) -> PaceMemory:
-        syncs = [self.scene.devices[name].sync for name in self.domain.group]
+        limits = self._limits_under_pace(memory)
+        limit_s = min(limits.values()) / (memory.rate or 1.0) if limits else None
+        syncs = [self.scene.devices[name].sync for name in limits]
         waits = [sync.syncfs_latency for sync in syncs if sync is not None]
-        limit = self._limit_under_pace(memory)
-        return replace(memory, freezes=weigh(memory.freezes, self.now_s, limit, waits))
+        return replace(memory, freezes=weigh(memory.freezes, self.now_s, limit_s, waits))
 
-    def _limit_under_pace(self, memory: PaceMemory) -> Optional[int]:
-        """The limit in force, if it is the one under pace, but for what a device's bounds are."""
-        if memory.limit_bytes is None:
-            return None
-        for name in self.domain.group:
-            limit = within(self._bounds(name), self.sample.host, memory.limit_bytes)
+    def _limits_under_pace(self, memory: PaceMemory) -> Dict[str, int]:
+        """The limits in force of the devices that have the one under pace, within their bounds."""
+        limits = {}
+        for name in self.domain.group if memory.limit_bytes is not None else ():
+            limit = within(self._bounds(name), self.sample.host, memory.limit_bytes or 0)
             if limit / IN_FORCE_HIGH <= self._limit(name) <= IN_FORCE_HIGH * limit:
-                return self._limit(name)
-        return None
+                limits[name] = self._limit(name)
+        return limits
 
     def _taken(self, memory: PaceMemory) -> Optional[str]:
         """A paced cgroup whose pace somebody else has changed: it is his now."""
