@@ -23,8 +23,9 @@ struct {
 
 static const struct sync_stats no_syncs;
 
+/* As `dirtiers`. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
 	__type(key, struct cgroup_key);
 	__type(value, struct cgroup_syncs);
@@ -43,7 +44,8 @@ static __always_inline void note_syncing_cgroup(__u32 dev, __u64 now)
 		return;
 	}
 	struct cgroup_syncs first = { .count = 1, .last_ns = now, .tgid = tgid };
-	bpf_map_update_elem(&cgroup_syncs, &key, &first, BPF_ANY);
+	if (bpf_map_update_elem(&cgroup_syncs, &key, &first, BPF_ANY))
+		__sync_fetch_and_add(&shared.no_room, 1);
 }
 
 static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)

@@ -84,7 +84,7 @@ struct cgroup_key {
 
 struct cgroup_syncs {
 	__u64 count;
-	__u64 last_ns; /* tells an entry that was thrown out and came back */
+	__u64 last_ns; /* tells an entry that was removed and came back */
 	__u32 tgid; /* of the last one: user space finds the cgroup's path by it */
 	__u32 pad;
 };
@@ -133,6 +133,7 @@ struct probe_state {
 	__u64 no_slot; /* completions of queues beyond the slots */
 	__u64 sync_lost; /* syncs whose table was full */
 	__u64 sync_unmatched; /* syncs entered where their end cannot be seen */
+	__u64 no_room; /* looks at threads and cgroups whose table was full */
 };
 
 #endif

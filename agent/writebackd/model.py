@@ -439,7 +439,8 @@ class ProbeInfo:
     backend: str
     request_hook: Optional[str] = None
     fsync_hook: Optional[str] = None
-    misses: Tuple[str, ...] = ()
+    misses: Tuple[str, ...] = ()  # by its hooks
+    lost: Tuple[str, ...] = ()  # counted so far, for want of room or of an end
     map_bytes: int = 0
     bpf_ns_per_io: Optional[float] = None
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -17,7 +18,7 @@ import pytest
 from tests.kernel.scratch import Scratch, run, scratch_disk
 from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.libbpf import BpfError, library
 from writebackd.kernel.probe import (
     BpfProbe,
     NoSuchProbe,
@@ -29,7 +30,7 @@ from writebackd.kernel.readers import Reading
 from writebackd.model import ClassSample, ForeignWrite, IoClass, SyncSample
 
 FILESYSTEMS = ("ext4", "xfs")
-LIBC = __import__("ctypes").CDLL(None, use_errno=True)
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture(scope="module", params=FILESYSTEMS)
@@ -349,19 +350,69 @@ def test_another_disk_under_the_same_name_starts_at_zero() -> None:
         probe.close()
 
 
+@pytest.mark.parametrize("cpus", [2, 64, 256, 512])
 @pytest.mark.parametrize("queue_latency", [False, True])
-def test_maps_stay_below_16_mb_on_256_cpus_with_1024_devices(queue_latency: bool) -> None:
+def test_maps_stay_below_16_mb_with_1024_devices(queue_latency: bool, cpus: int) -> None:
     probe = BpfProbe(
-        object_image(), KernelFiles(), queue_latency=queue_latency, cpus=256, devices=1024
+        object_image(), KernelFiles(), queue_latency=queue_latency, cpus=cpus, devices=1024
     )
     try:
         size = probe.info().map_bytes
-        print(f"\nmaps, 256 CPUs, 1024 devices, queue latency {queue_latency}: "
+        print(f"\nmaps, {cpus} CPUs, 1024 devices, queue latency {queue_latency}: "
               f"{size / (1 << 20):.1f} MB")
         assert size <= 16 << 20
         assert probe.sizes.slots >= 1024
     finally:
         probe.close()
+
+
+TABLES = ("dirtiers", "cgroup_syncs")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_loses_no_live_entry_before_it_is_full(name: str) -> None:
+    """No CPU keeps free places that others lack: an LRU table's would, 128 each."""
+    probe = BpfProbe(object_image(), KernelFiles())
+    cpus = os.sched_getaffinity(0)
+    try:
+        table = probe._object.map(name)
+        assert table.max_entries >= 256 * len(cpus)
+        # What the host itself does meanwhile has room.
+        wanted = [bytes([1]) + n.to_bytes(table.key_size - 1, "little")
+                  for n in range(table.max_entries - 64)]
+        value = bytes(table.value_size)
+        for number, key in enumerate(wanted):
+            os.sched_setaffinity(0, {sorted(cpus, reverse=True)[min(number, len(cpus) - 1)]})
+            assert not library().bpf_map_update_elem(
+                ctypes.c_int(table.fd), key, value, ctypes.c_uint64(0)
+            )
+        held = {key for key, _ in table.batch_reader(256).read()}
+        assert set(wanted) <= held, f"{len(set(wanted) - held)} of {len(wanted)} thrown out"
+    finally:
+        os.sched_setaffinity(0, cpus)
+        probe.close()
+
+
+def test_a_full_table_is_counted_and_has_room_a_tick_later(
+    disk: Scratch, probe: BpfProbe
+) -> None:
+    assert disk.mountpoint is not None
+    write = "import os; f = open('full', 'wb', 0); [f.write(b'x' * 4096) for _ in range(4096)]"
+    write = f"import os; os.chdir({str(disk.mountpoint)!r}); {write}"
+    read(probe)
+    table = probe._object.map("dirtiers")
+    for number in range(table.max_entries):
+        key = (1 << 24 | number).to_bytes(4, sys.byteorder)  # beyond any thread's id
+        library().bpf_map_update_elem(
+            ctypes.c_int(table.fd), key, bytes(table.value_size), ctypes.c_uint64(0)
+        )
+    subprocess.run([sys.executable, "-c", write], check=True)
+    (lost,) = [text for text in probe.info().lost if "who dirties" in text]
+    assert int(lost.split()[0]) > 0
+    read(probe)
+    child = subprocess.Popen([sys.executable, "-c", write])
+    assert child.wait() == 0
+    assert [task.pid for task in read(probe).tasks if task.pid == child.pid]
 
 
 def test_without_the_object_the_daemon_goes_on_with_proc(

@@ -201,6 +201,7 @@ class FakeMap:
     def __init__(self, entries: List[Tuple[bytes, bytes]]) -> None:
         self.entries = entries
         self.deleted: List[bytes] = []
+        self.max_entries = 4
 
     def batch_reader(self, most: int) -> "FakeMap":
         return self

@@ -7,7 +7,7 @@ import fcntl
 import importlib.util
 import os
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import pytest
 
@@ -132,12 +132,28 @@ def test_levers_of_a_daemon_that_runs_are_named(
         answer = status_json(shown)
         monkeypatch.setattr(checks, "request", lambda *_, answer=answer, **more: answer)
         found = [text for level, text in checks.daemon(tmp_path) if level == "good"]
-        assert found[0].startswith("writebackd runs") and len(found) == 1 + count
+        held = [text for text in found if text.startswith("it holds")]
+        assert found[0].startswith("writebackd runs") and len(held) == count
         assert not count or "it holds queue sda: nr_requests 8 (found 64)" in found
 
 
+def test_what_the_probe_of_a_daemon_lost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = status_json(samples.guard())
+    monkeypatch.setattr(checks, "request", lambda *_, **more: answer)
+    assert "its probe lost 3 syncs whose end was missed" in texts(
+        list(checks.daemon(tmp_path)), "note"
+    )
+    answer["probe"]["lost"] = []
+    assert "its probe lost nothing" in texts(list(checks.daemon(tmp_path)), "good")
+
+
 def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = {"mode": "enforce", "policy": "default", "lease": {"watcher_pid": None}}
+    answer: Dict[str, Any] = {
+        "mode": "enforce", "policy": "default", "lease": {"watcher_pid": None},
+        "probe": {"backend": "libbpf"},  # an older one
+    }  # fmt: skip
     monkeypatch.setattr(checks, "request", lambda *args, **more: answer)
     assert "no watcher runs" in texts(list(checks.daemon(tmp_path)), "warning")
     answer["lease"] = {"watcher_pid": 7}

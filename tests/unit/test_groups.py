@@ -326,12 +326,16 @@ class FakeMap:
 
     def __init__(self) -> None:
         self.entries: Dict[bytes, bytes] = {}
+        self.max_entries = 1024
+
+    def delete(self, key: bytes) -> None:
+        del self.entries[key]
 
     def batch_reader(self, most: int) -> "FakeMap":
         return self
 
     def read(self) -> Iterator[Tuple[bytes, bytes]]:
-        return iter(self.entries.items())
+        return iter(list(self.entries.items()))
 
 
 DISK = 8 << 20 | 1
@@ -346,7 +350,7 @@ def test_syncs_of_a_cgroup_since_the_last_read() -> None:
     assert reader.read() == {}
     held.entries[key] = layout.CGROUP_SYNCS.pack(5, 200, 43)
     assert reader.read() == {(77, "8:1"): CgroupReading(syncs=2, pid=43)}
-    # Thrown out of the table and back in.
+    # Removed and back again.
     for count, at in ((1, 300), (1, 400)):
         held.entries[key] = layout.CGROUP_SYNCS.pack(count, at, 43)
         assert reader.read() == {(77, "8:1"): CgroupReading(syncs=1, pid=43)}
@@ -369,6 +373,44 @@ def test_what_a_cgroup_dirtied_is_the_sum_of_all_its_processes() -> None:
     assert reading.pid in everybody
     reader.read()
     assert reader.cgroups == {}
+
+
+def test_half_a_table_is_kept_free_and_the_active_threads_stay() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    half = held.max_entries // 2
+    for tid in range(half):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+    reader.read()
+    assert len(held.entries) == half
+    # The first ten go on, the last with the most; ten come.
+    for tid in range(10):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, (tid + 2) * 4096, 0, 7, tid)
+    for tid in range(half, half + 10):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+    assert len(reader.read()) == 20
+    kept = {int.from_bytes(tid, "little") for tid in held.entries}
+    assert len(kept) == half and kept >= {*range(10), *range(half, half + 10)}
+    # One that was removed and comes back is not counted twice.
+    (gone, *_) = set(range(half)) - kept
+    held.entries[gone.to_bytes(4, "little")] = layout.DIRTIER.pack(
+        1, 4096, 12288, 0, 7, 0, gone, DISK, b"dd"
+    )
+    assert [(task.pid, task.dirtied_bytes) for task in reader.read()] == [(gone, 8192)]
+
+
+def test_half_a_table_is_kept_free_and_the_cgroups_that_synced_last_stay() -> None:
+    held = FakeMap()
+    reader = CgroupSyncReader(held)  # type: ignore[arg-type]
+    for cgroup in range(held.max_entries):
+        key = layout.CGROUP_KEY.pack(cgroup, DISK)
+        held.entries[key] = layout.CGROUP_SYNCS.pack(9, 1000 + cgroup, 42)
+    assert len(reader.read()) == held.max_entries
+    kept = {layout.CGROUP_KEY.unpack(key)[0] for key in held.entries}
+    assert kept == set(range(held.max_entries // 2, held.max_entries))
+    key = layout.CGROUP_KEY.pack(3, DISK)
+    held.entries[key] = layout.CGROUP_SYNCS.pack(12, 5000, 42)
+    assert reader.read() == {(3, "8:1"): CgroupReading(syncs=12, pid=42)}
 
 
 def test_two_readers_together() -> None:

@@ -47,7 +47,8 @@ every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples
 # What scripts rely on; docs/commands.md promises it.
 CONTRACT: Dict[str, Any] = {
     "version": None, "mode": None, "policy": None, "uptime_s": None,
-    "probe": {"backend": None, "request_hook": None, "fsync_hook": None, "misses": None},
+    "probe": {"backend": None, "request_hook": None, "fsync_hook": None, "misses": None,
+              "lost": None},
     "limits": {
         "dirty_bytes": None, "dirty_background_bytes": None,
         "original": {

@@ -152,6 +152,10 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         yield "good", f"writebackd runs: {status['mode']}, policy {status['policy']}"
         for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
             yield "good", f"it holds {line}"
+        lost = status["probe"].get("lost", ())
+        yield from (("note", f"its probe lost {each}") for each in lost)
+        if not lost and status["probe"]["backend"] != "procfs":
+            yield "good", "its probe lost nothing"
         if status["lease"]["watcher_pid"] is None:
             yield (
                 "warning",

@@ -128,8 +128,9 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     if status["rivals"]:
         lines.append(one_line("rivals", _rivals_line(status["rivals"]), width))
     lines.append(one_line("hooks", _hooks_line(status["probe"]), width))
-    if status["probe"]["misses"]:
-        lines.append(one_line("unseen", "; ".join(status["probe"]["misses"]), width))
+    unseen = [*status["probe"]["misses"], *status["probe"].get("lost", ())]
+    if unseen:
+        lines.append(one_line("unseen", "; ".join(unseen), width))
     lease = status.get("lease") or {}
     if lease.get("watcher_pid") is not None:
         lines += labelled("lease", _lease_line(lease), width)

@@ -48,12 +48,12 @@ class ProbeConfig(C.Structure):
     ]
 
 
-# struct probe_state: a counter, a ring of writes to sysctls, three counters
+# struct probe_state: a counter, a ring of writes to sysctls, four counters
 SYSCTL_WRITES = 16
 # time_ns, cgroup_id, pid, comm, name, value, cmdline
 SYSCTL_WRITE = struct.Struct("=QQI16s44s24s128s")
 STATE_HEAD = struct.Struct("=Q")
-STATE_TAIL = struct.Struct("=QQQ")  # no_slot, sync_lost, sync_unmatched
+STATE_TAIL = struct.Struct("=QQQQ")  # no_slot, sync_lost, sync_unmatched, no_room
 STATE_TAIL_OFFSET = STATE_HEAD.size + SYSCTL_WRITES * SYSCTL_WRITE.size
 STATE_SIZE = STATE_TAIL_OFFSET + STATE_TAIL.size
 
@@ -68,8 +68,8 @@ VALUE_SIZES = {
     ".bss": STATE_SIZE,
 }
 
-# The histograms of all devices may take this much; the other maps need about
-# 3 MB more, and all together stay below 16 MB on 256 CPUs with 1024 devices.
+# The histograms of all devices may take this much; the other maps need up to
+# 5 MB more, and all together stay below 16 MB on 512 CPUs with 1024 devices.
 HISTOGRAM_BUDGET_BYTES = 11 << 20
 
 
@@ -84,6 +84,14 @@ class Sizes:
     @property
     def shard_shift(self) -> int:
         return self.shards.bit_length() - 1
+
+
+def table_entries(cpus: int) -> int:
+    """Threads that dirty pages, and cgroups that sync, which can be told apart at once.
+
+    256 for each possible CPU; at 8192 both tables have 2.1 MB, and the budget ends.
+    """
+    return min(max(1024, 256 * cpus), 8192)
 
 
 def plan_sizes(devices: int, cpus: int, queue_latency: bool) -> Sizes:

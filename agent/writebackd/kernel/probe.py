@@ -87,11 +87,11 @@ class BpfProbe:
     ) -> None:
         """`image` is the object's content; `cpus` and `devices` size for another host."""
         cgroup = cgroup2_mount(files)
+        cpus = libbpf.possible_cpus() if cpus is None else cpus
         self.sizes = layout.plan_sizes(
-            len(files.listdir("/sys/block")) if devices is None else devices,
-            libbpf.possible_cpus() if cpus is None else cpus,
-            queue_latency,
+            len(files.listdir("/sys/block")) if devices is None else devices, cpus, queue_latency
         )
+        self._entries = layout.table_entries(cpus)
         self._constants = layout.ProbeConfig(
             slots=self.sizes.slots,
             shard_mask=self.sizes.shards - 1,
@@ -124,6 +124,8 @@ class BpfProbe:
         obj.set_entries("io_slots", blocks)
         if queue_latency:
             obj.set_entries("queue_slots", blocks)
+        obj.set_entries("dirtiers", self._entries)
+        obj.set_entries("cgroup_syncs", self._entries)
         self._set_constants(obj)
         for name, size in layout.VALUE_SIZES.items():
             found = obj.map(name).value_size
@@ -151,25 +153,23 @@ class BpfProbe:
         return memory
 
     def info(self) -> ProbeInfo:
-        no_slot, lost, unmatched = self._state.losses()
-        misses = list(self.choice.misses)
-        if no_slot:
-            misses.append(f"{no_slot} completions of devices that came after the start")
-        reentered = self._object.run_stats("rq_complete")[2]
-        if reentered:
-            misses.append(f"{reentered} completions that came while another was counted")
-        if lost:
-            misses.append(f"{lost} syncs: more than 8192 at once or 1024 filesystems")
-        if self._syncs.abandoned:
-            misses.append(f"{self._syncs.abandoned} syncs whose end was missed")
-        if unmatched:
-            misses.append(f"{unmatched} syncs whose end no hook here can see")
+        no_slot, lost, unmatched, no_room = self._state.losses()
+        losses = {
+            "completions of devices that came after the start": no_slot,
+            "completions that came while another was counted":
+                self._object.run_stats("rq_complete")[2],
+            "syncs: more than 8192 at once or 1024 filesystems": lost,
+            "syncs whose end was missed": self._syncs.abandoned,
+            "syncs whose end no hook here can see": unmatched,
+            f"updates of who dirties or syncs: more than {self._entries} at once": no_room,
+        }  # fmt: skip
         return ProbeInfo(
             backend="libbpf",
             request_hook="tp_btf: block_rq_complete"
             + (" block_rq_issue" if self._issue_attached else ""),
             fsync_hook=self.choice.fsync_summary or None,
-            misses=tuple(misses),
+            misses=tuple(self.choice.misses),
+            lost=tuple(f"{count} {what}" for what, count in losses.items() if count),
             map_bytes=self._map_bytes,
             bpf_ns_per_io=self._ns_per_io,
         )

@@ -7,12 +7,13 @@ tick costs what changed in it.
 
 from __future__ import annotations
 
+import heapq
 import mmap
 import os
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.kernel import layout, libbpf
@@ -203,10 +204,22 @@ class SyncReader:
         return result
 
 
+def _make_room(table: libbpf.Map, active: Mapping[bytes, Any]) -> List[bytes]:
+    """Half a table is kept free for those who come; which keys that took away.
+
+    `active` says of each key, by its order, when it was active last, and how much.
+    """
+    gone = heapq.nsmallest(len(active) - table.max_entries // 2, active, key=active.__getitem__)
+    for key in gone:
+        table.delete(key)
+    return gone
+
+
 class CgroupSyncReader:
     """Syncs that were begun since the last read, by cgroup."""
 
     def __init__(self, cgroup_syncs: libbpf.Map) -> None:
+        self._map = cgroup_syncs
         self._reader = cgroup_syncs.batch_reader(256)
         self._last: Dict[bytes, Tuple[int, int]] = {}
 
@@ -219,10 +232,12 @@ class CgroupSyncReader:
             seen[key] = (count, last_ns)
             if last_ns == last[1]:
                 continue
-            # Thrown out of the table and back in: the count began anew.
+            # Removed and back again: the count began anew.
             grown = count - last[0] if count > last[0] else count
             cgroup, dev = layout.CGROUP_KEY.unpack(key)
             found[cgroup, layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
+        for key in _make_room(self._map, {key: last_ns for key, (_, last_ns) in seen.items()}):
+            del seen[key]
         self._last = seen
         return found
 
@@ -231,24 +246,33 @@ class TaskReader:
     """Who dirtied how much and slept how long since the last read, by process."""
 
     def __init__(self, dirtiers: libbpf.Map) -> None:
+        self._map = dirtiers
         self._reader = dirtiers.batch_reader(256)
         self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
+        self._reads = 0
+        # By thread: the read in which it did something last, and the bytes that it dirtied.
+        self._active: Dict[bytes, Tuple[int, int]] = {}
         self.cgroups: CgroupReadings = {}  # of the last read, of all processes
 
     def read(self) -> Tuple[TaskSample, ...]:
         by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
         self.cgroups = {}
+        self._reads += 1
         seen: Dict[bytes, Tuple[int, int, int, int]] = {}
+        active: Dict[bytes, Tuple[int, int]] = {}
         for tid, value in self._reader.read():
             born, first, size, slept, cgroup, sleeps, pid, dev, comm = layout.DIRTIER.unpack(value)
             last = self._last.get(tid)
             if last is None or last[0] != born or slept < last[2] or size < last[1]:
-                # New, or thrown out of the table and back in: counted from
-                # where its entry begins.
+                # New, or removed and back again: counted from where its entry begins.
                 last = (born, first, 0, 0)
+                active[tid] = (self._reads, 0)
+            else:
+                active[tid] = self._active[tid]
             seen[tid] = (born, size, slept, sleeps)
             if (size, slept) == last[1:3]:
                 continue
+            active[tid] = (self._reads, size - last[1])
             task = TaskSample(
                 pid=pid,
                 comm=comm.split(b"\0")[0].decode(errors="replace"),
@@ -263,7 +287,9 @@ class TaskReader:
             self.cgroups[key] = self.cgroups.get(key, CgroupReading()) + CgroupReading(
                 task.dirtied_bytes, task.throttled_s, pid=pid
             )
-        self._last = seen
+        for tid in _make_room(self._map, active):
+            del seen[tid], active[tid]
+        self._last, self._active = seen, active
         tasks = [_merge(threads) for threads in by_process.values()]
         tasks.sort(key=lambda task: (task.throttled_s, task.dirtied_bytes), reverse=True)
         return tuple(tasks[:MOST_TASKS])
@@ -326,10 +352,12 @@ class SharedState:
             )
         return tuple(found)
 
-    def losses(self) -> Tuple[int, int, int]:
-        """Completions without a slot, syncs lost, syncs whose end cannot be seen."""
+    def losses(self) -> Tuple[int, int, int, int]:
+        """Completions without a slot, syncs lost, syncs whose end cannot be seen, looks at
+        threads and cgroups whose table was full.
+        """
         values = layout.STATE_TAIL.unpack_from(self._memory, layout.STATE_TAIL_OFFSET)
-        return values[0], values[1], values[2]
+        return values[0], values[1], values[2], values[3]
 
 
 def _text(raw: bytes) -> str:

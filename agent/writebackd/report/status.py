@@ -72,6 +72,7 @@ def status_json(snapshot: Snapshot) -> Json:
             "request_hook": snapshot.probe.request_hook,
             "fsync_hook": snapshot.probe.fsync_hook,
             "misses": list(snapshot.probe.misses),
+            "lost": list(snapshot.probe.lost),
         },
         "limits": _limits(snapshot),
         "levers": _held(snapshot.levers),
