@@ -9,6 +9,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Dict, Iterator, Tuple
@@ -16,6 +17,7 @@ from typing import Dict, Iterator, Tuple
 import pytest
 
 from tests.kernel.scratch import Scratch, run, scratch_disk
+from writebackd.kernel import hooks, readers
 from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError, library
@@ -434,6 +436,46 @@ def test_without_the_object_the_daemon_goes_on_with_proc(
 def test_a_broken_object_is_refused(image: bytes) -> None:
     with pytest.raises(BpfError):
         BpfProbe(image, KernelFiles())
+
+
+def test_a_kretprobe_that_was_missed_does_not_look_like_a_stuck_sync(
+    disk: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert disk.mountpoint is not None
+    kprobes = {fstype: pairs[-1:] for fstype, pairs in hooks.FSYNC.items()}
+    monkeypatch.setattr(hooks, "FSYNC", kprobes)
+    monkeypatch.setattr(readers, "STALE_NS", 0)
+    probe = BpfProbe(object_image(), KernelFiles())
+    if not any(hook.kind == "kprobe" for hook in probe.choice.sync.values()):
+        probe.close()
+        pytest.skip("this kernel has no kprobes")
+    together, over = threading.Barrier(65), threading.Event()
+
+    def sync(number: int) -> None:
+        fd = os.open(f"{disk.mountpoint}/{number}", os.O_RDWR | os.O_CREAT)
+        os.write(fd, b"k" * 4096)
+        together.wait()
+        os.fsync(fd)
+        os.close(fd)
+        together.wait()
+        over.wait()
+
+    threads = [threading.Thread(target=sync, args=(number,)) for number in range(64)]
+    try:
+        for thread in threads:
+            thread.start()
+        together.wait()
+        together.wait()
+        time.sleep(0.5)  # for all of them to sleep
+        seen = syncs(read(probe), disk)
+        print(f"\n{seen.count} of 64 syncs seen to end, {probe.info().lost}")
+        assert seen.inflight == 0
+        assert seen.count + probe._syncs.abandoned == 64 and probe._syncs.abandoned > 0
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        probe.close()
 
 
 def test_an_fsync_through_overlayfs_is_the_lower_disks(

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from writebackd.kernel import layout
+from writebackd.kernel import layout, readers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import MOST_SMALL, MOST_WATCHED, WATCHED_S, Cgroups
 from writebackd.kernel.probe import ProcfsProbe
@@ -17,6 +20,7 @@ from writebackd.kernel.readers import (
     CgroupReading,
     CgroupSyncReader,
     Reading,
+    SyncReader,
     TaskReader,
     together,
 )
@@ -339,6 +343,52 @@ class FakeMap:
 
 
 DISK = 8 << 20 | 1
+
+
+def old_sync(begun_ns: int = 1) -> bytes:
+    return layout.SYNC_START.pack(begun_ns, DISK, 0, 0)
+
+
+def stuck(reader: SyncReader) -> int:
+    return sum(each.inflight for each in reader.read().values())
+
+
+@pytest.mark.parametrize("misses_ends", [False, True])
+def test_a_sync_whose_thread_sleeps_elsewhere_has_ended_unseen(misses_ends: bool) -> None:
+    held, over = FakeMap(), threading.Event()
+    thread = threading.Thread(target=over.wait)  # interruptible, as in poll() or nanosleep()
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        held.entries[thread.native_id.to_bytes(4, sys.byteorder)] = old_sync()
+        reader = SyncReader(FakeMap(), held, misses_ends)  # type: ignore[arg-type]
+        deadline = time.monotonic() + 5.0
+        while readers.thread_state(thread.native_id) != ("S", 0.0):
+            assert time.monotonic() < deadline
+        assert stuck(reader) == (0 if misses_ends else 1)
+        assert reader.abandoned == misses_ends and bool(held.entries) is not misses_ends
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_sync_is_stuck_while_its_thread_waits_in_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = FakeMap()
+    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync()
+    reader = SyncReader(FakeMap(), held, True)  # type: ignore[arg-type]
+    seen: List[Optional[Tuple[str, float]]] = [
+        ("D", 5.0), ("R", 5.5), None, ("D", 5.5), ("D", 6.5), ("R", 6.6),
+    ]  # fmt: skip
+    monkeypatch.setattr(readers, "thread_state", lambda tid: seen.pop(0))
+    assert [stuck(reader) for _ in range(5)] == [1] * 5
+    # What ran for a second in user mode is no sync; another one of that thread begins anew.
+    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync(2)
+    assert stuck(reader) == 1
+    seen += [("D", 8.0)]
+    assert stuck(reader) == 0 and reader.abandoned == 1
+
 
 
 def test_syncs_of_a_cgroup_since_the_last_read() -> None:

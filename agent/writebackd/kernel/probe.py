@@ -138,7 +138,8 @@ class BpfProbe:
         self._blocks = BlockReader(
             self._mapped("io_slots"), self._mapped("queue_slots") if queue_latency else None, sizes
         )
-        self._syncs = SyncReader(obj.map("syncs"), obj.map("syncs_inflight"))
+        kprobes = any(hook.kind == "kprobe" for hook in self.choice.sync.values())
+        self._syncs = SyncReader(obj.map("syncs"), obj.map("syncs_inflight"), kprobes)
         self._cgroups = CgroupSyncReader(obj.map("cgroup_syncs"))
         self._tasks = TaskReader(obj.map("dirtiers"))
         self._state = SharedState(self._mapped(".bss"))

@@ -32,6 +32,9 @@ from writebackd.model import (
 _CLOCK = time.CLOCK_MONOTONIC
 # From this age on a sync in flight is checked for a thread that is still there.
 STALE_NS = 10_000_000_000
+# Scaled from samples by the kernel: within a second it may be wrong.
+_USER_S = 1.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Processes kept of a tick: those that slept longest, then those that dirtied most.
 MOST_TASKS = 64
 
@@ -157,8 +160,13 @@ class BlockReader:
 class SyncReader:
     """Syncs that returned since the last read, and those still inside."""
 
-    def __init__(self, done: libbpf.Map, inflight: libbpf.Map) -> None:
+    def __init__(
+        self, done: libbpf.Map, inflight: libbpf.Map, misses_ends: bool = False
+    ) -> None:
+        """`misses_ends`: of too many syncs at once a hook does not see all ends."""
         self._done = done.batch_reader(64)
+        self._misses_ends = misses_ends
+        self._user_s: Dict[bytes, float] = {}  # of old syncs' threads, when first looked at
         self._inflight_map = inflight
         self._inflight = inflight.batch_reader(512)
         self.abandoned = 0  # syncs whose thread went without an end that was seen
@@ -167,13 +175,14 @@ class SyncReader:
     def read(self) -> Dict[str, SyncSample]:
         waiting: Dict[str, Tuple[int, float]] = {}
         now = time.clock_gettime_ns(_CLOCK)
+        earlier, self._user_s = self._user_s, {}
         for key, value in self._inflight.read():
             start, dev, kind, _owner = layout.SYNC_START.unpack(value)
-            if now - start > STALE_NS and not os.path.exists(
-                f"/proc/{int.from_bytes(key, sys.byteorder)}"
+            tid = int.from_bytes(key, sys.byteorder)
+            if now - start > STALE_NS and (
+                not os.path.exists(f"/proc/{tid}") or self._is_elsewhere(tid, key + value, earlier)
             ):
-                # A kretprobe that was missed, say.  Left alone it would look
-                # like a stuck sync for ever.
+                # Left alone it would look like a stuck sync for ever.
                 self._inflight_map.delete(key)
                 self.abandoned += 1
                 continue
@@ -202,6 +211,31 @@ class SyncReader:
         for name, (inflight, oldest) in waiting.items():
             result[name] = SyncSample(inflight=inflight, oldest_s=oldest)
         return result
+
+    def _is_elsewhere(self, tid: int, sync: bytes, earlier: Mapping[bytes, float]) -> bool:
+        """Whether the thread has left a sync whose end was missed: a kretprobe sees so many
+        calls at once, at least 10, and 2 for each CPU.
+
+        A sync sleeps uninterruptibly, and takes no time in user mode.  wchan would tell as
+        well, but is for CAP_SYS_PTRACE.
+        """
+        found = thread_state(tid) if self._misses_ends else None
+        if found is None:
+            return False
+        state, user_s = found
+        first_s = self._user_s[sync] = earlier.get(sync, user_s)
+        return state not in "RD" or user_s - first_s > _USER_S
+
+
+def thread_state(tid: int) -> Optional[Tuple[str, float]]:
+    """A thread's state as proc(5) has it and its seconds in user mode; None: not to be had."""
+    try:
+        # Not /proc/TID/stat, which has the time of the whole process.
+        with open(f"/proc/{tid}/task/{tid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), int(fields[11]) / _TICKS_PER_S
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def _make_room(table: libbpf.Map, active: Mapping[bytes, Any]) -> List[bytes]:
