@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Where the daemon and the command line meet."""
+"""Where the daemon and the command line meet, and which paths root may trust."""
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Optional
 
@@ -25,6 +27,33 @@ TAKEN = "class"  # name of the policy that was last taken without being named; g
 HISTORY = "history.db"
 LEARNED = "learned.json"
 SAMPLES = "samples"  # a directory
+
+
+def others_may_change(path: Path, top: Path = Path("/"), sticky: bool = False) -> Optional[str]:
+    """Who but root (or we) may write a file or put another in its place, and the remedy; None:
+    nobody. Of a path without links; of one with links, who may change those. Raises OSError.
+
+    `top` and what is above it is trusted. `sticky`: so are sticky directories like /tmp, where
+    nobody can replace what is root's, but anybody may make what is not there.
+    """
+    for each in (path, *path.parents):
+        found = each.lstat()
+        if found.st_uid not in (0, os.geteuid()):
+            return f"uid {found.st_uid} owns {each}: chown root {each}"
+        wide = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
+        safe = sticky and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if wide and not safe:
+            return f"others than root may write {each}: chmod go-w {each}"
+        if each == top:
+            break
+    return None
+
+
+def others_may_choose(path: str) -> Optional[str]:
+    """As `others_may_change`, of a path that root has named, by all its links. Raises OSError."""
+    named = Path(os.path.abspath(path))
+    real = named.resolve(strict=True)
+    return others_may_change(named, sticky=True) or others_may_change(real, sticky=True)
 
 
 def read_taken(runtime_dir: Path) -> Optional[str]:

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable
+from pathlib import Path
+from typing import Any, Callable, Iterator
 
 from writebackd.alert.routes.track import Happening, What
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
@@ -44,6 +48,14 @@ def settings(**changes: Any) -> Routing:
 
 def happening(what: What = What.BEGIN, alert: Alert = FLOOD, **changes: Any) -> Happening:
     return replace(Happening(what, "COLLAPSE/sda/1", alert, WALL_S), **changes)
+
+
+@contextmanager
+def open_directory() -> Iterator[Path]:
+    """One that programs of routes reach, which run as nobody: pytest's are root's alone."""
+    with tempfile.TemporaryDirectory(prefix="writebackd-test-") as name:
+        os.chmod(name, 0o1777)
+        yield Path(name)
 
 
 def wait_for(what: Callable[[], Any], limit_s: float = 10.0) -> Any:

@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
 from pathlib import Path
-from typing import List, Tuple
+from types import SimpleNamespace
+from typing import Callable, List, Tuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from writebackd.policy import PolicyError, load_policy
+from writebackd.cli import checks, daemon
+from writebackd.cli.exits import USAGE
+from writebackd.policy import Policy, PolicyError, check, load_policy
 from writebackd.policy.keys import KEYS, SECTIONS
 from writebackd.policy.load import render
 from writebackd.policy.units import MOST_GLOBS
@@ -156,3 +160,51 @@ def test_as_many_patterns_and_sections_as_a_large_host_has_disks(tmp_path: Path)
     path.write_text(f"{path.read_text()}[device one-more]\nfloor = 2M\n")
     with pytest.raises(PolicyError, match=rf"p\.conf:{2 * MOST_GLOBS + 4}: more than"):
         load_policy(str(path))
+
+
+# ---- whose files ---------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of somebody else are made")
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("drop_in", [True, False])
+@pytest.mark.parametrize("spoil, remedy", [
+    (lambda path: os.chown(path, 1234, -1), "uid 1234 owns {0}: chown root {0}"),
+    (lambda path: path.chmod(0o664), "others than root may write {0}: chmod go-w {0}"),
+    (lambda path: path.parent.chmod(0o777), "others than root may write {1}: chmod go-w {1}"),
+])  # fmt: skip
+def test_the_daemon_takes_no_file_that_others_may_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], None], remedy: str, drop_in: bool, named: bool,
+) -> None:  # fmt: skip
+    base = tmp_path / "policies" / "default.conf"
+    path = base.with_name("default.conf.d") / "50-site.conf" if drop_in else base
+    path.parent.mkdir(parents=True)
+    for each in {base, path}:
+        each.write_text("[limits]\nlease = 20s\n")
+    run = tmp_path / "run"
+    argv = ["--config-dir", str(base.parent), "--runtime-dir", str(run)]
+    argv += ["--state-dir", str(tmp_path / "state"), *(["--policy", "default"] if named else [])]
+    loaded: List[Policy] = []
+
+    class Loads:
+        def __init__(self, options: object, load: Callable[[], Policy], *_: object) -> None:
+            loaded.append(load())
+            spoil(path)
+            load()
+
+    monkeypatch.setattr(daemon, "Daemon", Loads)
+    monkeypatch.setattr(daemon, "memory", SimpleNamespace(lock_used=str))
+    monkeypatch.setattr(daemon, "_start_logging", lambda verbose, quiet: None)
+    monkeypatch.setattr(daemon, "_stop_logging", lambda listener: None)
+    monkeypatch.setattr(daemon, "choose", lambda *_, **more: SimpleNamespace(
+        policy=load_policy("default", base.parent), skipped=()))
+    # At a reload, which keeps the old policy, and at the next start.
+    assert daemon.main(argv) == USAGE and len(loaded) == 1
+    shutil.rmtree(run)
+    assert daemon.main(argv) == USAGE and len(loaded) == 1 and not run.exists()
+    why = remedy.format(path, path.parent)
+    assert f"{path}: not taken: {why}" in capsys.readouterr().err
+    assert f"policy: {path}: not taken: {why}" in [text for _, text in checks.policies(base.parent)]
+    # As a text there is nothing wrong with it, whoever asks.
+    assert check("default", base.parent) == []

@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import pytest
 
@@ -21,6 +21,7 @@ from route_cases import (
     FLOOD,
     WALL_S,
     happening,
+    open_directory,
     settings,
     wait_for,
 )
@@ -49,6 +50,12 @@ from writebackd.alert.values import Alert, AlertName, Cause, Culprit
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = "https://wiki/runbook"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with open_directory() as directory:
+        yield directory
 
 
 def told(tracker: Tracker, *active: Alert) -> List[Tuple[str, str]]:

@@ -21,7 +21,17 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
-from route_cases import BATTERY, BLIND, CRITICAL, FLOOD, WALL_S, happening, wait_for
+from route_cases import (
+    BATTERY,
+    BLIND,
+    CRITICAL,
+    FLOOD,
+    WALL_S,
+    happening,
+    open_directory,
+    wait_for,
+)
+from writebackd.alert.routes import unprivileged as unprivileged_module
 from writebackd.alert.routes.alertmanager import MAX_ENDED, Alertmanager, labels_of
 from writebackd.alert.routes.hook import hook_route
 from writebackd.alert.routes.mail import mail_route, message
@@ -29,9 +39,16 @@ from writebackd.alert.routes.post import Answer, post
 from writebackd.alert.routes.program import run_program
 from writebackd.alert.routes.route import Backoff, Refused, RouteError
 from writebackd.alert.routes.track import What
+from writebackd.alert.routes.unprivileged import unprivileged
 from writebackd.alert.values import Alert
 
 BOOK = "https://wiki/runbook"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with open_directory() as directory:
+        yield directory
 
 
 # ---- HTTP ------------------------------------------------------------------
@@ -369,6 +386,108 @@ def test_a_hook_gets_json_and_little_else(tmp_path: Path, monkeypatch: pytest.Mo
     assert said["alert"]["runbook"] == f"{BOOK}#collapse"
     assert cwd == "/"
     assert not [each for each in environment if "NOTIFY" in each]
+
+
+root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: there are rights to lose")
+
+
+@root_only
+@pytest.mark.parametrize("set_uid", [False, True])
+def test_a_program_runs_as_nobody(tmp_path: Path, set_uid: bool) -> None:
+    out = tmp_path / "out"
+    program = script(tmp_path / "program", f"id -u; id -G; cat /proc/self/status >{out}; exit 7")
+    with pytest.raises(Refused, match="exit code 7: 65534 / 65534$"):
+        run_program(unprivileged([program], 5.0, set_uid), b"", 5.0)
+    status = dict(line.split(":\t", 1) for line in out.read_text().splitlines())
+    for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+        assert int(status[name], 16) == 0, name
+    assert status["NoNewPrivs"] == ("0" if set_uid else "1")
+
+
+@root_only
+def test_one_that_hangs_as_nobody_is_killed(tmp_path: Path) -> None:
+    hook = script(tmp_path / "hook", "echo before; exec sleep 60")
+    begun = time.monotonic()
+    with pytest.raises(Refused, match=r"killed: not done within 0\.5 s: before"):
+        run_program(unprivileged([hook], 0.5), b"", 0.5)
+    assert time.monotonic() - begun < 5.0
+
+
+def others_file(hook: Path) -> None:
+    os.chown(hook, 1234, -1)
+
+
+def others_write(hook: Path) -> None:
+    hook.chmod(0o775)
+
+
+def others_replace(hook: Path) -> None:
+    hook.parent.chmod(0o777)  # not sticky
+
+
+def others_directory(hook: Path) -> None:
+    os.chown(hook.parent, 1234, -1)
+
+
+def others_link(hook: Path) -> None:
+    hook.rename(hook.with_name("real"))
+    hook.symlink_to("real")
+    os.lchown(hook, 1234, -1)
+
+
+@root_only
+@pytest.mark.parametrize("spoil, remedy", [
+    (others_file, "uid 1234 owns {0}: chown root {0}"),
+    (others_write, "others than root may write {0}: chmod go-w {0}"),
+    (others_replace, "others than root may write {1}: chmod go-w {1}"),
+    (others_directory, "uid 1234 owns {1}: chown root {1}"),
+    (others_link, "uid 1234 owns {0}: chown root {0}"),
+])  # fmt: skip
+def test_a_program_that_others_may_change_is_not_started(
+    tmp_path: Path, spoil: Callable[[Path], None], remedy: str
+) -> None:
+    ran = tmp_path / "ran"
+    home = tmp_path / "home"
+    home.mkdir()
+    hook = Path(script(home / "hook", f"touch {ran}"))
+    for route in (hook_route(str(hook), "db1", BOOK, 5.0),
+                  mail_route(str(hook), ("root",), "db1", BOOK, 5.0)):
+        route._send(happening())
+        ran.unlink()
+    spoil(hook)
+    for route in (hook_route(str(hook), "db1", BOOK, 5.0),
+                  mail_route(str(hook), ("root",), "db1", BOOK, 5.0)):
+        with pytest.raises(RouteError) as caught:
+            route._send(happening())
+        assert str(caught.value) == f"not started: {remedy.format(hook, home)}"
+        assert not isinstance(caught.value, Refused) and not ran.exists()
+
+
+@root_only
+def test_where_root_cannot_be_given_up_systemd_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unprivileged_module, "_may_change_user", lambda: False)
+    for name in ("_SYSTEMD", "_BUS"):
+        monkeypatch.setattr(unprivileged_module, name, tmp_path / name)
+    with pytest.raises(RouteError, match="cannot give up root .*: install dbus"):
+        unprivileged(["/bin/true"], 2.0)
+    (tmp_path / "_SYSTEMD").mkdir()
+    (tmp_path / "_BUS").touch()
+    argv = unprivileged(["/bin/true", "-x"], 2.5)
+    assert argv[0] == "systemd-run" and argv[-2:] == ["/bin/true", "-x"]
+    assert {"--property=DynamicUser=yes", "--property=RuntimeMaxSec=3"} < set(argv)
+    assert "--property=User=nobody" in unprivileged(["/bin/true"], 2.0, set_uid=True)
+
+
+@root_only
+def test_a_program_that_nobody_may_execute_is_told(tmp_path: Path) -> None:
+    hook = script(tmp_path / "hook", "exit 0")
+    os.chmod(hook, 0o750)
+    with pytest.raises(RouteError, match=f"runs as nobody: chmod a\\+rx {hook}"):
+        unprivileged([hook], 5.0)
+    with pytest.raises(RouteError, match="cannot be started: No such file"):
+        unprivileged(["/nonexistent/hook"], 5.0)
 
 
 def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import selectors
 import signal
-import stat
 import subprocess
 import time
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from writebackd.cache.text import MOST_BYTES, MOST_NAME, text_of
 from writebackd.cache.values import Controller, ToolError
 from writebackd.human import printable
 from writebackd.kernel.files import KernelFiles
+from writebackd.paths import others_may_change
 
 # A busy controller with 200 disks answers `show all` within 20 s.
 LIMIT_S = 30.0
@@ -140,23 +140,10 @@ def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optio
             # RuntimeError: links in a circle, before Python 3.13.
             with contextlib.suppress(OSError, RuntimeError):
                 path = (Path(directory) / program).resolve(strict=True)
-                if path.is_file() and _is_ours(path, top.resolve()) and os.access(path, os.X_OK):
-                    return path
+                if path.is_file() and others_may_change(path, top.resolve()) is None:
+                    if os.access(path, os.X_OK):
+                        return path
     return None
-
-
-def _is_ours(path: Path, top: Path) -> bool:
-    """Whether root or we own it and all above up to `top`, and nobody else may write there.
-
-    In a sticky directory nobody renames what is root's, but anybody may make what is not there.
-    """
-    for each in (path, *path.parents):
-        found = each.stat()
-        if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return False
-        if each == top:
-            break
-    return True
 
 
 def installed(files: KernelFiles, top: Path = Path("/")) -> Dict[str, Path]:

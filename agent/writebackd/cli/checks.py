@@ -21,7 +21,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.rivals import find_rivals
 from writebackd.paths import LEDGER, LOCK
 from writebackd.policy import PolicyError
-from writebackd.policy.find import misplaced, search_dirs
+from writebackd.policy.find import misplaced, search_dirs, unsafe
 from writebackd.policy.load import load_all
 
 # level (good, note, warning, blocker) and what was found
@@ -138,7 +138,9 @@ def rivals(files: KernelFiles) -> Iterator[Finding]:
 def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
     """Errors in policy files: a daemon that nobody told a policy passes over those."""
     try:
-        wrong = [line for each in load_all(config_dir) for line in each.errors]
+        loaded = load_all(config_dir)
+        wrong = [line for each in loaded for line in each.errors]
+        wrong += [line for each in loaded for line in unsafe(each.policy.files)]
         wrong += misplaced(search_dirs(config_dir))
     except PolicyError as error:
         wrong = list(error.messages)

@@ -33,7 +33,7 @@ from writebackd.kernel.vm import PAIRS, read_limits
 from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
-from writebackd.policy.find import unused_drop_ins
+from writebackd.policy.find import unsafe, unused_drop_ins
 from writebackd.policy.load import DEFAULT_NAME
 from writebackd.policy.match import NAMED, choose
 from writebackd.report.snapshot import Snapshot
@@ -109,8 +109,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def load() -> Policy:
         if args.policy is None:
-            return choose_class()
-        return replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
+            policy = choose_class()
+        else:
+            policy = replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
+        wrong = unsafe(policy.files)
+        if wrong:
+            raise PolicyError(tuple(wrong))
+        return policy
 
     try:
         first = load()  # before anything is created: a bad policy touches nothing

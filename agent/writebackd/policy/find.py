@@ -9,6 +9,8 @@ import stat
 from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
+from writebackd.paths import others_may_choose
+
 from . import units
 from .parse import did_you_mean
 from .schema import PolicyError
@@ -41,6 +43,24 @@ def is_shipped(origin: str, root: Path = Path("/")) -> bool:
     path = Path(origin.rpartition(":")[0]).resolve()
     shipped = (packaged_dir(), root / "usr" / "lib" / "writebackd" / "policies.d")
     return any(each.resolve() in path.parents for each in shipped)
+
+
+def unsafe(files: Iterable[str]) -> List[str]:
+    """Of a policy's files those that others than root may change, each with the remedy.
+
+    A policy says what root writes and starts. What is shipped is as safe as the program.
+    """
+    found = []
+    for file in files:
+        if packaged_dir() in Path(file).parents:
+            continue
+        try:
+            why = others_may_choose(file)
+        except OSError as error:
+            why = f"cannot look at it: {error.strerror}"
+        if why:
+            found.append(f"{file}: not taken: {why}")
+    return found
 
 
 def _list_dir(path: Path) -> List[str]:

@@ -9,6 +9,7 @@ from functools import partial
 from .program import run_program
 from .route import Teller
 from .track import Happening
+from .unprivileged import unprivileged
 from .words import happening_json
 
 
@@ -18,4 +19,4 @@ def hook_route(program: str, host: str, runbook: str, limit_s: float) -> Teller:
 
 def _send(program: str, host: str, runbook: str, limit_s: float, happening: Happening) -> None:
     text = json.dumps(happening_json(happening, host, runbook)) + "\n"
-    run_program([program], text.encode("ascii"), limit_s)
+    run_program(unprivileged([program], limit_s), text.encode("ascii"), limit_s)

@@ -10,6 +10,7 @@ from typing import List, Sequence
 from .program import run_program
 from .route import Teller
 from .track import Happening, What
+from .unprivileged import unprivileged
 from .words import fact_lines, headline, line, runbook_of, who
 
 
@@ -29,7 +30,8 @@ def _send(
     happening: Happening,
 ) -> None:
     # -t: recipients from the headers; -i: a line of one dot is not the end.
-    run_program([sendmail, "-t", "-i"], message(happening, to, host, runbook), limit_s)
+    argv = unprivileged([sendmail, "-t", "-i"], limit_s, set_uid=True)
+    run_program(argv, message(happening, to, host, runbook), limit_s)
 
 
 def message(happening: Happening, to: Sequence[str], host: str, runbook: str) -> bytes:

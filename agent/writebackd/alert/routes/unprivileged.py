@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Programs that the policy names, run without root's rights."""
+
+from __future__ import annotations
+
+import os
+import re
+from math import ceil
+from pathlib import Path
+from typing import List, Sequence
+
+from writebackd.paths import others_may_choose
+
+from .route import RouteError
+
+_NOBODY = 65534
+# CAP_KILL (for a program that hangs), CAP_SETGID, CAP_SETUID.
+_CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
+# systemd-run --wait asks over the bus.
+_SYSTEMD, _BUS = Path("/run/systemd/system"), Path("/run/dbus/system_bus_socket")
+
+
+def unprivileged(argv: Sequence[str], limit_s: float, set_uid: bool = False) -> List[str]:
+    """The command that runs `argv` as somebody who may nothing; only root may change the program.
+
+    `set_uid`: a set-uid or set-gid program that it starts gains what it is made to gain, as an
+    MTA's that takes mail from every user. Raises RouteError.
+    """
+    try:
+        why = others_may_choose(argv[0])
+    except OSError as error:
+        raise RouteError(f"cannot be started: {error.strerror}") from None
+    if why:
+        raise RouteError(f"not started: {why}")
+    if os.geteuid() != 0:
+        return list(argv)
+    if not os.stat(argv[0]).st_mode & 0o001:
+        raise RouteError(f"cannot be started: it runs as nobody: chmod a+rx {argv[0]}")
+    if _may_change_user():
+        gains = [] if set_uid else ["--no-new-privs"]
+        user = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all"]
+        return ["setpriv", *user, *gains, *argv]
+    if not (_SYSTEMD.is_dir() and _BUS.exists()):
+        raise RouteError(
+            "not started: this process cannot give up root for it, and there is no systemd on the"
+            " system bus to start it: install dbus, or see docs/routes.md"
+        )
+    # DynamicUser= comes with NoNewPrivileges=, a read-only system and a /tmp of its own.
+    properties = (
+        "User=nobody" if set_uid else "DynamicUser=yes",
+        f"RuntimeMaxSec={ceil(limit_s)}", "OOMScoreAdjust=500",
+    )  # fmt: skip
+    return [
+        "systemd-run", "--quiet", "--collect", "--pipe", "--wait", "--setenv=LC_ALL=C.UTF-8",
+        *(f"--property={each}" for each in properties), *argv,
+    ]  # fmt: skip
+
+
+def _may_change_user() -> bool:
+    """Not within the unit, whose CapabilityBoundingSet= is narrow."""
+    effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.M)
+    return effective is not None and int(effective[1], 16) & _CAPABILITIES == _CAPABILITIES
