@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
+from writebackd.kernel.sockets import owners_are_told, tcp_peer_uid
 from writebackd.report.metrics import (
     CONTENT_TYPES,
     OPENMETRICS,
@@ -90,11 +91,15 @@ class MetricsServer(LoopServer):
         exposition: Exposition,
         clock: Callable[[], float] = time.monotonic,
         remove: Optional[Tuple[Path, int]] = None,
+        uid_of: Optional[Callable[[socket.socket], Optional[int]]] = None,
     ) -> None:
-        """`remove` is the listener's file and inode, to be removed at the end."""
+        """`remove` is the listener's file and inode, to be removed at the end; `uid_of` tells
+        whose a TCP connection is.
+        """
         super().__init__(listener, f"metrics on {where}", clock)
         self._exposition = exposition
         self._remove = remove
+        self._tcp_uid_of = uid_of
 
     def close(self) -> None:
         super().close()
@@ -127,6 +132,9 @@ class MetricsServer(LoopServer):
     def _busy(self) -> bytes:
         return _failure(HTTPStatus.SERVICE_UNAVAILABLE)
 
+    def _uid_of(self, sock: socket.socket) -> Optional[int]:
+        return self._tcp_uid_of(sock) if self._tcp_uid_of is not None else super()._uid_of(sock)
+
 
 def open_unix(path: Path, exposition: Exposition) -> MetricsServer:
     """Raises OSError naming the path."""
@@ -153,7 +161,10 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
         if number == errno.EAFNOSUPPORT:
             text += " (the unit's RestrictAddressFamilies=; see docs/metrics.md)"
         raise OSError(number, text, where) from None
-    return MetricsServer(listener, where, exposition)
+    known = owners_are_told(listener)
+    return MetricsServer(
+        listener, where, exposition, uid_of=tcp_peer_uid if known else lambda _: None
+    )
 
 
 def open_servers(

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 MAX_REQUEST = 4096  # bytes; the longest honest request is a device name
 MAX_CLIENTS = 64
-# Of one user other than root: answers are megabytes with 1 000 devices, and the rest get in.
+# Of one user other than root (all that are not known are one): answers are megabytes with
+# 1 000 devices, and the rest get in.
 MAX_CLIENTS_PER_UID = 32
 DEADLINE_S = 5.0  # from connection to the last byte of the answer
 # New connections taken per call, so that a storm of them cannot delay a tick.
@@ -78,7 +79,7 @@ class _Client:
 
     def __init__(self, sock: socket.socket, uid: Optional[int], deadline_s: float) -> None:
         self.sock = sock
-        self.uid = uid  # None: it came over TCP, and nobody knows
+        self.uid = uid  # None: it came over TCP, and the kernel does not say
         self.deadline_s = deadline_s
         self.received = bytearray()
         self.answer: Optional[memoryview] = None
@@ -165,11 +166,15 @@ class LoopServer(ABC):
                 return
             sock.setblocking(False)
             try:
-                uid = _peer_uid(sock) if sock.family == socket.AF_UNIX else None
+                uid = self._uid_of(sock)
             except OSError:
                 sock.close()
                 continue
             self._admit(_Client(sock, uid, self._clock() + DEADLINE_S))
+
+    def _uid_of(self, sock: socket.socket) -> Optional[int]:
+        """Of the peer. Raises OSError."""
+        return _peer_uid(sock)
 
     def _admit(self, client: _Client) -> None:
         full = len(self._clients) >= MAX_CLIENTS and not self._make_room(client.uid)
@@ -185,7 +190,7 @@ class LoopServer(ABC):
         self._progress(client)
 
     def _has_enough(self, uid: Optional[int]) -> bool:
-        if uid is None or uid == 0:
+        if uid == 0:
             return False
         return sum(c.uid == uid for c in self._clients.values()) >= MAX_CLIENTS_PER_UID
 
