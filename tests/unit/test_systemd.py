@@ -30,6 +30,8 @@ RAID = ROOT / "systemd" / "writebackd-raid.service"
 TIMER = ROOT / "systemd" / "writebackd-raid.timer"
 # Exposure of 10; others on Debian 12: oomd 2.0, chrony 3.7, irqbalance 8.9, tuned 9.6.
 MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7}
+# As the units' comments have it: the agent with its maps.
+RESIDENT_MB = {UNIT: 45 + 16, WATCH: 21}
 both = pytest.mark.parametrize("unit", [UNIT, WATCH], ids=lambda unit: unit.stem)
 services = pytest.mark.parametrize("unit", [UNIT, WATCH, RAID], ids=lambda unit: unit.stem)
 
@@ -107,6 +109,24 @@ def test_the_watcher_comes_with_the_daemon_and_outlives_it() -> None:
 def test_a_restart_is_well_within_the_lease() -> None:
     (lease,) = (key for key in KEYS if (key.section, key.name) == ("limits", "lease"))
     assert 2 * float(settings()["RestartSec"][0]) < lease.parse(lease.default)
+
+
+def megabytes(text: str) -> int:
+    assert text.endswith("M")
+    return int(text[:-1])
+
+
+@services
+def test_it_takes_a_bounded_share_of_the_host(unit: Path) -> None:
+    found = settings(unit)
+    assert 0 < int(found["CPUQuota"][0].rstrip("%")) <= 100
+    assert {"MemoryMax", "TasksMax"} < set(found)
+    if unit is RAID:
+        return  # may be the first to go
+    # More than is resident, so that reclaim leaves all of it; less than the maximum.
+    assert RESIDENT_MB[unit] <= megabytes(found["MemoryMin"][0]) < megabytes(found["MemoryMax"][0])
+    assert found["ManagedOOMPreference"] == ["avoid"]
+    assert int(found["OOMScoreAdjust"][0]) <= -900
 
 
 def test_mounts_stay_visible() -> None:
