@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Callable, Dict, List, Tuple
 import pytest
 
 from test_doctor import host
-from writebackd.kernel.rivals import Rival, RivalWatch, find_rivals
+from writebackd.kernel import rivals
+from writebackd.kernel.rivals import CommandLines, Rival, RivalWatch, find_rivals
 
 RUNS = {"/proc/900/comm": "tuned\n"}
 
@@ -168,6 +170,77 @@ def test_nobody_waits_for_a_disk_that_hangs() -> None:
     until(lambda: len(looks) == 2)  # asked again meanwhile: it looks once more
     until(lambda: watch.found == (rival,))
     assert looks[0] is looks[1]
+
+
+def test_a_command_line_that_hangs_hides_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rivals, "_LINES_S", 0.2)
+    files = host(tmp_path, {
+        "/proc/800/comm": "python3\n", "/proc/900/comm": "python3\n",
+        "/proc/900/cmdline": "/usr/bin/python3\0-Es\0/usr/sbin/ktuner\0",
+        "/proc/950/comm": "saptune\n",
+    })  # fmt: skip
+    os.mkfifo(tmp_path / "proc/800/cmdline")  # as one whose memory is locked: nobody writes
+    lines = CommandLines()
+    before = threading.active_count()
+    for _ in range(3):
+        seen = find_rivals(files, lines=lines)
+        assert [(each.name, each.where) for each in seen] == [
+            ("ktuner", "pid 900"), ("saptune", "pid 950"), ("python", "pid 800")
+        ]  # fmt: skip
+        assert "cannot be read within 0.2 s" in seen[-1].text
+        assert threading.active_count() == before + 1
+    with open(tmp_path / "proc/800/cmdline", "w") as fifo:
+        fifo.write("python3\0/usr/bin/bpftune\0")
+    until(lambda: threading.active_count() == before)
+    os.unlink(tmp_path / "proc/800/cmdline")
+    (tmp_path / "proc/800/cmdline").write_text("python3\0/usr/bin/bpftune\0")
+    assert {each.name for each in find_rivals(files, lines=lines)} == {
+        "ktuner", "saptune", "bpftune"
+    }  # fmt: skip
+
+
+def test_command_lines_that_hang_take_few_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rivals, "_LINES_S", 0.05)
+    files = host(tmp_path, {f"/proc/{pid}/comm": "python3\n" for pid in range(100, 120)})
+    pipes = [tmp_path / f"proc/{pid}/cmdline" for pid in range(100, 120)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    lines, before = CommandLines(), threading.active_count()
+    for _ in range(3):
+        (seen,) = find_rivals(files, lines=lines)
+        assert seen.where == "pid 100 and 19 more"
+    assert threading.active_count() <= before + 4
+    over = [os.open(pipe, os.O_RDWR) for pipe in pipes]
+    for fd in over:
+        os.write(fd, b"x")
+    for fd in over:
+        os.close(fd)
+    for pipe in pipes:
+        pipe.unlink()
+    until(lambda: threading.active_count() == before)
+
+
+def test_a_look_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = threading.Event()
+
+    def find() -> Tuple[Rival, ...]:
+        disk.wait(5)
+        return ()
+
+    watch = RivalWatch(find)
+    watch.look()
+    until(lambda: watch._begun_s is not None)
+    errors = [watch.error]
+    monkeypatch.setattr(rivals, "_LOOK_S", 0.0)
+    errors.append(watch.error)
+    said = "rivals cannot be looked for: not done within 0 s, a disk may hang"
+    assert errors == [None, said]
+    disk.set()
+    until(lambda: watch.found == () and watch.error is None)
 
 
 def test_what_goes_wrong_is_told_and_the_last_answer_stays() -> None:

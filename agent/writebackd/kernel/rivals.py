@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from dataclasses import dataclass
 from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -79,13 +80,52 @@ _AGENTS: Mapping[str, str] = {
 }
 # An agent that is not known to touch the dirty limits.
 _HARMLESS = ("bpftune",)
+_LOOK_S = 30.0
 _COMM = 15  # of a process' name, what the kernel keeps
 
 
-def find_rivals(files: KernelFiles, own_pid: int = 0) -> Tuple[Rival, ...]:
+class CommandLines:
+    """Command lines of processes, read by threads that have so many seconds each.
+
+    /proc/PID/cmdline waits for the process' memory, which a page fault on a disk that hangs may
+    hold for ever.
+    """
+
+    def __init__(self) -> None:
+        self._stuck: Dict[int, threading.Thread] = {}  # by the pid that it waits for
+
+    def read(self, files: KernelFiles, pids: Sequence[int]) -> Dict[int, List[str]]:
+        """Words by pid; without those that cannot be had."""
+        lines: Dict[int, List[str]] = {}
+
+        def work(pids: Sequence[int]) -> None:
+            for pid in pids:
+                lines[pid] = (files.try_read(f"/proc/{pid}/cmdline") or "").split("\0")
+
+        self._stuck = {pid: each for pid, each in self._stuck.items() if each.is_alive()}
+        left = [pid for pid in pids if pid not in self._stuck]
+        while left and len(self._stuck) < _MOST_STUCK:
+            thread = threading.Thread(target=work, args=(left,), name="rivals", daemon=True)
+            thread.start()
+            thread.join(_LINES_S)
+            left = [pid for pid in left if pid not in lines]
+            if left:
+                self._stuck[left.pop(0)] = thread
+        return dict(lines)
+
+
+_LINES_S = 2.0
+_MOST_STUCK = 4
+_LINES = CommandLines()
+
+
+def find_rivals(
+    files: KernelFiles, own_pid: int = 0, lines: CommandLines = _LINES
+) -> Tuple[Rival, ...]:
     """Everybody, the most likely to interfere first.  Reads the root disk: may hang."""
-    names = _processes(files)
-    return (*_tuned(files, "tuned" in names), *_agents(names, own_pid), *_boot(files))
+    names, unread = _processes(files, lines)
+    agents = (*_agents(names, own_pid), *_unread(unread))
+    return (*_tuned(files, "tuned" in names), *agents, *_boot(files))
 
 
 class RivalWatch:
@@ -95,8 +135,17 @@ class RivalWatch:
         self._find = find
         self._thread: Optional[threading.Thread] = None
         self._wanted = threading.Event()
+        self._begun_s: Optional[float] = None  # of the look that goes on
+        self._error: Optional[str] = None
         self.found: Optional[Tuple[Rival, ...]] = None
-        self.error: Optional[str] = None
+
+    @property
+    def error(self) -> Optional[str]:
+        """Why `found` is not what there is now."""
+        begun_s = self._begun_s
+        if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
+            return f"rivals cannot be looked for: not done within {_LOOK_S:g} s, a disk may hang"
+        return self._error
 
     def look(self) -> None:
         """Have them looked for; returns at once, also while an earlier look hangs."""
@@ -108,28 +157,48 @@ class RivalWatch:
     def _run(self) -> None:
         while self._wanted.wait():
             self._wanted.clear()
+            self._begun_s = time.monotonic()
             try:
-                self.found, self.error = self._find(), None
+                self.found, self._error = self._find(), None
             except Exception as error:  # somebody else's files: whatever is wrong with them
-                self.error = f"rivals cannot be looked for: {error}"
+                self._error = f"rivals cannot be looked for: {error}"
+            self._begun_s = None
 
 
-def _processes(files: KernelFiles) -> Dict[str, List[int]]:
-    """Pids by name, of the agents and of tuned."""
+def _processes(
+    files: KernelFiles, lines: CommandLines
+) -> Tuple[Dict[str, List[int]], List[int]]:
+    """Pids by name, of the agents and of tuned; and those of which it is not known."""
     wanted = {name[:_COMM]: name for name in (*_AGENTS, "tuned")}
-    found: Dict[str, List[int]] = {}
+    names: Dict[int, str] = {}
+    interpreted: List[int] = []
     for entry in files.listdir("/proc"):
         if not entry.isdigit():
             continue
-        comm = files.try_read(f"/proc/{entry}/comm")
+        comm = names[int(entry)] = files.try_read(f"/proc/{entry}/comm") or ""
         # A program in Python has its interpreter's name, and its own in the command line.
-        if comm is not None and comm.startswith(("python", "platform-python")):
-            words = (files.try_read(f"/proc/{entry}/cmdline") or "").split("\0")
-            comm = next((os.path.basename(w) for w in words[1:] if not w.startswith("-")), comm)
-        name = wanted.get((comm or "")[:_COMM])
+        if comm.startswith(("python", "platform-python")):
+            interpreted.append(int(entry))
+    read = lines.read(files, interpreted)
+    for pid, words in read.items():
+        own = (os.path.basename(word) for word in words[1:] if not word.startswith("-"))
+        names[pid] = next(own, names[pid])
+    found: Dict[str, List[int]] = {}
+    for pid, comm in names.items():
+        name = wanted.get(comm[:_COMM])
         if name is not None:
-            found.setdefault(name, []).append(int(entry))
-    return found
+            found.setdefault(name, []).append(pid)
+    return found, [pid for pid in interpreted if pid not in read]
+
+
+def _unread(pids: Sequence[int]) -> Iterator[Rival]:
+    if pids:
+        where = f"pid {pids[0]}" + (f" and {len(pids) - 1} more" if len(pids) > 1 else "")
+        yield Rival(
+            "note", "agent", "python", None, where,
+            f"the command line of {where} cannot be read within {_LINES_S:g} s, since its memory"
+            " is locked, as behind a disk that hangs: which program it is is not known",
+        )  # fmt: skip
 
 
 def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[Rival]:
