@@ -215,12 +215,10 @@ def test_command_lines_that_hang_take_few_threads(
         assert seen.where == "pid 100 and 19 more"
     assert threading.active_count() <= before + 4
     over = [os.open(pipe, os.O_RDWR) for pipe in pipes]
-    for fd in over:
-        os.write(fd, b"x")
+    for pipe in pipes:
+        pipe.unlink()  # or the threads go on to the next one
     for fd in over:
         os.close(fd)
-    for pipe in pipes:
-        pipe.unlink()
     until(lambda: threading.active_count() == before)
 
 
