@@ -226,12 +226,12 @@ KEYS: Tuple[Key, ...] = (
         "Alertmanagers to tell, 4 at most, without the `/api/v2/alerts` at the end.",
         may_be_empty=True),
     Key("alerts", "exec", PATH, "", "", "",
-        "A program to run when an alert begins, changes or ends; it gets JSON on its standard "
-        "input.", may_be_empty=True),
+        "A program to run, as nobody, when an alert begins, changes or ends; it gets JSON on its "
+        "standard input.", may_be_empty=True),
     Key("alerts", "mail", ADDRESSES, "", "", "",
         "Whom to send mail when an alert begins, changes or ends.", may_be_empty=True),
     Key("alerts", "sendmail", PATH, "/usr/sbin/sendmail", "", "",
-        "The program that takes the mail, called with `-t -i`."),
+        "The program that takes the mail, called as nobody with `-t -i`."),
     # Alertmanager forgets what it has not heard of for three of these.
     Key("alerts", "resend", TIME, "1min", "30s", "3min",
         "How often an Alertmanager is told of an alert that stands."),
