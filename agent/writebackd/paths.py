@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -28,6 +29,8 @@ HISTORY = "history.db"
 LEARNED = "learned.json"
 SAMPLES = "samples"  # a directory
 
+_MOST_LINKS = 40  # that the kernel follows
+
 
 def others_may_change(path: Path, top: Path = Path("/"), sticky: bool = False) -> Optional[str]:
     """Who but root (or we) may write a file or put another in its place, and the remedy; None:
@@ -51,9 +54,14 @@ def others_may_change(path: Path, top: Path = Path("/"), sticky: bool = False) -
 
 def others_may_choose(path: str) -> Optional[str]:
     """As `others_may_change`, of a path that root has named, by all its links. Raises OSError."""
-    named = Path(os.path.abspath(path))
-    real = named.resolve(strict=True)
-    return others_may_change(named, sticky=True) or others_may_change(real, sticky=True)
+    at = Path.cwd() / path
+    for _ in range(_MOST_LINKS):
+        why = others_may_change(at, sticky=True)
+        link = next((each for each in reversed((at, *at.parents)) if each.is_symlink()), None)
+        if why or link is None:
+            return why
+        at = link.parent / os.readlink(link) / at.relative_to(link)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def read_taken(runtime_dir: Path) -> Optional[str]:

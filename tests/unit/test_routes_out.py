@@ -435,6 +435,15 @@ def others_link(hook: Path) -> None:
     os.lchown(hook, 1234, -1)
 
 
+def others_link_between(hook: Path) -> None:
+    directory = hook.with_name("dir")
+    directory.mkdir()
+    (directory / "link").symlink_to("../real")
+    os.lchown(directory / "link", 1234, -1)
+    hook.rename(hook.with_name("real"))
+    hook.symlink_to("dir/link")
+
+
 @root_only
 @pytest.mark.parametrize("spoil, remedy", [
     (others_file, "uid 1234 owns {0}: chown root {0}"),
@@ -442,6 +451,7 @@ def others_link(hook: Path) -> None:
     (others_replace, "others than root may write {1}: chmod go-w {1}"),
     (others_directory, "uid 1234 owns {1}: chown root {1}"),
     (others_link, "uid 1234 owns {0}: chown root {0}"),
+    (others_link_between, "uid 1234 owns {1}/dir/link: chown root {1}/dir/link"),
 ])  # fmt: skip
 def test_a_program_that_others_may_change_is_not_started(
     tmp_path: Path, spoil: Callable[[Path], None], remedy: str
@@ -488,6 +498,9 @@ def test_a_program_that_nobody_may_execute_is_told(tmp_path: Path) -> None:
         unprivileged([hook], 5.0)
     with pytest.raises(RouteError, match="cannot be started: No such file"):
         unprivileged(["/nonexistent/hook"], 5.0)
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(RouteError, match="cannot be started: Too many levels"):
+        unprivileged([str(tmp_path / "circle")], 5.0)
 
 
 def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:

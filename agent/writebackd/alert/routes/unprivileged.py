@@ -14,8 +14,9 @@ from writebackd.paths import others_may_choose
 from .route import RouteError
 
 _NOBODY = 65534
-# CAP_KILL (for a program that hangs), CAP_SETGID, CAP_SETUID.
-_CAPABILITIES = 1 << 5 | 1 << 6 | 1 << 7
+# CAP_SETGID and CAP_SETUID; of nobody's process CAP_DAC_OVERRIDE for its oom_score_adj, and
+# CAP_KILL should it hang.
+_CAPABILITIES = 1 << 6 | 1 << 7 | 1 << 1 | 1 << 5
 # systemd-run --wait asks over the bus.
 _SYSTEMD, _BUS = Path("/run/systemd/system"), Path("/run/dbus/system_bus_socket")
 
@@ -43,7 +44,7 @@ def unprivileged(argv: Sequence[str], limit_s: float, set_uid: bool = False) -> 
     if not (_SYSTEMD.is_dir() and _BUS.exists()):
         raise RouteError(
             "not started: this process cannot give up root for it, and there is no systemd on the"
-            " system bus to start it: install dbus, or see docs/routes.md"
+            " system bus to start it: install dbus; see docs/routes.md"
         )
     # DynamicUser= comes with NoNewPrivileges=, a read-only system and a /tmp of its own.
     properties = (
