@@ -13,7 +13,7 @@ import pytest
 
 import schema
 from fake_host import Rig
-from route_cases import FLOOD, wait_for
+from route_cases import FLOOD, open_directory, wait_for
 from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
 from writebackd.alert.values import Alert
 from writebackd.policy import Policy, load_policy
@@ -76,19 +76,19 @@ def test_the_answer_shows_what_stands(rig: Rig) -> None:
 
 def test_a_reload_changes_the_routes(rig: Rig, tmp_path: Path) -> None:
     rig.tick(2)
-    out = tmp_path / "out"
-    hook = tmp_path / "hook"
-    hook.write_text(f"#!/bin/sh\ncat >>{out}\n")
-    hook.chmod(0o755)
-    changed = policy(tmp_path, f"[alerts]\njournal = off\nexec = {hook}\n")
-    rig.daemon._load = lambda: changed
-    rig.daemon.reload()
-    wait_for(lambda: rig.daemon._reloader._loaded)
-    rig.tick()
-    assert [state.name for state in rig.daemon._teller.routes.states()] == ["exec"]
-    tell(rig, FLOOD)
-    wait_for(lambda: out.exists() and '"begin"' in out.read_text())
-    rig.end()
+    with open_directory() as directory:
+        out, hook = directory / "out", directory / "hook"
+        hook.write_text(f"#!/bin/sh\ncat >>{out}\n")
+        hook.chmod(0o755)
+        changed = policy(tmp_path, f"[alerts]\njournal = off\nexec = {hook}\n")
+        rig.daemon._load = lambda: changed
+        rig.daemon.reload()
+        wait_for(lambda: rig.daemon._reloader._loaded)
+        rig.tick()
+        assert [state.name for state in rig.daemon._teller.routes.states()] == ["exec"]
+        tell(rig, FLOOD)
+        wait_for(lambda: out.exists() and '"begin"' in out.read_text())
+        rig.end()
 
 
 def test_why_the_journal_and_the_history_have_the_same_id(
