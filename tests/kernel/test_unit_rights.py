@@ -82,6 +82,32 @@ except Refused as error:
 """
 
 
+# How it would be run, or why not.
+CHOOSE = """
+from writebackd.alert.routes.route import RouteError
+from writebackd.alert.routes.unprivileged import unprivileged
+try:
+    print(unprivileged(["/bin/true"], 3.0)[0])
+except RouteError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_no_program_of_a_route_runs_as_root(confined: bool) -> None:
+    names = ",".join(["-all", *(f"+{name}" for name in bounding_set())]) if confined else "+all"
+    result = subprocess.run(
+        ["setpriv", f"--bounding-set={names}", "--inh-caps=-all", sys.executable, "-c", CHOOSE],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    if not confined:
+        assert result.stdout == "setpriv\n"
+    elif Path("/run/dbus/system_bus_socket").exists() and Path("/run/systemd/system").exists():
+        assert result.stdout == "systemd-run\n"
+    else:
+        assert result.stdout.startswith("not started: this process cannot give up root")
+
+
 def alive(pid: str) -> bool:
     """Whether it runs; a zombie that nobody has looked at yet does not."""
     try:
