@@ -45,7 +45,9 @@ def clean() -> str:
                           capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(
+    pytest.param(seed, marks=pytest.mark.full("two more moments to be killed in"))
+    for seed in (1, 2))])
 @pytest.mark.parametrize("scenario, contender", [
     ("several-databases", "agent"), ("bystanders", "static-15M"), ("flood", "bfq")])
 def test_a_killed_run_is_removed(scenario: str, contender: str, seed: int, prefix: str,

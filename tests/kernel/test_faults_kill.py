@@ -32,7 +32,6 @@ from writebackd.actuate.restore import restore_from_ledger
 from writebackd.model import VmLimits
 from writebackd.paths import LEDGER
 
-KILLS = 200
 SEED = 20260103
 # From before the first import of a module to well into the loop.
 LIFE_S = 0.6
@@ -55,12 +54,14 @@ def starter() -> Iterator[Starter]:
     starter.close()
 
 
-def test_at_200_random_points(home: Home, starter: Starter) -> None:
+@pytest.mark.parametrize("kills", [
+    40, pytest.param(200, marks=pytest.mark.full("200 kills instead of 40"))])
+def test_at_random_points(home: Home, starter: Starter, kills: int) -> None:
     dice, seen = random.Random(SEED), Counter[str]()
     pid = 0
     with limits_kept() as found:
         try:
-            for number in range(KILLS):
+            for number in range(kills):
                 if not is_alive(pid):
                     before = home.check_way_home(found)
                     pid = starter.start(home)
@@ -81,7 +82,7 @@ def test_at_200_random_points(home: Home, starter: Starter) -> None:
                 if kind == "both":
                     if watcher is not None:
                         kill(watcher)
-                    if dice.random() < 0.5 or number == KILLS - 1:
+                    if dice.random() < 0.5 or number == kills - 1:
                         _restore_by_hand(home, found)
                 elif dice.randrange(LEFT_ALONE) == 0:
                     _wait_for_watcher(home, found, watcher)
@@ -93,8 +94,8 @@ def test_at_200_random_points(home: Home, starter: Starter) -> None:
             restore_from_ledger(FILES, home.runtime_dir / LEDGER)
         assert limits() == found
     home.check_log()
-    print(f"\n{KILLS} kills, seed {SEED}: {dict(seen)}")
-    assert seen["in mid-write or held"] > KILLS / 10 and seen["restored by the watcher"]
+    print(f"\n{kills} kills, seed {SEED}: {dict(seen)}")
+    assert seen["in mid-write or held"] > kills / 10 and seen["restored by the watcher"]
 
 
 def _no_jump(home: Home, found: VmLimits, seconds: float) -> None:
