@@ -461,7 +461,7 @@ def test_the_gate_tells_what_it_left_out(stubbed: Path) -> None:
     )
     done = subprocess.run([stubbed / "tests/run"], capture_output=True, text=True, timeout=60)
     table = done.stdout.partition("left out of the gate")[2]
-    assert re.search(r"(?m)^ +1 tests/kernel/test_faults_kill.py::test_at_random_points: 200", table)
+    assert re.search(r"(?m)^ +1 tests/kernel/test_faults_kill.py::test_at_random_points: ", table)
     assert "layer lab" in table and "layer demo" in table
     assert re.search(r"(?m)^1/\d+ tests collected", done.stdout)
 
