@@ -36,8 +36,6 @@ SEED = 20260103
 # From before the first import of a module to well into the loop.
 LIFE_S = 0.6
 KINDS = ("daemon", "daemon", "watcher", "both")
-# One in so many kills of the daemon is not followed by another daemon.
-LEFT_ALONE = 10
 
 
 @pytest.fixture
@@ -54,9 +52,10 @@ def starter() -> Iterator[Starter]:
     starter.close()
 
 
-@pytest.mark.parametrize("kills", [
-    40, pytest.param(200, marks=pytest.mark.full("200 kills instead of 40"))])
-def test_at_random_points(home: Home, starter: Starter, kills: int) -> None:
+# The last of so many kills of the daemon is not followed by another daemon.
+@pytest.mark.parametrize("kills, left_alone", [
+    (40, 4), pytest.param(200, 10, marks=pytest.mark.full("200 kills instead of 40"))])
+def test_at_random_points(home: Home, starter: Starter, kills: int, left_alone: int) -> None:
     dice, seen = random.Random(SEED), Counter[str]()
     pid = 0
     with limits_kept() as found:
@@ -84,7 +83,7 @@ def test_at_random_points(home: Home, starter: Starter, kills: int) -> None:
                         kill(watcher)
                     if dice.random() < 0.5 or number == kills - 1:
                         _restore_by_hand(home, found)
-                elif dice.randrange(LEFT_ALONE) == 0:
+                elif seen["killed: daemon"] % left_alone == 0:
                     _wait_for_watcher(home, found, watcher)
                     seen["restored by the watcher"] += bool(held and watcher)
         finally:
