@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""For all layers: where CI=true a skipped test is a failed one, and no test rolls dice.
+"""For all layers: what the gate leaves out is counted, and in CI nothing is skipped or random.
 
 A skip says that something was missing.  On a developer's machine that is fair,
 in CI it would let a test die quietly.  Expected failures (xfail) stay what they are.
@@ -8,7 +8,7 @@ in CI it would let a test die quietly.  Expected failures (xfail) stay what they
 from __future__ import annotations
 
 import os
-from typing import Any, Generator, Union
+from typing import Any, Generator, Sequence, Union
 
 import pytest
 from hypothesis import settings
@@ -45,3 +45,16 @@ def pytest_make_collect_report() -> Generator[None, Any, None]:
     outcome = yield
     if IN_CI:
         fail_skip(outcome.get_result())
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Tell tests/run, which names a file for it, which tests only the full suite has."""
+    path = os.environ.get("LEFT_OUT")
+    if not path:
+        return
+    with open(path, "a", encoding="utf-8") as file:
+        for item in items:
+            mark = item.get_closest_marker("full")
+            if mark is not None:
+                (why,) = mark.args
+                print(f"{item.nodeid.partition('[')[0]}: {why}", file=file)

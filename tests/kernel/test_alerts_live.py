@@ -12,6 +12,7 @@ from tests.lab.alerts import LABS, run
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for loop devices and BPF")
 
 
+@pytest.mark.full("40 s, for baselines; the gate has tests/sim/test_alerts.py and test_stuck.py")
 def test_a_disk_that_hangs_is_told_within_seconds() -> None:
     told = run(next(lab for lab in LABS if lab.name == "stall"))
     assert told.right, told

@@ -45,9 +45,13 @@ def clean() -> str:
                           capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("scenario, contender", [
-    ("several-databases", "agent"), ("bystanders", "static-15M"), ("flood", "bfq")])
+CASES = [(scenario, contender, seed) for seed in range(3) for scenario, contender in (
+    ("flood", "bfq"), ("several-databases", "agent"), ("bystanders", "static-15M"))]
+
+
+@pytest.mark.parametrize("scenario, contender, seed", [
+    CASES[0], *(pytest.param(*case, marks=pytest.mark.full("eight more runs of the lab, killed"))
+                for case in CASES[1:])])
 def test_a_killed_run_is_removed(scenario: str, contender: str, seed: int, prefix: str,
                                  before: dict[str, str]) -> None:
     delay = random.Random(f"{scenario} {seed}").uniform(0.5, LONGEST_S)

@@ -467,6 +467,7 @@ def test_a_damaged_file_of_what_was_learned_is_set_aside(
     assert daemon.end() == 0
 
 
+@pytest.mark.full("20 s of ticks; the gate has tests.bench.tick_cost")
 def test_what_it_costs_is_in_the_status(start: Callable[..., Running]) -> None:
     daemon = start("--interval", "1")
     # Not by asking again and again: answering costs the daemon more than its ticks.

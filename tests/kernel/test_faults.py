@@ -28,6 +28,7 @@ from tests.kernel.fault_rig import (
     AGENT,
     FILES,
     HOME_S,
+    LEASE_S,
     PIN,
     Home,
     is_alive,
@@ -42,7 +43,6 @@ from writebackd.model import Fact, Learned, VmLimits
 from writebackd.paths import LEARNED, LEDGER
 from writebackd.report.keeper import encode
 
-STOPPED_S = 60.0
 # Twenty ticks.
 A_WHILE_S = 1.0
 
@@ -121,14 +121,16 @@ def said(home: Home, words: str, times: int = 1) -> None:
     assert sum(words in line for line in text.splitlines()) == times, text[-3000:]
 
 
-def test_stopped_for_a_minute(start: Start, home: Home, found: VmLimits) -> None:
+@pytest.mark.parametrize("stopped_s", [
+    6 * LEASE_S, pytest.param(60.0, marks=pytest.mark.full("stands still for a minute"))])
+def test_stopped(start: Start, home: Home, found: VmLimits, stopped_s: float) -> None:
     """Home when the lease has run out, and taken up again when it wakes."""
     daemon = start().pinned()
     os.kill(daemon.process.pid, signal.SIGSTOP)
     begun = time.monotonic()
     wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore")
     took = time.monotonic() - begun
-    time.sleep(STOPPED_S - took)
+    time.sleep(stopped_s - took)
     assert limits() == found
     assert (home.runtime_dir / LEDGER).exists(), "it may wake up within a write"
     os.kill(daemon.process.pid, signal.SIGCONT)
@@ -403,6 +405,7 @@ def descriptors_of(pid: int) -> int:
     return min(seen)
 
 
+@pytest.mark.full("attaches and detaches 900 disks")
 def test_300_disks_coming_and_going(
     start: Start, home: Home, tmp_path: Path, found: VmLimits
 ) -> None:

@@ -32,13 +32,10 @@ from writebackd.actuate.restore import restore_from_ledger
 from writebackd.model import VmLimits
 from writebackd.paths import LEDGER
 
-KILLS = 200
 SEED = 20260103
 # From before the first import of a module to well into the loop.
 LIFE_S = 0.6
 KINDS = ("daemon", "daemon", "watcher", "both")
-# One in so many kills of the daemon is not followed by another daemon.
-LEFT_ALONE = 10
 
 
 @pytest.fixture
@@ -55,12 +52,15 @@ def starter() -> Iterator[Starter]:
     starter.close()
 
 
-def test_at_200_random_points(home: Home, starter: Starter) -> None:
+# The last of so many kills of the daemon is not followed by another daemon.
+@pytest.mark.parametrize("kills, left_alone", [
+    (40, 4), pytest.param(200, 10, marks=pytest.mark.full("200 kills instead of 40"))])
+def test_at_random_points(home: Home, starter: Starter, kills: int, left_alone: int) -> None:
     dice, seen = random.Random(SEED), Counter[str]()
     pid = 0
     with limits_kept() as found:
         try:
-            for number in range(KILLS):
+            for number in range(kills):
                 if not is_alive(pid):
                     before = home.check_way_home(found)
                     pid = starter.start(home)
@@ -81,9 +81,9 @@ def test_at_200_random_points(home: Home, starter: Starter) -> None:
                 if kind == "both":
                     if watcher is not None:
                         kill(watcher)
-                    if dice.random() < 0.5 or number == KILLS - 1:
+                    if dice.random() < 0.5 or number == kills - 1:
                         _restore_by_hand(home, found)
-                elif dice.randrange(LEFT_ALONE) == 0:
+                elif seen["killed: daemon"] % left_alone == 0:
                     _wait_for_watcher(home, found, watcher)
                     seen["restored by the watcher"] += bool(held and watcher)
         finally:
@@ -93,8 +93,8 @@ def test_at_200_random_points(home: Home, starter: Starter) -> None:
             restore_from_ledger(FILES, home.runtime_dir / LEDGER)
         assert limits() == found
     home.check_log()
-    print(f"\n{KILLS} kills, seed {SEED}: {dict(seen)}")
-    assert seen["in mid-write or held"] > KILLS / 10 and seen["restored by the watcher"]
+    print(f"\n{kills} kills, seed {SEED}: {dict(seen)}")
+    assert seen["in mid-write or held"] > kills / 10 and seen["restored by the watcher"]
 
 
 def _no_jump(home: Home, found: VmLimits, seconds: float) -> None:

@@ -141,6 +141,7 @@ def points() -> List[Tuple[str, float]]:
                       for n in range(POINTS - len(STEPS))]
 
 
+@pytest.mark.full("kills the lab's rig at 21 points")
 def test_killed_at_any_point(name: str, before: Dict[str, str]) -> None:
     seen = []
     for step, delay_s in points():

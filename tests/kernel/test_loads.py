@@ -164,7 +164,10 @@ def measure(load: Load) -> Measured:
     return load.close()
 
 
-@pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=[] if case in ("fsync", "dd") else [
+        pytest.mark.full("the lab's own loads, less the two that the demo has")])
+    for case in CASES])
 def test_kind(rig: Rig, case: str) -> None:
     kind, options, check = CASES[case]
     if kind == "memory":
@@ -213,6 +216,7 @@ def test_a_flood_pauses_in_phase_with_its_start(rig: Rig) -> None:
     assert grown[True] < 0.1 * grown[False]
 
 
+@pytest.mark.full("the lab's own loads")
 def test_a_second_load_goes_on_with_the_files_of_the_first(rig: Rig) -> None:
     """As in a scenario with several spans: only the first one prepares."""
     for kind, options in (("untar", {"files": "200"}), ("job", {"size": "8M"}),

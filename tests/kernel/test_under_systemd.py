@@ -378,6 +378,7 @@ def test_killed_at_random_points(
     assert seen["held"] > KILLS / 3
 
 
+@pytest.mark.full("waits for the lease of a host and then for the watchdog")
 def test_stopped_by_a_signal(system: System, disk: Scratch, found: Dict[str, str]) -> None:
     """SIGSTOP: home by the watcher, which has no capability; the watchdog kills it; up anew."""
     daemon, watcher = system.pid_of(DAEMON), system.pid_of(WATCH)

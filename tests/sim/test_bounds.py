@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import List, Tuple
 
+import pytest
 from hypothesis import given
 
 from tests.sim.cases import POLICY, Case, cases, drive, runs
@@ -52,9 +53,16 @@ def numbers(memory: Memory) -> List[Tuple[str, float]]:
     return found
 
 
-@runs(7500)
+@runs(750)
 @given(cases(constant=False, dirty=True))
 def test_no_host_and_no_script_leads_out_of_bounds(case: Case) -> None:
+    drive(case, 45.0, check=sane)
+
+
+@pytest.mark.full("7500 hosts instead of 750")
+@runs(7500)
+@given(cases(constant=False, dirty=True))
+def test_nor_one_of_thousands(case: Case) -> None:
     drive(case, 45.0, check=sane)
 
 

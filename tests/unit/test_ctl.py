@@ -636,6 +636,41 @@ def test_a_full_disk_behind_the_output_is_one_line(daemon: FakeDaemon, words: Li
     )
 
 
+@pytest.mark.parametrize("program", ["ctl", "daemon"])
+@pytest.mark.parametrize("stderr", ["full", "closed"])
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(program: str, stderr: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", f"writebackd.cli.{program}", "--no-such-option"],
+            env=buffered(), timeout=60, check=False, stderr=full,
+            preexec_fn=functools.partial(os.close, 2) if stderr == "closed" else None,
+        )  # fmt: skip
+    assert done.returncode == USAGE
+
+
+def test_the_daemon_ends_while_nobody_takes_what_it_logs() -> None:
+    script = (
+        "import logging, sys; from writebackd.cli import daemon;"
+        "listener = daemon._start_logging(verbose=False, quiet=False);"
+        "[logging.error('x' * 1000) for _ in range(100)];"
+        "daemon._stop_logging(listener); sys.exit(4)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=buffered(), stderr=subprocess.PIPE
+    )
+    try:
+        assert process.wait(30) == NOT_PERMITTED
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def buffered() -> Dict[str, str]:
+    """The environment of a user: unbuffered, nothing is left to write at the exit."""
+    unset = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**unset, "PYTHONPATH": str(SOURCE)}
+
+
 def test_a_closed_output_does_not_keep_an_order_from_its_way(daemon: FakeDaemon) -> None:
     for words in (["release"], ["status"]):
         done = ctl_process(

@@ -366,7 +366,7 @@ echo "$(basename "$0") $*" >>{log}
 @pytest.fixture
 def stubbed(tmp_path: Path) -> Path:
     """The scripts and the Makefile, in a tree whose tools only write down how they are called."""
-    for name in ("agent/run", "tests/run", "tests/demo", "Makefile"):
+    for name in ("agent/run", "tests/run", "tests/demo", "Makefile", ".ci/run"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     tools = [f"build/venv/bin/{name}"
@@ -434,14 +434,46 @@ def test_the_readme_says_when_a_host_is_back_as_it_was() -> None:
     assert float(last) == lease_s + watcher.BEAT_S + watcher._GRACE_S
 
 
-def test_tests_run_runs_every_layer_or_the_one_that_is_named(stubbed: Path) -> None:
-    lines = called(stubbed, "sudo tests/run")
-    for wanted in ("setup.sh test", "ruff check .", "mypy ", "lint-imports --no-logo",
-                   "python -m tests.sim.layer", "tests/unit", "tests/kernel", "tests/vm",
-                   "python -m tests.bench.probe_cost", "python -m tests.lab.bench"):  # fmt: skip
-        assert any(wanted in line for line in lines), (wanted, lines)
+LAYERS = ("setup.sh test", "ruff check .", "mypy ", "lint-imports --no-logo",
+          "python -m tests.sim.layer", "tests/unit", "tests/kernel", "tests/vm",
+          "python -m tests.bench.probe_cost", "python -m tests.bench.tick_cost")  # fmt: skip
+ONLY_FULL = ("python -m tests.lab.demo", "python -m tests.lab.bench")
+
+
+def test_tests_run_is_the_gate_the_full_suite_or_the_layer_that_is_named(stubbed: Path) -> None:
+    gate, full = called(stubbed, "sudo tests/run"), called(stubbed, "sudo tests/run full")
+    for wanted in (*LAYERS, *ONLY_FULL):
+        assert any(wanted in line for line in full), (wanted, full)
+        assert any(wanted in line for line in gate) == (wanted in LAYERS), (wanted, gate)
+    tests = [line for line in gate if re.search(r"pytest|sim\.layer", line)]
+    assert len(tests) == 4 and all("-m not full" in line for line in tests)
+    assert not any("not full" in line for line in full)
     _, unit = called(stubbed, "tests/run unit")
     assert unit == "python -m pytest --continue-on-collection-errors tests/unit"
+
+
+def test_the_gate_tells_what_it_left_out(stubbed: Path) -> None:
+    """Counted by the tests themselves: a pytest that looks for them alone is enough here."""
+    python = stubbed / "build/venv/bin/python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *tests/kernel*) cd {ROOT}; exec {sys.executable} "$@"'
+        " --collect-only -q -k test_at_random_points ;; esac\n"
+    )
+    done = subprocess.run([stubbed / "tests/run"], capture_output=True, text=True, timeout=60)
+    table = done.stdout.partition("left out of the gate")[2]
+    assert re.search(r"(?m)^ +1 tests/kernel/test_faults_kill.py::test_at_random_points: ", table)
+    assert "layer lab" in table and "layer demo" in table
+    assert re.search(r"(?m)^1/\d+ tests collected", done.stdout)
+
+
+def test_the_caller_s_environment_decides_nothing_in_ci(stubbed: Path) -> None:
+    (stubbed / "build/venv/bin/ruff").write_text(f"#!/bin/sh\nenv >{stubbed / 'seen'}\n")
+    hostile = {"CI": "true", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/nowhere", "LANG": "xx"}
+    done = subprocess.run([stubbed / ".ci/run"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, **hostile})  # fmt: skip
+    seen = dict(line.split("=", 1) for line in (stubbed / "seen").read_text().splitlines())
+    assert {name: seen.get(name) for name in hostile} == {**dict.fromkeys(hostile), "CI": "true"}
+    assert "unit " in done.stdout
 
 
 def test_make_clean_takes_what_was_built(stubbed: Path) -> None:
@@ -477,7 +509,8 @@ RUN_ELSEWHERE = {
     "sudo journalctl --update-catalog": ("kernel/test_route_services.py", '"--update-catalog"'),
 }
 RUN_HERE = {
-    "sudo agent/run", "sudo agent/run --mode observe", "sudo tests/run", "tests/run unit",
+    "sudo agent/run", "sudo agent/run --mode observe", "sudo tests/run", "sudo tests/run full",
+    "tests/run unit",
     "sudo tests/demo", "tests/demo", "sudo make bench QUICK=1", "make clean",
     "sudo systemctl enable --now writebackd",
 }  # fmt: skip

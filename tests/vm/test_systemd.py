@@ -103,6 +103,7 @@ def boot(kernel: Path, root: Path, share: Path, cases: Sequence[str],
     return result, (share / REPORT).read_text()
 
 
+@pytest.mark.full("two more machines; the gate has tests/kernel/test_under_systemd.py")
 @pytest.mark.parametrize("name", GROUPS)
 def test_cases_hold_under_systemd(runs: Dict[str, Run], name: str) -> None:
     result, report = runs[name].result()

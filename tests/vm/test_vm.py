@@ -93,6 +93,37 @@ def test_kernel_tests_hold_on_debian_kernel(kernel: Path, tmp_path: Path) -> Non
     )
 
 
+# The probe runs on two processors while code is patched below it, as it is when somebody asks for
+# BPF's statistics.
+PATCHING = """
+import os, subprocess, time
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.probe import BpfProbe, object_image
+flood = "while :; do dd if=/dev/zero of=$TMPDIR/$0 bs=1M count=200 conv=notrunc status=none; done"
+probe = BpfProbe(object_image(), KernelFiles())
+floods = [subprocess.Popen(["sh", "-c", flood, str(number)], start_new_session=True)
+          for number in range(2)]
+end_s = time.monotonic() + 30
+while time.monotonic() < end_s:
+    for value in "10":
+        with open("/proc/sys/kernel/bpf_stats_enabled", "w") as file:
+            file.write(value)
+for each in floods:
+    os.killpg(each.pid, 9)
+    each.wait()
+probe.close()
+"""
+
+
+@pytest.mark.full("half a minute of flood, emulated")
+def test_a_flood_does_not_freeze_the_guest_while_its_kernel_patches_itself(
+    kernel: Path, tmp_path: Path
+) -> None:
+    command = ["env", "PYTHONPATH=agent", sys.executable, "-c", PATCHING]
+    result = Machine(kernel).run(command, TIME_LIMIT / 5, share=tmp_path)
+    assert result.returncode == 0, result.output
+
+
 def test_time_limit_ends_the_machine(kernel: Path) -> None:
     odd_size = "1001M"
     with pytest.raises(GuestFailed, match="ran out of time"):

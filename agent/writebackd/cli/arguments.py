@@ -6,14 +6,15 @@ from __future__ import annotations
 import argparse
 from typing import Any, Callable, NoReturn
 
-from writebackd.cli.exits import USAGE
+from writebackd.cli.exits import USAGE, complain
 
 
 class Parser(argparse.ArgumentParser):
     """As the standard one, but for its errors: it tells the nearest word, and where help is."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"{self.prog}: {message}; `{self.prog} --help` tells more\n")
+        complain(f"{self.prog}: {message}; `{self.prog} --help` tells more")
+        self.exit(USAGE)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = list(map(str, action.choices or ()))

@@ -15,7 +15,7 @@ from typing import Callable, List, Optional
 from writebackd import __version__
 from writebackd.cli.arguments import Parser, number, positive, seconds
 from writebackd.cli.examples import epilog
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError, complain, drop_unwritten
 from writebackd.paths import RUNTIME_DIR
 
 _EPILOG = """\
@@ -57,7 +57,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         sys.stdout.flush()
         return code
     except CommandError as error:
-        _say(str(error))
+        complain(f"writebackctl: {error}")
         return error.exit_code
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the exit quiet as well.
@@ -66,17 +66,13 @@ def main(argv: Optional[List[str]] = None) -> int:
     except OSError as error:
         # A full disk behind the standard output, mostly.
         where = error.filename or "the output cannot be written"
-        _say(f"{where}: {error.strerror or error}")
+        complain(f"writebackctl: {where}: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BAD_NEWS
     except KeyboardInterrupt:
         return 130
-
-
-def _say(error: str) -> None:
-    """Where it cannot be told, on a full disk or a terminal that is gone, the exit code has to."""
-    with contextlib.suppress(OSError):
-        print(f"writebackctl: {error}", file=sys.stderr, flush=True)
+    finally:
+        drop_unwritten()
 
 
 def _verb(name: str) -> Callable[[argparse.Namespace], int]:

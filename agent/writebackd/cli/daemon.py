@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import ctypes
 import logging
@@ -21,7 +22,7 @@ from writebackd import __version__, journal
 from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.arguments import Parser, seconds
-from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
+from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, complain, drop_unwritten
 from writebackd.cli.notify import notifier
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory
@@ -97,12 +98,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the daemon; the exit code of design: 0 good, 1 bad news, 2 usage, 4 not root."""
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # closed by some starters
+    try:
+        return _main(argv)
+    finally:
+        drop_unwritten()
+
+
+def _main(argv: Optional[Sequence[str]]) -> int:
     args = parser().parse_args(argv)
     if os.geteuid() != 0:
-        print(
-            "writebackd: needs root: /proc/sys/vm can be written by uid 0 only; try sudo",
-            file=sys.stderr,
-        )
+        complain("writebackd: needs root: /proc/sys/vm can be written by uid 0 only; try sudo")
         return NOT_PERMITTED
 
     choose_class = _Chooser(args.config_dir, args.runtime_dir)
@@ -122,10 +128,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         for directory in (args.runtime_dir, args.state_dir):
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     except PolicyError as error:
-        print(error, file=sys.stderr)
+        complain(str(error))
         return USAGE
     except OSError as error:
-        print(f"writebackd: {error.filename}: {error.strerror}", file=sys.stderr)
+        complain(f"writebackd: {error.filename}: {error.strerror}")
         return USAGE
 
     live = args.live and sys.stdout.isatty()
@@ -268,10 +274,14 @@ def _stop_logging(listener: logging.handlers.QueueListener) -> None:
     def stop() -> None:
         with contextlib.suppress(queue.Full):
             listener.stop()
+        drop_unwritten()
 
     stopper = threading.Thread(target=stop, daemon=True)
     stopper.start()
     stopper.join(timeout=2.0)
+    if stopper.is_alive():  # both would wait for the terminal at exit
+        atexit.unregister(logging.shutdown)
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
 
 
 def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:

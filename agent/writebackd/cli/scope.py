@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Iterator, List, NoReturn, Optional
 
-from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError
+from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError, complain, drop_unwritten
 from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 
@@ -153,7 +153,7 @@ def _own_cgroup(mount: str) -> Path:
 
 def _run_in(directory: Path, path: str, command: List[str]) -> int:
     sys.stdout.flush()
-    sys.stderr.flush()
+    drop_unwritten()  # the child would write it once more
     child = os.fork()
     if not child:
         _become(directory, path, command)
@@ -171,8 +171,7 @@ def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
         with _as_of_a_shell():
             os.execv(path, command)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            print(f"writebackctl: run: {error}", file=sys.stderr, flush=True)
+        complain(f"writebackctl: run: {error}")
     os._exit(code)
 
 
@@ -219,5 +218,4 @@ def _remove(directory: Path) -> None:
 
 
 def _note(text: str) -> None:
-    with contextlib.suppress(OSError):  # no reason not to run the command
-        print(f"writebackctl: note: {text}", file=sys.stderr)
+    complain(f"writebackctl: note: {text}")

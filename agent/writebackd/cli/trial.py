@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from writebackd import human
 from writebackd.cli.client import NoAnswer, request
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError, complain
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.report import write_page
 from writebackd.policy.units import UnitError, parse_time
@@ -202,11 +202,10 @@ class _Course:
         """Where the page has it all, that is the answer. Raises OSError where there is none."""
         if self._options.output is None:
             raise error
-        with contextlib.suppress(OSError):
-            print(
-                f"writebackctl: the output cannot be written: {error.strerror};"
-                f" {self._options.output} has it all", file=sys.stderr, flush=True,
-            )  # fmt: skip
+        complain(
+            f"writebackctl: the output cannot be written: {error.strerror};"
+            f" {self._options.output} has it all"
+        )
         # What could not be written would be tried again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
