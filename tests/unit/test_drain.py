@@ -97,7 +97,7 @@ BUSY = DeviceSample(DISK, busy_share=1.0)
 def writes(
     rate: float = R, slow: Optional[float] = 1.0, flooded: bool = True, held: bool = True
 ) -> Writes:
-    return Writes(rate, rate, slow, flooded, held)
+    return Writes(rate, rate, slow, flooded, held, flooded)
 
 
 def waiting(p99_s: float) -> DeviceSample:

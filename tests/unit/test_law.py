@@ -29,6 +29,7 @@ from writebackd.control.ramp import (
     slowest,
 )
 from writebackd.estimate.estimate import estimate
+from writebackd.estimate.sync import RELEASE_S
 from writebackd.model import (
     Decision,
     DeviceMemory,
@@ -207,15 +208,15 @@ def test_nothing_is_learned_as_unloaded_soon_after_a_flood() -> None:
 # ---- demand ----------------------------------------------------------------
 
 
-def test_demand_is_held_and_then_let_go() -> None:
-    host = plant()
+@pytest.mark.parametrize(
+    "flood,held_s", [(False, RELEASE_S), (True, POLICY.objective.demand_hold_s)]
+)
+def test_demand_is_held_and_then_let_go(flood: bool, held_s: float) -> None:
+    host = plant(flood=flood)
     host.run(20)
     host.syncing = False
     held = [seen.demand for seen, _ in host.run(100)]
-    assert held[: int(POLICY.objective.demand_hold_s) - 1] == [True] * (
-        int(POLICY.objective.demand_hold_s) - 1
-    )
-    assert not any(held[int(POLICY.objective.demand_hold_s) + 11 :])
+    assert held == [second < held_s for second in range(1, 101)]
 
 
 def test_a_host_with_few_syncs_has_no_demand() -> None:

@@ -138,6 +138,7 @@ class Writes:
     slow_share: Optional[float]
     flooded: bool
     held_back: bool  # writers slept for the limit: it sets their speed
+    pressing: bool  # flooded, and the device is busy, or writers slept for the limit
 
 
 _writes = made(Writes)
@@ -246,8 +247,9 @@ def measure_writes(
         if total:
             background = rate * (flushed.bytes if flushed else 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
-    more = (
-        waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s
+    throttled = throttled_s >= THROTTLED_SHARE * dt_s
+    flooded = background >= FLOOD_RATE and (
+        throttled or waiting >= vm.background_threshold_bytes / 4
     )
     share = None
     recent = memory.recent_writes
@@ -264,7 +266,8 @@ def measure_writes(
         rate=rate,
         background_rate=background,
         slow_share=share,
-        flooded=background >= FLOOD_RATE and more,
+        flooded=flooded,
+        pressing=flooded and (throttled or sample.busy_share >= BUSY_SHARE),
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )
     return writes, recent
@@ -491,6 +494,8 @@ def _fast_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
     """Raise R where the cache must have been full long ago, if R were right."""
+    if not writes.pressing:
+        return memory, "neither the device nor the limit holds it: says nothing of the device"
     if memory.drain_rate is not None and memory.fill_bytes <= 0:
         return replace(memory, fast=NOTHING), "at cache speed: may not lower the estimate"
     carried, lasted = memory.fast
