@@ -60,6 +60,8 @@ MEDIA_WAIT = 0.4
 # Larger limits are not reached within a tick or two, so that says nothing.
 QUEUE_FOLLOWS_BYTES = 64 << 20
 SLOW_UNKNOWN_R = 0.05
+# So many tell that a rate which has fallen is the media's, and not that of a smaller limit.
+SLOW_SOME = 0.04
 # Seconds of completions that a share is taken of: a tick may have few.  So many at most where
 # they are ENOUGH only then: five commits a second are demand.
 SHARE_OVER_S, SHARE_MOST_S = 1.0, 3.0
@@ -515,6 +517,10 @@ def _fast_sample(
         return memory, "at cache speed: not yet for long enough"
     # The first seconds of a flood are slow on any disk: what came last counts as well.
     rate = max(carried / lasted, memory.smooth_rate, memory.drain_rate or 0.0)
+    if memory.drain_rate is None and memory.filling and (writes.slow_share or 0.0) >= SLOW_SOME:
+        # Where they filled a cache they were fast: 145 MB/s, then the 38 that the media take.
+        last = median([each for _, each in last_seconds(memory.filling, FULL_OVER_S)])
+        rate = last if last < LOWER * rate else rate
     memory = replace(
         memory, drain_rate=rate, drain_limit_bytes=limit_bytes, full_window=(),
         fast=NOTHING, fill_bytes=0.0,
