@@ -8,6 +8,7 @@ from typing import Dict, List, Optional, Tuple
 
 from writebackd.actuate.actuator import Actuator
 from writebackd.alert.values import AlertName
+from writebackd.kernel import bdi
 from writebackd.model import Action, Decision, Mode
 from writebackd.report import entry
 from writebackd.state import State
@@ -81,5 +82,7 @@ class Hands:
             self._state.totals = self._state.totals.acted(actions)
         # What is refused is tried again in every tick, and told once.
         for error, values in failed.items():
-            log.error("%s failed: %s", ", ".join(values), error)
+            # The global limit does instead, as the policy's `per-device` means it to.
+            level = logging.INFO if error == bdi.MISSING else logging.ERROR
+            log.log(level, "%s failed: %s", ", ".join(values), error)
         return actions

@@ -525,6 +525,7 @@ class Estimate:
     slow_share: Optional[float]  # of write completions: how full the write cache is
     inflight: int
     flushes_wait: bool = False  # flushes are what syncs wait for, beside a flood
+    lasting: bool = True  # a flood that keeps the device or the limit busy for longer than a burst
 
 
 class LeverKind(Enum):

@@ -23,6 +23,7 @@ from writebackd.control.decide import decide, rebounded, released
 from writebackd.control.law import Want
 from writebackd.control.ramp import DEADBAND
 from writebackd.estimate.shares import RESERVED_S, reserved, shared_limit
+from writebackd.kernel.bdi import WHOLE, fraction
 from writebackd.model import (
     Action,
     Cap,
@@ -415,6 +416,30 @@ def test_many_of_them_are_promised_half_of_the_limit_at_most(count: int) -> None
     settings = asked(known, many, wants, DESKTOP, calm).settings
     assert sum(s.value for s in settings if s.name == "min_bytes") <= FOUND // 2
     assert len(settings) // 3 == min(count, MOST_OWN)
+
+
+@pytest.mark.parametrize("limit", [8 * TIGHT, TIGHT, TIGHT // 4])
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
+def test_minima_of_any_number_of_caps_are_half_of_the_lowest_limit_at_most(
+    count: int, limit: int
+) -> None:
+    """Also where they were set under a larger one; a stick of its own ceiling is among them."""
+    arrays = [
+        replace(ARRAY, name=f"s{i}", devno=f"65:{i}", bdi=f"65:{i}", leaf_devnos=(f"65:{i}",))
+        for i in range(count)
+    ]
+    devices = (*arrays, STICK)
+    many = replace(sample(limit), devices=tuple(map(DeviceSample, devices)))
+    wants = [*(want(each.name, TIGHT) for each in arrays), stick()]
+    known = replace(
+        Memory(), devices={each.name: DeviceMemory(last_flood_s=NOW) for each in devices},
+        caps={each.name: Cap(TIGHT, in_force=True) for each in arrays},
+    )  # fmt: skip
+    calm = {each.name: estimate(each.name) for each in devices}
+    result = asked(known, many, wants, DESKTOP, calm)
+    minima = [s.value for s in result.settings if s.name == "min_bytes"]
+    assert len(minima) >= count
+    assert sum(fraction(each, min(limit, TIGHT)) for each in minima) <= WHOLE // 2 + len(minima)
 
 
 def test_a_ceiling_that_all_have_is_no_cap() -> None:

@@ -38,6 +38,7 @@ from writebackd.estimate.drain import (
     SLOW_MULTIPLE,
     SLOW_REQUEST,
     SLOW_REQUEST_UNKNOWN_R,
+    SLOW_SOME,
     SLOW_SURE,
     SLOW_UNKNOWN_R,
     SLOW_UNKNOWN_S,
@@ -97,7 +98,7 @@ BUSY = DeviceSample(DISK, busy_share=1.0)
 def writes(
     rate: float = R, slow: Optional[float] = 1.0, flooded: bool = True, held: bool = True
 ) -> Writes:
-    return Writes(rate, rate, slow, flooded, held)
+    return Writes(rate, rate, slow, flooded, held, flooded)
 
 
 def waiting(p99_s: float) -> DeviceSample:
@@ -660,6 +661,14 @@ def test_where_no_drain_rate_is_known_it_is_the_mean_of_that_time() -> None:
     assert feed(DeviceMemory(), rates, slow=0.0).drain_rate == pytest.approx(2 * R)
     halves = feed(DeviceMemory(), rates * 2, slow=0.0, dt_s=0.5)
     assert halves.drain_rate == pytest.approx(2 * R)
+
+
+def test_what_first_filled_a_cache_is_not_in_the_first_drain_rate() -> None:
+    rates = [4 * R] * 2 + [R] * (int(FAST_LASTS_S) - 2)
+    new = quiet(DeviceMemory())
+    assert feed(new, rates, slow=SLOW_SOME).drain_rate == R
+    # Where no write waits it may be a smaller limit's.
+    assert feed(new, rates, slow=0.0).drain_rate == pytest.approx(1.5 * R)
 
 
 def test_of_what_a_smaller_limit_let_in_half_counts_while_no_drain_rate_is_known() -> None:

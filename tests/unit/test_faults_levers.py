@@ -407,3 +407,16 @@ def test_an_error_of_the_program_brings_all_home(case: Case) -> None:
         case.rig.tick()
     case.end()
     assert case.is_home()
+
+
+def test_what_a_kernel_does_not_have_is_no_error(
+    case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for files in case.host.bdis.values():
+        del files["min_ratio_fine"]
+    case.found = case.host.everything()
+    case.ask()
+    case.rig.tick(SETTLE)
+    told = [record for record in caplog.records if "no limits in bytes" in record.getMessage()]
+    assert [record.levelno for record in told] == [logging.INFO]

@@ -41,9 +41,9 @@ REFUSED_S = 300.0
 # The global limit has come down when it is at most this multiple of what the device
 # wants: before, a cap would block the device's writers until they have drained.
 ARRIVED = 1.25
-# Part of the global limit that a device with a ceiling of its own is promised at most; of many
-# devices together no more than half, as the kernel refuses minima of 100 %.
-OWN_SHARE = 16
+# Part of the global limit that all caps together are promised at most: the kernel refuses minima of
+# 100 % (EINVAL).  And that a device with a ceiling of its own is, which may be idle for long.
+MINIMA_SHARE, OWN_SHARE = 2, 16
 # So many of them at most: each takes reads and writes of sysfs.
 MOST_OWN = 32
 
@@ -81,7 +81,6 @@ def beside(
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
         caps = _caps(memory, sample, wants, refused, own_ceilings(policy, sample))
     bdis = {seen.device.name: seen.device.bdi for seen in sample.devices if caps}
-    standing = sum(cap.standing for cap in caps.values())
     # Shares are of the limit that this tick may lower.
     lowest = min(
         (want.target_bytes for want in wants if want.target_bytes is not None),
@@ -90,10 +89,10 @@ def beside(
     lowest = min(lowest, sample.vm.threshold_bytes)
     for name, cap in caps.items():
         # A minimum, since a strict device that has not written for a while gets next to
-        # nothing; less than the cap, since the kernel takes no minima of 100 % together.
-        least = cap.bytes // 2
+        # nothing.
+        least = min(cap.bytes // 2, lowest // (MINIMA_SHARE * len(caps)))
         if cap.standing:
-            least = min(least, lowest // max(OWN_SHARE, 2 * standing))
+            least = min(least, lowest // OWN_SHARE)
         settings += [
             Setting(LeverKind.BDI, bdis[name], "max_bytes", cap.bytes),
             Setting(LeverKind.BDI, bdis[name], "min_bytes", least),

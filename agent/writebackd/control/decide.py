@@ -12,6 +12,7 @@ from writebackd.control.lift import lift
 from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.control.steps import settle
+from writebackd.estimate.estimate import BURST_S
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import hanging
 from writebackd.model import (
@@ -35,9 +36,9 @@ from writebackd.policy.schema import Policy
 # Of the tick, while somebody waits behind a flood: a full write cache halves the
 # syncs at least, and it is seen after two ticks.
 HURRY = 0.5
-# An unused device must not set the relaxed limit: those flooded within the
-# last minute count.
-RECENT_FLOOD_S = 60.0
+# Without demand, those devices count that a flood was on so lately: an unused one must not set the
+# relaxed limit, and without a flood the limits are as found.
+RECENT_FLOOD_S = 5.0
 # Of free memory and page cache: the default of vm.dirty_ratio.
 DIRTYABLE_SHARE = 0.2
 # Of folios and write chunks: a request that a disk completes between two resets moves no limit.
@@ -324,10 +325,14 @@ def _arbitrate(
     bounds = [
         (w.target_bytes, w.name)
         for w in wants
-        if w.target_bytes is not None
-        and now_s - remembered[w.name].last_flood_s <= RECENT_FLOOD_S
+        if w.target_bytes is not None and _flooded_lately(remembered[w.name], now_s)
     ]
     if bounds:
         target, name = max(bounds)
         return target, f"no sync demand; {name} drains this in bounded time", name
     return None, "no sync demand and no flood: the limits as found", None
+
+
+def _flooded_lately(mine: DeviceMemory, now_s: float) -> bool:
+    lasted_s = mine.last_flood_s - mine.flood_began_s
+    return lasted_s >= BURST_S and now_s - mine.last_flood_s < RECENT_FLOOD_S

@@ -61,7 +61,7 @@ from writebackd.control.steps import (
     SOON_JUDGED_S,
 )
 from writebackd.estimate.drain import FAST_LASTS_S, UNSETTLED_S
-from writebackd.estimate.sync import DEMAND_WINDOW_S
+from writebackd.estimate.sync import DEMAND_WINDOW_S, RELEASE_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Hold, Phase, State, replace
 from writebackd.policy.schema import Objective
 
@@ -116,8 +116,7 @@ def what_next(
         if objective is not None:
             rate = f" ({objective.min_sync_rate:g}/s over {DEMAND_WINDOW_S:g} s)"
         return _NEXT[decision.state].format(rate=rate)
-    held = f" ({human.duration(objective.demand_hold_s)})" if objective is not None else ""
-    return _Law(decision, basis, estimate, hold, now_s, held).next()
+    return _Law(decision, basis, estimate, hold, now_s).next()
 
 
 class _Law:
@@ -130,10 +129,9 @@ class _Law:
         estimate: Estimate,
         hold: Hold,
         now_s: float,
-        held: str,  # how long demand is remembered, as an aside
     ) -> None:
         self._decision, self._basis, self._estimate = decision, basis, estimate
-        self._hold, self._now_s, self._held = hold, now_s, held
+        self._hold, self._now_s = hold, now_s
         # What is asked for in DRAIN and FILL is another.
         self._limit = hold.limit_bytes or 0
         self._drain_rate = estimate.drain_rate or 0.0
@@ -209,7 +207,7 @@ class _Law:
             )
         return (
             f"The target stays until a flood begins, which the next tick sees. {then} Without"
-            f" syncs for the policy's demand-hold{self._held} the device becomes idle."
+            f" syncs for {RELEASE_S:g} s the device becomes idle."
         )
 
     def _larger_then(self) -> str:

@@ -205,6 +205,8 @@ def _observe(
     idle = pause and (
         estimate.rate < PAUSED * (estimate.drain_rate or hold.climb.rate)
     )
+    # What a burst brings within its tick is no rate, nor is what neither limit nor device holds.
+    idle = idle or not (estimate.lasting or estimate.flushes_wait or quickly)
     if now_s - hold.changed_s > follow_s and not idle:
         carried, lasted = carried + estimate.rate * dt_s, lasted + dt_s
         if not estimate.flushes_wait:

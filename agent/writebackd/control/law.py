@@ -18,6 +18,7 @@ from writebackd.control.hold import regulate, rest
 from writebackd.control.steps import Bounds, feed_forward
 from writebackd.estimate.drain import SMALL_CACHE_S, size_cache
 from writebackd.estimate.estimate import objective_s
+from writebackd.estimate.sync import held_s
 from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, made, replace
 from writebackd.policy.schema import DevicePolicy, Policy
 
@@ -106,6 +107,15 @@ def decide_device(
         target, hold = rest(allowed, estimate, hold)
         state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
+    over_s = now_s - (memory.last_demand_s or now_s)
+    if over_s:
+        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting) - over_s
+        over = f"no sync demand for {human.duration(over_s)}"
+        kept = f"kept for {human.duration(max(0.0, left_s))} more"
+        verdict = (
+            f"{verdict}; {over}, its limit is {kept}" if estimate.flooded
+            else f"{over}, no flood: {human.size(target)} {kept}"
+        )
     target = _clamp(target / share, floor, ceiling)
     basis = _basis(
         objective_s=objective,

@@ -60,6 +60,8 @@ MEDIA_WAIT = 0.4
 # Larger limits are not reached within a tick or two, so that says nothing.
 QUEUE_FOLLOWS_BYTES = 64 << 20
 SLOW_UNKNOWN_R = 0.05
+# So many tell that a rate which has fallen is the media's, and not that of a smaller limit.
+SLOW_SOME = 0.04
 # Seconds of completions that a share is taken of: a tick may have few.  So many at most where
 # they are ENOUGH only then: five commits a second are demand.
 SHARE_OVER_S, SHARE_MOST_S = 1.0, 3.0
@@ -138,6 +140,7 @@ class Writes:
     slow_share: Optional[float]
     flooded: bool
     held_back: bool  # writers slept for the limit: it sets their speed
+    pressing: bool  # flooded, and the device is busy, or writers slept for the limit
 
 
 _writes = made(Writes)
@@ -246,8 +249,9 @@ def measure_writes(
         if total:
             background = rate * (flushed.bytes if flushed else 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
-    more = (
-        waiting >= vm.background_threshold_bytes / 4 or throttled_s >= THROTTLED_SHARE * dt_s
+    throttled = throttled_s >= THROTTLED_SHARE * dt_s
+    flooded = background >= FLOOD_RATE and (
+        throttled or waiting >= vm.background_threshold_bytes / 4
     )
     share = None
     recent = memory.recent_writes
@@ -264,7 +268,8 @@ def measure_writes(
         rate=rate,
         background_rate=background,
         slow_share=share,
-        flooded=background >= FLOOD_RATE and more,
+        flooded=flooded,
+        pressing=flooded and (throttled or sample.busy_share >= BUSY_SHARE),
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )
     return writes, recent
@@ -491,6 +496,8 @@ def _fast_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
     """Raise R where the cache must have been full long ago, if R were right."""
+    if not writes.pressing:
+        return memory, "neither the device nor the limit holds it: says nothing of the device"
     if memory.drain_rate is not None and memory.fill_bytes <= 0:
         return replace(memory, fast=NOTHING), "at cache speed: may not lower the estimate"
     carried, lasted = memory.fast
@@ -510,6 +517,10 @@ def _fast_sample(
         return memory, "at cache speed: not yet for long enough"
     # The first seconds of a flood are slow on any disk: what came last counts as well.
     rate = max(carried / lasted, memory.smooth_rate, memory.drain_rate or 0.0)
+    if memory.drain_rate is None and memory.filling and (writes.slow_share or 0.0) >= SLOW_SOME:
+        # Where they filled a cache they were fast: 145 MB/s, then the 38 that the media take.
+        last = median([each for _, each in last_seconds(memory.filling, FULL_OVER_S)])
+        rate = last if last < LOWER * rate else rate
     memory = replace(
         memory, drain_rate=rate, drain_limit_bytes=limit_bytes, full_window=(),
         fast=NOTHING, fill_bytes=0.0,

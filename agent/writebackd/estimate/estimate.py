@@ -16,6 +16,8 @@ from writebackd.policy.schema import Policy
 # A flood that was over after so long may come back as short; a pause of less is none,
 # as between two files of a copy.
 WAVE_S, WAVE_GAP_S = 15.0, 0.8
+# Until then it may be a burst, which is over within its tick and the next.
+BURST_S = 1.0
 # This one is as long as the one before until it lasted so much longer.
 WAVE_LONGER = 1.2
 # The kernel gives each device a part of the limit by its part of all completions,
@@ -148,6 +150,12 @@ def _estimate_device(
     )
     memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
     memory = update_baseline(writes, seen, memory, dt_s)
+    flooded, flushed = writes.flooded, memory.flushed
+    began, lasted = memory.flood_began_s, memory.flood_lasted_s
+    if writes.pressing and now_s - memory.last_flood_s > dt_s + WAVE_GAP_S:
+        lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
+        began = now_s
+    lasting = writes.pressing and now_s - began >= BURST_S
     recent_syncs, last_demand_s, sync_rate, demand = demand_of(
         seen.sync,
         memory,
@@ -156,16 +164,12 @@ def _estimate_device(
         policy.objective.min_sync_rate,
         policy.objective.demand_hold_s,
         objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
+        lasting,
     )
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
-    flooded, flushed = writes.flooded, memory.flushed
     if flooded:
         flushed = count_flushes(seen, memory, total_s / fsyncs if fsyncs else None, dt_s)
-    began, lasted = memory.flood_began_s, memory.flood_lasted_s
-    if flooded and now_s - memory.last_flood_s > dt_s + WAVE_GAP_S:
-        lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
-        began = now_s
     in_waves = lasted <= WAVE_S and now_s - began <= WAVE_LONGER * lasted + 1.0
     memory = replace(
         memory,
@@ -173,7 +177,7 @@ def _estimate_device(
         smooth_rate=smooth_rate,
         flood_began_s=began,
         flood_lasted_s=lasted,
-        last_flood_s=now_s if flooded else memory.last_flood_s,
+        last_flood_s=now_s if writes.pressing else memory.last_flood_s,
         recent_syncs=recent_syncs,
         last_demand_s=last_demand_s,
         flushed=flushed,
@@ -207,6 +211,7 @@ def _estimate_device(
             slow_share=writes.slow_share,
             inflight=seen.inflight,
             flushes_wait=flushes_wait(memory),
+            lasting=lasting,
         ),
         memory,
     )

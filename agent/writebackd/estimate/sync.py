@@ -10,6 +10,9 @@ from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, 
 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
 DEMAND_WINDOW_S = 10.0
+# Without a flood, demand outlives the last of its syncs by so much: a limit kept for longer
+# throttles every writer of the host, for syncs that may never come.
+RELEASE_S = 5.0
 # A tick is quiet when less than this is written beside the syncs' own: single page
 # cleaning does not disturb a sync.
 QUIET_RATE = 1 << 20
@@ -35,12 +38,13 @@ def demand_of(
     min_rate: float,
     hold_s: float,
     objective_s: float,
+    lasting: bool,
 ) -> "tuple[Window, Optional[float], Optional[float], bool]":
     """`(recent_syncs, last_demand_s, syncs per second or None, demand)`.
 
     Demand is `min_rate` syncs per second over 10 s or one sync in flight for
-    longer than the objective (a stuck one completes nothing), and is held for
-    `hold_s` after the last sign of it.
+    longer than the objective (a stuck one completes nothing).  It outlives its last sync by
+    `held_s`; once it is over `last_demand_s` is None, and a flood does not bring it back.
     """
     if sync is None:
         return memory.recent_syncs, memory.last_demand_s, None, False
@@ -55,10 +59,17 @@ def demand_of(
     last = memory.last_demand_s
     # Over the whole window even while it fills: five syncs in the first tick
     # are not yet a rate of five per second.
-    if count / DEMAND_WINDOW_S >= min_rate or sync.oldest_s > objective_s:
+    # The window remembers a load that has ended.
+    if (returned and count / DEMAND_WINDOW_S >= min_rate) or sync.oldest_s > objective_s:
         last = now_s
-    demand = last is not None and now_s - last <= hold_s
-    return window, last, returned / dt_s, demand
+    if last is not None and now_s - last >= held_s(hold_s, lasting):
+        window, last = (dt_s, returned), None
+    return window, last, returned / dt_s, last is not None
+
+
+def held_s(hold_s: float, lasting: bool) -> float:
+    """How long demand outlives its last sync; `hold_s` is the policy's, beside a lasting flood."""
+    return hold_s if lasting else min(hold_s, RELEASE_S)
 
 
 def update_baseline(

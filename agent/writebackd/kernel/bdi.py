@@ -29,6 +29,7 @@ TOLERANCE = 1 / 64
 # The self-test's: a share of 1 % and a cap of almost all hold nobody back.
 TEST_MIN = 10_000
 TEST_MAX = 999_999
+MISSING = "this kernel has no limits in bytes per device (Linux 6.2 has)"
 _UNTOUCHED = {"max_ratio_fine": str(WHOLE), "min_ratio_fine": "0", "strict_limit": "0"}
 
 
@@ -100,7 +101,7 @@ def self_test(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[st
     try:
         found = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}
     except FileNotFoundError:
-        return "this kernel has no limits in bytes per device (Linux 6.2 has)"
+        return MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     if found != _UNTOUCHED:

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What is no flood tells nothing of the disk: samples in, limits and reasons out.
+
+Copies of 40 MB every 3 s neither keep a fast disk busy nor does the limit hold them for long. Taken
+for what the disk drains they brought 1.7 GB/s down to 23 MB/s, and the limit to 1.5 MB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import List, Tuple
+
+import pytest
+
+from plant import AS_FOUND, DISK, HOST, RATIOS, latencies
+from writebackd import human
+from writebackd.control.decide import decide
+from writebackd.estimate.estimate import estimate
+from writebackd.model import (
+    ClassSample,
+    Decision,
+    DeviceSample,
+    Estimate,
+    IoClass,
+    Memory,
+    Sample,
+    State,
+    SyncSample,
+    TaskSample,
+    VmState,
+)
+from writebackd.policy import load_policy
+
+MB = 1 << 20
+POLICY = load_policy("default")
+HOLD_S = POLICY.objective.demand_hold_s
+RATE, TAU_S = 1000.0 * MB, 10e-3
+BURST, EVERY_S = 40 * MB, 3.0
+SYNCS = 2000
+RELEASED_S = 5.0
+
+
+@dataclass
+class Host:
+    """A disk that takes RATE, whose limit lets in limit / TAU_S; four writers."""
+
+    limit: int = AS_FOUND
+    now_s: float = 1000.0
+    dt_s: float = 1.0
+    memory: Memory = field(default_factory=Memory)
+    told: List[Tuple[Estimate, Decision]] = field(default_factory=list)
+
+    def tick(self, wanted: float = 0.0, syncs: int = 0, evenly: bool = False) -> None:
+        """Writers bring `wanted` bytes as fast as they may, or `evenly` over the tick.
+
+        What comes at once and does not fit into the limit makes them sleep.
+        """
+        self.now_s += self.dt_s
+        rate = min(RATE, self.limit / TAU_S)
+        written = int(min(wanted, rate * self.dt_s))
+        count = int(syncs * self.dt_s)
+        asleep_s = 0.9 * written / rate if wanted > self.limit and not evenly else 0.0
+        classes = {
+            IoClass.BACKGROUND_WRITE: ClassSample(
+                written // MB, written, latencies(1e-3, written // MB)),
+            IoClass.SYNC_WRITE: ClassSample(count, count * 4096, latencies(0.1e-3, count)),
+        }  # fmt: skip
+        sample = Sample(
+            time_s=self.now_s, wall_s=self.now_s, dt_s=self.dt_s, host=HOST,
+            # The flusher leaves what is below the background limit.
+            vm=VmState(RATIOS, int(min(wanted, self.limit / 3)), 0, self.limit, self.limit // 2),
+            devices=(DeviceSample(
+                DISK, write_bytes=written + count * 4096, writes=written // MB + count,
+                busy_share=min(1.0, written / RATE / self.dt_s + count * 50e-6), classes=classes,
+                sync=SyncSample(fsyncs=count, latency=latencies(0.2e-3, count)),
+            ),),
+            tasks=tuple([TaskSample(pid, "dd", 1, DISK.name, written // 4, asleep_s)
+                         for pid in range(4)]) if written else (),
+        )  # fmt: skip
+        estimates, memory = estimate(POLICY, self.memory, sample)
+        decision, self.memory = decide(POLICY, memory, sample, estimates)
+        self.limit = AS_FOUND if decision.limit_bytes is None else decision.limit_bytes
+        self.dt_s = 0.5 if decision.hurry else 1.0
+        self.told.append((estimates[DISK.name], decision))
+
+    def run(self, seconds: float, wanted: float = 0.0, syncs: int = 0, **more: bool) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            self.tick(wanted * self.dt_s, syncs, **more)
+
+    def bursts(self, seconds: float, syncs: int = 0) -> None:
+        end_s, next_s = self.now_s + seconds, self.now_s + EVERY_S
+        while self.now_s < end_s:
+            due = self.now_s >= next_s
+            next_s += EVERY_S if due else 0.0
+            self.tick(BURST if due else 0.0, syncs)
+
+    @property
+    def drains(self) -> float:
+        return self.told[-1][0].drain_rate or 0.0
+
+    @property
+    def limited(self) -> bool:
+        return self.told[-1][1].limit_bytes is not None
+
+    @property
+    def reason(self) -> str:
+        return self.told[-1][1].devices[0].reason
+
+
+def loaded() -> Host:
+    """After 50 s of fsync and flood, with the disk's rate known and a limit at its knee."""
+    host = Host()
+    host.run(5, syncs=SYNCS)
+    host.run(50, 2 * RATE, SYNCS)
+    assert host.drains == pytest.approx(RATE, rel=0.1)
+    assert host.limit == pytest.approx(RATE * TAU_S, rel=0.4)
+    return host
+
+
+# ---- what the disk drains ----------------------------------------------------
+
+
+@pytest.mark.parametrize("syncs", [0, 50])
+def test_bursts_teach_nothing_of_the_disk(syncs: int) -> None:
+    host = loaded()
+    before = host.drains
+    host.bursts(120, syncs)
+    assert host.drains == before
+
+
+def test_bursts_leave_the_limit_of_those_who_sync_alone() -> None:
+    host = loaded()
+    host.bursts(10, 50)
+    before = host.limit
+    host.bursts(120, 50)
+    assert host.limit == before == pytest.approx(RATE * TAU_S, rel=0.4)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_stream_that_nothing_holds_is_not_what_the_disk_drains(known: bool) -> None:
+    host = loaded() if known else Host()
+    host.run(5, syncs=50)
+    before, limit = host.drains, host.limit
+    host.run(60, 38 * MB, 50, evenly=True)
+    assert (host.drains, host.limit) == (before, limit)
+
+
+# ---- and who has to be protected -----------------------------------------------
+
+
+def test_without_syncs_the_limits_are_as_found_within_seconds() -> None:
+    host = loaded()
+    ended_s = host.now_s
+    host.bursts(RELEASED_S)
+    assert not host.limited, host.reason
+    # And stay so, whatever comes in bursts.
+    host.bursts(60)
+    assert not any(decision.limit_bytes for _, decision in host.told[-60:])
+    assert host.now_s - ended_s > HOLD_S
+
+
+def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
+    host = loaded()
+    host.run(2, syncs=SYNCS)
+    assert host.reason.startswith("sync demand and no flood")
+    host.tick()
+    host.tick()
+    assert host.reason == (
+        f"no sync demand for 2s, no flood: {human.size(host.limit)} kept for 3s more"
+    )
+    host.run(RELEASED_S - 2)
+    assert host.reason.startswith("no sync demand: ")
+
+
+def test_beside_a_flood_demand_outlives_its_syncs_and_says_for_how_long() -> None:
+    """Its pages would be ahead of the next sync for as long as they take to drain."""
+    host = loaded()
+    host.run(20, 2 * RATE)
+    assert host.limit < 2 * RATE * TAU_S
+    assert host.reason.endswith("; no sync demand for 20s, its limit is kept for 40s more")
+    host.run(HOLD_S - 20 + 30, 2 * RATE)
+    assert host.limit == pytest.approx(min(AS_FOUND, RATE * POLICY.limits.drain_time_s), rel=0.1)
+    assert host.told[-1][1].devices[0].state is State.IDLE
+    host.run(RELEASED_S)
+    assert not host.limited
+
+
+def test_demand_that_is_over_does_not_come_back_with_a_flood_or_a_single_sync() -> None:
+    host = loaded()
+    host.run(RELEASED_S)
+    host.tick(syncs=1)
+    host.run(20, 2 * RATE)
+    assert not any(seen.demand for seen, _ in host.told[-21:])
+
+
+def test_a_stream_that_nothing_holds_is_no_flood_to_stay_ready_for() -> None:
+    host = loaded()
+    host.run(RELEASED_S, 38 * MB, evenly=True)
+    assert not host.limited, host.reason
