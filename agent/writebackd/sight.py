@@ -48,7 +48,7 @@ class Sight:
         self.rivals = RivalWatch(lambda: find_rivals(files, os.getpid()))
 
     def check_named(self, named: Sequence[str]) -> None:
-        """Raises PolicyError where a disk that --device names is not there: nothing is managed then.
+        """Raises PolicyError where a disk that --device names is not there: it would do nothing.
 
         A pattern may match what comes later.
         """

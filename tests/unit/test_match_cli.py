@@ -550,7 +550,8 @@ def test_a_disk_that_is_not_there_is_wrong_use_and_a_pattern_may_match_later(
     for there in ("sda", "/dev/sda", "8:0", "sdb", "8:16", "sdc*", "sd[cd]", "driver:virtio_blk"):
         check((there, "sda"))
     for absent in ("nosuch", "/dev/sdc", "sda1", "8:1", "/srv"):
-        with pytest.raises(PolicyError, match=rf"^--device {absent}: .*filesystems: sda\. ") as told:
+        words = rf"^--device {absent}: .*filesystems: sda\. "
+        with pytest.raises(PolicyError, match=words) as told:
             check(("sda", absent))
         assert len(told.value.messages) == 1
     rig.close()
