@@ -30,7 +30,10 @@ def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[
     if waits_s <= basis.objective_s:
         return f"well: {waits}"
     if decision.state is State.EXHAUSTED:
-        return f"not well: {waits}, and no limit helps: see the end of what is next"
+        return (
+            f"not well: {waits}, and no limit tried shortens that at no cost of throughput: see the"
+            " end of what is next"
+        )
     return f"not well: {waits}; why, and what comes, is below"
 
 
