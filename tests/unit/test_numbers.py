@@ -182,6 +182,12 @@ def test_status_top_and_why_show_the_rates_and_percentiles_of_the_tick() -> None
         text = " ".join(render_why(why_json(snapshot)).split())
         assert f"writes {human.size(each.written / each.dt_s)}/s" in text
         assert f"{human.count(len(each.waits_s) / each.dt_s)} syncs/s" in text
+        # p99 is no longest, and a wait that goes on is no percentile.
+        said = re.search(r"(fsync p99 is|the oldest fsync has waited for) (\S+) ms, ", text)
+        pending = each.oldest_s > ranked(each.waits_s, 0.99)
+        longest_s = each.oldest_s if pending else ranked(each.waits_s, 0.99)
+        assert said is not None and ("oldest" in said.group(1)) is pending
+        assert float(said.group(2)) == pytest.approx(1e3 * longest_s, rel=WIDTH + 0.06)
         top = Top()
         top.take(status_json(snapshot), top_json(snapshot))
         (head,) = [
