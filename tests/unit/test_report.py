@@ -345,7 +345,7 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     events = [Event(BEGIN_S + n, "mode", text=f"number {n}") for n in range(MAX_EVENTS + 10)]
     page = render(ABOUT, [], events)
     assert "10 before them are not shown" in page and "number 9<" not in page
-    assert "No device wrote or synced" in page
+    assert "No figures of this time: a device has a row for each 10 s" in page
 
 
 def test_escape_shows_what_cannot_be_seen() -> None:
@@ -406,7 +406,7 @@ def test_the_page_is_of_the_span_that_was_asked_for_and_counts_no_more(
     assert code == 0 and out.endswith("from 1 rows of figures and 1 events\n")
     text = page.read_text()
     begins = time.strftime("%H:%M:%S", time.localtime(BEGIN_S + 50.0))
-    assert f" {begins} to " in text and "No device" not in text and ", 15s</p>" in text
+    assert f" {begins} to " in text and "No figures" not in text and ", 15s</p>" in text
     code, out, _ = asked("--since", "36s", "--until", "24s")
     assert code == 0 and out.endswith("from 3 rows of figures and 3 events\n")
     page.unlink()

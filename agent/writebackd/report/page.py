@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from writebackd import human
 from writebackd.kernel.vm import BACKGROUND, LIMIT
 from writebackd.report.events import RESOLVED, WOULD_BE
-from writebackd.report.figures import Figures
+from writebackd.report.figures import STEP_S, Figures
 from writebackd.report.history import Event
 from writebackd.report.plot import Mark, bins, device_plot, escape
 from writebackd.report.worth import (
@@ -102,7 +102,10 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
         _section(each, by_device[each.device], events, moments, signs, span) for each in judged
     )
     if not judged:
-        sections = '<p class="absent">No device wrote or synced in this time.</p>'
+        sections = (
+            f'<p class="absent">No figures of this time: a device has a row for each {STEP_S:g} s'
+            " in which it wrote or synced.</p>"
+        )
     title = f"writebackd on {span.host}"
     # A limit is the host's, but rows are of times only in which their device did something.
     held_s, flooded_s = (
