@@ -143,7 +143,7 @@ def test_both_limits_take_turns_and_the_mode_is_as_before(
         load.flood.set()  # not before: it may show what this disk really drains
         answer = client.watch()
         load.flood.clear()
-        assert answer["ended"] == "done" and answer["pairs"] == 1, answer["why"]
+        assert answer["ended"] == "done" and answer["pairs"] == 1, answer["left_out"]
         assert (answer["mode"], answer["limit_bytes"]) == ("observe", CUT)
         assert client.limits.count(CUT) > 50
         assert sum(0 < limit < CUT / 2 for limit in client.limits) > 20, client.limits

@@ -179,12 +179,19 @@ def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:
     def changed(block: int, **more: Any) -> Callable[[Tick], Tick]:
         return lambda t: t if t.block != block else replace(t, figures=replace(t.figures, **more))
 
+    def wrote(block: int, size: int, slept_s: float) -> Callable[[Tick], Tick]:
+        return lambda t: t if t.block != block else replace(
+            t, dirtied_bytes=size, slept_s=slept_s
+        )
+
     few, none = Histogram(((80, 50),)), Histogram()  # 1 ms
-    whole = made(EIGHT)
+    whole = [replace(t, dirtied_bytes=100 << 20, slept_s=0.9) for t in made(EIGHT)]
     agents = [number for number, arm in enumerate(EIGHT.arms) if arm == AGENT]
     for change, why in (
-        (changed(agents[1], flooded_s=0.1),
-         "a flood was on for 10 % of the agent's and 100 % of the other"),
+        (wrote(agents[1], 20 << 20, 0.3),
+         "writers dirtied 20M/s in the agent's and 100M/s in the other"),
+        (wrote(5 - agents[1], 20 << 20, 0.3),  # the other one of the pair, 2 and 3
+         "writers dirtied 100M/s in the agent's and 20M/s in the other"),
         (changed(agents[1], latency=none), "nobody synced in the agent's one"),
         (changed(agents[1], latency=few),
          "where fsync was faster, 50 came per second, and 200 where it was slower"),
@@ -197,12 +204,18 @@ def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:
         answer = report_json(report(result))
         assert answer["left_out"] == [{"blocks": [3, 4], "why": why}]
         assert list(schema.problems({**answer, "file": None}, schema.load("trial"))) == []
+    # What a limit holds back is its doing, and a flood that memory takes shows in no disk's writes.
+    held = list(map(wrote(agents[1], 20 << 20, 0.6), whole))
+    over_again = [
+        replace(t, dirty_bytes=5_000_000) for t in map(wrote(5 - agents[1], 0, 0.0), whole)
+    ]
+    absorbed = list(map(changed(agents[1], flooded_s=0.0, write_rate=0.0), whole))
     # Fewer because each waits longer are no other load, nor is one that never comes back.
     stuck = [
         replace(t, figures=replace(t.figures, latency=few if t.counts else none, oldest_s=15.0))
         if t.block not in agents else t for t in whole
     ]  # fmt: skip
-    for ticks in (whole, made(EIGHT, fsyncs=0), stuck):
+    for ticks in (whole, held, over_again, absorbed, made(EIGHT, fsyncs=0), stuck):
         assert analyse(EIGHT, ticks).pairs == 8 and not analyse(EIGHT, ticks).left_out
 
 

@@ -15,16 +15,19 @@ from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.report.figures import Figures, fold
 from writebackd.trial.course import Tick
 from writebackd.trial.plan import LEAST_PAIRS, ORIGINAL, Plan
 
 # Of a block that was cut short, the part that has to be there.
 WHOLE = 0.5
-# Blocks of one load: their shares of flood differ by no more than this, and the one in which fsync
-# is faster has no less than this part of the other's fsyncs. Who waits for each has more of them
-# then, and who syncs by the clock as many.
-FLOOD_DIFFERS, SYNCS_LEFT = 0.5, 0.5
+# Blocks of one load: buffered writers dirty no less than this part of what they do in the other,
+# unless they sleep for the limit for half of the time, which is its doing and no other load.
+DIRTIED_LEFT, SLEPT_SHARE = 0.25, 0.5
+# And the one in which fsync is faster has no less than this part of the other's fsyncs. Who waits
+# for each has more of them then, and who syncs by the clock as many.
+SYNCS_LEFT = 0.5
 # Where the ends of an interval are such a factor apart, the pairs have nothing in common.
 WIDEST = 100.0
 # Student's t, 97.5 %, by degrees of freedom from 1.
@@ -45,6 +48,9 @@ class Block:
     end_s: float
     figures: Optional[Figures]
     whole: bool  # enough of it to be compared
+    dirtied_bytes: int = 0  # of the part that counts, as of Tick
+    slept_s: float = 0.0
+    dirty_bytes: float = 0.0  # mean
 
     @property
     def p99_s(self) -> Optional[float]:
@@ -151,8 +157,8 @@ def analyse(plan: Plan, ticks: Sequence[Tick]) -> Result:
 
 def block_of(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
     """`ticks` are all of block `number`, from 0."""
-    counting = [tick.figures for tick in ticks if tick.counts]
-    figures = fold(counting) if counting else None
+    counting = [tick for tick in ticks if tick.counts]
+    figures = fold([tick.figures for tick in counting]) if counting else None
     least_s = WHOLE * (plan.block_s - plan.settle_s)
     return Block(
         number=number + 1,
@@ -161,6 +167,9 @@ def block_of(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
         end_s=ticks[-1].figures.end_s,
         figures=figures,
         whole=figures is not None and figures.span_s >= least_s,
+        dirtied_bytes=sum([tick.dirtied_bytes for tick in counting]),
+        slept_s=sum([tick.slept_s for tick in counting]),
+        dirty_bytes=sum([tick.dirty_bytes for tick in counting]) / max(1, len(counting)),
     )
 
 
@@ -179,10 +188,17 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
     one, other = agent.figures, original.figures
     if one is None or other is None:
         return None
-    floods = [each.flooded_s / each.span_s for each in (one, other)]
-    if abs(floods[0] - floods[1]) > FLOOD_DIFFERS:
-        ours, theirs = map(human.percent, floods)
-        return f"a flood was on for {ours} of the agent's and {theirs} of the other"
+    wrote = [
+        (block.dirtied_bytes / figures.span_s, block.slept_s / figures.span_s)
+        for block, figures in ((agent, one), (original, other))
+    ]
+    (less, slept), (more, _) = sorted(wrote)
+    # What is written over again while it is dirty is dirtied once, under a limit that lets it be.
+    rewritten = wrote[1][0] == less and original.dirty_bytes >= one.limit_bytes
+    held = slept >= SLEPT_SHARE or rewritten
+    if less < DIRTIED_LEFT * more and more >= FLOOD_RATE and not held:
+        ours, theirs = (human.size(rate) for rate, _ in wrote)
+        return f"writers dirtied {ours}/s in the agent's and {theirs}/s in the other"
     idle = [not each.fsyncs and not each.oldest_s for each in (one, other)]
     if idle[0] != idle[1]:
         return f"nobody synced in {'the agent' if idle[0] else 'the other'}'s one"
