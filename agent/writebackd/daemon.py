@@ -121,6 +121,7 @@ class Daemon:
         self._watch = Watch(options.runtime_dir)
         self._off_switch = OffSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
         self._sight = Sight(self._files, options.probe, self.policy.probe, self._excluded)
+        self._sight.check_named(options.devices)
         self._actuator = Actuator(
             self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import Callable, Iterable, List, Optional, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
 from writebackd.cache.watch import BackingWatch
 from writebackd.kernel.files import KernelFiles
@@ -16,6 +16,7 @@ from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
 from writebackd.model import Action, Device, ForeignWrite, Sample, replace
+from writebackd.policy.schema import PolicyError, device_globs, is_pattern
 from writebackd.policy.schema import Probe as ProbeSettings
 from writebackd.report.culprits import name_writers
 
@@ -45,6 +46,33 @@ class Sight:
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._backings = BackingWatch(files)
         self.rivals = RivalWatch(lambda: find_rivals(files, os.getpid()))
+
+    def check_named(self, named: Sequence[str]) -> None:
+        """Raises PolicyError where a disk that --device names is not there: it would do nothing.
+
+        A pattern may match what comes later.
+        """
+        known = ", ".join(sorted({each.name for each in self.topology.devices})) or "none"
+        messages = tuple(
+            f"--device {given}: no disk is called that; those with filesystems: {known}. For one"
+            f" that comes later give a pattern, '{name}*'"
+            for given, name in zip(named, device_globs(named))
+            if not (is_pattern(name) or self._is_there(name))
+        )
+        if messages:
+            raise PolicyError(messages)
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a device or a disk is called that, mounted or not; no partition is."""
+        if any(
+            name in (each.name, each.devno, *each.leaves) for each in self.topology.devices
+        ):
+            return True
+        files = self._files
+        return any(
+            name in (disk, files.try_read(f"/sys/block/{disk}/dev"))
+            for disk in files.listdir("/sys/block")
+        )
 
     @property
     def problems(self) -> List[str]:

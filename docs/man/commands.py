@@ -61,9 +61,10 @@ def _command(parser: argparse.ArgumentParser, words: Tuple[str, ...], summary: s
         choices = tuple(map(str, action.choices or ()))
         if isinstance(action, argparse._SubParsersAction):
             texts = {each.dest: each.help or "" for each in action._choices_actions}
+            # What has no text is hidden: a unit runs it, nobody types it.
             below += [
-                _command(sub, (*words, name), texts.get(name, ""))
-                for name, sub in action.choices.items()
+                _command(sub, (*words, name), texts[name])
+                for name, sub in action.choices.items() if name in texts
             ]
         elif action.option_strings:
             value = None

@@ -120,7 +120,7 @@ class Home:
         return [
             "--runtime-dir", str(self.runtime_dir), "--state-dir", str(self.state_dir),
             "--policy", str(self.policy), "--probe", "procfs", "--interval", "0.05",
-            "--device", "none", *more,
+            "--device", "none*", *more,
         ]  # fmt: skip
 
     @property

@@ -143,13 +143,13 @@ def test_both_limits_take_turns_and_the_mode_is_as_before(
         load.flood.set()  # not before: it may show what this disk really drains
         answer = client.watch()
         load.flood.clear()
-        assert answer["ended"] == "done" and answer["pairs"] == 1, answer["why"]
+        assert answer["ended"] == "done" and answer["pairs"] == 1, answer["left_out"]
         assert (answer["mode"], answer["limit_bytes"]) == ("observe", CUT)
         assert client.limits.count(CUT) > 50
         assert sum(0 < limit < CUT / 2 for limit in client.limits) > 20, client.limits
         for arm in ("agent", "original"):
             assert answer[arm]["fsyncs"] > 20 and answer[arm]["span_s"] > 3.0
-        assert "Only 1 whole pair of blocks" in answer["verdict"]
+        assert "only 1 pair of blocks" in answer["verdict"]
         assert daemon.status()["mode"] == "observe" and trial_of(daemon) is None
         assert read_files() == before
         # Nobody sees to it any more: as when ssh drops.

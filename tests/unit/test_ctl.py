@@ -8,6 +8,7 @@ import fcntl
 import functools
 import json
 import os
+import pty
 import socket
 import subprocess
 import sys
@@ -27,9 +28,9 @@ from served import Served
 from trial_case import FakeTrial
 from writebackd.actuate import lease
 from writebackd.actuate.lock import is_locked, take_lock
-from writebackd.cli import checks, client, ctl
+from writebackd.cli import checks, client, ctl, watch
 from writebackd.cli.daemon import parser as daemon_parser
-from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
+from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
 from writebackd.model import Mode, VmLimits, VmState
@@ -306,7 +307,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 
 VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
-    "release", "verify", "watch", "restore", "doctor", "policy", "top", "run", "forget",
+    "release", "verify", "restore", "doctor", "policy", "top", "run", "forget",
     "report", "replay", "trial",
 }  # fmt: skip
 
@@ -327,6 +328,28 @@ def test_help_and_version(run: Run) -> None:
         assert f"\n    {verb}" in out
         assert run(verb, "--help")[0] == GOOD
     assert "examples:" in out
+
+
+def test_what_only_a_unit_runs_is_hidden_and_refused_on_a_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand it hung without a word, and `watch` is taken for watch(1)."""
+    unit = (SOURCE.parent / "systemd/writebackd-watch.service").read_text()
+    assert "ExecStart=/usr/bin/writebackctl lease-watcher\n" in unit
+    assert "lease-watcher" not in run("--help")[1]
+    code, _, err = run("watch")
+    assert code == USAGE and "lease-watcher" not in err
+    monkeypatch.setattr(watch, "run", lambda *args, **kept: pytest.fail("it began to watch"))
+    mine, terminal = pty.openpty()
+    try:
+        with open(terminal, "w", closefd=False) as screen:
+            monkeypatch.setattr(sys, "stdout", screen)
+            with pytest.raises(CommandError, match="not for a terminal.*when the daemon") as told:
+                watch.lease_watcher(argparse.Namespace(runtime_dir=Path("/nowhere")))
+    finally:
+        os.close(mine)
+        os.close(terminal)
+    assert told.value.exit_code == USAGE
 
 
 def listening(path: Path, answer: bytes) -> Tuple[socket.socket, threading.Thread]:
@@ -482,7 +505,9 @@ def test_history_finds_the_daemons_file(
     history.record(Event(now - 30, "mode", text="observe"))
     assert history.close(10)
     monkeypatch.setattr(
-        "writebackd.cli.history.request", lambda *args, **more: {"state_dir": str(state_dir)}
+        "writebackd.cli.history.request", lambda *args, **more: {
+            "state_dir": str(state_dir), "devices": [{"name": "sdb"}]
+        },
     )
     code, out, err = run("history")
     assert (code, err) == (GOOD, "")
@@ -509,7 +534,7 @@ def test_history_says_how_much_of_it_is_not_shown(tmp_path: Path, run: Run) -> N
     assert lines[-1] == "(the last 50 of 53 events; --limit 53 shows all, --since others)"
     assert " sda-2 " not in "\n".join(lines) and " sda-3 " in "\n".join(lines)
     for words in (("--limit", "53"), ("--since", "1970-01-01 00:00", "--limit", "60"),
-                  ("--figures",), ("--device", "sdz")):  # fmt: skip
+                  ("--figures",)):  # fmt: skip
         assert "--limit" not in run("history", *where, *words)[1], words
     assert "(the last 2 of 3 rows; " in run("history", "--figures", "--limit", "2", *where)[1]
     # Data is data only.
@@ -518,7 +543,7 @@ def test_history_says_how_much_of_it_is_not_shown(tmp_path: Path, run: Run) -> N
     assert answer["left_out"] == 3
     for words, shown, left in (
         (("--limit", "53"), 53, 0), (("--limit", "60"), 53, 0), (("--limit", "1"), 1, 52),
-        (("--since", "1970-01-01 00:00", "--limit", "9"), 9, 44), (("--device", "sdz"), 0, 0),
+        (("--since", "1970-01-01 00:00", "--limit", "9"), 9, 44),
     ):  # fmt: skip
         answer = json.loads(run("--json", "history", *where, *words)[1])
         assert (len(answer["events"]), answer["left_out"]) == (shown, left), words
@@ -563,9 +588,11 @@ def test_a_device_of_the_past_is_found_by_its_path_daemon_or_not(
             assert (code, err, [row["device"] for row in rows]) == (GOOD, "", [name]), path
         code, out, err = run("report", "-o", "-", *where, path)
         assert (code, err) == (GOOD, "") and f"<h2>{name}</h2>" in out
-    code, out, err = run("--json", "history", *where, "/dev/sdzz")
-    assert json.loads(out)["events"] == [] and "no device is called '/dev/sdzz'" in err
-    assert run("report", "-o", "-", *where, "/dev/sdzz")[0] == USAGE
+    for verb in (("history",), ("history", "--figures"), ("report", "-o", "-")):
+        code, out, err = run("--json", *verb, *where, "/dev/sdzz")
+        assert (code, out) == (USAGE, "") and "no device is called '/dev/sdzz'" in err
+    # One that the daemon looks after has a history, of nothing yet.
+    assert not answers or run("history", *where, "sda")[0] == GOOD
 
 
 @pytest.mark.parametrize(

@@ -538,3 +538,23 @@ def test_status_shows_why_on_one_line_and_only_where_it_is_known() -> None:
 def test_a_policy_says_nothing_of_how_it_was_chosen_when_compared() -> None:
     plain = load_policy("default", root=Path("/nonexistent"))
     assert replace(plain, chosen="because") == plain
+
+
+def test_a_disk_that_is_not_there_is_wrong_use_and_a_pattern_may_match_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran, and managed nothing."""
+    rig = Rig(tmp_path, monkeypatch)
+    rig.host.tree.disk("sdb", "8:16", VIRTIO)  # not mounted yet
+    check = rig.daemon._sight.check_named
+    for there in ("sda", "/dev/sda", "8:0", "sdb", "8:16", "sdc*", "sd[cd]", "driver:virtio_blk"):
+        check((there, "sda"))
+    for absent in ("nosuch", "/dev/sdc", "sda1", "8:1", "/srv"):
+        words = rf"^--device {absent}: .*filesystems: sda\. "
+        with pytest.raises(PolicyError, match=words) as told:
+            check(("sda", absent))
+        assert len(told.value.messages) == 1
+    rig.close()
+    rig._options = replace(rig._options, devices=("nosuch",))
+    with pytest.raises(PolicyError, match="--device nosuch"):
+        rig.start()

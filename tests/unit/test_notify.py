@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import sys
 import time
@@ -121,6 +122,8 @@ def test_the_watcher_tells_that_it_is_ready(
     systemd: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{name}", io.StringIO())  # whatever pytest was started from
     monkeypatch.setattr(watch, "run", lambda runtime_dir, stay, ready: ready() or 0)
-    assert watch.watch(SimpleNamespace(runtime_dir=tmp_path)) == 0  # type: ignore[arg-type]
+    assert watch.lease_watcher(SimpleNamespace(runtime_dir=tmp_path)) == 0  # type: ignore[arg-type]
     assert systemd.recv(100) == b"READY=1"

@@ -8,6 +8,7 @@ import os
 import re
 import time
 import xml.etree.ElementTree as ElementTree
+from bisect import bisect_right
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,10 +19,10 @@ import pytest
 import report_case
 import schema
 from writebackd.cli import ctl
-from writebackd.model import Histogram
+from writebackd.model import BUCKET_EDGES_S, Histogram
 from writebackd.report.figures import Figures
-from writebackd.report.history import Event, read_figures, read_history
-from writebackd.report.page import MAX_EVENTS, Span, _alerts, _states, render
+from writebackd.report.history import Event, History, read_figures, read_history
+from writebackd.report.page import MAX_EVENTS, Signs, Span, _alerts, _states, render
 from writebackd.report.plot import BINS, bins, device_plot, escape
 from writebackd.report.worth import headline, sentences, worth
 from writebackd.report.write_over import write_over
@@ -146,6 +147,40 @@ def test_short_floods_are_not_said_to_have_met_nobody() -> None:
     assert "Flooded for 10m0s, and nobody synced" in said(rows(60, latency=Histogram()))
 
 
+def test_a_trial_is_neither_the_agent_nor_the_limit_as_found() -> None:
+    """Its blocks of limits that were cut stood as "limit as found"."""
+    tried = [row(600.0 + 10 * n, ours_s=0.0, latency=SLOW, limit_bytes=2.5e8) for n in range(12)]
+    found, trial = [*rows(60), *tried], (BEGIN_S + 600.0, BEGIN_S + 720.0)
+    assert worth(found).loose.span_s == 120.0
+    each = worth(found, [trial])
+    assert each.loose.span_s == 0.0 and each.held == worth(rows(60)).held
+    assert "Left out here: 2m0s of a trial" in " ".join(sentences(each))
+    assert worth(tried, [trial]).held.span_s == 0.0
+    events = [
+        Event(trial[0], "trial", text="trial of sda: 4 blocks of 30 s"),
+        Event(trial[1], "trial", text="trial of sda ended: all blocks are done"),
+    ]
+    for end in (events[1], replace(events[1], kind="stop", text="SIGTERM")):
+        page = render(ABOUT, found, [events[0], end])
+        assert "Left out here: 2m0s of a trial" in page and "flood, limit as found" not in page
+    assert "flood, limit as found" in render(ABOUT, found, [])
+
+
+def test_figures_as_found_and_objectives_are_those_of_their_time() -> None:
+    """The last original stood for all time, and so did the last objective."""
+    found = rows(40, found_bytes=4.0 * 2**30)
+    found += [row(400.0 + 10 * n, found_bytes=2.0 * 2**30, objective_s=0.05) for n in range(5)]
+    text = said(found)
+    assert "in place of 4.0G (medians)" in text and "2.0G" not in text
+    assert "met the objective of their time, 20 ms to 50 ms." in text
+    assert "met the objective of 20 ms." in said(found[:40])
+    # A bucket around the objective says nothing sure of it: 18.9 to 21.0 ms.
+    index = bisect_right(BUCKET_EDGES_S, 0.02) - 1
+    assert BUCKET_EDGES_S[index] < 0.02 < BUCKET_EDGES_S[index + 1]
+    around = Histogram(((72, 900), (index, 100)))
+    assert "At least 90 % met the objective of 20 ms." in said(rows(10, latency=around))
+
+
 def test_all_is_only_said_of_all() -> None:
     almost = Histogram(((72, 99_999), (150, 1)))
     assert "99.9 % met the objective" in said(rows(60, latency=almost))
@@ -249,26 +284,39 @@ def test_after_a_restart_the_old_state_is_not_drawn() -> None:
     assert mark is not None and float(mark.group(1)) < 5.0
 
 
-def test_a_daemon_that_was_killed_is_not_drawn_at_work_for_the_rest_of_the_day() -> None:
-    about = replace(ABOUT, end_s=BEGIN_S + 36_000.0)
-    events = [Event(BEGIN_S + 10, "decision", "sda", "sda#1", "guard", text="somebody syncs")]
-    (mark,) = _states(events, rows(100), "sda", about)
-    assert (mark.begin_s, mark.end_s) == (BEGIN_S + 10, BEGIN_S + 1000)
-    # Nor where it came back; while an idle device has no rows and is looked after all the same.
-    back = [*events, Event(BEGIN_S + 30_000, "start", text="version 1")]
-    (mark,) = _states(back, [*rows(100), row(31_000.0)], "sda", about)
-    assert mark.end_s == BEGIN_S + 1000
-    idle = [replace(events[0], state="idle")]
-    assert _states(idle, rows(100), "sda", about)[0].end_s == about.end_s
+DECIDED = Event(BEGIN_S + 10, "decision", "sda", "sda#1", "guard", text="somebody syncs")
+RAISED = Event(BEGIN_S + 10, "alert", "sda", state="warning", text="STALL (device): no end")
 
 
-def test_an_alert_is_not_drawn_where_nobody_looked() -> None:
-    raised = Event(BEGIN_S + 10, "alert", "sda", state="warning", text="STALL (device): no end")
-    stopped = [raised, Event(BEGIN_S + 50, "stop", text="the limits are back")]
-    later = [*stopped, Event(BEGIN_S + 200, "start", text="version 1")]
-    for events in (stopped, later):
-        (mark,) = _alerts(events, "sda", ABOUT)
-        assert (mark.begin_s, mark.end_s) == (BEGIN_S + 10, BEGIN_S + 50)
+def stretches(
+    events: List[Event], found: List[Figures], span: Span = ABOUT
+) -> List[Tuple[float, float]]:
+    """From when to when the state and the alert are drawn, which has to be the same."""
+    signs = Signs(events, found, span)
+    marks = (_states(events, signs, "sda", span), _alerts(events, signs, "sda", span))
+    one, other = ([(m.begin_s - BEGIN_S, m.end_s - BEGIN_S) for m in each] for each in marks)
+    assert one == other
+    return one
+
+
+@pytest.mark.parametrize("state", ["guard", "idle"])
+def test_nothing_is_drawn_of_a_time_in_which_no_daemon_ran(state: str) -> None:
+    events = [replace(DECIDED, state=state), RAISED]
+    # Killed, which nobody wrote down: the last that was written is the last that is known.
+    assert stretches(events, rows(100)) == [(10.0, 1000.0)]
+    back = [*events, Event(BEGIN_S + 1500.0, "start", text="version 1")]
+    assert stretches(back, [*rows(100), row(1600.0)]) == [(10.0, 1000.0)]
+    other = [*events, Event(BEGIN_S + 1200.0, "mode", text="enforce"), back[-1]]
+    assert stretches(other, rows(100)) == [(10.0, 1200.0)]
+    # It runs, or ran on after the span; an idle device has no rows.
+    assert stretches(events, rows(100), replace(ABOUT, running=True)) == [(10.0, 3600.0)]
+    after = Event(BEGIN_S + 9000.0, "stop", text="SIGTERM")
+    assert stretches([*events, after], rows(100)) == [(10.0, 3600.0)]
+    killed = replace(after, kind="start")
+    running = replace(ABOUT, running=True)
+    assert stretches([*events, killed], rows(100), running) == [(10.0, 1000.0)]
+    stopped = Event(BEGIN_S + 50, "stop", text="the limits are back")
+    assert stretches([*events, stopped, back[-1]], rows(2)) == [(10.0, 50.0)]
 
 
 def test_the_time_under_the_agents_limit_is_called_that_of_a_busy_device() -> None:
@@ -281,17 +329,23 @@ def test_the_time_under_the_agents_limit_is_called_that_of_a_busy_device() -> No
 
 
 def test_what_observe_would_have_set_was_not_set() -> None:
-    texts = ("dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO")
+    texts = (
+        "dirty_bytes 1 -> 2", "would be set: dirty_bytes 1 -> 2", "x 1 -> 2 failed: EIO",
+        # The other half of one change, its end, and another lever.
+        "dirty_background_bytes 1 -> 2", "dirty_ratio 0 -> 20", "queue sda nr_requests 1 -> 2",
+    )  # fmt: skip
     events = [Event(BEGIN_S + n, "action", text=text) for n, text in enumerate(texts)]
     page = render(ABOUT, rows(10), events)
-    assert "<dt>limits set</dt><dd>1</dd>" in page
+    counts = ("limit set", "2"), ("other levers set", "1"), ("writes that failed", "1")
+    for name, value in counts:
+        assert f"<dt>{name}</dt><dd>{value}</dd>" in page
 
 
 def test_a_long_table_is_cut_and_says_so() -> None:
     events = [Event(BEGIN_S + n, "mode", text=f"number {n}") for n in range(MAX_EVENTS + 10)]
     page = render(ABOUT, [], events)
     assert "10 before them are not shown" in page and "number 9<" not in page
-    assert "No device wrote or synced" in page
+    assert "No figures of this time: a device has a row for each 10 s" in page
 
 
 def test_escape_shows_what_cannot_be_seen() -> None:
@@ -319,7 +373,7 @@ def test_the_verb_writes_the_page_of_a_played_host(
     # A fifth of the time, to its end.
     events = [e for e in read_history(tmp_path / "history.db") if e.kind == "alert"]
     about = Span("host", "0", begin_s, begin_s + 1200.0, begin_s + 1200.0)
-    (mark,) = _alerts(events, "sda", about)
+    (mark,) = _alerts(events, Signs(events, [], about), "sda", about)
     assert mark.style == "warning" and 235 < mark.end_s - mark.begin_s < 245
     ctl.main(["report", "--json", "--state-dir", str(tmp_path), "-o", str(page)])
     answer = json.loads(capsys.readouterr().out)
@@ -329,6 +383,37 @@ def test_the_verb_writes_the_page_of_a_played_host(
     only = capsys.readouterr().out
     assert code == 0 and "<h2>sdb</h2>" in only and "<h2>sda</h2>" not in only
     assert begin_s > report_case.BEGIN_S
+
+
+def test_the_page_is_of_the_span_that_was_asked_for_and_counts_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second of a busy host was an empty page "from 0 rows and 443 events"."""
+    history, page = History(tmp_path / "history.db"), tmp_path / "page.html"
+    for each in rows(6):
+        history.record_figures((each,))
+        history.record(Event(each.wall_s + 9.0, "mode", text="enforce"))
+    assert history.close(10.0)
+
+    def asked(*words: str) -> Tuple[int, str, str]:
+        monkeypatch.setattr(time, "time", lambda: BEGIN_S + 65.0)
+        code = ctl.main(["report", "--state-dir", str(tmp_path), *words, "-o", str(page)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    # The last row ended 5 s ago; it is shown whole, and so is its time.
+    code, out, _ = asked("--since", "12s")
+    assert code == 0 and out.endswith("from 1 rows of figures and 1 events\n")
+    text = page.read_text()
+    begins = time.strftime("%H:%M:%S", time.localtime(BEGIN_S + 50.0))
+    assert f" {begins} to " in text and "No figures" not in text and ", 15s</p>" in text
+    code, out, _ = asked("--since", "36s", "--until", "24s")
+    assert code == 0 and out.endswith("from 3 rows of figures and 3 events\n")
+    page.unlink()
+    for words in (("--since", "1s"), ("--since", "30s", "--until", "25s")):
+        code, out, err = asked(*words)
+        assert (code, out) == (2, "") and not page.exists()
+        assert "figures are kept for each 10 s" in err
 
 
 def test_a_slip_in_the_span_does_not_take_the_memory_of_the_host(tmp_path: Path) -> None:

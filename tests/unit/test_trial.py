@@ -15,7 +15,7 @@ import samples
 import schema
 from fake_host import Rig
 from fake_vm import DEFAULT
-from tests.sim.plant import Disk, Plant, SyncLoad
+from tests.sim.plant import Disk, Flood, Plant, SyncLoad
 from trial_case import Run, plan, plant, report
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
 from writebackd.cli.render import render_status
@@ -72,6 +72,20 @@ def test_a_whole_trial_finds_what_the_agent_does() -> None:
     # The law is back, and as good as before.
     run.until(lambda: run.loop.memory.trial is None)
     assert run.loop.memory.goal_bytes is not None and run.loop.memory.goal_bytes < 16e6
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_flood_that_ends_within_a_pair_is_no_difference_of_limits(seed: int) -> None:
+    """Whichever arm has it: blocks 5 and 6 begin 180 and 210 s after the plant does."""
+    host = Plant(
+        disks=(Disk(),), floods=(Flood(0, 5.0, 210.0),), syncs=(SyncLoad(0, think_s=2e-3),), seed=7
+    )
+    course = Run(plan(4, seed), host).whole()
+    result = analyse(course.plan, course.ticks)
+    ((first, other, why),) = result.left_out
+    assert (first, other) == (5, 6) and "writers dirtied" in why
+    assert result.pairs == 3
+    assert any(line.startswith("Blocks 5 and 6 are not") for line in remarks(report(course)))
 
 
 def test_without_a_flood_there_is_no_difference() -> None:

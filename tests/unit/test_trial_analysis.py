@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from dataclasses import replace
-from typing import Callable, List
+from typing import Any, Callable, List
 
 import pytest
 
+import schema
 from trial_case import FOUND, made, plan
+from writebackd.model import Histogram
 from writebackd.trial.analysis import (
     P99,
     SYNC_RATE,
@@ -24,7 +27,7 @@ from writebackd.trial.analysis import (
 from writebackd.trial.course import Tick
 from writebackd.trial.page import block_line, render, text_plot
 from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, Plan, order, settle_s
-from writebackd.trial.words import Report, remarks, verdict
+from writebackd.trial.words import Report, remarks, report_json, verdict
 
 EIGHT = plan(8)
 
@@ -126,8 +129,8 @@ def test_too_few_pairs_are_no_interval() -> None:
     result = analyse(EIGHT, made(EIGHT, blocks=2 * LEAST_PAIRS - 1))
     assert result.pairs == LEAST_PAIRS - 1
     assert result.of(P99).low is None and not result.of(P99).better
-    assert f"Only {LEAST_PAIRS - 1} whole pairs of blocks, {LEAST_PAIRS} are" in verdict(
-        report(result)
+    assert verdict(report(result)).startswith(
+        f"Inconclusive: only {LEAST_PAIRS - 1} pairs of blocks can be compared, {LEAST_PAIRS} are"
     )
     one_more = analyse(EIGHT, made(EIGHT, blocks=2 * LEAST_PAIRS))
     assert one_more.of(P99).better
@@ -170,6 +173,72 @@ def test_pairs_are_of_one_pair() -> None:
     for agent, original in pairs_of(result.blocks):
         assert original.original and not agent.original
         assert (agent.number - 1) // 2 == (original.number - 1) // 2
+
+
+def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:
+    def changed(block: int, **more: Any) -> Callable[[Tick], Tick]:
+        return lambda t: t if t.block != block else replace(t, figures=replace(t.figures, **more))
+
+    def wrote(block: int, size: int, slept_s: float) -> Callable[[Tick], Tick]:
+        return lambda t: t if t.block != block else replace(
+            t, dirtied_bytes=size, slept_s=slept_s
+        )
+
+    few, none = Histogram(((80, 50),)), Histogram()  # 1 ms
+    whole = [replace(t, dirtied_bytes=100 << 20, slept_s=0.9) for t in made(EIGHT)]
+    agents = [number for number, arm in enumerate(EIGHT.arms) if arm == AGENT]
+    for change, why in (
+        (wrote(agents[1], 20 << 20, 0.3),
+         "writers dirtied 20M/s in the agent's and 100M/s in the other"),
+        (wrote(5 - agents[1], 20 << 20, 0.3),  # the other one of the pair, 2 and 3
+         "writers dirtied 100M/s in the agent's and 20M/s in the other"),
+        (changed(agents[1], latency=none), "nobody synced in the agent's one"),
+        (changed(agents[1], latency=few),
+         "where fsync was faster, 50 came per second, and 200 where it was slower"),
+    ):  # fmt: skip
+        result = analyse(EIGHT, list(map(change, whole)))
+        assert result.pairs == len(result.of(P99).ratios) == 7
+        assert f"Blocks 3 and 4 are not compared, their load differed: {why}." in remarks(
+            report(result)
+        )
+        answer = report_json(report(result))
+        assert answer["left_out"] == [{"blocks": [3, 4], "why": why}]
+        assert list(schema.problems({**answer, "file": None}, schema.load("trial"))) == []
+    # What a limit holds back is its doing, and a flood that memory takes shows in no disk's writes.
+    held = list(map(wrote(agents[1], 20 << 20, 0.6), whole))
+    over_again = [
+        replace(t, dirty_bytes=5_000_000) for t in map(wrote(5 - agents[1], 0, 0.0), whole)
+    ]
+    absorbed = list(map(changed(agents[1], flooded_s=0.0, write_rate=0.0), whole))
+    # Fewer because each waits longer are no other load, nor is one that never comes back.
+    stuck = [
+        replace(t, figures=replace(t.figures, latency=few if t.counts else none, oldest_s=15.0))
+        if t.block not in agents else t for t in whole
+    ]  # fmt: skip
+    for ticks in (whole, held, over_again, absorbed, made(EIGHT, fsyncs=0), stuck):
+        assert analyse(EIGHT, ticks).pairs == 8 and not analyse(EIGHT, ticks).left_out
+
+
+def test_pairs_that_have_nothing_in_common_are_no_conclusion() -> None:
+    """It printed "95 % interval 0.14 to 35815"."""
+    result = analyse(EIGHT, made(
+        EIGHT, lambda block, original: 2.0 if original and block % 4 < 2 else 0.001,
+        lambda block, original: 2e8 if block % 4 < 2 else 2e3 * (1 + 1e5 * original),
+    ))  # fmt: skip
+    ratios = result.of(P99).ratios
+    logs = [math.log(each) for each in ratios]
+    half = 2.365 * statistics.stdev(logs) / math.sqrt(8)  # what was printed
+    assert len(ratios) == 8 and math.exp(2 * half) > 100
+    for each in (result.of(P99), result.of(WRITE_RATE)):
+        assert each.scattered and (each.low, each.high) == (None, None)
+        assert not each.better and not each.worse
+    text = verdict(report(result))
+    most = f"{max(ratios):.0f}"
+    assert text.startswith("Inconclusive over 8 pairs: without the agent fsync p99 was 1.00 to ")
+    assert f"{most} times as long, which have nothing in common" in text
+    assert "interval" not in text and "throughput" not in text
+    (line,) = [each for each in text_plot(result.differences, 100) if "fsync p99" in each]
+    assert f"inconclusive: 1.00 to {most} times" in line
 
 
 def test_what_makes_the_comparison_mild_is_said() -> None:

@@ -7,9 +7,9 @@ import re
 from typing import Optional, Sequence, Tuple
 
 from writebackd.alert.baseline import ENOUGH_S
-from writebackd.alert.state import Baseline, Spell, Watch, size_class
+from writebackd.alert.state import Baseline, Dirtied, Spell, Watch, size_class
 from writebackd.alert.values import Cause, Culprit
-from writebackd.model import Histogram, Memory, TaskSample
+from writebackd.model import Histogram, Memory
 
 # A flood is to blame when its pages are what a sync waits behind, or when it has just begun.
 FLOODED_SHARE = 0.5
@@ -76,7 +76,7 @@ def _flood(spell: Spell) -> bool:
         return False
     behind = (
         spell.backlog_bytes >= BACKLOG_LEAST_BYTES
-        and spell.backlog_s >= BACKLOG_SHARE * spell.latency_s
+        and spell.backlog_s >= BACKLOG_SHARE * spell.judged_s
     )
     # Held to a few MB and well for half a minute, it is something else that came.
     return behind or spell.flood_age_s <= JUST_BEGUN_S
@@ -152,23 +152,25 @@ def culprits_of(spell: Spell, cause: Cause) -> Tuple[Culprit, ...]:
     """Who dirtied most, the heaviest first, where that is why; without command lines."""
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
         return ()
-    heavy = sorted(spell.dirtied.values(), key=lambda each: -each[0])[:MOST_CULPRITS]
+    heavy = sorted(spell.dirtied.values(), key=lambda each: -each.count)[:MOST_CULPRITS]
     seconds = max(spell.seconds, 1e-3)
     return tuple(
-        _culprit(task, count / seconds)
-        for count, task in heavy
-        if count and count >= CULPRIT_SHARE * heavy[0][0]
+        _culprit(each, seconds)
+        for each in heavy
+        if each.count and each.count >= CULPRIT_SHARE * heavy[0].count
     )
 
 
-def _culprit(task: TaskSample, rate: float) -> Culprit:
+def _culprit(dirtied: Dirtied, seconds: float) -> Culprit:
+    task = dirtied.task
     return Culprit(
         pid=task.pid,
         comm=task.comm,
         cgroup=task.cgroup,
         unit=unit_in(task.cgroup),
         container=container_in(task.cgroup),
-        dirty_rate=rate,
+        dirty_rate=dirtied.count / seconds,
+        several=dirtied.several,
     )
 
 

@@ -109,7 +109,7 @@ def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
         least_s = max(LAW_ACTS_S, least_s)
     beside = 1.0
     held = look.tick.protects and spell.flooded_s >= FLOODED_SHARE * spell.seconds
-    if held and (watch.flooded_s < BESIDE_USUAL_S or spell.latency_s <= QUEUED * spell.queued_s):
+    if held and (watch.flooded_s < BESIDE_USUAL_S or spell.judged_s <= QUEUED * spell.queued_s):
         beside = BESIDE_HELD_FLOOD
     syncs = _of_spell(spell)
     held_up = spell.throttled_s >= THROTTLED_SHARE * spell.seconds
@@ -118,7 +118,7 @@ def _is_collapse(look: Look, watch: Watch, spell: Spell, cause: Cause) -> bool:
         spell.lasted_s >= least_s - look.dt_s / 4
         and is_lasting(spell)
         and spell.sync_rate < look.rules.sync_share * beside * watch.sync_rate
-        and (held_up or spell.latency_s > _threshold_s(look, watch, syncs))
+        and (held_up or spell.judged_s > _threshold_s(look, watch, syncs))
         and (held_up or spell.waited_s >= DEMAND_SHARE * spell.seconds)
         and not _larger(look, watch, syncs)
     )
@@ -137,7 +137,7 @@ def _of_tick(look: Look) -> Syncs:
 
 
 def _of_spell(spell: Spell) -> Syncs:
-    return Syncs(spell.syncs, spell.sync_bytes, spell.seconds)
+    return Syncs(spell.syncs.total, spell.sync_bytes, spell.seconds)
 
 
 def _usual(watch: Watch, syncs: Syncs) -> Optional[Baseline]:

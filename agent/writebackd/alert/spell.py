@@ -7,7 +7,7 @@ from typing import Optional
 
 from writebackd.alert.baseline import ENOUGH_S
 from writebackd.alert.cause import fast_share
-from writebackd.alert.state import Spell, Watch
+from writebackd.alert.state import Dirtied, Spell, Watch
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Evidence
 from writebackd.model import IoClass, replace
@@ -17,8 +17,8 @@ SPELL_ENDS_S = 3.0
 # Or when nobody waited for so long: then few syncs are few for want of a load.
 UNWANTED_S = 10.0
 SPELL_TICKS = 12
-# Processes that are remembered for what they dirtied, and how many are left of more.
-MANY_TASKS, HEAVIEST = 32, 16
+# Programs that are remembered for what they dirtied, and how many are left of more.
+MANY_PROGRAMS, HEAVIEST = 32, 16
 
 
 def grown(spell: Optional[Spell], look: Look, bad: bool, window_s: float) -> Spell:
@@ -74,19 +74,28 @@ def _added(spell: Spell, look: Look) -> Spell:
     backlog = look.backlog_bytes
     backlog_s = backlog / estimate.rate if estimate.rate else 0.0
     dirtied = dict(spell.dirtied)
-    for task in (*tick.tasks.get(name, ()), *tick.tasks.get(None, ())):
-        before = dirtied.get(task.pid)
-        if task.cgroup is None:
-            task = replace(task, cgroup=before[1].cgroup if before else tick.path(task.cgroup_id))
-        dirtied[task.pid] = (task.dirtied_bytes + (before[0] if before else 0), task)
-    if len(dirtied) > MANY_TASKS:
-        heavy = sorted(dirtied.items(), key=lambda item: -item[1][0])[:HEAVIEST]
+    tasks = sorted(
+        (*tick.tasks.get(name, ()), *tick.tasks.get(None, ())), key=lambda task: task.dirtied_bytes
+    )
+    for task in tasks:  # the heaviest last
+        program = (task.comm, task.cgroup_id)
+        before = dirtied.get(program)
+        if before is None:
+            path = task.cgroup or tick.path(task.cgroup_id)
+            dirtied[program] = Dirtied(task.dirtied_bytes, replace(task, cgroup=path))
+            continue
+        dirtied[program] = Dirtied(
+            before.count + task.dirtied_bytes,
+            replace(task, cgroup=task.cgroup or before.task.cgroup),
+            before.several or task.pid != before.task.pid,
+        )
+    if len(dirtied) > MANY_PROGRAMS:
+        heavy = sorted(dirtied.items(), key=lambda item: -item[1].count)[:HEAVIEST]
         dirtied = dict(heavy)
     return replace(
         spell,
         seconds=spell.seconds + dt_s,
-        syncs=spell.syncs + estimate.fsyncs,
-        sync_s=spell.sync_s + estimate.fsync_total_s,
+        syncs=spell.syncs + seen.sync.latency if seen.sync is not None else spell.syncs,
         sync_bytes=spell.sync_bytes + sync_bytes,
         oldest_s=max(spell.oldest_s, estimate.oldest_fsync_s),
         waited_s=spell.waited_s + (dt_s if look.waited else 0.0),
@@ -97,6 +106,7 @@ def _added(spell: Spell, look: Look) -> Spell:
         throttled_s=spell.throttled_s + min(dt_s, look.held_up_s),
         inflight=max(spell.inflight, seen.inflight),
         writes=spell.writes + latencies,
+        written_bytes=spell.written_bytes + seen.write_bytes,
         ticks=(*spell.ticks[-SPELL_TICKS:], (dt_s, operations, seen.write_bytes)),
         dirtied=dirtied,
     )
@@ -117,7 +127,8 @@ def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
     facts = [
         ("sync_rate", spell.sync_rate),
         ("baseline_sync_rate", watch.sync_rate),
-        ("fsync_mean_s", spell.latency_s),
+        ("fsync_mean_s", spell.syncs.mean()),
+        ("fsync_p99_s", spell.syncs.quantile(0.99)),
         ("baseline_fsync_s", usual.latency_s if usual is not None else None),
         ("oldest_fsync_s", spell.oldest_s),
         ("write_p10_s", spell.writes.quantile(0.1)),
@@ -128,8 +139,7 @@ def evidence(spell: Spell, look: Look, watch: Watch) -> Evidence:
         ("backlog_bytes", spell.backlog_bytes),
         ("backlog_s", spell.backlog_s),
         ("throttled_share", spell.throttled_s / spell.seconds),
-        ("write_rate", sum([size for _, _, size in spell.ticks])
-         / max(1e-3, sum([dt for dt, _, _ in spell.ticks]))),
+        ("write_rate", spell.written_bytes / spell.seconds),
         ("inflight", float(spell.inflight)),
     ]  # fmt: skip
     return Evidence(

@@ -31,6 +31,22 @@ class Baseline:
 Baselines = Mapping[int, Baseline]  # by size class
 
 
+Program = Tuple[str, int]  # comm, cgroup id
+
+
+@dataclass(frozen=True)
+class Dirtied:
+    """What processes of one name and cgroup dirtied.
+
+    As one: a loop of short copies is no crowd of writers, and no tick tells which of its processes
+    were there at the same time.
+    """
+
+    count: int  # bytes
+    task: TaskSample  # the one that did most of it in the last tick
+    several: bool = False  # processes
+
+
 @dataclass(frozen=True)
 class Spell:
     """A stretch in which something looks wrong, and the sums of its last seconds.
@@ -45,8 +61,7 @@ class Spell:
     good_s: float = 0.0  # the last of them in a row that looked well again
     unwanted_s: float = 0.0  # and in which nobody waited
     seconds: float = 0.0  # that the sums are of
-    syncs: int = 0
-    sync_s: float = 0.0  # their latencies together
+    syncs: Histogram = field(default_factory=Histogram)  # latencies of those that returned
     sync_bytes: int = 0
     oldest_s: float = 0.0  # the longest that one had waited when it was looked at
     waited_s: float = 0.0  # seconds of ticks in which somebody waited for a sync
@@ -58,13 +73,14 @@ class Spell:
     throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
     inflight: int = 0  # most seen
     writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
+    written_bytes: int = 0
     ticks: Tuple[Tuple[float, int, int], ...] = ()  # (dt, operations, bytes), the newest
-    dirtied: Mapping[int, Tuple[int, TaskSample]] = field(default_factory=dict)  # by pid: bytes
+    dirtied: Mapping[Program, "Dirtied"] = field(default_factory=dict)
     newer: Optional["Spell"] = None  # the sums to go on with when these are of too many seconds
 
     @property
     def sync_rate(self) -> float:
-        return self.syncs / self.seconds if self.seconds else 0.0
+        return self.syncs.total / self.seconds if self.seconds else 0.0
 
     @property
     def queued_s(self) -> float:
@@ -72,9 +88,15 @@ class Spell:
         return self.queued_s2 / self.seconds if self.seconds else 0.0
 
     @property
-    def latency_s(self) -> float:
-        """Mean of the syncs that returned, or the age of one that does not."""
-        return max(self.sync_s / self.syncs if self.syncs else 0.0, self.oldest_s / 2)
+    def slowest_s(self) -> float:
+        """Of the syncs that returned, and of those seen to wait."""
+        return max(self.syncs.quantile(1.0) or 0.0, self.oldest_s)
+
+    @property
+    def judged_s(self) -> float:
+        """What thresholds are held against: mean of the syncs that returned, or half of the age of
+        one that does not. No screen calls that a latency."""
+        return max(self.syncs.mean() or 0.0, self.oldest_s / 2)
 
 
 @dataclass(frozen=True)

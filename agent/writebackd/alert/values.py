@@ -54,12 +54,15 @@ class Culprit:
     unit: Optional[str] = None  # systemd's name: backup.service
     container: Optional[str] = None  # id
     dirty_rate: Optional[float] = None  # bytes per second that it dirtied
+    several: bool = False  # processes of that name and cgroup, in turn or at once; pid is of one
 
     @property
     def who(self) -> str:
         """In words, without its command line: dd (pid 4242, backup.service) 310M/s."""
         name = self.comm or self.unit or self.container or "an unknown process"
         known = [f"pid {self.pid}"] if self.pid is not None else []
+        if self.several:
+            known = ["several processes", *(f"one is {each}" for each in known)]
         for place in (self.unit, self.container and f"container {self.container[:12]}"):
             if place and place != name:
                 known.append(place)

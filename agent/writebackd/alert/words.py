@@ -36,10 +36,13 @@ def collapsed(
     """One line: how bad against the device's own baseline, why, who."""
     text = (
         f"{name}: {human.count(spell.sync_rate)} syncs/s instead of"
-        f" {human.count(watch.sync_rate)}, {human.milliseconds(spell.latency_s)} ms each"
+        f" {human.count(watch.sync_rate)}"
     )
-    if usual is not None:
-        text += f" instead of {human.milliseconds(usual.latency_s)}"
+    mean_s = spell.syncs.mean()
+    if mean_s is not None:
+        text += f", mean {human.milliseconds(mean_s)} ms"
+        text += f" (usual {human.milliseconds(usual.latency_s)})" if usual is not None else ""
+    text += f", slowest {human.milliseconds(spell.slowest_s)} ms"
     return f"{text}; {WHY[cause]}" + (f": {who(culprits)}" if culprits else "")
 
 
@@ -69,10 +72,13 @@ def gone(alert: Alert) -> Alert:
 
 
 def exhausted(name: str, spell: Spell, objective_s: float, cause: Cause) -> str:
+    p99_s = spell.syncs.quantile(0.99)
+    slow = f"slowest {human.milliseconds(spell.slowest_s)} ms"
+    if p99_s is not None:
+        slow = f"p99 {human.milliseconds(p99_s)} ms"
     return (
-        f"{name}: at the lowest limit for {human.duration(spell.lasted_s)} and a sync still takes"
-        f" {human.milliseconds(spell.latency_s)} ms (objective:"
-        f" {human.milliseconds(objective_s)}); {WHY[cause]}"
+        f"{name}: fsync {slow} (objective {human.milliseconds(objective_s)} ms), and no limit tried"
+        f" shortens it at no cost of throughput; {WHY[cause]}"
     )
 
 
@@ -91,7 +97,7 @@ _GONE = "nothing, there is nothing left to protect: look at the kernel's log, th
 def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
     """What the agent did about it, and what is left to do."""
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
-        return f"no dirty limit helps: {_ADVICE.get(cause, 'see the runbook')}"
+        return f"dirty pages are not why: {_ADVICE.get(cause, 'see the runbook')}"
     if memory.mode is Mode.OBSERVE:
         goal = decision.goal_bytes
         would = f" would hold the limit at {human.size(goal)}" if goal is not None else " acts"

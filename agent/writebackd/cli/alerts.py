@@ -188,7 +188,9 @@ def _why(alert: Json) -> str:
 
 
 def _who(culprit: Json) -> str:
-    return who(Culprit(**{field.name: culprit[field.name] for field in fields(Culprit)}))
+    # One that an earlier release kept has fewer fields.
+    known = {each.name: culprit[each.name] for each in fields(Culprit) if each.name in culprit}
+    return who(Culprit(**known))
 
 
 def _table(past: List[Dict[str, Any]], columns: int, paint: Paint) -> List[str]:

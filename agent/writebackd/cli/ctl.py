@@ -177,7 +177,8 @@ def _parser() -> argparse.ArgumentParser:
         "--lease", action="store_true",
         help="leave it to the watcher where systemd restarts the daemon (for ExecStopPost=)",
     )  # fmt: skip
-    verb("watch", "watch:watch", "restore when the daemon's lease runs out (a service of its own)")
+    # For writebackd-watch.service alone: without help= no list of verbs shows it.
+    verbs.add_parser("lease-watcher", parents=[common]).set_defaults(run="watch:lease_watcher")
     _add_doctor(
         verb("doctor", "doctor:doctor", "check whether this host can run it; no daemon needed")
     )

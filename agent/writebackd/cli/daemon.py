@@ -69,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
                    help="default: the one that fits this host, `writebackctl policy match`")
     p.add_argument(
         "--device", action="append", default=[], metavar="NAME",
-        help="manage these devices only; the way to name a loop device",
+        help="manage these devices only, which have to be there (a pattern may match later); the"
+        " way to name a loop device",
     )
     p.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="policies, instead of the system's"

@@ -57,7 +57,6 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     ),
     "verify": (("writebackctl verify", "exit code 1 when somebody changed a limit"),),
     "restore": (("sudo writebackctl restore", "put everything back, daemon or not"),),
-    "watch": (("sudo writebackctl watch", "what writebackd-watch.service starts"),),
     "doctor": (
         ("sudo writebackctl doctor", "can it run here, and what stands in its way"),
         ("sudo writebackctl doctor --bundle", "an archive for a bug report, without secrets"),

@@ -40,7 +40,7 @@ def history(options: argparse.Namespace) -> int:
     path = state_dir(options) / HISTORY
     limit = options.limit or (None if options.csv else _LAST)
     try:
-        device, unknown = device_in(path, options)
+        device = device_in(path, options)
         if options.figures:
             rows = read_figures(path, since_s, device, until_s)
             answer = [figures_json(row) for row in rows[-limit if limit else 0 :]]
@@ -53,9 +53,6 @@ def history(options: argparse.Namespace) -> int:
                 del event["alert"]  # is for the verb alerts
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
-    if unknown is not None:
-        # What is told of the host as a whole is shown all the same.
-        print(f"writebackctl: {unknown}", file=sys.stderr)
     if options.csv:
         _show_csv(answer, _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS)
     elif options.json:
@@ -135,29 +132,31 @@ def _when(text: str, now_s: float, option: str = "--since") -> float:
     raise CommandError(f"{option} {text}: write it like 30m, 1h, 2d or '2024-05-01 03:00'", USAGE)
 
 
-def device_in(path: Path, options: argparse.Namespace) -> Tuple[Optional[str], Optional[str]]:
-    """The name that `--device` has in a history, and what to say where nothing is told of it.
+def device_in(path: Path, options: argparse.Namespace) -> Optional[str]:
+    """The name that `--device` has in a history; None: all of them.
 
-    What is no name below /dev (a mount point, a disk below) is looked up at the daemon. Raises
-    HistoryError.
+    What is no name below /dev (a mount point, a disk below) is looked up at the daemon, which also
+    knows devices that nothing has happened to yet. Raises HistoryError, and CommandError where no
+    device is called that.
     """
     wanted: Optional[str] = options.device
-    known = known_devices(path) if wanted is not None else []
-    if wanted is None or wanted in known or not known:
-        return wanted, None
-    if kernel_name(wanted) in known:
-        return kernel_name(wanted), None
+    if wanted is None:
+        return None
+    known = known_devices(path)
+    for name in (wanted, kernel_name(wanted)):
+        if name in known:
+            return name
     try:
         answer = request(options.runtime_dir, "why", {"device": wanted}, timeout_s=1.0)
     except CommandError:
         answer = {}
-    names = [device["name"] for device in answer.get("devices", ())]
-    if len(names) == 1 and names[0] in known:
-        return str(names[0]), None
-    return wanted, (
+    names = [str(device["name"]) for device in answer.get("devices", ())]
+    if len(names) == 1:
+        return names[0]
+    raise CommandError(
         f"no device is called {wanted!r} in {path}; known devices:"
-        f" {', '.join(map(clean, known))}"
-    )
+        f" {', '.join(map(clean, known)) or 'none'}", USAGE,
+    )  # fmt: skip
 
 
 def state_dir(options: argparse.Namespace) -> Path:

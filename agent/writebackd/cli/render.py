@@ -270,7 +270,9 @@ def _found_line(limits: Mapping[str, Any]) -> str:
 def _dirtiers_line(tasks: Iterable[Mapping[str, Any]]) -> str:
     parts = []
     for task in tasks:
-        part = f"{task['comm']} ({task['pid']}) {human.size(task['dirty_rate'])}/s"
+        # No such key in the answer of an older daemon.
+        who = "several processes" if task.get("several") else task["pid"]
+        part = f"{task['comm']} ({who}) {human.size(task['dirty_rate'])}/s"
         if task["device"]:
             part += f" on {task['device']}"
         if task["throttled_share"]:

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 from writebackd import __version__, human
+from writebackd.cli.client import request
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import show, show_json
 from writebackd.paths import HISTORY
+from writebackd.report.figures import STEP_S
 from writebackd.report.history import HistoryError, read_figures, read_history
 from writebackd.report.page import Span, render
 from writebackd.report.write_over import write_over
@@ -23,25 +25,32 @@ from writebackd.report.write_over import write_over
 def report(options: argparse.Namespace) -> int:
     now_s = time.time()
     since_s, until_s = span(options, now_s)
+    asked_s = (now_s if until_s is None else until_s) - (since_s or 0.0)
+    if asked_s < STEP_S:
+        raise CommandError(
+            f"that is a span of {human.duration(max(0.0, asked_s))}, and figures are kept for each"
+            f" {STEP_S:g} s: ask for that or more", USAGE,
+        )  # fmt: skip
     path = state_dir(options) / HISTORY
     try:
-        device, unknown = device_in(path, options)
-        if unknown is not None:
-            raise CommandError(unknown, USAGE)
+        device = device_in(path, options)
         rows = read_figures(path, since_s, device, until_s)
-        # What stood at its beginning was decided before.
-        events = read_history(path, None, device, None, until_s)
+        # What stood at its beginning was decided before; what came after tells who lived then.
+        events = read_history(path, None, device)
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
     first_s = min([row.wall_s for row in rows] + [event.wall_s for event in events], default=now_s)
-    end_s = until_s if until_s is not None else max([now_s, *(row.end_s for row in rows)])
+    # Whole rows: what the page says it is about is what its figures are of.
+    end_s = max([now_s if until_s is None else until_s, *(row.end_s for row in rows)])
+    begin_s = max(since_s or 0.0, first_s)
     about = Span(
         host=socket.gethostname(),
         version=__version__,
         # Of a time before the first record there is nothing to draw, and it would take the room.
-        begin_s=min(first_s if since_s is None else max(since_s, first_s), end_s),
+        begin_s=min([begin_s, end_s, *(row.wall_s for row in rows)]),
         end_s=end_s,
         made_s=now_s,
+        running=_is_written(path, options),
     )
     page = render(about, rows, events)
     write_page(options.output, page)
@@ -51,8 +60,18 @@ def report(options: argparse.Namespace) -> int:
         show_json({"file": str(options.output), "bytes": len(page.encode()), "rows": len(rows)})
     else:
         size = human.size(len(page.encode()))
-        show(f"{options.output}: {size} from {len(rows)} rows of figures and {len(events)} events")
+        told = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
+        show(f"{options.output}: {size} from {len(rows)} rows of figures and {told} events")
     return GOOD
+
+
+def _is_written(path: Path, options: argparse.Namespace) -> bool:
+    """Whether a daemon that runs now writes this history."""
+    try:
+        status = request(options.runtime_dir, "status", timeout_s=1.0)
+    except CommandError:
+        return False
+    return os.path.realpath(str(status["state_dir"])) == os.path.realpath(str(path.parent))
 
 
 def write_page(output: Path, page: str) -> None:

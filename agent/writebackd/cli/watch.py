@@ -1,19 +1,29 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb watch: the watcher as a service of its own (writebackd-watch.service)."""
+"""The hidden verb lease-watcher: the watcher as a service (writebackd-watch.service)."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from writebackd.actuate.watcher import run
-from writebackd.cli.exits import NOT_PERMITTED, CommandError
+from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.notify import tell
 
+_PURPOSE = (
+    "writebackd-watch.service runs this to restore the limits when the daemon dies or hangs"
+)
 
-def watch(options: argparse.Namespace) -> int:
+
+def lease_watcher(options: argparse.Namespace) -> int:
     """Until told to end; beside another watcher it waits for its turn."""
+    if any(stream.isatty() for stream in (sys.stdin, sys.stdout) if stream is not None):
+        raise CommandError(
+            f"lease-watcher is not for a terminal: {_PURPOSE}; `writebackctl top` shows what goes"
+            " on", USAGE,
+        )  # fmt: skip
     if os.geteuid() != 0:
-        raise CommandError("watch needs root: it is for writebackd-watch.service", NOT_PERMITTED)
+        raise CommandError(f"lease-watcher needs root: {_PURPOSE}", NOT_PERMITTED)
     # By hand in any case: python3-systemd would be 2 MB more, all of them locked.
     return run(options.runtime_dir, stay=True, ready=lambda: tell("READY=1"))

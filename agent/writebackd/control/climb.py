@@ -41,7 +41,9 @@ DEAR = 4
 # limit / (limit + R x tau) of R.  So one measurement tells the limit for MUCH_SHORT of it; no
 # further than this multiple at once.
 LEAP = 3.0
-NOT_OURS = "the queue is not ours, letting go"
+# Both are weighed, so that no limit earned enough is no proof that none shortens fsync.
+TOO_DEAR = "shortened it too little for their cost in throughput"
+NOT_OURS = "keeping this one"
 # When both directions failed each try waits so much longer than the one before, up to a
 # minute; and so it does after so many tries, since noise makes some seem to earn.  One
 # that makes this much of a difference shows that things have changed, and they begin anew.
@@ -77,7 +79,7 @@ def climb(
     now = hold.climb
     waits = f"fsync waits {human.milliseconds(wait(estimate))} ms"
     if now_s - now.gave_up_s < GAVE_UP_S:
-        why = f"{waits}; smaller limits shortened nothing: {NOT_OURS}"
+        why = f"{waits}; smaller limits {TOO_DEAR}: {NOT_OURS}"
         return limit, hold, State.EXHAUSTED if late else State.GUARD, why
     # Of the first limit the next is far enough away.
     judge_s = JUDGE_S if now.begin_bytes or not first else FIRST_JUDGED_S
@@ -114,7 +116,7 @@ def climb(
             if late and now.fruitless >= FRUITLESS:
                 back = clamp(max(back, now.begin_bytes), bounds)
                 hold = replace(change(hold, now_s, limit_bytes=back), climb=Climb(gave_up_s=now_s))
-                why = f"{waits}; {now.fruitless} smaller limits shortened nothing: {NOT_OURS}"
+                why = f"{waits}; {now.fruitless} smaller limits {TOO_DEAR}: {NOT_OURS}"
                 return back, hold, State.EXHAUSTED, why
             hold = replace(change(hold, now_s, limit_bytes=back), climb=now)
             which = "smaller" if now.up else "larger"
@@ -147,9 +149,9 @@ def climb(
         hold = replace(hold, climb=now)
         # One failure says it as well, where a larger limit has nothing to bring.
         if late and (now.failed >= 2 or (now.failed and now.up)):
-            neither = "neither a smaller nor a larger limit is any better"
+            neither = "neither a smaller nor a larger limit is worth its cost"
             if now.failed < 2:
-                neither = "no smaller limit is any better, and it is too soon for a larger one"
+                neither = "no smaller limit is worth its cost, and it is too soon for a larger one"
             return limit, hold, State.EXHAUSTED, f"{waits}; {neither}: {NOT_OURS}"
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
     now = replace(now, up=goes_up(now, enough), begin_bytes=now.begin_bytes or limit)

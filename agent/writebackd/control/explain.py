@@ -26,11 +26,14 @@ def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[
     waits_s = wait(estimate)
     if not estimate.demand or not waits_s:
         return None
-    waits = f"fsync waits up to {_ms(waits_s)}, the objective is {_ms(basis.objective_s)}"
+    waits = f"{_longest(estimate)}, the objective is {_ms(basis.objective_s)}"
     if waits_s <= basis.objective_s:
         return f"well: {waits}"
     if decision.state is State.EXHAUSTED:
-        return f"not well: {waits}, and no limit helps: see the end of what is next"
+        return (
+            f"not well: {waits}, and no limit tried shortens that at no cost of throughput: see the"
+            " end of what is next"
+        )
     return f"not well: {waits}; why, and what comes, is below"
 
 
@@ -118,10 +121,16 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
         if waits_s:
             side = "above" if waits_s > basis.objective_s else "within"
             found.append(
-                f"fsync waits up to {_ms(waits_s)}, {side} the objective of"
-                f" {_ms(basis.objective_s)}"
+                f"{_longest(estimate)}, {side} the objective of {_ms(basis.objective_s)}"
             )
     return tuple(found)
+
+
+def _longest(estimate: Estimate) -> str:
+    """What `wait` is of: p99 of those that returned is not the longest."""
+    if estimate.oldest_fsync_s > (estimate.fsync_p99_s or 0.0):
+        return f"the oldest fsync has waited for {_ms(estimate.oldest_fsync_s)}"
+    return f"fsync p99 is {_ms(estimate.fsync_p99_s)}"
 
 
 def _describe(estimate: Estimate) -> Tuple[str, ...]:
@@ -139,7 +148,7 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
         if estimate.fsync_p50_s is not None:
             text += f", p50 {_ms(estimate.fsync_p50_s)}, p99 {_ms(estimate.fsync_p99_s)}"
         if estimate.oldest_fsync_s > (estimate.fsync_p99_s or 0.0):
-            text += f", one still waits since {_ms(estimate.oldest_fsync_s)}"
+            text += f", the oldest pending for {_ms(estimate.oldest_fsync_s)}"
         if estimate.baseline_s is not None:
             text += f", unloaded {_ms(estimate.baseline_s)}"
         steps.append(text)

@@ -72,6 +72,13 @@ TURNS = 0.01
 # States in which the law's own memory tells what comes.
 REGULATED = (State.GUARD, State.SQUEEZE, State.PROBE, State.EXHAUSTED)
 
+# That a limit was given up says that it cost more throughput than it was worth to fsync, or brought
+# nothing: which of both the memory does not tell.
+_SICK = (
+    " If this lasts: a smaller limit may still shorten fsync at the cost of throughput, which"
+    " `writebackctl pin` tries. If none does, the queue is not made of dirty pages: look for direct"
+    " IO, another host behind the array, or a sick disk."
+)
 _NEXT: Mapping[State, str] = {
     State.IDLE: "The target follows the drain rate. When something on this device syncs as often as"
     " the policy's min-sync-rate{rate}, or one fsync waits longer than the objective, the device is"
@@ -84,18 +91,12 @@ _NEXT: Mapping[State, str] = {
     State.PROBE: "The target grows step by step until the flood has the throughput that the"
     " policy keeps for it.",
     State.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
-    State.EXHAUSTED: "The target stays until fsync meets the objective again. If this lasts, the"
-    " queue is not made of dirty pages: look for direct IO, another host behind the array,"
-    " or a sick disk.",
+    State.EXHAUSTED: "The target stays until fsync meets the objective again." + _SICK,
     State.BLIND: "The target follows what can be seen: floods and the drain rate.",
     State.YIELDED: "Nothing is written until `writebackctl enforce`.",
     State.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
     State.EXCLUDED: "Nothing: this device has no say in the limit.",
 }
-_SICK = (
-    " If this lasts, the queue is not made of dirty pages: look for direct IO, another host behind"
-    " the array, or a sick disk."
-)
 
 
 def what_next(

@@ -172,6 +172,11 @@ def matches(glob: str, name: str, devno: str = "", driver: Optional[str] = None)
     return fnmatchcase(name, glob) or (bool(devno) and fnmatchcase(devno, glob))
 
 
+def is_pattern(glob: str) -> bool:
+    """Whether it may match devices that nobody knows by name."""
+    return glob.startswith(_BY_DRIVER) or any(each in glob for each in "*?[")
+
+
 @dataclass(frozen=True)
 class DeviceSetting:
     """One line of a ``[device GLOB]`` section."""
@@ -324,7 +329,7 @@ class Policy:
         leaves: Tuple[str, ...],
         driver: Optional[str],
     ) -> Optional[str]:
-        named = [glob for glob in _globs(cmdline_devices)
+        named = [glob for glob in device_globs(cmdline_devices)
                  if any(matches(glob, each, devno, driver) for each in (name, *leaves))]
         if cmdline_devices:
             if not named:
@@ -341,6 +346,7 @@ class Policy:
         return None
 
 
-def _globs(devices: Tuple[str, ...]) -> Iterator[str]:
+def device_globs(devices: Sequence[str]) -> Iterator[str]:
+    """What --device is given, as `matches` takes it."""
     for device in devices:
         yield device[len("/dev/") :] if device.startswith("/dev/") else device

@@ -355,11 +355,11 @@ def read_figures(
     device: Optional[str] = None,
     until_s: Optional[float] = None,
 ) -> List[Figures]:
-    """Rows that began in `[since_s, until_s)`, oldest first: fine ones as far back as they go.
+    """Rows of any part of `[since_s, until_s)`, oldest first: fine ones as far back as they go.
 
     None from a file of a release that kept none. Raises HistoryError.
     """
-    where, values = _where(since_s, until_s, "device = ?", device)
+    where, values = _where(since_s, until_s, "device = ?", device, "wall_s + span_s > ?")
     select = f"SELECT {', '.join(_FIGURES)} FROM {{}}{where} ORDER BY id"
     fine, coarse = (
         sorted((row for row in map(_figures_of, rows) if row is not None), key=_begin_of)
@@ -391,9 +391,10 @@ def _begin_of(row: Figures) -> float:
 
 
 def _where(
-    since_s: Optional[float], until_s: Optional[float], of_device: str, device: Optional[str]
+    since_s: Optional[float], until_s: Optional[float], of_device: str, device: Optional[str],
+    since: str = "wall_s >= ?",
 ) -> Tuple[str, Tuple[object, ...]]:
-    parts = (("wall_s >= ?", since_s), ("wall_s < ?", until_s), (of_device, device))
+    parts = ((since, since_s), ("wall_s < ?", until_s), (of_device, device))
     given = [(text, value) for text, value in parts if value is not None]
     text = " AND ".join(text for text, _ in given)
     return (f" WHERE {text}" if text else ""), tuple(value for _, value in given)

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.kernel.vm import BACKGROUND, LIMIT
 from writebackd.report.events import RESOLVED, WOULD_BE
-from writebackd.report.figures import COARSE_S, Figures
+from writebackd.report.figures import STEP_S, Figures
 from writebackd.report.history import Event
 from writebackd.report.plot import Mark, bins, device_plot, escape
 from writebackd.report.worth import (
@@ -42,12 +44,6 @@ _STATES = {
 }
 
 
-# These last only while somebody syncs, so rows of figures go on: every 10 s, or 5 minutes. Where
-# none came for longer the daemon was not there any more, and nobody wrote that down.
-_WITH_ROWS = ("guard", "squeeze", "probe", "pace", "exhausted")
-_SILENT_S = 2 * COARSE_S
-
-
 @dataclass(frozen=True)
 class Span:
     """What the page is about."""
@@ -57,17 +53,41 @@ class Span:
     begin_s: float
     end_s: float
     made_s: float
+    running: bool = False  # whether the daemon that wrote it runs when the page is made
+
+
+class Signs:
+    """When the daemon was seen to live: by what it wrote down, and by rows of figures."""
+
+    def __init__(self, events: Sequence[Event], rows: Sequence[Figures], span: Span) -> None:
+        self._signs = sorted([event.wall_s for event in events] + [row.end_s for row in rows])
+        later = next((event for event in events if event.wall_s > span.end_s), None)
+        # A daemon that was killed writes no end, but the next one a start.
+        lived = span.running if later is None else later.kind != "start"
+        seen_s = self.before(math.inf if later is None else later.wall_s)
+        self.end_s = span.end_s if lived else min(span.end_s, seen_s)  # of what stood to the last
+
+    def end(self, event: Event) -> float:
+        """Of what stood when a daemon stopped, or the next one started."""
+        return self.before(event.wall_s) if event.kind == "start" else event.wall_s
+
+    def before(self, at_s: float) -> float:
+        """The last sign before; without any, then."""
+        place = bisect_left(self._signs, at_s)
+        return self._signs[place - 1] if place else at_s
 
 
 def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
-    """The page. `events` may begin before the span: what stood when it began is of them.
+    """The page. `events` may begin before the span, as what stood when it began is of them, and end
+    after it, as they tell whether the daemon lived to its end.
 
     The same input gives the same page, in the same time zone.
     """
     by_device: Dict[str, List[Figures]] = {}
     for row in rows:
         by_device.setdefault(row.device, []).append(row)
-    judged = [worth(of_one) for of_one in by_device.values()]
+    trials = _trials(events)
+    judged = [worth(of_one, trials) for of_one in by_device.values()]
     # Where syncs met floods comes first, then who wrote most.
     judged.sort(
         key=lambda each: (
@@ -77,21 +97,27 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
         )
     )
     inside = [event for event in events if span.begin_s <= event.wall_s <= span.end_s]
-    moments = _moments(inside)
+    moments, signs = _moments(inside), Signs(events, rows, span)
     sections = "".join(
-        _section(each, by_device[each.device], events, moments, span) for each in judged
+        _section(each, by_device[each.device], events, moments, signs, span) for each in judged
     )
     if not judged:
-        sections = '<p class="absent">No device wrote or synced in this time.</p>'
+        sections = (
+            f'<p class="absent">No figures of this time: a device has a row for each {STEP_S:g} s'
+            " in which it wrote or synced.</p>"
+        )
     title = f"writebackd on {span.host}"
     # A limit is the host's, but rows are of times only in which their device did something.
-    held_s = max((sum(row.ours_s for row in of_one) for of_one in by_device.values()), default=0.0)
+    held_s, flooded_s = (
+        max((sum(map(seconds, of_one)) for of_one in by_device.values()), default=0.0)
+        for seconds in (lambda row: row.ours_s, lambda row: row.flooded_s)
+    )
     return f"""{head(title, STYLE)}<body>
 <header><h1>{escape(title)}</h1>
 <p class="when">{_when(span.begin_s)} to {_when(span.end_s)}, \
 {escape(human.duration(span.end_s - span.begin_s))}</p>
 <p class="answer">{_text(headline(judged))}</p>
-{_facts(span, held_s, judged, inside)}</header>
+{_facts(held_s, flooded_s, len(judged), inside)}</header>
 <main>{sections}
 {_table(inside)}</main>
 <footer><p>Latencies are of fsync, fdatasync, msync and O_SYNC writes, from the kernel; a percentile
@@ -118,9 +144,7 @@ def head(title: str, style: str) -> str:
 <style>{style}</style></head>"""
 
 
-def _facts(
-    span: Span, held_s: float, judged: Sequence[Worth], events: Sequence[Event]
-) -> str:
+def _facts(held_s: float, flooded_s: float, devices: int, events: Sequence[Event]) -> str:
     def of(kind: str) -> int:
         return sum(event.kind == kind for event in events)
 
@@ -130,18 +154,28 @@ def _facts(
         for event in events
         if event.kind == "alert" and event.state != RESOLVED
     })  # fmt: skip
-    flooded = max((each.flooded_s for each in judged), default=0.0)
-    failed = sum(event.kind == "action" and " failed: " in event.text for event in events)
-    wishes = sum(event.kind == "action" and event.text.startswith(WOULD_BE) for event in events)
+    actions = [event.text for event in events if event.kind == "action"]
+    failed = sum(" failed: " in text for text in actions)
+    # What observe would set is not set. Both limits go together, and are one change.
+    levers = [
+        text.split(" ", 1)[0]
+        for text in actions if " failed: " not in text and not text.startswith(WOULD_BE)
+    ]  # fmt: skip
+    limits, others = (
+        sum(lever in LIMIT for lever in levers),
+        sum(lever not in (*LIMIT, *BACKGROUND) for lever in levers),
+    )
     facts = [
         ("busy under the agent's limit, longest device", human.duration(held_s)),
-        ("flooded, longest device", human.duration(flooded)),
-        ("devices with figures", str(len(judged))),
+        ("flooded, longest device", human.duration(flooded_s)),
+        ("devices with figures", str(devices)),
         ("decisions", str(of("decision"))),
-        ("limits set", str(of("action") - failed - wishes)),
+        ("limit set", str(limits)),
         ("alerts", str(raised)),
         ("set by somebody else", str(of("foreign"))),
     ]
+    if others:
+        facts.append(("other levers set", str(others)))
     if failed:
         facts.append(("writes that failed", str(failed)))
     cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
@@ -153,14 +187,15 @@ def _section(
     rows: Sequence[Figures],
     events: Sequence[Event],
     moments: Sequence[Mark],
+    signs: Signs,
     span: Span,
 ) -> str:
-    name, states = each.device, _states(events, rows, each.device, span)
+    name, states = each.device, _states(events, signs, each.device, span)
     plot = device_plot(
         name,
         bins(rows, span.begin_s, span.end_s),
         states,
-        _alerts(events, name, span),
+        _alerts(events, signs, name, span),
         moments,
         span.begin_s,
         span.end_s,
@@ -221,19 +256,26 @@ def _cells(stretch: Stretch) -> Tuple[str, ...]:
     )
 
 
-def _states(
-    events: Sequence[Event], rows: Sequence[Figures], device: str, span: Span
-) -> List[Mark]:
-    """What the agent did about a device, from decision to decision; `rows` are the device's."""
+def _trials(events: Sequence[Event]) -> List[Tuple[float, float]]:
+    """From when to when a trial was on."""
+    found: List[Tuple[float, float]] = []
+    began_s: Optional[float] = None
+    for event in events:
+        if event.kind not in ("trial", "start", "stop"):
+            continue
+        if began_s is not None:
+            found.append((began_s, event.wall_s))
+        begins = event.kind == "trial" and " ended: " not in event.text
+        began_s = event.wall_s if begins else None
+    return found if began_s is None else [*found, (began_s, math.inf)]
+
+
+def _states(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
+    """What the agent did about a device, from decision to decision, while it lived."""
     marks: List[Mark] = []
     open_: Optional[Event] = None
-    ends = [row.end_s for row in rows]
 
     def close(end_s: float) -> None:
-        if open_ is not None and open_.state in _WITH_ROWS:
-            before = bisect_right(ends, end_s)
-            seen_s = max(open_.wall_s, ends[before - 1] if before else span.begin_s)
-            end_s = seen_s if end_s - seen_s > _SILENT_S else end_s
         if open_ is not None and end_s > span.begin_s:
             state = open_.state or ""
             text = f"{state} {open_.decision_id or ''}: {open_.text}"
@@ -247,13 +289,13 @@ def _states(
             close(event.wall_s)
             open_ = event
         elif event.kind in ("start", "stop"):
-            close(event.wall_s)
+            close(signs.end(event))
             open_ = None
-    close(span.end_s)
+    close(signs.end_s)
     return marks
 
 
-def _alerts(events: Sequence[Event], device: str, span: Span) -> List[Mark]:
+def _alerts(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
     """Alerts of a device and of the host, from when they were raised until they were resolved.
 
     Or until the daemon stopped: what became of one then, nobody saw.
@@ -271,7 +313,7 @@ def _alerts(events: Sequence[Event], device: str, span: Span) -> List[Mark]:
             break
         if event.kind in ("start", "stop"):
             for each in standing.values():
-                close(each, event.wall_s)
+                close(each, signs.end(event))
             standing.clear()
         if event.kind != "alert" or event.device not in (None, device):
             continue
@@ -282,7 +324,7 @@ def _alerts(events: Sequence[Event], device: str, span: Span) -> List[Mark]:
         if event.state != RESOLVED:
             standing[key] = event
     for each in standing.values():
-        close(each, span.end_s)
+        close(each, signs.end_s)
     return marks
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
@@ -88,7 +88,7 @@ def status_json(snapshot: Snapshot) -> Json:
             )
             for each in sample.devices
         ],
-        "dirtiers": _dirtiers(sample.tasks, sample.dt_s),
+        "dirtiers": _programs(sample.tasks, sample.dt_s),
         "alerts": alerts_json(snapshot),
         "rivals": _rivals(snapshot),
         "warnings": _warnings(snapshot),
@@ -434,9 +434,28 @@ def _topology_row(
     }
 
 
-def _dirtiers(
-    tasks: Sequence[TaskSample], dt_s: float, most: int = _TOP_DIRTIERS
-) -> List[Json]:
+def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
+    """The busiest programs: processes of one name and cgroup together, as a loop of short copies
+    is no crowd (alert/state.py)."""
+    found: Dict[Tuple[str, int, Optional[str]], List[TaskSample]] = {}
+    for task in sorted(tasks, key=lambda task: -task.dirtied_bytes):
+        found.setdefault((task.comm, task.cgroup_id, task.device), []).append(task)
+    merged = [
+        replace(
+            each[0],
+            dirtied_bytes=sum([task.dirtied_bytes for task in each]),
+            throttled_s=sum([task.throttled_s for task in each]),
+        )
+        for each in found.values()
+    ]
+    several = {(each[0].pid, each[0].device) for each in found.values() if len(each) > 1}
+    return [
+        {**row, "several": (row["pid"], row["device"]) in several}
+        for row in _dirtiers(merged, dt_s, _TOP_DIRTIERS)
+    ]
+
+
+def _dirtiers(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Json]:
     """The processes that dirtied most in this tick; one may appear per device."""
     busy = sorted(
         (task for task in tasks if task.dirtied_bytes or task.throttled_s),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import human
 from writebackd.model import BUCKET_EDGES_S, Histogram
@@ -30,9 +30,11 @@ class Stretch:
     latency: Histogram = field(default_factory=Histogram)
     written_bytes: float = 0.0
     limit_bytes: Optional[float] = None  # median over time
+    found_bytes: Optional[float] = None  # of the limit as found then, median over time
     oldest_s: float = 0.0
-    met: int = 0  # fsyncs within the objective, of `judged`
+    met: int = 0  # fsyncs surely within the objective of their time, of `judged`
     judged: int = 0
+    objectives_s: Tuple[float, ...] = ()  # those that they were judged by, ascending
     unfinished: Tuple[float, ...] = ()  # seconds that fsyncs waited which were not seen to return
 
     @property
@@ -85,29 +87,30 @@ class Worth:
     calm: Stretch  # fsyncs without a flood
     flooded_s: float  # with fsyncs or without
     brief_s: float  # of it: with fsyncs, in rows that are flooded or ours in part, of neither side
-    found_bytes: float
-    drain_rate: Optional[float]
-    objective_s: Optional[float]
+    tried_s: float  # in a trial: limits in turn, which are neither side's and in nothing here
+    drain_rate: Optional[float]  # median over time
 
 
-def worth(rows: Sequence[Figures]) -> Worth:
-    """Of one device's rows, oldest first; at least one."""
+def worth(found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = ()) -> Worth:
+    """Of one device's rows, oldest first; at least one. `trials`: from when to when one was on."""
+    rows = [
+        row for row in found
+        if not any(row.wall_s < end_s and row.end_s > begin_s for begin_s, end_s in trials)
+    ]  # fmt: skip
     # A row in which none returned is the worst of all, not one without fsyncs.
     synced = [row for row in rows if row.fsyncs or row.oldest_s]
     flooded = [row for row in synced if row.flooded_s >= WHOLE * row.span_s]
     lost = _unfinished(rows)
-    drains = sorted(row.drain_rate for row in rows if row.drain_rate)
-    objectives = [row.objective_s for row in rows if row.objective_s]
+    drains = [(row.drain_rate, row.span_s) for row in rows if row.drain_rate]
     return Worth(
-        device=rows[-1].device,
+        device=found[-1].device,
         held=_stretch([row for row in flooded if row.ours_s >= WHOLE * row.span_s], lost),
         loose=_stretch([row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s], lost),
         calm=_stretch([row for row in synced if not row.flooded_s], lost),
         flooded_s=sum(row.flooded_s for row in rows),
         brief_s=sum(row.flooded_s for row in synced if _is_mixed(row)),
-        found_bytes=rows[-1].found_bytes,
-        drain_rate=drains[len(drains) // 2] if drains else None,
-        objective_s=objectives[-1] if objectives else None,
+        tried_s=sum(row.span_s for row in found) - sum(row.span_s for row in rows),
+        drain_rate=_median(drains, sum(span_s for _, span_s in drains)) if drains else None,
     )
 
 
@@ -139,22 +142,30 @@ def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Stretch:
     if not rows:
         return Stretch()
     counts: "dict[int, int]" = {}
+    objectives: Set[float] = set()
     met = judged = 0
     for row in rows:
         for index, count in row.latency.buckets:
             counts[index] = counts.get(index, 0) + count
-        if row.objective_s is not None:
-            above, total = row.latency.count_above(row.objective_s)
-            met, judged = met + total - above, judged + total
+        if row.objective_s is not None and row.fsyncs:
+            objectives.add(row.objective_s)
+            judged += row.fsyncs
+            # A bucket that the objective lies in may be on either side of it.
+            met += sum(
+                count for index, count in row.latency.buckets
+                if BUCKET_EDGES_S[index + 1] <= row.objective_s
+            )  # fmt: skip
     span_s = sum(row.span_s for row in rows)
     return Stretch(
         span_s=span_s,
         latency=Histogram(tuple(sorted(counts.items()))),
         written_bytes=sum(row.write_rate * row.span_s for row in rows),
         limit_bytes=_median([(row.limit_bytes, row.span_s) for row in rows], span_s),
+        found_bytes=_median([(row.found_bytes, row.span_s) for row in rows], span_s),
         oldest_s=max(row.oldest_s for row in rows),
         met=met,
         judged=judged,
+        objectives_s=tuple(sorted(objectives)),
         unfinished=tuple(lost[row.wall_s] for row in rows if row.wall_s in lost),
     )
 
@@ -207,7 +218,7 @@ def headline(found: Sequence[Worth]) -> str:
     wait_s = _wait_s(most)
     if wait_s is not None and held.limit_bytes is not None and most.drain_rate:
         return (
-            f"{text}. The limit as found lets {human.size(most.found_bytes)} queue up before this"
+            f"{text}. The limit as found lets {human.size(held.found_bytes)} queue up before this"
             f" disk, {human.duration(wait_s)} of its work; the agent's,"
             f" {human.size(held.limit_bytes)},"
             f" {human.milliseconds(held.limit_bytes / most.drain_rate)} ms."
@@ -218,6 +229,11 @@ def headline(found: Sequence[Worth]) -> str:
 def sentences(each: Worth) -> List[str]:
     """The same at length for one device, one thought each."""
     held, lines = each.held, []
+    if each.tried_s:
+        lines.append(
+            f"Left out here: {human.duration(each.tried_s)} of a trial, in which limits were tried"
+            " in turn."
+        )
     if not held.span_s and not each.loose.span_s:
         if each.brief_s:
             lines.append(
@@ -236,7 +252,7 @@ def sentences(each: Worth) -> List[str]:
         lines.append(
             f"Flood and fsyncs came together for {human.duration(held.span_s + each.loose.span_s)};"
             f" for {human.duration(held.span_s)} of it the agent held the limit, at"
-            f" {human.size(held.limit_bytes)} (median) in place of {human.size(each.found_bytes)}."
+            f" {human.size(held.limit_bytes)} in place of {human.size(held.found_bytes)} (medians)."
         )
         lines.append(
             f"Then {_fsyncs(held)}." + _met(each)
@@ -248,11 +264,14 @@ def sentences(each: Worth) -> List[str]:
 
 def _met(each: Worth) -> str:
     held = each.held
-    if not held.judged or each.objective_s is None:
+    if not held.judged:
         return ""
-    return (
-        f" {_share(held.met / held.judged)} met the objective of {latency(each.objective_s)}."
-    )
+    met, (least_s, *more) = _share(held.met / held.judged), held.objectives_s
+    if more:
+        return f" At least {met} met the objective of their time, {latency(least_s)} to" + (
+            f" {latency(more[-1])}."
+        )
+    return f" At least {met} met the objective of {latency(least_s)}."
 
 
 def _throughput(each: Worth) -> List[str]:
@@ -282,7 +301,7 @@ def _without(each: Worth) -> List[str]:
     return [
         "What it would have been without the agent was not measured. By arithmetic an fsync that"
         f" waits for all that the limit as found lets queue up waits"
-        f" {human.duration(wait_s)}: {human.size(each.found_bytes)} at"
+        f" {human.duration(wait_s)}: {human.size(each.held.found_bytes)} at"
         f" {human.size(each.drain_rate)}/s."
     ]
 
@@ -321,7 +340,8 @@ def _fsyncs(stretch: Stretch) -> str:
 
 
 def _wait_s(each: Worth) -> Optional[float]:
-    return each.found_bytes / each.drain_rate if each.drain_rate else None
+    found_bytes = each.held.found_bytes
+    return found_bytes / each.drain_rate if found_bytes and each.drain_rate else None
 
 
 def latency(seconds: Optional[float]) -> str:

@@ -14,12 +14,22 @@ import math
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from writebackd import human
+from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.report.figures import Figures, fold
 from writebackd.trial.course import Tick
 from writebackd.trial.plan import LEAST_PAIRS, ORIGINAL, Plan
 
 # Of a block that was cut short, the part that has to be there.
 WHOLE = 0.5
+# Blocks of one load: buffered writers dirty no less than this part of what they do in the other,
+# unless they sleep for the limit for half of the time, which is its doing and no other load.
+DIRTIED_LEFT, SLEPT_SHARE = 0.25, 0.5
+# And the one in which fsync is faster has no less than this part of the other's fsyncs. Who waits
+# for each has more of them then, and who syncs by the clock as many.
+SYNCS_LEFT = 0.5
+# Where the ends of an interval are such a factor apart, the pairs have nothing in common.
+WIDEST = 100.0
 # Student's t, 97.5 %, by degrees of freedom from 1.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -38,6 +48,9 @@ class Block:
     end_s: float
     figures: Optional[Figures]
     whole: bool  # enough of it to be compared
+    dirtied_bytes: int = 0  # of the part that counts, as of Tick
+    slept_s: float = 0.0
+    dirty_bytes: float = 0.0  # mean
 
     @property
     def p99_s(self) -> Optional[float]:
@@ -72,8 +85,13 @@ class Difference:
     name: str
     ratios: Tuple[float, ...]  # a pair each
     ratio: Optional[float]  # their geometric mean
-    low: Optional[float]  # of its 95 % interval; None: too few pairs
+    low: Optional[float]  # of its 95 % interval; None: too few pairs, or too far apart
     high: Optional[float]
+
+    @property
+    def scattered(self) -> bool:
+        """Whether there are enough pairs, and they have nothing in common."""
+        return self.low is None and len(self.ratios) >= LEAST_PAIRS
 
     @property
     def better(self) -> bool:
@@ -94,6 +112,17 @@ class Result:
     @property
     def pairs(self) -> int:
         return len(pairs_of(self.blocks))
+
+    @property
+    def left_out(self) -> "List[Tuple[int, int, str]]":
+        """Pairs of whole blocks that are not compared: their numbers, and how the load differed."""
+        found = []
+        for agent, original in _whole_pairs(self.blocks):
+            why = load_differs(agent, original)
+            if why is not None:
+                first = min(agent.number, original.number)
+                found.append((first, first + 1, why))
+        return found
 
     def of(self, name: str) -> Difference:
         return next(each for each in self.differences if each.name == name)
@@ -128,8 +157,8 @@ def analyse(plan: Plan, ticks: Sequence[Tick]) -> Result:
 
 def block_of(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
     """`ticks` are all of block `number`, from 0."""
-    counting = [tick.figures for tick in ticks if tick.counts]
-    figures = fold(counting) if counting else None
+    counting = [tick for tick in ticks if tick.counts]
+    figures = fold([tick.figures for tick in counting]) if counting else None
     least_s = WHOLE * (plan.block_s - plan.settle_s)
     return Block(
         number=number + 1,
@@ -138,6 +167,9 @@ def block_of(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
         end_s=ticks[-1].figures.end_s,
         figures=figures,
         whole=figures is not None and figures.span_s >= least_s,
+        dirtied_bytes=sum([tick.dirtied_bytes for tick in counting]),
+        slept_s=sum([tick.slept_s for tick in counting]),
+        dirty_bytes=sum([tick.dirty_bytes for tick in counting]) / max(1, len(counting)),
     )
 
 
@@ -147,7 +179,43 @@ def _together(blocks: Sequence[Block]) -> Optional[Figures]:
 
 
 def pairs_of(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
-    """(agent, original) of each pair of which both are whole."""
+    """(agent, original) of each pair of which both are whole, and under one load."""
+    return [each for each in _whole_pairs(blocks) if load_differs(*each) is None]
+
+
+def load_differs(agent: Block, original: Block) -> Optional[str]:
+    """How another load, and not other limits, made the difference; None: nothing shows that."""
+    one, other = agent.figures, original.figures
+    if one is None or other is None:
+        return None
+    wrote = [
+        (block.dirtied_bytes / figures.span_s, block.slept_s / figures.span_s)
+        for block, figures in ((agent, one), (original, other))
+    ]
+    (less, slept), (more, _) = sorted(wrote)
+    # What is written over again while it is dirty is dirtied once, under a limit that lets it be.
+    rewritten = wrote[1][0] == less and original.dirty_bytes >= one.limit_bytes
+    held = slept >= SLEPT_SHARE or rewritten
+    if less < DIRTIED_LEFT * more and more >= FLOOD_RATE and not held:
+        ours, theirs = (human.size(rate) for rate, _ in wrote)
+        return f"writers dirtied {ours}/s in the agent's and {theirs}/s in the other"
+    idle = [not each.fsyncs and not each.oldest_s for each in (one, other)]
+    if idle[0] != idle[1]:
+        return f"nobody synced in {'the agent' if idle[0] else 'the other'}'s one"
+    faster, slower = sorted((one, other), key=_mean_s)
+    rates = [each.fsyncs / each.span_s for each in (faster, slower)]
+    if rates[0] < SYNCS_LEFT * rates[1]:
+        few, many = map(human.count, rates)
+        return f"where fsync was faster, {few} came per second, and {many} where it was slower"
+    return None
+
+
+def _mean_s(figures: Figures) -> float:
+    """Of an fsync, one that never came back among them."""
+    return (figures.latency.total_s() + figures.oldest_s) / (figures.fsyncs + 1)
+
+
+def _whole_pairs(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
     by_number = {block.number: block for block in blocks if block.whole}
     found = []
     for number in sorted(by_number):
@@ -166,6 +234,8 @@ def _difference(
         if ours and theirs:
             logs.append(math.log(theirs / ours if less else ours / theirs))
     mean, half = interval(logs)
+    if half is not None and 2 * half > math.log(WIDEST):
+        half = None
     return Difference(
         name,
         tuple(map(math.exp, logs)),

@@ -44,6 +44,9 @@ class Tick:
     block: int  # from 0
     counts: bool  # False: the first part of a block, between two limits
     figures: Figures
+    dirtied_bytes: int = 0  # by processes that write through the page cache
+    slept_s: float = 0.0  # together, for the limit
+    dirty_bytes: int = 0  # of the host at its end, and under writeback
 
 
 class Course:
@@ -126,6 +129,7 @@ class Course:
 
     def _record(self, sample: Sample, estimates: Mapping[str, Estimate]) -> None:
         name, dt_s = self.plan.device, sample.dt_s
+        writers = [task for task in sample.tasks if task.device in (name, None)]
         for seen in sample.devices:
             estimate = estimates.get(name)
             if seen.device.name != name or seen.sync is None or estimate is None:
@@ -145,6 +149,9 @@ class Course:
                     drain_rate=estimate.drain_rate, baseline_s=estimate.baseline_s,
                     oldest_s=estimate.oldest_fsync_s, latency=seen.sync.latency,
                 ),
+                sum([task.dirtied_bytes for task in writers]),
+                sum([task.throttled_s for task in writers]),
+                sample.vm.dirty_bytes + sample.vm.writeback_bytes,
             ))  # fmt: skip
 
     def _objection(

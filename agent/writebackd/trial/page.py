@@ -64,6 +64,7 @@ def _facts(report: Report) -> str:
         ("limit as found", human.size(report.found_bytes)),
         ("in its blocks", human.size(report.limit_bytes)),
         ("pairs compared", str(report.result.pairs)),
+        ("pairs left out", str(len(report.result.left_out))),
         ("blocks", f"{len(report.result.blocks)} of {len(plan.arms)}"),
         ("an fsync may take", human.duration(report.stop_s)),
         ("ended", report.ended),
@@ -265,7 +266,7 @@ def text_plot(differences: Sequence[Difference], width: int) -> List[str]:
         if at >= 0 and at + len(word) <= room:
             words[at : at + len(word)] = word
     lines.append(f"{'':<{names}}  {''.join(words)}".rstrip())
-    if any(each.low is None for each in differences):
+    if any(len(each.ratios) < LEAST_PAIRS for each in differences):
         lines.append(f"(intervals take {LEAST_PAIRS} pairs)")
     return lines
 

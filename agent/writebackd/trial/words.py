@@ -53,13 +53,21 @@ def verdict(report: Report) -> str:
     p99, rate = result.of(P99), result.of(WRITE_RATE)
     if result.agent is None or result.original is None:
         return "Nothing to compare: no block of one of the arms came far enough." + _seen(result)
-    if pairs < LEAST_PAIRS or p99.ratio is None or p99.low is None:
-        few = "No whole pair of blocks" if not pairs else f"Only {pairs} whole pairs of blocks"
-        if pairs == 1:
-            few = "Only 1 whole pair of blocks"
-        return f"{few}, {LEAST_PAIRS} are needed for a difference that counts." + _seen(result)
     # The number of pairs that have this measure, which may be one less.
     over = f"over {len(p99.ratios)} pairs"
+    if p99.scattered:
+        return (
+            f"Inconclusive {over}: without the agent fsync p99 was {_number(min(p99.ratios))} to"
+            f" {times(max(p99.ratios))} as long, which have nothing in common." + _seen(result)
+        )
+    if pairs < LEAST_PAIRS or p99.ratio is None or p99.low is None:
+        few = "No pair of blocks" if not pairs else f"Only {pairs} pairs of blocks"
+        if pairs == 1:
+            few = "Only 1 pair of blocks"
+        return (
+            f"Inconclusive: {few[0].lower()}{few[1:]} can be compared, {LEAST_PAIRS} are needed."
+            + _seen(result)
+        )
     if p99.better:
         text = f"The agent made fsync p99 {times(p99.ratio)} shorter"
         text += f" (95 % interval {_span(p99)}) {over}"
@@ -70,10 +78,8 @@ def verdict(report: Report) -> str:
     else:
         text = f"No difference in fsync p99 was shown {over}: without the agent it was"
         text += f" {times(p99.ratio)} as long (95 % interval {_span(p99)})"
-    if rate.ratio is not None:
-        text += f"; throughput was {_number(rate.ratio)}"
-        text += f" ({_span(rate)})" if rate.low is not None else ""
-        text += " of that without it"
+    if rate.ratio is not None and rate.low is not None:
+        text += f"; throughput was {_number(rate.ratio)} ({_span(rate)}) of that without it"
     return text + "."
 
 
@@ -89,6 +95,10 @@ def remarks(report: Report) -> List[str]:
             arm = "with the limits as found" if last.original else "with the agent's limits"
             done += f" That was in block {last.number} of {len(report.plan.arms)}, {arm}."
         lines.append(f"{done} What was seen until then counts.")
+    lines += [
+        f"Blocks {one} and {other} are not compared, their load differed: {why}."
+        for one, other, why in result.left_out
+    ]
     if report.cut is not None:
         lines.append(
             f"The limit as found is {human.size(report.found_bytes)}; the trial cut it to"
@@ -126,6 +136,8 @@ def said(each: Difference) -> str:
     """A difference as a figure with its interval."""
     if each.ratio is None:
         return "no pair"
+    if each.scattered:
+        return f"inconclusive: {_number(min(each.ratios))} to {times(max(each.ratios))}"
     text = times(each.ratio)
     return f"{text} ({_span(each)})" if each.low is not None else f"{text} (too few pairs)"
 
@@ -171,6 +183,9 @@ def report_json(report: Report) -> Dict[str, Any]:
         "verdict": verdict(report),
         "remarks": remarks(report),
         "pairs": result.pairs,
+        "left_out": [
+            {"blocks": [one, other], "why": why} for one, other, why in result.left_out
+        ],
         "differences": {
             each.name: {
                 "ratio": each.ratio, "low": each.low, "high": each.high,
