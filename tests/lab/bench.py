@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from writebackd.policy import units
 
-from . import ballast, contenders, regress, scenario, score, vm
+from . import ballast, contenders, drawn, regress, scenario, score, vm
 from .contenders import Contender
 from .loads import KINDS
 from .remains import RigError, path_with_sbin
@@ -98,6 +98,7 @@ def digest(*patterns: str) -> str:
 def inputs(job: Job, conditions: Conditions) -> str:
     """What decides the outcome: a result with other inputs is of no use."""
     parts = [repr(conditions), repr(job.contender), repr(job.scenario.changed),
+             repr(job.scenario) if job.scenario.name.startswith(drawn.PREFIX) else "",
              digest(*LAB, f"tests/lab/scenarios/{job.scenario.name}.conf")]
     if job.contender.kind == "agent":
         parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]",
@@ -228,7 +229,7 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
         said = vm.run([sys.executable, "-m", "tests.lab.bench", "--inside", "--way", way,
                        "--scenario", name, "--contender", names, "--repeats", str(repeats),
                        "--scale", str(conditions.scale),
-                       *([] if jobs[0].scenario == scenario.load(name) else ["--quick"]),
+                       *([] if jobs[0].scenario == drawn.load(name) else ["--quick"]),
                        "--out", str(results.parent)], way, share, limit,
                       progress=progress).output
     except RigError as error:
@@ -246,7 +247,7 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
 
 def choose(arguments: argparse.Namespace) -> List[Scenario]:
     """The scenarios that were asked for, else those with the tag, else all. RigError."""
-    found = [scenario.load(name) for name in arguments.scenario or scenario.names()]
+    found = [drawn.load(name) for name in arguments.scenario or scenario.names()]
     if not arguments.scenario:
         tag = "ci" if arguments.check else "quick" if arguments.quick else ""
         found = [each for each in found if (tag in each.tags if tag else "extra" not in each.tags)]
