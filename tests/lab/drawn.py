@@ -15,10 +15,8 @@ import math
 import random
 from typing import Dict, List, Tuple
 
-from . import scenario
 from .disks import Disk
 from .loads import KINDS
-from .remains import RigError
 from .scenario import DiskSpec, LoadSpec, Scenario, Span
 
 PREFIX = "drawn-"
@@ -29,16 +27,6 @@ JUDGED = Span(20.0, 60.0)
 SWEEP = tuple(size << 20 for size in (1, 2, 4, 8, 15, 32, 64, 128))
 WAVES = 0.25  # of the draws; the others have a steady flood
 FAMILIES = ("raid-large", "ssd-flushed", "raid-slow", "ssd-protected", "no-cache", "raid-small")
-
-
-def load(name: str) -> Scenario:
-    """A drawn scenario, or the one of the file with this name. RigError."""
-    seed = name[len(PREFIX):]
-    if not name.startswith(PREFIX):
-        return scenario.load(name)
-    if not (seed.isascii() and seed.isdigit()):
-        raise RigError(f"no scenario {name}: take {PREFIX}SEED, like {PREFIX}2")
-    return draw(int(seed))
 
 
 def draw(seed: int) -> Scenario:

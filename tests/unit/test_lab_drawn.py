@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab import contenders, drawn, scenario
+from tests.lab import catalogue, contenders, drawn, scenario
 from tests.lab.bench import Job, inputs
 from tests.lab.remains import RigError
 from tests.lab.run import Conditions
@@ -17,7 +17,7 @@ def test_each_draw_can_be_run_and_is_the_same_again() -> None:
     for seed in SEEDS:
         found = drawn.draw(seed)
         scenario.check(found.name, found)
-        assert repr(found) == repr(drawn.load(found.name))
+        assert repr(found) == repr(catalogue.load(found.name))
         (disk,) = (each.disk for each in found.disks)
         disk.args()  # raises for what the model does not take
         assert found.judged.length >= 40 and found.judged.start - drawn.FLOOD_S >= 15
@@ -38,7 +38,7 @@ def test_both_kinds_of_flood_and_filesystem_are_drawn() -> None:
 
 def test_a_seed_that_is_none_is_refused() -> None:
     with pytest.raises(RigError, match="take drawn-SEED"):
-        drawn.load("drawn-x")
+        catalogue.load("drawn-x")
 
 
 def test_a_result_is_of_no_use_when_the_draw_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
