@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 #   make bpf                    compile the probe into the checkout
 #   make check                  what tests/run does without root or VMs
-#   make bench [SCENARIO=NAME] [CONTENDER=NAME] [WAY=native|vm|virtual] [QUICK=1]
+#   make bench [SCENARIO=NAME | DIRECTORY=PATH] [CONTENDER=NAME] [WAY=native|vm|virtual] [QUICK=1]
 #                               the agent against every rival on modelled disks (docs/lab.md)
 #   make bench-clean            remove what a killed benchmark left
 #   make install [DESTDIR=]     install into the system, from Debian's Python
@@ -31,7 +31,7 @@ check:
 bench:
 	agent/setup.sh $(if $(filter-out native,$(WAY)),test,bench)
 	build/venv/bin/python -m tests.lab.bench $(if $(SCENARIO),--scenario '$(SCENARIO)') \
-		$(if $(CONTENDER),--contender '$(CONTENDER)') $(if $(WAY),--way '$(WAY)') \
+		$(if $(DIRECTORY),--directory '$(DIRECTORY)') $(if $(CONTENDER),--contender '$(CONTENDER)') $(if $(WAY),--way '$(WAY)') \
 		$(if $(REPEATS),--repeats '$(REPEATS)') $(if $(QUICK),--quick)
 
 bench-clean:

@@ -177,6 +177,22 @@ def test_no_cache() -> None:
         assert near(8 * MIB / took, 40 * MIB)
 
 
+def test_each_scattered_block_takes_media_time_however_near_the_next_one_is() -> None:
+    def destaged(step: int) -> float:
+        with model(plain(scatter_us=5000)) as disk:
+            started = time.monotonic()
+            for i in range(60):
+                disk.write(i * step, bytes(BLOCK))
+            disk.drained()
+            return time.monotonic() - started
+
+    scattered_s, in_a_row_s = destaged(2 * BLOCK), destaged(BLOCK)
+    print(f"{scattered_s:.3f} {in_a_row_s:.3f}")
+    # All but the first, which may begin where the media stand already.
+    assert 0.95 * 59 * 0.005 < scattered_s < 0.6
+    assert in_a_row_s < 0.5 * scattered_s
+
+
 def test_capacity_changes_in_mid_run() -> None:
     with model(plain(cache="1M", rate="64K")) as disk:  # 1 s until there is any room
         disk.write_all(list(range(0, MIB, BLOCK * 16)), bytes(BLOCK * 16))

@@ -28,7 +28,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 from writebackd.policy import units
 
-from . import ballast, contenders, regress, scenario, score, vm
+from . import ballast, catalogue, contenders, ground, regress, scenario, score, vm
 from .contenders import Contender
 from .loads import KINDS
 from .remains import RigError, path_with_sbin
@@ -48,8 +48,8 @@ QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
 LAB = ("tests/lab/disk/*.[ch]", "tests/lab/presets.conf", "tests/lab/loads/**/*.py",
        "tests/lab/loads/**/*.sql", "tests/vm/[!t_]*.py",
        *(f"tests/lab/{name}.py" for name in (
-           "agent", "attach", "ballast", "cgroups", "disks", "host", "measure", "rig", "run",
-           "series", "vm", "watch")))
+           "agent", "attach", "ballast", "cgroups", "disks", "ground", "host", "measure", "rig",
+           "run", "series", "vm", "watch")))
 CHECKED = ("default", "static-15M", "agent")
 SCALE = {"native": 1.0, "vm": 0.1, "virtual": 0.1}
 ENDED = r", repeat \d+: (done|FAILED)"  # of what Progress prints
@@ -99,6 +99,8 @@ def inputs(job: Job, conditions: Conditions) -> str:
     """What decides the outcome: a result with other inputs is of no use."""
     parts = [repr(conditions), repr(job.contender), repr(job.scenario.changed),
              digest(*LAB, f"tests/lab/scenarios/{job.scenario.name}.conf")]
+    if job.scenario.name not in scenario.names():
+        parts.append(repr(job.scenario))  # it has no file
     if job.contender.kind == "agent":
         parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]",
                             f"policies/{job.contender.as_class or 'default'}.conf"))
@@ -228,7 +230,7 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
         said = vm.run([sys.executable, "-m", "tests.lab.bench", "--inside", "--way", way,
                        "--scenario", name, "--contender", names, "--repeats", str(repeats),
                        "--scale", str(conditions.scale),
-                       *([] if jobs[0].scenario == scenario.load(name) else ["--quick"]),
+                       *([] if jobs[0].scenario == catalogue.load(name) else ["--quick"]),
                        "--out", str(results.parent)], way, share, limit,
                       progress=progress).output
     except RigError as error:
@@ -246,7 +248,9 @@ def guest(jobs: Sequence[Job], conditions: Conditions, results: Path,
 
 def choose(arguments: argparse.Namespace) -> List[Scenario]:
     """The scenarios that were asked for, else those with the tag, else all. RigError."""
-    found = [scenario.load(name) for name in arguments.scenario or scenario.names()]
+    if arguments.directory is not None:
+        return [ground.on(arguments.directory)]
+    found = [catalogue.load(name) for name in arguments.scenario or scenario.names()]
     if not arguments.scenario:
         tag = "ci" if arguments.check else "quick" if arguments.quick else ""
         found = [each for each in found if (tag in each.tags if tag else "extra" not in each.tags)]
@@ -348,6 +352,9 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     parser.add_argument("--scenario", type=words, default=(), metavar="NAME[,NAME]")
     parser.add_argument("--contender", type=words, default=(), metavar="NAME[,NAME]",
                         help="of contenders.conf, or static-SIZE")
+    parser.add_argument("--directory", type=Path, metavar="PATH",
+                        help="in place of a modelled disk: the disk of this host that PATH is on, "
+                        "with files of its own there, which are removed in the end")
     parser.add_argument("--way", choices=WAYS, default="native")
     parser.add_argument("--quick", action="store_true",
                         help="one repeat, and without --scenario only a choice")

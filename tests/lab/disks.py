@@ -39,6 +39,7 @@ class Disk:
     # The media
     rate: str = "250M"  # all spindles together, sequential
     seek_us: int = 100
+    scatter_us: int = 0  # media time of a run that follows on no other, however near
     rotational: bool = False  # only a hint for the kernel's queue, the model does not ask
     spindles: int = 1  # that hold data
     chunk: str = "256K"  # bytes in a row on one spindle

@@ -25,6 +25,7 @@ from . import host
 
 LAB = Path("/run/writebackd-lab")
 MARK = "WRITEBACKD_LAB"
+GROUND = "writebackd-bench"  # a directory that a run makes on a disk of the host
 CGROUPS = Path("/sys/fs/cgroup")
 SUFFIXES = (".json", ".new", ".lock")  # of the files beside its directory
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -99,6 +100,12 @@ class Remains:
     def taken(self) -> bool:
         return self._lock is not None
 
+    @property
+    def ground(self) -> Optional[Path]:
+        """The directory that it made on a disk of the host, if it did."""
+        path = Path(self.state.get("ground", ""))
+        return path if path.is_absolute() and path.name == GROUND else None
+
     def drop(self) -> None:
         if self._lock is not None:
             self._lock.close()
@@ -142,6 +149,8 @@ class Remains:
         self._try(problems, self._end_disk)
         if problems:
             raise RigError(f"could not remove all of {self.name}: " + "; ".join(problems))
+        if self.ground is not None:
+            shutil.rmtree(self.ground, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
         for suffix in SUFFIXES:
             (LAB / f"{self.name}{suffix}").unlink(missing_ok=True)
@@ -164,11 +173,12 @@ class Remains:
     def _discard_data(self) -> None:
         """Truncate every file on the disk: its dirty pages are dropped, not written."""
         sources = [source for source, at in host.mounts() if at == str(self.mountpoint)]
-        try:
-            check_own(sources[-1])
-        except (IndexError, RigError):  # not mounted, or the disk is dead
-            return
-        for directory, _, names in os.walk(self.mountpoint):
+        if self.ground is None:
+            try:
+                check_own(sources[-1])
+            except (IndexError, RigError):  # not mounted, or the disk is dead
+                return
+        for directory, _, names in os.walk(self.ground or self.mountpoint):
             for name in names:
                 path = os.path.join(directory, name)
                 with contextlib.suppress(OSError):

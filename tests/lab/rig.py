@@ -157,8 +157,7 @@ class Rig:
     def __enter__(self) -> Rig:
         if os.geteuid():
             raise RigError("a disk model needs root: run this with sudo")
-        attachment = choose(self._attachment)
-        check_tools(self.fs, attachment)
+        self._check()
         if not self.remains.take():
             raise RigError(f"a rig named {self.name} is in use by another process")
         if self.remains.state or self.directory.exists():
@@ -169,7 +168,7 @@ class Rig:
         self._interrupts.begin()
         atexit.register(self.close)
         try:
-            self._bring_up(attachment)
+            self._bring_up()
         except BaseException:
             self.close()
             raise
@@ -216,12 +215,20 @@ class Rig:
         self._children.append(child)
         return child
 
-    def _bring_up(self, attachment: Attachment) -> None:
+    def _check(self) -> None:
+        """RigError for what this host lacks, before anything is made."""
+        check_tools(self.fs, choose(self._attachment))
+
+    def _record(self, **facts: Any) -> None:
+        """What `remains` needs, before it is made."""
         # All rigs of this process have the limits as the outermost found them, so that
         # `clean` may take them in any order.
         limits = self._up[0].remains.state.get("limits") or host.read_limits()
-        self.remains.record(token=secrets.token_hex(8), fs=self.fs, disk=asdict(self.disk),
-                            limits=limits)
+        self.remains.record(token=secrets.token_hex(8), fs=self.fs, limits=limits, **facts)
+
+    def _bring_up(self) -> None:
+        attachment = choose(self._attachment)
+        self._record(disk=asdict(self.disk))
         build_model()
         self.mountpoint.mkdir(parents=True)
         self._start_disk(self.remains.socket.exists, "nbdkit", "--foreground", "--unix",

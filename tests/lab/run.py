@@ -27,6 +27,7 @@ from . import cgroups, host
 from .agent import Agent
 from .contenders import DEFAULT_LIMITS, Contender
 from .disks import scaled_setting
+from .ground import Ground
 from .loads import KINDS
 from .loads.base import Load, Measured, Place, Spawn
 from .measure import device_written
@@ -40,8 +41,8 @@ from .watch import GUEST_STEP_S, STEP_S, Watch
 SCHEMA = 1
 # Of a disk while files and databases are made on it: nobody looks yet, and waiting for
 # 10 GB on a slow disk would take longer than the run.
-HASTE = {"rate": "16G", "link": "16G", "seek_us": "0", "latency_us": "0", "iops": "0",
-         "bandwidth": "0", "rebuild": "0", "neighbour": "0"}
+HASTE = {"rate": "16G", "link": "16G", "seek_us": "0", "scatter_us": "0", "latency_us": "0",
+         "iops": "0", "bandwidth": "0", "rebuild": "0", "neighbour": "0"}
 DRAIN_S = 60  # patience until the write caches are empty before the clock starts
 
 
@@ -104,7 +105,9 @@ class Stage:
         self.conditions = conditions
         self.rigs: Dict[str, Rig] = {}
         for spec in scenario.disks:
-            rig = Rig(conditions.rig_name(spec.name), spec.fs, spec.disk.scaled(conditions.scale))
+            name = conditions.rig_name(spec.name)
+            rig = (Ground(name, spec.directory) if spec.directory is not None
+                   else Rig(name, spec.fs, spec.disk.scaled(conditions.scale)))
             self.rigs[spec.name] = stack.enter_context(rig)
         self._others = {name: value for name, value in host.read_limits().items()
                         if name not in DEFAULT_LIMITS}

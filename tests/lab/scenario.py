@@ -52,6 +52,7 @@ class DiskSpec:
     fs: str
     disk: Disk
     driver: str  # that policies shall take it for; "" for what it is
+    directory: Optional[Path] = None  # on a disk of this host, in place of the model
 
 
 @dataclass(frozen=True)

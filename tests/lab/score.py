@@ -18,8 +18,7 @@ import statistics
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from . import reach
-from . import scenario as scenarios
+from . import catalogue, reach
 from .contenders import KINDS, named
 from .report.evaluation import Check, Contender, Evaluation, Run
 from .report.evaluation import Scenario as Scored
@@ -44,7 +43,7 @@ def evaluate(runs: Iterable[Run]) -> Evaluation:
     by_scenario: Dict[str, List[Run]] = {}
     for run in runs:
         by_scenario.setdefault(run["scenario"], []).append(run)
-    scored = [_evaluate(scenarios.load(name), found) for name, found in sorted(by_scenario.items())]
+    scored = [_evaluate(catalogue.load(name), found) for name, found in sorted(by_scenario.items())]
     return Evaluation(scored, totals(scored))
 
 

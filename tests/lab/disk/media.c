@@ -57,7 +57,8 @@ static double read_rate(void)
  * One disk of the array. Passing over a gap costs a seek, or the time the gap
  * takes to pass under the heads where that is shorter. A destage thread that
  * woke up late passes the end of its last run for `since`, so that the rate is
- * right on average however coarse the sleeps are.
+ * right on average however coarse the sleeps are. What does not go on where the
+ * last transfer ended takes `scatter_us` at least, however near it is.
  */
 static int64_t use_disk(uint64_t disk, int64_t since, uint64_t position, uint64_t bytes,
 			int64_t transfer)
@@ -72,6 +73,8 @@ static int64_t use_disk(uint64_t disk, int64_t since, uint64_t position, uint64_
 		if (gap < seek)
 			seek = gap;
 	}
+	if (position != last && seek < settings.scatter_us * 1000)
+		seek = settings.scatter_us * 1000;
 	start = later(later(since, media.disk[disk].free_at), media.stalled_until);
 	media.disk[disk].free_at = start + seek + transfer;
 	media.disk[disk].position = position + bytes;

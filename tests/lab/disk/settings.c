@@ -48,6 +48,7 @@ static const struct entry entries[] = {
 	{ .key = "read_cache", SIZE, &settings.read_cache, 0, TERA, .fixed = true },
 	{ .key = "rate", SIZE, &settings.rate, 1, TERA },
 	{ .key = "seek_us", COUNT, &settings.seek_us, 0, 60e6 },
+	{ .key = "scatter_us", COUNT, &settings.scatter_us, 0, 60e6 },
 	{ .key = "spindles", COUNT, &settings.spindles, 1, MAX_DISKS, .fixed = true },
 	{ .key = "chunk", SIZE, &settings.chunk, BLOCK, 1 << 30, .fixed = true },
 	{ .key = "parity", COUNT, &settings.parity, 0, MAX_DISKS, .fixed = true },

@@ -26,6 +26,7 @@ struct settings {		/* sizes in bytes, rates in bytes per second */
 	/* the media */
 	int64_t rate;		/* of all spindles together, in sequence */
 	int64_t seek_us;	/* of one spindle; a short way forward takes what it takes */
+	int64_t scatter_us;	/* media time of a run that follows on no other, however near */
 	int64_t spindles;	/* that hold data */
 	int64_t chunk;		/* bytes in a row on one spindle */
 	int64_t parity;		/* spindles more; less than a stripe is read before it is written */
