@@ -437,7 +437,8 @@ def test_restore_looks_for_a_daemon_again_when_it_is_its_turn(
         pytest.skip("needs root")
     (tmp_path / "ledger.json").write_text("damaged")  # would be bad news
     answers = iter([False, True])
-    monkeypatch.setattr("writebackd.cli.restore.is_locked", lambda _: next(answers))
+    for name in ("cli.restore", "actuate.restore"):
+        monkeypatch.setattr(f"writebackd.{name}.is_locked", lambda _: next(answers))
     code, out, err = run("restore")
     assert (code, out) == (NO_DAEMON, "")
     assert "starting or stopping" in err
