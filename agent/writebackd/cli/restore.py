@@ -64,12 +64,13 @@ def restore(options: argparse.Namespace) -> int:
             f"{error}; to restore without it, stop it first: `systemctl stop writebackd`",
             NO_DAEMON,
         ) from None
-    headline = "writebackd runs: mode is now observe"
     lines, good = list(answer["lines"]), bool(answer.get("good", True))
     if options.first_found and good:
         more, good = _to_first_found()
         lines += more
-    return report(options, {"status": "observe", "lines": lines, "good": good}, headline)
+    answer = {"status": "observe" if good else "failed", "lines": lines}
+    report(options, answer, "writebackd runs: mode is now observe")
+    return GOOD if good else BAD_NEWS
 
 
 def _restore_from_ledger(options: argparse.Namespace) -> int:
