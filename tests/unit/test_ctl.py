@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import functools
 import json
@@ -407,6 +408,20 @@ def test_restore_says_when_it_fails(tmp_path: Path, run: Run) -> None:
     assert code == (BAD_NEWS if os.geteuid() == 0 else NOT_PERMITTED)
     if os.geteuid() == 0:
         assert "ledger.json" in out
+
+
+def test_restore_through_a_daemon_that_fails_is_bad_news(
+    tmp_path: Path, run: Run
+) -> None:
+    def handle(verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        return mode_json(Mode.OBSERVE, ["dirty_ratio=20 not set"], good=False)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(Served(tmp_path, handle).stop)
+        code, out, _ = run("--json", "restore")
+    answer = json.loads(out)
+    assert (code, answer["status"]) == (BAD_NEWS, "failed")
+    assert list(schema.problems(answer, schema.load("restore"))) == []
 
 
 def test_restore_keeps_off_a_daemon_without_a_socket(tmp_path: Path, run: Run) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -17,6 +18,7 @@ from fake_host import FakeHost, Rig
 from fake_vm import DEFAULT, FakeVm
 from lever_host import LEVER_FILES, SETTLE, WISHES, lever_rig
 from limit_cases import MIB
+from served import Served
 from writebackd.actuate import host_lock
 from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.ledger import load
@@ -231,6 +233,25 @@ def test_what_was_found_first_comes_back_after_all(
     assert (code, err, host.limits) == (GOOD, "", DEFAULT)
     assert "dirty_ratio=20" in out and "found first since boot: 20 % / 10 %" in out
     assert run("restore")[0] == GOOD and host.limits == DEFAULT
+
+
+def test_found_first_comes_back_beside_a_daemon_which_then_observes(
+    host: FakeHost, make: MakeRig, run: Run
+) -> None:
+    rig = pinned(make("one", host))
+    set_by_somebody(host)
+    rig.tick()
+    enforced(rig)
+    rig.tick()
+    with contextlib.ExitStack() as stack:
+        stack.callback(Served(rig.runtime_dir, rig.daemon.handle).stop)
+        code, out, err = run("restore", "--first-found")
+    assert (code, err, host.limits) == (GOOD, "", DEFAULT)
+    assert "mode is now observe" in out
+    rig.tick(3)
+    assert host.limits == DEFAULT and not rig.status()["alerts"]
+    rig.end()
+    assert host.limits == DEFAULT
 
 
 def test_found_first_that_cannot_be_written_is_bad_news(
