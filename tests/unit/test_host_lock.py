@@ -129,6 +129,34 @@ def test_what_cannot_be_restored_is_no_original_either(host: FakeHost, make: Mak
     assert host.limits == DEFAULT
 
 
+@pytest.mark.parametrize("how", ["gone", "anybody's"])
+def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
+    host: FakeHost, make: MakeRig, how: str
+) -> None:
+    """As one in /tmp is hidden from a unit with a /tmp of its own."""
+    killed = pinned(make("one", host))
+    killed.close()
+    if how == "gone":
+        killed.runtime_dir.rename(killed.runtime_dir.with_name("hidden"))
+    else:
+        killed.runtime_dir.chmod(0o777)
+    with pytest.raises(AlreadyRunning, match="--first-found for 20 % / 10 %"):
+        make("two", host)
+    assert host.limits.dirty_bytes == PIN
+    host.sysctl("dirty_ratio", 20)
+    host.sysctl("dirty_background_ratio", 10)
+    make("three", host).end()
+
+
+def test_one_that_ended_in_order_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
+    rig = pinned(make("one", host))
+    rig.end()
+    rig.runtime_dir.rename(rig.runtime_dir.with_name("hidden"))
+    set_by_somebody(host)
+    make("two", host).end()
+    assert host.limits == THEIRS
+
+
 @pytest.mark.parametrize("off", [False, True], ids=["", "kill switch"])
 def test_a_start_that_observes_restores_what_a_killed_one_left(
     host: FakeHost, make: MakeRig, off: bool

@@ -234,9 +234,10 @@ def test_told_to_end_it_restores_only_what_nobody_else_would(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.actuator.apply(*FIRST)
-    monkeypatch.setattr(time, "sleep", lambda seconds: host.lease.renew())
+    renewed: List[bool] = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: renewed.append(host.lease.renew()))
     host.watcher.leave()
-    assert host.files.limits.dirty_bytes == FIRST[0]  # the daemon lives
+    assert host.files.limits.dirty_bytes == FIRST[0] and renewed == [True]  # the daemon lives
     host.die()
     host.watcher.leave()
     assert host.files.limits.dirty_bytes == 0

@@ -7,6 +7,7 @@ fixed directory below the root whose kernel files are written.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from writebackd.actuate.ledger import boot_id, parse_json, parse_limits, save_js
 from writebackd.actuate.lock import AlreadyRunning, is_locked, take_lock
 from writebackd.actuate.restore import restore_left
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.vm import in_words, read_limits
 from writebackd.model import VmLimits
 from writebackd.paths import FIRST, HOST_LOCK, IN_USE, LEDGER, RUNTIME_DIR, runtime_dir_in_use
 
@@ -32,20 +34,21 @@ class HostLock:
     def __init__(self, files: KernelFiles, runtime_dir: Path) -> None:
         """Restores first what a daemon with another runtime directory has left.
 
-        Raises AlreadyRunning or OSError.
+        Raises AlreadyRunning, OSError or ValueError.
         """
         self._files = files
         self._dir = _host_dir(files)
         self._dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._runtime_dir = runtime_dir.resolve()
         self._first_kept = False
         self._fds: List[int] = []
         try:
             self._fds.append(take_lock(runtime_dir, self._dir / HOST_LOCK))
-            _settle(files, runtime_dir_in_use(self._dir), runtime_dir)
+            _settle(files, self._dir, self._runtime_dir)
             self._fds.append(take_lock(runtime_dir))
-            write_whole(self._dir / IN_USE, os.fsencode(runtime_dir.resolve()))
-        except (AlreadyRunning, OSError):
-            self.close()
+            write_whole(self._dir / IN_USE, os.fsencode(self._runtime_dir))
+        except (AlreadyRunning, OSError, ValueError):
+            self._unlock()
             raise
 
     def keep_first(self, limits: VmLimits) -> None:
@@ -58,6 +61,13 @@ class HostLock:
         self._first_kept = True
 
     def close(self) -> None:
+        """Where nothing is left in force, nobody has to look for it. Never raises."""
+        if not (self._runtime_dir / LEDGER).exists():
+            with contextlib.suppress(OSError):
+                os.unlink(self._dir / IN_USE)
+        self._unlock()
+
+    def _unlock(self) -> None:
         for fd in self._fds:
             os.close(fd)
 
@@ -77,18 +87,41 @@ def _host_dir(files: KernelFiles) -> Path:
     return files.path(str(RUNTIME_DIR))
 
 
-def _settle(files: KernelFiles, last: Path, runtime_dir: Path) -> None:
+def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
     """What stands by a ledger other than ours is no original of this host's."""
-    if last.resolve() == runtime_dir.resolve():
+    last = runtime_dir_in_use(host_dir).resolve()
+    if last == runtime_dir:
         return
     if is_locked(last):  # an earlier release, which knows no lock of the host
         raise AlreadyRunning(f"writebackd is running already ({last}): stop it first")
     if not (last / LEDGER).exists():
+        _refuse_unknown(files, host_dir, runtime_dir)
         return
-    result = restore_left(files, last)
-    told = "; ".join(result.lines)
-    if result.status == "failed":
+    try:
+        result = restore_left(files, last)
+        good, told = result.status != "failed", "; ".join(result.lines)
+    except OSError as error:  # read-only in the unit's view of the host
+        good, told = False, f"{error}; try `sudo writebackctl restore`"
+    if not good:
         raise AlreadyRunning(
             f"limits that an earlier writebackd left cannot be restored ({last}): {told}"
         )
     log.warning("an earlier writebackd left limits, restored from %s: %s", last / LEDGER, told)
+
+
+def _refuse_unknown(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
+    """The ledger of one that was killed may be hidden from here: PrivateTmp= of the unit."""
+    record = host_dir / IN_USE
+    try:
+        last = Path(os.fsdecode(record.read_bytes()))
+    except FileNotFoundError:
+        return
+    first = first_found(files)
+    if last == runtime_dir or first is None or read_limits(files) == first:
+        return
+    if not last.is_dir() or (last / LEDGER).exists():
+        raise AlreadyRunning(
+            f"an earlier writebackd did not end in order, and its ledger in {last} cannot be"
+            " used here: `sudo writebackctl restore`, or with --first-found for"
+            f" {in_words(first)}; if the limits are your own, remove {record}"
+        )
