@@ -167,6 +167,7 @@ def test_a_start_that_observes_restores_what_a_killed_one_left(
     if off:
         (rig.runtime_dir / "off").touch()
     rig.daemon = rig.start()
+    rig.pin(2 * PIN)  # it has a limit that it would set
     rig.tick(2)
     assert host.limits == DEFAULT and not (rig.runtime_dir / LEDGER).exists()
     rig.end()
