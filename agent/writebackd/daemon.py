@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.lock import take_lock
+from writebackd.actuate.host_lock import HostLock
 from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.takeover import taken_over
 from writebackd.actuate.tenure import Tenure
@@ -113,7 +112,7 @@ class Daemon:
         self._in_force: Optional[InForce] = None  # since the last tick
         self._first_policy = self.policy
         self._no_metrics: List[str] = []
-        self._lock = take_lock(options.runtime_dir)
+        self._host_lock = HostLock(self._files, options.runtime_dir)
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
         self._tenure = Tenure(options.runtime_dir, max(least, self.policy.limits.lease_s))
@@ -123,7 +122,8 @@ class Daemon:
         self._sight = Sight(self._files, options.probe, self.policy.probe, self._excluded)
         self._sight.check_named(options.devices)
         self._actuator = Actuator(
-            self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit
+            self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit,
+            self._host_lock.keep_first,
         )
         self.state = State(
             Memory(mode=options.mode or Mode(self.policy.mode)),
@@ -198,7 +198,7 @@ class Daemon:
             self._history.close(timeout=2.0)
             if self._tape is not None:
                 self._tape.close(timeout=1.0)
-            os.close(self._lock)
+            self._host_lock.close()
 
     def _adopt(self) -> None:
         """Go on from what the ledger says: an earlier run's, or ours before the lease was lost.

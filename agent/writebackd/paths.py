@@ -24,6 +24,10 @@ LEASE = "lease"  # written by the daemon; flock()ed by whoever restores
 OFF = "off"  # the kill switch
 WATCH = "watch"  # written by the watcher, and flock()ed as long as it lives
 TAKEN = "class"  # name of the policy that was last taken without being named; gone with the boot
+# In RUNTIME_DIR whatever --runtime-dir says, for they belong to the host:
+HOST_LOCK = "host.lock"  # flock()ed by the daemon as long as it lives
+IN_USE = "in-use"  # the runtime directory of the daemon that started last
+FIRST = "first-found.json"  # the limits before the first write since boot
 # In the state directory:
 HISTORY = "history.db"
 LEARNED = "learned.json"
@@ -71,3 +75,21 @@ def read_taken(runtime_dir: Path) -> Optional[str]:
             return file.read(256).strip()
     except OSError:
         return None
+
+
+def runtime_dir_in_use(host_dir: Path = RUNTIME_DIR) -> Path:
+    """Where the daemon that started last has its socket, or left its ledger; else `host_dir`.
+
+    Below /tmp anybody may make a directory of that name once it is gone: it counts only
+    while it belongs to the owner of the record, and nobody else may write there.
+    """
+    try:
+        with open(host_dir / IN_USE, "rb") as file:
+            owner, found = os.fstat(file.fileno()).st_uid, Path(os.fsdecode(file.read(4096)))
+        there = os.lstat(found)
+        if there.st_uid == owner and not there.st_mode & 0o022:
+            if (found / SOCKET).exists() or (found / LEDGER).exists():
+                return found
+    except OSError:
+        pass
+    return host_dir

@@ -9,10 +9,11 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from writebackd import human
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.outcome import describe_action
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
-from writebackd.kernel.vm import read_state
+from writebackd.kernel.vm import in_words, read_state
 from writebackd.model import Mode
 from writebackd.orders import Orders
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
@@ -138,10 +139,21 @@ class Verbs:
             raise RequestError(f"the limits cannot be read: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
         lines = [describe_action(action) for action in actions]
+        if mode is Mode.ENFORCE:
+            lines.append(self._way_home())
         off = self._state.off
         if mode is Mode.ENFORCE and off is not None:
             lines.append(f"takes effect when {off} is removed")
         return mode_json(mode, lines, good=all(action.ok for action in actions))
+
+    def _way_home(self) -> str:
+        """What the end restores; not what was found first, once somebody else has set limits."""
+        originals, first = self._actuator.originals, first_found(self._files)
+        keep = self._actuator.on_exit == "keep"
+        text = f"{'`writebackctl observe`' if keep else 'exit'} restores {in_words(originals)}"
+        if first is None or first == originals:
+            return text
+        return f"{text} (was {in_words(first)}: `writebackctl restore --first-found`)"
 
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         pin = size_argument(args, "bytes") if verb == "pin" else None

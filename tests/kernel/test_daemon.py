@@ -363,17 +363,38 @@ def test_rivals_are_in_the_status(start: Callable[..., Running]) -> None:
     assert all(rival["summary"] for rival in daemon.status()["rivals"])
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["", "another runtime directory"])
 def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
-    start: Callable[..., Running], tmp_path: Path
+    start: Callable[..., Running], tmp_path: Path, same: bool
 ) -> None:
     daemon = start("--probe", "procfs")
+    runtime_dir = daemon.runtime_dir if same else tmp_path / "second"
     second = subprocess.run(
-        [sys.executable, "-m", "writebackd.cli.daemon", "--runtime-dir", str(daemon.runtime_dir),
+        [sys.executable, "-m", "writebackd.cli.daemon", "--runtime-dir", str(runtime_dir),
          "--state-dir", str(tmp_path / "other")],
         env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
     )
     assert second.returncode == 1
-    assert str(daemon.process.pid) in second.stderr
+    assert str(daemon.process.pid) in second.stderr and "--runtime-dir" not in second.stderr
+
+
+def test_the_limits_of_a_killed_daemon_are_told_and_no_originals_of_another(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    before = read_files()
+    killed = start("--probe", "procfs")
+    killed.pin()
+    watcher = killed.status()["lease"]["watcher_pid"]
+    killed.end(signal.SIGKILL)
+    os.kill(watcher, signal.SIGKILL)
+    for verb in ("status", "verify", "alerts"):
+        code, _, error = killed.ctl(verb)
+        assert code == 3 and f"in force: dirty_bytes={PIN}" in error and "restore`" in error
+    (tmp_path / "second").mkdir()
+    second = Running(tmp_path / "second", "--probe", "procfs")
+    assert second.status()["limits"]["original"] == before
+    assert second.end() == 0
+    assert read_files() == before
 
 
 def test_sighup_reads_the_policy_again_and_keeps_the_old_one_on_error(

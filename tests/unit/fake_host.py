@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -158,7 +157,7 @@ class Rig:
         self.daemon._signals.close()
         self.daemon._lease.close()
         self.daemon._off_switch.close()
-        os.close(self.daemon._lock)
+        self.daemon._host_lock.close()
 
     def status(self) -> Dict[str, Any]:
         return self.daemon.handle("status", {}, 0)

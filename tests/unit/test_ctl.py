@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import functools
 import json
@@ -432,6 +433,20 @@ def test_restore_says_when_it_fails(tmp_path: Path, run: Run) -> None:
         assert "ledger.json" in out
 
 
+def test_restore_through_a_daemon_that_fails_is_bad_news(
+    tmp_path: Path, run: Run
+) -> None:
+    def handle(verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        return mode_json(Mode.OBSERVE, ["dirty_ratio=20 not set"], good=False)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(Served(tmp_path, handle).stop)
+        code, out, _ = run("--json", "restore")
+    answer = json.loads(out)
+    assert (code, answer["status"]) == (BAD_NEWS, "failed")
+    assert list(schema.problems(answer, schema.load("restore"))) == []
+
+
 def test_restore_keeps_off_a_daemon_without_a_socket(tmp_path: Path, run: Run) -> None:
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -460,7 +475,8 @@ def test_restore_looks_for_a_daemon_again_when_it_is_its_turn(
         pytest.skip("needs root")
     (tmp_path / "ledger.json").write_text("damaged")  # would be bad news
     answers = iter([False, True])
-    monkeypatch.setattr("writebackd.cli.restore.is_locked", lambda _: next(answers))
+    for name in ("cli.restore", "actuate.restore"):
+        monkeypatch.setattr(f"writebackd.{name}.is_locked", lambda _: next(answers))
     code, out, err = run("restore")
     assert (code, out) == (NO_DAEMON, "")
     assert "starting or stopping" in err

@@ -32,11 +32,13 @@ FIRST, SECOND = (15 * MIB, 7 * MIB), (96 * MIB, 32 * MIB)
 class Host:
     """A directory, a kernel, a daemon's half and a watcher, all in this process."""
 
-    def __init__(self, directory: Path, files: Optional[FakeVm] = None) -> None:
+    def __init__(
+        self, directory: Path, files: Optional[FakeVm] = None, length_s: float = LENGTH_S
+    ) -> None:
         self.directory = directory
         self.files = files or FakeVm()
         self.lock: Optional[int] = take_lock(directory)
-        self.lease = Lease(directory, LENGTH_S)
+        self.lease = Lease(directory, length_s)
         assert self.lease.take()
         self.actuator = Actuator(
             self.files, directory / LEDGER, "restore", self.lease.permit
@@ -228,13 +230,38 @@ def test_without_a_readable_lease_it_waits_for_one_lease(tmp_path: Path) -> None
     assert host.lease.lost  # the daemon, if it wakes, does not take them for its own
 
 
-def test_told_to_end_it_restores_only_what_nobody_else_would(host: Host) -> None:
+def test_told_to_end_it_restores_only_what_nobody_else_would(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host.actuator.apply(*FIRST)
+    renewed: List[bool] = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: renewed.append(host.lease.renew()))
     host.watcher.leave()
-    assert host.files.limits.dirty_bytes == FIRST[0]  # the daemon lives
+    assert host.files.limits.dirty_bytes == FIRST[0] and renewed == [True]  # the daemon lives
     host.die()
     host.watcher.leave()
     assert host.files.limits.dirty_bytes == 0
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 45.0])
+def test_told_to_end_it_calls_in_the_long_lease_of_a_daemon_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: List[str], silent_s: float
+) -> None:
+    """One in D state, stopped: systemd gives up on it after 45 s, and ends the watcher."""
+    host = Host(tmp_path, length_s=3600.0)
+    before = host.files.limits
+    host.actuator.apply(*FIRST)
+    clock = [time.monotonic() + silent_s]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    host.watcher.look(clock[0])
+    begun = clock[0]
+    host.watcher.leave()
+    assert host.files.limits == before and host.lease.lost
+    # At once where it has been silent for long.
+    assert clock[0] - begun < (1.0 if silent_s else 15.0)
+    assert host.ledger.exists(), "it may wake up within a write"
+    assert f"process {os.getpid()} hangs" in said[0]
 
 
 def test_what_could_not_be_put_back_is_tried_again(host: Host) -> None:

@@ -24,6 +24,7 @@ from fake_levers import FakeLevers
 from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
+from writebackd.actuate import host_lock
 from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate import off as off_module
 from writebackd.actuate import restore as restore_module
@@ -399,7 +400,7 @@ def only_one_daemon(bench: Bench) -> None:
         second = rig.start()
     if second is not None:
         second._sight.topology.close()
-        os.close(second._lock)
+        second._host_lock.close()
     assert second is None
 
 
@@ -493,7 +494,7 @@ def _unjudged(self: Levers, lever: Any, change: Any, problem: Optional[str]) -> 
     return change.action(lever, problem)
 
 
-def _new_lock(runtime_dir: Path) -> int:
+def _new_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
     return os.open(os.devnull, os.O_RDONLY)
 
 
@@ -564,7 +565,7 @@ RAILS: Dict[str, Rail] = {
     "observe": Rail(
         observe_writes_nothing, put(Hands, "set_dry_run", lambda self: None)
     ),
-    "one daemon": Rail(only_one_daemon, put(daemon_module, "take_lock", _new_lock)),
+    "one daemon": Rail(only_one_daemon, put(host_lock, "take_lock", _new_lock)),
     "off, /run": Rail(a_file_in_run_holds_off_at_once, put(OffSwitch, "file", lambda self: None)),
     "off, /etc": Rail(a_file_in_etc_holds_off, put(OffSwitch, "_look", lambda self: None)),
     "off, unread": Rail(

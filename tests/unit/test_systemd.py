@@ -16,6 +16,7 @@ import pytest
 from checkout import ROOT, run
 from tests.kernel import system
 from tests.kernel.system import System
+from writebackd.actuate import restore, watcher
 from writebackd.cache.report import STALE_S
 from writebackd.cache.tools import LIMIT_S, kinds
 from writebackd.cli.exits import NOT_PERMITTED, USAGE
@@ -103,6 +104,9 @@ def test_the_watcher_comes_with_the_daemon_and_outlives_it() -> None:
     assert watch["StopWhenUnneeded"] == ["yes"]
     # What stops or restarts it together with the daemon would take away who restores.
     assert not {"PartOf", "BindsTo", "Requires", "Requisite"} & set(watch)
+    stop_s = float(watch["TimeoutStopSec"][0])
+    assert stop_s > watcher._LEAVE_S + watcher._HAND_S + restore.WAIT_S
+    assert f"--runtime-dir {RUNTIME_DIR}" in watch["ExecStart"][0]  # not that of one run by hand
     assert watch["Restart"] == ["always"] and watch["StartLimitIntervalSec"] == ["0"]
 
 

@@ -54,14 +54,19 @@ class Actuator:
         ledger_path: Path,
         on_exit: str,
         permit: Callable[[], None] = lambda: None,
+        keep_first: Callable[[VmLimits], None] = lambda limits: None,
     ) -> None:
-        """`permit` raises LeaseLost where nothing but the originals may be written."""
+        """`permit` raises LeaseLost where nothing but the originals may be written.
+
+        `keep_first` gets the originals before every write, and may raise OSError.
+        """
         self.dry_run = False
         self.yielded = False
         self.on_exit = on_exit
         self._files = files
         self._path = ledger_path
         self._permit = permit
+        self._keep_first = keep_first
         # Of the pairs that hold a value of ours, that value.
         self._ours: Dict[Pair, PairValue] = {}
         self._pretended: Optional[Tuple[int, int]] = None
@@ -167,6 +172,7 @@ class Actuator:
             if pair not in self._ours:
                 self._set_original(pair, pair.value(limits))
         try:
+            self._keep_first(self.originals)
             self._save(wanted)
         except OSError as error:
             what = f"nothing written, because {self._path} cannot be: {error.strerror}"

@@ -15,7 +15,7 @@ import re
 import zlib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, is_lever
@@ -97,25 +97,12 @@ class Ledger:
         return bool(now and self.boot_id) and now != self.boot_id
 
     def save(self, path: Path) -> None:
-        """Replace the file at `path` in one step, mode 0644. Raises OSError.
+        """Raises OSError.
 
         No fsync: it has to outlive the process, not the machine, and the loop
         may not wait for a disk.
         """
-        body = asdict(self)
-        body["crc32"] = _checksum(body)
-        temporary = path.with_name(path.name + ".new")
-        try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            # Bytes: a text file's codec is a module that Python would look for on the disk now.
-            with open(fd, "wb") as file:
-                os.fchmod(fd, 0o644)  # whatever the umask: reading needs no root
-                file.write(json.dumps(body).encode() + b"\n")
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        save_json(path, asdict(self))
 
 
 def load(path: Path) -> Optional[Ledger]:
@@ -131,6 +118,45 @@ def load(path: Path) -> Optional[Ledger]:
         return _parse(data)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise LedgerError(path, f"is damaged ({error})") from error
+
+
+def save_json(path: Path, body: Dict[str, Any]) -> None:
+    """`body` with a checksum, for `parse_json`. Raises OSError."""
+    write_whole(path, json.dumps({**body, "crc32": _checksum(body)}).encode() + b"\n")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace the file at `path` in one step, mode 0644. Raises OSError."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        # Bytes: a text file's codec is a module that Python would look for on the disk now.
+        with open(fd, "wb") as file:
+            os.fchmod(fd, 0o644)  # whatever the umask: reading needs no root
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def parse_json(data: bytes) -> Dict[str, Any]:
+    """What `save_json` has saved. Raises ValueError or KeyError."""
+    body = json.loads(data.decode("ascii"))
+    if not isinstance(body, dict):
+        raise ValueError("not a JSON object")
+    if body["crc32"] != _checksum(body):
+        raise ValueError("the checksum does not fit")
+    return body
+
+
+def parse_limits(body: Mapping[str, Any]) -> VmLimits:
+    """Raises ValueError, KeyError or TypeError."""
+    limits = VmLimits(**{f.name: _natural(body[f.name]) for f in fields(VmLimits)})
+    if any(bytes_ and ratio for bytes_, ratio in (pair.value(limits) for pair in PAIRS)):
+        raise ValueError("both forms of a pair are set")
+    return limits
 
 
 def set_aside(path: Path) -> Path:
@@ -163,17 +189,10 @@ def _checksum(body: Dict[str, Any]) -> str:
 
 
 def _parse(data: bytes) -> Ledger:
-    body = json.loads(data.decode("ascii"))
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
-    if body["crc32"] != _checksum(body):
-        raise ValueError("the checksum does not fit")
+    body = parse_json(data)
     version = body["version"]
     if version not in (_WITHOUT_LEVERS, VERSION):
         raise ValueError(f"version {version}, this release knows {VERSION}")
-    originals = VmLimits(**{f.name: _natural(body["originals"][f.name]) for f in fields(VmLimits)})
-    if any(bytes_ and ratio for bytes_, ratio in (pair.value(originals) for pair in PAIRS)):
-        raise ValueError("both forms of a pair are set")
     written = tuple((_natural(limit), _natural(back)) for limit, back in body["written"])
     levers = () if version == _WITHOUT_LEVERS else tuple(map(_lever, body["levers"]))
     if body["on_exit"] not in ON_EXIT or not (0 if levers else 1) <= len(written) <= 2:
@@ -184,7 +203,7 @@ def _parse(data: bytes) -> Ledger:
         pid=_natural(body["pid"]),
         created_wall_s=float(body["created_wall_s"]),
         on_exit=body["on_exit"],
-        originals=originals,
+        originals=parse_limits(body["originals"]),
         written=written,
         levers=levers,
     )

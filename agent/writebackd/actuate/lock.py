@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One daemon per runtime directory: two would fight over the same limits."""
+"""Locks that a daemon holds as long as it lives: of its runtime directory, and of the host."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ _TRIES, _PAUSE_S = 5, 0.04
 
 
 class AlreadyRunning(Exception):
-    """Another daemon holds the lock of this runtime directory."""
+    """Another daemon lives on this host, or what it set cannot be restored yet."""
 
 
-def take_lock(runtime_dir: Path) -> int:
-    """A file descriptor that holds the directory's lock; AlreadyRunning names the holder."""
-    path = runtime_dir / LOCK
-    fd = open_private(path)
+def take_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
+    """A descriptor that holds the lock of this directory, or the one at `path`.
+
+    Raises AlreadyRunning, which names the holder, or OSError.
+    """
+    fd = open_private(path or runtime_dir / LOCK)
     if not _try(fd):
-        holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
+        holder = os.fsdecode(os.read(fd, 4096)).strip() or "unknown"
         os.close(fd)
-        raise AlreadyRunning(
-            f"writebackd is running already (pid {holder}, {runtime_dir}): "
-            "stop it first, or use --runtime-dir"
-        )
+        raise AlreadyRunning(f"writebackd is running already (pid {holder}): stop it first")
     os.ftruncate(fd, 0)
-    os.write(fd, f"{os.getpid()}\n".encode())
+    os.write(fd, os.fsencode(f"{os.getpid()}, {runtime_dir}\n"))
     return fd
 
 

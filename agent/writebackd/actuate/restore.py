@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Collection, Mapping, Optional, Tuple
 
+from writebackd.actuate import lease
+from writebackd.actuate.book import say
 from writebackd.actuate.ledger import (
     VERSION,
     Ledger,
@@ -17,10 +20,13 @@ from writebackd.actuate.ledger import (
     set_aside,
 )
 from writebackd.actuate.levers import Levers
+from writebackd.actuate.lock import AlreadyRunning, is_locked
 from writebackd.actuate.outcome import Outcome, describe_action, explain
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.vm import PAIRS, Pair, PairValue, read_limits, write_pair
+from writebackd.kernel.levers import read
+from writebackd.kernel.vm import PAIRS, Pair, PairValue, in_words, read_limits, write_pair
 from writebackd.model import Action, ForeignWrite, VmLimits
+from writebackd.paths import LEASE, LEDGER
 
 # What hangs is waited for so long; ExecStopPost= has 15 s.
 WAIT_S = 10.0
@@ -163,6 +169,46 @@ def restore_from_ledger(
         _status(Outcome(limits.actions + levers.actions, done.foreign)),
         _lines(ledger, limits, levers),
     )
+
+
+def restore_left(
+    files: KernelFiles, runtime_dir: Path, honour_keep: bool = False
+) -> RestoreResult:
+    """As `restore_from_ledger`, in turn with a watcher that may be at it.
+
+    Raises AlreadyRunning where the daemon lives, or OSError.
+    """
+    fd = lease.open_file(runtime_dir, LEASE)
+    try:
+        with lease.restoring(fd, WAIT_S):
+            if is_locked(runtime_dir):  # one has started meanwhile, and taken up what was left
+                raise AlreadyRunning(f"writebackd runs ({runtime_dir})")
+            return restore_from_ledger(files, runtime_dir / LEDGER, honour_keep)
+    finally:
+        os.close(fd)
+
+
+def left_in_force(files: KernelFiles, ledger_path: Path) -> str:
+    """What a daemon that is gone has set and still stands, for people; empty where nothing does.
+
+    Raises LedgerError, OSError or ValueError.
+    """
+    ledger = load(ledger_path)
+    if ledger is None or ledger.is_of_an_earlier_boot(files):
+        return ""
+    limits = read_limits(files)
+    found = []
+    for pair in PAIRS:
+        current, original = pair.value(limits), pair.value(ledger.originals)
+        if current != original and is_ours(current, original, ledger.ours(pair)):
+            found.append(pair.describe(current))
+    before = f" (before: {in_words(ledger.originals)})" if found else ""
+    for entry in ledger.levers:
+        with contextlib.suppress(OSError):  # a device or a cgroup that is gone
+            if read(files, entry.lever) in entry.written:
+                found.append(f"{entry.lever}={say(entry.lever, entry.written[-1])}")
+    kept = ", kept by on-exit = keep" if found and ledger.on_exit == "keep" else ""
+    return ", ".join(found) + before + kept
 
 
 def _status(outcome: Outcome) -> str:

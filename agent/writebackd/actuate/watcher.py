@@ -32,8 +32,11 @@ BEAT_S = 1.0
 _TURN_S = 0.2
 # What could not be put back is tried again so often.
 _AGAIN_S = 5.0
-# Told to end, it tries so long: TimeoutStopSec= of its unit is 15 s.
+# Told to end, it tries so long; a last try takes restore.WAIT_S on top, and TimeoutStopSec= of
+# its unit is 30 s.
 _LEAVE_S = 12.0
+# A daemon that does not renew for so long hangs: a tick is 10 s at most.
+_QUIET_S = 11.0
 # Woken so much later than asked, all of the machine may have stood still (a
 # virtual machine that was paused, a frozen container), and the daemon with it: it
 # gets a moment to speak first.
@@ -100,17 +103,31 @@ class Watcher:
         return rest
 
     def leave(self) -> None:
-        """Told to end: nobody else may be left to restore what a dead daemon has set."""
-        line = lease.read_lease(self._lease_fd)
-        if line is not None and line.released:
-            return
-        until_s = time.monotonic() + _LEAVE_S
-        while not is_locked(self._dir) and self._has_ledger():
-            self._restore()
-            if time.monotonic() >= until_s:
+        """Told to end: nobody else may be left to restore what a dead daemon has set, or one that
+        hangs.
+
+        That one's lease may last longer than systemd waits for it.
+        """
+        now = time.monotonic()
+        until_s, first = now + _LEAVE_S, self._line(now)
+        while self._has_ledger() and now < until_s:
+            line, alive = self._line(now), is_locked(self._dir)
+            if line.released:
+                return
+            if not alive:
+                self._restore()
+            elif line.epoch > self._revoked:
+                if line.until_s != first.until_s:
+                    return  # renewed: it goes on, and starts a watcher of its own
+                if line.length_s - line.remaining_s(now) >= min(_QUIET_S, line.length_s):
+                    self._run_out(line, "and nobody else would call its lease in")
+            elif self._state != "restored":
+                self._restore(close=False)
+            if alive and line.epoch <= self._revoked and self._state == "restored":
                 return
             if self._has_ledger():
                 time.sleep(BEAT_S)
+            now = time.monotonic()
 
     def _line(self, now_s: float) -> LeaseLine:
         """The daemon's word; where that is damaged its last one, or one lease from now on."""
@@ -123,7 +140,7 @@ class Watcher:
         assert self._last is not None
         return self._last
 
-    def _run_out(self, line: LeaseLine) -> None:
+    def _run_out(self, line: LeaseLine, why: str = "its lease has run out") -> None:
         with lease.restoring(self._lease_fd, _HAND_S):
             now = lease.read_lease(self._lease_fd) or line
             if now.epoch != line.epoch or now.until_s != line.until_s:
@@ -132,7 +149,7 @@ class Watcher:
             alive = is_locked(self._dir)
             who = f"process {line.pid}" if line.pid else "the daemon"
             what = "hangs" if alive else "is gone"
-            self._do_restore(not alive, f"{who} {what}, its lease has run out: restoring")
+            self._do_restore(not alive, f"{who} {what}, {why}: restoring")
 
     def _restore(self, close: bool = True) -> None:
         with lease.restoring(self._lease_fd, _HAND_S):

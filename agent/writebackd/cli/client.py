@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
 from writebackd.cli.exits import BAD_NEWS, NO_DAEMON, NOT_PERMITTED, CommandError
-from writebackd.paths import SOCKET
+from writebackd.paths import LEDGER, SOCKET, runtime_dir_in_use
 
 # The daemon answers between two ticks, at once; a loaded host may take longer.
 TIMEOUT_S = 5.0
@@ -46,11 +46,7 @@ def request(
         data: Dict[str, Any] = answer["data"]
         return data
     except (FileNotFoundError, ConnectionRefusedError):
-        raise NoDaemon(
-            f"no daemon at {path}: start it with `systemctl start writebackd` or"
-            " `sudo writebackd`, or name its --runtime-dir",
-            NO_DAEMON,
-        ) from None
+        raise NoDaemon(f"no daemon at {path}{_left_by_it(runtime_dir)}", NO_DAEMON) from None
     except PermissionError:
         raise CommandError(f"no access to {path}: try again as root", NOT_PERMITTED) from None
     except BlockingIOError:  # EAGAIN: a timed call ran out of time
@@ -65,6 +61,29 @@ def request(
         raise CommandError(
             f"no valid answer from {path}: it may be busy, try again", BAD_NEWS
         ) from None
+
+
+def _left_by_it(runtime_dir: Path) -> str:
+    """What to do, which is more where the daemon is gone and its limits stand."""
+    # Imported here: the start-up time is imports, and mostly there is a daemon.
+    from writebackd.actuate.ledger import LedgerError
+    from writebackd.actuate.lock import is_locked
+    from writebackd.actuate.restore import left_in_force
+    from writebackd.kernel.files import KernelFiles
+
+    start = "`systemctl start writebackd` or `sudo writebackd`"
+    try:
+        # One that lives without a socket is starting, or stopping.
+        found = "" if is_locked(runtime_dir) else left_in_force(KernelFiles(), runtime_dir / LEDGER)
+    except (LedgerError, OSError, ValueError) as error:
+        return f", but maybe limits of writebackd in force: {error}"
+    if not found:
+        return f": start it with {start}"
+    where = "" if runtime_dir == runtime_dir_in_use() else f" --runtime-dir {runtime_dir}"
+    return (
+        f", but limits of writebackd are in force: {found}; restore them with"
+        f" `sudo writebackctl{where} restore`, or start the daemon with {start}"
+    )
 
 
 def _exchange(path: Path, line: bytes, timeout_s: float) -> bytes:

@@ -16,7 +16,7 @@ from writebackd import __version__
 from writebackd.cli.arguments import Parser, number, positive, seconds
 from writebackd.cli.examples import epilog
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError, complain, drop_unwritten
-from writebackd.paths import RUNTIME_DIR
+from writebackd.paths import RUNTIME_DIR, runtime_dir_in_use
 
 _EPILOG = """\
 examples:
@@ -108,9 +108,10 @@ def _options(words: List[str]) -> argparse.Namespace:
     options = parser.parse_args(words)
     if "run" not in options:
         raise CommandError("which verb? `writebackctl --help` lists them", USAGE)
-    for name, default in (("json", False), ("runtime_dir", RUNTIME_DIR)):
-        if name not in options:
-            setattr(options, name, default)
+    if "json" not in options:
+        options.json = False
+    if "runtime_dir" not in options:
+        options.runtime_dir = runtime_dir_in_use()
     return options
 
 
@@ -119,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
     # SUPPRESS: given before the verb, they must survive the verb's own parser.
     common.add_argument(
         "--runtime-dir", type=Path, metavar="DIR", default=argparse.SUPPRESS,
-        help=f"where the daemon's socket and ledger are (default {RUNTIME_DIR})",
+        help=f"where the daemon's socket and ledger are (default: as the daemon was started last,"
+        f" or {RUNTIME_DIR})",
     )  # fmt: skip
     common.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print the data only"
@@ -176,6 +178,11 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument(
         "--lease", action="store_true",
         help="leave it to the watcher where systemd restarts the daemon (for ExecStopPost=)",
+    )  # fmt: skip
+    restore.add_argument(
+        "--first-found", action="store_true",
+        help="also where somebody else has set limits since: to those from before writebackd's"
+        " first write since boot",
     )  # fmt: skip
     # For writebackd-watch.service alone: without help= no list of verbs shows it.
     verbs.add_parser("lease-watcher", parents=[common]).set_defaults(run="watch:lease_watcher")

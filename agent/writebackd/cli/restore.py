@@ -6,11 +6,18 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Mapping, Optional
+from typing import Mapping, Optional, Tuple
 
 from writebackd.actuate import lease
-from writebackd.actuate.lock import is_locked
-from writebackd.actuate.restore import WAIT_S, RestoreResult, restore_from_ledger
+from writebackd.actuate.host_lock import first_found
+from writebackd.actuate.lock import AlreadyRunning, is_locked
+from writebackd.actuate.outcome import describe_action
+from writebackd.actuate.restore import (
+    RestoreResult,
+    put_back,
+    restore_from_ledger,
+    restore_left,
+)
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.exits import (
     BAD_NEWS,
@@ -23,7 +30,8 @@ from writebackd.cli.exits import (
 from writebackd.cli.output import show, show_json
 from writebackd.cli.steering import report
 from writebackd.kernel.files import KernelFiles
-from writebackd.paths import LEASE, LEDGER, WATCH
+from writebackd.kernel.vm import PAIRS, in_words, read_limits
+from writebackd.paths import LEDGER, WATCH
 
 
 class _Alive(CommandError):
@@ -43,6 +51,8 @@ def restore(options: argparse.Namespace) -> int:
         # ExecStopPost= also runs where a start was refused because there is a daemon:
         # that one is not to be put into the mode observe.
         return _restore_from_ledger(options)
+    if options.first_found and os.geteuid() != 0:
+        raise CommandError("restore needs root: try again with sudo", NOT_PERMITTED)
     try:
         answer = request(options.runtime_dir, "mode", {"mode": "observe"})
     except NoDaemon:
@@ -54,8 +64,13 @@ def restore(options: argparse.Namespace) -> int:
             f"{error}; to restore without it, stop it first: `systemctl stop writebackd`",
             NO_DAEMON,
         ) from None
-    answer = {"status": "observe", "lines": list(answer["lines"])}
-    return report(options, answer, "writebackd runs: mode is now observe")
+    lines, good = list(answer["lines"]), bool(answer.get("good", True))
+    if options.first_found and good:
+        more, good = _to_first_found()
+        lines += more
+    answer = {"status": "observe" if good else "failed", "lines": lines}
+    report(options, answer, "writebackd runs: mode is now observe")
+    return GOOD if good else BAD_NEWS
 
 
 def _restore_from_ledger(options: argparse.Namespace) -> int:
@@ -65,12 +80,34 @@ def _restore_from_ledger(options: argparse.Namespace) -> int:
         if not (options.lease or options.honour_keep):
             raise
         result = RestoreResult("nothing", ("nothing restored: a writebackd runs",))
+    if options.first_found and result.status != "failed":
+        more, good = _to_first_found()
+        status = "restored" if good else "failed"
+        result = RestoreResult(status, (*result.lines, *more))
     answer = {"status": result.status, "lines": list(result.lines)}
     if options.json:
         show_json(answer)
     else:
         show("\n".join(result.lines))
     return BAD_NEWS if result.status == "failed" else GOOD
+
+
+def _to_first_found() -> Tuple[Tuple[str, ...], bool]:
+    """Whoever has set what stands now; lines for people, and whether it succeeded."""
+    files = KernelFiles()
+    first = first_found(files)
+    if first is None:
+        return ("no writebackd has set limits since boot",), True
+    try:
+        limits = read_limits(files)
+    except (OSError, ValueError) as error:
+        return (f"the limits cannot be read: {error}",), False
+    actions = [
+        put_back(files, pair, pair.value(limits), pair.value(first))
+        for pair in PAIRS if pair.value(limits) != pair.value(first)
+    ]  # fmt: skip
+    lines = (*map(describe_action, actions), f"found first since boot: {in_words(first)}")
+    return lines, all(action.ok for action in actions)
 
 
 def _restore(options: argparse.Namespace) -> RestoreResult:
@@ -84,14 +121,10 @@ def _restore(options: argparse.Namespace) -> RestoreResult:
         return RestoreResult("nothing", (line,))
     if not path.exists():  # and maybe no directory, and no root
         return restore_from_ledger(KernelFiles(), path)
-    fd = lease.open_file(options.runtime_dir, LEASE)
     try:
-        with lease.restoring(fd, WAIT_S):  # the watcher may be at it
-            if is_locked(options.runtime_dir):
-                raise _Alive()  # one has started meanwhile, and taken up what was left
-            return restore_from_ledger(KernelFiles(), path, honour_keep=options.honour_keep)
-    finally:
-        os.close(fd)
+        return restore_left(KernelFiles(), options.runtime_dir, options.honour_keep)
+    except AlreadyRunning:
+        raise _Alive() from None
 
 
 def restart_follows(environment: Mapping[str, str]) -> bool:

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""One daemon per host, and what an earlier one left: the limits it found are never lost."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Callable, List, Tuple
+
+import pytest
+
+import schema
+from fake_host import FakeHost, Rig
+from fake_vm import DEFAULT, FakeVm
+from lever_host import LEVER_FILES, SETTLE, WISHES, lever_rig
+from limit_cases import MIB
+from served import Served
+from writebackd.actuate import host_lock
+from writebackd.actuate.host_lock import first_found
+from writebackd.actuate.ledger import load
+from writebackd.actuate.lock import AlreadyRunning, take_lock
+from writebackd.actuate.restore import left_in_force
+from writebackd.cli import client, ctl
+from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON
+from writebackd.kernel.vm import in_words
+from writebackd.model import Mode, VmLimits
+from writebackd.paths import IN_USE, LEDGER, runtime_dir_in_use
+
+PIN = 32 * MIB
+THEIRS = VmLimits(96 * MIB, 0, 48 * MIB, 0)
+MakeRig = Callable[[str, FakeHost], Rig]
+Run = Callable[..., Tuple[int, str, str]]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRig:
+    """A daemon on `host` with a runtime directory of its own, called `name`."""
+
+    def made(name: str, host: FakeHost) -> Rig:
+        (tmp_path / name).mkdir()
+        return Rig(tmp_path / name, monkeypatch, host)
+
+    return made
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    return FakeHost(tmp_path / "root")
+
+
+def pinned(rig: Rig) -> Rig:
+    rig.tick(2)
+    rig.pin(PIN)
+    rig.tick(3)
+    assert rig.host.limits.dirty_bytes == PIN
+    return rig
+
+
+def set_by_somebody(host: FakeVm) -> None:
+    host.sysctl("dirty_bytes", THEIRS.dirty_bytes)
+    host.sysctl("dirty_background_bytes", THEIRS.dirty_background_bytes)
+
+
+# ---- one daemon per host ---------------------------------------------------
+
+
+def test_another_runtime_directory_is_no_way_to_a_second_daemon(
+    host: FakeHost, make: MakeRig
+) -> None:
+    first = pinned(make("one", host))
+    with pytest.raises(AlreadyRunning) as refused:
+        make("two", host)
+    assert f"pid {os.getpid()}, {first.runtime_dir}" in str(refused.value)
+    assert "--runtime-dir" not in str(refused.value)
+    first.end()
+    make("three", host).end()
+
+
+def test_the_lock_is_that_of_the_host_whose_limits_are_set(
+    host: FakeHost, make: MakeRig, tmp_path: Path
+) -> None:
+    one = pinned(make("one", host))
+    other = pinned(make("two", FakeHost(tmp_path / "other")))
+    one.end()
+    other.end()
+    assert (host.limits, other.host.limits) == (DEFAULT, DEFAULT)
+
+
+def test_a_daemon_of_a_release_without_that_lock_is_seen(
+    host: FakeHost, make: MakeRig, tmp_path: Path
+) -> None:
+    there = host.path("/run/writebackd")
+    there.mkdir(parents=True)
+    held = take_lock(there)
+    with pytest.raises(AlreadyRunning):
+        make("two", host)
+    os.close(held)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_a_killed_one_left_elsewhere_is_restored_and_no_original(
+    host: FakeHost, make: MakeRig, mode: Mode
+) -> None:
+    killed = pinned(make("one", host))
+    killed.close()
+    second = make("two", host)
+    assert host.limits == DEFAULT and not (killed.runtime_dir / LEDGER).exists()
+    assert second.daemon._actuator.originals == DEFAULT
+    second.daemon.handle("mode", {"mode": mode.value}, 0)
+    second.end()
+    assert host.limits == DEFAULT
+
+
+def test_what_cannot_be_restored_is_no_original_either(host: FakeHost, make: MakeRig) -> None:
+    killed = pinned(make("one", host))
+    killed.close()
+    host.write_errors["dirty_ratio"] = (30, False)  # EROFS
+    for name in ("two", "three"):  # also not at a second try
+        with pytest.raises(AlreadyRunning, match="cannot be restored"):
+            make(name, host)
+    ledger = load(killed.runtime_dir / LEDGER)
+    assert ledger is not None and ledger.originals == DEFAULT
+    host.write_errors.clear()
+    make("four", host).end()
+    assert host.limits == DEFAULT
+
+
+@pytest.mark.parametrize("how", ["gone", "anybody's"])
+def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
+    host: FakeHost, make: MakeRig, how: str
+) -> None:
+    """As one in /tmp is hidden from a unit with a /tmp of its own."""
+    killed = pinned(make("one", host))
+    killed.close()
+    if how == "gone":
+        killed.runtime_dir.rename(killed.runtime_dir.with_name("hidden"))
+    else:
+        killed.runtime_dir.chmod(0o777)
+    with pytest.raises(AlreadyRunning, match="--first-found for 20 % / 10 %"):
+        make("two", host)
+    assert host.limits.dirty_bytes == PIN
+    host.sysctl("dirty_ratio", 20)
+    host.sysctl("dirty_background_ratio", 10)
+    make("three", host).end()
+
+
+def test_one_that_ended_in_order_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
+    rig = pinned(make("one", host))
+    rig.end()
+    rig.runtime_dir.rename(rig.runtime_dir.with_name("hidden"))
+    set_by_somebody(host)
+    make("two", host).end()
+    assert host.limits == THEIRS
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["", "kill switch"])
+def test_a_start_that_observes_restores_what_a_killed_one_left(
+    host: FakeHost, make: MakeRig, off: bool
+) -> None:
+    rig = pinned(make("one", host))
+    rig.close()
+    rig._options = replace(rig._options, mode=Mode.ENFORCE if off else Mode.OBSERVE)
+    if off:
+        (rig.runtime_dir / "off").touch()
+    rig.daemon = rig.start()
+    rig.pin(2 * PIN)  # it has a limit that it would set
+    rig.tick(2)
+    assert host.limits == DEFAULT and not (rig.runtime_dir / LEDGER).exists()
+    rig.end()
+
+
+def test_the_directory_in_use_counts_while_it_is_the_daemons(
+    host: FakeHost, make: MakeRig
+) -> None:
+    default = host.path("/run/writebackd")
+    assert runtime_dir_in_use(default) == default
+    rig = pinned(make("one", host))
+    assert runtime_dir_in_use(default) == rig.runtime_dir
+    rig.runtime_dir.chmod(0o777)  # anybody may have put that ledger there
+    assert runtime_dir_in_use(default) == default
+    rig.runtime_dir.chmod(0o755)
+    rig.end()
+    assert runtime_dir_in_use(default) == default  # nothing of it is left
+
+
+def test_a_directory_of_that_name_by_somebody_else_is_not_believed(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / LEDGER).touch()
+    (tmp_path / IN_USE).write_bytes(os.fsencode(theirs))
+    assert runtime_dir_in_use(tmp_path) == theirs
+    os.chown(theirs, 65534, 65534)
+    assert runtime_dir_in_use(tmp_path) == tmp_path
+
+
+# ---- found first -----------------------------------------------------------
+
+
+@pytest.fixture
+def run(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """`writebackctl` without --runtime-dir, as root, on the made-up host."""
+    in_use = functools.partial(runtime_dir_in_use, host.path("/run/writebackd"))
+    for module in (ctl, client):
+        monkeypatch.setattr(module, "runtime_dir_in_use", in_use)
+    for name in ("kernel.files", "cli.restore"):
+        monkeypatch.setattr(f"writebackd.{name}.KernelFiles", lambda: host)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    def call(*words: str) -> Tuple[int, str, str]:
+        code = ctl.main(list(words))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def enforced(rig: Rig) -> List[str]:
+    lines: List[str] = rig.daemon.handle("mode", {"mode": "enforce"}, 0)["lines"]
+    return lines
+
+
+def test_enforce_says_what_exit_restores_and_what_that_was_before(
+    host: FakeHost, make: MakeRig
+) -> None:
+    rig = pinned(make("one", host))
+    assert enforced(rig) == ["exit restores 20 % / 10 %"]
+    set_by_somebody(host)
+    rig.tick()
+    assert rig.status()["yielded"]
+    was = "(was 20 % / 10 %: `writebackctl restore --first-found`)"
+    assert enforced(rig) == [f"exit restores 96M / 48M {was}"]
+    rig.daemon._actuator.set_on_exit("keep")
+    assert enforced(rig) == [f"`writebackctl observe` restores 96M / 48M {was}"]
+    rig.daemon._actuator.set_on_exit("restore")
+    rig.end()
+    assert host.limits == THEIRS
+
+
+def test_what_was_found_first_comes_back_after_all(
+    host: FakeHost, make: MakeRig, run: Run
+) -> None:
+    """Through a foreign write, `enforce`, the end, and a life with another directory."""
+    assert run("restore", "--first-found") == (
+        GOOD, f"nothing to restore: there is no {host.path('/run/writebackd') / LEDGER}\n"
+        "no writebackd has set limits since boot\n", "")  # fmt: skip
+    rig = pinned(make("one", host))
+    set_by_somebody(host)
+    rig.tick()
+    enforced(rig)
+    rig.tick()
+    rig.end()
+    pinned(make("two", host)).close()
+    code, out, err = run("restore", "--first-found")
+    assert (code, err, host.limits) == (GOOD, "", DEFAULT)
+    assert "dirty_ratio=20" in out and "found first since boot: 20 % / 10 %" in out
+    assert run("restore")[0] == GOOD and host.limits == DEFAULT
+
+
+def test_found_first_comes_back_beside_a_daemon_which_then_observes(
+    host: FakeHost, make: MakeRig, run: Run
+) -> None:
+    rig = pinned(make("one", host))
+    set_by_somebody(host)
+    rig.tick()
+    enforced(rig)
+    rig.tick()
+    with contextlib.ExitStack() as stack:
+        stack.callback(Served(rig.runtime_dir, rig.daemon.handle).stop)
+        code, out, err = run("restore", "--first-found")
+    assert (code, err, host.limits) == (GOOD, "", DEFAULT)
+    assert "mode is now observe" in out
+    rig.tick(3)
+    assert host.limits == DEFAULT and not rig.status()["alerts"]
+    rig.end()
+    assert host.limits == DEFAULT
+
+
+def test_found_first_that_cannot_be_written_is_bad_news(
+    host: FakeHost, make: MakeRig, run: Run
+) -> None:
+    rig = pinned(make("one", host))
+    set_by_somebody(host)
+    rig.end()
+    host.write_errors["dirty_ratio"] = (30, False)  # EROFS
+    code, out, _ = run("--json", "restore", "--first-found")
+    answer = json.loads(out)
+    assert (code, answer["status"]) == (BAD_NEWS, "failed")
+    assert list(schema.problems(answer, schema.load("restore"))) == []
+
+
+def test_nothing_is_written_where_found_first_cannot_be_kept(
+    host: FakeHost, make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make("one", host)
+
+    def full(path: Path, body: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host_lock, "save_json", full)
+        rig.tick(2)
+        rig.pin(PIN)
+        rig.tick(3)
+        assert host.limits == DEFAULT and not host.writes
+    rig.tick()
+    assert host.limits.dirty_bytes == PIN
+    rig.end()
+
+
+def test_found_first_is_of_this_boot(host: FakeHost, make: MakeRig) -> None:
+    pinned(make("one", host)).end()
+    assert first_found(host) == DEFAULT
+    host.boot_id = "1" + host.boot_id[1:]
+    assert first_found(host) is None
+    set_by_somebody(host)
+    pinned(make("two", host)).end()
+    assert first_found(host) == THEIRS
+    host.errors["/proc/sys/kernel/random/boot_id"] = 5
+    assert first_found(host) == THEIRS, "of which boot is not known for a moment"
+
+
+def test_words_for_limits() -> None:
+    assert in_words(DEFAULT) == "20 % / 10 %"
+    assert in_words(VmLimits(64 * MIB, 0, 0, 0)) == "64M / 0 %"
+
+
+# ---- no daemon, but its limits ---------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["status"], ["verify"], ["alerts"], ["alerts", "--check"]])
+def test_without_a_daemon_its_limits_are_told_with_the_way_back(
+    host: FakeHost, make: MakeRig, run: Run, words: List[str]
+) -> None:
+    rig = pinned(make("one", host))
+    words = words + (["--state-dir", str(rig._options.state_dir)] if words[0] == "alerts" else [])
+    background = host.limits.dirty_background_bytes
+    rig.close()
+    stands = (
+        f"limits of writebackd are in force: dirty_bytes={PIN},"
+        f" dirty_background_bytes={background} (before: 20 % / 10 %); restore them with"
+    )
+    code, out, err = run(*words)
+    told = out if "--check" in words else err
+    assert code == NO_DAEMON and len(told.splitlines()) == 1
+    assert f"{stands} `sudo writebackctl restore`, or" in told
+    code, out, err = run("--runtime-dir", str(rig.runtime_dir), *words)
+    assert code == NO_DAEMON and stands in out + err
+    assert run("restore")[0] == GOOD and host.limits == DEFAULT
+    code, out, err = run(*words)
+    assert code == NO_DAEMON and "in force" not in out + err
+
+
+def test_limits_of_somebody_else_or_kept_or_of_a_live_daemon_are_told_as_such(
+    host: FakeHost, make: MakeRig, run: Run
+) -> None:
+    rig = pinned(make("one", host))
+    ledger = rig.runtime_dir / LEDGER
+    assert "in force" not in run("status")[2]  # it lives; where it has no socket, it starts
+    rig.close()
+    saved = load(ledger)
+    assert saved is not None
+    replace(saved, on_exit="keep").save(ledger)
+    assert "kept by on-exit = keep" in run("status")[2]
+    set_by_somebody(host)
+    assert "in force" not in run("status")[2]
+    ledger.write_text("damaged")
+    assert "maybe limits of writebackd in force" in run("status")[2]
+
+
+@pytest.mark.parametrize("systemd", [False, True], ids=["nobody's cgroups", "systemd's"])
+def test_levers_that_stand_are_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, systemd: bool
+) -> None:
+    rig, host, wishing = lever_rig(tmp_path, monkeypatch, systemd)
+    rig.tick(2)
+    wishing.wishes = WISHES
+    rig.tick(SETTLE)
+    rig.close()
+    host.poke(LEVER_FILES[0], "333")  # dirty_writeback_centisecs, by somebody else
+    ledger = load(rig.runtime_dir / LEDGER)
+    assert ledger is not None
+    told = left_in_force(host, rig.runtime_dir / LEDGER)
+    assert "centisecs" not in told
+    for entry in ledger.levers[1:]:
+        assert f"{entry.lever}=" in told
