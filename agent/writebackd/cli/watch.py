@@ -10,10 +10,16 @@ from writebackd.actuate.watcher import run
 from writebackd.cli.exits import NOT_PERMITTED, CommandError
 from writebackd.cli.notify import tell
 
+# Told once, before there is anything to restore: that may wait a little.
+READY_LIMIT_S = 1.0
+
 
 def watch(options: argparse.Namespace) -> int:
     """Until told to end; beside another watcher it waits for its turn."""
     if os.geteuid() != 0:
         raise CommandError("watch needs root: it is for writebackd-watch.service", NOT_PERMITTED)
-    # By hand in any case: python3-systemd would be 2 MB more, all of them locked.
-    return run(options.runtime_dir, stay=True, ready=lambda: tell("READY=1"))
+
+    def ready() -> None:
+        tell("READY=1", READY_LIMIT_S)
+
+    return run(options.runtime_dir, stay=True, ready=ready)
