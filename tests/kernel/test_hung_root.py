@@ -194,8 +194,11 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
         finally:
             ticks.going = False
             daemon.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 daemon.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
             ticks.join()
             said = (root.mountpoint / "log").read_text()
         for stranger in strangers:
