@@ -26,7 +26,7 @@ from writebackd.kernel.queue import NAMES
 
 __all__ = ["untouched"]
 
-STALL_S = 40.0
+STALL_S = 32.0
 # How long the flooded disk hangs as well, in the middle of that.
 BOTH_S = 8.0
 # A tick is due every second; answers to questions and a busy host take their part.
