@@ -27,7 +27,7 @@ BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="python3-pytest python3-hypothesis systemd dbus qemu-system-x86 busybox-static file udev
     dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
     tmux man-db tzdata"
-# Used where it is there, and nothing is lost without it (the agent tells systemd by hand, then): it
+# For tests alone, which compare with it what the agent tells systemd and journald by itself: it
 # comes along when others are installed, and nobody has to be root for it alone.
 OPTIONAL="python3-systemd"
 

@@ -40,8 +40,8 @@ class Sight:
         self._settings = settings  # as of the start, also after a reload of the policy
         uevents, self._no_hotplug = open_uevents()
         self.topology = Topology(files, uevents)
-        self.topology.refresh(force=True)
-        self._reprobe = Reprobe(self._open_probe)
+        self.topology.scan()
+        self._reprobe = Reprobe(self._open_probe, self.topology.devices)
         self.sampler = Sampler(files, self.topology, self._open_probe(), excluded)
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._backings = BackingWatch(files)
@@ -77,15 +77,17 @@ class Sight:
     @property
     def problems(self) -> List[str]:
         """What cannot be seen."""
-        found = (self._no_hotplug, self.rivals.error, self._backings.error)
+        found = (
+            self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error
+        )
         return [each for each in found if each]
 
     def refresh(self) -> None:
-        """Devices that came or went, and a probe that sees all of them. Raises OSError."""
+        """Devices that came or went, and a probe that sees all of them; threads look for both."""
         if self.topology.refresh():
             # That leaves cycles, unlike a tick: 1 MB for 300 disks that come and go.
             gc.collect()
-            self.sampler.probe = self._reprobe.better(self.sampler.probe, self.topology.devices)
+        self.sampler.probe = self._reprobe.better(self.sampler.probe, self.topology.devices)
 
     def read(
         self,

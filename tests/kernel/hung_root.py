@@ -25,7 +25,7 @@ for name in proc sys dev; do mount --rbind /$name "$1/$name"; done
 mount --bind "$2" "$1/run"
 mount --bind "$3" "$1/data"
 root=$1; shift 3
-exec env -i PATH=/usr/sbin:/usr/bin PYTHONPATH=/agent chroot "$root" "$@"
+exec env -i PATH=/usr/sbin:/usr/bin PYTHONPATH=/agent NOTIFY_SOCKET=/run/notify chroot "$root" "$@"
 """
 
 
@@ -56,7 +56,7 @@ def build(root: Path) -> None:
 
 
 def command(root: Path, run: Path, data: Path, *options: str) -> List[str]:
-    """The daemon's, with that root, `run` as /run and `data` as /data."""
+    """The daemon's, with that root, `data` as /data, and `run` as /run, with systemd's socket."""
     return ["unshare", "--mount", "sh", "-c", _ENTER, "sh", str(root), str(run), str(data),
             "/usr/bin/python3", "-m", "writebackd.cli.daemon",
             "--runtime-dir", "/run/writebackd", *options]

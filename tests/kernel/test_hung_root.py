@@ -7,6 +7,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -21,16 +22,23 @@ from tests.lab.rig import Rig
 from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
 from writebackd.kernel.children import Job, Run
+from writebackd.kernel.queue import NAMES
 
 __all__ = ["untouched"]
 
-STALL_S = 60.0
+STALL_S = 32.0
+# How long the flooded disk hangs as well, in the middle of that.
+BOTH_S = 8.0
 # A tick is due every second; answers to questions and a busy host take their part.
 LONGEST_GAP_S = 2.5
-POLICY = """[policy]
+REQUESTS, SECTORS = 8, 128
+POLICY = f"""[policy]
 name = hung
 [levers]
 queue = on
+nr-requests = {REQUESTS}
+max-sectors = {SECTORS}K
+pace = on
 per-device = off
 [limits]
 lease = 5s
@@ -67,32 +75,77 @@ def flood(mountpoint: Path) -> Iterator[None]:
         syncer.join()
 
 
+@contextlib.contextmanager
+def deaf(path: Path) -> Iterator[None]:
+    """systemd's socket, full and never read."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, \
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as other:
+        systemd.bind(str(path))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other.sendto(b"", str(path))
+        yield
+
+
 class Ticks(threading.Thread):
     """Asks for the status again and again; when each tick was seen first, and its limits."""
 
     def __init__(self, runtime_dir: Path) -> None:
         super().__init__()
         self.seen: List[Tuple[float, Dict[str, Any]]] = []
+        self.unanswered: List[Tuple[float, str]] = []
         self.going = True
         self._dir = runtime_dir
 
     def run(self) -> None:
         last = None
         while self.going:
-            with contextlib.suppress(CommandError):
+            try:
                 status = request(self._dir, "status")
+            except CommandError as error:
+                self.unanswered.append((time.monotonic(), str(error)))
+            else:
                 if status["time_s"] != last:
                     last = status["time_s"]
                     self.seen.append((time.monotonic(), status))
             time.sleep(0.25)
 
 
+def queue_of(disk: Rig, name: str) -> Path:
+    return Path(f"/sys/block/{disk.device}/queue/{name}")
+
+
+class Foreign:
+    """Somebody who writes queue/max_sectors_kb of a disk that hangs, which has requests."""
+
+    def __init__(self, disk: Rig, sectors: int) -> None:
+        self._children = [
+            subprocess.Popen(["dd", f"if=/dev/{disk.device}", "of=/dev/null", "bs=4k", "count=1",
+                              "skip=4096", "iflag=direct", "status=none"])
+        ]  # fmt: skip
+        time.sleep(0.5)
+        write = f"echo {sectors} >{queue_of(disk, 'max_sectors_kb')}"
+        self._children.append(subprocess.Popen(["sh", "-c", write]))
+        time.sleep(0.5)
+        assert self.stuck, "nothing held it up"
+
+    @property
+    def stuck(self) -> bool:
+        return self._children[-1].poll() is None
+
+    def wait(self) -> None:
+        for child in self._children:
+            child.wait(timeout=STALL_S)
+
+
 def test_it_goes_on_while_its_own_disk_hangs() -> None:
     before = read_files()
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="writebackd-test-") as name, \
+            deaf(Path(name) / "notify"), \
             Rig("hungroot", "ext4", Disk(size="1G", rate="400M")) as root, \
             Rig("flooded", "xfs", Disk(size="2G", cache="128M", rate="120M")) as data:
         run = Path(name)
+        queues = {each: queue_of(data, each).read_text() for each in NAMES}
         hung_root.build(root.mountpoint)
         (root.mountpoint / "hung.conf").write_text(POLICY)
         with open(root.mountpoint / "log", "wb") as log:
@@ -109,20 +162,30 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
             watcher = ticks.seen[-1][1]["lease"]["watcher_pid"]
             assert watcher is not None
             os.sync()
-            Path("/proc/sys/vm/drop_caches").write_text("3")
-            root.control.set("stall", str(STALL_S))
-            began = time.monotonic()
             with flood(data.mountpoint):
-                time.sleep(15)
-                tight = read_files()["dirty_bytes"]
+                # Its own writes to the queue, by children.
+                wait_for(lambda: queue_of(data, "nr_requests").read_text() == f"{REQUESTS}\n")
+                wait_for(lambda: queue_of(data, "max_sectors_kb").read_text() == f"{SECTORS}\n")
+                Path("/proc/sys/vm/drop_caches").write_text("3")
+                root.control.set("stall", str(STALL_S))
+                began = time.monotonic()
                 # What a person may ask of it meanwhile, and what may happen to it.
+                strangers = [Foreign(root, 64)]
+                Path(f"/sys/block/{data.device}/uevent").write_text("change")
                 daemon.send_signal(signal.SIGHUP)  # the policy is on the disk
                 time.sleep(5)
                 os.kill(watcher, signal.SIGKILL)  # and so is the next one's program
-                time.sleep(25)
+                time.sleep(3)
+                tight = read_files()["dirty_bytes"]
+                data.control.set("stall", str(BOTH_S))
+                strangers.append(Foreign(data, SECTORS))  # the levers in force
+                time.sleep(BOTH_S - 2)
+                assert all(each.stuck for each in strangers)
+                time.sleep(4)
             request(run / "writebackd", "pin", {"bytes": 48 << 20})
             time.sleep(2)
             pinned = read_files()["dirty_bytes"]
+            told = ticks.seen[-1][1]["warnings"]
             time.sleep(max(0.0, began + STALL_S - time.monotonic()))
             ended = time.monotonic()
             ticks.going = False
@@ -131,16 +194,29 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
         finally:
             ticks.going = False
             daemon.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 daemon.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
             ticks.join()
             said = (root.mountpoint / "log").read_text()
-    times = [began] + [at for at, _ in ticks.seen if began < at < ended] + [ended]
+        for stranger in strangers:
+            stranger.wait()
+        assert {each: queue_of(data, each).read_text() for each in NAMES} == queues
+    seen = [(at, status) for at, status in ticks.seen if began < at < ended]
+    times = [began, *(at for at, _ in seen), ended]
     gaps = [after - before for before, after in zip(times, times[1:])]
     print(f"\n{len(gaps)} ticks in {STALL_S:.0f} s with the root disk hung, the longest gap "
           f"{max(gaps):.1f} s; limit under the flood {tight >> 10} KiB")
     print(said)
     assert max(gaps) <= LONGEST_GAP_S
+    assert [error for at, error in ticks.unanswered if began < at < ended] == []
+    leases = [status["lease"] for _, status in seen]
+    assert all(lease["remaining_s"] > 0 and lease["lost"] == 0 for lease in leases)
+    assert any("the scan of /sys hangs" in message for message in told)
+    # The way home of the queue, which the pin asks for: its program is on the disk as well.
+    assert "nr_requests=" in said and "failed: not done within 5 s" in said
     assert 0 < tight < 512 << 20
     assert pinned == 48 << 20
     assert daemon.returncode == 0

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
 from pathlib import Path
-from typing import Callable, Iterator, List
+from typing import Callable, Iterator, List, Tuple
 
 import pytest
 
@@ -56,6 +57,31 @@ def watcher_of(daemon: Running) -> int:
     pid = daemon.status()["lease"]["watcher_pid"]
     assert pid is not None
     return int(pid)
+
+
+def locked(pid: int) -> Tuple[int, List[str]]:
+    """VmLck in KiB, and what of files, heap and stacks is not locked in memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (size,) = re.findall(r"^VmLck:\s+(\d+) kB$", status, re.M)
+    maps = Path(f"/proc/{pid}/smaps").read_text()
+    loose = []
+    for text in filter(None, re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps, flags=re.M)):
+        head, flags = text.split("\n")[0], text.rpartition("VmFlags:")[2].split()
+        name = head[73:] or "anonymous"
+        # Pages of the kernel's own and of BPF maps are memory anyway; none can be locked.
+        own = name == "[vsyscall]" or {"io", "pf", "de"} & set(flags)
+        if "lo" not in flags and not own:
+            loose.append(name)
+    return int(size), loose
+
+
+def test_both_are_locked_in_memory(start: Callable[[], Running]) -> None:
+    """What is not comes from the disk that hangs, or from swap on it."""
+    daemon = start()
+    for pid in (daemon.process.pid, watcher_of(daemon)):
+        size, loose = locked(pid)
+        assert size > 0 and loose == []
+    assert "not locked" not in daemon.log.read_text()
 
 
 def test_a_killed_daemon_leaves_nothing_behind(start: Callable[[], Running]) -> None:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from pathlib import Path
-from typing import List
+from typing import Iterator, List
 
 import pytest
 
@@ -16,7 +17,8 @@ from tests.lab.disks import Disk
 from tests.lab.rig import Rig
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BpfProbe, object_image
-from writebackd.model import SyncSample
+from writebackd.kernel.reprobe import Reprobe
+from writebackd.model import Device, SyncSample
 
 
 def model_processes(rig: Rig) -> List[int]:
@@ -32,6 +34,17 @@ def model_processes(rig: Rig) -> List[int]:
     return found
 
 
+@contextlib.contextmanager
+def stopped(rig: Rig) -> Iterator[None]:
+    """The disk answers nothing, from in here until the end."""
+    (model,) = model_processes(rig)
+    os.kill(model, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(model, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("fs", ["ext4", "xfs"])
 def test_a_sync_in_flight_is_counted_and_ages(fs: str) -> None:
     with Rig("stuck", fs, Disk(size="512M", cache="32M", rate="50M")) as rig:
@@ -41,10 +54,7 @@ def test_a_sync_in_flight_is_counted_and_ages(fs: str) -> None:
         os.pwrite(fd, b"x" * (1 << 20), 0)
         os.fsync(fd)
         probe.read()
-        model = model_processes(rig)
-        assert len(model) == 1
-        os.kill(model[0], signal.SIGSTOP)
-        try:
+        with stopped(rig):
             os.pwrite(fd, b"y" * (1 << 20), 0)
             waiter = threading.Thread(target=os.fsync, args=(fd,))
             waiter.start()
@@ -52,8 +62,6 @@ def test_a_sync_in_flight_is_counted_and_ages(fs: str) -> None:
             first = probe.read()
             time.sleep(0.5)
             second = probe.read()
-        finally:
-            os.kill(model[0], signal.SIGCONT)
         waiter.join()
         last = probe.read()
         probe.close()
@@ -66,3 +74,52 @@ def test_a_sync_in_flight_is_counted_and_ages(fs: str) -> None:
     # And once it is done its whole wait is one value of the histogram.
     assert stuck[2].count == 1
     assert (stuck[2].latency.quantile(1.0) or 0) > 1.5
+
+
+def test_a_probe_opened_again_holds_nobody_up_and_knows_the_sync_that_is_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_open, may_close, closed = (threading.Event() for _ in range(3))
+
+    def opened() -> BpfProbe:
+        may_open.wait()
+        return BpfProbe(object_image(), KernelFiles())
+
+    def close() -> None:
+        may_close.wait()
+        really_close()
+        closed.set()
+
+    with Rig("stuck", "ext4", Disk(size="512M", cache="32M", rate="50M")) as rig:
+        probe = BpfProbe(object_image(), KernelFiles())
+        really_close = probe.close
+        monkeypatch.setattr(probe, "covers", lambda fstypes: False)
+        monkeypatch.setattr(probe, "close", close)
+        devno = Path(f"/sys/block/{rig.device}/dev").read_text().strip()
+        devices = (Device(rig.device, devno, devno),)
+        reprobe = Reprobe(opened, ())
+        fd = os.open(rig.mountpoint / "db", os.O_RDWR | os.O_CREAT)
+        with stopped(rig):
+            os.pwrite(fd, b"y" * (1 << 20), 0)
+            waiter = threading.Thread(target=os.fsync, args=(fd,))
+            waiter.start()
+            time.sleep(0.5)
+            assert reprobe.better(probe, devices) is probe  # it is being opened
+            assert reprobe.better(probe, devices) is probe
+            may_open.set()
+            reprobe.join(30.0)
+            renewed = reprobe.better(probe, devices)
+            assert isinstance(renewed, BpfProbe) and renewed is not probe
+            may_close.set()
+            assert closed.wait(30.0)
+            during = renewed.read()
+        waiter.join()
+        after = renewed.read()
+        assert reprobe.better(renewed, devices) is renewed
+        renewed.close()
+        os.close(fd)
+    assert during is not None and after is not None
+    stuck, ended = (reading.syncs.get(devno, SyncSample()) for reading in (during, after))
+    assert stuck.inflight == 1 and stuck.oldest_s > 0.5
+    assert (ended.inflight, ended.count) == (0, 1)
+    assert (ended.latency.quantile(1.0) or 0) > 0.5

@@ -118,7 +118,7 @@ def test_btrfs_over_two_disks(disk: str, tmp_path: Path) -> None:
             run("btrfs", "device", "add", "-f", f"/dev/{other}", str(where))
             (mount,) = [m for m in read_mounts(FILES) if m.mountpoint == str(where)]
             topology = Topology(FILES)
-            topology.refresh()
+            topology.scan()
             device = topology.by_fs(mount.st_dev)
             topology.close()
             assert device is not None
@@ -213,7 +213,7 @@ def test_diskstats_count_what_was_written(disk: str) -> None:
 
 def test_an_idle_refresh_costs_next_to_nothing(uevents: Uevents) -> None:
     topology = Topology(FILES, uevents)
-    topology.refresh()
+    topology.scan()
     costs = []
     for _ in range(50):
         start = time.thread_time()

@@ -108,7 +108,7 @@ def test_no_content_of_a_kernel_file_ends_the_daemon(
         for _ in range(3):
             # As a tick that finds a reason to scan: it holds.
             with contextlib.suppress(OSError, ValueError):
-                rig.daemon._sight.topology.refresh(force=True)
+                rig.daemon._sight.topology.scan()
             host.flow(dice.choice([0, 1 << 20, 1 << 33]))
             try:
                 rig.tick()
@@ -117,7 +117,7 @@ def test_no_content_of_a_kernel_file_ends_the_daemon(
         assert all(FLOOR <= limit <= CEILING for limit in limits_written(rig)), seen
         host.writes.clear()
         host.raw.clear()
-        rig.daemon._sight.topology.refresh(force=True)
+        rig.daemon._sight.topology.scan()
         rig.tick(2)
         assert rig.daemon._failures == 0, f"it goes on when the files make sense again; {seen}"
     assert no_trace(caplog.records)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from writebackd.kernel import queue
 from writebackd.kernel.children import ChildError, Job, Run, Work, write_in_child
+from writebackd.kernel.files import KernelFiles
 
 
 def done(work: Work, limit_s: float = 10.0) -> Job:
@@ -102,3 +104,32 @@ def test_without_room_for_a_thread_or_a_child_it_has_failed(
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     job = Job(write_in_child("/dev/full", "64"), 10.0)
     assert job.decided and isinstance(job.failure(), ChildError)
+
+
+def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
+    """As behind somebody who writes queue/max_sectors_kb of a disk that hangs."""
+    for disk in ("sda", "sdb"):
+        file = tmp_path / queue.path(disk, "nr_requests").lstrip("/")
+        file.parent.mkdir(parents=True)
+        file.write_text("64\n")
+    stuck = tmp_path / queue.path("sda", "nr_requests").lstrip("/")
+    stuck.unlink()
+    os.mkfifo(stuck)  # whoever opens it waits for a writer
+    files, seen = KernelFiles(tmp_path), []
+
+    def read() -> None:
+        for _ in range(3):
+            with pytest.raises(OSError, match="busy"):
+                queue.read(files, "sda", "nr_requests")
+            seen.append((queue.read(files, "sdb", "nr_requests"), threading.active_count()))
+
+    tick = threading.Thread(target=read, daemon=True)
+    tick.start()
+    tick.join(10.0)
+    assert not tick.is_alive() and [text for text, _ in seen] == ["64"] * 3
+    assert len({threads for _, threads in seen}) == 1, "each try leaves a thread more"
+    stuck.write_text("32\n")
+    queue._hanging[str(stuck.parent)].join(10.0)
+    stuck.unlink()
+    stuck.write_text("16\n")
+    assert queue.read(files, "sda", "nr_requests") == "16"

@@ -50,6 +50,21 @@ def test_only_our_key_of_our_disk_is_touched(plain: FakeLevers, path: Path) -> N
     assert plain.cgroups[UNIT] == others
 
 
+def test_an_io_max_that_hangs_is_waited_for_by_a_child_alone(
+    plain: FakeLevers, path: Path
+) -> None:
+    """Since 6.10 the first rule of a disk freezes its queue."""
+    actuator = started(plain, path)
+    plain.stalled = True
+    assert actuator.apply_settings((pace(5),)) == () and plain.writes == []
+    assert actuator.levers.foreign() == ()
+    plain.release()
+    assert [action.ok for action in actuator.apply_settings((pace(5),))] == [True]
+    assert plain.cgroups[UNIT]["8:0"]["wbps"] == "5"
+    settle(actuator)
+    assert plain.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(path) is None
+
+
 def test_a_pace_that_was_there_comes_back(files: FakeLevers, path: Path) -> None:
     if files.units is None:
         files.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=777")

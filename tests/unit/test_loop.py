@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import errno
 import gc
+import linecache
+import logging
+import queue
 import socket
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +18,7 @@ from typing import Any, Dict, List
 import pytest
 
 from fake_host import Rig
+from writebackd.cli.daemon import _DroppingHandler
 from writebackd.loop import Loop
 from writebackd.paths import HISTORY
 from writebackd.report.history import read_history
@@ -102,3 +107,26 @@ def test_the_collector_does_not_look_in_mid_tick(
         rig.daemon._tick()
     assert gc.isenabled()
     rig.close()
+
+
+def test_a_trace_is_told_without_a_look_at_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie on the disk that hangs, and whoever logs formats the trace: the loop."""
+    looked = []
+
+    def look(*names: object) -> List[str]:
+        looked.append(names)
+        return []
+
+    for name in ("checkcache", "getlines", "updatecache"):
+        monkeypatch.setattr(linecache, name, look)
+    lines: "queue.Queue[logging.LogRecord]" = queue.Queue()
+    log = logging.Logger("test")
+    log.addHandler(_DroppingHandler(lines))
+    try:
+        raise ValueError("of all things")
+    except ValueError:
+        log.exception("a request failed")
+    said = lines.get_nowait().getMessage()
+    assert "a request failed" in said and "ValueError('of all things')" in said
+    assert f"{__file__}:" in said and sys._getframe().f_code.co_name in said
+    assert looked == []

@@ -26,6 +26,7 @@ from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
 from writebackd.actuate import host_lock
 from writebackd.actuate import ledger as ledger_module
+from writebackd.actuate import levers as levers_module
 from writebackd.actuate import off as off_module
 from writebackd.actuate import restore as restore_module
 from writebackd.actuate import takeover as takeover_module
@@ -222,6 +223,7 @@ def originals_of_levers_are_known_before_the_first_write(bench: Bench) -> None:
 
 def a_pace_is_known_before_the_first_write(bench: Bench) -> None:
     files, path = FakeLevers(), bench.tmp / "paces.json"
+    bench.patch.setattr(levers_module, "Job", files.job)
     cgroup = "/system.slice/dump.service"
     files.poke(f"/sys/fs/cgroup{cgroup}/io.max", "8:0 wbps=777")
     actuator = Actuator(files, path, "restore")

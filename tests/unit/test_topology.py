@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, cast
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs, many_disks
+from writebackd.kernel import topology as topology_module
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.mounts import Mount, MountWatch, parse_mountinfo
 from writebackd.kernel.topology import Topology, scan
@@ -32,6 +34,13 @@ def tree(tmp_path: Path) -> FakeSysfs:
 
 def by_name(tree: FakeSysfs) -> Dict[str, Device]:
     return {device.name: device for device in scan(tree.files)}
+
+
+def look(topology: Topology) -> bool:
+    """A tick, and the next one, by which a thread has found what there is."""
+    changed = topology.refresh()
+    topology.join(10.0)
+    return topology.refresh() or changed
 
 
 def only(tree: FakeSysfs) -> Device:
@@ -340,36 +349,77 @@ def test_topology_scans_only_for_a_reason(tree: FakeSysfs) -> None:
     events = Uevents(ours)
     topology = Topology(tree.files, events, clock)
     try:
-        assert not topology.refresh()  # nothing there yet
+        assert not look(topology)  # nothing there yet
         tree.disk("sda", "8:0", SATA)
-        assert not topology.refresh()  # nobody told
+        assert not look(topology)  # nobody told
         kernel.send(b"add@/devices/x\0ACTION=add\0SUBSYSTEM=net\0")
         kernel.send(b"\xff\xfe garbage without end")
-        assert not topology.refresh()
+        assert not look(topology)
         kernel.send(b"add@/devices/x\0ACTION=add\0SUBSYSTEM=block\0DEVNAME=sda\0")
-        assert topology.refresh()
+        assert look(topology)
         assert [device.name for device in topology.devices] == ["sda"]
-        assert not topology.refresh()
+        assert not look(topology)
         tree.disk("sdb", "8:16", SATA)
         clock.now += 301
-        assert topology.refresh()  # the safety net
+        assert look(topology)  # the safety net
     finally:
         topology.close()
         events.close()
         kernel.close()
 
 
+def test_a_scan_that_hangs_holds_nobody_up_and_is_told(tree: FakeSysfs) -> None:
+    """As behind a foreign writer of queue/max_sectors_kb whose disk hangs."""
+    clock = Clock()
+    topology = Topology(tree.files, None, clock)
+    tree.disk("sda", "8:0", SATA, rotational=True)
+    assert topology.scan()
+    known = topology.devices
+    tree.disk("sdb", "8:16", SATA)
+    stuck = tree.files.path("/sys/block/sda/queue/rotational")
+    stuck.unlink()
+    os.mkfifo(stuck)  # whoever opens it waits for a writer
+    clock.now += 31
+    tick = threading.Thread(target=topology.refresh, daemon=True)
+    tick.start()
+    tick.join(10.0)
+    assert not tick.is_alive(), "it waits for the disk"
+    clock.now += 11
+    assert not topology.refresh() and topology.devices is known
+    assert "hangs" in (topology.problem or "")
+    stuck.write_text("1")
+    assert look(topology)
+    assert [device.name for device in topology.devices] == ["sda", "sdb"]
+    assert not topology.problem
+    topology.close()
+
+
+def test_a_scan_that_fails_is_told_and_made_again(
+    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    topology = Topology(tree.files, None, clock)
+    tree.disk("sda", "8:0", SATA)
+    with monkeypatch.context() as broken:
+        broken.setattr(topology_module, "read_mounts", lambda files: 1 / 0)
+        assert not look(topology)
+        assert "division" in (topology.problem or "")
+    clock.now += 31
+    assert look(topology) and not topology.problem
+    topology.close()
+
+
 def test_without_events_a_new_disk_shows_after_30_s(tree: FakeSysfs) -> None:
     clock = Clock()
     topology = Topology(tree.files, None, clock)
-    topology.refresh()
+    look(topology)
     tree.disk("sda", "8:0", SATA)
     clock.now += 29
-    assert not topology.refresh()
+    assert not look(topology)
     clock.now += 2
-    assert topology.refresh()
+    assert look(topology)
     tree.unplug("sda")
-    assert topology.refresh(force=True)
+    assert topology.scan()
     assert topology.devices == ()
     topology.close()
 
@@ -384,14 +434,14 @@ def test_a_storm_of_events_costs_one_scan_in_twenty_times_its_length(tree: FakeS
     events = Uevents(ours)
     clock = SlowClock()
     topology = Topology(tree.files, events, clock)
-    topology.refresh()
+    look(topology)
     tree.disk("sda", "8:0", SATA)
     kernel.send(b"add@/devices/x\0SUBSYSTEM=block\0")
-    assert not topology.refresh()
+    assert not look(topology)
     clock.now += 1.0
-    assert not topology.refresh()
+    assert not look(topology)
     clock.now += 1.0
-    assert topology.refresh()  # put off, not forgotten
+    assert look(topology)  # put off, not forgotten
     topology.close()
     events.close()
     kernel.close()
@@ -463,7 +513,7 @@ def test_lookups(tree: FakeSysfs) -> None:
     tree.mount("8:1", "ext4", "/dev/sda1", "/")
     tree.mount("0:50", "btrfs", "/dev/sda3", "/data")
     topology = Topology(tree.files)
-    assert topology.refresh()
+    assert look(topology)
     owners = {
         devno: owner.name if owner is not None else None
         for devno in ("8:1", "8:0", "8:2", "253:0", "0:50", "0:21", "8:77")

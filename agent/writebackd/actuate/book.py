@@ -132,11 +132,11 @@ class Book:
     def under_way(self, entry: LeverEntry) -> bool:
         """Whether a write of ours may still land, whoever began it and whatever reads now.
 
-        A child waits in a queue that is frozen, and systemd does later what it was asked,
+        A child waits for a queue that is frozen, and systemd does later what it was asked,
         also when those who asked are dead.
         """
-        queued = entry.lever.kind is LeverKind.QUEUE or levers.outlives(self._files, entry.lever)
-        return queued and len(set(entry.written)) > 1
+        slow = entry.lever.kind in (LeverKind.QUEUE, LeverKind.PACE)
+        return slow and len(set(entry.written)) > 1
 
     def store(self) -> None:
         """Save the ledger. Raises OSError."""

@@ -35,7 +35,6 @@ _LIBBPF = "libbpf.so.1"
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "who waits for block IO is not shown"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
-    ("systemd", "python3-systemd", "nothing is lost, systemd is told by hand"),
     ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
 

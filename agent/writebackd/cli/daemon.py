@@ -14,9 +14,10 @@ import queue
 import shutil
 import sys
 import threading
+import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from writebackd import __version__, journal
 from writebackd.actuate.ledger import LedgerError
@@ -238,8 +239,23 @@ class _Rematch:
         self._rematch()
 
 
+class _Frames(logging.Formatter):
+    """Traces without source lines: `traceback` reads those from the disk that may hang."""
+
+    def formatException(self, ei: Any) -> str:
+        frames = [
+            f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}"
+            for frame, line in traceback.walk_tb(ei[2])
+        ]
+        return "\n".join([repr(ei[1]), *frames])
+
+
 class _DroppingHandler(logging.handlers.QueueHandler):
     """Never blocks the loop and never prints a traceback: a full queue drops."""
+
+    def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
+        super().__init__(lines)
+        self.setFormatter(_Frames())  # used by whoever logs, before the record is queued
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

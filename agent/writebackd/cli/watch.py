@@ -14,6 +14,8 @@ from writebackd.cli.notify import tell
 _PURPOSE = (
     "writebackd-watch.service runs this to restore the limits when the daemon dies or hangs"
 )
+# Told once, before there is anything to restore: that may wait a little.
+READY_LIMIT_S = 1.0
 
 
 def lease_watcher(options: argparse.Namespace) -> int:
@@ -25,5 +27,8 @@ def lease_watcher(options: argparse.Namespace) -> int:
         )  # fmt: skip
     if os.geteuid() != 0:
         raise CommandError(f"lease-watcher needs root: {_PURPOSE}", NOT_PERMITTED)
-    # By hand in any case: python3-systemd would be 2 MB more, all of them locked.
-    return run(options.runtime_dir, stay=True, ready=lambda: tell("READY=1"))
+
+    def ready() -> None:
+        tell("READY=1", READY_LIMIT_S)
+
+    return run(options.runtime_dir, stay=True, ready=ready)

@@ -17,7 +17,7 @@ import stat
 import time
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from writebackd.kernel.children import ChildError, Run, Work
+from writebackd.kernel.children import ChildError, Run, Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 
 NO_LIMIT = "max"
@@ -123,17 +123,18 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
 
 def write(
     files: KernelFiles, cgroup: str, devno: str, text: str, ours: Sequence[str] = ()
-) -> Optional[Work]:
-    """Write at once, or give the work for a child where systemd has to do it.
+) -> Work:
+    """The write, as work for a child: systemd's, or ours where systemd has no hand in it.
 
+    Ours may hang as well: since about 6.10 a disk's first rule freezes its queue.
     `ours`: what may have been written before.  The kernel leaves the keys that are not
     named as they are. Raises OSError.
     """
     unit = owner(files, cgroup)
     if unit is not None:
         return _property(files, unit, cgroup, devno, text, ours)
-    files.write(f"{directory(files, cgroup)}/io.max", f"{devno} {_KEY}={text}")
-    return None
+    path = files.path(f"{directory(files, cgroup)}/io.max")
+    return write_in_child(str(path), f"{devno} {_KEY}={text}")
 
 
 def _property(

@@ -86,7 +86,10 @@ def read(files: KernelFiles, lever: Lever) -> str:
     """The value as text that `write` puts back exactly. Raises OSError."""
     if lever.kind is LeverKind.PACE:
         return cgroups.read(files, lever.target, lever.name)
-    text = files.read(_path(lever))
+    if lever.kind is LeverKind.QUEUE:
+        text = queue.read(files, lever.target, lever.name)
+    else:
+        text = files.read(_path(lever))
     if not re.fullmatch("[0-9]{1,20}", text):
         raise OSError(5, f"expected a number, found {text[:40]!r}", _path(lever))
     return text

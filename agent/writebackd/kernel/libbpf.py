@@ -53,6 +53,8 @@ class _ProgInfo(C.Structure):
 # against a program that ran).
 assert _ProgInfo.load_time.offset == 40 and _ProgInfo.run_time_ns.offset == 192
 
+_NO_EXIST = 1  # BPF_NOEXIST
+
 _PRINT = C.CFUNCTYPE(C.c_int, C.c_int, C.c_char_p, C.c_void_p)
 _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("libbpf_set_print", C.c_void_p, [_PRINT]),
@@ -82,6 +84,8 @@ _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("bpf_map_lookup_batch", C.c_int,
      [C.c_int, C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p, C.POINTER(C.c_uint32), C.c_void_p]),
     ("bpf_map_delete_elem", C.c_int, [C.c_int, C.c_void_p]),
+    ("bpf_map_lookup_elem", C.c_int, [C.c_int, C.c_void_p, C.c_void_p]),
+    ("bpf_map_update_elem", C.c_int, [C.c_int, C.c_void_p, C.c_void_p, C.c_uint64]),
     ("bpf_obj_get_info_by_fd", C.c_int, [C.c_int, C.c_void_p, C.POINTER(C.c_uint32)]),
     ("bpf_enable_stats", C.c_int, [C.c_int]),
 )
@@ -163,6 +167,14 @@ class Map:
     def delete(self, key: bytes) -> None:
         """Remove an entry; one that is gone already is as good."""
         library().bpf_map_delete_elem(self.fd, key)
+
+    def add(self, key: bytes, value: bytes) -> bool:
+        """Put in an entry where there is none; False where there is one, or no room."""
+        return not library().bpf_map_update_elem(self.fd, key, value, _NO_EXIST)
+
+    def has(self, key: bytes) -> bool:
+        value = C.create_string_buffer(self.value_size)
+        return not library().bpf_map_lookup_elem(self.fd, key, value)
 
     def memory_bytes(self) -> int:
         """What the kernel charges for the map (fdinfo memlock)."""

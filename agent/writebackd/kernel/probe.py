@@ -202,6 +202,19 @@ class BpfProbe:
             self.choice.issue = None
             self.choice.misses.append(hooks.NO_START_TIMES)
 
+    def go_on_from(self, earlier: BpfProbe) -> None:
+        """Take the syncs that `earlier` has seen begin and this one has not: some are stuck.
+
+        For this long both are attached, so that one which ends meanwhile is gone from `earlier`.
+        """
+        ours, theirs = (probe.inflight_syncs() for probe in (self, earlier))
+        for thread, start in theirs.batch_reader(512).read():
+            if ours.add(thread, start) and not theirs.has(thread):
+                ours.delete(thread)
+
+    def inflight_syncs(self) -> libbpf.Map:
+        return self._object.map("syncs_inflight")
+
     def covers(self, fstypes: Sequence[str]) -> bool:
         """False when a hook is missing that might be had by opening the probe again.
 

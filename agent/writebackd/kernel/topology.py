@@ -3,17 +3,21 @@
 
 Dirty pages belong to the BDI of a whole block device (that of the disk for a
 partition, the dm or md device's own for LVM and RAID) or to btrfs' own.
-Everything here is read from /sys; no device node and no mount point is opened,
-so nothing can wait for a disk.
+Everything here is read from /sys; no device node and no mount point is opened.
+A read of queue/* may wait all the same, for whoever writes another file of a queue
+that is frozen: up to 6.10 with any file, on 6.18 rotational and write_cache behind
+max_sectors_kb, for one.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, FrozenSet, List, Mapping, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
@@ -21,6 +25,8 @@ from writebackd.kernel.identity import leaf_identity, stacked_identity, volume_i
 from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
 from writebackd.kernel.uevents import Uevents
 from writebackd.model import Device
+
+log = logging.getLogger(__name__)
 
 # Without a filesystem these are no disks to guard: memory, removable media
 # without write-back, and the hidden paths below a multipath NVMe head.
@@ -33,7 +39,11 @@ _RESCAN_S = 300.0  # queue/write_cache can be changed without an event
 _RESCAN_BLIND_S = 30.0  # no uevents: the price of 1024 disks stays below 0.5 % of a core
 # After a scan the next one waits 20 times as long as it took: a storm of
 # events (a cluster node starting its volumes) costs 5 % of a core at worst.
+# But no longer than this, since one that hung cost nothing.
 _SCAN_DUTY = 20.0
+_LONGEST_PAUSE_S = 30.0
+# 1024 disks take less than a second.
+_HANGS_S = 10.0
 
 
 def _natural(name: str) -> str:
@@ -289,8 +299,16 @@ def scan(files: KernelFiles) -> Tuple[Device, ...]:
     return _Scan(files, read_mounts(files)).devices()
 
 
+class _Found(NamedTuple):
+    """What a scan came to."""
+
+    mounts: Tuple[Mount, ...]  # those that can move a BDI
+    devices: Tuple[Device, ...]
+    by_fs: Dict[str, Device]
+
+
 class Topology:
-    """The devices as of the last refresh, and who owns a device number."""
+    """The devices as of the last scan, and who owns a device number."""
 
     def __init__(
         self,
@@ -302,29 +320,54 @@ class Topology:
         self._uevents = uevents
         self._clock = clock
         self._watch = MountWatch(files)
-        self._block_mounts: Tuple[Mount, ...] = ()
         self._pending = True
+        self._remounted = False
         self._rescan_at = self._not_before = clock()
-        self.devices: Tuple[Device, ...] = ()
-        self._by_fs: Dict[str, Device] = {}
+        self._thread: Optional[threading.Thread] = None
+        self._began = 0.0
+        self._found: Optional[_Found] = None  # by the thread, not taken yet
+        self._current = _Found((), (), {})
+        self._error: Optional[str] = None
 
-    def refresh(self, force: bool = False) -> bool:
-        """Scan if there is a reason to; whether the devices are others than before."""
-        now = self._clock()
+    @property
+    def devices(self) -> Tuple[Device, ...]:
+        """The same object until they change."""
+        return self._current.devices
+
+    @property
+    def problem(self) -> Optional[str]:
+        """Why disks that come or go are not seen; None when they are."""
+        if self._scanning and self._clock() - self._began > _HANGS_S:
+            return "hotplug is not seen: the scan of /sys hangs"
+        return self._error
+
+    def refresh(self) -> bool:
+        """Take what a scan has found, and begin one if there is a reason; never waits.
+
+        Whether the devices are others than before.
+        """
         if self._uevents is not None and self._uevents.drain():
             self._pending = True
-        if self._watch.changed():
-            self._pending |= self._relevant_mounts() != self._block_mounts
-        due = now >= self._rescan_at or (self._pending and now >= self._not_before)
-        if not (force or due):
+        self._remounted |= self._watch.changed()
+        if self._scanning:
             return False
-        before = self.devices
+        changed = self._take()
+        now = self._clock()
+        if now >= self._rescan_at or (self._pending and now >= self._not_before):
+            self._start(self._scan)
+        elif self._remounted:
+            self._start(self._scan_if_remounted)
+        return changed
+
+    def scan(self) -> bool:
+        """As `refresh`, but now, and waiting for it."""
         self._scan()
-        end = self._clock()
-        self._not_before = end + _SCAN_DUTY * (end - now)
-        self._rescan_at = end + (_RESCAN_BLIND_S if self._uevents is None else _RESCAN_S)
-        self._pending = False
-        return self.devices != before
+        return self._take()
+
+    def join(self, timeout_s: float) -> None:
+        """Until the scan that goes on has come to its end, or the time is over."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def by_fs(self, st_dev: str) -> Optional[Device]:
         """The device behind a superblock's number, or behind a disk or partition.
@@ -332,11 +375,44 @@ class Topology:
         The latter serves filesystems of other mount namespaces and writers to
         the block device itself.
         """
-        return self._by_fs.get(st_dev)
+        return self._current.by_fs.get(st_dev)
 
     def close(self) -> None:
         """Give back the watch on mounts; the uevent socket is its owner's."""
         self._watch.close()
+
+    @property
+    def _scanning(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _take(self) -> bool:
+        found, self._found = self._found, None
+        if found is None:
+            return False
+        changed = found.devices != self.devices
+        self._current = found if changed else found._replace(devices=self.devices)
+        return changed
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._run, args=(work,), name="topology", daemon=True)
+        self._began = self._clock()
+        try:
+            thread.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            self._failed(error)
+            return
+        self._thread = thread
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # whatever is wrong with them, the devices stay
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._rescan_at = self._clock() + _RESCAN_BLIND_S
+        self._error = f"hotplug is not seen: {error}"
+        log.error("%s", self._error)
 
     def _relevant_mounts(self) -> Tuple[Mount, ...]:
         # Containers come and go by overlay and tmpfs mounts; none moves a BDI.
@@ -346,16 +422,31 @@ class Topology:
             if mount.fstype == "btrfs" or not mount.st_dev.startswith("0:")
         )
 
+    def _scan_if_remounted(self) -> None:
+        self._remounted = False
+        if self._relevant_mounts() == self._current.mounts:
+            return
+        self._pending = True
+        if self._clock() >= self._not_before:
+            self._scan()
+
     def _scan(self) -> None:
-        self._block_mounts = self._relevant_mounts()
-        current = _Scan(self._files, self._block_mounts)
-        self.devices = current.devices()
-        by_devno = {device.devno: device for device in self.devices}
+        began = self._clock()
+        # Before it looks: what comes meanwhile is a reason for the next one.
+        self._pending = self._remounted = False
+        mounts = self._relevant_mounts()
+        current = _Scan(self._files, mounts)
+        devices = current.devices()
+        by_devno = {device.devno: device for device in devices}
         by_fs = {}
         for devno, name in current.name.items():
             owner = by_devno.get(current.devno[current.disk(name)])
             if owner is not None:
                 by_fs[devno] = owner
-        for device in self.devices:
+        for device in devices:
             by_fs.update((st_dev, device) for st_dev, _, _ in device.filesystems)
-        self._by_fs = by_fs
+        end = self._clock()
+        self._not_before = end + min(_SCAN_DUTY * (end - began), _LONGEST_PAUSE_S)
+        self._rescan_at = end + (_RESCAN_BLIND_S if self._uevents is None else _RESCAN_S)
+        self._error = None
+        self._found = _Found(mounts, devices, by_fs)
