@@ -27,8 +27,8 @@ class KernelFiles:
         """`name` (absolute, as on the live system) as a path below the root."""
         return Path(self._prefix + name)
 
-    def read(self, name: str) -> str:
-        """The file's text without surrounding white space. Raises OSError, EFBIG above 64 MiB.
+    def read_whole(self, name: str) -> str:
+        """The file's text, which may end with somebody's name. Raises OSError, EFBIG above 64 MiB.
 
         Undecodable bytes become surrogates: device and mount names are bytes.
         """
@@ -47,7 +47,11 @@ class KernelFiles:
                     raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
         finally:
             os.close(fd)
-        return b"".join(chunks).decode("utf-8", "surrogateescape").strip()
+        return b"".join(chunks).decode("utf-8", "surrogateescape")
+
+    def read(self, name: str) -> str:
+        """The file's text without surrounding white space. Raises as `read_whole`."""
+        return self.read_whole(name).strip()
 
     def read_int(self, name: str) -> int:
         """The file as a decimal integer. Raises OSError, or ValueError naming the file."""
