@@ -394,6 +394,7 @@ class Daemon:
             leases_lost=self._tenure.lost,
             history_dropped=self._history.dropped,
             off=str(self.state.off) if self.state.off is not None else None,
+            unseen=self._sight.hidepid.unseen(),
             messages=(*self._no_metrics, *self._sight.problems),
             rivals=self._sight.rivals.found,
             alerts=alerts,

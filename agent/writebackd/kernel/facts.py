@@ -15,6 +15,7 @@ from writebackd.human import printable
 from writebackd.kernel.cgroups import memberships
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hidepid import HidePid
 from writebackd.policy.facts import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
@@ -57,10 +58,12 @@ def read_facts(files: KernelFiles) -> HostFacts:
     """One look at the host; what cannot be read is None.  Never raises."""
     units, processes = _services(files)
     virtualisation, shown_by = _virtualisation(files)
+    hidepid = HidePid(files)
     return HostFacts(
         disks=_disks(files),
         units=units,
         processes=processes,
+        unseen=hidepid.option() if hidepid.unseen() else None,
         virtualisation=virtualisation,
         virtualisation_shown_by=shown_by,
         memory_bytes=_memory_bytes(files),

@@ -168,8 +168,8 @@ class SyncReader:
         now = time.clock_gettime_ns(_CLOCK)
         for key, value in self._inflight.read():
             start, dev, kind, _owner = layout.SYNC_START.unpack(value)
-            if now - start > STALE_NS and not os.path.exists(
-                f"/proc/{int.from_bytes(key, sys.byteorder)}"
+            if now - start > STALE_NS and _is_gone(
+                int.from_bytes(key, sys.byteorder, signed=True)
             ):
                 # A kretprobe that was missed, say.  Left alone it would look
                 # like a stuck sync for ever.
@@ -275,6 +275,17 @@ def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
     for key, reading in other.items():
         merged[key] = merged.get(key, CgroupReading()) + reading
     return merged
+
+
+def _is_gone(tid: int) -> bool:
+    """Whether no thread has this number; not asked of /proc, which hidepid= hides."""
+    try:
+        os.kill(tid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's, and alive
+    return False
 
 
 def _merge(threads: Sequence[TaskSample]) -> TaskSample:

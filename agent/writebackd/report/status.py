@@ -90,6 +90,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "dirtiers": _dirtiers(sample.tasks, sample.dt_s),
         "alerts": alerts_json(snapshot),
         "rivals": _rivals(snapshot),
+        "processes_unseen": snapshot.unseen,
         "warnings": _warnings(snapshot),
         "state_dir": snapshot.state_dir,
         "lease": {
@@ -476,6 +477,8 @@ def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[Json]:
 def _warnings(snapshot: Snapshot) -> List[str]:
     sample = snapshot.sample
     lines = list(snapshot.messages)
+    if snapshot.unseen is not None:
+        lines.append(snapshot.unseen)
     if snapshot.off is not None:
         lines.append(f"held off by {snapshot.off}: the limits are as found until it is removed")
     for action in sample.actions:
