@@ -153,7 +153,7 @@ class Daemon:
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
             self._files, self._actuator, self.state, self._orders, self._order_trial,
-            self._exposition.told,
+            self._exposition.told, self._sight.hidepid.option,
         ).handle
         self._hurry = False
         collect_seldom()

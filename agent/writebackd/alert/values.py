@@ -49,11 +49,12 @@ class Culprit:
 
     pid: Optional[int] = None
     comm: Optional[str] = None
-    cmdline: Optional[str] = None  # its start
+    cmdline: Optional[str] = None  # its start; for root and for its owner
     cgroup: Optional[str] = None  # path below the v2 root
     unit: Optional[str] = None  # systemd's name: backup.service
     container: Optional[str] = None  # id
     dirty_rate: Optional[float] = None  # bytes per second that it dirtied
+    uid: Optional[int] = None  # the owner, where the command line is known
 
     @property
     def who(self) -> str:

@@ -188,7 +188,7 @@ def _why(alert: Json) -> str:
 
 
 def _who(culprit: Json) -> str:
-    return who(Culprit(**{field.name: culprit[field.name] for field in fields(Culprit)}))
+    return who(Culprit(**{field.name: culprit.get(field.name) for field in fields(Culprit)}))
 
 
 def _table(past: List[Dict[str, Any]], columns: int, paint: Paint) -> List[str]:

@@ -188,12 +188,14 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
 
 def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     """What the daemon does not see of them: this one as root sees all."""
+    level, more = "warning", ""
     try:
         hidden = request(runtime_dir, "status", timeout_s=2.0).get("processes_unseen")
     except CommandError:
         hidden = unseen(hiding(files))
+        level, more = "note", "; not so where systemd mounts a /proc of the unit's own, as 252 does"
     if hidden:
-        yield "warning", hidden
+        yield level, f"{hidden}{more}"
     else:
         yield "good", "the daemon sees the processes of all users"
 

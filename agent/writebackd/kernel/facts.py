@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What kind of host this is, from /proc and /sys alone: no disk is asked, none waited for.
 
-Of processes only /proc/PID/comm, cgroup and status are read.  psutil is not used for them: it
-completes a long name from /proc/PID/cmdline, which lies in the process' memory, so it may have to
-come from the swap of a disk that hangs, and waits for the lock that a stuck process holds.
+Of processes only /proc/PID/comm, cgroup and status are read, and init's mountinfo.  psutil is not
+used for them: it completes a long name from /proc/PID/cmdline, which lies in the process' memory,
+so it may have to come from the swap of a disk that hangs, and waits for the lock that a stuck
+process holds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from writebackd.human import printable
 from writebackd.kernel.cgroups import memberships
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.hidepid import HidePid
+from writebackd.kernel.hidepid import HidePid, hiding
 from writebackd.policy.facts import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
@@ -58,12 +59,11 @@ def read_facts(files: KernelFiles) -> HostFacts:
     """One look at the host; what cannot be read is None.  Never raises."""
     units, processes = _services(files)
     virtualisation, shown_by = _virtualisation(files)
-    hidepid = HidePid(files)
     return HostFacts(
         disks=_disks(files),
         units=units,
         processes=processes,
-        unseen=hidepid.option() if hidepid.unseen() else None,
+        unseen=hiding(files) if HidePid(files).unseen() else None,
         virtualisation=virtualisation,
         virtualisation_shown_by=shown_by,
         memory_bytes=_memory_bytes(files),

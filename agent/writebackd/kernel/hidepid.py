@@ -9,7 +9,6 @@ import time
 from typing import Callable, Collection, Optional
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.mounts import MOUNTINFO
 
 # A remount tells nobody; read again this often.
 _AGAIN_S = 60.0
@@ -21,36 +20,45 @@ _PTRACE = 1 << 19  # CAP_SYS_PTRACE
 
 
 class HidePid:
-    """The option by which /proc hides processes; asked as often as anybody likes."""
+    """How /proc hides processes, from users and from this one; asked as often as anybody likes."""
 
     def __init__(
         self, files: KernelFiles, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._files = files
         self._clock = clock
-        self._option: Optional[str] = None
+        self._hosts: Optional[str] = None
+        self._own: Optional[str] = None
         self._next_s = float("-inf")
         status = files.try_read("/proc/self/status") or ""
         powers = re.search(r"^CapEff:\t([0-9a-f]+)$", status, re.MULTILINE)
         self._may_trace = powers is not None and bool(int(powers.group(1), 16) & _PTRACE)
 
     def option(self) -> Optional[str]:
-        """Such as hidepid=invisible,gid=27; None where everybody sees all."""
-        now_s = self._clock()
-        if now_s >= self._next_s:
-            self._option, self._next_s = hiding(self._files), now_s + _AGAIN_S
-        return self._option
+        """Of the host's /proc, such as hidepid=invisible,gid=27; None where users see all.
+
+        systemd 252 mounts another one for the unit, which hides nothing from it.
+        """
+        self._look()
+        return self._hosts or self._own
 
     def unseen(self) -> Optional[str]:
         """What this process cannot see, in words; None where it sees all."""
+        self._look()
         if self._may_trace:
             return None
-        return unseen(self.option(), {os.getegid(), *os.getgroups()})
+        return unseen(self._own, {os.getegid(), *os.getgroups()})
+
+    def _look(self) -> None:
+        now_s = self._clock()
+        if now_s >= self._next_s:
+            self._next_s = now_s + _AGAIN_S
+            self._hosts, self._own = hiding(self._files, "1"), hiding(self._files)
 
 
-def hiding(files: KernelFiles) -> Optional[str]:
-    """What of the options of /proc hides processes; None where nothing does."""
-    mounts = _PROC.findall(files.try_read(MOUNTINFO) or "")
+def hiding(files: KernelFiles, pid: str = "self") -> Optional[str]:
+    """What of the options of a process' /proc hides processes; None where nothing does."""
+    mounts = _PROC.findall(files.try_read(f"/proc/{pid}/mountinfo") or "")
     options = mounts[-1].split(",") if mounts else []
     if not any(map(_OPTION.fullmatch, options)):
         return None
