@@ -502,8 +502,9 @@ def _open(path: Path) -> sqlite3.Connection:
     # Never readable for all, not even while it is empty.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
     # Its journal and what was set aside as well, which an earlier version made for all.
-    for each in path.parent.glob(f"{path.name}*"):
-        for_admins(each)
+    for ending in ("", "-*", ".damaged-*"):
+        for each in path.parent.glob(path.name + ending):
+            for_admins(each)
     database = sqlite3.connect(str(path), timeout=_RETRY_S)
     try:
         # No fsync of our own: it would count as the demand we are looking for,
