@@ -15,6 +15,7 @@ PYTHON ?= /usr/bin/python3
 LIB := $(PREFIX)/lib/writebackd
 UNITS := $(PREFIX)/lib/systemd/system
 CATALOG := $(PREFIX)/lib/systemd/catalog
+SYSUSERS := $(PREFIX)/lib/sysusers.d
 DOC := $(PREFIX)/share/doc/writebackd
 D := $(DESTDIR)
 BTF ?=
@@ -45,7 +46,7 @@ launcher = printf '%s\n' '\#!$(PYTHON) -I' 'import sys' 'sys.path.insert(0, "$(L
 
 install:
 	install -d '$(D)$(PREFIX)/bin' '$(D)$(LIB)/policies.d' '$(D)$(UNITS)' '$(D)$(DOC)' \
-		'$(D)$(CATALOG)' '$(D)$(SYSCONFDIR)/writebackd/policies.d'
+		'$(D)$(CATALOG)' '$(D)$(SYSUSERS)' '$(D)$(SYSCONFDIR)/writebackd/policies.d'
 	rm -rf '$(D)$(LIB)/writebackd'
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
 		--no-compile --upgrade --root-user-action=ignore --target '$(D)$(LIB)' .
@@ -65,6 +66,7 @@ install:
 	sed 's|/usr/share/|$(PREFIX)/share/|' systemd/writebackd.catalog \
 		> '$(D)$(CATALOG)'/writebackd.catalog
 	chmod 644 '$(D)$(CATALOG)'/writebackd.catalog
+	install -m 644 systemd/writebackd.sysusers '$(D)$(SYSUSERS)'/writebackd.conf
 	cp -R README.md LICENSE docs '$(D)$(DOC)'
 	rm -rf '$(D)$(DOC)/docs/man'
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/generate.py '$(D)$(PREFIX)/share'
@@ -76,7 +78,7 @@ uninstall:
 		'$(D)$(PREFIX)/bin/writebackd-raid' \
 		'$(D)$(UNITS)/writebackd.service' '$(D)$(UNITS)/writebackd-watch.service' \
 		'$(D)$(UNITS)/writebackd-raid.service' '$(D)$(UNITS)/writebackd-raid.timer' \
-		'$(D)$(CATALOG)/writebackd.catalog' \
+		'$(D)$(CATALOG)/writebackd.catalog' '$(D)$(SYSUSERS)/writebackd.conf' \
 		'$(D)$(PREFIX)/share/man/man1/writebackctl.1' '$(D)$(PREFIX)/share/man/man8/writebackd.8' \
 		'$(D)$(PREFIX)/share/man/man5/writebackd.conf.5' \
 		'$(D)$(PREFIX)/share/bash-completion/completions/writebackctl' \

@@ -154,7 +154,7 @@ class Daemon:
         # What `writebackctl` asks and orders.
         self.handle = Verbs(
             self._files, self._actuator, self.state, self._orders, self._order_trial,
-            self._exposition.told,
+            self._exposition.told, self._sight.hidepid.option,
         ).handle
         self._hurry = False
         collect_seldom()
@@ -395,6 +395,7 @@ class Daemon:
             leases_lost=self._tenure.lost,
             history_dropped=self._history.dropped,
             off=str(self.state.off) if self.state.off is not None else None,
+            unseen=self._sight.hidepid.unseen(),
             messages=(*self._no_metrics, *self._sight.problems),
             rivals=self._sight.rivals.found,
             alerts=alerts,

@@ -398,15 +398,14 @@ class ForeignWrite:
     comm: Optional[str] = None
     cgroup_id: Optional[int] = None
     cgroup: Optional[str] = None  # path below the v2 root; None: gone by now
-    cmdline: Optional[str] = None  # its start
+    cmdline: Optional[str] = None  # its start; for root, as only root writes levers
 
     @property
     def who(self) -> str:
-        """The writer in words."""
+        """The writer in words, which everybody may read: without its command line."""
         if self.pid is None:
             return "an unknown process"
-        where, line = self.cgroup or "gone", self.cmdline or "unknown"
-        return f"{self.comm} (pid {self.pid}, cgroup {where}, command line: {line})"
+        return f"{self.comm} (pid {self.pid}, cgroup {self.cgroup or 'gone'})"
 
     @property
     def is_limit(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
 from writebackd.cache.watch import BackingWatch
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hidepid import HidePid
 from writebackd.kernel.probe import Probe, open_probe
 from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.rivals import RivalWatch, find_rivals
@@ -22,7 +23,7 @@ from writebackd.report.culprits import name_writers
 
 
 class Sight:
-    """Reads a tick. `topology`, `sampler` and `rivals` are for who needs no more than these."""
+    """Reads a tick. Its public parts are for who needs no more than these."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Sight:
         self.sampler = Sampler(files, self.topology, self._open_probe(), excluded)
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._backings = BackingWatch(files)
+        self.hidepid = HidePid(files)
         self.rivals = RivalWatch(lambda: find_rivals(files, os.getpid()))
 
     def check_named(self, named: Sequence[str]) -> None:

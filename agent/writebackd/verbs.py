@@ -16,6 +16,7 @@ from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import in_words, read_state
 from writebackd.model import Mode
 from writebackd.orders import Orders
+from writebackd.report.culprits import for_user
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
 from writebackd.report.server import RequestError, Shared, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
@@ -50,13 +51,16 @@ class Verbs:
         orders: Orders,
         trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]],
         metrics: Callable[[str], Optional[Shared]],
+        hidepid: Callable[[], Optional[str]],
     ) -> None:
+        """`hidepid`: the option by which /proc hides processes, None where it does not."""
         self._files = files
         self._actuator = actuator
         self._state = state
         self._orders = orders
         self._trial = trial
         self._metrics = metrics
+        self._hidepid = hidepid
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         """Answer a request of `writebackctl`; raises RequestError."""
@@ -64,10 +68,18 @@ class Verbs:
             return self._mode(args, uid)
         if verb in ("pin", "release"):
             return self._pin(verb, args, uid)
+        option = self._hidepid() if uid != 0 and verb != "metrics" else None
+        if option is not None:
+            # Names of processes and cgroups are in most answers, in words as well.
+            raise RequestError(
+                f"/proc is mounted {option}: only root is told of processes, try again with sudo",
+                4,
+            )
         snapshot, problem = self._state.snapshot, self._state.problem
         if snapshot is None:
             why = problem or "just started"
             raise RequestError(f"{why}, nothing measured yet: ask again in a second", 1)
+        snapshot = for_user(snapshot, uid)
         if verb == "status":
             return status_json(snapshot)
         if verb == "devices":

@@ -83,8 +83,9 @@ def writebackctl_1() -> str:
         *_section("DESCRIPTION"),
         *_prose(
             "Asks and steers a running `writebackd`(8), which keeps `fsync` fast while others"
-            " write, over its Unix socket. Reading needs no root; what changes something does. The"
-            " options below may stand before or after the verb.",
+            " write, over its Unix socket. Asking needs no root; what changes something does."
+            " `history`, `report` and `replay` need root or the group adm. The options below may"
+            " stand before or after the verb.",
         ),
         *_section("OPTIONS"), *_options(root),
         *_section("VERBS"),

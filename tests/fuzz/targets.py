@@ -17,11 +17,15 @@ from writebackd.cache.text import text_of
 from writebackd.cache.values import Controller, ToolError
 from writebackd.kernel.cgroups import parse_io_max
 from writebackd.kernel.diskstats import DISKSTATS, DiskStatsReader
+from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.mounts import parse_mountinfo
 from writebackd.kernel.vm import LEVERS, host_info, read_state
 from writebackd.policy import PolicyError, load_policy
-from writebackd.policy.load import render
+from writebackd.policy.facts import HostFacts
+from writebackd.policy.load import load_all, render
+from writebackd.policy.match import judge
+from writebackd.policy.schema import Policy
 from writebackd.policy.timetable import Timetable
 from writebackd.report import keeper, server
 from writebackd.report.server import RequestError, size_argument, text_argument
@@ -97,6 +101,43 @@ def kernel(data: bytes) -> None:
     parse_io_max(text)
 
 
+class _Processes(KernelFiles):
+    """A database of the host's, and a process of a user's."""
+
+    def __init__(self, cgroup: str, comm: str) -> None:
+        super().__init__(_home())
+        self.texts = {
+            "/proc/1/cgroup": "0::/system.slice/postgresql.service\n", "/proc/1/comm": "postgres\n",
+            "/proc/2/cgroup": cgroup, "/proc/2/comm": comm, "/proc/2/status": "Uid:\t9\t0\t9\t9\n",
+        }  # fmt: skip
+
+    def read_whole(self, name: str) -> str:
+        if name not in self.texts:
+            raise FileNotFoundError(2, "no such file", name)
+        return self.texts[name]
+
+    def listdir(self, name: str) -> List[str]:
+        return ["1", "2"] if name == "/proc" else []
+
+
+def match(data: bytes) -> None:
+    """What a user calls his cgroups and processes adds nothing to what the host is."""
+    name, _, comm = data.replace(b"\n", b"").decode("utf-8", "surrogateescape").partition("\0")
+    path = f"/user.slice/user-9.slice/user@9.service/{name}"
+    cgroup = f"1:name=systemd:{path}\n0::{path}\n"
+    facts = read_facts(_Processes(cgroup, comm))
+    assert facts.units == ("postgresql.service", "system.slice")
+    assert facts.processes == ("postgres",)
+    named = HostFacts(units=(name,), processes=(comm, name))
+    for each in _shipped():
+        judge(each, named)
+
+
+@functools.lru_cache(maxsize=None)
+def _shipped() -> List[Policy]:
+    return [each.policy for each in load_all(root=Path("/nonexistent"))]
+
+
 def state(data: bytes) -> None:
     """The ledger and what was learned: what they were, or the errors that readers expect."""
     path = _home() / "ledger.json"
@@ -140,7 +181,7 @@ _MAPPERS = tuple(
 
 TARGETS: Dict[str, Callable[[bytes], None]] = {
     "policy": policy, "request": request, "kernel": kernel, "state": state,
-    "raid": raid,
+    "raid": raid, "match": match,
 }  # fmt: skip
 
 _LINE = b"   8       0 sda 101 2 3000 41 501 6 7000 81 9 1001 1101 1 2 3 4 1601 1701\n"
@@ -174,6 +215,9 @@ def seeds(target: str) -> List[bytes]:
             b"Function Number : 0\n",
             b"a: 0 8 writecache s 1:1 1:2 4096 0\0\0a: 0 8 writecache 0 9 8 0\n",
             b"md0 : active raid1 sda[0](J)\n [>..] check = 1.5% (1/2) finish=1min speed=5K/sec\n",
+        ],
+        "match": [
+            b"x\v1:name=systemd:/system.slice/ceph-osd@1.service\0etcd", b"\xc2\x85 0::/\0ceph-osd",
         ],
         "state": [b'{"version": 1, "devices": [\n\n], "crc32": "00000000"}\n'],
     }

@@ -169,6 +169,65 @@ def test_as_installed(system: System, disk: Scratch) -> None:
     print(f"\nmax_bytes {max_bytes}, {capped:.1f} s after the start; {probe['request_hook']}")
 
 
+WATCHING = f"{POLICY}.conf"
+STATE = "/var/lib/writebackd"
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534")
+
+
+def refusal(system: System, *argv: str) -> str:
+    with pytest.raises(AssertionError) as refused:
+        system.run(*argv)
+    return str(refused.value)
+
+
+def test_who_may_read_what_names_processes(system: System) -> None:
+    """Files that an older version made for all, and new ones: for root and adm. Only watches."""
+    if not re.search("^adm:", (system.root / "etc/group").read_text(), re.MULTILINE):
+        pytest.skip("no group adm: groupadd --system adm")
+    system.write(WATCHING, "[policy]\nmode = observe\n[history]\nsamples = 16M\n")
+    older = ("history.db-wal", "history.db.damaged-1", "samples/000000000000001.tape")
+    for name in older:
+        system.write(f"{STATE}/{name}", "")
+        (system.root / f"{STATE}/{name}"[1:]).chmod(0o644)
+    find = ("find", STATE, "-type", "f", "-printf", "%P %m %u %g\n")
+
+    def files() -> Dict[str, str]:
+        lines = system.run(*find).split("\n")
+        return {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
+
+    def measured() -> bool:
+        try:
+            return bool(system.run("writebackctl", "status"))
+        except AssertionError:
+            return False
+
+    def made() -> bool:
+        new = [name for name in files() if name.endswith(".tape") and name not in older]
+        return bool(new) and "history.db" in files()
+
+    system.run("systemctl", "start", DAEMON)
+    try:
+        wait_for(made, 20.0, "for history and samples")
+        found = files()
+        others = {name: rest for name, rest in found.items() if rest != "640 root adm"}
+        system.run(*NOBODY, "--groups=adm", "writebackctl", "history")
+        told = refusal(system, *NOBODY, "--clear-groups", "writebackctl", "history")
+        system.run(*NOBODY, "--clear-groups", "writebackctl", "status")
+        system.run("mount", "-o", "remount,hidepid=4", "/proc")
+        system.run("systemctl", "restart", DAEMON)
+        wait_for(measured, 20.0, "for a tick")
+        hidden = refusal(system, *NOBODY, "--clear-groups", "writebackctl", "status")
+        system.run(*NOBODY, "--clear-groups", "writebackctl", "metrics")
+    finally:
+        system.run("mount", "-o", "remount,hidepid=0", "/proc")
+        system.run("systemctl", "stop", DAEMON)
+        (system.root / WATCHING[1:]).unlink()
+    assert set(older) <= set(found) and "history.db" in found
+    assert set(others) <= {"learned.json"}
+    assert "history.db is for root and the group adm" in told
+    assert "hidepid=ptraceable: only root is told" in hidden
+
+
 TELLING = """import sys, time
 sys.path.insert(0, "/usr/lib/writebackd")
 from writebackd import journal

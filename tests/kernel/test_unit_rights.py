@@ -70,6 +70,73 @@ def test_each_capability_is_needed() -> None:
         assert probe_with(fewer) != full, f"{left_out} is not needed"
 
 
+# As the daemon: a sync of a thread of another user's, 20 s old, while /proc hides it.
+WATCH_SYNC = """
+import sys, time
+from writebackd.kernel import layout
+from writebackd.kernel.facts import read_facts
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hidepid import HidePid
+from writebackd.kernel.readers import SyncReader
+
+class Table:
+    def __init__(self, rows):
+        self.rows = rows
+    def batch_reader(self, most):
+        return self
+    def read(self):
+        return list(self.rows.items())
+    def delete(self, key):
+        del self.rows[key]
+
+start = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - 20_000_000_000
+tid = int(sys.argv[1]).to_bytes(4, sys.byteorder)
+inflight = Table({tid: layout.SYNC_START.pack(start, 0, 0, 0)})
+reader = SyncReader(Table({}), inflight)
+
+def look():
+    (sample,) = reader.read().values() or (None,)
+    return "gone" if sample is None else f"{sample.inflight} for {sample.oldest_s:.0f} s"
+
+print(look(), reader.abandoned, flush=True)
+facts = read_facts(KernelFiles())
+print(facts.unseen, flush=True)
+print(HidePid(KernelFiles()).unseen(), flush=True)
+sys.stdin.readline()
+print(look(), reader.abandoned, flush=True)
+"""
+
+
+@pytest.mark.parametrize("option", ["hidepid=2,gid=54321", "hidepid=4"])
+def test_a_sync_of_a_process_that_proc_hides_stays(option: str) -> None:
+    if not shutil.which("unshare"):
+        pytest.skip("unshare is missing: apt-get install util-linux")
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    sleeper = subprocess.Popen([*nobody, "sleep", "120"])
+    try:
+        confined = [
+            "setpriv", f"--bounding-set=-all,{','.join(f'+{each}' for each in bounding_set())}",
+            "--inh-caps=-all", "--no-new-privs", "--clear-groups",
+        ]  # fmt: skip
+        mounted = f'mount -t proc -o {option} proc /proc && exec "$@"'
+        watching = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", mounted, "sh", *confined,
+             sys.executable, "-c", WATCH_SYNC, str(sleeper.pid)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert watching.stdout is not None
+        lines = [watching.stdout.readline().rstrip("\n") for _ in range(3)]
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    ended, _ = watching.communicate("\n", timeout=30)
+    assert watching.returncode == 0
+    assert lines[0] == "1 for 20 s 0"
+    assert lines[1].startswith("hidepid=")
+    assert re.fullmatch(r"/proc is mounted hidepid=\w+.* are not seen.*", lines[2])
+    assert ended == "gone 1\n"
+
+
 # A hook that hangs with a child, run as the routes of alerts run it.
 RUN_HOOK = """
 import sys

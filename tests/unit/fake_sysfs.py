@@ -78,8 +78,9 @@ class FakeSysfs:
             self.text(f"/sys/block/{disk}/{name.replace('__', '/')}", value)
 
     def process(self, pid: int, name: str, cgroup: str = "0::/", uid: int = 0) -> None:
-        """`cgroup`: the lines of its /proc/PID/cgroup; `uid`: the effective one."""
-        self.text(f"/proc/{pid}/status", f"Name:\t{name}\nUid:\t1000\t{uid}\t1000\t1000")
+        """`cgroup`: the lines of its /proc/PID/cgroup; `uid`: all four."""
+        uids = "\t".join(4 * [str(uid)])
+        self.text(f"/proc/{pid}/status", f"Name:\t{name}\nUid:\t{uids}")
         self.text(f"/proc/{pid}/comm", name)
         self.text(f"/proc/{pid}/cgroup", cgroup)
 

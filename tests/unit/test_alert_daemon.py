@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -36,10 +37,11 @@ def process(root: Path, pid: int, comm: str, cmdline: bytes) -> None:
 def line_of(lines: CommandLines, pid: int, comm: str) -> Optional[str]:
     lines.ask([(pid, comm)])
     for _ in range(200):
-        if lines.of(pid, comm) is not None:
-            break
+        line = lines.of(pid, comm)
+        if line is not None:
+            return line.text
         time.sleep(0.01)
-    return lines.of(pid, comm)
+    return None
 
 
 def test_command_lines_come_from_a_thread_in_one_printable_line(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_command_lines_come_from_a_thread_in_one_printable_line(tmp_path: Path) 
     assert lines.of(17, "dd") is None
     assert line_of(lines, 17, "dd") == DD[0]
     assert (line_of(lines, 18, "sh") or "").startswith("sh -c echo ?[2Jx")
-    assert len(lines.of(18, "sh") or "") == MOST_CHARS + 3
+    assert len(line_of(lines, 18, "sh") or "") == MOST_CHARS + 3
 
 
 def test_a_pid_that_was_given_away_has_no_command_line(tmp_path: Path) -> None:
@@ -200,5 +202,7 @@ def test_whom_an_alert_blames_gets_his_command_line(rig: Rig, tmp_path: Path) ->
         if told.culprits[0].cmdline is not None:
             break
         time.sleep(0.01)
-    assert told.culprits == (Culprit(4711, "dd", DD[0]), Culprit(None, None))
+    assert told.culprits == (
+        Culprit(4711, "dd", DD[0], uid=os.geteuid()), Culprit(None, None)
+    )  # fmt: skip
     rig.end()

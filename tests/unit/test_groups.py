@@ -13,6 +13,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 import pytest
 
 from writebackd.kernel import layout, readers
+from writebackd.kernel.cgroups import path_of_process
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import MOST_SMALL, MOST_WATCHED, WATCHED_S, Cgroups
 from writebackd.kernel.probe import ProcfsProbe
@@ -76,6 +77,18 @@ def test_a_process_that_is_elsewhere_by_now_tells_nothing(tree: Tree) -> None:
     cgroup_id = tree.process(42, FLOOD)
     tree.process(42, "/init.scope")
     assert tree.cgroups.path(cgroup_id, 42) is None
+
+
+@pytest.mark.parametrize("separator", "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029 ")
+def test_a_name_is_not_the_next_line(tree: Tree, separator: str) -> None:
+    hostile = f"/user.slice/x{separator}0::{FLOOD}"
+    flood, cgroup_id = tree.process(1, FLOOD), tree.process(42, hostile)
+    assert tree.cgroups.path(flood, 42) is None
+    assert tree.cgroups.path(cgroup_id, 42) == hostile
+    assert path_of_process(KernelFiles(tree.root), "42") == hostile
+    # Nor is what a name ends with white space after it.
+    tree.process(43, f"/user.slice/x{separator}")
+    assert path_of_process(KernelFiles(tree.root), "43") == f"/user.slice/x{separator}"
 
 
 def test_its_own(tree: Tree) -> None:

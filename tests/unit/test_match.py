@@ -341,6 +341,7 @@ def test_the_cache_of_a_controller_is_behind_its_volumes(
          ("etcd.service", "system.slice")),
         ("0::/system.slice/etcd.service\n1:name=systemd:/", ()),
         ("0::/system.slice/docker-0a1b.scope", ("docker-0a1b.scope", "system.slice")),
+        ("0:name=systemd:/system.slice/etcd.service", ()),
         ("nonsense", ()),
         ("", ()),
     ],
@@ -372,6 +373,10 @@ UUID_POD = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice"
         ("/system.slice/cron.service", 0, False, ("cron.service", "system.slice")),
         ("/system.slice/crond.service", 70, False, ("crond.service", "system.slice")),
         ("/system.slice/atd.service", 70, False, ("atd.service", "system.slice")),
+        # Where no pam_systemd moves a session out of the service that began it.
+        ("/system.slice/ssh.service", 70, False, ("ssh.service", "system.slice")),
+        ("/system.slice/system-sshd.slice/sshd@1.service", 70, False, None),
+        ("/system.slice/system-getty.slice/getty@tty1.service", 0, False, None),
         (f"/system.slice/docker-{HEX}.scope", 0, False, (f"docker-{HEX}.scope", "system.slice")),
         (f"/system.slice/docker-{HEX}.scope/system.slice/etcd.service", 0, False,
          (f"docker-{HEX}.scope", "system.slice")),
@@ -416,6 +421,88 @@ def test_a_process_name_alone_does_not_switch_protection_off(tmp_path: Path) -> 
     own = site(tmp_path, mine=watched)
     assert host.choice(own).policy.name == "db-ssd"
     assert host.runs("mine.service").choice(own).policy.name == "mine"
+
+
+FORGED = "1:name=systemd:/system.slice/ceph-osd@1.service"
+SEPARATORS = "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"  # of str.splitlines(), but for the kernel's
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_a_cgroup_that_a_user_named_is_no_line_of_its_own(tmp_path: Path, separator: str) -> None:
+    host = Host(tmp_path).metal().ssd().runs("nginx.service")
+    delegated = "0::/user.slice/user-1000.slice/user@1000.service/x" + separator
+    host.tree.process(900, "sleep", delegated + FORGED, uid=1000)
+    assert "ceph-osd@1.service" not in (read_facts(host.tree.files).units or ())
+    assert (host.choice().policy.name, host.choice().policy.mode) == ("default", "enforce")
+
+
+class Processes(KernelFiles):
+    """A host that is nothing but processes: their files by pid and name."""
+
+    def __init__(self, texts: Dict[str, Dict[str, str]]) -> None:
+        super().__init__(NOWHERE)
+        self.texts = texts
+
+    def read_whole(self, name: str) -> str:
+        _, _, pid, file = (name + "///").split("/")[:4]
+        try:
+            return self.texts[pid][file]
+        except KeyError:
+            raise FileNotFoundError(2, "no such file", name) from None
+
+    def listdir(self, name: str) -> List[str]:
+        return sorted(self.texts) if name == "/proc" else []
+
+
+def process(comm: str, cgroup: str, real: int = 0, effective: int = 0) -> Dict[str, str]:
+    """As the kernel prints it; it escapes what is no name in status alone."""
+    name = comm.replace("\\", "\\\\").replace("\n", "\\n")
+    uids = f"{real}\t{effective}\t{effective}\t{effective}"
+    return {
+        "comm": comm + "\n", "cgroup": cgroup, "status": f"Name:\t{name}\nUid:\t{uids}\n"
+    }  # fmt: skip
+
+
+SERVICES = ("ssh.service", "cron.service", "own.service", f"docker-{HEX}.scope", "mariadb.service")
+SESSION = "/user.slice/user-1000.slice/session-2.scope"
+HOSTS_OWN = {
+    str(pid): process("mariadbd" if unit == SERVICES[-1] else "x", f"0::/system.slice/{unit}\n")
+    for pid, unit in enumerate(SERVICES, 1)
+}
+# Where users put processes, and the names below which they choose the rest of the path.
+USERS = [
+    SESSION, "/user.slice/user-1000.slice/user@1000.service/app.slice",
+    "/system.slice/own.service", f"/system.slice/docker-{HEX}.scope", "/docker", "/lxc.payload.a",
+]  # fmt: skip
+name = st.lists(
+    st.sampled_from([
+        *SEPARATORS, " ", ":", "0::", "/system.slice", "/ceph-osd@1.service", FORGED, "etcd",
+        "/user.slice", "/..", "name=systemd", "Uid:\t0\t0\t", "x", "*", "\udc85",
+    ]),
+    min_size=1, max_size=6,
+).map("".join) | st.text(max_size=40).map(lambda text: re.sub("[\n\0]", "x", text))  # fmt: skip
+below = st.builds("{}/{}".format, st.sampled_from(USERS), name)
+place = below | st.sampled_from(["/system.slice/ssh.service", "/system.slice/cron.service", "/"])
+comm = st.sampled_from(["ceph-osd", "etcd", "postgres", "nfsd"]) | st.text(max_size=15).map(
+    lambda text: text.replace("\0", "x")
+)
+
+
+@given(place=place, comm=comm, effective=st.sampled_from([0, 1000]), hybrid=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_what_a_user_starts_tells_nothing_of_the_host(
+    place: str, comm: str, effective: int, hybrid: bool
+) -> None:
+    cgroup = f"12:pids:{place}\n1:name=systemd:{place}\n0::/\n" if hybrid else f"0::{place}\n"
+    hostile = {**HOSTS_OWN, "900": process(comm, cgroup, 1000, effective)}
+    assert read_facts(Processes(hostile)) == read_facts(Processes(HOSTS_OWN))
+
+
+@given(st.dictionaries(st.sampled_from(["processes", "units"]), st.lists(name)))
+def test_hostile_names_are_judged_without_an_error(names: Dict[str, List[str]]) -> None:
+    found = {each: tuple(sorted(some)) for each, some in names.items()}
+    for policy in SHIPPED:
+        judge(policy, HostFacts(**found))  # type: ignore[arg-type]
 
 
 def test_a_roll_out_that_observes_takes_the_class_that_will_enforce(tmp_path: Path) -> None:
@@ -477,9 +564,9 @@ class Watched(KernelFiles):
         super().__init__(root)
         self.names: List[str] = []
 
-    def read(self, name: str) -> str:
+    def read_whole(self, name: str) -> str:
         self.names.append(name)
-        return super().read(name)
+        return super().read_whole(name)
 
     def listdir(self, name: str) -> List[str]:
         self.names.append(name)
@@ -492,7 +579,7 @@ def test_nothing_but_proc_and_sys_is_read_and_no_memory_of_a_process(tmp_path: P
     read_facts(files)
     assert all(name.startswith(("/proc", "/sys/")) for name in files.names), files.names
     of_processes = {name.rsplit("/", 1)[-1] for name in files.names if re.match(r"/proc/\d", name)}
-    assert of_processes == {"comm", "cgroup", "status"}
+    assert of_processes == {"comm", "cgroup", "status", "mountinfo"}
 
 
 def test_hostile_files_are_read_as_far_as_they_make_sense(tmp_path: Path) -> None:

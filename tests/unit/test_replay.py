@@ -9,8 +9,11 @@ records tests/unit/flood.tape anew, after a change of the law that was meant to 
 from __future__ import annotations
 
 import errno
+import grp
 import json
+import os
 import shutil
+import stat
 import sys
 import time
 import zlib
@@ -260,6 +263,20 @@ def test_no_tape_says_what_to_do(run: Run, tmp_path: Path) -> None:
     assert ctl.main(["replay", "--tape", str(tmp_path / "none")]) == 1
 
 
+def test_samples_are_for_root_and_adm(tmp_path: Path) -> None:
+    """They name processes, with what they were called by."""
+    older = tmp_path / f"{0:015d}.tape"
+    older.touch(0o644)
+    older.chmod(0o644)
+    play(tmp_path, seconds=3.0)
+    files = sorted(tmp_path.glob("*.tape"))
+    assert len(files) == 2 and older in files
+    assert [stat.S_IMODE(each.stat().st_mode) for each in files] == [0o640, 0o640]
+    groups = {group.gr_name: group.gr_gid for group in grp.getgrall()}
+    if os.geteuid() == 0 and "adm" in groups:
+        assert {each.stat().st_gid for each in files} == {groups["adm"]}
+
+
 def test_samples_of_root_are_not_said_to_be_none(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,7 +287,7 @@ def test_samples_of_root_are_not_said_to_be_none(
     monkeypatch.setattr(tape, "open", refused, raising=False)
     assert ctl.main(["replay", "--tape", str(tmp_path)]) == 1
     err = capsys.readouterr().err
-    assert err.endswith("1.tape: Permission denied: samples are for root, try with sudo\n")
+    assert err.endswith("1.tape: samples are for root and the group adm, try with sudo\n")
 
 
 def test_memory_and_samples_of_a_first_tick_come_back() -> None:

@@ -87,6 +87,10 @@ def test_directories_are_the_programs_own(unit: Path) -> None:
     assert found["RuntimeDirectoryPreserve"] == ["yes"]
     if unit is UNIT:
         assert found["StateDirectory"] == [str(STATE_DIR.relative_to("/var/lib"))]
+        # Without CAP_CHOWN root gives files to its own groups only. A group that a unit names and
+        # nobody has made keeps it from starting.
+        assert found["SupplementaryGroups"] == ["adm"]
+        assert "\ng adm -\n" in (ROOT / "systemd" / "writebackd.sysusers").read_text()
 
 
 @both

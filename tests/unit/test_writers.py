@@ -132,7 +132,7 @@ def test_a_write_is_read_with_its_cgroup_and_command(memory: mmap.mmap) -> None:
     put(memory, 1, 43, 0, b"")  # a kernel thread has neither
     (seen,) = state.writers()
     assert (seen.cgroup_id, seen.cmdline) == (None, None)
-    assert seen.who == "s?h (pid 43, cgroup gone, command line: unknown)"
+    assert seen.who == "s?h (pid 43, cgroup gone)"
 
 
 def test_of_a_storm_the_last_sixteen_are_left(memory: mmap.mmap) -> None:

@@ -49,12 +49,13 @@ class Culprit:
 
     pid: Optional[int] = None
     comm: Optional[str] = None
-    cmdline: Optional[str] = None  # its start
+    cmdline: Optional[str] = None  # its start; for root and for its owner
     cgroup: Optional[str] = None  # path below the v2 root
     unit: Optional[str] = None  # systemd's name: backup.service
     container: Optional[str] = None  # id
     dirty_rate: Optional[float] = None  # bytes per second that it dirtied
     several: bool = False  # processes of that name and cgroup, in turn or at once; pid is of one
+    uid: Optional[int] = None  # the owner, where the command line is known
 
     @property
     def who(self) -> str:

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
-from typing import Iterator, List, Optional, Tuple
+from typing import Iterator, List, Mapping, Optional, Tuple
 
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.lock import is_locked
@@ -18,6 +18,8 @@ from writebackd.cli.raid import raid
 from writebackd.cli.render import lever_lines
 from writebackd.cli.restore import is_watched
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hidepid import hiding, unseen
+from writebackd.kernel.mounts import read_mounts
 from writebackd.kernel.rivals import find_rivals
 from writebackd.paths import LEDGER, LOCK
 from writebackd.policy import PolicyError
@@ -48,6 +50,7 @@ def findings(runtime_dir: Path) -> List[Finding]:
         *libraries(),
         *probe(),
         *daemon(runtime_dir),
+        *processes(files, runtime_dir),
         *raid(files),
         *policies(),
         *rivals(files),
@@ -78,7 +81,7 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
             "no /sys/kernel/btf/vmlinux: no BPF, so /proc alone and no fsync latency; use a"
             " kernel with CONFIG_DEBUG_INFO_BTF=y",
         )
-    mounts = files.try_read("/proc/self/mountinfo") or ""
+    mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
     yield _mounted(mounts, "tracefs", "names of tracepoints cannot be looked up")
     yield _mounted(mounts, "cgroup2", "who dirties is told by process, not by unit")
     bdis = [f"/sys/class/bdi/{name}" for name in files.listdir("/sys/class/bdi")]
@@ -89,11 +92,9 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
         yield "note", "no limits per device on this kernel: only the global pair"
 
 
-def _mounted(mounts: str, kind: str, without: str) -> Finding:
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith(kind + " "):
-            return "good", f"{kind} on {before.split()[4]}"
+def _mounted(mounts: Mapping[str, str], kind: str, without: str) -> Finding:
+    if kind in mounts:
+        return "good", f"{kind} on {mounts[kind]}"
     return "note", f"{kind} is not mounted: {without}"
 
 
@@ -188,6 +189,20 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         )
     else:
         yield "note", "writebackd does not run"
+
+
+def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
+    """What the daemon does not see of them: this one as root sees all."""
+    level, more = "warning", ""
+    try:
+        hidden = request(runtime_dir, "status", timeout_s=2.0).get("processes_unseen")
+    except CommandError:
+        hidden = unseen(hiding(files))
+        level, more = "note", "; not so where systemd mounts a /proc of the unit's own, as 252 does"
+    if hidden:
+        yield level, f"{hidden}{more}"
+    else:
+        yield "good", "the daemon sees the processes of all users"
 
 
 def _and_levers(ledger: Path) -> str:

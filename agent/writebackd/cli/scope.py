@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Iterator, List, NoReturn, Optional
 
 from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError, complain, drop_unwritten
-from writebackd.kernel.cgroups import cgroup2_mount
+from writebackd.kernel.cgroups import cgroup2_mount, path_of_process
 from writebackd.kernel.files import KernelFiles
 
 # As shells have it.
@@ -145,10 +145,7 @@ def _controllers(directory: Path) -> List[str]:
 
 
 def _own_cgroup(mount: str) -> Path:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if line.startswith("0::"):
-            return Path(mount + line[3:].rstrip("/"))
-    return Path(mount)
+    return Path(mount + (path_of_process(KernelFiles(), "self") or "").rstrip("/"))
 
 
 def _run_in(directory: Path, path: str, command: List[str]) -> int:

@@ -180,9 +180,9 @@ def render_verify(answer: Answer, width: int = 80) -> str:
         found = "without a limit" if row["found"] is None else row["found"]
         text = f"{row['file']} is {found}, last written was {row['expected']}"
         if row["pid"] is not None:
-            where, line = row.get("cgroup") or "gone", row.get("cmdline") or "unknown"
-            who = f"{as_text(row['comm'])} (pid {row['pid']}"
-            text += f"; changed by {who}, cgroup {where}, command line: {line})"
+            text += f"; changed by {as_text(row['comm'])} (pid {row['pid']}"
+            text += f", cgroup {row.get('cgroup') or 'gone'}"
+            text += f", command line: {row['cmdline']})" if row.get("cmdline") else ")"
         lines += wrapped(text, width, "  ", "")
     if answer["yielded"] is not None:
         text = f"yielded: {answer['yielded']}; `writebackctl enforce` takes over again"

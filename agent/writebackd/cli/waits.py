@@ -17,6 +17,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import psutil
 
+from writebackd.kernel.cgroups import path_of_process
+from writebackd.kernel.files import KernelFiles
+
 # An answer takes 0.2 ms with pyroute2; of a host with thousands of processes each
 # look asks as many as go into this, those that waited before first.
 BUDGET_S = 0.1
@@ -146,7 +149,7 @@ class Waits:
             pid=process.info["pid"],
             name=process.info["name"] or "?",
             user=_user(process),
-            cgroup=_cgroup(process.info["pid"]),
+            cgroup=path_of_process(KernelFiles(), str(process.info["pid"])),
             share=share,
             stuck=_is_stuck(process),
         )
@@ -208,10 +211,3 @@ def _user(process: Any) -> Optional[str]:
     except psutil.Error:
         return None
 
-
-def _cgroup(pid: int) -> Optional[str]:
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    return next((line[3:] for line in lines if line.startswith("0::")), None)

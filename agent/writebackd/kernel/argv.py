@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A command line as it may be told: one printable line, without what is obviously a secret.
 
-/proc/PID/cmdline is as readable as what is made of it, but not for as long, and not by mail. Only
-what says itself that it is a secret can be known: a password without a word for it is told.
+What is made of it lasts longer than /proc/PID/cmdline, and goes by mail. Only what says itself that
+it is a secret can be known: a password without a word for it is told.
 """
 
 from __future__ import annotations

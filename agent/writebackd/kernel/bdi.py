@@ -134,7 +134,7 @@ def _threshold_problem(files: KernelFiles, bdi: str) -> Optional[str]:
     """The minimum must show in the threshold that writers are held to, and not too much."""
     text = files.try_read(f"/sys/kernel/debug/bdi/{bdi}/stats") or ""
     figures: Dict[str, Tuple[str, ...]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         name, _, rest = line.partition(":")
         figures[name] = tuple(rest.split())
     try:

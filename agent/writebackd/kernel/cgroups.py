@@ -19,6 +19,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.children import ChildError, Run, Work, write_in_child
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.mounts import read_mounts
 
 NO_LIMIT = "max"
 _USUAL = "/sys/fs/cgroup"
@@ -36,11 +37,28 @@ _POLL_S = 0.02
 
 def cgroup2_mount(files: KernelFiles) -> Optional[str]:
     """Where cgroup v2 is mounted, unified or beside v1; None where it is not."""
-    for line in (files.try_read("/proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            return before.split(" ")[4]
-    return None
+    found = (mount.mountpoint for mount in read_mounts(files) if mount.fstype == "cgroup2")
+    return next(found, None)
+
+
+def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...]:
+    """Hierarchy, controllers and path of each cgroup of a process; none where it is gone.
+
+    A cgroup's name may have any byte in it but "/" and newline: users name those that are
+    delegated to them, and what str.splitlines() takes for the end of a line is part of a name.
+    """
+    try:
+        lines = files.read_whole(f"/proc/{pid}/cgroup").split("\n")
+    except OSError:
+        return ()
+    found = (tuple(line.split(":", 2)) for line in lines)
+    return tuple((each[0], each[1], each[2]) for each in found if len(each) == 3)
+
+
+def path_of_process(files: KernelFiles, pid: str) -> Optional[str]:
+    """The path of its cgroup v2; None where it is gone or in none."""
+    found = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
+    return next(found, None)
 
 
 def directory(files: KernelFiles, cgroup: str) -> str:
@@ -58,7 +76,7 @@ def directory(files: KernelFiles, cgroup: str) -> str:
 def parse_io_max(text: str) -> Dict[str, Dict[str, str]]:
     """io.max as `{devno: {key: value}}`; a disk without limits is not in it."""
     found = {}
-    for line in filter(str.strip, text.splitlines()):
+    for line in filter(str.strip, text.split("\n")):
         devno, *pairs = line.split()
         found[devno] = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     return found
@@ -114,7 +132,7 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
         return NO_LIMIT
     limits = parse_io_max(text)
     # A line cut short would read as a limit that somebody else has set.
-    if not all(map(_LINE.fullmatch, text.splitlines())) or not all(
+    if not all(map(_LINE.fullmatch, filter(None, text.split("\n")))) or not all(
         _KEYS <= keys.keys() for keys in limits.values()
     ):
         raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
@@ -173,7 +191,7 @@ def _show(run: Run, unit: str) -> List[Tuple[str, str]]:
     ended = run(("systemctl", "show", "--property", ",".join((*_LISTS, _PLACE)), unit))
     if ended.code:
         raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
-    words = (line.partition("=") for line in ended.output.splitlines())
+    words = (line.partition("=") for line in ended.output.split("\n"))
     return [(name, value) for name, _, value in words if value]
 
 

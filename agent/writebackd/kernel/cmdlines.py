@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Deque, Dict, Iterable, Optional, Tuple
+from typing import Deque, Dict, Iterable, NamedTuple, Optional, Tuple
 
 from writebackd.kernel import argv
 from writebackd.kernel.files import KernelFiles
@@ -21,17 +21,24 @@ _MOST_LOOKED_AT = 1024  # characters; there may be two million
 Process = Tuple[int, str]  # pid and name: a number is given away again
 
 
+class CommandLine(NamedTuple):
+    """The start of one, in one printable line, and whose process it is."""
+
+    text: str
+    uid: int  # root's where /proc says so: of a set-uid program, say
+
+
 class CommandLines:
     """Answers from what has been read so far; what is asked for anew comes some ticks later."""
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
-        self._known: Dict[Process, Optional[str]] = {}
-        self._read: Deque[Tuple[Process, Optional[str]]] = deque()  # by the thread
+        self._known: Dict[Process, Optional[CommandLine]] = {}
+        self._read: Deque[Tuple[Process, Optional[CommandLine]]] = deque()  # by the thread
         self._thread: Optional[threading.Thread] = None
 
-    def of(self, pid: int, comm: str) -> Optional[str]:
-        """The start of a command line, in one printable line; None: not known, or not yet."""
+    def of(self, pid: int, comm: str) -> Optional[CommandLine]:
+        """None: not known, or not yet."""
         while self._read:
             process, line = self._read.popleft()
             self._known[process] = line
@@ -57,10 +64,15 @@ class CommandLines:
         for process in wanted:
             self._read.append((process, self._line(*process)))
 
-    def _line(self, pid: int, comm: str) -> Optional[str]:
+    def _line(self, pid: int, comm: str) -> Optional[CommandLine]:
         now = self._files.try_read(f"/proc/{pid}/comm")
         if now is None or now.rstrip("\n") != comm:
             return None  # gone, or another process by now
-        text = self._files.try_read(f"/proc/{pid}/cmdline") or ""
+        try:
+            # Of one open file: a number given away in between has another owner.
+            text, uid = self._files.read_owned(f"/proc/{pid}/cmdline")
+        except OSError:
+            return None
         line = argv.told(text[:_MOST_LOOKED_AT])
-        return line[:MOST_CHARS] + ("..." if len(line) > MOST_CHARS else "") if line else None
+        more = "..." if len(line) > MOST_CHARS else ""
+        return CommandLine(line[:MOST_CHARS] + more, uid) if line else None

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What kind of host this is, from /proc and /sys alone: no disk is asked, none waited for.
 
-Of processes only /proc/PID/comm, cgroup and status are read.  psutil is not used for them: it
-completes a long name from /proc/PID/cmdline, which lies in the process' memory, so it may have to
-come from the swap of a disk that hangs, and waits for the lock that a stuck process holds.
+Of processes only /proc/PID/comm, cgroup and status are read, and init's mountinfo.  psutil is not
+used for them: it completes a long name from /proc/PID/cmdline, which lies in the process' memory,
+so it may have to come from the swap of a disk that hangs, and waits for the lock that a stuck
+process holds.
 """
 
 from __future__ import annotations
 
 import re
-from typing import List, Optional, Set, Tuple
+from typing import List, Optional, Sequence, Set, Tuple
 
 from writebackd.human import printable
+from writebackd.kernel.cgroups import memberships
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hidepid import HidePid, hiding
 from writebackd.policy.facts import DiskFacts, HostFacts
 
 _UNIT = (".service", ".scope")
@@ -30,7 +33,11 @@ _HOSTS_OWN = re.compile(
     r"kubepods(?:\.slice)?/(?:(?:kubepods-)?(?:burstable|besteffort)(?:\.slice)?/)?"
     r"(?:kubepods-(?:[a-z]+-)?)?pod[0-9a-f]{32}(?:\.slice)?/.*"
 )
-_CRON = re.compile(r"(?:cron|crond|cronie|anacron|fcron|dcron|bcron|atd?)\.service")
+# Services that start what users ask for: jobs, and sessions where no pam_systemd moves them.
+_FOR_USERS = re.compile(
+    r"(?:cron|crond|cronie|anacron|fcron|dcron|bcron|atd?"
+    r"|sshd?(?:@.*)?|dropbear(?:@.*)?|(?:\w+-)?getty@.*)\.service"
+)
 # Channels on which controllers with a write cache show their volumes; physical disks that are
 # handed through have others: MEGASAS_MAX_PD_CHANNELS, HPSA_RAID_VOLUME_BUS and _EXTERNAL_,
 # PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers. arcmsr and 3w-* keep none
@@ -56,6 +63,7 @@ def read_facts(files: KernelFiles) -> HostFacts:
         disks=_disks(files),
         units=units,
         processes=processes,
+        unseen=hiding(files) if HidePid(files).unseen() else None,
         virtualisation=virtualisation,
         virtualisation_shown_by=shown_by,
         memory_bytes=_memory_bytes(files),
@@ -117,7 +125,7 @@ def _services(
     for entry in files.listdir("/proc"):
         if not entry.isdigit():
             continue
-        path = _systemd_path(files.try_read(f"/proc/{entry}/cgroup") or "")
+        path = _systemd_path(memberships(files, entry))
         name = files.try_read(f"/proc/{entry}/comm")
         seen = seen or bool(name)
         if "user.slice" in path:
@@ -137,23 +145,23 @@ def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[
     """Whether a process says what the host is for: any user can give his any name."""
     if _HOSTS_OWN.fullmatch("/".join(path)):
         return True
-    if any(_INNER.match(part) for part in path) or _CRON.fullmatch(unit or ""):
+    if any(_INNER.match(part) for part in path) or _FOR_USERS.fullmatch(unit or ""):
         return False
     if unit is not None and unit.endswith(".service"):
         return path[-1] == unit  # below it is a subtree that it manages, often a container
     status = files.try_read(f"/proc/{pid}/status") or ""
-    uid = re.search(r"^Uid:\s+\d+\s+(\d+)", status, re.MULTILINE)
-    return uid is not None and uid.group(1) == "0"
+    # Real and effective: a link to sudo, called etcd, runs with the second alone.
+    return re.search(r"^Uid:\t0\t0\t", status, re.MULTILINE) is not None
 
 
-def _systemd_path(cgroup: str) -> List[str]:
+def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:
     """The parts of the path in systemd's hierarchy, or in v2's."""
     found: List[str] = []
-    for line in cgroup.splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers == "name=systemd" or (hierarchy == "0" and not found):
-            found = path.strip("/").split("/")
+    for hierarchy, controllers, path in memberships:
+        if hierarchy != "0" and controllers == "name=systemd":
+            return path[1:].split("/")
+        if hierarchy == "0" and not controllers:
+            found = path[1:].split("/")
     return found
 
 
@@ -187,7 +195,7 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
 
 
 def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:
-    for line in (files.try_read("/proc/cpuinfo") or "").splitlines():
+    for line in (files.try_read("/proc/cpuinfo") or "").split("\n"):
         key, _, value = line.partition(":")
         if key.strip() == "flags":
             return value.split()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 # A seq_file gives about a page a read, whatever is asked for; attributes fit in one.
 _CHUNK = 1 << 16
@@ -27,27 +27,28 @@ class KernelFiles:
         """`name` (absolute, as on the live system) as a path below the root."""
         return Path(self._prefix + name)
 
-    def read(self, name: str) -> str:
-        """The file's text without surrounding white space. Raises OSError, EFBIG above 64 MiB.
+    def read_whole(self, name: str) -> str:
+        """The file's text, which may end with somebody's name. Raises OSError, EFBIG above 64 MiB.
 
         Undecodable bytes become surrogates: device and mount names are bytes.
         """
         fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            chunks = []
-            left = MOST_BYTES
-            # A short read is not the end of a seq_file: only b"" is.
-            while True:
-                chunk = os.read(fd, _CHUNK)
-                if not chunk:
-                    break
-                chunks.append(chunk)
-                left -= len(chunk)
-                if left < 0:
-                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+            return _text(fd, name)
         finally:
             os.close(fd)
-        return b"".join(chunks).decode("utf-8", "surrogateescape").strip()
+
+    def read_owned(self, name: str) -> Tuple[str, int]:
+        """As `read_whole`, with the uid of the file's owner. Raises OSError."""
+        fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return _text(fd, name), os.fstat(fd).st_uid
+        finally:
+            os.close(fd)
+
+    def read(self, name: str) -> str:
+        """The file's text without surrounding white space. Raises as `read_whole`."""
+        return self.read_whole(name).strip()
 
     def read_int(self, name: str) -> int:
         """The file as a decimal integer. Raises OSError, or ValueError naming the file."""
@@ -104,3 +105,17 @@ class KernelFiles:
             return os.stat(self._prefix + name).st_ino
         except OSError:
             return None
+
+
+def _text(fd: int, name: str) -> str:
+    chunks: List[bytes] = []
+    left = MOST_BYTES
+    # A short read is not the end of a seq_file: only b"" is.
+    while True:
+        chunk = os.read(fd, _CHUNK)
+        if not chunk:
+            return b"".join(chunks).decode("utf-8", "surrogateescape")
+        chunks.append(chunk)
+        left -= len(chunk)
+        if left < 0:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)

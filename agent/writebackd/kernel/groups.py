@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
-from writebackd.kernel.cgroups import UNITS, is_booted
+from writebackd.kernel.cgroups import UNITS, is_booted, path_of_process
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import CgroupControl, CgroupMemory
 
@@ -54,7 +54,7 @@ class Cgroups:
         self._watched: Dict[str, _Watched] = {}
         self._paced: Collection[str] = ()
         self._slept: Dict[str, float] = {}  # by path, when its writers last slept
-        self.own = self._path_of_process("self") if mount else None
+        self.own = path_of_process(files, "self") if mount else None
         # inode_cgwb_enabled(): only with both on this hierarchy has a cgroup dirty
         # limits of its own.
         controllers = files.try_read(f"{mount}/cgroup.controllers") if mount else None
@@ -69,7 +69,7 @@ class Cgroups:
             return known
         if self._mount is None or not pid:
             return None
-        path = self._path_of_process(str(pid))
+        path = path_of_process(self._files, str(pid))
         # It may have moved since, or another process may have got its number.
         if path is None or self.id(path) != cgroup_id:
             return None
@@ -77,12 +77,6 @@ class Cgroups:
         if len(self._paths) > MOST_PATHS:
             self._paths.popitem(last=False)
         return path
-
-    def _path_of_process(self, pid: str) -> Optional[str]:
-        for line in (self._files.try_read(f"/proc/{pid}/cgroup") or "").splitlines():
-            if line.startswith("0::"):
-                return line[3:]
-        return None
 
     def find(self, cgroup_id: int) -> Optional[str]:
         """The path of a cgroup by its id alone, for one whose process has ended.
@@ -193,7 +187,7 @@ class Cgroups:
             return None
         # Last, and only of those with a limit: the kernel adds up all CPUs for it.
         text = self._files.try_read(f"{self._directory(home)}/memory.stat") or ""
-        for line in text.splitlines():
+        for line in text.split("\n"):
             key, _, value = line.partition(" ")
             if value.isdigit():
                 stat[key] = int(value)
@@ -263,7 +257,7 @@ def _upwards(path: str) -> List[str]:
 
 
 def _lines(text: str) -> Tuple[Tuple[str, str], ...]:
-    found = (line.partition(" ") for line in text.splitlines())
+    found = (line.partition(" ") for line in text.split("\n"))
     return tuple((number, rest) for number, _, rest in found if number)
 
 

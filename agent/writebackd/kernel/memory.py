@@ -67,7 +67,7 @@ def _lock(flags: int) -> Optional[str]:
 def _code() -> Iterator[Tuple[int, int]]:
     """Address and size of what is mapped from executables and libraries."""
     with open("/proc/self/maps", "rb") as maps:
-        for line in maps.read().decode("utf-8", "surrogateescape").splitlines():
+        for line in maps.read().decode("utf-8", "surrogateescape").split("\n"):
             words = line.split(None, 5)
             if len(words) < 6 or not words[5].startswith("/") or words[1][0] != "r":
                 continue

@@ -178,9 +178,9 @@ class SyncReader:
         earlier, self._user_s = self._user_s, {}
         for key, value in self._inflight.read():
             start, dev, kind, _owner = layout.SYNC_START.unpack(value)
-            tid = int.from_bytes(key, sys.byteorder)
+            tid = int.from_bytes(key, sys.byteorder, signed=True)
             if now - start > STALE_NS and (
-                not os.path.exists(f"/proc/{tid}") or self._is_elsewhere(tid, key + value, earlier)
+                _is_gone(tid) or self._is_elsewhere(tid, key + value, earlier)
             ):
                 # Left alone it would look like a stuck sync for ever.
                 self._inflight_map.delete(key)
@@ -335,6 +335,17 @@ def together(one: CgroupReadings, other: CgroupReadings) -> CgroupReadings:
     for key, reading in other.items():
         merged[key] = merged.get(key, CgroupReading()) + reading
     return merged
+
+
+def _is_gone(tid: int) -> bool:
+    """Whether no thread has this number; not asked of /proc, which hidepid= hides."""
+    try:
+        os.kill(tid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's, and alive
+    return False
 
 
 def _merge(threads: Sequence[TaskSample]) -> TaskSample:

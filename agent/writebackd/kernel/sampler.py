@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
-from writebackd.kernel.cgroups import cgroup2_mount
+from writebackd.kernel.cgroups import cgroup2_mount, path_of_process
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import Cgroups
@@ -220,15 +220,9 @@ class Sampler:
         tasks = []
         for task in reading.tasks:
             device = self._topology.by_fs(task.device) if task.device else None
-            cgroup = self._cgroup(task.pid) if task in busiest else None
+            cgroup = path_of_process(self._files, str(task.pid)) if task in busiest else None
             tasks.append(replace(task, device=device.name if device else None, cgroup=cgroup))
         return tuple(tasks)
-
-    def _cgroup(self, pid: int) -> Optional[str]:
-        for line in (self._files.try_read(f"/proc/{pid}/cgroup") or "").splitlines():
-            if line.startswith("0::"):
-                return line[3:]
-        return None
 
 
 def _add(a: DiskStats, b: DiskStats) -> DiskStats:

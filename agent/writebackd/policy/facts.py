@@ -35,6 +35,7 @@ class HostFacts:
     units: Optional[Tuple[str, ...]] = None  # systemd units that have a process, sorted
     # Names as the kernel keeps them (15 bytes, kernel threads more), sorted.
     processes: Optional[Tuple[str, ...]] = None
+    unseen: Optional[str] = None  # the option of /proc that hides others of both
     virtualisation: Optional[str] = None  # one of VIRTUALISATIONS
     virtualisation_shown_by: str = ""
     memory_bytes: Optional[int] = None

@@ -237,6 +237,8 @@ def _services(
             found += [each for each in facts.units if fnmatchcase(each, glob)]
         else:
             found += [each for each in facts.processes if _is_called(each, glob)]
+    if not found and facts.unseen is not None:
+        return None, f"none that can be seen runs (/proc is mounted {facts.unseen})"
     if found and only_units and not any(each.endswith(_UNIT) for each in found):
         return False, f"{_few(found)} runs, but none of the units"
     return bool(found), f"{_few(found)} runs" if found else "none of them runs"

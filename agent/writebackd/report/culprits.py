@@ -11,6 +11,7 @@ from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.writers import writer_of
 from writebackd.model import ForeignWrite, replace
 from writebackd.report import entry
+from writebackd.report.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,38 @@ def with_command_lines(alerts: Sequence[Alert], lines: CommandLines) -> Tuple[Al
         for each in alert.culprits:
             if each.cmdline is None and each.pid is not None and each.comm is not None:
                 missing.append((each.pid, each.comm))
-                each = replace(each, cmdline=lines.of(each.pid, each.comm))
+                line = lines.of(each.pid, each.comm)
+                if line is not None:
+                    each = replace(each, cmdline=line.text, uid=line.uid)
             culprits.append(each)
         named.append(replace(alert, culprits=tuple(culprits)) if culprits else alert)
     if missing:
         lines.ask(missing)
     return tuple(named)
+
+
+def for_user(snapshot: Snapshot, uid: int) -> Snapshot:
+    """What a user is told: of command lines those of his own processes, root all."""
+    if uid == 0:
+        return snapshot
+    memory, sample = snapshot.memory, snapshot.sample
+    intrusions = [replace(each, write=_without(each.write)) for each in memory.intrusions]
+    return replace(
+        snapshot,
+        alerts=tuple(
+            replace(
+                alert,
+                culprits=tuple(
+                    each if each.uid == uid else replace(each, cmdline=None)
+                    for each in alert.culprits
+                ),
+            )
+            for alert in snapshot.alerts
+        ),
+        memory=replace(memory, intrusions=tuple(intrusions)),
+        sample=replace(sample, foreign=tuple(map(_without, sample.foreign))),
+    )
+
+
+def _without(write: ForeignWrite) -> ForeignWrite:
+    return replace(write, cmdline=None)

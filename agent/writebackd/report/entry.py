@@ -42,6 +42,8 @@ def foreign(write: ForeignWrite) -> Dict[str, Any]:
     }
     if write.pid is not None:
         fields["WRITER_PID"] = str(write.pid)
+    if write.cmdline is not None:
+        fields["WRITER_CMDLINE"] = write.cmdline
     return {"journal": fields}
 
 

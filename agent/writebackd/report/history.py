@@ -17,6 +17,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from writebackd.model import HIST_BUCKETS, Histogram
 from writebackd.report.figures import COARSE_S, Figures, fold
+from writebackd.report.permissions import MODE, for_admins
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _insert(table: str, columns: Sequence[str]) -> str:
 
 
 class History:
-    """A bounded log of events; recording never waits, reading needs no root."""
+    """A bounded log of events; recording never waits, reading needs root or the group adm."""
 
     def __init__(
         self, path: Path, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES
@@ -405,9 +406,11 @@ def _rows(
 ) -> List[List[Tuple[Any, ...]]]:
     """The answers to each query; empty where the file is of a version before `version`."""
     try:
-        path.stat()
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     except PermissionError:
-        raise HistoryError(f"no access to {path}: try again as root") from None
+        raise HistoryError(
+            f"{path} is for root and the group adm, as it names processes: try again with sudo"
+        ) from None
     except OSError:
         raise HistoryError(
             f"no history in {path.parent}: is that writebackd's --state-dir?"
@@ -497,6 +500,12 @@ def _makes_sense(row: Tuple[object, ...]) -> bool:
 
 def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    # Never readable for all, not even while it is empty.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
+    # Its journal and what was set aside as well, which an earlier version made for all.
+    for ending in ("", "-*", ".damaged-*"):
+        for each in path.parent.glob(path.name + ending):
+            for_admins(each)
     database = sqlite3.connect(str(path), timeout=_RETRY_S)
     try:
         # No fsync of our own: it would count as the demand we are looking for,
@@ -517,7 +526,6 @@ def _open(path: Path) -> sqlite3.Connection:
                 for table in _TABLES:
                     database.execute(table)
                 database.execute(f"PRAGMA user_version={_VERSION}")
-        os.chmod(path, 0o644)
         return database
     except BaseException:
         database.close()

@@ -54,6 +54,7 @@ class Snapshot:
     leases_lost: int = 0  # since the start
     history_dropped: int = 0  # events that the history writer could not keep up with
     off: Optional[str] = None  # the kill-switch file that is there
+    unseen: Optional[str] = None  # what /proc hides from the daemon, in words
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     policy_chosen: str = ""  # why this policy, in words
     policy_files: Tuple[str, ...] = ()  # that it was read from, its own first

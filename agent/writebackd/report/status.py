@@ -91,6 +91,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "dirtiers": _programs(sample.tasks, sample.dt_s),
         "alerts": alerts_json(snapshot),
         "rivals": _rivals(snapshot),
+        "processes_unseen": snapshot.unseen,
         "warnings": _warnings(snapshot),
         "state_dir": snapshot.state_dir,
         "lease": {
@@ -496,6 +497,8 @@ def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[Json]:
 def _warnings(snapshot: Snapshot) -> List[str]:
     sample = snapshot.sample
     lines = list(snapshot.messages)
+    if snapshot.unseen is not None:
+        lines.append(snapshot.unseen)
     if snapshot.off is not None:
         lines.append(f"held off by {snapshot.off}: the limits are as found until it is removed")
     for action in sample.actions:

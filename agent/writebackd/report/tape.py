@@ -21,6 +21,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 from writebackd.model import Decision, Memory, Sample
 from writebackd.policy import Policy, render
 from writebackd.report.codec import Interned, pack, unpack
+from writebackd.report.permissions import MODE, for_admins
 
 log = logging.getLogger(__name__)
 
@@ -151,9 +152,11 @@ class Tape:
         self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         path = self.directory / f"{int(sample.wall_s * 1000):015d}{_SUFFIX}"
         # Names of processes and cgroups are in it, which not everybody may see.
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, MODE)
         self._begun_s, self._interned = sample.time_s, Interned()
         files = [(each, each.stat().st_size) for each in _files(self.directory)]
+        for each, _ in files:  # those of an earlier version as well
+            for_admins(each)
         total = sum(size for _, size in files)
         for each, size in files[:-1]:
             # Room for the one that begins: a tenth.
@@ -242,9 +245,11 @@ def _read_file(path: Path, until_s: Optional[float]) -> Iterator[Recorded]:
                 limit, background, goal, tuple(map(tuple, devices)), tuple(map(tuple, settings))
             )
             yield Recorded(sample, outcome, policy, memory)
-    except PermissionError as error:
+    except PermissionError:
         # All of it is like that, and another user can help it.
-        raise TapeError(f"{path}: {error.strerror}: samples are for root, try with sudo") from None
+        raise TapeError(
+            f"{path}: samples are for root and the group adm, try with sudo"
+        ) from None
     except (OSError, zlib.error, *_DAMAGES) as error:
         log.warning("%s: %s; the rest of it is left out", path, error)
 
