@@ -336,7 +336,7 @@ def test_what_only_a_unit_runs_is_hidden_and_refused_on_a_terminal(
 ) -> None:
     """By hand it hung without a word, and `watch` is taken for watch(1)."""
     unit = (SOURCE.parent / "systemd/writebackd-watch.service").read_text()
-    assert "ExecStart=/usr/bin/writebackctl lease-watcher\n" in unit
+    assert "ExecStart=/usr/bin/writebackctl --runtime-dir /run/writebackd lease-watcher\n" in unit
     assert "lease-watcher" not in run("--help")[1]
     code, _, err = run("watch")
     assert code == USAGE and "lease-watcher" not in err
