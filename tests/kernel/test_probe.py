@@ -432,7 +432,9 @@ def test_without_the_object_the_daemon_goes_on_with_proc(
         open_probe("bcc", KernelFiles(), False, True)
 
 
-@pytest.mark.parametrize("image", [b"", b"no ELF at all", object_image()[:1000]])
+@pytest.mark.parametrize(
+    "image", [b"", b"no ELF at all", object_image()[:1000]], ids=["empty", "text", "cut short"]
+)
 def test_a_broken_object_is_refused(image: bytes) -> None:
     with pytest.raises(BpfError):
         BpfProbe(image, KernelFiles())
