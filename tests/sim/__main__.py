@@ -68,12 +68,16 @@ def main() -> int:
         return 0
     if options.names[:1] == ["drawn"]:
         half, hosts, names = (*options.names[1:2], "")[0], 60, options.names[2:]
+        if half == "constants" and len(names) < 2 and all(name.isdigit() for name in names):
+            chosen_seeds = drawn.seeds("work", int((*names, hosts)[0]))
+            print(drawn.constants(chosen_seeds, load_policy(options.policy)))
+            return 0
         if names and names[0].isdigit():
             hosts = int(names.pop(0))
         if half not in drawn.HALVES or set(names) - set(LAWS):
-            parser.error(f"after `drawn`: {' or '.join(drawn.HALVES)}, how many hosts, laws of "
-                         + " ".join(LAWS))
-        laws = {name: LAWS[name] for name in names or ("present",)}
+            parser.error(f"after `drawn`: {', '.join(drawn.HALVES)} or constants, how many hosts, "
+                         f"laws of {' '.join(LAWS)}")
+        laws = {name: LAWS[name] for name in names or ("present", "price")}
         print(drawn.table(drawn.seeds(half, hosts), load_policy(options.policy), laws,
                           options.verbose))
         return 0

@@ -3,9 +3,11 @@
 
     PYTHONPATH=agent python -m tests.sim drawn work [HOSTS [LAW...]]
     PYTHONPATH=agent python -m tests.sim drawn judge [HOSTS [LAW...]]
+    PYTHONPATH=agent python -m tests.sim drawn constants [HOSTS]
 
 Even seeds are for work, odd ones for judging: a law is run on them once, and not changed by what
-they say.  With -v each host has a line.
+they say.  With -v each host has a line.  `constants` takes half and double of each of
+the law on trial.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from dataclasses import dataclass
 from typing import Callable, Dict, Iterable, List, Mapping, Sequence, Tuple
 
 from tests.lab.score import KEPT
-from tests.sim import bench
+from tests.sim import bench, price
 from tests.sim.bench import Run
+from tests.sim.laws import Priced
 from tests.sim.plant import (
     BESIDE_FLOOD,
     BLOCKS_MOST,
@@ -37,6 +40,7 @@ from writebackd.policy.schema import Policy
 STATIC_MB = (1, 2, 4, 8, 15, 32, 64, 128, 256)
 HALVES = {"work": 0, "judge": 1}  # by the rest of the seed by two
 FLOOD_S, SETTLE_S, WINDOW_S = 6.0, 15.0, 45.0
+MULTIPLES = ("SEEK", "PAYS", "OVER", "RISE", "WAVE_LONGER", "SLOW_MULTIPLE")
 LOW = 0.8  # of the best fixed limit: hosts below it are counted
 
 
@@ -186,6 +190,41 @@ def table(
         group = [each for each in found if in_waves(each.scenario) is waves]
         if group:
             lines += ["", *_group(title, group, [*group[0].runs])]
+    return "\n".join(lines)
+
+
+def constants(chosen: Sequence[int], policy: Policy) -> str:
+    """What half and double of each constant of the law on trial do, on hosts for work."""
+    if half_of(chosen) != "work":
+        raise ValueError("constants are not looked at on hosts for judging")
+    found = [compare(seed, policy, {}) for seed in chosen]
+    idle = [bench.run(each.scenario, seed=seed, flooded=False)
+            for seed, each in zip(chosen, found)]
+
+    def shares() -> str:
+        texts = []
+        for waves in (False, True):
+            values = [
+                score(bench.judge(bench.run(each.scenario, policy=policy, seed=seed, law=Priced()),
+                                  alone, each.runs["default"])) / score(each.runs[each.best])
+                for seed, each, alone in zip(chosen, found, idle)
+                if in_waves(each.scenario) is waves]
+            texts.append(f"{_geometric(values):12.3f}")
+        return "".join(texts)
+
+    heads = ("steady", "waves", "steady x 2", "waves x 2")
+    lines = [f"{'of best fixed, half':24}" + "".join(f"{head:>12}" for head in heads),
+             f"{'as it is':24}{shares()}"]
+    for name, value in vars(price).items():
+        if name.isupper() and isinstance(value, float):
+            line = f"{f'{name} {value:g}':24}"
+            for times in (0.5, 2.0):
+                # Of those that are multiples, what is above 1.
+                scaled = 1.0 + (value - 1.0) * times if name in MULTIPLES else value * times
+                setattr(price, name, scaled)
+                line += shares()
+            setattr(price, name, value)
+            lines.append(line)
     return "\n".join(lines)
 
 

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from tests.sim import drawn
-from tests.sim.laws import LAWS
-from tests.sim.plant import GB, MB
+from tests.sim import bench, drawn, price
+from tests.sim.laws import LAWS, Priced
+from tests.sim.plant import GB, MB, Disk, Flood, SyncLoad
+from tests.sim.scenarios import Scenario
 from writebackd.policy import load_policy
 
 POLICY = load_policy("default")
@@ -52,3 +55,31 @@ def test_the_table_has_every_contender() -> None:
     assert lines[0].startswith("work: 2 hosts")
     for name in ("default", "1M", "256M", "best fixed", "present"):
         assert any(line.startswith(name) for line in lines)
+
+
+def test_the_law_on_trial_is_small() -> None:
+    """45 constants and 20 remembered fields at most, and what it says of itself is on one page."""
+    constants = [name for name in vars(price) if name.isupper() and name != "BUCKET_EDGES_S"]
+    assert len(constants) <= 45 and len(dataclasses.fields(price.Priced)) <= 20
+    assert len((price.__doc__ or "").splitlines()) <= 50
+
+
+def test_the_price_of_a_sync_is_what_it_costs_the_media() -> None:
+    """Of an array that pays 2 ms for each block, and holds the flood to four fifths for them."""
+    scenario = Scenario("x", disks=(Disk(scattered_s=2e-3, lag_s=3.5),),
+                        floods=(Flood(start_s=6.0, writers=4),),
+                        syncs=(SyncLoad(threads=4, think_s=0.01),), judged=30.0, end=90.0)
+    law = Priced()
+    found = bench.judge(bench.run(scenario, policy=POLICY, law=law),
+                        bench.run(scenario, flooded=False), bench.run(scenario))
+    learned, = law.devices.values()
+    assert learned.price == pytest.approx(2e-3, rel=0.35)
+    assert found.g == pytest.approx(0.8, abs=0.08)
+
+
+def test_where_syncs_cost_nothing_there_is_room_at_nearly_all_of_the_rate() -> None:
+    scenario = Scenario("x", judged=30.0, end=90.0)
+    runs = bench.compare(scenario, POLICY, laws={"price": Priced})
+    assert (runs["price"].g or 0.0) > 0.9
+    best = max(runs[name].score or 0.0 for name in ("1M", "2M", "4M"))
+    assert (runs["price"].score or 0.0) > best
