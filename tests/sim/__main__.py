@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | laws | alerts | classes | search | SCENARIO...]: the law, simulated.
+"""python -m tests.sim [shape | laws | drawn | alerts | classes | search | SCENARIO...]: the law.
 
 Without a name all scenarios; `shape` compares the model with measured tables; `laws` compares
-the law with other laws (20 s of CPU; names of scenarios may follow); `alerts` tells what the
+the law with other laws (20 s of CPU; names of scenarios may follow); `drawn work` does so on hosts
+drawn by even seeds, `drawn judge` by odd ones (60 hosts, 10 s of CPU; another number and names of
+laws may follow, `-v` shows each host); `alerts` tells what the
 detector makes of collapses and of hosts that are well (40 s; `--seeds` takes the 20 from that one
 on), `alerts month` of an ordinary month, second by second (90 s; `--seed` takes another one);
 `classes` takes each shipped policy to a host of its class (2 s; names of policies may follow);
@@ -20,7 +22,8 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import alerts, bench, classes, contest, month, shape
+from tests.sim import alerts, bench, classes, contest, drawn, month, shape
+from tests.sim.laws import LAWS
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -62,6 +65,21 @@ def main() -> int:
             print(f"{len(raised)} alerts in {month.DAYS} days")
         else:
             print(alerts.matrix(options.seeds))
+        return 0
+    if options.names[:1] == ["drawn"]:
+        half, hosts, names = (*options.names[1:2], "")[0], 60, options.names[2:]
+        if half == "constants" and len(names) < 2 and all(name.isdigit() for name in names):
+            chosen_seeds = drawn.seeds("work", int((*names, hosts)[0]))
+            print(drawn.constants(chosen_seeds, load_policy(options.policy)))
+            return 0
+        if names and names[0].isdigit():
+            hosts = int(names.pop(0))
+        if half not in drawn.HALVES or set(names) - set(LAWS):
+            parser.error(f"after `drawn`: {', '.join(drawn.HALVES)} or constants, how many hosts, "
+                         f"laws of {' '.join(LAWS)}")
+        laws = {name: LAWS[name] for name in names or ("present", "price")}
+        print(drawn.table(drawn.seeds(half, hosts), load_policy(options.policy), laws,
+                          options.verbose))
         return 0
     against = options.names[:1] == ["laws"]
     if against:

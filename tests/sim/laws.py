@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Mapping, Tuple
 
+from tests.sim import price
 from tests.sim.plant import Law
 from writebackd.control.decide import RECENT_FLOOD_S, decide
 from writebackd.control.law import kernel_floor_bytes
@@ -256,6 +257,25 @@ class Framed:
         return Decision(limit, background, goal, "", said, (), hurry), memory
 
 
+class Priced(Framed):
+    """The law on trial (tests/sim/price.py), which sees every tick and keeps its own state."""
+
+    def __init__(self) -> None:
+        super().__init__(Rule)
+        self.devices: Dict[str, price.Priced] = {}
+
+    def _flooded(
+        self, name: str, seen: Estimate, bounds: Bounds, memory: Memory, sample: Sample
+    ) -> int:
+        mine = self.devices.get(name, price.Priced(bounds.start, bounds.start))
+        device = next(each for each in sample.devices if each.device.name == name)
+        near = sample.vm.threshold_bytes * seen.limit_share / price.target(mine, bounds)
+        mine = price.step(mine, seen, device, bounds, IN_FORCE[0] <= near <= IN_FORCE[1],
+                          sample.time_s, sample.dt_s)
+        self.devices[name] = mine
+        return int(price.target(mine, bounds) / seen.limit_share)
+
+
 # Makers, in the order of the table.
 LAWS: Mapping[str, Callable[[], Law]] = {
     "feed-forward": lambda: Framed(FeedForward),
@@ -263,4 +283,5 @@ LAWS: Mapping[str, Callable[[], Law]] = {
     "ecn": lambda: Framed(Ecn),
     "gradient": lambda: Framed(Gradient),
     "present": lambda: decide,
+    "price": Priced,
 }

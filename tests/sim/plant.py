@@ -75,6 +75,10 @@ BREATH_ENDS_S = 6.0
 LEAP_LASTS_S = 8.0
 # 260 MB/s fell to 50 to 70 for a second, each time that the flood came to the end of its file.
 SWEEP_EVERY_S, SWEEP_SHARE = 8.7, 0.25
+# Where each block has its price: what a sweep over the blocks leaves of the media to the flood (10
+# of 250 MB/s).  No sweep lasts longer than the flood's turn; while blocks take half of the cache,
+# that is shared.
+SWEEP_BESIDE, BLOCKS_MOST, SHARED = 0.05, 0.5, 0.5
 # What the flood costs a sync that finds room: f is about 0.65 below the knee.
 BESIDE_FLOOD = 0.5
 # Without a cache a sync waits for the requests under way, about 1 MB, and beyond some tens of MB of
@@ -118,6 +122,11 @@ class Disk:
     leaps_full: Tuple[Tuple[float, float], ...] = ()
     # Destage sweeps over the blocks of the syncs: so long, every SWEEP_EVERY_S, at SWEEP_SHARE.
     sweep_s: float = 0.0
+    # Media time of each block that a sync leaves in the cache, paid by sweeps that are as long as
+    # there are many; at once where a flush empties the cache, or there is none.
+    scattered_s: float = 0.0
+    # The kernel takes so long to follow a limit by nine tenths.
+    lag_s: float = 0.0
     # Parity: a stripe written in part takes so much longer.  So many the syncs fall into, and each
     # is written once for every round over what the cache holds.
     stripe_s: float = 0.0
@@ -238,8 +247,14 @@ class DiskState:
         self.fast_time = 1.0
         self.most_syncs = FOREVER
         self.since_full_s = FOREVER
+        self.let_in: Optional[float] = None  # on its way to the rate of a limit
+        self.scattered = 0.0  # blocks of syncs that wait for the media
+        self.sweep = 0.0  # of these, what the sweep under way has before it
+        self.sweep_s, self.next_sweep_s = 0.0, SWEEP_EVERY_S  # when it began, and the next one
         # totals
         self.written = 0.0
+        self.destaged = 0.0  # scattered blocks that the media have
+        self.media_bytes = 0.0  # of the flood, that the media have
         self.reset()
 
     def reset(self) -> None:
@@ -252,6 +267,16 @@ class DiskState:
         self.sync_count = 0
         self.sync_bytes = 0
         self.flush_s = 0.0
+
+    @property
+    def keeps(self) -> bool:
+        """Whether blocks may wait in the cache."""
+        return bool(self.disk.cache) and not self.disk.volatile
+
+    def destage(self, blocks: float) -> None:
+        self.scattered = max(0.0, self.scattered - blocks)
+        self.sweep = max(0.0, self.sweep - blocks)
+        self.destaged += blocks
 
 
 def _let_in(state: DiskState, limit: float) -> float:
@@ -429,7 +454,9 @@ class Plant:
             round_s = max(state.fill, 1.0 * MB) / drain
             parts = disk.stripes * -math.expm1(-state.sync_rate * round_s / disk.stripes)
             drain *= round_s / (round_s + parts * disk.stripe_s)
-        if disk.cache:
+        if disk.scattered_s:
+            drain *= 1.0 - self._sweep(state, h) / h
+        elif disk.cache:
             drain = max(drain - state.sync_rate * SYNC_BYTES, 0.2 * drain)
         else:
             # The media seek for each sync and do nothing else meanwhile.
@@ -440,23 +467,35 @@ class Plant:
             demand_now = demand
             push = max(0.0, state.dirty + demand * h - background) / h
             if demand:
-                push = min(push, _let_in(state, limit))
+                push = min(push, self._follow(state, limit, h))
         push = min(push, disk.link, state.pace)
         full = 0.0
         if disk.neighbour:
             state.fill = disk.cache  # of his data, if not of ours
-        room = disk.cache - state.fill
-        surplus = push - drain
+        capacity = disk.cache - state.scattered * SYNC_BYTES * state.keeps
+        room = capacity - state.fill
+        surplus, before = push - drain, state.fill
         if surplus <= 0.0:
             out = push
             state.fill = max(0.0, state.fill + surplus * h)
         elif room >= surplus * h:
             out = push
             state.fill += surplus * h
+        elif room < 0.0:
+            # Blocks that came since took the room of what the media have to take first.
+            full = 1.0
+            out = max(0.0, drain + room / h)
+            state.fill += (out - drain) * h
         else:
             full = 1.0 - room / (surplus * h)
             out = push * (1.0 - full) + drain * full
-            state.fill = disk.cache
+            state.fill = capacity
+        taken = out * h - (state.fill - before)
+        state.media_bytes += taken
+        if disk.scattered_s:
+            # What the flood leaves of the media's time.
+            idle_s = h * drain / (disk.drain * state.noise) * (1.0 - taken / (drain * h))
+            state.destage(min(state.scattered, max(0.0, idle_s) / disk.scattered_s))
         if disk.neighbour:
             full = max(full, 0.9)
         state.since_full_s = 0.0 if full else state.since_full_s + h
@@ -476,6 +515,41 @@ class Plant:
         if demand:
             state.throttled_s += h * (1.0 - accepted / demand)
         self._latency(state, h, out, drain, full)
+
+    def _sweep(self, state: DiskState, h: float) -> float:
+        """Seconds of the step that the media spend on the blocks of a sweep."""
+        each_s = state.disk.scattered_s
+        if not state.keeps:
+            state.most_syncs = SYNC_SHARE_MOST / each_s
+            share, blocks = 1.0 - SWEEP_BESIDE, state.scattered
+        else:
+            most = BLOCKS_MOST * state.disk.cache / SYNC_BYTES
+            if state.sweep and self.now_s - state.sweep_s > SWEEP_EVERY_S:
+                state.sweep = 0.0
+            if not state.sweep and self.now_s >= state.next_sweep_s:
+                state.sweep, state.sweep_s = state.scattered, self.now_s
+            share, blocks = 0.0, state.sweep
+            if state.sweep:
+                share = 1.0 - SWEEP_BESIDE
+                state.next_sweep_s = self.now_s + SWEEP_EVERY_S
+            elif state.scattered >= most:
+                share, blocks = SHARED, state.scattered
+            state.most_syncs = max(0.0, most - state.scattered) / h + share / each_s
+        blocks = min(blocks, h * share / each_s)
+        state.destage(blocks)
+        return blocks * each_s
+
+    @staticmethod
+    def _follow(state: DiskState, limit: float, h: float) -> float:
+        """What the kernel lets in under `limit` by now."""
+        goal = _let_in(state, limit)
+        if not state.disk.lag_s:
+            return goal
+        goal = min(goal, state.disk.link)
+        if state.let_in is None:
+            state.let_in = goal
+        state.let_in += (goal - state.let_in) * -math.expm1(-math.log(10) * h / state.disk.lag_s)
+        return state.let_in
 
     def _latency(
         self, state: DiskState, h: float, out: float, drain: float, full: float
@@ -557,6 +631,8 @@ class Plant:
             progress.done += count
             state.sync_count += count
             state.sync_bytes += count * SYNC_BYTES
+            if state.disk.scattered_s:
+                state.scattered += count
             tally = state.syncs
             if capped:
                 # A queue before the limiter, from which each has its turn.

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.sim.plant import (
@@ -10,6 +12,7 @@ from tests.sim.plant import (
     GB,
     LEAP_LASTS_S,
     MB,
+    SWEEP_BESIDE,
     Disk,
     Event,
     Flood,
@@ -165,3 +168,75 @@ def test_same_seed_same_run() -> None:
 @pytest.mark.parametrize("index", range(191))
 def test_bucket_is_the_inverse_of_its_edge(index: int) -> None:
     assert bucket(BUCKET_EDGES_S[index] * 1.001 + 1e-9) == index
+
+
+class Calm(random.Random):
+    """Every second as the mean of all."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+
+@pytest.mark.parametrize("disk", [
+    Disk(scattered_s=0.65e-3), Disk(scattered_s=0.65e-3, cache=64.0 * MB),
+    Disk(scattered_s=0.65e-3, cache=0.0, baseline_s=1e-3),
+    Disk(scattered_s=0.05e-3, volatile=True, baseline_s=0.3e-3),
+], ids=["array", "small cache", "no cache", "flushed"])
+@pytest.mark.parametrize("limit_mb", [2, 8, 64])
+def test_the_time_of_the_media_adds_up(disk: Disk, limit_mb: int) -> None:
+    plant = Plant((disk,), (Flood(),), (SyncLoad(),))
+    plant.rng = Calm(1)
+    plant.set_limits(limit_mb * MB, None)
+    state = plant.disks[0]
+    for _ in range(60):
+        plant.advance(1.0)
+        assert plant.loads[0].done == pytest.approx(state.destaged + state.scattered)
+        assert state.written == pytest.approx(state.media_bytes + state.fill)
+        assert state.fill + state.scattered * 4096 * state.keeps <= disk.cache + 2 * MB
+        spent_s = state.destaged * disk.scattered_s + state.media_bytes / disk.drain
+        assert spent_s <= plant.now_s * (1 + 1e-9)
+    if limit_mb > 2:  # above the knee the media always have something to do
+        assert spent_s == pytest.approx(60.0, rel=0.02)
+
+
+def test_a_sweep_is_as_long_as_there_are_blocks() -> None:
+    """Of 0.5 ms each; meanwhile the flood has next to nothing of the media."""
+    plant = Plant((Disk(scattered_s=0.5e-3, cache=4.0 * GB),), (Flood(),),
+                  (SyncLoad(think_s=2e-3),))
+    plant.rng = Calm(1)
+    plant.set_limits(4 * MB, None)
+    state = plant.disks[0]
+    plant.advance(8.6)
+    blocks = state.scattered
+    assert blocks == pytest.approx(plant.loads[0].done)
+    plant.advance(0.2)
+    before, began_s, bytes_before = state.destaged, plant.now_s, state.media_bytes
+    while state.sweep:
+        plant.advance(0.05)
+    sweep_s = plant.now_s - began_s
+    assert sweep_s == pytest.approx((blocks - before) * 0.5e-3 / (1 - SWEEP_BESIDE), rel=0.05)
+    assert state.media_bytes - bytes_before < 0.1 * sweep_s * 250 * MB
+
+
+def test_syncs_get_what_a_cache_full_of_blocks_lets_through() -> None:
+    plant = Plant((Disk(scattered_s=2e-3, cache=16.0 * MB),), (), (SyncLoad(),))
+    plant.advance(20.0)
+    before = plant.loads[0].done
+    plant.advance(20.0)
+    assert (plant.loads[0].done - before) / 20.0 == pytest.approx(500, rel=0.06)
+
+
+def test_the_kernel_takes_seconds_to_follow_a_limit() -> None:
+    plant = flooded(Disk(cache=64.0 * GB, link=8.0 * GB, lag_s=3.5), limit=1 * MB, seconds=5)
+
+    def rate() -> float:
+        before = plant.disks[0].written
+        plant.advance(0.1)
+        return (plant.disks[0].written - before) / 0.1 / MB
+
+    low = rate()
+    plant.set_limits(4 * MB, None)
+    plant.advance(1.0)
+    assert rate() < low + 0.7 * 3 * low
+    plant.advance(2.5)
+    assert rate() == pytest.approx(low + 0.9 * 3 * low, rel=0.05)
