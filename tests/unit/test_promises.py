@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Each promise in docs/reliability.md names tests that exist, and that run where it says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Dict, Iterator, List
+
+from checkout import ROOT
+
+PAGE = ROOT / "docs/reliability.md"
+# Tables without promises: they say which file is whose, and what test_rails.py holds.
+NO_PROMISES = ("file in `/run/writebackd`", "rail")
+NAME = re.compile(r"`(test_\w+)`")
+
+
+def rows(page: str) -> Iterator[str]:
+    """The lines of its tables that promise something."""
+    head = ""
+    for line in page.splitlines():
+        if not line.startswith("|"):
+            head = ""
+        elif not head:
+            head = line.split("|")[1].strip()
+        elif head not in NO_PROMISES and not line.startswith("|---"):
+            yield line
+
+
+def collected() -> Dict[str, List[bool]]:
+    """By name, for each of that name: whether `tests/run full` alone runs all of it."""
+    found: Dict[str, List[bool]] = {}
+    for path in sorted((ROOT / "tests").glob("*/test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                # A mark in a parameter leaves the others to the gate.
+                marks = [ast.unparse(each) for each in node.decorator_list]
+                found.setdefault(node.name, []).append(
+                    any(mark.startswith("pytest.mark.full") for mark in marks))
+    return found
+
+
+def wrong(page: str) -> List[str]:
+    """What does not hold of it, a line each."""
+    known, found = collected(), []
+    for row in rows(page):
+        if not NAME.search(row):
+            found.append(f"no test proves this: {row}")
+        for name in NAME.findall(row):
+            full = all(known.get(name, ["*full*" in row]))
+            if full != ("*full*" in row):
+                found.append(f"{name} runs {'only in the full suite' if full else 'always'}")
+    found += [f"no test is named {name}" for name in NAME.findall(page) if name not in known]
+    return found
+
+
+def test_every_promise_has_a_test_where_it_says() -> None:
+    page = PAGE.read_text()
+    assert len(list(rows(page))) > 60, "the page is not read as it is written"
+    assert wrong(page) == []
+
+
+def test_a_promise_without_a_test_is_found() -> None:
+    table = "\n| event | proven by |\n|---|---|\n"
+    assert wrong(f"{table}| it never fails | |\n") == ["no test proves this: | it never fails | |"]
+    assert wrong(f"{table}| it holds | `test_nowhere_to_be_found` |\n") == [
+        "no test is named test_nowhere_to_be_found"]
+    assert wrong(f"{table}| it holds | *full*: `test_as_installed` |\n") == [
+        "test_as_installed runs always"]
+    assert wrong(f"{table}| it holds | `test_stopped_by_a_signal` |\n") == [
+        "test_stopped_by_a_signal runs only in the full suite"]
