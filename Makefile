@@ -32,7 +32,8 @@ check:
 bench:
 	agent/setup.sh $(if $(filter-out native,$(WAY)),test,bench)
 	build/venv/bin/python -m tests.lab.bench $(if $(SCENARIO),--scenario '$(SCENARIO)') \
-		$(if $(DIRECTORY),--directory '$(DIRECTORY)') $(if $(CONTENDER),--contender '$(CONTENDER)') $(if $(WAY),--way '$(WAY)') \
+		$(if $(DIRECTORY),--directory '$(DIRECTORY)') \
+		$(if $(CONTENDER),--contender '$(CONTENDER)') $(if $(WAY),--way '$(WAY)') \
 		$(if $(REPEATS),--repeats '$(REPEATS)') $(if $(QUICK),--quick)
 
 bench-clean:
