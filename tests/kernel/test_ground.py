@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator, Optional
 
 import pytest
 
 from tests.lab import ground, host
-from tests.lab.ground import Ground
-from tests.lab.remains import GROUND, Remains, RigError
+from tests.lab.ground import OWN, Ground
+from tests.lab.remains import Remains, RigError
 
 
 @pytest.fixture
@@ -38,29 +39,70 @@ def test_it_takes_away_what_it_made_and_nothing_else(directory: Path) -> None:
     assert host.read_limits() == before
 
 
-def test_what_a_killed_run_left_is_removed_by_name(directory: Path) -> None:
-    (directory / "theirs").write_text("theirs")
+def killed(own: Path, instead: Optional[Callable[[], None]] = None) -> None:
+    """A run that made `own` and was killed; then `instead` happens, and `make bench-clean`."""
     remains = Remains("ground-killed")
     assert remains.take()
     remains.directory.mkdir(parents=True)
-    (directory / GROUND).mkdir()
-    (directory / GROUND / "ours").write_text("ours")
-    remains.record(token="0", limits=host.read_limits(), ground=str(directory / GROUND))
+    own.mkdir()
+    (own / "ours").write_text("ours")
+    made = own.lstat()
+    remains.record(token="0", limits=host.read_limits(),
+                   ground=[str(own), made.st_dev, made.st_ino])
     remains.drop()
+    if instead is not None:
+        instead()
     again = Remains("ground-killed")
     assert again.take()
     again.remove()
     again.drop()
+
+
+def test_what_a_killed_run_left_is_removed(directory: Path) -> None:
+    (directory / "theirs").write_text("theirs")
+    killed(directory / OWN)
     assert os.listdir(directory) == ["theirs"]
 
 
+def test_what_somebody_put_in_its_place_is_left_alone(directory: Path) -> None:
+    own, theirs = directory / OWN, directory / "theirs"
+
+    def replaced() -> None:
+        shutil.rmtree(own)
+        theirs.mkdir()
+        (theirs / "data").write_text("theirs")
+        own.symlink_to(theirs)
+
+    killed(own, replaced)
+    assert (theirs / "data").read_text() == "theirs"
+
+
 def test_a_directory_of_that_name_that_is_not_ours_is_left_alone(directory: Path) -> None:
-    theirs = directory / GROUND / "theirs"
+    theirs = directory / OWN / "theirs"
     theirs.parent.mkdir()
     theirs.write_text("theirs")
     with pytest.raises(RigError, match="move it away"), Ground("ground-test", directory):
         raise AssertionError("it began")
     assert theirs.read_text() == "theirs"
+
+
+def test_one_that_is_made_meanwhile_is_left_alone(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = directory / OWN / "theirs"
+    monkeypatch.setattr(Ground, "_check", lambda rig: theirs.parent.mkdir())
+    monkeypatch.setattr("tests.lab.remains.Remains.take", _filled(theirs, Remains.take))
+    with pytest.raises(FileExistsError), Ground("ground-test", directory):
+        raise AssertionError("it began")
+    assert theirs.read_text() == "theirs"
+
+
+def _filled(theirs: Path, take: Callable[[Remains], bool]) -> Callable[[Remains], bool]:
+    def taken(remains: Remains) -> bool:
+        theirs.write_text("theirs")
+        return take(remains)
+
+    return taken
 
 
 def test_what_is_on_no_disk_is_refused() -> None:

@@ -15,11 +15,12 @@ from . import scenario
 from .disks import Control, Disk
 from .loads import KINDS
 from .loads.flood import beyond_default_limit
-from .remains import GROUND, RigError, run
+from .remains import RigError, run
 from .rig import Rig
 from .scenario import DiskSpec, LoadSpec, Scenario, Span
 
 PREFIX = "ground-"
+OWN = "writebackd-bench"  # the directory that is made, and removed
 DATABASE = "256M"
 KEEP_FREE = 0.1  # of the filesystem: other programs write there as well
 IDLE, JUDGED, FLOOD_S = Span(0.5, 4.5), Span(20.0, 60.0), 5.0
@@ -50,7 +51,7 @@ class Ground(Rig):
         """Raises RigError unless `directory` lies on a disk and has room enough."""
         fs, device = below(directory)
         super().__init__(name, fs, Disk())
-        self.mountpoint, self.device, self.control = directory / GROUND, device, NoControl()
+        self.mountpoint, self.device, self.control = directory / OWN, device, NoControl()
 
     def _check(self) -> None:
         check_room(self.mountpoint.parent)
@@ -59,8 +60,10 @@ class Ground(Rig):
 
     def _bring_up(self) -> None:
         self.directory.mkdir(parents=True)
-        self._record(ground=str(self.mountpoint))
+        # Made before it is recorded: what is recorded will be removed, and has to be ours.
         self.mountpoint.mkdir(mode=0o700)
+        made = self.mountpoint.lstat()
+        self._record(ground=[str(self.mountpoint), made.st_dev, made.st_ino])
 
 
 def below(directory: Path) -> Tuple[str, str]:

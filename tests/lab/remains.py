@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -25,7 +26,6 @@ from . import host
 
 LAB = Path("/run/writebackd-lab")
 MARK = "WRITEBACKD_LAB"
-GROUND = "writebackd-bench"  # a directory that a run makes on a disk of the host
 CGROUPS = Path("/sys/fs/cgroup")
 SUFFIXES = (".json", ".new", ".lock")  # of the files beside its directory
 SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -102,9 +102,13 @@ class Remains:
 
     @property
     def ground(self) -> Optional[Path]:
-        """The directory that it made on a disk of the host, if it did."""
-        path = Path(self.state.get("ground", ""))
-        return path if path.is_absolute() and path.name == GROUND else None
+        """The directory that it made on a disk of the host, while that is the same one."""
+        path, *made = self.state.get("ground", [""])
+        with contextlib.suppress(OSError):
+            found = os.lstat(path)
+            if stat.S_ISDIR(found.st_mode) and [found.st_dev, found.st_ino] == made:
+                return Path(path)
+        return None
 
     def drop(self) -> None:
         if self._lock is not None:
