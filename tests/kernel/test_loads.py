@@ -75,11 +75,16 @@ def synchronous(measured: Measured) -> None:
     assert len(measured.series) >= WINDOW_S - 1 and max(measured.series) > 10
 
 
-def flooding(measured: Measured) -> None:
+def copying(measured: Measured) -> None:
     assert measured.bytes is not None and measured.byte_rate is not None
     assert measured.byte_rate == pytest.approx(measured.bytes / measured.elapsed)
+    assert measured.byte_rate > 20 * MIB
+
+
+def flooding(measured: Measured) -> None:
+    copying(measured)
     # A disk of 50 MB/s, and what cache and memory took of it in the first second.
-    assert 20 * MIB < measured.byte_rate < 200 * MIB
+    assert measured.byte_rate and measured.byte_rate < 200 * MIB
 
 
 def finished(measured: Measured) -> None:
@@ -135,7 +140,8 @@ CASES: Dict[str, Tuple[str, Dict[str, Any], Check]] = {
     "rsync": ("rsync", {"size": "128M", "source": "16M", "files": "20"}, flooding),
     "tar": ("tar", {"size": "128M", "source": "16M"}, flooding),
     "untar": ("untar", {"files": "500"}, finished),
-    "untar, endless": ("untar", {"files": "500", "endless": "yes"}, flooding),
+    # 8 MB that are removed again before the disk gets them: as fast as memory.
+    "untar, endless": ("untar", {"files": "500", "endless": "yes"}, copying),
     "job": ("job", {"size": "64M"}, finished),
     "writer": ("writer", {"size": "64M", "sync-every": "200ms"}, fsynced_and_steady),
     "mmap": ("mmap", {"size": "128M"}, mapped),
