@@ -531,7 +531,7 @@ def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean()
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_exhausted_at_the_floor_does_not_say_that_limits_were_tried(share: float) -> None:
     slow = {"syncs": 700, "latency_s": 1e-3, "spread": 10.0, "state": State.EXHAUSTED}
-    for floor, said in ((4 * MB, "and the limit is at the policy's floor, 4.0M; "),
+    for floor, said in ((4 * MB, "and the limit is at its floor, 4.0M; "),
                         (3 * MB, "and no limit tried shortens it at no cost of throughput; ")):
         host = Watched(limit_share=share).usual()
         host.until(70, **slow, basis=Basis(0.005, 0.1, None, int(floor * share)))

@@ -81,7 +81,7 @@ def exhausted(
         slow = f"p99 {human.milliseconds(p99_s)} ms"
     tried = "no limit tried shortens it at no cost of throughput"
     if floor_bytes is not None:
-        tried = f"the limit is at the policy's floor, {human.size(floor_bytes)}"
+        tried = f"the limit is at its floor, {human.size(floor_bytes)}"
     return (
         f"{name}: fsync {slow} (objective {human.milliseconds(objective_s)} ms), and {tried};"
         f" {WHY[cause]}"
