@@ -53,7 +53,7 @@ from writebackd.report.server import ControlServer
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.tape import Tape
 from writebackd.report.teller import Teller
-from writebackd.sight import Sight
+from writebackd.sight import Sight, linked
 from writebackd.state import State
 from writebackd.trial.course import End
 from writebackd.verbs import Verbs
@@ -119,8 +119,9 @@ class Daemon:
         self._lease = self._tenure.lease
         self._watch = Watch(options.runtime_dir)
         self._off_switch = OffSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
+        self._devices = tuple(linked(self._files, each) for each in options.devices)
         self._sight = Sight(self._files, options.probe, self.policy.probe, self._excluded)
-        self._sight.check_named(options.devices)
+        self._sight.check_named(self._devices)
         self._actuator = Actuator(
             self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit,
             self._host_lock.keep_first,
@@ -396,7 +397,9 @@ class Daemon:
             history_dropped=self._history.dropped,
             off=str(self.state.off) if self.state.off is not None else None,
             unseen=self._sight.hidepid.unseen(),
-            messages=(*self._no_metrics, *self._sight.problems),
+            messages=(
+                *self._no_metrics, *self._sight.problems, *self._sight.unmatched(self._devices)
+            ),
             rivals=self._sight.rivals.found,
             alerts=alerts,
             routes=self._teller.routes.states(),
@@ -423,7 +426,7 @@ class Daemon:
 
     def _excluded(self, device: Device) -> Optional[str]:
         return self.policy.selects(
-            device.name, device.driver == "loop", self._options.devices, device.devno,
+            device.name, device.driver == "loop", self._devices, device.devno,
             device.leaves, device.driver)
 
     def reload(self) -> None:

@@ -506,7 +506,7 @@ class Estimate:
     demand: bool
     demand_known: bool  # False: the probe cannot see fsync
     in_waves: bool  # the flood before was short, and this one is not yet longer
-    flooded: bool  # background writes keep the device or the limit busy
+    flooded: bool  # buffered writes are written back with more to come: estimate/drain.py
     held_back: bool  # writers slept for the limit: it sets their speed
     full: bool  # the write cache has no room
     limit_share: float  # part of the global limit that is this device's

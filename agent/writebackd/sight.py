@@ -17,9 +17,17 @@ from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
 from writebackd.model import Action, Device, ForeignWrite, Sample, replace
-from writebackd.policy.schema import PolicyError, device_globs, is_pattern
+from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
 from writebackd.policy.schema import Probe as ProbeSettings
 from writebackd.report.culprits import name_writers
+
+
+def linked(files: KernelFiles, device: str) -> str:
+    """A path below /dev with links followed: the kernel knows dm-0, and no mapper/vg-root."""
+    if not device.startswith("/dev/"):
+        return device
+    there = os.path.realpath(files.path(device))
+    return f"/dev/{os.path.relpath(there, os.path.realpath(files.path('/dev')))}"
 
 
 class Sight:
@@ -56,13 +64,24 @@ class Sight:
         """
         known = ", ".join(sorted({each.name for each in self.topology.devices})) or "none"
         messages = tuple(
-            f"--device {given}: no disk is called that; those with filesystems: {known}. For one"
-            f" that comes later give a pattern, '{name}*'"
+            f"--device {given}: no disk has this name. Disks with filesystems: {known}. For a disk"
+            " that is added later, use a pattern of kernel names, such as 'sd*' or 'dm-*'"
             for given, name in zip(named, device_globs(named))
             if not (is_pattern(name) or self._is_there(name))
         )
         if messages:
             raise PolicyError(messages)
+
+    def unmatched(self, named: Sequence[str]) -> List[str]:
+        """What to say of each --device that manages nothing now."""
+        return [
+            f"no device with a filesystem matches --device {given}"
+            for given, glob in zip(named, device_globs(named))
+            if not any(
+                matches(glob, name, each.devno, each.driver)
+                for each in self.topology.devices for name in (each.name, *each.leaves)
+            )
+        ]
 
     def _is_there(self, name: str) -> bool:
         """Whether a device or a disk is called that, mounted or not; no partition is."""

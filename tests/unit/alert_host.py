@@ -13,6 +13,7 @@ from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName
 from writebackd.model import (
     Backing,
+    Basis,
     CgroupSample,
     ClassSample,
     Decision,
@@ -54,6 +55,7 @@ class Watched:
     time_s: float = 1000.0
     device: Device = SDA
     in_force: bool = True
+    limit_share: float = 1.0
     alerts: Tuple[Alert, ...] = ()
 
     def second(
@@ -79,6 +81,7 @@ class Watched:
         cgroups: Tuple[CgroupSample, ...] = (),
         more: Tuple[DeviceSample, ...] = (),
         backings: Tuple[Backing, ...] = (),
+        basis: Optional[Basis] = None,
     ) -> Tuple[Alert, ...]:
         self.time_s += dt_s
         done = syncs if completed else 0
@@ -104,6 +107,7 @@ class Watched:
             fsyncs=done, fsync_total_s=found.total_s(), fsync_p99_s=found.quantile(0.99),
             fsyncs_inflight=waiting, oldest_fsync_s=oldest_s, flooded=flood > MB,
             rate=float(done * sync_bytes + flood) / dt_s, inflight=inflight,
+            limit_share=self.limit_share,
         )
         estimates: Dict[str, Estimate] = {"sda": estimate}
         for each in more:
@@ -115,7 +119,7 @@ class Watched:
         )  # fmt: skip
         decision = Decision(
             4 * MB, 2 * MB, 4 * MB, "",
-            (DeviceDecision("sda", state, 4 * MB, "at the floor", "sda#1"),),
+            (DeviceDecision("sda", state, 4 * MB, "at the floor", "sda#1", basis=basis),),
         )
         self.alerts, self.memory = detect(
             self.policy, self.memory, sample, estimates, decision, self.core, self.in_force

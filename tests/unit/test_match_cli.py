@@ -554,7 +554,43 @@ def test_a_disk_that_is_not_there_is_wrong_use_and_a_pattern_may_match_later(
         with pytest.raises(PolicyError, match=words) as told:
             check(("sda", absent))
         assert len(told.value.messages) == 1
+    assert "mapper" not in str(told.value)
     rig.close()
     rig._options = replace(rig._options, devices=("nosuch",))
     with pytest.raises(PolicyError, match="--device nosuch"):
         rig.start()
+
+
+def test_a_link_below_dev_names_the_disk_that_it_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It advised 'mapper/vg-root*', which matches nothing."""
+    rig = Rig(tmp_path, monkeypatch)
+    rig.end()
+    rig.host.tree.link("/dev/mapper/vg-root", "../sda")
+    rig._options = replace(rig._options, devices=("/dev/mapper/vg-root",))
+    rig.daemon = rig.start()
+    rig.tick(2)
+    status = rig.status()
+    assert [(each["name"], each["state"]) for each in status["devices"]] == [("sda", "idle")]
+    assert not [each for each in status["warnings"] if "--device" in each]
+    rig.close()
+
+
+def test_a_device_that_nothing_matches_is_a_warning_until_something_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran, managed nothing and did not say so."""
+    rig = Rig(tmp_path, monkeypatch)
+    rig.end()
+    rig._options = replace(rig._options, devices=("sda", "/dev/sdb*"))
+    rig.daemon = rig.start()
+    rig.tick(2)
+    (warning,) = [each for each in rig.status()["warnings"] if "--device" in each]
+    assert warning == "no device with a filesystem matches --device /dev/sdb*"
+    rig.host.tree.disk("sdb", "8:16", VIRTIO)
+    rig.host.tree.mount("8:16", "ext4", "/dev/sdb", "/db")
+    rig.daemon._sight.topology.scan()
+    rig.tick()
+    assert not [each for each in rig.status()["warnings"] if "--device" in each]
+    rig.close()

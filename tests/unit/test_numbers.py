@@ -23,7 +23,8 @@ from alert_host import MB, Watched
 from test_metrics import value
 from trial_case import made, plan
 from writebackd import human
-from writebackd.alert.values import Alert, AlertName, Severity
+from writebackd.alert import words
+from writebackd.alert.values import Alert, AlertName, Cause, Severity
 from writebackd.cli.alerts import render as render_alerts
 from writebackd.cli.history import figures_json
 from writebackd.cli.render import render_status
@@ -34,6 +35,7 @@ from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
 from writebackd.model import (
     BUCKET_EDGES_S,
+    Basis,
     Histogram,
     Memory,
     Mode,
@@ -202,9 +204,13 @@ def test_a_loop_of_short_copies_is_one_writer_in_status_and_its_rate_is_theirs_t
     (only,) = status_json(snapshot)["dirtiers"]
     together = sum(task.dirtied_bytes for task in each.tasks) / each.dt_s
     assert (only["several"], only["dirty_rate"]) == (True, together)
-    assert only["throttled_share"] == pytest.approx(0.3 / each.dt_s)
+    # They slept for 0.3 s together, none of them for that share of the tick.
+    assert only["throttled_share"] is None
     said = f"dd (several processes) {human.size(together)}/s on sda"
-    assert said in " ".join(render_status(status_json(snapshot), 200).split())
+    text = " ".join(render_status(status_json(snapshot), 200).split())
+    assert said in text and f"{said}, waits" not in text
+    alone = replace(snapshot, sample=replace(snapshot.sample, tasks=each.tasks[:1]))
+    assert status_json(alone)["dirtiers"][0]["throttled_share"] == pytest.approx(0.1 / each.dt_s)
     # `top` is a table of processes, each with its own.
     assert {row["pid"]: row["dirty_rate"] for row in top_json(snapshot)["tasks"]} == {
         task.pid: task.dirtied_bytes / each.dt_s for task in each.tasks
@@ -297,9 +303,10 @@ def test_a_row_of_history_is_the_ticks_that_it_spans() -> None:
 def test_the_report_of_a_time_adds_up_its_rows() -> None:
     rows, parts = collected()
     # All of it a flood, the first rows under the agent's limit, the rest under that as found.
+    assert all(row.flooded_s == row.span_s for row in rows)
     held, loose = 3, len(rows) - 3
     rows = [
-        replace(row, flooded_s=row.span_s, ours_s=row.span_s * (number < held), objective_s=0.02)
+        replace(row, ours_s=row.span_s * (number < held), objective_s=0.02)
         for number, row in enumerate(rows)
     ]
     span = Span("host", "0", rows[0].wall_s, rows[-1].end_s, rows[-1].end_s)
@@ -349,6 +356,35 @@ def test_the_report_of_a_time_adds_up_its_rows() -> None:
     assert facts["busy under the agent's limit, longest device"] == human.duration(
         sum(row.span_s for row in rows[:held])
     )
+
+
+def test_flooded_is_what_the_page_says_it_is() -> None:
+    """It said "while background writes keep the device or the limit busy": neither is asked for."""
+    chance = random.Random(23)
+    ticks = [
+        replace(
+            each, busy=0.02, written=chance.choice((300 << 10, 8 << 20)),
+            limit=chance.choice((32 << 20, 64 << 20)),
+            tasks=chance.choice(((), each.tasks)),  # each sleeps for 0.1 s
+        )
+        for each in TICKS
+    ]  # fmt: skip
+    flooded_s = 0.0
+    for each in ticks:
+        # The background limit is half of the limit, and 5M is dirty.
+        waits = 5 << 20 >= each.limit / 2 / 4 or bool(each.tasks)
+        flooded_s += each.dt_s * (each.written / each.dt_s >= 1 << 20 and waits)
+    collector = Collector(sum(each.dt_s for each in ticks))
+    (row,) = [row for snapshot in played(ticks) for row in collector.add(snapshot)]
+    assert 0.2 * row.span_s < flooded_s < 0.8 * row.span_s
+    assert row.flooded_s == pytest.approx(flooded_s)
+    page = render(Span("host", "0", row.wall_s, row.end_s, row.end_s), [row], [])
+    facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page))
+    assert facts["flooded, longest device"] == human.duration(flooded_s)
+    assert (
+        "A time counts as flooded while the kernel writes 1.0M/s or more back to the device, and a"
+        " quarter of the background limit or more is dirty, or writers sleep for the limit."
+    ) in " ".join(page.split())
 
 
 # ---- trial -------------------------------------------------------------------
@@ -490,6 +526,27 @@ def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean()
     objective_s = load_policy("default").objective.fsync_p99_s
     assert said.group(2) == human.milliseconds(objective_s)
     assert "lowest limit" not in alert.summary and alert.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_exhausted_at_the_floor_does_not_say_that_limits_were_tried(share: float) -> None:
+    slow = {"syncs": 700, "latency_s": 1e-3, "spread": 10.0, "state": State.EXHAUSTED}
+    for floor, said in ((4 * MB, "and the limit is at its floor, 4.0M; "),
+                        (3 * MB, "and no limit tried shortens it at no cost of throughput; ")):
+        host = Watched(limit_share=share).usual()
+        host.until(70, **slow, basis=Basis(0.005, 0.1, None, int(floor * share)))
+        (alert,) = [each for each in host.alerts if each.name is AlertName.EXHAUSTED]
+        assert said in alert.summary
+
+
+def test_of_an_unknown_cause_nothing_is_ruled_out() -> None:
+    """It said "dirty pages are not why"."""
+    done = {
+        cause: words.done("sda", cause, samples.guard().decision, Memory(), True)
+        for cause in (Cause.UNKNOWN, Cause.DEVICE)
+    }
+    assert done[Cause.UNKNOWN] == "cause not known: look at the kernel's log"
+    assert done[Cause.DEVICE].startswith("dirty pages are not why: look at ")
 
 
 def test_a_loop_of_short_copies_is_one_culprit() -> None:

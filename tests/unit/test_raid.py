@@ -791,7 +791,7 @@ def test_a_rebuild_is_told_and_no_neighbour() -> None:
     alert = trouble(backing(works=(ArrayWork("rebuild", 0.32, 50.0 * MB),)))
     assert alert.cause is Cause.DEVICE
     assert alert.summary.endswith("its array rebuilds, 32 % done at 50M/s (storcli)")
-    assert "wait until the array is done" in alert.done
+    assert alert.done == "wait until the array is done, or have it work slower"
 
 
 def test_an_array_of_another_device_is_not_to_blame() -> None:

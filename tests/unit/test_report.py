@@ -154,7 +154,16 @@ def test_a_trial_is_neither_the_agent_nor_the_limit_as_found() -> None:
     assert worth(found).loose.span_s == 120.0
     each = worth(found, [trial])
     assert each.loose.span_s == 0.0 and each.held == worth(rows(60)).held
-    assert "Left out here: 2m0s of a trial" in " ".join(sentences(each))
+    assert "Left out here: 2m0s of figures, in which a trial set limits in turn for 2m0s." in (
+        sentences(each)
+    )
+    # Rows of five minutes that a trial touches are left out whole, and it is not said to be longer.
+    coarse = [row(300.0 * n, span_s=300.0, flooded_s=300.0, ours_s=300.0) for n in range(4)]
+    each = worth(coarse, [(BEGIN_S + 570.0, BEGIN_S + 630.0)])
+    assert (each.left_out_s, each.tried_s) == (600.0, 60.0)
+    assert "Left out here: 10m0s of figures, in which a trial set limits in turn for 1m0s." in (
+        sentences(each)
+    )
     assert worth(tried, [trial]).held.span_s == 0.0
     events = [
         Event(trial[0], "trial", text="trial of sda: 4 blocks of 30 s"),
@@ -162,7 +171,7 @@ def test_a_trial_is_neither_the_agent_nor_the_limit_as_found() -> None:
     ]
     for end in (events[1], replace(events[1], kind="stop", text="SIGTERM")):
         page = render(ABOUT, found, [events[0], end])
-        assert "Left out here: 2m0s of a trial" in page and "flood, limit as found" not in page
+        assert "Left out here: 2m0s of figures" in page and "flood, limit as found" not in page
     assert "flood, limit as found" in render(ABOUT, found, [])
 
 
@@ -413,7 +422,7 @@ def test_the_page_is_of_the_span_that_was_asked_for_and_counts_no_more(
     for words in (("--since", "1s"), ("--since", "30s", "--until", "25s")):
         code, out, err = asked(*words)
         assert (code, out) == (2, "") and not page.exists()
-        assert "figures are kept for each 10 s" in err
+        assert "is too short: figures cover 10 s each; use 10s or more" in err
 
 
 def test_a_slip_in_the_span_does_not_take_the_memory_of_the_host(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def said(look: Look, why: Cause) -> str:
 def done(look: Look, why: Cause) -> str:
     """What the agent did about it, and what is left to do, in words."""
     if why is Cause.DEVICE and _works(look):
-        return "dirty pages are not why: wait until the array is done, or have it work slower"
+        return "wait until the array is done, or have it work slower"
     return look.tick.done(look.name, why)
 
 

@@ -24,7 +24,7 @@ def exhausted(look: Look, watch: Watch, at_the_bound: bool) -> Watch:
         cause = behind.cause(look, cause_of(spell, watch, tick.core))
         tick.tell(Alert(
             AlertName.EXHAUSTED, look.name, Severity.WARNING, cause, spell.began_wall_s,
-            words.exhausted(look.name, spell, look.objective_s, cause)
+            words.exhausted(look.name, spell, look.objective_s, cause, look.floor_bytes)
             + behind.said(look, cause),
             behind.done(look, cause),
             culprits_of(spell, cause), evidence(spell, look, watch),

@@ -103,6 +103,16 @@ class Look:
         return policy.for_device(device.name, device.devno, device.driver).fsync_p99_s
 
     @property
+    def floor_bytes(self) -> Optional[int]:
+        """The target, where it is the lowest limit allowed."""
+        for each in self.tick.decision.devices:
+            if each.name == self.name and each.basis is not None and each.target_bytes is not None:
+                # The basis is of the part of the global limit that is this device's.
+                part = int(each.target_bytes * self.estimate.limit_share)
+                return each.target_bytes if part <= each.basis.floor_bytes else None
+        return None
+
+    @property
     def latency_s(self) -> float:
         """Mean of the tick's syncs, or the age of one that is still under way."""
         estimate = self.estimate

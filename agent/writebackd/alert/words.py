@@ -71,14 +71,20 @@ def gone(alert: Alert) -> Alert:
     return replace(alert, summary=f"{alert.device}: the disk is gone; {alert.summary}", done=_GONE)
 
 
-def exhausted(name: str, spell: Spell, objective_s: float, cause: Cause) -> str:
+def exhausted(
+    name: str, spell: Spell, objective_s: float, cause: Cause, floor_bytes: Optional[int]
+) -> str:
+    """`floor_bytes`: where the limit is at its floor."""
     p99_s = spell.syncs.quantile(0.99)
     slow = f"slowest {human.milliseconds(spell.slowest_s)} ms"
     if p99_s is not None:
         slow = f"p99 {human.milliseconds(p99_s)} ms"
+    tried = "no limit tried shortens it at no cost of throughput"
+    if floor_bytes is not None:
+        tried = f"the limit is at its floor, {human.size(floor_bytes)}"
     return (
-        f"{name}: fsync {slow} (objective {human.milliseconds(objective_s)} ms), and no limit tried"
-        f" shortens it at no cost of throughput; {WHY[cause]}"
+        f"{name}: fsync {slow} (objective {human.milliseconds(objective_s)} ms), and {tried};"
+        f" {WHY[cause]}"
     )
 
 
@@ -97,7 +103,8 @@ _GONE = "nothing, there is nothing left to protect: look at the kernel's log, th
 def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
     """What the agent did about it, and what is left to do."""
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
-        return f"dirty pages are not why: {_ADVICE.get(cause, 'see the runbook')}"
+        why = "cause not known" if cause is Cause.UNKNOWN else "dirty pages are not why"
+        return f"{why}: {_ADVICE.get(cause, 'see the runbook')}"
     if memory.mode is Mode.OBSERVE:
         goal = decision.goal_bytes
         would = f" would hold the limit at {human.size(goal)}" if goal is not None else " acts"

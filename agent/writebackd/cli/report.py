@@ -28,8 +28,8 @@ def report(options: argparse.Namespace) -> int:
     asked_s = (now_s if until_s is None else until_s) - (since_s or 0.0)
     if asked_s < STEP_S:
         raise CommandError(
-            f"that is a span of {human.duration(max(0.0, asked_s))}, and figures are kept for each"
-            f" {STEP_S:g} s: ask for that or more", USAGE,
+            f"a span of {human.duration(max(0.0, asked_s))} is too short: figures cover"
+            f" {STEP_S:g} s each; use {STEP_S:g}s or more", USAGE,
         )  # fmt: skip
     path = state_dir(options) / HISTORY
     try:

@@ -234,7 +234,7 @@ def render_history(events: Sequence[Answer], width: int = 80, colour: bool = Fal
 def render_figures(rows: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
     """One line per device and span of time, oldest first."""
     if not rows:
-        return "no figures of that time: a row is of 10 s in which a device wrote or synced"
+        return "no figures of that time: a row covers 10 s in which a device wrote or synced"
     head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE fsync/s  p50 ms  p99 ms"
     lines = [Paint(colour)(head, "faint")]
     for row in rows:

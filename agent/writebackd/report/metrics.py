@@ -333,7 +333,7 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_inflight_requests", "gauge", "Requests in flight.", lambda row: row.sample.inflight),
     ("device_sync_demand", "gauge", "Whether somebody syncs often enough to be guarded.",
      _of_syncs(lambda e: int(e.demand))),
-    ("device_flooded", "gauge", "Whether background writes keep the device or the limit busy.",
+    ("device_flooded", "gauge", "Whether buffered writes are written back to it with more to come.",
      _of_estimate(lambda e: int(e.flooded))),
     ("device_fsync_p50_seconds", "gauge", "Median of the fsyncs of the last tick.",
      _of_estimate(lambda e: e.fsync_p50_s)),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.kernel.vm import BACKGROUND, LIMIT
 from writebackd.report.events import RESOLVED, WOULD_BE
 from writebackd.report.figures import STEP_S, Figures
@@ -123,8 +124,9 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
 <footer><p>Latencies are of fsync, fdatasync, msync and O_SYNC writes, from the kernel; a percentile
 is exact to 12.5 %. Of waiting each fsync counts for as long as it lasted: one of a second as much
 as a thousand of a millisecond. Sizes and rates are 1024-based. A device is busy in each 10 s in
-which it wrote or synced: of other times no figures are kept. A time counts as flooded while
-background writes keep the device or the limit busy. Time with the agent and time without are
+which it wrote or synced: of other times no figures are kept. A time counts as flooded while the
+kernel writes {human.size(FLOOD_RATE)}/s or more back to the device, and a quarter of the background
+limit or more is dirty, or writers sleep for the limit. Time with the agent and time without are
 different times: the load may have been another. The limit as found is a ratio of memory where the
 host had none in bytes, and then an estimate. The cache's fill is computed from what goes in and
 what drains.</p>

@@ -450,10 +450,13 @@ def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
         for each in found.values()
     ]
     several = {(each[0].pid, each[0].device) for each in found.values() if len(each) > 1}
-    return [
-        {**row, "several": (row["pid"], row["device"]) in several}
-        for row in _dirtiers(merged, dt_s, _TOP_DIRTIERS)
-    ]
+    rows = []
+    for row in _dirtiers(merged, dt_s, _TOP_DIRTIERS):
+        row["several"] = (row["pid"], row["device"]) in several
+        if row["several"]:
+            row["throttled_share"] = None  # a sum is no share of the time of any of them
+        rows.append(row)
+    return rows
 
 
 def _dirtiers(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Json]:

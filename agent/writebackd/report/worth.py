@@ -87,7 +87,10 @@ class Worth:
     calm: Stretch  # fsyncs without a flood
     flooded_s: float  # with fsyncs or without
     brief_s: float  # of it: with fsyncs, in rows that are flooded or ours in part, of neither side
-    tried_s: float  # in a trial: limits in turn, which are neither side's and in nothing here
+    # In a trial, limits in turn, which are neither side's; and in rows that a trial touches, which
+    # are in nothing here.
+    tried_s: float
+    left_out_s: float
     drain_rate: Optional[float]  # median over time
 
 
@@ -109,7 +112,11 @@ def worth(found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = ()) 
         calm=_stretch([row for row in synced if not row.flooded_s], lost),
         flooded_s=sum(row.flooded_s for row in rows),
         brief_s=sum(row.flooded_s for row in synced if _is_mixed(row)),
-        tried_s=sum(row.span_s for row in found) - sum(row.span_s for row in rows),
+        tried_s=sum(
+            max(0.0, min(row.end_s, end_s) - max(row.wall_s, begin_s))
+            for row in found for begin_s, end_s in trials
+        ),
+        left_out_s=sum(row.span_s for row in found) - sum(row.span_s for row in rows),
         drain_rate=_median(drains, sum(span_s for _, span_s in drains)) if drains else None,
     )
 
@@ -229,10 +236,10 @@ def headline(found: Sequence[Worth]) -> str:
 def sentences(each: Worth) -> List[str]:
     """The same at length for one device, one thought each."""
     held, lines = each.held, []
-    if each.tried_s:
+    if each.left_out_s:
         lines.append(
-            f"Left out here: {human.duration(each.tried_s)} of a trial, in which limits were tried"
-            " in turn."
+            f"Left out here: {human.duration(each.left_out_s)} of figures, in which a trial set"
+            f" limits in turn for {human.duration(each.tried_s)}."
         )
     if not held.span_s and not each.loose.span_s:
         if each.brief_s:

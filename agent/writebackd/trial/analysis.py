@@ -25,10 +25,13 @@ WHOLE = 0.5
 # Blocks of one load: buffered writers dirty no less than this part of what they do in the other,
 # unless they sleep for the limit for half of the time, which is its doing and no other load.
 DIRTIED_LEFT, SLEPT_SHARE = 0.25, 0.5
+# The flusher wakes up this often where nobody has set vm.dirty_writeback_centisecs.
+WRITEBACK_S = 5.0
 # And the one in which fsync is faster has no less than this part of the other's fsyncs. Who waits
-# for each has more of them then, and who syncs by the clock as many.
+# for each has more of them then, and who syncs by the clock as many; who sleeps in write() for the
+# limit has few fast ones, which is the limit's doing.
 SYNCS_LEFT = 0.5
-# Where the ends of an interval are such a factor apart, the pairs have nothing in common.
+# Where the ends of an interval are such a factor apart, its far end and its middle say nothing.
 WIDEST = 100.0
 # Student's t, 97.5 %, by degrees of freedom from 1.
 _T = (
@@ -85,13 +88,18 @@ class Difference:
     name: str
     ratios: Tuple[float, ...]  # a pair each
     ratio: Optional[float]  # their geometric mean
-    low: Optional[float]  # of its 95 % interval; None: too few pairs, or too far apart
+    low: Optional[float]  # of its 95 % interval; None: too few pairs, or they scatter too much
     high: Optional[float]
 
     @property
     def scattered(self) -> bool:
-        """Whether there are enough pairs, and they have nothing in common."""
+        """Whether there are enough pairs, but the interval is wide and has 1 in it."""
         return self.low is None and len(self.ratios) >= LEAST_PAIRS
+
+    @property
+    def wide(self) -> bool:
+        """Whether only the end of the interval that is next to 1 says something."""
+        return self.low is not None and self.high is not None and self.high > WIDEST * self.low
 
     @property
     def better(self) -> bool:
@@ -194,17 +202,20 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
     ]
     (less, slept), (more, _) = sorted(wrote)
     # What is written over again while it is dirty is dirtied once, under a limit that lets it be.
-    rewritten = wrote[1][0] == less and original.dirty_bytes >= one.limit_bytes
+    # Then about as much stays dirty as the agent's limit has written out between two wake-ups.
+    rewritten = wrote[1][0] == less and original.dirty_bytes >= WRITEBACK_S * more
     held = slept >= SLEPT_SHARE or rewritten
     if less < DIRTIED_LEFT * more and more >= FLOOD_RATE and not held:
         ours, theirs = (human.size(rate) for rate, _ in wrote)
         return f"writers dirtied {ours}/s in the agent's and {theirs}/s in the other"
     idle = [not each.fsyncs and not each.oldest_s for each in (one, other)]
     if idle[0] != idle[1]:
-        return f"nobody synced in {'the agent' if idle[0] else 'the other'}'s one"
-    faster, slower = sorted((one, other), key=_mean_s)
+        return f"no fsync in the {'agent' if idle[0] else 'other'}'s block"
+    (faster, (_, slept)), (slower, _) = sorted(
+        zip((one, other), wrote), key=lambda each: _mean_s(each[0])
+    )
     rates = [each.fsyncs / each.span_s for each in (faster, slower)]
-    if rates[0] < SYNCS_LEFT * rates[1]:
+    if rates[0] < SYNCS_LEFT * rates[1] and slept < SLEPT_SHARE:
         few, many = map(human.count, rates)
         return f"where fsync was faster, {few} came per second, and {many} where it was slower"
     return None
@@ -212,7 +223,8 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
 
 def _mean_s(figures: Figures) -> float:
     """Of an fsync, one that never came back among them."""
-    return (figures.latency.total_s() + figures.oldest_s) / (figures.fsyncs + 1)
+    count = figures.fsyncs + (figures.oldest_s > 0)
+    return (figures.latency.total_s() + figures.oldest_s) / max(1, count)
 
 
 def _whole_pairs(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
@@ -234,8 +246,9 @@ def _difference(
         if ours and theirs:
             logs.append(math.log(theirs / ours if less else ours / theirs))
     mean, half = interval(logs)
-    if half is not None and 2 * half > math.log(WIDEST):
-        half = None
+    if mean is not None and half is not None:
+        if 2 * half > math.log(WIDEST) and abs(mean) <= half:
+            half = None  # it shows no difference, nor that there is none
     return Difference(
         name,
         tuple(map(math.exp, logs)),

@@ -50,15 +50,15 @@ class Report:
 def verdict(report: Report) -> str:
     """The answer in one sentence or two."""
     result, pairs = report.result, report.result.pairs
-    p99, rate = result.of(P99), result.of(WRITE_RATE)
+    p99, rate, syncs = (result.of(name) for name in (P99, WRITE_RATE, SYNC_RATE))
     if result.agent is None or result.original is None:
         return "Nothing to compare: no block of one of the arms came far enough." + _seen(result)
     # The number of pairs that have this measure, which may be one less.
     over = f"over {len(p99.ratios)} pairs"
     if p99.scattered:
         return (
-            f"Inconclusive {over}: without the agent fsync p99 was {_number(min(p99.ratios))} to"
-            f" {times(max(p99.ratios))} as long, which have nothing in common." + _seen(result)
+            f"Inconclusive {over}: fsync p99 differs too much from pair to pair to show a"
+            " difference." + _seen(result)
         )
     if pairs < LEAST_PAIRS or p99.ratio is None or p99.low is None:
         few = "No pair of blocks" if not pairs else f"Only {pairs} pairs of blocks"
@@ -68,19 +68,32 @@ def verdict(report: Report) -> str:
             f"Inconclusive: {few[0].lower()}{few[1:]} can be compared, {LEAST_PAIRS} are needed."
             + _seen(result)
         )
-    if p99.better:
+    if p99.better and p99.wide:
+        text = f"The agent made fsync p99 at least {times(p99.low)} shorter {over}"
+    elif p99.better:
         text = f"The agent made fsync p99 {times(p99.ratio)} shorter"
         text += f" (95 % interval {_span(p99)}) {over}"
     elif p99.worse:
         assert p99.high is not None
         text = f"The agent made fsync p99 {times(1 / p99.ratio)} longer"
         text += f" (95 % interval {_number(1 / p99.high)} to {_number(1 / p99.low)}) {over}"
+        if p99.wide:
+            text = f"The agent made fsync p99 at least {times(1 / p99.high)} longer {over}"
     else:
         text = f"No difference in fsync p99 was shown {over}: without the agent it was"
         text += f" {times(p99.ratio)} as long (95 % interval {_span(p99)})"
     if rate.ratio is not None and rate.low is not None:
-        text += f"; throughput was {_number(rate.ratio)} ({_span(rate)}) of that without it"
+        text += f"; throughput was {_of_that(rate)}"
+    if syncs.worse:
+        text += f"; fsyncs per second were {_of_that(syncs)}"
     return text + "."
+
+
+def _of_that(rate: Difference) -> str:
+    if rate.wide:
+        return f"{said(rate)} that without it"
+    assert rate.ratio is not None
+    return f"{_number(rate.ratio)} ({_span(rate)}) of that without it"
 
 
 def remarks(report: Report) -> List[str]:
@@ -137,7 +150,9 @@ def said(each: Difference) -> str:
     if each.ratio is None:
         return "no pair"
     if each.scattered:
-        return f"inconclusive: {_number(min(each.ratios))} to {times(max(each.ratios))}"
+        return "inconclusive"
+    if each.wide and each.low is not None and each.high is not None:
+        return f"at least {times(each.low)}" if each.better else f"at most {times(each.high)}"
     text = times(each.ratio)
     return f"{text} ({_span(each)})" if each.low is not None else f"{text} (too few pairs)"
 
