@@ -444,14 +444,18 @@ def others_link_between(hook: Path) -> None:
     hook.symlink_to("dir/link")
 
 
+# Whoever owns the directory keeps it.
+MOVE = "move {0} to where root alone may write, such as /usr/local/sbin"
+
+
 @root_only
 @pytest.mark.parametrize("spoil, remedy", [
-    (others_file, "uid 1234 owns {0}: chown root {0}"),
+    (others_file, "uid 1234 owns {0}: chown -h root {0}"),
     (others_write, "others than root may write {0}: chmod go-w {0}"),
-    (others_replace, "others than root may write {1}: chmod go-w {1}"),
-    (others_directory, "uid 1234 owns {1}: chown root {1}"),
-    (others_link, "uid 1234 owns {0}: chown root {0}"),
-    (others_link_between, "uid 1234 owns {1}/dir/link: chown root {1}/dir/link"),
+    (others_replace, "others than root may write {1}: " + MOVE),
+    (others_directory, "uid 1234 owns {1}: " + MOVE),
+    (others_link, "uid 1234 owns {0}: chown -h root {0}"),
+    (others_link_between, "uid 1234 owns {1}/dir/link: chown -h root {1}/dir/link"),
 ])  # fmt: skip
 def test_a_program_that_others_may_change_is_not_started(
     tmp_path: Path, spoil: Callable[[Path], None], remedy: str

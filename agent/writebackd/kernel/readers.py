@@ -37,7 +37,7 @@ _USER_S = 1.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Processes kept of a tick: those that slept longest, then those that dirtied most.
 MOST_TASKS = 64
-# A thread that did nothing for so many reads is dropped: most are dead, and cost 0.3 us a read each.
+# A thread that did nothing for so many reads is dropped: most are dead, at 0.3 us a read each.
 IDLE_READS = 60
 
 
