@@ -36,31 +36,38 @@ SAMPLES = "samples"  # a directory
 _MOST_LINKS = 40  # that the kernel follows
 
 
-def others_may_change(path: Path, top: Path = Path("/"), sticky: bool = False) -> Optional[str]:
+def others_may_change(
+    path: Path, top: Path = Path("/"), sticky: bool = False, place: str = "/usr/local/sbin"
+) -> Optional[str]:
     """Who but root (or we) may write a file or put another in its place, and the remedy; None:
     nobody. Of a path without links; of one with links, who may change those. Raises OSError.
 
     `top` and what is above it is trusted. `sticky`: so are sticky directories like /tmp, where
-    nobody can replace what is root's, but anybody may make what is not there.
+    nobody can replace what is root's, but anybody may make what is not there. `place` is where
+    the remedy sends files whose directories are other people's: nobody shall take those away.
     """
-    for each in (path, *path.parents):
+    directories = list(reversed(path.parents))
+    if top in directories:
+        directories = directories[directories.index(top) :]
+    moving = f"move {path} to where root alone may write, such as {place}"
+    for each in (*directories, path):
         found = each.lstat()
         if found.st_uid not in (0, os.geteuid()):
-            return f"uid {found.st_uid} owns {each}: chown root {each}"
+            remedy = moving if each != path else f"chown -h root {each}"
+            return f"uid {found.st_uid} owns {each}: {remedy}"
         wide = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.st_mode)
         safe = sticky and stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
         if wide and not safe:
-            return f"others than root may write {each}: chmod go-w {each}"
-        if each == top:
-            break
+            remedy = moving if each != path else f"chmod go-w {each}"
+            return f"others than root may write {each}: {remedy}"
     return None
 
 
-def others_may_choose(path: str) -> Optional[str]:
+def others_may_choose(path: str, place: str = "/usr/local/sbin") -> Optional[str]:
     """As `others_may_change`, of a path that root has named, by all its links. Raises OSError."""
     at = Path.cwd() / path
     for _ in range(_MOST_LINKS):
-        why = others_may_change(at, sticky=True)
+        why = others_may_change(at, sticky=True, place=place)
         link = next((each for each in reversed((at, *at.parents)) if each.is_symlink()), None)
         if why or link is None:
             return why

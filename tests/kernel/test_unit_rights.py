@@ -154,7 +154,7 @@ CHOOSE = """
 from writebackd.alert.routes.route import RouteError
 from writebackd.alert.routes.unprivileged import unprivileged
 try:
-    print(unprivileged(["/bin/true"], 3.0)[0])
+    print(unprivileged("exec", ["/bin/true"], 3.0)[0])
 except RouteError as error:
     print(error)
 """

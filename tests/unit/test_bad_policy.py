@@ -169,9 +169,10 @@ def test_as_many_patterns_and_sections_as_a_large_host_has_disks(tmp_path: Path)
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("drop_in", [True, False])
 @pytest.mark.parametrize("spoil, remedy", [
-    (lambda path: os.chown(path, 1234, -1), "uid 1234 owns {0}: chown root {0}"),
+    (lambda path: os.chown(path, 1234, -1), "uid 1234 owns {0}: chown -h root {0}"),
     (lambda path: path.chmod(0o664), "others than root may write {0}: chmod go-w {0}"),
-    (lambda path: path.parent.chmod(0o777), "others than root may write {1}: chmod go-w {1}"),
+    (lambda path: path.parent.chmod(0o777), "others than root may write {1}: move {0} to where root"
+     " alone may write, such as /etc/writebackd"),
 ])  # fmt: skip
 def test_the_daemon_takes_no_file_that_others_may_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,

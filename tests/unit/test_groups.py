@@ -462,6 +462,36 @@ def test_half_a_table_is_kept_free_and_the_active_threads_stay() -> None:
     assert [(task.pid, task.dirtied_bytes) for task in reader.read()] == [(gone, 8192)]
 
 
+def test_threads_that_are_active_are_never_taken_out() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    idle, active = range(400), range(400, 1000)
+    for tid in idle:
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, 1)
+    for tick in range(1, 10):
+        for tid in active:
+            held.entries[tid.to_bytes(4, "little")] = dirtier(1, tick << 20, 0, 7, 2)
+        reader.read()
+        (reading,) = reader.cgroups.values()
+        extra = len(idle) * 4096 if tick == 1 else 0
+        assert reading.dirtied_bytes == (len(active) << 20) + extra
+    assert {int.from_bytes(tid, "little") for tid in held.entries} == set(active)
+
+
+def test_threads_that_are_idle_for_long_are_taken_out() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    for tid in (1, 2):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+    for _ in range(readers.IDLE_READS):
+        reader.read()
+    held.entries[(2).to_bytes(4, "little")] = dirtier(1, 8192, 0, 7, 2)
+    reader.read()
+    assert len(held.entries) == 2
+    reader.read()
+    assert list(held.entries) == [(2).to_bytes(4, "little")]
+
+
 def test_half_a_table_is_kept_free_and_the_cgroups_that_synced_last_stay() -> None:
     held = FakeMap()
     reader = CgroupSyncReader(held)  # type: ignore[arg-type]

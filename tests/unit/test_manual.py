@@ -468,7 +468,7 @@ def test_the_gate_tells_what_it_left_out(stubbed: Path) -> None:
 
 def test_the_caller_s_environment_decides_nothing_in_ci(stubbed: Path) -> None:
     (stubbed / "build/venv/bin/ruff").write_text(f"#!/bin/sh\nenv >{stubbed / 'seen'}\n")
-    hostile = {"CI": "true", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/nowhere", "LANG": "xx"}
+    hostile = {"CI": "", "PYTHONUNBUFFERED": "1", "PYTHONPATH": "/nowhere", "LANG": "xx"}
     done = subprocess.run([stubbed / ".ci/run"], capture_output=True, text=True, timeout=60,
                           env={**os.environ, **hostile})  # fmt: skip
     seen = dict(line.split("=", 1) for line in (stubbed / "seen").read_text().splitlines())

@@ -96,8 +96,10 @@ class Host:
         self.tree.process(self._pid, name, where)
         return self
 
-    def choice(self, config_dir: Optional[Path] = None) -> Choice:
-        return choose(read_facts(self.tree.files), config_dir, root=NOWHERE)
+    def choice(
+        self, config_dir: Optional[Path] = None, before: Optional[str] = None
+    ) -> Choice:
+        return choose(read_facts(self.tree.files), config_dir, root=NOWHERE, before=before)
 
     def fitting(self) -> List[str]:
         return [each.name for each in self.choice().verdicts if each.fits]
@@ -658,6 +660,26 @@ def test_a_wrong_policy_of_another_class_is_skipped_and_told(tmp_path: Path) -> 
     choice = Host(tmp_path / "nothing").choice(wrong)
     assert choice.policy.name == "default"
     assert choice.policy.chosen.endswith("mine, other; no policy fits this host")
+
+
+@pytest.mark.parametrize("wrong", ["", "flor = 1M\n"])
+@pytest.mark.parametrize("before", [None, "mine"])
+def test_a_policy_that_others_may_change_is_skipped_and_told(
+    tmp_path: Path, before: Optional[str], wrong: str
+) -> None:
+    files = site(
+        tmp_path, mine=RULE.format(least=1, points=502) + wrong,
+        second=RULE.format(least=1, points=501),
+    )  # fmt: skip
+    host = Host(tmp_path / "host").metal()
+    if not wrong:
+        assert host.choice(files, before=before).policy.name == "mine"
+    (files / "mine.conf").chmod(0o664)
+    choice = host.choice(files, before=before)
+    assert choice.policy.name == "second" and "mine" not in {v.name for v in choice.verdicts}
+    assert choice.policy.chosen.startswith("skipped for errors: mine; best match, 501 points")
+    (skipped,) = choice.skipped
+    assert skipped.startswith(f"{files}/mine.conf: not taken: others than root may write ")
 
 
 @pytest.mark.parametrize(

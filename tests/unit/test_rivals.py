@@ -211,8 +211,10 @@ def test_command_lines_that_hang_take_few_threads(
         os.mkfifo(pipe)
     lines, before = CommandLines(), threading.active_count()
     for _ in range(3):
-        (seen,) = find_rivals(files, lines=lines)
-        assert seen.where == "pid 100 and 19 more"
+        hung, others = find_rivals(files, lines=lines)
+        assert hung.where == "pid 100 and 3 more" and "cannot be read within" in hung.text
+        assert others.where == "pid 104 and 15 more"
+        assert "is not read: 4 reads already hang" in others.text
     assert threading.active_count() <= before + 4
     over = [os.open(pipe, os.O_RDWR) for pipe in pipes]
     for pipe in pipes:

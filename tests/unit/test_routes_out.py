@@ -397,7 +397,7 @@ def test_a_program_runs_as_nobody(tmp_path: Path, set_uid: bool) -> None:
     out = tmp_path / "out"
     program = script(tmp_path / "program", f"id -u; id -G; cat /proc/self/status >{out}; exit 7")
     with pytest.raises(Refused, match="exit code 7: 65534 / 65534$"):
-        run_program(unprivileged([program], 5.0, set_uid), b"", 5.0)
+        run_program(unprivileged("exec", [program], 5.0, set_uid), b"", 5.0)
     status = dict(line.split(":\t", 1) for line in out.read_text().splitlines())
     for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
         assert int(status[name], 16) == 0, name
@@ -409,7 +409,7 @@ def test_one_that_hangs_as_nobody_is_killed(tmp_path: Path) -> None:
     hook = script(tmp_path / "hook", "echo before; exec sleep 60")
     begun = time.monotonic()
     with pytest.raises(Refused, match=r"killed: not done within 0\.5 s: before"):
-        run_program(unprivileged([hook], 0.5), b"", 0.5)
+        run_program(unprivileged("exec", [hook], 0.5), b"", 0.5)
     assert time.monotonic() - begun < 5.0
 
 
@@ -444,14 +444,18 @@ def others_link_between(hook: Path) -> None:
     hook.symlink_to("dir/link")
 
 
+# Whoever owns the directory keeps it.
+MOVE = "move {0} to where root alone may write, such as /usr/local/sbin"
+
+
 @root_only
 @pytest.mark.parametrize("spoil, remedy", [
-    (others_file, "uid 1234 owns {0}: chown root {0}"),
+    (others_file, "uid 1234 owns {0}: chown -h root {0}"),
     (others_write, "others than root may write {0}: chmod go-w {0}"),
-    (others_replace, "others than root may write {1}: chmod go-w {1}"),
-    (others_directory, "uid 1234 owns {1}: chown root {1}"),
-    (others_link, "uid 1234 owns {0}: chown root {0}"),
-    (others_link_between, "uid 1234 owns {1}/dir/link: chown root {1}/dir/link"),
+    (others_replace, "others than root may write {1}: " + MOVE),
+    (others_directory, "uid 1234 owns {1}: " + MOVE),
+    (others_link, "uid 1234 owns {0}: chown -h root {0}"),
+    (others_link_between, "uid 1234 owns {1}/dir/link: chown -h root {1}/dir/link"),
 ])  # fmt: skip
 def test_a_program_that_others_may_change_is_not_started(
     tmp_path: Path, spoil: Callable[[Path], None], remedy: str
@@ -480,14 +484,39 @@ def test_where_root_cannot_be_given_up_systemd_starts_it(
     monkeypatch.setattr(unprivileged_module, "_may_change_user", lambda: False)
     for name in ("_SYSTEMD", "_BUS"):
         monkeypatch.setattr(unprivileged_module, name, tmp_path / name)
-    with pytest.raises(RouteError, match="cannot give up root .*: install dbus"):
-        unprivileged(["/bin/true"], 2.0)
+    with pytest.raises(RouteError, match="cannot give up root .* no systemd runs"):
+        unprivileged("exec", ["/bin/true"], 2.0)
     (tmp_path / "_SYSTEMD").mkdir()
+    with pytest.raises(RouteError, match="cannot give up root .*: install dbus"):
+        unprivileged("exec", ["/bin/true"], 2.0)
     (tmp_path / "_BUS").touch()
-    argv = unprivileged(["/bin/true", "-x"], 2.5)
+    argv = unprivileged("exec", ["/bin/true", "-x"], 2.5)
     assert argv[0] == "systemd-run" and argv[-2:] == ["/bin/true", "-x"]
-    assert {"--property=DynamicUser=yes", "--property=RuntimeMaxSec=3"} < set(argv)
-    assert "--property=User=nobody" in unprivileged(["/bin/true"], 2.0, set_uid=True)
+    assert {"--property=DynamicUser=yes", "--unit=writebackd-exec.service"} < set(argv)
+    # One that ignores SIGTERM, or takes memory without end, is gone soon after its time.
+    for limit in ("RuntimeMaxSec=3", "TimeoutStopSec=1", "TasksMax=64", "MemoryMax=256M"):
+        assert f"--property={limit}" in argv
+    assert "--property=User=nobody" in unprivileged("exec", ["/bin/true"], 2.0, set_uid=True)
+
+
+def systemd_run_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> Callable[[], None]:
+    fake = script(tmp_path / "systemd-run", f"echo '{said}' >&2; exit 1")
+    monkeypatch.setattr(unprivileged_module, "unprivileged", lambda *_: [fake])
+    return lambda: unprivileged_module.run_unprivileged("exec", ["/bin/true"], b"", 5.0)
+
+
+@pytest.mark.parametrize("how", ["was already loaded or has a fragment file.", "already exists."])
+def test_while_the_last_run_lives_there_is_no_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    said = f"Failed to start transient service unit: Unit writebackd-exec.service {how}"
+    with pytest.raises(RouteError, match="its last run has not ended yet") as caught:
+        systemd_run_says(tmp_path, monkeypatch, said)()
+    assert not isinstance(caught.value, Refused)  # which would cost it one of five tries
+    with pytest.raises(Refused, match="exit code 1: Failed to connect"):
+        systemd_run_says(tmp_path, monkeypatch, "Failed to connect to bus")()
 
 
 @root_only
@@ -495,12 +524,12 @@ def test_a_program_that_nobody_may_execute_is_told(tmp_path: Path) -> None:
     hook = script(tmp_path / "hook", "exit 0")
     os.chmod(hook, 0o750)
     with pytest.raises(RouteError, match=f"runs as nobody: chmod a\\+rx {hook}"):
-        unprivileged([hook], 5.0)
+        unprivileged("exec", [hook], 5.0)
     with pytest.raises(RouteError, match="cannot be started: No such file"):
-        unprivileged(["/nonexistent/hook"], 5.0)
+        unprivileged("exec", ["/nonexistent/hook"], 5.0)
     (tmp_path / "circle").symlink_to("circle")
     with pytest.raises(RouteError, match="cannot be started: Too many levels"):
-        unprivileged([str(tmp_path / "circle")], 5.0)
+        unprivileged("exec", [str(tmp_path / "circle")], 5.0)
 
 
 def test_one_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
@@ -551,8 +580,9 @@ def test_output_without_end_and_input_unread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "argv, said",
     [
-        (["/nonexistent/hook"], "No such file"),
-        (["/etc/passwd"], "Permission denied"),
+        (["/nonexistent/hook"], "/nonexistent/hook: No such file"),
+        (["setpriv-is-missing", "/bin/true"], "setpriv-is-missing: No such file"),
+        (["/etc/passwd"], "/etc/passwd: Permission denied"),
     ],
 )
 def test_one_that_cannot_be_started(argv: List[str], said: str) -> None:

@@ -7,7 +7,6 @@ hang with the controller they ask.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -20,13 +19,14 @@ from writebackd.cache.collect import collect, with_earlier, with_kernel
 from writebackd.cache.tools import LIMIT_S
 from writebackd.cache.values import ToolError
 from writebackd.cache.watch import is_stale
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import RAID
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Its command line."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog="writebackd-raid",
         description="Asks RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the"
         " kernel what stands behind the disks, and leaves it for writebackd.",
@@ -45,9 +45,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
     """0: written, whatever tools said; 1: it could not be; 2: wrong use. `top`: see `find`."""
+    open_closed_streams()
+    try:
+        return _main(argv, top)
+    finally:
+        drop_unwritten()
+
+
+def _main(argv: Optional[Sequence[str]], top: Path) -> int:
     options = parser().parse_args(argv)
     if not 0 < options.limit <= 600:
-        print("writebackd-raid: --limit is between 0 and 600 s", file=sys.stderr)
+        complain("writebackd-raid: --limit is between 0 and 600 s")
         return 2
     files = KernelFiles()
     before = _earlier(files, options.output)
@@ -62,11 +70,12 @@ def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
         found = with_kernel(found, files)
         _leave(found, options.output, last=True)
     except OSError as error:
-        print(f"writebackd-raid: {options.output}: {error.strerror}", file=sys.stderr)
+        complain(f"writebackd-raid: {options.output}: {error.strerror}")
+        drop_unwritten("stdout")
         return 1
     for tool in found.tools:
         said = f"{len(tool.controllers)} controllers or caches"
-        print(f"{tool.name} ({tool.path}): {tool.error or said}", file=sys.stderr)
+        complain(f"{tool.name} ({tool.path}): {tool.error or said}")
     return 0
 
 
@@ -83,7 +92,7 @@ def _leave(found: report.Report, output: Path, last: bool) -> None:
     if str(output) != "-":
         report.write(found, output)
     elif last:
-        print(report.encode(found).decode(), end="")
+        print(report.encode(found).decode(), end="", flush=True)
 
 
 if __name__ == "__main__":

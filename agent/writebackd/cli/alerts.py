@@ -18,6 +18,7 @@ from writebackd.cli.client import request
 from writebackd.cli.exits import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import Paint, clean, labelled, wants_colour, wrapped
+from writebackd.command_line import complain
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.history import MAX_ALERTS, HistoryError, read_alerts
 from writebackd.report.telling import past_json
@@ -107,7 +108,7 @@ def _past(
         records = read_alerts(directory / HISTORY, MAX_ALERTS)
     except HistoryError as error:
         # What is wrong now is not to be missed for what was.
-        print(f"writebackctl: {error}", file=sys.stderr)
+        complain(f"writebackctl: {error}")
         return []
     past = past_json(records, active)
     return [each for each in past if _is_of(each, devices)][-options.limit :]

@@ -1,32 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Command lines whose errors are one line that says what to do."""
+"""Types of arguments."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Callable, NoReturn
-
-from writebackd.cli.exits import USAGE, complain
-
-
-class Parser(argparse.ArgumentParser):
-    """As the standard one, but for its errors: it tells the nearest word, and where help is."""
-
-    def error(self, message: str) -> NoReturn:
-        complain(f"{self.prog}: {message}; `{self.prog} --help` tells more")
-        self.exit(USAGE)
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        choices = list(map(str, action.choices or ()))
-        if not choices or value in choices:
-            return
-        # Of verbs those that the help lists.
-        choices = [each.dest for each in getattr(action, "_choices_actions", ())] or choices
-        from difflib import get_close_matches  # 10 ms, which only a slip costs
-
-        close = get_close_matches(str(value)[:60].lower(), choices, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(choices)}"
-        raise argparse.ArgumentError(action, f"invalid choice {value!r}: {hint}")
+from typing import Callable
 
 
 def kernel_name(device: str) -> str:

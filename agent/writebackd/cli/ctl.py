@@ -7,15 +7,15 @@ import argparse
 import contextlib
 import importlib
 import io
-import os
 import sys
 from pathlib import Path
 from typing import Callable, List, Optional
 
 from writebackd import __version__
-from writebackd.cli.arguments import Parser, number, positive, seconds
+from writebackd.cli.arguments import number, positive, seconds
 from writebackd.cli.examples import epilog
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError, complain, drop_unwritten
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.paths import RUNTIME_DIR, runtime_dir_in_use
 
 _EPILOG = """\
@@ -42,9 +42,7 @@ use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 
 def main(argv: Optional[List[str]] = None) -> int:
     """Run one verb; the exit code as in cli/exits.py."""
-    # Closed (`>&-`, some starters): what is ordered is done all the same.
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    open_closed_streams()
     # Names of mounts and processes are bytes: never die of one that has no text.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
@@ -58,16 +56,17 @@ def main(argv: Optional[List[str]] = None) -> int:
         return code
     except CommandError as error:
         complain(f"writebackctl: {error}")
+        drop_unwritten("stdout")
         return error.exit_code
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; keep the exit quiet as well.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of stdout (head, less) has seen enough; keep the exit quiet as well.
+        drop_unwritten("stdout")
         return GOOD
     except OSError as error:
         # A full disk behind the standard output, mostly.
         where = error.filename or "the output cannot be written"
         complain(f"writebackctl: {where}: {error.strerror or error}")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_unwritten("stdout")
         return BAD_NEWS
     except KeyboardInterrupt:
         return 130

@@ -22,9 +22,10 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 from writebackd import __version__, journal
 from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
-from writebackd.cli.arguments import Parser, seconds
-from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE, complain, drop_unwritten
+from writebackd.cli.arguments import seconds
+from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
 from writebackd.cli.notify import notifier
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory
 from writebackd.kernel.facts import read_facts
@@ -100,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the daemon; the exit code of design: 0 good, 1 bad news, 2 usage, 4 not root."""
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # closed by some starters
+    open_closed_streams()
     try:
         return _main(argv)
     finally:

@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-
 GOOD = 0
 BAD_NEWS = 1  # the answer is bad news: verify found a difference, doctor a blocker
 USAGE = 2  # wrong use or wrong configuration
@@ -20,17 +16,3 @@ class CommandError(Exception):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def complain(text: str) -> None:
-    """A line on stderr; where that takes none, the exit code has to say it."""
-    with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def drop_unwritten() -> None:
-    """Forget what stderr did not take: Python would try again at exit, and end with 120."""
-    try:
-        sys.stderr.flush()
-    except OSError:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exits import GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import clean, wrapped
+from writebackd.command_line import complain
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import read_taken
@@ -111,7 +111,7 @@ def check_(options: argparse.Namespace) -> int:
     if options.json:
         show_json({"good": not problems, "problems": problems})
     elif problems:
-        print("\n".join(problems), file=sys.stderr)
+        complain("\n".join(problems))
     else:
         show(f"{', '.join(options.files)}: good")
     return USAGE if problems else GOOD
@@ -125,7 +125,7 @@ def match_(options: argparse.Namespace) -> int:
     else:
         show("\n".join(_match_lines(choice, options.all)))
         for line in choice.skipped:
-            print(f"skipped: {line}", file=sys.stderr)
+            complain(f"skipped: {line}")
     return GOOD
 
 
@@ -163,7 +163,7 @@ def _still_there(files: Sequence[Path]) -> List[Path]:
         said = f"{file} is gone since the daemon read it: systemctl reload writebackd"
         if file == files[0]:
             raise CommandError(said, USAGE)
-        print(f"writebackctl: {said}", file=sys.stderr)
+        complain(f"writebackctl: {said}")
     return [file for file in files if file not in gone]
 
 

@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Iterator, List, NoReturn, Optional
 
-from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError, complain, drop_unwritten
+from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError
+from writebackd.command_line import complain, drop_unwritten
 from writebackd.kernel.cgroups import cgroup2_mount, path_of_process
 from writebackd.kernel.files import KernelFiles
 

@@ -18,9 +18,10 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from writebackd import human
 from writebackd.cli.client import NoAnswer, request
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError, complain
+from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.report import write_page
+from writebackd.command_line import complain
 from writebackd.policy.units import UnitError, parse_time
 from writebackd.report.codec import Interned, unpack
 from writebackd.trial.analysis import P99, analyse, block_of

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.kernel import layout, libbpf
@@ -37,6 +37,8 @@ _USER_S = 1.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Processes kept of a tick: those that slept longest, then those that dirtied most.
 MOST_TASKS = 64
+# A thread that did nothing for so many reads is dropped: most are dead, at 0.3 us a read each.
+IDLE_READS = 60
 
 
 @dataclass(frozen=True)
@@ -238,12 +240,17 @@ def thread_state(tid: int) -> Optional[Tuple[str, float]]:
         return None
 
 
-def _make_room(table: libbpf.Map, active: Mapping[bytes, Any]) -> List[bytes]:
-    """Half a table is kept free for those who come; which keys that took away.
+def _make_room(
+    table: libbpf.Map, entries: int, spare: Mapping[bytes, int], idle: int = 0
+) -> List[bytes]:
+    """Half a table of so many entries is kept free for those who come, as far as the spare ones
+    go; which keys that took away.
 
-    `active` says of each key, by its order, when it was active last, and how much.
+    `spare` says of each when it was active last; all from before `idle` go.
     """
-    gone = heapq.nsmallest(len(active) - table.max_entries // 2, active, key=active.__getitem__)
+    excess = entries - table.max_entries // 2
+    idlers = sum(last < idle for last in spare.values())
+    gone = heapq.nsmallest(max(excess, idlers), spare, key=spare.__getitem__)
     for key in gone:
         table.delete(key)
     return gone
@@ -270,7 +277,9 @@ class CgroupSyncReader:
             grown = count - last[0] if count > last[0] else count
             cgroup, dev = layout.CGROUP_KEY.unpack(key)
             found[cgroup, layout.devno(dev)] = CgroupReading(syncs=grown, pid=pid)
-        for key in _make_room(self._map, {key: last_ns for key, (_, last_ns) in seen.items()}):
+        # Also those that are active: they come back without a loss, as their count begins anew.
+        spare = {key: last_ns for key, (_, last_ns) in seen.items()}
+        for key in _make_room(self._map, len(seen), spare):
             del seen[key]
         self._last = seen
         return found
@@ -282,31 +291,27 @@ class TaskReader:
     def __init__(self, dirtiers: libbpf.Map) -> None:
         self._map = dirtiers
         self._reader = dirtiers.batch_reader(256)
-        self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
+        # By thread; at the end the read in which it did something last.
+        self._last: Dict[bytes, Tuple[int, int, int, int, int]] = {}
         self._reads = 0
-        # By thread: the read in which it did something last, and the bytes that it dirtied.
-        self._active: Dict[bytes, Tuple[int, int]] = {}
         self.cgroups: CgroupReadings = {}  # of the last read, of all processes
 
     def read(self) -> Tuple[TaskSample, ...]:
         by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
         self.cgroups = {}
         self._reads += 1
-        seen: Dict[bytes, Tuple[int, int, int, int]] = {}
-        active: Dict[bytes, Tuple[int, int]] = {}
+        seen: Dict[bytes, Tuple[int, int, int, int, int]] = {}
+        idle: Dict[bytes, int] = {}
         for tid, value in self._reader.read():
             born, first, size, slept, cgroup, sleeps, pid, dev, comm = layout.DIRTIER.unpack(value)
             last = self._last.get(tid)
             if last is None or last[0] != born or slept < last[2] or size < last[1]:
                 # New, or removed and back again: counted from where its entry begins.
-                last = (born, first, 0, 0)
-                active[tid] = (self._reads, 0)
-            else:
-                active[tid] = self._active[tid]
-            seen[tid] = (born, size, slept, sleeps)
+                last = (born, first, 0, 0, self._reads)
             if (size, slept) == last[1:3]:
+                seen[tid], idle[tid] = last, last[4]
                 continue
-            active[tid] = (self._reads, size - last[1])
+            seen[tid] = (born, size, slept, sleeps, self._reads)
             task = TaskSample(
                 pid=pid,
                 comm=comm.split(b"\0")[0].decode(errors="replace"),
@@ -321,9 +326,10 @@ class TaskReader:
             self.cgroups[key] = self.cgroups.get(key, CgroupReading()) + CgroupReading(
                 task.dirtied_bytes, task.throttled_s, pid=pid
             )
-        for tid in _make_room(self._map, active):
-            del seen[tid], active[tid]
-        self._last, self._active = seen, active
+        # One that is active would come back without what it dirtied until then.
+        for tid in _make_room(self._map, len(seen), idle, self._reads - IDLE_READS):
+            del seen[tid]
+        self._last = seen
         tasks = [_merge(threads) for threads in by_process.values()]
         tasks.sort(key=lambda task: (task.throttled_s, task.dirtied_bytes), reverse=True)
         return tuple(tasks[:MOST_TASKS])

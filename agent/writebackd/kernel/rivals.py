@@ -94,6 +94,10 @@ class CommandLines:
     def __init__(self) -> None:
         self._stuck: Dict[int, threading.Thread] = {}  # by the pid that it waits for
 
+    def hangs(self, pid: int) -> bool:
+        """Whether a read of it was begun that has not come back."""
+        return pid in self._stuck
+
     def read(self, files: KernelFiles, pids: Sequence[int]) -> Dict[int, List[str]]:
         """Words by pid; without those that cannot be had."""
         lines: Dict[int, List[str]] = {}
@@ -124,7 +128,7 @@ def find_rivals(
 ) -> Tuple[Rival, ...]:
     """Everybody, the most likely to interfere first.  Reads the root disk: may hang."""
     names, unread = _processes(files, lines)
-    agents = (*_agents(names, own_pid), *_unread(unread))
+    agents = (*_agents(names, own_pid), *_unread(unread, lines))
     return (*_tuned(files, "tuned" in names), *agents, *_boot(files))
 
 
@@ -191,14 +195,20 @@ def _processes(
     return found, [pid for pid in interpreted if pid not in read]
 
 
-def _unread(pids: Sequence[int]) -> Iterator[Rival]:
-    if pids:
-        where = f"pid {pids[0]}" + (f" and {len(pids) - 1} more" if len(pids) > 1 else "")
-        yield Rival(
-            "note", "agent", "python", None, where,
-            f"the command line of {where} cannot be read within {_LINES_S:g} s, since its memory"
-            " is locked, as behind a disk that hangs: which program it is is not known",
-        )  # fmt: skip
+def _unread(unread: Sequence[int], lines: CommandLines) -> Iterator[Rival]:
+    hung = [pid for pid in unread if lines.hangs(pid)]
+    others = [pid for pid in unread if not lines.hangs(pid)]
+    for pids, why in (
+        (hung, f"cannot be read within {_LINES_S:g} s, since its memory is locked, as behind a"
+         " disk that hangs"),
+        (others, f"is not read: {len(hung)} reads already hang"),
+    ):  # fmt: skip
+        if pids:
+            where = f"pid {pids[0]}" + (f" and {len(pids) - 1} more" if len(pids) > 1 else "")
+            yield Rival(
+                "note", "agent", "python", None, where,
+                f"the command line of {where} {why}: which program it is is not known",
+            )  # fmt: skip
 
 
 def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[Rival]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from .facts import DiskFacts, HostFacts
-from .find import is_shipped, misplaced, search_dirs
+from .find import is_shipped, misplaced, search_dirs, unsafe
 from .keys import KEYS
 from .load import DEFAULT_NAME, load_all, load_policy
 from .rules import MemoryRule, Rule
@@ -106,9 +106,14 @@ def choose(
     since a database that is down for a minute is no other host.
 
     A policy with an error is passed over (`Choice.skipped`). Raises PolicyError when it is the best
-    match by what could be read of it, the one taken before, or ``default``.
+    match by what could be read of it, the one taken before, or ``default``. One whose files others
+    may change is passed over in any case, since they might have written its rules; whether
+    ``default`` is one of these is for the caller to ask.
     """
     loaded = {each.policy.name: each for each in load_all(config_dir, root)}
+    found = {name: unsafe(each.policy.files) for name, each in loaded.items()}
+    distrusted = {name: why for name, why in found.items() if why and name != DEFAULT_NAME}
+    loaded = {name: each for name, each in loaded.items() if name not in distrusted}
     policies = {name: each.policy for name, each in loaded.items()}
     for name in (DEFAULT_NAME, before):
         if name in loaded and loaded[name].errors:
@@ -125,7 +130,9 @@ def choose(
     skipped = (
         *misplaced(search_dirs(config_dir, root)),
         *(line for name in wrong for line in loaded[name].errors),
+        *dict.fromkeys(line for why in distrusted.values() for line in why),
     )
+    wrong = sorted([*wrong, *distrusted])
     if best is None:
         policy = load_policy(DEFAULT_NAME, config_dir, root)
         nearest = f"; nearest is {_score(verdicts[0])}" if verdicts and verdicts[0].points else ""

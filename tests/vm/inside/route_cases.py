@@ -20,6 +20,8 @@ from tests.kernel.fault_rig import PIN, limits, limits_kept
 from tests.kernel.scratch import run
 from tests.vm.inside.rig import wait_for, wish
 from tests.vm.inside.systemd_cases import DAEMON, DROP_IN, RUNTIME, journal, let_it_wish
+from writebackd.alert.routes import unprivileged
+from writebackd.alert.routes.route import Refused, RouteError
 from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
 
@@ -164,6 +166,19 @@ def test_without_the_bus_nothing_is_run_as_root(told: None, listener: Listener) 
         assert "install dbus" in tried[name]["error"]
         assert f"alerts do not reach {name}" in status
     assert not paged() and not DELIVERED.exists()
+
+
+def test_one_that_ignores_sigterm_is_alone_and_soon_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("systemctl", "start", "dbus.socket")
+    monkeypatch.setattr(unprivileged, "_may_change_user", lambda: False)  # as within the unit
+    hook = script(Path("/run/deaf"), "#!/bin/sh\ntrap '' TERM\nsleep 60\n")
+    with pytest.raises(Refused, match="killed: not done within 5 s"):
+        unprivileged.run_unprivileged("exec", [str(hook)], b"", 5.0)
+    with pytest.raises(RouteError, match="its last run has not ended yet"):
+        unprivileged.run_unprivileged("exec", [str(hook)], b"", 5.0)
+    cgroup = Path("/sys/fs/cgroup/system.slice/writebackd-exec.service")
+    assert cgroup.exists()
+    wait_for(lambda: not cgroup.exists(), 10, what="for SIGKILL", pause_s=1.0)
 
 
 def test_as_shipped_the_network_fails_and_says_why(told: None, listener: Listener) -> None:

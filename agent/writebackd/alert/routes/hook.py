@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from .program import run_program
 from .route import Teller
 from .track import Happening
-from .unprivileged import unprivileged
+from .unprivileged import run_unprivileged
 from .words import happening_json
 
 
@@ -19,4 +18,4 @@ def hook_route(program: str, host: str, runbook: str, limit_s: float) -> Teller:
 
 def _send(program: str, host: str, runbook: str, limit_s: float, happening: Happening) -> None:
     text = json.dumps(happening_json(happening, host, runbook)) + "\n"
-    run_program(unprivileged([program], limit_s), text.encode("ascii"), limit_s)
+    run_unprivileged("exec", [program], text.encode("ascii"), limit_s)

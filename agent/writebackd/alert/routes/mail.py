@@ -7,10 +7,9 @@ import time
 from functools import partial
 from typing import List, Sequence
 
-from .program import run_program
 from .route import Teller
 from .track import Happening, What
-from .unprivileged import unprivileged
+from .unprivileged import run_unprivileged
 from .words import fact_lines, headline, line, runbook_of, who
 
 
@@ -30,8 +29,8 @@ def _send(
     happening: Happening,
 ) -> None:
     # -t: recipients from the headers; -i: a line of one dot is not the end.
-    argv = unprivileged([sendmail, "-t", "-i"], limit_s, set_uid=True)
-    run_program(argv, message(happening, to, host, runbook), limit_s)
+    mail = message(happening, to, host, runbook)
+    run_unprivileged("mail", [sendmail, "-t", "-i"], mail, limit_s, set_uid=True)
 
 
 def message(happening: Happening, to: Sequence[str], host: str, runbook: str) -> bytes:

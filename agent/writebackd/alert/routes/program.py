@@ -45,7 +45,8 @@ def run_program(argv: Sequence[str], text: bytes, limit_s: float) -> None:
                 start_new_session=True,  # a group of its own, also out of Ctrl-C's reach
             )
         except OSError as error:
-            raise RouteError(f"cannot be started: {error.strerror or error}") from None
+            what = error.filename or argv[0]  # setpriv, say, that is to start it
+            raise RouteError(f"cannot be started: {what}: {error.strerror or error}") from None
         _let_it_be_killed_first(child.pid)
         assert child.stdout is not None
         stack.callback(child.stdout.close)

@@ -11,7 +11,8 @@ from typing import List, Sequence
 
 from writebackd.paths import others_may_choose
 
-from .route import RouteError
+from .program import run_program
+from .route import Refused, RouteError
 
 _NOBODY = 65534
 # CAP_SETGID and CAP_SETUID; of nobody's process CAP_DAC_OVERRIDE for its oom_score_adj, and
@@ -21,11 +22,31 @@ _CAPABILITIES = 1 << 6 | 1 << 7 | 1 << 1 | 1 << 5
 _SYSTEMD, _BUS = Path("/run/systemd/system"), Path("/run/dbus/system_bus_socket")
 
 
-def unprivileged(argv: Sequence[str], limit_s: float, set_uid: bool = False) -> List[str]:
+def run_unprivileged(
+    name: str, argv: Sequence[str], text: bytes, limit_s: float, set_uid: bool = False
+) -> None:
+    """As `run_program`, by the command that `unprivileged` makes of it."""
+    try:
+        run_program(unprivileged(name, argv, limit_s, set_uid), text, limit_s)
+    except Refused as error:
+        unit = _unit(name)
+        if re.search(rf"Unit {re.escape(unit)} .*already (loaded|exists)", str(error)):
+            # Not by the program, which will take it once that is over.
+            raise RouteError(f"not started: its last run has not ended yet ({unit})") from None
+        raise
+
+
+def _unit(name: str) -> str:
+    return f"writebackd-{name}.service"
+
+
+def unprivileged(
+    name: str, argv: Sequence[str], limit_s: float, set_uid: bool = False
+) -> List[str]:
     """The command that runs `argv` as somebody who may nothing; only root may change the program.
 
-    `set_uid`: a set-uid or set-gid program that it starts gains what it is made to gain, as an
-    MTA's that takes mail from every user. Raises RouteError.
+    `name` is the route's. `set_uid`: a set-uid or set-gid program that it starts gains what it is
+    made to gain, as an MTA's that takes mail from every user. Raises RouteError.
     """
     try:
         why = others_may_choose(argv[0])
@@ -41,19 +62,24 @@ def unprivileged(argv: Sequence[str], limit_s: float, set_uid: bool = False) -> 
         gains = [] if set_uid else ["--no-new-privs"]
         user = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all"]
         return ["setpriv", *user, *gains, *argv]
-    if not (_SYSTEMD.is_dir() and _BUS.exists()):
+    cannot = "not started: this process cannot give up root for it, and"
+    if not _SYSTEMD.is_dir():
+        raise RouteError(f"{cannot} no systemd runs to start it; see docs/routes.md")
+    if not _BUS.exists():
         raise RouteError(
-            "not started: this process cannot give up root for it, and there is no systemd on the"
-            " system bus to start it: install dbus; see docs/routes.md"
+            f"{cannot} systemd is not on the system bus to start it: install dbus; see"
+            " docs/routes.md"
         )
-    # DynamicUser= comes with NoNewPrivileges=, a read-only system and a /tmp of its own.
+    # DynamicUser= comes with NoNewPrivileges=, a read-only system and a /tmp of its own. Of a unit
+    # that lives systemd starts no second one; without TimeoutStopSec= one that ignores SIGTERM
+    # would live for 90 s more.
     properties = (
-        "User=nobody" if set_uid else "DynamicUser=yes",
-        f"RuntimeMaxSec={ceil(limit_s)}", "OOMScoreAdjust=500",
+        "User=nobody" if set_uid else "DynamicUser=yes", f"RuntimeMaxSec={ceil(limit_s)}",
+        "TimeoutStopSec=1", "TasksMax=64", "MemoryMax=256M", "OOMScoreAdjust=500",
     )  # fmt: skip
     return [
-        "systemd-run", "--quiet", "--collect", "--pipe", "--wait", "--setenv=LC_ALL=C.UTF-8",
-        *(f"--property={each}" for each in properties), *argv,
+        "systemd-run", "--quiet", "--collect", "--pipe", "--wait", f"--unit={_unit(name)}",
+        "--setenv=LC_ALL=C.UTF-8", *(f"--property={each}" for each in properties), *argv,
     ]  # fmt: skip
 
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What every program's command line needs: its errors, and streams that take nothing."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from typing import Any, NoReturn
+
+
+def open_closed_streams() -> None:
+    """Closed (`>&-`, some starters): what is ordered is done all the same."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+
+
+def complain(text: str) -> None:
+    """A line on stderr; where that takes none, the exit code has to say it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def drop_unwritten(name: str = "stderr") -> None:
+    """Forget what a stream did not take: Python would try again at exit, and end with 120."""
+    try:
+        getattr(sys, name).flush()
+    except OSError:
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+
+
+class Parser(argparse.ArgumentParser):
+    """As the standard one, but for its errors: it tells the nearest word, and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{self.prog}: {message}; `{self.prog} --help` tells more")
+        self.exit(2)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = list(map(str, action.choices or ()))
+        if not choices or value in choices:
+            return
+        # Of verbs those that the help lists.
+        choices = [each.dest for each in getattr(action, "_choices_actions", ())] or choices
+        from difflib import get_close_matches  # 10 ms, which only a slip costs
+
+        close = get_close_matches(str(value)[:60].lower(), choices, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(choices)}"
+        raise argparse.ArgumentError(action, f"invalid choice {value!r}: {hint}")
