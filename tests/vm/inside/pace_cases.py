@@ -50,15 +50,15 @@ from writebackd.paths import LEDGER
 KILLS, SEED, LIFE_S = 30, 20261122, 0.8
 UNIT = "flood.service"
 RATES = [5 * MIB, 6 * MIB]
-# In front of the daemon as well: what its writes of io.max come to.
+# In front of the daemon as well: what its child's writes of io.max come to.
 FAILING = """
-from writebackd.kernel.files import KernelFiles
-flag, write = Path("/run/failing"), KernelFiles.write
-def failing(self, name, value):
-    if name.endswith("/io.max") and flag.exists():
-        raise OSError(int(flag.read_text()), "as the test wants it", name)
-    write(self, name, value)
-KernelFiles.write = failing
+from writebackd.kernel import cgroups
+flag, in_child = Path("/run/failing"), cgroups.write_in_child
+def failing(path, value):
+    def refused(run):
+        raise OSError(int(flag.read_text()), "as the test wants it")
+    return refused if flag.exists() else in_child(path, value)
+cgroups.write_in_child = failing
 """
 
 
