@@ -28,7 +28,8 @@ from writebackd.cli import client, ctl
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON
 from writebackd.kernel.vm import in_words
 from writebackd.model import Mode, VmLimits
-from writebackd.paths import IN_USE, LEDGER, runtime_dir_in_use
+from writebackd.paths import IN_USE, LEDGER, SOCKET, runtime_dir_in_use
+from writebackd.policy import PolicyError
 
 PIN = 32 * MIB
 THEIRS = VmLimits(96 * MIB, 0, 48 * MIB, 0)
@@ -41,7 +42,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRig:
     """A daemon on `host` with a runtime directory of its own, called `name`."""
 
     def made(name: str, host: FakeHost) -> Rig:
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(exist_ok=True)
         return Rig(tmp_path / name, monkeypatch, host)
 
     return made
@@ -129,12 +130,16 @@ def test_what_cannot_be_restored_is_no_original_either(host: FakeHost, make: Mak
     assert host.limits == DEFAULT
 
 
+@pytest.mark.parametrize("default", [False, True], ids=["--runtime-dir", "/run/writebackd"])
 @pytest.mark.parametrize("how", ["gone", "anybody's"])
 def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
-    host: FakeHost, make: MakeRig, how: str
+    host: FakeHost, make: MakeRig, tmp_path: Path, how: str, default: bool
 ) -> None:
     """As one in /tmp is hidden from a unit with a /tmp of its own."""
     killed = pinned(make("one", host))
+    for name in ("two", "three") if default else ():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run").symlink_to(host.path("/run/writebackd"))
     killed.close()
     if how == "gone":
         killed.runtime_dir.rename(killed.runtime_dir.with_name("hidden"))
@@ -146,6 +151,33 @@ def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
     host.sysctl("dirty_ratio", 20)
     host.sysctl("dirty_background_ratio", 10)
     make("three", host).end()
+
+
+def test_a_start_that_fails_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
+    rig = make("one", host)
+    rig.end()
+    rig._options = replace(rig._options, devices=("nosuch",))
+    with pytest.raises(PolicyError, match="nosuch"):
+        rig.start()
+    rig._options = replace(rig._options, devices=())
+    daemon = rig.start()
+    (rig.runtime_dir / SOCKET).mkdir()
+    with pytest.raises(OSError, match=SOCKET):
+        daemon.run()
+    rig.runtime_dir.rename(rig.runtime_dir.with_name("hidden"))
+    set_by_somebody(host)
+    make("two", host).end()
+
+
+def test_a_start_that_fails_leaves_the_record_of_a_ledger(host: FakeHost, make: MakeRig) -> None:
+    rig = pinned(make("one", host))
+    rig.close()
+    rig._options = replace(rig._options, devices=("nosuch",))
+    with pytest.raises(PolicyError, match="nosuch"):
+        rig.start()
+    assert runtime_dir_in_use(host.path("/run/writebackd")) == rig.runtime_dir
+    make("two", host).end()
+    assert host.limits == DEFAULT
 
 
 def test_one_that_ended_in_order_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
