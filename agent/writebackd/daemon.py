@@ -409,7 +409,9 @@ class Daemon:
             history_dropped=self._history.dropped,
             off=str(self.state.off) if self.state.off is not None else None,
             unseen=self._sight.hidepid.unseen(),
-            messages=(*self._no_metrics, *self._sight.problems),
+            messages=(
+                *self._no_metrics, *self._sight.problems, *filter(None, (self._reloader.problem,))
+            ),
             rivals=self._sight.rivals.found,
             alerts=alerts,
             routes=self._teller.routes.states(),
