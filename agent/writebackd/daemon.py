@@ -8,6 +8,7 @@ what was learned have threads that drop and count, memory is locked.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import time
@@ -113,6 +114,13 @@ class Daemon:
         self._first_policy = self.policy
         self._no_metrics: List[str] = []
         self._host_lock = HostLock(self._files, options.runtime_dir)
+        try:
+            self._make_parts(options, on_tick)
+        except BaseException:
+            self._host_lock.close()
+            raise
+
+    def _make_parts(self, options: Options, on_tick: Callable[[Snapshot], None]) -> None:
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
         self._tenure = Tenure(options.runtime_dir, max(least, self.policy.limits.lease_s))
@@ -164,13 +172,19 @@ class Daemon:
 
     def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Until a signal.  The originals are put back whatever ends it."""
+        with contextlib.closing(self._host_lock):
+            self._run(ready)
+
+    def _run(self, ready: Callable[[], None]) -> None:
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
         loop = Loop(self._signals, [server, *self._open_metrics()])
         self._teller.open_textfile(self._first_policy.metrics)
         self._signals.catch()
         try:
             if not self._watch.wait(WATCHER_WAIT_S):
-                log.warning("no watcher yet: nobody would restore if this process hung")
+                log.warning(
+                    "Watcher not running; limits will not be restored if this process hangs"
+                )
             if not self._lease.renew():
                 self._tenure.take()  # loading took longer than it lasts
             self._adopt()
@@ -199,7 +213,6 @@ class Daemon:
             self._history.close(timeout=2.0)
             if self._tape is not None:
                 self._tape.close(timeout=1.0)
-            self._host_lock.close()
 
     def _adopt(self) -> None:
         """Go on from what the ledger says: an earlier run's, or ours before the lease was lost.
@@ -398,7 +411,8 @@ class Daemon:
             off=str(self.state.off) if self.state.off is not None else None,
             unseen=self._sight.hidepid.unseen(),
             messages=(
-                *self._no_metrics, *self._sight.problems, *self._sight.unmatched(self._devices)
+                *self._no_metrics, *self._sight.problems, *self._sight.unmatched(self._devices),
+                *filter(None, (self._reloader.problem,)),
             ),
             rivals=self._sight.rivals.found,
             alerts=alerts,

@@ -72,7 +72,7 @@ class Verbs:
         if option is not None:
             # Names of processes and cgroups are in most answers, in words as well.
             raise RequestError(
-                f"/proc is mounted {option}: only root is told of processes, try again with sudo",
+                f"/proc is mounted {option}: only root may see processes, try again with sudo",
                 4,
             )
         snapshot, problem = self._state.snapshot, self._state.problem

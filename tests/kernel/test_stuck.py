@@ -108,6 +108,7 @@ def test_a_probe_opened_again_holds_nobody_up_and_knows_the_sync_that_is_stuck(
             assert reprobe.better(probe, devices) is probe
             may_open.set()
             reprobe.join(30.0)
+            assert reprobe.better(probe, devices) is probe  # this tick is still its own
             renewed = reprobe.better(probe, devices)
             assert isinstance(renewed, BpfProbe) and renewed is not probe
             may_close.set()

@@ -33,8 +33,9 @@ from writebackd.kernel.readers import (
     TaskReader,
     together,
 )
+from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.vm import host_info, read_state
-from writebackd.model import Histogram
+from writebackd.model import Device, Histogram
 
 FLOOR, CEILING = 1 << 20, 4 << 30  # of the default policy
 
@@ -234,6 +235,43 @@ class Maps:
         probe._cgroups = CgroupSyncReader(tables["cgroups"])
         probe._tasks = TaskReader(tables["tasks"])
         probe._state = SharedState(memory.state)
+
+
+def test_no_request_is_counted_twice_where_the_probe_is_opened_again() -> None:
+    opened: List[Maps] = []
+    completed = 0
+
+    def complete() -> None:
+        """A request, which each probe that is open by now counts for itself."""
+        nonlocal completed
+        completed += 1
+        for maps in opened:
+            head = list(layout.IO_SLOT_HEAD.unpack_from(maps.slots))
+            head[3] += 1
+            layout.IO_SLOT_HEAD.pack_into(maps.slots, 0, *head)
+
+    def open_probe() -> BpfProbe:
+        opened.append(Maps())
+        probe: Any = opened[-1].probe
+        probe.covers = lambda types: len(opened) > 1
+        probe.go_on_from = lambda earlier: None
+        probe.close = lambda: None
+        complete()  # before a tick sees that it is open
+        return opened[-1].probe
+
+    def seen(probe: Any) -> int:
+        classes = probe.read().classes.values()
+        return sum(each.count for found in classes for each in found.values())
+
+    devices = (Device("sda", "8:0", "8:0"),)
+    probe: Any = open_probe()
+    reprobe, counted = Reprobe(open_probe, ()), 0
+    for _ in range(6):
+        complete()
+        probe = reprobe.better(probe, devices)
+        reprobe.join(10.0)
+        counted += seen(probe)
+    assert probe is opened[1].probe and counted == completed
 
 
 KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": layout.CGROUP_KEY.size, "tasks": 4}

@@ -133,3 +133,24 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     stuck.unlink()
     stuck.write_text("16\n")
     assert queue.read(files, "sda", "nr_requests") == "16"
+
+
+def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path) -> None:
+    """TasksMax= of the unit is 48."""
+    files, disks = KernelFiles(tmp_path), [f"sd{letter}" for letter in "abcdefghijklmnopqrst"]
+    for disk in disks:
+        file = tmp_path / queue.path(disk, "nr_requests").lstrip("/")
+        file.parent.mkdir(parents=True)
+        os.mkfifo(file)
+    before = threading.active_count()
+    for disk in disks * 2:
+        with pytest.raises(OSError, match="busy"):
+            queue.read(files, disk, "nr_requests")
+    assert threading.active_count() - before <= 8
+    for home, thread in list(queue._hanging.items()):
+        (Path(home) / "nr_requests").write_text("32\n")
+        thread.join(10.0)
+    last = tmp_path / queue.path(disks[-1], "nr_requests").lstrip("/")
+    last.unlink()
+    last.write_text("64\n")
+    assert queue.read(files, disks[-1], "nr_requests") == "64"

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
@@ -16,7 +18,8 @@ from writebackd.kernel import layout, readers
 from writebackd.kernel.cgroups import path_of_process
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import MOST_SMALL, MOST_WATCHED, WATCHED_S, Cgroups
-from writebackd.kernel.probe import ProcfsProbe
+from writebackd.kernel.hooks import FSYNC, SYNCFS, Choice
+from writebackd.kernel.probe import BpfProbe, ProcfsProbe
 from writebackd.kernel.readers import (
     CgroupReading,
     CgroupSyncReader,
@@ -355,6 +358,26 @@ class FakeMap:
         return iter(list(self.entries.items()))
 
 
+class FakeObject:
+    """The BPF object of a probe that is loaded, with these syncs in flight."""
+
+    def __init__(self, inflight: FakeMap) -> None:
+        self._inflight = inflight
+
+    def map(self, name: str) -> Any:
+        held = self._inflight if name == "syncs_inflight" else FakeMap()
+        return SimpleNamespace(
+            value_size=layout.VALUE_SIZES.get(name), batch_reader=held.batch_reader,
+            delete=held.delete, mapped=lambda: mmap.mmap(-1, 1 << 20),
+        )
+
+    def maps(self) -> List[Any]:
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
 DISK = 8 << 20 | 1
 
 
@@ -383,6 +406,26 @@ def test_a_sync_whose_thread_sleeps_elsewhere_has_ended_unseen(misses_ends: bool
     finally:
         over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("name, kind, missed", [
+    ("ext4", "fentry", True), ("ext4", "tp_btf", False), ("ext4", "kprobe", True),
+    ("xfs", "fentry", True), ("syncfs", "fentry", True),
+])  # fmt: skip
+def test_a_sync_whose_end_its_hook_may_miss_is_not_stuck_for_ever(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str, missed: bool
+) -> None:
+    """fexit goes with the trampoline that another tracer of the function replaces."""
+    held = FakeMap()
+    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync()
+    monkeypatch.setattr(readers, "thread_state", lambda tid: ("S", 0.0))
+    found = [hook for hook in {**FSYNC, "syncfs": SYNCFS}[name] if hook.kind == kind]
+    probe: Any = BpfProbe.__new__(BpfProbe)
+    probe.choice, probe._object = Choice(sync={name: found[0]}), FakeObject(held)
+    probe._entries, probe._constants, probe._maps = 1, None, []
+    probe.sizes = layout.plan_sizes(1, 1, False)
+    probe._load(False)
+    assert stuck(probe._syncs) == (0 if missed else 1)
 
 
 def test_a_sync_is_stuck_while_its_thread_waits_in_the_kernel(

@@ -19,7 +19,7 @@ from fake_vm import DEFAULT, FakeVm
 from lever_host import LEVER_FILES, SETTLE, WISHES, lever_rig
 from limit_cases import MIB
 from served import Served
-from writebackd.actuate import host_lock
+from writebackd.actuate import lock
 from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.ledger import load
 from writebackd.actuate.lock import AlreadyRunning, take_lock
@@ -28,7 +28,8 @@ from writebackd.cli import client, ctl
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON
 from writebackd.kernel.vm import in_words
 from writebackd.model import Mode, VmLimits
-from writebackd.paths import IN_USE, LEDGER, runtime_dir_in_use
+from writebackd.paths import FIRST, IN_USE, LEDGER, SOCKET, runtime_dir_in_use
+from writebackd.policy import PolicyError
 
 PIN = 32 * MIB
 THEIRS = VmLimits(96 * MIB, 0, 48 * MIB, 0)
@@ -41,7 +42,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRig:
     """A daemon on `host` with a runtime directory of its own, called `name`."""
 
     def made(name: str, host: FakeHost) -> Rig:
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(exist_ok=True)
         return Rig(tmp_path / name, monkeypatch, host)
 
     return made
@@ -129,12 +130,16 @@ def test_what_cannot_be_restored_is_no_original_either(host: FakeHost, make: Mak
     assert host.limits == DEFAULT
 
 
+@pytest.mark.parametrize("default", [False, True], ids=["--runtime-dir", "/run/writebackd"])
 @pytest.mark.parametrize("how", ["gone", "anybody's"])
 def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
-    host: FakeHost, make: MakeRig, how: str
+    host: FakeHost, make: MakeRig, tmp_path: Path, how: str, default: bool
 ) -> None:
     """As one in /tmp is hidden from a unit with a /tmp of its own."""
     killed = pinned(make("one", host))
+    for name in ("two", "three") if default else ():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run").symlink_to(host.path("/run/writebackd"))
     killed.close()
     if how == "gone":
         killed.runtime_dir.rename(killed.runtime_dir.with_name("hidden"))
@@ -146,6 +151,33 @@ def test_a_ledger_that_cannot_be_used_refuses_a_start_while_limits_stand(
     host.sysctl("dirty_ratio", 20)
     host.sysctl("dirty_background_ratio", 10)
     make("three", host).end()
+
+
+def test_a_start_that_fails_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
+    rig = make("one", host)
+    rig.end()
+    rig._options = replace(rig._options, devices=("nosuch",))
+    with pytest.raises(PolicyError, match="nosuch"):
+        rig.start()
+    rig._options = replace(rig._options, devices=())
+    daemon = rig.start()
+    (rig.runtime_dir / SOCKET).mkdir()
+    with pytest.raises(OSError, match=SOCKET):
+        daemon.run()
+    rig.runtime_dir.rename(rig.runtime_dir.with_name("hidden"))
+    set_by_somebody(host)
+    make("two", host).end()
+
+
+def test_a_start_that_fails_leaves_the_record_of_a_ledger(host: FakeHost, make: MakeRig) -> None:
+    rig = pinned(make("one", host))
+    rig.close()
+    rig._options = replace(rig._options, devices=("nosuch",))
+    with pytest.raises(PolicyError, match="nosuch"):
+        rig.start()
+    assert runtime_dir_in_use(host.path("/run/writebackd")) == rig.runtime_dir
+    make("two", host).end()
+    assert host.limits == DEFAULT
 
 
 def test_one_that_ended_in_order_stands_in_nobodys_way(host: FakeHost, make: MakeRig) -> None:
@@ -297,19 +329,18 @@ def test_found_first_that_cannot_be_written_is_bad_news(
 
 
 def test_nothing_is_written_where_found_first_cannot_be_kept(
-    host: FakeHost, make: MakeRig, monkeypatch: pytest.MonkeyPatch
+    host: FakeHost, make: MakeRig
 ) -> None:
     rig = make("one", host)
-
-    def full(path: Path, body: object) -> None:
-        raise OSError(28, os.strerror(28))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(host_lock, "save_json", full)
-        rig.tick(2)
-        rig.pin(PIN)
-        rig.tick(3)
-        assert host.limits == DEFAULT and not host.writes
+    first = host.path("/run/writebackd") / FIRST
+    first.mkdir()
+    rig.tick(2)
+    rig.pin(PIN)
+    rig.tick(3)
+    assert host.limits == DEFAULT and not host.writes
+    errors = {action.error for action in rig.daemon._actions}
+    assert errors == {f"nothing written, because {first} cannot be: Is a directory"}
+    first.rmdir()
     rig.tick()
     assert host.limits.dirty_bytes == PIN
     rig.end()
@@ -359,12 +390,16 @@ def test_without_a_daemon_its_limits_are_told_with_the_way_back(
 
 
 def test_limits_of_somebody_else_or_kept_or_of_a_live_daemon_are_told_as_such(
-    host: FakeHost, make: MakeRig, run: Run
+    host: FakeHost, make: MakeRig, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = pinned(make("one", host))
     ledger = rig.runtime_dir / LEDGER
     assert "in force" not in run("status")[2]  # it lives; where it has no socket, it starts
     rig.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "is_locked", lambda runtime_dir: None)  # as for who may not look
+        assert "; unless one is starting or stopping, restore them" in run("status")[2]
+    assert "unless" not in run("status")[2]
     saved = load(ledger)
     assert saved is not None
     replace(saved, on_exit="keep").save(ledger)

@@ -9,6 +9,8 @@ import os
 import re
 import shlex
 import textwrap
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
@@ -460,6 +462,33 @@ def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
         assert (rig.daemon.state.memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
         assert len([each for each in caplog.messages if " loaded" in each]) == told
     rig.close()
+
+
+def test_status_says_that_a_reload_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    policy, goes_on = rig.daemon.policy, threading.Event()
+
+    def load() -> Policy:
+        goes_on.wait(10)
+        return policy
+
+    def told() -> bool:
+        rig.tick(2)
+        return "the policy cannot be reloaded: reading it hangs" in rig.status()["warnings"]
+
+    rig.daemon._load = load
+    rig.daemon.reload()
+    assert not told()
+    later = time.monotonic() + 60.0
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: later)
+        assert told()
+    goes_on.set()
+    rig.daemon._reloader.join(10)
+    assert not told()
+    rig.end()
 
 
 def test_a_running_daemon_changes_over_and_status_says_why(

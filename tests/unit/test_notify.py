@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import io
+import os
+import queue
 import select
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, Iterator
+from typing import Callable, Iterator, List
 
 import pytest
 
@@ -39,17 +43,16 @@ def test_systemd_hears_each_state(systemd: socket.socket) -> None:
 
 def test_python3_systemd_says_the_same(systemd: socket.socket) -> None:
     reference = pytest.importorskip("systemd.daemon", reason="apt-get install python3-systemd")
-    for say in (reference.notify, notify.tell):
+    for say in (reference.notify, lambda state: notify.tell(state, 1.0)):
         say("READY=1")
         assert systemd.recv(100) == b"READY=1"
 
 
 def test_nothing_is_sent_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-    notify.notifier()("READY=1")
-    notify.tell("READY=1")
+    notify.tell("READY=1", 1.0)
     monkeypatch.setenv("NOTIFY_SOCKET", "/nonexistent/notify")
-    notify.tell("READY=1")
+    notify.tell("READY=1", 1.0)
 
 
 # In a process of its own: whatever sleeps in sendmsg(2) with Python's lock held can be waited
@@ -57,33 +60,128 @@ def test_nothing_is_sent_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -
 FULL = """
 from writebackd.cli.notify import notifier
 send = notifier()
-for state in ["WATCHDOG=1"] * {count} + ["READY=1"]:
+for state in ["WATCHDOG=1"] * 3 + ["READY=1"]:
     send(state)
 print("goes on", flush=True)
 input()
 send("WATCHDOG=1")
+input()
 """
+
+
+def fill(systemd: socket.socket) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.connect(systemd.getsockname())
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                other.send(b"X")
+
+
+def heard(systemd: socket.socket, count: int) -> List[bytes]:
+    """The next `count` states, without what others have sent."""
+    states: List[bytes] = []
+    while len(states) < count:
+        states += [each for each in systemd.recv(100).split() if each != b"X"]
+    return states
 
 
 def test_a_systemd_that_does_not_read_holds_nobody_up_and_hears_of_it_later(
     systemd: socket.socket,
 ) -> None:
-    queue = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
-    program = FULL.format(count=queue + 3)  # more than wait in its queue
+    fill(systemd)
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", FULL], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as sender:
         assert sender.stdin is not None and sender.stdout is not None
         try:
             ready, _, _ = select.select([sender.stdout], [], [], 20.0)
             assert ready, "it waits for systemd"
-            while select.select([systemd], [], [], 0.0)[0]:
-                assert systemd.recv(100) == b"WATCHDOG=1"
+            while b"READY=1" not in heard(systemd, 1):
+                pass
             sender.stdin.write("\n")
             sender.stdin.flush()
-            assert set(systemd.recv(100).split()) == {b"READY=1", b"WATCHDOG=1"}
+            assert heard(systemd, 1) == [b"WATCHDOG=1"]
         finally:
             sender.kill()
+
+
+FLOOD = """
+import socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+sock.connect(sys.argv[1].replace("@", chr(0)))
+print("floods", flush=True)
+while True:
+    sock.send(b"X")
+"""
+
+
+def test_nobody_who_floods_systemd_keeps_a_beat_from_it(systemd: socket.socket) -> None:
+    """Any user may: each place in its queue is taken as soon as it is free."""
+    send = notify.notifier()
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOOD, os.environ["NOTIFY_SOCKET"]], stdout=subprocess.PIPE
+    ) as flooder:
+        assert flooder.stdout is not None
+        try:
+            flooder.stdout.readline()
+            for _ in range(20):
+                send("WATCHDOG=1")
+                beat = False
+                for _ in range(2000):  # much more than its queue holds
+                    time.sleep(0.001)  # systemd has a look at each
+                    beat = systemd.recv(100) == b"WATCHDOG=1"
+                    if beat:
+                        break
+                assert beat
+        finally:
+            flooder.kill()
+
+
+def test_what_systemd_did_not_take_goes_with_the_next_beat_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """WATCHDOG=1 that the thread repeats would hide a loop that hangs."""
+    told: "queue.Queue[str]" = queue.Queue()
+    answers = [False, False, True, True]
+
+    def tell(state: str, limit_s: float) -> bool:
+        told.put(state)
+        return answers.pop(0)
+
+    monkeypatch.setattr(notify, "tell", tell)
+    send = notify.notifier()
+    for state, expected in (
+        ("READY=1", "READY=1"),
+        ("WATCHDOG=1", "READY=1\nWATCHDOG=1"),
+        ("WATCHDOG=1", "READY=1\nWATCHDOG=1"),
+        ("WATCHDOG=1", "WATCHDOG=1"),
+    ):
+        send(state)
+        assert told.get(timeout=5.0) == expected
+    assert not answers and told.empty()
+
+
+def test_beats_that_came_while_one_waited_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent one after the other they would outlive the loop."""
+    told: "queue.Queue[str]" = queue.Queue()
+    goes_on = threading.Event()
+
+    def tell(state: str, limit_s: float) -> bool:
+        told.put(state)
+        return goes_on.wait(5.0)
+
+    monkeypatch.setattr(notify, "tell", tell)
+    send = notify.notifier()
+    send("WATCHDOG=1")
+    assert told.get(timeout=5.0) == "WATCHDOG=1"
+    for _ in range(5):
+        send("WATCHDOG=1")
+    send("READY=1")
+    goes_on.set()
+    assert told.get(timeout=5.0) == "WATCHDOG=1\nREADY=1"
+    send("LAST=1")
+    assert told.get(timeout=5.0) == "LAST=1"
 
 
 def test_the_daemon_tells_when_it_is_ready_and_that_it_lives(
@@ -104,16 +202,26 @@ def test_the_daemon_tells_when_it_is_ready_and_that_it_lives(
     monkeypatch.setattr(daemon, "_stop_logging", lambda listener: None)
     where = ["--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")]
     assert daemon.main(["--policy", "default", *where]) == 0
-    heard = [systemd.recv(100) for _ in range(3)]
-    assert heard == [b"READY=1", b"WATCHDOG=1", b"STOPPING=1"]
+    assert set(heard(systemd, 3)) == {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}
 
 
 def test_the_watcher_tells_that_it_is_ready(
     systemd: socket.socket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """As soon as systemd takes it, and watches meanwhile."""
     monkeypatch.setattr("os.geteuid", lambda: 0)
     for name in ("stdin", "stdout"):
         monkeypatch.setattr(f"sys.{name}", io.StringIO())  # whatever pytest was started from
     monkeypatch.setattr(watch, "run", lambda runtime_dir, stay, ready: ready() or 0)
+    refused, tell = threading.Event(), notify.tell
+
+    def refuse(state: str, limit_s: float) -> bool:
+        if refused.is_set():
+            return tell(state, limit_s)
+        refused.set()
+        return False
+
+    monkeypatch.setattr(watch, "tell", refuse)
+    fill(systemd)
     assert watch.lease_watcher(SimpleNamespace(runtime_dir=tmp_path)) == 0  # type: ignore[arg-type]
-    assert systemd.recv(100) == b"READY=1"
+    assert heard(systemd, 1) == [b"READY=1"] and refused.is_set()

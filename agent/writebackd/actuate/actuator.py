@@ -175,7 +175,7 @@ class Actuator:
             self._keep_first(self.originals)
             self._save(wanted)
         except OSError as error:
-            what = f"nothing written, because {self._path} cannot be: {error.strerror}"
+            what = f"nothing written, because {error.filename} cannot be: {error.strerror}"
             return _failed(todo or PAIRS, wanted, limits, what)
         return self._write(todo, wanted, limits)
 

@@ -91,6 +91,7 @@ def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
     """What stands by a ledger other than ours is no original of this host's."""
     last = runtime_dir_in_use(host_dir).resolve()
     if last == runtime_dir:
+        _refuse_unknown(files, host_dir, runtime_dir)
         return
     if is_locked(last):  # an earlier release, which knows no lock of the host
         raise AlreadyRunning(f"writebackd is running already ({last}): stop it first")

@@ -126,7 +126,7 @@ def save_json(path: Path, body: Dict[str, Any]) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace the file at `path` in one step, mode 0644. Raises OSError."""
+    """Replace the file at `path` in one step, mode 0644. Raises OSError, which names it."""
     temporary = path.with_name(path.name + ".new")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -135,10 +135,10 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fchmod(fd, 0o644)  # whatever the umask: reading needs no root
             file.write(data)
         os.replace(temporary, path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def parse_json(data: bytes) -> Dict[str, Any]:

@@ -73,15 +73,17 @@ def _left_by_it(runtime_dir: Path) -> str:
 
     start = "`systemctl start writebackd` or `sudo writebackd`"
     try:
-        # One that lives without a socket is starting, or stopping.
-        found = "" if is_locked(runtime_dir) else left_in_force(KernelFiles(), runtime_dir / LEDGER)
+        # One that lives without a socket is starting, or stopping; only root may look.
+        alive = is_locked(runtime_dir)
+        found = "" if alive else left_in_force(KernelFiles(), runtime_dir / LEDGER)
     except (LedgerError, OSError, ValueError) as error:
         return f", but maybe limits of writebackd in force: {error}"
     if not found:
         return f": start it with {start}"
     where = "" if runtime_dir == runtime_dir_in_use() else f" --runtime-dir {runtime_dir}"
+    unless = "unless one is starting or stopping, " if alive is None else ""
     return (
-        f", but limits of writebackd are in force: {found}; restore them with"
+        f", but limits of writebackd are in force: {found}; {unless}restore them with"
         f" `sudo writebackctl{where} restore`, or start the daemon with {start}"
     )
 

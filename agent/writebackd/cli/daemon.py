@@ -24,7 +24,7 @@ from writebackd.actuate.ledger import LedgerError
 from writebackd.actuate.lock import AlreadyRunning
 from writebackd.cli.arguments import seconds
 from writebackd.cli.exits import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
-from writebackd.cli.notify import notifier
+from writebackd.cli.notify import notifier, tell
 from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory
@@ -51,6 +51,8 @@ _LOG_LINES = 1000
 # in most cases; what is set up or recovers later is found within the hour.
 _REMATCH_S = (60.0, 180.0, 600.0)
 _HOURLY_S = 3600.0
+# How long the end waits for room in systemd's queue.
+_LAST_WORD_S = 0.5
 _EXAMPLES = """examples:
   writebackd                         the policy that fits, until SIGTERM or Ctrl-C
   writebackd --mode observe          decide and report, write nothing
@@ -185,7 +187,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         log.debug("trace", exc_info=True)
         return BAD_NEWS
     finally:
-        notify("STOPPING=1")
+        tell("STOPPING=1", _LAST_WORD_S)
         _stop_logging(listener)
 
 

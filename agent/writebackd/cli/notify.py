@@ -3,29 +3,45 @@
 
 Not by python3-systemd: its notify() sleeps in sendmsg(2) while PID 1 does not read, and keeps the
 interpreter's lock, so that every thread stops.
+
+Any user may send to systemd's socket, and keep its queue full: whoever does not wait for room
+there finds none.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import socket
+import threading
 from typing import Callable, List
+
+# How long a state may wait for room: past the busiest queue, well within WatchdogSec=.
+LIMIT_S = 5.0
 
 
 def notifier() -> Callable[[str], None]:
-    """Sends a state at once or not at all; one that systemd did not take goes with the next."""
-    untold: List[str] = []
+    """Hands a state to a thread that sends it; one that systemd did not take goes with the next.
 
-    def send(state: str) -> None:
-        if state not in untold:
-            untold.append(state)
-        if tell("\n".join(untold)):
+    The thread repeats nothing on its own: WATCHDOG=1 says that whoever hands it over lives.
+    """
+    handed: "queue.SimpleQueue[str]" = queue.SimpleQueue()
+    threading.Thread(target=_send, args=(handed,), name="notify", daemon=True).start()
+    return handed.put
+
+
+def _send(handed: "queue.SimpleQueue[str]") -> None:
+    untold: List[str] = []
+    while True:
+        states = [handed.get()]
+        while not handed.empty():  # or what came while it waited would be sent one by one
+            states.append(handed.get())
+        untold = list(dict.fromkeys(untold + states))
+        if tell("\n".join(untold), LIMIT_S):
             untold.clear()
 
-    return send
 
-
-def tell(state: str, limit_s: float = 0.0) -> bool:
+def tell(state: str, limit_s: float) -> bool:
     """Send one datagram, waiting up to `limit_s` for room in systemd's queue; whether it went.
 
     Nothing is left to send where systemd does not listen (NOTIFY_SOCKET).

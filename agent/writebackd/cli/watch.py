@@ -6,16 +6,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
+import time
 
 from writebackd.actuate.watcher import run
 from writebackd.cli.exits import NOT_PERMITTED, USAGE, CommandError
-from writebackd.cli.notify import tell
+from writebackd.cli.notify import LIMIT_S, tell
 
 _PURPOSE = (
     "writebackd-watch.service runs this to restore the limits when the daemon dies or hangs"
 )
-# Told once, before there is anything to restore: that may wait a little.
-READY_LIMIT_S = 1.0
+_AGAIN_S = 0.2
 
 
 def lease_watcher(options: argparse.Namespace) -> int:
@@ -28,7 +29,14 @@ def lease_watcher(options: argparse.Namespace) -> int:
     if os.geteuid() != 0:
         raise CommandError(f"lease-watcher needs root: {_PURPOSE}", NOT_PERMITTED)
 
-    def ready() -> None:
-        tell("READY=1", READY_LIMIT_S)
+    return run(options.runtime_dir, stay=True, ready=_tell_ready)
 
-    return run(options.runtime_dir, stay=True, ready=ready)
+
+def _tell_ready() -> None:
+    """Until systemd has taken it, by a thread: there may be limits to restore meanwhile."""
+
+    def main() -> None:
+        while not tell("READY=1", LIMIT_S):
+            time.sleep(_AGAIN_S)
+
+    threading.Thread(target=main, name="ready", daemon=True).start()

@@ -107,6 +107,15 @@ class Choice:
         return [name for hook in hooks for name in hook.programs]
 
     @property
+    def misses_ends(self) -> bool:
+        """Whether a sync may end unseen, which a tracepoint never lets it do.
+
+        A kretprobe sees so many calls at once.  Another fentry or fexit on the same function,
+        attached or detached, replaces its trampoline: a call in flight returns past ours.
+        """
+        return any(hook.kind != "tp_btf" for hook in self.sync.values())
+
+    @property
     def fsync_summary(self) -> str:
         """One line: `fentry: ext4_sync_file xfs_file_fsync; tp_btf: sys_enter/sys_exit`."""
         by_kind: Dict[str, List[str]] = {}

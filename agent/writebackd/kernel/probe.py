@@ -138,8 +138,9 @@ class BpfProbe:
         self._blocks = BlockReader(
             self._mapped("io_slots"), self._mapped("queue_slots") if queue_latency else None, sizes
         )
-        kprobes = any(hook.kind == "kprobe" for hook in self.choice.sync.values())
-        self._syncs = SyncReader(obj.map("syncs"), obj.map("syncs_inflight"), kprobes)
+        self._syncs = SyncReader(
+            obj.map("syncs"), obj.map("syncs_inflight"), self.choice.misses_ends
+        )
         self._cgroups = CgroupSyncReader(obj.map("cgroup_syncs"))
         self._tasks = TaskReader(obj.map("dirtiers"))
         self._state = SharedState(self._mapped(".bss"))
@@ -205,7 +206,8 @@ class BpfProbe:
     def go_on_from(self, earlier: BpfProbe) -> None:
         """Take the syncs that `earlier` has seen begin and this one has not: some are stuck.
 
-        For this long both are attached, so that one which ends meanwhile is gone from `earlier`.
+        For this long both are attached: one that ends meanwhile, and is not missed by both
+        (`Choice.misses_ends`), is gone from `earlier`.
         """
         ours, theirs = (probe.inflight_syncs() for probe in (self, earlier))
         for thread, start in theirs.batch_reader(512).read():

@@ -22,6 +22,8 @@ LEAST_REQUESTS = 4
 _READ_S = 0.05
 # While one hangs the others are waited for this long, so that a whole shelf costs little.
 _READ_MORE_S = 0.002
+# Each keeps a thread, of which the unit has few (TasksMax=).
+_MOST_HANGING = 8
 
 _hanging: Dict[str, threading.Thread] = {}  # reads that have not come back, by directory
 
@@ -39,7 +41,7 @@ def read(files: KernelFiles, disk: str, name: str) -> str:
     for home in [home for home, thread in _hanging.items() if not thread.is_alive()]:
         del _hanging[home]
     home, file = str(files.path(directory(disk))), path(disk, name)
-    if home not in _hanging:
+    if home not in _hanging and len(_hanging) < _MOST_HANGING:
         found: List[Union[str, BaseException]] = []
 
         def work() -> None:

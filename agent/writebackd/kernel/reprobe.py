@@ -29,12 +29,19 @@ class Reprobe:
         self._renewed: Optional[Probe] = None  # by the thread
 
     def better(self, probe: Probe, devices: Sequence[Device]) -> Probe:
-        """The same probe, or one that sees more; then `probe` is being closed. Never waits."""
+        """The same probe, or one that sees more; then `probe` is being closed. Never waits.
+
+        Once a tick, before that is read: the old probe reads it, the new one all from then on.
+        """
         if self._thread is not None:
-            if self._thread.is_alive():
-                return probe
-            self._thread = None
-            return self._instead_of(probe)
+            if not self._thread.is_alive():
+                self._thread = None
+                self._begin_after(probe)
+            return probe
+        if self._renewed is not None:
+            renewed, self._renewed = self._renewed, None
+            _start(probe.close)
+            return renewed
         if devices is self._devices:
             return probe
         self._devices = devices
@@ -56,17 +63,18 @@ class Reprobe:
         except (OSError, BpfError) as error:
             log.error("the probe stays as it was: %s", error)
 
-    def _instead_of(self, probe: Probe) -> Probe:
-        renewed, self._renewed = self._renewed, None
+    def _begin_after(self, probe: Probe) -> None:
+        """What `probe` reads now is not for the new one, but the syncs that are stuck are."""
+        renewed = self._renewed
         if not isinstance(renewed, BpfProbe):
-            return probe  # better what we have than nothing
-        if isinstance(probe, BpfProbe):
-            try:
+            self._renewed = None  # better what we have than nothing
+            return
+        try:
+            if isinstance(probe, BpfProbe):
                 renewed.go_on_from(probe)
-            except BpfError as error:
-                log.warning("syncs that are stuck are not seen any more: %s", error)
-        _start(probe.close)
-        return renewed
+            renewed.read()
+        except BpfError as error:
+            log.warning("the probe opened again may miss stuck syncs, or count twice: %s", error)
 
 
 def _start(work: Callable[[], None]) -> Optional[threading.Thread]:
