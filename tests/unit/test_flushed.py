@@ -13,8 +13,8 @@ from samples import MIB
 from tests.sim.plant import bucket
 from writebackd.control.climb import (
     FIRST_JUDGED_S,
-    NOT_OURS,
     PATIENCE_MOST_S,
+    STAYS,
     WIDE,
     WIDE_GAIN,
     WIDEST_S,
@@ -384,7 +384,7 @@ def test_where_smaller_ones_do_not_help_either_that_is_said() -> None:
         slow = flushed(held_back=False, fsyncs=50, fsync_total_s=50 * LATE_S)
         taken = step(slow, hold, NOW + number)
         hold, said = taken.hold, [*said, taken.state]
-    assert said[-1] is State.EXHAUSTED and taken.limit == KNEE and NOT_OURS in taken.why
+    assert said[-1] is State.EXHAUSTED and taken.limit == KNEE and STAYS in taken.why
 
 
 def test_waits_count_by_time_and_not_in_pauses() -> None:
