@@ -107,9 +107,10 @@ def decide_device(
         target, hold = rest(allowed, estimate, hold)
         state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
-    over_s = now_s - (memory.last_demand_s or now_s)
+    last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
+    over_s = now_s - last_s
     if over_s:
-        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting) - over_s
+        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
         over = f"no sync demand for {human.duration(over_s)}"
         kept = f"kept for {human.duration(max(0.0, left_s))} more"
         verdict = (

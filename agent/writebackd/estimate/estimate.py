@@ -156,7 +156,7 @@ def _estimate_device(
         lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
         began = now_s
     lasting = writes.pressing and now_s - began >= BURST_S
-    recent_syncs, last_demand_s, sync_rate, demand = demand_of(
+    recent_syncs, last_demand, sync_rate, demand = demand_of(
         seen.sync,
         memory,
         now_s,
@@ -179,7 +179,7 @@ def _estimate_device(
         flood_lasted_s=lasted,
         last_flood_s=now_s if writes.pressing else memory.last_flood_s,
         recent_syncs=recent_syncs,
-        last_demand_s=last_demand_s,
+        last_demand=last_demand,
         flushed=flushed,
     )
     return (
