@@ -146,7 +146,7 @@ def stats(flushes: int) -> DiskStats:
 def full_ticks(memory: DeviceMemory, seconds: int, held: bool = True) -> DeviceMemory:
     """Under one limit, at half of R, with many slow writes."""
     for _ in range(seconds):
-        writes = Writes(R / 2, R / 2, slow_share=0.5, flooded=True, held_back=held, pressing=True)
+        writes = Writes(R / 2, R / 2, slow_share=0.5, flooded=True, held_back=held, telling=True)
         memory, _ = update_drain(writes, DeviceSample(DISK, busy_share=1.0), memory, KNEE, 1.0)
     return memory
 
