@@ -735,7 +735,9 @@ class DeviceMemory:
     # dt, syncs, dt, syncs and so on of the last ticks: one value, as the ten pairs of each of 1 024
     # devices are found nowhere near each other, and that takes most of the time
     recent_syncs: Tuple[float, ...] = ()
-    last_demand_s: Optional[float] = None
+    # when the last sync of demand was, the longest gap after which it came back lately, seconds,
+    # and whether it is held since or over
+    last_demand: Optional[Tuple[float, float, bool]] = None
     # mean seconds of a flush and of a sync in the last ticks of a flood, and whether the one is
     # what the other waits for
     flushed: Optional[Tuple[float, float, bool]] = None

@@ -12,8 +12,8 @@ from typing import Callable, Dict, List, Mapping, Tuple
 
 from tests.sim import price
 from tests.sim.plant import Law
-from writebackd.control.decide import RECENT_FLOOD_S, decide
-from writebackd.control.law import kernel_floor_bytes
+from writebackd.control.decide import decide
+from writebackd.control.law import RECENT_FLOOD_S, kernel_floor_bytes
 from writebackd.control.ramp import near, next_background, next_limit
 from writebackd.control.steps import Bounds, feed_forward, wait
 from writebackd.estimate.estimate import objective_s

@@ -15,6 +15,7 @@ import pytest
 from plant import AS_FOUND, DISK, HOST, RATIOS, latencies
 from writebackd import human
 from writebackd.control.decide import decide
+from writebackd.control.forecast import what_next
 from writebackd.estimate.estimate import estimate
 from writebackd.model import (
     ClassSample,
@@ -28,6 +29,7 @@ from writebackd.model import (
     SyncSample,
     TaskSample,
     VmState,
+    replace,
 )
 from writebackd.policy import load_policy
 
@@ -42,9 +44,15 @@ RELEASED_S = 5.0
 
 @dataclass
 class Host:
-    """A disk that takes RATE, whose limit lets in limit / TAU_S; four writers."""
+    """A disk that takes RATE, whose limit lets in limit / TAU_S; four writers.
 
+    `blind`: only /proc is there, without syncs, classes and tasks.
+    """
+
+    blind: bool = False
+    tau_s: float = TAU_S
     limit: int = AS_FOUND
+    late_s: float = 0.0  # by which every second tick comes late, and the next soon
     now_s: float = 1000.0
     dt_s: float = 1.0
     memory: Memory = field(default_factory=Memory)
@@ -56,7 +64,9 @@ class Host:
         What comes at once and does not fit into the limit makes them sleep.
         """
         self.now_s += self.dt_s
-        rate = min(RATE, self.limit / TAU_S)
+        self.late_s = -self.late_s
+        now_s = self.now_s + max(0.0, self.late_s)
+        rate = min(RATE, self.limit / self.tau_s)
         written = int(min(wanted, rate * self.dt_s))
         count = int(syncs * self.dt_s)
         asleep_s = 0.9 * written / rate if wanted > self.limit and not evenly else 0.0
@@ -66,7 +76,7 @@ class Host:
             IoClass.SYNC_WRITE: ClassSample(count, count * 4096, latencies(0.1e-3, count)),
         }  # fmt: skip
         sample = Sample(
-            time_s=self.now_s, wall_s=self.now_s, dt_s=self.dt_s, host=HOST,
+            time_s=now_s, wall_s=now_s, dt_s=self.dt_s, host=HOST,
             # The flusher leaves what is below the background limit.
             vm=VmState(RATIOS, int(min(wanted, self.limit / 3)), 0, self.limit, self.limit // 2),
             devices=(DeviceSample(
@@ -77,6 +87,11 @@ class Host:
             tasks=tuple([TaskSample(pid, "dd", 1, DISK.name, written // 4, asleep_s)
                          for pid in range(4)]) if written else (),
         )  # fmt: skip
+        if self.blind:
+            (seen,) = sample.devices
+            sample = replace(
+                sample, devices=(replace(seen, classes=None, sync=None),), tasks=()
+            )
         estimates, memory = estimate(POLICY, self.memory, sample)
         decision, self.memory = decide(POLICY, memory, sample, estimates)
         self.limit = AS_FOUND if decision.limit_bytes is None else decision.limit_bytes
@@ -94,6 +109,11 @@ class Host:
             due = self.now_s >= next_s
             next_s += EVERY_S if due else 0.0
             self.tick(BURST if due else 0.0, syncs)
+
+    def switches(self, ticks: int) -> int:
+        """How often the limits went from as found to ours or back, in so many last ticks."""
+        ours = [decision.limit_bytes is None for _, decision in self.told[-ticks:]]
+        return sum(now is not before for before, now in zip(ours, ours[1:]))
 
     @property
     def drains(self) -> float:
@@ -138,6 +158,50 @@ def test_bursts_leave_the_limit_of_those_who_sync_alone() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("rate", [20, 38, 100])
+def test_bursts_once_a_second_teach_nothing_of_the_disk(known: bool, rate: int) -> None:
+    host = loaded() if known else Host()
+    host.run(5, syncs=50)
+    (before, _), limit = host.told[-1], host.limit
+    host.run(90, rate * MB, 50)
+    seen, _ = host.told[-1]
+    assert (seen.drain_rate, seen.tau_s) == (before.drain_rate, before.tau_s)
+    assert host.limit == limit
+    # And the next flood gets what the disk takes.
+    host.run(20, 2 * RATE, 50)
+    assert host.drains == pytest.approx(RATE, rel=0.1)
+    assert sum(seen.write_rate for seen, _ in host.told[-20:]) > 0.9 * 20 * RATE
+
+
+@pytest.mark.parametrize("late_s", [-0.02, 0.0, 0.02])
+def test_a_burst_of_two_ticks_is_none_that_lasts_whatever_the_timer_does(late_s: float) -> None:
+    host = loaded()
+    host.run(RELEASED_S + 1)
+    host.late_s = late_s
+    for _ in range(20):
+        host.run(2, 0.9 * RATE)
+        host.run(3)
+    assert not any(seen.lasting for seen, _ in host.told[-100:])
+    assert not host.switches(100)
+    host.run(3, 0.9 * RATE)
+    assert host.told[-1][0].lasting
+
+
+def test_a_limit_far_too_small_is_left_although_the_disk_is_hardly_busy() -> None:
+    host = loaded()
+    mine = host.memory.devices[DISK.name]
+    host.limit = MB
+    slow = replace(
+        mine, drain_rate=0.1 * RATE, hold=replace(mine.hold, limit_bytes=MB, for_rate=0.1 * RATE)
+    )
+    host.memory = replace(
+        host.memory, devices={DISK.name: slow}, limit_bytes=MB, goal_bytes=MB
+    )
+    host.run(60, 2 * RATE, 50)
+    assert host.drains == pytest.approx(RATE, rel=0.2)
+
+
+@pytest.mark.parametrize("known", [False, True])
 def test_a_stream_that_nothing_holds_is_not_what_the_disk_drains(known: bool) -> None:
     host = loaded() if known else Host()
     host.run(5, syncs=50)
@@ -170,7 +234,78 @@ def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
         f"no sync demand for 2s, no flood: {human.size(host.limit)} kept for 3s more"
     )
     host.run(RELEASED_S - 2)
-    assert host.reason.startswith("no sync demand: ")
+    (told,) = host.told[-1][1].devices
+    assert told.reason == "no sync demand and no flood: limits as found"
+    assert told.target_bytes is None
+    assert what_next(told, host.told[-1][0]).startswith("The limits stay as found until a flood")
+    host.run(3, 2 * RATE)
+    (told,) = host.told[-1][1].devices
+    assert told.target_bytes == host.told[-1][1].goal_bytes
+    assert told.reason.startswith(f"no sync demand: relaxed to {human.size(told.target_bytes)}, ")
+    assert what_next(told, host.told[-1][0]).startswith("The target follows the drain rate")
+
+
+@pytest.mark.parametrize("every_s", [4, 6, 7, 9, 20])
+def test_a_load_that_comes_back_after_a_gap_is_let_go_in_the_first_alone(every_s: int) -> None:
+    host = Host()
+    host.run(5, syncs=50)
+    for second in range(240):
+        host.tick(syncs=0 if second % every_s else 80)
+    assert host.switches(240) == (0 if every_s <= RELEASED_S else 2)
+    # It stays away: over after two gaps, and the next load has none of them.
+    host.run(max(RELEASED_S, 2 * every_s))
+    assert not host.limited
+    host.run(HOLD_S)
+    host.run(10, syncs=50)
+    host.run(RELEASED_S)
+    assert not host.limited
+
+
+def test_a_gap_of_long_ago_is_forgotten_under_a_load_that_goes_on() -> None:
+    host = Host()
+    host.run(5, syncs=50)
+    host.run(9)
+    host.run(3 * HOLD_S, syncs=50)
+    host.run(RELEASED_S)
+    assert not host.limited
+
+
+def test_a_load_is_held_for_no_longer_than_the_policy_says() -> None:
+    host = Host()
+    for _ in range(3):
+        host.run(5, syncs=50)
+        host.run(0.9 * HOLD_S)
+    host.run(5, syncs=50)
+    host.run(HOLD_S - 1)
+    assert host.limited
+    host.run(1)
+    assert not host.limited
+
+
+def test_a_stream_whose_busy_share_wavers_switches_nothing() -> None:
+    host = loaded()
+    host.run(RELEASED_S + 1)
+    host.run(4, 0.7 * RATE)
+    for second in range(120):
+        host.tick((0.7, 0.5, 0.5, 0.4, 0.5, 0.5, 0.5)[second % 7] * RATE)
+    assert host.limited and not host.switches(120)
+    # One that never begins as a flood is none.
+    host.run(10)
+    host.run(60, 0.55 * RATE)
+    assert host.told[-1][0].flooded and not host.limited
+
+
+def test_blind_the_limit_stays_down_in_the_pauses_of_a_flood_that_it_holds() -> None:
+    host = Host(blind=True, tau_s=20e-3)
+    host.run(10, 2 * RATE)
+    limits = []
+    for _ in range(12):
+        host.run(4, 2 * RATE)
+        assert host.told[-1][0].rate < 0.6 * RATE
+        limits.append(host.limit)
+        host.run(2)
+        limits.append(host.limit)
+    assert set(limits) == {limits[0]} and limits[0] < 2 * RATE * TAU_S
 
 
 def test_beside_a_flood_demand_outlives_its_syncs_and_says_for_how_long() -> None:

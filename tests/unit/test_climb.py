@@ -10,6 +10,7 @@ import pytest
 
 from hold_cases import BOUNDS, KEEP, KNEE, LATE_S, NOW, R, Step, holding, late, run
 from writebackd.control.climb import (
+    AT_FLOOR,
     DEAR,
     EARNS,
     FREE_TRIES,
@@ -17,9 +18,9 @@ from writebackd.control.climb import (
     GAVE_UP_S,
     LEAP,
     MUCH,
-    NOT_OURS,
     PATIENCE_MOST_S,
     PATIENCE_S,
+    STAYS,
     STEP,
     climb,
 )
@@ -272,7 +273,7 @@ def test_where_smaller_limits_shortened_nothing_it_goes_back_to_where_it_began(
 ) -> None:
     last = smaller(fruitless=FRUITLESS - 1, begin_bytes=begin)
     taken = tick(judged(last, limit=SMALLER))
-    assert taken.state is State.EXHAUSTED and NOT_OURS in taken.why
+    assert taken.state is State.EXHAUSTED and STAYS in taken.why
     assert taken.limit == taken.hold.limit_bytes == limit
     assert taken.hold.climb == Climb(gave_up_s=NOW) and taken.hold.changed_s == NOW
     # Not further than the bounds of today.
@@ -290,7 +291,7 @@ def test_it_lets_go_for_minutes_and_then_tries_again() -> None:
     early = judged(Climb(gave_up_s=NOW - 0.99 * GAVE_UP_S))
     taken = tick(early)
     assert taken.limit == KNEE and taken.hold == early
-    assert taken.state is State.EXHAUSTED and NOT_OURS in taken.why
+    assert taken.state is State.EXHAUSTED and STAYS in taken.why
     assert tick(early, is_late=False).state is State.GUARD
     due = tick(judged(Climb(gave_up_s=NOW - 1.01 * GAVE_UP_S)))
     assert due.limit == SMALLER and due.state is State.SQUEEZE
@@ -300,7 +301,7 @@ def test_when_neither_direction_helps_that_is_said_while_it_waits() -> None:
     now = Climb(tries=FREE_TRIES + 1, failed=2)
     soon = judged(now, changed_s=NOW - 0.5 * PATIENCE_S)
     taken = tick(soon)
-    assert taken.state is State.EXHAUSTED and NOT_OURS in taken.why and taken.limit == KNEE
+    assert taken.state is State.EXHAUSTED and STAYS in taken.why and taken.limit == KNEE
     assert tick(soon, is_late=False).state is State.GUARD
     assert tick(replace(soon, climb=replace(now, failed=1))).state is State.GUARD
 
@@ -308,7 +309,7 @@ def test_when_neither_direction_helps_that_is_said_while_it_waits() -> None:
 def test_at_the_floor_it_says_so_and_turns_round() -> None:
     at_floor = replace(BOUNDS, floor=KNEE)
     taken = tick(judged(Climb(failed=1, fruitless=1, tries=1)), bounds=at_floor)
-    assert taken.state is State.EXHAUSTED and "floor" in taken.why and NOT_OURS in taken.why
+    assert taken.state is State.EXHAUSTED and "policy's floor" in taken.why and STAYS in taken.why
     now = taken.hold.climb
     assert taken.limit == KNEE and now.up and now.failed == 2
     # A limit that was not tried is no fruitless one.
@@ -324,7 +325,7 @@ def test_at_the_floor_it_says_so_and_turns_round() -> None:
 def test_a_search_that_would_begin_below_the_floor_stays_there_and_says_so() -> None:
     at_floor = replace(BOUNDS, floor=KNEE)
     taken = tick(judged(Climb()), bounds=at_floor)
-    assert taken.limit == KNEE and taken.state is State.EXHAUSTED and "floor" in taken.why
+    assert taken.limit == KNEE and taken.state is State.EXHAUSTED and AT_FLOOR in taken.why
     # What throughput is missed there is looked for above.
     assert tick(judged(Climb(), rate=0.99 * KEEP * R), bounds=at_floor).limit == LARGER
 

@@ -25,6 +25,7 @@ from writebackd.estimate.drain import (
     FULL_OVER_S,
     HELD_BACK_SHARE,
     HELD_BY_MEDIA,
+    HELD_SHARE,
     LOWER,
     MEDIA_WAIT,
     NEAR_R,
@@ -261,8 +262,11 @@ def vm(dirty: int = 0, writeback: int = 0, limit: int = LIMIT) -> VmState:
 def measured(
     sample: DeviceSample = BUSY, memory: DeviceMemory = KNOWN, state: VmState = vm(),  # noqa: B008
     rate: float = R, slept: float = 0.0, dt_s: float = 1.0,
+    most: float = 0.0,
 ) -> Tuple[Writes, DeviceMemory]:  # fmt: skip
-    seen, recent = measure_writes(sample, memory, state, int(rate * dt_s), slept * dt_s, dt_s)
+    seen, recent = measure_writes(
+        sample, memory, state, int(rate * dt_s), slept * dt_s, most * dt_s, dt_s
+    )
     return seen, replace(memory, recent_writes=recent)
 
 
@@ -281,6 +285,17 @@ def test_background_writes_are_a_flood_while_writers_sleep_for_the_limit(dt_s: f
 def test_writers_are_held_back_from_a_larger_share_on() -> None:
     assert measured(slept=1.01 * HELD_BACK_SHARE, dt_s=2.0)[0].held_back
     assert not measured(slept=0.99 * HELD_BACK_SHARE, dt_s=2.0)[0].held_back
+
+
+def test_a_tick_tells_of_the_disk_where_it_is_busy_or_one_writer_sleeps_for_long() -> None:
+    # Many that sleep a little: short-lived ones on a busy disk, and a burst of several.
+    idle, wait = replace(BUSY, busy_share=0.99 * BUSY_SHARE), vm(dirty=THRESHOLD)
+    assert measured(replace(BUSY, busy_share=BUSY_SHARE), slept=1.0, most=0.05)[0].telling
+    assert not measured(idle, slept=3.0, most=0.99 * HELD_SHARE, dt_s=2.0)[0].telling
+    # Under a limit so small that the disk idles, the one that floods sleeps.
+    assert measured(idle, slept=0.9, most=1.01 * HELD_SHARE, dt_s=2.0)[0].telling
+    assert not measured(idle, state=wait)[0].telling
+    assert not measured(rate=0.99 * FLOOD_RATE, slept=1.0, most=1.0)[0].telling
 
 
 def test_little_background_writing_is_no_flood_whoever_waits() -> None:

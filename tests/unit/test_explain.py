@@ -191,7 +191,11 @@ def test_why_begins_with_whether_all_is_well() -> None:
             (device, *_) = decision.devices
             text = verdict(device, estimates[device.name])
             if device.state is State.EXHAUSTED:
-                assert text is not None and "no limit tried shortens that at no cost" in text
+                assert text is not None and "no limit that was tried shortens it" in text
+                assert device.basis is not None and device.target_bytes is not None
+                least = replace(device.basis, floor_bytes=device.target_bytes)
+                text = verdict(replace(device, basis=least), estimates[device.name])
+                assert text is not None and "the limit is at the policy's floor" in text
             if loop.plant.now_s > 70.0:
                 said.append(text or "")
         assert sum(text.startswith(wanted) for text in said) > 0.8 * len(said), said

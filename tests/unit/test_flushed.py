@@ -13,8 +13,8 @@ from samples import MIB
 from tests.sim.plant import bucket
 from writebackd.control.climb import (
     FIRST_JUDGED_S,
-    NOT_OURS,
     PATIENCE_MOST_S,
+    STAYS,
     WIDE,
     WIDE_GAIN,
     WIDEST_S,
@@ -146,7 +146,7 @@ def stats(flushes: int) -> DiskStats:
 def full_ticks(memory: DeviceMemory, seconds: int, held: bool = True) -> DeviceMemory:
     """Under one limit, at half of R, with many slow writes."""
     for _ in range(seconds):
-        writes = Writes(R / 2, R / 2, slow_share=0.5, flooded=True, held_back=held, pressing=True)
+        writes = Writes(R / 2, R / 2, slow_share=0.5, flooded=True, held_back=held, telling=True)
         memory, _ = update_drain(writes, DeviceSample(DISK, busy_share=1.0), memory, KNEE, 1.0)
     return memory
 
@@ -384,7 +384,7 @@ def test_where_smaller_ones_do_not_help_either_that_is_said() -> None:
         slow = flushed(held_back=False, fsyncs=50, fsync_total_s=50 * LATE_S)
         taken = step(slow, hold, NOW + number)
         hold, said = taken.hold, [*said, taken.state]
-    assert said[-1] is State.EXHAUSTED and taken.limit == KNEE and NOT_OURS in taken.why
+    assert said[-1] is State.EXHAUSTED and taken.limit == KNEE and STAYS in taken.why
 
 
 def test_waits_count_by_time_and_not_in_pauses() -> None:

@@ -142,21 +142,21 @@ def test_another_cache_mode_starts_anew_in_mid_run() -> None:
 def test_another_cache_mode_is_the_same_host_that_syncs() -> None:
     mine = of(SDA, sda=LEARNED).devices["sda"]
     busy = replace(
-        mine, decisions=7, recent_syncs=(1.0, 40), last_demand_s=55.0, was_full=True,
+        mine, decisions=7, recent_syncs=(1.0, 40), last_demand=(55.0, 0.0, True), was_full=True,
         state=State.SQUEEZE, target_bytes=2 << 20, hold=Hold(limit_bytes=2 << 20),
     )  # fmt: skip
     through = replace(SDA, identity="naa.5a, cache write through")
     memory = recall(Memory(devices={"sda": busy}), [through], {}, NOW)
     now = memory.devices["sda"]
     # No decision id comes twice, and a flood with slow syncs does not go free for 10 s.
-    assert (now.decisions, now.recent_syncs, now.last_demand_s) == (7, (1.0, 40), 55.0)
+    assert (now.decisions, now.recent_syncs, now.last_demand) == (7, (1.0, 40), (55.0, 0.0, True))
     assert (now.state, now.target_bytes) == (State.SQUEEZE, 2 << 20)
     # What was learned and tried is another mode's, and its date with it.
     assert (now.was_full, now.hold, now.earlier) == (False, Hold(), Learned())
     assert [name for name in FACTS if getattr(now, name) is not None] == []
     # On another disk in its place nobody has synced yet.
     other = replace(through, diskseq=8)
-    assert recall(memory, [other], {}, NOW).devices["sda"].last_demand_s is None
+    assert recall(memory, [other], {}, NOW).devices["sda"].last_demand is None
 
 
 def test_what_nothing_tells_apart_is_not_seeded_and_not_reset() -> None:

@@ -127,13 +127,14 @@ def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
     old = DeviceMemory(
         identity=("8:0", 7), known_as="disk", drain_rate=1e8, baseline_s=1e-3, cache_bytes=5e8,
         tau_s=0.1, write_baseline_s=1e-4, earlier=Learned(drain_rate=Fact(1e8, 1.0)),
-        full_window=((1.0, 1e8, 1 << 20),), last_demand_s=55.0,
+        full_window=((1.0, 1e8, 1 << 20),), last_demand=(55.0, 0.0, True),
     )  # fmt: skip
     fresh = forgotten(Memory(devices={"sda": old}), "sda").devices["sda"]
     assert facts_of(learn(fresh, Learned(), 2.0)) == {}
     assert (fresh.full_window, fresh.earlier) == ((), Learned())
     # The same device to recall(): it is not seeded again either.
-    assert (fresh.identity, fresh.known_as, fresh.last_demand_s) == (("8:0", 7), "disk", 55.0)
+    assert (fresh.identity, fresh.known_as) == (("8:0", 7), "disk")
+    assert fresh.last_demand == (55.0, 0.0, True)
     memory = Memory(devices={"sda": fresh})
     assert recall(memory, [], {}, 2.0) == memory
 

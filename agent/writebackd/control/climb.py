@@ -43,7 +43,8 @@ DEAR = 4
 LEAP = 3.0
 # Both are weighed, so that no limit earned enough is no proof that none shortens fsync.
 TOO_DEAR = "shortened it too little for their cost in throughput"
-NOT_OURS = "keeping this one"
+STAYS = "keeping this one"
+AT_FLOOR = "the limit is at the policy's floor, or the least that the kernel can count"
 # When both directions failed each try waits so much longer than the one before, up to a
 # minute; and so it does after so many tries, since noise makes some seem to earn.  One
 # that makes this much of a difference shows that things have changed, and they begin anew.
@@ -79,7 +80,7 @@ def climb(
     now = hold.climb
     waits = f"fsync waits {human.milliseconds(wait(estimate))} ms"
     if now_s - now.gave_up_s < GAVE_UP_S:
-        why = f"{waits}; smaller limits {TOO_DEAR}: {NOT_OURS}"
+        why = f"{waits}; smaller limits {TOO_DEAR}: {STAYS}"
         return limit, hold, State.EXHAUSTED if late else State.GUARD, why
     # Of the first limit the next is far enough away.
     judge_s = JUDGE_S if now.begin_bytes or not first else FIRST_JUDGED_S
@@ -116,7 +117,7 @@ def climb(
             if late and now.fruitless >= FRUITLESS:
                 back = clamp(max(back, now.begin_bytes), bounds)
                 hold = replace(change(hold, now_s, limit_bytes=back), climb=Climb(gave_up_s=now_s))
-                why = f"{waits}; {now.fruitless} smaller limits {TOO_DEAR}: {NOT_OURS}"
+                why = f"{waits}; {now.fruitless} smaller limits {TOO_DEAR}: {STAYS}"
                 return back, hold, State.EXHAUSTED, why
             hold = replace(change(hold, now_s, limit_bytes=back), climb=now)
             which = "smaller" if now.up else "larger"
@@ -138,7 +139,7 @@ def climb(
         now, enough = replace(now, up=False), True
         if clamp(limit / WIDE, bounds) == limit:
             # Nothing was tried, so nothing has failed.
-            why = f"{waits}; the limit is at its floor: {NOT_OURS}"
+            why = f"{waits}; {AT_FLOOR}: {STAYS}"
             return limit, replace(hold, climb=now), State.EXHAUSTED, why
     # To begin with, and once more where a slower host spoiled it.
     widens = first and not loose and (
@@ -152,7 +153,7 @@ def climb(
             neither = "neither a smaller nor a larger limit is worth its cost"
             if now.failed < 2:
                 neither = "no smaller limit is worth its cost, and it is too soon for a larger one"
-            return limit, hold, State.EXHAUSTED, f"{waits}; {neither}: {NOT_OURS}"
+            return limit, hold, State.EXHAUSTED, f"{waits}; {neither}: {STAYS}"
         return limit, hold, State.GUARD, f"{waits}; the best limit of those tried: holding"
     now = replace(now, up=goes_up(now, enough), begin_bytes=now.begin_bytes or limit)
     if widens:
@@ -167,7 +168,7 @@ def climb(
     if new == limit:
         hold = replace(hold, climb=_failed(replace(now, tries=now.tries + 1)))
         if late and not now.up:
-            return limit, hold, State.EXHAUSTED, f"{waits}; the limit is at its floor: {NOT_OURS}"
+            return limit, hold, State.EXHAUSTED, f"{waits}; {AT_FLOOR}: {STAYS}"
         return limit, hold, State.GUARD, f"{waits}; the limit is at its bound"
     hold = change(hold, now_s, limit_bytes=new)
     now = replace(now, from_bytes=limit, rate=rate, mean_s=mean_s, tries=now.tries + 1)

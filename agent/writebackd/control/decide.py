@@ -12,7 +12,6 @@ from writebackd.control.lift import lift
 from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.control.steps import settle
-from writebackd.estimate.estimate import BURST_S
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import hanging
 from writebackd.model import (
@@ -36,9 +35,6 @@ from writebackd.policy.schema import Policy
 # Of the tick, while somebody waits behind a flood: a full write cache halves the
 # syncs at least, and it is seen after two ticks.
 HURRY = 0.5
-# Without demand, those devices count that a flood was on so lately: an unused one must not set the
-# relaxed limit, and without a flood the limits are as found.
-RECENT_FLOOD_S = 5.0
 # Of free memory and page cache: the default of vm.dirty_ratio.
 DIRTYABLE_SHARE = 0.2
 # Of folios and write chunks: a request that a disk completes between two resets moves no limit.
@@ -98,7 +94,7 @@ def decide(
     memory = replace(memory, devices=remembered)
     extra = beside(policy, memory, sample, estimates, wants)
     settings, memory = paced.settings + extra.settings, extra.memory
-    goal, reason, decider = _arbitrate(extra.shared, remembered, memory, sample.time_s)
+    goal, reason, decider = _arbitrate(extra.shared, memory)
     decision_id = next((each.decision_id for each in devices if each.name == decider), None)
     if goal is not None:
         goal = min(goal + extra.reserve, max(goal, policy.limits.ceiling_bytes))
@@ -303,10 +299,7 @@ def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
 
 
 def _arbitrate(
-    wants: Sequence[Want],
-    remembered: Mapping[str, DeviceMemory],
-    memory: Memory,
-    now_s: float,
+    wants: Sequence[Want], memory: Memory
 ) -> Tuple[Optional[int], str, Optional[str]]:
     """One limit for all devices: `(goal, why, whose need)`; None means the limits as found.
 
@@ -322,17 +315,8 @@ def _arbitrate(
     if needs:
         target, name = min(needs)
         return target, f"{name} has the tightest need", name
-    bounds = [
-        (w.target_bytes, w.name)
-        for w in wants
-        if w.target_bytes is not None and _flooded_lately(remembered[w.name], now_s)
-    ]
+    bounds = [(w.target_bytes, w.name) for w in wants if w.target_bytes is not None]
     if bounds:
         target, name = max(bounds)
         return target, f"no sync demand; {name} drains this in bounded time", name
     return None, "no sync demand and no flood: the limits as found", None
-
-
-def _flooded_lately(mine: DeviceMemory, now_s: float) -> bool:
-    lasted_s = mine.last_flood_s - mine.flood_began_s
-    return lasted_s >= BURST_S and now_s - mine.last_flood_s < RECENT_FLOOD_S

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from writebackd import human
+from writebackd.control.climb import AT_FLOOR
 from writebackd.control.forecast import REGULATED
 from writebackd.control.steps import REMEMBERED_S, wait
 from writebackd.estimate.drain import FLOOD_RATE
@@ -30,10 +31,11 @@ def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[
     if waits_s <= basis.objective_s:
         return f"well: {waits}"
     if decision.state is State.EXHAUSTED:
-        return (
-            f"not well: {waits}, and no limit tried shortens that at no cost of throughput: see the"
-            " end of what is next"
-        )
+        why = "no limit that was tried shortens it without a loss of throughput"
+        target = decision.target_bytes
+        if target is not None and int(target * estimate.limit_share) <= basis.floor_bytes:
+            why = AT_FLOOR
+        return f"not well: {waits}, and {why}; the end of `next` says where to look"
     return f"not well: {waits}; why, and what comes, is below"
 
 

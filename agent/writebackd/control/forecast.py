@@ -80,7 +80,7 @@ _SICK = (
     " IO, another host behind the array, or a sick disk."
 )
 _NEXT: Mapping[State, str] = {
-    State.IDLE: "The target follows the drain rate. When something on this device syncs as often as"
+    State.IDLE: "{follows}. When something on this device syncs as often as"
     " the policy's min-sync-rate{rate}, or one fsync waits longer than the objective, the device is"
     " guarded from the next tick on.",
     State.GUARD: "The target follows the drain rate. When fsync misses the objective for"
@@ -92,7 +92,7 @@ _NEXT: Mapping[State, str] = {
     " policy keeps for it.",
     State.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
     State.EXHAUSTED: "The target stays until fsync meets the objective again." + _SICK,
-    State.BLIND: "The target follows what can be seen: floods and the drain rate.",
+    State.BLIND: "{follows}.",
     State.YIELDED: "Nothing is written until `writebackctl enforce`.",
     State.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
     State.EXCLUDED: "Nothing: this device has no say in the limit.",
@@ -116,7 +116,10 @@ def what_next(
         rate = ""
         if objective is not None:
             rate = f" ({objective.min_sync_rate:g}/s over {DEMAND_WINDOW_S:g} s)"
-        return _NEXT[decision.state].format(rate=rate)
+        follows = "The target follows the drain rate"
+        if decision.target_bytes is None:
+            follows = "The limits stay as found until a flood lasts"
+        return _NEXT[decision.state].format(rate=rate, follows=follows)
     return _Law(decision, basis, estimate, hold, now_s).next()
 
 

@@ -17,7 +17,7 @@ from writebackd import human
 from writebackd.control.hold import regulate, rest
 from writebackd.control.steps import Bounds, feed_forward
 from writebackd.estimate.drain import SMALL_CACHE_S, size_cache
-from writebackd.estimate.estimate import objective_s
+from writebackd.estimate.estimate import BURST_S, objective_s
 from writebackd.estimate.sync import held_s
 from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, made, replace
 from writebackd.policy.schema import DevicePolicy, Policy
@@ -41,6 +41,9 @@ _want, _basis, _bounds = made(Want), made(Basis), made(Bounds)
 # A flood fills memory unseen before the flusher writes: a limit that goes up in every
 # such pause lets gigabytes in each time.
 BLIND_HOLD_S = 30.0
+# Without demand the limit is one that drains in bounded time for so long after a flood: without a
+# flood the limits are as found, and an unused device must not set the limit of the others.
+RECENT_FLOOD_S = 5.0
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
@@ -74,7 +77,7 @@ def decide_device(
         lately = now_s - memory.last_flood_s <= BLIND_HOLD_S
         return _blind(policy, bounds, floor, ceiling, estimate, lately), memory
     if not estimate.demand:
-        return _idle(bounds, floor, ceiling, estimate), memory
+        return _idle(bounds, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
     objective = objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
     # Of a limit that several devices share by their speed, each sees its part.
     share = estimate.limit_share
@@ -107,9 +110,10 @@ def decide_device(
         target, hold = rest(allowed, estimate, hold)
         state = State.GUARD
         verdict = f"sync demand and no flood: resting at {human.size(target)}"
-    over_s = now_s - (memory.last_demand_s or now_s)
+    last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
+    over_s = now_s - last_s
     if over_s:
-        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting) - over_s
+        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
         over = f"no sync demand for {human.duration(over_s)}"
         kept = f"kept for {human.duration(max(0.0, left_s))} more"
         verdict = (
@@ -132,9 +136,17 @@ def decide_device(
     return want, replace(memory, hold=hold)
 
 
-def _idle(bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate) -> Want:
-    if estimate.drain_rate is None:
-        reason = "no sync demand and no flood seen yet: the limits stay as found"
+def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
+    lasted_s = memory.last_flood_s - memory.flood_began_s
+    return lasted_s >= BURST_S and now_s - memory.last_flood_s < RECENT_FLOOD_S
+
+
+def _idle(
+    bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
+) -> Want:
+    if not lately or estimate.drain_rate is None:
+        but = "its drain rate is not known yet" if lately else "no flood"
+        reason = f"no sync demand and {but}: limits as found"
         return Want(estimate.name, State.IDLE, None, False, reason, (reason,))
     target = _clamp(estimate.drain_rate * bounds.drain_time_s, floor, ceiling)
     reason = (
@@ -150,21 +162,17 @@ def _blind(
 ) -> Want:
     """Without fsync latency: assume that somebody syncs while a flood is on, or was `lately`."""
     if not (estimate.flooded or lately):
-        if estimate.drain_rate is None:
-            reason = "fsync cannot be seen, and no flood was: the limits stay as found"
-            return Want(estimate.name, State.BLIND, None, False, reason, (reason,))
-        target = _clamp(estimate.drain_rate * bounds.drain_time_s, floor, ceiling)
-        reason = f"fsync cannot be seen; no flood: {human.size(target)} drains in bounded time"
-        return Want(estimate.name, State.BLIND, target, False, reason, (reason,))
+        reason = "fsync cannot be seen, and no flood: limits as found"
+        return Want(estimate.name, State.BLIND, None, False, reason, (reason,))
     wanted = float(bounds.rest_bytes)
     if estimate.drain_rate is not None:
         least = min(bounds.rest_bytes, policy.limits.rest_bytes)
         wanted = max(estimate.drain_rate * bounds.allowed_delay_s, least)
     target = _clamp(wanted, floor, ceiling)
-    reason = (
-        f"fsync cannot be seen; a flood of {human.size(estimate.background_rate)}/s is on: "
-        f"held at {human.size(target)}"
-    )
+    flood = f"no flood for less than {BLIND_HOLD_S:g} s"
+    if estimate.flooded:
+        flood = f"a flood of {human.size(estimate.background_rate)}/s is on"
+    reason = f"fsync cannot be seen; {flood}: held at {human.size(target)}"
     return Want(estimate.name, State.BLIND, target, True, reason, (reason,))
 
 

@@ -44,6 +44,9 @@ THROTTLED_SHARE = 0.05
 # at the knee of a 250 MB/s array slept 20 to 80 % of the time; a writer slower
 # than the device does not sleep at all.
 HELD_BACK_SHARE = 0.1
+# The writer that slept most of a tick slept for so much of it: the limit held the flood all the
+# while.  Several that bring a burst at once sleep as long together and are done soon.
+HELD_SHARE = 0.5
 # A device whose cache is full is busy nearly all the time; 77 to 98 % were seen
 # at the knee, where the queue runs empty between two rounds of the flusher.
 BUSY_SHARE = 0.6
@@ -140,7 +143,7 @@ class Writes:
     slow_share: Optional[float]
     flooded: bool
     held_back: bool  # writers slept for the limit: it sets their speed
-    pressing: bool  # flooded, and the device is busy, or writers slept for the limit
+    telling: bool  # flooded, and the device or the limit held it: its rate tells of them
 
 
 _writes = made(Writes)
@@ -227,6 +230,7 @@ def measure_writes(
     vm: VmState,
     group_bytes: int,
     throttled_s: float,
+    most_held_s: float,
     dt_s: float,
 ) -> "tuple[Writes, Recent]":
     """What was written in this tick, whether it was a flood, and the new `recent_writes`.
@@ -235,8 +239,8 @@ def measure_writes(
     array with two logical volumes drains for both.  A flood is background
     writing above FLOOD_RATE with more to come: pages wait (dirty and under
     writeback, at least a quarter of the background limit), or writers slept
-    `throttled_s` for the limit.  A small limit is often found empty by a look
-    once a second, so the sleep tells it better.
+    `throttled_s` for the limit, all together; `most_held_s` is the longest sleep of one.
+    A small limit is often found empty by a look once a second, so the sleep tells it better.
     """
     rate = group_bytes / dt_s
     background = rate
@@ -269,7 +273,8 @@ def measure_writes(
         background_rate=background,
         slow_share=share,
         flooded=flooded,
-        pressing=flooded and (throttled or sample.busy_share >= BUSY_SHARE),
+        telling=flooded
+        and (sample.busy_share >= BUSY_SHARE or most_held_s >= HELD_SHARE * dt_s),
         held_back=throttled_s >= HELD_BACK_SHARE * dt_s,
     )
     return writes, recent
@@ -345,7 +350,7 @@ def update_drain(
     filling, tau_s = memory.filling, memory.tau_s
     if filling is not None:
         filling = (*filling, (dt_s, writes.rate))[-FILLING_TICKS:]
-    if writes.held_back and writes.rate > 0:
+    if writes.held_back and writes.telling and writes.rate > 0:
         tau_s = _learn_tau(limit_bytes / writes.rate, limit_bytes, writes, memory, dt_s)
     memory = replace(memory, fill_bytes=fill, was_full=False, filling=filling, tau_s=tau_s)
     return _fast_sample(writes, memory, limit_bytes, dt_s)
@@ -496,7 +501,7 @@ def _fast_sample(
     writes: Writes, memory: DeviceMemory, limit_bytes: int, dt_s: float
 ) -> "tuple[DeviceMemory, str]":
     """Raise R where the cache must have been full long ago, if R were right."""
-    if not writes.pressing:
+    if not writes.telling:
         return memory, "neither the device nor the limit holds it: says nothing of the device"
     if memory.drain_rate is not None and memory.fill_bytes <= 0:
         return replace(memory, fast=NOTHING), "at cache speed: may not lower the estimate"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from writebackd.estimate.drain import measure_writes, update_drain, written_by
+from writebackd.estimate.drain import BUSY_SHARE, measure_writes, update_drain, written_by
 from writebackd.estimate.flushes import count_flushes, flushes_wait
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import watch_stuck
@@ -16,8 +16,11 @@ from writebackd.policy.schema import Policy
 # A flood that was over after so long may come back as short; a pause of less is none,
 # as between two files of a copy.
 WAVE_S, WAVE_GAP_S = 15.0, 0.8
-# Until then it may be a burst, which is over within its tick and the next.
-BURST_S = 1.0
+# Until then it may be a burst, which is over within its tick and the next: 1 s from the one to the
+# other, and some for a timer that is late.
+BURST_S = 1.25
+# A flood that was once one goes on while the device is at least so much of BUSY_SHARE busy.
+GOES_ON = 0.5
 # This one is as long as the one before until it lasted so much longer.
 WAVE_LONGER = 1.2
 # The kernel gives each device a part of the limit by its part of all completions,
@@ -27,6 +30,7 @@ SHARE_HALF_S = 3.0
 # would let the others fill memory.
 SHARE_LEAST = 0.1
 _estimate = made(Estimate)
+_NO_SLEEP = (0.0, 0.0)
 _NO_SYNCS = (0, 0.0, None, None)  # Histogram.told() where none can be seen
 
 
@@ -64,7 +68,7 @@ def estimate(
     throttled_s = _throttled(sample)
     # Who sleeps without a known device counts for each: its writers are held back by the
     # same limit.
-    unknown_s = throttled_s.get(None, 0.0)
+    unknown_s, unknown_most_s = throttled_s.get(None, _NO_SLEEP)
     threshold = shared_limit(memory, sample)
     for seen, known, written, rate in rows:
         name = seen.device.name
@@ -74,9 +78,10 @@ def estimate(
             share, limit = 1.0, cap.bytes
         group = groups.get(name)
         if group is None:
-            slept_s = throttled_s.get(name, 0.0)
+            slept_s, most_s = throttled_s.get(name, _NO_SLEEP)
         else:
-            slept_s = sum([throttled_s.get(each.device.name, 0.0) for each in group])
+            slept = [throttled_s.get(each.device.name, _NO_SLEEP) for each in group]
+            slept_s, most_s = sum([all_s for all_s, _ in slept]), max([most for _, most in slept])
         estimates[name], remembered[name] = _estimate_device(
             policy,
             known,
@@ -85,6 +90,7 @@ def estimate(
             rate,
             written,
             unknown_s + slept_s,
+            max(unknown_most_s, most_s),
             share,
             int(share * limit),
         )
@@ -105,11 +111,15 @@ def _total_rate(
     )
 
 
-def _throttled(sample: Sample) -> Dict[Optional[str], float]:
-    """Seconds that writers slept for the limit, by the device that they wrote to."""
-    slept: Dict[Optional[str], float] = {}
+def _throttled(sample: Sample) -> Dict[Optional[str], Tuple[float, float]]:
+    """Seconds that writers slept for the limit, by the device that they wrote to.
+
+    All together, and the one that slept longest.
+    """
+    slept: Dict[Optional[str], Tuple[float, float]] = {}
     for task in sample.tasks:
-        slept[task.device] = slept.get(task.device, 0.0) + task.throttled_s
+        all_s, most_s = slept.get(task.device, _NO_SLEEP)
+        slept[task.device] = all_s + task.throttled_s, max(most_s, task.throttled_s)
     return slept
 
 
@@ -140,23 +150,30 @@ def _estimate_device(
     smooth_rate: float,
     group_bytes: int,
     throttled_s: float,
+    most_held_s: float,
     share: float,
     limit: int,
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
     bounds = policy.for_device(device.name, device.devno, device.driver)
     writes, recent_writes = measure_writes(
-        seen, memory, sample.vm, group_bytes, throttled_s, dt_s
+        seen, memory, sample.vm, group_bytes, throttled_s, most_held_s, dt_s
     )
     memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
     memory = update_baseline(writes, seen, memory, dt_s)
     flooded, flushed = writes.flooded, memory.flushed
     began, lasted = memory.flood_began_s, memory.flood_lasted_s
-    if writes.pressing and now_s - memory.last_flood_s > dt_s + WAVE_GAP_S:
+    goes_on = now_s - memory.last_flood_s <= dt_s + WAVE_GAP_S
+    # Without fsync latency nobody knows whom it harms: any is taken seriously.
+    pressing = writes.telling or (
+        flooded
+        and (seen.sync is None or (goes_on and seen.busy_share >= GOES_ON * BUSY_SHARE))
+    )
+    if pressing and not goes_on:
         lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
         began = now_s
-    lasting = writes.pressing and now_s - began >= BURST_S
-    recent_syncs, last_demand_s, sync_rate, demand = demand_of(
+    lasting = pressing and now_s - began >= BURST_S
+    recent_syncs, last_demand, sync_rate, demand = demand_of(
         seen.sync,
         memory,
         now_s,
@@ -177,9 +194,9 @@ def _estimate_device(
         smooth_rate=smooth_rate,
         flood_began_s=began,
         flood_lasted_s=lasted,
-        last_flood_s=now_s if writes.pressing else memory.last_flood_s,
+        last_flood_s=now_s if pressing else memory.last_flood_s,
         recent_syncs=recent_syncs,
-        last_demand_s=last_demand_s,
+        last_demand=last_demand,
         flushed=flushed,
     )
     return (

@@ -102,7 +102,7 @@ def _unlearned(mine: DeviceMemory) -> DeviceMemory:
         identity=mine.identity,
         known_as=mine.known_as,
         recent_syncs=mine.recent_syncs,
-        last_demand_s=mine.last_demand_s,
+        last_demand=mine.last_demand,
         state=mine.state,
         target_bytes=mine.target_bytes,
         decisions=mine.decisions,

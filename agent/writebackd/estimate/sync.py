@@ -11,8 +11,10 @@ from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
 DEMAND_WINDOW_S = 10.0
 # Without a flood, demand outlives the last of its syncs by so much: a limit kept for longer
-# throttles every writer of the host, for syncs that may never come.
+# throttles every writer of the host, for syncs that may never come ...
 RELEASE_S = 5.0
+# ... and where they came back after a longer gap, by so many times that.
+GAPS = 2.0
 # A tick is quiet when less than this is written beside the syncs' own: single page
 # cleaning does not disturb a sync.
 QUIET_RATE = 1 << 20
@@ -28,6 +30,7 @@ WEIGHT, WEIGHT_FROM_S = 0.05, 0.5
 
 
 Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
+LastDemand = Optional[Tuple[float, float, bool]]  # DeviceMemory.last_demand
 
 
 def demand_of(
@@ -39,15 +42,16 @@ def demand_of(
     hold_s: float,
     objective_s: float,
     lasting: bool,
-) -> "tuple[Window, Optional[float], Optional[float], bool]":
-    """`(recent_syncs, last_demand_s, syncs per second or None, demand)`.
+) -> "tuple[Window, LastDemand, Optional[float], bool]":
+    """`(recent_syncs, last_demand, syncs per second or None, demand)`.
 
     Demand is `min_rate` syncs per second over 10 s or one sync in flight for
     longer than the objective (a stuck one completes nothing).  It outlives its last sync by
-    `held_s`; once it is over `last_demand_s` is None, and a flood does not bring it back.
+    `held_s`; once it is over a flood does not bring it back.  The gap after which it came back
+    fades by half in `hold_s`, and is forgotten where it stays away for longer than that.
     """
     if sync is None:
-        return memory.recent_syncs, memory.last_demand_s, None, False
+        return memory.recent_syncs, memory.last_demand, None, False
     returned = sync.count
     window = memory.recent_syncs
     lasted_s, start = dt_s, len(window)
@@ -56,20 +60,28 @@ def demand_of(
         lasted_s += window[start]
     window = (*window[start:], dt_s, returned)
     count = sum(window[1::2])
-    last = memory.last_demand_s
+    last_s, gap_s, on = memory.last_demand or (float("-inf"), 0.0, False)
     # Over the whole window even while it fills: five syncs in the first tick
     # are not yet a rate of five per second.
     # The window remembers a load that has ended.
     if (returned and count / DEMAND_WINDOW_S >= min_rate) or sync.oldest_s > objective_s:
-        last = now_s
-    if last is not None and now_s - last >= held_s(hold_s, lasting):
-        window, last = (dt_s, returned), None
-    return window, last, returned / dt_s, last is not None
+        away_s = now_s - last_s
+        gap_s *= 0.5 ** (away_s / hold_s)
+        if RELEASE_S <= away_s <= hold_s:
+            gap_s = max(gap_s, away_s)
+        last_s, on = now_s, True
+    elif on and now_s - last_s >= held_s(hold_s, lasting, gap_s):
+        window, on = (dt_s, returned), False
+    known = on or now_s - last_s <= hold_s
+    return window, (last_s, gap_s, on) if known else None, returned / dt_s, on
 
 
-def held_s(hold_s: float, lasting: bool) -> float:
-    """How long demand outlives its last sync; `hold_s` is the policy's, beside a lasting flood."""
-    return hold_s if lasting else min(hold_s, RELEASE_S)
+def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
+    """How long demand outlives its last sync, which came back after gaps of `gap_s` lately.
+
+    `hold_s` is the policy's: the most, and beside a lasting flood always.
+    """
+    return hold_s if lasting else min(hold_s, max(RELEASE_S, GAPS * gap_s))
 
 
 def update_baseline(

@@ -165,7 +165,8 @@ KEYS: Tuple[Key, ...] = (
     Key("objective", "min-sync-rate", FREQUENCY, "5/s", "0.1/s", "1000000/s",
         "fsyncs per second from which a device counts as having sync demand."),
     Key("objective", "demand-hold", TIME, "60s", "1s", "1h",
-        "How long sync demand outlives its last sync beside a flood; without a flood 5 s."),
+        "How long sync demand outlives its last sync beside a flood, and at most without one: "
+        "there 5 s, or twice the gap after which it came back lately."),
     Key("objective", "allowed-delay", TIME, "10ms", "1ms", "10s",
         "Queueing delay that the limit allows, limit = drain rate x this, until the host's own "
         "round trip of writeback (tau) is measured.",

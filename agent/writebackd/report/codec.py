@@ -33,7 +33,9 @@ Pack = Callable[[Any, "Interned"], Any]
 # The same from tick to tick: told once, then by number.
 _INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
 # Fields of earlier recordings: what another one says, and what one of another form does now.
-_GONE = frozenset(("flooded_before", "drain_window", "window_limit_bytes", "sync_window"))
+_GONE = frozenset((
+    "flooded_before", "drain_window", "window_limit_bytes", "sync_window", "last_demand_s",
+))  # fmt: skip
 
 
 class Interned:
