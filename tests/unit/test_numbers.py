@@ -519,7 +519,7 @@ def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean()
     # A tenth takes ten times as long: the mean is 1.9 ms, p99 10 ms.
     host.until(70, syncs=700, latency_s=1e-3, spread=10.0, state=State.EXHAUSTED)
     (alert,) = [each for each in host.alerts if each.name is AlertName.EXHAUSTED]
-    said = re.match(r"sda: fsync p99 (\S+) ms \(objective (\S+) ms\), and no limit tried ",
+    said = re.match(r"sda: fsync p99 (\S+) ms \(objective (\S+) ms\), and the smaller ",
                     alert.summary)  # fmt: skip
     assert said is not None, alert.summary
     assert float(said.group(1)) == pytest.approx(10.0, rel=WIDTH + 0.06)
@@ -532,7 +532,8 @@ def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean()
 def test_exhausted_at_the_floor_does_not_say_that_limits_were_tried(share: float) -> None:
     slow = {"syncs": 700, "latency_s": 1e-3, "spread": 10.0, "state": State.EXHAUSTED}
     for floor, said in ((4 * MB, "and the limit is at its floor, 4.0M; "),
-                        (3 * MB, "and no limit tried shortens it at no cost of throughput; ")):
+                        (3 * MB, "and the smaller limits tried cost too much throughput for what"
+                                 " they brought; ")):
         host = Watched(limit_share=share).usual()
         host.until(70, **slow, basis=Basis(0.005, 0.1, None, int(floor * share)))
         (alert,) = [each for each in host.alerts if each.name is AlertName.EXHAUSTED]

@@ -79,7 +79,7 @@ def exhausted(
     slow = f"slowest {human.milliseconds(spell.slowest_s)} ms"
     if p99_s is not None:
         slow = f"p99 {human.milliseconds(p99_s)} ms"
-    tried = "no limit tried shortens it at no cost of throughput"
+    tried = "the smaller limits tried cost too much throughput for what they brought"
     if floor_bytes is not None:
         tried = f"the limit is at its floor, {human.size(floor_bytes)}"
     return (
