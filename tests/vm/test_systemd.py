@@ -23,7 +23,7 @@ from tests.installed import make_install
 from . import image, sealed
 from .fetch_kernel import CHECKOUT, KernelUnavailable, fetch
 from .machine import MachineMissing, Result
-from .test_vm import missing, read_junit
+from .test_vm import check_run, missing
 
 INSIDE = "tests/vm/inside"
 SYSTEMD, PACE = f"{INSIDE}/systemd_cases.py", f"{INSIDE}/pace_cases.py"
@@ -106,9 +106,4 @@ def boot(kernel: Path, root: Path, share: Path, cases: Sequence[str],
 @pytest.mark.full("two more machines; the gate has tests/kernel/test_under_systemd.py")
 @pytest.mark.parametrize("name", GROUPS)
 def test_cases_hold_under_systemd(runs: Dict[str, Run], name: str) -> None:
-    result, report = runs[name].result()
-
-    print(f"\nguest: booted in {result.booted_s:.0f} s, off after {result.seconds:.0f} s")
-    print(result.output)
-    tally = read_junit(report)
-    assert tally.proves and result.returncode == 0, result.output
+    check_run(*runs[name].result())

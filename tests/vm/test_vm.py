@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from .fetch_kernel import KernelUnavailable, fetch, parse_depends, parse_uri
-from .machine import GuestFailed, Machine, MachineMissing, check_host
+from .machine import GuestFailed, Machine, MachineMissing, Result, check_host
 
 KERNEL_TESTS = ("tests/kernel/test_probe.py", "tests/kernel/test_unit_rights.py")
 # What the guest's tests may expect of a Debian kernel: they fail there, not skip, without it.
@@ -35,28 +35,46 @@ class Tally:
     """Outcome of a test run; passed counts tests that ran to their end and held."""
 
     passed: int
-    failed: int
+    failed: tuple[str, ...]
     skipped: tuple[str, ...]
 
     @property
     def proves(self) -> bool:
         """True when something ran, and nothing failed or was skipped."""
-        return self.passed > 0 and self.failed == 0 and not self.skipped
+        return self.passed > 0 and not self.failed and not self.skipped
 
 
 def read_junit(text: str) -> Tally:
     """Count the test cases of a JUnit XML report."""
-    passed = failed = 0
+    passed = 0
+    failed: list[str] = []
     skipped: list[str] = []
     for case in ElementTree.fromstring(text).iter("testcase"):
+        name = case.get("name")
         skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed += 1
-        elif skip is not None:
-            skipped.append(f"{case.get('name')}: {skip.get('message')}")
-        else:
-            passed += 1
-    return Tally(passed, failed, tuple(skipped))
+        # A test that failed may also have an error, in the teardown.
+        wrong = [each for each in case if each.tag in ("failure", "error")]
+        failed += [f"{name}: {each.text or each.get('message')}" for each in wrong]
+        if skip is not None and not wrong:
+            skipped.append(f"{name}: {skip.get('message')}")
+        passed += skip is None and not wrong
+    return Tally(passed, tuple(failed), tuple(skipped))
+
+
+def check_run(result: Result, report: str) -> None:
+    """Fail unless the guest's tests, of which `report` is the JUnit XML, prove something.
+
+    What failed comes last: whoever cuts a long report keeps its end.
+    """
+    print(f"\nguest: booted in {result.booted_s:.0f} s, off after {result.seconds:.0f} s")
+    tally = read_junit(report)
+    if not tally.proves or result.returncode:
+        pytest.fail("\n\n".join([
+            result.output.rstrip(), f"{tally.passed} passed, exit code {result.returncode}",
+            *(f"skipped: {each}" for each in tally.skipped),
+            *(f"failed: {each}" for each in tally.failed),
+        ]), pytrace=False)  # fmt: skip
+    print(result.output)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +104,8 @@ def test_kernel_tests_hold_on_debian_kernel(kernel: Path, tmp_path: Path) -> Non
 
     result = Machine(kernel).run(argv, TIME_LIMIT, share=tmp_path, env=GUEST_SETTINGS)
 
-    print(f"\nguest: booted in {result.booted_s:.0f} s, off after {result.seconds:.0f} s")
-    print(result.output)
     assert report.exists(), f"pytest did not start in the guest:\n{result.output}"
-    tally = read_junit(report.read_text())
-    assert tally.proves and result.returncode == 0, (
-        f"{kernel.name}: {tally.passed} passed, {tally.failed} failed, "
-        f"{tally.skipped} skipped, exit code {result.returncode}\n{result.output}"
-    )
+    check_run(result, report.read_text())
 
 
 # The probe runs on two processors while code is patched below it, as it is when somebody asks for
@@ -162,6 +174,29 @@ def _command_lines() -> list[str]:
 def test_only_passed_tests_are_evidence(body: str, proves: bool) -> None:
     tally = read_junit(f"<testsuites><testsuite>{body}</testsuite></testsuites>")
     assert tally.proves is proves
+
+
+def test_what_failed_ends_the_report() -> None:
+    cases = [
+        '<testcase name="a"/>', '<testcase name="b"><skipped message="no fio"/></testcase>',
+        '<testcase name="c"><failure message="short">in c\n1 == 2</failure>'
+        "<error>teardown of c</error></testcase>",
+        '<testcase name="d"><error message="d"/></testcase>',
+    ]  # fmt: skip
+    report = f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>"
+    with pytest.raises(pytest.fail.Exception) as failed:
+        check_run(Result(1, "output\n", "console", 9.0, 3.0), report)
+    assert str(failed.value) == (
+        "output\n\n1 passed, exit code 1\n\nskipped: b: no fio\n\n"
+        "failed: c: in c\n1 == 2\n\nfailed: c: teardown of c\n\nfailed: d: d"
+    )
+
+
+def test_an_exit_code_fails_a_run_whose_tests_all_passed() -> None:
+    report = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
+    check_run(Result(0, "", "", 9.0, 3.0), report)
+    with pytest.raises(pytest.fail.Exception, match="1 passed, exit code 3"):
+        check_run(Result(3, "", "", 9.0, 3.0), report)
 
 
 @pytest.mark.parametrize(
