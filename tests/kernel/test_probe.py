@@ -17,7 +17,7 @@ from typing import Dict, Iterator, Tuple
 import pytest
 
 from tests.kernel.scratch import Scratch, run, scratch_disk
-from writebackd.kernel import hooks, readers
+from writebackd.kernel import hooks, layout, readers
 from writebackd.kernel.cgroups import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError, library
@@ -440,6 +440,13 @@ def test_a_broken_object_is_refused(image: bytes) -> None:
         BpfProbe(image, KernelFiles())
 
 
+def unended(probe: BpfProbe, disk: Scratch) -> int:
+    """How many syncs of this disk the probe has seen begin and not end."""
+    starts = probe.inflight_syncs().batch_reader(512).read()
+    devices = [layout.devno(layout.SYNC_START.unpack(start)[1]) for _, start in starts]
+    return devices.count(disk.devno)
+
+
 def test_a_kretprobe_that_was_missed_does_not_look_like_a_stuck_sync(
     disk: Scratch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,11 +480,18 @@ def test_a_kretprobe_that_was_missed_does_not_look_like_a_stuck_sync(
             thread.start()
         together.wait()
         together.wait()
-        time.sleep(0.5)  # for all of them to sleep
+        # Of this disk alone: its flushes sync the backing file, in kernel threads. On a filesystem
+        # of the same type, the ends of those are missed as well.
+        missed = unended(probe, disk)
         seen = syncs(read(probe), disk)
-        print(f"\n{seen.count} of 64 syncs seen to end, {probe.info().lost}")
-        assert seen.inflight == 0
-        assert seen.count + probe._syncs.abandoned == 64 and probe._syncs.abandoned > 0
+        print(f"\n{seen.count} of 64 syncs seen to end, {missed} not, {probe.info().lost}")
+        assert missed > 0 and seen.count + missed == 64
+        # A thread that runs is looked at again: all of them are about to sleep.
+        deadline = time.monotonic() + 30.0
+        while syncs(read(probe), disk).inflight:
+            assert time.monotonic() < deadline, "a sync that ended looks stuck"
+            time.sleep(0.1)
+        assert not unended(probe, disk) and probe._syncs.abandoned >= missed
     finally:
         over.set()
         for thread in threads:
