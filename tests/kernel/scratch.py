@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Optional
@@ -48,6 +49,19 @@ def as_born(device: str, devno: str) -> None:
             file.write_text(text)
 
 
+def wait_until_free(device: str, backing: Path) -> None:
+    """Wait until a detached loop device lets go of its file.
+
+    It keeps it while anybody has the device open, as udev has for a moment after each change:
+    the next disk would get another device.
+    """
+    bound = Path(f"/sys/block/{device.rpartition('/')[2]}/loop/backing_file")
+    deadline = time.monotonic() + 10.0
+    with contextlib.suppress(OSError):
+        while bound.read_text().startswith(str(backing)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
 @contextlib.contextmanager
 def scratch_disk(
     fstype: Optional[str], size_mb: int = 512, directory: Optional[str] = None
@@ -80,6 +94,7 @@ def scratch_disk(
             run("umount", str(mountpoint))
         if device:
             run("losetup", "--detach", device)
+            wait_until_free(device, backing)
         for path in (backing, mountpoint):
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() else path.unlink()
