@@ -501,17 +501,14 @@ class Estimate:
     write_rate: float
     background_rate: float  # the flusher's, of all devices on the same leaf disks
     drain_rate: Optional[float]  # sustained, once learned
-    drain_sample: str  # why this tick's rate did or did not count
     sync_rate: Optional[float]
     demand: bool
     demand_known: bool  # False: the probe cannot see fsync
-    in_waves: bool  # the flood before was short, and this one is not yet longer
     flooded: bool  # buffered writes are written back with more to come: estimate/drain.py
     held_back: bool  # writers slept for the limit: it sets their speed
-    full: bool  # the write cache has no room
+    full: bool  # the write cache has no room: syncs wait for the media
     limit_share: float  # part of the global limit that is this device's
     rate: float  # bytes per second of all devices on the same leaf disks
-    tau_s: Optional[float]  # limit / rate while the limit is what holds the rate
     cache_bytes: Optional[float]  # of the write cache, as it was seen to fill
     fill_bytes: float  # of it, by what went in and what the media took
     fsync_p50_s: Optional[float]
@@ -521,9 +518,8 @@ class Estimate:
     fsyncs_inflight: int
     oldest_fsync_s: float
     baseline_s: Optional[float]  # unloaded p50 of an fsync
-    slow_share: Optional[float]  # of write completions: how full the write cache is
+    slow_share: Optional[float]  # of the syncs' time, that slow ones took: how full the cache is
     inflight: int
-    flushes_wait: bool = False  # flushes are what syncs wait for, beside a flood
     lasting: bool = True  # a flood that keeps the device or the limit busy for longer than a burst
 
 
@@ -566,17 +562,37 @@ class HeldLever:
     original: Optional[int]  # what it goes back to; None: no limit
 
 
+class Rule(Enum):
+    """The branch of the law that decided; control/reasons.py has each in words."""
+
+    AS_FOUND = "as-found"  # nobody syncs, no flood
+    RELAXED = "relaxed"  # nobody syncs: what the device drains in bounded time
+    BLIND = "blind"  # fsync cannot be seen
+    REST = "rest"  # somebody syncs, no flood
+    WAVES = "waves"  # floods are short: memory takes what the pauses drain
+    COMING = "coming"  # the limit in force is not the one asked for yet
+    LOOSE = "loose"  # the limit holds nobody back
+    SEEK = "seek"  # R is not known, a larger limit may bring more
+    MEASURE = "measure"  # R is not known, and the cache is full: its rate is R
+    CUT = "cut"  # full, and syncs cost less than they may: smaller
+    SHORT = "short"  # full, and the flood has less than it keeps: larger
+    DEAR = "dear"  # syncs cost more than they may: larger
+    STEADY = "steady"  # full, and the limit is right
+    ROOM = "room"  # the cache has room: what lets in a little less than R
+    FLOOR = "floor"  # smaller is not allowed
+    OTHER = "other"  # not the law: hands off, pinned, excluded, a trial
+
+
 @dataclass(frozen=True)
 class Basis:
     """What the law reckoned with while somebody syncs on a device."""
 
     objective_s: float  # p99 of an fsync
-    allowed_delay_s: float  # the policy's, used until tau is measured
-    forward_bytes: Optional[int]  # drain rate x tau or that delay; None: not known yet
-    # within which the limit is searched, and share of the drain rate that the flood keeps
+    # within which the limit is searched
     floor_bytes: int = 0
     ceiling_bytes: int = 1 << 62
-    keep: float = 0.95
+    spent: float = 0.0  # share of R that the syncs cost
+    may_spend: float = 0.0  # the same, that they may cost
 
 
 @dataclass(frozen=True)
@@ -593,6 +609,7 @@ class DeviceDecision:
     decision_id: str
     steps: Tuple[str, ...] = ()  # what was concluded, one sentence each
     basis: Optional[Basis] = None
+    rule: Rule = Rule.OTHER
 
 
 @dataclass(frozen=True)
@@ -610,68 +627,56 @@ class Decision:
     decision_id: Optional[str] = None  # of the device whose need is the goal; None: of none
 
 
-class Phase(Enum):
-    """What the law is doing about the limit of a flooded device."""
+@dataclass(frozen=True)
+class Drain:
+    """How a device takes its floods beside its syncs; see estimate/drain.py.
 
-    SEEK = "seek"  # the drain rate is not known: looking for it
-    FILL = "fill"  # the write cache is empty and may take a burst
-    HOLD = "hold"
-    DRAIN = "drain"  # a short, tighter limit that makes room in the write cache
+    Full: syncs wait for the media, since the write cache has no room or there is none.
+    """
+
+    rate: float = 0.0  # the flusher's, smoothed; bytes per second
+    sync_rate: float = 0.0  # smoothed
+    slow_share: float = 0.0  # of the syncs' time, that slow ones take, over a second
+    full_s: float = 0.0  # for so long in a row full, or, negative, not
+    # Rates and limits of the last seconds of a full cache, by tick.
+    full_ticks: Tuple[Tuple[float, float], ...] = ()
+    limit_bytes: float = 0.0  # as the kernel follows it
+    enough_bytes: float = float("inf")  # the least limit under which R was seen
+    # Of the last half minute: seconds of R that were lost while full, and syncs.
+    lost_s: float = 0.0
+    syncs: float = 0.0
+    fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: with a faster one's
+    fastest_s: float = float("inf")  # lowest median of an fsync, where nothing tells the unloaded
+
+    @property
+    def full_rate(self) -> float:
+        """Median over the last seconds of a full cache; 0 without any."""
+        ordered = sorted([rate for rate, _ in self.full_ticks])
+        half = len(ordered) // 2
+        if not ordered:
+            return 0.0
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+    @property
+    def price_s(self) -> float:
+        """Seconds of R that a sync costs."""
+        return max(0.0, self.lost_s) / max(self.syncs, 1.0)
 
 
 @dataclass(frozen=True)
-class Climb:
-    """A search for the best limit by trying; see control/climb.py."""
+class Law:
+    """What the law remembers of one device; see control/law.py."""
 
-    from_bytes: int = 0  # the limit before the step that is being tried, 0: none is
-    rate: float = 0.0  # under it, bytes per second
-    mean_s: float = 0.0  # a sync under it
-    up: bool = False  # the direction of the next step
-    failed: int = 0  # steps in a row that brought nothing
-    fruitless: int = 0  # smaller limits that brought nothing
-    tries: int = 0
-    begin_bytes: int = 0  # where the search began
-    gave_up_s: float = float("-inf")
-
-
-@dataclass(frozen=True)
-class Hold:
-    """What the law remembers of one device; see control/hold.py."""
-
-    phase: Phase = Phase.SEEK
-    limit_bytes: Optional[int] = None  # the one to hold; in DRAIN the one to come back to
-    changed_s: float = float("-inf")
-    # since the last change has settled: bytes written, seconds
-    carried: Tuple[float, float] = (0.0, 0.0)
-    # by syncs: seconds, how many; where flushes are what they wait for, each tick's mean times
-    # its length, and that
-    waited: Tuple[float, float] = (0.0, 0.0)
-    full_s: float = 0.0  # in a row
-    late_s: float = 0.0  # in a row with syncs above the objective
-    for_rate: float = 0.0  # the drain rate that the limit was found for
-    drain_bytes: int = 0  # the limit of this DRAIN
-    drained_bytes: float = 0.0  # what it made room for
-    shrunk: bool = False  # a larger limit had made none, since it let in all of R
-    refilled_bytes: float = 0.0  # of it, since then
-    drain_end_s: float = float("-inf")  # of the last one
-    again: bool = False  # before it the cache was full again too soon after the one before
-    useless_s: float = float("-inf")  # when draining was last seen to bring nothing
-    seek_rate: float = 0.0  # under the last, smaller limit
-    sought: bool = False  # a larger limit brought nothing
-    neared: bool = False  # the cache was full, and a smaller limit was tried to measure R under
-    waved_bytes: int = 0  # the limit before waves were given a larger one, 0: they were not
-    probe_bytes: int = 0  # the limit before a larger one is tried, 0 while none is
-    probe_rate: float = 0.0  # under it
-    proved_rate: Optional[float] = None  # the drain rate, as a larger limit showed it
-    probe_again_s: float = 45.0
-    earned: int = 0  # probes in a row that brought more
-    starved_bytes: int = 0  # where throughput was last seen to suffer
-    starved_s: float = float("-inf")
-    flushed_s: Optional[float] = None  # when flushes waited, None: they do not
-    loose_s: float = 0.0  # in a row with flushes that wait and a limit that holds nobody back
-    # In a row with a rate far below what was carried; in DRAIN, in all, with one below R.
-    fell_s: float = 0.0
-    climb: "Climb" = field(default_factory=lambda: Climb())
+    limit_bytes: Optional[float] = None  # None: not begun
+    written_s: float = float("-inf")  # when it was changed
+    sought_rate: float = 0.0  # the most under the limits tried while R is not known
+    extra: float = 0.0  # of R, spent beyond for the objective; negative: it did not help
+    # Lengths, seconds: of the flood that is on, of the one before, of the pause that is on, and of
+    # pauses in the mean.
+    flood_s: float = 0.0
+    lasted_s: float = 0.0
+    quiet_s: float = 0.0
+    pause_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -693,7 +698,6 @@ class Learned:
     drain_rate: Optional[Fact] = None
     baseline_s: Optional[Fact] = None
     write_baseline_s: Optional[Fact] = None
-    tau_s: Optional[Fact] = None
     cache_bytes: Optional[Fact] = None
     usual_sync_rate: Optional[Fact] = None
     most_sync_bytes: Optional[Fact] = None
@@ -713,39 +717,26 @@ class DeviceMemory:
     earlier: Learned = Learned()  # what it started with, from before the restart
     # estimators
     drain_rate: Optional[float] = None
-    drain_limit_bytes: int = 0  # the limit in force when it was learned; before, that of `fast`
-    full_window: Tuple[Tuple[float, float, int], ...] = ()  # (dt, rate, limit), a full cache
-    was_full: bool = False  # the write cache had no room in the last tick
+    drain: Drain = field(default_factory=Drain)
     smooth_rate: float = 0.0  # bytes per second, over some seconds
     fill_bytes: float = 0.0  # what must be in the write cache
-    # since the cache was last known empty or full: bytes, seconds; half of both under the limit
-    # before, where a larger one followed
-    fast: Tuple[float, float] = (0.0, 0.0)
-    # (dt, rate) since the flood began on an empty cache; None once it was full
-    filling: Optional[Tuple[Tuple[float, float], ...]] = None
-    cache_bytes: Optional[float] = None
-    tau_s: Optional[float] = None
-    recent_writes: Tuple[Tuple[float, float, int], ...] = ()  # (dt, slow, all) completions
+    cache_bytes: Optional[float] = None  # its size, as it was seen to fill
     baseline_s: Optional[float] = None
     write_baseline_s: Optional[float] = None  # unloaded device latency of a small write
     quiet_s: float = 0.0  # time with hardly any writes but the syncs' own
     last_flood_s: float = float("-inf")
     flood_began_s: float = float("-inf")
-    flood_lasted_s: float = float("inf")  # the one before
     # dt, syncs, dt, syncs and so on of the last ticks: one value, as the ten pairs of each of 1 024
     # devices are found nowhere near each other, and that takes most of the time
     recent_syncs: Tuple[float, ...] = ()
     # when the last sync of demand was, the longest gap after which it came back lately, seconds,
     # and whether it is held since or over
     last_demand: Optional[Tuple[float, float, bool]] = None
-    # mean seconds of a flush and of a sync in the last ticks of a flood, and whether the one is
-    # what the other waits for
-    flushed: Optional[Tuple[float, float, bool]] = None
     # the detector's, put here only to be kept (alert/baseline.py): syncs and their bytes a second
     usual_sync_rate: Optional[float] = None
     most_sync_bytes: Optional[float] = None
     # law
-    hold: "Hold" = field(default_factory=lambda: Hold())
+    law: Law = field(default_factory=Law)
     # the last decision
     state: Optional["State"] = None
     target_bytes: Optional[int] = None

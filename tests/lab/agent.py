@@ -28,11 +28,10 @@ class Agent:
     PATIENCE_S = 20
 
     def __init__(self, devices: Sequence[str], directory: Path, spawn: Spawn,
-                 options: Sequence[str] = (), law: str = "") -> None:
-        """directory: where its state, its socket and its log are to be; law: another's."""
+                 options: Sequence[str] = ()) -> None:
+        """directory: where its state, its socket and its log are to be."""
         self.devices = devices
         self.options = options
-        self.law = law
         self.directory = directory
         self.runtime = directory / "agent"
         self.log = directory / "agent.log"
@@ -45,10 +44,9 @@ class Agent:
         if not daemon.exists():
             raise RigError(f"no {daemon}: run agent/setup.sh lab, then build/venv/bin/python")
         devices = [word for device in self.devices for word in ("--device", device)]
-        command = [sys.executable, "-m", "tests.lab.law", self.law] if self.law else [str(daemon)]
         with open(self.log, "wb") as log:
             self._process = self._spawn(
-                [*command, *devices, "--runtime-dir", str(self.runtime),
+                [str(daemon), *devices, "--runtime-dir", str(self.runtime),
                  "--state-dir", str(self.directory / "state"),
                  # Not the one that fits this host: figures are of default.conf.
                  "--policy", DEFAULT_NAME, *self.options],

@@ -104,8 +104,6 @@ def inputs(job: Job, conditions: Conditions) -> str:
     if job.contender.kind == "agent":
         parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]",
                             f"policies/{job.contender.as_class or 'default'}.conf"))
-    if job.contender.law:
-        parts.append(digest("tests/sim/laws.py", "tests/lab/law.py"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

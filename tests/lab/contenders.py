@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from tests.sim.laws import LAWS
 from writebackd.policy import units
 
 from . import host
@@ -29,7 +28,6 @@ GROUPS = {
 }
 _STATIC = re.compile(r"static-(\d+[KMG])")
 _AS = re.compile(r"agent-as-([a-z0-9-]+)")
-_LAW = re.compile(r"agent-law-([a-z0-9-]+)")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ class Contender:
     cgroup: str = ""  # lever of the io controller and its argument, or "groups" for none
     policy: Tuple[Tuple[str, str, str], ...] = ()  # section, key, value: a drop-in of an agent
     as_class: str = ""  # policy that an agent runs with in place of default.conf
-    law: str = ""  # of tests/sim/laws.py, in place of the agent's own
 
     @property
     def limit_bytes(self) -> Optional[int]:
@@ -113,15 +110,10 @@ def named(name: str) -> Contender:
     if as_class is not None:
         return replace(listed["agent"], name=name, as_class=as_class.group(1),
                        summary=f"writebackd with the policy {as_class.group(1)}")
-    law = _LAW.fullmatch(name)
-    if law is not None and law.group(1) in LAWS:
-        return replace(listed["agent"], name=name, law=law.group(1),
-                       summary=f"writebackd with the law {law.group(1)} in place of its own")
     match = _STATIC.fullmatch(name)
     if match is None:
         raise RigError(f"no contender {name}: take static-SIZE, like static-3M, agent-as-POLICY, "
-                       f"like agent-as-etcd, agent-law-LAW with one of {', '.join(LAWS)}, or one "
-                       f"of {', '.join(listed)}")
+                       f"like agent-as-etcd, or one of {', '.join(listed)}")
     return static(units.parse_size(match.group(1)))
 
 

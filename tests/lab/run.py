@@ -119,7 +119,7 @@ class Stage:
         self.agent = (Agent([rig.device for rig in self.rigs.values()], first.directory,
                             first.spawn, policy_options(contender, first.directory, {
                                self.rigs[spec.name].device: spec.driver
-                               for spec in scenario.disks if spec.driver}), contender.law)
+                               for spec in scenario.disks if spec.driver}))
                       if contender.kind == "agent" else None)
         self.series = Series(self.rigs, self.running, self.agent)
         self.watch = Watch(self.running, self.clock,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""python -m tests.sim [shape | laws | drawn | alerts | classes | search | SCENARIO...]: the law.
+"""python -m tests.sim [shape | drawn | alerts | classes | search | SCENARIO...]: the law.
 
-Without a name all scenarios; `shape` compares the model with measured tables; `laws` compares
-the law with other laws (20 s of CPU; names of scenarios may follow); `drawn work` does so on hosts
-drawn by even seeds, `drawn judge` by odd ones (60 hosts, 10 s of CPU; another number and names of
-laws may follow, `-v` shows each host); `alerts` tells what the
-detector makes of collapses and of hosts that are well (40 s; `--seeds` takes the 20 from that one
-on), `alerts month` of an ordinary month, second by second (90 s; `--seed` takes another one);
+Without a name all scenarios; `shape` compares the model with measured tables; `drawn work` runs
+hosts drawn by even seeds, `drawn judge` by odd ones (60 hosts, 10 s of CPU; another number may
+follow, `-v` shows each host), `drawn constants` what half and double of each constant of the law
+do on those for work (2 minutes); `alerts` tells what the detector makes of collapses and of hosts
+that are well (40 s; `--seeds` takes the 20 from that one on), `alerts month` of an ordinary month,
+second by second (90 s; `--seed` takes another one);
 `classes` takes each shipped policy to a host of its class (2 s; names of policies may follow);
 `search` looks for random hosts in which the agent is slower than a fixed 15 MB, and shrinks them
 (4 searches of 1000 hosts from `--seed` on, 2 minutes; other numbers may follow);
@@ -22,8 +22,7 @@ import statistics
 import time
 from typing import Dict, List, Optional
 
-from tests.sim import alerts, bench, classes, contest, drawn, month, shape
-from tests.sim.laws import LAWS
+from tests.sim import alerts, bench, classes, drawn, month, shape
 from tests.sim.plant import MB, Loop
 from tests.sim.scenarios import BY_NAME, SCENARIOS, Scenario
 from writebackd.policy import load_policy
@@ -67,23 +66,17 @@ def main() -> int:
             print(alerts.matrix(options.seeds))
         return 0
     if options.names[:1] == ["drawn"]:
-        half, hosts, names = (*options.names[1:2], "")[0], 60, options.names[2:]
-        if half == "constants" and len(names) < 2 and all(name.isdigit() for name in names):
-            chosen_seeds = drawn.seeds("work", int((*names, hosts)[0]))
-            print(drawn.constants(chosen_seeds, load_policy(options.policy)))
-            return 0
-        if names and names[0].isdigit():
-            hosts = int(names.pop(0))
-        if half not in drawn.HALVES or set(names) - set(LAWS):
-            parser.error(f"after `drawn`: {', '.join(drawn.HALVES)} or constants, how many hosts, "
-                         f"laws of {' '.join(LAWS)}")
-        laws = {name: LAWS[name] for name in names or ("present", "price")}
-        print(drawn.table(drawn.seeds(half, hosts), load_policy(options.policy), laws,
-                          options.verbose))
+        half, *rest = options.names[1:] or [""]
+        if half not in (*drawn.HALVES, "constants") or len(rest) > 1 or not all(
+                number.isdigit() for number in rest if number):
+            parser.error(f"after `drawn`: {', '.join(drawn.HALVES)} or constants, how many hosts")
+        hosts = int("".join(rest) or 60)
+        policy = load_policy(options.policy)
+        if half == "constants":
+            print(drawn.constants(drawn.seeds("work", hosts), policy))
+        else:
+            print(drawn.table(drawn.seeds(half, hosts), policy, bench.AGENT, options.verbose))
         return 0
-    against = options.names[:1] == ["laws"]
-    if against:
-        del options.names[0]
     unknown = [name for name in options.names if name not in BY_NAME]
     if unknown:
         parser.error(f"no scenario {' '.join(unknown)}; there are {' '.join(BY_NAME)}")
@@ -93,10 +86,7 @@ def main() -> int:
         for scenario in chosen:
             trace(scenario, policy, options.seed, options.tick)
     began = time.process_time()
-    if against:
-        print(contest.tables(chosen, policy))
-    else:
-        scores(chosen, policy, options.seed, options.tick)
+    scores(chosen, policy, options.seed, options.tick)
     print(f"\n{time.process_time() - began:.1f} s of CPU")
     return 0
 
@@ -119,10 +109,10 @@ def scores(chosen: List[Scenario], policy: Policy, seed: int, tick_s: float) -> 
             line += f"{_number(value):>8}"
             if value is not None:
                 every[name].append(value)
-        best = max((runs[name].score or 0.0 for name in names[1:-1]), default=0.0)
-        if agent.score is not None and best:
-            regrets.append(agent.score / best)
-            line += f"{agent.score / best:9.2f}"
+        share = bench.of_best(runs)
+        if share is not None:
+            regrets.append(share)
+            line += f"{share:9.2f}"
         print(line + f"{_number(agent.f):>7}{_number(agent.g):>6}")
         since = max([event.time_s for event in scenario.events]
                     + [flood.start_s for flood in scenario.floods]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from tests.sim.plant import GB, MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from tests.sim.scenarios import FAST_RAID, NO_CACHE, NVME, RAID, SLOW_RAID, SSD
+from tests.sim.scenarios import FAST_RAID, NO_CACHE, NVME, RAID, SLOW_RAID, SSD, STICK
 from writebackd.alert.collapse import LAW_ACTS_S
 from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
@@ -108,8 +108,8 @@ def _flood_unprotected(dice: random.Random, at_s: float) -> Host:
 
 
 def _flood_unheld(dice: random.Random, at_s: float) -> Host:
-    """With the agent on, and a disk whose every write of a flood costs a sync a seek."""
-    disk = _disk(dice, (NO_CACHE,))
+    """With the agent on, and a disk so slow that syncs wait long behind the smallest limit."""
+    disk = _disk(dice, (STICK,))
     flood = Flood(start_s=at_s, rate=max(600.0 * MB, dice.uniform(1.5, 4.0) * disk.drain),
                   writers=dice.choice((1, 4)))
     load = SyncLoad(threads=dice.choice((4, 8)))

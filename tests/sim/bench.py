@@ -114,6 +114,13 @@ def compare(
     return found
 
 
+def of_best(runs: Mapping[str, Run], name: str = "agent") -> Optional[float]:
+    """A contender's share of the score of the best fixed limit in hindsight; None without one."""
+    best = max(runs[f"{megabytes}M"].score or 0.0 for megabytes in STATIC_MB)
+    mine = runs[name].score
+    return mine / best if mine is not None and best else None
+
+
 # ---- how steady it is --------------------------------------------------------
 
 

@@ -161,7 +161,6 @@ class Point:
     decision: Optional[Decision]
     syncs: int
     written: float
-    wait_s: float = 0.0  # what the agent saw: p99 of the syncs, or the age of the oldest
 
 
 def drive(
@@ -177,15 +176,14 @@ def drive(
     points = []
     while plant.now_s < seconds:
         dt = case.tick_s * dice.uniform(1.0 - case.jitter, 1.0 + case.jitter)
-        decision, wait_s = None, 0.0
+        decision = None
         if static is not None or dice.random() < case.missing:
             plant.advance(dt)
         else:
-            _, estimates, decision = loop.tick(dt)
-            wait_s = max(max(e.fsync_p99_s or 0.0, e.oldest_fsync_s) for e in estimates.values())
+            _, _, decision = loop.tick(dt)
             check(loop, decision)
         points.append(Point(plant.now_s, plant.limit, decision, plant.loads[0].done,
-                            plant.disks[0].written, wait_s))
+                            plant.disks[0].written))
     return points
 
 

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Hosts that nobody tuned a law for: drawn by seed, with the score that physics allows.
 
-    PYTHONPATH=agent python -m tests.sim drawn work [HOSTS [LAW...]]
-    PYTHONPATH=agent python -m tests.sim drawn judge [HOSTS [LAW...]]
+    PYTHONPATH=agent python -m tests.sim drawn work [HOSTS]
+    PYTHONPATH=agent python -m tests.sim drawn judge [HOSTS]
     PYTHONPATH=agent python -m tests.sim drawn constants [HOSTS]
 
 Even seeds are for work, odd ones for judging: a law is run on them once, and not changed by what
-they say.  With -v each host has a line.  `constants` takes half and double of each of
-the law on trial.
+they say.  With -v each host has a line.  `constants` takes half and double of each constant.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import statistics
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterable, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from tests.lab.score import KEPT
-from tests.sim import bench, price
+from tests.sim import bench
 from tests.sim.bench import Run
-from tests.sim.laws import Priced
 from tests.sim.plant import (
     BESIDE_FLOOD,
     BLOCKS_MOST,
@@ -35,12 +34,17 @@ from tests.sim.plant import (
     SyncLoad,
 )
 from tests.sim.scenarios import Scenario
+from writebackd import tuning
+from writebackd.control import device, law
+from writebackd.control.decide import decide
+from writebackd.estimate import drain, estimate
 from writebackd.policy.schema import Policy
 
 STATIC_MB = (1, 2, 4, 8, 15, 32, 64, 128, 256)
 HALVES = {"work": 0, "judge": 1}  # by the rest of the seed by two
 FLOOD_S, SETTLE_S, WINDOW_S = 6.0, 15.0, 45.0
-MULTIPLES = ("SEEK", "PAYS", "OVER", "RISE", "WAVE_LONGER", "SLOW_MULTIPLE")
+MULTIPLES = ("SEEK", "PAYS", "FASTER", "RISE", "RISE_SHORT", "WAVE_LONGER", "SLOW_MULTIPLE")
+BELOW_ONE = ("CUT", "FELL")
 LOW = 0.8  # of the best fixed limit: hosts below it are counted
 
 
@@ -194,7 +198,7 @@ def table(
 
 
 def constants(chosen: Sequence[int], policy: Policy) -> str:
-    """What half and double of each constant of the law on trial do, on hosts for work."""
+    """What half and double of each constant of the law do, on hosts for work."""
     if half_of(chosen) != "work":
         raise ValueError("constants are not looked at on hosts for judging")
     found = [compare(seed, policy, {}) for seed in chosen]
@@ -205,27 +209,49 @@ def constants(chosen: Sequence[int], policy: Policy) -> str:
         texts = []
         for waves in (False, True):
             values = [
-                score(bench.judge(bench.run(each.scenario, policy=policy, seed=seed, law=Priced()),
+                score(bench.judge(bench.run(each.scenario, policy=policy, seed=seed, law=decide),
                                   alone, each.runs["default"])) / score(each.runs[each.best])
                 for seed, each, alone in zip(chosen, found, idle)
                 if in_waves(each.scenario) is waves]
-            texts.append(f"{_geometric(values):12.3f}")
+            texts.append(f"{_geometric(values):12.3f}" if values else f"{'-':>12}")
         return "".join(texts)
 
     heads = ("steady", "waves", "steady x 2", "waves x 2")
     lines = [f"{'of best fixed, half':24}" + "".join(f"{head:>12}" for head in heads),
              f"{'as it is':24}{shares()}"]
-    for name, value in vars(price).items():
-        if name.isupper() and isinstance(value, float):
-            line = f"{f'{name} {value:g}':24}"
+    for name, value in vars(tuning).items():
+        if name.isupper():
+            of = value[policy.objective.prefer] if isinstance(value, dict) else value
+            line = f"{f'{name} {of:g}':24}"
             for times in (0.5, 2.0):
-                # Of those that are multiples, what is above 1.
-                scaled = 1.0 + (value - 1.0) * times if name in MULTIPLES else value * times
-                setattr(price, name, scaled)
-                line += shares()
-            setattr(price, name, value)
+                with _changed(name, _scaled(name, value, times)):
+                    line += shares()
             lines.append(line)
     return "\n".join(lines)
+
+
+def _scaled(name: str, value: Any, times: float) -> Any:
+    """Half or double of a constant, whatever the policy prefers."""
+    if isinstance(value, dict):
+        return {key: _scaled(name, each, times) for key, each in value.items()}
+    # Of those that are multiples, what is above 1; of those that something falls to, what is below.
+    from_one = name in MULTIPLES or name in BELOW_ONE
+    return 1.0 + (value - 1.0) * times if from_one else value * times
+
+
+@contextlib.contextmanager
+def _changed(name: str, value: Any) -> Iterator[None]:
+    """A constant of the law with another value, wherever it is used."""
+    users = [vars(module) for module in (tuning, law, drain, estimate, device)
+             if name in vars(module)]
+    before = users[0][name]
+    try:
+        for user in users:
+            user[name] = value
+        yield
+    finally:
+        for user in users:
+            user[name] = before
 
 
 def _group(title: str, group: Sequence[Found], names: Sequence[str]) -> List[str]:

@@ -40,9 +40,9 @@ DAY_S = 86400.0
 DAYS = 30
 _SPREAD = (0.7, 0.8, 0.9, 1.0, 1.1, 1.3, 1.6, 2.5)
 _QUIET = Estimate(
-    name="sda", write_rate=0.0, background_rate=0.0, drain_rate=250.0 * MB, drain_sample="",
-    sync_rate=0.0, demand=False, demand_known=True, in_waves=False, flooded=False,
-    held_back=False, full=False, limit_share=1.0, rate=0.0, tau_s=None, cache_bytes=None,
+    name="sda", write_rate=0.0, background_rate=0.0, drain_rate=250.0 * MB,
+    sync_rate=0.0, demand=False, demand_known=True, flooded=False,
+    held_back=False, full=False, limit_share=1.0, rate=0.0, cache_bytes=None,
     fill_bytes=0.0, fsync_p50_s=None, fsync_p99_s=None, fsyncs=0, fsync_total_s=0.0,
     fsyncs_inflight=0, oldest_fsync_s=0.0, baseline_s=None, slow_share=None, inflight=0,
 )  # fmt: skip

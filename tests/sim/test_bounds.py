@@ -46,7 +46,8 @@ def sane(loop: Loop, decision: Decision) -> None:
 def numbers(memory: Memory) -> List[Tuple[str, float]]:
     """All numbers that the core remembers, with the names of their fields."""
     found = []
-    for holder in (memory, *memory.devices.values()):
+    known = memory.devices.values()
+    for holder in (memory, *known, *(m.drain for m in known), *(m.law for m in known)):
         for name, value in vars(holder).items():
             if isinstance(value, (int, float)):
                 found.append((name, float(value)))

@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
-from tests.sim import bench, drawn, price
-from tests.sim.laws import LAWS, Priced
-from tests.sim.plant import GB, MB, Disk, Flood, SyncLoad
+from tests.sim import bench, drawn
+from tests.sim.plant import GB, MB, Disk, Flood, Loop, SyncLoad
 from tests.sim.scenarios import Scenario
+from writebackd import tuning
+from writebackd.control import device, law
+from writebackd.estimate import drain
+from writebackd.model import Drain, Law
 from writebackd.policy import load_policy
 
 POLICY = load_policy("default")
+JUDGED = 20
 MANY = [drawn.host(seed) for seed in range(1, 401)]
 
 
@@ -44,42 +50,79 @@ def test_work_and_judging_share_no_seed() -> None:
 
 @pytest.mark.parametrize("seed", drawn.seeds("work", 30))
 def test_no_contender_has_more_than_physics_allows(seed: int) -> None:
-    found = drawn.compare(seed, POLICY, {"present": LAWS["present"]})
+    found = drawn.compare(seed, POLICY, bench.AGENT)
     for name, run in found.runs.items():
         assert drawn.score(run) <= 1.02 * found.allowed, name
 
 
 def test_the_table_has_every_contender() -> None:
-    text = drawn.table(drawn.seeds("work", 2), POLICY, {"present": LAWS["present"]}, verbose=True)
+    text = drawn.table(drawn.seeds("work", 2), POLICY, bench.AGENT, verbose=True)
     lines = text.splitlines()
     assert lines[0].startswith("work: 2 hosts")
-    for name in ("default", "1M", "256M", "best fixed", "present"):
+    for name in ("default", "1M", "256M", "best fixed", "agent"):
         assert any(line.startswith(name) for line in lines)
 
 
-def test_the_law_on_trial_is_small() -> None:
-    """45 constants and 20 remembered fields at most, and what it says of itself is on one page."""
-    constants = [name for name in vars(price) if name.isupper() and name != "BUCKET_EDGES_S"]
-    assert len(constants) <= 45 and len(dataclasses.fields(price.Priced)) <= 20
-    assert len((price.__doc__ or "").splitlines()) <= 50
+def test_the_law_is_small() -> None:
+    """So that one person can hold it in mind: what it says of itself is on one page."""
+    constants = [name for name in vars(tuning) if name.isupper()]
+    remembered = [*dataclasses.fields(Drain), *dataclasses.fields(Law), "drain_rate"]
+    assert len(constants) <= 45 and len(remembered) <= 20
+    assert len((law.__doc__ or "").splitlines()) <= 50
+    assert len(Path(str(law.__file__)).read_text().splitlines()) <= 200
 
 
-def test_the_price_of_a_sync_is_what_it_costs_the_media() -> None:
-    """Of an array that pays 2 ms for each block, and holds the flood to four fifths for them."""
+def priced(block_s: float, think_s: float, seconds: float = 90.0) -> Drain:
+    """What is remembered of an array that pays `block_s` for each block, after a flood beside 4
+    threads that sync."""
+    scenario = Scenario("x", disks=(Disk(scattered_s=block_s, lag_s=3.5),),
+                        floods=(Flood(start_s=6.0, writers=4),),
+                        syncs=(SyncLoad(threads=4, think_s=think_s),))
+    loop = Loop(POLICY, scenario.plant())
+    while loop.plant.now_s < seconds:
+        loop.tick()
+    known, = loop.memory.devices.values()
+    return known.drain
+
+
+# Less than the media can do in all: else there is no flood alone to compare with.
+@pytest.mark.parametrize("block_s,think_s", [(1e-3, 5e-3), (2e-3, 10e-3), (4e-3, 40e-3)])
+def test_the_price_of_a_sync_is_what_it_costs_the_media(block_s: float, think_s: float) -> None:
+    assert priced(block_s, think_s).price_s == pytest.approx(block_s, rel=0.35)
+
+
+def test_where_syncs_cost_the_media_the_flood_keeps_what_is_left_of_its_rate() -> None:
+    """A fifth may be spent on them, once two minutes have shown what they cost."""
     scenario = Scenario("x", disks=(Disk(scattered_s=2e-3, lag_s=3.5),),
                         floods=(Flood(start_s=6.0, writers=4),),
-                        syncs=(SyncLoad(threads=4, think_s=0.01),), judged=30.0, end=90.0)
-    law = Priced()
-    found = bench.judge(bench.run(scenario, policy=POLICY, law=law),
-                        bench.run(scenario, flooded=False), bench.run(scenario))
-    learned, = law.devices.values()
-    assert learned.price == pytest.approx(2e-3, rel=0.35)
-    assert found.g == pytest.approx(0.8, abs=0.08)
+                        syncs=(SyncLoad(threads=4, think_s=0.01),), judged=150.0, end=210.0)
+    found = bench.judge(bench.run(scenario, policy=POLICY), bench.run(scenario, flooded=False),
+                        bench.run(scenario))
+    assert found.g == pytest.approx(0.8, abs=0.1)
 
 
 def test_where_syncs_cost_nothing_there_is_room_at_nearly_all_of_the_rate() -> None:
-    scenario = Scenario("x", judged=30.0, end=90.0)
-    runs = bench.compare(scenario, POLICY, laws={"price": Priced})
-    assert (runs["price"].g or 0.0) > 0.9
+    runs = bench.compare(Scenario("x", judged=30.0, end=90.0), POLICY)
+    assert (runs["agent"].g or 0.0) > 0.9
     best = max(runs[name].score or 0.0 for name in ("1M", "2M", "4M"))
-    assert (runs["price"].score or 0.0) > best
+    assert (runs["agent"].score or 0.0) > best
+
+
+def test_on_hosts_that_nothing_was_tuned_on_it_is_nearly_the_best_fixed_limit() -> None:
+    """A smoke of the judging half; docs/control.md has the figures of 120 hosts."""
+    text = drawn.table(drawn.seeds("judge", JUDGED), POLICY, bench.AGENT)
+    print(text)
+    steady, waves = (float(line.split()[4]) for line in re.findall("^agent .*$", text, re.M))
+    # Measured: 0.97 and 0.86.
+    assert steady >= 0.88 and waves >= 0.7
+
+
+def test_what_a_constant_does_is_seen_and_undone() -> None:
+    before = {module: dict(vars(module)) for module in (tuning, law, drain, device)}
+    lines = drawn.constants(drawn.seeds("work", 1), POLICY).splitlines()
+    rows = {line.split()[0]: line.split()[-4:] for line in lines[2:]}
+    assert {*rows} == {name for name in vars(tuning) if name.isupper()}
+    as_it_is = lines[1].split()[-2:]
+    for name in ("CUT", "SPEND", "SHOWN_S"):  # of the law, of its bounds, of the estimate
+        assert rows[name] != as_it_is * 2
+    assert before == {module: dict(vars(module)) for module in (tuning, law, drain, device)}

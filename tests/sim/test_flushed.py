@@ -31,7 +31,7 @@ def test_commits_come_back_and_the_flood_keeps_what_a_small_limit_would_take(
     policy: str, floods: Tuple[Flood, ...], syncs: Tuple[SyncLoad, ...],
     events: Tuple[Event, ...], kept: float, seed: int,
 ) -> None:
-    """With R believed that 4 MB let in, g was 0.42 to 0.5, and the score an eighth."""
+    """A law that took what 4 MB let in for R had g of 0.42 to 0.5, and an eighth of the score."""
     host = Scenario("flushed", (SSD_FLUSHED,), floods, syncs, events, judged=20.0)
     idle = bench.run(host, seed=seed, flooded=False)
     default = bench.run(host, seed=seed)

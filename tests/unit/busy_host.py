@@ -28,7 +28,7 @@ def busy_host(devices: int) -> Snapshot:
     decisions: List[DeviceDecision] = []
     estimates: Mapping[str, Estimate] = {
         f"sd{n}": replace(
-            shown.estimates["sda"], name=f"sd{n}", tau_s=0.0123456 + n, cache_bytes=5e8 + n,
+            shown.estimates["sda"], name=f"sd{n}", cache_bytes=5e8 + n,
             fill_bytes=1e8 + n / 7, fsync_total_s=latency.total_s(),
         )
         for n in range(devices)
@@ -38,7 +38,7 @@ def busy_host(devices: int) -> Snapshot:
         seen.append(
             DeviceSample(device, write_bytes=24 << 20, inflight=3, busy_share=0.97, sync=sync)
         )
-        basis = Basis(0.02, 0.01, 5_000_000)
+        basis = Basis(0.02, 5_000_000)
         decisions.append(
             DeviceDecision(name, State.GUARD, 4 << 20, "because", f"{name}#{n}", basis=basis)
         )

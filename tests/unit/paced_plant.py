@@ -27,6 +27,7 @@ from writebackd.model import (
     Memory,
     Sample,
     SyncSample,
+    TaskSample,
     VmState,
 )
 from writebackd.policy.schema import Policy
@@ -185,5 +186,11 @@ class PacedPlant:
                     ),
                 ),
             ),
+            # Who is not paced brings more than the limit lets in.
+            tasks=tuple([
+                TaskSample(g.cgroup_id, "dd", g.cgroup_id, DISK.name, g.written,
+                           0.9 * self.dt_s * (not g.pace and g.demand > self.drain_rate))
+                for g in self.groups
+            ]) if self.flooding else (),
             cgroups=tuple(cgroups), foreign=self.foreign,
         )  # fmt: skip

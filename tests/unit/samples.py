@@ -11,6 +11,7 @@ from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, 
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Action,
+    Basis,
     Decision,
     Device,
     DeviceDecision,
@@ -24,6 +25,7 @@ from writebackd.model import (
     Memory,
     Mode,
     ProbeInfo,
+    Rule,
     Sample,
     State,
     TaskSample,
@@ -73,9 +75,9 @@ def vm(limit: int, background: int, dirty: int, writeback: int = 0, ratio: bool 
 def estimate(name: str, **figures: object) -> Estimate:
     quiet = Estimate(
         name=name, write_rate=0.0, background_rate=0.0, drain_rate=None,
-        drain_sample="not counted: no backlog", sync_rate=0.0, demand=False, demand_known=True,
-        flooded=False, held_back=False, in_waves=False, full=False, limit_share=1.0, rate=0.0,
-        tau_s=None, cache_bytes=None, fill_bytes=0.0, fsync_p50_s=None, fsync_p99_s=None,
+        sync_rate=0.0, demand=False, demand_known=True,
+        flooded=False, held_back=False, full=False, limit_share=1.0, rate=0.0,
+        cache_bytes=None, fill_bytes=0.0, fsync_p50_s=None, fsync_p99_s=None,
         fsyncs=0, fsync_total_s=0.0,
         fsyncs_inflight=0, oldest_fsync_s=0.0, baseline_s=None, slow_share=None, inflight=0,
     )  # fmt: skip
@@ -85,7 +87,7 @@ def estimate(name: str, **figures: object) -> Estimate:
 def flooded(name: str, p50: float, p99: float, syncs: float, slow: float) -> Estimate:
     return estimate(
         name, write_rate=248.0 * MIB, background_rate=240.0 * MIB, drain_rate=250.0 * MIB,
-        drain_sample="counted: busy, backlog all along, not self-limited", sync_rate=syncs,
+        sync_rate=syncs,
         demand=True, flooded=True, fsync_p50_s=p50, fsync_p99_s=p99, baseline_s=0.00035,
         slow_share=slow, inflight=3,
     )  # fmt: skip
@@ -163,14 +165,16 @@ def guard() -> Snapshot:
     )  # fmt: skip
 
 
+FULL = ("the write cache is full, and syncs cost less than they may: 4.0M; syncs cost 2.0 % of"
+        " 250M/s, and may cost 20 %; p99 47 ms misses 5")
+
+
 def squeeze() -> Snapshot:
     row = (
         RAID,
-        flooded("sda", 0.0081, 0.047, 267.0, 0.22),
-        DeviceDecision("sda", State.SQUEEZE, 4 * MIB, "fsync p99 47 ms is above the objective of"
-                       " 5 ms for 3 ticks: the target goes from 8M to 4M", "sda-58",
-                       ("fsync p99 was above 5 ms in 3 ticks in a row (47 ms now).",
-                        "Target 8M times 0.5 is 4M, above the floor of 1M.")),
+        replace(flooded("sda", 0.0081, 0.047, 267.0, 0.92), full=True, held_back=True),
+        DeviceDecision("sda", State.SQUEEZE, 4 * MIB, FULL, "sda-58", (FULL,),
+                       Basis(0.005, MIB, spent=0.02, may_spend=0.2), Rule.CUT),
     )  # fmt: skip
     return snapshot(
         vm(32 * MIB, 2 * MIB, 28 * MIB, 2 * MIB),

@@ -20,7 +20,7 @@ from writebackd.control.beside import (
     beside,
 )
 from writebackd.control.decide import decide, rebounded, released
-from writebackd.control.law import Want
+from writebackd.control.device import Want
 from writebackd.control.ramp import DEADBAND
 from writebackd.estimate.shares import RESERVED_S, reserved, shared_limit
 from writebackd.kernel.bdi import WHOLE, fraction
@@ -30,14 +30,15 @@ from writebackd.model import (
     Decision,
     DeviceMemory,
     DeviceSample,
+    Drain,
     Estimate,
     ForeignWrite,
-    Hold,
+    Law,
     LeverKind,
     Memory,
     Mode,
     PaceMemory,
-    Phase,
+    Rule,
     Sample,
     Setting,
     State,
@@ -471,12 +472,13 @@ def test_the_global_limit_has_room_for_what_a_flooded_stick_may_hold() -> None:
 
 def test_a_need_beside_a_flooded_stick_is_met_above_what_that_holds() -> None:
     memory_ = with_stick(NOW, caps={STICK.name: Cap(MOST, True, True)})
-    devices = {**memory_.devices, "sda": replace(memory_.devices["sda"], hold=HELD)}
+    held = replace(memory_.devices["sda"], law=HELD, target_bytes=TIGHT)
+    devices = {**memory_.devices, "sda": held}
     estimates = {"sda": database(), STICK.name: estimate(STICK.name, flooded=True)}
     decision, _ = decide(DESKTOP, replace(memory_, devices=devices), plugged_in(TIGHT + MOST),
                          estimates)
     # The law sees the limit that is left for the device: the one that it asked for.
-    assert "not this device's" not in decision.devices[0].reason
+    assert decision.devices[0].rule is not Rule.COMING
     assert decision.devices[0].target_bytes is not None
     assert decision.goal_bytes == decision.devices[0].target_bytes + MOST
 
@@ -568,13 +570,13 @@ def test_nothing_is_asked_for_while_the_admin_decides(hands: Dict[str, object]) 
 
 # ---- in the decision -------------------------------------------------------
 
-RATE, TAU = 250.0 * MB, 10e-3
-HELD = Hold(Phase.HOLD, TIGHT, changed_s=NOW - 5, for_rate=RATE, carried=(3 * RATE, 3.0))
+RATE = 250.0 * MB
+HELD = Law(TIGHT, written_s=NOW)  # changed just now, so it stays
 
 
 def database(**more: object) -> Estimate:
     usual = estimate(
-        "sda", flooded=True, demand=True, held_back=True, rate=RATE, drain_rate=RATE, tau_s=TAU,
+        "sda", flooded=True, demand=True, held_back=True, rate=RATE, drain_rate=RATE,
         fsync_p99_s=1e-3,
     )  # fmt: skip
     return replace(usual, **more)  # type: ignore[arg-type]
@@ -589,7 +591,7 @@ def decided(
     memory_: Memory, sample_: Sample, first: Estimate, policy_: Policy = CAPS
 ) -> Tuple[Decision, Memory]:
     devices = {**memory_.devices}
-    devices["sda"] = replace(devices["sda"], hold=HELD)
+    devices["sda"] = replace(devices["sda"], law=HELD)
     return decide(
         policy_, replace(memory_, devices=devices), sample_, {"sda": first, "dm-0": backup()}
     )
@@ -647,40 +649,29 @@ def test_what_was_put_back_is_not_believed_to_be_in_force() -> None:
 
 
 def test_under_a_cap_the_law_judges_the_cap_and_not_the_global_limit() -> None:
-    full = database(full=True)
     devices = {**memory().devices}
-    devices["sda"] = DeviceMemory(last_flood_s=NOW, hold=replace(HELD, full_s=10.0))
-    for in_force, phase in ((True, Phase.DRAIN), (False, Phase.HOLD)):
+    devices["sda"] = DeviceMemory(
+        last_flood_s=NOW, target_bytes=TIGHT, law=Law(TIGHT, written_s=NOW - 5),
+        drain=Drain(rate=RATE, full_s=10.0, full_ticks=((RATE, TIGHT),), limit_bytes=TIGHT),
+    )  # fmt: skip
+    for in_force in (True, False):
         before = memory(devices=devices, caps={"sda": Cap(TIGHT, in_force)})
-        _, after = decide(CAPS, before, sample(limit=LOOSE), {"sda": full, "dm-0": backup()})
-        assert after.devices["sda"].hold.phase is phase
+        decision, after = decide(
+            CAPS, before, sample(limit=LOOSE), {"sda": database(full=True), "dm-0": backup()}
+        )
+        assert (decision.devices[0].rule is Rule.COMING) is not in_force
+        assert ((after.devices["sda"].law.limit_bytes or 0) < TIGHT) is in_force
 
 
 def test_the_law_sees_the_devices_part_of_the_limit() -> None:
     # Half of the limit is its own; what the law asks of that half is asked of all.
+    known = memory().devices
+    asked_for = {**known, "sda": replace(known["sda"], target_bytes=2 * TIGHT)}
     half = database(limit_share=0.5)
-    decision, after = decided(memory(), sample(limit=2 * TIGHT), half, policy())
-    assert decision.devices[0].target_bytes == 2 * TIGHT
-    assert after.devices["sda"].hold.carried[1] > HELD.carried[1]
-
-
-def test_a_rate_that_was_proved_becomes_the_drain_rate() -> None:
-    poor = 0.5 * RATE
-    tried = replace(
-        HELD, probe_bytes=TIGHT, probe_rate=poor, carried=(3 * poor, 3.0),
-        limit_bytes=2 * TIGHT,
-    )  # fmt: skip
-    devices = {**memory().devices}
-    devices["sda"] = replace(
-        devices["sda"], hold=tried, drain_rate=RATE, full_window=((1.0, RATE, MB),)
-    )
-    _, after = decide(
-        policy(), memory(devices=devices), sample(limit=2 * TIGHT),
-        {"sda": database(rate=poor), "dm-0": backup()},
-    )  # fmt: skip
-    known = after.devices["sda"]
-    assert known.drain_rate == pytest.approx(poor) and known.full_window == ()
-    assert known.drain_limit_bytes == TIGHT and known.hold.proved_rate is None
+    for limit, arrived in ((2 * TIGHT, True), (TIGHT, False)):
+        decision, _ = decided(memory(devices=asked_for), sample(limit=limit), half, policy())
+        assert decision.devices[0].target_bytes == 2 * TIGHT
+        assert (decision.devices[0].rule is not Rule.COMING) is arrived
 
 
 # ---- hurry -----------------------------------------------------------------

@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import copy
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
-from tests.lab import bench, contenders, law, scenario
+from tests.lab import bench, contenders, scenario
 from tests.lab.agent import Agent
 from tests.lab.disks import presets
 from tests.lab.remains import RigError
 from tests.lab.run import policy_options
 from tests.lab.scenario import Expectation, Span, Term
-from tests.sim.laws import LAWS, Ecn, Framed
-from writebackd import daemon
 from writebackd.cli.daemon import parser
 from writebackd.policy.load import load_policy
 
@@ -198,32 +195,6 @@ def test_the_agent_of_the_lab_does_not_look_for_the_policy_that_fits(tmp_path: P
     Agent(["loop7"], tmp_path, spawn, ["--policy", "etcd"]).start()
     policies = [parser().parse_args(list(argv)[1:]).policy for argv in seen]
     assert policies == ["default", "etcd"]
-
-
-def test_an_agent_may_run_with_another_law(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [contenders.named(f"agent-law-{name}").law for name in LAWS] == list(LAWS)
-    assert not contenders.named("agent").law
-    with pytest.raises(RigError, match="agent-law-LAW with one of .*ecn"):
-        contenders.named("agent-law-none")
-    seen: List[Sequence[str]] = []
-
-    def spawn(argv: Sequence[str], **more: Any) -> Any:
-        seen.append(argv)
-
-    def run(argv: Sequence[str]) -> int:
-        seen.append(argv)
-        return 7
-
-    Agent(["loop7"], tmp_path, spawn, law="ecn").start()
-    assert seen[0][:4] == [sys.executable, "-m", "tests.lab.law", "ecn"]
-    assert parser().parse_args(list(seen[0])[4:]).policy == "default"
-    # Its process is the agent's in all but what decides.
-    monkeypatch.setattr(law, "run", run)
-    monkeypatch.setitem(vars(daemon), "decide", None)
-    assert law.main(seen[0][3:]) == 7 and seen[1] == seen[0][4:]
-    found = vars(daemon)["decide"]
-    assert isinstance(found, Framed) and found.rule is Ecn
 
 
 @pytest.mark.parametrize("line, said", [

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -23,7 +24,7 @@ from writebackd.estimate.learned import (
     recall,
     seed,
 )
-from writebackd.model import Device, DeviceMemory, Fact, Hold, Learned, Memory, State
+from writebackd.model import Device, DeviceMemory, Drain, Fact, Law, Learned, Memory, State
 from writebackd.report import keeper as keeper_module
 from writebackd.report.keeper import MAX_BYTES, MAX_DEVICES, Keeper, decode, encode
 
@@ -33,13 +34,13 @@ SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), diskseq=7, identity="naa.5
 LEARNED = Learned(
     drain_rate=Fact(2.5e8, NOW - 3600), baseline_s=Fact(4e-4, NOW - 60),
     write_baseline_s=Fact(9e-5, NOW - 60),
-    tau_s=Fact(8e-3, NOW - 60), cache_bytes=Fact(5e8, NOW - 60),
+    cache_bytes=Fact(5e8, NOW - 60),
 )  # fmt: skip
 MEMORY = DeviceMemory(
     identity=("8:0", 7), known_as=SDA.identity, drain_rate=2.5e8,
-    full_window=((1.0, 2.4e8, 1 << 20), (1.0, 2.6e8, 1 << 20)),
+    drain=Drain(full_s=9.0, full_ticks=((2.5e8, 2.0**20),), lost_s=2.0, syncs=4000.0),
     baseline_s=4e-4, write_baseline_s=9e-5,
-    tau_s=8e-3, cache_bytes=5e8,
+    cache_bytes=5e8,
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_memory_to_learned_and_back() -> None:
     back = seed(DeviceMemory(), learned, NOW + 10)
     for name in FACTS:
         assert getattr(back, name) == getattr(MEMORY, name)
-    assert back.full_window == ()
+    assert back.drain == Drain()
 
 
 def test_only_what_was_learned_again_gets_a_new_date() -> None:
@@ -142,8 +143,8 @@ def test_another_cache_mode_starts_anew_in_mid_run() -> None:
 def test_another_cache_mode_is_the_same_host_that_syncs() -> None:
     mine = of(SDA, sda=LEARNED).devices["sda"]
     busy = replace(
-        mine, decisions=7, recent_syncs=(1.0, 40), last_demand=(55.0, 0.0, True), was_full=True,
-        state=State.SQUEEZE, target_bytes=2 << 20, hold=Hold(limit_bytes=2 << 20),
+        mine, decisions=7, recent_syncs=(1.0, 40), last_demand=(55.0, 0.0, True),
+        state=State.SQUEEZE, target_bytes=2 << 20, law=Law(limit_bytes=2.0**21), drain=MEMORY.drain,
     )  # fmt: skip
     through = replace(SDA, identity="naa.5a, cache write through")
     memory = recall(Memory(devices={"sda": busy}), [through], {}, NOW)
@@ -152,7 +153,7 @@ def test_another_cache_mode_is_the_same_host_that_syncs() -> None:
     assert (now.decisions, now.recent_syncs, now.last_demand) == (7, (1.0, 40), (55.0, 0.0, True))
     assert (now.state, now.target_bytes) == (State.SQUEEZE, 2 << 20)
     # What was learned and tried is another mode's, and its date with it.
-    assert (now.was_full, now.hold, now.earlier) == (False, Hold(), Learned())
+    assert (now.law, now.drain, now.earlier) == (Law(), Drain(), Learned())
     assert [name for name in FACTS if getattr(now, name) is not None] == []
     # On another disk in its place nobody has synced yet.
     other = replace(through, diskseq=8)
@@ -255,6 +256,20 @@ def test_a_value_that_another_release_knows_does_no_harm(monkeypatch: pytest.Mon
     data = encode({"a": LEARNED})
     monkeypatch.setattr(keeper_module, "FACTS", ("drain_rate",))
     assert decode(data) == {"a": Learned(drain_rate=LEARNED.drain_rate)}
+
+
+def test_a_file_of_the_law_that_measured_tau_is_read(tmp_path: Path) -> None:
+    data = encode({SDA.identity or "": LEARNED})
+    body = json.loads(data)
+    (row,) = body["devices"]
+    row["facts"].update({"tau_s": [8e-3, NOW - 60], "a fact of tomorrow": [1.0, NOW]})
+    head = data[: data.index(b'{"identity"')]
+    body["crc32"] = f"{zlib.crc32(json.dumps(row).encode(), zlib.crc32(head)):08x}"
+    path = tmp_path / "learned.json"
+    path.write_text(json.dumps(body))
+    mine = seeded(path)
+    assert (mine.drain_rate, mine.cache_bytes, mine.baseline_s) == (2.5e8, 5e8, 4e-4)
+    assert path.exists() and not (tmp_path / "learned.json.damaged").exists()
 
 
 def test_the_oldest_make_room() -> None:

@@ -168,8 +168,8 @@ def test_a_bucket_that_starts_at_the_threshold_is_above_it() -> None:
 
 def test_a_copy_differs_where_it_was_told_to() -> None:
     memory = DeviceMemory(quiet_s=2.0)
-    copy = replace(memory, tau_s=3)
-    assert copy == DeviceMemory(quiet_s=2.0, tau_s=3) != memory
+    copy = replace(memory, cache_bytes=3)
+    assert copy == DeviceMemory(quiet_s=2.0, cache_bytes=3) != memory
     assert memory == DeviceMemory(quiet_s=2.0)
 
 

@@ -20,7 +20,7 @@ from writebackd.alert.state import Watch
 from writebackd.cli.render import render_status
 from writebackd.cli.screens import render_why
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
-from writebackd.model import DeviceMemory, Fact, Learned, Memory
+from writebackd.model import DeviceMemory, Drain, Fact, Law, Learned, Memory
 from writebackd.policy.timetable import read_timetable
 from writebackd.report.history import HistoryError, read_history
 from writebackd.report.keeper import decode
@@ -126,12 +126,13 @@ def test_forget_needs_a_device_and_a_file_that_was_read(rig: Rig) -> None:
 def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
     old = DeviceMemory(
         identity=("8:0", 7), known_as="disk", drain_rate=1e8, baseline_s=1e-3, cache_bytes=5e8,
-        tau_s=0.1, write_baseline_s=1e-4, earlier=Learned(drain_rate=Fact(1e8, 1.0)),
-        full_window=((1.0, 1e8, 1 << 20),), last_demand=(55.0, 0.0, True),
+        write_baseline_s=1e-4, earlier=Learned(drain_rate=Fact(1e8, 1.0)),
+        law=Law(limit_bytes=2.0**20), drain=Drain(full_ticks=((1e8, 2.0**20),)),
+        last_demand=(55.0, 0.0, True),
     )  # fmt: skip
     fresh = forgotten(Memory(devices={"sda": old}), "sda").devices["sda"]
     assert facts_of(learn(fresh, Learned(), 2.0)) == {}
-    assert (fresh.full_window, fresh.earlier) == ((), Learned())
+    assert (fresh.law, fresh.drain, fresh.earlier) == (Law(), Drain(), Learned())
     # The same device to recall(): it is not seeded again either.
     assert (fresh.identity, fresh.known_as) == (("8:0", 7), "disk")
     assert fresh.last_demand == (55.0, 0.0, True)

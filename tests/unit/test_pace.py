@@ -492,9 +492,9 @@ def test_a_policy_s_ceiling_below_the_limit_under_pace_is_that_limit() -> None:
     ceiling = host.limit // 4
     host.policy = replace(host.policy, limits=replace(host.policy.limits, ceiling_bytes=ceiling))
     host.run(60)
-    for _ in range(2):  # the cuts before it is what the ceiling allows are none
-        assert freeze(host, 16.0).limit_bytes == ceiling
-    decision = freeze(host, 16.0)
+    for took_s in (16.0, 13.0):  # the cuts before it is what the ceiling allows are none
+        assert freeze(host, took_s).limit_bytes == ceiling
+    decision = freeze(host, 10.0)
     assert decision.limit_bytes is not None and decision.limit_bytes < 0.7 * ceiling
 
 
@@ -647,6 +647,24 @@ def test_it_is_cut_when_the_drain_rate_falls_and_the_cache_fills() -> None:
     host.run(50)
     assert 0.75 * 40e6 < host.rate < 1.1 * 40e6
     assert host.fill < CACHE
+
+
+def test_what_the_disk_takes_of_a_pace_counts_only_at_the_share_that_is_kept() -> None:
+    """Above it cuts of a tenth come first; below nine tenths of it the disk has become slower."""
+    share, room = 0.5, 1.2e8
+    for rate, written, now in (
+        (0.5 * room, 0.8, 0.8 * 0.9), (0.5 * room, 0.95, 1.0), (0.7 * room, 0.8, 0.9),
+    ):
+        memory = PaceMemory(
+            rate=rate, rates={FLOOD: int(rate)}, room=room, slow_s=9.0,
+            background_rate=written * rate,
+        )  # fmt: skip
+        after, _ = step(memory, NOW, 1.0, share, 0.0, 0.9, [FLOOD], late=True, helps=True)
+        assert after.rate == pytest.approx(now * rate), (rate, written)
+        # With room in the cache nobody knows why so little is written.
+        calm = replace(memory, slow_s=0.0)
+        after, _ = step(calm, NOW, 1.0, share, 0.0, 0.1, [FLOOD], late=False, helps=True)
+        assert (after.rate or 0.0) >= rate
 
 
 def test_it_follows_a_drain_rate_that_rises_in_small_steps() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from plant import HOST, RATIOS
 from samples import flooded
-from writebackd.control.law import Want
+from writebackd.control.device import Want
 from writebackd.control.pace import pace
 from writebackd.model import (
     CgroupControl,

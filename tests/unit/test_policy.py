@@ -18,6 +18,7 @@ from writebackd.policy.find import misplaced, packaged_dir, unused_drop_ins
 from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 from writebackd.policy.rules import MemoryRule, Rule
 from writebackd.policy.schema import Policy
+from writebackd.tuning import SPEND
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DIRS = ("usr/lib", "run", "etc")
@@ -475,6 +476,15 @@ def test_unknown_name(tmp_path: Path, name: str, message: str) -> None:
         load_policy(name, root=tmp_path)
 
 
+def test_the_law_has_a_share_for_every_preference(tmp_path: Path) -> None:
+    (key,) = [key for key in KEYS if key.name == "prefer"]
+    found = {
+        choice: SPEND[load_text(tmp_path, f"[objective]\nprefer = {choice}\n").objective.prefer]
+        for choice in key.kind.choices
+    }
+    assert found == SPEND and sorted(found, key=lambda each: -found[each]) == list(found)
+
+
 def test_default_rest_moves_with_the_bounds(tmp_path: Path) -> None:
     assert load_text(tmp_path, "[limits]\nceiling = 3M\n").limits.rest_bytes == 3 << 20
     assert load_text(tmp_path, "[limits]\nfloor = 32M\n").limits.rest_bytes == 32 << 20
@@ -644,6 +654,7 @@ def test_render_tells_the_origin_of_every_value(tmp_path: Path) -> None:
 # Within these no two keys can contradict each other, nor DEVICE_TEXT.
 ANY_VALUE: dict[str, st.SearchStrategy[Any]] = {
     "mode": st.sampled_from(["enforce", "observe"]),
+    "prefer": st.sampled_from(["latency", "balanced", "throughput"]),
     "floor": st.integers(8 << 10, 2 << 20),
     "rest": st.integers(2 << 20, 64 << 20),
     "ceiling": st.integers(64 << 20, 1 << 40),

@@ -41,7 +41,7 @@ from writebackd.actuate.outcome import Outcome
 from writebackd.actuate.watcher import Watcher
 from writebackd.alert import detect as detect_module
 from writebackd.control import decide as decide_module
-from writebackd.control import law, ramp
+from writebackd.control import device, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
 from writebackd.hands import Hands
 from writebackd.kernel.readers import Reading
@@ -117,7 +117,7 @@ def never_more_than_memory_can_hold(bench: Bench) -> None:
 
 
 def never_below_the_floor(bench: Bench) -> None:
-    floor = law.kernel_floor_bytes(bench.rig.daemon._sight.sampler._host)
+    floor = device.kernel_floor_bytes(bench.rig.daemon._sight.sampler._host)
     assert all(limit >= floor for _, limit in bench.draining(500e3, 8))
 
 
@@ -503,11 +503,11 @@ def _new_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
 
 RAILS: Dict[str, Rail] = {
     "ceiling": Rail(
-        never_above_the_ceiling, put(law, "_clamp", lambda x, low, _: max(int(x), low))
+        never_above_the_ceiling, put(device, "_clamp", lambda x, low, _: max(int(x), low))
     ),
     "memory": Rail(never_more_than_memory_can_hold, put(decide_module, "DIRTYABLE_SHARE", 1.0)),
     "floor": Rail(
-        never_below_the_floor, put(law, "_clamp", lambda x, _, high: min(int(x), high))
+        never_below_the_floor, put(device, "_clamp", lambda x, _, high: min(int(x), high))
     ),
     "one step": Rail(one_step_at_a_time, _steps(step_up=1e9)),
     "one step in an interval": Rail(one_step_in_an_interval, _steps(cooldown_s=0.0)),

@@ -18,7 +18,7 @@ from writebackd.actuate import levers as levers_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.takeover import ADOPTED_HOLD_S, taken_over
 from writebackd.control.beside import beside
-from writebackd.control.law import Want
+from writebackd.control.device import Want
 from writebackd.control.resume import resumed
 from writebackd.kernel import cgroups
 from writebackd.model import (

@@ -23,6 +23,7 @@ from writebackd.model import (
     Intrusion,
     Learned,
     Mode,
+    Rule,
     State,
     VmLimits,
     VmState,
@@ -102,6 +103,11 @@ def test_status_keeps_the_contract(make: Callable[[], Snapshot]) -> None:
 def test_the_schema_knows_every_state() -> None:
     states = schema.load("status")["properties"]["devices"]["items"]["properties"]["state"]
     assert states["enum"] == [state.value for state in State] + [None]
+
+
+def test_the_schema_of_why_knows_every_rule() -> None:
+    rules = schema.load("why")["properties"]["devices"]["items"]["properties"]["rule"]
+    assert rules["enum"] == [rule.value for rule in Rule] + [None]
 
 
 def test_a_schema_that_is_broken_is_noticed() -> None:
@@ -330,9 +336,13 @@ def test_why_gives_the_steps_and_what_comes_next() -> None:
     answer = why_json(samples.squeeze(), "sda")
     (device,) = answer["devices"]
     assert device["steps"][0] == "seen: writes 248M/s, 240M/s of it by the flusher"
-    assert device["steps"][4] == "means: a flood; the limit holds nobody back"
-    assert device["steps"][-2] == "fsync p99 was above 5 ms in 3 ticks in a row (47 ms now)."
-    assert device["decision_id"] == "sda-58"
+    assert device["steps"][4] == (
+        "means: a flood; writers sleep for the limit, which sets their speed"
+    )
+    assert device["steps"][-1] == device["reason"]
+    assert (device["decision_id"], device["rule"]) == ("sda-58", "cut")
+    assert device["next"].startswith("A smaller limit, until the cache has room")
+    assert "p99 is above the objective" in device["next"]
     assert answer["limit"]["next"] == (
         "The limit goes down to 4.0M, no faster than the 30M that wait are written out"
         " (about 0.1s at 240M/s)."

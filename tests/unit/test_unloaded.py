@@ -9,8 +9,8 @@ from typing import Optional
 import pytest
 
 from plant import DISK, UNLOADED_S, latencies
-from writebackd.estimate.drain import QUIET_LASTS_S, Writes
-from writebackd.estimate.sync import OWN_BYTES, QUIET_RATE, WEIGHT, update_baseline
+from writebackd.estimate.drain import Writes
+from writebackd.estimate.sync import OWN_BYTES, QUIET_LASTS_S, QUIET_RATE, WEIGHT, update_baseline
 from writebackd.model import ClassSample, DeviceMemory, DeviceSample, IoClass, SyncSample
 
 MB = 1 << 20
@@ -48,7 +48,7 @@ def tick(
         sync=None if syncs is None else SyncSample(fsyncs=count, latency=latencies(wait_s, count)),
     )
     share = background / (rate - group) if known and rate > group else 1.0
-    writes = Writes(rate, rate * share, None, False, False, False)
+    writes = Writes(rate, rate * share, False, False, False)
     return update_baseline(writes, sample, memory, dt_s)
 
 

@@ -74,17 +74,15 @@ def gone(alert: Alert) -> Alert:
 def exhausted(
     name: str, spell: Spell, objective_s: float, cause: Cause, floor_bytes: Optional[int]
 ) -> str:
-    """`floor_bytes`: where the limit is at its floor."""
+    """`floor_bytes`: where it is in force in this tick."""
     p99_s = spell.syncs.quantile(0.99)
     slow = f"slowest {human.milliseconds(spell.slowest_s)} ms"
     if p99_s is not None:
         slow = f"p99 {human.milliseconds(p99_s)} ms"
-    tried = "the smaller limits tried cost too much throughput for what they brought"
-    if floor_bytes is not None:
-        tried = f"the limit is at its floor, {human.size(floor_bytes)}"
+    floor = f", {human.size(floor_bytes)}" if floor_bytes is not None else ""
     return (
-        f"{name}: fsync {slow} (objective {human.milliseconds(objective_s)} ms), and {tried};"
-        f" {WHY[cause]}"
+        f"{name}: fsync {slow} (objective {human.milliseconds(objective_s)} ms), and the limit is"
+        f" at its floor{floor}; {WHY[cause]}"
     )
 
 

@@ -97,10 +97,8 @@ def _writes(device: Answer) -> str:
         text += f" ({human.size(device['background_rate'])}/s by the flusher)"
     drain = device["drain_rate"]
     text += ", drain rate " + ("not learned yet" if drain is None else f"{human.size(drain)}/s")
-    if device["drain_sample"]:
-        text += f" ({device['drain_sample']})"
     if device["slow_share"] is not None:
-        text += f", {human.percent(device['slow_share'])} of the writes slow"
+        text += f", {human.percent(device['slow_share'])} of the syncs' time in slow ones"
     return text + f", {device['inflight']} in flight"
 
 

@@ -24,7 +24,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Dict, List, Mapping, Sequence, Tuple
 
-from writebackd.control.law import Want
+from writebackd.control.device import Want
 from writebackd.control.ramp import near
 from writebackd.estimate.shares import reserved, shared_limit
 from writebackd.model import Cap, Estimate, LeverKind, Memory, Mode, Sample, Setting, replace

@@ -7,11 +7,10 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.control.beside import beside
-from writebackd.control.law import Want, decide_device, kernel_floor_bytes
+from writebackd.control.device import Want, decide_device, kernel_floor_bytes, rebegun
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
-from writebackd.control.steps import settle
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import hanging
 from writebackd.model import (
@@ -22,6 +21,7 @@ from writebackd.model import (
     ForeignWrite,
     Intrusion,
     Memory,
+    Rule,
     Sample,
     State,
     Stuck,
@@ -58,7 +58,7 @@ def decide(
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps = shared_limit(memory, sample), memory.caps
-    least = kernel_floor_bytes(sample.host)
+    least, most = kernel_floor_bytes(sample.host), memory_most(policy, sample.vm)
     for seen in sample.devices:
         device = seen.device
         name = device.name
@@ -77,6 +77,7 @@ def decide(
             cap.bytes if cap is not None and cap.in_force else shared,
             estimates[name],
             memory.devices[name],
+            most,
         )
         wants.append(want)
     if memory.yielded is not None:
@@ -227,8 +228,7 @@ def _as_found(
             demand = estimates[name].demand
             state = mine.state or (State.GUARD if demand else State.IDLE)
             wants.append(Want(name, state, goal, demand, reason, (reason,)))
-            hold = settle(mine.hold, sample.time_s, full_s=0.0, late_s=0.0)
-            mine = replace(mine, hold=hold)
+            mine = replace(mine, law=rebegun(mine.law, sample.time_s))
         remembered[name] = mine
     devices = tuple(_record(want, remembered) for want in wants)
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
@@ -274,7 +274,9 @@ def _override(want: Want, state: State, target: Optional[int], reason: str) -> W
     if want.state is State.EXCLUDED:
         return want
     steps = (*want.steps, reason)
-    return replace(want, state=state, target_bytes=target, reason=reason, steps=steps)
+    return replace(
+        want, state=state, target_bytes=target, reason=reason, steps=steps, rule=Rule.OTHER
+    )
 
 
 def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
@@ -295,6 +297,7 @@ def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
         decision_id=f"{want.name}#{memory.decisions}",
         steps=want.steps,
         basis=want.basis,
+        rule=want.rule,
     )
 
 

@@ -1,181 +1,173 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The law for one device: which limit it wants, and why.
+"""The law: which limit a flooded device gets beside its syncs.
 
-Nearly everything below the limit T ends up queued ahead of an fsync, and it
-leaves at the drain rate R: the wait is T/R.  Below R x tau the kernel's own
-writeback loop cannot keep the device busy and throughput falls as T/tau.  Both
-R and tau are measured (estimate/), so R x tau is known without searching; what
-the limit does under a flood is hold.py's.
+What a host gets is worth syncs x (rate / R)^e, R being what the flood gets alone.  Where each sync
+takes a part of the media's time, its price, that is most when syncs cost 1 / (1 + e) of R, whatever
+the disk, the cache or the load: a fifth where the policy prefers neither (e = 4).  So the price is
+measured, and the limit steered to that share.  By hand, each tick of a flood:
+
+1. Is the cache full?  Where slow syncs take more than a fifth of the time of all.
+2. R is the median rate of three seconds under a full cache.  It falls once the rate stays below it
+   under a limit that let it in before, and rises when room lasts at far more than R.
+3. A sync's price is what was lost of R while the cache was full, for each sync, over half a minute.
+   syncs/s x price is what is spent.
+4. R not known: three times the limit while that brings an eighth more, else wait until a full cache
+   shows R.
+5. Full, or more spent than the share: the limit follows spent / share.  It is not cut below what
+   lets in the rest of R, and goes up when the flood has less than that.
+6. Else there is room: the limit that lets in 0.95 of R, less what is spent; and more and more, the
+   longer nothing is full, which finds faster disks.
+7. p99 above the objective: a tenth of R more may be spent, for 20 s to begin with.  If that did not
+   meet it, it is not tried again for ten minutes.
+8. Floods of less than 30 s: memory may take 0.7 of what the pause between two of them drains, and
+   what the policy's drain-time does.
+
+The limit changes every two seconds at most, upwards only while it holds writers back.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Tuple
 
-from writebackd import human
-from writebackd.control.hold import regulate, rest
-from writebackd.control.steps import Bounds, feed_forward
-from writebackd.estimate.drain import SMALL_CACHE_S, size_cache
-from writebackd.estimate.estimate import BURST_S, objective_s
-from writebackd.estimate.sync import held_s
-from writebackd.model import Basis, DeviceMemory, Estimate, HostInfo, State, made, replace
-from writebackd.policy.schema import DevicePolicy, Policy
+from writebackd.model import Drain, Estimate, Law, Rule, replace
+from writebackd.tuning import (
+    CREEP,
+    CUT,
+    EVERY_S,
+    EXTRA,
+    MOST_S,
+    PAUSE_LEAST,
+    PAYS,
+    RISE,
+    RISE_SHORT,
+    SEEK,
+    TRY_AGAIN_S,
+    TRY_S,
+    WAVE,
+    WAVE_LONGER,
+    WAVE_S,
+)
 
 
 @dataclass(frozen=True)
-class Want:
-    """What one device asks for; target None: the limits as they were found."""
+class Bounds:
+    """What the law may do with one device."""
 
-    name: str
-    state: State
-    target_bytes: Optional[int]
-    demand: bool
-    reason: str
-    steps: Tuple[str, ...]  # as in DeviceDecision
-    basis: Optional[Basis] = None
-
-
-_want, _basis, _bounds = made(Want), made(Basis), made(Bounds)
-
-# A flood fills memory unseen before the flusher writes: a limit that goes up in every
-# such pause lets gigabytes in each time.
-BLIND_HOLD_S = 30.0
-# Without demand the limit is one that drains in bounded time for so long after a flood: without a
-# flood the limits are as found, and an unused device must not set the limit of the others.
-RECENT_FLOOD_S = 5.0
+    floor: int  # bytes
+    ceiling: int
+    objective_s: float  # p99 of an fsync
+    drain_time_s: float  # memory takes no more than what drains in that
+    spend: float  # share of R that syncs may cost
+    keep: float  # share of R that the flood gets while there is room
 
 
-def kernel_floor_bytes(host: HostInfo) -> int:
-    """Below twice wb_stat_error the kernel's own counting error decides.
-
-    wb_stat_error is n x 8 x (1 + ilog2 n) pages for n possible CPUs
-    (WB_STAT_BATCH in include/linux/backing-dev-defs.h): 5 MiB at 16 CPUs.
-    """
-    cpus = host.cpus_possible
-    return 2 * cpus * 8 * cpus.bit_length() * host.page_size
+def may_spend(law: Law, bounds: Bounds) -> float:
+    """Share of R that syncs may cost now."""
+    return bounds.spend + max(0.0, law.extra)
 
 
-def decide_device(
-    policy: Policy,
-    bounds: DevicePolicy,
-    least_bytes: int,
-    now_s: float,
-    dt_s: float,
-    in_force: int,
-    estimate: Estimate,
-    memory: DeviceMemory,
-) -> Tuple[Want, DeviceMemory]:
-    """The device's want, and its memory with what the law learned.
+def in_waves(law: Law) -> bool:
+    """Whether floods come and go, and the one that is on is no longer than the one before."""
+    pause = max(law.pause_s, law.quiet_s)
+    return (0 < law.lasted_s <= WAVE_S and PAUSE_LEAST * law.lasted_s <= pause <= 2 * WAVE_S
+            and law.flood_s <= WAVE_LONGER * law.lasted_s + 1.0)
 
-    `least_bytes` is what kernel_floor_bytes says, `in_force` the limit that the kernel applies
-    now, in bytes.
-    """
-    floor = max(bounds.floor_bytes, least_bytes)
-    ceiling = max(bounds.ceiling_bytes, floor)
-    if not estimate.demand_known:
-        lately = now_s - memory.last_flood_s <= BLIND_HOLD_S
-        return _blind(policy, bounds, floor, ceiling, estimate, lately), memory
-    if not estimate.demand:
-        return _idle(bounds, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
-    objective = objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, estimate.baseline_s)
-    # Of a limit that several devices share by their speed, each sees its part.
-    share = estimate.limit_share
-    allowed = _bounds(
-        floor=int(floor * share),
-        ceiling=int(ceiling * share),
-        # More than any device may begin with is only its own.
-        start=int(max(share * bounds.rest_bytes, min(bounds.rest_bytes, policy.limits.rest_bytes))),
-        tau_s=bounds.allowed_delay_s,
-        objective_s=objective,
-        keep=policy.objective.keep_throughput,
-        share=share,
-    )
-    hold = memory.hold
-    if estimate.flooded:
-        target, hold, state, verdict = regulate(
-            allowed, estimate, hold, now_s, dt_s, int(in_force * share)
-        )
-        if hold.proved_rate is not None:
-            if memory.drain_rate is None and not estimate.flushes_wait:
-                sized = size_cache(memory, hold.proved_rate, memory.fill_bytes)
-                # A full cache tells better; that there is none, it alone does.
-                if (sized.cache_bytes or 0.0) >= SMALL_CACHE_S * hold.proved_rate:
-                    memory = sized
-            memory = replace(
-                memory, drain_rate=hold.proved_rate, drain_limit_bytes=target, full_window=()
-            )
-            hold = replace(hold, proved_rate=None)
+
+def asked(law: Law, r: "float | None", bounds: Bounds) -> int:
+    """The limit to ask for, bytes: the law's, or what a pause drains."""
+    limit = law.limit_bytes or 0.0
+    if r is not None and in_waves(law):
+        pause = min(max(law.pause_s, law.quiet_s), law.lasted_s, bounds.drain_time_s / WAVE)
+        limit = max(limit, WAVE * pause * r)
+    return int(min(max(limit, bounds.floor), bounds.ceiling))
+
+
+def is_due(law: Law, now_s: float) -> bool:
+    """Whether the last change has shown its effect."""
+    return now_s - law.written_s >= EVERY_S - 1e-6
+
+
+def between(law: Law, dt_s: float) -> Law:
+    """A tick without a flood."""
+    lasted_s = law.flood_s or law.lasted_s
+    # Before the first flood there is none to pause between.
+    quiet_s = law.quiet_s + dt_s if lasted_s else 0.0
+    return replace(law, flood_s=0.0, lasted_s=lasted_s, quiet_s=quiet_s)
+
+
+def follow(
+    law: Law, d: Drain, e: Estimate, bounds: Bounds, in_force: bool, now_s: float, dt_s: float
+) -> Tuple[Law, Rule]:
+    """A tick of a flood, and the branch that decided."""
+    pause = law.pause_s
+    if law.quiet_s:
+        pause = (pause + law.quiet_s) / 2 if pause else law.quiet_s
+    law = replace(law, flood_s=law.flood_s + dt_s, pause_s=pause, quiet_s=0.0)
+    if in_waves(law) and asked(law, e.drain_rate, bounds) > (law.limit_bytes or 0.0):
+        return law, Rule.WAVES
+    if not in_force:
+        return law, Rule.COMING
+    if e.drain_rate is None:
+        now, rule = _seek(law, d, bounds)
     else:
-        target, hold = rest(allowed, estimate, hold)
-        state = State.GUARD
-        verdict = f"sync demand and no flood: resting at {human.size(target)}"
-    last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
-    over_s = now_s - last_s
-    if over_s:
-        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
-        over = f"no sync demand for {human.duration(over_s)}"
-        kept = f"kept for {human.duration(max(0.0, left_s))} more"
-        verdict = (
-            f"{verdict}; {over}, its limit is {kept}" if estimate.flooded
-            else f"{over}, no flood: {human.size(target)} {kept}"
-        )
-    target = _clamp(target / share, floor, ceiling)
-    basis = _basis(
-        objective_s=objective,
-        allowed_delay_s=allowed.tau_s,
-        forward_bytes=feed_forward(allowed, estimate),
-        floor_bytes=allowed.floor,
-        ceiling_bytes=allowed.ceiling,
-        keep=allowed.keep,
-    )
-    want = _want(
-        name=estimate.name, state=state, target_bytes=target, demand=True, reason=verdict,
-        steps=(verdict,), basis=basis,
-    )  # fmt: skip
-    return want, replace(memory, hold=hold)
+        law = replace(law, extra=_extra(law.extra, e, bounds, dt_s))
+        now, rule = _steer(law, d, e.drain_rate, bounds)
+    limit = law.limit_bytes or float(bounds.floor)
+    if now > limit and not e.held_back:
+        now, rule = limit, Rule.LOOSE
+    if now != limit and is_due(law, now_s):
+        law = replace(law, limit_bytes=now, written_s=now_s,
+                      sought_rate=max(law.sought_rate, d.rate))
+    return law, rule
 
 
-def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
-    lasted_s = memory.last_flood_s - memory.flood_began_s
-    return lasted_s >= BURST_S and now_s - memory.last_flood_s < RECENT_FLOOD_S
+def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
+    """What is spent for the objective; below zero it is not tried, and comes back to zero."""
+    waits_s = max(e.fsync_p99_s or 0.0, e.oldest_fsync_s)
+    if extra < 0.0:
+        return min(0.0, extra + EXTRA * dt_s / TRY_AGAIN_S)
+    if waits_s > bounds.objective_s:
+        extra += EXTRA * dt_s / TRY_S
+        return extra if extra <= EXTRA else -EXTRA
+    if waits_s < 0.7 * bounds.objective_s:
+        return max(0.0, extra - EXTRA * dt_s / (3 * TRY_S))
+    return extra
 
 
-def _idle(
-    bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
-) -> Want:
-    if not lately or estimate.drain_rate is None:
-        but = "its drain rate is not known yet" if lately else "no flood"
-        reason = f"no sync demand and {but}: limits as found"
-        return Want(estimate.name, State.IDLE, None, False, reason, (reason,))
-    target = _clamp(estimate.drain_rate * bounds.drain_time_s, floor, ceiling)
-    reason = (
-        f"no sync demand: relaxed to {human.size(target)}, "
-        f"what {human.size(estimate.drain_rate)}/s drains in {bounds.drain_time_s:g} s"
-    )
-    return Want(estimate.name, State.IDLE, target, False, reason, (reason,))
+def _seek(law: Law, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
+    """R is not known: the limit up while that brings more.  A full cache then shows R."""
+    limit = law.limit_bytes or float(bounds.floor)
+    most = max(MOST_S * d.rate, 2.0 * bounds.floor)
+    most = min(most, float(bounds.ceiling))
+    if d.rate > PAYS * law.sought_rate and limit < most:
+        return min(SEEK * limit, most), Rule.SEEK
+    return limit, Rule.MEASURE
 
 
-def _blind(
-    policy: Policy, bounds: DevicePolicy, floor: int, ceiling: int, estimate: Estimate,
-    lately: bool,
-) -> Want:
-    """Without fsync latency: assume that somebody syncs while a flood is on, or was `lately`."""
-    if not (estimate.flooded or lately):
-        reason = "fsync cannot be seen, and no flood: limits as found"
-        return Want(estimate.name, State.BLIND, None, False, reason, (reason,))
-    wanted = float(bounds.rest_bytes)
-    if estimate.drain_rate is not None:
-        least = min(bounds.rest_bytes, policy.limits.rest_bytes)
-        wanted = max(estimate.drain_rate * bounds.allowed_delay_s, least)
-    target = _clamp(wanted, floor, ceiling)
-    flood = f"no flood for less than {BLIND_HOLD_S:g} s"
-    if estimate.flooded:
-        flood = f"a flood of {human.size(estimate.background_rate)}/s is on"
-    reason = f"fsync cannot be seen; {flood}: held at {human.size(target)}"
-    return Want(estimate.name, State.BLIND, target, True, reason, (reason,))
+def _steer(law: Law, d: Drain, r: float, bounds: Bounds) -> Tuple[float, Rule]:
+    """R is known: the limit after what syncs cost, or after the room there is."""
+    limit = law.limit_bytes or float(bounds.floor)
+    factor, rule = _factor(limit, d, r, may_spend(law, bounds), bounds.keep)
+    most = min(max(MOST_S * r, 2.0 * bounds.floor), float(bounds.ceiling))
+    now = min(max(limit * factor, float(bounds.floor)), most)
+    return now, Rule.FLOOR if rule is Rule.CUT and now <= bounds.floor else rule
 
 
-def _clamp(value: float, low: int, high: int) -> int:
-    return int(min(max(value, low), high))
-
+def _factor(
+    limit: float, d: Drain, r: float, share: float, keep: float
+) -> Tuple[float, Rule]:
+    """What the limit is multiplied with, where syncs may cost a `share` of R."""
+    spent = d.sync_rate * d.price_s
+    lets_in_all = r * d.limit_bytes / max(d.rate, 1.0) / limit  # of it: what would let in R
+    if d.full_s > 0 or spent > share:
+        factor = min(max(spent / share, CUT), RISE)
+        rule = Rule.DEAR if factor > 1.0 else Rule.CUT
+        least = (1.0 - share) * lets_in_all
+        if factor < min(1.0, least) and d.rate < keep * r:
+            factor = min(RISE_SHORT, least)
+            rule = Rule.SHORT if factor > 1.0 else Rule.STEADY
+        return factor, rule
+    more = 1.0 + CREEP * d.full_s**2
+    free = min(max(1.0 - spent, 1.0 - share), keep)
+    return min(max(free * more * lets_in_all, CUT), RISE), Rule.ROOM

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.control.law import Want
+from writebackd.control.device import Want
 from writebackd.estimate.shares import limited, needed, share_of
 from writebackd.model import CgroupMemory, Lift, Memory, Sample, replace
 from writebackd.policy.schema import Policy

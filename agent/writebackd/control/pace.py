@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, List, Mapping, Tuple
 
+from writebackd.control.device import Want
 from writebackd.control.guards import SYNCED_LATELY_S
-from writebackd.control.law import Want
 from writebackd.control.paced import Domain, PaceTick, within
 from writebackd.control.scene import Scene
 from writebackd.model import (

@@ -8,13 +8,12 @@ from functools import cached_property
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import human
+from writebackd.control.device import Want, kernel_floor_bytes
 from writebackd.control.freezes import weigh
 from writebackd.control.guards import unit_of
-from writebackd.control.law import Want, kernel_floor_bytes
 from writebackd.control.ramp import DEADBAND as LIMIT_DEADBAND
 from writebackd.control.rate import HOLD, LEAST_RATE, divide, least, step
 from writebackd.control.scene import Scene
-from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.estimate.estimate import objective_s
 from writebackd.estimate.shares import shared_limit
 from writebackd.model import (
@@ -32,6 +31,7 @@ from writebackd.model import (
     replace,
 )
 from writebackd.policy.schema import DevicePolicy, Policy
+from writebackd.tuning import FLOOD_RATE
 
 # Time in a row with slow syncs before pacing begins (two ticks while somebody waits): at
 # first, and once a try is in doubt, then under the limit that the law wants, which is what

@@ -7,12 +7,15 @@ from typing import Sequence, Tuple
 
 from writebackd import human
 from writebackd.model import PaceMemory, replace
+from writebackd.tuning import MARK
 
 # Share of the drain rate that a flood begins with: the cache makes room with the rest.
 HOLD = 0.9
 # Steps of the rate.  A cut has to undo a few raises at once, since a full cache hurts
 # every sync; a raise is a small probe that fills no cache before the next cut.
 CUT, RAISE = 0.9, 1.03
+# The disk takes the pace where the flusher writes at least this share of it.
+TAKEN = 0.9
 # Cuts below the share that the paced keep, one for each window in which it did not help.
 TRIES = 3
 # The cache must have been full for so long: two ticks while somebody waits.
@@ -20,12 +23,11 @@ CUT_FULL_S = 0.9
 # Between two cuts the cache must have made room: a tenth of the drain rate for 3 s.
 CUT_SETTLE_S = 3.0
 RAISE_EVERY_S = 10.0
-# While paced, so many slow writes mean a full cache: more than the law's 6 to 15 %, since a
-# cut costs throughput for minutes (BAD_REMEMBERED_S).
-FULL_SHARE_PACED = 0.2
-# A tick is free of slow writes below this share: journal commits made 2 % of them slow on
-# ext4 while the cache had room.
-CLEAR_SHARE = 0.05
+# Share of the syncs' time in slow ones.  While paced, from here on the cache is taken for full: a
+# cut costs throughput for minutes (BAD_REMEMBERED_S), and by time a full one shows 35 % and more.
+FULL_SHARE_PACED = 0.35
+# A tick is free of slow syncs below this share.
+CLEAR_SHARE = MARK
 # A rate at which the cache filled up is not tried again for so long.
 BAD_REMEMBERED_S = 300.0
 # A cgroup that writes less than this share of its pace is not limited by it.
@@ -58,6 +60,11 @@ def step(
         # Where it does, syncs fill the cache, and what drains beside them must not become
         # the measure: a pace that follows it makes them more, and so on down.
         room = min(room, drain_rate)
+    if full and rate <= max(share * room, LEAST_RATE) and memory.background_rate < TAKEN * rate:
+        # Down to the share that is kept, and not even that is written: the disk has become slower.
+        # Syncs that take so much of it look the same, and the flood then keeps its share of the
+        # rest only.
+        room = min(room, memory.background_rate)
     kept = max(share * room, LEAST_RATE)
     memory = replace(
         memory,
@@ -66,7 +73,7 @@ def step(
         unclear_s=now_s if late or slow_share > CLEAR_SHARE else memory.unclear_s,
     )
     uneven = False  # somebody has more than he uses while another one is held
-    new, why = rate, f"{100 * slow_share:.0f} % of writes wait for room in the cache"
+    new, why = rate, f"{100 * slow_share:.0f} % of the syncs' time goes to slow ones"
     if not helps:
         # One window at the share itself: from 0.9 R a whole cut goes past it, to 0.81 R, and the
         # way back takes a minute.  Not where next to nothing is left below it.
@@ -87,13 +94,10 @@ def step(
         known_bad = now_s - memory.bad_s < BAD_REMEMBERED_S
         used = sum(memory.used.get(path, 0.0) for path in memory.rates)
         if used < LIMITED_SHARE * rate:
-            uneven = any(
-                memory.used.get(path, 0.0) >= LIMITED_SHARE * part
-                for path, part in memory.rates.items()
-            )
+            uneven = not all(_leaves(memory, path) for path in memory.rates)
             why += ", and it is not used up"
         elif not known_bad or RAISE * rate <= memory.bad_rate:
-            new, why = RAISE * rate, "no write waits: trying a little more"
+            new, why = RAISE * rate, "few syncs wait: trying a little more"
     if new > rate:
         memory = replace(memory, room=max(room, new))
     elif rate > room:
@@ -113,14 +117,17 @@ def least(memory: PaceMemory, share: float) -> float:
     return max(share * (room - memory.sync_rate), share * room * CUT**TRIES, LEAST_RATE)
 
 
+def _leaves(memory: PaceMemory, path: str) -> bool:
+    """Whether he leaves some of his part; the one that he got for that counts, cut to a byte."""
+    return memory.used.get(path, 0.0) < LIMITED_SHARE * memory.rates[path] + 1
+
+
 def divide(memory: PaceMemory, rate: float, paths: Sequence[str]) -> PaceMemory:
     """Hand the rate out: who does not use his part leaves it to those that would."""
     modest = {
         path: memory.used[path] / LIMITED_SHARE
         for path in paths
-        if path in memory.rates
-        and path in memory.used
-        and memory.used[path] < LIMITED_SHARE * memory.rates[path]
+        if path in memory.rates and path in memory.used and _leaves(memory, path)
     }
     rates = {}
     left, todo = rate, sorted(paths, key=lambda path: modest.get(path, float("inf")))

@@ -5,24 +5,21 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from writebackd.estimate.drain import BUSY_SHARE, measure_writes, update_drain, written_by
-from writebackd.estimate.flushes import count_flushes, flushes_wait
+from writebackd.estimate.drain import is_in_force, measure_writes, update_drain, written_by
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import watch_stuck
 from writebackd.estimate.sync import demand_of, update_baseline
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
+from writebackd.tuning import BUSY_SHARE, UNWATCHED_S
 
-# A flood that was over after so long may come back as short; a pause of less is none,
-# as between two files of a copy.
-WAVE_S, WAVE_GAP_S = 15.0, 0.8
+# A shorter pause is none, as between two files of a copy.
+GAP_S = 0.8
 # Until then it may be a burst, which is over within its tick and the next: 1 s from the one to the
 # other, and some for a timer that is late.
 BURST_S = 1.25
 # A flood that was once one goes on while the device is at least so much of BUSY_SHARE busy.
 GOES_ON = 0.5
-# This one is as long as the one before until it lasted so much longer.
-WAVE_LONGER = 1.2
 # The kernel gives each device a part of the limit by its part of all completions,
 # which halve in weight every 3 s (VM_COMPLETIONS_PERIOD_LEN in mm/page-writeback.c).
 SHARE_HALF_S = 3.0
@@ -156,21 +153,18 @@ def _estimate_device(
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
     bounds = policy.for_device(device.name, device.devno, device.driver)
-    writes, recent_writes = measure_writes(
-        seen, memory, sample.vm, group_bytes, throttled_s, most_held_s, dt_s
-    )
-    memory, drain_sample = update_drain(writes, seen, memory, limit, dt_s)
+    writes = measure_writes(seen, sample.vm, group_bytes, throttled_s, most_held_s, dt_s)
+    in_force = is_in_force(limit, memory)
+    memory = update_drain(writes, seen, memory, in_force, dt_s)
     memory = update_baseline(writes, seen, memory, dt_s)
-    flooded, flushed = writes.flooded, memory.flushed
-    began, lasted = memory.flood_began_s, memory.flood_lasted_s
-    goes_on = now_s - memory.last_flood_s <= dt_s + WAVE_GAP_S
+    flooded, began = writes.flooded, memory.flood_began_s
+    goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S
     # Without fsync latency nobody knows whom it harms: any is taken seriously.
     pressing = writes.telling or (
         flooded
         and (seen.sync is None or (goes_on and seen.busy_share >= GOES_ON * BUSY_SHARE))
     )
     if pressing and not goes_on:
-        lasted = memory.last_flood_s - began if memory.flooded_before else float("inf")
         began = now_s
     lasting = pressing and now_s - began >= BURST_S
     recent_syncs, last_demand, sync_rate, demand = demand_of(
@@ -185,37 +179,32 @@ def _estimate_device(
     )
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
-    if flooded:
-        flushed = count_flushes(seen, memory, total_s / fsyncs if fsyncs else None, dt_s)
-    in_waves = lasted <= WAVE_S and now_s - began <= WAVE_LONGER * lasted + 1.0
+    drain_rate = memory.drain_rate
+    if pressing and not demand and now_s - began >= UNWATCHED_S:
+        drain_rate = max(drain_rate or 0.0, smooth_rate)
     memory = replace(
         memory,
-        recent_writes=recent_writes,
+        drain_rate=drain_rate,
         smooth_rate=smooth_rate,
         flood_began_s=began,
-        flood_lasted_s=lasted,
         last_flood_s=now_s if pressing else memory.last_flood_s,
         recent_syncs=recent_syncs,
         last_demand=last_demand,
-        flushed=flushed,
     )
     return (
         _estimate(
             name=device.name,
             write_rate=seen.write_bytes / dt_s,
             background_rate=writes.background_rate,
-            drain_rate=memory.drain_rate,
-            drain_sample=drain_sample,
+            drain_rate=drain_rate,
             sync_rate=sync_rate,
             demand=demand,
             demand_known=sync is not None,
-            in_waves=in_waves,
             flooded=flooded,
             held_back=writes.held_back,
-            full=memory.was_full,
+            full=memory.drain.full_s > 0,
             limit_share=share if flooded else 1.0,
             rate=writes.rate,
-            tau_s=memory.tau_s,
             cache_bytes=memory.cache_bytes,
             fill_bytes=memory.fill_bytes,
             fsync_p50_s=p50_s,
@@ -225,9 +214,8 @@ def _estimate_device(
             fsyncs_inflight=sync.inflight if sync is not None else 0,
             oldest_fsync_s=sync.oldest_s if sync is not None else 0.0,
             baseline_s=memory.baseline_s,
-            slow_share=writes.slow_share,
+            slow_share=memory.drain.slow_share if flooded and sync is not None else None,
             inflight=seen.inflight,
-            flushes_wait=flushes_wait(memory),
             lasting=lasting,
         ),
         memory,

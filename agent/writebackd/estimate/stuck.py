@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Dict, Tuple
 
-from writebackd.estimate.drain import BUSY_SHARE, written_by
+from writebackd.estimate.drain import written_by
 from writebackd.model import DeviceSample, IoClass, Memory, Mode, Sample, Stuck, replace
+from writebackd.tuning import BUSY_SHARE
 
 # On a limit's way down what is dirty falls as long as anything drains.  Where it is above the goal
 # by this factor, with so much of the limit taken that writers are held back, and has not fallen by

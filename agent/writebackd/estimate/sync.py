@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Optional, Tuple
 
-from writebackd.estimate.drain import QUIET_LASTS_S, Writes, small_writes
+from writebackd.estimate.drain import Writes, small_writes
 from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, replace
 
 # Every host fsyncs a little (journald, chrony); demand is a rate over this time.
@@ -22,6 +22,8 @@ QUIET_RATE = 1 << 20
 # nodes of 16 KiB, and twice.  Direct IO has their class; one of 1 MB for every four syncs, which
 # this lets pass, does not move their median.
 OWN_BYTES = 256 << 10
+# After a flood the controller goes on destaging: a 512 MB cache at 60 MB/s for 9 s.
+QUIET_LASTS_S = 10.0
 # Syncs (or writes) in a tick below which its median is no sample.
 ENOUGH = 5
 # Weight of a second, and of a tick of half a second: about 20 s of memory, slow enough that

@@ -161,15 +161,17 @@ KEYS: Tuple[Key, ...] = (
         "fsync latency that counts as good, in multiples of the device's own unloaded baseline.",
         per_device=True),
     Key("objective", "keep-throughput", SHARE, "95%", "10%", "100%",
-        "Share of the sequential write rate to keep while protecting fsync."),
+        "Share of the drain rate that a flood gets while the write cache has room."),
+    Key("objective", "prefer", _choice("latency", "balanced", "throughput"), "balanced", "", "",
+        "Share of the drain rate that syncs may cost a flood: a third, a fifth, or a ninth."),
     Key("objective", "min-sync-rate", FREQUENCY, "5/s", "0.1/s", "1000000/s",
         "fsyncs per second from which a device counts as having sync demand."),
     Key("objective", "demand-hold", TIME, "60s", "1s", "1h",
         "How long sync demand outlives its last sync beside a flood, and at most without one: "
         "there 5 s, or twice the gap after which it came back lately."),
     Key("objective", "allowed-delay", TIME, "10ms", "1ms", "10s",
-        "Queueing delay that the limit allows, limit = drain rate x this, until the host's own "
-        "round trip of writeback (tau) is measured.",
+        "Queueing delay that the limit allows, limit = drain rate x this, where a drain rate is "
+        "known and nothing else yet.",
         per_device=True),
     Key("levers", "per-device", SWITCH, "on", "", "",
         "While others write, give a device that needs a tight limit one of its own, where the "

@@ -54,6 +54,7 @@ class Objective:
     fsync_p99_s: float
     baseline_multiple: float
     keep_throughput: float
+    prefer: str
     min_sync_rate: float
     demand_hold_s: float
     allowed_delay_s: float

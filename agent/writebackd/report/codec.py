@@ -35,6 +35,8 @@ _INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
 # Fields of earlier recordings: what another one says, and what one of another form does now.
 _GONE = frozenset((
     "flooded_before", "drain_window", "window_limit_bytes", "sync_window", "last_demand_s",
+    "drain_limit_bytes", "fast", "filling", "flood_lasted_s", "flushed", "full_window", "hold",
+    "recent_writes", "tau_s", "was_full",
 ))  # fmt: skip
 
 
@@ -203,7 +205,7 @@ def _fields_unpacker(kind: Any) -> Pack:
             raise ValueError(f"{kind.__name__} without {', '.join(needed - packed.keys())}")
         values: Dict[str, Any] = dict(defaults)
         for name, field in packed.items():
-            if name not in _GONE:
+            if name in unpackers or name not in _GONE:  # one class may still have it
                 values[name] = unpackers[name](field, interned)
         # As model.replace(): __init__ of a frozen class takes ten times as long.
         made = object.__new__(kind)

@@ -351,10 +351,8 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
      _of_estimate(lambda e: e.cache_bytes)),
     ("device_cache_fill_ratio", "gauge", "Share of that cache that must be full.",
      _of_estimate(_fill)),
-    ("device_slow_writes_ratio", "gauge", "Share of write completions that waited for the media.",
+    ("device_slow_syncs_ratio", "gauge", "Share of the fsyncs' time that slow ones took.",
      _of_estimate(lambda e: e.slow_share)),
-    ("device_writeback_delay_seconds", "gauge", "Dirty limit / drain rate while the limit rules.",
-     _of_estimate(lambda e: e.tau_s)),
     ("device_decisions", "counter", "Decisions about the device.",
      lambda row: row.totals.decisions),
 )  # fmt: skip

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.kernel.vm import BACKGROUND, LIMIT
 from writebackd.report.events import RESOLVED, WOULD_BE
 from writebackd.report.figures import STEP_S, Figures
@@ -26,6 +25,7 @@ from writebackd.report.worth import (
     sentences,
     worth,
 )
+from writebackd.tuning import FLOOD_RATE
 
 # May link nowhere and run nothing, also where a name should get past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -14,8 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.alert.behind import battery
-from writebackd.control.explain import explain, verdict
-from writebackd.control.forecast import what_next
+from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.learned import earlier_drain_age_s
 from writebackd.model import (
     Backing,
@@ -407,7 +406,6 @@ def _figures(estimate: Optional[Estimate]) -> Json:
         if estimate and estimate.demand_known
         else None,
         "slow_share": _number(estimate.slow_share) if estimate else None,
-        "writeback_delay_s": _number(estimate.tau_s) if estimate else None,
     }
 
 
@@ -578,14 +576,13 @@ def _reasoning(
 ) -> Json:
     row = _device_row(sample, decision, estimate)
     row.pop("write_cache")
-    hold, now_s = memory.hold if memory is not None else None, snapshot.sample.time_s
-    steps = explain(decision, estimate, hold, now_s) if decision else ()
+    steps = explain(decision, estimate) if decision else ()
     row["verdict"] = verdict(decision, estimate) if decision else None
     row["steps"] = [*earlier, *steps, *let_go]
-    row["drain_sample"] = estimate.drain_sample if estimate else None
+    row["rule"] = decision.rule.value if decision else None
     row["next"] = "The first tick decides."
     if decision:
-        row["next"] = what_next(decision, estimate, hold, now_s, snapshot.objective)
+        row["next"] = what_next(decision, estimate, snapshot.objective)
     return row
 
 

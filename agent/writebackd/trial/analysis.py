@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
-from writebackd.estimate.drain import FLOOD_RATE
 from writebackd.report.figures import Figures, fold
 from writebackd.trial.course import Tick
 from writebackd.trial.plan import LEAST_PAIRS, ORIGINAL, Plan
+from writebackd.tuning import FLOOD_RATE
 
 # Of a block that was cut short, the part that has to be there.
 WHOLE = 0.5

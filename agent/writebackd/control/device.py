@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What one device wants: the law's limit, or what holds without a flood or without syncs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from writebackd import human
+from writebackd.control import reasons
+from writebackd.control.law import Bounds, asked, between, follow, is_due, may_spend
+from writebackd.estimate.drain import is_in_force, shown
+from writebackd.estimate.estimate import BURST_S, objective_s
+from writebackd.estimate.sync import held_s
+from writebackd.model import (
+    Basis,
+    DeviceMemory,
+    Estimate,
+    HostInfo,
+    Law,
+    Rule,
+    State,
+    made,
+    replace,
+)
+from writebackd.policy.schema import DevicePolicy, Policy
+from writebackd.tuning import SHOWN_S, SPEND
+
+
+@dataclass(frozen=True)
+class Want:
+    """What one device asks for; target None: the limits as they were found."""
+
+    name: str
+    state: State
+    target_bytes: Optional[int]
+    demand: bool
+    reason: str
+    steps: Tuple[str, ...]  # as in DeviceDecision
+    basis: Optional[Basis] = None
+    rule: Rule = Rule.OTHER
+
+
+_want, _basis, _bounds = made(Want), made(Basis), made(Bounds)
+
+# A flood fills memory unseen before the flusher writes: a limit that goes up in every
+# such pause lets gigabytes in each time.
+BLIND_HOLD_S = 30.0
+# Without demand the limit is one that drains in bounded time for so long after a flood: without a
+# flood the limits are as found, and an unused device must not set the limit of the others.
+RECENT_FLOOD_S = 5.0
+
+
+def kernel_floor_bytes(host: HostInfo) -> int:
+    """Below twice wb_stat_error the kernel's own counting error decides.
+
+    wb_stat_error is n x 8 x (1 + ilog2 n) pages for n possible CPUs
+    (WB_STAT_BATCH in include/linux/backing-dev-defs.h): 5 MiB at 16 CPUs.
+    """
+    cpus = host.cpus_possible
+    return 2 * cpus * 8 * cpus.bit_length() * host.page_size
+
+
+def decide_device(
+    policy: Policy,
+    own: DevicePolicy,
+    least_bytes: int,
+    now_s: float,
+    dt_s: float,
+    in_force: int,
+    estimate: Estimate,
+    memory: DeviceMemory,
+    most_bytes: Optional[int] = None,
+) -> Tuple[Want, DeviceMemory]:
+    """The device's want, and its memory with what the law learned.
+
+    `least_bytes` is what kernel_floor_bytes says, `in_force` the limit that the kernel applies
+    now, `most_bytes` the largest that the host's memory allows, None where that is not known.
+    """
+    floor = max(own.floor_bytes, least_bytes)
+    ceiling = own.ceiling_bytes if most_bytes is None else min(own.ceiling_bytes, most_bytes)
+    ceiling = max(ceiling, floor)
+    if not estimate.demand_known:
+        lately = now_s - memory.last_flood_s <= BLIND_HOLD_S
+        return _blind(policy, own, floor, ceiling, estimate, lately), memory
+    if not estimate.demand:
+        return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
+    # Of a limit that several devices share by their speed, each sees its part.
+    share = estimate.limit_share
+    bounds = _bounds(
+        floor=int(floor * share),
+        ceiling=int(ceiling * share),
+        objective_s=objective_s(own.fsync_p99_s, own.baseline_multiple, estimate.baseline_s),
+        drain_time_s=own.drain_time_s,
+        spend=SPEND[policy.objective.prefer],
+        keep=policy.objective.keep_throughput,
+    )
+    law = memory.law
+    if law.limit_bytes is None:
+        law = replace(law, limit_bytes=_first(policy, own, bounds, estimate, share))
+    if not estimate.flooded:
+        law, rule = between(law, dt_s), Rule.REST
+    else:
+        law, rule = follow(
+            law, memory.drain, estimate, bounds,
+            is_in_force(int(in_force * share), memory), now_s, dt_s,
+        )  # fmt: skip
+        if rule is Rule.MEASURE and memory.drain.full_s >= 1.0 + SHOWN_S and is_due(law, now_s):
+            memory = shown(memory)
+    target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
+    basis = _basis(
+        objective_s=bounds.objective_s,
+        floor_bytes=bounds.floor,
+        ceiling_bytes=bounds.ceiling,
+        spent=memory.drain.sync_rate * memory.drain.price_s,
+        may_spend=may_spend(law, bounds),
+    )
+    reason = reasons.verdict(rule, target, estimate, basis)
+    last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
+    over_s = now_s - last_s
+    if over_s:
+        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
+        over = f"no sync demand for {human.duration(over_s)}"
+        kept = f"kept for {human.duration(max(0.0, left_s))} more"
+        reason = (
+            f"{reason}; {over}, its limit is {kept}" if estimate.flooded
+            else f"{over}, no flood: {human.size(target)} {kept}"
+        )
+    state = reasons.STATES[rule]
+    if rule is Rule.FLOOR and reasons.wait_s(estimate) > bounds.objective_s:
+        state = State.EXHAUSTED
+    want = _want(
+        name=estimate.name, state=state, target_bytes=target, demand=True, reason=reason,
+        steps=(reason,), basis=basis, rule=rule,
+    )  # fmt: skip
+    return want, replace(memory, law=law)
+
+
+def _first(
+    policy: Policy, own: DevicePolicy, bounds: Bounds, estimate: Estimate, share: float
+) -> float:
+    """The limit to begin with, bytes: what R drains in the allowed delay, or at rest."""
+    if estimate.drain_rate is not None:
+        first = estimate.drain_rate * own.allowed_delay_s
+    else:
+        # More than any device may begin with is only its own.
+        first = max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes))
+    return min(max(first, float(bounds.floor)), float(bounds.ceiling))
+
+
+def rebegun(law: Law, now_s: float) -> Law:
+    """The law after limits that were not its own: nothing is judged at once."""
+    return replace(law, written_s=now_s)
+
+
+def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
+    lasted_s = memory.last_flood_s - memory.flood_began_s
+    return lasted_s >= BURST_S and now_s - memory.last_flood_s < RECENT_FLOOD_S
+
+
+def _idle(own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool) -> Want:
+    if not lately or estimate.drain_rate is None:
+        but = "its drain rate is not known yet" if lately else "no flood"
+        reason = f"no sync demand and {but}: limits as found"
+        return Want(estimate.name, State.IDLE, None, False, reason, (reason,), rule=Rule.AS_FOUND)
+    target = _clamp(estimate.drain_rate * own.drain_time_s, floor, ceiling)
+    reason = (
+        f"no sync demand: relaxed to {human.size(target)}, "
+        f"what {human.size(estimate.drain_rate)}/s drains in {own.drain_time_s:g} s"
+    )
+    return Want(estimate.name, State.IDLE, target, False, reason, (reason,), rule=Rule.RELAXED)
+
+
+def _blind(
+    policy: Policy, own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
+) -> Want:
+    """Without fsync latency: assume that somebody syncs while a flood is on, or was `lately`."""
+    if not (estimate.flooded or lately):
+        reason = "fsync cannot be seen, and no flood: limits as found"
+        return Want(estimate.name, State.BLIND, None, False, reason, (reason,), rule=Rule.BLIND)
+    wanted = float(own.rest_bytes)
+    if estimate.drain_rate is not None:
+        least = min(own.rest_bytes, policy.limits.rest_bytes)
+        wanted = max(estimate.drain_rate * own.allowed_delay_s, least)
+    target = _clamp(wanted, floor, ceiling)
+    flood = f"no flood for less than {BLIND_HOLD_S:g} s"
+    if estimate.flooded:
+        flood = f"a flood of {human.size(estimate.background_rate)}/s is on"
+    reason = f"fsync cannot be seen; {flood}: held at {human.size(target)}"
+    return Want(estimate.name, State.BLIND, target, True, reason, (reason,), rule=Rule.BLIND)
+
+
+def _clamp(value: float, low: int, high: int) -> int:
+    return int(min(max(value, low), high))
