@@ -38,6 +38,7 @@ from writebackd.tuning import (
     RISE,
     RISE_SHORT,
     SEEK,
+    SEEK_MOST_S,
     TRY_AGAIN_S,
     TRY_S,
     WAVE,
@@ -102,7 +103,7 @@ def test_without_a_drain_rate_the_limit_grows_threefold_while_that_brings_an_eig
 
 def test_the_search_does_not_go_beyond_what_any_disk_needs() -> None:
     d = drain(R / 4, 0.0, full=False)
-    most = MOST_S * R / 4
+    most = SEEK_MOST_S * R / 4
     near = Law(0.5 * most)
     assert step(d, near, UNKNOWN)[0] * LIMIT == pytest.approx(most)
     assert step(d, Law(most), UNKNOWN)[:2] == (most / LIMIT, Rule.MEASURE)
@@ -404,7 +405,7 @@ def test_whatever_is_seen_the_limit_stays_within_bounds_and_moves_by_a_step(
         return
     # Bounds that moved, and what R needs at most, are taken to at once.
     assert bounds.floor <= now <= bounds.ceiling or (r is None and now <= bounds.ceiling)
-    most = max(MOST_S * (rate if r is None else r), 2.0 * floor)
+    most = max(SEEK_MOST_S * rate if r is None else MOST_S * r, 2.0 * floor)
     assert now <= max(SEEK * limit, floor) * (1 + 1e-9)
     assert now >= min(CUT * limit, most, bounds.ceiling) * (1 - 1e-9)
     if now > max(limit, floor):
@@ -476,7 +477,7 @@ def preferring(prefer: str) -> Policy:
 
 
 @pytest.mark.parametrize("prefer,share", [
-    ("latency", 1 / 3), ("balanced", 1 / 5), ("throughput", 1 / 9),
+    ("latency", 1 / 4), ("balanced", 1 / 7), ("throughput", 1 / 10),
 ])  # fmt: skip
 @pytest.mark.parametrize("cost_s,syncers", [(0.5e-3, 3), (2e-3, 1)])
 def test_syncs_come_to_cost_the_share_that_the_policy_allows(

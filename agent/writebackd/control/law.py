@@ -3,8 +3,9 @@
 
 What a host gets is worth syncs x (rate / R)^e, R being what the flood gets alone.  Where each sync
 takes a part of the media's time, its price, that is most when syncs cost 1 / (1 + e) of R, whatever
-the disk, the cache or the load: a fifth where the policy prefers neither (e = 4).  So the price is
-measured, and the limit steered to that share.  By hand, each tick of a flood:
+the disk, the cache or the load.  The last part of it buys few, so the law spends less: a seventh
+where the policy prefers neither (e = 4).  So the price is measured, and the limit steered to that
+share.  By hand, each tick of a flood:
 
 1. Is the cache full?  Where slow syncs take more than a fifth of the time of all.
 2. R is the median rate of three seconds under a full cache.  It falls once the rate stays below it
@@ -22,7 +23,8 @@ measured, and the limit steered to that share.  By hand, each tick of a flood:
 8. Floods of less than 30 s: memory may take 0.7 of what the pause between two of them drains, and
    what the policy's drain-time does.
 
-The limit changes every two seconds at most, upwards only while it holds writers back.
+The limit changes every two seconds at most, upwards only while it holds writers back, and never
+beyond a tenth of a second of R.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from writebackd.tuning import (
     RISE,
     RISE_SHORT,
     SEEK,
+    SEEK_MOST_S,
     TRY_AGAIN_S,
     TRY_S,
     WAVE,
@@ -138,7 +141,7 @@ def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
 def _seek(law: Law, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
     """R is not known: the limit up while that brings more.  A full cache then shows R."""
     limit = law.limit_bytes or float(bounds.floor)
-    most = max(MOST_S * d.rate, 2.0 * bounds.floor)
+    most = max(SEEK_MOST_S * d.rate, 2.0 * bounds.floor)
     most = min(most, float(bounds.ceiling))
     if d.rate > PAYS * law.sought_rate and limit < most:
         return min(SEEK * limit, most), Rule.SEEK

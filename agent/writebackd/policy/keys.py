@@ -163,7 +163,7 @@ KEYS: Tuple[Key, ...] = (
     Key("objective", "keep-throughput", SHARE, "95%", "10%", "100%",
         "Share of the drain rate that a flood gets while the write cache has room."),
     Key("objective", "prefer", _choice("latency", "balanced", "throughput"), "balanced", "", "",
-        "Share of the drain rate that syncs may cost a flood: a third, a fifth, or a ninth."),
+        "Share of the drain rate that syncs may cost a flood: a fourth, a seventh, or a tenth."),
     Key("objective", "min-sync-rate", FREQUENCY, "5/s", "0.1/s", "1000000/s",
         "fsyncs per second from which a device counts as having sync demand."),
     Key("objective", "demand-hold", TIME, "60s", "1s", "1h",
