@@ -46,7 +46,8 @@ from writebackd.policy.reload import Reloader
 from writebackd.policy.timetable import InForce, Timetable, read_timetable
 from writebackd.report.culprits import with_command_lines
 from writebackd.report.events import window_in_words
-from writebackd.report.history import Event, History
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
 from writebackd.report.keeper import Keeper
 from writebackd.report.metrics import alerts_of
 from writebackd.report.scrape import Exposition, MetricsServer, open_servers

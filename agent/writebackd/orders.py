@@ -14,7 +14,8 @@ from writebackd.estimate.learned import forgotten
 from writebackd.hands import Hands
 from writebackd.model import Action, Mode
 from writebackd.policy import Policy
-from writebackd.report.history import Event, History
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
 from writebackd.report.keeper import Keeper
 from writebackd.report.snapshot import Pinned
 from writebackd.state import State

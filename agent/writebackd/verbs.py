@@ -16,22 +16,17 @@ from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import in_words, read_state
 from writebackd.model import Mode
 from writebackd.orders import Orders
+from writebackd.report.command_answers import forget_json, mode_json, pin_json
 from writebackd.report.culprits import for_user
+from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
 from writebackd.report.server import RequestError, Shared, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import (
-    devices_json,
-    find_devices,
-    forget_json,
-    mode_json,
-    pin_json,
-    status_json,
-    top_json,
-    verify_json,
-    why_json,
-)
+from writebackd.report.status import status_json
 from writebackd.report.telling import telling_json
+from writebackd.report.top_answer import top_json
+from writebackd.report.verify_answer import verify_json
+from writebackd.report.why_answer import why_json
 from writebackd.state import State
 
 log = logging.getLogger(__name__)

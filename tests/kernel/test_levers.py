@@ -97,7 +97,7 @@ def settle(actuator: Actuator, *settings: Setting, ticks: int = 100) -> List[Act
     actions: List[Action] = []
     for _ in range(ticks):
         actions += actuator.apply_settings(settings)
-        if not actuator.levers._pending and not actuator.apply_settings(settings):
+        if not actuator.levers.jobs.pending and not actuator.apply_settings(settings):
             return actions
         time.sleep(0.05)
     raise AssertionError("never settles")

@@ -10,7 +10,7 @@ import pytest
 
 from fake_levers import FakeLevers
 from limit_cases import MIB
-from writebackd.actuate import levers as levers_module
+from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
 from writebackd.kernel import cgroups
 from writebackd.model import Action, LeverKind, Setting
@@ -49,7 +49,7 @@ def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
     files = FakeLevers()
     if systemd:
         files.boot_systemd()
-    monkeypatch.setattr(levers_module, "Job", files.job)
+    monkeypatch.setattr(child_jobs, "Job", files.job)
     monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
     return files
 

@@ -22,7 +22,8 @@ from writebackd.model import Mode, ProbeInfo
 from writebackd.policy import load_policy
 from writebackd.report.events import alert_events, events_of
 from writebackd.report.figures import Collector
-from writebackd.report.history import Event, History
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
 from writebackd.report.snapshot import Snapshot
 
 BEGIN_S = 1_790_000_000.0

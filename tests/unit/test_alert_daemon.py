@@ -21,7 +21,7 @@ from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.culprits import with_command_lines
-from writebackd.report.history import read_alerts
+from writebackd.report.history_query import read_alerts
 from writebackd.report.server import RequestError
 
 DD = ("dd if=/dev/zero", b"dd\0if=/dev/zero\0")

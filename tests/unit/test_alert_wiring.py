@@ -17,7 +17,8 @@ from route_cases import FLOOD, open_directory, wait_for
 from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
 from writebackd.alert.values import Alert
 from writebackd.policy import Policy, load_policy
-from writebackd.report.history import Event, read_alerts, read_history
+from writebackd.report.history_query import read_alerts, read_history
+from writebackd.report.history_schema import Event
 
 
 @pytest.fixture

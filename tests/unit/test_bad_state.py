@@ -21,9 +21,11 @@ from fake_vm import FakeVm
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, LeverEntry, load
 from writebackd.actuate.restore import restore_from_ledger
-from writebackd.cli.screens import render_history
+from writebackd.cli.history_screen import folded, render_history
 from writebackd.model import VmLimits
-from writebackd.report.history import Event, History, HistoryError, read_history
+from writebackd.report.history_query import HistoryError, read_history
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
 
 OURS = VmLimits(16 << 20, 0, 8 << 20, 0)
 SEED = 20260102
@@ -54,7 +56,7 @@ def look(path: Path) -> None:
         assert "\n" not in str(error)
         return
     json.dumps([asdict(each) for each in events])
-    render_history([asdict(each) for each in events], 100, False)
+    render_history(folded([asdict(each) for each in events]), 100, False)
 
 
 def flipped(data: bytes, dice: random.Random, count: int) -> Iterator[bytes]:

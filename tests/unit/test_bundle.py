@@ -31,7 +31,8 @@ from writebackd.cli.mask import Mask, mask_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import Learned
 from writebackd.paths import RAID
-from writebackd.report.history import Event, History
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
 from writebackd.report.keeper import encode
 
 # How long an example takes says more of the machine, which may be shared, than of the code.

@@ -36,22 +36,18 @@ from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
 from writebackd.model import Mode, VmLimits, VmState
 from writebackd.report import server as server_module
+from writebackd.report.command_answers import forget_json, mode_json, pin_json
+from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.figures import Figures
-from writebackd.report.history import Event, History
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
 from writebackd.report.metrics import metrics_json
 from writebackd.report.server import RequestError, size_argument, text_argument
-from writebackd.report.status import (
-    devices_json,
-    find_devices,
-    forget_json,
-    mode_json,
-    pin_json,
-    status_json,
-    top_json,
-    verify_json,
-    why_json,
-)
+from writebackd.report.status import status_json
 from writebackd.report.telling import telling_json
+from writebackd.report.top_answer import top_json
+from writebackd.report.verify_answer import verify_json
+from writebackd.report.why_answer import why_json
 
 SOURCE = Path(writebackd.__file__).resolve().parents[1]
 
@@ -540,7 +536,8 @@ def test_history_finds_the_daemons_file(
 def test_history_says_how_much_of_it_is_not_shown(tmp_path: Path, run: Run) -> None:
     history = History(tmp_path / "history.db")
     for number in range(53):
-        history.record(Event(1000.0 + number, "decision", "sda", f"sda-{number}", "guard"))
+        each = Event(1000.0 + number, "decision", "sda", f"sda-{number}", "guard")
+        history.record(replace(each, text="x" * number))
     row = Figures(1000.0, 10.0, "sda", 1e6, 1e8, 0.0)
     for number in range(3):
         history.record_figures((replace(row, wall_s=1000.0 + 10 * number),))

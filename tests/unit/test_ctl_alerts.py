@@ -21,9 +21,11 @@ from writebackd.alert.values import Alert
 from writebackd.cli import alerts as verb
 from writebackd.cli import ctl
 from writebackd.cli.exits import GOOD, NO_DAEMON, USAGE
-from writebackd.cli.screens import render_history
+from writebackd.cli.history_screen import folded, render_history
 from writebackd.report.events import RESOLVED, alert_events
-from writebackd.report.history import MAX_ALERTS, Event, History, read_alerts, read_history
+from writebackd.report.history_query import read_alerts, read_history
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import MAX_ALERTS, History
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import status_json
 from writebackd.report.telling import past_json, telling_json
@@ -323,8 +325,8 @@ def test_begin_change_and_end_have_one_id(tmp_path: Path) -> None:
     assert [event.state for event in events] == ["warning", "critical", RESOLVED]
     assert len({event.decision_id for event in events}) == 1
     # It is long: a screen shows the device.
-    shown = render_history([asdict(event) for event in events])
-    assert str(events[0].decision_id) not in shown and f" {FLOOD.device} " in shown
+    shown = render_history(folded([asdict(event) for event in events]))
+    assert str(events[0].decision_id) not in shown and f"{FLOOD.device}: " in shown
 
 
 def test_a_file_of_the_release_before_is_read_and_gets_the_table(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from fake_host import no_trace
 from lever_cases import UNIT
 from lever_host import IO_MAX, LEVER_FILES, PIN, SETTLE, WISHES, lever_rig
 from writebackd.actuate import ledger as ledger_module
-from writebackd.actuate import levers as levers_module
+from writebackd.actuate import refusals, self_test
 from writebackd.actuate import watcher as watcher_module
 from writebackd.actuate.ledger import load
 from writebackd.actuate.lock import AlreadyRunning
@@ -81,8 +81,8 @@ def case(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: Patch
 ) -> Iterator[Case]:
     # What is refused is asked for again at once.
-    monkeypatch.setattr(levers_module, "RETRY_S", 0.0)
-    monkeypatch.setattr(levers_module, "TEST_AGAIN_S", 0.0)
+    monkeypatch.setattr(refusals, "RETRY_S", 0.0)
+    monkeypatch.setattr(self_test, "TEST_AGAIN_S", 0.0)
     monkeypatch.setattr(watcher_module, "say", lambda text: None)
     case = Case(tmp_path, monkeypatch, request.param)
     case.rig.tick(2)

@@ -3,37 +3,22 @@
 
 from __future__ import annotations
 
-import grp
-import os
-import shutil
 import sqlite3
-import stat
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
 
 import samples
 from writebackd.model import Action, Mode
-from writebackd.report import history as history_module
+from writebackd.report import history_store as history_module
 from writebackd.report.events import events_of
 from writebackd.report.figures import Figures
-from writebackd.report.history import (
-    ALERTS_KEPT_S,
-    KEPT_S,
-    MAX_WAITING,
-    Event,
-    History,
-    HistoryError,
-    count_events,
-    read_alerts,
-    read_history,
-)
+from writebackd.report.history_query import HistoryError, count_events, read_alerts, read_history
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import ALERTS_KEPT_S, KEPT_S, MAX_WAITING, History
 
 TIMEOUT_S = 10.0
 
@@ -217,120 +202,10 @@ def test_no_history_says_so(tmp_path: Path) -> None:
 
 def test_its_own_writing_never_syncs(tmp_path: Path) -> None:
     # An fsync of the agent would be the demand that it looks for.
-    database = history_module._open(tmp_path / "history.db")
+    database = history_module.open_database(tmp_path / "history.db")
     assert database.execute("PRAGMA synchronous").fetchone() == (0,)
     assert database.execute("PRAGMA journal_mode").fetchone() == ("truncate",)
     database.close()
-
-
-ADM = next((group.gr_gid for group in grp.getgrall() if group.gr_name == "adm"), None)
-root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
-with_adm = pytest.mark.skipif(ADM is None, reason="no group adm: groupadd --system adm")
-
-
-@root
-@with_adm
-def test_the_group_adm_can_read_while_it_is_written() -> None:
-    # pytest's own directories are closed to other users.
-    directory = Path(tempfile.mkdtemp())
-    directory.chmod(0o755)
-    path = directory / "history.db"
-    history = History(path)
-    source = Path(history_module.__file__).resolve().parents[2]
-    script = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
-        "from writebackd.report.history import read_history;"
-        # In the script, not by Popen: other users may not be able to run this interpreter.
-        "os.setgroups([int(sys.argv[3])]); os.setgid(65534); os.setuid(65534);"
-        "print(len(read_history(Path(sys.argv[2]))))"
-    )
-    old_umask = os.umask(0o077)
-    try:
-        history.record(event(0))
-        until(lambda: len(_count(path)) == 1)
-        with subprocess.Popen(
-            [sys.executable, "-c", script, str(source), str(path), str(ADM)],
-            stdout=subprocess.PIPE,
-        ) as reader:
-            number = 1
-            while reader.poll() is None:
-                history.record(event(number))
-                number += 1
-                time.sleep(0.001)
-            assert reader.stdout is not None
-            assert int(reader.stdout.read()) >= 1
-        assert reader.returncode == 0
-    finally:
-        os.umask(old_umask)
-        history.close(TIMEOUT_S)
-        shutil.rmtree(directory)
-
-
-@root
-def test_other_users_are_told_whom_it_is_for() -> None:
-    directory = Path(tempfile.mkdtemp())
-    directory.chmod(0o755)
-    History(directory / "history.db").close(TIMEOUT_S)
-    history_module._open(directory / "history.db").close()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            read_history(directory / "history.db")
-        except HistoryError as error:
-            code = 0 if "is for root and the group adm" in str(error) else 2
-        finally:
-            os._exit(code)
-    try:
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        shutil.rmtree(directory)
-
-
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_it_is_for_root_and_adm_also_where_an_older_one_was_for_all(
-    tmp_path: Path, umask: int
-) -> None:
-    path = tmp_path / "history.db"
-    siblings = ["history.db-journal", "history.db-wal", "history.db-shm", "history.db.damaged-1"]
-    for name in siblings:
-        (tmp_path / name).write_bytes(b"")
-        (tmp_path / name).chmod(0o644)
-    (tmp_path / "learned.json").touch(0o644)
-    old_umask = os.umask(umask)
-    try:
-        history_module._open(path).close()
-        path.chmod(0o644)
-        history = History(path)
-        history.record(event(0))
-        assert history.close(TIMEOUT_S)
-    finally:
-        os.umask(old_umask)
-    for each in [path, *(tmp_path / name for name in siblings if (tmp_path / name).exists())]:
-        status = each.stat()
-        assert stat.S_IMODE(status.st_mode) == 0o640, each
-        if ADM is not None and os.getuid() == 0:
-            assert status.st_gid == ADM, each
-    assert stat.S_IMODE((tmp_path / "learned.json").stat().st_mode) == 0o644
-
-
-def test_it_is_never_open_to_all_while_it_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    connect = sqlite3.connect
-
-    def spy(name: str, **options: Any) -> sqlite3.Connection:
-        seen.append(stat.S_IMODE(Path(name).stat().st_mode))
-        connection: sqlite3.Connection = connect(name, **options)
-        return connection
-
-    monkeypatch.setattr(sqlite3, "connect", spy)
-    history_module._open(tmp_path / "history.db").close()
-    assert seen == [0o640]
 
 
 def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_goes() -> None:

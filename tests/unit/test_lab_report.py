@@ -7,97 +7,22 @@ import copy
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from html_tree import Element, Tree, corners, paths
 from tests.lab.remains import RigError
 from tests.lab.report import facts, plots, text
 from tests.lab.report.__main__ import main, read_runs
+from tests.lab.report.drawing import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from tests.lab.report.evaluation import Check, Contender, Evaluation, Run, Scenario
 from tests.lab.report.page import render, write_report
 from tests.lab.report.palette import Palette
-from tests.lab.report.svg import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    LOG,
-    RIGHT,
-    SIZES,
-    TOP,
-    WIDTH,
-    Axis,
-    Plot,
-    linear_ticks,
-    log_ticks,
-)
 
 MIB = 1 << 20
 NASTY = "<script>alert('&quot;\"')</script>"
-VOID = {"meta", "input", "br", "hr", "img", "link"}
-
-
-class Element:
-    def __init__(self, tag: str, attrs: Dict[str, str], parent: Optional[Element]) -> None:
-        self.tag, self.attrs, self.parent = tag, attrs, parent
-        self.children: List[Element] = []
-        self.own = ""
-        self.whole = ""  # text of all inside of it, in order
-
-    def all(self, tag: str = "", style: str = "") -> Iterator[Element]:
-        for child in self.children:
-            if tag in ("", child.tag) and (
-                    not style or style in child.attrs.get("class", "").split()):
-                yield child
-            yield from child.all(tag, style)
-
-    def one(self, tag: str = "", style: str = "") -> Element:
-        found = list(self.all(tag, style))
-        assert len(found) == 1, (tag, style, len(found))
-        return found[0]
-
-    def by_id(self, name: str) -> Element:
-        return next(each for each in self.all() if each.attrs.get("id") == name)
-
-
-class Tree(HTMLParser):
-    """A strict one: what is opened has to be closed, in order."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.root = self.at = Element("", {}, None)
-        self.feed(page)
-        self.close()
-        assert self.at is self.root, f"{self.at.tag} is not closed"
-
-    def handle_starttag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
-        names = [name for name, _ in attrs]
-        assert len(names) == len(set(names)), f"attribute twice in {tag}: {names}"
-        element = Element(tag, {name: value or "" for name, value in attrs}, self.at)
-        self.at.children.append(element)
-        if tag not in VOID:
-            self.at = element
-
-    def handle_startendtag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.at.tag == tag, f"</{tag}> closes <{self.at.tag}>"
-        assert self.at.parent is not None
-        self.at = self.at.parent
-
-    def handle_data(self, data: str) -> None:
-        self.at.own += data
-        element: Optional[Element] = self.at
-        while element is not None:
-            element.whole += data
-            element = element.parent
 
 
 def parse(evaluation: Evaluation) -> Element:
@@ -309,27 +234,6 @@ def test_rows_of_databases_and_of_moving_drain_rates() -> None:
     assert ["everything, agent", "451", "30.4 ms", "247 MB/s", "0.5", "9.07 %"] in rows
 
 
-# Drawings.
-
-def paths(element: Element, style: str) -> List[str]:
-    return [path.attrs["d"] for path in element.all("path", style)]
-
-
-def corners(path: str) -> List[Tuple[float, float]]:
-    """Where a path's points are, by the rules of SVG's path data."""
-    found: List[Tuple[float, float]] = []
-    at = (0.0, 0.0)
-    for letter, rest in re.findall(r"([MHVlhv])([^MHVlhv]*)", path):
-        numbers = [float(each) for each in re.findall(r"-?\d*\.?\d+", rest)]
-        pairs = list(zip(numbers[::2], numbers[1::2]))
-        if letter in "hv":
-            pairs = [(numbers[0], 0.0) if letter == "h" else (0.0, numbers[0])]
-        for x, y in pairs:
-            at = (x, y) if letter == "M" else (round(at[0] + x, 1), round(at[1] + y, 1))
-            found.append(at)
-    return found
-
-
 def test_curves_are_the_series() -> None:
     scenario = sample().scenarios[0]
     palette = Palette(sample())
@@ -345,11 +249,12 @@ def test_curves_are_the_series() -> None:
     assert corners(paths(fill, "true")[0])[-1] == pytest.approx((WIDTH - RIGHT, half), abs=0.06)
     assert len(plots.fill([agent], palette)) == 1  # nothing is in the other disk's cache
     drain = Tree(plots.drain(agent, palette)[0]).root
-    assert [strip.one("title").whole for strip in drain.all("g", "strip")] == ["observe", "guard"]
+    strips = [strip.one("title").whole for strip in drain.all("rect", "strip")]
+    assert strips == ["observe", "guard"]
     p99 = Tree(plots.overlaid(scenario, palette)[0]).root
     (line,) = paths(p99, "agent")
     assert line.count("M") == 20  # every second sample is unknown
-    assert "12 s db: mode=writethrough" in p99.one("g", "event").whole
+    assert "12 s db: mode=writethrough" in p99.one("path", "event").whole
 
 
 def test_frontier_has_each_contender_where_it_is() -> None:
@@ -371,64 +276,6 @@ def test_one_colour_for_each_contender() -> None:
     light = re.findall(r"--k\d+:(#\w+)", css.splitlines()[0])
     assert len(light) == len(set(light)) == 5 and "#c8470a" in light
 
-
-@given(st.floats(-1e9, 1e9), st.floats(1e-3, 1e9))
-def test_linear_ticks(low: float, width: float) -> None:
-    high = low + width
-    if not high > low or width < abs(low) * 1e-6:
-        return
-    ticks = linear_ticks(low, high)
-    assert 2 <= len(ticks) <= 7
-    assert all(low - width * 1e-6 <= tick <= high + width * 1e-6 for tick in ticks)
-
-
-@given(st.floats(1e-6, 1e9), st.floats(10, 1e9), st.sampled_from([LOG, SIZES]))
-def test_log_ticks(low: float, ratio: float, base: int) -> None:
-    ticks = log_ticks(low, low * ratio, base)
-    assert 1 <= len(ticks) <= 8
-    assert ticks == sorted(ticks)
-
-
-def test_plot_draws_to_scale_and_leaves_gaps() -> None:
-    plot = Plot("t", Axis("x", 0, 10), Axis("y", 1, 100, LOG))
-    plot.line([(0, 1), (5, 10), (6, None), (10, 100)], "a", "h")
-    bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
-    centre = (LEFT + WIDTH - RIGHT) / 2
-    (line,) = paths(Tree(plot.svg()).root, "a")
-    assert corners(line) == [(LEFT, bottom), (centre, middle), (WIDTH - RIGHT, TOP),
-                             (WIDTH - RIGHT, TOP)]
-    assert line.count("M") == 2
-
-
-def test_a_long_line_keeps_its_extremes_and_stays_small() -> None:
-    plot = Plot("t", Axis("x", 0, 20000), Axis("y", 0, 100))
-    odd = {12345: 100.0, 15432: 0.0}
-    plot.line([(at, odd.get(at, 50.0 + at % 7)) for at in range(20000)], "a", "h")
-    (line,) = paths(Tree(plot.svg()).root, "a")
-    ups = [y for _, y in corners(line)]
-    assert (min(ups), max(ups)) == pytest.approx((TOP, HEIGHT - BOTTOM), abs=0.06)
-    assert len(line) < 12000
-
-
-def test_labels_do_not_cover_each_other() -> None:
-    plot = Plot("t", Axis("x", 0, 1), Axis("y", 0, 1))
-    for at in range(3):
-        plot.point(0.5, 0.5 + at / 1000, "p", "h")
-        plot.label(0.5, 0.5 + at / 1000, f"label {at}", "n")
-    plot.label(0.5, 0.5, "a peer with a name too long to be put anywhere" * 2, "n", needed=False)
-    boxes = []
-    for label in Tree(plot.svg()).root.all("text", "n"):
-        x, y, anchor = (label.attrs[key] for key in ("x", "y", "text-anchor"))
-        left = float(x) - {"start": 0, "middle": 3, "end": 6}[anchor] * len(label.own)
-        boxes.append((left, left + 6 * len(label.own), float(y) - 10, float(y)))
-    assert len(boxes) == 3
-    for at, one in enumerate(boxes):
-        for other in boxes[at + 1:]:
-            assert (one[1] <= other[0] or other[1] <= one[0] or one[3] <= other[2]
-                    or other[3] <= one[2])
-
-
-# Figures out of a run.
 
 def test_several_synchronous_loads_count_together() -> None:
     one = measured(rate=100.0, mean=0.01, p99=0.02, max=0.03, series=[10, 20])
@@ -455,21 +302,6 @@ def test_what_the_media_drained() -> None:
     points = facts.drained(run, "db")
     assert len(points) == 39
     assert all(rate == pytest.approx(60e6) for _, rate in points)
-
-
-@pytest.mark.parametrize("value, words", [
-    (None, text.UNKNOWN), (0, "0"), (450.75, "451"), (0.98, "0.98"), (0.15149, "0.151"),
-    (26500, "26\u202f500"), (999.6, "1\u202f000"), (0.00036712, "0.000367"), (-2.5, "-2.5")])
-def test_three_figures(value: Optional[float], words: str) -> None:
-    assert text.number(value) == words
-
-
-def test_units() -> None:
-    assert text.size(15 * MIB) == "15 MB" and text.size(1024 * MIB) == "1 GB"
-    assert text.byte_rate(247.3e6) == "247 MB/s" and text.byte_rate(0) == "0 B/s"
-    assert text.seconds(0.00035) == "350 µs" and text.seconds(2.41) == "2.41 s"
-    assert text.seconds(0.9999) == "1 s" and text.seconds(0.03041) == "30.4 ms"
-    assert text.percent(0.1234) == "12.3 %"
 
 
 # The page as such.

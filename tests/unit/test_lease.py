@@ -16,7 +16,7 @@ import pytest
 from fake_levers import FakeLevers
 from fake_vm import DEFAULT, Crash, FakeVm
 from limit_cases import MIB, ORIGINALS
-from writebackd.actuate import lease, levers, restore, watcher
+from writebackd.actuate import child_jobs, lease, restore, watcher
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease, LeaseLine, LeaseLost, WatchLine
 from writebackd.actuate.lock import take_lock
@@ -303,7 +303,7 @@ def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
 ) -> None:
     """TasksMax= of its unit is 16, and a disk may hang for hours."""
     files = FakeLevers()
-    monkeypatch.setattr(levers, "Job", files.job)
+    monkeypatch.setattr(child_jobs, "Job", files.job)
     monkeypatch.setattr(restore, "WAIT_S", 0.01)
     before = files.state()
     host = Host(tmp_path, files)

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from fake_levers import CGROUPS
-from fake_vm import SYSCTL
-from lever_cases import PAIR, UNIT, settle, started, world
+from fake_levers import BDI, CGROUPS, FakeLevers
+from fake_vm import DEFAULT, SYSCTL
+from lever_cases import ALL, FIXTURES, FLUSH, PAIR, UNIT, settle, started, world
 from limit_cases import MIB
+from writebackd.actuate.ledger import load
+from writebackd.actuate.restore import restore_from_ledger
 from writebackd.model import LeverKind, Setting
+
+path, files, plain, systemd = FIXTURES
+
 
 WISHES = (
     Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100),
@@ -56,3 +61,82 @@ def test_a_change_of_any_lever_is_seen_at_the_next_look(
     settle(actuator, *WISHES)
     actuator.finish()
     assert files.read(file) == theirs
+
+
+def test_foreign_change_lets_go_of_that_lever_alone(files: FakeLevers, path: Path) -> None:
+    actuator = started(files, path)
+    actuator.apply(*PAIR)
+    settle(actuator, *ALL)
+    files.poke("/sys/block/sda/queue/nr_requests", "32")
+    (write,) = actuator.levers.foreign()
+    assert (write.lever, write.value, write.is_limit) == ("queue sda nr_requests", "32", False)
+    assert actuator.levers.foreign() == ()
+    assert settle(actuator, *ALL) == ()
+    assert actuator.foreign(files.limits) == ()
+    actuator.finish()
+    assert files.queues["sda"] == {"nr_requests": 32, "max_sectors_kb": 1280}
+    assert files.limits == DEFAULT and load(path) is None
+    # `enforce`: theirs is what we go back to.
+    actuator.take_over()
+    settle(actuator, *ALL)
+    assert files.queues["sda"]["nr_requests"] == 8
+    actuator.finish()
+    assert files.queues["sda"]["nr_requests"] == 32
+
+
+def test_levers_of_a_bdi_are_let_go_together(plain: FakeLevers, path: Path) -> None:
+    """A cap of ours with a minimum of theirs is nobody's wish."""
+    actuator = started(plain, path)
+    settle(actuator, *ALL)
+    plain.poke("/sys/class/bdi/8:0/max_bytes".replace("max_bytes", "max_ratio_fine"), "500000")
+    (write,) = actuator.levers.foreign()
+    assert (write.lever, write.value) == ("bdi 8:0 max_bytes", "max_ratio_fine=500000")
+    assert {a.lever for a in settle(actuator, *ALL)} == {
+        "bdi 8:0 min_bytes", "bdi 8:0 strict_limit",
+    }
+    assert plain.bdis["8:0"] == {**BDI, "max_ratio_fine": 500_000}
+
+
+def test_foreign_value_of_this_very_tick_is_not_overwritten(
+    plain: FakeLevers, path: Path
+) -> None:
+    actuator = started(plain, path)
+    settle(actuator, FLUSH)
+    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
+    other = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 200)
+    (action,) = actuator.apply_settings((other,))
+    assert "another process set 0" in str(action.error)
+    assert plain.flush["dirty_writeback_centisecs"] == 0
+    assert [w.value for w in actuator.levers.foreign()] == ["0"]
+
+
+def test_foreign_value_is_not_overwritten_on_the_way_home(plain: FakeLevers, path: Path) -> None:
+    actuator = started(plain, path)
+    settle(actuator, FLUSH)
+    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
+    assert actuator.apply_settings(()) == ()
+    assert plain.flush["dirty_writeback_centisecs"] == 0
+    assert [w.value for w in actuator.levers.foreign()] == ["0"]
+
+
+def test_limits_that_were_never_ours_are_not_spoken_of(plain: FakeLevers, path: Path) -> None:
+    settle(started(plain, path), FLUSH)
+    plain.sysctl("dirty_ratio", 33)
+    result = restore_from_ledger(plain, path)
+    assert result.status == "restored" and len(result.lines) == 1
+    assert plain.limits.dirty_ratio == 33
+
+
+def test_restore_without_the_daemon_leaves_a_foreign_value(
+    files: FakeLevers, path: Path
+) -> None:
+    actuator = started(files, path)
+    actuator.apply(*PAIR)
+    settle(actuator, *ALL)
+    files.poke(SYSCTL + "dirty_writeback_centisecs", "0")
+    result = restore_from_ledger(files, path)
+    assert result.status == "foreign"
+    assert any("flush vm dirty_writeback_centisecs=0 left alone" in x for x in result.lines)
+    assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
+    assert files.flush["dirty_writeback_centisecs"] == 0
+    assert restore_from_ledger(files, path).status == "nothing"

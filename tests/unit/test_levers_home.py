@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Levers that others change, that go with their device, and the way home from every crash."""
+"""Levers that go with their device, and the way home from every crash."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from lever_cases import (
 )
 from limit_cases import MIB
 from writebackd.actuate import ledger as ledger_module
-from writebackd.actuate import levers as levers_module
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import LeverEntry, load
 from writebackd.actuate.levers import Levers
 from writebackd.actuate.restore import restore_from_ledger
@@ -40,88 +38,6 @@ from writebackd.kernel.levers import Lever, identity, is_lever
 from writebackd.model import LeverKind, Setting, VmLimits
 
 path, files, plain, systemd = FIXTURES
-
-
-# -- others ----------------------------------------------------------------------
-
-
-def test_foreign_change_lets_go_of_that_lever_alone(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    files.poke("/sys/block/sda/queue/nr_requests", "32")
-    (write,) = actuator.levers.foreign()
-    assert (write.lever, write.value, write.is_limit) == ("queue sda nr_requests", "32", False)
-    assert actuator.levers.foreign() == ()
-    assert settle(actuator, *ALL) == ()
-    assert actuator.foreign(files.limits) == ()
-    actuator.finish()
-    assert files.queues["sda"] == {"nr_requests": 32, "max_sectors_kb": 1280}
-    assert files.limits == DEFAULT and load(path) is None
-    # `enforce`: theirs is what we go back to.
-    actuator.take_over()
-    settle(actuator, *ALL)
-    assert files.queues["sda"]["nr_requests"] == 8
-    actuator.finish()
-    assert files.queues["sda"]["nr_requests"] == 32
-
-
-def test_levers_of_a_bdi_are_let_go_together(plain: FakeLevers, path: Path) -> None:
-    """A cap of ours with a minimum of theirs is nobody's wish."""
-    actuator = started(plain, path)
-    settle(actuator, *ALL)
-    plain.poke("/sys/class/bdi/8:0/max_bytes".replace("max_bytes", "max_ratio_fine"), "500000")
-    (write,) = actuator.levers.foreign()
-    assert (write.lever, write.value) == ("bdi 8:0 max_bytes", "max_ratio_fine=500000")
-    assert {a.lever for a in settle(actuator, *ALL)} == {
-        "bdi 8:0 min_bytes", "bdi 8:0 strict_limit",
-    }
-    assert plain.bdis["8:0"] == {**BDI, "max_ratio_fine": 500_000}
-
-
-def test_foreign_value_of_this_very_tick_is_not_overwritten(
-    plain: FakeLevers, path: Path
-) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
-    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
-    other = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 200)
-    (action,) = actuator.apply_settings((other,))
-    assert "somebody else set 0" in str(action.error)
-    assert plain.flush["dirty_writeback_centisecs"] == 0
-    assert [w.value for w in actuator.levers.foreign()] == ["0"]
-
-
-def test_foreign_value_is_not_overwritten_on_the_way_home(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
-    plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
-    assert actuator.apply_settings(()) == ()
-    assert plain.flush["dirty_writeback_centisecs"] == 0
-    assert [w.value for w in actuator.levers.foreign()] == ["0"]
-
-
-def test_limits_that_were_never_ours_are_not_spoken_of(plain: FakeLevers, path: Path) -> None:
-    settle(started(plain, path), FLUSH)
-    plain.sysctl("dirty_ratio", 33)
-    result = restore_from_ledger(plain, path)
-    assert result.status == "restored" and len(result.lines) == 1
-    assert plain.limits.dirty_ratio == 33
-
-
-def test_restore_without_the_daemon_leaves_a_foreign_value(
-    files: FakeLevers, path: Path
-) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
-    files.poke(SYSCTL + "dirty_writeback_centisecs", "0")
-    result = restore_from_ledger(files, path)
-    assert result.status == "foreign"
-    assert any("flush vm dirty_writeback_centisecs=0 left alone" in x for x in result.lines)
-    assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
-    assert files.flush["dirty_writeback_centisecs"] == 0
-    assert restore_from_ledger(files, path).status == "nothing"
 
 
 # -- devices that go ---------------------------------------------------------------
@@ -161,13 +77,15 @@ def test_removed_cgroup_is_dropped(plain: FakeLevers, path: Path) -> None:
     assert settle(actuator) == () and load(path) is None
 
 
+ACTUATE = "writebackd.actuate."
+
+
 class Clock:
-    """In the place of the module time."""
+    """In the place of time.monotonic."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
@@ -175,7 +93,7 @@ def test_what_comes_and_goes_by_the_thousand_is_forgotten(
     systemd: FakeLevers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(levers_module, "time", clock)
+    monkeypatch.setattr("time.monotonic", clock)
     hand = Levers(systemd, save=lambda: None)
     assert systemd.units is not None
     for number in range(2000):
@@ -206,10 +124,12 @@ def test_what_comes_and_goes_by_the_thousand_is_forgotten(
         clock.now += 1.0
         hand.foreign()
     # 60 s of remembering, 30 s of not trying again.
+    parts = [each for each in vars(hand).values() if type(each).__module__.startswith(ACTUATE)]
     sizes = {
-        name: len(each) for name, each in {**vars(hand), **vars(hand._book)}.items()
+        name: len(each) for part in (hand, *parts) for name, each in vars(part).items()
         if isinstance(each, (dict, set, list, tuple))
     }
+    assert len(parts) >= 4
     assert max(sizes.values()) <= 62, sizes
     assert hand.entries == ()
 
@@ -218,7 +138,7 @@ def test_what_is_still_there_is_not_forgotten(
     systemd: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(levers_module, "time", clock)
+    monkeypatch.setattr("time.monotonic", clock)
     actuator = started(systemd, path)
     settle(actuator, pace(5), *CAP)
     systemd.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=1000")
@@ -502,144 +422,3 @@ def test_entry_comes_back_as_it_was_saved(plain: FakeLevers, path: Path) -> None
     known = identity(plain, Lever(LeverKind.PACE, target, "8:0"))
     assert ledger and known
     assert ledger.levers == (LeverEntry("pace", target, "8:0", known, "max", ("5",)),)
-
-
-# -- writes that may land yet ----------------------------------------------------
-
-
-def lands(files: FakeLevers, setting: Setting) -> None:
-    """What a dead process had begun comes to its end."""
-    if setting.kind is LeverKind.QUEUE:
-        files.poke(f"/sys/block/sda/queue/{setting.name}", str(setting.value))
-    else:
-        files.set_property("dump.service", "IOWriteBandwidthMax", "/dev/block/8:0", "20000000")
-
-
-@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
-def test_write_under_way_when_all_were_killed_stays_in_the_ledger(
-    systemd: FakeLevers, path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("writebackd.actuate.restore.WAIT_S", 0.01)
-    found = systemd.state()
-    actuator = started(systemd, path)
-    systemd.stalled = True
-    actuator.apply_settings((setting,))  # and killed: the child hangs
-    # The way home hangs as well, and the value reads as it was found.
-    assert restore_from_ledger(systemd, path).status == "failed"
-    ledger = load(path)
-    assert ledger and len(ledger.levers[0].written) == 2
-    assert len(started(systemd, path).levers.entries) == 1  # a restart knows of it, too
-    lands(systemd, setting)
-    systemd.stalled = False
-    assert restore_from_ledger(systemd, path).status == "restored"
-    assert systemd.state() == found and load(path) is None
-
-
-@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
-def test_way_home_is_written_though_the_original_reads(
-    systemd: FakeLevers, path: Path, setting: Setting
-) -> None:
-    """Behind the write that is under way, which holds the same lock or sits in the same queue."""
-    actuator = started(systemd, path)
-    systemd.stalled = True
-    actuator.apply_settings((setting,))
-    systemd.stalled = False
-    done = len(systemd.jobs)
-    again = started(systemd, path)
-    assert len(again.levers.entries) == 1
-    again.apply_settings(())
-    assert len(systemd.jobs) == done + 1
-    again.apply_settings(())
-    assert load(path) is None
-
-
-def test_what_systemd_did_not_answer_is_not_settled(systemd: FakeLevers, path: Path) -> None:
-    actuator = started(systemd, path)
-    systemd.write_errors["systemctl dump.service"] = (errno.ETIMEDOUT, False)
-    settle(actuator, pace(20_000_000))
-    assert len(actuator.levers.entries) == 1
-    systemd.write_errors.clear()
-    lands(systemd, pace(20_000_000))
-    settle(actuator)
-    assert systemd.cgroups[UNIT]["8:0"]["wbps"] == "max" and load(path) is None
-
-
-def test_way_home_that_failed_settles_nothing(systemd: FakeLevers, path: Path) -> None:
-    actuator = started(systemd, path)
-    systemd.stalled = True
-    actuator.apply_settings((NR,))  # and killed
-    systemd.stalled = False
-    name = "/sys/block/sda/queue/nr_requests"
-    systemd.write_errors[name] = (errno.ENOENT, False)  # the child did not get to the queue
-    assert restore_from_ledger(systemd, path).status == "failed"
-    ledger = load(path)
-    assert ledger and ledger.levers[0].written == ("64", "8")
-
-
-@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
-def test_own_child_that_hangs_is_remembered_when_all_is_taken_up_again(
-    systemd: FakeLevers, path: Path, setting: Setting
-) -> None:
-    """As after a lost lease: the ledger is read again, and the child of before still waits."""
-    found = systemd.state()
-    actuator = started(systemd, path)
-    systemd.stalled = True
-    actuator.apply_settings((setting,))
-    actuator.start()
-    systemd.release()
-    settle(actuator)
-    assert systemd.state() == found and load(path) is None
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["asked in the loop", "asked for a child"])
-def test_what_a_lost_lease_held_up_is_written_as_soon_as_there_is_another(
-    plain: FakeLevers, path: Path, late: bool
-) -> None:
-    """It is not the kernel that refused it."""
-    refusing, asked = True, 0
-
-    def permit() -> None:
-        nonlocal asked
-        asked += 1
-        if refusing and (not late or asked > 1):
-            raise LeaseLost("the lease was called in")
-
-    actuator = Actuator(plain, path, "restore", permit)
-    actuator.start()
-    (told,) = settle(actuator, NR)[:1]
-    assert not told.ok and plain.queues["sda"]["nr_requests"] == 64
-    refusing = False
-    assert settle(actuator, NR)[-1].ok and plain.queues["sda"]["nr_requests"] == 8
-
-
-@pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])
-@pytest.mark.parametrize("told", [False, True], ids=["late when it wakes", "refused before"])
-def test_what_was_late_while_all_stood_still_is_written_again_at_once(
-    systemd: FakeLevers, path: Path, setting: Setting, told: bool
-) -> None:
-    """Stopped past its lease: the child had its time, this process had not."""
-    actuator = started(systemd, path)
-    systemd.stalled = True
-    actuator.apply_settings((setting,))
-    systemd.jobs[0].overdue = True
-    if told:
-        actuator.apply_settings((setting,))
-    actuator.start()
-    actuator.apply_settings((setting,))
-    name = {NR: "/sys/block/sda/queue/nr_requests"}.get(setting, "systemctl dump.service")
-    systemd.write_errors[name] = (errno.ETIMEDOUT, False)
-    systemd.release()
-    systemd.write_errors.clear()
-    assert any(action.ok for action in settle(actuator, setting))
-    assert len(actuator.levers.entries) == 1
-
-
-def test_what_was_refused_before_the_lease_was_lost_is_tried_at_once(
-    systemd: FakeLevers, path: Path
-) -> None:
-    actuator = started(systemd, path)
-    systemd.write_errors["systemctl dump.service"] = (errno.ETIMEDOUT, False)
-    settle(actuator, pace(20_000_000))
-    systemd.write_errors.clear()
-    actuator.start()
-    assert any(action.ok for action in settle(actuator, pace(20_000_000)))

@@ -11,20 +11,14 @@ from typing import Iterator, Sequence
 import pytest
 
 from fake_levers import CGROUPS, FakeLevers
-from fake_vm import DEFAULT
 from lever_cases import (
     FIXTURES,
-    FLUSH,
-    NR,
-    PAIR,
-    SECTORS,
     UNIT,
-    by_lever,
     pace,
     settle,
     started,
 )
-from writebackd.actuate import levers as levers_module
+from writebackd.actuate import refusals
 from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel import cgroups
@@ -393,7 +387,7 @@ def test_a_property_that_does_not_show_yet_is_known_to_the_ledger(
 def test_what_is_ours_never_becomes_the_original(
     systemd: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(levers_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(refusals, "RETRY_S", 0.0)
     apply = systemd._apply
     monkeypatch.setattr(systemd, "_apply", lambda cgroup: None)
     actuator = started(systemd, path)
@@ -410,53 +404,3 @@ def test_what_is_ours_never_becomes_the_original(
     monkeypatch.setattr(systemd, "_apply", apply)
     settle(actuator)
     assert systemd.units == {"dump.service": [("/dev/block/8:0", {"wbps": "max"})]}
-
-
-# -- children that hang ------------------------------------------------------------
-
-
-def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers, path: Path) -> None:
-    found = plain.state()
-    actuator = started(plain, path)
-    plain.stalled = True
-    assert settle(actuator, NR, SECTORS) == ()
-    assert len(plain.jobs) == 1  # the second would only wait behind the first
-    ledger = load(path)
-    assert ledger and ledger.levers[0].written == ("64", "8")
-    # What holds the queue also holds whoever reads it.
-    read, seen = plain.read, []
-
-    def look(name: str) -> str:
-        seen.append(name)
-        return read(name)
-
-    plain.read = look  # type: ignore[method-assign]
-    assert actuator.levers.foreign() == ()
-    plain.jobs[0].overdue = True
-    (late,) = settle(actuator, NR, SECTORS)
-    assert late.error == "not done within 5 s" and len(plain.jobs) == 1
-    assert actuator.restore() == () and len(plain.jobs) == 1
-    assert not [name for name in seen if "/queue/" in name]
-    plain.release()
-    assert plain.queues["sda"]["nr_requests"] == 8
-    settle(actuator)
-    assert plain.state() == found and load(path) is None
-
-
-def test_exit_with_a_stalled_disk_leaves_it_to_the_ledger(
-    plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = plain.state()
-    actuator = started(plain, path)
-    actuator.apply(*PAIR)
-    settle(actuator, FLUSH, NR)
-    plain.stalled = True
-    monkeypatch.setattr("writebackd.actuate.actuator._EXIT_WAIT_S", 0.01)
-    told = by_lever(actuator.finish())
-    assert "not done yet" in str(told["queue sda nr_requests"].error)
-    assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
-    ledger = load(path)
-    assert ledger and [e.name for e in ledger.levers] == ["nr_requests"]
-    plain.stalled = False  # the child never came to write
-    assert restore_from_ledger(plain, path).status == "restored"
-    assert plain.state() == found and load(path) is None

@@ -21,7 +21,7 @@ from fake_host import Rig
 from writebackd.cli.daemon import _DroppingHandler
 from writebackd.loop import Loop
 from writebackd.paths import HISTORY
-from writebackd.report.history import read_history
+from writebackd.report.history_query import read_history
 from writebackd.report.server import MAX_CLIENTS, ControlServer
 from writebackd.report.snapshot import Snapshot
 

@@ -26,7 +26,8 @@ from writebackd.cli.exits import CommandError
 from writebackd.paths import SAMPLES
 from writebackd.policy import check, load_policy
 from writebackd.policy.keys import KEYS
-from writebackd.report.history import Event, History
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
 
 sys.path.append(str(ROOT / "docs" / "man"))
 sys.path.append(str(ROOT))

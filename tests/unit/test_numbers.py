@@ -27,8 +27,9 @@ from writebackd.alert import words
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
 from writebackd.cli.alerts import render as render_alerts
 from writebackd.cli.history import figures_json
+from writebackd.cli.history_screen import render_figures
 from writebackd.cli.render import render_status
-from writebackd.cli.screens import render_figures, render_why
+from writebackd.cli.screens import render_why
 from writebackd.cli.top_state import Top
 from writebackd.cli.top_view import View
 from writebackd.control.decide import decide
@@ -47,10 +48,13 @@ from writebackd.model import (
 from writebackd.policy import load_policy
 from writebackd.report.alerts import alerts_json
 from writebackd.report.figures import Collector, Figures, fold
-from writebackd.report.page import Span, render
+from writebackd.report.page import render
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import status_json, top_json, why_json
+from writebackd.report.status import status_json
+from writebackd.report.timeline import Span
+from writebackd.report.top_answer import top_json
 from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
+from writebackd.report.why_answer import why_json
 from writebackd.trial.analysis import P99, WRITE_RATE, analyse
 from writebackd.trial.plan import ORIGINAL
 
@@ -302,7 +306,7 @@ def test_a_row_of_history_is_the_ticks_that_it_spans() -> None:
 
 def test_the_report_of_a_time_adds_up_its_rows() -> None:
     rows, parts = collected()
-    # All of it a flood, the first rows under the agent's limit, the rest under that as found.
+    # All of it a flood, the first rows under writebackd's limit, the rest under that as found.
     assert all(row.flooded_s == row.span_s for row in rows)
     held, loose = 3, len(rows) - 3
     rows = [
@@ -312,7 +316,8 @@ def test_the_report_of_a_time_adds_up_its_rows() -> None:
     span = Span("host", "0", rows[0].wall_s, rows[-1].end_s, rows[-1].end_s)
     page = render(span, rows, []).replace("&nbsp;", " ").replace("\u202f", "")
     for name, mine in (
-        ("flood, agent's limit", range(held)), ("flood, limit as found", range(held, held + loose))
+        ("flood, writebackd's limit", range(held)),
+        ("flood, limit as found", range(held, held + loose)),
     ):  # fmt: skip
         (line,) = re.findall(rf'<tr><th scope="row">{name.replace(chr(39), ".*?")}</th>(.*?)</tr>',
                              page)  # fmt: skip
@@ -353,7 +358,7 @@ def test_the_report_of_a_time_adds_up_its_rows() -> None:
     seconds = sum(row.span_s for row in rows)
     facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page))
     assert facts["flooded, longest device"] == human.duration(seconds)
-    assert facts["busy under the agent's limit, longest device"] == human.duration(
+    assert facts["busy under writebackd's limit, longest device"] == human.duration(
         sum(row.span_s for row in rows[:held])
     )
 

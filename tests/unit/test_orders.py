@@ -22,7 +22,7 @@ from writebackd.cli.screens import render_why
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
 from writebackd.model import DeviceMemory, Drain, Fact, Law, Learned, Memory
 from writebackd.policy.timetable import read_timetable
-from writebackd.report.history import HistoryError, read_history
+from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.keeper import decode
 from writebackd.report.server import RequestError
 

@@ -36,7 +36,8 @@ from writebackd.kernel.topology import scan
 from writebackd.model import ArrayWork, Backing, CacheMode, Device, Protection, Sample
 from writebackd.paths import RAID as FILE
 from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.status import devices_json, status_json
+from writebackd.report.device_answers import devices_json
+from writebackd.report.status import status_json
 
 ME = os.geteuid()
 BOOT = "0f0f0f0f-1111-2222-3333-444444444444"

@@ -24,9 +24,8 @@ from fake_levers import FakeLevers
 from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
-from writebackd.actuate import host_lock
+from writebackd.actuate import child_jobs, host_lock
 from writebackd.actuate import ledger as ledger_module
-from writebackd.actuate import levers as levers_module
 from writebackd.actuate import off as off_module
 from writebackd.actuate import restore as restore_module
 from writebackd.actuate import takeover as takeover_module
@@ -223,7 +222,7 @@ def originals_of_levers_are_known_before_the_first_write(bench: Bench) -> None:
 
 def a_pace_is_known_before_the_first_write(bench: Bench) -> None:
     files, path = FakeLevers(), bench.tmp / "paces.json"
-    bench.patch.setattr(levers_module, "Job", files.job)
+    bench.patch.setattr(child_jobs, "Job", files.job)
     cgroup = "/system.slice/dump.service"
     files.poke(f"/sys/fs/cgroup{cgroup}/io.max", "8:0 wbps=777")
     actuator = Actuator(files, path, "restore")

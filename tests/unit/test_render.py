@@ -17,12 +17,14 @@ from writebackd.cli.render import clean, render_status, wants_colour
 from writebackd.cli.screens import (
     render_devices,
     render_findings,
-    render_history,
     render_verify,
     render_why,
 )
+from writebackd.report.device_answers import devices_json
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import devices_json, status_json, verify_json, why_json
+from writebackd.report.status import status_json
+from writebackd.report.verify_answer import verify_json
+from writebackd.report.why_answer import why_json
 
 every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -336,23 +338,6 @@ def test_many_levers_leave_the_screen_to_the_devices() -> None:
     lines = status(replace(samples.guard(), levers=many)).splitlines()
     assert sum("/system.slice/job-" in line for line in lines) == 5
     assert any("and 55 more" in line for line in lines)
-
-
-def test_history_screen() -> None:
-    event = {
-        "wall_s": 1_717_200_725.0, "kind": "decision", "device": "sda", "decision_id": "sda-58",
-        "state": "squeeze", "limit_bytes": 32 << 20, "background_bytes": 2 << 20,
-        "target_bytes": 4 << 20, "drain_rate": None, "write_rate": 2.6e8, "fsync_p50_s": 0.008,
-        "fsync_p99_s": 0.047, "text": "fsync is slow",
-    }  # fmt: skip
-    blank = dict.fromkeys(event, None)
-    other = {**blank, "wall_s": 1.0, "kind": "mode", "text": "observe"}
-    text = render_history([event, other])
-    lines = text.splitlines()
-    assert lines[1].split()[-7:] == ["decision", "sda-58", "squeeze", "32M", "4.0M", "248M", "47"]
-    assert lines[2] == "    fsync is slow"
-    assert max(map(len, lines)) <= 80
-    assert render_history([]) == "no events in that time"
 
 
 def test_findings_put_the_worst_last() -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import time
 import xml.etree.ElementTree as ElementTree
-from bisect import bisect_right
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,185 +17,17 @@ import pytest
 
 import report_case
 import schema
+from figure_cases import ABOUT, BEGIN_S, EVIL, row, rows
 from writebackd.cli import ctl
-from writebackd.model import BUCKET_EDGES_S, Histogram
+from writebackd.report.device_plot import BINS, bins, device_plot
 from writebackd.report.figures import Figures
-from writebackd.report.history import Event, History, read_figures, read_history
-from writebackd.report.page import MAX_EVENTS, Signs, Span, _alerts, _states, render
-from writebackd.report.plot import BINS, bins, device_plot, escape
-from writebackd.report.worth import headline, sentences, worth
+from writebackd.report.history_query import read_figures, read_history
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
+from writebackd.report.page import MAX_EVENTS, render
+from writebackd.report.plot import escape
+from writebackd.report.timeline import Signs, Span, alert_marks, state_marks
 from writebackd.report.write_over import write_over
-
-BEGIN_S = 1_700_000_000.0
-FAST = Histogram(((72, 990), (80, 10)))  # 0.5 ms, 1 ms
-SLOW = Histogram(((140, 500), (150, 500)))  # 250 ms, 600 ms
-ABOUT = Span("host", "1.0", BEGIN_S, BEGIN_S + 3600.0, BEGIN_S + 3600.0)
-EVIL = "<script>alert('x')</script>\"&\x1b[2J\udcff"
-
-
-def row(at_s: float, **more: object) -> Figures:
-    plain = Figures(
-        BEGIN_S + at_s, 10.0, "sda", 4 << 20, 4.7e9, 2.4e8, flooded_s=10.0, ours_s=10.0,
-        drain_rate=2.5e8, objective_s=0.02, latency=FAST,
-    )  # fmt: skip
-    return replace(plain, **more)  # type: ignore[arg-type]
-
-
-def rows(count: int, **more: object) -> List[Figures]:
-    return [row(10.0 * number, **more) for number in range(count)]
-
-
-# ---- the words ---------------------------------------------------------
-
-
-def said(found: List[Figures]) -> str:
-    each = worth(found)
-    return " ".join([headline([each]), *sentences(each)])
-
-
-def test_with_and_without_are_compared_where_both_were_measured() -> None:
-    text = said(rows(60) + [row(600.0 + 10 * n, ours_s=0.0, latency=SLOW) for n in range(6)])
-    assert "60\u202f000 fsyncs" in text
-    factor = re.search(r"(\d+) times as long as with the agent", text)
-    assert factor is not None and 300 < int(factor.group(1)) < 900
-    assert "100 fsyncs came a second, with it 100" in text
-
-
-def test_it_says_so_when_the_agent_was_no_help() -> None:
-    worse = said(rows(60, latency=SLOW) + [row(600.0 + 10 * n, ours_s=0.0) for n in range(6)])
-    assert "as long: worse" in worse
-    same = said(rows(60) + [row(600.0 + 10 * n, ours_s=0.0) for n in range(6)])
-    assert "no difference that counts" in same
-
-
-def test_rows_that_are_half_and_half_speak_for_neither() -> None:
-    few, many = Histogram(((150, 5),)), Histogram(((72, 20_000),))  # 600 ms, 0.5 ms
-    loose = [row(600.0 + 10 * n, ours_s=0.0, latency=few) for n in range(24)]
-    edge = row(850.0, ours_s=0.0, flooded_s=6.0, latency=many)
-    assert "times as long as with the agent" in said([*rows(60), *loose, edge])
-    back = row(860.0, ours_s=4.0, latency=many)
-    assert "times as long as with the agent" in said([*rows(60), *loose, back])
-
-
-def test_fewer_of_the_same_length_are_no_even_score() -> None:
-    fewer = Histogram(((72, 297), (80, 3)))
-    text = said(rows(60) + [row(600.0 + 10 * n, ours_s=0.0, latency=fewer) for n in range(6)])
-    assert "no difference in each, but 30 fsyncs came a second, with it 100" in text
-
-
-def test_a_wait_counts_for_the_time_it_lasted() -> None:
-    """A thousand fsyncs that slip through hide the one of ten seconds from every percentile."""
-    starving = Histogram(((72, 999), (170, 1)))  # 2.2 ms, 11 s
-    loose = [row(600.0 + 10 * n, ours_s=0.0, latency=starving) for n in range(30)]
-    each = worth(rows(60) + loose)
-    assert each.loose.p99_s and each.loose.p99_s < 3e-3 < 10.0 < (each.loose.wait_s or 0.0) < 12.0
-    text = said(rows(60) + loose)
-    assert "half of all waiting was in fsyncs of 11s and more" in text
-    factor = re.search(r"(\d+) times as long as with the agent", text)
-    assert factor is not None and 4_000 < int(factor.group(1)) < 6_000
-
-
-def test_ticks_in_which_no_fsync_returned_are_the_worst_and_not_left_out() -> None:
-    stuck = [
-        row(600.0 + 10 * n, ours_s=0.0, latency=Histogram(), oldest_s=9.0 + 10 * n)
-        for n in range(12)
-    ]
-    each = worth(rows(60) + stuck)
-    assert each.loose.span_s == 120.0 and each.loose.wait_s == each.loose.waited_s == 119.0
-    text = said(rows(60) + stuck)
-    assert "no fsync came back, the longest seen waited for 1m59s" in text
-    assert "times as long as with the agent; 0 fsyncs came a second" in text
-    assert "unknown" not in text and "unknown" not in said([replace(r, ours_s=10.0) for r in stuck])
-
-
-def test_a_wait_that_ends_later_counts_once() -> None:
-    none, end = Histogram(), Histogram(((176, 1),))  # 18 s
-    found = [
-        row(0.0, latency=none, oldest_s=4.0), row(10.0, latency=none, oldest_s=14.0),
-        row(20.0, latency=end, oldest_s=14.5), row(30.0), row(200.0, latency=none, oldest_s=7.0),
-    ]  # fmt: skip
-    held = worth(found).held
-    assert held.unfinished == (7.0,)
-    assert held.waited_s == pytest.approx(end.total_s() + FAST.total_s() + 7.0)
-
-
-def test_a_little_of_it_is_not_compared() -> None:
-    text = said(rows(60) + [row(600.0, ours_s=0.0, latency=SLOW)])
-    assert "Too little of it to compare" in text and "times as long" not in text
-
-
-def test_without_a_measurement_it_is_arithmetic_and_called_so() -> None:
-    text = said(rows(60))
-    # 4.7e9 / 2.5e8 seconds.
-    assert "was not measured. By arithmetic" in text and "waits 19s" in text
-
-
-def test_nothing_is_claimed_where_nothing_happened() -> None:
-    for found in (
-        rows(60, flooded_s=0.0), rows(60, latency=Histogram()), rows(60, ours_s=0.0),
-    ):
-        text = headline([worth(found)])
-        assert "nothing can be said" in text or "held no limit then" in text
-    assert "nothing to protect" in headline([])
-
-
-def test_short_floods_are_not_said_to_have_met_nobody() -> None:
-    text = said(rows(60, flooded_s=4.0))
-    assert "nobody synced" not in text and "nothing to protect" not in text
-    assert "for moments only, 4m0s together" in text and "spells too short" in text
-    assert "Flooded for 10m0s, and nobody synced" in said(rows(60, latency=Histogram()))
-
-
-def test_a_trial_is_neither_the_agent_nor_the_limit_as_found() -> None:
-    """Its blocks of limits that were cut stood as "limit as found"."""
-    tried = [row(600.0 + 10 * n, ours_s=0.0, latency=SLOW, limit_bytes=2.5e8) for n in range(12)]
-    found, trial = [*rows(60), *tried], (BEGIN_S + 600.0, BEGIN_S + 720.0)
-    assert worth(found).loose.span_s == 120.0
-    each = worth(found, [trial])
-    assert each.loose.span_s == 0.0 and each.held == worth(rows(60)).held
-    assert "Left out here: 2m0s of figures, in which a trial set limits in turn for 2m0s." in (
-        sentences(each)
-    )
-    # Rows of five minutes that a trial touches are left out whole, and it is not said to be longer.
-    coarse = [row(300.0 * n, span_s=300.0, flooded_s=300.0, ours_s=300.0) for n in range(4)]
-    each = worth(coarse, [(BEGIN_S + 570.0, BEGIN_S + 630.0)])
-    assert (each.left_out_s, each.tried_s) == (600.0, 60.0)
-    assert "Left out here: 10m0s of figures, in which a trial set limits in turn for 1m0s." in (
-        sentences(each)
-    )
-    assert worth(tried, [trial]).held.span_s == 0.0
-    events = [
-        Event(trial[0], "trial", text="trial of sda: 4 blocks of 30 s"),
-        Event(trial[1], "trial", text="trial of sda ended: all blocks are done"),
-    ]
-    for end in (events[1], replace(events[1], kind="stop", text="SIGTERM")):
-        page = render(ABOUT, found, [events[0], end])
-        assert "Left out here: 2m0s of figures" in page and "flood, limit as found" not in page
-    assert "flood, limit as found" in render(ABOUT, found, [])
-
-
-def test_figures_as_found_and_objectives_are_those_of_their_time() -> None:
-    """The last original stood for all time, and so did the last objective."""
-    found = rows(40, found_bytes=4.0 * 2**30)
-    found += [row(400.0 + 10 * n, found_bytes=2.0 * 2**30, objective_s=0.05) for n in range(5)]
-    text = said(found)
-    assert "in place of 4.0G (medians)" in text and "2.0G" not in text
-    assert "met the objective of their time, 20 ms to 50 ms." in text
-    assert "met the objective of 20 ms." in said(found[:40])
-    # A bucket around the objective says nothing sure of it: 18.9 to 21.0 ms.
-    index = bisect_right(BUCKET_EDGES_S, 0.02) - 1
-    assert BUCKET_EDGES_S[index] < 0.02 < BUCKET_EDGES_S[index + 1]
-    around = Histogram(((72, 900), (index, 100)))
-    assert "At least 90 % met the objective of 20 ms." in said(rows(10, latency=around))
-
-
-def test_all_is_only_said_of_all() -> None:
-    almost = Histogram(((72, 99_999), (150, 1)))
-    assert "99.9 % met the objective" in said(rows(60, latency=almost))
-    assert "100 % met the objective" in said(rows(60))
-
-
-# ---- the page ----------------------------------------------------------
 
 
 class Strict(HTMLParser):
@@ -260,7 +91,7 @@ def test_each_plot_is_good_xml() -> None:
 
 def test_a_curve_is_broken_where_nothing_is_known() -> None:
     page = render(ABOUT, rows(10) + [row(2000.0 + 10 * n) for n in range(10)], [])
-    written = re.search(r'bytes per second.*?class="line one" d="(.*?)"', page, re.DOTALL)
+    written = re.search(r'bytes per second.*?class="l one" d="(.*?)"', page, re.DOTALL)
     assert written is not None and written.group(1).count("M") == 2
 
 
@@ -302,7 +133,7 @@ def stretches(
 ) -> List[Tuple[float, float]]:
     """From when to when the state and the alert are drawn, which has to be the same."""
     signs = Signs(events, found, span)
-    marks = (_states(events, signs, "sda", span), _alerts(events, signs, "sda", span))
+    marks = (state_marks(events, signs, "sda", span), alert_marks(events, signs, "sda", span))
     one, other = ([(m.begin_s - BEGIN_S, m.end_s - BEGIN_S) for m in each] for each in marks)
     assert one == other
     return one
@@ -332,7 +163,7 @@ def test_the_time_under_the_agents_limit_is_called_that_of_a_busy_device() -> No
     """Ten minutes of a day in which somebody wrote; the limit was in force all day."""
     page = render(replace(ABOUT, end_s=BEGIN_S + 86_400.0), rows(60) + rows(6, device="sdb"), [])
     name, value = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page)[0]
-    assert (name, value) == ("busy under the agent's limit, longest device", "10m0s")
+    assert (name, value) == ("busy under writebackd's limit, longest device", "10m0s")
     assert "limit in force" not in page.partition("<main>")[0]
     assert "busy in each 10 s in which" in " ".join(page.split())
 
@@ -377,12 +208,12 @@ def test_the_verb_writes_the_page_of_a_played_host(
     text = page.read_text()
     parsed(text)
     # The model: milliseconds with the agent, most of a second without.
-    assert re.search(r"\d+ times as long as with the agent", text.replace("&nbsp;", " "))
+    assert re.search(r"\d+ times as long as with writebackd", text.replace("&nbsp;", " "))
     assert "warning COLLAPSE on sda: writeback-flood" in text and "<h2>sdb</h2>" in text
     # A fifth of the time, to its end.
     events = [e for e in read_history(tmp_path / "history.db") if e.kind == "alert"]
     about = Span("host", "0", begin_s, begin_s + 1200.0, begin_s + 1200.0)
-    (mark,) = _alerts(events, Signs(events, [], about), "sda", about)
+    (mark,) = alert_marks(events, Signs(events, [], about), "sda", about)
     assert mark.style == "warning" and 235 < mark.end_s - mark.begin_s < 245
     ctl.main(["report", "--json", "--state-dir", str(tmp_path), "-o", str(page)])
     answer = json.loads(capsys.readouterr().out)
@@ -435,12 +266,13 @@ def test_a_slip_in_the_span_does_not_take_the_memory_of_the_host(tmp_path: Path)
         assert ctl.main(["report", "--state-dir", str(tmp_path), *words, "-o", str(page)]) == 0
         text = page.read_text()
         parsed(text)
-        assert text.count('class="tick"') < 100
+        assert text.count("<text") < 100
         (told,) = re.findall(r'class="when">([^<]*)<', text)
         # From the first record on, or empty.
         assert told.startswith(begins), told
     years = device_plot("sda", [], (), (), (), 0.0, 3e9)
-    labels = [float(x) for x in re.findall(r'text-anchor="middle" x="([\d.]+)"', years)]
+    below = years.partition('<g class="below">')[2]
+    labels = [float(x) for x in re.findall(r'<text x="([\d.]+)"', below)]
     assert 5 <= len(labels) <= 20
     assert min(b - a for a, b in zip(labels, labels[1:])) >= 70.0
 

@@ -14,7 +14,7 @@ from limit_cases import MIB
 from paced_plant import CACHE, Group, PacedPlant
 from plant import DISK
 from samples import estimate
-from writebackd.actuate import levers as levers_module
+from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.takeover import ADOPTED_HOLD_S, taken_over
 from writebackd.control.beside import beside
@@ -128,7 +128,7 @@ def test_what_stands_in_the_kernel_becomes_the_memory(
 ) -> None:
     files, path = FakeLevers(), tmp_path / "ledger.json"
     files.boot_systemd()
-    monkeypatch.setattr(levers_module, "Job", files.job)
+    monkeypatch.setattr(child_jobs, "Job", files.job)
     monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
     before = hand(files, path)
     before.apply(*PAIR)

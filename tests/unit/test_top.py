@@ -32,7 +32,8 @@ from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.cli.waits import Delays, Wait, Waits
 from writebackd.model import CgroupSample
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import status_json, top_json
+from writebackd.report.status import status_json
+from writebackd.report.top_answer import top_json
 
 CGROUPS = (
     CgroupSample(1, "/system.slice/backup.service", "sda", 248 << 20, 0.93),

@@ -32,8 +32,9 @@ from writebackd.policy.timetable import InForce, Timetable, local_zone, read_tim
 from writebackd.policy.units import UnitError
 from writebackd.policy.window import DAY, WEEK, When, common_minute, format_when, parse_when
 from writebackd.report.replay import Tally, replay
-from writebackd.report.status import status_json, why_json
+from writebackd.report.status import status_json
 from writebackd.report.tape import Tape, read_tape
+from writebackd.report.why_answer import why_json
 
 UTC = timezone.utc
 # How long an example takes says more of the machine, which may be shared, than of the code.

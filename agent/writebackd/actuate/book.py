@@ -160,3 +160,7 @@ def together(lever: Lever) -> List[Lever]:
 def say(lever: Lever, text: Optional[str]) -> str:
     """A value of the lever for people."""
     return "unknown" if text is None else levers.describe(lever, text)
+
+
+def unsaved(error: OSError) -> str:
+    return f"nothing written, cannot write the ledger: {error.strerror}"

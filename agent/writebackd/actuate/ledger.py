@@ -60,6 +60,10 @@ class LeverEntry:
     original: str
     written: Tuple[str, ...]
 
+    @classmethod
+    def of(cls, lever: Lever, identity: int, original: str, *written: str) -> LeverEntry:
+        return cls(lever.kind.value, lever.target, lever.name, identity, original, written)
+
     @property
     def lever(self) -> Lever:
         return Lever(LeverKind(self.kind), self.target, self.name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Optional, Tuple
 
+from writebackd.kernel.levers import Lever
 from writebackd.model import Action, ForeignWrite
 
 _ADVICE = {
@@ -16,6 +17,19 @@ _ADVICE = {
     errno.EINVAL: "the kernel refuses the value",
     errno.ENOENT: "this kernel, or this view of /proc, does not have it",
 }
+
+
+@dataclass(frozen=True)
+class Change:
+    """One write of a lever: `shown` is the new value for people."""
+
+    text: str
+    old: str
+    shown: str
+    wanted: Optional[int] = None  # None: back to the original
+
+    def action(self, lever: Lever, error: Optional[str] = None) -> Action:
+        return Action(str(lever), self.old, self.shown, ok=error is None, error=error)
 
 
 @dataclass(frozen=True)

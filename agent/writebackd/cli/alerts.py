@@ -20,7 +20,8 @@ from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.command_line import complain
 from writebackd.paths import HISTORY, STATE_DIR
-from writebackd.report.history import MAX_ALERTS, HistoryError, read_alerts
+from writebackd.report.history_query import HistoryError, read_alerts
+from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.telling import past_json
 
 Json = Mapping[str, Any]

@@ -30,7 +30,7 @@ from writebackd.cli.policy import effective, files_in_force
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import HISTORY, LEARNED, RAID
 from writebackd.policy.find import search_dirs
-from writebackd.report.history import read_figures, read_history
+from writebackd.report.history_query import read_figures, read_history
 from writebackd.report.keeper import MAX_BYTES, decode
 
 _DAY_S = 86400.0

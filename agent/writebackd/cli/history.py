@@ -15,30 +15,32 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.history_screen import folded, render_figures, render_history
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.render import clean, wants_colour
-from writebackd.cli.screens import render_figures, render_history
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.figures import Figures
-from writebackd.report.history import (
-    Event,
+from writebackd.report.history_query import (
     HistoryError,
     count_events,
     known_devices,
     read_figures,
     read_history,
 )
+from writebackd.report.history_schema import Event
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-# What a screen gets; a file gets everything.
-_LAST = 50
+# What a screen gets, and how many events it is folded from; a file gets everything.
+_LAST, _READ = 50, 1000
 
 
 def history(options: argparse.Namespace) -> int:
     since_s, until_s = span(options, time.time())
     path = state_dir(options) / HISTORY
-    limit = options.limit or (None if options.csv else _LAST)
+    on_screen = not (options.csv or options.json)
+    most = _READ if on_screen and not options.figures else _LAST
+    limit = options.limit or (None if options.csv else most)
     try:
         device = device_in(path, options)
         if options.figures:
@@ -59,10 +61,17 @@ def history(options: argparse.Namespace) -> int:
         left_out = max(0, known - limit) if limit is not None else 0
         show_json({"figures" if options.figures else "events": answer, "left_out": left_out})
     else:
-        render = render_figures if options.figures else render_history
-        show(render(answer, width(), wants_colour(sys.stdout)))
-        if limit is not None and known > limit:
-            show(_left_out(known, limit, "rows" if options.figures else "events"))
+        shown, cut = len(answer), limit is not None and known > limit
+        if options.figures:
+            show(render_figures(answer, width(), wants_colour(sys.stdout)))
+        else:
+            entries = folded(answer)
+            if not options.limit and len(entries) > _LAST:
+                entries, cut = entries[-_LAST:], True
+            shown = sum(entry.count for entry in entries)
+            show(render_history(entries, width(), wants_colour(sys.stdout)))
+        if cut:
+            show(_left_out(known, shown, "rows" if options.figures else "events"))
     return GOOD
 
 

@@ -17,8 +17,9 @@ from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import show, show_json
 from writebackd.paths import HISTORY
 from writebackd.report.figures import STEP_S
-from writebackd.report.history import HistoryError, read_figures, read_history
-from writebackd.report.page import Span, render
+from writebackd.report.history_query import HistoryError, read_figures, read_history
+from writebackd.report.page import render
+from writebackd.report.timeline import Span
 from writebackd.report.write_over import write_over
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, List, Mapping, Sequence
 
 from writebackd import human
@@ -200,56 +199,6 @@ def render_verify(answer: Answer, width: int = 80) -> str:
         parts.append(f"{len(levers)} lever{'s' * (len(levers) > 1)} beside the limits")
     verb = "stands" if written is None and len(levers) == 1 else "stand"
     return "\n".join(wrapped(f"good: {' and '.join(parts)} {verb} as written", width, "  ", ""))
-
-
-def render_history(events: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
-    """One line per event, oldest first, its text below."""
-    if not events:
-        return "no events in that time"
-    paint = Paint(colour)
-    lines = [
-        paint("WHEN           WHAT      DECISION   STATE      LIMIT TARGET WRITES  p99 ms", "faint")
-    ]
-    for event in events:
-        when = time.strftime("%m-%d %H:%M:%S", time.localtime(event["wall_s"]))
-        state = event["state"] or human.UNKNOWN
-        figures = [
-            human.size(event["limit_bytes"]).rjust(5),
-            human.size(event["target_bytes"]).rjust(6),
-            human.size(event["write_rate"]).rjust(6),
-            human.milliseconds(event["fsync_p99_s"]).rjust(7),
-        ]
-        # The id of an alert is long, and its text says which one it is.
-        own = None if event["kind"] == "alert" else event["decision_id"]
-        who = as_text(own or event["device"])
-        cells = [when, as_text(event["kind"]).ljust(9), who.ljust(10), paint(state.ljust(9), state)]
-        lines.append(" ".join(cells + figures).rstrip())
-        if event["text"]:
-            lines += wrapped(event["text"], width, "    ")
-    return "\n".join(lines)
-
-
-def render_figures(rows: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
-    """One line per device and span of time, oldest first."""
-    if not rows:
-        return "no figures of that time: a row covers 10 s in which a device wrote or synced"
-    head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE fsync/s  p50 ms  p99 ms"
-    lines = [Paint(colour)(head, "faint")]
-    for row in rows:
-        figures = [
-            human.duration(row["span_s"]).rjust(5),
-            clean(row["device"])[:8].ljust(8),
-            human.size(row["limit_bytes"]).rjust(6),
-            human.size(row["write_rate"]).rjust(6),
-            human.size(row["drain_rate"]).rjust(6),
-            human.percent(row["cache_fill"]).rjust(5),
-            human.count(row["sync_rate"]).rjust(7),
-            human.milliseconds(row["fsync_p50_s"]).rjust(7),
-            human.milliseconds(row["fsync_p99_s"]).rjust(7),
-        ]
-        when = time.strftime("%m-%d %H:%M:%S", time.localtime(row["wall_s"]))
-        lines.append(" ".join([when, *figures]))
-    return "\n".join(lines)
 
 
 def render_findings(findings: Sequence[Answer], width: int = 80, colour: bool = False) -> str:

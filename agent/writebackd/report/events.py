@@ -11,7 +11,7 @@ from writebackd.alert.routes.words import happening_json, headline, line
 from writebackd.model import Action, DeviceDecision, Mode
 from writebackd.policy.timetable import Open
 from writebackd.report.entry import LIMITS
-from writebackd.report.history import Event
+from writebackd.report.history_schema import Event
 from writebackd.report.snapshot import Snapshot
 
 WOULD_BE = "would be set: "  # begins the text of an action that observe did not do

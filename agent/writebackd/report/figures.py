@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.model import DeviceSample, Estimate, Histogram, Mode
-from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import original_bytes
+from writebackd.report.snapshot import Snapshot, original_bytes
 
 STEP_S = 10.0  # of the fine rows
 COARSE_S = 300.0

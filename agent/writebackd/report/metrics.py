@@ -24,14 +24,8 @@ from writebackd.model import (
     Mode,
     State,
 )
-from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import original_bytes
-from writebackd.report.totals import (
-    FSYNC_BOUNDS_S,
-    LIMITS,
-    TICK_BOUNDS_S,
-    DeviceTotals,
-)
+from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.report.totals import FSYNC_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
 
 OPENMETRICS = "openmetrics"
 PROMETHEUS = "prometheus"

@@ -3,79 +3,33 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
-from bisect import bisect_left
-from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.kernel.vm import BACKGROUND, LIMIT
+from writebackd.report.device_plot import Mark, bins, device_plot
 from writebackd.report.events import RESOLVED, WOULD_BE
 from writebackd.report.figures import STEP_S, Figures
-from writebackd.report.history import Event
-from writebackd.report.plot import Mark, bins, device_plot, escape
-from writebackd.report.worth import (
-    Stretch,
-    Worth,
-    headline,
-    latency,
-    number,
-    sentences,
-    worth,
+from writebackd.report.history_schema import Event
+from writebackd.report.plot import escape
+from writebackd.report.timeline import (
+    STATES,
+    Signs,
+    Span,
+    alert_marks,
+    moment_marks,
+    state_marks,
+    trial_spans,
 )
+from writebackd.report.worth import Stretch, Worth, headline, latency, number, sentences, worth
 from writebackd.tuning import FLOOD_RATE
 
 # May link nowhere and run nothing, also where a name should get past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Rows of the table of events; a longer one nobody reads, and `history --csv` has all.
 MAX_EVENTS = 300
-_STATES = {
-    "idle": "nobody syncs",
-    "guard": "somebody syncs, resting at a limit",
-    "squeeze": "fsync slow, or the write cache full: tighter",
-    "probe": "trying a larger limit",
-    "pace": "holding the flooding unit below the drain",
-    "exhausted": "at the floor and still slow",
-    "blind": "fsync cannot be seen",
-    "yielded": "somebody else set the limit",
-    "pinned": "by the admin",
-    "excluded": "left alone",
-}
-
-
-@dataclass(frozen=True)
-class Span:
-    """What the page is about."""
-
-    host: str
-    version: str
-    begin_s: float
-    end_s: float
-    made_s: float
-    running: bool = False  # whether the daemon that wrote it runs when the page is made
-
-
-class Signs:
-    """When the daemon was seen to live: by what it wrote down, and by rows of figures."""
-
-    def __init__(self, events: Sequence[Event], rows: Sequence[Figures], span: Span) -> None:
-        self._signs = sorted([event.wall_s for event in events] + [row.end_s for row in rows])
-        later = next((event for event in events if event.wall_s > span.end_s), None)
-        # A daemon that was killed writes no end, but the next one a start.
-        lived = span.running if later is None else later.kind != "start"
-        seen_s = self.before(math.inf if later is None else later.wall_s)
-        self.end_s = span.end_s if lived else min(span.end_s, seen_s)  # of what stood to the last
-
-    def end(self, event: Event) -> float:
-        """Of what stood when a daemon stopped, or the next one started."""
-        return self.before(event.wall_s) if event.kind == "start" else event.wall_s
-
-    def before(self, at_s: float) -> float:
-        """The last sign before; without any, then."""
-        place = bisect_left(self._signs, at_s)
-        return self._signs[place - 1] if place else at_s
 
 
 def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
@@ -87,7 +41,7 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
     by_device: Dict[str, List[Figures]] = {}
     for row in rows:
         by_device.setdefault(row.device, []).append(row)
-    trials = _trials(events)
+    trials = trial_spans(events)
     judged = [worth(of_one, trials) for of_one in by_device.values()]
     # Where syncs met floods comes first, then who wrote most.
     judged.sort(
@@ -98,7 +52,7 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
         )
     )
     inside = [event for event in events if span.begin_s <= event.wall_s <= span.end_s]
-    moments, signs = _moments(inside), Signs(events, rows, span)
+    moments, signs = moment_marks(inside), Signs(events, rows, span)
     sections = "".join(
         _section(each, by_device[each.device], events, moments, signs, span) for each in judged
     )
@@ -126,7 +80,7 @@ is exact to 12.5 %. Of waiting each fsync counts for as long as it lasted: one o
 as a thousand of a millisecond. Sizes and rates are 1024-based. A device is busy in each 10 s in
 which it wrote or synced: of other times no figures are kept. A time counts as flooded while the
 kernel writes {human.size(FLOOD_RATE)}/s or more back to the device, and a quarter of the background
-limit or more is dirty, or writers sleep for the limit. Time with the agent and time without are
+limit or more is dirty, or writers sleep for the limit. Time with writebackd and time without are
 different times: the load may have been another. The limit as found is a ratio of memory where the
 host had none in bytes, and then an estimate. The cache's fill is computed from what goes in and
 what drains.</p>
@@ -168,7 +122,7 @@ def _facts(held_s: float, flooded_s: float, devices: int, events: Sequence[Event
         sum(lever not in (*LIMIT, *BACKGROUND) for lever in levers),
     )
     facts = [
-        ("busy under the agent's limit, longest device", human.duration(held_s)),
+        ("busy under writebackd's limit, longest device", human.duration(held_s)),
         ("flooded, longest device", human.duration(flooded_s)),
         ("devices with figures", str(devices)),
         ("decisions", str(of("decision"))),
@@ -192,12 +146,13 @@ def _section(
     signs: Signs,
     span: Span,
 ) -> str:
-    name, states = each.device, _states(events, signs, each.device, span)
+    name, states = each.device, state_marks(events, signs, each.device, span)
+    alerts = alert_marks(events, signs, name, span)
     plot = device_plot(
         name,
         bins(rows, span.begin_s, span.end_s),
         states,
-        _alerts(events, signs, name, span),
+        alerts,
         moments,
         span.begin_s,
         span.end_s,
@@ -205,15 +160,22 @@ def _section(
     said = "".join(f"<p>{_text(line)}</p>" for line in sentences(each))
     return (
         f"<section><h2>{escape(name)}</h2>{said}{_compared(each)}"
-        f'<div class="wide"><figure>{plot}</figure></div>{_legend(states)}</section>'
+        f'<div class="wide"><figure>{plot}</figure></div>'
+        f"{_legend(states, alerts, moments)}</section>"
     )
 
 
-def _legend(states: Sequence[Mark]) -> str:
-    """The states that the plot shows, and what each means."""
-    shown = dict.fromkeys(mark.style for mark in states if mark.style in _STATES)
+def _legend(states: Sequence[Mark], alerts: Sequence[Mark], moments: Sequence[Mark]) -> str:
+    """What the plot shows beside its lines, and what each means."""
+    shown = dict.fromkeys(mark.style for mark in states if mark.style in STATES)
+    keys = [(state, f"{state}: {STATES[state]}") for state in shown]
+    severities = dict.fromkeys(mark.style for mark in alerts)
+    keys += [(style, f"{style} alert; shaded while it lasted") for style in severities]
+    if moments:
+        kinds = dict.fromkeys(mark.style for mark in moments)
+        keys.append(("moment", f"event: {', '.join(kinds)}"))
     return '<p class="legend">' + " ".join(
-        f'<span><i class="{state}"></i>{state}: {_STATES[state]}</span>' for state in shown
+        f'<span><i class="{style}"></i>{escape(text)}</span>' for style, text in keys
     ) + "</p>"
 
 
@@ -221,7 +183,7 @@ def _compared(each: Worth) -> str:
     rows = [
         (name, stretch)
         for name, stretch in (
-            ("flood, agent's limit", each.held),
+            ("flood, writebackd's limit", each.held),
             ("flood, limit as found", each.loose),
             ("no flood", each.calm),
         )
@@ -247,96 +209,14 @@ def _compared(each: Worth) -> str:
 
 
 def _cells(stretch: Stretch) -> Tuple[str, ...]:
-    longest = max(stretch.oldest_s, stretch.latency.quantile(1.0) or 0.0)
     return (
         human.duration(stretch.span_s),
         human.size(stretch.limit_bytes),
         f"{human.size(stretch.written_bytes / stretch.span_s)}/s",
         number(stretch.latency.total),
         human.count(stretch.sync_rate),
-        *map(latency, (stretch.p50_s, stretch.p99_s, stretch.wait_s, longest)),
+        *map(latency, (stretch.p50_s, stretch.p99_s, stretch.wait_s, stretch.longest_s)),
     )
-
-
-def _trials(events: Sequence[Event]) -> List[Tuple[float, float]]:
-    """From when to when a trial was on."""
-    found: List[Tuple[float, float]] = []
-    began_s: Optional[float] = None
-    for event in events:
-        if event.kind not in ("trial", "start", "stop"):
-            continue
-        if began_s is not None:
-            found.append((began_s, event.wall_s))
-        begins = event.kind == "trial" and " ended: " not in event.text
-        began_s = event.wall_s if begins else None
-    return found if began_s is None else [*found, (began_s, math.inf)]
-
-
-def _states(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
-    """What the agent did about a device, from decision to decision, while it lived."""
-    marks: List[Mark] = []
-    open_: Optional[Event] = None
-
-    def close(end_s: float) -> None:
-        if open_ is not None and end_s > span.begin_s:
-            state = open_.state or ""
-            text = f"{state} {open_.decision_id or ''}: {open_.text}"
-            style = state if state in _STATES else "unknown"
-            marks.append(Mark(max(open_.wall_s, span.begin_s), end_s, style, text))
-
-    for event in events:
-        if event.wall_s > span.end_s:
-            break
-        if event.kind == "decision" and event.device == device:
-            close(event.wall_s)
-            open_ = event
-        elif event.kind in ("start", "stop"):
-            close(signs.end(event))
-            open_ = None
-    close(signs.end_s)
-    return marks
-
-
-def _alerts(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
-    """Alerts of a device and of the host, from when they were raised until they were resolved.
-
-    Or until the daemon stopped: what became of one then, nobody saw.
-    """
-    marks: List[Mark] = []
-    standing: Dict[Tuple[Optional[str], str], Event] = {}
-
-    def close(event: Event, end_s: float) -> None:
-        if end_s >= span.begin_s and event.wall_s <= span.end_s:
-            style = "critical" if event.state == "critical" else "warning"
-            marks.append(Mark(max(event.wall_s, span.begin_s), end_s, style, event.text))
-
-    for event in events:
-        if event.wall_s > span.end_s:
-            break
-        if event.kind in ("start", "stop"):
-            for each in standing.values():
-                close(each, signs.end(event))
-            standing.clear()
-        if event.kind != "alert" or event.device not in (None, device):
-            continue
-        key = (event.device, event.decision_id or event.text.split(":", 1)[0])
-        before = standing.pop(key, None)
-        if before is not None:
-            close(before, event.wall_s)
-        if event.state != RESOLVED:
-            standing[key] = event
-    for each in standing.values():
-        close(each, signs.end_s)
-    return marks
-
-
-def _moments(events: Sequence[Event]) -> List[Mark]:
-    return [
-        Mark(event.wall_s, event.wall_s, event.kind, f"{event.kind}: {event.text}")
-        for event in events
-        if event.kind
-        in ("start", "stop", "mode", "pin", "trial", "forget", "foreign", "window")
-    ]
 
 
 def _whose(event: Event) -> str:
@@ -430,25 +310,28 @@ svg .title{fill:var(--ink);font-weight:600}
 svg .word{fill:var(--ink);font-size:11px;pointer-events:none}
 svg .word.warning,svg .word.critical{fill:#14171a}
 .grid{stroke:var(--rule);fill:none}
-.axis{stroke:var(--soft);fill:none}
-.line{fill:none;stroke-width:1.5;stroke-linejoin:round}
-.line.one{stroke:var(--one)}.line.two{stroke:var(--two)}.line.three{stroke:var(--three)}
-.line.found{stroke:var(--found);stroke-dasharray:5 3}
-.line.target{stroke:var(--target);stroke-dasharray:2 2}
+.beside{text-anchor:end}.below{text-anchor:middle}
+.l{fill:none;stroke-width:1.5;stroke-linejoin:round}
+.l.one{stroke:var(--one)}.l.two{stroke:var(--two)}.l.three{stroke:var(--three)}
+.l.found{stroke:var(--found);stroke-dasharray:5 3}
+.l.target{stroke:var(--target);stroke-dasharray:2 2}
 svg tspan.one{fill:var(--one)}svg tspan.two{fill:var(--two)}svg tspan.three{fill:var(--three)}
 svg tspan.found{fill:var(--found)}svg tspan.target{fill:var(--target)}
 .legend{color:var(--soft);font-size:.82rem;max-width:none;margin-top:.6rem}
 .legend span{display:inline-block;margin-right:1.2em}
 .legend i{display:inline-block;width:.8em;height:.8em;margin-right:.4em;border-radius:2px}
+.legend .warning{background:var(--warning)}.legend .critical{background:var(--critical)}
+.legend .moment{width:0;border-left:2px dotted var(--soft)}
 .empty{fill:var(--panel)}
 .hover{fill:transparent}
 .hover:hover{fill:var(--ink);fill-opacity:.08}
 .moment{stroke:var(--soft);stroke-dasharray:2 4;fill:none}
 .shade{fill-opacity:.09}
-.mark.warning,.shade.warning{fill:var(--warning)}.mark.critical,.shade.critical{fill:var(--critical)}
+.mark.warning,.shade.warning{fill:var(--warning)}
+.mark.critical,.shade.critical{fill:var(--critical)}
 """ + "".join(
     f".mark.{state}{{fill:var(--{state})}}.legend .{state}{{background:var(--{state})}}\n"
-    for state in _STATES
+    for state in STATES
 ) + """
 .mark.unknown{fill:var(--rule)}
 @media print{body{max-width:none;padding:0;font-size:9.5pt}.wide{overflow:visible}

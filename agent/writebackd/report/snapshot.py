@@ -66,3 +66,20 @@ class Snapshot:
     pinned: Optional[Pinned] = None
     window: Optional[Open] = None  # of the policy, that is open
     objective: Optional[Objective] = None  # in force, that of the window where one is open
+
+
+def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
+    """The limits as found (limit, background), in bytes.
+
+    A ratio is of dirtyable memory, which drifts: while the ratio is in force
+    the kernel's own figure is used, later the share of all memory, which is
+    somewhat too large.
+    """
+    found, vm = snapshot.originals, snapshot.sample.vm
+    if vm.limits == found:
+        return vm.threshold_bytes, vm.background_threshold_bytes
+    total = snapshot.sample.host.memory_bytes
+    limit = found.dirty_bytes or total * found.dirty_ratio // 100
+    background = found.dirty_background_bytes or total * found.dirty_background_ratio // 100
+    # The kernel takes half of the limit where the background is not below it.
+    return limit, background if background < limit else limit // 2

@@ -14,7 +14,7 @@ from writebackd.model import Action
 from writebackd.policy.schema import Metrics, Routing
 from writebackd.report.events import alert_events, events_of
 from writebackd.report.figures import Collector
-from writebackd.report.history import History
+from writebackd.report.history_store import History
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.textfile import TextFile
 

@@ -7,9 +7,9 @@ import json
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from writebackd.report.alerts import alerts_json
+from writebackd.report.device_answers import find_devices
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import find_devices
 
 Json = Dict[str, Any]
 

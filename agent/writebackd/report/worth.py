@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the agent was worth in a span of the history, in words and figures. Pure."""
+"""What writebackd was worth in a span of the history, in words and figures. Pure."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ class Stretch:
         return self.latency.total / self.span_s
 
     @property
+    def longest_s(self) -> float:
+        """Of all fsyncs, those that did not return included."""
+        return max(self.oldest_s, self.latency.quantile(1.0) or 0.0)
+
+    @property
     def waited_s(self) -> float:
         """All fsyncs together, those of threads that wait side by side added up."""
         return self.latency.total_s() + sum(self.unfinished)
@@ -79,10 +84,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Worth:
-    """One device's time: floods that met somebody who syncs, with and without the agent."""
+    """One device's time: floods that met somebody who syncs, with and without writebackd."""
 
     device: str
-    held: Stretch  # flood and fsyncs, a limit of the agent's in force
+    held: Stretch  # flood and fsyncs, a limit of writebackd in force
     loose: Stretch  # flood and fsyncs, the limits as found (observe, held off, yielded)
     calm: Stretch  # fsyncs without a flood
     flooded_s: float  # with fsyncs or without
@@ -187,50 +192,60 @@ def _median(weighed: Sequence[Tuple[float, float]], total: float) -> float:
 
 
 def headline(found: Sequence[Worth]) -> str:
-    """The answer in one sentence or two, of all devices."""
-    judged = [each for each in found if each.held.span_s]
+    """The contrast of the table in one line, of the device where most was at stake."""
+    judged = [each for each in found if each.held.span_s or each.loose.span_s]
     if not judged:
-        if any(each.loose.span_s for each in found):
-            return (
-                "Floods met programs that sync, but the agent held no limit then: it was"
-                " observing, held off, or had yielded."
-            )
         brief_s = max((each.brief_s for each in found), default=0.0)
         if brief_s:
             return (
                 "Floods met programs that sync for moments only,"
-                f" {human.duration(brief_s)} together: too short to say what the agent is worth"
-                " here."
+                f" {human.duration(brief_s)} together: too short for a comparison."
             )
         return (
             "No flood met a program that syncs: there was nothing to protect, and nothing can"
-            " be said of what the agent is worth here."
+            " be said of what writebackd is worth here."
         )
-    # Of the device where most was at stake.
-    most = max(judged, key=lambda each: each.held.waited_s)
-    held = most.held
-    text = (
-        f"While {most.device} was flooded, half of its {number(held.latency.total)} fsyncs took"
-        f" at most {latency(held.p50_s)} and 99 % at most {latency(held.p99_s)}"
-    )
-    if not held.latency.total:
-        text = (
-            f"While {most.device} was flooded no fsync came back: the longest seen waited for"
-            f" {latency(held.oldest_s)}"
-        )
-    if held.counts and most.loose.counts:
-        return f"{text}. Without the agent half of all waiting was in fsyncs of" + (
-            f" {latency(most.loose.wait_s)} and more, {_compared(most)}."
-        )
-    wait_s = _wait_s(most)
-    if wait_s is not None and held.limit_bytes is not None and most.drain_rate:
-        return (
-            f"{text}. The limit as found lets {human.size(held.found_bytes)} queue up before this"
-            f" disk, {human.duration(wait_s)} of its work; the agent's,"
-            f" {human.size(held.limit_bytes)},"
-            f" {human.milliseconds(held.limit_bytes / most.drain_rate)} ms."
-        )
-    return text + "."
+    most = max(judged, key=lambda each: (bool(each.held.span_s), each.held.waited_s))
+    held, loose, what = most.held, most.loose, f"fsyncs under flood on {most.device}"
+    if held.span_s and loose.counts:
+        text = f"{what}: {_rate(held)} with writebackd, {_rate(loose)} without"
+        if not (held.latency.total and loose.latency.total):
+            return f"{text}; longest wait {_against(held.longest_s, loose.longest_s)}"
+        text += f"; p99 {_against(held.p99_s, loose.p99_s)}"
+        if _hides(held) or _hides(loose):
+            waits = _against(held.wait_s, loose.wait_s)
+            text += f"; half of all waiting in fsyncs longer than {waits}"
+        return text
+    if held.span_s:
+        little = f"only {human.duration(loose.span_s)} " if loose.span_s else "not "
+        return f"{what}: {_half(held)} with writebackd; {little}measured without"
+    return f"{what}: {_half(loose)} without writebackd, which held no limit then"
+
+
+def _half(stretch: Stretch) -> str:
+    if not stretch.latency.total:
+        return f"none returned, longest wait {latency(stretch.longest_s)},"
+    text = f"{_rate(stretch)}, p99 {latency(stretch.p99_s)}"
+    if _hides(stretch):
+        text += f", half of all waiting in fsyncs longer than {latency(stretch.wait_s)}"
+    return text
+
+
+def _rate(stretch: Stretch) -> str:
+    return f"{human.count(stretch.sync_rate)}/s"
+
+
+def _hides(stretch: Stretch) -> bool:
+    """Whether p99 says nothing of most of the waiting: one fsync of 11 s among a thousand."""
+    return stretch.wait_s is not None and stretch.wait_s > 10 * (stretch.p99_s or 0.0)
+
+
+def _against(with_s: Optional[float], without_s: Optional[float]) -> str:
+    """19 against 382 ms."""
+    one, other = latency(with_s), latency(without_s)
+    if one.endswith(" ms") and other.endswith(" ms"):
+        one = one[: -len(" ms")]
+    return f"{one} against {other}"
 
 
 def sentences(each: Worth) -> List[str]:
@@ -258,7 +273,7 @@ def sentences(each: Worth) -> List[str]:
     if held.span_s:
         lines.append(
             f"Flood and fsyncs came together for {human.duration(held.span_s + each.loose.span_s)};"
-            f" for {human.duration(held.span_s)} of it the agent held the limit, at"
+            f" for {human.duration(held.span_s)} of it writebackd held the limit, at"
             f" {human.size(held.limit_bytes)} in place of {human.size(held.found_bytes)} (medians)."
         )
         lines.append(
@@ -296,7 +311,7 @@ def _without(each: Worth) -> List[str]:
     if each.loose.span_s:
         loose = each.loose
         text = (
-            f"Without a limit of the agent's, for {human.duration(loose.span_s)}:"
+            f"Without a limit of writebackd, for {human.duration(loose.span_s)}:"
             f" {_fsyncs(loose)}"
         )
         if each.held.counts and loose.counts:
@@ -304,9 +319,9 @@ def _without(each: Worth) -> List[str]:
         return [f"{text}. Too little of it to compare."] if each.held.span_s else [text + "."]
     wait_s = _wait_s(each)
     if wait_s is None:
-        return ["What it would have been without the agent was not measured."]
+        return ["What it would have been without writebackd was not measured."]
     return [
-        "What it would have been without the agent was not measured. By arithmetic an fsync that"
+        "What it would have been without writebackd was not measured. By arithmetic an fsync that"
         f" waits for all that the limit as found lets queue up waits"
         f" {human.duration(wait_s)}: {human.size(each.held.found_bytes)} at"
         f" {human.size(each.drain_rate)}/s."
@@ -314,15 +329,15 @@ def _without(each: Worth) -> List[str]:
 
 
 def _compared(each: Worth) -> str:
-    """Without the agent against with it, both measured; the truth also where it was no help."""
+    """Without writebackd against with it, both measured; the truth also where it was no help."""
     held, loose = each.held, each.loose
     with_s, without_s = held.wait_s or 0.0, loose.wait_s or 0.0
     rates = f"{human.count(loose.sync_rate)} fsyncs came a second, with it"
     rates += f" {human.count(held.sync_rate)}"
     if without_s > CHANCE * with_s > 0:
-        return f"{_times(without_s / with_s)} as long as with the agent; {rates}"
+        return f"{_times(without_s / with_s)} as long as with writebackd; {rates}"
     if with_s > CHANCE * without_s > 0:
-        return f"with the agent it was {_times(with_s / without_s)} as long: worse; {rates}"
+        return f"with writebackd it was {_times(with_s / without_s)} as long: worse; {rates}"
     if held.sync_rate > CHANCE * loose.sync_rate:
         # Who waits asks less often, and so has less weight in a quantile.
         return f"no difference in each, but {rates}"

@@ -11,9 +11,9 @@ from writebackd.alert.values import Alert
 from writebackd.model import Estimate, Memory, Mode, Sample, Trial
 from writebackd.policy.schema import Policy
 from writebackd.report.codec import Interned, pack
+from writebackd.report.device_answers import find_devices
 from writebackd.report.server import RequestError, text_argument
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import find_devices
 from writebackd.trial.course import Course, End, stop_s
 from writebackd.trial.guards import bound, objection, sync_rate
 from writebackd.trial.plan import AGENT, LEAST_BLOCK_S, MOST_BLOCK_S, MOST_BLOCKS, ORIGINAL, Plan

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Callable, List, Sequence, Tuple
 
 from writebackd import human
+from writebackd.report.device_plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot
 from writebackd.report.page import STYLE, head
-from writebackd.report.plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot, escape
+from writebackd.report.plot import LOG, Axis, escape
 from writebackd.trial.analysis import Block, Difference
 from writebackd.trial.course import Tick
 from writebackd.trial.plan import LEAST_PAIRS
@@ -73,39 +73,27 @@ def _facts(report: Report) -> str:
     return f"<dl>{cells}</dl>"
 
 
-class _Axis:
+def _axis(differences: Sequence[Difference]) -> Axis:
     """A logarithmic axis of ratios, with 1 on it."""
-
-    def __init__(self, differences: Sequence[Difference], least: float, most: float) -> None:
-        """`least` and `most`: where its ends are drawn."""
-        values = [1 / 1.25, 1.25]
-        for each in differences:
-            values += each.ratios
-            values += [value for value in (each.low, each.high) if value is not None]
-        # An interval of few pairs may reach to the moon; more than this nobody has to see.
-        low, high = max(min(values), 1e-3), min(max(values), 1e5)
-        low *= (low / high) ** 0.05
-        self._low, self._span = math.log(low), math.log(high / low)
-        self._least, self._most = least, most
-        self.low, self.high = low, high
-
-    def __call__(self, ratio: float) -> float:
-        share = (math.log(max(ratio, 1e-9)) - self._low) / self._span
-        return self._least + min(1.0, max(0.0, share)) * (self._most - self._least)
-
-    def ticks(self) -> List[float]:
-        steps = [base * 10.0**power for power in range(-3, 6) for base in (1, 2, 5)]
-        inside = [step for step in steps if self.low <= step <= self.high]
-        if len(inside) > 8:
-            inside = [step for step in inside if math.log10(step) % 1 < 1e-9]
-        return inside if 1.0 in inside else sorted([*inside, 1.0])
+    values = [1 / 1.25, 1.25]
+    for each in differences:
+        values += each.ratios
+        values += [value for value in (each.low, each.high) if value is not None]
+    # An interval of few pairs may reach to the moon; more than this nobody has to see.
+    low, high = max(min(values), 1e-3), min(max(values), 1e5)
+    return Axis("", low * (low / high) ** 0.05, high, LOG)
 
 
 def _forest(differences: Sequence[Difference]) -> str:
-    axis = _Axis(differences, LEFT + _NAME - 40, WIDTH - RIGHT - _SAID)
+    scale = _axis(differences)
+    left, right = LEFT + _NAME - 40, WIDTH - RIGHT - _SAID
+
+    def axis(ratio: float) -> float:
+        return left + scale.share(ratio) * (right - left)
+
     bottom = _TOP + _ROW * len(differences)
     parts = []
-    for tick in axis.ticks():
+    for tick in scale.ticks():
         x = axis(tick)
         style = "even" if tick == 1.0 else "grid"
         parts.append(f'<path class="{style}" d="M{x:.1f} {_TOP - 8:.0f}V{bottom:.0f}"/>')
@@ -247,7 +235,11 @@ def text_plot(differences: Sequence[Difference], width: int) -> List[str]:
     names = max(map(len, NAMES.values()))
     right = max(len(said(each)) for each in differences)
     room = max(10, width - names - right - 4)
-    axis = _Axis(differences, 0, room - 1)
+    scale = _axis(differences)
+
+    def axis(ratio: float) -> float:
+        return scale.share(ratio) * (room - 1)
+
     lines = []
     for each in differences:
         cells = [" "] * room

@@ -7,8 +7,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from writebackd.report.plot import Point
+
 from .evaluation import Run
-from .svg import Point
 from .text import known
 
 Load = Mapping[str, Any]

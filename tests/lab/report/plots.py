@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
+from writebackd.report.plot import LINEAR, LOG, SIZES, Axis, Point, Words, axis
+
 from . import facts, text
+from .drawing import Plot
 from .evaluation import AGENT, DEFAULT, PEER, STATIC, Contender, Run, Scenario
 from .palette import Palette, rank
-from .svg import LINEAR, LOG, SIZES, Axis, Format, Plot, Point, axis
 
 FULL_G = 0.95  # a sequential rate from which on the score is the sync rate alone
 HAND_TUNED = 15 * text.MIB
@@ -37,7 +39,7 @@ def _decorate(plot: Plot, run: Optional[Run]) -> None:
         if span is not None:
             plot.span(*span, name, f"{name}: {text.number(span[0])} to {text.number(span[1])} s")
     for at, (time, event) in enumerate(facts.events(run), 1):
-        plot.mark(time, str(at), f"{at}: at {text.number(time)} s {event}")
+        plot.event(time, str(at), f"{at}: at {text.number(time)} s {event}")
 
 
 Curve = Tuple[Sequence[Point], str, str, bool]  # points, classes, what it is, in steps
@@ -53,11 +55,11 @@ def _over_time(title: str, up: Axis, curves: Sequence[Curve], run: Optional[Run]
     if not any(points for points, _, _, _ in curves):
         return ""
     end = max(time for points, _, _, _ in curves for time, _ in points)
-    plot = Plot(title, Axis("seconds", 0, end or 1.0), up)
+    plot = Plot(title, Axis("seconds", 0, end or 1.0, words=text.number), up)
     _decorate(plot, run)
     names = list(dict.fromkeys(name for _, _, name in told))
     for start, stop, name in told:
-        plot.strip(start, stop, 0, name, f"state{names.index(name) % 4}")
+        plot.strip(start, stop, name, f"state{names.index(name) % 4}")
     for points, style, hover, step in curves:
         plot.line(points, style, hover, step)
     return plot.svg()
@@ -81,7 +83,7 @@ def overlaid(scenario: Scenario, palette: Palette) -> List[str]:
                  one.name, False) for one in ones]
 
     def drawn(title: str, name: str, label: str = "", base: int = LINEAR,
-              words: Format = text.byte_rate, floor: Optional[float] = None,
+              words: Words = text.byte_rate, floor: Optional[float] = None,
               disk: Optional[str] = None) -> str:
         lines = curves(name, disk)
         return _over_time(title, axis(label, _values(lines), base, words, floor), lines, run)
@@ -153,7 +155,7 @@ def frontier(scenario: Scenario, palette: Palette) -> str:
     if not ones:
         return ""
     across = Axis("g: sequential rate, of that under default limits", 0.0,
-                  max([1.1] + [1.2 * g for _, _, g in ones]))
+                  max([1.1] + [1.2 * g for _, _, g in ones]), words=text.number)
     up = axis("log", [f for _, f, _ in ones] + [1.0], LOG, text.number, 1e-4)
     plot = Plot("f: synchronous rate, of the idle rate", across, up)
     for score in (0.001, 0.01, 0.1, 0.2, 0.5, 1.0):

@@ -151,19 +151,23 @@ def _keys(scenario: Scenario, ones: Sequence[Contender], palette: Palette) -> st
         f'<svg class="key" viewBox="0 0 26 10"><path class="l {palette.style(one.name)} '
         f'{one.kind}" d="M1 5H25"/></svg>{escape(one.name)}</label>'
         for one in ones)
-    more = _key("idle-line", "before the flood") + _key("contour", "equal score")
-    return f'<p class="keys">{boxes}{more if scenario.has_sync else ""}</p>'
+    more = ""
+    if scenario.has_sync:
+        more = (_key("l idle-line", "before the flood") + _key("l contour", "equal score")
+                + _key("l sweep", "static limits in order of size") + _key("rule", "99 %"))
+    more += "".join(_key(name, f"{name} window", "M0 0H26V10H0Z") for name in ("idle", "judged"))
+    return f'<p class="keys">{boxes}{more}{_key("event", "event, numbered as below")}</p>'
 
 
-def _key(style: str, words: str) -> str:
-    return (f'<span><svg class="key" viewBox="0 0 26 10"><path class="l {style}" d="M1 5H25"/>'
+def _key(style: str, words: str, shape: str = "M1 5H25") -> str:
+    return (f'<span><svg class="key" viewBox="0 0 26 10"><path class="{style}" d="{shape}"/>'
             f"</svg>{escape(words)}</span>")
 
 
 def _legend(style: str) -> str:
     """What the lines of the limits and of the cache mean; `style` lends its colour."""
     return '<p class="keys">' + "".join(
-        _key(f"{style} {line}", words) for line, words in LEGEND) + "</p>"
+        _key(f"l {style} {line}", words) for line, words in LEGEND) + "</p>"
 
 
 def _events(run: Optional[Run]) -> str:

@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What happened, kept in SQLite by a thread that the loop never waits for."""
+"""Keeps the history in SQLite, by a thread that the loop never waits for: writes and retention."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import queue
 import sqlite3
 import threading
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Tuple, Union
 
-from writebackd.model import HIST_BUCKETS, Histogram
 from writebackd.report.figures import COARSE_S, Figures, fold
+from writebackd.report.history_schema import (
+    EVENT_COLUMNS,
+    FIGURE_COLUMNS,
+    TABLES,
+    VERSION,
+    Event,
+    event_to_row,
+    figures_to_row,
+    storable,
+)
 from writebackd.report.permissions import MODE, for_admins
 
 log = logging.getLogger(__name__)
@@ -38,36 +46,19 @@ MAX_BYTES = 32 << 20
 MAX_WAITING = 2048
 # Rows of figures that may wait as well: five minutes of the most devices, or hours of a few.
 MAX_ROWS_WAITING = 4096
-# 2 has the figures and the alerts; a file of version 1 gets them, a later one is set aside.
-_VERSION = 2
 _BATCH = 256
 # How long the writer waits for a lock, or before it tries again.
 _RETRY_S = 0.25
-_LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime(3) fails at last
-
-
-@dataclass(frozen=True)
-class Event:
-    """One line of history; None where a figure does not apply or is not known."""
-
-    wall_s: float
-    kind: str  # decision, action, mode, pin, forget, foreign, window, alert, start, stop
-    device: Optional[str] = None
-    decision_id: Optional[str] = None  # of an alert: its own, from begin to end
-    state: Optional[str] = None  # of an alert: its severity, or resolved
-    limit_bytes: Optional[int] = None
-    background_bytes: Optional[int] = None
-    target_bytes: Optional[int] = None
-    drain_rate: Optional[float] = None
-    write_rate: Optional[float] = None
-    fsync_p50_s: Optional[float] = None
-    fsync_p99_s: Optional[float] = None
-    text: str = ""
-    # What alerts_since() gives back, as JSON: not a column of the events.
-    alert: Optional[str] = None
-
 
 Item = Union[Event, Tuple[Figures, ...]]
+
+# The oldest of the last rows: the others may be of a clock that was ahead before the restart.  Too
+# old a time costs an hour of doubt, no more.
+_LAST = " UNION ALL ".join(
+    f"SELECT * FROM (SELECT CAST(wall_s AS REAL) AS last FROM {table} ORDER BY id DESC LIMIT 1000)"
+    for table in ("events", "fine")
+)
+_LAST = f"SELECT min(last) FROM ({_LAST})"
 
 
 @dataclass
@@ -80,43 +71,6 @@ class _Batch:
 
     def __len__(self) -> int:
         return len(self.events) + len(self.fine) + len(self.coarse)
-
-
-class HistoryError(Exception):
-    """The history cannot be read; the message says what to do."""
-
-
-_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "alert")
-_FIGURES = tuple(each.name for each in fields(Figures))
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-    " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
-    " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
-    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL)",
-    *(
-        f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-        " span_s REAL NOT NULL, device TEXT NOT NULL, limit_bytes REAL, found_bytes REAL,"
-        " write_rate REAL, flooded_s REAL, ours_s REAL, target_bytes REAL, drain_rate REAL,"
-        " fill_share REAL, baseline_s REAL, objective_s REAL, oldest_s REAL,"
-        " latency TEXT NOT NULL)"
-        for table in ("fine", "coarse")
-    ),
-    "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
-    " alert TEXT NOT NULL)",
-)
-
-
-# The oldest of the last rows: the others may be of a clock that was ahead before the restart.  Too
-# old a time costs an hour of doubt, no more.
-_LAST = " UNION ALL ".join(
-    f"SELECT * FROM (SELECT CAST(wall_s AS REAL) AS last FROM {table} ORDER BY id DESC LIMIT 1000)"
-    for table in ("events", "fine")
-)
-_LAST = f"SELECT min(last) FROM ({_LAST})"
-
-
-def _insert(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
 
 
 class History:
@@ -232,15 +186,11 @@ class History:
         """Write a batch. False when it has to be tried again."""
         try:
             if self._database is None:
-                self._database = _open(self.path)
+                self._database = open_database(self.path)
             with self._database:
                 if self._clock_s is None:
                     self._clock_s = self._database.execute(_LAST).fetchone()[0]
-                write = self._database.executemany
-                write(_insert("events", _COLUMNS), [_row(event) for event in batch.events])
-                write(_insert("fine", _FIGURES), [_figures_row(row) for row in batch.fine])
-                write(_insert("coarse", _FIGURES), [_figures_row(row) for row in batch.coarse])
-                _store_alerts(self._database, batch.events)
+                _insert_batch(self._database, batch)
                 self._trim(self._database, batch)
         except (sqlite3.Error, UnicodeDecodeError, OSError) as error:
             self._complain(error)
@@ -318,187 +268,21 @@ class History:
         self.error = str(error)
 
 
-def read_history(
-    path: Path,
-    since_s: Optional[float] = None,
-    device: Optional[str] = None,
-    limit: Optional[int] = None,
-    until_s: Optional[float] = None,
-) -> List[Event]:
-    """The last `limit` events, oldest first, in `[since_s, until_s)` of wall clock time.
-
-    With `device`, events of that device and of the host as a whole. Opens the
-    file read-only. Raises HistoryError.
-    """
-    where, values = _where(since_s, until_s, _OF_DEVICE, device)
-    query = f"SELECT {', '.join(_COLUMNS)} FROM events{where} ORDER BY id DESC LIMIT ?"
-    rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),), 1)[0]
-    whole = [row for row in reversed(rows) if _makes_sense(row)]
-    _count_damaged(path, "events", len(rows) - len(whole))
-    return [Event(*row) for row in whole]
-
-
-def count_events(
-    path: Path,
-    since_s: Optional[float] = None,
-    device: Optional[str] = None,
-    until_s: Optional[float] = None,
-) -> int:
-    """How many `read_history` finds without a limit, damaged ones too. Raises HistoryError."""
-    where, values = _where(since_s, until_s, _OF_DEVICE, device)
-    rows = _rows(path, ((f"SELECT count(*) FROM events{where}", values),), 1)[0]
-    return int(rows[0][0]) if rows else 0
-
-
-def read_figures(
-    path: Path,
-    since_s: Optional[float] = None,
-    device: Optional[str] = None,
-    until_s: Optional[float] = None,
-) -> List[Figures]:
-    """Rows of any part of `[since_s, until_s)`, oldest first: fine ones as far back as they go.
-
-    None from a file of a release that kept none. Raises HistoryError.
-    """
-    where, values = _where(since_s, until_s, "device = ?", device, "wall_s + span_s > ?")
-    select = f"SELECT {', '.join(_FIGURES)} FROM {{}}{where} ORDER BY id"
-    fine, coarse = (
-        sorted((row for row in map(_figures_of, rows) if row is not None), key=_begin_of)
-        for rows in _rows(
-            path, tuple((select.format(table), values) for table in ("fine", "coarse")), 2
-        )
-    )
-    first_s = fine[0].wall_s if fine else math.inf
-    return [row for row in coarse if row.end_s <= first_s] + fine
-
-
-def known_devices(path: Path) -> List[str]:
-    """The devices that anything is told of, sorted. Raises HistoryError."""
-    tables = ("events", "fine", "coarse")
-    queries = tuple(
-        (f"SELECT DISTINCT device FROM {table} WHERE device IS NOT NULL", ()) for table in tables
-    )
-    # A file of version 1 has events only.
-    found = _rows(path, queries[:1], 1) + _rows(path, queries[1:], 2)
-    return sorted({row[0] for rows in found for row in rows if isinstance(row[0], str)})
-
-
-# What befell the host as a whole befell each of its devices.
-_OF_DEVICE = "(device = ? OR device IS NULL)"
-
-
-def _begin_of(row: Figures) -> float:
-    return row.wall_s
-
-
-def _where(
-    since_s: Optional[float], until_s: Optional[float], of_device: str, device: Optional[str],
-    since: str = "wall_s >= ?",
-) -> Tuple[str, Tuple[object, ...]]:
-    parts = ((since, since_s), ("wall_s < ?", until_s), (of_device, device))
-    given = [(text, value) for text, value in parts if value is not None]
-    text = " AND ".join(text for text, _ in given)
-    return (f" WHERE {text}" if text else ""), tuple(value for _, value in given)
-
-
-def _rows(
-    path: Path, queries: Sequence[Tuple[str, Tuple[object, ...]]], version: int
-) -> List[List[Tuple[Any, ...]]]:
-    """The answers to each query; empty where the file is of a version before `version`."""
-    try:
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    except PermissionError:
-        raise HistoryError(
-            f"{path} is for root and the group adm, as it names processes: try again with sudo"
-        ) from None
-    except OSError:
-        raise HistoryError(
-            f"no history in {path.parent}: is that writebackd's --state-dir?"
-        ) from None
-    try:
-        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2.0)
-        try:
-            if int(database.execute("PRAGMA user_version").fetchone()[0]) < version:
-                return [[] for _ in queries]
-            return [database.execute(query, values).fetchall() for query, values in queries]
-        finally:
-            database.close()
-    # UnicodeDecodeError: of SQLite's own message, which quotes the damaged schema.
-    except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise HistoryError(f"{path}: {error}; if this stays, restart writebackd") from error
-
-
-def read_alerts(path: Path, limit: int) -> List[str]:
-    """The last `limit` records of alerts, oldest first, each as the JSON that was kept.
-
-    None at all where the file is of a release that had no alerts. Raises HistoryError.
-    """
-    query = "SELECT alert FROM alerts ORDER BY id DESC LIMIT ?"
-    rows = _rows(path, ((query, (limit,)),), 2)[0]
-    return [row[0] for row in reversed(rows) if isinstance(row[0], str)]
-
-
-def _store_alerts(database: sqlite3.Connection, events: List[Event]) -> None:
-    rows = [(each.wall_s, _storable(each.alert)) for each in events if each.alert is not None]
-    if rows:
-        database.executemany("INSERT INTO alerts (wall_s, alert) VALUES (?, ?)", rows)
-
-
-def _count_damaged(path: Path, what: str, number: int) -> None:
-    if number:
-        log.warning("%s: %d damaged %s left out", path, number, what)
-
-
-def _figures_of(row: Tuple[object, ...]) -> Optional[Figures]:
-    """The row; None where it is damaged."""
-    found = dict(zip(_FIGURES, row))
-    device, latency = found.pop("device"), found.pop("latency")
-    wall_s, span_s = found["wall_s"], found["span_s"]
-    if not (isinstance(device, str) and isinstance(latency, str)):
-        return None
-    if not all(
-        value is None or (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0)
-        for value in found.values()
+def _insert_batch(database: sqlite3.Connection, batch: _Batch) -> None:
+    told = [each for each in batch.events if each.alert is not None]
+    for table, columns, rows in (
+        ("events", EVENT_COLUMNS, list(map(event_to_row, batch.events))),
+        ("fine", FIGURE_COLUMNS, list(map(figures_to_row, batch.fine))),
+        ("coarse", FIGURE_COLUMNS, list(map(figures_to_row, batch.coarse))),
+        ("alerts", ("wall_s", "alert"), [(each.wall_s, storable(each.alert)) for each in told]),
     ):
-        return None
-    if any(found[name] is None for name in _NEEDED) or not isinstance(wall_s, (int, float)):
-        return None
-    if wall_s >= _LATEST_S or not isinstance(span_s, (int, float)) or span_s <= 0:
-        return None
-    try:
-        pairs = [pair.split(":") for pair in latency.split()]
-        buckets = tuple((int(index), int(count)) for index, count in pairs)
-    except ValueError:
-        return None
-    if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in buckets):
-        return None
-    return Figures(device=device, latency=Histogram(buckets), **found)  # type: ignore[arg-type]
-
-
-_NEEDED = (
-    "wall_s", "span_s", "limit_bytes", "found_bytes", "write_rate", "flooded_s", "ours_s",
-    "oldest_s",
-)  # fmt: skip
-
-
-def _makes_sense(row: Tuple[object, ...]) -> bool:
-    """SQLite keeps any type in any column, and finds no flipped bit in a row."""
-    event = dict(zip(_COLUMNS, row))
-    wall_s = event.pop("wall_s")
-    if not isinstance(wall_s, (int, float)) or not 0 <= wall_s < _LATEST_S:
-        return False
-    texts = [event.pop(name) for name in ("kind", "text", "device", "decision_id", "state")]
-    return (
-        all(isinstance(text, str) for text in texts[:2])
-        and all(text is None or isinstance(text, str) for text in texts)
-        and all(
-            value is None or (isinstance(value, (int, float)) and math.isfinite(value))
-            for value in event.values()
+        marks = ", ".join("?" * len(columns))
+        database.executemany(
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows
         )
-    )
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def open_database(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     # Never readable for all, not even while it is empty.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
@@ -516,32 +300,17 @@ def _open(path: Path) -> sqlite3.Connection:
         # Rows are appended and dropped in order: SQLite's own 2 MB gain nothing.
         database.execute("PRAGMA cache_size=-256")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
-        if version > _VERSION:
-            raise sqlite3.DatabaseError(f"version {version}, not {_VERSION}")
+        if version > VERSION:
+            raise sqlite3.DatabaseError(f"version {version}, not {VERSION}")
         if not version and database.execute("SELECT 1 FROM sqlite_master").fetchone():
             raise sqlite3.DatabaseError("another program's database")
-        if version < _VERSION:
+        if version < VERSION:
             with database:
                 database.execute("BEGIN IMMEDIATE")
-                for table in _TABLES:
+                for table in TABLES:
                     database.execute(table)
-                database.execute(f"PRAGMA user_version={_VERSION}")
+                database.execute(f"PRAGMA user_version={VERSION}")
         return database
     except BaseException:
         database.close()
         raise
-
-
-def _row(event: Event) -> Tuple[object, ...]:
-    return tuple(_storable(getattr(event, name)) for name in _COLUMNS)
-
-
-def _figures_row(row: Figures) -> Tuple[object, ...]:
-    latency = " ".join(f"{index}:{count}" for index, count in row.latency.buckets)
-    values = {**row.__dict__, "latency": latency}
-    return tuple(_storable(values[name]) for name in _FIGURES)
-
-
-def _storable(value: object) -> object:
-    # Names of devices and processes are bytes: surrogates have no UTF-8 form.
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

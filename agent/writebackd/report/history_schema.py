@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The history's events and figures, and the rows of SQLite that they are kept as. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Optional, Tuple
+
+from writebackd.model import HIST_BUCKETS, Histogram
+from writebackd.report.figures import Figures
+
+# 2 has the figures and the alerts; a file of version 1 gets them, a later one is set aside.
+VERSION = 2
+_LATEST_S = 1e11  # the year 5138: later no clock of today can be, and localtime(3) fails at last
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of history; None where a figure does not apply or is not known."""
+
+    wall_s: float
+    kind: str  # decision, action, mode, pin, forget, foreign, window, alert, start, stop
+    device: Optional[str] = None
+    decision_id: Optional[str] = None  # of an alert: its own, from begin to end
+    state: Optional[str] = None  # of an alert: its severity, or resolved
+    limit_bytes: Optional[int] = None
+    background_bytes: Optional[int] = None
+    target_bytes: Optional[int] = None
+    drain_rate: Optional[float] = None
+    write_rate: Optional[float] = None
+    fsync_p50_s: Optional[float] = None
+    fsync_p99_s: Optional[float] = None
+    text: str = ""
+    # What read_alerts() gives back, as JSON: not a column of the events.
+    alert: Optional[str] = None
+
+
+EVENT_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "alert")
+FIGURE_COLUMNS = tuple(each.name for each in fields(Figures))
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS events (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
+    " kind TEXT NOT NULL, device TEXT, decision_id TEXT, state TEXT, limit_bytes INTEGER,"
+    " background_bytes INTEGER, target_bytes INTEGER, drain_rate REAL, write_rate REAL,"
+    " fsync_p50_s REAL, fsync_p99_s REAL, text TEXT NOT NULL)",
+    *(
+        f"CREATE TABLE IF NOT EXISTS {table} (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
+        " span_s REAL NOT NULL, device TEXT NOT NULL, limit_bytes REAL, found_bytes REAL,"
+        " write_rate REAL, flooded_s REAL, ours_s REAL, target_bytes REAL, drain_rate REAL,"
+        " fill_share REAL, baseline_s REAL, objective_s REAL, oldest_s REAL,"
+        " latency TEXT NOT NULL)"
+        for table in ("fine", "coarse")
+    ),
+    "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
+    " alert TEXT NOT NULL)",
+)
+_NEEDED = (
+    "wall_s", "span_s", "limit_bytes", "found_bytes", "write_rate", "flooded_s", "ours_s",
+    "oldest_s",
+)  # fmt: skip
+
+
+def event_to_row(event: Event) -> Tuple[object, ...]:
+    return tuple(storable(getattr(event, name)) for name in EVENT_COLUMNS)
+
+
+def figures_to_row(row: Figures) -> Tuple[object, ...]:
+    latency = " ".join(f"{index}:{count}" for index, count in row.latency.buckets)
+    values = {**row.__dict__, "latency": latency}
+    return tuple(storable(values[name]) for name in FIGURE_COLUMNS)
+
+
+def storable(value: object) -> object:
+    # Names of devices and processes are bytes: surrogates have no UTF-8 form.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def is_event_row(row: Tuple[object, ...]) -> bool:
+    """SQLite keeps any type in any column, and finds no flipped bit in a row."""
+    event = dict(zip(EVENT_COLUMNS, row))
+    wall_s = event.pop("wall_s")
+    if not isinstance(wall_s, (int, float)) or not 0 <= wall_s < _LATEST_S:
+        return False
+    texts = [event.pop(name) for name in ("kind", "text", "device", "decision_id", "state")]
+    return (
+        all(isinstance(text, str) for text in texts[:2])
+        and all(text is None or isinstance(text, str) for text in texts)
+        and all(
+            value is None or (isinstance(value, (int, float)) and math.isfinite(value))
+            for value in event.values()
+        )
+    )
+
+
+def figures_from_row(row: Tuple[object, ...]) -> Optional[Figures]:
+    """The row; None where it is damaged."""
+    found = dict(zip(FIGURE_COLUMNS, row))
+    device, latency = found.pop("device"), found.pop("latency")
+    wall_s, span_s = found["wall_s"], found["span_s"]
+    if not (isinstance(device, str) and isinstance(latency, str)):
+        return None
+    if not all(
+        value is None or (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0)
+        for value in found.values()
+    ):
+        return None
+    if any(found[name] is None for name in _NEEDED) or not isinstance(wall_s, (int, float)):
+        return None
+    if wall_s >= _LATEST_S or not isinstance(span_s, (int, float)) or span_s <= 0:
+        return None
+    try:
+        pairs = [pair.split(":") for pair in latency.split()]
+        buckets = tuple((int(index), int(count)) for index, count in pairs)
+    except ValueError:
+        return None
+    if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in buckets):
+        return None
+    return Figures(device=device, latency=Histogram(buckets), **found)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Events as stretches of time: states, alerts and trials, only while a daemon was seen to run."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from writebackd.report.device_plot import Mark
+from writebackd.report.events import RESOLVED
+from writebackd.report.figures import Figures
+from writebackd.report.history_schema import Event
+
+STATES = {
+    "idle": "nobody syncs",
+    "guard": "somebody syncs, resting at a limit",
+    "squeeze": "fsync slow, or the write cache full: tighter",
+    "probe": "trying a larger limit",
+    "pace": "holding the flooding unit below the drain",
+    "exhausted": "at the floor and still slow",
+    "blind": "fsync cannot be seen",
+    "yielded": "somebody else set the limit",
+    "pinned": "by the admin",
+    "excluded": "left alone",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """What the page is about."""
+
+    host: str
+    version: str
+    begin_s: float
+    end_s: float
+    made_s: float
+    running: bool = False  # whether the daemon that wrote it runs when the page is made
+
+
+class Signs:
+    """When the daemon was seen to live: by what it wrote down, and by rows of figures."""
+
+    def __init__(self, events: Sequence[Event], rows: Sequence[Figures], span: Span) -> None:
+        self._signs = sorted([event.wall_s for event in events] + [row.end_s for row in rows])
+        later = next((event for event in events if event.wall_s > span.end_s), None)
+        # A daemon that was killed writes no end, but the next one a start.
+        lived = span.running if later is None else later.kind != "start"
+        seen_s = self.before(math.inf if later is None else later.wall_s)
+        self.end_s = span.end_s if lived else min(span.end_s, seen_s)  # of what stood to the last
+
+    def end(self, event: Event) -> float:
+        """Of what stood when a daemon stopped, or the next one started."""
+        return self.before(event.wall_s) if event.kind == "start" else event.wall_s
+
+    def before(self, at_s: float) -> float:
+        """The last sign before; without any, then."""
+        place = bisect_left(self._signs, at_s)
+        return self._signs[place - 1] if place else at_s
+
+
+def trial_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
+    """From when to when a trial was on."""
+    found: List[Tuple[float, float]] = []
+    began_s: Optional[float] = None
+    for event in events:
+        if event.kind not in ("trial", "start", "stop"):
+            continue
+        if began_s is not None:
+            found.append((began_s, event.wall_s))
+        begins = event.kind == "trial" and " ended: " not in event.text
+        began_s = event.wall_s if begins else None
+    return found if began_s is None else [*found, (began_s, math.inf)]
+
+
+def state_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
+    """What writebackd did about a device, from decision to decision, while it lived."""
+    marks: List[Mark] = []
+    open_: Optional[Event] = None
+
+    def close(end_s: float) -> None:
+        if open_ is not None and end_s > span.begin_s:
+            state = open_.state or ""
+            text = f"{state} {open_.decision_id or ''}: {open_.text}"
+            style = state if state in STATES else "unknown"
+            marks.append(Mark(max(open_.wall_s, span.begin_s), end_s, style, text))
+
+    for event in events:
+        if event.wall_s > span.end_s:
+            break
+        if event.kind == "decision" and event.device == device:
+            close(event.wall_s)
+            open_ = event
+        elif event.kind in ("start", "stop"):
+            close(signs.end(event))
+            open_ = None
+    close(signs.end_s)
+    return marks
+
+
+def alert_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
+    """Alerts of a device and of the host, from when they were raised until they were resolved.
+
+    Or until the daemon stopped: what became of one then, nobody saw.
+    """
+    marks: List[Mark] = []
+    standing: Dict[Tuple[Optional[str], str], Event] = {}
+
+    def close(event: Event, end_s: float) -> None:
+        if end_s >= span.begin_s and event.wall_s <= span.end_s:
+            style = "critical" if event.state == "critical" else "warning"
+            marks.append(Mark(max(event.wall_s, span.begin_s), end_s, style, event.text))
+
+    for event in events:
+        if event.wall_s > span.end_s:
+            break
+        if event.kind in ("start", "stop"):
+            for each in standing.values():
+                close(each, signs.end(event))
+            standing.clear()
+        if event.kind != "alert" or event.device not in (None, device):
+            continue
+        key = (event.device, event.decision_id or event.text.split(":", 1)[0])
+        before = standing.pop(key, None)
+        if before is not None:
+            close(before, event.wall_s)
+        if event.state != RESOLVED:
+            standing[key] = event
+    for each in standing.values():
+        close(each, signs.end_s)
+    return marks
+
+
+def moment_marks(events: Sequence[Event]) -> List[Mark]:
+    return [
+        Mark(event.wall_s, event.wall_s, event.kind, f"{event.kind}: {event.text}")
+        for event in events
+        if event.kind
+        in ("start", "stop", "mode", "pin", "trial", "forget", "foreign", "window")
+    ]

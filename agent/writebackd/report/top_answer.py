@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The answer to top: who dirties pages, and who waits for it. Pure."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from writebackd.model import CgroupSample, TaskSample
+from writebackd.report.answer_parts import Json, finite
+from writebackd.report.snapshot import Snapshot
+
+_MOST_SHOWN = 40  # of processes and of cgroups: more than a screen has lines
+
+
+def top_json(snapshot: Snapshot) -> Json:
+    """The answer to `top`: who dirties and who sleeps for it, by process and by cgroup."""
+    sample = snapshot.sample
+    return {
+        "time_s": finite(sample.wall_s),
+        "tasks": dirtiers_json(sample.tasks, sample.dt_s, _MOST_SHOWN),
+        "cgroups": _cgroups(sample.cgroups, sample.dt_s),
+    }
+
+
+def dirtiers_json(tasks: Sequence[TaskSample], dt_s: float, most: int) -> List[Json]:
+    """The processes that dirtied most in this tick; one may appear per device."""
+    busy = sorted(
+        (task for task in tasks if task.dirtied_bytes or task.throttled_s),
+        key=lambda task: (-task.dirtied_bytes, -task.throttled_s, task.pid),
+    )
+    return [
+        {
+            "pid": task.pid,
+            "comm": task.comm,
+            "cgroup": task.cgroup,
+            "device": task.device,
+            "dirty_rate": task.dirtied_bytes / dt_s if dt_s > 0 else None,
+            "throttled_share": min(1.0, task.throttled_s / dt_s) if dt_s > 0 else None,
+        }
+        for task in busy[:most]
+    ]
+
+
+def _cgroups(cgroups: Sequence[CgroupSample], dt_s: float) -> List[Json]:
+    """Those that dirtied, slept or synced in this tick; one may appear per device."""
+    busy = sorted(
+        (each for each in cgroups if each.dirtied_bytes or each.throttled_s or each.syncs),
+        key=lambda each: (-each.dirtied_bytes, -each.throttled_s, -each.syncs, each.cgroup_id),
+    )
+    return [
+        {
+            "cgroup": each.path,
+            "device": each.device,
+            "dirty_rate": each.dirtied_bytes / dt_s if dt_s > 0 else None,
+            # Of all its threads together: above 1 where several sleep.
+            "throttled_share": each.throttled_s / dt_s if dt_s > 0 else None,
+            "sync_rate": each.syncs / dt_s if dt_s > 0 else None,
+        }
+        for each in busy[:_MOST_SHOWN]
+    ]

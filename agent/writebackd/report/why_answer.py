@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The answer to why: the reason of the limit, and of what each device wants. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Optional, Tuple
+
+from writebackd import human
+from writebackd.control.explain import explain, verdict, what_next
+from writebackd.estimate.learned import earlier_drain_age_s
+from writebackd.model import DeviceDecision, DeviceMemory, DeviceSample, Estimate, Mode
+from writebackd.report.alerts import alerts_json
+from writebackd.report.answer_parts import Json, decisions_of, pinned_json, trial_json
+from writebackd.report.device_answers import device_row, find_devices
+from writebackd.report.snapshot import Snapshot
+
+
+def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
+    """The answer to `why`: the limit's reason, and each device's chain of reasoning.
+
+    `device` is a name, major:minor, /dev path, mount point or leaf disk; None
+    means all. Raises RequestError when no device is called that.
+    """
+    decision = snapshot.decision
+    chosen, decisions = find_devices(snapshot, device), decisions_of(snapshot)
+    return {
+        "mode": snapshot.mode.value,
+        "policy": snapshot.policy_name,
+        "window": asdict(snapshot.window) if snapshot.window is not None else None,
+        "off": snapshot.off,
+        "limit": {
+            "limit_bytes": decision.limit_bytes,
+            "background_bytes": decision.background_bytes,
+            "goal_bytes": decision.goal_bytes,
+            "threshold_bytes": snapshot.sample.vm.threshold_bytes,
+            "reason": decision.reason,
+            "pin": pinned_json(snapshot),
+            "trial": trial_json(snapshot),
+            "next": _next_of_limit(snapshot),
+        },
+        "devices": [
+            _reasoning(
+                each,
+                decisions.get(each.device.name),
+                snapshot.estimates.get(each.device.name),
+                _from_earlier(snapshot, each.device.name),
+                _let_go(snapshot, each.device.name),
+                snapshot,
+            )
+            for each in chosen
+        ],
+    }
+
+
+def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
+    """What the reasoning leans on that this run has not measured itself."""
+    memory = snapshot.memory.devices.get(name, DeviceMemory())
+    age_s = earlier_drain_age_s(memory, snapshot.sample.wall_s)
+    if age_s is None:
+        return ()
+    rate, age = human.size(memory.drain_rate), human.duration(age_s)
+    return (f"drain rate {rate}/s (learned before the restart, {age} ago)",)
+
+
+def _let_go(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
+    """The levers of a device that somebody else has set, and who."""
+    return tuple(x["summary"] for x in alerts_json(snapshot) if x["device"] == name)
+
+
+def _reasoning(
+    sample: DeviceSample,
+    decision: Optional[DeviceDecision],
+    estimate: Optional[Estimate],
+    earlier: Tuple[str, ...],
+    let_go: Tuple[str, ...],
+    snapshot: Snapshot,
+) -> Json:
+    row = device_row(sample, decision, estimate)
+    row.pop("write_cache")
+    steps = explain(decision, estimate) if decision else ()
+    row["verdict"] = verdict(decision, estimate) if decision else None
+    row["steps"] = [*earlier, *steps, *let_go]
+    row["rule"] = decision.rule.value if decision else None
+    row["next"] = "The first tick decides."
+    if decision:
+        row["next"] = what_next(decision, estimate, snapshot.objective)
+    return row
+
+
+def _next_of_limit(snapshot: Snapshot) -> str:
+    decision, vm = snapshot.decision, snapshot.sample.vm
+    if snapshot.mode is Mode.OBSERVE:
+        return "Nothing is written: observe mode only shows what enforce would do."
+    if snapshot.off is not None:
+        return f"Nothing is written while {snapshot.off} is there."
+    if snapshot.memory.yielded is not None:
+        return "Nothing is written until `writebackctl enforce`."
+    trial = snapshot.memory.trial
+    if trial is not None and trial.original:
+        return (
+            "A trial is on: the agent's own limits come back with a later block, and at once when"
+            " fsync suffers."
+        )
+    if decision.goal_bytes is None or decision.limit_bytes is None:
+        return "The limits stay as they were found."
+    # What reads the same is the same: the law leaves small differences alone.
+    if human.size(decision.goal_bytes) == human.size(decision.limit_bytes):
+        return "The limit stays until a device's target changes: what comes there is said below."
+    if decision.goal_bytes < decision.limit_bytes:
+        backlog = vm.dirty_bytes + vm.writeback_bytes
+        rate = sum(each.background_rate for each in snapshot.estimates.values())
+        takes = f" (about {human.duration(backlog / rate)} at {human.size(rate)}/s)" if rate else ""
+        return (
+            f"The limit goes down to {human.size(decision.goal_bytes)}, no faster than the"
+            f" {human.size(backlog)} that wait are written out{takes}."
+        )
+    return f"The limit goes up to {human.size(decision.goal_bytes)}, one step at a time."

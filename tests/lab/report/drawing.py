@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The lab's plots: those of the product's pages, with points, labels and events."""
+
+from __future__ import annotations
+
+import math
+from typing import List, Tuple
+
+from writebackd.report.plot import LETTER, Axis, Frame, coordinate, escape, hover
+
+WIDTH, HEIGHT = 460, 260
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 28, 36
+
+
+class Plot(Frame):
+    """A drawing of its own, with a title, and with points whose labels find their place."""
+
+    def __init__(self, title: str, x: Axis, y: Axis) -> None:
+        super().__init__(x, y, LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+        self.title = title
+        self._boxes: List[Tuple[float, float, float, float]] = []  # where text is already
+
+    def strip(self, start: float, end: float, words: str, style: str) -> None:
+        """A stretch of the x axis with its name, at the plot's foot."""
+        foot = Frame(self.x, self.y, self.left, self.bottom - 13, self.right, self.bottom - 1)
+        foot.span(start, end, f"strip {style}", words, words)
+        self.parts += foot.parts
+
+    def event(self, value: float, label: str, text: str) -> None:
+        """A vertical line with a short label at its head."""
+        self.mark(value, "event", text)
+        self.parts.append(f'<text class="event" x="{coordinate(self.at_x(value))}" '
+                          f'y="{TOP - 3}">{escape(label)}{hover(text)}</text>')
+
+    def point(self, x: float, y: float, style: str, text: str, radius: float = 4) -> None:
+        self.parts.append(
+            f'<circle class="p {style}" cx="{coordinate(self.at_x(x))}" '
+            f'cy="{coordinate(self.at_y(y))}" r="{radius}">{hover(text)}</circle>')
+        self._boxes.append((self.at_x(x) - radius, self.at_y(y) - radius,
+                            self.at_x(x) + radius, self.at_y(y) + radius))
+
+    def label(self, x: float, y: float, text: str, style: str, needed: bool = True) -> None:
+        """Text beside a point, on the side where it covers least.
+
+        One that is not needed is left out where it would cover something.
+        """
+        across, down, long = self.at_x(x), self.at_y(y), LETTER * len(text)
+        places = [(across + 7, down + 4, "start"), (across - 7, down + 4, "end"),
+                  (across, down - 8, "middle"), (across, down + 16, "middle"),
+                  (across + 6, down - 7, "start"), (across + 6, down + 15, "start"),
+                  (across - 6, down - 7, "end"), (across - 6, down + 15, "end"),
+                  (across + 6, down - 19, "start"), (across - 6, down + 27, "end")]
+        best, least = places[0], math.inf
+        for place in places:
+            covered = self._covered(_box(place, long))
+            if covered < least:
+                best, least = place, covered
+        if least > 0 and not needed:
+            return
+        self._boxes.append(_box(best, long))
+        self.parts.append(f'<text class="{style}" x="{coordinate(best[0])}" '
+                           f'y="{coordinate(best[1])}" text-anchor="{best[2]}">'
+                           f"{escape(text)}</text>")
+
+    def _covered(self, box: Tuple[float, float, float, float]) -> float:
+        left, top, right, bottom = box
+        outside = (max(0.0, self.left - left) + max(0.0, right - self.right - RIGHT)
+                   + max(0.0, self.top - top) + max(0.0, bottom - self.bottom))
+        return 50 * outside + sum(
+            max(0.0, min(right, other[2]) - max(left, other[0]))
+            * max(0.0, min(bottom, other[3]) - max(top, other[1])) for other in self._boxes)
+
+    def svg(self) -> str:
+        """The drawing, with its title above and what y is in it."""
+        unit = f", {self.y.label}" if self.y.label else ""
+        across = (f'<text x="{(self.left + self.right) / 2:g}" y="{HEIGHT - 6}">'
+                  f"{escape(self.x.label)}</text>")
+        return (f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+                f'aria-label="{escape(self.title + unit)}">{self.grid()}'
+                f'<path class="axis" d="M{LEFT} {TOP}V{self.bottom}H{self.right}"/>'
+                f'{self.below(across)}{self.beside()}{"".join(self.parts)}'
+                f'<text class="title" x="{LEFT - 50}" y="13">{escape(self.title)}'
+                f'<tspan class="unit">{escape(unit)}</tspan></text></svg>')
+
+
+def _box(place: Tuple[float, float, str], long: float) -> Tuple[float, float, float, float]:
+    across, down, anchor = place
+    left = across - {"start": 0.0, "middle": long / 2, "end": long}[anchor]
+    return left, down - 10, left + long, down + 2

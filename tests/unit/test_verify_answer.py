@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""verify: what stands in the kernel against what was written."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import pytest
+
+import samples
+from test_status import assert_valid
+from writebackd.cli.screens import render_verify
+from writebackd.model import (
+    ForeignWrite,
+    VmLimits,
+    VmState,
+)
+from writebackd.report.verify_answer import verify_json
+
+MIB = samples.MIB
+GIB, PAGE = samples.GIB, 4096
+
+
+def vm_state(limits: VmLimits, limit: int, background: int) -> VmState:
+    return VmState(limits, 0, 0, limit, background)
+
+
+STANDING = VmLimits(4 * MIB, 0, 2 * MIB, 0)
+
+
+@pytest.mark.parametrize(
+    "state, written, files",
+    [
+        (vm_state(STANDING, 4 * MIB, 2 * MIB), (4 * MIB, 2 * MIB), []),
+        # nothing of ours in the kernel: nothing to differ
+        (vm_state(VmLimits(0, 20, 0, 10), GIB, GIB // 2), None, []),
+        # the kernel counts in pages, rounded up
+        (vm_state(VmLimits(10_000, 0, 5_000, 0), 3 * PAGE, 2 * PAGE), (10_000, 5_000), []),
+        # background not below the limit: half of the limit is in force
+        (vm_state(VmLimits(4 * MIB, 0, 4 * MIB, 0), 4 * MIB, 2 * MIB), (4 * MIB, 4 * MIB), []),
+        (
+            vm_state(VmLimits(8 * MIB, 0, 2 * MIB, 0), 8 * MIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/sys/vm/dirty_bytes"],
+        ),
+        (
+            vm_state(VmLimits(0, 20, 2 * MIB, 0), GIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/sys/vm/dirty_bytes"],
+        ),
+        (
+            vm_state(VmLimits(4 * MIB, 0, 0, 5), 4 * MIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/sys/vm/dirty_background_bytes"],
+        ),
+        # the files read back well, and the kernel made something else of them
+        (
+            vm_state(STANDING, 64 * MIB, 2 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/vmstat nr_dirty_threshold"],
+        ),
+        (
+            vm_state(STANDING, 4 * MIB, 3 * MIB),
+            (4 * MIB, 2 * MIB),
+            ["/proc/vmstat nr_dirty_background_threshold"],
+        ),
+    ],
+)
+def test_verify(state: VmState, written: Optional[Tuple[int, int]], files: "list[str]") -> None:
+    answer = verify_json(state, PAGE, written)
+    assert_valid(answer, "verify")
+    assert [row["file"] for row in answer["differences"]] == files
+    assert answer["good"] is (not files)
+
+
+def test_verify_names_the_writer_and_reports_a_yield() -> None:
+    state = vm_state(VmLimits(8 * MIB, 0, 2 * MIB, 0), 8 * MIB, 2 * MIB)
+    foreign = (
+        ForeignWrite("dirty_bytes", str(8 * MIB), 733, "tuned", 9, "/t.service", "tuned -l"),
+    )
+    answer = verify_json(state, PAGE, (4 * MIB, 2 * MIB), foreign)
+    assert_valid(answer, "verify")
+    text = render_verify(answer, 200)
+    assert "; changed by tuned (pid 733, cgroup /t.service, command line: tuned -l)" in text
+    answer = verify_json(state, PAGE, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
+    assert answer["good"] is False
+    assert_valid(answer, "verify")
+
+
+def test_verify_looks_at_the_levers_as_well() -> None:
+    state = vm_state(VmLimits(0, 20, 0, 10), GIB, GIB // 2)
+    answer = verify_json(state, PAGE, None, levers=samples.LEVERS)
+    assert answer["good"] and len(answer["levers"]) == len(samples.LEVERS)
+    assert_valid(answer, "verify")
+    lever = "pace /system.slice/x.service 8:0"
+    foreign = (ForeignWrite(lever, "max", 733, "systemd"),)
+    differing = [(lever, "io.max of /system.slice/x.service", "1000", "max")]
+    answer = verify_json(
+        state, PAGE, None, foreign, levers=samples.LEVERS, differing=differing
+    )
+    assert not answer["good"]
+    assert answer["differences"] == [
+        {"lever": lever, "file": differing[0][1], "expected": 1000, "found": None,
+         "pid": 733, "comm": "systemd", "cgroup": None, "cmdline": None}
+    ]  # fmt: skip
+    assert_valid(answer, "verify")
