@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 #   make bpf                    compile the probe into the checkout
 #   make check                  what tests/run does without root or VMs
+#   make docs                   the pages of docs/reference that the code knows
 #   make bench [SCENARIO=NAME | DIRECTORY=PATH] [CONTENDER=NAME] [WAY=native|vm|virtual] [QUICK=1]
-#                               the agent against every rival on modelled disks (docs/lab.md)
+#                               the agent against every rival on modelled disks, see
+#                               tests/lab/README.md
 #   make bench-clean            remove what a killed benchmark left
 #   make install [DESTDIR=]     install into the system, from Debian's Python
 #   make uninstall
@@ -28,6 +30,9 @@ bpf:
 
 check:
 	tests/run ruff mypy imports unit
+
+docs:
+	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/reference.py
 
 bench:
 	agent/setup.sh $(if $(filter-out native,$(WAY)),test,bench)
@@ -68,7 +73,7 @@ install:
 		> '$(D)$(CATALOG)'/writebackd.catalog
 	chmod 644 '$(D)$(CATALOG)'/writebackd.catalog
 	install -m 644 systemd/writebackd.sysusers '$(D)$(SYSUSERS)'/writebackd.conf
-	cp -R README.md LICENSE docs '$(D)$(DOC)'
+	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs '$(D)$(DOC)'
 	rm -rf '$(D)$(DOC)/docs/man'
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/generate.py '$(D)$(PREFIX)/share'
 
@@ -89,4 +94,4 @@ uninstall:
 clean:
 	rm -rf build agent/writebackd/_bpf agent/writebackd.egg-info
 
-.PHONY: all bpf check bench bench-clean install uninstall clean
+.PHONY: all bpf check docs bench bench-clean install uninstall clean

@@ -196,7 +196,7 @@ END
 }
 
 command -v apt-get >/dev/null && command -v dpkg-query >/dev/null ||
-    fail "this script knows Debian only; elsewhere see \"Installing\" in README.md"
+    fail "this script knows Debian only; elsewhere see docs/howto/install.md"
 if ! { mkdir -p build && [ -w build ]; } 2>/dev/null; then
     say "$root/build is not writable: remove it, or run this as the user it belongs to"
     exit 4

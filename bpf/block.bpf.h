@@ -38,15 +38,17 @@ static __always_inline __u32 start_index(struct request *rq)
 	/* Requests lie in arrays, one per hardware queue, a few hundred bytes
 	 * each: the tag spreads neighbours, the queue id separates the arrays. */
 	return ((__u32)rq->tag + ((__u32)rq->q->id << 6) +
-		(rq->mq_hctx ? rq->mq_hctx->queue_num << 10 : 0)) & (STARTS - 1);
+		(rq->mq_hctx ? rq->mq_hctx->queue_num << 10 : 0)) &
+	       (STARTS - 1);
 }
 
-#define ADD(target, n) do {                                     \
-	if (cfg.per_cpu)                                     \
-		(target) += (n);                                \
-	else                                                    \
-		__sync_fetch_and_add(&(target), (n));           \
-} while (0)
+#define ADD(target, n)                                        \
+	do {                                                  \
+		if (cfg.per_cpu)                              \
+			(target) += (n);                      \
+		else                                          \
+			__sync_fetch_and_add(&(target), (n)); \
+	} while (0)
 
 /* Classes as wbc_to_write_flags() and the journals mark them; -1: of no use
  * here (discard, zone management, passthrough). */

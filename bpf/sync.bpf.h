@@ -109,26 +109,26 @@ static __always_inline void sync_end(__u8 owner)
 		__sync_fetch_and_add(&stats->file_hist[bucket], 1);
 }
 
-#define FILE_SYNC(file, datasync)                                              \
-	sync_begin(inode_dev((file)->f_mapping->host),                         \
+#define FILE_SYNC(file, datasync)                      \
+	sync_begin(inode_dev((file)->f_mapping->host), \
 		   (datasync) ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_FILESYSTEM)
 
 /* First choice: the functions that f_op->fsync points to.  A hook on
  * vfs_fsync_range would miss fdatasync where the compiler inlined it. */
-#define FSYNC_FENTRY(function)                                                 \
-SEC("?fentry/" #function)                                                      \
-int BPF_PROG(fentry_##function, struct file *file, loff_t start, loff_t end,   \
-	     int datasync)                                                     \
-{                                                                              \
-	FILE_SYNC(file, datasync);                                             \
-	return 0;                                                              \
-}                                                                              \
-SEC("?fexit/" #function)                                                       \
-int BPF_PROG(fexit_##function)                                                 \
-{                                                                              \
-	sync_end(OWNER_FILESYSTEM);                                        \
-	return 0;                                                              \
-}
+#define FSYNC_FENTRY(function)                                                       \
+	SEC("?fentry/" #function)                                                    \
+	int BPF_PROG(fentry_##function, struct file *file, loff_t start, loff_t end, \
+		     int datasync)                                                   \
+	{                                                                            \
+		FILE_SYNC(file, datasync);                                           \
+		return 0;                                                            \
+	}                                                                            \
+	SEC("?fexit/" #function)                                                     \
+	int BPF_PROG(fexit_##function)                                               \
+	{                                                                            \
+		sync_end(OWNER_FILESYSTEM);                                          \
+		return 0;                                                            \
+	}
 
 FSYNC_FENTRY(ext4_sync_file)
 FSYNC_FENTRY(xfs_file_fsync)

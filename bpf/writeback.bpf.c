@@ -30,10 +30,12 @@ static __always_inline __u64 hist_bucket(__u64 ns)
 		/* The position of the highest bit, in five steps, not a loop. */
 		v = value < 1U << 26 ? value : (1U << 26) - 1;
 		value = v;
+		/* clang-format off */
 		if (v >> 16) { exponent += 16; v >>= 16; }
 		if (v >> 8) { exponent += 8; v >>= 8; }
 		if (v >> 4) { exponent += 4; v >>= 4; }
 		if (v >> 2) { exponent += 2; v >>= 2; }
+		/* clang-format on */
 		exponent += v >> 1;
 		bucket = ((exponent - HIST_SUB_BITS) << HIST_SUB_BITS) +
 			 (value >> (exponent - HIST_SUB_BITS));

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-PARTS = ("LICENSE", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.cfg", "agent",
-         "bpf", "docs", "policies", "systemd")
+PARTS = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
+         "pyproject.toml", "setup.cfg", "agent", "bpf", "docs", "policies", "systemd")
 
 
 def make_install(tmp_path: Path) -> Path:

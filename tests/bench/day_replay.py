@@ -29,8 +29,8 @@ from writebackd.policy import load_policy
 from writebackd.report.tape import Tape
 
 HOUR_S = 3600.0
-# For a day of one device, promised in docs/figures.md; processor time, which others on the
-# machine change less than time passed.
+# For a day of one device, promised in docs/research/2026-11-costs.md; processor time, which others
+# on the machine change less than time passed.
 LIMIT_S = 60.0
 # Flows hardly change within such a step; half of the plant's own would take twice as long.
 STEP_S = 0.1

@@ -42,9 +42,9 @@ DISKS = 1024
 TICKS = 40
 # A neighbour on the same core doubles what a tick costs: a miss is measured again.
 ROUNDS = 3
-# What is wanted, of which the time is not yet reached (docs/figures.md); and what is a step back:
-# in times of what the same process takes to write a tick's /proc/diskstats, 26 to 28, since
-# milliseconds tell of the machine as much as of the code.
+# What is wanted, of which the time is not yet reached (docs/research/2026-11-costs.md); and what is
+# a step back: in times of what the same process takes to write a tick's /proc/diskstats, 26 to 28,
+# since milliseconds tell of the machine as much as of the code.
 WANTED_MS, WANTED_RSS_MB = 50.0, 60.0
 LIMIT_TIMES, LIMIT_RSS_MB = 40.0, 60.0
 # Those that the fake kernel computes; the rest are files below the root.

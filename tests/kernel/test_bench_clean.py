@@ -40,7 +40,7 @@ def prefix() -> Iterator[str]:
 
 
 def clean() -> str:
-    """What docs/lab.md says to do; by Debian's own Python, which has nothing installed."""
+    """What tests/lab/README.md says to do; by Debian's own Python, which has nothing installed."""
     return subprocess.run(["make", "--silent", "bench-clean"], cwd=TOP, check=True,
                           capture_output=True, text=True).stdout
 

@@ -242,9 +242,9 @@ time.sleep(1.0)  # journald asks the kernel whose they are
 
 
 def test_the_journal_tells_the_same_id_of_two_runs_apart(system: System) -> None:
-    """By the command of docs/commands.md, with another unit in the daemon's place."""
-    manual = (CHECKOUT / "docs" / "commands.md").read_text()
-    (command,) = re.findall(r"(?m)^    (journalctl DECISION_ID=.*) writebackd\)$", manual)
+    """By the command of docs/reference/commands.md, with another unit in the daemon's place."""
+    manual = (CHECKOUT / "docs/reference/commands.md").read_text()
+    (command,) = re.findall(r"(?ms)^    (journalctl DECISION_ID=.*?) writebackd\)$", manual)
     unit = "/run/systemd/system/telling.service"
     system.write("/run/telling.py", TELLING)
     for run in ("one", "two"):

@@ -40,7 +40,7 @@ class Task(Enum):
     WATCH = "watch"  # limits never touched, the collapse told
 
 
-# A repeat differs from the next by a third (docs/lab.md); no class that protects is near it.
+# A repeat differs from the next by a third (tests/lab/README.md); no class that protects is near.
 BETTER = 2.0
 UNHARMED = 0.95
 FULL = 0.99

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Scenarios: which disks, which loads, what happens when, and what it has to show.
 
-A scenario is a file scenarios/NAME.conf; docs/lab.md has its keys.
+A scenario is a file scenarios/NAME.conf; tests/lab/README.md has its keys.
 """
 
 from __future__ import annotations

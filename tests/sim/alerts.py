@@ -22,7 +22,8 @@ from writebackd.model import ForeignWrite, Memory, Mode
 from writebackd.policy import load_policy
 
 POLICY = load_policy("default")
-# The detector was tuned on those from 0 on: figures for docs/alerts.md need others as well.
+# The detector was tuned on those from 0 on: figures for docs/research/2026-11-alerts.md need others
+# as well.
 SEEDS = 20
 STEP_S = 0.1
 WITHIN_S = 15.0

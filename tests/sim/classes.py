@@ -3,8 +3,9 @@
 
     PYTHONPATH=agent python -m tests.sim classes [POLICY...]
 
-prints the table of docs/policy.md. The policies are read from their files, as the daemon reads
-them when one is named. What the lab measures of the same classes: tests/lab/classes.py.
+prints the table of docs/research/2026-11-policies.md. The policies are read from their files, as
+the daemon reads them when one is named. What the lab measures of the same classes:
+tests/lab/classes.py.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ FLUSHED_LATER = (*FLUSHED_LEAPS[:4], (14.0 * MB, 235.0 * MB), (24.0 * MB, 340.0 
                  *FLUSHED_LEAPS[-2:])
 SSD_FLUSHED = Disk(drain=450.0 * MB, cache=128.0 * MB, link=540.0 * MB, baseline_s=0.5e-3,
                    volatile=True, flush_s=7e-3, leaps=FLUSHED_LEAPS, leaps_full=FLUSHED_LEAPS)
-# The steps that were seen natively, with room in the cache and after it was full (docs/control.md):
-# none lets in the 250 MB/s of the media.
+# The steps that were seen natively (docs/research/2026-11-measurements.md), with room in the cache
+# and after it was full: none lets in the 250 MB/s of the media.
 LEAPS = Disk(
     leaps=((1.0 * MB, 130.0 * MB), (1.5 * MB, 275.0 * MB), (4.5 * MB, 390.0 * MB),
            (8.0 * MB, 500.0 * MB)),

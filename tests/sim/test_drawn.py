@@ -109,7 +109,7 @@ def test_where_syncs_cost_nothing_there_is_room_at_nearly_all_of_the_rate() -> N
 
 
 def test_on_hosts_that_nothing_was_tuned_on_it_is_nearly_the_best_fixed_limit() -> None:
-    """A smoke of the judging half; docs/control.md has the figures of 120 hosts."""
+    """A smoke of the judging half; docs/research/2026-11-law.md has the figures of 120 hosts."""
     text = drawn.table(drawn.seeds("judge", JUDGED), POLICY, bench.AGENT)
     print(text)
     steady, waves = (float(line.split()[4]) for line in re.findall("^agent .*$", text, re.M))

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # What a build or an installation reads; build/ and generated files are not among it.
 PARTS = (
-    "LICENSE", "MANIFEST.in", "Makefile", "README.md", "pyproject.toml", "setup.cfg",
-    "agent", "bpf", "docs", "policies", "systemd",
+    "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
+    "pyproject.toml", "setup.cfg", "agent", "bpf", "docs", "policies", "systemd",
 )  # fmt: skip
 BTF = Path("/sys/kernel/btf/vmlinux")
 

@@ -35,7 +35,7 @@ from writebackd.policy.schema import Policy
 FLOOD, DATABASE = "/system.slice/backup.service", "/system.slice/postgresql.service"
 CACHE = 256 << 20
 STEPS = 10
-GRAIN = 1 << 20  # below this the limit loses its grip: see docs/control.md
+GRAIN = 1 << 20  # below this the limit loses its grip: see docs/reference/decisions.md
 SYNCS = 2000.0  # per second without anything in the way
 
 

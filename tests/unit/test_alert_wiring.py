@@ -70,7 +70,7 @@ def test_the_answer_shows_what_stands(rig: Rig) -> None:
     sample = daemon.state.snapshot.sample
     assert full.pop("devices") == [each.device.name for each in sample.devices]
     assert list(schema.problems(full, schema.load("alerts"))) == []
-    assert answer["active"][0]["runbook"].endswith("/docs/runbook.md#collapse")
+    assert answer["active"][0]["runbook"].endswith("/docs/howto/runbook.md#collapse")
     assert Path(answer["active"][0]["runbook"][len("file://") :].split("#")[0]).is_file()
     rig.end()
 

@@ -310,7 +310,7 @@ VERBS = {
 
 
 def test_the_manual_describes_every_verb_and_schema() -> None:
-    manual = (schema.DIRECTORY.parent / "commands.md").read_text()
+    manual = (schema.DIRECTORY.parent / "reference/commands.md").read_text()
     headings = [line for line in manual.splitlines() if line.startswith("### `")]
     assert {heading.split("`")[1].split()[0] for heading in headings} == VERBS
     for path in schema.DIRECTORY.glob("*.json"):

@@ -356,5 +356,6 @@ def test_narrow_and_wide() -> None:
     for columns in (60, 120):
         lines = verb.render(active, [], [], columns).splitlines()
         # An address that is broken up cannot be opened.
-        assert lines.pop() == "runbook  file:///usr/share/doc/writebackd/docs/runbook.md#collapse"
+        manual = "file:///usr/share/doc/writebackd/docs"
+        assert lines.pop() == f"runbook  {manual}/howto/runbook.md#collapse"
         assert max(map(len, lines)) <= columns, lines

@@ -37,7 +37,9 @@ import pages
 from tests.lab import bench, demo
 
 VERBS = [each for each in commands.writebackctl().all() if each.words]
-README = (ROOT / "README.md").read_text()
+# What a newcomer is told to type.
+FRONT = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+INSTALL = (ROOT / "docs/howto/install.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ def test_the_pages_name_every_verb_option_and_key(share: Path) -> None:
 
 
 def test_the_manual_has_every_option_of_every_verb() -> None:
-    sections = re.split(r"(?m)^### ", (ROOT / "docs/commands.md").read_text())[1:]
+    sections = re.split(r"(?m)^### ", (ROOT / "docs/reference/commands.md").read_text())[1:]
     for each in VERBS:
         heading = re.compile(rf"`{each.words[0]}\b")
         (section,) = [text for text in sections if heading.match(text)]
@@ -268,14 +270,14 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
 
 
 def in_readme() -> List[str]:
-    lines = [line.split("  #")[0].strip() for line in README.splitlines() if line[:4] == " " * 4]
+    lines = [line.split("  #")[0].strip() for line in FRONT.splitlines() if line[:4] == " " * 4]
     words = ("sudo ", "writebackctl ", "agent/", "tests/", "make ")
     return [line for line in lines if line.startswith(words)]
 
 
 def in_prose() -> List[str]:
-    """What README and the manual quote as commands, with all of their words."""
-    found = re.findall(r"`((?:sudo )?writebackctl [^`]+)`", README)
+    """What is quoted there as a command, with all of its words."""
+    found = re.findall(r"`((?:sudo )?writebackctl [^`]+)`", FRONT)
     return [text for text in found if "VERB" not in text]
 
 
@@ -343,7 +345,8 @@ QUOTED = re.compile(r"`(?:sudo )?(writebackctl [^`]+)`|^    +(?:sudo )?(writebac
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+    "name", ["README.md", "CONTRIBUTING.md",
+             *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
              "docs/man/pages.py", "agent/writebackd/cli/checks.py", "systemd/writebackd.service",
              "systemd/writebackd.catalog"],
 )  # fmt: skip
@@ -387,7 +390,7 @@ def stubbed(tmp_path: Path) -> Path:
 
 def called(tree: Path, command: str) -> List[str]:
     """How the tools of the tree are called by a command of the README, as it stands there."""
-    assert command in in_readme() or f"`{command}`" in README, command
+    assert command in in_readme() or f"`{command}`" in FRONT, command
     environ = {**os.environ, "PATH": f"{tree}/bin:{os.environ['PATH']}"}
     subprocess.run(
         ["sh", "-c", command], cwd=tree, env=environ, stdin=subprocess.DEVNULL, timeout=60,
@@ -424,12 +427,12 @@ def test_the_demo_and_the_benchmark_are_started_as_they_say(
     plan = capsys.readouterr().out
     assert "flood" in plan
     minutes = float(re.findall(r"([\d.]+) min", plan)[-1])
-    (said,) = re.findall(r"other loads, in (\d+) minutes", README)
+    (said,) = re.findall(r"other loads, in (\d+) minutes", FRONT)
     assert int(said) == pytest.approx(minutes, abs=2.5)
 
 
 def test_the_readme_says_when_a_host_is_back_as_it_was() -> None:
-    first, last = re.findall(r"puts them back\n([\d.]+) to ([\d.]+) s after", README)[0]
+    first, last = re.findall(r"puts them back\n([\d.]+) to ([\d.]+) s after", FRONT)[0]
     lease_s = load_policy("default").limits.lease_s
     assert float(first) == lease_s
     assert float(last) == lease_s + watcher.BEAT_S + watcher._GRACE_S
@@ -451,6 +454,13 @@ def test_tests_run_is_the_gate_the_full_suite_or_the_layer_that_is_named(stubbed
     assert not any("not full" in line for line in full)
     _, unit = called(stubbed, "tests/run unit")
     assert unit == "python -m pytest --continue-on-collection-errors tests/unit"
+
+
+def test_make_check_takes_what_needs_no_root(stubbed: Path) -> None:
+    setup, *layers = called(stubbed, "make check")
+    assert setup == "setup.sh test"
+    tools = [re.sub(r"^python -m pytest .*(?=tests/)", "", line) for line in layers]
+    assert [tool.split()[0] for tool in tools] == ["ruff", "mypy", "lint-imports", "tests/unit"]
 
 
 def test_the_gate_tells_what_it_left_out(stubbed: Path) -> None:
@@ -505,6 +515,7 @@ RUN_ELSEWHERE = {
     "sudo make uninstall": ("unit/test_package.py", '["make", "uninstall", f"DESTDIR='),
     "pip install --config-settings btf=FILE .": ("unit/test_package.py", 'f"btf={btf}"'),
     "pip install .": ("unit/test_package.py", "def build("),
+    "make docs": ("unit/test_docs.py", "reference.pages()"),
     "make install BTF=FILE": ("unit/test_package.py", '"WRITEBACKD_BTF"'),
     "sudo systemctl daemon-reload": ("vm/inside/systemd_cases.py", '"daemon-reload"'),
     "sudo journalctl --update-catalog": ("kernel/test_route_services.py", '"--update-catalog"'),
@@ -512,15 +523,15 @@ RUN_ELSEWHERE = {
 RUN_HERE = {
     "sudo agent/run", "sudo agent/run --mode observe", "sudo tests/run", "sudo tests/run full",
     "tests/run unit",
-    "sudo tests/demo", "tests/demo", "sudo make bench QUICK=1", "make clean",
+    "sudo tests/demo", "tests/demo", "sudo make bench QUICK=1", "make clean", "make check",
     "sudo systemctl enable --now writebackd",
 }  # fmt: skip
 
 
 def test_every_command_of_the_readme_has_a_test_that_runs_it() -> None:
     quoted = re.findall(
-        r"`((?:sudo )?(?:agent/run|tests/|make |pip |systemctl |journalctl )[^`]*)`", README
-    )
+        r"`((?:sudo )?(?:agent/run|tests/run|tests/demo|make |pip )[^`]*)`", FRONT
+    ) + re.findall(r"(?m)^    ((?:make|pip) .*)", INSTALL)
     others = {c for c in (*in_readme(), *quoted) if "writebackctl" not in c}
     assert others == RUN_HERE | RUN_ELSEWHERE.keys()
     for command, (name, phrase) in RUN_ELSEWHERE.items():

@@ -98,10 +98,10 @@ def test_check_as_what_is_to_be_there(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_roll_out_of_the_manual_is_good_and_loosens_no_class(run: Run, tmp_path: Path) -> None:
-    text = (ROOT / "docs/fleet.md").read_text()
+    text = (ROOT / "docs/howto/fleet.md").read_text()
     example = re.search(
         r"dest: (\S+all\.conf\.d/\S+)\n    content: \|\n((?:      .*\n)+)"
-        r"    validate: /usr/bin/writebackctl policy (.*)", text
+        r"    validate: >-\n      /usr/bin/writebackctl policy (.*\n.*)", text
     )  # fmt: skip
     assert example is not None
     dest, content, words = example.groups()

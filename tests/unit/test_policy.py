@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from writebackd.policy import PolicyError, check, list_policies, load_policy, render
 from writebackd.policy.find import misplaced, packaged_dir, unused_drop_ins
-from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
+from writebackd.policy.keys import KEYS, SECTIONS, Key
 from writebackd.policy.rules import MemoryRule, Rule
 from writebackd.policy.schema import Policy
 from writebackd.tuning import SPEND
@@ -768,16 +768,17 @@ def cells(page: str, beginning: str, *after: str) -> list[str]:
 
 def test_figures_in_reasons_are_those_of_the_manual() -> None:
     text = (CHECKOUT / "policies/db-hwraid.conf").read_text(encoding="utf-8").replace("\n#", "")
-    (p99,) = re.findall(r"p99 is (\S+ ms) with this policy in the lab \(docs/policy\.md", text)
-    assert p99 == cells("policy.md", "db-hwraid", "syncs/s, default limits")[5]
+    page = "research/2026-11-policies.md"
+    (p99,) = re.findall(rf"p99 is (\S+ ms) with this policy in the lab \(docs/{page}", text)
+    assert p99 == cells(page, "db-hwraid", "syncs/s, default limits")[5]
     slow = "On the model of the slow array (60 MB/s"
     told = re.findall(r"(\S+) % on (xfs|ext4) \(best fixed limit: (\S+) %\)", text)
     rates = re.findall(r"of the flood's rate (\S+) % and (\S+) %", text)[0]
     assert len(told) == len(rates) == 2
     for (kept, filesystem, of_fixed), rate in zip(told, rates):
         after = (slow, f"| {filesystem}, default limits")
-        fixed = cells("pacing.md", "1 MB, the best fixed limit", *after)
-        paced = cells("pacing.md", "the agent, pacing", *after)
+        fixed = cells("explanation/pacing.md", "1 MB, the best fixed limit", *after)
+        paced = cells("explanation/pacing.md", "the agent, pacing", *after)
         for said, figure in ((kept, paced[2]), (of_fixed, fixed[2]), (rate, paced[4])):
             assert float(said) == pytest.approx(float(figure) * 100)
 
@@ -818,25 +819,3 @@ def test_default_conf_spells_out_the_built_in_defaults(tmp_path: Path) -> None:
     devices = dataclasses.replace(shipped.devices, settings=())
     assert dataclasses.replace(shipped, summary="", devices=devices) == built_in
     assert [where for where, origin in shipped.origins.items() if origin == "default"] == []
-
-
-def test_the_documented_table_is_the_table() -> None:
-    text = (CHECKOUT / "docs/policy.md").read_text(encoding="utf-8")
-    table = text.split("| section | key |", 1)[1].split("\n\n", 1)[0]
-    documented = [
-        tuple(cell.strip() for cell in line.strip("|").split("|"))
-        for line in table.splitlines()[2:]
-    ]
-    coded = [
-        (
-            f"[{key.section}]" + (", [device]" if key.per_device else "")
-            + (", [window]" if key in WINDOW_KEYS.values() and key is not WHEN else ""),
-            key.name,
-            key.kind.unit,
-            key.default or "empty",
-            key.range,
-            key.doc,
-        )
-        for key in (*KEYS, WHEN)
-    ]
-    assert documented == coded

@@ -93,7 +93,7 @@ def test_the_silence_of_the_runbook_is_one() -> None:
         def log_message(self, *args: Any) -> None:
             pass
 
-    (command,) = re.findall(r"(?m)^    (amtool .*)", (ROOT / "docs/runbook.md").read_text())
+    (command,) = re.findall(r"(?m)^    (amtool .*)", (ROOT / "docs/howto/runbook.md").read_text())
     with http.server.HTTPServer(("127.0.0.1", 0), Alertmanager) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -414,20 +414,20 @@ def test_the_dashboard_needs_no_migration_of_the_version_that_it_says() -> None:
 def test_every_metric_is_described_and_nothing_else() -> None:
     night = Open("night", 1_717_220_000.0, "06:00")
     shown = [counted(busy_host(1)), replace(samples.pinned(), lease_s=5.0, window=night)]
-    exported = {found for each in shown
-                for found in re.findall(r"^# TYPE (\S+) (\S+)", render(each, PROMETHEUS), re.M)}
-    manual = (ROOT / "docs" / "metrics.md").read_text()
-    described = re.findall(r"^\| `(writebackd_\w+)[^|]*\| (\w+) \|", manual, re.M)
+    exported = {found for each in shown for found in re.findall(
+        r"^# TYPE (\S+) (\S+)\n# HELP \S+ (.*)", render(each, PROMETHEUS), re.M)}
+    manual = (ROOT / "docs/reference/metrics.md").read_text()
+    described = re.findall(r"^\| `(writebackd_\w+)[^|]*\| (\w+) \| (.*) \|$", manual, re.M)
     assert len(described) == len(exported) and set(described) == exported
 
 
 def test_the_manual_counts_series_as_they_are() -> None:
-    """docs/fleet.md reckons with these."""
+    """docs/howto/fleet.md reckons with these."""
     series = []
     for devices in (0, 1, 4):
         shown = replace(counted(busy_host(devices)), lease_s=5.0)
         series.append(sum(not line.startswith("#") for line in render(shown).splitlines()))
-    manual = (ROOT / "docs" / "fleet.md").read_text()
+    manual = (ROOT / "docs/howto/fleet.md").read_text()
     host, device = series[0], series[1] - series[0]
     assert series[2] == host + 4 * device
     assert f"{host} series a host and {device} a managed device" in manual
@@ -440,7 +440,7 @@ def test_what_the_example_drops_is_counted_and_not_asked_for() -> None:
     lines = render(counted(busy_host(1))).splitlines()
     names = [line.partition("{")[0] for line in lines if not line.startswith("#")]
     count = sum(bool(re.fullmatch(dropped, name)) for name in names)
-    assert f"drops {count} a device that" in (ROOT / "docs" / "fleet.md").read_text()
+    assert f"drops {count} a device that" in (ROOT / "docs/howto/fleet.md").read_text()
     asked = DASHBOARD.read_text() + "".join(
         (RULES / name).read_text() for name in ("alerts.rules.yml", "recording.rules.yml")
     )

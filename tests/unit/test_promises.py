@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Each promise in docs/reliability.md names tests that exist, and that run where it says."""
+"""Each promise in docs/reference/promises.md names tests that exist, and that run where it says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List
 
 from checkout import ROOT
 
-PAGE = ROOT / "docs/reliability.md"
+PAGE = ROOT / "docs/reference/promises.md"
 # Tables without promises: they say which file is whose, and what test_rails.py holds.
 NO_PROMISES = ("file in `/run/writebackd`", "rail")
 NAME = re.compile(r"`(test_\w+)`")

@@ -171,7 +171,7 @@ def test_headlines() -> None:
 
 
 def test_every_alert_and_every_cause_is_in_the_runbook() -> None:
-    text = (ROOT / "docs" / "runbook.md").read_text()
+    text = (ROOT / "docs/howto/runbook.md").read_text()
     headings = [each[3:].strip().lower() for each in text.splitlines() if each.startswith("## ")]
     for name in AlertName:
         alert = replace(FLOOD, name=name)

@@ -39,7 +39,7 @@ from writebackd.report.why_answer import why_json
 MIB = samples.MIB
 every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())
 
-# What scripts rely on; docs/commands.md promises it.
+# What scripts rely on; docs/reference/commands.md promises it.
 CONTRACT: Dict[str, Any] = {
     "version": None, "mode": None, "policy": None, "uptime_s": None,
     "probe": {"backend": None, "request_hook": None, "fsync_hook": None, "misses": None,

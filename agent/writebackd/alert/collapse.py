@@ -24,7 +24,7 @@ from writebackd.model import replace
 # Part of a spell in which somebody waits: without waiters a low rate is no collapse.
 DEMAND_SHARE = 0.8
 # The law's time to get a flood under control: it seeks the drain rate of a disk that it does not
-# know, and drains a full cache, within half a minute (docs/control.md).
+# know, and drains a full cache, within half a minute (docs/explanation/how-it-decides.md).
 LAW_ACTS_S = 30.0
 # What is usual was learned without a flood; beside one that is held about so many syncs are left
 # (f at the knee, tests/sim/plant.py).

@@ -14,7 +14,7 @@ from writebackd import human
 
 
 class AlertName(Enum):
-    """What is wrong; docs/runbook.md has a section for each."""
+    """What is wrong; docs/howto/runbook.md has a section for each."""
 
     STALL = "STALL"  # requests wait and none completes
     COLLAPSE = "COLLAPSE"  # syncs are far below the device's own baseline

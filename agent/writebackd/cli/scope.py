@@ -2,7 +2,7 @@
 """The verb run: a command in a scope of its own, so that it is told apart, watched and paced.
 
 systemd makes the scope where it runs; elsewhere it is a child of a cgroup v2.  What
-was started in a login session is never paced (docs/pacing.md), so root's scope goes to
+was started in a login session is never paced (docs/explanation/pacing.md), so root's scope goes to
 system.slice, which is where systemd-run puts it.
 """
 

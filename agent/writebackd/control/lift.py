@@ -22,7 +22,8 @@ from writebackd.estimate.shares import limited, needed, share_of
 from writebackd.model import CgroupMemory, Lift, Memory, Sample, replace
 from writebackd.policy.schema import Policy
 
-# Below it a cgroup counts as strangled; see docs/levers.md for what it then writes.
+# Below it a cgroup counts as strangled: docs/research/2026-11-small-cgroups.md has what it then
+# writes.
 LEAST_BYTES = 1 << 20
 # Of the tick, in all its threads, that its writers sleep for the limit.
 SLEPT_SHARE = 0.1

@@ -2,7 +2,8 @@
 """What a policy can say: one table of keys.
 
 It is the only place that knows a key's unit, default and range; the parser, ``render``
-and docs/policy.md all follow it. Reasons for the shipped values are in policies/*.conf.
+and docs/reference/policy-keys.md all follow it. Reasons for the shipped values are in
+policies/*.conf.
 """
 
 from __future__ import annotations
@@ -193,7 +194,8 @@ KEYS: Tuple[Key, ...] = (
         "Paced units together always get this share of what syncs leave of the drain rate."),
     Key("protect", "units", UNITS, "", "", "",
         "Units that are never paced, by name, with `*`, `?`, `[...]`; a slice (`backup.slice`) "
-        "stands for all units in it. Some never are, named here or not: see [pacing](pacing.md).",
+        "stands for all units in it. Some never are, named here or not: see "
+        "[pacing](../explanation/pacing.md).",
         may_be_empty=True),
     Key("devices", "include", DEVICES, "*", "", "",
         "Devices to manage. A loop device is managed only if a pattern that does not begin with a "
@@ -224,7 +226,8 @@ KEYS: Tuple[Key, ...] = (
     Key("alerts", "quiet", TIME, "2min", "0s", "1h",
         "No new alert for so long after boot and after a resume, but for FOREIGN_WRITER."),
     Key("alerts", "journal", SWITCH, "on", "", "",
-        "Tell alerts to the journal, or the log where there is none; see [routes](routes.md)."),
+        "Tell alerts to the journal, or the log where there is none; see "
+        "[routes](alert-routes.md)."),
     Key("alerts", "alertmanager", URLS, "", "", "",
         "Alertmanagers to tell, 4 at most, without the `/api/v2/alerts` at the end.",
         may_be_empty=True),

@@ -159,7 +159,7 @@ def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
         number = error.errno or errno.EINVAL
         text = os.strerror(number)
         if number == errno.EAFNOSUPPORT:
-            text += " (the unit's RestrictAddressFamilies=; see docs/metrics.md)"
+            text += " (the unit's RestrictAddressFamilies=; see docs/reference/metrics.md)"
         raise OSError(number, text, where) from None
     known = owners_are_told(listener)
     return MetricsServer(

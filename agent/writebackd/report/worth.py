@@ -15,7 +15,7 @@ from writebackd.report.figures import Figures
 # fsyncs, and has waited for that minute all the same.
 LEAST_S, LEAST_FSYNCS = 60.0, 100
 # The waits of one part of a day differ by so much from another's for no reason
-# (docs/figures.md: one run scatters by about 1.5).
+# (docs/research/2026-11-costs.md: one run scatters by about 1.5).
 CHANCE = 1.5
 # Of a row's span: four fsyncs of 2.5 s fill a row of flood, and 1600 fast ones the few seconds
 # before it, so a row that is half and half would speak for the wrong side.

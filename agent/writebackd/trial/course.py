@@ -14,8 +14,9 @@ from writebackd.report.figures import Figures
 from writebackd.trial.guards import Bound
 from writebackd.trial.plan import LEASE_S, LEAST_PAIRS, ORIGINAL, Plan
 
-# An fsync behind a full queue waits for 0.4 to 0.75 of limit / rate (docs/control.md), which is
-# the ceiling's time here: one that waits twice as long waits for something else as well.
+# An fsync behind a full queue waits for 0.4 to 0.75 of limit / rate
+# (docs/research/2026-11-measurements.md), which is the ceiling's time here: one that waits twice as
+# long waits for something else as well.
 STOP_CEILINGS = 2.0
 # A slow disk's own fsync is no alarm.
 STOP_BASELINES = 20.0

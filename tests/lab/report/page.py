@@ -49,7 +49,7 @@ second. Compare figures of one report with each other, not with those of another
 sudo build/venv/bin/python -m tests.lab.bench --plan
 # this page, from the runs in a directory
 build/venv/bin/python -m tests.lab.report DIRECTORY</pre>
-<p>docs/lab.md has the whole of it.</p>
+<p>tests/lab/README.md has the whole of it.</p>
 """
 
 

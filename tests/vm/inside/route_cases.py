@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Alerts told from the confined unit: as it ships, and opened as docs/routes.md says.
+"""Alerts told from the confined unit: as it ships, and as docs/reference/alert-routes.md opens it.
 
 The alert is a real one: somebody else sets the limit. The Alertmanager is a listener on
 loopback; what takes the mail writes it where the unit may not, as an MTA does.
@@ -25,7 +25,7 @@ from writebackd.alert.routes.route import Refused, RouteError
 from writebackd.cli.client import request
 from writebackd.cli.exits import CommandError
 
-GUIDE = Path(__file__).resolve().parents[3] / "docs/routes.md"
+GUIDE = Path(__file__).resolve().parents[3] / "docs/reference/alert-routes.md"
 POLICY, OPENED = Path("/run/routes.conf"), DROP_IN.with_name("opened.conf")
 # As an MTA: its spool is none of the unit's directories, and not root's.
 MTA, SPOOL = Path("/run/mta"), Path("/var/spool/mta")

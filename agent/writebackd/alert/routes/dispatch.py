@@ -121,7 +121,7 @@ def installed_runbook() -> str:
     here = Path(__file__).resolve().parents
     # A package may lie less deep than both, in /opt or a container.
     for depth, docs in ((4, "docs"), (5, "share/doc/writebackd/docs")):
-        page = here[min(depth, len(here) - 1)] / docs / "runbook.md"
+        page = here[min(depth, len(here) - 1)] / docs / "howto" / "runbook.md"
         if page.is_file():
             return page.as_uri()
     return RUNBOOK

@@ -64,11 +64,13 @@ def unprivileged(
         return ["setpriv", *user, *gains, *argv]
     cannot = "not started: this process cannot give up root for it, and"
     if not _SYSTEMD.is_dir():
-        raise RouteError(f"{cannot} no systemd runs to start it; see docs/routes.md")
+        raise RouteError(
+            f"{cannot} no systemd runs to start it; see docs/reference/alert-routes.md"
+        )
     if not _BUS.exists():
         raise RouteError(
             f"{cannot} systemd is not on the system bus to start it: install dbus; see"
-            " docs/routes.md"
+            " docs/reference/alert-routes.md"
         )
     # DynamicUser= comes with NoNewPrivileges=, a read-only system and a /tmp of its own. Of a unit
     # that lives systemd starts no second one; without TimeoutStopSec= one that ignores SIGTERM

@@ -13,7 +13,7 @@ from writebackd.alert.values import Alert, Culprit
 from .track import Happening, What
 
 # Where `make install` puts the manual; `runbook` of [alerts] replaces it.
-RUNBOOK = "file:///usr/share/doc/writebackd/docs/runbook.md"
+RUNBOOK = "file:///usr/share/doc/writebackd/docs/howto/runbook.md"
 
 # A command line may have two megabytes (ARG_MAX); a mail and a label shall not.
 _LONGEST = 512

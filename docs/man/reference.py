@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""reference.py: writes the pages of docs/reference that the code knows; `make docs` runs it.
+
+They are kept in the checkout, so that they can be read there; a test compares them with the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "agent")]
+
+from writebackd import tuning  # noqa: E402
+from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key  # noqa: E402
+
+PLACE = ROOT / "docs" / "reference"
+_HEAD = "<!-- SPDX-License-Identifier: GPL-2.0-or-later -->\n<!-- Made by `make docs`. -->\n"
+_KEYS = """\
+# Policy keys
+
+[policy-files.md](policy-files.md) has where they are written, and the units. A key marked *device*
+may also be set for some devices, in `[device PATTERN]`; one marked *window* for certain times, in
+`[window NAME]`. The shipped policies (`policies/*.conf`) give the reason for each of their values.
+"""
+_CONSTANTS = """\
+# Constants of the law
+
+None of these is a policy key: they follow from how kernels and disks behave, not from what a site
+wants. R is what the media take from a flood, in bytes per second. What half and double of each do
+is in [research/2026-11-law.md](../research/2026-11-law.md#half-and-double-of-each-constant).
+"""
+_TOPIC = re.compile(r"# ---- (.*) ----")
+_VALUE = re.compile(r"([A-Z][A-Z_, ]*) = (.*)")
+
+
+def pages() -> Dict[str, str]:
+    """The text of each page by its name."""
+    return {"policy-keys.md": _policy_keys(), "constants.md": _constants()}
+
+
+def _policy_keys() -> str:
+    lines = [_HEAD + _KEYS]
+    for section in (*SECTIONS, "window NAME"):
+        keys = [key for key in KEYS if key.section == section] or [WHEN]
+        lines += [
+            f"## [{section}]", "",
+            "| key | unit | default | range | meaning | also in |", "|---|---|---|---|---|---|",
+            *map(_row, keys), "",
+        ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _row(key: Key) -> str:
+    also = ["device"] if key.per_device else []
+    if key in WINDOW_KEYS.values() and key is not WHEN:
+        also.append("window")
+    cells = (f"`{key.name}`", key.kind.unit, key.default or "empty", key.range, key.doc,
+             ", ".join(also))
+    return f"| {' | '.join(cells)} |"
+
+
+def _constants() -> str:
+    """Names and values as they stand in the source, under the comment that explains them."""
+    lines = [_HEAD + _CONSTANTS]
+    comment: List[str] = []
+    in_table = False
+    for line in _body(inspect.getsource(tuning)):
+        topic, value = _TOPIC.fullmatch(line), _VALUE.fullmatch(line)
+        if topic is not None:
+            place = re.sub(r" \((\w+/\w+\.py)\)", r" (`\1`)", topic[1])
+            lines += [*([""] if in_table else []), f"## {place[0].upper()}{place[1:]}", ""]
+            lines += ["| constant | value | unit and reason |", "|---|---|---|"]
+            in_table, comment = True, []
+        elif line.startswith("# "):
+            comment.append(line[2:])
+        elif value is not None:
+            text = re.sub(" +", " ", " ".join(comment)).replace("|", "\\|") or "as above"
+            lines.append(f"| `{value[1]}` | `{value[2]}` | {text} |")
+            comment = []
+    return "\n".join([*lines, ""])
+
+
+def _body(source: str) -> Iterator[str]:
+    """The lines behind the docstring and the imports."""
+    yield from source.partition("annotations\n")[2].splitlines()
+
+
+def main() -> int:
+    for name, text in pages().items():
+        (PLACE / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
