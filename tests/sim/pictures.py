@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from tests.lab.report.svg import HEIGHT, LOG, SIZES, WIDTH, Axis, Plot, Point, axis
+from tests.lab.report.drawing import HEIGHT, WIDTH, Plot
 from tests.sim import bench
 from tests.sim.plant import MB, Disk, Flood, Loop
 from tests.sim.scenarios import Scenario
@@ -22,6 +22,7 @@ from writebackd.control.reasons import wait_s
 from writebackd.model import Memory, Mode
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
+from writebackd.report.plot import LOG, SIZES, Axis, Point, axis
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "docs" / "explanation"
 # The disk of the page's example: 250 MB/s, and a quarter of a millisecond of them for each sync.
@@ -31,14 +32,15 @@ BEGINS_S, ENDS_S = 10.0, 70.0
 STYLE = """\
 svg { font: 11px system-ui, sans-serif; fill: #333; }
 .card { fill: #fff; } .grid { stroke: #e4e4e4; fill: none; } .axis { stroke: #999; fill: none; }
-.below, .event { text-anchor: middle; } .beside { text-anchor: end; } .title { font-weight: 600; }
-.unit { font-weight: 400; } .event path { stroke: #999; stroke-dasharray: 3 3; }
+.below, .event { text-anchor: middle; stroke: none; } .beside { text-anchor: end; }
+.title { font-weight: 600; }
+.unit { font-weight: 400; } path.event { stroke: #999; stroke-dasharray: 3 3; }
 .l { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 .with { stroke: #0a66c2; } .without { stroke: #c0392b; } .p { fill: #0a66c2; }
 text.with { fill: #0a66c2; stroke: none; } text.without { fill: #c0392b; stroke: none; }
 @media (prefers-color-scheme: dark) {
 svg { fill: #ddd; } .card { fill: #161b22; } .grid { stroke: #30363d; }
-.axis, .event path { stroke: #777; } .with { stroke: #58a6ff; } .without { stroke: #ff7b72; }
+.axis, path.event { stroke: #777; } .with { stroke: #58a6ff; } .without { stroke: #ff7b72; }
 .p, text.with { fill: #58a6ff; } text.without { fill: #ff7b72; }
 }
 """
@@ -96,7 +98,7 @@ def flood(policy: Policy) -> str:
     for plot, which, above, below in ((waits, 0, 250.0, 2.0), (limits, 1, 1500.0, 20.0)):
         plot.line(left[which], "without", "default limits", step=True)
         plot.line(followed[which], "with", "writebackd", step=True)
-        plot.mark(BEGINS_S, "flood begins", "flood begins")
+        plot.event(BEGINS_S, "flood begins", "flood begins")
         plot.label(45.0, above, "default limits", "without")
         plot.label(45.0, below, "writebackd", "with")
     return page((waits, limits))
