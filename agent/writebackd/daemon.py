@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A tick: read, estimate, decide, act, report; all in one thread.
+"""The daemon: its start and end, and one tick: read, estimate, decide, act, report.
 
-Nothing here waits for a disk, because the host this runs on is the one whose
-disk hangs: ledger, lease, lock and socket live in /run, logging, history and
-what was learned have threads that drop and count, memory is locked.
+All in one thread. Memory is written here alone: by the tick, and by commands between two ticks.
+Nothing waits for a disk, because the host this runs on is the one whose disk hangs: ledger, lease,
+lock and socket live in /run, logging, history and what was learned have threads that drop and
+count, memory is locked.
 """
 
 from __future__ import annotations
@@ -16,49 +17,41 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.executor import Actions, Executor
 from writebackd.actuate.host_lock import HostLock
 from writebackd.actuate.off import OffSwitch
 from writebackd.actuate.takeover import taken_over
 from writebackd.actuate.tenure import Tenure
 from writebackd.actuate.watch import Watch
 from writebackd.alert.baseline import to_keep
-from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
-from writebackd.alert.unread import Unread
+from writebackd.commands import Command, Commands, Forget, Pin, SetMode
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.estimate import estimate
-from writebackd.hands import Hands
-from writebackd.kernel.cmdlines import CommandLines
+from writebackd.event_loop import EventLoop
+from writebackd.host_monitor import HostMonitor, linked
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.memory import collect_seldom
 from writebackd.kernel.signals import Signals
-from writebackd.kernel.usage import Usage
-from writebackd.kernel.vm import LEVERS
-from writebackd.loop import Loop
-from writebackd.model import Action, Decision, Device, Estimate, Memory, Mode, Sample
-from writebackd.orders import Orders
+from writebackd.model import Decision, Device, Memory, Mode, Sample
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SAMPLES, SOCKET
 from writebackd.policy import Policy
-from writebackd.policy.reload import Reloader
-from writebackd.policy.timetable import InForce, Timetable, read_timetable
-from writebackd.report.culprits import with_command_lines
+from writebackd.policy.reload import ActivePolicy
 from writebackd.report.events import window_in_words
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.keeper import Keeper
-from writebackd.report.metrics import alerts_of
 from writebackd.report.scrape import Exposition, MetricsServer, open_servers
 from writebackd.report.server import ControlServer
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import Pinned, Snapshot, in_mode
 from writebackd.report.tape import Tape
 from writebackd.report.teller import Teller
-from writebackd.sight import Sight, linked
-from writebackd.state import State
+from writebackd.runtime_state import RuntimeState
+from writebackd.tick_report import TickReport
 from writebackd.trial.course import End
-from writebackd.verbs import Verbs
+from writebackd.trial.desk import Desk
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +63,6 @@ SILENT_TICKS = 5
 LEAST_LEASE_TICKS = 5
 # How long the start waits for the watcher, which takes 0.1 to 0.2 s to load.
 WATCHER_WAIT_S = 5.0
-# What stays as it was at the start, also after a reload.
-_AT_START: Tuple[Tuple[str, Callable[[Policy], object]], ...] = (
-    ("[probe]", lambda policy: policy.probe),
-    ("[metrics]", lambda policy: policy.metrics),
-    ("[limits] lease", lambda policy: policy.limits.lease_s),
-    ("[history] samples", lambda policy: policy.history.samples_bytes),
-)
 
 
 @dataclass(frozen=True)
@@ -107,13 +93,8 @@ class Daemon:
         was asked for by name cannot be had.
         """
         self._options = options
-        self._load = load
         self._files = files or KernelFiles()
-        self._timetable = self._read_policy()
-        self.policy = self._timetable.policy
-        self._in_force: Optional[InForce] = None  # since the last tick
-        self._first_policy = self.policy
-        self._no_metrics: List[str] = []
+        self.policies = ActivePolicy(load, self._files.path("/"))
         self._host_lock = HostLock(self._files, options.runtime_dir)
         try:
             self._make_parts(options, on_tick)
@@ -129,19 +110,20 @@ class Daemon:
         self._watch = Watch(options.runtime_dir)
         self._off_switch = OffSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
         self._devices = tuple(linked(self._files, each) for each in options.devices)
-        self._sight = Sight(self._files, options.probe, self.policy.probe, self._excluded)
-        self._sight.check_named(self._devices)
+        self._monitor = HostMonitor(
+            self._files, options.probe, self.policy.probe, self._devices, self._excluded
+        )
         self._actuator = Actuator(
             self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit,
             self._host_lock.keep_first,
         )
-        self.state = State(
+        self.state = RuntimeState(
             Memory(mode=options.mode or Mode(self.policy.mode)),
             # Where procfs was asked for, that fsync cannot be seen is no news.
-            AlertMemory(sighted=self._sight.backend != "procfs"),
+            AlertMemory(sighted=self._monitor.backend != "procfs"),
         )
-        self._hands = Hands(self.state, self._actuator)
-        self._command_lines = CommandLines(self._files)
+        self._executor = Executor(self._actuator, self.state.count_writes)
+        self._executor.set_dry_run(self.state.memory.mode, off=False)
         self._history = History(options.state_dir / HISTORY)
         self._teller = Teller(self._history, self.policy.alerts, on_tick)
         kept = self.policy.history.samples_bytes
@@ -149,25 +131,27 @@ class Daemon:
         self._keeper = Keeper(
             options.state_dir / LEARNED, lambda memory: to_keep(memory, self.state.alerts.watches)
         )
-        self._started_s = _boottime()
-        self._usage = Usage(self._files)
-        self._actions: Tuple[Action, ...] = ()
+        self._actions: Actions = ()
         self._last_s: Optional[float] = None
         self._failures = 0
-        self._unread = Unread()
         self._signals = Signals()
-        self._reloader = Reloader(self._read_policy)
-        self._exposition = Exposition(lambda: self.state.snapshot)
-        self._orders = Orders(
-            self.state, self._actuator, self._hands, self._history, self._keeper
+        self._report = TickReport(
+            self._files, self.state, self._monitor, self.policies, self._actuator, self._tenure,
+            self._watch, self._history, self._teller, options.state_dir, _boottime(),
         )
-        # What `writebackctl` asks and orders.
-        self.handle = Verbs(
-            self._files, self._actuator, self.state, self._orders, self._order_trial,
-            self._exposition.told, self._sight.hidepid.option,
+        self._exposition = Exposition(lambda: self.state.snapshot)
+        self._desk = Desk(self._begin_trial, self._end_trial)
+        self.handle = Commands(
+            self._files, self._actuator, self.state, self._keeper, self.apply, self._order_trial,
+            self._exposition.told, self._monitor.hidepid.option,
         ).handle
         self._hurry = False
         collect_seldom()
+
+    @property
+    def policy(self) -> Policy:
+        """As it was read last, with its windows."""
+        return self.policies.policy
 
     # ---- the loop ------------------------------------------------------
 
@@ -178,8 +162,8 @@ class Daemon:
 
     def _run(self, ready: Callable[[], None]) -> None:
         server = ControlServer(self._options.runtime_dir / SOCKET, self.handle)
-        loop = Loop(self._signals, [server, *self._open_metrics()])
-        self._teller.open_textfile(self._first_policy.metrics)
+        loop = EventLoop(self._signals, [server, *self._open_metrics()])
+        self._teller.open_textfile(self.policies.first.metrics)
         self._signals.catch()
         try:
             if not self._watch.wait(WATCHER_WAIT_S):
@@ -189,7 +173,7 @@ class Daemon:
             if not self._lease.renew():
                 self._tenure.take()  # loading took longer than it lasts
             self._adopt()
-            self._sight.rivals.look()
+            self._monitor.rivals.look()
             # The first tick only gives the counters their zero.
             self._tick()
             ready()
@@ -197,14 +181,14 @@ class Daemon:
             log.info("stopping: %s", self._signals.stop)
         finally:
             # Limits first: everything below may fail, they may not stay.
-            done = all(action.ok for action in self._hands.finish())
+            done = all(action.ok for action in self._executor.finish())
             if done and self._actuator.started:
                 # Or else the watcher tries again, or takes home what was never taken up.
                 self._lease.release()
             loop.close()
             self._signals.close()
             self._off_switch.close()
-            self._sight.sampler.probe.close()
+            self._monitor.sampler.probe.close()
             self._teller.close()
             self._keeper.keep(self.state.memory, time.time())
             self._keeper.close(timeout=1.0)
@@ -223,7 +207,7 @@ class Daemon:
         for message in self._actuator.start():
             log.info("%s", message)
         self.state.memory = taken_over(
-            self.state.memory, self._actuator, self._sight.topology.devices, _boottime()
+            self.state.memory, self._actuator, self._monitor.topology.devices, _boottime()
         )
 
     def _begin_anew(self) -> None:
@@ -240,75 +224,92 @@ class Daemon:
         # most of that is gone.
         gc.disable()
         try:
-            self._look_and_act()
+            self._run_tick()
         finally:
             gc.enable()
         self.state.totals = self.state.totals.ticked(time.monotonic() - begun)
         return self._hurry
 
-    def _look_and_act(self) -> None:
-        now = _boottime()
+    def _run_tick(self) -> None:
         self._watch.tend()
         self._obey_off_switch()
+        sample = self._read()
+        if sample is None:
+            return
+        devices = [seen.device for seen in sample.devices]
+        self.state.memory = self._keeper.recall(self.state.memory, devices, sample.wall_s)
+        policy = self._enter_window(sample.wall_s)
+        self._step_trial(policy, sample)
+        before = self.state.memory
+        estimates, memory = estimate(policy, before, sample)
+        decision, self.state.memory = decide(policy, memory, sample, estimates)
+        self._hurry = decision.hurry
+        if self._tape is not None:
+            self._tape.record(policy, before, sample, decision, self.state.memory)
+        self._keeper.keep_now_and_then(self.state.memory, sample)
+        self._act(decision, was_yielded=before.yielded is not None)
+        self._report.tick(policy, sample, estimates, decision, self._actions)
+
+    def _read(self) -> Optional[Sample]:
+        """This tick's sample; None where nothing may be decided on it."""
+        now = _boottime()
         dt = max(now - self._last_s, 1e-3) if self._last_s is not None else None
         try:
-            self._sight.refresh()
+            self._monitor.refresh()
             self._take_loaded_policy()
-            sample = self._sight.read(
+            sample = self._monitor.read(
                 now, time.time(), dt or self._options.interval_s, self._actions,
                 self.policy.levers.pace,
                 (path for paced in self.state.memory.paces.values() for path in paced.rates),
             )
         except (OSError, ValueError, BpfError) as error:
             self._hold(error)
-            return
+            return None
         self._failures = 0
         self._last_s = now
         if dt is None:
-            return
+            return None  # the first only gives the counters their zero
         if not self._lease.renew():
             self._stand_still(self._tenure.take_again(self._begin_anew), sample)
-            return
+            return None
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign and self._lease.lost:
             # Stopped since it was renewed: what looks strange are the originals.
             self._stand_still("the lease has run out, the limits are restored", sample)
-            return
+            return None
         if foreign:
-            sample = replace(sample, foreign=self._sight.named(foreign, self._watch.pid))
-        devices = [seen.device for seen in sample.devices]
-        self.state.memory = self._keeper.recall(self.state.memory, devices, sample.wall_s)
-        policy = self._look_at_clock(sample.wall_s)
-        before = self.state.memory
+            sample = replace(sample, foreign=self._monitor.named(foreign, self._watch.pid))
+        self._monitor.keep_writers()
+        return sample
+
+    def _step_trial(self, policy: Policy, sample: Sample) -> None:
+        """The arm of this tick, where a trial is on; with its end all else may change as well."""
+        if not self._desk.running:
+            return
         estimates, memory = estimate(policy, self.state.memory, sample)
-        self._sight.keep_writers()
-        if self._orders.desk.running:
-            alerts = self.state.snapshot.alerts if self.state.snapshot is not None else ()
-            trial = self._orders.desk.step(sample, estimates, memory, alerts)
-            if trial != self.state.memory.trial:
-                self.state.memory = replace(self.state.memory, trial=trial)
-            # Where it has come to its end, all else may be another as well.
-            before = self.state.memory
-            estimates, memory = estimate(policy, before, sample)
-        decision, self.state.memory = decide(policy, memory, sample, estimates)
-        self._hurry = decision.hurry
-        if self._tape is not None:
-            self._tape.record(policy, before, sample, decision, self.state.memory)
-        self._keeper.keep_now_and_then(self.state.memory, sample)
-        self._actions = self._hands.act(decision, before.yielded, _boottime())
-        self._orders.acted(self.policy.on_exit)
+        alerts = self.state.snapshot.alerts if self.state.snapshot is not None else ()
+        trial = self._desk.step(sample, estimates, memory, alerts)
+        if trial != self.state.memory.trial:
+            self.state.memory = replace(self.state.memory, trial=trial)
+
+    def _act(self, decision: Decision, was_yielded: bool) -> None:
+        self._actions = self._executor.execute(
+            decision, self.state.memory, was_yielded, _boottime()
+        )
+        if self.state.trial_just_ended:
+            # Not before: until now a limit of the trial stood.
+            self.state.trial_just_ended = False
+            self._actuator.set_on_exit(self.policy.on_exit)
         if self._lease.lost:
             # Stopped right before a write, which then came after the watcher's.
-            self._hands.restore()
-        self._report(policy, sample, estimates, decision)
+            self._executor.restore()
 
-    def _look_at_clock(self, wall_s: float) -> Policy:
-        """The policy of this tick, which has no windows: that of the one which is open."""
-        last, now = self._in_force, self._timetable.at(wall_s)
-        self._in_force = now
+    def _enter_window(self, wall_s: float) -> Policy:
+        """The policy of this tick, by its window that is open; it has no windows itself."""
+        last, now = self.policies.advance(wall_s)
         if last is not None and last.policy is not now.policy and last.policy != now.policy:
             self.state.memory = rebounded(self.state.memory)
-            self._orders.desk.end(End.DISTURBED, "another window of the policy has opened")
+            self._desk.end(End.DISTURBED, "another window of the policy has opened")
         changed = window_in_words(last.window if last is not None else None, now.window)
         if changed:
             log.info("%s", changed)
@@ -319,13 +320,13 @@ class Daemon:
         last, self.state.off = self.state.off, self._off_switch.file()
         if (last is None) == (self.state.off is None):
             return
-        self._orders.desk.end(End.DISTURBED, f"held off by {self.state.off}")
+        self._desk.end(End.DISTURBED, f"held off by {self.state.off}")
         if self.state.off is not None:
             log.warning("held off by %s: back to the limits as found", self.state.off)
-            self._hands.restore()
+            self._executor.restore()
         else:
             log.warning("%s is gone: at work again", last)
-        self._hands.set_dry_run()
+        self._executor.set_dry_run(self.state.memory.mode, self.state.off is not None)
         self.state.memory = released(self.state.memory)
 
     def _hold(self, error: Exception) -> None:
@@ -333,108 +334,26 @@ class Daemon:
         self._failures += 1
         totals = self.state.totals
         self.state.totals = replace(totals, failed_ticks=totals.failed_ticks + 1)
-        self._sight.sampler.writers = ()
+        self._monitor.sampler.writers = ()
         if self._failures == 1:
             log.warning("a tick could not be read, holding: %s", error)
         if self._failures == SILENT_TICKS:
             log.error("%d ticks could not be read: back to the limits as found", SILENT_TICKS)
         if self._failures >= SILENT_TICKS:
             # Again every tick: what hides /proc may also refuse the write.
-            self._hands.restore()
+            self._executor.restore()
             self.state.memory = released(self.state.memory)
         self._stand_still(f"{self._failures} ticks in a row could not be read: {error}")
 
     def _stand_still(self, problem: str, sample: Optional[Sample] = None) -> None:
-        """A tick in which no alert could be looked for; of some in a row BLIND is told.
-
-        Whoever asks must not take the last good tick for this one: it is shown with the
-        problem, and of `sample` the limits. The loop is alive, which is what the watchdog
-        wants to know.
-        """
-        self.state.problem = problem
-        self._orders.desk.end(End.DISTURBED, problem)
-        self._unread.still()
-        if self._unread.ticks >= SILENT_TICKS:
-            shown = self.state.snapshot
-            since_s = shown.sample.wall_s if shown is not None else time.time()
-            alerts = self._unread.told(shown.alerts if shown else (), since_s, problem)
-            if shown is not None:
-                self.state.snapshot = replace(shown, alerts=alerts)
-            self._teller.alerts(alerts, self.state.alerts.standing, time.time())
-        if self.state.snapshot is None:
-            return
-        last = self.state.snapshot.sample
-        snapshot = replace(
-            self.state.snapshot,
-            sample=replace(last, vm=sample.vm if sample else last.vm, errors=(problem,)),
-            lease_s=self._lease.remaining_s,
-            watcher_pid=self._watch.pid,
-            leases_lost=self._tenure.lost,
-            off=str(self.state.off) if self.state.off is not None else None,
-        )
-        self._show(snapshot)
-
-    def _report(
-        self, policy: Policy, sample: Sample, estimates: Mapping[str, Estimate], decision: Decision
-    ) -> None:
-        spent, resident = self._usage.read()
-        self.state.totals = self.state.totals.seen(sample, estimates, decision, spent)
-        alerts, self.state.alerts = detect(
-            policy, self.state.alerts, sample, estimates, decision, self.state.memory,
-            self.state.off is None
-            and all(each.ok for each in self._actions if each.lever in LEVERS),
-        )
-        alerts = self._unread.good(with_command_lines(alerts, self._command_lines))
-        self.state.problem = None
-        self._teller.alerts(alerts, self.state.alerts.standing, sample.wall_s)
-        snapshot = Snapshot(
-            version=__version__,
-            mode=self.state.memory.mode,
-            policy_name=self.policy.name,
-            policy_chosen=self.policy.chosen,
-            policy_files=self.policy.files,
-            started_s=self._started_s,
-            sample=sample,
-            estimates=estimates,
-            objective=policy.objective,
-            decision=decision,
-            memory=self.state.memory,
-            originals=self._actuator.originals,
-            probe=self._sight.sampler.probe.info(),
-            self_cpu_fraction=spent / max(1.0, sample.time_s - self._started_s),
-            self_rss_bytes=resident,
-            state_dir=str(self._options.state_dir),
-            levers=self._actuator.levers.held(sample.vm.threshold_bytes),
-            lease_s=self._lease.remaining_s,
-            watcher_pid=self._watch.pid,
-            leases_lost=self._tenure.lost,
-            history_dropped=self._history.dropped,
-            off=str(self.state.off) if self.state.off is not None else None,
-            unseen=self._sight.hidepid.unseen(),
-            messages=(
-                *self._no_metrics, *self._sight.problems, *self._sight.unmatched(self._devices),
-                *filter(None, (self._reloader.problem,)),
-            ),
-            rivals=self._sight.rivals.found,
-            alerts=alerts,
-            routes=self._teller.routes.states(),
-            runbook=self._teller.routes.runbook,
-            pinned=self.state.pinned,
-            window=self._in_force.window if self._in_force is not None else None,
-        )
-        self._teller.tick(self.state.snapshot, snapshot, self._actions)
-        self._show(snapshot)
-
-    def _show(self, snapshot: Snapshot) -> None:
-        """From now on this is what everybody is told."""
-        self.state.totals = self.state.totals.alerted(frozenset(alerts_of(snapshot)))
-        self.state.snapshot = replace(snapshot, totals=self.state.totals)
-        self._teller.show(self.state.snapshot)
+        """Nothing is decided in this tick; `sample` is what it could read."""
+        self._desk.end(End.DISTURBED, problem)
+        self._report.standing_still(problem, SILENT_TICKS, sample)
 
     def _open_metrics(self) -> List[MetricsServer]:
         """What scrapers ask."""
-        path, http = self._options.runtime_dir / METRICS, self._first_policy.metrics.http
-        servers, self._no_metrics = open_servers(path, http, self._exposition)
+        path, http = self._options.runtime_dir / METRICS, self.policies.first.metrics.http
+        servers, self._report.no_metrics = open_servers(path, http, self._exposition)
         return servers
 
     # ---- parts that change ---------------------------------------------
@@ -446,38 +365,81 @@ class Daemon:
 
     def reload(self) -> None:
         """Read the policy again, in a thread: its files may be on the disk that hangs."""
-        self._reloader.reload()
+        self.policies.reloader.reload()
 
     def _reload_all(self) -> None:
         self.reload()
-        self._sight.rivals.look()
+        self._monitor.rivals.look()
 
     def rematch(self) -> None:
         """As `reload`, but what turns out the same changes nothing and is not told."""
-        self._reloader.rematch()
-
-    def _read_policy(self) -> Timetable:
-        return read_timetable(self._load(), self._files.path("/"))
+        self.policies.reloader.rematch()
 
     def _take_loaded_policy(self) -> None:
-        loaded = self._reloader.take()
-        if loaded is None:
+        policy = self.policies.take()
+        if policy is None:
             return
-        self._timetable = loaded.timetable
-        policy = self._timetable.policy
-        same, self.policy = policy == self.policy, policy
-        if same and not loaded.asked:
-            return
-        for what, value in _AT_START:
-            if value(policy) != value(self._first_policy):
-                log.warning("a change of %s takes effect at the next start", what)
-        self._orders.change_over(policy, self._options.mode is None)
+        self._desk.end(End.DISTURBED, "the policy was read again")
+        # Bounds may have moved; caps that the policy no longer has go with the next decision.
+        self.state.memory = rebounded(self.state.memory)
+        # The verb beats the command line, which beats the policy.
+        mode = Mode(policy.mode)
+        from_policy = self._options.mode is None and not self.state.mode_by_verb
+        if from_policy and mode is not self.state.memory.mode:
+            self.apply(SetMode(mode, by_verb=False))
+        if not self.state.trial_just_ended:
+            self._actuator.set_on_exit(policy.on_exit)
         self._teller.routes.reload(policy.alerts)
         log.info("policy %s loaded%s", policy.name, policy.chosen and f": {policy.chosen}")
 
+    # ---- commands ------------------------------------------------------
+
+    def apply(self, command: Command) -> Actions:
+        """At once, between two ticks; the answer is what was put back.
+
+        Raises OSError or ValueError where what stands cannot be read.
+        """
+        state, wall_s = self.state, time.time()
+        if command.disturbs_trial is not None:
+            self._desk.end(End.DISTURBED, command.disturbs_trial)
+        actions: Actions = ()
+        if isinstance(command, SetMode):
+            actions = self._executor.switch(command.mode)
+        state.memory = command.applied(state.memory)
+        if isinstance(command, SetMode):
+            state.mode_by_verb |= command.by_verb
+            self._executor.set_dry_run(command.mode, state.off is not None)
+            if state.snapshot is not None:
+                state.snapshot = in_mode(state.snapshot, state.memory)
+        elif isinstance(command, Pin):
+            state.pinned = Pinned(command.uid, wall_s) if command.bytes is not None else None
+        elif isinstance(command, Forget):
+            watches = {n: each for n, each in state.alerts.watches.items() if n != command.device}
+            state.alerts = replace(state.alerts, watches=watches)
+            self._keeper.keep(state.memory, wall_s)
+        self._history.record(command.event(wall_s))
+        return actions
+
     def _order_trial(self, args: Mapping[str, Any], snapshot: Snapshot) -> Dict[str, Any]:
-        policy = self._in_force.policy if self._in_force is not None else self.policy
-        return self._orders.desk.order(args, snapshot, self.state.problem, policy, _boottime())
+        return self._desk.order(args, snapshot, self.state.problem, self.policies.now, _boottime())
+
+    def _begin_trial(self, text: str) -> None:
+        """Enforce, whatever the mode; and however the trial ends, no limit of it stays."""
+        state = self.state
+        state.mode_after_trial = state.memory.mode
+        if state.memory.mode is Mode.OBSERVE:
+            self.apply(SetMode(Mode.ENFORCE, by_verb=False))
+        state.trial_just_ended = False
+        self._actuator.set_on_exit("restore")
+        self._history.record(Event(time.time(), "trial", text=text))
+
+    def _end_trial(self, text: str) -> None:
+        state = self.state
+        state.trial_just_ended = True
+        state.memory = replace(state.memory, trial=None)
+        self._history.record(Event(time.time(), "trial", text=text))
+        if state.mode_after_trial is not state.memory.mode:
+            self.apply(SetMode(state.mode_after_trial, by_verb=False))
 
 
 def _boottime() -> float:

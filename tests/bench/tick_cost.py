@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from fake_sysfs import FakeSysfs, many_disks
 from fake_vm import SYSCTL, FakeVm
-from writebackd import sight as sight_module
+from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel.readers import MOST_TASKS, Reading
 from writebackd.model import (
@@ -134,7 +134,7 @@ def run(root: Path, work: Path, flags: Sequence[str]) -> Dict[str, List[float]]:
     }
     partitions = [devno for devno, name in names.items() if name[-2:] == "p1"]
     probe = SyntheticProbe([devno for devno in names if devno not in partitions], partitions)
-    vars(sight_module)["open_probe"] = lambda *_: probe
+    vars(host_monitor)["open_probe"] = lambda *_: probe
     options = Options(work / "run", work / "state", 1.0, "auto", (), None)
     policy = load_policy(None, None)
     policy = replace(policy, levers=replace(policy.levers, pace="--pace" in flags))

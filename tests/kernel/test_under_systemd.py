@@ -232,10 +232,10 @@ TELLING = """import sys, time
 sys.path.insert(0, "/usr/lib/writebackd")
 from writebackd import journal
 from writebackd.model import Action
-from writebackd.report import entry
+from writebackd.alert.routes import journal_fields
 
 for number in (30, 31):
-    said = entry.lever(Action("dirty_bytes", "1", "2", True), "a flood", f"sda#{number}")
+    said = journal_fields.lever(Action("dirty_bytes", "1", "2", True), "a flood", f"sda#{number}")
     journal.send({"MESSAGE": f"{number} of {sys.argv[1]}", **said["journal"]})
 time.sleep(1.0)  # journald asks the kernel whose they are
 """

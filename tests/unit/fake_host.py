@@ -15,7 +15,7 @@ import pytest
 from fake_sysfs import SATA, FakeSysfs
 from fake_vm import DEFAULT, SYSCTL, FakeVm
 from writebackd import daemon as daemon_module
-from writebackd import sight as sight_module
+from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel.readers import Reading
 from writebackd.model import Mode, ProbeInfo, VmLimits
@@ -119,8 +119,8 @@ class Rig:
             (tmp / name).mkdir(exist_ok=True)
         for name in _NO_GC:
             monkeypatch.setattr(gc, name, lambda *_: None)
-        monkeypatch.setattr(sight_module, "open_uevents", lambda: (None, None))
-        monkeypatch.setattr(sight_module, "open_probe", lambda *_: self.probe)
+        monkeypatch.setattr(host_monitor, "open_uevents", lambda: (None, None))
+        monkeypatch.setattr(host_monitor, "open_probe", lambda *_: self.probe)
         monkeypatch.setattr(daemon_module, "Watch", FakeWatch)
         monkeypatch.setattr(daemon_module, "_boottime", lambda: self.now)
         monkeypatch.setattr(time, "time", lambda: self.wall)
@@ -153,7 +153,7 @@ class Rig:
         self.daemon._teller.close()
         self.daemon._keeper.close(1.0)
         self.daemon._history.close(1.0)
-        self.daemon._sight.topology.close()
+        self.daemon._monitor.topology.close()
         self.daemon._signals.close()
         self.daemon._lease.close()
         self.daemon._off_switch.close()

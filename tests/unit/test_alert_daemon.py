@@ -162,7 +162,7 @@ def test_the_detector_is_told_whether_limits_are_in_force(
         told.append(given[-1])
         return detect(*given)
 
-    monkeypatch.setattr("writebackd.daemon.detect", spy)
+    monkeypatch.setattr("writebackd.tick_report.detect", spy)
     rig.tick(2)
     rig.pin(15 << 20)
     rig.tick()
@@ -198,7 +198,7 @@ def test_whom_an_alert_blames_gets_his_command_line(rig: Rig, tmp_path: Path) ->
         (Culprit(4711, "dd"), Culprit(None, None)),
     )  # fmt: skip
     for _ in range(200):
-        (told,) = with_command_lines((alert,), rig.daemon._command_lines)
+        (told,) = with_command_lines((alert,), rig.daemon._report._command_lines)
         if told.culprits[0].cmdline is not None:
             break
         time.sleep(0.01)

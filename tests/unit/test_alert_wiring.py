@@ -82,9 +82,9 @@ def test_a_reload_changes_the_routes(rig: Rig, tmp_path: Path) -> None:
         hook.write_text(f"#!/bin/sh\ncat >>{out}\n")
         hook.chmod(0o755)
         changed = policy(tmp_path, f"[alerts]\njournal = off\nexec = {hook}\n")
-        rig.daemon._load = lambda: changed
+        rig.daemon.policies.load = lambda: changed
         rig.daemon.reload()
-        wait_for(lambda: rig.daemon._reloader._loaded)
+        wait_for(lambda: rig.daemon.policies.reloader._loaded)
         rig.tick()
         assert [state.name for state in rig.daemon._teller.routes.states()] == ["exec"]
         tell(rig, FLOOD)

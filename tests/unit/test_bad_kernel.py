@@ -109,7 +109,7 @@ def test_no_content_of_a_kernel_file_ends_the_daemon(
         for _ in range(3):
             # As a tick that finds a reason to scan: it holds.
             with contextlib.suppress(OSError, ValueError):
-                rig.daemon._sight.topology.scan()
+                rig.daemon._monitor.topology.scan()
             host.flow(dice.choice([0, 1 << 20, 1 << 33]))
             try:
                 rig.tick()
@@ -118,7 +118,7 @@ def test_no_content_of_a_kernel_file_ends_the_daemon(
         assert all(FLOOR <= limit <= CEILING for limit in limits_written(rig)), seen
         host.writes.clear()
         host.raw.clear()
-        rig.daemon._sight.topology.scan()
+        rig.daemon._monitor.topology.scan()
         rig.tick(2)
         assert rig.daemon._failures == 0, f"it goes on when the files make sense again; {seen}"
     assert no_trace(caplog.records)
@@ -371,6 +371,6 @@ def test_absurd_readings_add_up() -> None:
 
 def test_the_probe_of_the_rig_is_the_one_that_is_asked(rig: Rig) -> None:
     """So that none of the above passes because nothing was read."""
-    assert isinstance(rig.daemon._sight.sampler.probe, FakeProbe)
+    assert isinstance(rig.daemon._monitor.sampler.probe, FakeProbe)
     rig.tick(2)
     assert rig.status()["devices"][0]["name"] == "sda"

@@ -96,7 +96,7 @@ def test_after_a_foreign_write_rivals_are_looked_for_again(
     """Whoever did it may have been installed just now."""
     rig, host = held
     looks: List[int] = []
-    monkeypatch.setattr(rig.daemon._sight.rivals, "look", lambda: looks.append(1))
+    monkeypatch.setattr(rig.daemon._monitor.rivals, "look", lambda: looks.append(1))
     rig.tick(3)
     assert not looks
     host.sysctl("dirty_bytes", FOREIGN)

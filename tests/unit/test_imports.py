@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkout import copy_checkout
+from checkout import ROOT, copy_checkout
 
 VIOLATIONS = {
     "a clock in the law": ("control/law.py", "import time"),
@@ -64,3 +64,13 @@ def test_rules_can_be_broken(module: str, line: str, checkout: Path) -> None:
         path.write_text(text)
     assert code == 1, output
     assert "0 broken" not in output
+
+
+def test_memory_has_one_writer() -> None:
+    """Commands, reports and the executor leave it to the daemon, which writes it in the tick."""
+    agent = ROOT / "agent/writebackd"
+    writers = [
+        str(path.relative_to(agent)) for path in agent.rglob("*.py")
+        if re.search(r"\.memory = ", path.read_text())
+    ]  # fmt: skip
+    assert writers == ["daemon.py"]

@@ -216,7 +216,7 @@ def test_one_policy_is_read_at_a_time_and_the_last_word_counts(rig: Rig) -> None
         assert disk.wait(10)
         return load_policy(None, None)
 
-    rig.daemon._load = load
+    rig.daemon.policies.load = load
     for _ in range(5):
         rig.daemon.reload()
         rig.tick()

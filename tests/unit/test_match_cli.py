@@ -33,6 +33,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.model import Mode
 from writebackd.policy import Policy, PolicyError, list_policies, load_policy, render
 from writebackd.policy.match import choose
+from writebackd.policy.timetable import Timetable
 from writebackd.report.status import status_json
 
 Run = Callable[..., Tuple[int, str, str]]
@@ -452,10 +453,10 @@ def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
     def load() -> Policy:
         return replace(policy, chosen="again")
 
-    rig.daemon._load = load
+    rig.daemon.policies.load = load
     for look, told in ((rig.daemon.rematch, 0), (rig.daemon.reload, 1), (rig.daemon.rematch, 1)):
         look()
-        rig.daemon._reloader.join(10)
+        rig.daemon.policies.reloader.join(10)
         rig.daemon.state.memory = replace(rig.daemon.state.memory, goal_bytes=12345)
         rig.daemon._take_loaded_policy()
         assert rig.daemon.policy.chosen == "again"
@@ -478,7 +479,7 @@ def test_status_says_that_a_reload_hangs(
         rig.tick(2)
         return "the policy cannot be reloaded: reading it hangs" in rig.status()["warnings"]
 
-    rig.daemon._load = load
+    rig.daemon.policies.load = load
     rig.daemon.reload()
     assert not told()
     later = time.monotonic() + 60.0
@@ -486,7 +487,7 @@ def test_status_says_that_a_reload_hangs(
         patch.setattr(time, "monotonic", lambda: later)
         assert told()
     goes_on.set()
-    rig.daemon._reloader.join(10)
+    rig.daemon.policies.reloader.join(10)
     assert not told()
     rig.end()
 
@@ -496,14 +497,15 @@ def test_a_running_daemon_changes_over_and_status_says_why(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     rig.daemon._options = replace(rig.daemon._options, mode=None)
-    rig.daemon._load = lambda: choose(read_facts(KernelFiles(tree.root)), root=tmp_path).policy
+    files = KernelFiles(tree.root)
+    rig.daemon.policies.load = lambda: choose(read_facts(files), root=tmp_path).policy
     tree.process(7, "ceph-osd", "0::/system.slice/ceph-osd@3.service")
     rig.tick(2)
     rig.pin(64 << 20)
     rig.tick(3)
     assert rig.host.limits.dirty_bytes == 64 << 20
     rig.daemon.reload()
-    rig.daemon._reloader.join(10)
+    rig.daemon.policies.reloader.join(10)
     rig.tick(2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
@@ -529,10 +531,10 @@ def test_a_reload_tells_what_it_cannot_change(
     rig = Rig(tmp_path, monkeypatch)
     rig.tick(2)
     (tmp_path / "p.conf").write_text(text)
-    rig.daemon._load = lambda: load_policy(str(tmp_path / "p.conf"))
+    rig.daemon.policies.load = lambda: load_policy(str(tmp_path / "p.conf"))
     caplog.set_level(logging.INFO)
     rig.daemon.reload()
-    rig.daemon._reloader.join(10)
+    rig.daemon.policies.reloader.join(10)
     rig.tick(1)
     told = [each for each in caplog.messages if "next start" in each]
     assert told == ([f"a change of {what} takes effect at the next start"] if what else [])
@@ -545,7 +547,7 @@ def test_a_daemon_leaves_alone_what_is_excluded_by_driver(
     path = tmp_path / "p.conf"
     path.write_text("[devices]\nexclude = driver:usb-storage\n")
     rig = Rig(tmp_path, monkeypatch)
-    rig.daemon.policy = load_policy(str(path))
+    rig.daemon.policies.timetable = Timetable(load_policy(str(path)))
     assert rig.daemon._excluded(samples.RAID) is None
     assert "excluded by 'driver:usb-storage'" in str(rig.daemon._excluded(samples.STICK))
     rig.close()
@@ -575,7 +577,7 @@ def test_a_disk_that_is_not_there_is_wrong_use_and_a_pattern_may_match_later(
     """It ran, and managed nothing."""
     rig = Rig(tmp_path, monkeypatch)
     rig.host.tree.disk("sdb", "8:16", VIRTIO)  # not mounted yet
-    check = rig.daemon._sight.check_named
+    check = rig.daemon._monitor.check_named
     for there in ("sda", "/dev/sda", "8:0", "sdb", "8:16", "sdc*", "sd[cd]", "driver:virtio_blk"):
         check((there, "sda"))
     for absent in ("nosuch", "/dev/sdc", "sda1", "8:1", "/srv"):
@@ -619,7 +621,7 @@ def test_a_device_that_nothing_matches_is_a_warning_until_something_does(
     assert warning == "no device with a filesystem matches --device /dev/sdb*"
     rig.host.tree.disk("sdb", "8:16", VIRTIO)
     rig.host.tree.mount("8:16", "ext4", "/dev/sdb", "/db")
-    rig.daemon._sight.topology.scan()
+    rig.daemon._monitor.topology.scan()
     rig.tick()
     assert not [each for each in rig.status()["warnings"] if "--device" in each]
     rig.close()

@@ -18,6 +18,7 @@ import samples
 import schema
 from fake_host import Rig
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
+from writebackd.commands import SetMode
 from writebackd.kernel.readers import Reading
 from writebackd.model import (
     BUCKET_EDGES_S,
@@ -328,7 +329,7 @@ def test_what_observe_would_write_is_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
-    rig.daemon._orders.mode(Mode.OBSERVE)
+    rig.daemon.apply(SetMode(Mode.OBSERVE))
     rig.probe.next = FLOOD
     for _ in range(4):
         rig.host.flow(64 << 20)

@@ -13,10 +13,10 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
+from writebackd.commands import Commands
 from writebackd.kernel.readers import Reading
 from writebackd.model import ForeignWrite, replace
 from writebackd.report.server import WRITE_VERBS, RequestError
-from writebackd.verbs import Verbs
 
 OWNER, OTHER = 1000, 1001
 # Secrets that no mask can know, by whose process has them.
@@ -55,7 +55,7 @@ def told(rig: Rig, uid: int) -> Dict[str, str]:
 
 def test_these_are_all_that_anybody_may_ask() -> None:
     known = set(re.findall(r'"(\w+)"', " ".join(
-        line for line in inspect.getsource(Verbs.handle).split("\n") if "if verb" in line
+        line for line in inspect.getsource(Commands.handle).split("\n") if "if verb" in line
     )))  # fmt: skip
     assert known - WRITE_VERBS == set(READ_VERBS)
 
@@ -83,7 +83,7 @@ def test_where_proc_hides_processes_others_than_root_get_figures_only(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounts = "22 1 0:22 / /proc rw - proc proc rw,hidepid=invisible\n"
-    rig.daemon._sight.hidepid._next_s = 0.0
+    rig.daemon._monitor.hidepid._next_s = 0.0
     (Path(rig.daemon._files.root) / "proc/self").mkdir(parents=True, exist_ok=True)
     (Path(rig.daemon._files.root) / "proc/self/mountinfo").write_text(mounts)
     for verb in READ_VERBS:

@@ -31,6 +31,7 @@ from writebackd.actuate import restore as restore_module
 from writebackd.actuate import takeover as takeover_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.book import Book
+from writebackd.actuate.executor import Executor
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.ledger import Ledger, LedgerError, load
 from writebackd.actuate.levers import Levers
@@ -42,7 +43,6 @@ from writebackd.alert import detect as detect_module
 from writebackd.control import decide as decide_module
 from writebackd.control import device, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
-from writebackd.hands import Hands
 from writebackd.kernel.readers import Reading
 from writebackd.model import ForeignWrite, LeverKind, Setting, VmState
 from writebackd.report import culprits as culprits_module
@@ -116,7 +116,7 @@ def never_more_than_memory_can_hold(bench: Bench) -> None:
 
 
 def never_below_the_floor(bench: Bench) -> None:
-    floor = device.kernel_floor_bytes(bench.rig.daemon._sight.sampler._host)
+    floor = device.kernel_floor_bytes(bench.rig.daemon._monitor.sampler._host)
     assert all(limit >= floor for _, limit in bench.draining(500e3, 8))
 
 
@@ -401,7 +401,7 @@ def only_one_daemon(bench: Bench) -> None:
     with contextlib.suppress(AlreadyRunning):
         second = rig.start()
     if second is not None:
-        second._sight.topology.close()
+        second._monitor.topology.close()
         second._host_lock.close()
     assert second is None
 
@@ -565,7 +565,7 @@ RAILS: Dict[str, Rail] = {
         put(takeover_module, "ADOPTED_HOLD_S", -math.inf),
     ),
     "observe": Rail(
-        observe_writes_nothing, put(Hands, "set_dry_run", lambda self: None)
+        observe_writes_nothing, put(Executor, "set_dry_run", lambda self, mode, off: None)
     ),
     "one daemon": Rail(only_one_daemon, put(host_lock, "take_lock", _new_lock)),
     "off, /run": Rail(a_file_in_run_holds_off_at_once, put(OffSwitch, "file", lambda self: None)),

@@ -32,6 +32,7 @@ from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME
 from writebackd.cli import ctl
 from writebackd.cli.replay import policy_of
+from writebackd.commands import SetMode
 from writebackd.model import DeviceMemory, Drain, Fact, Law, Learned, Memory, Mode, State
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report import tape
@@ -185,7 +186,7 @@ def test_the_daemon_records_what_can_be_replayed(
     rig.tick(8)
     rig.pin(8 << 20)
     rig.tick(3)
-    rig.daemon._orders.mode(Mode.OBSERVE)
+    rig.daemon.apply(SetMode(Mode.OBSERVE))
     rig.tick(3)
     assert tape.close(TIMEOUT_S) and tape.dropped == 0, tape.error
     rig.end()

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import samples
 from fake_host import Rig
-from writebackd.loop import Loop as DaemonLoop
+from writebackd.event_loop import EventLoop
 from writebackd.policy import PolicyError, load_policy
 from writebackd.policy.schema import Metrics
 from writebackd.report import scrape
@@ -479,9 +479,9 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
     port, file = free_port(), tmp_path / "host.prom"
-    first = rig.daemon._first_policy
+    first = rig.daemon.policies.first
     metrics = Metrics(("127.0.0.1", port), str(file), 1.0)
-    rig.daemon._first_policy = replace(first, metrics=metrics)
+    rig.daemon.policies.first = replace(first, metrics=metrics)
     rig.daemon._options = replace(rig.daemon._options, interval_s=0.05)
     monkeypatch.setattr(rig.daemon._watch, "wait", lambda seconds: True, raising=False)
     monkeypatch.setattr(rig.daemon._signals, "catch", lambda: None)
@@ -544,7 +544,7 @@ def test_the_loop_drops_who_dawdles_on_any_server(
 
     monkeypatch.setattr(rig.daemon, "_tick", tick)
     monkeypatch.setattr(server, "_clock", lambda: time.monotonic() - DEADLINE_S + 0.5)
-    loop = DaemonLoop(daemon._signals, [server])
+    loop = EventLoop(daemon._signals, [server])
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(rig.runtime_dir / "metrics.sock"))
         loop.run(0.05, daemon._tick, daemon.reload)
@@ -562,7 +562,7 @@ def test_a_port_that_is_taken_does_not_stop_the_daemon(
         taken.listen(1)
         port = taken.getsockname()[1]
         metrics = Metrics(("127.0.0.1", port), None, 1.0)
-        rig.daemon._first_policy = replace(rig.daemon._first_policy, metrics=metrics)
+        rig.daemon.policies.first = replace(rig.daemon.policies.first, metrics=metrics)
         servers = rig.daemon._open_metrics()
     rig.tick(2)
     assert len(servers) == 1
@@ -601,7 +601,7 @@ def test_a_crowd_of_scrapers_does_not_put_off_a_tick(
         # Some ask and do not read, some do not come to an end.
         clients[-1].sendall(GET + b"\r\n" if n % 2 else GET)
     begun = time.monotonic()
-    loop = DaemonLoop(daemon._signals, [server])
+    loop = EventLoop(daemon._signals, [server])
     gc.disable()  # going through what thousands of tests left takes 0.3 s
     try:
         loop.run(interval_s, daemon._tick, daemon.reload)

@@ -359,7 +359,7 @@ def test_status_and_why_say_that_it_is_on(host: Host) -> None:
 def test_limits_that_need_no_cut_are_the_files_as_found(host: Host) -> None:
     daemon = host.rig.daemon
     limits = replace(daemon.policy.limits, ceiling_bytes=1 << 40)
-    daemon._timetable = Timetable(replace(daemon.policy, limits=limits))
+    daemon.policies.timetable = Timetable(replace(daemon.policy, limits=limits))
     host.tick()
     answer = host.start("oa", ceiling_s=60.0)
     assert answer["cut"] is None
@@ -434,7 +434,7 @@ def by_pin(host: Host) -> None:
 
 def by_reload(host: Host) -> None:
     policy = replace(host.rig.daemon.policy, on_exit="keep", name="new")
-    host.rig.daemon._reloader._loaded.append(Timetable(policy))
+    host.rig.daemon.policies.reloader._loaded.append(Timetable(policy))
     host.tick(2)
 
 
@@ -475,7 +475,8 @@ def test_what_ends_it(
     host: Host, how: Callable[[Host], None], ended: str, mode: str
 ) -> None:
     daemon = host.rig.daemon
-    daemon.policy = replace(daemon.policy, on_exit="keep")
+    daemon.policies.timetable = Timetable(replace(daemon.policy, on_exit="keep"))
+    host.tick()
     host.start("oa")
     host.tick(2)
     assert host.limit == DRAIN and daemon._actuator.on_exit == "restore"
@@ -494,7 +495,7 @@ def test_the_end_of_the_daemon_is_the_end_of_it_also_where_the_policy_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
-    rig.daemon.policy = replace(rig.daemon.policy, on_exit="keep")
+    rig.daemon.policies.timetable = Timetable(replace(rig.daemon.policy, on_exit="keep"))
     rig.daemon._actuator.set_on_exit("keep")
     host = Host(rig)
     host.start("oa")
@@ -604,7 +605,7 @@ def test_a_refusal_names_the_option(host: Host, wrong: Dict[str, Any], words: st
 def test_the_policys_ceiling_holds_for_the_limits_as_found_too(host: Host) -> None:
     daemon = host.rig.daemon
     limits = replace(daemon.policy.limits, ceiling_bytes=120 << 20)
-    daemon._timetable = Timetable(replace(daemon.policy, limits=limits))
+    daemon.policies.timetable = Timetable(replace(daemon.policy, limits=limits))
     host.tick()
     answer = host.start()
     assert (answer["limit_bytes"], answer["cut"]) == (120 << 20, "the policy's ceiling")

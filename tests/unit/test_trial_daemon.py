@@ -34,7 +34,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
 
 def follow(host: Host, policy: Policy) -> None:
     """From the next tick on this is the policy, as if it had been so from the start."""
-    host.rig.daemon._timetable, host.rig.daemon.policy = Timetable(policy, UTC), policy
+    host.rig.daemon.policies.timetable = Timetable(policy, UTC)
     host.tick()
 
 
@@ -179,7 +179,8 @@ def test_caps_outlive_reading_the_policy_again(
     host.tick()
     assert (given[-1].caps, given[-1].goal_bytes) == (caps, 12345)
     daemon.state.memory = replace(daemon.state.memory, caps=caps, goal_bytes=12345)
-    daemon._reloader._asked = True
-    daemon._reloader._loaded.append(Timetable(load(tmp_path, "[device sda]\nceiling = 48M\n")))
+    daemon.policies.reloader._asked = True
+    again = Timetable(load(tmp_path, "[device sda]\nceiling = 48M\n"))
+    daemon.policies.reloader._loaded.append(again)
     host.tick()
     assert (given[-1].caps, given[-1].goal_bytes) == (caps, None)

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
@@ -22,6 +23,7 @@ from fake_host import Rig
 from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME
 from writebackd import daemon as daemon_module
+from writebackd import tick_report
 from writebackd.cli import ctl
 from writebackd.cli.render import render_status
 from writebackd.cli.replay import policy_of
@@ -454,8 +456,8 @@ def test_a_run_says_which_window_is_open_and_when_that_changes(
     caplog.set_level(logging.INFO)
     asked: Dict[str, Policy] = {}
 
-    def spy(name: str) -> Callable[..., Any]:
-        real = getattr(daemon_module, name)
+    def spy(module: ModuleType, name: str) -> Callable[..., Any]:
+        real = getattr(module, name)
 
         def call(policy: Policy, *more: Any) -> Any:
             asked[name] = policy
@@ -463,13 +465,15 @@ def test_a_run_says_which_window_is_open_and_when_that_changes(
 
         return call
 
-    for name in ("estimate", "decide", "detect"):
-        monkeypatch.setattr(daemon_module, name, spy(name))
+    for module, name in (
+        (daemon_module, "estimate"), (daemon_module, "decide"), (tick_report, "detect")
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, spy(module, name))
     daemon = rig.daemon
     policy = load(tmp_path, window("Mon 16:01-18:00", "ceiling = 2G"))  # it is Monday 16:00
-    daemon._load = lambda: policy
+    daemon.policies.load = lambda: policy
     daemon.reload()
-    daemon._reloader.join(10)
+    daemon.policies.reloader.join(10)
     rig.tick(3)
     assert daemon.state.snapshot is not None and daemon.state.snapshot.window is None
     rig.tick(60)
@@ -504,18 +508,19 @@ def test_the_goal_is_taken_as_it_is_when_a_window_opens_and_only_then(
     """One near the last goal would else stay above a new ceiling."""
     daemon = rig.daemon
     policy = load(tmp_path, window("Mon 16:01-18:00", "ceiling = 2G"))
-    daemon._timetable, daemon.policy = Timetable(policy, UTC), policy
+    daemon.policies.timetable = Timetable(policy, UTC)
     rig.tick(2)
     seen = []
     for wall in (rig.wall, rig.wall + 60, rig.wall + 61, rig.wall + 8000):
         daemon.state.memory = replace(daemon.state.memory, goal_bytes=12345)
-        daemon._look_at_clock(wall)
+        daemon._enter_window(wall)
         seen.append(daemon.state.memory.goal_bytes)
     assert seen == [12345, None, 12345, None]
     # What is read again and is the same is no other window.
     daemon.state.memory = replace(daemon.state.memory, goal_bytes=12345)
-    daemon._timetable = Timetable(load(tmp_path, window("Mon 16:01-18:00", "ceiling = 2G")), UTC)
-    daemon._look_at_clock(rig.wall + 8000)
+    same = load(tmp_path, window("Mon 16:01-18:00", "ceiling = 2G"))
+    daemon.policies.timetable = Timetable(same, UTC)
+    daemon._enter_window(rig.wall + 8000)
     assert daemon.state.memory.goal_bytes == 12345
 
 

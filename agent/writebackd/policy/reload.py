@@ -1,19 +1,28 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The policy read again while the daemon runs."""
+"""The daemon's policy: what is in force by the clock, and the files read again while it runs."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from typing import Callable, List, NamedTuple, Optional
+from pathlib import Path
+from typing import Callable, List, NamedTuple, Optional, Tuple
 
-from .timetable import Timetable
+from .schema import Policy
+from .timetable import InForce, Timetable, read_timetable
 
 log = logging.getLogger(__name__)
 
 # To match a host of 90 processes takes 3 ms.
 _HANGS_S = 10.0
+# What stays as it was at the start, also after a reload.
+_AT_START: Tuple[Tuple[str, Callable[[Policy], object]], ...] = (
+    ("[probe]", lambda policy: policy.probe),
+    ("[metrics]", lambda policy: policy.metrics),
+    ("[limits] lease", lambda policy: policy.limits.lease_s),
+    ("[history] samples", lambda policy: policy.history.samples_bytes),
+)
 
 
 class Loaded(NamedTuple):
@@ -89,3 +98,52 @@ class Reloader:
 
     def _is_reading(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+
+class ActivePolicy:
+    """The policy as it was read last, and the window of it that is open."""
+
+    def __init__(self, load: Callable[[], Policy], root: Path) -> None:
+        """`load` reads the files, for `reloader` once more; `root` has the time zone.
+
+        Raises PolicyError.
+        """
+        self.load = load
+        self._root = root
+        self.timetable = self._read()
+        self.first = self.policy  # what is fixed at the start goes by it
+        self.in_force: Optional[InForce] = None  # as of the last `advance`
+        self.reloader = Reloader(self._read)
+
+    @property
+    def policy(self) -> Policy:
+        """With its windows."""
+        return self.timetable.policy
+
+    @property
+    def now(self) -> Policy:
+        """In force, without windows; before the first `advance` as it was read."""
+        return self.in_force.policy if self.in_force is not None else self.policy
+
+    def take(self) -> Optional[Policy]:
+        """The policy that was read again, once; None where it is the same and nobody asked."""
+        loaded = self.reloader.take()
+        if loaded is None:
+            return None
+        same = loaded.timetable.policy == self.policy
+        self.timetable = loaded.timetable
+        if same and not loaded.asked:
+            return None
+        for what, value in _AT_START:
+            if value(self.policy) != value(self.first):
+                log.warning("a change of %s takes effect at the next start", what)
+        return self.policy
+
+    def advance(self, wall_s: float) -> Tuple[Optional[InForce], InForce]:
+        """To what is in force at `wall_s`: what was before, None at first, and what is now."""
+        before, now = self.in_force, self.timetable.at(wall_s)
+        self.in_force = now
+        return before, now
+
+    def _read(self) -> Timetable:
+        return read_timetable(self.load(), self._root)

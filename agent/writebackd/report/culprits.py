@@ -6,11 +6,11 @@ from __future__ import annotations
 import logging
 from typing import Callable, Collection, Optional, Sequence, Tuple
 
+from writebackd.alert.routes import journal_fields
 from writebackd.alert.values import Alert, AlertName
 from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.writers import writer_of
 from writebackd.model import ForeignWrite, replace
-from writebackd.report import entry
 from writebackd.report.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def name_writers(
             log.warning(
                 "%s: %s set %s=%s: let go",
                 AlertName.FOREIGN_WRITER.value, writer.who, write.lever, write.value,
-                extra=entry.foreign(writer),
+                extra=journal_fields.foreign(writer),
             )
     return tuple(named)
 

@@ -7,10 +7,10 @@ import json
 from typing import List, Optional, Sequence, Tuple
 
 from writebackd.alert.routes import Happening, What
+from writebackd.alert.routes.journal_fields import LIMITS
 from writebackd.alert.routes.words import happening_json, headline, line
 from writebackd.model import Action, DeviceDecision, Mode
 from writebackd.policy.timetable import Open
-from writebackd.report.entry import LIMITS
 from writebackd.report.history_schema import Event
 from writebackd.report.snapshot import Snapshot
 

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.alert.routes import RouteState
-from writebackd.alert.values import Alert
+from writebackd.alert.values import Alert, AlertName
 from writebackd.kernel.rivals import Rival
 from writebackd.model import (
     Decision,
@@ -83,3 +83,9 @@ def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
     background = found.dirty_background_bytes or total * found.dirty_background_ratio // 100
     # The kernel takes half of the limit where the background is not below it.
     return limit, background if background < limit else limit // 2
+def in_mode(snapshot: Snapshot, memory: Memory) -> Snapshot:
+    """The same after a change of mode: nobody is answered with the mode of the last tick."""
+    alerts = tuple(
+        each for each in snapshot.alerts if each.name is not AlertName.FOREIGN_WRITER
+    )
+    return replace(snapshot, mode=memory.mode, memory=memory, alerts=alerts)

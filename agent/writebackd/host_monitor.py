@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the daemon sees of the host: its devices, the probe, what is behind and beside them."""
+"""Reads the host: devices, the probe, what stands behind the disks, conflicting tools."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ def linked(files: KernelFiles, device: str) -> str:
     return f"/dev/{os.path.relpath(there, os.path.realpath(files.path('/dev')))}"
 
 
-class Sight:
-    """Reads a tick. Its public parts are for who needs no more than these."""
+class HostMonitor:
+    """Topology, probe, rescans and conflicting tools; `read` gives a tick's sample."""
 
     def __init__(
         self,
         files: KernelFiles,
         backend: str,
         settings: ProbeSettings,
+        named: Sequence[str],
         excluded: Callable[[Device], Optional[str]],
     ) -> None:
-        """`backend`: the probe that is wanted, or auto: as `settings` say.
+        """`backend`: the probe that is wanted, or auto: as `settings` say; `named`: by --device.
 
-        Raises OSError or BpfError when what was asked for by name cannot be had.
+        Raises OSError, PolicyError or BpfError when what was asked for by name cannot be had.
         """
         self.backend = settings.backend if backend == "auto" else backend
         self._files = files
+        self._named = named
         self._settings = settings  # as of the start, also after a reload of the policy
         uevents, self._no_hotplug = open_uevents()
         self.topology = Topology(files, uevents)
@@ -56,6 +58,7 @@ class Sight:
         self._backings = BackingWatch(files)
         self.hidepid = HidePid(files)
         self.rivals = RivalWatch(lambda: find_rivals(files, os.getpid()))
+        self.check_named(named)
 
     def check_named(self, named: Sequence[str]) -> None:
         """Raises PolicyError where a disk that --device names is not there: it would do nothing.
@@ -72,11 +75,11 @@ class Sight:
         if messages:
             raise PolicyError(messages)
 
-    def unmatched(self, named: Sequence[str]) -> List[str]:
+    def unmatched(self) -> List[str]:
         """What to say of each --device that manages nothing now."""
         return [
             f"no device with a filesystem matches --device {given}"
-            for given, glob in zip(named, device_globs(named))
+            for given, glob in zip(self._named, device_globs(self._named))
             if not any(
                 matches(glob, name, each.devno, each.driver)
                 for each in self.topology.devices for name in (each.name, *each.leaves)

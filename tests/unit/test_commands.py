@@ -164,7 +164,7 @@ def test_what_the_kill_switch_keeps_from_being_set_is_told_as_a_wish(rig: Rig) -
 def test_why_tells_the_numbers_of_the_policy_in_force(rig: Rig) -> None:
     objective = rig.daemon.policy.objective
     rarely = replace(objective, min_sync_rate=1.5)
-    rig.daemon._timetable = read_timetable(replace(rig.daemon.policy, objective=rarely))
+    rig.daemon.policies.timetable = read_timetable(replace(rig.daemon.policy, objective=rarely))
     rig.tick()
     (device,) = rig.daemon.handle("why", {}, 1000)["devices"]
     assert device["state"] == "idle" and "min-sync-rate (1.5/s over 10 s)" in device["next"]

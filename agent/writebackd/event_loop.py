@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What goes on between the ticks: waiting for signals, and for whoever asks on a socket."""
+"""The daemon's event loop: ticks by the clock, between them signals and sockets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from writebackd.kernel.signals import Signals
 from writebackd.report.server import LoopServer
 
 
-class Loop:
-    """Ticks come first: whoever asks may have to wait for one, and never the other way round."""
+class EventLoop:
+    """Ticks come first: a client may have to wait for one, a tick waits for no client."""
 
     def __init__(self, signals: Signals, servers: Sequence[LoopServer]) -> None:
         self._signals = signals

@@ -19,7 +19,7 @@ import pytest
 
 from fake_host import Rig
 from writebackd.cli.daemon import _DroppingHandler
-from writebackd.loop import Loop
+from writebackd.event_loop import EventLoop
 from writebackd.paths import HISTORY
 from writebackd.report.history_query import read_history
 from writebackd.report.server import MAX_CLIENTS, ControlServer
@@ -47,7 +47,7 @@ def test_a_crowd_of_questions_does_not_put_off_a_tick(
 
     monkeypatch.setattr(daemon, "_tick", tick)
     server = ControlServer(tmp_path / "control.sock", answer)
-    loop = Loop(daemon._signals, [server])
+    loop = EventLoop(daemon._signals, [server])
     clients = []
     for _ in range(MAX_CLIENTS):
         client = socket.socket(socket.AF_UNIX)
@@ -102,7 +102,7 @@ def test_the_collector_does_not_look_in_mid_tick(
     def fail() -> None:
         raise RuntimeError("an error of the loop")
 
-    monkeypatch.setattr(rig.daemon, "_look_and_act", fail)
+    monkeypatch.setattr(rig.daemon, "_run_tick", fail)
     with pytest.raises(RuntimeError):
         rig.daemon._tick()
     assert gc.isenabled()

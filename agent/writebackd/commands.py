@@ -1,24 +1,33 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the control socket may ask of the daemon, and tell it."""
+"""What the control socket answers, and its commands as values that the daemon applies.
+
+A command is applied when it arrives, between two ticks, and answered after that.  Until the next
+tick it may be 10 s (--interval), and a client waits for 5.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Callable, Dict, Optional, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 from writebackd import human
 from writebackd.actuate.actuator import Actuator
+from writebackd.actuate.executor import Actions
 from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.outcome import describe_action
+from writebackd.control.decide import released
+from writebackd.estimate.learned import forgotten
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import in_words, read_state
-from writebackd.model import Mode
-from writebackd.orders import Orders
+from writebackd.model import Memory, Mode
 from writebackd.report.command_answers import forget_json, mode_json, pin_json
 from writebackd.report.culprits import for_user
 from writebackd.report.device_answers import devices_json, find_devices
+from writebackd.report.history_schema import Event
+from writebackd.report.keeper import Keeper
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
 from writebackd.report.server import RequestError, Shared, size_argument, text_argument
 from writebackd.report.snapshot import Snapshot
@@ -27,7 +36,7 @@ from writebackd.report.telling import telling_json
 from writebackd.report.top_answer import top_json
 from writebackd.report.verify_answer import verify_json
 from writebackd.report.why_answer import why_json
-from writebackd.state import State
+from writebackd.runtime_state import RuntimeState
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +44,83 @@ log = logging.getLogger(__name__)
 LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
 
 
-class Verbs:
-    """Questions are answered from the state; what is ordered is carried out by `orders`."""
+@dataclass(frozen=True)
+class SetMode:
+    """Enforce or observe."""
+
+    mode: Mode
+    by_verb: bool = True  # False: a policy or a trial wants it, and the next policy may differ
+
+    @property
+    def disturbs_trial(self) -> Optional[str]:
+        return f"{self.mode.value} was asked for" if self.by_verb else None
+
+    def applied(self, memory: Memory) -> Memory:
+        return replace(released(memory), mode=self.mode, yielded=None, intrusions=())
+
+    def event(self, wall_s: float) -> Event:
+        return Event(wall_s, "mode", text=self.mode.value)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Hold the limit at so many bytes; None: release it."""
+
+    bytes: Optional[int]
+    uid: int
+
+    @property
+    def disturbs_trial(self) -> Optional[str]:
+        return "pinned" if self.bytes is not None else "released"
+
+    def applied(self, memory: Memory) -> Memory:
+        return replace(memory, pin_bytes=self.bytes, hold_until_s=float("-inf"))
+
+    def event(self, wall_s: float) -> Event:
+        text = f"pinned to {self.bytes} bytes" if self.bytes is not None else "released"
+        return Event(wall_s, "pin", text=f"{text} by uid {self.uid}")
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Drop what was learned of a device."""
+
+    device: str
+    disturbs_trial = None
+
+    def applied(self, memory: Memory) -> Memory:
+        return forgotten(memory, self.device)
+
+    def event(self, wall_s: float) -> Event:
+        return Event(wall_s, "forget", device=self.device)
+
+
+Command = Union[SetMode, Pin, Forget]
+
+
+class Commands:
+    """Questions are answered from the state; what changes it is left to `apply`."""
 
     def __init__(
         self,
         files: KernelFiles,
         actuator: Actuator,
-        state: State,
-        orders: Orders,
+        state: RuntimeState,
+        keeper: Keeper,
+        apply: Callable[[Command], Actions],
         trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]],
         metrics: Callable[[str], Optional[Shared]],
         hidepid: Callable[[], Optional[str]],
     ) -> None:
-        """`hidepid`: the option by which /proc hides processes, None where it does not."""
+        """`apply` answers with what was put back, and may raise OSError or ValueError.
+
+        `hidepid`: the option by which /proc hides processes, None where it does not.
+        """
         self._files = files
         self._actuator = actuator
         self._state = state
-        self._orders = orders
+        self._keeper = keeper
+        self._apply = apply
         self._trial = trial
         self._metrics = metrics
         self._hidepid = hidepid
@@ -106,8 +174,9 @@ class Verbs:
         found = [each.device.name for each in find_devices(snapshot, wanted)]
         if len(found) > 1:
             raise RequestError(f"{wanted!r} may be {' or '.join(found)}: name one of these")
-        if not self._orders.forget(found[0]):
+        if found[0] not in self._state.memory.devices or not self._keeper.was_read:
             raise RequestError("what was learned is being read: try again in a second", 1)
+        self._apply(Forget(found[0]))
         log.info("what was learned of %s forgotten by uid %d", found[0], uid)
         return forget_json(found[0], ["it is learned again from the next flood and fsync on"])
 
@@ -141,7 +210,7 @@ class Verbs:
         except ValueError:
             raise RequestError("mode is observe or enforce") from None
         try:
-            actions = self._orders.mode(mode)
+            actions = self._apply(SetMode(mode))
         except (OSError, ValueError) as error:
             raise RequestError(f"the limits cannot be read: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
@@ -176,7 +245,7 @@ class Verbs:
                 f"{human.size(pin)} are more than the {human.size(memory_bytes)} of memory: such a"
                 " limit holds nothing back"
             )
-        self._orders.pin(pin, uid)
+        self._apply(Pin(pin, uid))
         log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
         memory, off = self._state.memory, self._state.off
         waits = pin is not None and (memory.mode is Mode.OBSERVE or memory.yielded is not None)
