@@ -7,9 +7,9 @@ import selectors
 import time
 from typing import Callable, Sequence
 
-from writebackd.control.decide import HURRY
 from writebackd.kernel.signals import Signals
 from writebackd.report.server import LoopServer
+from writebackd.tuning import HURRY
 
 
 class EventLoop:

@@ -571,6 +571,7 @@ class Rule(Enum):
     REST = "rest"  # somebody syncs, no flood
     WAVES = "waves"  # floods are short: memory takes what the pauses drain
     COMING = "coming"  # the limit in force is not the one asked for yet
+    OBSERVING = "observing"  # nor will it be: nothing is set in observe mode
     LOOSE = "loose"  # the limit holds nobody back
     SEEK = "seek"  # R is not known, a larger limit may bring more
     MEASURE = "measure"  # R is not known, and the cache is full: its rate is R
@@ -638,10 +639,10 @@ class Drain:
     sync_rate: float = 0.0  # smoothed
     slow_share: float = 0.0  # of the syncs' time, that slow ones take, over a second
     full_s: float = 0.0  # for so long in a row full, or, negative, not
-    # Rates and limits of the last seconds of a full cache, by tick.
+    # Rates and limits of the last seconds of a full cache under the limit asked for, by tick.
     full_ticks: Tuple[Tuple[float, float], ...] = ()
     limit_bytes: float = 0.0  # as the kernel follows it
-    enough_bytes: float = float("inf")  # the least limit under which R was seen
+    enough_bytes: float = float("inf")  # a limit under which R was seen
     # Of the last half minute: seconds of R that were lost while full, and syncs.
     lost_s: float = 0.0
     syncs: float = 0.0
@@ -660,7 +661,7 @@ class Drain:
     @property
     def price_s(self) -> float:
         """Seconds of R that a sync costs."""
-        return max(0.0, self.lost_s) / max(self.syncs, 1.0)
+        return self.lost_s / max(self.syncs, 1.0)
 
 
 @dataclass(frozen=True)

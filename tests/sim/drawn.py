@@ -37,14 +37,15 @@ from tests.sim.scenarios import Scenario
 from writebackd import tuning
 from writebackd.control import device, law
 from writebackd.control.decide import decide
-from writebackd.estimate import drain, estimate
+from writebackd.estimate import drain, estimate, sync
 from writebackd.policy.schema import Policy
 
 STATIC_MB = (1, 2, 4, 8, 15, 32, 64, 128, 256)
 HALVES = {"work": 0, "judge": 1}  # by the rest of the seed by two
 FLOOD_S, SETTLE_S, WINDOW_S = 6.0, 15.0, 45.0
-MULTIPLES = ("SEEK", "PAYS", "FASTER", "RISE", "RISE_SHORT", "WAVE_LONGER", "SLOW_MULTIPLE")
+MULTIPLES = ("SEEK", "PAYS", "FASTER", "RISE", "IN_FORCE", "WAVE_LONGER", "SLOW_MULTIPLE")
 BELOW_ONE = ("CUT", "FELL")
+LAW = (law, drain, estimate, sync, device)  # whose constants are looked at
 LOW = 0.8  # of the best fixed limit: hosts below it are counted
 
 
@@ -220,7 +221,7 @@ def constants(chosen: Sequence[int], policy: Policy) -> str:
     lines = [f"{'of best fixed, half':24}" + "".join(f"{head:>12}" for head in heads),
              f"{'as it is':24}{shares()}"]
     for name, value in vars(tuning).items():
-        if name.isupper():
+        if name.isupper() and any(name in vars(module) for module in LAW):
             of = value[policy.objective.prefer] if isinstance(value, dict) else value
             line = f"{f'{name} {of:g}':24}"
             for times in (0.5, 2.0):
@@ -242,8 +243,7 @@ def _scaled(name: str, value: Any, times: float) -> Any:
 @contextlib.contextmanager
 def _changed(name: str, value: Any) -> Iterator[None]:
     """A constant of the law with another value, wherever it is used."""
-    users = [vars(module) for module in (tuning, law, drain, estimate, device)
-             if name in vars(module)]
+    users = [vars(module) for module in (tuning, *LAW) if name in vars(module)]
     before = users[0][name]
     try:
         for user in users:

@@ -16,7 +16,7 @@ from writebackd.alert.cause import container_in, unit_in
 from writebackd.alert.routes.track import Tracker
 from writebackd.alert.standing import hidden
 from writebackd.alert.values import AlertName, Cause, Severity
-from writebackd.estimate.learned import KEEP_S, learn, seed
+from writebackd.estimate.learned import learn, seed
 from writebackd.model import (
     ClassSample,
     DeviceMemory,
@@ -30,6 +30,7 @@ from writebackd.model import (
     SyncSample,
 )
 from writebackd.policy import load_policy
+from writebackd.tuning import KEEP_S
 
 
 def test_two_minutes_after_boot_nothing_is_told_and_nothing_learned() -> None:

@@ -10,19 +10,10 @@ import pytest
 
 from plant import DISK, HOST
 from samples import estimate
-from writebackd.control.beside import (
-    ARRIVED,
-    MOST_OWN,
-    OTHERS_LAST_S,
-    QUEUE_LASTS_S,
-    REFUSED_S,
-    Beside,
-    beside,
-)
+from writebackd.control.beside import Beside, beside
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.control.device import Want
-from writebackd.control.ramp import DEADBAND
-from writebackd.estimate.shares import RESERVED_S, reserved, shared_limit
+from writebackd.estimate.shares import reserved, shared_limit
 from writebackd.kernel.bdi import WHOLE, fraction
 from writebackd.model import (
     Action,
@@ -47,6 +38,7 @@ from writebackd.model import (
 )
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
+from writebackd.tuning import AGAIN_S, CACHE_S, DEADBAND, IN_FORCE, MOST_OWN, WAVE_S
 
 MB = 1 << 20
 NOW = 5000.0
@@ -151,9 +143,9 @@ def test_the_global_limit_meets_a_need_until_the_kernel_has_taken_the_cap() -> N
 
 
 def test_the_global_limit_comes_down_before_there_is_a_cap() -> None:
-    above = asked(memory(), sample(limit=int(1.01 * ARRIVED * TIGHT)))
+    above = asked(memory(), sample(limit=int(1.01 * IN_FORCE * TIGHT)))
     assert above.memory.caps == {} and above.settings == ()
-    assert asked(memory(), sample(limit=int(0.99 * ARRIVED * TIGHT))).memory.caps
+    assert asked(memory(), sample(limit=int(0.99 * IN_FORCE * TIGHT))).memory.caps
 
 
 @pytest.mark.parametrize(
@@ -176,7 +168,7 @@ def test_a_device_gets_its_cap_before_it_is_flooded_itself() -> None:
     dry = {"sda": DeviceMemory(), "dm-0": DeviceMemory(last_flood_s=NOW)}
     assert set(asked(memory(devices=dry), estimates=calm).memory.caps) == {"sda"}
     # Not for a flood that is long over.
-    over = {**dry, "dm-0": DeviceMemory(last_flood_s=NOW - 1.1 * OTHERS_LAST_S)}
+    over = {**dry, "dm-0": DeviceMemory(last_flood_s=NOW - 1.1 * 2 * WAVE_S)}
     assert asked(memory(devices=over), estimates=calm).memory.caps == {}
 
 
@@ -194,7 +186,7 @@ def test_a_flood_from_another_volume_of_the_same_disk_rules_a_cap_out(
     three = replace(sample(), devices=(*sample().devices, DeviceSample(neighbour)))
     wants = (*WANTS, want("dm-1", LOOSE, demand=False))
     estimates = {**FLOODED, "dm-1": estimate("dm-1", flooded=True)}
-    for since, capped in ((0.9 * OTHERS_LAST_S, False), (1.1 * OTHERS_LAST_S, True)):
+    for since, capped in ((0.9 * 2 * WAVE_S, False), (1.1 * 2 * WAVE_S, True)):
         devices = {
             "sda": DeviceMemory(last_flood_s=NOW) if itself else DeviceMemory(),
             "dm-0": DeviceMemory(last_flood_s=NOW),
@@ -208,7 +200,7 @@ def test_a_flood_from_another_volume_of_the_same_disk_rules_a_cap_out(
 
 
 def test_a_device_alone_has_no_cap() -> None:
-    lately, long_ago = NOW - 0.9 * OTHERS_LAST_S, NOW - 1.1 * OTHERS_LAST_S
+    lately, long_ago = NOW - 0.9 * 2 * WAVE_S, NOW - 1.1 * 2 * WAVE_S
     assert asked(memory(lately)).memory.caps and not asked(memory(long_ago)).memory.caps
     held = {"sda": Cap(TIGHT, in_force=True)}
     assert asked(memory(lately, caps=held)).memory.caps == held
@@ -261,14 +253,14 @@ def test_a_cap_that_the_kernel_refused_is_dropped_and_not_tried_again(name: str)
 
 def test_a_refusal_passes() -> None:
     # An earlier test on its way home, a ledger that could not be saved.
-    for since, capped in ((0.99 * REFUSED_S, False), (1.01 * REFUSED_S, True)):
+    for since, capped in ((0.99 * AGAIN_S, False), (1.01 * AGAIN_S, True)):
         known = {"8:0": NOW - since}
         result = asked(memory(refused_caps=known))
         assert set(result.memory.caps) == ({"sda"} if capped else set())
         assert result.memory.refused_caps == ({} if capped else known)
     # From the last one on.
     again = sample(actions=[action(SET, ok=False)])
-    once = memory(refused_caps={"8:0": NOW - 0.99 * REFUSED_S})
+    once = memory(refused_caps={"8:0": NOW - 0.99 * AGAIN_S})
     assert asked(once, again).memory.refused_caps == {"8:0": NOW}
 
 
@@ -392,7 +384,7 @@ def test_the_cap_of_the_run_before_is_the_one_of_the_policy() -> None:
 
 def test_its_writers_are_not_stopped_in_mid_flood() -> None:
     assert own(with_stick(NOW)).memory.caps == {}
-    assert own(with_stick(NOW), plugged_in(int(ARRIVED * MOST))).memory.caps != {}
+    assert own(with_stick(NOW), plugged_in(int(IN_FORCE * MOST))).memory.caps != {}
     assert own(with_stick(NOW, caps={STICK.name: Cap(MOST, True, True)})).memory.caps != {}
 
 
@@ -455,7 +447,7 @@ def test_a_ceiling_that_all_have_is_no_cap() -> None:
 def test_the_global_limit_has_room_for_what_a_flooded_stick_may_hold() -> None:
     caps = {STICK.name: Cap(MOST, True, True)}
     assert own(with_stick(NOW, caps=caps)).reserve == MOST
-    assert own(with_stick(NOW - 1.1 * RESERVED_S, caps=caps)).reserve == 0
+    assert own(with_stick(NOW - 1.1 * CACHE_S, caps=caps)).reserve == 0
     # What is left of it is what the others' rates are seen under.
     held = with_stick(NOW, caps=caps)
     assert shared_limit(held, plugged_in(MOST + TIGHT)) == TIGHT
@@ -465,7 +457,7 @@ def test_the_global_limit_has_room_for_what_a_flooded_stick_may_hold() -> None:
     assert reserved(gone, NOW) == 0
     # With that room taken off, another device's limit has arrived and it gets its own cap.
     wants = (want("sda", TIGHT), stick())
-    for limit, arrived in ((int(ARRIVED * TIGHT) + MOST, True), (2 * TIGHT + MOST, False)):
+    for limit, arrived in ((int(IN_FORCE * TIGHT) + MOST, True), (2 * TIGHT + MOST, False)):
         found = own(with_stick(NOW, caps=caps), plugged_in(limit), wants)
         assert ("sda" in found.memory.caps) is arrived
 
@@ -518,7 +510,7 @@ def test_a_queue_is_not_frozen_at_each_pause_of_a_flood() -> None:
             result = asked(known, sample(now_s=NOW + tick), policy_=QUEUE)
         found.add(result.settings)
     assert len(found) == 1 and found != {()}
-    for since, held in ((0.9 * QUEUE_LASTS_S, True), (1.1 * QUEUE_LASTS_S, False)):
+    for since, held in ((0.9 * CACHE_S, True), (1.1 * CACHE_S, False)):
         later = sample(now_s=NOW + 18 + since)
         assert bool(asked(known, later, policy_=QUEUE, estimates=calm).settings) is held
         # Not where nobody syncs any more.

@@ -12,10 +12,9 @@ import pytest
 import samples
 from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from tests.sim import plant as sim
-from writebackd.control.decide import MOST_INTRUSIONS, decide
-from writebackd.control.device import BLIND_HOLD_S, Want, decide_device, kernel_floor_bytes
+from writebackd.control.decide import decide
+from writebackd.control.device import Want, decide_device, kernel_floor_bytes
 from writebackd.estimate.estimate import estimate
-from writebackd.estimate.sync import RELEASE_S
 from writebackd.model import (
     Decision,
     DeviceMemory,
@@ -26,6 +25,7 @@ from writebackd.model import (
     SyncSample,
 )
 from writebackd.policy import load_policy
+from writebackd.tuning import MOST_INTRUSIONS, RELEASE_S, WAVE_S
 
 MB = 1 << 20
 POLICY = load_policy("default")
@@ -311,10 +311,10 @@ def test_blind_the_limit_stays_down_for_a_while_after_a_flood() -> None:
     calm = samples.estimate("sda", demand=False, demand_known=False, drain_rate=RATE)
     during, _ = device(replace(calm, flooded=True), DeviceMemory(last_flood_s=NOW), AS_FOUND)
     assert during.target_bytes is not None and during.demand and during.state is State.BLIND
-    soon, _ = device(calm, DeviceMemory(last_flood_s=NOW - 0.99 * BLIND_HOLD_S), AS_FOUND)
+    soon, _ = device(calm, DeviceMemory(last_flood_s=NOW - 0.99 * WAVE_S), AS_FOUND)
     assert (soon.target_bytes, soon.demand) == (during.target_bytes, True)
     assert "is on: held" in during.reason and "no flood for less than 30 s: held" in soon.reason
-    later, _ = device(calm, DeviceMemory(last_flood_s=NOW - 1.01 * BLIND_HOLD_S), AS_FOUND)
+    later, _ = device(calm, DeviceMemory(last_flood_s=NOW - 1.01 * WAVE_S), AS_FOUND)
     assert later.target_bytes is None and not later.demand and later.state is State.BLIND
     # One that was never flooded is left as found.
     never, _ = device(replace(calm, drain_rate=None), DeviceMemory(), AS_FOUND)

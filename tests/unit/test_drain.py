@@ -18,12 +18,13 @@ from writebackd.control.device import decide_device, kernel_floor_bytes
 from writebackd.estimate.drain import (
     Writes,
     is_in_force,
+    is_shown,
     measure_writes,
     slow_share,
     update_drain,
     written_by,
 )
-from writebackd.estimate.estimate import SHARE_HALF_S, SHARE_LEAST, estimate, objective_s
+from writebackd.estimate.estimate import estimate, objective_s
 from writebackd.model import (
     Cap,
     ClassSample,
@@ -45,26 +46,24 @@ from writebackd.model import (
 from writebackd.policy import load_policy
 from writebackd.tuning import (
     BUSY_SHARE,
+    CACHE_S,
     DEEP,
-    DEEP_COUNTS,
     FADE_S,
     FASTER,
-    FASTER_S,
     FELL,
     FLOOD_RATE,
     FOLLOW_S,
+    GAIN_S,
     HELD_BACK_SHARE,
-    HELD_SHARE,
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
-    NEAR,
     SEEK,
+    SHARE_HALF_S,
+    SHARE_LEAST,
     SHOWN_S,
-    SLOW_LEAST_S,
     SLOW_MULTIPLE,
-    THROTTLED_SHARE,
-    UNWATCHED_S,
+    UNLOADED_S,
 )
 
 MB = 1 << 20
@@ -101,22 +100,25 @@ def test_background_writes_are_a_flood_while_pages_wait(kind: str) -> None:
 
 @pytest.mark.parametrize("dt_s", [0.5, 2.0])
 def test_background_writes_are_a_flood_while_writers_sleep_for_the_limit(dt_s: float) -> None:
-    assert measured(slept=1.01 * THROTTLED_SHARE, dt_s=dt_s).flooded
-    assert not measured(slept=0.99 * THROTTLED_SHARE, dt_s=dt_s).flooded
+    found = measured(slept=1.01 * HELD_BACK_SHARE, dt_s=dt_s)
+    assert found.flooded and found.held_back
+    found = measured(slept=0.99 * HELD_BACK_SHARE, dt_s=dt_s)
+    assert not found.flooded and not found.held_back
 
 
-def test_writers_are_held_back_from_a_larger_share_on() -> None:
-    assert measured(slept=1.01 * HELD_BACK_SHARE, dt_s=2.0).held_back
-    assert not measured(slept=0.99 * HELD_BACK_SHARE, dt_s=2.0).held_back
+def test_halfway_to_the_limit_writers_are_held_back_whether_that_is_seen_or_not() -> None:
+    half = (LIMIT + THRESHOLD) // 2
+    assert measured(state=vm(dirty=half)).held_back
+    assert not measured(state=vm(dirty=half - 1)).held_back
 
 
 def test_a_tick_tells_of_the_disk_where_it_is_busy_or_one_writer_sleeps_for_long() -> None:
     # Many that sleep a little: short-lived ones on a busy disk, and a burst of several.
     idle, wait = replace(BUSY, busy_share=0.99 * BUSY_SHARE), vm(dirty=THRESHOLD)
     assert measured(replace(BUSY, busy_share=BUSY_SHARE), slept=1.0, most=0.05).telling
-    assert not measured(idle, slept=3.0, most=0.99 * HELD_SHARE, dt_s=2.0).telling
+    assert not measured(idle, slept=3.0, most=0.99 * BUSY_SHARE, dt_s=2.0).telling
     # Under a limit so small that the disk idles, the one that floods sleeps.
-    assert measured(idle, slept=0.9, most=1.01 * HELD_SHARE, dt_s=2.0).telling
+    assert measured(idle, slept=0.9, most=1.01 * BUSY_SHARE, dt_s=2.0).telling
     assert not measured(idle, state=wait).telling
     assert not measured(rate=0.99 * FLOOD_RATE, slept=1.0, most=1.0).telling
 
@@ -151,8 +153,8 @@ def test_a_disk_has_what_its_volumes_wrote_and_is_not_counted_twice() -> None:
 
 # ---- is the cache full -----------------------------------------------------
 
-UNLOADED_S = 0.2e-3
-SLOW_FROM_S = SLOW_MULTIPLE * UNLOADED_S
+IDLE_S = 0.4e-3
+SLOW_FROM_S = SLOW_MULTIPLE * IDLE_S
 
 
 def syncs(*each: Tuple[float, int], **more: float) -> SyncSample:
@@ -164,18 +166,18 @@ def syncs(*each: Tuple[float, int], **more: float) -> SyncSample:
 def test_the_mark_is_of_the_syncs_time_and_not_of_their_number() -> None:
     # One in a hundred, which take two thirds of the time.
     few = syncs((0.1e-3, 990), (20e-3, 10))
-    assert slow_share(few, UNLOADED_S, 0.0) == pytest.approx(200 / 299, rel=0.05)
+    assert slow_share(few, IDLE_S, 0.0) == pytest.approx(200 / 299, rel=0.05)
     many = syncs((0.1e-3, 10), (20e-3, 990))
-    assert slow_share(many, UNLOADED_S, 0.0) == pytest.approx(1.0, abs=0.001)
+    assert slow_share(many, IDLE_S, 0.0) == pytest.approx(1.0, abs=0.001)
 
 
 def test_a_sync_is_slow_from_a_multiple_of_its_unloaded_latency_on() -> None:
-    assert SLOW_FROM_S > SLOW_LEAST_S
-    assert slow_share(syncs((BELOW * SLOW_FROM_S, 9)), UNLOADED_S, 0.0) == 0.0
-    assert slow_share(syncs((ABOVE * SLOW_FROM_S, 9)), UNLOADED_S, 0.0) == 1.0
+    assert SLOW_FROM_S > UNLOADED_S
+    assert slow_share(syncs((BELOW * SLOW_FROM_S, 9)), IDLE_S, 0.0) == 0.0
+    assert slow_share(syncs((ABOVE * SLOW_FROM_S, 9)), IDLE_S, 0.0) == 1.0
     # Nothing is that is quick by any standard.
-    assert slow_share(syncs((BELOW * SLOW_LEAST_S, 9)), 1e-6, 0.0) == 0.0
-    assert slow_share(syncs((ABOVE * SLOW_LEAST_S, 9)), 1e-6, 0.0) == 1.0
+    assert slow_share(syncs((BELOW * UNLOADED_S, 9)), 1e-6, 0.0) == 0.0
+    assert slow_share(syncs((ABOVE * UNLOADED_S, 9)), 1e-6, 0.0) == 1.0
 
 
 def test_what_a_sync_waits_for_on_the_link_is_no_full_cache() -> None:
@@ -183,10 +185,10 @@ def test_what_a_sync_waits_for_on_the_link_is_no_full_cache() -> None:
     queued_s = 10e-3
     link_s = LINK_SHARE * queued_s
     assert link_s > SLOW_FROM_S
-    assert slow_share(syncs((BELOW * link_s, 9)), UNLOADED_S, queued_s) == 0.0
-    assert slow_share(syncs((ABOVE * link_s, 9)), UNLOADED_S, queued_s) == 1.0
+    assert slow_share(syncs((BELOW * link_s, 9)), IDLE_S, queued_s) == 0.0
+    assert slow_share(syncs((ABOVE * link_s, 9)), IDLE_S, queued_s) == 1.0
     # A large limit explains no more than that.
-    assert slow_share(syncs((ABOVE * LINK_MOST_S, 9)), UNLOADED_S, 1.0) == 1.0
+    assert slow_share(syncs((ABOVE * LINK_MOST_S, 9)), IDLE_S, 1.0) == 1.0
     # The limit here takes 8 ms at R, and 24 at a third.
     waits = syncs((ABOVE * LINK_SHARE * LIMIT / R, 50))
     assert feed(KNOWN, seconds(3, R), waits).drain.full_s > 0
@@ -194,19 +196,19 @@ def test_what_a_sync_waits_for_on_the_link_is_no_full_cache() -> None:
 
 
 def test_where_none_returned_the_one_in_flight_tells() -> None:
-    assert slow_share(syncs(inflight=1, oldest_s=1.1 * SLOW_FROM_S), UNLOADED_S, 0.0) == 1.0
+    assert slow_share(syncs(inflight=1, oldest_s=1.1 * SLOW_FROM_S), IDLE_S, 0.0) == 1.0
     # It may return in the next instant.
-    assert slow_share(syncs(inflight=1, oldest_s=0.9 * SLOW_FROM_S), UNLOADED_S, 0.0) is None
-    assert slow_share(syncs(), UNLOADED_S, 0.0) is None
+    assert slow_share(syncs(inflight=1, oldest_s=0.9 * SLOW_FROM_S), IDLE_S, 0.0) is None
+    assert slow_share(syncs(), IDLE_S, 0.0) is None
 
 
-QUICK, SLOW = syncs((UNLOADED_S, 50)), syncs((20e-3, 50))
+QUICK, SLOW = syncs((IDLE_S, 50)), syncs((20e-3, 50))
 # LIMIT is four times what lets in R.
 KNEE = LIMIT / 4
 KNOWN = DeviceMemory(
-    baseline_s=UNLOADED_S, drain_rate=R, drain=Drain(enough_bytes=KNEE), law=Law(LIMIT)
+    baseline_s=IDLE_S, drain_rate=R, drain=Drain(enough_bytes=KNEE), law=Law(LIMIT)
 )
-NEW = DeviceMemory(baseline_s=UNLOADED_S, law=Law(LIMIT, sought_rate=9 * R))
+NEW = DeviceMemory(baseline_s=IDLE_S, law=Law(LIMIT, sought_rate=9 * R))
 
 
 def feed(
@@ -256,8 +258,12 @@ def test_a_tick_without_a_sync_tells_nothing_of_the_cache() -> None:
 
 def test_where_no_unloaded_latency_is_known_the_lowest_median_stands_for_it() -> None:
     new = replace(KNOWN, baseline_s=None)
-    # A multiple of 0.2 ms: that is known from the first, quick ticks.
-    assert feed(feed(new, seconds(2, R), QUICK), seconds(3, R), SLOW).drain.full_s > 0
+    # A multiple of what the first, quick ticks took.
+    wait, quick = syncs((0.75 * SLOW_MULTIPLE * UNLOADED_S, 50)), syncs((0.2e-3, 50))
+    assert feed(feed(new, seconds(2, R), quick), seconds(3, R), wait).drain.full_s > 0
+    # Where all were slow from the start, of what a write cache takes.
+    assert feed(new, seconds(3, R), wait).drain.full_s < 0
+    assert feed(new, seconds(3, R), SLOW).drain.full_s > 0
 
 
 def test_after_the_flood_nothing_is_full() -> None:
@@ -297,6 +303,24 @@ def test_three_seconds_of_a_full_cache_show_the_drain_rate() -> None:
     # Their median; and no sync has cost any of it yet.
     assert found.drain_rate == pytest.approx(1.05 * R)
     assert found.drain.price_s == 0.0
+    # The last step of the search brought nothing, so the limit before was enough.
+    assert found.drain.enough_bytes == LIMIT / SEEK
+
+
+def test_the_first_seconds_that_cost_anything_are_not_yet_the_price() -> None:
+    """A sweep of what many syncs left looks like the price of the few in it."""
+    found = feed(shown(seconds(5, R)), seconds(1, R / 2), SLOW)
+    assert 0.0 < found.drain.sync_rate * found.drain.price_s < 0.05
+
+
+def test_what_was_full_under_another_limit_does_not_count_for_that() -> None:
+    memory = feed(NEW, seconds(10, 2 * R), SLOW, in_force=False)
+    assert memory.drain.full_s > SHOWN_S + 1.0
+    assert not is_shown(feed(memory, seconds(SHOWN_S - DT_S, R), SLOW).drain, DT_S)
+    assert is_shown(feed(memory, seconds(SHOWN_S, R), SLOW).drain, DT_S)
+    # Nor does what was full under this one before.
+    other = feed(feed(NEW, seconds(10, R), SLOW), seconds(10, R), SLOW, in_force=False)
+    assert not is_shown(feed(other, seconds(SHOWN_S - DT_S, R), SLOW).drain, DT_S)
 
 
 def test_of_a_rate_that_still_falls_the_lower_one_is_shown() -> None:
@@ -332,11 +356,25 @@ def test_a_lower_rate_under_a_limit_that_lets_in_more_is_the_disks_after_three_s
     assert 0.98 * R < (before or 0.0) < R
     fallen = feed(memory, seconds(SHOWN_S, R / 2), SLOW)
     assert fallen.drain_rate == pytest.approx(R / 2)
+    # And the limit under which it was seen is enough for it.
+    assert (memory.drain.enough_bytes, fallen.drain.enough_bytes) == (KNEE, LIMIT)
+    # In a row; and whatever a faster disk was thought of before.
+    broken = seconds(2, R / 2) + seconds(1, R) + seconds(1.5, R / 2)
+    assert (feed(memory, broken, SLOW).drain_rate or 0.0) > 0.9 * R
+    faster = replace(memory, drain=replace(memory.drain, fell_s=-3.0))
+    assert feed(faster, seconds(SHOWN_S, R / 2), SLOW).drain_rate == fallen.drain_rate
     # A larger limit than that tells it as well.
     larger = feed(memory, seconds(SHOWN_S, R / 2), SLOW, limit=3 * LIMIT)
     assert larger.drain_rate == fallen.drain_rate
     # With room in the cache, whatever wrote so little: nobody knows.
     assert feed(KNOWN, seconds(60, R / 2), QUICK).drain_rate == R
+
+
+def test_what_syncs_are_known_to_cost_is_no_slower_disk() -> None:
+    dear = feed(KNOWN, seconds(90, 0.6 * R), SLOW, limit=0.6 * KNEE)
+    assert dear.drain.sync_rate * dear.drain.price_s == pytest.approx(0.4, abs=0.02)
+    # A larger limit lets in no more, for they take the rest.
+    assert (feed(dear, seconds(6, 0.57 * R), SLOW).drain_rate or 0.0) > 0.9 * R
 
 
 def test_to_a_little_less_it_comes_down_in_a_minute() -> None:
@@ -349,7 +387,7 @@ def test_to_a_little_less_it_comes_down_in_a_minute() -> None:
 
 def test_what_may_be_a_sweep_has_to_last_for_longer() -> None:
     memory, deep = feed(KNOWN, seconds(10, R), SLOW), (DEEP - 0.05) * R
-    lasts_s = SHOWN_S / DEEP_COUNTS
+    lasts_s = SHOWN_S / DEEP
     assert (feed(memory, seconds(lasts_s - DT_S, deep), SLOW).drain_rate or 0.0) > 0.85 * R
     fallen = feed(memory, seconds(lasts_s + DT_S, deep), SLOW)
     assert (fallen.drain_rate or R) < 0.5 * R
@@ -361,14 +399,26 @@ def test_what_may_be_a_sweep_has_to_last_for_longer() -> None:
 def test_a_full_cache_that_takes_more_is_a_faster_disk() -> None:
     memory = feed(KNOWN, seconds(10, R), SLOW)
     assert feed(memory, seconds(12, 1.3 * R), SLOW).drain_rate == pytest.approx(1.3 * R, rel=0.05)
+    # Under a large limit it may look full for a moment while it takes that.
+    assert R < (feed(memory, seconds(3, 2 * R), SLOW).drain_rate or 0.0) < 1.5 * R
+    assert feed(KNOWN, seconds(SHOWN_S + DT_S, 2 * R), SLOW).drain_rate == R
 
 
 def test_room_that_lasts_at_far_more_than_the_drain_rate_is_a_faster_disk() -> None:
     fast = 1.1 * FASTER * R
-    assert feed(KNOWN, seconds(FASTER_S, fast), QUICK).drain_rate == R
+    assert feed(KNOWN, seconds(GAIN_S, fast), QUICK).drain_rate == R
     # The rate is a smoothed one, which from nothing takes 3 to 4 s to get there.
-    risen = feed(KNOWN, seconds(FASTER_S + 4.0, fast), QUICK)
+    risen = feed(KNOWN, seconds(GAIN_S + 4.0, fast), QUICK)
     assert risen.drain_rate == pytest.approx(fast, rel=0.05)
+    assert risen.drain.enough_bytes == pytest.approx(LIMIT, rel=0.05)
+    # Whatever a slower one was thought of before, and what syncs cost of that.
+    slower = replace(KNOWN, drain=replace(KNOWN.drain, fell_s=2.5, lost_s=5.0, syncs=3000.0))
+    after = feed(slower, seconds(GAIN_S + 4.0, fast), QUICK)
+    assert after.drain_rate == risen.drain_rate and after.drain.price_s == 0.0
+    # In a row.
+    begun = replace(KNOWN, drain=replace(KNOWN.drain, fell_s=-4.0))
+    broken = seconds(2, R) + seconds(4, fast)
+    assert feed(begun, broken, QUICK).drain_rate == R
     # Less than that a cache may take for long.
     assert feed(KNOWN, seconds(60, 0.95 * FASTER * R), QUICK).drain_rate == R
 
@@ -389,11 +439,27 @@ def test_nothing_is_learned_while_another_limit_is_in_force() -> None:
         assert memory.drain.enough_bytes == KNEE
 
 
-def test_enough_is_the_least_limit_that_let_in_the_drain_rate() -> None:
-    assert feed(KNOWN, seconds(20, R), SLOW, limit=KNEE / 2).drain.enough_bytes == KNEE / 2
-    short = feed(KNOWN, seconds(20, 0.9 * NEAR * R), SLOW, limit=KNEE / 2)
-    assert short.drain.enough_bytes == KNEE
-    # With room, by what it lets in: half of it would do for R.
+def test_what_a_full_cache_takes_under_another_limit_is_not_this_ones() -> None:
+    """As in the other blocks of a trial, or on the way down in mid-flood."""
+    memory = feed(KNOWN, seconds(10, R), SLOW, limit=KNEE)
+    other = feed(memory, seconds(10, R), SLOW, limit=KNEE / 2, in_force=False)
+    held = feed(other, seconds(60, R / 2), SLOW, limit=KNEE / 2)
+    assert held.drain_rate == R and held.drain.enough_bytes == KNEE
+    # Nor is R then what that one let in.
+    faster = feed(memory, seconds(10, 2 * R), SLOW, in_force=False)
+    assert feed(faster, seconds(1, R), SLOW).drain_rate == R
+
+
+def test_enough_is_a_limit_that_let_in_the_drain_rate() -> None:
+    for part in (1.0, 0.8):
+        assert feed(KNOWN, seconds(20, part * R), SLOW, limit=KNEE / 2).drain.enough_bytes == KNEE
+    # That which let in more; a faster disk may need more.
+    assert feed(KNOWN, seconds(20, 1.3 * R), SLOW).drain.enough_bytes == LIMIT
+    # Not what it was cut to since.
+    cut = feed(feed(KNOWN, seconds(5, 1.3 * R), SLOW), [1.3 * R], SLOW, limit=KNEE)
+    assert cut.drain.enough_bytes == LIMIT
+    # With room, by what it lets in; where it lets in less than R a smaller one may have done.
+    assert feed(KNOWN, seconds(20, R / 2), QUICK).drain.enough_bytes == KNEE
     room = feed(KNOWN, seconds(20, 1.2 * R), QUICK, limit=0.6 * KNEE)
     assert room.drain.enough_bytes == pytest.approx(KNEE / 2, rel=0.01)
 
@@ -408,11 +474,13 @@ def test_a_drain_rate_of_another_time_does_not_stand_for_ever() -> None:
 
 
 def test_a_writer_that_is_held_by_nobody_says_nothing_of_the_disk() -> None:
-    memory = KNOWN
-    for rate in seconds(30, 0.1 * R):
-        writes = Writes(rate, rate, True, False, True)
-        memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, True, DT_S)
-    assert memory.drain_rate == R and memory.drain.price_s == 0.0
+    for part in (0.1, 3.0):
+        memory = KNOWN
+        for rate in seconds(30, part * R):
+            writes = Writes(rate, rate, True, False, True)
+            memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, True, DT_S)
+        assert memory.drain_rate == R and memory.drain.price_s == 0.0
+        assert memory.drain.enough_bytes == KNEE
 
 
 @pytest.mark.parametrize("dt_s", [10.0, 600.0])
@@ -424,6 +492,7 @@ def test_a_long_tick_is_one_tick(dt_s: float) -> None:
     assert memory.drain.lost_s >= 0.0 and memory.drain.syncs >= 0.0
     assert memory.drain_rate is not None and R / 2 <= memory.drain_rate <= R
     assert len(memory.drain.full_ticks) <= SHOWN_S / DT_S
+    assert memory.drain.rate == R / 2 and 0.0 <= memory.drain.slow_share <= 1.0
 
 
 def test_the_limit_asked_for_is_in_force_within_a_fifth_or_so() -> None:
@@ -482,6 +551,11 @@ def test_what_went_in_until_it_was_full_less_what_drained_is_the_cache() -> None
 def test_what_drained_before_is_not_taken_off() -> None:
     memory = feed(KNOWN, seconds(20, R / 2) + seconds(4, 1.3 * R), QUICK)
     assert feed(memory, seconds(2, R), SLOW).cache_bytes == pytest.approx(1.2 * R)
+
+
+def test_while_it_stays_full_its_size_stays() -> None:
+    memory = replace(KNOWN, cache_bytes=4 * R, fill_bytes=4 * R)
+    assert feed(memory, seconds(20, 0.9 * R), SLOW).cache_bytes == pytest.approx(4 * R, rel=0.02)
 
 
 def test_a_disk_without_a_cache_has_no_size_of_one() -> None:
@@ -619,7 +693,7 @@ def test_a_slow_device_is_judged_by_a_multiple_of_its_own_unloaded_latency() -> 
 
 
 def test_a_lone_flood_that_lasts_shows_the_drain_rate() -> None:
-    lasts = int(UNWATCHED_S)
+    lasts = int(CACHE_S)
     estimates, memory = ticks(Memory(), lasts, {"sda": R})
     assert estimates["sda"].drain_rate is None
     estimates, memory = ticks(memory, 10, {"sda": R}, 1000.0 + lasts)
@@ -638,9 +712,9 @@ def test_a_lone_flood_only_ever_raises_it() -> None:
 def test_lone_floods_that_end_sooner_show_nothing() -> None:
     memory, now_s = Memory(), 1000.0
     for _ in range(10):
-        _, memory = ticks(memory, int(UNWATCHED_S) - 1, {"sda": R}, now_s)
-        estimates, memory = ticks(memory, 3, {"sda": 0.0}, now_s + UNWATCHED_S - 1)
-        now_s += UNWATCHED_S + 2
+        _, memory = ticks(memory, int(CACHE_S) - 1, {"sda": R}, now_s)
+        estimates, memory = ticks(memory, 3, {"sda": 0.0}, now_s + CACHE_S - 1)
+        now_s += CACHE_S + 2
     assert estimates["sda"].drain_rate is None
 
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from writebackd.estimate.learned import (
     FACTS,
-    KEEP_S,
     earlier_drain_age_s,
     learn,
     recall,
@@ -27,6 +26,7 @@ from writebackd.estimate.learned import (
 from writebackd.model import Device, DeviceMemory, Drain, Fact, Law, Learned, Memory, State
 from writebackd.report import keeper as keeper_module
 from writebackd.report.keeper import MAX_BYTES, MAX_DEVICES, Keeper, decode, encode
+from writebackd.tuning import KEEP_S
 
 TIMEOUT_S = 10.0
 NOW = 1.7e9

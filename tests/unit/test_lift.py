@@ -11,7 +11,7 @@ import pytest
 from plant import HOST, Plant
 from writebackd.control.decide import decide, released
 from writebackd.control.device import Want
-from writebackd.control.lift import LASTS_S, LEAST_BYTES, Lifted, lift
+from writebackd.control.lift import Lifted, lift
 from writebackd.estimate.estimate import estimate
 from writebackd.estimate.shares import needed, share_of, shared_limit
 from writebackd.model import (
@@ -26,6 +26,7 @@ from writebackd.model import (
     VmState,
 )
 from writebackd.policy import load_policy
+from writebackd.tuning import GRAIN_BYTES, WAVE_S
 
 MB = 1 << 20
 GB = 1 << 30
@@ -130,7 +131,7 @@ def test_a_small_cgroup_that_floods_gets_what_the_law_asks_for() -> None:
     assert held is not None and held.limit_bytes == found.limit_bytes
     assert found.limit_bytes is not None and found.background_bytes is not None
     given = share_of(found.limit_bytes, CgroupMemory(SMALL, 64 * MB, 64 * MB, 0), made.sample())
-    assert given >= LEAST_BYTES / 2
+    assert given >= GRAIN_BYTES / 2
     # What anybody else dirties is written at once: the background limit stays.
     assert found.background_bytes < 2 * asked
     assert SMALL in found.reason and "64M of memory" in found.reason
@@ -182,7 +183,7 @@ def test_not_while_others_flood_what_is_protected() -> None:
     assert SMALL in found.reason and "others write" in found.reason
     # Nor in their first pauses.
     made.cgroups = [cgroup()]
-    for _ in range(int(LASTS_S)):
+    for _ in range(int(WAVE_S)):
         found = decision(made)
         assert found.limit_bytes is not None and found.limit_bytes < 16 * MB
     assert "others did lately" in found.reason
@@ -212,7 +213,7 @@ def test_it_stays_over_pauses_and_goes_when_the_cgroup_has_rested() -> None:
     made = host(cgroup(), ticks=20)
     quiet = replace(cgroup(slept=0.0, wrote=0))
     made.cgroups = [quiet]
-    for _ in range(int(LASTS_S)):
+    for _ in range(int(WAVE_S)):
         assert (decision(made).limit_bytes or 0) > 16 * MB
     made.run(3)
     assert made.memory.lift is None

@@ -12,21 +12,18 @@ from hypothesis import strategies as st
 import samples
 from plant import Plant
 from writebackd.control.decide import decide
-from writebackd.control.ramp import (
+from writebackd.control.ramp import near, next_background, next_limit, slowest
+from writebackd.estimate.estimate import estimate
+from writebackd.model import VmLimits, VmState
+from writebackd.policy import load_policy
+from writebackd.tuning import (
     AT_ONCE_BYTES,
     AT_ONCE_MOST_BYTES,
     AT_ONCE_S,
     BACKGROUND_LEAST,
     BACKGROUND_MOST,
     HEADROOM,
-    near,
-    next_background,
-    next_limit,
-    slowest,
 )
-from writebackd.estimate.estimate import estimate
-from writebackd.model import VmLimits, VmState
-from writebackd.policy import load_policy
 
 MB = 1 << 20
 POLICY = load_policy("default")

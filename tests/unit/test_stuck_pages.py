@@ -11,9 +11,9 @@ import pytest
 import samples
 from plant import latencies
 from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from writebackd.control.decide import DIRTYABLE_SHARE, decide, rebounded, released
+from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.shares import shared_limit
-from writebackd.estimate.stuck import AGAIN_S, HELD_SHARE, STUCK_BYTES, hanging, watch_stuck
+from writebackd.estimate.stuck import hanging, watch_stuck
 from writebackd.model import (
     ClassSample,
     Decision,
@@ -32,6 +32,7 @@ from writebackd.model import (
 )
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
+from writebackd.tuning import AGAIN_S, DIRTYABLE_SHARE, STUCK_BYTES, STUCK_TAKEN
 
 POLICY = load_policy("default")
 RAID, OTHER = samples.RAID, samples.STICK
@@ -93,7 +94,7 @@ def test_what_falls_is_not() -> None:
 
 
 def test_nor_what_holds_nobody_back() -> None:
-    assert after(STILL, limit=int(129 * MB / HELD_SHARE) + MB).bytes == 0
+    assert after(STILL, limit=int(129 * MB / STUCK_TAKEN) + MB).bytes == 0
 
 
 def test_under_its_goal_a_flood_stands_still_all_the_time() -> None:

@@ -10,14 +10,15 @@ import pytest
 
 from plant import DISK, UNLOADED_S, latencies
 from writebackd.estimate.drain import Writes
-from writebackd.estimate.sync import OWN_BYTES, QUIET_LASTS_S, QUIET_RATE, WEIGHT, update_baseline
+from writebackd.estimate.sync import update_baseline
 from writebackd.model import ClassSample, DeviceMemory, DeviceSample, IoClass, SyncSample
+from writebackd.tuning import CACHE_S, FLOOD_RATE, OWN_BYTES, WEIGHT
 
 MB = 1 << 20
 LOADED_S = 8e-3
 QUIET = DeviceMemory(
     baseline_s=UNLOADED_S, write_baseline_s=UNLOADED_S / 3, last_flood_s=0.0,
-    quiet_s=QUIET_LASTS_S,
+    quiet_s=CACHE_S,
 )  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def test_a_minute_of_direct_io_beside_a_few_syncs_teaches_nothing() -> None:
     # And the controller goes on destaging when it is over.
     for second in range(15):
         before, memory = memory, tick(memory)
-        assert (memory.baseline_s != before.baseline_s) is (second + 1 >= QUIET_LASTS_S)
+        assert (memory.baseline_s != before.baseline_s) is (second + 1 >= CACHE_S)
 
 
 def test_a_first_guess_is_not_made_beside_direct_io() -> None:
@@ -78,7 +79,7 @@ def test_a_first_guess_is_not_made_beside_direct_io() -> None:
 
 @pytest.mark.parametrize(("syncs", "each"), [(3500, 4096), (200, 64 << 10), (40, OWN_BYTES)])
 def test_what_syncs_write_themselves_disturbs_none(syncs: int, each: int) -> None:
-    assert syncs * each > 5 * QUIET_RATE
+    assert syncs * each > 5 * FLOOD_RATE
     learned = tick(QUIET, syncs=syncs, each=each)
     assert latency(learned) > UNLOADED_S
     assert learned.write_baseline_s != QUIET.write_baseline_s
@@ -87,9 +88,9 @@ def test_what_syncs_write_themselves_disturbs_none(syncs: int, each: int) -> Non
 @pytest.mark.parametrize("dt_s", [0.5, 1.0])
 def test_flusher_and_direct_io_count_together(dt_s: float) -> None:
     each = OWN_BYTES
-    below = tick(QUIET, dt_s, each=each, direct=0.3 * QUIET_RATE, background=0.6 * QUIET_RATE)
+    below = tick(QUIET, dt_s, each=each, direct=0.3 * FLOOD_RATE, background=0.6 * FLOOD_RATE)
     assert below.quiet_s == QUIET.quiet_s + dt_s
-    above = tick(QUIET, dt_s, each=each, direct=0.5 * QUIET_RATE, background=0.6 * QUIET_RATE)
+    above = tick(QUIET, dt_s, each=each, direct=0.5 * FLOOD_RATE, background=0.6 * FLOOD_RATE)
     assert above.quiet_s == 0.0 and latency(above) == UNLOADED_S
 
 

@@ -29,23 +29,7 @@ from writebackd.control.ramp import near
 from writebackd.estimate.shares import reserved, shared_limit
 from writebackd.model import Cap, Estimate, LeverKind, Memory, Mode, Sample, Setting, replace
 from writebackd.policy.schema import Policy
-
-# Another device's flood counts for so long afterwards: a cap that comes and goes with
-# every pause would move both limits each time.
-OTHERS_LAST_S = 60.0
-# And its own for its queue: twice two writes for each flood, which come every few seconds.  Not
-# for longer, since a short queue is what reads have as well.
-QUEUE_LASTS_S = 10.0
-# A refusal may pass: an earlier test on its way home, a ledger that could not be saved.
-REFUSED_S = 300.0
-# The global limit has come down when it is at most this multiple of what the device
-# wants: before, a cap would block the device's writers until they have drained.
-ARRIVED = 1.25
-# Part of the global limit that all caps together are promised at most: the kernel refuses minima of
-# 100 % (EINVAL).  And that a device with a ceiling of its own is, which may be idle for long.
-MINIMA_SHARE, OWN_SHARE = 2, 16
-# So many of them at most: each takes reads and writes of sysfs.
-MOST_OWN = 32
+from writebackd.tuning import AGAIN_S, CACHE_S, IN_FORCE, MINIMA_SHARE, MOST_OWN, OWN_SHARE, WAVE_S
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,7 @@ def beside(
     caps: Dict[str, Cap] = {}
     refused = {
         bdi: since for bdi, since in memory.refused_caps.items()
-        if sample.time_s - since <= REFUSED_S
+        if sample.time_s - since <= AGAIN_S
     }
     if policy.levers.per_device:
         refused.update((bdi, sample.time_s) for bdi in _refused(sample))
@@ -148,7 +132,7 @@ def _caps(
     devices = {seen.device.name: seen.device for seen in sample.devices}
     flooded_lately = {
         name for name, each in memory.devices.items()
-        if sample.time_s - each.last_flood_s <= OTHERS_LAST_S
+        if sample.time_s - each.last_flood_s <= 2 * WAVE_S
     }
     # How many of the flooded end on a leaf disk.
     floods_on = Counter(
@@ -177,7 +161,7 @@ def _caps(
             if want.target_bytes is not None:
                 size = min(size, want.target_bytes)
             # In mid-flood its writers would stop until what is above the cap has drained.
-            if known is not None or not flooded or shared <= ARRIVED * size:
+            if known is not None or not flooded or shared <= IN_FORCE * size:
                 if known is not None and near(size, known.bytes):
                     size = known.bytes
                 caps[want.name] = Cap(size, in_force, standing=True)
@@ -203,7 +187,7 @@ def _caps(
 def _is_tightest(want: Want, least: int, shared: int) -> bool:
     """Whether nobody needs less than it, and the global limit has come down to that."""
     target = want.target_bytes
-    return want.demand and target is not None and target <= least and shared <= ARRIVED * target
+    return want.demand and target is not None and target <= least and shared <= IN_FORCE * target
 
 
 def _refused(sample: Sample) -> List[str]:
@@ -225,7 +209,9 @@ def _queue(
         want.name for want in wants
         if want.demand and (
             estimates[want.name].flooded
-            or sample.time_s - memory.devices[want.name].last_flood_s <= QUEUE_LASTS_S
+            # For each flood twice two writes, which come every few seconds.  Not for longer,
+            # since a short queue is what reads have as well.
+            or sample.time_s - memory.devices[want.name].last_flood_s <= CACHE_S
         )
     }
     values = {

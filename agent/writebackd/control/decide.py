@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.control import reasons
 from writebackd.control.beside import beside
-from writebackd.control.device import Want, decide_device, kernel_floor_bytes, rebegun
+from writebackd.control.device import Want, decide_device, kernel_floor_bytes
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
@@ -21,6 +22,7 @@ from writebackd.model import (
     ForeignWrite,
     Intrusion,
     Memory,
+    Mode,
     Rule,
     Sample,
     State,
@@ -31,16 +33,8 @@ from writebackd.model import (
     replace,
 )
 from writebackd.policy.schema import Policy
+from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES, MOST_INTRUSIONS
 
-# Of the tick, while somebody waits behind a flood: a full write cache halves the
-# syncs at least, and it is seen after two ticks.
-HURRY = 0.5
-# Of free memory and page cache: the default of vm.dirty_ratio.
-DIRTYABLE_SHARE = 0.2
-# Of folios and write chunks: a request that a disk completes between two resets moves no limit.
-GRAIN_BYTES = 1 << 20
-# Levers that are remembered as somebody else's; each of a disk's has one.
-MOST_INTRUSIONS = 64
 _device_decision = made(DeviceDecision)
 
 
@@ -78,6 +72,7 @@ def decide(
             estimates[name],
             memory.devices[name],
             most,
+            memory.mode is Mode.OBSERVE,
         )
         wants.append(want)
     if memory.yielded is not None:
@@ -97,6 +92,10 @@ def decide(
     settings, memory = paced.settings + extra.settings, extra.memory
     goal, reason, decider = _arbitrate(extra.shared, memory)
     decision_id = next((each.decision_id for each in devices if each.name == decider), None)
+    devices = tuple([
+        _held_to(each, decider, goal, memory) if each.rule is Rule.COMING else each
+        for each in devices
+    ])
     if goal is not None:
         goal = min(goal + extra.reserve, max(goal, policy.limits.ceiling_bytes))
         most = memory_most(policy, sample.vm)
@@ -205,8 +204,7 @@ def _as_found(
 ) -> Tuple[Decision, Memory]:
     """The other arm of a trial: the limits as found, or what they are cut to, and no other lever.
 
-    The law sees none of it: what it remembers is of its own limits, and its windows begin
-    anew when it is its turn again.
+    The law sees none of it: what it remembers is of its own limits.
     """
     memory = remember_syncers(memory, sample)  # nobody who syncs is paced in the next block
     goal = limit = trial.limit_bytes
@@ -228,7 +226,6 @@ def _as_found(
             demand = estimates[name].demand
             state = mine.state or (State.GUARD if demand else State.IDLE)
             wants.append(Want(name, state, goal, demand, reason, (reason,)))
-            mine = replace(mine, law=rebegun(mine.law, sample.time_s))
         remembered[name] = mine
     devices = tuple(_record(want, remembered) for want in wants)
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
@@ -299,6 +296,19 @@ def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
         basis=want.basis,
         rule=want.rule,
     )
+
+
+def _held_to(
+    device: DeviceDecision, tightest: Optional[str], goal: Optional[int], memory: Memory
+) -> DeviceDecision:
+    """The decision with whose limit holds, where a device's own does not come for that."""
+    cap = memory.caps.get(device.name)
+    if tightest is None or tightest == device.name or (cap is not None and cap.in_force):
+        return device
+    if goal is None or near(goal, device.target_bytes):
+        return device
+    note = reasons.held_to(tightest, goal)
+    return replace(device, reason=f"{device.reason}; {note}", steps=(*device.steps, note))
 
 
 def _arbitrate(

@@ -9,22 +9,21 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control import reasons
 from writebackd.control.law import Bounds, asked, between, follow, is_due, may_spend
-from writebackd.estimate.drain import is_in_force, shown
-from writebackd.estimate.estimate import BURST_S, objective_s
+from writebackd.estimate.drain import is_in_force, is_shown, shown
+from writebackd.estimate.estimate import objective_s
 from writebackd.estimate.sync import held_s
 from writebackd.model import (
     Basis,
     DeviceMemory,
     Estimate,
     HostInfo,
-    Law,
     Rule,
     State,
     made,
     replace,
 )
 from writebackd.policy.schema import DevicePolicy, Policy
-from writebackd.tuning import SHOWN_S, SPEND
+from writebackd.tuning import BURST_S, RELEASE_S, SPEND, WAVE_S
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,6 @@ class Want:
 
 
 _want, _basis, _bounds = made(Want), made(Basis), made(Bounds)
-
-# A flood fills memory unseen before the flusher writes: a limit that goes up in every
-# such pause lets gigabytes in each time.
-BLIND_HOLD_S = 30.0
-# Without demand the limit is one that drains in bounded time for so long after a flood: without a
-# flood the limits are as found, and an unused device must not set the limit of the others.
-RECENT_FLOOD_S = 5.0
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
@@ -71,17 +63,21 @@ def decide_device(
     estimate: Estimate,
     memory: DeviceMemory,
     most_bytes: Optional[int] = None,
+    observing: bool = False,
 ) -> Tuple[Want, DeviceMemory]:
     """The device's want, and its memory with what the law learned.
 
     `least_bytes` is what kernel_floor_bytes says, `in_force` the limit that the kernel applies
     now, `most_bytes` the largest that the host's memory allows, None where that is not known.
+    `observing`: the limit that is asked for is never set.
     """
     floor = max(own.floor_bytes, least_bytes)
     ceiling = own.ceiling_bytes if most_bytes is None else min(own.ceiling_bytes, most_bytes)
     ceiling = max(ceiling, floor)
     if not estimate.demand_known:
-        lately = now_s - memory.last_flood_s <= BLIND_HOLD_S
+        # A flood fills memory unseen before the flusher writes: a limit that goes up in every such
+        # pause lets gigabytes in each time.
+        lately = now_s - memory.last_flood_s <= WAVE_S
         return _blind(policy, own, floor, ceiling, estimate, lately), memory
     if not estimate.demand:
         return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
@@ -105,7 +101,9 @@ def decide_device(
             law, memory.drain, estimate, bounds,
             is_in_force(int(in_force * share), memory), now_s, dt_s,
         )  # fmt: skip
-        if rule is Rule.MEASURE and memory.drain.full_s >= 1.0 + SHOWN_S and is_due(law, now_s):
+        if observing and rule is Rule.COMING:
+            rule = Rule.OBSERVING
+        if rule is Rule.MEASURE and is_shown(memory.drain, dt_s) and is_due(law, now_s):
             memory = shown(memory)
     target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
     basis = _basis(
@@ -121,7 +119,7 @@ def decide_device(
     if over_s:
         left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
         over = f"no sync demand for {human.duration(over_s)}"
-        kept = f"kept for {human.duration(max(0.0, left_s))} more"
+        kept = f"kept for {human.duration(left_s)} more"
         reason = (
             f"{reason}; {over}, its limit is {kept}" if estimate.flooded
             else f"{over}, no flood: {human.size(target)} {kept}"
@@ -148,14 +146,10 @@ def _first(
     return min(max(first, float(bounds.floor)), float(bounds.ceiling))
 
 
-def rebegun(law: Law, now_s: float) -> Law:
-    """The law after limits that were not its own: nothing is judged at once."""
-    return replace(law, written_s=now_s)
-
-
 def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
+    """Later the limits are as found: an unused device must not set the limit of the others."""
     lasted_s = memory.last_flood_s - memory.flood_began_s
-    return lasted_s >= BURST_S and now_s - memory.last_flood_s < RECENT_FLOOD_S
+    return lasted_s >= BURST_S and now_s - memory.last_flood_s < RELEASE_S
 
 
 def _idle(own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool) -> Want:
@@ -183,7 +177,7 @@ def _blind(
         least = min(own.rest_bytes, policy.limits.rest_bytes)
         wanted = max(estimate.drain_rate * own.allowed_delay_s, least)
     target = _clamp(wanted, floor, ceiling)
-    flood = f"no flood for less than {BLIND_HOLD_S:g} s"
+    flood = f"no flood for less than {WAVE_S:g} s"
     if estimate.flooded:
         flood = f"a flood of {human.size(estimate.background_rate)}/s is on"
     reason = f"fsync cannot be seen; {flood}: held at {human.size(target)}"

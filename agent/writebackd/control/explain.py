@@ -10,10 +10,9 @@ from typing import Mapping, Optional, Tuple
 
 from writebackd import human
 from writebackd.control import reasons
-from writebackd.estimate.sync import DEMAND_WINDOW_S
 from writebackd.model import Basis, DeviceDecision, Estimate, Rule, State
 from writebackd.policy.schema import Objective
-from writebackd.tuning import FLOOD_RATE
+from writebackd.tuning import DEMAND_WINDOW_S, FLOOD_RATE
 
 # Under these the objective has its say.
 STEERED = (Rule.CUT, Rule.SHORT, Rule.DEAR, Rule.STEADY, Rule.ROOM)

@@ -42,7 +42,6 @@ from writebackd.tuning import (
     PAUSE_LEAST,
     PAYS,
     RISE,
-    RISE_SHORT,
     SEEK,
     SEEK_MOST_S,
     TRY_AGAIN_S,
@@ -73,7 +72,7 @@ def may_spend(law: Law, bounds: Bounds) -> float:
 def in_waves(law: Law) -> bool:
     """Whether floods come and go, and the one that is on is no longer than the one before."""
     pause = max(law.pause_s, law.quiet_s)
-    return (0 < law.lasted_s <= WAVE_S and PAUSE_LEAST * law.lasted_s <= pause <= 2 * WAVE_S
+    return (law.lasted_s <= WAVE_S and PAUSE_LEAST * law.lasted_s <= pause <= 2 * WAVE_S
             and law.flood_s <= WAVE_LONGER * law.lasted_s + 1.0)
 
 
@@ -133,9 +132,7 @@ def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
     if waits_s > bounds.objective_s:
         extra += EXTRA * dt_s / TRY_S
         return extra if extra <= EXTRA else -EXTRA
-    if waits_s < 0.7 * bounds.objective_s:
-        return max(0.0, extra - EXTRA * dt_s / (3 * TRY_S))
-    return extra
+    return max(0.0, extra - EXTRA * dt_s / (3 * TRY_S))
 
 
 def _seek(law: Law, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
@@ -168,9 +165,8 @@ def _factor(
         rule = Rule.DEAR if factor > 1.0 else Rule.CUT
         least = (1.0 - share) * lets_in_all
         if factor < min(1.0, least) and d.rate < keep * r:
-            factor = min(RISE_SHORT, least)
+            factor = min(RISE, least)
             rule = Rule.SHORT if factor > 1.0 else Rule.STEADY
         return factor, rule
     more = 1.0 + CREEP * d.full_s**2
-    free = min(max(1.0 - spent, 1.0 - share), keep)
-    return min(max(free * more * lets_in_all, CUT), RISE), Rule.ROOM
+    return min(max(min(1.0 - spent, keep) * more * lets_in_all, CUT), RISE), Rule.ROOM

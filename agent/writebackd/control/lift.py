@@ -21,18 +21,7 @@ from writebackd.control.device import Want
 from writebackd.estimate.shares import limited, needed, share_of
 from writebackd.model import CgroupMemory, Lift, Memory, Sample, replace
 from writebackd.policy.schema import Policy
-
-# Below it a cgroup counts as strangled: docs/research/2026-11-small-cgroups.md has what it then
-# writes.
-LEAST_BYTES = 1 << 20
-# Of the tick, in all its threads, that its writers sleep for the limit.
-SLEPT_SHARE = 0.1
-# A cgroup that pauses keeps its share so long: a limit that comes and goes with every
-# pause would move for everybody.
-LASTS_S = 30.0
-# What others write, of the drain rate or where that is not known in bytes per second: so
-# much the background limit, which stays small, keeps up with.
-OTHERS_SHARE, OTHERS_RATE = 0.25, 1 << 20
+from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, HELD_BACK_SHARE, OTHERS_SHARE, WAVE_S
 
 
 @dataclass(frozen=True)
@@ -70,11 +59,11 @@ def lift(
     others = _others(memory, sample, kept, wants)
     others_s = before.others_s if others is None else sample.time_s
     result = Lift(None, kept, others is not None, others_s)
-    if sample.time_s - result.others_s <= LASTS_S:
+    if sample.time_s - result.others_s <= WAVE_S:
         why = others or "others did lately"
         return Lifted(result, f"{now}, and it is not raised for that: {why}")
     # Together they may hold what the law asks for.
-    each = max(LEAST_BYTES, goal // len(cgroups))
+    each = max(GRAIN_BYTES, goal // len(cgroups))
     limit = min(needed(each, least, sample), _most(policy, memory, sample, wants))
     if limit <= goal:
         return Lifted(result, now)
@@ -116,9 +105,10 @@ def _strangled(
     small = {}
     for path, cgroup in limited(sample).items():
         last = sample.time_s if wrote[path] else known.get(path, float("-inf"))
-        held = path in known and sample.time_s - last <= LASTS_S
-        begins = slept[path] >= SLEPT_SHARE * sample.dt_s
-        if (held or begins) and share_of(goal, cgroup, sample) < LEAST_BYTES:
+        # In its pauses as well: a limit that comes and goes with them would move for everybody.
+        held = path in known and sample.time_s - last <= WAVE_S
+        begins = slept[path] >= HELD_BACK_SHARE * sample.dt_s
+        if (held or begins) and share_of(goal, cgroup, sample) < GRAIN_BYTES:
             small[path] = (cgroup, last)
     return small
 
@@ -136,7 +126,7 @@ def _others(
             rates[seen.device] = rates.get(seen.device, 0.0) + seen.dirtied_bytes / sample.dt_s
     for name, rate in rates.items():
         drain = memory.devices[name].drain_rate
-        if rate > (OTHERS_RATE if drain is None else OTHERS_SHARE * drain):
+        if rate > (FLOOD_RATE if drain is None else OTHERS_SHARE * drain):
             return f"others write {human.size(rate)}/s to {name}, which is protected"
     return None
 

@@ -11,7 +11,6 @@ from writebackd import human
 from writebackd.control.device import Want, kernel_floor_bytes
 from writebackd.control.freezes import weigh
 from writebackd.control.guards import unit_of
-from writebackd.control.ramp import DEADBAND as LIMIT_DEADBAND
 from writebackd.control.rate import HOLD, LEAST_RATE, divide, least, step
 from writebackd.control.scene import Scene
 from writebackd.estimate.estimate import objective_s
@@ -31,6 +30,7 @@ from writebackd.model import (
     replace,
 )
 from writebackd.policy.schema import DevicePolicy, Policy
+from writebackd.tuning import DEADBAND as LIMIT_DEADBAND
 from writebackd.tuning import FLOOD_RATE
 
 # Time in a row with slow syncs before pacing begins (two ticks while somebody waits): at

@@ -14,20 +14,15 @@ from __future__ import annotations
 from typing import Iterable, Optional
 
 from writebackd.model import Estimate, VmState
-
-# Room above what is dirty or under writeback.
-HEADROOM = 1.005
-# What is left to drain in a moment is no reason for a step of its own: 0.4 s on a
-# stick of 10 MB/s, nothing on an array.  Where the flooded devices are known to drain more, so
-# much of it, since near the end the flood brings in most of what drains: 130, 54, 25 and 4 MB took
-# 1.5 s of an array of 260 MB/s.  But somebody else's pages may be among what is dirty.
-AT_ONCE_BYTES, AT_ONCE_S, AT_ONCE_MOST_BYTES = 4 << 20, 0.5, 128 << 20
-# A goal that moved by less is the same goal: the estimates it comes from are
-# not more exact, and every write moves the kernel's own pacing.
-DEADBAND = 0.1
-# The background limit stays while it is between these shares: of what it should
-# be, and of the limit (the kernel takes half of the limit for one above it).
-BACKGROUND_LEAST, BACKGROUND_MOST = 0.6, 0.95
+from writebackd.tuning import (
+    AT_ONCE_BYTES,
+    AT_ONCE_MOST_BYTES,
+    AT_ONCE_S,
+    BACKGROUND_LEAST,
+    BACKGROUND_MOST,
+    DEADBAND,
+    HEADROOM,
+)
 
 
 def next_limit(

@@ -18,7 +18,7 @@ from writebackd.tuning import (
 
 STATES: Mapping[Rule, State] = {
     Rule.REST: State.GUARD, Rule.WAVES: State.GUARD, Rule.COMING: State.GUARD,
-    Rule.LOOSE: State.GUARD, Rule.SEEK: State.PROBE,
+    Rule.OBSERVING: State.GUARD, Rule.LOOSE: State.GUARD, Rule.SEEK: State.PROBE,
     Rule.MEASURE: State.GUARD, Rule.CUT: State.SQUEEZE, Rule.SHORT: State.PROBE,
     Rule.DEAR: State.PROBE, Rule.STEADY: State.GUARD, Rule.ROOM: State.GUARD,
     Rule.FLOOR: State.GUARD,
@@ -33,6 +33,9 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
     Rule.COMING: ("the limit in force is not this one yet",
                   "it moves as fast as what is dirty drains, unless another device or somebody else"
                   " needs less; then its effect is measured"),
+    Rule.OBSERVING: ("observing: would set",
+                     "nothing is set in observe mode; after `writebackctl enforce` the law measures"
+                     " what this limit brings"),
     Rule.LOOSE: ("the limit holds no writer back",
                  "a larger limit would change nothing; a flood that it holds back is measured"),
     Rule.SEEK: ("the drain rate is not known, and a larger limit may bring more",
@@ -61,6 +64,8 @@ def wait_s(estimate: Estimate) -> float:
 
 def verdict(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     """Why the limit is `target_bytes`, in a sentence, with the price of doing better."""
+    if rule is Rule.OBSERVING:
+        return f"{_WORDS[rule][0]} {human.size(target_bytes)}"
     words = f"{_WORDS[rule][0]}: {human.size(target_bytes)}"
     if rule is Rule.REST:
         return f"sync demand and {words}"
@@ -68,6 +73,11 @@ def verdict(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> 
         words += (f"; syncs cost {human.percent(basis.spent)} of {human.size(estimate.drain_rate)}"
                   f"/s, and may cost {human.percent(basis.may_spend)}")
     return words + trade(target_bytes, estimate, basis)
+
+
+def held_to(name: str, target_bytes: int) -> str:
+    """That another device, which needs less, is why a limit does not come."""
+    return f"{name} needs less, and its {human.size(target_bytes)} holds for both"
 
 
 def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:

@@ -19,6 +19,7 @@ from writebackd.model import (
     BUCKET_EDGES_S,
     DeviceMemory,
     DeviceSample,
+    Drain,
     Histogram,
     IoClass,
     State,
@@ -30,31 +31,23 @@ from writebackd.model import (
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
-    DEEP_COUNTS,
     FADE_S,
     FASTER,
-    FASTER_S,
     FELL,
     FLOOD_RATE,
     FOLLOW_S,
     GAIN_S,
     HELD_BACK_SHARE,
-    HELD_SHARE,
+    IN_FORCE,
     LINK_MOST_S,
     LINK_SHARE,
     MARK,
-    NEAR,
     PRICE_S,
     SEEK,
     SHOWN_S,
-    SLOW_LEAST_S,
     SLOW_MULTIPLE,
-    THROTTLED_SHARE,
     UNLOADED_S,
 )
-
-# The limit in force is the one asked for within these: before, what is seen is of another one.
-IN_FORCE = (0.8, 1.25)
 
 
 @dataclass(frozen=True)
@@ -115,7 +108,7 @@ def measure_writes(
         if total:
             background = rate * (flushed.bytes if flushed else 0) / total
     waiting = vm.dirty_bytes + vm.writeback_bytes
-    throttled = throttled_s >= THROTTLED_SHARE * dt_s
+    throttled = throttled_s >= HELD_BACK_SHARE * dt_s
     flooded = background >= FLOOD_RATE and (
         throttled or waiting >= vm.background_threshold_bytes / 4
     )
@@ -124,10 +117,10 @@ def measure_writes(
         background_rate=background,
         flooded=flooded,
         telling=flooded
-        and (sample.busy_share >= BUSY_SHARE or most_held_s >= HELD_SHARE * dt_s),
+        and (sample.busy_share >= BUSY_SHARE or most_held_s >= BUSY_SHARE * dt_s),
         # Above that the kernel makes writers sleep (domain_poll_intv() in mm/page-writeback.c),
         # whether that is seen or not.
-        held_back=throttled_s >= HELD_BACK_SHARE * dt_s
+        held_back=throttled
         or waiting >= (vm.threshold_bytes + vm.background_threshold_bytes) / 2,
     )
 
@@ -138,7 +131,7 @@ def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional
     `queued_s` is what the limit takes at the flood's rate: with room in the cache a sync waits for
     its part of that, on the link.
     """
-    least = max(SLOW_MULTIPLE * unloaded_s, SLOW_LEAST_S, min(LINK_SHARE * queued_s, LINK_MOST_S))
+    least = max(SLOW_MULTIPLE * unloaded_s, UNLOADED_S, min(LINK_SHARE * queued_s, LINK_MOST_S))
     slow = total = 0.0
     for index, count in sync.latency.buckets:
         spent = (BUCKET_EDGES_S[index] + BUCKET_EDGES_S[index + 1]) / 2 * count
@@ -159,7 +152,7 @@ def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
     own = memory.law.limit_bytes
     if not own or memory.state is State.PACE:
         return False
-    return IN_FORCE[0] <= limit_bytes / own <= IN_FORCE[1]
+    return 1 / IN_FORCE <= limit_bytes / own <= IN_FORCE
 
 
 def update_drain(
@@ -188,9 +181,10 @@ def update_drain(
         full_s = d.full_s  # nobody saw whether it still is
     else:
         full_s = d.full_s + (dt_s if full else -dt_s)
-    ticks = d.full_ticks if full else ()
-    if full and full_s > 1.0:  # in its first second the cache still took some
-        ticks = (*ticks, (rate, limit))[-max(1, round(SHOWN_S / dt_s)):]
+    # What another limit brings is not this one's; a full one takes some in its first second.
+    ticks = d.full_ticks if full and in_force else ()
+    if full and in_force and full_s > 1.0:
+        ticks = (*ticks, (rate, limit))[-_shown_ticks(dt_s):]
     d = replace(
         d,
         rate=d.rate + (rate - d.rate) * weight,
@@ -209,28 +203,35 @@ def update_drain(
     if enough == float("inf"):
         enough = SEEK * limit  # R is of another time: what a limit lets in is not known
     if full and writes.held_back:
-        lost += min(max(1.0 - rate / r, -0.2), 1.0) * dt_s
-        if full_s > 1.0 + SHOWN_S:
+        lost += max(1.0 - rate / r, 0.0) * dt_s
+        if is_shown(d, dt_s):
             under = max([each for _, each in ticks])
-            if full_rate > NEAR * r:
-                enough = min(enough, under)
             if full_rate > r:
                 r += (full_rate - r) * min(1.0, dt_s / GAIN_S)
                 enough = under
             elif limit > FELL * enough:  # nor the limit holds it, nor what syncs are known to cost
                 r += (full_rate - r) * min(1.0, dt_s / FADE_S)
                 left = r * max(0.5, 1.0 - d.sync_rate * d.price_s)
-                counts = 1.0 if rate > DEEP * r else DEEP_COUNTS
+                counts = 1.0 if rate > DEEP * r else DEEP
                 fell = max(fell, 0.0) + counts * dt_s if rate < FELL * left else 0.0
         if fell >= SHOWN_S:
             r, enough, fell, lost = min(d.rate, full_rate), limit, 0.0, 0.0
     elif full_s < -1.0:
         enough = min(enough, r * d.limit_bytes / max(d.rate, 1.0))
-        fell = min(fell, 0.0) - dt_s if d.rate > FASTER * r else 0.0
-        if fell <= -FASTER_S:
+        fell = fell - dt_s if d.rate > FASTER * r else 0.0
+        if fell <= -GAIN_S:
             r, enough, fell, lost = d.rate, limit, 0.0, 0.0
     d = replace(d, enough_bytes=enough, lost_s=lost, syncs=syncs, fell_s=fell)
     return replace(memory, drain=d, drain_rate=r)
+
+
+def is_shown(d: Drain, dt_s: float) -> bool:
+    """Whether a full cache has lasted for long enough, under the limit asked for, to show R."""
+    return len(d.full_ticks) >= _shown_ticks(dt_s)
+
+
+def _shown_ticks(dt_s: float) -> int:
+    return max(1, round(SHOWN_S / dt_s))
 
 
 def shown(memory: DeviceMemory) -> DeviceMemory:
@@ -242,9 +243,7 @@ def shown(memory: DeviceMemory) -> DeviceMemory:
     """
     d = memory.drain
     enough = (memory.law.limit_bytes or 0.0) / SEEK
-    drain = replace(
-        d, enough_bytes=enough, lost_s=0.0, syncs=d.sync_rate * PRICE_S / 2, fell_s=0.0
-    )
+    drain = replace(d, enough_bytes=enough, syncs=d.sync_rate * PRICE_S / 2)
     return replace(memory, drain=drain, drain_rate=min(d.rate, d.full_rate))
 
 

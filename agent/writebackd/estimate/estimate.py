@@ -11,21 +11,8 @@ from writebackd.estimate.stuck import watch_stuck
 from writebackd.estimate.sync import demand_of, update_baseline
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
-from writebackd.tuning import BUSY_SHARE, UNWATCHED_S
+from writebackd.tuning import BURST_S, BUSY_SHARE, CACHE_S, GAP_S, SHARE_HALF_S, SHARE_LEAST
 
-# A shorter pause is none, as between two files of a copy.
-GAP_S = 0.8
-# Until then it may be a burst, which is over within its tick and the next: 1 s from the one to the
-# other, and some for a timer that is late.
-BURST_S = 1.25
-# A flood that was once one goes on while the device is at least so much of BUSY_SHARE busy.
-GOES_ON = 0.5
-# The kernel gives each device a part of the limit by its part of all completions,
-# which halve in weight every 3 s (VM_COMPLETIONS_PERIOD_LEN in mm/page-writeback.c).
-SHARE_HALF_S = 3.0
-# A device that has only begun to write has next to none; a limit made larger by more
-# would let the others fill memory.
-SHARE_LEAST = 0.1
 _estimate = made(Estimate)
 _NO_SLEEP = (0.0, 0.0)
 _NO_SYNCS = (0, 0.0, None, None)  # Histogram.told() where none can be seen
@@ -162,7 +149,7 @@ def _estimate_device(
     # Without fsync latency nobody knows whom it harms: any is taken seriously.
     pressing = writes.telling or (
         flooded
-        and (seen.sync is None or (goes_on and seen.busy_share >= GOES_ON * BUSY_SHARE))
+        and (seen.sync is None or (goes_on and seen.busy_share >= BUSY_SHARE / 2))
     )
     if pressing and not goes_on:
         began = now_s
@@ -180,7 +167,7 @@ def _estimate_device(
     sync = seen.sync
     fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
     drain_rate = memory.drain_rate
-    if pressing and not demand and now_s - began >= UNWATCHED_S:
+    if pressing and not demand and now_s - began >= CACHE_S:
         drain_rate = max(drain_rate or 0.0, smooth_rate)
     memory = replace(
         memory,

@@ -12,10 +12,7 @@ from dataclasses import fields
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, replace
-
-# A month: what was not seen again for so long belongs to another use of the
-# disk, or to a disk that is gone.
-KEEP_S = 30 * 86400.0
+from writebackd.tuning import KEEP_S
 
 FACTS = tuple(each.name for each in fields(Learned))
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from typing import Dict
 
 from writebackd.model import CgroupMemory, Memory, Sample
-
-# A flood counts for so long after it was last seen, for what may be dirty of it.
-RESERVED_S = 10.0
+from writebackd.tuning import CACHE_S
 
 
 def share_of(limit_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
@@ -69,5 +67,5 @@ def reserved(memory: Memory, now_s: float) -> int:
     return sum(
         cap.bytes for name, cap in memory.caps.items()
         if cap.standing and cap.in_force and name in memory.devices
-        and now_s - memory.devices[name].last_flood_s <= RESERVED_S
+        and now_s - memory.devices[name].last_flood_s <= CACHE_S
     )

@@ -11,28 +11,24 @@ from typing import Dict, Tuple
 
 from writebackd.estimate.drain import written_by
 from writebackd.model import DeviceSample, IoClass, Memory, Mode, Sample, Stuck, replace
-from writebackd.tuning import BUSY_SHARE
-
-# On a limit's way down what is dirty falls as long as anything drains.  Where it is above the goal
-# by this factor, with so much of the limit taken that writers are held back, and has not fallen by
-# so much from its highest for so long while a device completed nothing at all, it is stuck.
-ABOVE, HELD_SHARE, STUCK_BYTES, STUCK_S = 1.25, 0.9, 2 << 20, 3.0
-# More of it, once some is known: by so much more, since writers overshoot a small limit.
-OVERSHOT_BYTES = 8 << 20
-# At the goal, or what its own writers have brought on top of what is known: where others slept for
-# the limit all the time, on devices that are not busy, and all together wrote back less than
-# STUCK_BYTES, and less than this part of what stands there.  A flood keeps its device busy, or
-# writes much more, through a small limit many times what it is.
-STUCK_PART = 0.25
-# No tick counts for more: a guest that was paused saw none of a long one.
-TICK_MOST_S = 1.0
-# What others had dirty is in it, and falls out of it only as that device writes; so after this time
-# it is measured anew.
-AGAIN_S = 300.0
+from writebackd.tuning import (
+    AGAIN_S,
+    BUSY_SHARE,
+    IN_FORCE,
+    STUCK_BYTES,
+    STUCK_PART,
+    STUCK_S,
+    STUCK_TAKEN,
+)
 
 
 def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
-    """What was known to be stuck, with this tick in it."""
+    """What was known to be stuck, with this tick in it.
+
+    Above the goal what does not fall is stuck.  At the goal, or what its own writers have brought
+    on top of what is known, it is where others slept for the limit all the time, on devices that
+    are not busy, and all together wrote back next to nothing.
+    """
     stuck, vm, goal = memory.stuck, sample.vm, memory.goal_bytes
     if goal is None:
         return stuck if memory.limit_bytes is not None else Stuck()
@@ -44,8 +40,8 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
         if stuck.bytes <= 0 or sample.time_s - stuck.since_s > AGAIN_S:
             return Stuck()
     known = max(stuck.bytes, memory.stuck_room)
-    above = left - known > ABOVE * goal + (OVERSHOT_BYTES if stuck.bytes else 0)
-    if left < HELD_SHARE * vm.threshold_bytes:
+    above = left - known > IN_FORCE * goal + (4 * STUCK_BYTES if stuck.bytes else 0)
+    if left < STUCK_TAKEN * vm.threshold_bytes:
         return _calm(stuck)
     hang = now_hanging = hanging(sample)
     if stuck.left_bytes is not None:
@@ -60,7 +56,8 @@ def watch_stuck(memory: Memory, sample: Sample) -> Stuck:
     above = above and stuck.above
     starved = stuck.starved and _starved(sample, now_hanging)
     written = stuck.written + _written_back(sample)
-    lasted_s = stuck.lasted_s + min(sample.dt_s, TICK_MOST_S)
+    # A guest that was paused saw none of a long tick.
+    lasted_s = stuck.lasted_s + min(sample.dt_s, STUCK_S / 3)
     if lasted_s < STUCK_S:
         return replace(
             stuck, suspects=hang, left_bytes=max(left, stuck.left_bytes), lasted_s=lasted_s,

@@ -7,29 +7,16 @@ from typing import Optional, Tuple
 
 from writebackd.estimate.drain import Writes, small_writes
 from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, replace
-
-# Every host fsyncs a little (journald, chrony); demand is a rate over this time.
-DEMAND_WINDOW_S = 10.0
-# Without a flood, demand outlives the last of its syncs by so much: a limit kept for longer
-# throttles every writer of the host, for syncs that may never come ...
-RELEASE_S = 5.0
-# ... and where they came back after a longer gap, by so many times that.
-GAPS = 2.0
-# A tick is quiet when less than this is written beside the syncs' own: single page
-# cleaning does not disturb a sync.
-QUIET_RATE = 1 << 20
-# What a sync may write itself, bytes: a commit is some pages of log and of journal, on btrfs some
-# nodes of 16 KiB, and twice.  Direct IO has their class; one of 1 MB for every four syncs, which
-# this lets pass, does not move their median.
-OWN_BYTES = 256 << 10
-# After a flood the controller goes on destaging: a 512 MB cache at 60 MB/s for 9 s.
-QUIET_LASTS_S = 10.0
-# Syncs (or writes) in a tick below which its median is no sample.
-ENOUGH = 5
-# Weight of a second, and of a tick of half a second: about 20 s of memory, slow enough that
-# a few loaded ticks taken for quiet do not shift it.
-WEIGHT, WEIGHT_FROM_S = 0.05, 0.5
-
+from writebackd.tuning import (
+    CACHE_S,
+    DEMAND_WINDOW_S,
+    ENOUGH,
+    FLOOD_RATE,
+    HURRY,
+    OWN_BYTES,
+    RELEASE_S,
+    WEIGHT,
+)
 
 Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
 LastDemand = Optional[Tuple[float, float, bool]]  # DeviceMemory.last_demand
@@ -81,21 +68,21 @@ def demand_of(
 def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
     """How long demand outlives its last sync, which came back after gaps of `gap_s` lately.
 
-    `hold_s` is the policy's: the most, and beside a lasting flood always.
+    Twice as long as those.  `hold_s` is the policy's: the most, and beside a lasting flood always.
     """
-    return hold_s if lasting else min(hold_s, max(RELEASE_S, GAPS * gap_s))
+    return hold_s if lasting else min(hold_s, max(RELEASE_S, 2 * gap_s))
 
 
 def update_baseline(
     writes: Writes, sample: DeviceSample, memory: DeviceMemory, dt_s: float
 ) -> DeviceMemory:
     """Learn the unloaded latencies, in quiet ticks only."""
-    if _others_rate(writes, sample, dt_s) >= QUIET_RATE:
+    if _others_rate(writes, sample, dt_s) >= FLOOD_RATE:
         return replace(memory, quiet_s=0.0) if memory.quiet_s else memory
     quiet_s = memory.quiet_s + dt_s
     memory = replace(memory, quiet_s=quiet_s)
     # A daemon that starts on a quiet host need not wait: nothing was flooded.
-    if memory.flooded_before and quiet_s < QUIET_LASTS_S:
+    if memory.flooded_before and quiet_s < CACHE_S:
         return memory
     sync = sample.sync.latency if sample.sync is not None else Histogram()
     return replace(
@@ -113,7 +100,7 @@ def _others_rate(writes: Writes, sample: DeviceSample, dt_s: float) -> float:
     Where syncs cannot be seen, or the classes of writes, nobody knows whose the others are.
     """
     background = writes.background_rate
-    if background >= QUIET_RATE or sample.sync is None or writes.rate <= 0:
+    if background >= FLOOD_RATE or sample.sync is None or writes.rate <= 0:
         return background
     # The classes count what all disks below it write, the rate what its group does.
     rest = sample.write_bytes * (1.0 - background / writes.rate)
@@ -127,6 +114,6 @@ def _learn(known: Optional[float], seen: Histogram, dt_s: float) -> Optional[flo
     if known is None:
         return median
     # Ticks of 0.5 s are taken while somebody syncs, and a second has two of them.
-    seconds = max(dt_s, min(1.0, dt_s / WEIGHT_FROM_S))
+    seconds = max(dt_s, min(1.0, dt_s / HURRY))
     kept: float = (1.0 - WEIGHT) ** seconds
     return known + (1.0 - kept) * (median - known)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What one device asks for: the law within its bounds, and what holds without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Optional
+
+import pytest
+
+import samples
+from plant import DISK
+from writebackd.control.device import Want, decide_device
+from writebackd.model import Basis, DeviceMemory, Drain, Estimate, Law, Rule, State
+from writebackd.policy import load_policy
+from writebackd.policy.schema import DevicePolicy
+from writebackd.tuning import BURST_S, EXTRA, RELEASE_S, SHOWN_S, SPEND, WAVE_S
+
+MB = 1 << 20
+R = 256.0 * MB
+LIMIT = 4.0 * MB
+NOW, DT_S = 1000.0, 0.5
+POLICY = load_policy("default")
+OWN = POLICY.for_device(DISK.name, DISK.devno)
+LEAST = MB // 4  # what the kernel's counting allows
+
+
+def flood(**more: object) -> Estimate:
+    usual = samples.estimate(
+        "sda", flooded=True, demand=True, held_back=True, full=True, drain_rate=R,
+        fsync_p99_s=1e-3, background_rate=R, rate=R,
+    )  # fmt: skip
+    return replace(usual, **more)  # type: ignore[arg-type]
+
+
+def memory(law: Law = Law(LIMIT), spent: float = 0.1, full_s: float = 5.0) -> DeviceMemory:  # noqa: B008
+    """A flood at R under LIMIT, of which syncs cost `spent`."""
+    d = Drain(rate=R, sync_rate=100.0, lost_s=spent, syncs=100.0, limit_bytes=LIMIT,
+              full_s=full_s, full_ticks=((R, LIMIT),) * round(SHOWN_S / DT_S))  # fmt: skip
+    return DeviceMemory(drain_rate=R, drain=d, law=law, last_flood_s=NOW, flood_began_s=NOW - 60)
+
+
+def decided(
+    seen: Estimate, before: Optional[DeviceMemory] = None, in_force: float = LIMIT,
+    own: DevicePolicy = OWN, most: Optional[int] = None, least: int = LEAST,
+) -> "tuple[Want, DeviceMemory]":  # fmt: skip
+    before = memory() if before is None else before
+    return decide_device(POLICY, own, least, NOW, DT_S, int(in_force), seen, before, most)
+
+
+def basis(want: Want) -> Basis:
+    assert want.basis is not None
+    return want.basis
+
+
+# ---- bounds ----------------------------------------------------------------
+
+
+def test_the_floor_is_the_policys_or_what_the_kernel_can_count() -> None:
+    for policys, kernels in ((8, 2), (2, 8)):
+        own = replace(OWN, floor_bytes=policys * MB)
+        want, _ = decided(flood(), own=own, least=kernels * MB)
+        assert basis(want).floor_bytes == 8 * MB == want.target_bytes
+
+
+def test_no_limit_is_larger_than_memory_allows() -> None:
+    most = 64 * MB
+    for seen, before in (
+        (flood(), memory(Law(1e12))),
+        (flood(demand=False), memory()),
+        (flood(demand_known=False, demand=False, drain_rate=1e12), memory()),
+    ):
+        assert decided(seen, before, most=most)[0].target_bytes == most
+        free, _ = decided(seen, before)
+        assert free.target_bytes is not None and free.target_bytes > most
+        # Nor is the policy's own ceiling.
+        low = replace(OWN, ceiling_bytes=most // 2)
+        assert decided(seen, before, own=low, most=most)[0].target_bytes == most // 2
+    # What the kernel cannot count is no limit, however little memory there is.
+    tiny, _ = decided(flood(), most=MB, least=8 * MB)
+    assert (basis(tiny).ceiling_bytes, tiny.target_bytes) == (8 * MB, 8 * MB)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_of_a_shared_limit_it_judges_its_own_part(share: float) -> None:
+    seen = flood(limit_share=share)
+    want, after = decided(seen, memory(spent=0.15), in_force=LIMIT / share)
+    assert want.rule is Rule.CUT
+    # 0.15 of 0.2; and all ask for the whole.
+    assert after.law.limit_bytes == pytest.approx(0.75 * LIMIT)
+    assert want.target_bytes == pytest.approx(0.75 * LIMIT / share, rel=1e-6)
+    assert decided(seen, in_force=0.5 * LIMIT / share)[0].rule is Rule.COMING
+    low = replace(OWN, floor_bytes=8 * MB, ceiling_bytes=64 * MB)
+    bounds = basis(decided(seen, own=low)[0])
+    assert bounds.floor_bytes == 8 * MB * share and bounds.ceiling_bytes == 64 * MB * share
+
+
+@pytest.mark.parametrize("prefer", list(SPEND))
+def test_the_policy_says_what_syncs_may_cost(prefer: str) -> None:
+    policy = replace(POLICY, objective=replace(POLICY.objective, prefer=prefer))
+    law = replace(Law(LIMIT), extra=EXTRA / 2)
+    want, _ = decide_device(policy, OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), memory(law))
+    fades = basis(want).may_spend - SPEND[prefer]
+    assert 0.9 * EXTRA / 2 < fades < EXTRA / 2
+    assert basis(want).spent == pytest.approx(0.1)
+
+
+def test_the_policy_says_what_the_flood_keeps_while_there_is_room() -> None:
+    asked = []
+    for keep in (0.95, 0.7):
+        policy = replace(POLICY, objective=replace(POLICY.objective, keep_throughput=keep))
+        before = memory(spent=0.0, full_s=-0.5)
+        want, _ = decide_device(policy, OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), before)
+        assert want.rule is Rule.ROOM
+        asked.append((want.target_bytes or 0) / LIMIT)
+    assert asked == [pytest.approx(0.95, rel=0.01), pytest.approx(0.7, rel=0.01)]
+
+
+def test_in_waves_memory_takes_no_more_than_drains_in_the_policys_time() -> None:
+    law = Law(LIMIT, lasted_s=20.0, pause_s=20.0)
+    own = replace(OWN, drain_time_s=2.0)
+    want, _ = decided(flood(), memory(law), own=own)
+    assert want.rule is Rule.WAVES and want.target_bytes == pytest.approx(2.0 * R)
+
+
+# ---- the law's ticks -------------------------------------------------------
+
+
+def test_a_tick_without_a_flood_is_one_of_the_pause() -> None:
+    law = Law(LIMIT, flood_s=10.0)
+    want, after = decided(flood(flooded=False), memory(law))
+    assert want.rule is Rule.REST and want.target_bytes == LIMIT
+    assert (after.law.lasted_s, after.law.flood_s, after.law.quiet_s) == (10.0, 0.0, DT_S)
+
+
+def test_it_begins_with_what_drains_in_the_allowed_delay() -> None:
+    new = memory(Law())
+    want, _ = decided(flood(), new, in_force=1 << 40)
+    first = R * OWN.allowed_delay_s
+    assert want.target_bytes == pytest.approx(first) and first != OWN.rest_bytes
+    for bound in ("floor_bytes", "ceiling_bytes"):
+        own = replace(OWN, **{bound: 2 * int(first) if bound[0] == "f" else int(first) // 2})
+        assert decided(flood(), new, own=own, in_force=1 << 40)[1].law.limit_bytes == getattr(
+            own, bound
+        )
+    unknown, _ = decided(flood(drain_rate=None), new, in_force=1 << 40)
+    assert unknown.target_bytes == OWN.rest_bytes
+    # That is the part of each; only what is more by the device's own section is shared.
+    for rest, part in ((POLICY.limits.rest_bytes, POLICY.limits.rest_bytes), (64 * MB, 32 * MB)):
+        own = replace(OWN, rest_bytes=rest)
+        shared = flood(drain_rate=None, limit_share=0.5)
+        assert decided(shared, new, own=own, in_force=1 << 40)[1].law.limit_bytes == part
+
+
+@pytest.mark.parametrize("full_s,shows", [(SHOWN_S + 1.0, True), (SHOWN_S - 1.0, False)])
+def test_a_full_cache_has_to_last_before_it_shows_the_drain_rate(
+    full_s: float, shows: bool
+) -> None:
+    law = Law(LIMIT, sought_rate=9 * R)
+    before = replace(memory(law), drain_rate=None)
+    ticks = before.drain.full_ticks[: round(full_s / DT_S) - 2]
+    before = replace(before, drain=replace(before.drain, full_s=full_s, full_ticks=ticks))
+    seen = flood(drain_rate=None)
+    want, after = decided(seen, before)
+    assert want.rule is Rule.MEASURE and (after.drain_rate == R) is shows
+    # Not before the last step of the search has shown its effect.
+    soon = replace(before, law=replace(law, written_s=NOW - 1.0))
+    assert decided(seen, soon)[1].drain_rate is None
+    # Nor while that goes on.
+    search = replace(before, law=replace(law, sought_rate=0.0))
+    want, after = decided(seen, search)
+    assert want.rule is Rule.SEEK and after.drain_rate is None
+
+
+def test_only_at_the_floor_a_missed_objective_is_the_end() -> None:
+    low = replace(OWN, floor_bytes=int(LIMIT))
+    late = flood(fsync_p99_s=1.0)
+    assert decided(late, own=low)[0].state is State.EXHAUSTED
+    assert decided(flood(), own=low)[0].state is State.GUARD
+    assert decided(late)[0].state is State.SQUEEZE
+
+
+# ---- without the law -------------------------------------------------------
+
+
+def test_without_demand_a_flood_is_relaxed_and_soon_after_it_the_limits_are_as_found() -> None:
+    for ago_s, relaxed in ((0.9 * RELEASE_S, True), (1.1 * RELEASE_S, False)):
+        before = replace(memory(), last_flood_s=NOW - ago_s, flood_began_s=NOW - 60.0)
+        want, _ = decided(flood(demand=False, flooded=False), before)
+        assert (want.rule is Rule.RELAXED) is relaxed
+        assert want.target_bytes == (R * OWN.drain_time_s if relaxed else None)
+    burst = replace(memory(), flood_began_s=NOW - 0.9 * BURST_S)
+    assert decided(flood(demand=False), burst)[0].rule is Rule.AS_FOUND
+    unknown, _ = decided(flood(demand=False, drain_rate=None))
+    assert unknown.rule is Rule.AS_FOUND and "drain rate is not known" in unknown.reason
+
+
+def test_blind_it_never_asks_for_less_than_it_may_begin_with() -> None:
+    blind = flood(demand_known=False, demand=False)
+    slow = replace(blind, drain_rate=float(MB))
+    assert decided(slow)[0].target_bytes == POLICY.limits.rest_bytes
+    assert decided(slow, least=64 * MB)[0].target_bytes == 64 * MB
+    assert decided(blind)[0].target_bytes == pytest.approx(
+        max(R * OWN.allowed_delay_s, POLICY.limits.rest_bytes)
+    )
+    calm = replace(blind, flooded=False)
+    for ago_s, held in ((0.9 * WAVE_S, True), (1.1 * WAVE_S, False)):
+        before = replace(memory(), last_flood_s=NOW - ago_s)
+        assert (decided(calm, before)[0].target_bytes is not None) is held

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A limit that is asked for and does not hold: in observe mode, and under another device's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Mapping, Tuple
+
+import pytest
+
+from plant import AS_FOUND, DISK, Plant
+from writebackd import human
+from writebackd.control.decide import decide
+from writebackd.control.explain import explain, verdict, what_next
+from writebackd.estimate.estimate import estimate
+from writebackd.model import (
+    Cap,
+    Decision,
+    DeviceDecision,
+    DeviceMemory,
+    Drain,
+    Estimate,
+    Law,
+    Memory,
+    Mode,
+    Rule,
+    State,
+)
+from writebackd.policy import load_policy
+
+MB = 1 << 20
+POLICY = load_policy("default")
+
+
+# ---- observe mode ----------------------------------------------------------
+
+
+class Watched(Plant):
+    """Nothing is set: the limits stay as found."""
+
+    def tick(self) -> Tuple[Estimate, Decision]:
+        told = super().tick()
+        self.limit, self.background = AS_FOUND, AS_FOUND // 2
+        return told
+
+
+def observed(mode: Mode = Mode.OBSERVE) -> Tuple[Watched, Estimate, DeviceDecision]:
+    host = Watched(POLICY, drain_rate=250.0 * MB, memory=Memory(mode=mode))
+    host.run(20)
+    host.flood = True
+    seen, decision = host.run(120)[-1]
+    return host, seen, decision.devices[0]
+
+
+def test_while_observing_it_says_what_would_be_set_and_that_nothing_is() -> None:
+    _, seen, device = observed()
+    assert (device.rule, device.state) == (Rule.OBSERVING, State.GUARD)
+    assert device.target_bytes is not None
+    assert device.reason == f"observing: would set {human.size(device.target_bytes)}"
+    said = what_next(device, seen, POLICY.objective)
+    assert said.startswith("Nothing is set in observe mode") and "writebackctl enforce" in said
+    assert device.reason in explain(device, seen)
+    assert (verdict(device, seen) or "").startswith("not well: ")
+    # What may be spent on syncs for the objective is not tried under limits as found.
+    assert "20 s" not in said
+
+
+def test_while_enforcing_a_limit_that_does_not_hold_is_on_its_way() -> None:
+    _, seen, device = observed(Mode.ENFORCE)
+    assert device.rule is Rule.COMING and "not this one yet" in device.reason
+    assert "observe" not in device.reason + what_next(device, seen, POLICY.objective)
+
+
+def test_observing_the_law_takes_nothing_for_the_effect_of_its_limit() -> None:
+    host, _, device = observed()
+    mine = host.memory.devices["sda"]
+    assert mine.drain_rate is None and mine.drain.price_s == 0.0
+    assert mine.law.limit_bytes == device.target_bytes == POLICY.limits.rest_bytes
+    # Nor for that of its limit later on.
+    host.memory = replace(host.memory, mode=Mode.ENFORCE)
+    Plant.tick(host)
+    assert host.memory.devices["sda"].drain_rate is None
+    for _ in range(60):
+        Plant.tick(host)
+    assert host.memory.devices["sda"].drain_rate == pytest.approx(250 * MB, rel=0.2)
+
+
+def test_where_the_limits_as_found_are_the_laws_own_they_are_judged() -> None:
+    host = Plant(POLICY, drain_rate=250.0 * MB, memory=Memory(mode=Mode.OBSERVE))
+    host.run(20)
+    host.flood = True
+    rules = [decision.devices[0].rule for _, decision in host.run(60)]
+    assert Rule.OBSERVING not in rules[10:] and Rule.CUT in rules
+
+
+# ---- two devices under one limit -------------------------------------------
+
+OTHER = replace(DISK, name="sdb", devno="8:16", bdi="8:16", leaves=("sdb",), leaf_devnos=("8:16",))
+TIGHT, LOOSE, KNOWN = 2.0 * MB, 64.0 * MB, 250.0 * MB
+
+
+def known(devno: str, limit: float) -> DeviceMemory:
+    return DeviceMemory(
+        identity=(devno, None), baseline_s=0.3e-3, drain_rate=KNOWN, law=Law(limit),
+        drain=Drain(enough_bytes=limit),
+    )  # fmt: skip
+
+
+class Two:
+    """Two arrays that are flooded beside syncs: half of the limit is each one's."""
+
+    def __init__(self, caps: Mapping[str, Cap] = {}) -> None:
+        self.hosts = [
+            Plant(POLICY, KNOWN, flood=True, limit=int(2 * TIGHT)) for _ in range(2)
+        ]
+        self.memory = Memory(
+            devices={"sda": known("8:0", TIGHT), "sdb": known("8:16", LOOSE)}, caps=caps
+        )
+
+    def tick(self) -> Decision:
+        first, second = [host.sample() for host in self.hosts]
+        both = replace(
+            first,
+            devices=(*first.devices, replace(second.devices[0], device=OTHER)),
+            tasks=(*first.tasks, *[replace(task, device="sdb") for task in second.tasks]),
+        )
+        estimates, memory = estimate(POLICY, self.memory, both)
+        decision, self.memory = decide(POLICY, memory, both, estimates)
+        for host in self.hosts:
+            host.limit = decision.limit_bytes or AS_FOUND
+            host.background = decision.background_bytes or AS_FOUND // 2
+            host.time_s += 1.0
+        return decision
+
+    def run(self, seconds: int) -> Decision:
+        for _ in range(seconds):
+            decision = self.tick()
+        return decision
+
+
+def test_why_says_whose_limit_holds_where_another_device_needs_less() -> None:
+    host = Two()
+    decision = host.run(60)
+    tight, loose = decision.devices
+    assert decision.reason == "sda has the tightest need"
+    assert loose.rule is Rule.COMING and tight.rule is not Rule.COMING
+    note = f"sda needs less, and its {human.size(decision.goal_bytes or 0)} holds for both"
+    assert loose.reason.endswith(f"; {note}") and loose.steps[-1] == note
+    assert "needs less" not in tight.reason
+
+
+def test_nothing_is_learned_of_a_limit_that_another_device_keeps_away() -> None:
+    host = Two()
+    host.run(300)
+    after = host.memory.devices["sdb"]
+    assert after.drain_rate == KNOWN
+    assert (after.law.limit_bytes, after.law.extra, after.law.sought_rate) == (LOOSE, 0.0, 0.0)
+    learned = after.drain
+    assert (learned.enough_bytes, learned.price_s, learned.fell_s) == (LOOSE, 0.0, 0.0)
+    assert learned.full_ticks == ()
+    # Once the other's flood and syncs are over it has its limit, and that is judged.
+    host.hosts[0].flood = host.hosts[0].syncing = False
+    rules = [host.tick().devices[1].rule for _ in range(30)]
+    assert Rule.COMING not in rules[-10:]
+
+
+def test_who_has_a_limit_of_its_own_is_held_by_nobody_else() -> None:
+    decision = Two(caps={"sda": Cap(int(8 * TIGHT), in_force=True)}).tick()
+    capped, other = decision.devices
+    assert capped.rule is Rule.COMING and "needs less" not in capped.reason
+    assert decision.reason == "sdb has the tightest need" and "needs less" not in other.reason
