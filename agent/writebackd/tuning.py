@@ -41,13 +41,13 @@ CACHE_S = 10.0
 MARK = 0.2
 # A sync is slow from so many times its unloaded latency on: what is ahead of it on the link takes
 # that.
-SLOW_MULTIPLE = 4.0
+SLOW_MULTIPLE = 2.0
 # Seconds.  A write cache answers within that, media do not: no sync is slow below it, and where
 # none was seen unloaded it takes no longer.
 UNLOADED_S = 1e-3
 # With room a sync waits on the link for what is queued ahead of it: p99 was 0.14 to 0.37 of limit /
 # rate, 0.42 to 0.75 without room.  Seconds at most: a cache takes 1 MB in 5 ms at 200 MB/s.
-LINK_SHARE, LINK_MOST_S = 0.3, 5e-3
+LINK_SHARE, LINK_MOST_S = 0.5, 5e-3
 # Seconds.  The kernel follows a limit by two thirds in so long (3 to 4 s by nine tenths, 6.18).
 FOLLOW_S = 1.5
 
