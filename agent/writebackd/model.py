@@ -329,8 +329,9 @@ class CgroupControl:
     """What the files of a cgroup say; read for those that flood, or flooded lately."""
 
     # Lines of io.max, (devno, limits): ("8:0", "rbps=max wbps=1048576 riops=max wiops=max").
-    # None: the io controller is not enabled for it.
+    # None: the io controller is not enabled for it, and nothing would turn it on.
     io_max: Optional[Tuple[Tuple[str, str], ...]]
+    off: bool = False  # it is not enabled; systemd turns it on with the first limit
     written: Tuple[Tuple[str, int], ...] = ()  # bytes in this tick by devno (io.stat)
     delegated: bool = False  # it, or one above it, was handed to somebody else (Delegate=)
     outside: bool = False  # systemd runs the host, and this is in none of its slices
@@ -769,45 +770,26 @@ class Lift:
 
 
 @dataclass(frozen=True)
-class Freezes:
-    """What freezes and syncfs took under pace; see control/freezes.py."""
-
-    share: float = 1.0  # of what the limit may be
-    before: float = 1.0  # the same before the last cut
-    since_s: float = float("inf")  # since when that limit is in force
-    took_s: float = 0.0  # the last that took long ...
-    limit_s: float = 0.0  # ... and the limit in force then, seconds of the pace
-    at_s: float = float("-inf")  # when one last took so long, or would have without the cuts
-    useless: bool = False  # a smaller limit made it no shorter
-
-
-@dataclass(frozen=True)
 class PaceMemory:
     """What is remembered of pacing on one disk; see control/pace.py."""
 
     rate: Optional[float] = None  # of all paced cgroups together; None: nobody is paced
     rates: Mapping[str, int] = field(default_factory=dict)  # by path: what was asked for
-    room: Optional[float] = None  # bytes per second that the disk is known to drain for them
-    limit_bytes: Optional[int] = None  # the global limit that goes with it
-    freezes: Freezes = Freezes()
+    names: Tuple[str, ...] = ()  # the devices that share the disk
     step_s: float = float("-inf")  # when the rate was last moved
-    slow_s: float = 0.0  # in a row, while paced: with a full cache; before: with slow syncs
-    bad_rate: float = float("inf")  # at which the cache was last seen to fill up
-    bad_s: float = float("-inf")
-    unclear_s: float = float("-inf")  # when a write was last seen to wait for the cache
-    sync_rate: float = 0.0  # bytes per second of syncs and journals, smoothed
-    background_rate: float = 0.0  # bytes per second of the flusher, smoothed
+    in_force_s: Optional[float] = None  # since when the kernel shows all of them
+    unset_s: float = 0.0  # in a row, that it does not
     used: Mapping[str, float] = field(default_factory=dict)  # by path: written, smoothed
+    background_rate: float = 0.0  # bytes per second of the flusher, smoothed
     wrote_s: float = float("-inf")  # when one of them last wrote
-    unset_s: float = 0.0  # in a row, that the kernel's files do not show what was asked for
     stray_s: float = 0.0  # in a row, with a flood of others that cannot be paced
-    # Latencies of fsync: under the limit alone where it had settled (empty: not known), and
-    # in the window under pace that runs now.
-    before: Histogram = Histogram()
+    # Latencies of fsync in a flood, under the limit alone and in force: how long and until when.
+    alone: Histogram = Histogram()
+    alone_for_s: float = 0.0
+    alone_s: float = float("-inf")
+    # And in the window under pace that runs now: since when.
     under: Histogram = Histogram()
-    under_s: float = float("-inf")  # since when
-    proved_s: float = float("-inf")  # when it was last seen to help
-    doubted_s: float = float("-inf")  # when a try before the limit settled was not enough
+    under_s: float = float("-inf")
     barred_until_s: float = float("-inf")
     barred_why: str = ""
 

@@ -178,3 +178,7 @@ STUCK_TAKEN, STUCK_BYTES, STUCK_S = 0.9, 2 << 20, 3.0
 # Of what stands there, that is written back at most meanwhile.  A flood keeps its device busy, or
 # writes much more, through a small limit many times what it is.
 STUCK_PART = 0.25
+# ---- a pace in the place of the limit ----
+
+# Share of its pace from which on a flood, or a cgroup of it, is held by it.
+USES = 0.85

@@ -21,6 +21,8 @@ from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
 from writebackd.model import (
     Action,
+    CgroupControl,
+    CgroupSample,
     ClassSample,
     Decision,
     Device,
@@ -319,11 +321,12 @@ class Plant:
         found: int = AS_FOUND,
         booted_s: float = 1000.0,
         per_device: bool = False,
+        groups: bool = False,
     ) -> None:
         """`dirty` bytes of the first disk are dirty at the start, its cache full.
 
         The host was booted `booted_s` before.  `per_device`: its kernel has limits for each BDI
-        (6.2 and later), and takes them.
+        (6.2 and later), and takes them.  `groups`: the flood is in a cgroup that may be paced.
         """
         self.disks = [DiskState(i, disk) for i, disk in enumerate(disks)]
         if dirty:
@@ -335,7 +338,7 @@ class Plant:
         self.rng = random.Random(seed)
         self.luck = random.Random(seed + 1)  # of what other hosts and heads do
         self.booted_s = booted_s
-        self.per_device = per_device
+        self.per_device, self.groups = per_device, groups
         self.actions: Tuple[Action, ...] = ()  # on BDIs, since the last sample
         self.step_s = step_s
         self.found = found
@@ -676,6 +679,7 @@ class Plant:
         rng = self.rng
         devices: List[DeviceSample] = []
         tasks: List[TaskSample] = []
+        cgroups = self._cgroups() if self.groups else ()
         for index, state in enumerate(self.disks):
             devices.append(self._device_sample(index, state, dt))
             if state.accepted or state.throttled_s:
@@ -699,8 +703,18 @@ class Plant:
                        self.background if self.background < self.limit else self.limit // 2),
             devices=tuple(devices),
             tasks=tuple(tasks),
+            cgroups=cgroups,
             actions=self.actions,
         )
+
+    def _cgroups(self) -> Tuple[CgroupSample, ...]:
+        """The flood's cgroup, with its files."""
+        lines = tuple((state.device.devno, f"rbps=max wbps={state.pace:.0f} riops=max wiops=max")
+                      for state in self.disks if state.pace < FOREVER)
+        written = tuple((state.device.devno, int(state.out)) for state in self.disks)
+        control = CgroupControl(io_max=lines, written=written)
+        return tuple(CgroupSample(4711, FLOOD_CGROUP, state.device.name, int(state.accepted),
+                                  control=control) for state in self.disks)
 
     def _device_sample(self, index: int, state: DiskState, dt: float) -> DeviceSample:
         syncs = state.syncs.histogram(self.rng)

@@ -63,6 +63,7 @@ class Scenario:
     judged: float = 14.0
     end: float = 60.0
     per_device: bool = False  # the kernel has limits for each BDI
+    groups: bool = False  # the flood is in a cgroup that may be paced
 
     def plant(self, seed: int = 1, flooded: bool = True) -> Plant:
         """The host of this scenario; without the flood it tells what idle is."""
@@ -74,6 +75,7 @@ class Scenario:
             self.dirty if flooded else 0.0,
             seed=seed,
             per_device=self.per_device,
+            groups=self.groups,
         )
 
 

@@ -49,6 +49,7 @@ class Group:
     outside: bool = False
     foreign: Tuple[Tuple[str, str], ...] = ()
     controller: bool = True
+    off: bool = False  # until systemd sets the first limit
     syncs: int = 0
     cgroup_id: int = 7
     refuses: bool = False  # io.max cannot be set
@@ -60,11 +61,12 @@ class Group:
         lines = list(self.foreign)
         if self.pace:
             lines.append((DISK.devno, f"rbps=max wbps={self.pace} riops=max wiops=max"))
+        off = self.off and not self.pace
         return CgroupSample(
             self.cgroup_id, self.path, DISK.name, dirtied_bytes=self.written, syncs=self.syncs,
             control=CgroupControl(
-                io_max=tuple(lines) if self.controller else None,
-                written=((DISK.devno, self.written),),
+                io_max=tuple(lines) if self.controller else None, off=off,
+                written=() if off else ((DISK.devno, self.written),),
                 delegated=self.delegated, outside=self.outside,
             ),
         )  # fmt: skip
@@ -80,7 +82,6 @@ class PacedPlant:
     syncing: bool = True
     oldest_s: float = 0.0  # age of the sync that is in flight at the tick
     entangled_s: float = 0.0  # that every sync waits for paced data
-    freeze_s: float = 0.0  # a freeze that returned before this tick took so long
     limit: int = AS_FOUND
     background: int = AS_FOUND // 2
     time_s: float = 1000.0
@@ -152,7 +153,10 @@ class PacedPlant:
             inflow += taken
         for group, rate in zip(self.groups, flood):
             group.written = int(inflow * rate / max(sum(flood), 1.0))
-        self.dirty = min(self.limit, 1e9) * 0.75 if self.flooding else 0.0
+        # Who writes less than is taken leaves little behind; else it is at the kernel's setpoint.
+        held = self.flooding and (unheld or any(g.demand > g.pace for g in self.groups))
+        limit, background = min(self.limit, 1e9), min(self.background, 5e8)
+        self.dirty = (0.75 * limit + 0.25 * background) if held else 0.3 * limit * self.flooding
         return self._seen(inflow, syncs, full_steps / steps, unheld)
 
     def _seen(self, inflow: float, syncs: float, full: float, unheld: bool) -> Sample:
@@ -182,7 +186,6 @@ class PacedPlant:
                     sync=SyncSample(
                         fsyncs=number, latency=histogram if number else Histogram(),
                         inflight=int(self.syncing), oldest_s=self.oldest_s,
-                        syncfs_latency=latencies(self.freeze_s, int(self.freeze_s > 0)),
                     ),
                 ),
             ),

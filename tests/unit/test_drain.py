@@ -37,7 +37,6 @@ from writebackd.model import (
     Law,
     Memory,
     Sample,
-    State,
     SyncSample,
     TaskSample,
     VmLimits,
@@ -503,8 +502,6 @@ def test_the_limit_asked_for_is_in_force_within_a_fifth_or_so() -> None:
     assert not is_in_force(79, own) and not is_in_force(126, own)
     assert not is_in_force(100, replace(own, target_bytes=100, law=Law(1000.0)))
     assert not is_in_force(100, DeviceMemory())
-    # Under a pace it is a wide one, which holds nobody.
-    assert not is_in_force(100, replace(own, state=State.PACE))
 
 
 # ---- what a sync costs -----------------------------------------------------

@@ -126,6 +126,24 @@ def flood(tree: Tree, *rates: float) -> Dict[str, float]:
     return {f"/g{number}": rate for number, rate in enumerate(rates)}
 
 
+def test_systemd_turns_the_io_controller_on_with_the_first_limit(tree: Tree) -> None:
+    session, nobodys = "/user.slice/user-0.slice/session-3.scope", "/garden/web"
+    for path in (session, nobodys):
+        tree.directory(path)
+    rates: Dict[Optional[str], Dict[str, float]] = {"sda": {session: FAST, nobodys: FAST}}
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    for there, off in (("cpu io memory", True), ("cpu memory", False)):
+        (tree.directory("/") / "cgroup.controllers").write_text(there)
+        cgroups = Cgroups(KernelFiles(tree.root), "/sys/fs/cgroup")
+        found = cgroups.control(rates, 0.0)
+        assert found[session].off is off and found[session].io_max == (() if off else None)
+        assert not found[nobodys].off and found[nobodys].io_max is None
+    tree.files(session, 0)
+    (tree.directory("/") / "cgroup.controllers").write_text("io memory")
+    found = Cgroups(KernelFiles(tree.root), "/sys/fs/cgroup").control(rates, 0.0)
+    assert not found[session].off
+
+
 def test_as_many_are_read_as_make_up_the_flood(tree: Tree) -> None:
     # Twenty equal writers: none of them alone has a tenth.
     assert len(tree.cgroups.control({"sda": flood(tree, *[3e6] * 20)}, 0.0)) == 18

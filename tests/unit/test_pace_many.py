@@ -18,6 +18,7 @@ from writebackd.model import (
     CgroupControl,
     CgroupSample,
     Device,
+    DeviceMemory,
     DeviceSample,
     Memory,
     PaceMemory,
@@ -61,9 +62,10 @@ def calls_of(disks: int, shared: bool, held: bool) -> int:
     paces: Dict[str, PaceMemory] = {}
     if held:
         paces = {
-            devnos[name]: PaceMemory(rate=2e6, rates={path: 2000000}, room=2e6, wrote_s=1000.0)
+            devnos[name]: PaceMemory(rate=2e6, rates={path: 2000000}, wrote_s=1000.0)
             for name, path in paths.items()
         }
+    memory = Memory(devices={name: DeviceMemory() for name in names}, paces=paces)
     calls = 0
 
     def count(frame: Any, event: str, arg: Any) -> None:
@@ -72,7 +74,7 @@ def calls_of(disks: int, shared: bool, held: bool) -> int:
 
     sys.setprofile(count)
     try:
-        paced = pace(policy, Memory(paces=paces), sample, estimates, wants)
+        paced = pace(policy, memory, sample, estimates, wants, dict(memory.devices))
     finally:
         sys.setprofile(None)
     assert bool(paced.settings) is held

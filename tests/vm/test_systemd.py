@@ -33,7 +33,7 @@ GROUPS = {
     "units": (SYSTEMD,),
     "paces": (*(f"{PACE}::test_{name}" for name in
                 ("killed_at_random_points", "restarted_within_the_lease", "stopped_past_the_lease",
-                 "two_daemons", "refused")),
+                 "two_daemons", "session", "refused")),
               f"{INSIDE}/module_cases.py", f"{INSIDE}/route_cases.py"),
 }
 # Without tests/conftest.py and hypothesis, which no case there uses and which take long to import:

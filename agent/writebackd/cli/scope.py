@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The verb run: a command in a scope of its own, so that it is told apart, watched and paced.
 
-systemd makes the scope where it runs; elsewhere it is a child of a cgroup v2.  What
-was started in a login session is never paced (docs/explanation/pacing.md), so root's scope goes to
-system.slice, which is where systemd-run puts it.
+systemd makes the scope where it runs; elsewhere it is a child of a cgroup v2.  A login session
+that syncs is not paced (docs/explanation/pacing.md), so root's scope goes to system.slice, which
+is where systemd-run puts it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
     root = os.geteuid() == 0
     if not root:
         _find_manager()
-        _note("a scope of your own session is watched but never paced; with sudo it can be")
+        _note("a scope of your own systemd is watched but never paced; with sudo it can be")
     words = systemd_command(unit, slice_, command, root)
     sys.stdout.flush()
     try:

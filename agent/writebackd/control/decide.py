@@ -12,7 +12,7 @@ from writebackd.control.device import Want, decide_device, kernel_floor_bytes
 from writebackd.control.lift import lift
 from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
-from writebackd.estimate.shares import shared_limit
+from writebackd.estimate.shares import paces, shared_limit
 from writebackd.estimate.stuck import hanging
 from writebackd.model import (
     Decision,
@@ -51,7 +51,7 @@ def decide(
         return _as_found(policy, memory, memory.trial, sample, estimates)
     wants: List[Want] = []
     remembered: Dict[str, DeviceMemory] = {}
-    shared, caps = shared_limit(memory, sample), memory.caps
+    shared, caps, held_at = shared_limit(memory, sample), memory.caps, paces(memory)
     least, most = kernel_floor_bytes(sample.host), memory_most(policy, sample.vm)
     for seen in sample.devices:
         device = seen.device
@@ -73,6 +73,7 @@ def decide(
             memory.devices[name],
             most,
             memory.mode is Mode.OBSERVE,
+            held_at.get(name),
         )
         wants.append(want)
     if memory.yielded is not None:
@@ -84,7 +85,7 @@ def decide(
             for want in wants
         ]
 
-    paced = pace(policy, memory, sample, estimates, wants)
+    paced = pace(policy, memory, sample, estimates, wants, remembered)
     wants, memory = paced.wants, paced.memory
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)

@@ -8,7 +8,15 @@ from typing import Optional, Tuple
 
 from writebackd import human
 from writebackd.control import reasons
-from writebackd.control.law import Bounds, asked, between, follow, is_due, may_spend
+from writebackd.control.law import (
+    Bounds,
+    asked,
+    between,
+    follow,
+    follow_pace,
+    is_due,
+    may_spend,
+)
 from writebackd.estimate.drain import is_in_force, is_shown, shown
 from writebackd.estimate.estimate import objective_s
 from writebackd.estimate.sync import held_s
@@ -38,6 +46,7 @@ class Want:
     steps: Tuple[str, ...]  # as in DeviceDecision
     basis: Optional[Basis] = None
     rule: Rule = Rule.OTHER
+    pace_by: float = 1.0  # where its flood is paced: what the pace is multiplied with
 
 
 _want, _basis, _bounds = made(Want), made(Basis), made(Bounds)
@@ -64,12 +73,13 @@ def decide_device(
     memory: DeviceMemory,
     most_bytes: Optional[int] = None,
     observing: bool = False,
+    pace: Optional[float] = None,
 ) -> Tuple[Want, DeviceMemory]:
     """The device's want, and its memory with what the law learned.
 
     `least_bytes` is what kernel_floor_bytes says, `in_force` the limit that the kernel applies
     now, `most_bytes` the largest that the host's memory allows, None where that is not known.
-    `observing`: the limit that is asked for is never set.
+    `observing`: the limit that is asked for is never set.  `pace`: what io.max lets in.
     """
     floor = max(own.floor_bytes, least_bytes)
     ceiling = own.ceiling_bytes if most_bytes is None else min(own.ceiling_bytes, most_bytes)
@@ -90,12 +100,17 @@ def decide_device(
         drain_time_s=own.drain_time_s,
         spend=SPEND[policy.objective.prefer],
         keep=policy.objective.keep_throughput,
+        pace_share=policy.levers.pace_share,
     )
-    law = memory.law
+    law, pace_by = memory.law, 1.0
     if law.limit_bytes is None:
         law = replace(law, limit_bytes=_first(policy, own, bounds, estimate, share))
     if not estimate.flooded:
         law, rule = between(law, dt_s), Rule.REST
+    elif pace is not None and estimate.drain_rate is not None:
+        law, pace_by, rule = follow_pace(
+            law, memory.drain, estimate, bounds, pace, estimate.drain_rate, dt_s
+        )
     else:
         law, rule = follow(
             law, memory.drain, estimate, bounds,
@@ -111,9 +126,12 @@ def decide_device(
         floor_bytes=bounds.floor,
         ceiling_bytes=bounds.ceiling,
         spent=memory.drain.sync_rate * memory.drain.price_s,
-        may_spend=may_spend(law, bounds),
+        may_spend=may_spend(law, bounds, pace is not None),
     )
-    reason = reasons.verdict(rule, target, estimate, basis)
+    reason = (
+        reasons.verdict(rule, target, estimate, basis) if pace is None
+        else reasons.cost(estimate, basis)
+    )
     last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
     over_s = now_s - last_s
     if over_s:
@@ -129,7 +147,7 @@ def decide_device(
         state = State.EXHAUSTED
     want = _want(
         name=estimate.name, state=state, target_bytes=target, demand=True, reason=reason,
-        steps=(reason,), basis=basis, rule=rule,
+        steps=(reason,), basis=basis, rule=rule, pace_by=pace_by,
     )  # fmt: skip
     return want, replace(memory, law=law)
 

@@ -30,7 +30,9 @@ KUBEPODS = "kubepods"
 _CONTAINER = re.compile(r"docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}")
 # Of machined, but for what libvirt starts there.
 _MACHINES, _VIRTUAL = "machine.slice", "machine-qemu"
-SESSIONS = ("user.slice", "session-*.scope", "user@*.service")
+# A user's own systemd: what is below it is his (Delegate=).  His sessions, scopes beside it, may
+# be paced like any unit: the copy of an admin, a job of cron.
+USERS = "user@*.service"
 
 
 def unit_of(path: str) -> str:
@@ -91,8 +93,10 @@ def objection(
     parts, unit = path.strip("/").split("/"), unit_of(path)
     if any(part.startswith(KUBEPODS) for part in parts):
         return "Kubernetes owns it"
-    if any(fnmatchcase(part, glob) for part in parts for glob in SESSIONS):
-        return "it is a user's session"
+    if any(fnmatchcase(part, USERS) for part in parts):
+        return "it is in the hands of a user's own systemd"
+    if unit.endswith(".slice") and parts[0] == "user.slice":
+        return "it is a user as a whole"
     for glob in NEVER:
         if fnmatchcase(unit, glob):
             return "such a unit is never paced"
@@ -106,7 +110,7 @@ def objection(
     if control.delegated:
         return "it was handed over to its unit (Delegate=)"
     if control.io_max is None:
-        return "the io controller is off for it (IOAccounting=yes of its unit turns it on)"
+        return "the io controller is off for it, and it is not systemd's to turn on"
     for devno, limits in control.io_max:
         if devno == "(unknown)":
             continue  # of a disk that was pulled out while open: it holds nothing

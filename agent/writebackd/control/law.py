@@ -22,9 +22,11 @@ share.  By hand, each tick of a flood:
    meet it, it is not tried again for ten minutes.
 8. Floods of less than 30 s: memory may take 0.7 of what the pause between two of them drains, and
    what the policy's drain-time does.
+9. A flood that io.max holds (control/pace.py) has its pace by 5 to 7, in the place of the limit:
+   what that lets in is known.  It is never below the policy's pace-share of R.
 
-The limit changes every two seconds at most, upwards only while it holds writers back, and never
-beyond a tenth of a second of R.
+Limit and pace change every two seconds at most, upwards only while they hold writers back; no limit
+goes beyond a tenth of a second of R.
 """
 
 from __future__ import annotations
@@ -62,11 +64,13 @@ class Bounds:
     drain_time_s: float  # memory takes no more than what drains in that
     spend: float  # share of R that syncs may cost
     keep: float  # share of R that the flood gets while there is room
+    pace_share: float = 0.0  # of R, the least that a flood held by io.max gets
 
 
-def may_spend(law: Law, bounds: Bounds) -> float:
+def may_spend(law: Law, bounds: Bounds, paced: bool = False) -> float:
     """Share of R that syncs may cost now."""
-    return bounds.spend + max(0.0, law.extra)
+    share = bounds.spend + max(0.0, law.extra)
+    return min(share, 1.0 - bounds.pace_share) if paced else share
 
 
 def in_waves(law: Law) -> bool:
@@ -102,10 +106,7 @@ def follow(
     law: Law, d: Drain, e: Estimate, bounds: Bounds, in_force: bool, now_s: float, dt_s: float
 ) -> Tuple[Law, Rule]:
     """A tick of a flood, and the branch that decided."""
-    pause = law.pause_s
-    if law.quiet_s:
-        pause = (pause + law.quiet_s) / 2 if pause else law.quiet_s
-    law = replace(law, flood_s=law.flood_s + dt_s, pause_s=pause, quiet_s=0.0)
+    law = _goes_on(law, dt_s)
     if in_waves(law) and asked(law, e.drain_rate, bounds) > (law.limit_bytes or 0.0):
         return law, Rule.WAVES
     if not in_force:
@@ -122,6 +123,28 @@ def follow(
         law = replace(law, limit_bytes=now, written_s=now_s,
                       sought_rate=max(law.sought_rate, d.rate))
     return law, rule
+
+
+def follow_pace(
+    law: Law, d: Drain, e: Estimate, bounds: Bounds, pace: float, r: float, dt_s: float
+) -> Tuple[Law, float, Rule]:
+    """A tick of a flood held at `pace` by io.max: what to multiply that with, and the branch."""
+    law = replace(_goes_on(law, dt_s), extra=_extra(law.extra, e, bounds, dt_s))
+    share = may_spend(law, bounds, paced=True)
+    by, rule = factor(d, r, share, bounds.keep, r / pace)
+    if rule is Rule.ROOM:  # slowly: what syncs cost is known once the cache is full
+        by = min(by, 1.0 + CREEP * d.full_s**2)
+    by = max(by, (1.0 - share) * r / pace)
+    if by > 1.0 and not e.held_back:
+        by, rule = 1.0, Rule.LOOSE
+    return law, by, rule
+
+
+def _goes_on(law: Law, dt_s: float) -> Law:
+    pause = law.pause_s
+    if law.quiet_s:
+        pause = (pause + law.quiet_s) / 2 if pause else law.quiet_s
+    return replace(law, flood_s=law.flood_s + dt_s, pause_s=pause, quiet_s=0.0)
 
 
 def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
@@ -148,25 +171,28 @@ def _seek(law: Law, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
 def _steer(law: Law, d: Drain, r: float, bounds: Bounds) -> Tuple[float, Rule]:
     """R is known: the limit after what syncs cost, or after the room there is."""
     limit = law.limit_bytes or float(bounds.floor)
-    factor, rule = _factor(limit, d, r, may_spend(law, bounds), bounds.keep)
+    lets_in_all = r * d.limit_bytes / max(d.rate, 1.0) / limit
+    by, rule = factor(d, r, may_spend(law, bounds), bounds.keep, lets_in_all)
     most = min(max(MOST_S * r, 2.0 * bounds.floor), float(bounds.ceiling))
-    now = min(max(limit * factor, float(bounds.floor)), most)
+    now = min(max(limit * by, float(bounds.floor)), most)
     return now, Rule.FLOOR if rule is Rule.CUT and now <= bounds.floor else rule
 
 
-def _factor(
-    limit: float, d: Drain, r: float, share: float, keep: float
+def factor(
+    d: Drain, r: float, share: float, keep: float, lets_in_all: float
 ) -> Tuple[float, Rule]:
-    """What the limit is multiplied with, where syncs may cost a `share` of R."""
+    """What limit or pace are multiplied with, where syncs may cost a `share` of R.
+
+    `lets_in_all` times as large it would let in R.
+    """
     spent = d.sync_rate * d.price_s
-    lets_in_all = r * d.limit_bytes / max(d.rate, 1.0) / limit  # of it: what would let in R
     if d.full_s > 0 or spent > share:
-        factor = min(max(spent / share, CUT), RISE)
-        rule = Rule.DEAR if factor > 1.0 else Rule.CUT
+        by = min(max(spent / share, CUT), RISE)
+        rule = Rule.DEAR if by > 1.0 else Rule.CUT
         least = (1.0 - share) * lets_in_all
-        if factor < min(1.0, least) and d.rate < keep * r:
-            factor = min(RISE, least)
-            rule = Rule.SHORT if factor > 1.0 else Rule.STEADY
-        return factor, rule
+        if by < min(1.0, least) and d.rate < keep * r:
+            by = min(RISE, least)
+            rule = Rule.SHORT if by > 1.0 else Rule.STEADY
+        return by, rule
     more = 1.0 + CREEP * d.full_s**2
     return min(max(min(1.0 - spent, keep) * more * lets_in_all, CUT), RISE), Rule.ROOM

@@ -7,17 +7,11 @@ inflow stays below the drain rate leaves room in the cache for good, and then wi
 dirty limits do no harm.  Measured at 60 MB/s: 16 % of the idle fsync rate with the
 best fixed limit, 80 % with the flood held at 55 MB/s.
 
-It begins when syncs are slow in a flood, and does not wait until the limit has come down:
-a backlog of gigabytes is drained at the pace as well.  How fast the flood may go cannot be
-computed, since syncs that write the same blocks again cost the media nothing: the rate is
-cut while the cache is full and raised while it never is.  A sync load that writes all it can
-would take whatever is cut: so no further down than the share that the policy keeps for the
-paced, unless syncs are not helped by that.
-
-Whether the data of a paced cgroup holds up the commits of others (ext4 waits for it) is
-measured as well.  A first try has to make syncs as good as the objective; if it does not,
-the limit alone gets its turn, and the next try has to be better than that by far.  Else it
-lets go.
+It begins once a full cache was seen under the limit alone, and its drain rate R is known: at the
+least that the policy keeps for the paced.  From then on the law sets the rate as it sets a limit
+(control/law.py); this module finds whom to hold, hands the rate out, and asks one question: are
+syncs clearly faster than they were under the limit alone?  On ext4 a commit waits for the data of
+a paced cgroup as well.  Where they are not, it lets go for ten minutes.
 """
 
 from __future__ import annotations
@@ -27,10 +21,12 @@ from typing import Dict, FrozenSet, List, Mapping, Tuple
 
 from writebackd.control.device import Want
 from writebackd.control.guards import SYNCED_LATELY_S
-from writebackd.control.paced import Domain, PaceTick, within
+from writebackd.control.paced import Domain, PaceTick, limit_bytes
 from writebackd.control.scene import Scene
+from writebackd.estimate.drain import unpriced
 from writebackd.model import (
     Device,
+    DeviceMemory,
     Estimate,
     LeverKind,
     Memory,
@@ -58,12 +54,14 @@ def pace(
     sample: Sample,
     estimates: Mapping[str, Estimate],
     wants: List[Want],
+    remembered: Dict[str, DeviceMemory],
 ) -> Paced:
     """The wants with those of paced devices replaced, the paces, and the memory.
 
     While a pace is in force the device wants a wide limit: what the paced cgroups write in
     WIDE_S (drain-time, where that is less), no more, or sync(2) and freezes would wait for
-    gigabytes at that rate; less, once a freeze was seen to.
+    gigabytes at that rate.  `remembered` are the devices' memories: where a pace comes into force
+    they learn anew what a sync costs, since many more will be made.
     """
     memory = remember_syncers(memory, sample)
     if not policy.levers.pace or memory.yielded is not None or memory.pin_bytes is not None:
@@ -75,7 +73,8 @@ def pace(
     for domain in _domains(sample):
         known = memory.paces.get(domain.devno, PaceMemory())
         now, note = PaceTick(policy, memory, scene, estimates, domain, changed).decide(known)
-        paces[domain.devno] = now
+        paces[domain.devno] = now = replace(now, names=domain.group)
+        began = now.in_force_s is not None and known.in_force_s is None
         settings += [
             Setting(LeverKind.PACE, path, domain.devno, rate)
             for path, rate in sorted(now.rates.items())
@@ -88,11 +87,14 @@ def pace(
             want = replace(want, steps=(*want.steps, note))
             if now.rate is not None:
                 want = replace(want, state=State.PACE, reason=note)
-                if now.limit_bytes is not None:
-                    device = scene.devices[name].device
-                    bounds = policy.for_device(name, device.devno, device.driver)
-                    limit = within(bounds, sample.host, now.limit_bytes)
+                device = scene.devices[name].device
+                bounds = policy.for_device(name, device.devno, device.driver)
+                limit = limit_bytes(bounds, sample.host, now)
+                if limit is not None:
                     want = replace(want, target_bytes=limit)
+            if began:
+                mine = remembered[name]
+                remembered[name] = replace(mine, drain=unpriced(mine.drain))
             changed[name] = want
     return Paced(list(changed.values()), tuple(settings), replace(memory, paces=paces))
 

@@ -57,6 +57,22 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
 }
 
 
+# The same of a flood that is held by io.max.
+_PACED: Mapping[Rule, str] = {
+    Rule.CUT: "the write cache is full: less",
+    Rule.STEADY: "the write cache is full, and the flood keeps this much",
+    Rule.SHORT: "the flood keeps more than this",
+    Rule.DEAR: "syncs cost more than they may: more",
+    Rule.ROOM: "the write cache has room: slowly more, which finds a faster disk",
+    Rule.LOOSE: "the flood does not use it up",
+}
+
+
+def paced(rule: Rule) -> str:
+    """Why the pace of a flood is what it is."""
+    return _PACED.get(rule, "it stays")
+
+
 def wait_s(estimate: Estimate) -> float:
     """How long a sync takes at worst, the one in flight included, seconds."""
     return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
@@ -70,14 +86,19 @@ def verdict(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> 
     if rule is Rule.REST:
         return f"sync demand and {words}"
     if estimate.flooded and estimate.drain_rate and basis.spent:
-        words += (f"; syncs cost {human.percent(basis.spent)} of {human.size(estimate.drain_rate)}"
-                  f"/s, and may cost {human.percent(basis.may_spend)}")
+        words += f"; {cost(estimate, basis)}"
     return words + trade(target_bytes, estimate, basis)
 
 
 def held_to(name: str, target_bytes: int) -> str:
     """That another device, which needs less, is why a limit does not come."""
     return f"{name} needs less, and its {human.size(target_bytes)} holds for both"
+
+
+def cost(estimate: Estimate, basis: Basis) -> str:
+    """What syncs cost of the drain rate, and may."""
+    return (f"syncs cost {human.percent(basis.spent)} of {human.size(estimate.drain_rate or 0.0)}"
+            f"/s, and may cost {human.percent(basis.may_spend)}")
 
 
 def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:

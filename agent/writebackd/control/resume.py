@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, Sequence
 
-from writebackd.control.paced import SETTLE_S
 from writebackd.model import Cap, Device, LeverKind, Memory, PaceMemory, Setting, replace
 
 
@@ -27,8 +26,7 @@ def resumed(
             limits.setdefault(setting.target, {})[setting.name] = setting.value
     paces = {
         devno: PaceMemory(
-            rate=float(sum(rates.values())), rates=rates, step_s=now_s, unclear_s=now_s,
-            wrote_s=now_s, under_s=now_s + SETTLE_S,
+            rate=float(sum(rates.values())), rates=rates, step_s=now_s, wrote_s=now_s
         )
         for devno, rates in paced.items()
     }

@@ -4,10 +4,13 @@
 A write cache completes writes at link speed until it is full, so the highest rate seen is not what
 the media take.  Whether it is full the syncs tell: they take 0.1 ms while the cache has room, and
 wait for the media once it has none.  So R is the flusher's rate under a full cache.  No limit of
-ours lowers it: only a rate under a limit that let in R before, or a larger one, counts against it.
+ours lowers it: only a rate under a limit that let in R before, or a larger one, counts against it;
+under a pace, a rate below that.
 
 What a full cache does not drain at R, syncs have cost: each block that they leave in the cache
-takes media time of its own.  Seconds of R lost for each sync are the price of one.
+takes media time of its own.  Seconds of R lost for each sync are the price of one.  Under a pace
+the cache is filled by syncs alone, so what they cost while it has room is due when it is full: all
+that the flood leaves of R is theirs, until more of it is given to the flood and nothing fills up.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ from writebackd.model import (
     Drain,
     Histogram,
     IoClass,
-    State,
     SyncSample,
     VmState,
     made,
@@ -150,15 +152,19 @@ def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
     somebody else needs less.
     """
     own = memory.law.limit_bytes
-    if not own or memory.state is State.PACE:
+    if not own:
         return False
     return 1 / IN_FORCE <= limit_bytes / own <= IN_FORCE
 
 
 def update_drain(
-    writes: Writes, sample: DeviceSample, memory: DeviceMemory, in_force: bool, dt_s: float
+    writes: Writes, sample: DeviceSample, memory: DeviceMemory, in_force: bool, dt_s: float,
+    pace: Optional[float] = None,
 ) -> DeviceMemory:
-    """The memory with this tick in it: of a flood beside syncs, else only what time does."""
+    """The memory with this tick in it: of a flood beside syncs, else only what time does.
+
+    `pace` is what io.max lets in of the flood; then no limit tells of it.
+    """
     d, r = memory.drain, memory.drain_rate
     sync = sample.sync
     memory = _fill(writes, memory, dt_s)
@@ -166,6 +172,8 @@ def update_drain(
         if d.slow_share or d.full_s:
             d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0)
         return replace(memory, drain=d)
+    if r is None:
+        r = pace  # of the run before, which knew R
     rate, weight = writes.background_rate, min(1.0, dt_s / FOLLOW_S)
     limit = memory.law.limit_bytes or 0.0
     fastest = min(d.fastest_s, sync.latency.quantile(0.5) or d.fastest_s)
@@ -182,8 +190,9 @@ def update_drain(
     else:
         full_s = d.full_s + (dt_s if full else -dt_s)
     # What another limit brings is not this one's; a full one takes some in its first second.
-    ticks = d.full_ticks if full and in_force else ()
-    if full and in_force and full_s > 1.0:
+    telling = in_force or pace is not None
+    ticks = d.full_ticks if full and telling else ()
+    if full and telling and full_s > 1.0:
         ticks = (*ticks, (rate, limit))[-_shown_ticks(dt_s):]
     d = replace(
         d,
@@ -195,23 +204,28 @@ def update_drain(
         limit_bytes=d.limit_bytes + (limit - d.limit_bytes) * weight,
         fastest_s=fastest,
     )
-    if r is None or not in_force:
+    if r is None or not telling:
         return replace(memory, drain=d)
     fade = max(0.0, 1.0 - dt_s / PRICE_S)
     lost, syncs = d.lost_s * fade, d.syncs * fade + sync.count
     fell, full_rate, enough = d.fell_s, d.full_rate, d.enough_bytes
     if enough == float("inf"):
         enough = SEEK * limit  # R is of another time: what a limit lets in is not known
-    if full and writes.held_back:
+    if writes.held_back and (full or pace is not None):
         lost += max(1.0 - rate / r, 0.0) * dt_s
+    if full and writes.held_back:
         if is_shown(d, dt_s):
             under = max([each for _, each in ticks])
             if full_rate > r:
                 r += (full_rate - r) * min(1.0, dt_s / GAIN_S)
                 enough = under
-            elif limit > FELL * enough:  # nor the limit holds it, nor what syncs are known to cost
-                r += (full_rate - r) * min(1.0, dt_s / FADE_S)
+            elif pace is not None or limit > FELL * enough:
+                # Neither limit nor pace holds it, nor what syncs are known to cost.
                 left = r * max(0.5, 1.0 - d.sync_rate * d.price_s)
+                if pace is None:
+                    r += (full_rate - r) * min(1.0, dt_s / FADE_S)
+                else:
+                    left = min(left, pace)
                 counts = 1.0 if rate > DEEP * r else DEEP
                 fell = max(fell, 0.0) + counts * dt_s if rate < FELL * left else 0.0
         if fell >= SHOWN_S:
@@ -221,6 +235,8 @@ def update_drain(
         fell = fell - dt_s if d.rate > FASTER * r else 0.0
         if fell <= -GAIN_S:
             r, enough, fell, lost = d.rate, limit, 0.0, 0.0
+    if pace is not None:  # what a limit lets in is not seen
+        enough = d.enough_bytes * r / (memory.drain_rate or r)
     d = replace(d, enough_bytes=enough, lost_s=lost, syncs=syncs, fell_s=fell)
     return replace(memory, drain=d, drain_rate=r)
 
@@ -234,16 +250,23 @@ def _shown_ticks(dt_s: float) -> int:
     return max(1, round(SHOWN_S / dt_s))
 
 
+def unpriced(d: Drain) -> Drain:
+    """What a sync costs is learned from nothing, with the weight of half a window.
+
+    Without that weight the first sweep would be taken for the price of the few syncs before it.
+    """
+    return replace(d, lost_s=0.0, syncs=d.sync_rate * PRICE_S / 2)
+
+
 def shown(memory: DeviceMemory) -> DeviceMemory:
     """R as a full cache has shown it; its first seconds may have been filling.
 
     The search ended since its last step brought next to nothing: so the limit before was enough.
-    What a sync costs is not known then: it is learned from nothing, with the weight of half a
-    window, or the first sweep would be taken for the price of the few syncs before it.
+    What a sync costs is not known then.
     """
     d = memory.drain
     enough = (memory.law.limit_bytes or 0.0) / SEEK
-    drain = replace(d, enough_bytes=enough, syncs=d.sync_rate * PRICE_S / 2)
+    drain = replace(unpriced(d), enough_bytes=enough)
     return replace(memory, drain=drain, drain_rate=min(d.rate, d.full_rate))
 
 

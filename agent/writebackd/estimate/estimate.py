@@ -6,12 +6,20 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Tuple
 
 from writebackd.estimate.drain import is_in_force, measure_writes, update_drain, written_by
-from writebackd.estimate.shares import shared_limit
+from writebackd.estimate.shares import paces, shared_limit
 from writebackd.estimate.stuck import watch_stuck
 from writebackd.estimate.sync import demand_of, update_baseline
 from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
-from writebackd.tuning import BURST_S, BUSY_SHARE, CACHE_S, GAP_S, SHARE_HALF_S, SHARE_LEAST
+from writebackd.tuning import (
+    BURST_S,
+    BUSY_SHARE,
+    CACHE_S,
+    GAP_S,
+    SHARE_HALF_S,
+    SHARE_LEAST,
+    USES,
+)
 
 _estimate = made(Estimate)
 _NO_SLEEP = (0.0, 0.0)
@@ -53,7 +61,7 @@ def estimate(
     # Who sleeps without a known device counts for each: its writers are held back by the
     # same limit.
     unknown_s, unknown_most_s = throttled_s.get(None, _NO_SLEEP)
-    threshold = shared_limit(memory, sample)
+    threshold, held = shared_limit(memory, sample), paces(memory)
     for seen, known, written, rate in rows:
         name = seen.device.name
         share = max(rate / total if total > 0 else 1.0, SHARE_LEAST)
@@ -77,6 +85,7 @@ def estimate(
             max(unknown_most_s, most_s),
             share,
             int(share * limit),
+            held.get(name),
         )
     return estimates, replace(memory, devices=remembered, stuck=watch_stuck(memory, sample))
 
@@ -137,12 +146,15 @@ def _estimate_device(
     most_held_s: float,
     share: float,
     limit: int,
+    pace: Optional[float],
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
     bounds = policy.for_device(device.name, device.devno, device.driver)
     writes = measure_writes(seen, sample.vm, group_bytes, throttled_s, most_held_s, dt_s)
+    if pace is not None and memory.drain.rate >= USES * pace:
+        writes = replace(writes, held_back=True)
     in_force = is_in_force(limit, memory)
-    memory = update_drain(writes, seen, memory, in_force, dt_s)
+    memory = update_drain(writes, seen, memory, in_force, dt_s, pace)
     memory = update_baseline(writes, seen, memory, dt_s)
     flooded, began = writes.flooded, memory.flood_began_s
     goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S

@@ -13,6 +13,16 @@ from writebackd.model import CgroupMemory, Memory, Sample
 from writebackd.tuning import CACHE_S
 
 
+def paces(memory: Memory) -> Dict[str, float]:
+    """By device, what `io.max` lets in of its flood, bytes per second; of those held by one."""
+    found: Dict[str, float] = {}
+    for paced in memory.paces.values():
+        if paced.rate is not None and paced.in_force_s is not None:
+            for name in paced.names:
+                found[name] = found.get(name, 0.0) + paced.rate
+    return found
+
+
 def share_of(limit_bytes: int, cgroup: CgroupMemory, sample: Sample) -> int:
     """A cgroup's own dirty limit under a global one, bytes."""
     page = sample.host.page_size

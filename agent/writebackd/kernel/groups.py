@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
-from writebackd.kernel.cgroups import UNITS, is_booted, path_of_process
+from writebackd.kernel.cgroups import UNITS, is_booted, owner, path_of_process
 from writebackd.kernel.files import KernelFiles
 from writebackd.model import CgroupControl, CgroupMemory
 
@@ -216,8 +216,11 @@ class Cgroups:
         ]
         self._watched[path] = _Watched(self._watched[path].last_s, written)
         limits = self._files.try_read(f"{directory}/io.max")
+        # systemd turns the controller on in it and all above it with its first limit.
+        off = limits is None and self._has_dirty_limits and owner(self._files, path) is not None
         return CgroupControl(
-            io_max=_lines(limits) if limits is not None else None,
+            io_max=() if off else _lines(limits) if limits is not None else None,
+            off=off,
             written=tuple(grown),
             delegated=any(self._delegated(above) for above in _upwards(path)),
             outside=self._systemd and not path.split("/")[1].endswith(UNITS),

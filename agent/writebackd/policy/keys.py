@@ -188,10 +188,10 @@ KEYS: Tuple[Key, ...] = (
         "Period of the flusher (vm.dirty_writeback_centisecs) while there is sync demand; 0s "
         "leaves it."),
     Key("levers", "pace", SWITCH, "off", "", "",
-        "Hold a flooding unit just below the drain rate with `io.max`, where it is another unit "
-        "than the one that syncs and no dirty limit keeps syncs fast."),
+        "Hold a flooding unit or login session just below the drain rate with `io.max`, where it "
+        "is another one than that which syncs and no dirty limit keeps room in the write cache."),
     Key("levers", "pace-share", SHARE, "85%", "10%", "95%",
-        "Paced units together always get this share of what syncs leave of the drain rate."),
+        "Paced units together always get this share of the drain rate."),
     Key("protect", "units", UNITS, "", "", "",
         "Units that are never paced, by name, with `*`, `?`, `[...]`; a slice (`backup.slice`) "
         "stands for all units in it. Some never are, named here or not: see "

@@ -38,6 +38,7 @@ from tests.vm.inside.rig import (
     group,
     io_max,
     null_disk,
+    session,
     sleeper,
     wait_for,
     wish,
@@ -234,6 +235,18 @@ def test_two_daemons(home: Home, starter: Starter, found: VmLimits, paced: Paced
     wait_for(lambda: not is_alive(second), what="for the second to be refused")
     assert f"running already (pid {pid}" in home.check_log() and paced.held()
     end(pid)
+
+
+def test_session(home: Home, starter: Starter, found: VmLimits, paced: Paced) -> None:
+    """systemd turns the io controller on for it with the pace, and nothing is left of either."""
+    with session("session-7.scope") as cgroup:
+        assert not Path(f"/sys/fs/cgroup{cgroup}/io.max").exists()
+        wish([PIN, PIN + 16 * MIB], [(LeverKind.PACE, cgroup, paced.devno, RATES)])
+        pid = start(starter, home)
+        wait_for(lambda: io_max(cgroup, paced.devno).get("wbps", "max") in map(str, RATES),
+                 what="for its pace")
+        end(pid)
+        assert io_max(cgroup, paced.devno) == {} and bandwidths("session-7.scope") == []
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EPERM])

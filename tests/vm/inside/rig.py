@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
@@ -159,6 +160,20 @@ def sleeper(unit: str, *properties: str) -> Iterator[str]:
         yield cgroup
     finally:
         run("systemctl", "stop", unit)
+
+
+@contextlib.contextmanager
+def session(unit: str) -> Iterator[str]:
+    """A scope as pam_systemd has logind make it for a login: no io controller, nothing limited."""
+    sleep = subprocess.Popen(["systemd-run", "--scope", "--unit", unit, "--slice", "user-0.slice",
+                              "sleep", "infinity"])
+    cgroup = f"/user.slice/user-0.slice/{unit}"
+    wait_for(lambda: (CGROUPS / cgroup[1:]).exists(), what="for the session")
+    try:
+        yield cgroup
+    finally:
+        run("systemctl", "stop", unit)
+        sleep.wait(10)
 
 
 @contextlib.contextmanager
