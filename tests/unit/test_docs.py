@@ -22,8 +22,6 @@ import reference
 from tests.sim import pictures
 
 WIDEST = 100
-# Still as it was before the manual was split: it is being rewritten with what it describes.
-UNREAD = ROOT / "docs/explanation/pacing.md"
 LINK = re.compile(r"\[[^]\n]*\]\(([^)\s]+)\)|^\[[^]]+\]: (\S+)", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"(?<![\w/])(?:docs|tests|agent|bpf|policies)/[\w./-]*\w\.(?:md|py|conf|yml)\b")
@@ -70,8 +68,6 @@ def long_lines(text: str) -> Iterator[int]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere_and_every_line_fits(page: Path) -> None:
-    if page == UNREAD:
-        return
     text = page.read_text()
     assert list(broken(page, text)) == []
     assert list(long_lines(text)) == []
@@ -108,8 +104,6 @@ def test_files_that_are_named_exist() -> None:
     """Also those that code, policies and units send a reader to."""
     wrong = []
     for file in files("*.md", "agent", "policies", "systemd", "Makefile", "setup.cfg"):
-        if file == UNREAD:
-            continue
         for name in NAMED.findall(file.read_text(errors="replace")):
             if not (ROOT / name).exists() and not PLACEHOLDER.search(name):
                 wrong.append(f"{file.relative_to(ROOT)}: {name}")
