@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """As the standard one, but for its errors: it tells the nearest word, and where help is."""
 
     def error(self, message: str) -> NoReturn:
-        complain(f"{self.prog}: {message}; `{self.prog} --help` tells more")
+        complain(f"{self.prog}: {message}; `{self.prog} --help` says more")
         self.exit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

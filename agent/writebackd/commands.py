@@ -29,7 +29,13 @@ from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.history_schema import Event
 from writebackd.report.keeper import Keeper
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
-from writebackd.report.server import RequestError, Shared, size_argument, text_argument
+from writebackd.report.server import (
+    RequestError,
+    Shared,
+    seconds_argument,
+    size_argument,
+    text_argument,
+)
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import status_json
 from writebackd.report.telling import telling_json
@@ -64,21 +70,32 @@ class SetMode:
 
 @dataclass(frozen=True)
 class Pin:
-    """Hold the limit at so many bytes; None: release it."""
+    """Hold the limit at so many bytes until released, or until a time."""
 
-    bytes: Optional[int]
+    bytes: int
     uid: int
-
-    @property
-    def disturbs_trial(self) -> Optional[str]:
-        return "pinned" if self.bytes is not None else "released"
+    until_s: Optional[float] = None  # as Sample.time_s
+    disturbs_trial = "pinned"
 
     def applied(self, memory: Memory) -> Memory:
         return replace(memory, pin_bytes=self.bytes, hold_until_s=float("-inf"))
 
     def event(self, wall_s: float) -> Event:
-        text = f"pinned to {self.bytes} bytes" if self.bytes is not None else "released"
-        return Event(wall_s, "pin", text=f"{text} by uid {self.uid}")
+        return Event(wall_s, "pin", text=f"pinned to {self.bytes} bytes by uid {self.uid}")
+
+
+@dataclass(frozen=True)
+class Release:
+    """End a pin."""
+
+    why: str  # by whom, or that its time is over
+    disturbs_trial = "released"
+
+    def applied(self, memory: Memory) -> Memory:
+        return replace(memory, pin_bytes=None, hold_until_s=float("-inf"))
+
+    def event(self, wall_s: float) -> Event:
+        return Event(wall_s, "pin", text=f"released {self.why}")
 
 
 @dataclass(frozen=True)
@@ -95,7 +112,7 @@ class Forget:
         return Event(wall_s, "forget", device=self.device)
 
 
-Command = Union[SetMode, Pin, Forget]
+Command = Union[SetMode, Pin, Release, Forget]
 
 
 class Commands:
@@ -111,10 +128,12 @@ class Commands:
         trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]],
         metrics: Callable[[str], Optional[Shared]],
         hidepid: Callable[[], Optional[str]],
+        now: Callable[[], float],
     ) -> None:
         """`apply` answers with what was put back, and may raise OSError or ValueError.
 
         `hidepid`: the option by which /proc hides processes, None where it does not.
+        `now`: the clock of Sample.time_s.
         """
         self._files = files
         self._actuator = actuator
@@ -124,6 +143,7 @@ class Commands:
         self._trial = trial
         self._metrics = metrics
         self._hidepid = hidepid
+        self._now = now
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         """Answer a request of `writebackctl`; raises RequestError."""
@@ -135,13 +155,13 @@ class Commands:
         if option is not None:
             # Names of processes and cgroups are in most answers, in words as well.
             raise RequestError(
-                f"/proc is mounted {option}: only root may see processes, try again with sudo",
+                f"/proc is mounted {option}, only root sees processes: try again with sudo",
                 4,
             )
         snapshot, problem = self._state.snapshot, self._state.problem
         if snapshot is None:
             why = problem or "just started"
-            raise RequestError(f"{why}, nothing measured yet: ask again in a second", 1)
+            raise RequestError(f"{why}, no measurement yet: try again in a second", 1)
         snapshot = for_user(snapshot, uid)
         if verb == "status":
             return status_json(snapshot)
@@ -175,10 +195,10 @@ class Commands:
         if len(found) > 1:
             raise RequestError(f"{wanted!r} may be {' or '.join(found)}: name one of these")
         if found[0] not in self._state.memory.devices or not self._keeper.was_read:
-            raise RequestError("what was learned is being read: try again in a second", 1)
+            raise RequestError("learned values are still being read: try again in a second", 1)
         self._apply(Forget(found[0]))
-        log.info("what was learned of %s forgotten by uid %d", found[0], uid)
-        return forget_json(found[0], ["it is learned again from the next flood and fsync on"])
+        log.info("learned values of %s dropped by uid %d", found[0], uid)
+        return forget_json(found[0], ["learned again from the next flood and fsync"])
 
     def _verify(self, snapshot: Snapshot) -> Dict[str, Any]:
         vm = read_state(self._files)
@@ -212,17 +232,17 @@ class Commands:
         try:
             actions = self._apply(SetMode(mode))
         except (OSError, ValueError) as error:
-            raise RequestError(f"the limits cannot be read: {error}", 1) from None
+            raise RequestError(f"cannot read the limits: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
         lines = [describe_action(action) for action in actions]
         if mode is Mode.ENFORCE:
-            lines.append(self._way_home())
+            lines.append(self._restores())
         off = self._state.off
         if mode is Mode.ENFORCE and off is not None:
             lines.append(f"takes effect when {off} is removed")
         return mode_json(mode, lines, good=all(action.ok for action in actions))
 
-    def _way_home(self) -> str:
+    def _restores(self) -> str:
         """What the end restores; not what was found first, once somebody else has set limits."""
         originals, first = self._actuator.originals, first_found(self._files)
         keep = self._actuator.on_exit == "keep"
@@ -232,24 +252,30 @@ class Commands:
         return f"{text} (was {in_words(first)}: `writebackctl restore --first-found`)"
 
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        pin = size_argument(args, "bytes") if verb == "pin" else None
-        if pin is not None and pin < LEAST_LIMIT_BYTES:
+        if verb == "release":
+            self._apply(Release(f"by uid {uid}"))
+            log.info("pin released by uid %d", uid)
+            return pin_json(None)
+        pin, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")
+        if pin < LEAST_LIMIT_BYTES:
             raise RequestError(
-                f"{pin} bytes are below the {LEAST_LIMIT_BYTES} that the kernel takes at least:"
-                " write it with a unit, like 15M"
+                f"{pin} bytes: the kernel takes {LEAST_LIMIT_BYTES} at least; write it with a unit,"
+                " like 15M"
             )
         snapshot = self._state.snapshot
         memory_bytes = snapshot.sample.host.memory_bytes if snapshot is not None else 0
-        if pin is not None and 0 < memory_bytes < pin:
+        if 0 < memory_bytes < pin:
             raise RequestError(
-                f"{human.size(pin)} are more than the {human.size(memory_bytes)} of memory: such a"
-                " limit holds nothing back"
+                f"{human.size(pin)} is more than the {human.size(memory_bytes)} of memory: such a"
+                " limit throttles nothing"
             )
-        self._apply(Pin(pin, uid))
-        log.info("%s by uid %d", f"pinned at {pin} bytes" if pin else "released", uid)
+        until_s = self._now() + for_s if for_s is not None else None
+        self._apply(Pin(pin, uid, until_s))
+        lasts = "" if for_s is None else f" for {human.duration(for_s)}"
+        log.info("pinned to %d bytes%s by uid %d", pin, lasts, uid)
         memory, off = self._state.memory, self._state.off
-        waits = pin is not None and (memory.mode is Mode.OBSERVE or memory.yielded is not None)
+        waits = memory.mode is Mode.OBSERVE or memory.yielded is not None
         lines = ["takes effect after `writebackctl enforce`"] if waits else []
-        if pin is not None and off is not None:
+        if off is not None:
             lines.append(f"takes effect when {off} is removed")
-        return pin_json(pin, lines)
+        return pin_json(pin, lines, for_s)

@@ -26,7 +26,7 @@ from writebackd.actuate.tenure import Tenure
 from writebackd.actuate.watch import Watch
 from writebackd.alert.baseline import to_keep
 from writebackd.alert.state import AlertMemory
-from writebackd.commands import Command, Commands, Forget, Pin, SetMode
+from writebackd.commands import Command, Commands, Forget, Pin, Release, SetMode
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.estimate import estimate
 from writebackd.event_loop import EventLoop
@@ -143,7 +143,7 @@ class Daemon:
         self._desk = Desk(self._begin_trial, self._end_trial)
         self.handle = Commands(
             self._files, self._actuator, self.state, self._keeper, self.apply, self._order_trial,
-            self._exposition.told, self._monitor.hidepid.option,
+            self._exposition.told, self._monitor.hidepid.option, _boottime,
         ).handle
         self._hurry = False
         collect_seldom()
@@ -233,6 +233,9 @@ class Daemon:
     def _run_tick(self) -> None:
         self._watch.tend()
         self._obey_off_switch()
+        if self.state.pinned is not None and self.state.pinned.is_over(_boottime()):
+            log.info("pin released: its time is over")
+            self.apply(Release("at the end of its time"))
         sample = self._read()
         if sample is None:
             return
@@ -275,7 +278,7 @@ class Daemon:
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign and self._lease.lost:
             # Stopped since it was renewed: what looks strange are the originals.
-            self._stand_still("the lease has run out, the limits are restored", sample)
+            self._stand_still("lease expired, original limits restored", sample)
             return None
         if foreign:
             sample = replace(sample, foreign=self._monitor.named(foreign, self._watch.pid))
@@ -320,12 +323,12 @@ class Daemon:
         last, self.state.off = self.state.off, self._off_switch.file()
         if (last is None) == (self.state.off is None):
             return
-        self._desk.end(End.DISTURBED, f"held off by {self.state.off}")
+        self._desk.end(End.DISTURBED, f"{self.state.off} exists")
         if self.state.off is not None:
-            log.warning("held off by %s: back to the limits as found", self.state.off)
+            log.warning("%s exists: original limits restored until it is removed", self.state.off)
             self._executor.restore()
         else:
-            log.warning("%s is gone: at work again", last)
+            log.warning("%s is gone: %s again", last, self.state.memory.mode.value)
         self._executor.set_dry_run(self.state.memory.mode, self.state.off is not None)
         self.state.memory = released(self.state.memory)
 
@@ -336,14 +339,19 @@ class Daemon:
         self.state.totals = replace(totals, failed_ticks=totals.failed_ticks + 1)
         self._monitor.sampler.writers = ()
         if self._failures == 1:
-            log.warning("a tick could not be read, holding: %s", error)
+            log.warning("cannot read kernel statistics, keeping current limits: %s", error)
         if self._failures == SILENT_TICKS:
-            log.error("%d ticks could not be read: back to the limits as found", SILENT_TICKS)
+            log.error(
+                "kernel statistics unreadable for %d ticks: original limits restored", SILENT_TICKS
+            )
         if self._failures >= SILENT_TICKS:
             # Again every tick: what hides /proc may also refuse the write.
             self._executor.restore()
             self.state.memory = released(self.state.memory)
-        self._stand_still(f"{self._failures} ticks in a row could not be read: {error}")
+        self._stand_still(
+            f"cannot read kernel statistics for {self._failures}"
+            f" tick{'s' * (self._failures > 1)}: {error}"
+        )
 
     def _stand_still(self, problem: str, sample: Optional[Sample] = None) -> None:
         """Nothing is decided in this tick; `sample` is what it could read."""
@@ -412,7 +420,9 @@ class Daemon:
             if state.snapshot is not None:
                 state.snapshot = in_mode(state.snapshot, state.memory)
         elif isinstance(command, Pin):
-            state.pinned = Pinned(command.uid, wall_s) if command.bytes is not None else None
+            state.pinned = Pinned(command.uid, wall_s, command.until_s)
+        elif isinstance(command, Release):
+            state.pinned = None
         elif isinstance(command, Forget):
             watches = {n: each for n, each in state.alerts.watches.items() if n != command.device}
             state.alerts = replace(state.alerts, watches=watches)

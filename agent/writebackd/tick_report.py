@@ -28,6 +28,7 @@ from writebackd.report.history_store import History
 from writebackd.report.metrics import alerts_of
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.teller import Teller
+from writebackd.report.verdict import standing
 from writebackd.runtime_state import RuntimeState
 
 
@@ -107,6 +108,7 @@ class TickReport:
             routes=self._teller.routes.states(),
             runbook=self._teller.routes.runbook,
             pinned=state.pinned,
+            standing=state.snapshot.standing if state.snapshot is not None else None,
             window=in_force.window if in_force is not None else None,
         )
         self._teller.tick(state.snapshot, snapshot, actions)
@@ -133,6 +135,7 @@ class TickReport:
         vm = sample.vm if sample is not None else shown.sample.vm
         self._show(replace(
             shown,
+            problem=problem,
             sample=replace(shown.sample, vm=vm, errors=(problem,)),
             lease_s=self._tenure.lease.remaining_s,
             watcher_pid=self._watch.pid,
@@ -148,5 +151,5 @@ class TickReport:
         """From now on every answer is made of this."""
         totals = self._state.totals.alerted(frozenset(alerts_of(snapshot)))
         self._state.totals = totals
-        self._state.snapshot = replace(snapshot, totals=totals)
+        self._state.snapshot = replace(snapshot, totals=totals, standing=standing(snapshot))
         self._teller.show(self._state.snapshot)

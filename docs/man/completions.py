@@ -20,12 +20,18 @@ _ZSH_VALUES = {
     "DIR": "_files -/",
     "FILE": "_files",
     "NAME|FILE": "_writebackd_policies",
-    "DEVICE": "_files -W /sys/block",
+    "DEVICE": "_writebackd_devices",
     "TIME": "(10m 1h 6h 1d 1w)",
 }
 _BASH_FUNCTIONS = """\
+# Disks that hold something: a loop device without a file has no size.
 _writebackd_devices() {
-    compgen -W "$(cd /sys/block 2>/dev/null && echo *)" -- "$cur"
+    local each size names=""
+    for each in /sys/block/*; do
+        read -r size 2>/dev/null <"$each/size" || continue
+        [ "$size" = 0 ] || names+=" ${each##*/}"
+    done
+    compgen -W "$names" -- "$cur"
 }
 
 _writebackd_policies() {
@@ -37,6 +43,16 @@ _writebackd_policies() {
 """
 # Names without the .conf of their files: a word that ends in it is a path to the programs.
 _ZSH_FUNCTIONS = """\
+# Disks that hold something: a loop device without a file has no size.
+_writebackd_devices() {
+    local each size
+    local -a names
+    for each in /sys/block/*(N); do
+        read -r size 2>/dev/null <$each/size && [[ $size != 0 ]] && names+=(${each:t})
+    done
+    compadd -a names
+}
+
 _writebackd_policies() {
     local -aU names
     names=({/usr/lib,/run,/etc}/writebackd/policies.d/*.conf(N:t:r))

@@ -24,7 +24,7 @@ from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("0", "good"),
-    ("1", "the answer is bad news: `verify` found a difference, `doctor` something in the way,"
+    ("1", "the answer is bad news: `verify` found a difference, `doctor` a blocker,"
      " `restore` failed, `trial` was stopped or found fsync slower, `replay` decides otherwise"),
     ("2", "wrong use or wrong configuration"),
     ("3", "no daemon to talk to"),
@@ -103,8 +103,8 @@ def writebackctl_1() -> str:
                 ("COLUMNS", "how wide the text is to be; else as wide as the terminal, or 80"))),
         *_section("FILES"),
         *_list(((f"{RUNTIME_DIR}/{SOCKET}", "the socket: a line of JSON in, a line of JSON out"),
-                (f"{RUNTIME_DIR}/{LEDGER}", "what the settings were; `restore` reads it"),
-                (f"{STATE_DIR}/{HISTORY}", "what `history` shows"))),
+                (f"{RUNTIME_DIR}/{LEDGER}", "original settings; `restore` reads it"),
+                (f"{STATE_DIR}/{HISTORY}", "past events; `history` reads it"))),
         *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackd.conf`(5), `systemd-run`(1)"),
     ]  # fmt: skip
     return _page(lines)
@@ -118,34 +118,34 @@ def writebackd_8() -> str:
         *_section("SYNOPSIS"), *_synopsis(root.usage),
         *_section("DESCRIPTION"),
         *_prose(
-            "Watches with BPF what the disks of this host really do, and keeps the amount of dirty"
-            " memory (`vm.dirty_bytes`, and levers beside it where the policy has them) so low"
-            " that `fsync` stays fast and so high that the disks stay busy. It runs in the"
-            " foreground until SIGTERM or SIGINT, and then puts back what it found.",
-            "What it found is written to a ledger before the first change. When it crashes, is"
-            " killed or hangs, a second process puts the settings back; `writebackctl restore`"
-            " does so without either. When somebody else sets a limit, it keeps its hands off until"
+            "Measures with BPF how fast the disks of this host write and sync, and adapts the limit"
+            " of dirty memory (`vm.dirty_bytes`, and other levers where the policy has them): low"
+            " enough that `fsync` stays fast, high enough that the disks stay busy. It runs in the"
+            " foreground until SIGTERM or SIGINT, then restores the original settings.",
+            "It saves the original settings in a ledger before its first change. If it crashes, is"
+            " killed or hangs, a second process restores them; `writebackctl restore` does so"
+            " without either. When another process sets a limit, it writes nothing until"
             " `writebackctl enforce`.",
         ),
         *_section("OPTIONS"), *_options(root),
         *_section("SIGNALS"),
-        *_list((("SIGTERM, SIGINT", "put everything back (unless the policy says `on-exit = keep`),"
+        *_list((("SIGTERM, SIGINT", "restore everything (unless the policy says `on-exit = keep`),"
                  " then end"),
                 ("SIGHUP", "read the policy again; when it has errors, the old one stays"))),
         *_section("EXIT STATUS"),
-        *_list((("0", "ended by a signal, everything is back"),
-                ("1", "could not start or go on; the log tells why"),
+        *_list((("0", "ended by a signal, everything restored"),
+                ("1", "could not start or go on; the log says why"),
                 ("2", "wrong use or wrong policy"), ("4", "not permitted: needs root"))),
         *_section("FILES"),
         *_list(((f"/etc/writebackd/policies.d, {RUNTIME_DIR}/policies.d,"
                  " /usr/lib/writebackd/policies.d", "policies, see `writebackd.conf`(5)"),
                 (f"{RUNTIME_DIR}/{SOCKET}", "for `writebackctl`(1)"),
-                (f"{RUNTIME_DIR}/{LEDGER}", "what the settings were"),
-                (f"{RUNTIME_DIR}/{OFF}, {OFF_ON_DISK}", "while one of them is there,"
-                 " everything is as it was found: `touch` it to hold the daemon off at once"),
-                (RAID, "what RAID tools say; written by writebackd-raid.service"),
+                (f"{RUNTIME_DIR}/{LEDGER}", "original settings"),
+                (f"{RUNTIME_DIR}/{OFF}, {OFF_ON_DISK}", "kill switch: while one of them exists,"
+                 " the original settings are in force; `touch` it to stop all writes at once"),
+                (RAID, "state from RAID tools; written by writebackd-raid.service"),
                 (f"{STATE_DIR}/{HISTORY}, {STATE_DIR}/{LEARNED}",
-                 "what it did, and what it learned of the disks"))),
+                 "past events, and learned values of the disks"))),
         *_section("EXAMPLES"),
         *_list((("sudo writebackd --mode observe", "decide and report, write nothing"),
                 ("sudo writebackd --policy db-hwraid --device sdb", "one disk, by a policy for"

@@ -160,7 +160,7 @@ class Home:
 
     def check_log(self) -> str:
         text = self.log.read_text()
-        assert "Traceback" not in text and "error in the program" not in text, text[-3000:]
+        assert "Traceback" not in text and "program error" not in text, text[-3000:]
         return text
 
     def close(self) -> None:

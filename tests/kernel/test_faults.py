@@ -135,7 +135,7 @@ def test_stopped(start: Start, home: Home, found: VmLimits, stopped_s: float) ->
     assert (home.runtime_dir / LEDGER).exists(), "it may wake up within a write"
     os.kill(daemon.process.pid, signal.SIGCONT)
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
-    said(home, "the lease had run out")
+    said(home, "lease expired")
     assert daemon.end() == 0
     assert limits() == found
     print(f"\nhome {took:.1f} s after SIGSTOP")
@@ -152,7 +152,7 @@ def test_watcher_stopped(start: Start, home: Home, found: VmLimits) -> None:
     finally:
         kill(old, signal.SIGCONT)
     assert limits().dirty_bytes == PIN
-    said(home, "hangs: starting another")
+    said(home, "hangs, starting another")
     assert daemon.end() == 0
     assert limits() == found
 
@@ -178,7 +178,7 @@ def test_hung_sampler(start: Start, home: Home, tmp_path: Path, found: VmLimits)
     assert is_alive(daemon.process.pid)
     flag.unlink()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
-    said(home, "the lease had run out")
+    said(home, "lease expired")
     assert daemon.end() == 0
     assert limits() == found
 
@@ -209,7 +209,7 @@ def test_map_that_cannot_be_read(
     flag.touch()
     wait_for(lambda: limits() == found, 10.0, "for the daemon to restore")
     said(home, "holding: reading map")
-    said(home, "5 ticks could not be read")
+    said(home, "statistics unreadable for 5 ticks")
     flag.unlink()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
     assert daemon.end() == 0
@@ -242,7 +242,7 @@ def test_proc_that_cannot_be_read(
     wait_for(lambda: limits() == found, 10.0, "for the daemon to restore")
     time.sleep(A_WHILE_S)
     assert limits() == found
-    said(home, "could not be read, holding")
+    said(home, "cannot read kernel statistics, keeping")
     flag.unlink()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
     assert daemon.end() == 0

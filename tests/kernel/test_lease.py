@@ -95,7 +95,7 @@ def test_a_killed_daemon_leaves_nothing_behind(start: Callable[[], Running]) -> 
     wait_for(lambda: not watchers(daemon.runtime_dir), HOME_S)
     assert not (daemon.runtime_dir / "ledger.json").exists()
     said = daemon.log.read_text()
-    gone = f"process {daemon.process.pid} is gone, its lease has run out"
+    gone = f"process {daemon.process.pid} is gone, lease expired"
     assert said.count(gone) == 1
     assert "Traceback" not in said
 
@@ -116,7 +116,7 @@ def test_a_stopped_daemon_loses_its_lease_and_takes_up_again(
     status = daemon.status()
     assert (status["lease"]["lost"], status["yielded"]) == (1, None)
     assert status["limits"]["original"] == before
-    assert "hangs, its lease has run out" in daemon.log.read_text()
+    assert "hangs, lease expired" in daemon.log.read_text()
     assert daemon.end() == 0
     assert read_files() == before
 

@@ -165,7 +165,7 @@ def test_as_installed(system: System, disk: Scratch) -> None:
     }
     assert confined["NoNewPrivs"] == "1" and confined["Seccomp"] == "2"
     text = system.journal(DAEMON, WATCH)
-    assert "lease has run out" not in text and "Traceback" not in text
+    assert "lease expired" not in text and "Traceback" not in text
     print(f"\nmax_bytes {max_bytes}, {capped:.1f} s after the start; {probe['request_hook']}")
 
 

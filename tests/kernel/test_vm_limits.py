@@ -335,7 +335,7 @@ def open_directory() -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     "case, words",
-    [("nobody", "only uid 0 may write it"), ("read-only", "it is read-only here")],
+    [("nobody", "only uid 0 may write it"), ("read-only", "read-only: a container")],
 )
 def test_refusal_is_told_and_the_ledger_stays(open_directory: Path, case: str, words: str) -> None:
     path = open_directory / "ledger.json"

@@ -165,8 +165,8 @@ def guard() -> Snapshot:
     )  # fmt: skip
 
 
-FULL = ("the write cache is full, and syncs cost less than they may: 4.0M; syncs cost 2.0 % of"
-        " 250M/s, and may cost 20 %; p99 47 ms misses 5")
+FULL = ("the write cache is full, and syncs cost less than allowed: 4.0M; syncs cost 2.0 % of"
+        " 250M/s, 20 % allowed; p99 47 ms misses 5.0 ms")
 
 
 def squeeze() -> Snapshot:
@@ -228,7 +228,7 @@ def yielded() -> Snapshot:
         RAID,
         calm.estimates["sda"],
         DeviceDecision(
-            "sda", State.YIELDED, None, "hands off: somebody else set the limit", "sda-18"
+            "sda", State.YIELDED, None, "yielded: another process set the limits", "sda-18"
         ),
     )
     shown = snapshot(
@@ -284,7 +284,7 @@ def collapse() -> Snapshot:
         AlertName.COLLAPSE, "sda", Severity.CRITICAL, Cause.FLOOD, 1_717_200_600.0,
         "sda: 2.0 syncs/s instead of 2857, mean 1015 ms (usual 0.35), slowest 2100 ms; buffered"
         " writes flood the device: dd (pid 4711, backup.service) 248M/s",
-        "nothing, it only observes: `writebackctl enforce` would hold the limit at 4.0M",
+        "nothing, observing: `writebackctl enforce` would hold the limit at 4.0M",
         (Culprit(4711, "dd", "dd if=/dev/zero of=dumpfile bs=1024", "/system.slice/backup.service",
                  "backup.service", None, 248.0 * MIB),),
         Evidence(1_717_200_600.0, 1_717_200_725.0, (("sync_rate", 2.0), ("backlog_s", 12.5))),

@@ -714,7 +714,7 @@ def test_foreign_value_of_this_very_tick_is_not_overwritten(
     actuator.apply(*FIRST)
     files.sysctl(lever, value)
     stands = files.limits
-    assert f"somebody else set {lever}={value}" in error_of(actuator.apply(*SECOND))
+    assert f"another process set {lever}={value}" in error_of(actuator.apply(*SECOND))
     assert files.limits == stands
 
 
@@ -738,7 +738,7 @@ def test_restore_without_the_daemon_leaves_a_foreign_value(
     result = restore_from_ledger(files, path)
     assert result.status == "foreign"
     pair = LIMIT if lever in LIMIT else BACKGROUND
-    assert any(f"{lever}={value} left alone" in line for line in result.lines)
+    assert any(f"{lever}={value} not restored" in line for line in result.lines)
     assert any(pair.describe(pair.value(DEFAULT)) in line for line in result.lines)
     assert pair.in_force(pair.value(files.limits)) == (lever, value)
     other = BACKGROUND if pair is LIMIT else LIMIT
@@ -754,7 +754,7 @@ def test_start_takes_a_foreign_value_as_original_and_adopts_the_rest(path: Path)
     files.sysctl("dirty_ratio", 40)
     actuator = Actuator(files, path, "restore")
     messages = actuator.start()
-    assert "dirty_ratio=40 was set by somebody else" in messages[0]
+    assert "dirty_ratio=40 was set by another process" in messages[0]
     assert "adopted dirty_background_bytes" in messages[1]
     actuator.apply(*SECOND)
     actuator.restore()

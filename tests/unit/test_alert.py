@@ -35,7 +35,7 @@ def test_five_seconds_without_a_completion_are_a_stall() -> None:
     assert (alert.name, alert.severity) == (AlertName.STALL, Severity.CRITICAL)
     assert (alert.device, alert.cause) == ("sda", Cause.DEVICE)
     assert alert.since_s == pytest.approx(1.7e9 + 1060.0)
-    assert "4 requests wait" in alert.summary and "kernel's log" in alert.done
+    assert "4 requests pending" in alert.summary and "kernel log" in alert.done
     assert alert.evidence is not None and dict(alert.evidence.facts)["inflight"] == 4
 
 
@@ -115,8 +115,8 @@ def test_a_held_flood_costs_some_syncs() -> None:
 @pytest.mark.parametrize(
     "core, said",
     [
-        (remembered(yielded="tuned set dirty_bytes=1"), "somebody else set the limit"),
-        (remembered(pin_bytes=1 << 30), "the pinned 1.0G"),
+        (remembered(yielded="tuned set dirty_bytes=1"), "another process set the limits"),
+        (remembered(pin_bytes=1 << 30), "pinned to 1.0G"),
     ],
 )
 def test_under_an_admins_limit_it_is_the_admins_change(core: Any, said: str) -> None:

@@ -100,7 +100,7 @@ def test_ticks_that_cannot_be_read_are_blind_until_one_can(rig: Rig) -> None:
     rig.tick()
     (alert,) = rig.status()["alerts"]
     assert (alert["name"], alert["severity"], alert["cause"]) == ("BLIND", "critical", "no-data")
-    assert "could not be read" in alert["summary"]
+    assert "cannot read kernel statistics" in alert["summary"]
     del rig.host.errors["/proc/vmstat"]
     rig.tick(GOOD_TICKS - 1)
     assert names(rig) == ("BLIND",)
@@ -132,7 +132,7 @@ def test_ticks_that_fail_again_and_again_are_told_once(rig: Rig) -> None:
 def test_where_nothing_could_ever_be_read_it_is_told(rig: Rig) -> None:
     rig.host.errors["/proc/vmstat"] = 5
     rig.tick(2 * SILENT_TICKS)
-    with pytest.raises(RequestError, match="10 ticks in a row could not be read.*measured yet"):
+    with pytest.raises(RequestError, match="for 10 ticks.*no measurement yet"):
         rig.daemon.handle("alerts", {}, 0)
     rig.end()
     assert happened(rig) == ["begin"]
@@ -143,12 +143,13 @@ def test_while_a_lost_lease_is_not_held_again_nothing_is_seen(
 ) -> None:
     rig.tick(3)
     monkeypatch.setattr(rig.daemon._lease, "renew", lambda: False)
-    monkeypatch.setattr(rig.daemon._tenure, "take_again", lambda _: "not taken up again yet: EIO")
+    not_yet = "limits not applied again yet: EIO"
+    monkeypatch.setattr(rig.daemon._tenure, "take_again", lambda _: not_yet)
     rig.tick(SILENT_TICKS - 1)
     assert names(rig) == ()
     rig.tick()
     (alert,) = rig.status()["alerts"]
-    assert (alert["name"], alert["summary"]) == ("BLIND", "not taken up again yet: EIO")
+    assert (alert["name"], alert["summary"]) == ("BLIND", "limits not applied again yet: EIO")
     monkeypatch.undo()
     rig.end()
 

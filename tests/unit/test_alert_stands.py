@@ -151,7 +151,7 @@ def test_a_disk_that_is_gone_is_said_to_be() -> None:
     host.second()
     (alert,) = host.alerts
     assert (alert.name, alert.device) == (AlertName.STALL, "sda")
-    assert alert.summary.startswith("sda: the disk is gone; sda: nothing has completed")
+    assert alert.summary.startswith("sda: the disk is gone; sda: no IO completed")
     host.second()
     assert host.alerts[0].summary == alert.summary
 
@@ -224,7 +224,7 @@ def test_another_cause_is_told_when_it_holds() -> None:
 def test_limits_that_are_not_in_force_hold_nothing() -> None:
     host = Watched(core=remembered(mode=Mode.ENFORCE), in_force=False).usual()
     assert host.until(60, **STARVED) == 8
-    assert "refused or held off" in host.alerts[0].done
+    assert "refused or switched off" in host.alerts[0].done
     held_off = Watched(in_force=False).usual()
     held_off.usual(70, syncs=700, latency_s=1e-3, state=State.EXHAUSTED)
 

@@ -355,8 +355,9 @@ def test_a_map_that_cannot_be_read_means_hold_then_restore_then_go_on(
         assert rig.host.limits == before
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        "a tick could not be read, holding: reading map syncs: Input/output error",
-        "5 ticks could not be read: back to the limits as found",
+        "cannot read kernel statistics, keeping current limits: reading map syncs: Input/output"
+        " error",
+        "kernel statistics unreadable for 5 ticks: original limits restored",
     ]
     rig.probe.next = Reading()
     rig.tick(2)

@@ -348,15 +348,15 @@ def test_it_is_for_its_owner_alone_and_never_written_over(
     data = path.read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("b.tar.gz", "link"):
-        with pytest.raises(CommandError, match="is there already"):
+        with pytest.raises(CommandError, match="exists: name another"):
             make(tmp_path, root, name)
         # Also where it came while all was collected.
         with monkeypatch.context() as patched:
             patched.setattr(bundle_module, "_refuse", lambda path: None)
-            with pytest.raises(CommandError, match="is there already"):
+            with pytest.raises(CommandError, match="exists: name another"):
                 make(tmp_path, root, name)
     assert path.read_bytes() == data and not (tmp_path / "nowhere").exists()
-    with pytest.raises(CommandError, match="cannot be written"):
+    with pytest.raises(CommandError, match="cannot write"):
         make(tmp_path, root, "none/b.tar.gz")
     assert not [each for each in os.listdir(tmp_path) if each.endswith(".new")]
 
@@ -371,7 +371,7 @@ def test_a_directory_without_hard_links_does_as_well(
     assert make(tmp_path, root)["one.txt"] == "1\n"
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
     monkeypatch.setattr(bundle_module, "_refuse", lambda path: None)
-    with pytest.raises(CommandError, match="is there already"):
+    with pytest.raises(CommandError, match="exists: name another"):
         make(tmp_path, root)
     assert [each for each in os.listdir(tmp_path) if each.endswith(".new")] == []
 
@@ -402,7 +402,7 @@ def test_the_command(
     assert ctl.main(["doctor", "--bundle", "x.tar.gz"]) == GOOD
     assert "x.tar.gz: " in capsys.readouterr().out
     assert ctl.main(["doctor", "--bundle", "x.tar.gz"]) == BAD_NEWS
-    assert "is there already" in capsys.readouterr().err
+    assert "exists: name another" in capsys.readouterr().err
     assert ctl.main(["doctor", "--keep-host"]) == USAGE
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from plant import AS_FOUND, DISK, HOST, RATIOS, latencies
 from writebackd import human
+from writebackd.control import reasons
 from writebackd.control.decide import decide
 from writebackd.control.explain import what_next
 from writebackd.estimate.estimate import estimate
@@ -26,6 +27,7 @@ from writebackd.model import (
     IoClass,
     Law,
     Memory,
+    Rule,
     Sample,
     State,
     SyncSample,
@@ -242,18 +244,16 @@ def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
     assert host.reason.startswith("sync demand and no flood")
     host.tick()
     host.tick()
-    assert host.reason == (
-        f"no sync demand for 2s, no flood: {human.size(host.limit)} kept for 3s more"
-    )
+    assert host.reason == reasons.kept("", False, host.limit, 2.0, 3.0)
     host.run(RELEASED_S - 2)
     (told,) = host.told[-1][1].devices
-    assert told.reason == "no sync demand and no flood: limits as found"
+    assert told.reason == reasons.ORIGINAL
     assert told.target_bytes is None
-    assert what_next(told, host.told[-1][0]).startswith("The limits stay as found until a flood")
+    assert what_next(told, host.told[-1][0]).startswith("The original limits stay until a flood")
     host.run(3, 2 * RATE)
     (told,) = host.told[-1][1].devices
     assert told.target_bytes == host.told[-1][1].goal_bytes
-    assert told.reason.startswith(f"no sync demand: relaxed to {human.size(told.target_bytes)}, ")
+    assert told.rule is Rule.RELAXED and human.size(told.target_bytes) in told.reason
     assert what_next(told, host.told[-1][0]).startswith("The target follows the drain rate")
 
 
@@ -325,7 +325,7 @@ def test_beside_a_flood_demand_outlives_its_syncs_and_says_for_how_long() -> Non
     host = loaded()
     host.run(20, 2 * RATE)
     assert host.limit <= MOST_S * RATE
-    assert host.reason.endswith("; no sync demand for 20s, its limit is kept for 40s more")
+    assert host.reason.endswith(reasons.kept("", True, 0, 20.0, 40.0))
     host.run(HOLD_S - 20 + 30, 2 * RATE)
     assert host.limit == pytest.approx(min(AS_FOUND, RATE * POLICY.limits.drain_time_s), rel=0.1)
     assert host.told[-1][1].devices[0].state is State.IDLE
@@ -336,7 +336,7 @@ def test_beside_a_flood_demand_outlives_its_syncs_and_says_for_how_long() -> Non
 def test_the_limit_that_is_kept_for_demand_is_the_same_limit() -> None:
     host = loaded()
     host.run(40, 2 * RATE)
-    assert "its limit is kept" in host.reason
+    assert "limit kept for" in host.reason
     assert host.limit < 2 * RATE * TAU_S
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -49,13 +50,14 @@ def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
     at = rig.wall
     rig.tick(3)
     status, why = rig.status(), rig.daemon.handle("why", {}, 1000)
-    assert status["pin"] == why["limit"]["pin"] == {"uid": os.getuid(), "since_s": at}
+    pin = {"uid": os.getuid(), "since_s": at, "left_s": None}
+    assert status["pin"] == why["limit"]["pin"] == pin
     assert list(schema.problems(status, schema.load("status"))) == []
     assert list(schema.problems(why, schema.load("why"))) == []
     name = pwd.getpwuid(os.getuid()).pw_name
-    words = f"pinned 16M by {name}, uid {os.getuid()}, since "
+    words = f"pinned to 16M by {name}, uid {os.getuid()}, since "
     assert words in render_status(status, 160)
-    assert f"because  pinned by {name}, uid" in render_why(why, 160)
+    assert f"cause    pinned by {name}, uid" in render_why(why, 160)
     rig.daemon.handle("release", {}, 1234)
     rig.tick()
     assert rig.status()["pin"] is None
@@ -63,6 +65,40 @@ def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
     assert pins(tmp_path) == [
         f"pinned to {16 << 20} bytes by uid {os.getuid()}", "released by uid 1234"
     ]  # fmt: skip
+
+
+def test_a_pin_ends_when_its_time_is_over(rig: Rig, tmp_path: Path) -> None:
+    rig.daemon.handle("pin", {"bytes": 16 << 20, "for_s": 600.0}, os.getuid())
+    rig.tick(10)
+    pin = rig.status()["pin"]
+    assert pin["left_s"] == 591.0 and rig.host.limits.dirty_bytes == 16 << 20
+    assert ", 9m51s left)" in render_status(rig.status(), 160)
+    rig.tick(590)
+    assert rig.status()["pin_bytes"] == 16 << 20
+    rig.tick(2)
+    assert rig.status()["pin_bytes"] is None and rig.status()["pin"] is None
+    assert rig.host.limits.dirty_bytes != 16 << 20
+    wait_until(lambda: len(pins(tmp_path)) == 2)
+    assert pins(tmp_path)[-1] == "released at the end of its time"
+
+
+def test_a_pin_ends_in_time_also_where_nothing_can_be_read(rig: Rig) -> None:
+    rig.daemon.handle("pin", {"bytes": 16 << 20, "for_s": 3.0}, 0)
+    rig.tick()
+    rig.host.errors["/proc/vmstat"] = errno.EIO
+    rig.tick(3)
+    assert rig.daemon.state.memory.pin_bytes is None
+
+
+def test_a_later_pin_takes_the_time_of_the_first_with_it(rig: Rig) -> None:
+    rig.daemon.handle("pin", {"bytes": 16 << 20, "for_s": 3.0}, 0)
+    rig.daemon.handle("pin", {"bytes": 8 << 20}, 0)
+    rig.tick(5)
+    assert rig.status()["pin_bytes"] == 8 << 20 and rig.status()["pin"]["left_s"] is None
+    for bad in (0, -1, True, "10m"):
+        with pytest.raises(RequestError, match="seconds above 0"):
+            rig.daemon.handle("pin", {"bytes": 16 << 20, "for_s": bad}, 0)
+    assert rig.status()["pin_bytes"] == 8 << 20
 
 
 def pins(tmp_path: Path) -> "list[str]":
@@ -84,7 +120,7 @@ def test_a_user_that_has_no_name_is_a_number() -> None:
             "limit_bytes": 1, "background_bytes": 1, "goal_bytes": 1, "threshold_bytes": 1,
             "reason": "pinned", "next": "", "pin": {"uid": 4_000_000, "since_s": None}}}
     )  # fmt: skip
-    assert "pinned by uid 4000000, since when is not known" in shown
+    assert "pinned by uid 4000000, since an unknown time" in shown
 
 
 def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: Path) -> None:
@@ -141,9 +177,9 @@ def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
 
 
 def test_a_pin_without_a_unit_is_told_to_have_one(rig: Rig) -> None:
-    with pytest.raises(RequestError, match="15 bytes are below .* with a unit, like 15M"):
+    with pytest.raises(RequestError, match="15 bytes: the kernel takes .* with a unit, like 15M"):
         rig.daemon.handle("pin", {"bytes": 15}, 0)
-    with pytest.raises(RequestError, match="15T are more than the .* of memory"):
+    with pytest.raises(RequestError, match="15T is more than the .* of memory"):
         rig.daemon.handle("pin", {"bytes": 15 << 40}, 0)
     assert rig.status()["pin"] is None
 
@@ -157,8 +193,8 @@ def test_what_the_kill_switch_keeps_from_being_set_is_told_as_a_wish(rig: Rig) -
     assert list(schema.problems(why, schema.load("why"))) == []
     found = human.size(status["limits"]["dirty_bytes"])
     assert f"limit    {found}, background" in render_status(status, 160)
-    assert "; would go to 16M\n" in render_status(status, 160)
-    assert f"limit {found}, held off; it would go to 16M (policy" in render_why(why, 160)
+    assert "; would set 16M\n" in render_status(status, 160)
+    assert f"limit {found} (off); would set 16M (policy" in render_why(why, 160)
 
 
 def test_why_tells_the_numbers_of_the_policy_in_force(rig: Rig) -> None:
@@ -173,13 +209,13 @@ def test_why_tells_the_numbers_of_the_policy_in_force(rig: Rig) -> None:
 def test_limits_that_others_set_while_it_observes_are_told_as_theirs(rig: Rig) -> None:
     rig.daemon.handle("mode", {"mode": "observe"}, 0)
     rig.tick()
-    assert "set by somebody else" not in render_status(rig.status(), 160)
+    assert "changed since" not in render_status(rig.status(), 160)
     for name, value in (("dirty_bytes", 300 << 20), ("dirty_background_bytes", 100 << 20)):
         rig.host.write(f"/proc/sys/vm/{name}", str(value))
     rig.tick()
     shown = render_status(rig.status(), 160)
     assert "limit    300M, background 100M" in shown
-    assert "; set by somebody else since, where enforce would begin\n" in shown
+    assert "; changed since by another process, enforce starts from there\n" in shown
     rig.daemon.handle("mode", {"mode": "enforce"}, 0)
     rig.tick()
-    assert "found    300M / 100M, in force\n" in render_status(rig.status(), 160)
+    assert "before   300M / 100M, in force\n" in render_status(rig.status(), 160)

@@ -42,7 +42,7 @@ from writebackd.report.figures import Figures
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.metrics import metrics_json
-from writebackd.report.server import RequestError, size_argument, text_argument
+from writebackd.report.server import RequestError, seconds_argument, size_argument, text_argument
 from writebackd.report.status import status_json
 from writebackd.report.telling import telling_json
 from writebackd.report.top_answer import top_json
@@ -83,7 +83,7 @@ class FakeDaemon(Served):
         if verb == "mode":
             return mode_json(Mode(args["mode"]), ["dirty_ratio=20 (was 0)"])
         if verb == "pin":
-            return pin_json(size_argument(args, "bytes"))
+            return pin_json(size_argument(args, "bytes"), for_s=seconds_argument(args, "for_s"))
         if verb == "forget":
             return forget_json(find_devices(self.snapshot, args["device"])[0].device.name)
         if verb == "release":
@@ -133,6 +133,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
         (["pin", "15M"], "pin"),
         (["forget", "sda"], "forget"),
         (["release"], "pin"),
+        (["version"], "version"),
         (["trial", "--duration", "4m"], "trial"),
         (["restore"], "restore"),
         (["doctor"], "doctor"),
@@ -157,7 +158,7 @@ def test_every_schema_is_of_a_verb_that_is_tested() -> None:
     tested = {
         "status", "devices", "why", "alerts", "verify", "metrics", "mode", "pin", "restore",
         "doctor", "history", "top", "forget", "policy-list", "policy-show", "policy-check",
-        "policy-match", "report", "replay", "trial", "doctor-bundle",
+        "policy-match", "report", "replay", "trial", "doctor-bundle", "version",
     }  # fmt: skip
     assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
 
@@ -170,11 +171,11 @@ def test_every_schema_is_of_a_verb_that_is_tested() -> None:
         (["why", "sda"], "decision sda-42"),
         (["metrics"], "writebackd_build_info{version="),
         (["verify"], "good: dirty_bytes 4194304"),
-        (["observe"], "mode is now observe\n  dirty_ratio=20 (was 0)"),
-        (["enforce"], "mode is now enforce"),
+        (["observe"], "mode: observe\n  dirty_ratio=20 (was 0)"),
+        (["enforce"], "mode: enforce"),
         (["pin", "15M"], "pinned to 15M"),
-        (["release"], "no longer pinned"),
-        (["restore"], "writebackd runs: mode is now observe"),
+        (["release"], "pin released"),
+        (["restore"], "writebackd is running, mode: observe"),
         (["policy", "list"], "default"),
         (["policy", "show", "default"], "[limits]"),
         (["policy", "show", "default", "--effective"], "[limits]"),
@@ -200,6 +201,8 @@ def test_text(daemon: FakeDaemon, run: Run, words: List[str], expected: str) -> 
         (["restore"], ("mode", {"mode": "observe"})),
         (["pin", "1.5M"], ("pin", {"bytes": 1_572_864})),
         (["pin", "4194304"], ("pin", {"bytes": 4_194_304})),
+        (["pin", "15M", "--for", "10m"], ("pin", {"bytes": 15 << 20, "for_s": 600.0})),
+        (["pin", "15M", "--for", "1.5h"], ("pin", {"bytes": 15 << 20, "for_s": 5400.0})),
         (["release"], ("release", {})),
     ],
 )
@@ -231,6 +234,10 @@ def test_without_a_daemon(run: Run, words: List[str]) -> None:
         (["pin", "15Q"], "units are B, K, M, G, T"),
         (["pin", "much"], "write it like 15M"),
         (["pin", "0"], "above 0"),
+        (["pin", "15M", "--for", "soon"], "write it like 20ms, 5s, 2min or 1h"),
+        (["pin", "15M", "--for", "10"], "has no unit"),
+        (["pin", "15M", "--for", "0s"], "must be above 0"),
+        (["status", "--watch", "0"], "takes 0.2 to 3600 seconds"),
         (["history", "--since", "yesterday"], "write it like 30m"),
         (["history", "--limit", "0"], "above 0"),
         (["policy"], "list|show|check|match"),
@@ -252,12 +259,12 @@ def test_wrong_use(daemon: FakeDaemon, run: Run, words: List[str], hint: str) ->
         (["metrics", "--format", "promethius"], "did you mean prometheus?"),
         (["policy", "chekc"], "did you mean check?"),
         (["pin"], "the following arguments are required: BYTES"),
-        (["history", "--limit", "x"], "argument --limit: 'x' is no whole number"),
-        (["alerts", "--limit", "0"], "argument --limit: needs a number above 0"),
+        (["history", "--limit", "x"], "argument --limit: invalid integer: 'x'"),
+        (["alerts", "--limit", "0"], "argument --limit: must be above 0: '0'"),
         (["top", "--interval", "fast"], "takes 0.2 to 3600 seconds, as a number"),
         (["top", "--interval", "nan"], "takes 0.2 to 3600 seconds, as a number"),
-        (["top", "--frames", "1.5"], "'1.5' is no whole number"),
-        (["trial", "--seed", "abc"], "argument --seed: 'abc' is no whole number"),
+        (["top", "--frames", "1.5"], "invalid integer: '1.5'"),
+        (["trial", "--seed", "abc"], "argument --seed: invalid integer: 'abc'"),
         (["why", "sda", "sdb"], "unrecognized arguments: sdb"),
     ],
 )
@@ -266,7 +273,7 @@ def test_a_slip_is_one_line_that_says_what_to_do(run: Run, words: List[str], wan
     assert (code, out) == (USAGE, "")
     assert wanted in err
     assert err.count("\n") == 1
-    assert "--help` tells more" in err
+    assert "--help` says more" in err
 
 
 def test_a_slip_at_the_daemon_as_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,7 +283,7 @@ def test_a_slip_at_the_daemon_as_well(capsys: pytest.CaptureFixture[str]) -> Non
         assert ended.value.code == USAGE
         err = capsys.readouterr().err
         assert err.startswith("writebackd: ")
-        assert err.endswith("; `writebackd --help` tells more\n")
+        assert err.endswith("; `writebackd --help` says more\n")
         assert err.count("\n") == 1
 
 
@@ -298,14 +305,14 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
     daemon.written = (8 << 20, 2 << 20)
     code, out, _ = run("verify")
     assert code == BAD_NEWS
-    assert out == "/proc/sys/vm/dirty_bytes is 4194304, last written was 8388608\n"
+    assert out == "/proc/sys/vm/dirty_bytes is 4194304, writebackd wrote 8388608\n"
     assert run("verify", "--json")[0] == BAD_NEWS
 
 
 VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
     "release", "verify", "restore", "doctor", "policy", "top", "run", "forget",
-    "report", "replay", "trial",
+    "report", "replay", "trial", "version",
 }  # fmt: skip
 
 
@@ -460,7 +467,7 @@ def test_the_end_of_a_refused_second_daemon_leaves_the_first_alone(
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, out, err = run("restore", *words)
     assert (code, err, daemon.requests) == (GOOD, "", [])
-    assert "a writebackd runs" in out
+    assert "writebackd is running" in out
 
 
 def test_restore_looks_for_a_daemon_again_when_it_is_its_turn(
@@ -498,7 +505,7 @@ def test_locks_are_for_root_and_reading_goes_on_without(run: Run) -> None:
             code, _, err = run("--runtime-dir", name, "restore")
             assert (code, "needs root" in err) == (NOT_PERMITTED, True)
             assert run("--runtime-dir", name, "status")[0] == NO_DAEMON
-            levels = [level for level, text in checks.daemon(there) if "for root" in text]
+            levels = [level for level, text in checks.daemon(there) if "with sudo" in text]
         finally:
             os.seteuid(0)
             for fd in held:
@@ -672,7 +679,7 @@ def test_a_full_disk_behind_the_output_is_one_line(daemon: FakeDaemon, words: Li
         )
     assert done.returncode == BAD_NEWS
     assert done.stderr == (
-        b"writebackctl: the output cannot be written: No space left on device\n"
+        b"writebackctl: cannot write the output: No space left on device\n"
     )
 
 

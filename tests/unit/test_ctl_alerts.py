@@ -156,7 +156,7 @@ def test_a_slip_in_a_devices_name_is_no_all_clear(
     "words, said",
     [
         (["alerts", "--check", "--devcie", "sda"], "unrecognized arguments: --devcie sda"),
-        (["alerts", "--check", "--limit", "x"], "argument --limit: 'x' is no whole number"),
+        (["alerts", "--check", "--limit", "x"], "argument --limit: invalid integer: 'x'"),
         (["alerts", "--check", "--device"], "argument --device: expected one argument"),
         (["alert", "--check"], "did you mean alerts?"),
         (["--check"], "arguments: --check"),
@@ -261,7 +261,7 @@ def test_without_a_daemon_the_past_is_still_there(run: Run, tmp_path: Path) -> N
     kept(tmp_path, [FLOOD])
     code, out, err = run("--state-dir", str(tmp_path))
     assert code == NO_DAEMON and "no daemon at" in err
-    assert out.startswith("what is wrong now is not known: no daemon")
+    assert out.startswith("current alerts unknown: no daemon")
     assert "?        warning   COLLAPSE on sda" in out
     code, out, _ = run("--json", "--state-dir", str(tmp_path))
     answer = json.loads(out)
@@ -346,7 +346,7 @@ def test_status_says_which_route_is_dead() -> None:
     warnings = status_json(replace(samples.guard(), routes=(FINE, DEAD)))["warnings"]
     assert warnings == [
         "alerts do not reach mail root: exit code 75: queue is full",
-        "2 alerts were never told to mail root",
+        "2 alerts were never delivered to mail root",
     ]
 
 

@@ -100,16 +100,16 @@ def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("importlib.import_module", broken)
     assert list(checks.probe()) == [
-        ("warning", "the BPF probe could not be tried: libbpf is from another planet")
+        ("warning", "cannot try the BPF probe: libbpf is from another planet")
     ]
 
 
 def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
-    assert texts(list(checks.daemon(tmp_path)), "note") == "writebackd does not run"
+    assert texts(list(checks.daemon(tmp_path)), "note") == "writebackd is not running"
     (tmp_path / "ledger.json").write_text("{}")
     assert "writebackctl restore" in texts(list(checks.daemon(tmp_path)), "warning")
     assert take_watch(tmp_path)
-    assert "watcher is to restore" in texts(list(checks.daemon(tmp_path)), "note")
+    assert "the watcher restores them" in texts(list(checks.daemon(tmp_path)), "note")
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "has no socket" in texts(list(checks.daemon(tmp_path)), "warning")
@@ -121,7 +121,7 @@ def test_levers_that_a_daemon_left_behind_are_named(tmp_path: Path) -> None:
     ledger = Ledger(2, "boot", 1, 0.0, "restore", VmLimits(0, 20, 0, 10), (), (entry,))
     ledger.save(tmp_path / "ledger.json")
     found = texts(list(checks.daemon(tmp_path)), "warning")
-    assert "and levers beside them (pace /system.slice/x.service 8:0)" in found
+    assert "and other levers (pace /system.slice/x.service 8:0)" in found
 
 
 def test_levers_of_a_daemon_that_runs_are_named(
@@ -131,9 +131,9 @@ def test_levers_of_a_daemon_that_runs_are_named(
         answer = status_json(shown)
         monkeypatch.setattr(checks, "request", lambda *_, answer=answer, **more: answer)
         found = [text for level, text in checks.daemon(tmp_path) if level == "good"]
-        held = [text for text in found if text.startswith("it holds")]
-        assert found[0].startswith("writebackd runs") and len(held) == count
-        assert not count or "it holds queue sda: nr_requests 8 (found 64)" in found
+        held = [text for text in found if text.startswith("it sets")]
+        assert found[0].startswith("writebackd is running") and len(held) == count
+        assert not count or "it sets queue sda: nr_requests 8 (before 64)" in found
 
 
 def test_what_the_probe_of_a_daemon_lost_is_told(
@@ -141,20 +141,20 @@ def test_what_the_probe_of_a_daemon_lost_is_told(
 ) -> None:
     answer = status_json(samples.guard())
     monkeypatch.setattr(checks, "request", lambda *_, **more: answer)
-    assert "its probe lost 3 syncs whose end was missed" in texts(
+    assert "probe lost 3 syncs whose end was missed" in texts(
         list(checks.daemon(tmp_path)), "note"
     )
     answer["probe"]["lost"] = []
-    assert "its probe lost nothing" in texts(list(checks.daemon(tmp_path)), "good")
+    assert "no probe event lost" in texts(list(checks.daemon(tmp_path)), "good")
 
 
 def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer: Dict[str, Any] = {
         "mode": "enforce", "policy": "default", "lease": {"watcher_pid": None},
-        "probe": {"backend": "libbpf"},  # an older one
+        "probe": {"backend": "libbpf"}, "self": {"rss_bytes": None},  # an older one
     }  # fmt: skip
     monkeypatch.setattr(checks, "request", lambda *args, **more: answer)
-    assert "no watcher runs" in texts(list(checks.daemon(tmp_path)), "warning")
+    assert "no watcher: limits will not" in texts(list(checks.daemon(tmp_path)), "warning")
     answer["lease"] = {"watcher_pid": 7}
     assert texts(list(checks.daemon(tmp_path)), "warning") == ""
 

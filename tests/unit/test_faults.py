@@ -59,7 +59,7 @@ def test_a_refused_write_is_told_once_undone_and_tried_again(
     assert rig.host.limits == found
     told = lines(caplog)
     assert 1 <= len(told) <= 2 and all(os.strerror(code) in line for line in told), told
-    assert any("could not set" in line for line in rig.status()["warnings"])
+    assert any("cannot set" in line for line in rig.status()["warnings"])
     rig.host.write_errors.clear()
     rig.tick(2)
     assert (rig.host.limits.dirty_bytes, rig.host.limits.dirty_background_bytes) == (PIN, PIN // 2)
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_read_means_hold_then_restore_then_go_on(
     rig.tick(10)
     readable = name == "/proc/diskstats" or name == "/proc/vmstat"
     assert (VmLimits(**rig.host.values) == found) is readable, "unread is not overwritten"
-    assert "holding" in lines(caplog)[0]
+    assert "keeping current limits" in lines(caplog)[0]
     assert len(lines(caplog)) <= 4
     rig.host.errors.clear()
     rig.tick(2)

@@ -136,7 +136,7 @@ def test_blind_it_holds_then_brings_all_home_then_goes_on(
     assert case.host.held()
     case.rig.tick(SETTLE)
     assert case.is_home()
-    assert "holding" in lines(caplog)[0] and len(lines(caplog)) <= 3
+    assert "keeping current limits" in lines(caplog)[0] and len(lines(caplog)) <= 3
     case.rig.probe.next = Reading()
     case.host.errors.clear()
     case.host.raw.clear()

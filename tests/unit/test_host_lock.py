@@ -121,7 +121,7 @@ def test_what_cannot_be_restored_is_no_original_either(host: FakeHost, make: Mak
     killed.close()
     host.write_errors["dirty_ratio"] = (30, False)  # EROFS
     for name in ("two", "three"):  # also not at a second try
-        with pytest.raises(AlreadyRunning, match="cannot be restored"):
+        with pytest.raises(AlreadyRunning, match="cannot restore"):
             make(name, host)
     ledger = load(killed.runtime_dir / LEDGER)
     assert ledger is not None and ledger.originals == DEFAULT
@@ -292,7 +292,7 @@ def test_what_was_found_first_comes_back_after_all(
     pinned(make("two", host)).close()
     code, out, err = run("restore", "--first-found")
     assert (code, err, host.limits) == (GOOD, "", DEFAULT)
-    assert "dirty_ratio=20" in out and "found first since boot: 20 % / 10 %" in out
+    assert "dirty_ratio=20" in out and "limits at boot: 20 % / 10 %" in out
     assert run("restore")[0] == GOOD and host.limits == DEFAULT
 
 
@@ -308,7 +308,7 @@ def test_found_first_comes_back_beside_a_daemon_which_then_observes(
         stack.callback(Served(rig.runtime_dir, rig.daemon.handle).stop)
         code, out, err = run("restore", "--first-found")
     assert (code, err, host.limits) == (GOOD, "", DEFAULT)
-    assert "mode is now observe" in out
+    assert "mode: observe" in out
     rig.tick(3)
     assert host.limits == DEFAULT and not rig.status()["alerts"]
     rig.end()
@@ -339,7 +339,7 @@ def test_nothing_is_written_where_found_first_cannot_be_kept(
     rig.tick(3)
     assert host.limits == DEFAULT and not host.writes
     errors = {action.error for action in rig.daemon._actions}
-    assert errors == {f"nothing written, because {first} cannot be: Is a directory"}
+    assert errors == {f"nothing written, cannot write {first}: Is a directory"}
     first.rmdir()
     rig.tick()
     assert host.limits.dirty_bytes == PIN
@@ -398,7 +398,7 @@ def test_limits_of_somebody_else_or_kept_or_of_a_live_daemon_are_told_as_such(
     rig.close()
     with monkeypatch.context() as patch:
         patch.setattr(lock, "is_locked", lambda runtime_dir: None)  # as for who may not look
-        assert "; unless one is starting or stopping, restore them" in run("status")[2]
+        assert "; unless a daemon is starting or stopping, restore them" in run("status")[2]
     assert "unless" not in run("status")[2]
     saved = load(ledger)
     assert saved is not None
@@ -407,7 +407,7 @@ def test_limits_of_somebody_else_or_kept_or_of_a_live_daemon_are_told_as_such(
     set_by_somebody(host)
     assert "in force" not in run("status")[2]
     ledger.write_text("damaged")
-    assert "maybe limits of writebackd in force" in run("status")[2]
+    assert "its limits may be in force" in run("status")[2]
 
 
 @pytest.mark.parametrize("systemd", [False, True], ids=["nobody's cgroups", "systemd's"])

@@ -123,7 +123,7 @@ def test_nothing_is_written_in_the_last_part_of_a_lease(
 ) -> None:
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.95 * LENGTH_S)
-    with pytest.raises(LeaseLost, match="about to run out"):
+    with pytest.raises(LeaseLost, match="about to expire"):
         host.lease.permit()
     # Run out, but nobody restored: it goes on, and nothing jumps.
     monkeypatch.setattr(time, "monotonic", lambda: now + 2 * LENGTH_S)

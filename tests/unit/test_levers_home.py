@@ -242,7 +242,7 @@ def test_start_leaves_what_somebody_changed_since(plain: FakeLevers, path: Path)
     settle(started(plain, path), FLUSH, NR)
     plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
     following = Actuator(plain, path, "restore")
-    assert "flush vm dirty_writeback_centisecs=0 was set by somebody else" in following.start()
+    assert "flush vm dirty_writeback_centisecs=0 was set by another process" in following.start()
     following.finish()
     assert plain.flush["dirty_writeback_centisecs"] == 0
     assert plain.queues["sda"]["nr_requests"] == 64

@@ -180,13 +180,13 @@ def test_not_while_others_flood_what_is_protected() -> None:
     made = host(cgroup(), other(100 * MB), ticks=20)
     found = decision(made)
     assert found.limit_bytes is not None and found.limit_bytes < 16 * MB
-    assert SMALL in found.reason and "others write" in found.reason
+    assert SMALL in found.reason and "other cgroups write" in found.reason
     # Nor in their first pauses.
     made.cgroups = [cgroup()]
     for _ in range(int(WAVE_S)):
         found = decision(made)
         assert found.limit_bytes is not None and found.limit_bytes < 16 * MB
-    assert "others did lately" in found.reason
+    assert "other writers flooded until just now" in found.reason
     made.run(10)
     assert (decision(made).limit_bytes or 0) > 16 * MB
     # And down it goes again.

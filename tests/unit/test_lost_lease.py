@@ -105,7 +105,7 @@ def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
         assert len(seen) == 40
         status = rig.status()
         assert status["limits"]["dirty_bytes"] > PIN  # as found, in bytes
-        assert any("lease had run out" in line for line in status["warnings"])
+        assert any("lease expired" in line for line in status["warnings"])
     rig.tick()
     assert rig.status()["lease"]["lost"] == 1
     rig.close()
@@ -133,7 +133,7 @@ def test_what_looks_strange_without_a_lease_is_shown_as_such(rig: Rig) -> None:
 
     rig.daemon._actuator.foreign = stopped  # type: ignore[assignment,method-assign]
     rig.tick()
-    assert len(seen) == 1 and "lease has run out" in seen[0].sample.errors[0]
+    assert len(seen) == 1 and "lease expired" in seen[0].sample.errors[0]
     rig.close()
 
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_taken_up_again_is_told_and_counted_once(
     ]  # fmt: skip
     assert len(told) == 2, told  # that it was lost, and why it is not held again
     assert rig.status()["lease"]["lost"] == 1
-    assert any("not taken up again yet" in line for line in rig.status()["warnings"])
+    assert any("limits not applied again yet" in line for line in rig.status()["warnings"])
     ledger.write_text(text)
     rig.tick(3)
     assert rig.host.limits.dirty_bytes == PIN and rig.status()["lease"]["lost"] == 1
@@ -193,7 +193,7 @@ def test_without_a_thread_there_is_no_watcher_and_the_loop_goes_on(
         monkeypatch.setattr(time, "monotonic", lambda: now + 2.0 * second)  # noqa: B023
         watch.tend()
     assert [r.getMessage() for r in caplog.records] == [
-        "no watcher can be started: can't start new thread"
+        "cannot start a watcher: can't start new thread"
     ]
 
 

@@ -231,7 +231,7 @@ def test_a_policy_that_nobody_named_comes_without_pace(tmp_path: Path) -> None:
     )
     shown = render(choice.policy)
     assert re.search(
-        r"# held back \(on in .*db-hwraid\.conf:\d+\): nobody named the policy\npace = off", shown
+        r"# held back \(on in .*db-hwraid\.conf:\d+\): the policy was not named\npace = off", shown
     )
 
 
@@ -261,7 +261,7 @@ def test_levers_that_a_distribution_asks_for_are_held_back(tmp_path: Path) -> No
 def test_without_a_match_the_nearest_is_told(tmp_path: Path) -> None:
     choice = Host(tmp_path).metal().raid().runs("nginx").choice()
     assert choice.policy.chosen.startswith(
-        "no policy fits this host; nearest is db-hwraid with 90 of the 140 that it needs"
+        "no policy fits this host; nearest is db-hwraid with 90 of the 140 needed"
     )
 
 
@@ -650,7 +650,7 @@ def test_a_wrong_policy_of_another_class_is_skipped_and_told(tmp_path: Path) -> 
     choice = MADE_FOR["etcd"](Host(tmp_path / "host")).choice(wrong)
     assert choice.policy.name == "etcd"
     assert choice.policy.chosen.startswith(
-        "skipped for errors: db-nvme, desktop, mine, other; best match, 170 points"
+        "skipped because of errors: db-nvme, desktop, mine, other; best match, 170 points"
     )
     assert [message.split(": ")[0] for message in choice.skipped] == [
         f"{wrong}/all.conf", f"{wrong}/db-nvme.conf.d", f"{wrong}/desktop.conf:1",
@@ -677,7 +677,8 @@ def test_a_policy_that_others_may_change_is_skipped_and_told(
     (files / "mine.conf").chmod(0o664)
     choice = host.choice(files, before=before)
     assert choice.policy.name == "second" and "mine" not in {v.name for v in choice.verdicts}
-    assert choice.policy.chosen.startswith("skipped for errors: mine; best match, 501 points")
+    chosen = "skipped because of errors: mine; best match, 501 points"
+    assert choice.policy.chosen.startswith(chosen)
     (skipped,) = choice.skipped
     assert skipped.startswith(f"{files}/mine.conf: not taken: others than root may write ")
 

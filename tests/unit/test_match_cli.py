@@ -151,7 +151,7 @@ def test_match_with_a_wrong_policy_skips_it_unless_it_is_needed(run: Run, tmp_pa
     wrong.mkdir()
     (wrong / "mine.conf").write_text("[match]\nleast = none\n")
     code, out, err = run("match", "--config-dir", str(wrong))
-    assert (code, out) == (GOOD, TEXT.replace("\n\n", "\n  skipped for errors: mine\n\n"))
+    assert (code, out) == (GOOD, TEXT.replace("\n\n", "\n  skipped because of errors: mine\n\n"))
     assert f"skipped: {wrong}/mine.conf:2: least: " in err
     (wrong / "default.conf").write_text("[match]\nleast = none\n")
     code, out, err = run("match", "--config-dir", str(wrong))
@@ -340,10 +340,10 @@ def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(
         directory.mkdir(parents=True)
         (directory / "50-site.conf").write_text("[policy]\nmode = observe\n")
     assert start()().mode == "observe"
-    (line,) = [each for each in capfd.readouterr().err.splitlines() if "not in force" in each]
-    assert f"beside policy etcd: {tmp_path}/config/default.conf.d; " in line
+    (line,) = [each for each in capfd.readouterr().err.splitlines() if "not used by" in each]
+    assert f"by policy etcd: {tmp_path}/config/default.conf.d; " in line
     start("--policy", "etcd")
-    assert "not in force" not in capfd.readouterr().err
+    assert "not used by" not in capfd.readouterr().err
 
 
 def test_a_reload_looks_at_the_host_again(
@@ -396,7 +396,7 @@ def test_a_class_stays_over_a_restart_while_its_services_are_down(
     tree.process(7, "cat", "0::/")
     policy = start()()  # another process
     assert policy.name == "etcd"
-    assert policy.chosen.startswith("kept since it was taken before: best match, 170 points: etcd")
+    assert policy.chosen.startswith("kept from before: best match, 170 points: etcd")
     assert run("match")[1].startswith("etcd fits")
     # What says more wins, and is the one that stays then.
     (tmp_path / "config" / "mine.conf").write_text("[match]\nservices = 200: mine.service\n")
@@ -435,7 +435,7 @@ def test_the_daemon_starts_beside_a_wrong_policy_and_tells_it_once(
     (tmp_path / "config" / "mine.conf").write_text("[limits]\nflor = 1M\n")
     (tmp_path / "config" / "desktop.conf.d").write_text("no directory")
     load = start()
-    assert load().chosen.startswith("skipped for errors: desktop, mine; best match")
+    assert load().chosen.startswith("skipped because of errors: desktop, mine; best match")
     assert len([each for each in caplog.messages if "policy skipped: " in each]) == 2
     (tmp_path / "config" / "etcd.conf.d").mkdir()
     (tmp_path / "config" / "etcd.conf.d" / "a.conf").write_text("x")
@@ -477,7 +477,7 @@ def test_status_says_that_a_reload_hangs(
 
     def told() -> bool:
         rig.tick(2)
-        return "the policy cannot be reloaded: reading it hangs" in rig.status()["warnings"]
+        return "cannot reload the policy: reading it hangs" in rig.status()["warnings"]
 
     rig.daemon.policies.load = load
     rig.daemon.reload()

@@ -173,7 +173,7 @@ def test_a_parser_that_falls_over_costs_its_tool_alone(
     whole = collect(tree.files, 10.0, [str(bin_dir)], bin_dir.parent)
     found = {tool.name: tool for tool in whole.tools}
     error = found["ssacli"].error
-    assert error is not None and error.startswith("its answer cannot be read: KeyError: ")
+    assert error is not None and error.startswith("cannot parse its output: KeyError: ")
     assert found["arcconf"].error is None and found["arcconf"].controllers
     assert report.decode(report.encode(whole)) == whole
 
@@ -744,7 +744,8 @@ def test_devices_show_what_is_behind_them() -> None:
     assert_valid(answer, "devices")
     text = " ".join(render_devices(answer, 200).split())
     assert (
-        "storcli: cache of 1.7G, write-back, 5.0M dirty, battery ok, learns next in 2h0m behind"
+        "storcli: cache of 1.7G, write-back, 5.0M dirty, battery ok, next battery test in 2h0m"
+        " behind"
         in text
     )
     assert "md: rebuild 50 % done at 7.0M/s behind" in text
@@ -791,8 +792,8 @@ def test_a_rebuild_is_told_and_no_neighbour() -> None:
     assert trouble().cause is Cause.NEIGHBOUR
     alert = trouble(backing(works=(ArrayWork("rebuild", 0.32, 50.0 * MB),)))
     assert alert.cause is Cause.DEVICE
-    assert alert.summary.endswith("its array rebuilds, 32 % done at 50M/s (storcli)")
-    assert alert.done == "wait until the array is done, or have it work slower"
+    assert alert.summary.endswith("array rebuilds, 32 % done at 50M/s (storcli)")
+    assert alert.done == "wait until the array is done, or lower its rebuild rate"
 
 
 def test_an_array_of_another_device_is_not_to_blame() -> None:
@@ -847,11 +848,11 @@ def test_doctor_tells_tools_and_who_asks_them(
     monkeypatch.setenv("PATH", str(bin_dir))
     program(bin_dir, "ssacli", "")
     assert findings(tree) == [
-        ("good", f"ssacli is there ({bin_dir / 'ssacli'})"),
+        ("good", f"ssacli found ({bin_dir / 'ssacli'})"),
         ("note", f"no {FILE} yet: `sudo systemctl start writebackd-raid`"),
     ]
     program(bin_dir, "systemctl", "sys.exit(3)")
-    assert any("timer does not run: nobody asks ssacli" in text for _, text in findings(tree))
+    assert any("no battery or rebuild state from ssacli" in text for _, text in findings(tree))
     program(bin_dir, "systemctl", "sys.exit(0)")
     assert ("good", "writebackd-raid.timer runs") in findings(tree)
     program(bin_dir, "systemctl", "sys.exit(1)")  # no systemd here

@@ -471,7 +471,7 @@ def unread_for_longer_the_originals_come_back(bench: Bench) -> None:
     bench.host.errors["/proc/diskstats"] = errno.EIO
     rig.tick(SILENT_TICKS + 2)
     assert bench.host.limits == bench.found
-    assert any("could not be read" in line for line in rig.status()["warnings"])
+    assert any("cannot read kernel statistics" in line for line in rig.status()["warnings"])
 
 
 # ---- the table ----------------------------------------------------------------

@@ -237,7 +237,7 @@ def test_a_look_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [watch.error]
     monkeypatch.setattr(rivals, "_LOOK_S", 0.0)
     errors.append(watch.error)
-    said = "rivals cannot be looked for: not done within 0 s, a disk may hang"
+    said = "cannot look for rivals: not done within 0 s, a disk may hang"
     assert errors == [None, said]
     disk.set()
     until(lambda: watch.found == () and watch.error is None)
@@ -256,7 +256,7 @@ def test_what_goes_wrong_is_told_and_the_last_answer_stays() -> None:
     watch.look()
     until(lambda: watch.found == () and watch.error is None)
     watch.look()
-    until(lambda: watch.error == "rivals cannot be looked for: a file with teeth")
+    until(lambda: watch.error == "cannot look for rivals: a file with teeth")
     assert watch.found == ()
     watch.look()
     until(lambda: watch.error is None and not answers)

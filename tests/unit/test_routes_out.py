@@ -525,10 +525,10 @@ def test_a_program_that_nobody_may_execute_is_told(tmp_path: Path) -> None:
     os.chmod(hook, 0o750)
     with pytest.raises(RouteError, match=f"runs as nobody: chmod a\\+rx {hook}"):
         unprivileged("exec", [hook], 5.0)
-    with pytest.raises(RouteError, match="cannot be started: No such file"):
+    with pytest.raises(RouteError, match="cannot start: No such file"):
         unprivileged("exec", ["/nonexistent/hook"], 5.0)
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(RouteError, match="cannot be started: Too many levels"):
+    with pytest.raises(RouteError, match="cannot start: Too many levels"):
         unprivileged("exec", [str(tmp_path / "circle")], 5.0)
 
 
@@ -586,7 +586,7 @@ def test_output_without_end_and_input_unread(tmp_path: Path) -> None:
     ],
 )
 def test_one_that_cannot_be_started(argv: List[str], said: str) -> None:
-    with pytest.raises(RouteError, match=f"cannot be started: {said}") as caught:
+    with pytest.raises(RouteError, match=f"cannot start: {said}") as caught:
         run_program(argv, b"", 1.0)
     assert not isinstance(caught.value, Refused)  # it may be installed again
 

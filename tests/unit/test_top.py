@@ -106,7 +106,7 @@ def test_an_order_needs_a_yes(keys: Tuple[str, ...], order: Tuple[str, Dict[str,
     for no in ("n", "\x1b", "\r", " ", "q"):
         top = filled()
         assert press(top, *keys[:-1], no) is None
-        assert (top.pending, top.message) == (None, "left as it was")
+        assert (top.pending, top.message) == (None, "nothing changed")
 
 
 @pytest.mark.parametrize("typed", ["", "x", "0", "-3M", "99999999P"])
@@ -490,7 +490,7 @@ def test_in_a_small_terminal(daemon: FakeDaemon, terminal: Open) -> None:
     shown.until("pinned to 16M")
     assert ("pin", {"bytes": 16 << 20}) in daemon.requests
     shown.keys("m", "n")
-    shown.until("left as it was")
+    shown.until("nothing changed")
     assert "mode" not in [verb for verb, _ in daemon.requests]
     shown.keys("g")
     shown.until("/system.slice/postgresql@15-main.service")
@@ -598,6 +598,6 @@ def test_a_daemon_that_goes_away(daemon: FakeDaemon, terminal: Open, tmp_path: P
     shown = terminal(80, 24)
     shown.until("q quit")
     (tmp_path / "control.sock").rename(tmp_path / "elsewhere")
-    shown.until("the daemon does not answer: what you see is old")
+    shown.until("no answer from the daemon: these values are old")
     (tmp_path / "elsewhere").rename(tmp_path / "control.sock")
     shown.until("q quit")

@@ -499,7 +499,7 @@ def test_a_refused_socket_is_a_reason_and_no_crash(
     opened, reason = open_uevents()
     assert opened is None
     assert reason is not None
-    assert "hotplug is seen late" in reason
+    assert "hotplug is noticed late" in reason
     assert "No buffer space available" in reason
     assert bool(closed) == (refused != "socket")
 

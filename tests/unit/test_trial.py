@@ -203,7 +203,7 @@ def test_the_original_arm_is_a_decision_that_can_be_replayed() -> None:
     _, decision, memory = run.seen[-1]
     assert decision.limit_bytes is not None and not decision.settings
     assert decision.devices[0].target_bytes == decision.limit_bytes
-    assert "block 1 of 2: as found, cut to" in decision.reason
+    assert "block 1 of 2: original limits, reduced to" in decision.reason
     again = unpack(Memory, json.loads(json.dumps(pack(memory, interned := Interned()))),
                    _copy(interned))  # fmt: skip
     assert again == memory
@@ -347,13 +347,13 @@ def test_status_and_why_say_that_it_is_on(host: Host) -> None:
     assert list(schema.problems(status, schema.load("status"))) == []
     assert list(schema.problems(why, schema.load("why"))) == []
     for text in (render_status(status, 160), render_why(why, 160)):
-        assert "trial of sda, block 1 of 2: the limits as found" in text
+        assert "trial of sda, block 1 of 2: original limits" in text
     for _ in range(11):
         host.tick()
         host.ask()
     status = host.rig.status()
     assert status["trial"]["arm"] == "agent"
-    assert "block 2 of 2: the agent's limits" in render_status(status, 160)
+    assert "block 2 of 2: writebackd's limits" in render_status(status, 160)
 
 
 def test_limits_that_need_no_cut_are_the_files_as_found(host: Host) -> None:
@@ -534,7 +534,7 @@ def test_it_does_not_begin_on_a_host_in_trouble(host: Host) -> None:
     for memory, more, words in (
         ({"yielded": "tuned set dirty_ratio=40"}, {}, "yielded (tuned"),
         ({"pin_bytes": 1 << 20}, {}, "pinned"),
-        ({}, {"off": "/run/writebackd/off"}, "held off by /run"),
+        ({}, {"off": "/run/writebackd/off"}, "/run/writebackd/off exists"),
         ({}, {"alerts": (ALERT,)}, "an alert stands (COLLAPSE)"),
         ({}, {"sample": replace(good.sample, errors=("/proc/diskstats: EIO",))}, "not whole"),
     ):
@@ -542,12 +542,12 @@ def test_it_does_not_begin_on_a_host_in_trouble(host: Host) -> None:
         assert words in objects(host, memory, **more)
     blind = {k: replace(e, demand_known=False) for k, e in good.estimates.items()}
     strange = {k: replace(e, drain_rate=None) for k, e in good.estimates.items()}
-    for estimates, words in ((blind, "cannot be seen"), (strange, "what it drains")):
+    for estimates, words in ((blind, "not visible"), (strange, "what it drains")):
         host.rig.daemon.state.snapshot = replace(good, estimates=estimates)
         assert words in host.refused()
     host.rig.daemon.state.snapshot = replace(good, sample=good.sample)
-    host.rig.daemon.state.problem = "3 ticks in a row could not be read"
-    assert "3 ticks in a row" in host.refused()
+    host.rig.daemon.state.problem = "cannot read kernel statistics for 3 ticks"
+    assert "for 3 ticks" in host.refused()
     host.rig.daemon.state.problem = None
     assert host.start()["device"] == "sda"
 

@@ -286,15 +286,15 @@ def test_an_output_that_is_gone_costs_the_text_and_not_the_page(
             _, said = process.communicate(timeout=30)
         assert process.returncode == GOOD
         why = b"No space left on device" if output == "full" else b"Broken pipe"
-        assert said.startswith(b"writebackctl: the output cannot be written: " + why)
-        assert said.endswith(f"; {page} has it all\n".encode()) and said.count(b"\n") == 1
+        assert said.startswith(b"writebackctl: cannot write the output: " + why)
+        assert said.endswith(f"; {page} has all of it\n".encode()) and said.count(b"\n") == 1
         assert "end" not in slow.orders and "over 8 pairs" in page.read_text()
         # Without a page nobody would ever know: it ends at once, and says it as all verbs do.
         slow = daemon.trial = Slow()
         with started(daemon, stdout=stdout, stderr=subprocess.PIPE) as process:
             _, said = process.communicate(timeout=30)
     assert slow.orders[-1] == "end" and len(slow.orders) < 6
-    full_said = b"writebackctl: the output cannot be written: No space left on device\n"
+    full_said = b"writebackctl: cannot write the output: No space left on device\n"
     wanted = (BAD_NEWS, full_said) if output == "full" else (GOOD, b"")
     assert (process.returncode, said) == wanted
 

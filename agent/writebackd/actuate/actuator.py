@@ -118,7 +118,7 @@ class Actuator:
                 f"before it was {pair.describe(original)}"
             )
         return (
-            f"{pair.describe(current)} was set by somebody else since process {ledger.pid} "
+            f"{pair.describe(current)} was set by another process since process {ledger.pid} "
             f"(before it: {pair.describe(original)}); it is the new original"
         )
 
@@ -166,7 +166,7 @@ class Actuator:
         strangers = self.foreign(limits)
         if strangers:
             # Written since this tick's sample: the next one shows it, and we yield.
-            what = f"somebody else set {strangers[0].lever}={strangers[0].value}; left alone"
+            what = f"another process set {strangers[0].lever}={strangers[0].value}; not restored"
             return _failed(todo or PAIRS, wanted, limits, what)
         for pair in PAIRS:
             if pair not in self._ours:
@@ -175,7 +175,7 @@ class Actuator:
             self._keep_first(self.originals)
             self._save(wanted)
         except OSError as error:
-            what = f"nothing written, because {error.filename} cannot be: {error.strerror}"
+            what = f"nothing written, cannot write {error.filename}: {error.strerror}"
             return _failed(todo or PAIRS, wanted, limits, what)
         return self._write(todo, wanted, limits)
 
@@ -200,7 +200,7 @@ class Actuator:
             state = read_state(self._files)
             problem = readback_error(wanted[LIMIT], wanted[BACKGROUND], state)
         except (OSError, ValueError) as error:
-            problem = f"cannot be read back: {explain(error)}"
+            problem = f"cannot read it back: {explain(error)}"
         if problem:
             return _failed(todo, wanted, before, problem)
         return tuple(_action(pair, wanted, before) for pair in todo)

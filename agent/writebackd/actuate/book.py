@@ -79,7 +79,7 @@ class Book:
                 self.adopted.add(lever)
                 messages.append(f"adopted {lever}={say(lever, current)}")
             else:
-                messages.append(f"{lever}={say(lever, current)} was set by somebody else")
+                messages.append(f"{lever}={say(lever, current)} was set by another process")
         self._saved = tuple(entries)
         return tuple(messages)
 

@@ -105,9 +105,9 @@ def _settle(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:
         good, told = False, f"{error}; try `sudo writebackctl restore`"
     if not good:
         raise AlreadyRunning(
-            f"limits that an earlier writebackd left cannot be restored ({last}): {told}"
+            f"cannot restore the limits of an earlier writebackd ({last}): {told}"
         )
-    log.warning("an earlier writebackd left limits, restored from %s: %s", last / LEDGER, told)
+    log.warning("limits of an earlier writebackd restored from %s: %s", last / LEDGER, told)
 
 
 def _refuse_unknown(files: KernelFiles, host_dir: Path, runtime_dir: Path) -> None:

@@ -204,9 +204,9 @@ class Lease:
     def permit(self) -> None:
         """Raises LeaseLost where nothing may be written now; to be asked right before a write."""
         if self.lost:
-            raise LeaseLost("the lease was called in, the originals are restored")
+            raise LeaseLost("lease revoked, original limits are being restored")
         if self.remaining_s < GUARD_SHARE * self.length_s:
-            raise LeaseLost("the lease is about to run out")
+            raise LeaseLost("lease about to expire")
 
     def drop(self) -> None:
         """What it was taken for could not be done: it counts as lost, and runs out."""

@@ -13,9 +13,9 @@ from writebackd.model import Action, ForeignWrite
 _ADVICE = {
     errno.EPERM: "only uid 0 may write it",
     errno.EACCES: "only uid 0 may write it",
-    errno.EROFS: "it is read-only here: a container, or ProtectKernelTunables= in the unit",
+    errno.EROFS: "read-only: a container, or ProtectKernelTunables= in the unit",
     errno.EINVAL: "the kernel refuses the value",
-    errno.ENOENT: "this kernel, or this view of /proc, does not have it",
+    errno.ENOENT: "missing in this kernel or this view of /proc",
 }
 
 

@@ -149,7 +149,7 @@ def restore_from_ledger(
         with contextlib.suppress(OSError):
             set_aside(ledger_path)
         return RestoreResult(
-            "nothing", ("nothing to restore: the ledger is from an earlier boot, the limits too",)
+            "nothing", ("nothing to restore: the ledger is from an earlier boot",)
         )
     keep = honour_keep and ledger.on_exit == "keep"
     if keep and not ledger.levers:
@@ -223,16 +223,16 @@ def _lines(ledger: Ledger, outcome: Outcome, levers: Outcome) -> Tuple[str, ...]
         pair = _pair_of(write.lever)
         original = pair.describe(pair.value(ledger.originals))
         lines.append(
-            f"{write.lever}={write.value} left alone: somebody else set it. To undo that as "
+            f"{write.lever}={write.value} not restored: another process set it. To undo that as "
             f"well: sysctl -w vm.{original}"
         )
     if not outcome.ok:
         originals = (f"vm.{pair.describe(pair.value(ledger.originals))}" for pair in PAIRS)
         lines.append(f"try again as root, or by hand: sysctl -w {' '.join(originals)}")
     lines += [describe_action(action) for action in levers.actions]
-    lines += [f"{x.lever}={x.value} left alone: somebody else set it" for x in levers.foreign]
+    lines += [f"{x.lever}={x.value} not restored: another process set it" for x in levers.foreign]
     if not lines:
-        lines.append("the limits are as they were before writebackd")
+        lines.append("original limits in force")
     return tuple(lines)
 
 

@@ -42,18 +42,18 @@ class Tenure:
         """
         if not self.lease.take():
             # The watcher is at it: nothing is written before it has done.
-            return "the lease had run out, the limits are being restored"
+            return "lease expired, original limits are being restored"
         if self._not_taken_up is None:
             self.lost += 1
-            log.warning("the lease had run out and the limits were restored: taking them up again")
+            log.warning("lease expired and limits were restored; applying them again")
         try:
             begin_anew()
         except (LedgerError, OSError, ValueError) as error:
             self.lease.drop()
-            problem = f"not taken up again yet: {error}"
+            problem = f"limits not applied again yet: {error}"
             if problem != self._not_taken_up:
                 log.error("%s", problem)
             self._not_taken_up = problem
             return problem
         self._not_taken_up = None
-        return "the lease had run out and the limits were restored: taken up again"
+        return "lease expired and limits were restored; applied again"

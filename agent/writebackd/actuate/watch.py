@@ -57,7 +57,7 @@ class Watch:
             self.pid = line.pid
         limit = _SILENT_RESTORING_S if line.state == "restoring" else _SILENT_S
         if self.pid is not None and now - self._seen_at_s > limit:
-            log.warning("the watcher, process %d, hangs: starting another", self.pid)
+            log.warning("watcher (pid %d) hangs, starting another", self.pid)
             if _is_watcher(line.pid):
                 with contextlib.suppress(OSError):
                     os.kill(line.pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ class Watch:
         try:
             starter.start()
         except RuntimeError as error:  # TasksMax= of the unit
-            self._tell(f"no watcher can be started: {error}")
+            self._tell(f"cannot start a watcher: {error}")
             return
         self._starter = starter
 
@@ -98,7 +98,7 @@ class Watch:
                 start_new_session=True,
             )
         except OSError as error:
-            self._tell(f"no watcher can be started: {error}")
+            self._tell(f"cannot start a watcher: {error}")
             return
         child.wait()
 

@@ -140,7 +140,7 @@ class Watcher:
         assert self._last is not None
         return self._last
 
-    def _run_out(self, line: LeaseLine, why: str = "its lease has run out") -> None:
+    def _run_out(self, line: LeaseLine, why: str = "lease expired") -> None:
         with lease.restoring(self._lease_fd, _HAND_S):
             now = lease.read_lease(self._lease_fd) or line
             if now.epoch != line.epoch or now.until_s != line.until_s:

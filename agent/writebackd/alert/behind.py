@@ -41,7 +41,7 @@ def said(look: Look, why: Cause) -> str:
 def done(look: Look, why: Cause) -> str:
     """What the agent did about it, and what is left to do, in words."""
     if why is Cause.DEVICE and _works(look):
-        return "wait until the array is done, or have it work slower"
+        return "wait until the array is done, or lower its rebuild rate"
     return look.tick.done(look.name, why)
 
 
@@ -61,7 +61,7 @@ def _works(look: Look) -> List[str]:
     lines = []
     for each in _here(look):
         for work in each.works:
-            line = f"its array {_VERBS.get(work.kind, 'is at work')}"
+            line = f"array {_VERBS.get(work.kind, 'is at work')}"
             if work.share is not None:
                 line += f", {human.percent(work.share)} done"
             if work.rate is not None:

@@ -24,7 +24,7 @@ def blind(tick: Tick, memory: AlertMemory, estimates: Iterable[Estimate]) -> Ale
         tick.tell(Alert(
             AlertName.BLIND, None, Severity.WARNING, Cause.NO_DATA,
             tick.sample.wall_s - blind_s,
-            "fsync cannot be seen: no collapse would be noticed, and limits are only cautious",
-            "keeps cautious limits: `writebackctl doctor` tells what is in the way",
+            "fsync is not visible: a collapse goes unnoticed, limits are cautious",
+            "keeps cautious limits: `writebackctl doctor` says why",
         ))  # fmt: skip
     return replace(memory, blind_s=blind_s)

@@ -23,16 +23,16 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
     alerts = []
     if limits:
         # One of the pair is as good as both: everything is let go.
-        said = memory.yielded or "somebody set the limits"
+        said = memory.yielded or "another process set the limits"
         summary = f"{said}; nothing is protected until `writebackctl enforce`"
         others = by_device.pop(None, [])
         if others:
             summary += "; " + _said(others)
-        alerts.append(_alert(None, summary, [*limits, *others], "let all limits go"))
+        alerts.append(_alert(None, summary, [*limits, *others], "released all limits"))
     for device, some in by_device.items():
         which = "it is" if len(some) == 1 else "they are"
-        summary = f"{_said(some)}; {which} left alone until `writebackctl enforce`"
-        alerts.append(_alert(device, summary, some, "let it go, holds the rest"))
+        summary = f"{_said(some)}; {which} not touched until `writebackctl enforce`"
+        alerts.append(_alert(device, summary, some, "released it, keeps the rest"))
     return tuple(alerts)
 
 
@@ -83,7 +83,7 @@ def _alert(
         cause=Cause.FOREIGN_CHANGE,
         since_s=min(each.wall_s for each in intrusions),
         summary=summary,
-        done=f"{did}: `writebackctl enforce` takes over from what stands",
+        done=f"{did}: `writebackctl enforce` takes over from the current values",
         culprits=tuple(
             Culprit(
                 pid=write.pid, comm=write.comm, cmdline=write.cmdline, cgroup=write.cgroup,

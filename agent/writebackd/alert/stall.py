@@ -39,7 +39,7 @@ def stall(look: Look, watch: Watch) -> Watch:
         AlertName.STALL, name, Severity.CRITICAL if critical else Severity.WARNING,
         Cause.DEVICE if seen.inflight else Cause.UNKNOWN, sample.wall_s - stalled_s,
         words.stalled(name, stalled_s, seen.inflight, waiting, estimate.oldest_fsync_s),
-        "nothing, no write to queue/* while it stalls: look at the kernel's log, the controller,"
+        "nothing, no write to queue/* while it stalls: check the kernel log, the controller,"
         " the path to the disk",
         evidence=Evidence(
             sample.wall_s - stalled_s, sample.wall_s,

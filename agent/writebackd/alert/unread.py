@@ -40,15 +40,16 @@ class Unread:
         if self._since_wall_s is None or self._good_ticks >= GOOD_TICKS:
             self._since_wall_s = None
             return alerts
-        said = f"could not be read: {self._good_ticks} of {GOOD_TICKS} good ticks since"
+        good = f"{self._good_ticks} of {GOOD_TICKS} good ticks since"
+        said = f"kernel statistics were unreadable, {good}"
         *others, blind = unread(alerts, self._since_wall_s, said)
-        return (*others, replace(blind, done="back at work, over when that lasts"))
+        return (*others, replace(blind, done="works again, ends when that lasts"))
 
 
 def unread(standing: Sequence[Alert], since_wall_s: float, problem: str) -> Tuple[Alert, ...]:
     """The alerts when many ticks in a row could not be read: those that stood, and BLIND."""
     alert = Alert(
         AlertName.BLIND, None, Severity.CRITICAL, Cause.NO_DATA, since_wall_s, problem,
-        "put the limits back as found: nothing is protected until it can be read again",
+        "restored the original limits: nothing is protected until statistics can be read",
     )  # fmt: skip
     return (*(each for each in standing if each.name is not AlertName.BLIND), alert)

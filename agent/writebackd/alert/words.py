@@ -12,15 +12,16 @@ from writebackd.model import Decision, Memory, Mode, replace
 
 WHY = {
     Cause.FLOOD: "buffered writes flood the device",
-    Cause.WRITE_THROUGH: "no write is faster than the disks themselves: the write cache is off",
-    Cause.DEVICE: "the device itself is slow or fails",
-    Cause.CAP: "operations come at a fixed pace: a limit of the volume",
-    Cause.NEIGHBOUR: "nothing here writes so much: somebody else's load, or a rebuild, behind"
+    Cause.WRITE_THROUGH: "writes are no faster than the disks: the write cache is off",
+    Cause.DEVICE: "the device is slow or failing",
+    Cause.CAP: "operations complete at a fixed rate: a limit of the volume",
+    Cause.NEIGHBOUR: "no local process writes so much: load of another host, or a rebuild, on"
     " the same disks",
-    Cause.THROTTLED_WRITER: "those who sync are held up in write() for pages of others",
-    Cause.FOREIGN_CHANGE: "buffered writes flood the device, under a limit that is not ours",
-    Cause.NO_DATA: "nothing can be measured",
-    Cause.UNKNOWN: "the cause is not known",
+    Cause.THROTTLED_WRITER: "fsync callers are throttled in write() by other processes' dirty"
+    " pages",
+    Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit set by another process",
+    Cause.NO_DATA: "no measurement",
+    Cause.UNKNOWN: "cause unknown",
 }
 
 
@@ -54,13 +55,13 @@ def degraded(name: str, spell: Spell, usual: Baseline) -> str:
 
 
 def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: float) -> str:
-    text = f"{name}: nothing has completed for {human.duration(seconds)}"
+    text = f"{name}: no IO completed for {human.duration(seconds)}"
     if inflight:
-        text += f", {inflight} requests wait"
+        text += f", {inflight} requests pending"
     else:
         text += ", and no request has reached the disk (a frozen filesystem?)"
     if waiting:
-        text += f", {waiting} syncs, the oldest for {human.duration(oldest_s)}"
+        text += f", {waiting} syncs pending, the oldest for {human.duration(oldest_s)}"
     return text
 
 
@@ -87,34 +88,34 @@ def exhausted(
 
 
 _ADVICE = {
-    Cause.WRITE_THROUGH: "look at the controller's battery and cache mode",
-    Cause.DEVICE: "look at the kernel's log, the controller and the disk",
-    Cause.CAP: "buy a larger volume, or write less",
-    Cause.NEIGHBOUR: "look at rebuilds and at the other hosts on these disks",
-    Cause.UNKNOWN: "look at the kernel's log",
+    Cause.WRITE_THROUGH: "check the controller's battery and cache mode",
+    Cause.DEVICE: "check the kernel log, the controller and the disk",
+    Cause.CAP: "write less, or use a larger volume",
+    Cause.NEIGHBOUR: "check for rebuilds and for other hosts on these disks",
+    Cause.UNKNOWN: "check the kernel log",
 }
 
 
-_GONE = "nothing, there is nothing left to protect: look at the kernel's log, the cable, the path"
+_GONE = "nothing, the disk is gone: check the kernel log, the cable and the path"
 
 
 def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
     """What the agent did about it, and what is left to do."""
     if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
-        why = "cause not known" if cause is Cause.UNKNOWN else "dirty pages are not why"
+        why = "cause unknown" if cause is Cause.UNKNOWN else "not caused by dirty pages"
         return f"{why}: {_ADVICE.get(cause, 'see the runbook')}"
     if memory.mode is Mode.OBSERVE:
         goal = decision.goal_bytes
         would = f" would hold the limit at {human.size(goal)}" if goal is not None else " acts"
-        return f"nothing, it only observes: `writebackctl enforce`{would}"
+        return f"nothing, observing: `writebackctl enforce`{would}"
     if memory.yielded is not None:
-        return "nothing, somebody else set the limit: `writebackctl enforce` takes it back"
+        return "nothing, another process set the limits: `writebackctl enforce` takes over"
     if memory.pin_bytes is not None:
-        return f"holds the pinned {human.size(memory.pin_bytes)}: `writebackctl release` frees it"
+        return f"limit pinned to {human.size(memory.pin_bytes)}: `writebackctl release` ends it"
     if not in_force:
-        return "nothing, its limits are refused or held off: `writebackctl status` says by what"
+        return "nothing, the limits are refused or switched off: `writebackctl status` says by what"
     mine = next((each for each in decision.devices if each.name == name), None)
     state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
     if decision.limit_bytes is None:
-        return f"no limit of its own yet{state}"
+        return f"no limit set yet{state}"
     return f"holds the limit at {human.size(decision.limit_bytes)}{state}"

@@ -226,5 +226,5 @@ def question(
     except ToolError as error:
         hung, said = isinstance(error, Hung), str(error)
     except Exception as error:
-        said = f"its answer cannot be read: {type(error).__name__}: {error}"
+        said = f"cannot parse its output: {type(error).__name__}: {error}"
     return Tool(kind.name, str(path), printable(said)[:MOST_NAME]), hung

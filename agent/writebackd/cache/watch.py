@@ -55,7 +55,7 @@ class BackingWatch:
             try:
                 thread.start()
             except RuntimeError as error:  # TasksMax= of the unit
-                self.error = f"what stands behind the disks cannot be looked for: {error}"
+                self.error = f"cannot look for RAID tools' report: {error}"
                 return
             self._thread = thread
 
@@ -67,7 +67,7 @@ class BackingWatch:
                 self._seen, self.error = look(self._files, self._devices, now_s, self._owner)
             except Exception as error:  # other people's files: whatever is wrong with them
                 self._seen = ()
-                self.error = f"what stands behind the disks cannot be told: {error}"
+                self.error = f"cannot read RAID tools' report: {error}"
             self._seen_s = now_s
 
 
@@ -82,7 +82,7 @@ def look(
         told = report.read(files.path(RAID), owner)
         if is_stale(told, files, now_s):
             if not slept(told, files):
-                error = f"{RAID} is of {_age(told, now_s)}: does writebackd-raid.timer run?"
+                error = f"{RAID} is {_age(told, now_s)} old: check that writebackd-raid.timer runs"
         else:
             for tool in told.tools:
                 found += matcher.backings(tool.name, tool.controllers, told.wall_s)

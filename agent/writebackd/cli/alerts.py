@@ -146,7 +146,7 @@ def render(
     paint = Paint(colour)
     lines: List[str] = []
     if active is None:
-        lines.append("what is wrong now is not known: no daemon")
+        lines.append("current alerts unknown: no daemon")
     elif not active:
         lines.append(paint("no alerts", "good"))
     for each in active or ():

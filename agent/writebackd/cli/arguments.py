@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Callable
 
 
@@ -18,14 +19,14 @@ def number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"invalid integer: {text!r}") from None
 
 
 def positive(text: str) -> int:
     """A whole number above 0."""
     found = number(text)
     if found < 1:
-        raise argparse.ArgumentTypeError("needs a number above 0")
+        raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
     return found
 
 
@@ -42,3 +43,18 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def span(text: str) -> float:
+    """Seconds above 0, of a time as policies have it; minutes may be `m`."""
+    # Imported here: the start-up time is imports, and few verbs take a span.
+    from writebackd.policy.units import UnitError, parse_time
+
+    minutes = re.fullmatch(r"([\d.]+)m", text)
+    try:
+        value = parse_time(f"{minutes.group(1)}min" if minutes else text)
+    except UnitError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be above 0: {text!r}")
+    return value

@@ -208,7 +208,7 @@ def _archive(name: str, parts: Tuple[Part, ...], made_s: float) -> bytes:
 
 def _refuse(path: Path) -> None:
     if os.path.lexists(path):
-        raise CommandError(f"{path} is there already: name another file", BAD_NEWS)
+        raise CommandError(f"{path} exists: name another file", BAD_NEWS)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -228,8 +228,8 @@ def _write(path: Path, data: bytes) -> None:
                 os.replace(temporary, path)
                 stack.pop_all()
     except FileExistsError:
-        raise CommandError(f"{path} is there already: name another file", BAD_NEWS) from None
+        raise CommandError(f"{path} exists: name another file", BAD_NEWS) from None
     except OSError as error:
         raise CommandError(
-            f"{path} cannot be written ({error.strerror}): name another file", BAD_NEWS
+            f"cannot write {path} ({error.strerror}): name another file", BAD_NEWS
         ) from None

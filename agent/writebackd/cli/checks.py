@@ -8,8 +8,9 @@ import importlib
 import importlib.util
 import os
 from pathlib import Path
-from typing import Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
+from writebackd import human
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.lock import is_locked
 from writebackd.cli.client import NoDaemon, request
@@ -35,7 +36,7 @@ _OLDEST = (5, 10)
 _LEVELS = {"ok": "good", "note": "note", "warn": "warning"}
 _LIBBPF = "libbpf.so.1"
 _MODULES = (
-    ("pyroute2", "python3-pyroute2", "who waits for block IO is not shown"),
+    ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
     ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
@@ -60,21 +61,21 @@ def findings(runtime_dir: Path) -> List[Finding]:
 def privileges(files: KernelFiles) -> Iterator[Finding]:
     lever = files.path("/proc/sys/vm/dirty_bytes")
     if os.geteuid() != 0:
-        yield "warning", "not root: what only root can see is not checked; the daemon needs uid 0"
+        yield "warning", "not root: some checks are skipped; the daemon needs uid 0"
     elif not os.access(lever, os.W_OK):
-        yield "blocker", f"{lever} cannot be written: a container, or ProtectKernelTunables=yes"
+        yield "blocker", f"{lever} is not writable: a container, or ProtectKernelTunables=yes"
     else:
-        yield "good", "uid 0, and the limits can be written"
+        yield "good", "uid 0, the limits are writable"
 
 
 def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
     version = tuple(int(part) for part in release.split("-", 1)[0].split(".")[:2] if part.isdigit())
     if version < _OLDEST:
-        yield "warning", f"Linux {release}: older than 5.10, where nothing was tried"
+        yield "warning", f"Linux {release}: older than 5.10, untested"
     else:
         yield "good", f"Linux {release}"
     if files.path("/sys/kernel/btf/vmlinux").exists():
-        yield "good", "the kernel describes its types (BTF)"
+        yield "good", "kernel types (BTF) available"
     else:
         yield (
             "warning",
@@ -82,14 +83,14 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
             " kernel with CONFIG_DEBUG_INFO_BTF=y",
         )
     mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
-    yield _mounted(mounts, "tracefs", "names of tracepoints cannot be looked up")
-    yield _mounted(mounts, "cgroup2", "who dirties is told by process, not by unit")
+    yield _mounted(mounts, "tracefs", "tracepoint names cannot be resolved")
+    yield _mounted(mounts, "cgroup2", "writers are shown by process, not by unit")
     bdis = [f"/sys/class/bdi/{name}" for name in files.listdir("/sys/class/bdi")]
     levers = ("strict_limit", "max_bytes")
     if all(any(files.path(f"{bdi}/{lever}").exists() for bdi in bdis) for lever in levers):
-        yield "good", "limits per device exist (bdi strict_limit, max_bytes)"
+        yield "good", "per-device limits available (bdi strict_limit, max_bytes)"
     else:
-        yield "note", "no limits per device on this kernel: only the global pair"
+        yield "note", "no per-device limits on this kernel: only the global pair"
 
 
 def _mounted(mounts: Mapping[str, str], kind: str, without: str) -> Finding:
@@ -112,7 +113,7 @@ def libraries() -> Iterator[Finding]:
         if importlib.util.find_spec(module) is None:
             yield "note", f"no {package}: {without}"
         else:
-            yield "good", f"{package} is there"
+            yield "good", f"{package} found"
 
 
 def probe() -> Iterator[Finding]:
@@ -125,14 +126,14 @@ def probe() -> Iterator[Finding]:
         for level, text in report:
             yield _LEVELS[level], text
     except Exception as error:
-        yield "warning", f"the BPF probe could not be tried: {error}"
+        yield "warning", f"cannot try the BPF probe: {error}"
 
 
 def rivals(files: KernelFiles) -> Iterator[Finding]:
     found = find_rivals(files)
     yield from ((each.level, each.text) for each in found)
     if not found:
-        yield "good", "nobody else sets vm.dirty_* (tuned, other agents, files read at boot)"
+        yield "good", "no other program sets vm.dirty_* (tuned, other agents, files read at boot)"
 
 
 def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
@@ -151,18 +152,25 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
     ledger = runtime_dir / LEDGER
     try:
         status = request(runtime_dir, "status", timeout_s=2.0)
-        yield "good", f"writebackd runs: {status['mode']}, policy {status['policy']}"
+        yield "good", f"writebackd is running: {status['mode']}, policy {status['policy']}"
+        if os.geteuid() != 0:
+            yield from _hooks(status["probe"])  # root has them from `probe`
+        yield (
+            "good",
+            f"memory: {human.size(status['self']['rss_bytes'])} resident, locked so that the daemon"
+            " never waits for a disk (VmLck also counts mapped pages that were never used)",
+        )
         for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
-            yield "good", f"it holds {line}"
+            yield "good", f"it sets {line}"
         lost = status["probe"].get("lost", ())
-        yield from (("note", f"its probe lost {each}") for each in lost)
+        yield from (("note", f"probe lost {each}") for each in lost)
         if not lost and status["probe"]["backend"] != "procfs":
-            yield "good", "its probe lost nothing"
+            yield "good", "no probe event lost"
         if status["lease"]["watcher_pid"] is None:
             yield (
                 "warning",
-                "no watcher runs beside it: nobody would put the limits back if it hung; its log"
-                " says why none starts",
+                "no watcher: limits will not be restored if the daemon hangs; its log"
+                " says why",
             )
         return
     except NoDaemon:
@@ -172,7 +180,7 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         return
     alive = is_locked(runtime_dir)
     if alive is None:
-        yield "note", "whether a writebackd without a socket lives is for root: try again with sudo"
+        yield "note", "cannot see whether a writebackd without a socket runs: try again with sudo"
     elif alive:
         yield (
             "warning",
@@ -180,7 +188,7 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
             " `systemctl restart writebackd`",
         )
     elif ledger.exists() and is_watched(runtime_dir):
-        yield "note", "a writebackd that is gone left its limits: its watcher is to restore them"
+        yield "note", "writebackd is gone and its limits are in force: the watcher restores them"
     elif ledger.exists():
         yield (
             "warning",
@@ -188,7 +196,15 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
             " may still be its own; `sudo writebackctl restore` puts them back",
         )
     else:
-        yield "note", "writebackd does not run"
+        yield "note", "writebackd is not running"
+
+
+def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
+    """Where measurements come from, and what those hooks do not see."""
+    yield "good", f"request hook: {probe['request_hook'] or 'none'}"
+    fsync = probe["fsync_hook"]
+    yield "good" if fsync else "warning", f"fsync hook: {fsync or 'none, its latency is unknown'}"
+    yield from (("note", f"not visible: {each}") for each in probe["misses"])
 
 
 def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
@@ -198,11 +214,11 @@ def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
         hidden = request(runtime_dir, "status", timeout_s=2.0).get("processes_unseen")
     except CommandError:
         hidden = unseen(hiding(files))
-        level, more = "note", "; not so where systemd mounts a /proc of the unit's own, as 252 does"
+        level, more = "note", "; not where systemd mounts a /proc for the unit, as 252 does"
     if hidden:
         yield level, f"{hidden}{more}"
     else:
-        yield "good", "the daemon sees the processes of all users"
+        yield "good", "the daemon sees processes of all users"
 
 
 def _and_levers(ledger: Path) -> str:
@@ -212,4 +228,4 @@ def _and_levers(ledger: Path) -> str:
     except LedgerError:
         return ""  # `restore` tells what is wrong with it
     names = [str(entry.lever) for entry in found.levers] if found is not None else []
-    return f" and levers beside them ({', '.join(names)})" if names else ""
+    return f" and other levers ({', '.join(names)})" if names else ""

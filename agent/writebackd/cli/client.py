@@ -48,10 +48,10 @@ def request(
     except (FileNotFoundError, ConnectionRefusedError):
         raise NoDaemon(f"no daemon at {path}{_left_by_it(runtime_dir)}", NO_DAEMON) from None
     except PermissionError:
-        raise CommandError(f"no access to {path}: try again as root", NOT_PERMITTED) from None
+        raise CommandError(f"no access to {path}: try again with sudo", NOT_PERMITTED) from None
     except BlockingIOError:  # EAGAIN: a timed call ran out of time
         raise NoAnswer(
-            f"writebackd does not answer within {timeout_s:.0f} s: look at its log,"
+            f"writebackd does not answer within {timeout_s:.0f} s: see its log,"
             " `systemctl status writebackd`",
             NO_DAEMON,
         ) from None
@@ -77,11 +77,11 @@ def _left_by_it(runtime_dir: Path) -> str:
         alive = is_locked(runtime_dir)
         found = "" if alive else left_in_force(KernelFiles(), runtime_dir / LEDGER)
     except (LedgerError, OSError, ValueError) as error:
-        return f", but maybe limits of writebackd in force: {error}"
+        return f", but its limits may be in force: {error}"
     if not found:
         return f": start it with {start}"
     where = "" if runtime_dir == runtime_dir_in_use() else f" --runtime-dir {runtime_dir}"
-    unless = "unless one is starting or stopping, " if alive is None else ""
+    unless = "unless a daemon is starting or stopping, " if alive is None else ""
     return (
         f", but limits of writebackd are in force: {found}; {unless}restore them with"
         f" `sudo writebackctl{where} restore`, or start the daemon with {start}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Callable, List, Optional
 
 from writebackd import __version__
-from writebackd.cli.arguments import number, positive, seconds
+from writebackd.cli.arguments import number, positive, seconds, span
 from writebackd.cli.examples import epilog
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
@@ -20,20 +20,20 @@ from writebackd.paths import RUNTIME_DIR, runtime_dir_in_use
 
 _EPILOG = """\
 examples:
-  writebackctl status               what it does right now, on one screen
-  writebackctl top                  the same live, with who dirties and who waits
-  writebackctl why sda              how it came to sda's target
+  writebackctl status               state now, on one screen
+  writebackctl top                  the same live, with writers and waiters
+  writebackctl why sda              verdict, cause and next step for sda
   writebackctl --json status        the same as data
-  writebackctl alerts               what is wrong, who did it, what to do
-  writebackctl history --since 1h   what it did in the last hour
+  writebackctl alerts               what is wrong, the cause, what to do
+  writebackctl history --since 1h   events of the last hour
   writebackctl report --since 1d    the same as a page with plots, for a browser
-  sudo writebackctl observe         put the limits found back, only watch
-  sudo writebackctl trial           prove on this host what it is worth
+  sudo writebackctl observe         restore the original limits, only watch
+  sudo writebackctl trial           measure the effect on this host
   sudo writebackctl pin 15M         a fixed limit, until `release` or restart
-  sudo writebackctl run -- rsync -a /srv /backup   a backup that can be told apart
-  sudo writebackctl restore         put everything back, daemon or not
+  sudo writebackctl run -- rsync -a /srv /backup   a backup in its own scope
+  sudo writebackctl restore         restore everything, with or without a daemon
   writebackctl policy match         which policy fits this host, and why
-  writebackctl doctor               can it run here, and what stands in its way
+  writebackctl doctor               can it run here; if not, why
 
 exit codes: 0 good; 1 bad news (verify, doctor, restore, trial, replay); 2 wrong
 use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
@@ -64,7 +64,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         return GOOD
     except OSError as error:
         # A full disk behind the standard output, mostly.
-        where = error.filename or "the output cannot be written"
+        where = error.filename or "cannot write the output"
         complain(f"writebackctl: {where}: {error.strerror or error}")
         drop_unwritten("stdout")
         return BAD_NEWS
@@ -106,7 +106,7 @@ def _options(words: List[str]) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(words)
     if "run" not in options:
-        raise CommandError("which verb? `writebackctl --help` lists them", USAGE)
+        raise CommandError("no verb: `writebackctl --help` lists them", USAGE)
     if "json" not in options:
         options.json = False
     if "runtime_dir" not in options:
@@ -143,33 +143,44 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    verb("status", "status:status", "show limits, devices and reasons on one screen")
-    verb("devices", "explaining:devices", "show every device, what it is made of, managed or not")
+    status = verb("status", "status:status", "show limits, devices and reasons on one screen")
+    status.add_argument(
+        "--watch", type=seconds(0.2, 3600), nargs="?", const=1.0, metavar="SECONDS",
+        help="again every SECONDS (default 1) until Ctrl-C; a line each where stdout is no"
+        " terminal",
+    )  # fmt: skip
+    verb("devices", "explaining:devices", "show every device, its disks, managed or not")
     why = verb("why", "explaining:why", "explain the last decision")
     why.add_argument(
         "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
     )
-    _add_alerts(verb("alerts", "alerts:alerts", "show what is wrong, and what was"))
-    _add_top(verb("top", "top:top", "show devices, who dirties and who waits, live"))
-    _add_history(verb("history", "history:history", "show what happened"))
-    _add_report(verb("report", "report:report", "write a page with plots of what happened"))
-    _add_trial(verb("trial", "trial:trial", "prove by experiment what the agent is worth here"))
-    _add_replay(verb("replay", "replay:run", "decide again what was recorded"))
-    verb("observe", "steering:mode", "put the limits found back and only watch")
-    verb("enforce", "steering:mode", "set limits (again), also after a yield")
-    pin = verb("pin", "steering:pin", "hold a fixed limit until `release` or a restart")
+    why.add_argument(
+        "-v", "--verbose", action="store_true", help="with the steps from measurement to decision"
+    )
+    _add_alerts(verb("alerts", "alerts:alerts", "show alerts, current and past"))
+    _add_top(verb("top", "top:top", "show devices, writers and waiters, live"))
+    _add_history(verb("history", "history:history", "show past events"))
+    _add_report(verb("report", "report:report", "write a page with plots of past events"))
+    _add_trial(verb("trial", "trial:trial", "measure the effect on this host by experiment"))
+    _add_replay(verb("replay", "replay:run", "repeat the decisions of a recording"))
+    verb("observe", "steering:mode", "restore the original limits and only watch")
+    verb("enforce", "steering:mode", "set limits, also after a yield")
+    pin = verb("pin", "steering:pin", "hold a fixed limit, for a time or until `release`")
     pin.add_argument("size", metavar="BYTES", help="like 15M (1024-based); background is half")
+    pin.add_argument(
+        "--for", dest="span", type=span, metavar="SPAN", help="release it after so long, like 10m"
+    )
     verb("release", "steering:release", "end a pin")
-    forget = verb("forget", "steering:forget", "drop what was learned of a device")
+    forget = verb("forget", "steering:forget", "drop learned values of a device")
     forget.add_argument("device", help="name, MAJ:MIN, /dev path or mount point")
-    _add_run(verb("run", "scope:run", "run a command in a scope of its own, to watch and pace it"))
-    verb("verify", "explaining:verify", "check that the kernel holds what was last written")
+    _add_run(verb("run", "scope:run", "run a command in its own scope, to watch and pace it"))
+    verb("verify", "explaining:verify", "check the kernel against the values last written")
     metrics = verb("metrics", "explaining:metrics", "print the metrics of the last tick")
     metrics.add_argument(
         "--format", choices=("openmetrics", "prometheus"), default="openmetrics",
         help="prometheus: the older text format, which textfiles and promtool take",
     )  # fmt: skip
-    restore = verb("restore", "restore:restore", "put everything back, daemon or not")
+    restore = verb("restore", "restore:restore", "restore everything, with or without a daemon")
     restore.add_argument(
         "--honour-keep", action="store_true",
         help="leave the limits where the policy says on-exit = keep (for ExecStopPost=)",
@@ -183,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         help="also where somebody else has set limits since: to those from before writebackd's"
         " first write since boot",
     )  # fmt: skip
+    verb("version", "version:version", "show versions of program, daemon, kernel and probe")
     # For writebackd-watch.service alone: without help= no list of verbs shows it.
     verbs.add_parser("lease-watcher", parents=[common]).set_defaults(run="watch:lease_watcher")
     _add_doctor(
@@ -205,7 +217,7 @@ def _add_alerts(alerts: argparse.ArgumentParser) -> None:
         "--limit", type=positive, default=10, metavar="N", help="the last N past ones (default 10)"
     )
     alerts.add_argument(
-        "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
+        "--state-dir", metavar="DIR", help="default: the running daemon's, else /var/lib/writebackd"
     )
 
 
@@ -251,19 +263,22 @@ def _add_report(report: argparse.ArgumentParser) -> None:
 
 def _add_trial(trial: argparse.ArgumentParser) -> None:
     trial.add_argument(
-        "--duration", metavar="SPAN", default="8m", help="of all blocks together (default 8m)"
+        "--duration", type=span, metavar="SPAN", default="8m",
+        help="of all blocks together (default 8m)",
+    )  # fmt: skip
+    trial.add_argument(
+        "--block", type=span, metavar="SPAN", default="30s", help="of each (default 30s)"
     )
-    trial.add_argument("--block", metavar="SPAN", default="30s", help="of each (default 30s)")
     trial.add_argument("--seed", type=number, metavar="N", help="for the same order again")
     trial.add_argument(
-        "--device", metavar="NAME", help="default: the one on which somebody syncs"
+        "--device", metavar="NAME", help="default: the device with sync demand"
     )
     trial.add_argument(
-        "--ceiling", metavar="SPAN", default="1s",
+        "--ceiling", type=span, metavar="SPAN", default="1s",
         help="let the limits found hold no more than the disk drains in this time (default 1s)",
     )  # fmt: skip
     trial.add_argument(
-        "--stop-at", metavar="SPAN",
+        "--stop-at", type=span, metavar="SPAN",
         help="stop at an fsync of this length (default: twice the ceiling, or 20 times its"
         " unloaded median)",
     )  # fmt: skip
@@ -299,7 +314,7 @@ def _add_span(verb: argparse.ArgumentParser, devices: bool = True) -> None:
     if devices:
         verb.add_argument("--device", metavar="NAME", help="only this device and the whole host")
     verb.add_argument(
-        "--state-dir", metavar="DIR", help="default: the running daemon's, else the usual one"
+        "--state-dir", metavar="DIR", help="default: the running daemon's, else /var/lib/writebackd"
     )
 
 
@@ -311,7 +326,7 @@ def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser
     )
     for name, text in (
         ("list", "names of all policies"),
-        ("show", "a policy's files, or what they come to"),
+        ("show", "a policy's files, or their merged result"),
         ("check", "errors in policy files, with file and line"),
         ("match", "which policy fits this host, with points and evidence"),
     ):

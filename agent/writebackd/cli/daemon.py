@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
     p = Parser(
         prog="writebackd",
         description="Keeps dirty pages where they do not starve synchronous IO. "
-        "Restores what it found when it stops.",
+        "Restores the original limits when it stops.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--state-dir", type=Path, default=STATE_DIR, metavar="DIR",
-        help=f"history, and what was learned (default {STATE_DIR})",
+        help=f"history and learned values (default {STATE_DIR})",
     )
     p.add_argument(
         "--runtime-dir", type=Path, default=RUNTIME_DIR, metavar="DIR",
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         help="length of a tick, 0.05 to 10 (default 1)",
     )
     p.add_argument("--live", action="store_true", help="show the status on the terminal")
-    p.add_argument("--verbose", action="store_true", help="log what libbpf says, too")
+    p.add_argument("--verbose", action="store_true", help="also log messages of libbpf")
     p.add_argument("--version", action="version", version=f"writebackd {__version__}")
     return p
 
@@ -113,7 +113,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _main(argv: Optional[Sequence[str]]) -> int:
     args = parser().parse_args(argv)
     if os.geteuid() != 0:
-        complain("writebackd: needs root: /proc/sys/vm can be written by uid 0 only; try sudo")
+        complain("writebackd: needs root, /proc/sys/vm is writable by uid 0 only: try sudo")
         return NOT_PERMITTED
 
     choose_class = _Chooser(args.config_dir, args.runtime_dir)
@@ -140,11 +140,12 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         return USAGE
 
     live = args.live and sys.stdout.isatty()
+    unlocked = memory.lock_used()  # before the first thread, which is the log's
     listener = _start_logging(args.verbose, quiet=live)
     log.info("policy %s: %s", first.name, first.chosen)
     if args.policy is None:
         _warn_unused_drop_ins(first, args.config_dir)
-    _warn_unlocked(memory.lock_used())
+    _warn_unlocked(unlocked)
     options = Options(
         runtime_dir=args.runtime_dir,
         state_dir=args.state_dir,
@@ -172,7 +173,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         _warn_unlocked(memory.read_in_code())
         daemon.run(ready=lambda: notify("READY=1"))
         if live:
-            print(f"\nwritebackd stopped; the limits are {_limits_in_words()}")
+            print(f"\nwritebackd stopped; limits now: {_limits_in_words()}")
         return GOOD
     except (PolicyError, NoSuchProbe) as error:
         log.error("%s", error)
@@ -183,7 +184,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     except Exception as error:
         # The limits are back by now (Daemon.run); one line for the admin, the
         # trace for whoever asked for it.
-        log.critical("stopped by an error in the program: %r; please report it", error)
+        log.critical("stopped by a program error: %r; please report it", error)
         log.debug("trace", exc_info=True)
         return BAD_NEWS
     finally:
@@ -308,7 +309,7 @@ def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
     unused = unused_drop_ins(policy.name, config_dir)
     if unused:
         log.warning(
-            "not in force beside policy %s: %s; what shall hold for every policy belongs into"
+            "drop-ins not used by policy %s: %s; put settings for every policy into"
             " all.conf.d", policy.name, ", ".join(map(str, unused)),
         )  # fmt: skip
 
@@ -341,15 +342,14 @@ class _Screen:
 
 
 def _draw(snapshot: Snapshot) -> None:
+    from writebackd.cli.output import frame
     from writebackd.cli.render import render_status
     from writebackd.report.status import status_json
 
     width, height = shutil.get_terminal_size()
     colour = "NO_COLOR" not in os.environ
     text = render_status(status_json(snapshot), width, colour)
-    # Home, then clear to the end of each line: no flicker.
-    lines = text.splitlines()[: height - 1]
-    print("\033[H" + "".join(f"{line}\033[K\n" for line in lines) + "\033[J", end="", flush=True)
+    print(frame(text, height), end="", flush=True)
 
 
 if __name__ == "__main__":

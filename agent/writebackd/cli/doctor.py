@@ -19,7 +19,7 @@ def doctor(options: argparse.Namespace) -> int:
 
         return bundle(options)
     if options.keep_host:
-        raise CommandError("--keep-host says something of a bundle: add --bundle", USAGE)
+        raise CommandError("--keep-host needs --bundle", USAGE)
     found = checks.findings(options.runtime_dir)
     rows = [{"level": level, "text": text} for level, text in found]
     blocked = any(level == "blocker" for level, _ in found)

@@ -9,26 +9,26 @@ Example = Tuple[str, str]  # the command, what it is good for
 
 EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "status": (
-        ("writebackctl status", "what it does right now, on one screen"),
+        ("writebackctl status", "state now, on one screen"),
         ("writebackctl --json status", "the same as data"),
     ),
-    "devices": (("writebackctl devices", "what is managed, what is not, and why"),),
+    "devices": (("writebackctl devices", "managed or not, and why"),),
     "why": (
-        ("writebackctl why sda", "how it came to sda's target"),
-        ("writebackctl why /var/lib/postgresql", "the same by mount point"),
+        ("writebackctl why sda", "verdict, cause and next step for sda"),
+        ("writebackctl why -v /var/lib/postgresql", "by mount point, with every step"),
     ),
     "alerts": (
-        ("writebackctl alerts", "what is wrong, who did it, what to do"),
+        ("writebackctl alerts", "what is wrong, the cause, what to do"),
         ("writebackctl alerts --check", "a line and the exit codes of a Nagios plugin"),
     ),
     "top": (
-        ("sudo writebackctl top", "live; ? tells the keys"),
+        ("sudo writebackctl top", "live; ? lists the keys"),
         ("writebackctl top --interval 5", "a frame every 5 s, over a slow line"),
         ("writebackctl top --frames 1", "one frame of text, for a log or a mail"),
-        ("writebackctl --json top", "who dirties now, as data"),
+        ("writebackctl --json top", "current writers, as data"),
     ),
     "history": (
-        ("writebackctl history --since 1h", "what it did in the last hour"),
+        ("writebackctl history --since 1h", "events of the last hour"),
         ("writebackctl history --device sda --limit 20", "the last 20 events of sda"),
         ("writebackctl history --figures --csv --since 1d", "rates and latencies, as a table"),
     ),
@@ -37,37 +37,41 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
         ("writebackctl report --device sda -o sda.html", "only sda, under another name"),
     ),
     "trial": (
-        ("sudo writebackctl trial", "8 minutes: its limits and those found in turn"),
+        ("sudo writebackctl trial", "8 minutes: new and original limits in turn"),
         ("sudo writebackctl trial --duration 1h --output trial.html",
          "an hour, with a page for a browser"),
     ),
     "replay": (
-        ("sudo writebackctl replay", "exit code 1 when it decides otherwise now"),
-        ("sudo writebackctl replay --policy default", "what another policy would have decided"),
+        ("sudo writebackctl replay", "exit code 1 when a decision differs"),
+        ("sudo writebackctl replay --policy default", "the decisions of another policy"),
     ),
-    "observe": (("sudo writebackctl observe", "put the limits found back, only watch"),),
-    "enforce": (("sudo writebackctl enforce", "back to work, also after a yield"),),
-    "pin": (("sudo writebackctl pin 15M", "15 MiB, whatever happens, until release"),),
-    "release": (("sudo writebackctl release", "let it decide again"),),
+    "observe": (("sudo writebackctl observe", "restore the original limits, only watch"),),
+    "enforce": (("sudo writebackctl enforce", "set limits again, also after a yield"),),
+    "pin": (
+        ("sudo writebackctl pin 15M", "15 MiB until release"),
+        ("sudo writebackctl pin 15M --for 10m", "15 MiB for ten minutes"),
+    ),
+    "release": (("sudo writebackctl release", "return to automatic limits"),),
     "forget": (("sudo writebackctl forget sda", "after a new battery, or another array"),),
     "run": (
-        ("sudo writebackctl run -- rsync -a /srv /backup", "a backup that can be told apart"),
+        ("sudo writebackctl run -- rsync -a /srv /backup", "a backup in its own scope"),
         ("sudo writebackctl run --name nightly --slice backup.slice -- true",
-         "by a name, in a slice that policies can speak of"),
+         "with a name and a slice for policies"),
     ),
-    "verify": (("writebackctl verify", "exit code 1 when somebody changed a limit"),),
-    "restore": (("sudo writebackctl restore", "put everything back, daemon or not"),),
+    "verify": (("writebackctl verify", "exit code 1 when another process changed a limit"),),
+    "restore": (("sudo writebackctl restore", "restore everything, with or without a daemon"),),
     "doctor": (
-        ("sudo writebackctl doctor", "can it run here, and what stands in its way"),
+        ("sudo writebackctl doctor", "can it run here; if not, why"),
         ("sudo writebackctl doctor --bundle", "an archive for a bug report, without secrets"),
     ),
+    "version": (("writebackctl version", "for a bug report"),),
     "metrics": (
         ("writebackctl metrics", "of the last tick, as Prometheus gets them"),
         ("writebackctl metrics --format prometheus", "in the older form, for promtool"),
     ),
     "policy list": (("writebackctl policy list", "names, and what each is for"),),
     "policy show": (
-        ("writebackctl policy show --effective", "the running one, with where each value is from"),
+        ("writebackctl policy show --effective", "the running policy, with the file of each value"),
     ),
     "policy match": (
         ("writebackctl policy match", "which policy fits this host, with the evidence"),
@@ -75,7 +79,7 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "policy check": (
         ("writebackctl policy check default", "exit code 2 when a file has errors"),
         ("writebackctl policy check --as all.conf.d/50-site.conf site.conf",
-         "before it is installed there: with every policy that it is to be a part of"),
+         "before it is installed: with every policy it is merged into"),
     ),
 }  # fmt: skip
 

@@ -28,7 +28,7 @@ def why(options: argparse.Namespace) -> int:
     if options.json:
         show_json(answer)
     else:
-        show(render_why(answer, width(), wants_colour(sys.stdout)))
+        show(render_why(answer, width(), wants_colour(sys.stdout), options.verbose))
     return GOOD
 
 

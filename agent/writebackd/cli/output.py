@@ -31,5 +31,11 @@ def show_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
+def frame(text: str, height: int) -> str:
+    """`text` over what a terminal shows: home, then clear to the end of each line, no flicker."""
+    lines = text.splitlines()[: height - 1]
+    return "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
+
+
 def show(text: str) -> None:
     print(text)

@@ -33,14 +33,14 @@ def raid(
     tools = installed(files, top)
     vendors = {name: path for name, path in tools.items() if not name.startswith("dm-")}
     for name, path in vendors.items():
-        yield "good", f"{name} is there ({path})"
+        yield "good", f"{name} found ({path})"
     runs = _timer_runs()
     if runs:
         yield "good", f"{TIMER} runs"
     elif vendors and runs is not None:
         yield (
             "note",
-            f"{TIMER} does not run: nobody asks {', '.join(vendors)} for battery and rebuilds;"
+            f"{TIMER} is not running: no battery or rebuild state from {', '.join(vendors)};"
             f" `sudo systemctl enable --now {TIMER}`",
         )
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)

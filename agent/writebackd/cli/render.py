@@ -33,12 +33,15 @@ MIN_WIDTH = 40
 _MANY_DEVICES = 6
 _MANY_LEVERS = 5  # and of targets of levers
 _LABEL = 9
+_WATCHER_S = 2.5  # from the end of a lease until the watcher has seen it (actuate/watcher.py)
 _MORE = ".. (doctor)"
-_STUCK_S = 1.0  # an fsync in flight for longer than this is told
+_STUCK_S = 1.0  # an fsync in flight for longer than this has a line
 _COLOURS = {
     "guard": "32", "pace": "32", "probe": "36", "pinned": "36", "squeeze": "33", "blind": "33",
     "yielded": "35", "exhausted": "31;1", "warning": "33", "heading": "1", "faint": "2",
     "blocker": "31;1", "good": "32", "critical": "31;1",
+    "OK": "32;1", "MISSES_OBJECTIVE": "31;1", "FAILED": "31;1", "ALERT": "31;1", "BLIND": "33;1",
+    "YIELDED": "35;1", "OFF": "33;1", "PINNED": "36;1", "TRIAL": "36;1", "OBSERVING": "36;1",
 }  # fmt: skip
 # Where to look first; devices of one state stay in the daemon's order.
 _URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned")
@@ -100,23 +103,25 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     """The answer to `status` as one screen of text, `width` columns wide."""
     width = max(width, MIN_WIDTH)
     paint = Paint(colour)
-    lines = [paint(line, "heading") for line in wrapped(headline(status), width, "  ", "")]
+    lines = verdict_lines(status, width, paint)
+    lines += [paint(line, "heading") for line in wrapped(headline(status), width, "  ", "")]
     for alert in status["alerts"]:
         lines += _alert_lines(alert, width, paint)
     if status.get("policy_reason"):  # none in the answer of an older one
         lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
     lines += labelled("limit", limit_line(status), width)
-    found = _found_line(status["limits"])
+    before = _before_line(status["limits"])
     if status["mode"] == "observe" and status["limits"]["files"] != status["limits"]["original"]:
-        found += "; set by somebody else since, where enforce would begin"
-    lines += labelled("found", found, width)
+        before += "; changed since by another process, enforce starts from there"
+    lines += labelled("before", before, width)
     for number, line in enumerate(lever_lines(status.get("levers", ()))):
         lines += labelled("" if number else "levers", line, width)
     memory = status["memory"]
     dirty, writeback = human.size(memory["dirty_bytes"]), human.size(memory["writeback_bytes"])
-    lines += labelled("dirty", f"{dirty} now, and {writeback} being written", width)
-    told = any(status["reason"] in alert["summary"] for alert in status["alerts"])
-    if status["reason"] and not told:
+    lines += labelled("dirty", f"{dirty}, and {writeback} being written", width)
+    elsewhere = [alert["summary"] for alert in status["alerts"]]
+    elsewhere += [device["reason"] for device in status["devices"]]
+    if status["reason"] and not any(status["reason"] in text for text in elsewhere):
         lines += labelled("why", status["reason"], width)
     for warning in status["warnings"]:
         lines += [paint(line, "warning") for line in labelled("warning", warning, width)]
@@ -124,18 +129,22 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     lines += _table(status["devices"], width, paint)
     lines.append("")
     if status["dirtiers"]:
-        lines += labelled("dirtying", _dirtiers_line(status["dirtiers"]), width)
+        lines += labelled("writers", _dirtiers_line(status["dirtiers"]), width)
     if status["rivals"]:
         lines.append(one_line("rivals", _rivals_line(status["rivals"]), width))
-    lines.append(one_line("hooks", _hooks_line(status["probe"]), width))
-    unseen = [*status["probe"]["misses"], *status["probe"].get("lost", ())]
-    if unseen:
-        lines.append(one_line("unseen", "; ".join(unseen), width))
     lease = status.get("lease") or {}
     if lease.get("watcher_pid") is not None:
-        lines += labelled("lease", _lease_line(lease), width)
+        lines += labelled("safety", _safety_line(lease), width)
     lines += labelled("cost", _cost_line(status), width)
     return "\n".join(lines)
+
+
+def verdict_lines(answer: Mapping[str, Any], width: int, paint: Paint) -> List[str]:
+    """The first line of `status` and `why`; an older daemon has none."""
+    verdict = answer.get("verdict")
+    if verdict is None:
+        return []
+    return [paint(line, verdict["code"]) for line in wrapped(verdict["text"], width, "  ", "")]
 
 
 def _alert_lines(alert: Mapping[str, Any], width: int, paint: Paint) -> List[str]:
@@ -147,7 +156,7 @@ def _alert_lines(alert: Mapping[str, Any], width: int, paint: Paint) -> List[str
     lines = [paint(line, role) for line in labelled("alert", text, width)]
     for culprit in alert["culprits"]:
         if culprit["cmdline"] and culprit["cmdline"] not in alert["summary"]:
-            lines += labelled("", f"pid {culprit['pid']} is: {culprit['cmdline']}", width)
+            lines += labelled("", f"pid {culprit['pid']}: {culprit['cmdline']}", width)
     if alert["done"] and alert["done"] not in alert["summary"]:
         lines += labelled("", f"done: {alert['done']}", width)
     return lines
@@ -160,7 +169,7 @@ def lever_lines(levers: Sequence[Mapping[str, Any]]) -> List[str]:
         name = lever["name"] if lever["kind"] != "pace" else f"on {lever['name']}"
         value, found = (_lever_value(lever, lever[key]) for key in ("value", "original"))
         targets.setdefault(f"{lever['kind']} {lever['target']}", []).append(
-            f"{name} {value} (found {found})"
+            f"{name} {value} (before {found})"
         )
     lines = [f"{target}: {', '.join(values)}" for target, values in targets.items()]
     if len(lines) > _MANY_LEVERS:
@@ -177,24 +186,25 @@ def _lever_value(lever: Mapping[str, Any], value: Optional[int]) -> str:
     return human.size(value) if lever["name"].endswith("_bytes") else str(value)
 
 
-def _lease_line(lease: Mapping[str, Any]) -> str:
-    left = f"{lease['remaining_s'] or 0:.0f} s left"
-    text = f"{left}; when it runs out, process {lease['watcher_pid']} restores"
+def _safety_line(lease: Mapping[str, Any]) -> str:
+    within = (lease["remaining_s"] or 0.0) + _WATCHER_S
+    text = f"if the daemon dies, pid {lease['watcher_pid']} restores within {within:.0f} s"
     if not lease["lost"]:
         return text
-    return f"{text}; lost {'once' if lease['lost'] == 1 else str(lease['lost']) + ' times'}"
+    times = "once" if lease["lost"] == 1 else f"{lease['lost']} times"
+    return f"{text}; lease lost {times}"
 
 
 def headline(status: Mapping[str, Any]) -> str:
     mode = status["mode"]
     if status["off"] is not None:
-        mode += " (held off)"
+        mode += " (off)"
     elif mode == "observe":
         mode += " (writes nothing)"
     elif status["yielded"] is not None:
         mode += " (yielded)"
     elif status["pin_bytes"] is not None:
-        mode += f" (pinned {human.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
+        mode += f" (pinned to {human.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
     elif status.get("trial") is not None:
         mode += f" ({trial_words(status['trial'])})"
     return (
@@ -205,7 +215,7 @@ def headline(status: Mapping[str, Any]) -> str:
 
 def trial_words(trial: Mapping[str, Any]) -> str:
     """Which block of a trial is on, and what comes after it."""
-    arm = "the limits as found" if trial["arm"] == "original" else "the agent's limits"
+    arm = "original limits" if trial["arm"] == "original" else "writebackd's limits"
     after = "" if trial["returns_to"] == "enforce" else f"; then {trial['returns_to']}"
     return (
         f"trial of {trial['device']}, block {trial['block']} of {trial['blocks']}: {arm}{after}"
@@ -218,34 +228,42 @@ def in_window(window: Optional[Mapping[str, Any]]) -> str:
 
 
 def by_whom(pin: Optional[Mapping[str, Any]]) -> str:
-    """Who pinned, in words; nothing where that is not known."""
+    """Who pinned, since when, for how long yet; nothing where that is not known."""
     if pin is None:
         return ""
     try:
         name = f"{pwd.getpwuid(pin['uid']).pw_name}, uid {pin['uid']}"
     except KeyError:
         name = f"uid {pin['uid']}"
-    return f" by {clean(name)}, {_since(pin['since_s'])}"
+    left_s = pin.get("left_s")
+    left = "" if left_s is None else f", {human.duration(left_s)} left"
+    return f" by {clean(name)}, {_since(pin['since_s'])}{left}"
 
 
 def limit_line(status: Mapping[str, Any]) -> str:
     limits = status["limits"]
+    goal, wanted = limits["goal_bytes"], limits["wanted_bytes"]
+    writes = status["mode"] != "observe" and status["off"] is None
     text = (
-        f"{human.size(limits['dirty_bytes'])},"
+        f"{human.size(limits['dirty_bytes'])}{heading(wanted, goal) if writes else ''},"
         f" background {human.size(limits['dirty_background_bytes'])}"
     )
-    goal, wanted = limits["goal_bytes"], limits["wanted_bytes"]
     if status["mode"] == "observe":
         if goal is not None:
             text += f"; enforce would set {human.size(goal)}"
     elif status["off"] is not None:
-        text += f"; would go to {human.size(goal)}" if goal is not None else ""
-    elif human.size(goal) != human.size(wanted):
-        text += f"; on the way to {human.size(goal)}"
+        text += f"; would set {human.size(goal)}" if goal is not None else ""
     return text
 
 
-def _found_line(limits: Mapping[str, Any]) -> str:
+def heading(limit: Optional[int], goal: Optional[int]) -> str:
+    """Where a limit goes; nothing where it is there, or reads as if it were."""
+    if limit is None or goal is None or human.size(limit) == human.size(goal):
+        return ""
+    return f" -> {human.size(goal)} ({'lowering' if goal < limit else 'raising'})"
+
+
+def _before_line(limits: Mapping[str, Any]) -> str:
     found, in_bytes = limits["original"], limits["original_in_bytes"]
     sizes = [human.size(in_bytes[key]) for key in ("dirty_bytes", "dirty_background_bytes")]
     shares = [
@@ -276,14 +294,14 @@ def _dirtiers_line(tasks: Iterable[Mapping[str, Any]]) -> str:
         if task["device"]:
             part += f" on {task['device']}"
         if task["throttled_share"]:
-            part += f", waits {human.percent(task['throttled_share'])}"
+            part += f", throttled {human.percent(task['throttled_share'])}"
         parts.append(part)
     return "; ".join(parts)
 
 
 def _since(wall_s: Optional[float]) -> str:
     if wall_s is None:
-        return "since when is not known"
+        return "since an unknown time"
     return time.strftime("since %m-%d %H:%M:%S", time.localtime(wall_s))
 
 
@@ -293,10 +311,6 @@ def _rivals_line(rivals: Iterable[Mapping[str, Any]]) -> str:
         what = f" sets {rival['setting']}" if rival["setting"] else ""
         parts.append(f"{rival['name']}{what} ({rival['where']})")
     return "; ".join(parts)
-
-
-def _hooks_line(probe: Mapping[str, Any]) -> str:
-    return f"requests {probe['request_hook'] or 'none'}; fsync {probe['fsync_hook'] or 'none'}"
 
 
 def _cost_line(status: Mapping[str, Any]) -> str:
@@ -312,7 +326,7 @@ def _cost_line(status: Mapping[str, Any]) -> str:
 
 def _table(devices: Sequence[Mapping[str, Any]], width: int, paint: Paint) -> List[str]:
     if not devices:
-        return wrapped("no device to look after (writebackctl devices)", width, "")
+        return wrapped("no device to manage (see `writebackctl devices`)", width, "")
     shown = sorted(devices, key=_urgency)
     quiet: List[Mapping[str, Any]] = []
     if len(devices) > _MANY_DEVICES:
@@ -327,7 +341,7 @@ def _table(devices: Sequence[Mapping[str, Any]], width: int, paint: Paint) -> Li
             lines += wrapped(device["reason"], width, "    ")
         oldest = device["oldest_fsync_s"]
         if oldest is not None and oldest >= _STUCK_S:
-            text = f"an fsync has been waiting for {human.duration(oldest)}"
+            text = f"oldest pending fsync: {human.duration(oldest)}"
             lines += [paint(line, "warning") for line in wrapped(text, width, "    ")]
     for label, some in (("quiet", quiet), ("excluded", excluded)):
         if some:
@@ -362,11 +376,12 @@ _FIGURES = (
     _Figure("fsyncs", 6, *_RATES, lambda device: human.count(device["sync_rate"])),
     _Figure("p50", 5, *_TIMES, lambda device: human.milliseconds(device["fsync_p50_s"])),
     _Figure("p99", 5, *_TIMES, lambda device: human.milliseconds(device["fsync_p99_s"])),
-    _Figure("base", 5, *_TIMES, lambda device: human.milliseconds(device["fsync_baseline_s"])),
+    # None in the answer of an older daemon.
+    _Figure("obj.", 5, *_TIMES, lambda device: human.milliseconds(device.get("objective_s"))),
 )
 # What a narrow terminal goes without, in this order, once there is no room for a mount point;
 # what is left is as wide as the narrowest.
-_LESS = ("base", "p50", "drain", "fsyncs")
+_LESS = ("p50", "drain", "fsyncs", "obj.")
 _NAME_WIDTH = _STATE_WIDTH = 9
 _MOUNT_WIDTHS = range(6, 41)
 

@@ -39,7 +39,7 @@ class _Alive(CommandError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a writebackd without a socket lives: it is starting or stopping, try again,"
+            "writebackd is starting or stopping: try again,"
             " or stop it with `systemctl stop writebackd`",
             NO_DAEMON,
         )
@@ -69,7 +69,7 @@ def restore(options: argparse.Namespace) -> int:
         more, good = _to_first_found()
         lines += more
     answer = {"status": "observe" if good else "failed", "lines": lines}
-    report(options, answer, "writebackd runs: mode is now observe")
+    report(options, answer, "writebackd is running, mode: observe")
     return GOOD if good else BAD_NEWS
 
 
@@ -79,7 +79,7 @@ def _restore_from_ledger(options: argparse.Namespace) -> int:
     except _Alive:
         if not (options.lease or options.honour_keep):
             raise
-        result = RestoreResult("nothing", ("nothing restored: a writebackd runs",))
+        result = RestoreResult("nothing", ("nothing restored: writebackd is running",))
     if options.first_found and result.status != "failed":
         more, good = _to_first_found()
         status = "restored" if good else "failed"
@@ -101,12 +101,12 @@ def _to_first_found() -> Tuple[Tuple[str, ...], bool]:
     try:
         limits = read_limits(files)
     except (OSError, ValueError) as error:
-        return (f"the limits cannot be read: {error}",), False
+        return (f"cannot read the limits: {error}",), False
     actions = [
         put_back(files, pair, pair.value(limits), pair.value(first))
         for pair in PAIRS if pair.value(limits) != pair.value(first)
     ]  # fmt: skip
-    lines = (*map(describe_action, actions), f"found first since boot: {in_words(first)}")
+    lines = (*map(describe_action, actions), f"limits at boot: {in_words(first)}")
     return lines, all(action.ok for action in actions)
 
 

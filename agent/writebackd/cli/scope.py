@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if found is None:
         exists = os.path.exists(command[0]) and "/" in command[0]
         raise CommandError(
-            f"run: {command[0]} {'cannot be executed' if exists else 'is not found'}",
+            f"run: {command[0]} {'is not executable' if exists else 'not found'}",
             NOT_EXECUTABLE if exists else NOT_FOUND,
         )
     if os.path.isdir(SYSTEMD) and shutil.which("systemd-run"):
@@ -128,7 +128,7 @@ def _make_cgroup(unit: str) -> Path:
         directory.mkdir()
     except OSError as error:
         raise CommandError(
-            f"run: {directory} cannot be made ({error.strerror}): try again with sudo",
+            f"run: cannot create {directory} ({error.strerror}): try again with sudo",
             NOT_PERMITTED,
         ) from None
     if "io" not in _controllers(directory):

@@ -11,24 +11,27 @@ from writebackd.cli.render import (
     as_text,
     by_whom,
     clean,
+    heading,
     in_window,
     labelled,
     trial_words,
+    verdict_lines,
     wrapped,
 )
 
 Answer = Mapping[str, Any]
 
 
-def render_why(why: Answer, width: int = 80, colour: bool = False) -> str:
-    """The chain of reasoning: the limit first, then each device that has a say."""
+def render_why(
+    why: Answer, width: int = 80, colour: bool = False, verbose: bool = False
+) -> str:
+    """Verdict, cause, next: of the limit, then of each device; `verbose` adds the reasoning."""
     paint = Paint(colour)
     limit = why["limit"]
-    lines = [paint(_limit_title(why), "heading")]
-    because, pin = limit["reason"] or human.UNKNOWN, limit.get("pin")
-    # Who it was says more than that it was one who may.
-    because = because if pin is None else because.replace("pinned by the admin", "pinned")
-    lines += labelled("because", because + by_whom(pin), width)
+    lines = verdict_lines(why, width, paint)
+    lines += [paint(line, "heading") for line in wrapped(_limit_title(why), width, "  ", "")]
+    cause = limit["reason"] or human.UNKNOWN
+    lines += labelled("cause", cause + by_whom(limit.get("pin")), width)
     if limit.get("trial") is not None:
         lines += labelled("trial", trial_words(limit["trial"]), width)
     lines += labelled("next", limit["next"], width)
@@ -38,7 +41,7 @@ def render_why(why: Answer, width: int = 80, colour: bool = False) -> str:
     for device in devices:
         if device not in excluded:
             lines.append("")
-            lines += _device_reasoning(device, width, paint)
+            lines += _device_reasoning(device, width, paint, verbose)
     if excluded:
         lines.append("")
         lines += labelled("excluded", " ".join(device["name"] for device in excluded), width)
@@ -50,23 +53,21 @@ def _limit_title(why: Answer) -> str:
     policy = clean(why["policy"]) + in_window(why.get("window"))
     now = human.size(limit["threshold_bytes"])
     if limit["limit_bytes"] is None:
-        return f"limit {now}, as found ({why['mode']}, policy {policy})"
+        return f"limit {now}, original ({why['mode']}, policy {policy})"
     if why["mode"] == "observe":
         goal = human.size(limit["goal_bytes"])
-        return f"limit {now}; enforce would move it to {goal} (policy {policy})"
+        return f"limit {now}; enforce would set {goal} (policy {policy})"
     if why.get("off") is not None:  # no such key in the answer of an older daemon
         goal = human.size(limit["goal_bytes"])
-        return f"limit {now}, held off; it would go to {goal} (policy {policy})"
-    text = (
-        f"limit {human.size(limit['limit_bytes'])},"
-        f" background {human.size(limit['background_bytes'])}"
+        return f"limit {now} (off); would set {goal} (policy {policy})"
+    goes = heading(limit["limit_bytes"], limit["goal_bytes"])
+    return (
+        f"limit {human.size(limit['limit_bytes'])}{goes},"
+        f" background {human.size(limit['background_bytes'])} (policy {policy})"
     )
-    if human.size(limit["goal_bytes"]) != human.size(limit["limit_bytes"]):
-        text += f", on the way to {human.size(limit['goal_bytes'])}"
-    return f"{text} (policy {policy})"
 
 
-def _device_reasoning(device: Answer, width: int, paint: Paint) -> List[str]:
+def _device_reasoning(device: Answer, width: int, paint: Paint, verbose: bool) -> List[str]:
     state = device["state"] or "not decided"
     title = paint(clean(device["name"]), "heading") + "  " + paint(state, state)
     if device["decision_id"]:
@@ -76,53 +77,20 @@ def _device_reasoning(device: Answer, width: int, paint: Paint) -> List[str]:
     lines = [title]
     if device.get("verdict") is not None:  # no such key in the answer of an older daemon
         lines += labelled("verdict", device["verdict"], width)
-    steps = [step for step in device["steps"] if step != device["reason"]]
-    if not steps:
-        lines += labelled("seen", _writes(device), width)
-        lines += labelled("", _syncs(device), width)
+    lines += labelled("cause", device["reason"] or human.UNKNOWN, width)
+    lines += labelled("next", device["next"], width)
+    steps = [step for step in device["steps"] if step != device["reason"]] if verbose else []
     for number, step in enumerate(steps, 1):
         label = "steps" if number == 1 else ""
         lines += wrapped(step, width, " " * 12, f"{label:<9}{number}. ")
-    target = device["target_bytes"]
-    reason = device["reason"] or human.UNKNOWN
-    lines += labelled("so", reason, width)
-    lines += labelled("target", "as found" if target is None else human.size(target), width)
-    return lines + labelled("next", device["next"], width)
-
-
-def _writes(device: Answer) -> str:
-    text = f"writes {human.size(device['write_rate'])}/s"
-    if device["background_rate"] is not None:
-        text += f" ({human.size(device['background_rate'])}/s by the flusher)"
-    drain = device["drain_rate"]
-    text += ", drain rate " + ("not learned yet" if drain is None else f"{human.size(drain)}/s")
-    if device["slow_share"] is not None:
-        text += f", {human.percent(device['slow_share'])} of the syncs' time in slow ones"
-    return text + f", {device['inflight']} in flight"
-
-
-def _syncs(device: Answer) -> str:
-    if device["sync_rate"] is None:
-        return "fsync cannot be seen"
-    text = f"{human.count(device['sync_rate'])} fsync/s"
-    if device["fsync_p99_s"] is not None:
-        text += (
-            f": p50 {human.milliseconds(device['fsync_p50_s'])} ms,"
-            f" p99 {human.milliseconds(device['fsync_p99_s'])} ms"
-        )
-    baseline = device["fsync_baseline_s"]
-    if baseline is not None:
-        text += f"; unloaded it takes {human.milliseconds(baseline)} ms"
-    if device["oldest_fsync_s"]:
-        text += f"; the oldest still waits, for {human.duration(device['oldest_fsync_s'])}"
-    return text
+    return lines
 
 
 def render_devices(answer: Answer, width: int = 80, colour: bool = False) -> str:
     """Every device with what it is made of and whether it is managed."""
     paint = Paint(colour)
     if not answer["devices"]:
-        return "no device found: no filesystem on a block device is mounted"
+        return "no device: no filesystem on a block device is mounted"
     lines: List[str] = []
     for device in answer["devices"]:
         managed = "managed" if device["managed"] else "not managed"
@@ -150,7 +118,8 @@ def _behind(said: Answer) -> str:
     if said["protection"] is not None:
         parts.append(f"battery {as_text(said['protection'])}")
     if said["learn_s"] is not None:
-        parts.append(f"learns next in {human.duration(max(0.0, said['learn_s'] - said['time_s']))}")
+        left_s = max(0.0, said["learn_s"] - said["time_s"])
+        parts.append(f"next battery test in {human.duration(left_s)}")
     for work in said["works"]:
         done = "" if work["share"] is None else f" {human.percent(work['share'])} done"
         rate = "" if work["rate"] is None else f" at {human.size(work['rate'])}/s"
@@ -174,10 +143,10 @@ def render_verify(answer: Answer, width: int = 80) -> str:
     """What stands in the kernel against what was last written."""
     lines: List[str] = []
     for row in answer["differences"]:
-        found = "without a limit" if row["found"] is None else row["found"]
-        text = f"{row['file']} is {found}, last written was {row['expected']}"
+        found = "no limit" if row["found"] is None else row["found"]
+        text = f"{row['file']} is {found}, writebackd wrote {row['expected']}"
         if row["pid"] is not None:
-            text += f"; changed by {as_text(row['comm'])} (pid {row['pid']}"
+            text += f"; set by {as_text(row['comm'])} (pid {row['pid']}"
             text += f", cgroup {row.get('cgroup') or 'gone'}"
             text += f", command line: {row['cmdline']})" if row.get("cmdline") else ")"
         lines += wrapped(text, width, "  ", "")
@@ -188,7 +157,7 @@ def render_verify(answer: Answer, width: int = 80) -> str:
         return "\n".join(lines)
     written, levers = answer["written"], answer.get("levers", ())
     if written is None and not levers:
-        return "good: nothing of writebackd's is in the kernel"
+        return "good: writebackd holds no limit"
     parts = []
     if written is not None:
         parts.append(
@@ -196,9 +165,8 @@ def render_verify(answer: Answer, width: int = 80) -> str:
             f" {written['dirty_background_bytes']}"
         )
     if levers:
-        parts.append(f"{len(levers)} lever{'s' * (len(levers) > 1)} beside the limits")
-    verb = "stands" if written is None and len(levers) == 1 else "stand"
-    return "\n".join(wrapped(f"good: {' and '.join(parts)} {verb} as written", width, "  ", ""))
+        parts.append(f"{len(levers)} other lever{'s' * (len(levers) > 1)}")
+    return "\n".join(wrapped(f"good: {' and '.join(parts)} as written", width, "  ", ""))
 
 
 def render_findings(findings: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
@@ -212,5 +180,8 @@ def render_findings(findings: Sequence[Answer], width: int = 80, colour: bool = 
                 lines.append(paint(text[0][:8], level) + text[0][8:])
                 lines += text[1:]
     blockers = sum(finding["level"] == "blocker" for finding in findings)
-    verdict = "writebackd can run here" if not blockers else f"{blockers} in the way of running"
+    plural = "" if blockers == 1 else "s"
+    verdict = "writebackd can run here"
+    if blockers:
+        verdict = f"writebackd cannot run here: {blockers} blocker{plural}"
     return "\n".join([*lines, "", verdict])

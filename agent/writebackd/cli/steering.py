@@ -16,7 +16,7 @@ from writebackd.policy.units import UnitError, parse_size
 def mode(options: argparse.Namespace) -> int:
     """`observe` and `enforce`."""
     answer = request(options.runtime_dir, "mode", {"mode": options.verb})
-    return report(options, answer, f"mode is now {answer['mode']}")
+    return report(options, answer, f"mode: {answer['mode']}")
 
 
 def pin(options: argparse.Namespace) -> int:
@@ -24,18 +24,20 @@ def pin(options: argparse.Namespace) -> int:
         size = parse_size(options.size)
     except UnitError as error:
         raise CommandError(f"pin: {error}", USAGE) from None
-    answer = request(options.runtime_dir, "pin", {"bytes": size})
-    return report(options, answer, f"pinned to {human.size(answer['pin_bytes'])}")
+    args = {"bytes": size} if options.span is None else {"bytes": size, "for_s": options.span}
+    answer = request(options.runtime_dir, "pin", args)
+    lasts = "" if options.span is None else f" for {human.duration(options.span)}"
+    return report(options, answer, f"pinned to {human.size(answer['pin_bytes'])}{lasts}")
 
 
 def release(options: argparse.Namespace) -> int:
     answer = request(options.runtime_dir, "release")
-    return report(options, answer, "no longer pinned")
+    return report(options, answer, "pin released")
 
 
 def forget(options: argparse.Namespace) -> int:
     answer = request(options.runtime_dir, "forget", {"device": options.device})
-    return report(options, answer, f"forgotten: what was learned of {answer['device']}")
+    return report(options, answer, f"learned values of {answer['device']} dropped")
 
 
 def report(options: argparse.Namespace, answer: Mapping[str, Any], headline: str) -> int:

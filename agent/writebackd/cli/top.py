@@ -101,7 +101,7 @@ def _ask_again(options: argparse.Namespace, state: Top, waits: "Waits") -> None:
     try:
         _ask(options, state, waits)
     except (NoDaemon, NoAnswer):
-        state.problem = "the daemon does not answer: what you see is old; trying again"
+        state.problem = "no answer from the daemon: these values are old; trying again"
     except CommandError as error:
         state.problem = str(error)
 
@@ -261,7 +261,7 @@ def _keys(descriptor: int, wait_s: float) -> List[str]:
         return []
     data = os.read(descriptor, 256)
     if not data:
-        raise CommandError("the terminal is gone", BAD_NEWS)
+        raise CommandError("terminal closed", BAD_NEWS)
     while data.endswith((b"\x1b", b"\x1b[")) and _ready(descriptor, _ESCAPE_S):
         data += os.read(descriptor, 256)
     keys, text = [], data.decode(errors="replace")

@@ -35,9 +35,9 @@ SHORTEST_KEYS = "q quit  s sort  g group  space freeze  ? help"
 HELP = (
     "q, Ctrl-C       quit",
     "s               sort the devices by: " + ", ".join(SORTS),
-    "g               who dirties and who waits: by process, or by cgroup",
+    "g               group writers and waiters by process or by cgroup",
     "j, k            scroll the devices; also with the arrow keys",
-    "space           freeze what is shown; again: go on",
+    "space           freeze the screen; again: go on",
     "p               pin the limit (asks for a size, then whether you mean it); root",
     "r               release the pin; root",
     "m               switch between enforce and observe; root",
@@ -45,7 +45,7 @@ HELP = (
     "",
     "sparkline       p99 of fsync: each step is a factor of 3, from 0.1 ms up;",
     "                a gap is a tick without an fsync",
-    "cache           fill of the write cache, as its behaviour shows it",
+    "cache           estimated fill of the write cache",
     "sleeps          share of the time that a writer slept for the dirty limit",
     "waits           seconds per second that all threads waited for block IO",
     "D               sleeps uninterruptibly at this moment",
@@ -126,14 +126,14 @@ class Top:
         order, self.pending = self.pending, None
         if key in _YES:
             return order
-        self.message = "left as it was"
+        self.message = "nothing changed"
         return None
 
     def _typed(self, key: str) -> None:
         assert self.entry is not None
         if key == _ESCAPE:
             self.entry = None
-            self.message = "left as it was"
+            self.message = "nothing changed"
         elif key in ("\r", "\n"):
             text, self.entry = self.entry, None
             self._ask_pin(text)
@@ -144,7 +144,7 @@ class Top:
 
     def _ask_pin(self, text: str) -> None:
         if not text.strip():
-            self.message = "left as it was"
+            self.message = "nothing changed"
             return
         try:
             size = parse_size(text.strip())
@@ -167,20 +167,20 @@ class Top:
         self.entry = ""
 
     def _release(self) -> None:
-        self._ask(Order("release", {}, "no longer pinned"), "end the pin?")
+        self._ask(Order("release", {}, "pin released"), "release the pin?")
 
     def _switch(self) -> None:
         if self.status is None:
             return
         if self.status["mode"] == "observe":
             self._ask(
-                Order("mode", {"mode": "enforce"}, "mode is now enforce"),
+                Order("mode", {"mode": "enforce"}, "mode: enforce"),
                 "set limits (mode enforce)?",
             )
         else:
             self._ask(
-                Order("mode", {"mode": "observe"}, "mode is now observe"),
-                "put the limits found back and only watch (mode observe)?",
+                Order("mode", {"mode": "observe"}, "mode: observe"),
+                "restore the original limits and only watch (mode observe)?",
             )
 
     def _sort(self) -> None:

@@ -137,7 +137,7 @@ class View:
         """The table of devices in at most `room` lines, and how many those are."""
         devices = top.devices
         if not devices:
-            return _line("no device to look after (writebackctl devices)", width), 1
+            return _line("no device to manage (see `writebackctl devices`)", width), 1
         # Heading, and a line for those that do not fit.
         rows = room - 1 if len(devices) - top.offset <= room - 1 else room - 2
         shown = devices[top.offset : top.offset + max(1, rows)]
@@ -258,7 +258,7 @@ class View:
             ]  # fmt: skip
         for name, size, right in columns:
             _column(table, name, size, right)
-        return _filled(table, rows, room, "nobody dirties memory" + _unseen(top), width)
+        return _filled(table, rows, room, "no process dirties memory" + _unseen(top), width)
 
     def _waiters(self, top: Top, width: int, room: int) -> Tuple[RenderableType, int]:
         table = _table()
@@ -281,7 +281,7 @@ class View:
         for name, size, right in columns:
             _column(table, name, size, right)
         if top.wait_note is None:
-            return _filled(table, rows, room, "nobody waits for block IO", width)
+            return _filled(table, rows, room, "no process waits for block IO", width)
         part, used = _filled(table, rows, room - 1, "", width)
         return Group(part, _line(f"note: {top.wait_note}", width, "dim")), used + 1
 
@@ -316,7 +316,7 @@ def waits_by_cgroup(waits: Iterable[Wait]) -> List[Tuple[str, Optional[float], i
 def _unseen(top: Top) -> str:
     status: Mapping[str, Any] = top.status or {}
     backend = status.get("probe", {}).get("backend")
-    return ", as far as the probe procfs can tell: it cannot" if backend == "procfs" else ""
+    return ", unknown to probe procfs" if backend == "procfs" else ""
 
 
 def _rate(rate: Optional[float]) -> str:

@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import os
 import random
-import re
 import signal
 import socket
 import sys
@@ -22,7 +21,6 @@ from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.report import write_page
 from writebackd.command_line import complain
-from writebackd.policy.units import UnitError, parse_time
 from writebackd.report.codec import Interned, unpack
 from writebackd.trial.analysis import P99, analyse, block_of
 from writebackd.trial.course import End, Tick
@@ -38,7 +36,7 @@ _SEEDS = 1_000_000
 
 
 def trial(options: argparse.Namespace) -> int:
-    block_s, duration_s = seconds(options.block), seconds(options.duration)
+    block_s, duration_s = options.block, options.duration
     seed = options.seed if options.seed is not None else random.randrange(_SEEDS)
     try:
         arms = order(duration_s, block_s, seed)
@@ -48,8 +46,8 @@ def trial(options: argparse.Namespace) -> int:
         "arms": arms,
         "block_s": block_s,
         "settle_s": settle_s(block_s),
-        "ceiling_s": seconds(options.ceiling),
-        "stop_s": None if options.stop_at is None else seconds(options.stop_at),
+        "ceiling_s": options.ceiling,
+        "stop_s": options.stop_at,
     }
     begun = request(
         options.runtime_dir, "trial", {"order": "start", "device": options.device, **plan}
@@ -64,15 +62,6 @@ def trial(options: argparse.Namespace) -> int:
             no_more()
             course.end()
         return course.tell()
-
-
-def seconds(text: str) -> float:
-    """A time as policies have it, or minutes as `history` has them. Raises CommandError."""
-    minutes = re.fullmatch(r"([\d.]+)m", text)
-    try:
-        return parse_time(f"{minutes.group(1)}min" if minutes else text)
-    except UnitError as error:
-        raise CommandError(f"trial: {error}", USAGE) from None
 
 
 class _Course:
@@ -182,7 +171,7 @@ class _Course:
             self._show("")
             self._show("\n".join(text_plot(report.result.differences, columns)))
             if output is not None:
-                self._show(f"\n{output}: the same with the course of it")
+                self._show(f"\n{output}: the same with plots")
         if self._unseen is not None:
             self._silence(self._unseen)
         good = report.ended in [each.value for each in (End.DONE, End.ENOUGH, End.ASKED)]
@@ -204,8 +193,8 @@ class _Course:
         if self._options.output is None:
             raise error
         complain(
-            f"writebackctl: the output cannot be written: {error.strerror};"
-            f" {self._options.output} has it all"
+            f"writebackctl: cannot write the output: {error.strerror};"
+            f" {self._options.output} has all of it"
         )
         # What could not be written would be tried again at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -184,10 +184,10 @@ def _values(answer: Any) -> Any:
 def _in_words(error: Exception) -> str:
     code = getattr(error, "code", getattr(error, "errno", None))
     if code in (errno.EPERM, errno.EACCES):
-        return "block-IO waits are told to root only: sudo writebackctl top"
+        return "block-IO waits need root: sudo writebackctl top"
     if code == errno.ENOENT:
         return "this kernel has no taskstats (CONFIG_TASKSTATS): no block-IO waits"
-    return f"block-IO waits cannot be read: {error}"
+    return f"cannot read block-IO waits: {error}"
 
 
 def _key(process: Any) -> Tuple[int, float]:

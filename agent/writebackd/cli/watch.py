@@ -23,7 +23,7 @@ def lease_watcher(options: argparse.Namespace) -> int:
     """Until told to end; beside another watcher it waits for its turn."""
     if any(stream.isatty() for stream in (sys.stdin, sys.stdout) if stream is not None):
         raise CommandError(
-            f"lease-watcher is not for a terminal: {_PURPOSE}; `writebackctl top` shows what goes"
+            f"lease-watcher is not for a terminal: {_PURPOSE}; `writebackctl top` shows the state"
             " on", USAGE,
         )  # fmt: skip
     if os.geteuid() != 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd import human
 from writebackd.control import reasons
 from writebackd.control.beside import beside
 from writebackd.control.device import Want, decide_device, kernel_floor_bytes
@@ -77,11 +76,11 @@ def decide(
         )
         wants.append(want)
     if memory.yielded is not None:
-        reason = "hands off: somebody else set the limit"  # who, tells the decision's reason
-        wants = [_override(want, State.YIELDED, None, reason) for want in wants]
+        # Who it was is in the decision's reason.
+        wants = [_override(want, State.YIELDED, None, reasons.YIELDED) for want in wants]
     elif memory.pin_bytes is not None:
         wants = [
-            _override(want, State.PINNED, memory.pin_bytes, "pinned by the admin")
+            _override(want, State.PINNED, memory.pin_bytes, reasons.PINNED)
             for want in wants
         ]
 
@@ -102,7 +101,7 @@ def decide(
         most = memory_most(policy, sample.vm)
         if most is not None and goal > most and memory.pin_bytes is None:
             goal = most
-            reason += f"; no more than {human.size(most)}, a fifth of what memory can be dirty"
+            reason += reasons.of_memory(most, DIRTYABLE_SHARE)
     lifted = lift(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
     wanted = goal  # what the background limit goes by, raised or not
@@ -114,7 +113,7 @@ def decide(
     held = held and goal is None and memory.yielded is None
     if held:
         # A restart must not let the limit jump to 20 % of memory in mid-flood.
-        goal, reason = memory.limit_bytes, "just restarted: the limit of the run before stays"
+        goal, reason = memory.limit_bytes, reasons.RESTARTED
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     if goal is None:
         memory = replace(
@@ -128,8 +127,7 @@ def decide(
     # In one of the run before is what was stuck then.
     stuck = 0 if held else room_for_stuck(policy, memory, sample.vm, goal)
     if stuck:
-        on = ", ".join(memory.stuck.hang)
-        reason += f"; and {human.size(stuck)} for what is dirty on {on} and does not drain"
+        reason += reasons.stuck(stuck, ", ".join(memory.stuck.hang))
     # What is stuck is room for nobody, and the goal was the others' before.
     at_once = stuck + min(goal, memory.goal_bytes or goal) if stuck else 0
     memory = replace(memory, goal_bytes=goal, stuck_room=stuck)
@@ -209,14 +207,13 @@ def _as_found(
     """
     memory = remember_syncers(memory, sample)  # nobody who syncs is paced in the next block
     goal = limit = trial.limit_bytes
-    cut = "" if limit is None else f", cut to {human.size(limit)}"
     stuck = 0 if limit is None else room_for_stuck(policy, memory, sample.vm, limit)
     if limit is not None:
         limit += stuck
         if limit < sample.vm.threshold_bytes:
             # Down as ever: no buffered writer of the host stops for what is dirty already.
             limit = next_limit(limit, sample.vm, sample.time_s, sample.time_s, 1.0, 0.0, 0.0)
-    reason = f"trial of {trial.device}, block {trial.block} of {trial.blocks}: as found{cut}"
+    reason = reasons.trial(trial)
     wants, remembered = [], {}
     for seen in sample.devices:
         name = seen.device.name
@@ -324,13 +321,13 @@ def _arbitrate(
     if memory.yielded is not None:
         return None, memory.yielded, None
     if memory.pin_bytes is not None:
-        return memory.pin_bytes, "pinned by the admin", None
+        return memory.pin_bytes, reasons.PINNED, None
     needs = [(w.target_bytes, w.name) for w in wants if w.demand and w.target_bytes is not None]
     if needs:
         target, name = min(needs)
-        return target, f"{name} has the tightest need", name
+        return target, reasons.tightest(name), name
     bounds = [(w.target_bytes, w.name) for w in wants if w.target_bytes is not None]
     if bounds:
         target, name = max(bounds)
-        return target, f"no sync demand; {name} drains this in bounded time", name
-    return None, "no sync demand and no flood: the limits as found", None
+        return target, reasons.loosest(name), name
+    return None, reasons.ORIGINAL, None

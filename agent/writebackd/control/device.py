@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
-from writebackd import human
 from writebackd.control import reasons
 from writebackd.control.law import (
     Bounds,
@@ -129,19 +128,14 @@ def decide_device(
         may_spend=may_spend(law, bounds, pace is not None),
     )
     reason = (
-        reasons.verdict(rule, target, estimate, basis) if pace is None
-        else reasons.cost(estimate, basis)
+        reasons.law(rule, target, estimate, basis) if pace is None
+        else reasons.cost(estimate.drain_rate, basis)
     )
     last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
     over_s = now_s - last_s
     if over_s:
         left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
-        over = f"no sync demand for {human.duration(over_s)}"
-        kept = f"kept for {human.duration(left_s)} more"
-        reason = (
-            f"{reason}; {over}, its limit is {kept}" if estimate.flooded
-            else f"{over}, no flood: {human.size(target)} {kept}"
-        )
+        reason = reasons.kept(reason, estimate.flooded, target, over_s, left_s)
     state = reasons.STATES[rule]
     if rule is Rule.FLOOR and reasons.wait_s(estimate) > bounds.objective_s:
         state = State.EXHAUSTED
@@ -172,14 +166,10 @@ def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
 
 def _idle(own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool) -> Want:
     if not lately or estimate.drain_rate is None:
-        but = "its drain rate is not known yet" if lately else "no flood"
-        reason = f"no sync demand and {but}: limits as found"
+        reason = reasons.without_demand(lately)
         return Want(estimate.name, State.IDLE, None, False, reason, (reason,), rule=Rule.AS_FOUND)
     target = _clamp(estimate.drain_rate * own.drain_time_s, floor, ceiling)
-    reason = (
-        f"no sync demand: relaxed to {human.size(target)}, "
-        f"what {human.size(estimate.drain_rate)}/s drains in {own.drain_time_s:g} s"
-    )
+    reason = reasons.relaxed(target, estimate.drain_rate, own.drain_time_s)
     return Want(estimate.name, State.IDLE, target, False, reason, (reason,), rule=Rule.RELAXED)
 
 
@@ -188,17 +178,15 @@ def _blind(
 ) -> Want:
     """Without fsync latency: assume that somebody syncs while a flood is on, or was `lately`."""
     if not (estimate.flooded or lately):
-        reason = "fsync cannot be seen, and no flood: limits as found"
+        reason = reasons.blind(None, None, WAVE_S)
         return Want(estimate.name, State.BLIND, None, False, reason, (reason,), rule=Rule.BLIND)
     wanted = float(own.rest_bytes)
     if estimate.drain_rate is not None:
         least = min(own.rest_bytes, policy.limits.rest_bytes)
         wanted = max(estimate.drain_rate * own.allowed_delay_s, least)
     target = _clamp(wanted, floor, ceiling)
-    flood = f"no flood for less than {WAVE_S:g} s"
-    if estimate.flooded:
-        flood = f"a flood of {human.size(estimate.background_rate)}/s is on"
-    reason = f"fsync cannot be seen; {flood}: held at {human.size(target)}"
+    rate = estimate.background_rate if estimate.flooded else None
+    reason = reasons.blind(target, rate, WAVE_S)
     return Want(estimate.name, State.BLIND, target, True, reason, (reason,), rule=Rule.BLIND)
 
 

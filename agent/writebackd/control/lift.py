@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Dict, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
+from writebackd.control import reasons
 from writebackd.control.device import Want
 from writebackd.estimate.shares import limited, needed, share_of
 from writebackd.model import CgroupMemory, Lift, Memory, Sample, replace
@@ -55,21 +56,19 @@ def lift(
     }
     cgroups = [cgroup for cgroup, _ in small.values()]
     least = min(cgroups, key=lambda cgroup: cgroup.avail_bytes)
-    now = f"{_named(least)} has {human.size(share_of(goal, least, sample))} of it"
+    now = reasons.small_share(_named(least), share_of(goal, least, sample))
     others = _others(memory, sample, kept, wants)
     others_s = before.others_s if others is None else sample.time_s
     result = Lift(None, kept, others is not None, others_s)
     if sample.time_s - result.others_s <= WAVE_S:
-        why = others or "others did lately"
-        return Lifted(result, f"{now}, and it is not raised for that: {why}")
+        return Lifted(result, f"{now}; {reasons.not_raised(others)}")
     # Together they may hold what the law asks for.
     each = max(GRAIN_BYTES, goal // len(cgroups))
     limit = min(needed(each, least, sample), _most(policy, memory, sample, wants))
     if limit <= goal:
         return Lifted(result, now)
-    gets = human.size(share_of(limit, least, sample))
-    reason = f"{now}: raised to {human.size(limit)}, of which it has {gets}"
-    return Lifted(replace(result, limit_bytes=limit), reason)
+    raised = reasons.raised(limit, share_of(limit, least, sample))
+    return Lifted(replace(result, limit_bytes=limit), f"{now}; {raised}")
 
 
 def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[Want]) -> int:
@@ -127,7 +126,7 @@ def _others(
     for name, rate in rates.items():
         drain = memory.devices[name].drain_rate
         if rate > (FLOOD_RATE if drain is None else OTHERS_SHARE * drain):
-            return f"others write {human.size(rate)}/s to {name}, which is protected"
+            return reasons.others_flood(rate, name)
     return None
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Each branch of the law in words: why it decided so, and what comes next."""
+"""Every reason of a decision in words, one wording each, and what comes next."""
 
 from __future__ import annotations
 
-from typing import Mapping, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd import human
-from writebackd.model import Basis, Estimate, Rule, State
+from writebackd.model import Basis, Estimate, Rule, State, Trial
 from writebackd.tuning import (
     EXTRA,
     PAYS,
@@ -24,37 +24,42 @@ STATES: Mapping[Rule, State] = {
     Rule.FLOOR: State.GUARD,
 }
 
-# What is so, without its figures, and what the law does next.
+# The reason without its figures, and what the law does next.
 _WORDS: Mapping[Rule, Tuple[str, str]] = {
-    Rule.REST: ("no flood: the limit that was found for one",
-                "a flood is held at this limit from its first second on"),
-    Rule.WAVES: ("floods come and go: memory takes what the pause between them drains",
-                 "a flood that lasts longer than the one before gets the limit of a long one"),
-    Rule.COMING: ("the limit in force is not this one yet",
-                  "it moves as fast as what is dirty drains, unless another device or somebody else"
+    Rule.REST: ("sync demand and no flood, keeping the limit of the last one",
+                "the next flood meets this limit from its first second"),
+    Rule.WAVES: ("floods come and go, memory takes what drains between two",
+                 "a flood that outlasts the previous one gets the limit of a long flood"),
+    Rule.COMING: ("this limit is not in force yet",
+                  "the limit moves as fast as dirty pages drain, unless another device or tool"
                   " needs less; then its effect is measured"),
     Rule.OBSERVING: ("observing: would set",
                      "nothing is set in observe mode; after `writebackctl enforce` the law measures"
                      " what this limit brings"),
-    Rule.LOOSE: ("the limit holds no writer back",
-                 "a larger limit would change nothing; a flood that it holds back is measured"),
-    Rule.SEEK: ("the drain rate is not known, and a larger limit may bring more",
-                f"{SEEK:g} times the limit while that brings {human.percent(PAYS - 1)} more"),
-    Rule.MEASURE: ("the drain rate is not known, and a larger limit brought no more",
-                   f"{SHOWN_S:g} s with a full cache show the drain rate"),
-    Rule.CUT: ("the write cache is full, and syncs cost less than they may",
-               "a smaller limit, until the cache has room or syncs cost what they may"),
-    Rule.SHORT: ("the write cache is full, and the flood gets less than it keeps",
-                 "a larger limit; if that does not bring it back, the disk has become slower"),
-    Rule.DEAR: ("syncs cost more than they may", "a larger limit, which lets fewer syncs through"),
-    Rule.STEADY: ("the write cache is full, and a smaller limit would cost too much throughput",
-                  "the limit follows what syncs cost"),
+    Rule.LOOSE: ("the limit throttles no writer",
+                 "a larger limit would change nothing; the next flood that is throttled is"
+                 " measured"),
+    Rule.SEEK: ("the drain rate is unknown, a larger limit may raise throughput",
+                f"{SEEK:g} times the limit while that adds {human.percent(PAYS - 1)}"),
+    Rule.MEASURE: ("the drain rate is unknown, a larger limit did not raise throughput",
+                   f"{SHOWN_S:g} s with a full cache give the drain rate"),
+    Rule.CUT: ("the write cache is full, and syncs cost less than allowed",
+               "a smaller limit, until the cache has room or syncs cost what is allowed"),
+    Rule.SHORT: ("the write cache is full, and buffered writes get less than their share",
+                 "a larger limit; if throughput stays low, the disk has become slower"),
+    Rule.DEAR: ("syncs cost more than allowed", "a larger limit, which lets fewer syncs through"),
+    Rule.STEADY: ("the write cache is full, a smaller limit would cost too much throughput",
+                  "the limit follows the cost of syncs"),
     Rule.ROOM: ("the write cache has room",
-                "slowly more, the longer it has: so a faster disk is found"),
-    Rule.FLOOR: ("the write cache is full at the smallest limit that is allowed",
-                 "below it only pacing helps (levers.pace), or a smaller floor if the kernel"
-                 " keeps it"),
+                "the limit rises slowly, faster the longer there is room, to find a faster disk"),
+    Rule.FLOOR: ("the write cache is full at the smallest limit allowed",
+                 "only pacing (levers.pace) helps, or a smaller floor if the kernel keeps it"),
 }
+
+YIELDED = "yielded: another process set the limits"
+PINNED = "pinned"
+ORIGINAL = "no sync demand and no flood: original limits"
+RESTARTED = "just restarted: keeping the previous limit"
 
 
 # The same of a flood that is held by io.max.
@@ -78,15 +83,49 @@ def wait_s(estimate: Estimate) -> float:
     return max(estimate.fsync_p99_s or 0.0, estimate.oldest_fsync_s)
 
 
-def verdict(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
+class Judgement(NamedTuple):
+    """Whether syncs on a device meet the objective."""
+
+    met: bool
+    text: str
+    over: float  # wait over objective
+
+
+def judged(estimate: Estimate, basis: Optional[Basis]) -> Optional[Judgement]:
+    """None: no demand, or not known."""
+    if basis is None or not estimate.demand_known or not estimate.demand:
+        return None
+    waits_s = wait_s(estimate)
+    if not waits_s:
+        return None
+    met = waits_s <= basis.objective_s
+    sign = "within" if met else ">"
+    return Judgement(
+        met, f"{_longest(estimate)} {sign} {_ms(basis.objective_s)} ms",
+        waits_s / basis.objective_s,
+    )  # fmt: skip
+
+
+def _longest(estimate: Estimate) -> str:
+    """What `wait_s` is of: p99 covers syncs that have returned."""
+    p99_s = estimate.fsync_p99_s or 0.0
+    if estimate.oldest_fsync_s > p99_s:
+        return f"oldest pending fsync {_ms(estimate.oldest_fsync_s)} ms"
+    return f"p99 {_ms(p99_s)} ms"
+
+
+# ---- a device's target -----------------------------------------------------
+
+
+def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     """Why the limit is `target_bytes`, in a sentence, with the price of doing better."""
     if rule is Rule.OBSERVING:
         return f"{_WORDS[rule][0]} {human.size(target_bytes)}"
     words = f"{_WORDS[rule][0]}: {human.size(target_bytes)}"
     if rule is Rule.REST:
-        return f"sync demand and {words}"
+        return words
     if estimate.flooded and estimate.drain_rate and basis.spent:
-        words += f"; {cost(estimate, basis)}"
+        words += f"; {cost(estimate.drain_rate, basis)}"
     return words + trade(target_bytes, estimate, basis)
 
 
@@ -95,10 +134,12 @@ def held_to(name: str, target_bytes: int) -> str:
     return f"{name} needs less, and its {human.size(target_bytes)} holds for both"
 
 
-def cost(estimate: Estimate, basis: Basis) -> str:
-    """What syncs cost of the drain rate, and may."""
-    return (f"syncs cost {human.percent(basis.spent)} of {human.size(estimate.drain_rate or 0.0)}"
-            f"/s, and may cost {human.percent(basis.may_spend)}")
+def cost(drain_rate: Optional[float], basis: Basis) -> str:
+    """What syncs take of the drain rate, bytes per second, and what they may take."""
+    return (
+        f"syncs cost {human.percent(basis.spent)} of {human.size(drain_rate or 0.0)}/s,"
+        f" {human.percent(basis.may_spend)} allowed"
+    )
 
 
 def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
@@ -113,8 +154,90 @@ def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
         return text
     # What a sync waits for, and below the knee the rate as well, go with the limit.
     loss = 1.0 - min(1.0, estimate.background_rate * smaller / target_bytes / estimate.drain_rate)
-    return (f"{text}: about {human.size(int(smaller))} would meet it, for up to"
-            f" {human.percent(loss)} less than the disk's {human.size(estimate.drain_rate)}/s")
+    return (
+        f"{text}: about {human.size(int(smaller))} would meet it and lose up to"
+        f" {human.percent(loss)} of {human.size(estimate.drain_rate)}/s"
+    )
+
+
+def kept(reason: str, flooded: bool, target_bytes: int, over_s: float, left_s: float) -> str:
+    """`reason` where the last sync was `over_s` ago: the limit stays for `left_s` more."""
+    over = f"no sync for {human.duration(over_s)}"
+    stays = f"kept for {human.duration(max(0.0, left_s))} more"
+    if flooded:
+        return f"{reason}; {over}, limit {stays}"
+    return f"{over} and no flood: {human.size(target_bytes)} {stays}"
+
+
+def without_demand(flooded_lately: bool) -> str:
+    """Original limits: no flood lately, or none whose drain rate is known."""
+    if flooded_lately:
+        return "no sync demand, drain rate unknown: original limits"
+    return ORIGINAL
+
+
+def relaxed(target_bytes: int, drain_rate: float, seconds: float) -> str:
+    return (
+        f"no sync demand: {human.size(target_bytes)}, which drain in {seconds:g} s at"
+        f" {human.size(drain_rate)}/s"
+    )
+
+
+def blind(target_bytes: Optional[int], flood_rate: Optional[float], hold_s: float) -> str:
+    """`flood_rate`: None where a flood ended less than `hold_s` ago, or none was."""
+    if target_bytes is None:
+        return "fsync latency is not visible, no flood: original limits"
+    flood = f"a flood ended less than {hold_s:g} s ago"
+    if flood_rate is not None:
+        flood = f"a flood of {human.size(flood_rate)}/s"
+    return f"fsync latency is not visible, {flood}: {human.size(target_bytes)}"
+
+
+# ---- the limit of the host -------------------------------------------------
+
+
+def tightest(device: str) -> str:
+    return f"{device} needs the smallest limit"
+
+
+def loosest(device: str) -> str:
+    return f"no sync demand; {device} drains this in bounded time"
+
+
+def of_memory(limit_bytes: int, share: float) -> str:
+    return f"; at most {human.size(limit_bytes)}, {human.percent(share)} of dirtyable memory"
+
+
+def stuck(stuck_bytes: int, devices: str) -> str:
+    return f"; plus {human.size(stuck_bytes)} dirty on {devices} that do not drain"
+
+
+def small_share(cgroup: str, bytes_: float) -> str:
+    """Of a cgroup whose memory is so small that its share of the limit strangles it."""
+    return f"{cgroup} gets {human.size(bytes_)} of it"
+
+
+def raised(limit_bytes: int, bytes_: float) -> str:
+    return f"raised to {human.size(limit_bytes)}, of which it gets {human.size(bytes_)}"
+
+
+def not_raised(others: Optional[str]) -> str:
+    return f"not raised: {others or 'other writers flooded until just now'}"
+
+
+def others_flood(rate: float, device: str) -> str:
+    return f"other cgroups write {human.size(rate)}/s to {device}, which has sync demand"
+
+
+def trial(running: Trial) -> str:
+    """Of a block with the original limits, or with what they are reduced to."""
+    limit = running.limit_bytes
+    reduced = "" if limit is None else f", reduced to {human.size(limit)}"
+    block = f"block {running.block} of {running.blocks}"
+    return f"trial of {running.device}, {block}: original limits{reduced}"
+
+
+# ---- what comes next -------------------------------------------------------
 
 
 def next_step(rule: Rule) -> str:
@@ -124,9 +247,10 @@ def next_step(rule: Rule) -> str:
 
 def objective_note() -> str:
     """What the law does about an objective that is missed."""
-    return (f"while p99 is above the objective {human.percent(EXTRA)} of the drain rate more may be"
-            f" spent on syncs, for {TRY_S:g} s, and if that does not help not again for"
-            f" {human.duration(TRY_AGAIN_S)}")
+    return (
+        f"while p99 is above the objective, syncs may cost {human.percent(EXTRA)} more of the drain"
+        f" rate for {TRY_S:g} s; if that does not help, again after {human.duration(TRY_AGAIN_S)}"
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -153,5 +153,5 @@ def _put_back(files: KernelFiles, bdi: str) -> Optional[str]:
         try:
             files.write(path(bdi, name), _UNTOUCHED[FILES[name]])
         except OSError as error:
-            problem = f"{FILES[name]} cannot be put back: {error.strerror}"
+            problem = f"cannot restore {FILES[name]}: {error.strerror}"
     return problem

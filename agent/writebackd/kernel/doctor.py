@@ -18,7 +18,7 @@ def probe_report() -> List[Tuple[str, str]]:
     try:
         probe = BpfProbe(object_image(), KernelFiles())
     except (OSError, BpfError) as error:
-        return [("warn", f"BPF probe: {error}; the daemon will use /proc, which shows no fsync")]
+        return [("warn", f"BPF probe: {error}; the daemon uses /proc, which shows no fsync")]
     try:
         info = probe.info()
         report = [
@@ -28,7 +28,7 @@ def probe_report() -> List[Tuple[str, str]]:
             else ("warn", "fsync: no hook works here"),
             ("ok", f"BPF maps: {info.map_bytes / 1024:.0f} KiB"),
         ]
-        report += [("note", f"not seen: {miss}") for miss in info.misses]
+        report += [("note", f"not visible: {miss}") for miss in info.misses]
         report += [
             ("note", f"refused by this kernel: {hook} ({error})")
             for hook, error in probe.choice.refused.items()

@@ -80,6 +80,6 @@ def unseen(option: Optional[str], groups: Collection[int] = (0,)) -> Optional[st
     helps = "CapabilityBoundingSet=CAP_SYS_PTRACE" if traced else f"SupplementaryGroups={gid}"
     return (
         f"/proc is mounted {option}: services, cgroups and command lines of other users' processes"
-        f" are not seen, nor other programs that set the limits; {helps} in a drop-in of the unit"
-        " shows them"
+        " are not visible, nor other programs that set the limits; to see them, put"
+        f" {helps} into a drop-in of the unit"
     )

@@ -103,7 +103,7 @@ def library() -> C.CDLL:
         lib = C.CDLL("libbpf.so.1", use_errno=True)
     except OSError as error:
         raise OSError(
-            errno.ENOENT, f"libbpf.so.1 cannot be loaded ({error}): install libbpf1 (or libbpf)"
+            errno.ENOENT, f"cannot load libbpf.so.1 ({error}): install libbpf1 (or libbpf)"
         ) from None
     for name, result, arguments in _SIGNATURES:
         function = getattr(lib, name)

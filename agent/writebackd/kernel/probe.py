@@ -312,5 +312,5 @@ def open_probe(
     except (OSError, libbpf.BpfError) as error:
         if backend == "libbpf":
             raise
-        log.warning("BPF probe: %s; going on with /proc alone", error)
+        log.warning("BPF probe: %s; continuing with /proc alone", error)
         return ProcfsProbe(str(error))

@@ -48,7 +48,7 @@ class Reprobe:
         types = {kind for device in devices for _, kind, _ in device.filesystems}
         if not probe.covers(sorted(types - self._tried)):
             self._tried |= types  # what is refused now will be refused again
-            log.info("opening the probe again for %s", ", ".join(sorted(types)))
+            log.info("reopening the probe for %s", ", ".join(sorted(types)))
             self._thread = _start(self._open_again)
         return probe
 
@@ -61,7 +61,7 @@ class Reprobe:
         try:
             self._renewed = self._open()
         except (OSError, BpfError) as error:
-            log.error("the probe stays as it was: %s", error)
+            log.error("probe not reopened: %s", error)
 
     def _begin_after(self, probe: Probe) -> None:
         """What `probe` reads now is not for the new one, but the syncs that are stuck are."""

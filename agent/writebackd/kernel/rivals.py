@@ -148,7 +148,7 @@ class RivalWatch:
         """Why `found` is not what there is now."""
         begun_s = self._begun_s
         if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
-            return f"rivals cannot be looked for: not done within {_LOOK_S:g} s, a disk may hang"
+            return f"cannot look for rivals: not done within {_LOOK_S:g} s, a disk may hang"
         return self._error
 
     def look(self) -> None:
@@ -165,7 +165,7 @@ class RivalWatch:
             try:
                 self.found, self._error = self._find(), None
             except Exception as error:  # somebody else's files: whatever is wrong with them
-                self._error = f"rivals cannot be looked for: {error}"
+                self._error = f"cannot look for rivals: {error}"
             self._begun_s = None
 
 
@@ -224,7 +224,7 @@ def _boot(files: KernelFiles) -> Iterator[Rival]:
     for setting, (place, value) in _last(_sysctl_lines(files)).items():
         yield Rival(
             "note", "boot", "sysctl.d", f"{setting}={value}", place,
-            f"{setting}={value} is set at boot ({place}): writebackd takes it for the original;"
+            f"{setting}={value} is set at boot ({place}): writebackd treats it as the original;"
             " `sysctl --system` while it runs makes it yield",
         )  # fmt: skip
     others = {
@@ -235,13 +235,13 @@ def _boot(files: KernelFiles) -> Iterator[Rival]:
         for setting, (place, value) in _last(lines).items():
             yield Rival(
                 "note", "boot", name, f"{setting}={value}", place,
-                f"{setting}={value} is set at boot ({place}): writebackd takes it for the original",
+                f"{setting}={value} is set at boot ({place}): writebackd treats it as the original",
             )  # fmt: skip
     for place, setting, value in _in_directories(files, _UDEV_DIRS, ".rules", _UDEV):
         yield Rival(
             "note", "boot", "udev", f"{setting}={value}", place,
-            f"{setting}={value} is set when a disk comes or changes ({place}): writebackd lets"
-            " go of that lever",
+            f"{setting}={value} is set when a disk comes or changes ({place}): writebackd"
+            " releases that lever",
         )  # fmt: skip
 
 

@@ -338,7 +338,7 @@ class Topology:
     def problem(self) -> Optional[str]:
         """Why disks that come or go are not seen; None when they are."""
         if self._scanning and self._clock() - self._began > _HANGS_S:
-            return "hotplug is not seen: the scan of /sys hangs"
+            return "hotplug is not noticed: the scan of /sys hangs"
         return self._error
 
     def refresh(self) -> bool:
@@ -411,7 +411,7 @@ class Topology:
 
     def _failed(self, error: Exception) -> None:
         self._rescan_at = self._clock() + _RESCAN_BLIND_S
-        self._error = f"hotplug is not seen: {error}"
+        self._error = f"hotplug is not noticed: {error}"
         log.error("%s", self._error)
 
     def _relevant_mounts(self) -> Tuple[Mount, ...]:

@@ -57,11 +57,11 @@ def open_uevents() -> Tuple[Optional[Uevents], Optional[str]]:
     try:
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _PROTOCOL)
     except OSError as error:
-        return None, f"hotplug is seen late, no uevent socket: {error}"
+        return None, f"hotplug is noticed late, no uevent socket: {error}"
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         sock.bind((0, _KERNEL | _UDEV))
     except OSError as error:
         sock.close()
-        return None, f"hotplug is seen late, no uevent socket: {error}"
+        return None, f"hotplug is noticed late, no uevent socket: {error}"
     return Uevents(sock), None

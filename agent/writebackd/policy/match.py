@@ -140,7 +140,7 @@ def choose(
         reason = f"no policy fits this host{nearest}"
         return Choice(_because(policy, reason, wrong), verdicts, skipped)
     held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
-    kept = "" if best == judge(policies[best.name], facts) else "kept since it was taken before: "
+    kept = "" if best == judge(policies[best.name], facts) else "kept from before: "
     reason = f"{kept}best match, {best.points} points: {'; '.join(held)}"
     others = [each for each in verdicts[1:] if each.fits]
     if others:
@@ -167,7 +167,7 @@ def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
         off[key.attribute] = rest
         held.append(name)
         origins[where] = (
-            f"held back ({key.kind.format(value)} in {origins[where]}): nobody named the policy"
+            f"held back ({key.kind.format(value)} in {origins[where]}): the policy was not named"
         )
     if not held:
         return policy
@@ -180,7 +180,7 @@ def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
 
 def _because(policy: Policy, reason: str, wrong: Sequence[str]) -> Policy:
     """What is missing comes first: `status` has one line for it all."""
-    parts = [f"skipped for errors: {_few(wrong)}"] if wrong else []
+    parts = [f"skipped because of errors: {_few(wrong)}"] if wrong else []
     parts += [policy.chosen] if policy.chosen else []
     return replace(policy, chosen="; ".join([*parts, reason]))
 
@@ -200,7 +200,7 @@ def _with_services(verdict: Verdict) -> Verdict:
 
 
 def _score(verdict: Verdict) -> str:
-    needed = "" if verdict.fits else f" of the {verdict.least} that it needs"
+    needed = "" if verdict.fits else f" of the {verdict.least} needed"
     return f"{verdict.name} with {verdict.points}{needed}"
 
 
@@ -219,7 +219,7 @@ def _look(name: str, rule: Union[Rule, MemoryRule], facts: HostFacts) -> Tuple[O
 
 def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], str]:
     if memory is None:
-        return None, "how much memory there is is not known"
+        return None, "memory size unknown"
     low = rule.low_bytes is None or memory >= rule.low_bytes
     high = rule.high_bytes is None or memory <= rule.high_bytes
     return low and high, f"{format_size(memory >> 20 << 20)} of memory"
@@ -236,7 +236,7 @@ def _services(
 ) -> Tuple[Optional[bool], str]:
     """`only_units`: a process' name, which anybody can give, shall not switch everything off."""
     if facts.units is None or facts.processes is None:
-        return None, "what runs is not known"
+        return None, "running services unknown"
     found: List[str] = []
     # Globs outside: fnmatch keeps a few hundred compiled, and a policy may have a thousand.
     for glob in globs:
@@ -248,7 +248,7 @@ def _services(
         return None, f"none that can be seen runs (/proc is mounted {facts.unseen})"
     if found and only_units and not any(each.endswith(_UNIT) for each in found):
         return False, f"{_few(found)} runs, but none of the units"
-    return bool(found), f"{_few(found)} runs" if found else "none of them runs"
+    return bool(found), f"{_few(found)} runs" if found else "none runs"
 
 
 def _is_called(process: str, glob: str) -> bool:
@@ -259,7 +259,7 @@ def _is_called(process: str, glob: str) -> bool:
 
 def _virtualisation(words: Sequence[str], facts: HostFacts) -> Tuple[Optional[bool], str]:
     if facts.virtualisation is None:
-        return None, "whether this is a virtual machine is not known"
+        return None, "virtualisation unknown"
     shown = f"{facts.virtualisation} ({facts.virtualisation_shown_by})"
     return facts.virtualisation in words, shown
 

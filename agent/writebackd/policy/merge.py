@@ -163,7 +163,7 @@ class Merger:
         if WHEN not in lines and not wrong:
             self.errors.add(first, f"window {name} has no when: write 'when = {WHEN.kind.example}'")
         elif lines.keys() == {WHEN} and not wrong and lines[WHEN].value is not None:
-            self.errors.add(first, f"window {name} changes nothing: add what is to be other then")
+            self.errors.add(first, f"window {name} changes nothing: add what changes then")
         inside._check_bounds()
 
     def _check_overlaps(self) -> None:

@@ -48,7 +48,7 @@ class Reloader:
     def problem(self) -> Optional[str]:
         """Why a reload has no effect yet; None when it has, or soon will."""
         hangs = self._is_reading() and time.monotonic() - self._begun_s > _HANGS_S
-        return "the policy cannot be reloaded: reading it hangs" if hangs else None
+        return "cannot reload the policy: reading it hangs" if hangs else None
 
     def reload(self) -> None:
         """Somebody wants it: `take` tells so of what is read from now on."""

@@ -42,5 +42,5 @@ def route_warnings(snapshot: Snapshot) -> List[str]:
         if route.error is not None:
             lines.append(f"alerts do not reach {route.name} {route.target}: {route.error}")
         if route.lost:
-            lines.append(f"{route.lost} alerts were never told to {route.name} {route.target}")
+            lines.append(f"{route.lost} alerts were never delivered to {route.name} {route.target}")
     return lines

@@ -25,7 +25,12 @@ def pinned_json(snapshot: Snapshot) -> Optional[Json]:
     """Who pinned, by uid: names may come over the network, which the daemon never waits for."""
     if snapshot.memory.pin_bytes is None or snapshot.pinned is None:
         return None
-    return {"uid": snapshot.pinned.uid, "since_s": finite(snapshot.pinned.wall_s)}
+    until_s = snapshot.pinned.until_s
+    return {
+        "uid": snapshot.pinned.uid,
+        "since_s": finite(snapshot.pinned.wall_s),
+        "left_s": None if until_s is None else max(0.0, until_s - snapshot.sample.time_s),
+    }
 
 
 def trial_json(snapshot: Snapshot) -> Optional[Json]:

@@ -14,9 +14,11 @@ def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> Json:
     return {"mode": mode.value, "good": good, "lines": list(lines)}
 
 
-def pin_json(pin_bytes: Optional[int], lines: Sequence[str] = ()) -> Json:
+def pin_json(
+    pin_bytes: Optional[int], lines: Sequence[str] = (), for_s: Optional[float] = None
+) -> Json:
     """The answer to `pin` and `release` (None: no longer pinned)."""
-    return {"pin_bytes": pin_bytes, "lines": list(lines)}
+    return {"pin_bytes": pin_bytes, "for_s": for_s, "lines": list(lines)}
 
 
 def forget_json(device: str, lines: Sequence[str] = ()) -> Json:

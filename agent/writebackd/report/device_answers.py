@@ -62,6 +62,7 @@ def device_row(
         "reason": decision.reason if decision else "",
         "decision_id": decision.decision_id if decision else None,
         "target_bytes": decision.target_bytes if decision else None,
+        "objective_s": decision.basis.objective_s if decision and decision.basis else None,
         "inflight": sample.inflight,
         "busy_share": finite(sample.busy_share),
         # Capacity and fill are as its behaviour shows them, the rest as somebody says;

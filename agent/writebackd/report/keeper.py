@@ -140,7 +140,7 @@ class Keeper:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            log.warning("%s cannot be read (%s): learning starts anew", self.path, error.strerror)
+            log.warning("cannot read %s (%s): learning from scratch", self.path, error.strerror)
             return {}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # One name for it, so that they do not pile up.

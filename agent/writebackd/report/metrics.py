@@ -138,10 +138,10 @@ def _about(page: _Page, snapshot: Snapshot) -> None:
         snapshot.mode is Mode.ENFORCE and memory.yielded is None and snapshot.off is None
     )
     for name, text, value in (
-        ("enforcing", "Whether limits are set: neither observing, yielded nor held off.", writing),
-        ("yielded", "Whether somebody else set the limits, which stand since.",
+        ("enforcing", "Whether limits are set: not observing, yielded or switched off.", writing),
+        ("yielded", "Whether another process set the limits, which are left in force.",
          memory.yielded is not None),
-        ("held_off", "Whether a kill-switch file is there.", snapshot.off is not None),
+        ("held_off", "Whether a kill-switch file exists.", snapshot.off is not None),
         ("watcher_running", "Whether a second process would restore if the daemon hung.",
          snapshot.watcher_pid is not None),
         ("uptime_seconds", "Since the start, suspended time included.",
@@ -151,7 +151,7 @@ def _about(page: _Page, snapshot: Snapshot) -> None:
         ("window_end_timestamp_seconds", "Wall clock at which the open window closes.",
          None if window is None else window.until_s),
         ("read_errors", "What could not be read in the last tick.", len(sample.errors)),
-        ("lease_remaining_seconds", "Until the settings go home if nobody renews the lease.",
+        ("lease_remaining_seconds", "Until the settings are restored unless renewed.",
          snapshot.lease_s),
         ("memory_bytes", "Memory of the host.", sample.host.memory_bytes),
         ("dirty_bytes", "Dirty memory of the host.", sample.vm.dirty_bytes),
@@ -171,8 +171,8 @@ def _limits(page: _Page, snapshot: Snapshot) -> None:
         ("dirty_limit_bytes", "Dirty limit in force, as the kernel reckons.", vm.threshold_bytes),
         ("dirty_background_limit_bytes", "Background limit in force, as the kernel reckons.",
          vm.background_threshold_bytes),
-        ("dirty_limit_original_bytes", "Dirty limit as found; of a ratio about.", limit),
-        ("dirty_background_limit_original_bytes", "Background limit as found; of a ratio about.",
+        ("dirty_limit_original_bytes", "Original dirty limit; of a ratio about.", limit),
+        ("dirty_background_limit_original_bytes", "Original background limit; of a ratio about.",
          background),
         ("dirty_limit_wanted_bytes", "Dirty limit of the last decision; in observe mode a wish.",
          decision.limit_bytes),
@@ -181,7 +181,7 @@ def _limits(page: _Page, snapshot: Snapshot) -> None:
          snapshot.memory.pin_bytes),
     ):  # fmt: skip
         _single(page, name, "gauge", text, value)
-    name = page.family("levers_held", "gauge", "Levers beside the limits that hold our values.")
+    name = page.family("levers_held", "gauge", "Levers other than the limits set by writebackd.")
     for kind in LeverKind:
         count = sum(lever.kind is kind for lever in snapshot.levers)
         page.add(name, labels_text([("lever", kind.value)]), count)
@@ -193,7 +193,7 @@ def _totals(page: _Page, snapshot: Snapshot) -> None:
         ("limit_changes", "Writes that gave the dirty limit another value.",
          totals.limit_changes),
         ("foreign_writes", "Writes of others to levers of ours.", totals.foreign_writes),
-        ("leases_lost", "Times the lease ran out and the settings went home.",
+        ("leases_lost", "Times the lease expired and the original settings were restored.",
          snapshot.leases_lost),
         ("history_dropped_events", "Events that the history could not take.",
          snapshot.history_dropped),
@@ -235,7 +235,7 @@ def _alerts(page: _Page, snapshot: Snapshot) -> None:
 def _devices(page: _Page, snapshot: Snapshot) -> None:
     decisions = {each.name: each for each in snapshot.decision.devices}
     states = [each.state for each in snapshot.decision.devices]
-    name = page.family("devices", "gauge", "Devices by state, those left alone included.")
+    name = page.family("devices", "gauge", "Devices by state, excluded ones included.")
     for state in State:
         page.add(name, labels_text([("state", state.value)]), states.count(state))
     rows = [
@@ -252,7 +252,7 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
     name = page.family("device", "info", "What a device is; its shortest mount point.")
     for row in rows:
         page.add(name, labels_text(_topology(row.sample.device)), 1)
-    name = page.family("device_state", "gauge", "1 for what the agent is doing about the device.")
+    name = page.family("device_state", "gauge", "1 for the state of the device.")
     for row in rows:
         now = row.decision.state if row.decision else None
         for state, label in _STATES:
@@ -325,7 +325,7 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
     ("device_busy_seconds", "counter", "Time with at least one request in flight.",
      lambda row: row.totals.busy_s),
     ("device_inflight_requests", "gauge", "Requests in flight.", lambda row: row.sample.inflight),
-    ("device_sync_demand", "gauge", "Whether somebody syncs often enough to be guarded.",
+    ("device_sync_demand", "gauge", "Whether the device has sync demand.",
      _of_syncs(lambda e: int(e.demand))),
     ("device_flooded", "gauge", "Whether buffered writes are written back to it with more to come.",
      _of_estimate(lambda e: int(e.flooded))),

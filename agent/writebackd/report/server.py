@@ -74,6 +74,16 @@ def size_argument(args: Mapping[str, Any], name: str) -> int:
     return value
 
 
+def seconds_argument(args: Mapping[str, Any], name: str) -> Optional[float]:
+    """Seconds above 0 among the arguments, None when absent. Raises RequestError."""
+    value = args.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
+        raise RequestError(f"{name}: expected seconds above 0")
+    return float(value)
+
+
 class _Client:
     __slots__ = ("answer", "deadline_s", "received", "sock", "uid")
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd.alert.routes import RouteState
@@ -29,6 +30,32 @@ class Pinned(NamedTuple):
 
     uid: int  # of the process at the control socket, as the kernel tells it
     wall_s: float
+    until_s: Optional[float] = None  # as Sample.time_s; None: until it is released
+
+    def is_over(self, now_s: float) -> bool:
+        return self.until_s is not None and now_s >= self.until_s
+
+
+class VerdictCode(Enum):
+    """What status begins with; report/verdict.py says which, the worst first."""
+
+    BLIND = "BLIND"  # statistics cannot be read, or fsync latency is not visible
+    FAILED = "FAILED"  # a limit could not be written
+    MISSES_OBJECTIVE = "MISSES_OBJECTIVE"
+    OFF = "OFF"  # a kill-switch file exists
+    YIELDED = "YIELDED"  # another process set the limits
+    ALERT = "ALERT"  # an alert stands, and none of the above says so
+    TRIAL = "TRIAL"
+    PINNED = "PINNED"
+    OBSERVING = "OBSERVING"
+    OK = "OK"
+
+
+class Standing(NamedTuple):
+    """The verdict of the last tick."""
+
+    code: VerdictCode
+    since_s: float  # as Sample.wall_s
 
 
 @dataclass(frozen=True)
@@ -66,6 +93,8 @@ class Snapshot:
     pinned: Optional[Pinned] = None
     window: Optional[Open] = None  # of the policy, that is open
     objective: Optional[Objective] = None  # in force, that of the window where one is open
+    problem: Optional[str] = None  # why this tick is not whole
+    standing: Optional[Standing] = None
 
 
 def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
@@ -83,6 +112,8 @@ def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:
     background = found.dirty_background_bytes or total * found.dirty_background_ratio // 100
     # The kernel takes half of the limit where the background is not below it.
     return limit, background if background < limit else limit // 2
+
+
 def in_mode(snapshot: Snapshot, memory: Memory) -> Snapshot:
     """The same after a change of mode: nobody is answered with the mode of the last tick."""
     alerts = tuple(

@@ -25,6 +25,7 @@ from writebackd.report.answer_parts import (
 from writebackd.report.device_answers import backings_of, device_row
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.top_answer import dirtiers_json
+from writebackd.report.verdict import verdict_json
 
 _TOP_DIRTIERS = 3
 
@@ -33,6 +34,7 @@ def status_json(snapshot: Snapshot) -> Json:
     sample, memory = snapshot.sample, snapshot.memory
     decisions, backings = decisions_of(snapshot), backings_of(sample.backings)
     return {
+        "verdict": verdict_json(snapshot),
         "version": snapshot.version,
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
@@ -135,17 +137,17 @@ def _warnings(snapshot: Snapshot) -> List[str]:
     if snapshot.unseen is not None:
         lines.append(snapshot.unseen)
     if snapshot.off is not None:
-        lines.append(f"held off by {snapshot.off}: the limits are as found until it is removed")
+        lines.append(f"{snapshot.off} exists: original limits until it is removed")
     for action in sample.actions:
         if not action.ok:
-            lines.append(f"could not set {action.lever} to {action.new}: {action.error}")
+            lines.append(f"cannot set {action.lever} to {action.new}: {action.error}")
     lines.extend(sample.errors)
     if snapshot.lease_s is not None and snapshot.watcher_pid is None:
-        lines.append("no watcher runs: nobody would put the limits back if the daemon hung")
+        lines.append("no watcher: limits will not be restored if the daemon hangs")
     if snapshot.history_dropped:
         lines.append(
-            f"{snapshot.history_dropped} events are missing from the history:"
-            f" {snapshot.state_dir} is slow or full"
+            f"history: {snapshot.history_dropped} events dropped, {snapshot.state_dir} is slow or"
+            " full"
         )
     lines += _cache_warnings(sample.backings)
     lines += route_warnings(snapshot)
@@ -158,7 +160,7 @@ def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
     for each in backings:
         wrong = battery(each)
         if wrong and each.mode is CacheMode.ALWAYS_WRITE_BACK:
-            lines.append(f"{each.device}: {wrong}, and its cache still keeps writes back: a power"
+            lines.append(f"{each.device}: {wrong}, and its cache still holds writes back: a power"
                          " failure loses them")
         elif wrong:
             kept = f"; its cache is {each.mode.value}" if each.mode else ""

@@ -14,6 +14,7 @@ from writebackd.report.alerts import alerts_json
 from writebackd.report.answer_parts import Json, decisions_of, pinned_json, trial_json
 from writebackd.report.device_answers import device_row, find_devices
 from writebackd.report.snapshot import Snapshot
+from writebackd.report.verdict import verdict_json
 
 
 def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
@@ -25,6 +26,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
     decision = snapshot.decision
     chosen, decisions = find_devices(snapshot, device), decisions_of(snapshot)
     return {
+        "verdict": verdict_json(snapshot),
         "mode": snapshot.mode.value,
         "policy": snapshot.policy_name,
         "window": asdict(snapshot.window) if snapshot.window is not None else None,
@@ -60,7 +62,7 @@ def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
     if age_s is None:
         return ()
     rate, age = human.size(memory.drain_rate), human.duration(age_s)
-    return (f"drain rate {rate}/s (learned before the restart, {age} ago)",)
+    return (f"drain rate {rate}/s, learned before the restart, {age} ago",)
 
 
 def _let_go(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
@@ -82,7 +84,7 @@ def _reasoning(
     row["verdict"] = verdict(decision, estimate) if decision else None
     row["steps"] = [*earlier, *steps, *let_go]
     row["rule"] = decision.rule.value if decision else None
-    row["next"] = "The first tick decides."
+    row["next"] = "The next tick decides."
     if decision:
         row["next"] = what_next(decision, estimate, snapshot.objective)
     return row
@@ -91,28 +93,28 @@ def _reasoning(
 def _next_of_limit(snapshot: Snapshot) -> str:
     decision, vm = snapshot.decision, snapshot.sample.vm
     if snapshot.mode is Mode.OBSERVE:
-        return "Nothing is written: observe mode only shows what enforce would do."
+        return "Nothing: observe mode writes no limit."
     if snapshot.off is not None:
-        return f"Nothing is written while {snapshot.off} is there."
+        return f"Nothing is written while {snapshot.off} exists."
     if snapshot.memory.yielded is not None:
         return "Nothing is written until `writebackctl enforce`."
     trial = snapshot.memory.trial
     if trial is not None and trial.original:
         return (
-            "A trial is on: the agent's own limits come back with a later block, and at once when"
-            " fsync suffers."
+            "Trial: the daemon's own limits return with a later block, and at once when fsync is"
+            " too slow."
         )
     if decision.goal_bytes is None or decision.limit_bytes is None:
-        return "The limits stay as they were found."
+        return "The original limits stay."
     # What reads the same is the same: the law leaves small differences alone.
     if human.size(decision.goal_bytes) == human.size(decision.limit_bytes):
-        return "The limit stays until a device's target changes: what comes there is said below."
+        return "The limit stays until a device's target changes."
     if decision.goal_bytes < decision.limit_bytes:
         backlog = vm.dirty_bytes + vm.writeback_bytes
         rate = sum(each.background_rate for each in snapshot.estimates.values())
         takes = f" (about {human.duration(backlog / rate)} at {human.size(rate)}/s)" if rate else ""
         return (
-            f"The limit goes down to {human.size(decision.goal_bytes)}, no faster than the"
-            f" {human.size(backlog)} that wait are written out{takes}."
+            f"The limit falls to {human.size(decision.goal_bytes)} as {human.size(backlog)} of"
+            f" dirty pages are written{takes}."
         )
-    return f"The limit goes up to {human.size(decision.goal_bytes)}, one step at a time."
+    return f"The limit rises to {human.size(decision.goal_bytes)} step by step."

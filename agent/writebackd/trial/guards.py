@@ -57,7 +57,7 @@ def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float)
     """Why no trial may begin on `device`, a name of the snapshot's; None where one may."""
     memory = snapshot.memory
     if snapshot.off is not None:
-        return f"held off by {snapshot.off}: remove it first"
+        return f"{snapshot.off} exists: remove it first"
     if memory.yielded is not None:
         return f"yielded ({memory.yielded}): `writebackctl enforce` first"
     if memory.pin_bytes is not None:
@@ -74,7 +74,7 @@ def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float)
     if decision.state is State.EXCLUDED:
         return f"{device} is excluded: {decision.reason}"
     if not estimate.demand_known:
-        return f"{device}: fsync cannot be seen here (`writebackctl doctor` tells why)"
+        return f"{device}: fsync is not visible here (`writebackctl doctor` says why)"
     rate = sync_rate(snapshot, device)
     if not estimate.demand or rate < LEAST_SYNC_RATE:
         return (

@@ -142,7 +142,7 @@ def test_as_installed_and_stopped_in_order() -> None:
     wait_for(lambda: not is_alive(watcher), 5.0, "for the watcher to end")
     assert show(DAEMON, "Result") == show(WATCH, "Result") == "success"
     text = journal()
-    assert "its lease has run out" not in text and "Traceback" not in text
+    assert "lease expired" not in text and "Traceback" not in text
 
 
 # What vendors' tools do: make themselves a device node, open it, and write a log.
@@ -242,7 +242,7 @@ def test_stopped_by_a_signal(found: VmLimits) -> None:
     restarted(DAEMON, pid)
     assert int(show(DAEMON, "NRestarts")) == restarts + 1
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
-    said("hangs, its lease has run out")
+    said("hangs, lease expired")
     print(f"\nhome {home:.1f} s after SIGSTOP, killed after {killed:.1f} s")
 
 

@@ -176,7 +176,7 @@ class Alertmanager(Route):
             return False
         except Exception as error:  # a bug of ours: what stands next may fare better
             if self._error != repr(error):
-                log.error("alerts cannot be told to %s: %r", self.name, error)
+                log.error("cannot send alerts to %s: %r", self.name, error)
             self._failed(repr(error))
             return False
         if not 200 <= answer.status < 300:

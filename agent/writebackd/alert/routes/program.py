@@ -46,7 +46,7 @@ def run_program(argv: Sequence[str], text: bytes, limit_s: float) -> None:
             )
         except OSError as error:
             what = error.filename or argv[0]  # setpriv, say, that is to start it
-            raise RouteError(f"cannot be started: {what}: {error.strerror or error}") from None
+            raise RouteError(f"cannot start: {what}: {error.strerror or error}") from None
         _let_it_be_killed_first(child.pid)
         assert child.stdout is not None
         stack.callback(child.stdout.close)

@@ -218,7 +218,7 @@ class Teller(Route):
                 else:
                     self._pause(self._backoff.fail())
             except Exception as error:  # a bug of ours: the next one may fare better
-                log.error("%s cannot be told to %s: %r", happening.alert.key, self.name, error)
+                log.error("cannot send %s to %s: %r", happening.alert.key, self.name, error)
                 self._failed(repr(error))
                 self._drop_first()
             else:

@@ -51,13 +51,13 @@ def unprivileged(
     try:
         why = others_may_choose(argv[0])
     except OSError as error:
-        raise RouteError(f"cannot be started: {error.strerror}") from None
+        raise RouteError(f"cannot start: {error.strerror}") from None
     if why:
         raise RouteError(f"not started: {why}")
     if os.geteuid() != 0:
         return list(argv)
     if not os.stat(argv[0]).st_mode & 0o001:
-        raise RouteError(f"cannot be started: it runs as nobody: chmod a+rx {argv[0]}")
+        raise RouteError(f"cannot start, it runs as nobody: chmod a+rx {argv[0]}")
     if _may_change_user():
         gains = [] if set_uid else ["--no-new-privs"]
         user = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all"]

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb version: of this program, of the running daemon, of the kernel."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from writebackd import __version__
+from writebackd.cli.client import NoDaemon, request
+from writebackd.cli.exits import GOOD
+from writebackd.cli.output import show, show_json
+from writebackd.cli.render import as_text
+
+
+def version(options: argparse.Namespace) -> int:
+    """Without a daemon that part is unknown, which is no bad news."""
+    daemon = probe = None
+    try:
+        status = request(options.runtime_dir, "status")
+        daemon, probe = status["version"], status["probe"]["backend"]
+    except NoDaemon:
+        pass
+    kernel = os.uname().release
+    if options.json:
+        show_json({"writebackctl": __version__, "writebackd": daemon, "probe": probe,
+                   "kernel": kernel})  # fmt: skip
+        return GOOD
+    running = "not running" if daemon is None else f"{as_text(daemon)}, probe {as_text(probe)}"
+    show(f"writebackctl  {__version__}\nwritebackd    {running}\nkernel        {kernel}")
+    return GOOD
