@@ -22,7 +22,6 @@ from writebackd.estimate.learned import forgotten
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import file_of
 from writebackd.kernel.vm import in_words, read_state
-from writebackd.model import Memory, Mode
 from writebackd.report.command_answers import forget_json, mode_json, pin_json
 from writebackd.report.culprits import for_user
 from writebackd.report.device_answers import devices_json, find_devices
@@ -43,6 +42,8 @@ from writebackd.report.top_answer import top_json
 from writebackd.report.verify_answer import verify_json
 from writebackd.report.why_answer import why_json
 from writebackd.runtime_state import RuntimeState
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
 
 log = logging.getLogger(__name__)
 

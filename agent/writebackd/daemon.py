@@ -35,7 +35,6 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.memory import collect_seldom
 from writebackd.kernel.signals import Signals
-from writebackd.model import Decision, Device, Memory, Mode, Sample
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
@@ -52,6 +51,10 @@ from writebackd.runtime_state import RuntimeState
 from writebackd.tick_report import TickReport
 from writebackd.trial.course import End
 from writebackd.trial.desk import Desk
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,13 @@ from writebackd.kernel.rivals import RivalWatch, find_rivals
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
-from writebackd.model import Action, Device, ForeignWrite, Sample, replace
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
 from writebackd.policy.schema import Probe as ProbeSettings
 from writebackd.report.culprits import name_writers
+from writebackd.types.copying import replace
+from writebackd.types.levers import Action, ForeignWrite
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
 
 
 def linked(files: KernelFiles, device: str) -> str:

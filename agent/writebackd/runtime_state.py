@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 from writebackd.alert.state import AlertMemory
-from writebackd.model import Action, Memory, Mode
 from writebackd.report.snapshot import Pinned, Snapshot
 from writebackd.report.totals import Totals
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
+from writebackd.types.levers import Action
 
 
 @dataclass

@@ -20,7 +20,6 @@ from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.usage import Usage
 from writebackd.kernel.vm import LEVERS
-from writebackd.model import Decision, Estimate, Sample
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
 from writebackd.report.culprits import with_command_lines
@@ -30,6 +29,9 @@ from writebackd.report.snapshot import Snapshot
 from writebackd.report.teller import Teller
 from writebackd.report.verdict import standing
 from writebackd.runtime_state import RuntimeState
+from writebackd.types.decision import Decision
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import Sample
 
 
 class TickReport:

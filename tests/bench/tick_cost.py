@@ -28,15 +28,9 @@ from fake_vm import SYSCTL, FakeVm
 from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel.readers import MOST_TASKS, Reading
-from writebackd.model import (
-    ClassSample,
-    Histogram,
-    IoClass,
-    ProbeInfo,
-    SyncSample,
-    TaskSample,
-)
 from writebackd.policy import load_policy
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import ClassSample, IoClass, ProbeInfo, SyncSample, TaskSample
 
 DISKS = 1024
 TICKS = 40

@@ -18,8 +18,8 @@ from writebackd.actuate.lease import open_file, read_watch
 from writebackd.actuate.ledger import load
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import PAIRS, read_limits, write_pair
-from writebackd.model import VmLimits
 from writebackd.paths import LEDGER, SOCKET, WATCH
+from writebackd.types.levers import VmLimits
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 FILES = KernelFiles()

@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import pytest
 
 from tests.kernel.scratch import scratch_disk
-from writebackd.model import Fact
 from writebackd.report.keeper import decode, encode
+from writebackd.types.device_memory import Fact
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 VM = Path("/proc/sys/vm")

@@ -39,9 +39,10 @@ from tests.kernel.fault_rig import (
 )
 from tests.kernel.scratch import run
 from writebackd.kernel.identity import leaf_identity
-from writebackd.model import Fact, Learned, VmLimits
 from writebackd.paths import LEARNED, LEDGER
 from writebackd.report.keeper import encode
+from writebackd.types.device_memory import Fact, Learned
+from writebackd.types.levers import VmLimits
 
 # Twenty ticks.
 A_WHILE_S = 1.0

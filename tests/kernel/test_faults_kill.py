@@ -29,8 +29,8 @@ from tests.kernel.fault_rig import (
     wait_for,
 )
 from writebackd.actuate.restore import restore_from_ledger
-from writebackd.model import VmLimits
 from writebackd.paths import LEDGER
+from writebackd.types.levers import VmLimits
 
 SEED = 20260103
 # From before the first import of a module to well into the loop.

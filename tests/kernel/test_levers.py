@@ -30,7 +30,7 @@ from writebackd.kernel import bdi
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import FLUSH_NAMES
 from writebackd.kernel.vm import LEVERS, read_state
-from writebackd.model import Action, LeverKind, Setting
+from writebackd.types.levers import Action, LeverKind, Setting
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access("/sys/class/bdi", os.W_OK), reason="needs root"
@@ -369,7 +369,7 @@ import json, os, sys
 from dataclasses import replace
 from writebackd import daemon
 from writebackd.cli.daemon import main
-from writebackd.model import LeverKind, Setting
+from writebackd.types.levers import LeverKind, Setting
 
 law = daemon.decide
 wishes = [Setting(LeverKind(kind), *rest) for kind, *rest in json.loads(os.environ["WISHES"])]

@@ -29,7 +29,8 @@ from writebackd.kernel.probe import (
     open_probe,
 )
 from writebackd.kernel.readers import Reading
-from writebackd.model import ClassSample, ForeignWrite, IoClass, SyncSample
+from writebackd.types.levers import ForeignWrite
+from writebackd.types.samples import ClassSample, IoClass, SyncSample
 
 FILESYSTEMS = ("ext4", "xfs")
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -240,7 +241,7 @@ def test_latencies_are_those_that_the_caller_waits(disk: Scratch, probe: BpfProb
     os.close(fd)
     histogram = syncs(read(probe), disk).latency
     # Sum from the buckets' lower edges: below the true time, by an eighth at most.
-    from writebackd.model import BUCKET_EDGES_S
+    from writebackd.types.histogram import BUCKET_EDGES_S
 
     low = sum(n * BUCKET_EDGES_S[i] for i, n in histogram.buckets)
     assert 0.5 * spent < low < spent

@@ -18,7 +18,8 @@ from tests.lab.rig import Rig
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BpfProbe, object_image
 from writebackd.kernel.reprobe import Reprobe
-from writebackd.model import Device, SyncSample
+from writebackd.types.samples import SyncSample
+from writebackd.types.storage import Device
 
 
 def model_processes(rig: Rig) -> List[int]:

@@ -19,7 +19,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.mounts import read_mounts
 from writebackd.kernel.topology import Topology, scan
 from writebackd.kernel.uevents import Uevents, open_uevents
-from writebackd.model import Device
+from writebackd.types.storage import Device
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for losetup and mount")
 

@@ -25,9 +25,9 @@ from tests.kernel.test_daemon import (
     untouched,
     wait_for,
 )
-from writebackd.model import Fact
 from writebackd.report.keeper import decode, encode
 from writebackd.trial.plan import LEASE_S
+from writebackd.types.device_memory import Fact
 
 __all__ = ["start", "untouched"]
 

@@ -26,7 +26,7 @@ from tests.kernel.scratch import Scratch, as_born, scratch_disk
 from tests.kernel.system import System, booted, why_not
 from tests.vm.inside.rig import MIB, WISHES, WISHING, Wish, state, wishes, wishes_for
 from writebackd.kernel.vm import PAIRS, write_pair
-from writebackd.model import LeverKind, VmLimits
+from writebackd.types.levers import LeverKind, VmLimits
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
@@ -231,7 +231,7 @@ def test_who_may_read_what_names_processes(system: System) -> None:
 TELLING = """import sys, time
 sys.path.insert(0, "/usr/lib/writebackd")
 from writebackd import journal
-from writebackd.model import Action
+from writebackd.types.levers import Action
 from writebackd.alert.routes import journal_fields
 
 for number in (30, 31):

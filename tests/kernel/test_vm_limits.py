@@ -30,7 +30,7 @@ from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import LEVERS, expected_thresholds, host_info, read_limits, read_state
-from writebackd.model import VmLimits
+from writebackd.types.levers import VmLimits
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not os.access(SYSCTL + "dirty_bytes", os.W_OK),

@@ -12,9 +12,14 @@ from typing import Iterable, Iterator, List, Mapping, Optional, Sequence
 from writebackd.cli.replay import policy_of
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
-from writebackd.model import Decision, DeviceMemory, Estimate, Memory, Sample, replace
 from writebackd.policy import Policy
 from writebackd.report.tape import Outcome, Recorded, read_tape
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import Sample
 
 from .truth import Seen, Truth
 

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
-from writebackd.model import Device, Sample, TaskSample
 from writebackd.paths import SAMPLES
 from writebackd.report.tape import Recorded, Tape, outcome_of, read_tape
+from writebackd.types.samples import Sample, TaskSample
+from writebackd.types.storage import Device
 
 from . import contenders
 from .ballast import Ballast, left

@@ -18,8 +18,10 @@ from writebackd.alert.collapse import LAW_ACTS_S
 from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName, Cause
-from writebackd.model import ForeignWrite, Memory, Mode
 from writebackd.policy import load_policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
+from writebackd.types.levers import ForeignWrite
 
 POLICY = load_policy("default")
 # The detector was tuned on those from 0 on: figures for docs/research/2026-11-alerts.md need others

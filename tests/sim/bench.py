@@ -11,8 +11,9 @@ from tests.lab.score import score
 from tests.sim.plant import MB, Law, Loop, Plant
 from tests.sim.scenarios import Scenario
 from writebackd.control.decide import decide
-from writebackd.model import Memory, Mode
 from writebackd.policy.schema import Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
 
 STATIC_MB = (1, 2, 4, 8, 15, 16, 32, 64)
 TICK_S = 1.0

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from tests.sim.plant import GB, MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from writebackd.model import Decision
 from writebackd.policy import load_policy
+from writebackd.types.decision import Decision
 
 POLICY = load_policy("default")
 # Flows hardly change within such a step.

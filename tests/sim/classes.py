@@ -26,8 +26,8 @@ from tests.sim.scenarios import (
     STICK,
     Scenario,
 )
-from writebackd.model import Mode
 from writebackd.policy import load_policy
+from writebackd.types.decision import Mode
 
 # cloud-volume-with-caps of tests/lab/presets.conf: an fsync takes two of its requests of 0.5 ms, or
 # hardly less.

@@ -18,23 +18,22 @@ from tests.sim.plant import HOST, MB, RATIOS, bucket
 from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert
-from writebackd.model import (
+from writebackd.policy.schema import Policy
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import (
     ClassSample,
-    Decision,
-    Device,
     DeviceSample,
-    Estimate,
-    Histogram,
     IoClass,
-    Memory,
-    Mode,
     Sample,
     SyncSample,
     TaskSample,
     VmState,
-    replace,
 )
-from writebackd.policy.schema import Policy
+from writebackd.types.storage import Device
 
 DAY_S = 86400.0
 DAYS = 30

@@ -19,10 +19,11 @@ from tests.sim import bench
 from tests.sim.plant import MB, Disk, Flood, Loop
 from tests.sim.scenarios import Scenario
 from writebackd.control.reasons import wait_s
-from writebackd.model import Memory, Mode
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.report.plot import LOG, SIZES, Axis, Point, axis
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "docs" / "explanation"
 # The disk of the page's example: 250 MB/s, and a quarter of a millisecond of them for each sync.

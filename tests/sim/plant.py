@@ -19,29 +19,25 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
-from writebackd.model import (
-    Action,
+from writebackd.policy.schema import Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.levers import Action, ForeignWrite, LeverKind, VmLimits
+from writebackd.types.samples import (
     CgroupControl,
     CgroupSample,
     ClassSample,
-    Decision,
-    Device,
     DeviceSample,
-    Estimate,
-    ForeignWrite,
-    Histogram,
     HostInfo,
     IoClass,
-    LeverKind,
-    Memory,
-    Mode,
     Sample,
     SyncSample,
     TaskSample,
-    VmLimits,
     VmState,
 )
-from writebackd.policy.schema import Policy
+from writebackd.types.storage import Device
 
 MB = 1 << 20
 GB = 1 << 30
@@ -190,7 +186,7 @@ def _on(start_s: float, end_s: float, on_s: float, off_s: float, now_s: float) -
 
 
 def bucket(seconds: float) -> int:
-    """The histogram bucket (see model.py) that a latency falls into."""
+    """The histogram bucket (see types/histogram.py) that a latency falls into."""
     units = int(seconds / 1024e-9)
     if units < 8:
         return units

@@ -13,7 +13,8 @@ from tests.sim.cases import POLICY, Case, cases, drive, runs
 from tests.sim.plant import AS_FOUND, HOST, Loop
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
-from writebackd.model import Decision, Memory, State
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, State
 
 
 def floor_bytes() -> int:

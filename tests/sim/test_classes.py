@@ -12,8 +12,8 @@ from tests.sim.alerts import Host as Watched
 from tests.sim.classes import BY_POLICY, HOSTS, Host, run
 from tests.sim.plant import AS_FOUND, GB, MB, Flood
 from writebackd.alert.values import AlertName
-from writebackd.model import Mode
 from writebackd.policy import list_policies, load_policy
+from writebackd.types.decision import Mode
 
 SEEDS = (1, 2, 3)
 ENFORCED = [host for host in HOSTS if load_policy(host.policy).mode == Mode.ENFORCE.value]

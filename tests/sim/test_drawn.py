@@ -15,8 +15,8 @@ from tests.sim.scenarios import Scenario
 from writebackd import tuning
 from writebackd.control import law
 from writebackd.estimate import drain
-from writebackd.model import Drain, Law
 from writebackd.policy import load_policy
+from writebackd.types.device_memory import Drain, Law
 
 POLICY = load_policy("default")
 JUDGED = 20

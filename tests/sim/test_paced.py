@@ -11,9 +11,9 @@ import pytest
 from tests.sim import bench
 from tests.sim.plant import MB, Disk, Event, Loop
 from tests.sim.scenarios import SLOW_RAID, Scenario
-from writebackd.model import LeverKind
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
+from writebackd.types.levers import LeverKind
 
 # Each block of a sync takes the media as long as its bytes do, or four times that.
 CHEAP, DEAR = (replace(SLOW_RAID, scattered_s=4096 * times / (60.0 * MB)) for times in (1, 4))

@@ -23,8 +23,8 @@ from tests.sim.plant import (
 )
 from tests.sim.scenarios import BATTERY_GONE, LEAPS, RAID, SLOW_RAID, STICK
 from tests.sim.shape import Row, rows
-from writebackd.model import BUCKET_EDGES_S
 from writebackd.policy import load_policy
+from writebackd.types.histogram import BUCKET_EDGES_S
 
 # Single runs of the rig scatter by 1.5 to 2 (15 MB gave 238 to 439 fsync/s).
 CLOSE = 1.8

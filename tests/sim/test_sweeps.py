@@ -10,8 +10,9 @@ import pytest
 
 from tests.sim.plant import SWEEP_EVERY_S, Loop
 from tests.sim.scenarios import BY_NAME
-from writebackd.model import Memory, Mode
 from writebackd.policy import load_policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
 
 POLICY = load_policy("default")
 PHASES = 30

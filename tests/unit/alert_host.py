@@ -11,30 +11,25 @@ from plant import latencies
 from writebackd.alert.detect import detect
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.values import Alert, AlertName
-from writebackd.model import (
-    Backing,
-    Basis,
-    CgroupSample,
-    ClassSample,
-    Decision,
-    Device,
-    DeviceDecision,
-    DeviceMemory,
-    DeviceSample,
-    Estimate,
-    Histogram,
-    IoClass,
-    Memory,
-    Mode,
-    Sample,
-    State,
-    SyncSample,
-    TaskSample,
-    VmLimits,
-    VmState,
-)
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Basis, Decision, DeviceDecision, Mode, State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import (
+    CgroupSample,
+    ClassSample,
+    DeviceSample,
+    IoClass,
+    Sample,
+    SyncSample,
+    TaskSample,
+    VmState,
+)
+from writebackd.types.storage import Backing, Device
 
 MB = 1 << 20
 SDA = Device("sda", "8:0", "8:0", ("sda",), ("8:0",), diskseq=1, driver="megaraid_sas")

@@ -7,16 +7,11 @@ from dataclasses import replace
 from typing import List, Mapping
 
 import samples
-from writebackd.model import (
-    Basis,
-    DeviceDecision,
-    DeviceSample,
-    Estimate,
-    Histogram,
-    State,
-    SyncSample,
-)
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import Basis, DeviceDecision, State
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import DeviceSample, SyncSample
 
 
 def busy_host(devices: int) -> Snapshot:

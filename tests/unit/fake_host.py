@@ -18,8 +18,10 @@ from writebackd import daemon as daemon_module
 from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel.readers import Reading
-from writebackd.model import Mode, ProbeInfo, VmLimits
 from writebackd.policy import load_policy
+from writebackd.types.decision import Mode
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import ProbeInfo
 
 # Those that the fake kernel computes; the rest are files below the root.
 COMPUTED = (SYSCTL, "/proc/vmstat", "/proc/meminfo", "/proc/sys/kernel", "/sys/devices/system")

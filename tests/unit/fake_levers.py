@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from fake_vm import DEFAULT, PAGE, SYSCTL, Crash, FakeVm
 from writebackd.kernel.children import ChildError, Ended, Work
-from writebackd.model import VmLimits
+from writebackd.types.levers import VmLimits
 
 MAX_HW_KB = 1280
 BDI = {"min_ratio_fine": 0, "max_ratio_fine": 1_000_000, "strict_limit": 0}

@@ -12,7 +12,7 @@ import os
 from typing import Callable, Dict, List, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import VmLimits
+from writebackd.types.levers import VmLimits
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SYSCTL = "/proc/sys/vm/"

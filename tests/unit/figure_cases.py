@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List
 
-from writebackd.model import Histogram
 from writebackd.report.figures import Figures
 from writebackd.report.timeline import Span
+from writebackd.types.histogram import Histogram
 
 BEGIN_S = 1_700_000_000.0
 FAST = Histogram(((72, 990), (80, 10)))  # 0.5 ms, 1 ms

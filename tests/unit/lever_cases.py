@@ -13,7 +13,7 @@ from limit_cases import MIB
 from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
 from writebackd.kernel import cgroups
-from writebackd.model import Action, LeverKind, Setting
+from writebackd.types.levers import Action, LeverKind, Setting
 
 UNIT = "/system.slice/dump.service"
 PAIR = (64 * MIB, 32 * MIB)

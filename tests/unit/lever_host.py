@@ -17,7 +17,7 @@ from writebackd import daemon as daemon_module
 from writebackd.actuate import child_jobs
 from writebackd.control.decide import decide
 from writebackd.kernel import cgroups
-from writebackd.model import Setting
+from writebackd.types.levers import Setting
 
 PIN = 64 << 20
 RATE = 20_000_000

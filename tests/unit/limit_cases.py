@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict
 
-from writebackd.model import VmLimits
+from writebackd.types.levers import VmLimits
 
 MIB = 1 << 20
 

@@ -15,22 +15,22 @@ from typing import Dict, List, Tuple
 from plant import AS_FOUND, DISK, HOST, RATIOS, UNLOADED_S, latencies
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
-from writebackd.model import (
+from writebackd.policy.schema import Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision
+from writebackd.types.histogram import Histogram
+from writebackd.types.levers import ForeignWrite
+from writebackd.types.samples import (
     CgroupControl,
     CgroupSample,
     ClassSample,
-    Decision,
     DeviceSample,
-    ForeignWrite,
-    Histogram,
     IoClass,
-    Memory,
     Sample,
     SyncSample,
     TaskSample,
     VmState,
 )
-from writebackd.policy.schema import Policy
 
 FLOOD, DATABASE = "/system.slice/backup.service", "/system.slice/postgresql.service"
 CACHE = 256 << 20

@@ -13,24 +13,23 @@ from typing import List, Optional, Tuple
 
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
-from writebackd.model import (
-    BUCKET_EDGES_S,
+from writebackd.policy.schema import Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import (
     ClassSample,
-    Decision,
-    Device,
     DeviceSample,
-    Estimate,
-    Histogram,
     HostInfo,
     IoClass,
-    Memory,
     Sample,
     SyncSample,
     TaskSample,
-    VmLimits,
     VmState,
 )
-from writebackd.policy.schema import Policy
+from writebackd.types.storage import Device
 
 HOST = HostInfo(page_size=4096, cpus_online=2, cpus_possible=2, memory_bytes=24 << 30)
 DISK = Device(name="sda", devno="8:0", bdi="8:0", leaves=("sda",), leaf_devnos=("8:0",))

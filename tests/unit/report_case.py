@@ -18,13 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.sim.plant import MB, RATIOS, Disk, Flood, Loop, Plant, SyncLoad
 from writebackd.alert.routes.track import Tracker
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import Mode, ProbeInfo
 from writebackd.policy import load_policy
 from writebackd.report.events import alert_events, events_of
 from writebackd.report.figures import Collector
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import Mode
+from writebackd.types.samples import ProbeInfo
 
 BEGIN_S = 1_790_000_000.0
 ALERT = Alert(

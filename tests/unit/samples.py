@@ -9,30 +9,13 @@ from typing import Optional, Tuple
 from writebackd.alert.foreign import foreign_alerts
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.kernel.rivals import Rival
-from writebackd.model import (
-    Action,
-    Basis,
-    Decision,
-    Device,
-    DeviceDecision,
-    DeviceSample,
-    Estimate,
-    ForeignWrite,
-    HeldLever,
-    HostInfo,
-    Intrusion,
-    LeverKind,
-    Memory,
-    Mode,
-    ProbeInfo,
-    Rule,
-    Sample,
-    State,
-    TaskSample,
-    VmLimits,
-    VmState,
-)
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Basis, Decision, DeviceDecision, Mode, Rule, State
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import Action, ForeignWrite, HeldLever, Intrusion, LeverKind, VmLimits
+from writebackd.types.samples import DeviceSample, HostInfo, ProbeInfo, Sample, TaskSample, VmState
+from writebackd.types.storage import Device
 
 MIB = 1 << 20
 GIB = 1 << 30

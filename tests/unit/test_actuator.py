@@ -29,7 +29,8 @@ from writebackd.kernel.vm import (
     read_state,
     readback_error,
 )
-from writebackd.model import Action, HostInfo, VmLimits
+from writebackd.types.levers import Action, VmLimits
+from writebackd.types.samples import HostInfo
 
 FIRST = (15 * MIB, 7 * MIB)
 SECOND = (96 * MIB, 32 * MIB)

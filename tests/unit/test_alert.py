@@ -15,15 +15,10 @@ from writebackd.alert.standing import hidden
 from writebackd.alert.state import AlertMemory, Spell
 from writebackd.alert.unread import unread
 from writebackd.alert.values import AlertName, Cause, Severity
-from writebackd.model import (
-    CgroupSample,
-    Device,
-    DeviceSample,
-    ForeignWrite,
-    Intrusion,
-    Mode,
-    State,
-)
+from writebackd.types.decision import Mode, State
+from writebackd.types.levers import ForeignWrite, Intrusion
+from writebackd.types.samples import CgroupSample, DeviceSample
+from writebackd.types.storage import Device
 
 # ---- STALL -------------------------------------------------------------------
 

@@ -17,20 +17,12 @@ from writebackd.alert.routes.track import Tracker
 from writebackd.alert.standing import hidden
 from writebackd.alert.values import AlertName, Cause, Severity
 from writebackd.estimate.learned import learn, seed
-from writebackd.model import (
-    ClassSample,
-    DeviceMemory,
-    DeviceSample,
-    Fact,
-    IoClass,
-    Learned,
-    Memory,
-    Mode,
-    State,
-    SyncSample,
-)
 from writebackd.policy import load_policy
 from writebackd.tuning import KEEP_S
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode, State
+from writebackd.types.device_memory import DeviceMemory, Fact, Learned
+from writebackd.types.samples import ClassSample, DeviceSample, IoClass, SyncSample
 
 
 def test_two_minutes_after_boot_nothing_is_told_and_nothing_learned() -> None:

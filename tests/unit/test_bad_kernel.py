@@ -35,7 +35,8 @@ from writebackd.kernel.readers import (
 )
 from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.vm import host_info, read_state
-from writebackd.model import Device, Histogram
+from writebackd.types.histogram import Histogram
+from writebackd.types.storage import Device
 
 FLOOR, CEILING = 1 << 20, 4 << 30  # of the default policy
 

@@ -22,10 +22,10 @@ from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, LeverEntry, load
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.cli.history_screen import folded, render_history
-from writebackd.model import VmLimits
 from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
+from writebackd.types.levers import VmLimits
 
 OURS = VmLimits(16 << 20, 0, 8 << 20, 0)
 SEED = 20260102

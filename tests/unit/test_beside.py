@@ -15,30 +15,16 @@ from writebackd.control.decide import decide, rebounded, released
 from writebackd.control.device import Want
 from writebackd.estimate.shares import reserved, shared_limit
 from writebackd.kernel.bdi import WHOLE, fraction
-from writebackd.model import (
-    Action,
-    Cap,
-    Decision,
-    DeviceMemory,
-    DeviceSample,
-    Drain,
-    Estimate,
-    ForeignWrite,
-    Law,
-    LeverKind,
-    Memory,
-    Mode,
-    PaceMemory,
-    Rule,
-    Sample,
-    Setting,
-    State,
-    VmLimits,
-    VmState,
-)
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.tuning import AGAIN_S, CACHE_S, DEADBAND, IN_FORCE, MOST_OWN, WAVE_S
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.decision import Decision, Mode, Rule, State
+from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import Action, ForeignWrite, LeverKind, Setting, VmLimits
+from writebackd.types.pace_memory import PaceMemory
+from writebackd.types.samples import DeviceSample, Sample, VmState
 
 MB = 1 << 20
 NOW = 5000.0

@@ -29,11 +29,11 @@ from writebackd.cli.collect import COLLECTORS, Host, mount_line
 from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.mask import Mask, mask_of
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import Learned
 from writebackd.paths import RAID
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.keeper import encode
+from writebackd.types.device_memory import Learned
 
 # How long an example takes says more of the machine, which may be shared, than of the code.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,25 +18,22 @@ from writebackd.control import reasons
 from writebackd.control.decide import decide
 from writebackd.control.explain import what_next
 from writebackd.estimate.estimate import estimate
-from writebackd.model import (
+from writebackd.policy import load_policy
+from writebackd.tuning import MOST_S, SPEND
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Rule, State
+from writebackd.types.device_memory import Drain, Law
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import (
     ClassSample,
-    Decision,
     DeviceSample,
-    Drain,
-    Estimate,
     IoClass,
-    Law,
-    Memory,
-    Rule,
     Sample,
-    State,
     SyncSample,
     TaskSample,
     VmState,
-    replace,
 )
-from writebackd.policy import load_policy
-from writebackd.tuning import MOST_S, SPEND
 
 MB = 1 << 20
 POLICY = load_policy("default")

@@ -15,7 +15,7 @@ from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
-from writebackd.model import LeverKind, Setting
+from writebackd.types.levers import LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
 

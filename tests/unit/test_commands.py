@@ -21,11 +21,12 @@ from writebackd.alert.state import Watch
 from writebackd.cli.render import render_status
 from writebackd.cli.screens import render_why
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
-from writebackd.model import DeviceMemory, Drain, Fact, Law, Learned, Memory
 from writebackd.policy.timetable import read_timetable
 from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.keeper import decode
 from writebackd.report.server import RequestError
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory, Drain, Fact, Law, Learned
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ from writebackd.cli.daemon import parser as daemon_parser
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
-from writebackd.model import Mode, VmLimits, VmState
 from writebackd.report import server as server_module
 from writebackd.report.command_answers import forget_json, mode_json, pin_json
 from writebackd.report.device_answers import devices_json, find_devices
@@ -48,6 +47,9 @@ from writebackd.report.telling import telling_json
 from writebackd.report.top_answer import top_json
 from writebackd.report.verify_answer import verify_json
 from writebackd.report.why_answer import why_json
+from writebackd.types.decision import Mode
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import VmState
 
 SOURCE = Path(writebackd.__file__).resolve().parents[1]
 
@@ -740,7 +742,7 @@ def test_status_imports_little() -> None:
     loaded = set(done.stdout.split())
     heavy = {
         "pyroute2", "psutil", "systemd", "sqlite3", "ctypes", "asyncio", "logging", "inspect",
-        "subprocess", "decimal", "writebackd.model", "writebackd.policy", "writebackd.daemon",
+        "subprocess", "decimal", "writebackd.types", "writebackd.policy", "writebackd.daemon",
     }  # fmt: skip
     assert not loaded & heavy
 

@@ -16,17 +16,14 @@ from writebackd.control import reasons
 from writebackd.control.decide import decide
 from writebackd.control.device import Want, decide_device, kernel_floor_bytes
 from writebackd.estimate.estimate import estimate
-from writebackd.model import (
-    Decision,
-    DeviceMemory,
-    Estimate,
-    ForeignWrite,
-    Memory,
-    State,
-    SyncSample,
-)
 from writebackd.policy import load_policy
 from writebackd.tuning import MOST_INTRUSIONS, RELEASE_S, WAVE_S
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import ForeignWrite
+from writebackd.types.samples import SyncSample
 
 MB = 1 << 20
 POLICY = load_policy("default")

@@ -11,10 +11,12 @@ import pytest
 import samples
 from plant import DISK
 from writebackd.control.device import Want, decide_device
-from writebackd.model import Basis, DeviceMemory, Drain, Estimate, Law, Rule, State
 from writebackd.policy import load_policy
 from writebackd.policy.schema import DevicePolicy
 from writebackd.tuning import BURST_S, EXTRA, RELEASE_S, SHOWN_S, SPEND, WAVE_S
+from writebackd.types.decision import Basis, Rule, State
+from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.estimate import Estimate
 
 MB = 1 << 20
 R = 256.0 * MB

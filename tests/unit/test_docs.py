@@ -15,7 +15,8 @@ import pytest
 
 from checkout import ROOT
 from writebackd.alert.values import AlertName, Cause
-from writebackd.model import LeverKind, Rule, State
+from writebackd.types.decision import Rule, State
+from writebackd.types.levers import LeverKind
 
 sys.path += [str(ROOT / "docs" / "man"), str(ROOT)]
 import reference

@@ -17,8 +17,8 @@ from writebackd.actuate.watcher import take_watch
 from writebackd.cli import checks
 from writebackd.cli.checks import rivals
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import VmLimits
 from writebackd.report.status import status_json
+from writebackd.types.levers import VmLimits
 
 MOUNTS = (
     "30 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"

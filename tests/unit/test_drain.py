@@ -25,23 +25,6 @@ from writebackd.estimate.drain import (
     written_by,
 )
 from writebackd.estimate.estimate import estimate, objective_s
-from writebackd.model import (
-    Cap,
-    ClassSample,
-    DeviceMemory,
-    DeviceSample,
-    Drain,
-    Estimate,
-    Histogram,
-    IoClass,
-    Law,
-    Memory,
-    Sample,
-    SyncSample,
-    TaskSample,
-    VmLimits,
-    VmState,
-)
 from writebackd.policy import load_policy
 from writebackd.tuning import (
     BUSY_SHARE,
@@ -63,6 +46,20 @@ from writebackd.tuning import (
     SHOWN_S,
     SLOW_MULTIPLE,
     UNLOADED_S,
+)
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import (
+    ClassSample,
+    DeviceSample,
+    IoClass,
+    Sample,
+    SyncSample,
+    TaskSample,
+    VmState,
 )
 
 MB = 1 << 20

@@ -18,8 +18,9 @@ from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME
 from writebackd.control import reasons
 from writebackd.control.explain import explain, verdict, what_next
-from writebackd.model import Basis, DeviceDecision, Estimate, Rule, State
 from writebackd.policy import load_policy
+from writebackd.types.decision import Basis, DeviceDecision, Rule, State
+from writebackd.types.estimate import Estimate
 
 POLICY = load_policy(None, None)
 # control/device.py has words of its own for these.

@@ -20,7 +20,7 @@ from fake_vm import SYSCTL
 from writebackd.actuate import ledger as ledger_module
 from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.vm import LEVERS
-from writebackd.model import VmLimits
+from writebackd.types.levers import VmLimits
 
 PIN = 32 << 20
 DAY_S = 86400.0

@@ -18,12 +18,14 @@ import samples
 import schema
 from writebackd.cli import ctl
 from writebackd.cli import history as history_cli
-from writebackd.model import DeviceSample, Histogram, Mode, SyncSample
 from writebackd.report.figures import COARSE_S, MAX_DEVICES, Collector, Figures, fold
 from writebackd.report.history_query import read_figures, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import Mode
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import DeviceSample, SyncSample
 
 TIMEOUT_S = 10.0
 BEGIN_S = 1_700_000_100.0  # a multiple of 300

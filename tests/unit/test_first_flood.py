@@ -7,8 +7,9 @@ import pytest
 
 from paced_plant import PacedPlant
 from plant import Plant
-from writebackd.model import Sample, replace
 from writebackd.policy import load_policy
+from writebackd.types.copying import replace
+from writebackd.types.samples import Sample
 
 MB = 1 << 20
 POLICY = load_policy("default")

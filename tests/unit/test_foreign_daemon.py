@@ -13,7 +13,7 @@ import pytest
 from fake_host import FakeWatch, Rig
 from lever_host import IO_MAX, LEVER_FILES, PIN, SETTLE, WISHES, LeverHost, lever_rig
 from writebackd.kernel.readers import Reading
-from writebackd.model import ForeignWrite
+from writebackd.types.levers import ForeignWrite
 
 FOREIGN = 99 << 20
 THEIRS = dict(zip(LEVER_FILES, ("333", "0", "500000", "7", "32", "64", "8:0 wbps=5")))

@@ -29,7 +29,8 @@ from writebackd.kernel.readers import (
     together,
 )
 from writebackd.kernel.sampler import Sampler
-from writebackd.model import CgroupMemory, CgroupSample, Device
+from writebackd.types.samples import CgroupMemory, CgroupSample
+from writebackd.types.storage import Device
 
 FLOOD = "/system.slice/backup.service"
 FAST = 10e6

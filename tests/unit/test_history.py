@@ -12,13 +12,14 @@ from typing import Callable
 import pytest
 
 import samples
-from writebackd.model import Action, Mode
 from writebackd.report import history_store as history_module
 from writebackd.report.events import events_of
 from writebackd.report.figures import Figures
 from writebackd.report.history_query import HistoryError, count_events, read_alerts, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import ALERTS_KEPT_S, KEPT_S, MAX_WAITING, History
+from writebackd.types.decision import Mode
+from writebackd.types.levers import Action
 
 TIMEOUT_S = 10.0
 

@@ -27,9 +27,10 @@ from writebackd.actuate.restore import left_in_force
 from writebackd.cli import client, ctl
 from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON
 from writebackd.kernel.vm import in_words
-from writebackd.model import Mode, VmLimits
 from writebackd.paths import FIRST, IN_USE, LEDGER, SOCKET, runtime_dir_in_use
 from writebackd.policy import PolicyError
+from writebackd.types.decision import Mode
+from writebackd.types.levers import VmLimits
 
 PIN = 32 * MIB
 THEIRS = VmLimits(96 * MIB, 0, 48 * MIB, 0)

@@ -19,7 +19,7 @@ VIOLATIONS = {
     "the kernel in the law": ("control/law.py", "from writebackd.kernel import vm"),
     "by a detour": ("control/law.py", "from writebackd.policy import load"),
     "against the direction": ("kernel/vm.py", "from writebackd.report import snapshot"),
-    "the model leans on us": ("model.py", "from writebackd.policy import units"),
+    "the model leans on us": ("types/samples.py", "from writebackd.policy import units"),
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from writebackd import journal
 from writebackd.alert.routes import journal_fields
 from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
-from writebackd.model import Action, ForeignWrite, Intrusion
+from writebackd.types.levers import Action, ForeignWrite, Intrusion
 
 Journald = Tuple[socket.socket, str]
 

@@ -16,15 +16,6 @@ from plant import DISK, latencies
 from writebackd.control.device import decide_device
 from writebackd.control.law import Bounds, asked, between, follow, may_spend
 from writebackd.estimate.drain import Writes, update_drain
-from writebackd.model import (
-    DeviceMemory,
-    DeviceSample,
-    Drain,
-    Estimate,
-    Law,
-    Rule,
-    SyncSample,
-)
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.tuning import (
@@ -44,6 +35,10 @@ from writebackd.tuning import (
     WAVE_LONGER,
     WAVE_S,
 )
+from writebackd.types.decision import Rule
+from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample, SyncSample
 
 MB = 1 << 20
 R = 256.0 * MB

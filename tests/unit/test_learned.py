@@ -23,10 +23,13 @@ from writebackd.estimate.learned import (
     recall,
     seed,
 )
-from writebackd.model import Device, DeviceMemory, Drain, Fact, Law, Learned, Memory, State
 from writebackd.report import keeper as keeper_module
 from writebackd.report.keeper import MAX_BYTES, MAX_DEVICES, Keeper, decode, encode
 from writebackd.tuning import KEEP_S
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import State
+from writebackd.types.device_memory import DeviceMemory, Drain, Fact, Law, Learned
+from writebackd.types.storage import Device
 
 TIMEOUT_S = 10.0
 NOW = 1.7e9

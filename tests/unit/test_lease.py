@@ -22,8 +22,8 @@ from writebackd.actuate.lease import Lease, LeaseLine, LeaseLost, WatchLine
 from writebackd.actuate.lock import take_lock
 from writebackd.actuate.watcher import BEAT_S, Watcher, take_watch
 from writebackd.cli.restore import is_watched, restart_follows
-from writebackd.model import LeverKind, Setting
 from writebackd.paths import LEASE, LEDGER, WATCH
+from writebackd.types.levers import LeverKind, Setting
 
 LENGTH_S = 10.0
 FIRST, SECOND = (15 * MIB, 7 * MIB), (96 * MIB, 32 * MIB)

@@ -19,7 +19,7 @@ from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, boot_id, load, set_aside
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import BACKGROUND, LIMIT
-from writebackd.model import VmLimits
+from writebackd.types.levers import VmLimits
 
 LEDGER = Ledger(
     version=VERSION,

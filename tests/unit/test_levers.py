@@ -30,7 +30,7 @@ from lever_cases import (
 from limit_cases import MIB
 from writebackd.actuate.ledger import load
 from writebackd.kernel import bdi
-from writebackd.model import LeverKind, Setting
+from writebackd.types.levers import LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
 

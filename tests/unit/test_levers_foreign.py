@@ -13,7 +13,7 @@ from lever_cases import ALL, FIXTURES, FLUSH, PAIR, UNIT, settle, started, world
 from limit_cases import MIB
 from writebackd.actuate.ledger import load
 from writebackd.actuate.restore import restore_from_ledger
-from writebackd.model import LeverKind, Setting
+from writebackd.types.levers import LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
 

@@ -35,7 +35,7 @@ from writebackd.actuate.ledger import LeverEntry, load
 from writebackd.actuate.levers import Levers
 from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel.levers import Lever, identity, is_lever
-from writebackd.model import LeverKind, Setting, VmLimits
+from writebackd.types.levers import LeverKind, Setting, VmLimits
 
 path, files, plain, systemd = FIXTURES
 

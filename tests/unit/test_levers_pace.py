@@ -24,7 +24,7 @@ from writebackd.actuate.restore import restore_from_ledger
 from writebackd.kernel import cgroups
 from writebackd.kernel.children import Ended
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import LeverKind, Setting
+from writebackd.types.levers import LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
 

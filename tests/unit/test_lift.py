@@ -14,19 +14,13 @@ from writebackd.control.device import Want
 from writebackd.control.lift import Lifted, lift
 from writebackd.estimate.estimate import estimate
 from writebackd.estimate.shares import needed, share_of, shared_limit
-from writebackd.model import (
-    CgroupMemory,
-    CgroupSample,
-    Decision,
-    DeviceMemory,
-    Memory,
-    Sample,
-    State,
-    VmLimits,
-    VmState,
-)
 from writebackd.policy import load_policy
 from writebackd.tuning import GRAIN_BYTES, WAVE_S
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import CgroupMemory, CgroupSample, Sample, VmState
 
 MB = 1 << 20
 GB = 1 << 30

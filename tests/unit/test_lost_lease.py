@@ -21,11 +21,11 @@ from writebackd.actuate.watch import Watch
 from writebackd.actuate.watcher import Watcher
 from writebackd.daemon import Daemon
 from writebackd.kernel.signals import Signals
-from writebackd.model import Cap
 from writebackd.paths import LEASE
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.core_memory import Cap
 
 PIN = 32 << 20
 

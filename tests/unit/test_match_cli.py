@@ -30,11 +30,11 @@ from writebackd.cli.render import render_status
 from writebackd.kernel import memory
 from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import Mode
 from writebackd.policy import Policy, PolicyError, list_policies, load_policy, render
 from writebackd.policy.match import choose
 from writebackd.policy.timetable import Timetable
 from writebackd.report.status import status_json
+from writebackd.types.decision import Mode
 
 Run = Callable[..., Tuple[int, str, str]]
 

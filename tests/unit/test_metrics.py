@@ -20,18 +20,6 @@ from fake_host import Rig
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
 from writebackd.commands import SetMode
 from writebackd.kernel.readers import Reading
-from writebackd.model import (
-    BUCKET_EDGES_S,
-    HIST_BUCKETS,
-    Action,
-    ClassSample,
-    Decision,
-    Histogram,
-    IoClass,
-    Mode,
-    State,
-    SyncSample,
-)
 from writebackd.policy.timetable import Open
 from writebackd.report.metrics import (
     CONTENT_TYPES,
@@ -43,6 +31,10 @@ from writebackd.report.metrics import (
 from writebackd.report.server import Shared
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
+from writebackd.types.decision import Decision, Mode, State
+from writebackd.types.histogram import BUCKET_EDGES_S, HIST_BUCKETS, Histogram
+from writebackd.types.levers import Action
+from writebackd.types.samples import ClassSample, IoClass, SyncSample
 
 Maker = Callable[[], Snapshot]
 ALL: Dict[str, Maker] = {

@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 
 from writebackd.kernel import layout
 from writebackd.kernel.readers import difference
-from writebackd.model import (
-    BUCKET_EDGES_S,
-    HIST_BUCKETS,
-    HIST_UNIT_S,
-    ClassSample,
-    DeviceMemory,
-    Histogram,
-    replace,
-)
+from writebackd.types.copying import replace
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.histogram import BUCKET_EDGES_S, HIST_BUCKETS, HIST_UNIT_S, Histogram
+from writebackd.types.samples import ClassSample
 
 BPF = Path(__file__).resolve().parents[2] / "bpf"
 

@@ -13,20 +13,11 @@ from writebackd import human
 from writebackd.control.decide import decide
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.estimate import estimate
-from writebackd.model import (
-    Cap,
-    Decision,
-    DeviceDecision,
-    DeviceMemory,
-    Drain,
-    Estimate,
-    Law,
-    Memory,
-    Mode,
-    Rule,
-    State,
-)
 from writebackd.policy import load_policy
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.decision import Decision, DeviceDecision, Mode, Rule, State
+from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.estimate import Estimate
 
 MB = 1 << 20
 POLICY = load_policy("default")

@@ -34,17 +34,6 @@ from writebackd.cli.top_state import Top
 from writebackd.cli.top_view import View
 from writebackd.control.decide import decide
 from writebackd.estimate.estimate import estimate
-from writebackd.model import (
-    BUCKET_EDGES_S,
-    Basis,
-    Histogram,
-    Memory,
-    Mode,
-    ProbeInfo,
-    State,
-    SyncSample,
-    TaskSample,
-)
 from writebackd.policy import load_policy
 from writebackd.report.alerts import alerts_json
 from writebackd.report.figures import Collector, Figures, fold
@@ -57,6 +46,10 @@ from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
 from writebackd.report.why_answer import why_json
 from writebackd.trial.analysis import P99, WRITE_RATE, analyse
 from writebackd.trial.plan import ORIGINAL
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Basis, Mode, State
+from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
+from writebackd.types.samples import ProbeInfo, SyncSample, TaskSample
 
 WIDTH = 0.126  # of a bucket
 WALL_S = 1.7e9

@@ -13,24 +13,15 @@ from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
 from writebackd.control.guards import NEVER, objection, slices_of, unit_of
 from writebackd.control.paced import QUIET_S, WIDE_S, divide
-from writebackd.model import (
-    Cap,
-    CgroupControl,
-    CgroupSample,
-    Decision,
-    DeviceMemory,
-    DeviceSample,
-    ForeignWrite,
-    LeverKind,
-    Mode,
-    PaceMemory,
-    Sample,
-    Setting,
-    State,
-)
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy, Protect
 from writebackd.tuning import EVERY_S
+from writebackd.types.core_memory import Cap
+from writebackd.types.decision import Decision, Mode, State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.levers import ForeignWrite, LeverKind, Setting
+from writebackd.types.pace_memory import PaceMemory
+from writebackd.types.samples import CgroupControl, CgroupSample, DeviceSample, Sample
 
 NOW = 1000.0
 WIDE = 400 << 20

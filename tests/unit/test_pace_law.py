@@ -12,8 +12,10 @@ import samples
 from plant import DISK, latencies
 from writebackd.control.law import Bounds, follow_pace
 from writebackd.estimate.drain import Writes, update_drain
-from writebackd.model import DeviceMemory, DeviceSample, Drain, Law, Rule, SyncSample
 from writebackd.tuning import CREEP, EXTRA, RISE, TRY_S
+from writebackd.types.decision import Rule
+from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.samples import DeviceSample, SyncSample
 
 R = 100e6
 BOUNDS = Bounds(

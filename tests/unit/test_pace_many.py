@@ -14,19 +14,13 @@ from plant import HOST, RATIOS
 from samples import flooded
 from writebackd.control.device import Want
 from writebackd.control.pace import pace
-from writebackd.model import (
-    CgroupControl,
-    CgroupSample,
-    Device,
-    DeviceMemory,
-    DeviceSample,
-    Memory,
-    PaceMemory,
-    Sample,
-    State,
-    VmState,
-)
 from writebackd.policy import load_policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.pace_memory import PaceMemory
+from writebackd.types.samples import CgroupControl, CgroupSample, DeviceSample, Sample, VmState
+from writebackd.types.storage import Device
 
 LINE = "rbps=max wbps=1048576 riops=max wiops=max"
 

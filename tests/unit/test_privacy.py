@@ -15,8 +15,9 @@ from fake_host import FakeHost, Rig
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.commands import Commands
 from writebackd.kernel.readers import Reading
-from writebackd.model import ForeignWrite, replace
 from writebackd.report.server import WRITE_VERBS, RequestError
+from writebackd.types.copying import replace
+from writebackd.types.levers import ForeignWrite
 
 OWNER, OTHER = 1000, 1001
 # Secrets that no mask can know, by whose process has them.

@@ -26,10 +26,12 @@ from busy_host import busy_host, counted
 from checkout import ROOT
 from fake_host import Rig
 from writebackd.kernel.readers import Reading
-from writebackd.model import ClassSample, Histogram, IoClass, Mode, SyncSample
 from writebackd.policy.timetable import Open
 from writebackd.report.metrics import PROMETHEUS, render
 from writebackd.report.scrape import Exposition, MetricsServer, open_tcp
+from writebackd.types.decision import Mode
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import ClassSample, IoClass, SyncSample
 
 RULES = ROOT / "docs" / "prometheus"
 DASHBOARD = ROOT / "docs" / "grafana" / "writebackd.json"

@@ -33,11 +33,12 @@ from writebackd.cache.watch import HANGS_S, LOOK_S, BackingWatch, look
 from writebackd.cli.raid import raid
 from writebackd.cli.screens import render_devices
 from writebackd.kernel.topology import scan
-from writebackd.model import ArrayWork, Backing, CacheMode, Device, Protection, Sample
 from writebackd.paths import RAID as FILE
 from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.device_answers import devices_json
 from writebackd.report.status import status_json
+from writebackd.types.samples import Sample
+from writebackd.types.storage import ArrayWork, Backing, CacheMode, Device, Protection
 
 ME = os.geteuid()
 BOOT = "0f0f0f0f-1111-2222-3333-444444444444"

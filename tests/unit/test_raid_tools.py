@@ -15,7 +15,7 @@ import raid_cases as cases
 from fake_sysfs import FakeSysfs
 from writebackd.cache import arcconf, linux, megacli, ssacli, storcli, text
 from writebackd.cache.values import Controller, ToolError, Volume
-from writebackd.model import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 BACK, THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
 ALWAYS = CacheMode.ALWAYS_WRITE_BACK

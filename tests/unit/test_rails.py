@@ -44,8 +44,9 @@ from writebackd.control import decide as decide_module
 from writebackd.control import device, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
 from writebackd.kernel.readers import Reading
-from writebackd.model import ForeignWrite, LeverKind, Setting, VmState
 from writebackd.report import culprits as culprits_module
+from writebackd.types.levers import ForeignWrite, LeverKind, Setting
+from writebackd.types.samples import VmState
 
 PIN, FOREIGN = 32 << 20, 99 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -14,7 +14,6 @@ from plant import Plant
 from writebackd.control.decide import decide
 from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.estimate.estimate import estimate
-from writebackd.model import VmLimits, VmState
 from writebackd.policy import load_policy
 from writebackd.tuning import (
     AT_ONCE_BYTES,
@@ -24,6 +23,8 @@ from writebackd.tuning import (
     BACKGROUND_MOST,
     HEADROOM,
 )
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import VmState
 
 MB = 1 << 20
 POLICY = load_policy("default")

@@ -33,11 +33,13 @@ from tests.sim.scenarios import BY_NAME
 from writebackd.cli import ctl
 from writebackd.cli.replay import policy_of
 from writebackd.commands import SetMode
-from writebackd.model import DeviceMemory, Drain, Fact, Law, Learned, Memory, Mode, State
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report import tape
 from writebackd.report.replay import Tally, replay
 from writebackd.report.tape import FILE_S, Recorded, Tape, TapeError, read_tape
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode, State
+from writebackd.types.device_memory import DeviceMemory, Drain, Fact, Law, Learned
 
 TRACE = Path(__file__).with_name("flood.tape")
 TIMEOUT_S = 20.0
@@ -305,8 +307,8 @@ def test_memory_and_samples_of_a_first_tick_come_back() -> None:
 
 
 def test_a_recording_may_have_a_field_that_is_gone() -> None:
-    from writebackd.model import DeviceMemory
     from writebackd.report.codec import Interned, unpack
+    from writebackd.types.device_memory import DeviceMemory
 
     packed = {
         "flooded_before": True, "last_flood_s": 5.0, "window_limit_bytes": 1 << 20,

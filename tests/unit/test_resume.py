@@ -21,17 +21,11 @@ from writebackd.control.beside import beside
 from writebackd.control.device import Want
 from writebackd.control.resume import resumed
 from writebackd.kernel import cgroups
-from writebackd.model import (
-    Cap,
-    DeviceSample,
-    LeverKind,
-    Memory,
-    Mode,
-    Sample,
-    Setting,
-    State,
-)
 from writebackd.policy import load_policy
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.decision import Mode, State
+from writebackd.types.levers import LeverKind, Setting
+from writebackd.types.samples import DeviceSample, Sample
 
 UNIT = "/system.slice/dump.service"
 PAIR = (64 * MIB, 32 * MIB)

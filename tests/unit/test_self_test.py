@@ -21,7 +21,7 @@ from limit_cases import MIB
 from writebackd.actuate import refusals, self_test
 from writebackd.actuate.ledger import load
 from writebackd.kernel import bdi
-from writebackd.model import Action
+from writebackd.types.levers import Action
 
 path, files, plain, systemd = FIXTURES
 

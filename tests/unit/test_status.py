@@ -16,18 +16,6 @@ from writebackd.cli.render import render_status
 from writebackd.cli.screens import render_why
 from writebackd.kernel.rivals import Rival
 from writebackd.kernel.writers import writer_of
-from writebackd.model import (
-    DeviceMemory,
-    Fact,
-    ForeignWrite,
-    Intrusion,
-    Learned,
-    Mode,
-    Rule,
-    State,
-    VmLimits,
-    VmState,
-)
 from writebackd.report.command_answers import mode_json, pin_json
 from writebackd.report.device_answers import devices_json
 from writebackd.report.events import events_of
@@ -35,6 +23,10 @@ from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.status import status_json
 from writebackd.report.why_answer import why_json
+from writebackd.types.decision import Mode, Rule, State
+from writebackd.types.device_memory import DeviceMemory, Fact, Learned
+from writebackd.types.levers import ForeignWrite, Intrusion, VmLimits
+from writebackd.types.samples import VmState
 
 MIB = samples.MIB
 every_sample = pytest.mark.parametrize("make", samples.ALL.values(), ids=samples.ALL.keys())

@@ -14,25 +14,15 @@ from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.shares import shared_limit
 from writebackd.estimate.stuck import hanging, watch_stuck
-from writebackd.model import (
-    ClassSample,
-    Decision,
-    DeviceMemory,
-    DeviceSample,
-    Histogram,
-    IoClass,
-    Memory,
-    Mode,
-    Sample,
-    Stuck,
-    TaskSample,
-    Trial,
-    VmLimits,
-    VmState,
-)
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.tuning import AGAIN_S, DIRTYABLE_SHARE, STUCK_BYTES, STUCK_TAKEN
+from writebackd.types.core_memory import Memory, Stuck, Trial
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.histogram import Histogram
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import ClassSample, DeviceSample, IoClass, Sample, TaskSample, VmState
 
 POLICY = load_policy("default")
 RAID, OTHER = samples.RAID, samples.STICK

@@ -18,8 +18,8 @@ import pytest
 from tests.lab.judge import ANSWER_S, Tick, again, judge, play
 from tests.lab.tapes import DIRECTORY, runs
 from tests.lab.truth import ROOM, Truth
-from writebackd.model import replace
 from writebackd.report.tape import read_tape
+from writebackd.types.copying import replace
 
 NAMES = tuple(runs())
 MOST_BYTES = 150 << 10

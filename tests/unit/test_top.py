@@ -30,10 +30,10 @@ from writebackd.cli.top import _has_blocks, _Terminal
 from writebackd.cli.top_state import HELP, KEPT, SORTS, Order, Top
 from writebackd.cli.top_view import View, waits_by_cgroup
 from writebackd.cli.waits import Delays, Wait, Waits
-from writebackd.model import CgroupSample
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.status import status_json
 from writebackd.report.top_answer import top_json
+from writebackd.types.samples import CgroupSample
 
 CGROUPS = (
     CgroupSample(1, "/system.slice/backup.service", "sda", 248 << 20, 0.93),

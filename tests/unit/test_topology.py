@@ -21,7 +21,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.mounts import Mount, MountWatch, parse_mountinfo
 from writebackd.kernel.topology import Topology, scan
 from writebackd.kernel.uevents import Uevents, open_uevents
-from writebackd.model import Device
+from writebackd.types.storage import Device
 
 MANY = 1024
 READS_EACH, READS_ONCE = 10, 16  # files, directories and links: of each disk with its partition

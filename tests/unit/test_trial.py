@@ -23,15 +23,6 @@ from writebackd.cli.screens import render_why
 from writebackd.control.decide import decide, released
 from writebackd.estimate.estimate import estimate
 from writebackd.kernel.readers import Reading
-from writebackd.model import (
-    Decision,
-    DeviceDecision,
-    Histogram,
-    Memory,
-    Mode,
-    State,
-    SyncSample,
-)
 from writebackd.policy import load_policy
 from writebackd.policy.timetable import Timetable
 from writebackd.report.codec import Interned, pack, unpack
@@ -42,6 +33,10 @@ from writebackd.trial.course import Course, End, Tick
 from writebackd.trial.guards import bound
 from writebackd.trial.plan import LEASE_S
 from writebackd.trial.words import remarks
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, DeviceDecision, Mode, State
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import SyncSample
 
 DRAIN = 200e6
 ALERT = Alert(

@@ -13,7 +13,6 @@ import pytest
 
 import schema
 from trial_case import FOUND, made, plan
-from writebackd.model import Histogram
 from writebackd.trial.analysis import (
     P99,
     SYNC_RATE,
@@ -28,6 +27,7 @@ from writebackd.trial.course import Tick
 from writebackd.trial.page import block_line, render, text_plot
 from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, Plan, order, settle_s
 from writebackd.trial.words import Report, remarks, report_json, verdict
+from writebackd.types.histogram import Histogram
 
 EIGHT = plan(8)
 

@@ -16,11 +16,11 @@ from test_window import UTC, load, window
 from trial_case import Run, plan
 from writebackd import daemon as daemon_module
 from writebackd.cli.replay import policy_of
-from writebackd.model import Cap, Memory, Trial
 from writebackd.policy import Policy, load_policy
 from writebackd.policy.timetable import Timetable
 from writebackd.report.replay import replay
 from writebackd.report.tape import Recorded, Tape, read_tape
+from writebackd.types.core_memory import Cap, Memory, Trial
 
 MB = 1 << 20
 

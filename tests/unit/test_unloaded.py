@@ -11,8 +11,9 @@ import pytest
 from plant import DISK, UNLOADED_S, latencies
 from writebackd.estimate.drain import Writes
 from writebackd.estimate.sync import update_baseline
-from writebackd.model import ClassSample, DeviceMemory, DeviceSample, IoClass, SyncSample
 from writebackd.tuning import CACHE_S, FLOOD_RATE, OWN_BYTES, WEIGHT
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.samples import ClassSample, DeviceSample, IoClass, SyncSample
 
 MB = 1 << 20
 LOADED_S = 8e-3

@@ -12,9 +12,11 @@ import pytest
 
 import samples
 from fake_host import Rig
-from writebackd.model import Action, Basis, DeviceDecision, Memory, Mode, State, Trial
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
 from writebackd.report.verdict import standing, verdict_json
+from writebackd.types.core_memory import Memory, Trial
+from writebackd.types.decision import Basis, DeviceDecision, Mode, State
+from writebackd.types.levers import Action
 
 MIB = samples.MIB
 REFUSED = Action("dirty_bytes", "1", "2", False, "Read-only file system")

@@ -10,12 +10,9 @@ import pytest
 import samples
 from test_status import assert_valid
 from writebackd.cli.screens import render_verify
-from writebackd.model import (
-    ForeignWrite,
-    VmLimits,
-    VmState,
-)
 from writebackd.report.verify_answer import verify_json
+from writebackd.types.levers import ForeignWrite, VmLimits
+from writebackd.types.samples import VmState
 
 MIB = samples.MIB
 GIB, PAGE = samples.GIB, 4096

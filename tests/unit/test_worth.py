@@ -11,11 +11,11 @@ from typing import List
 import pytest
 
 from figure_cases import ABOUT, BEGIN_S, FAST, SLOW, row, rows
-from writebackd.model import BUCKET_EDGES_S, Histogram
 from writebackd.report.figures import Figures
 from writebackd.report.history_schema import Event
 from writebackd.report.page import render
 from writebackd.report.worth import headline, sentences, worth
+from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 
 
 def said(found: List[Figures]) -> str:

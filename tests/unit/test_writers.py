@@ -16,7 +16,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.groups import Cgroups
 from writebackd.kernel.readers import SharedState
 from writebackd.kernel.writers import command_line, writer_of
-from writebackd.model import ForeignWrite
+from writebackd.types.levers import ForeignWrite
 
 OWN = (1000, 1001)  # the daemon, and its watcher
 

@@ -20,15 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.sim.plant import RATIOS, Disk, Flood, Loop, Plant, SyncLoad
 from writebackd.alert.values import Alert
 from writebackd.control.decide import decide
-from writebackd.model import (
-    BUCKET_EDGES_S,
-    Decision,
-    Estimate,
-    Histogram,
-    Memory,
-    Mode,
-    Sample,
-)
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.report.codec import Interned, pack
@@ -39,6 +30,11 @@ from writebackd.trial.guards import Bound
 from writebackd.trial.page import render
 from writebackd.trial.plan import ORIGINAL, Plan, order, settle_s
 from writebackd.trial.words import Report
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
+from writebackd.types.samples import Sample
 
 FOUND = int(4.7e9)  # 20 % of the plant's memory
 

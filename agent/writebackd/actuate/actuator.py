@@ -31,7 +31,8 @@ from writebackd.kernel.vm import (
     readback_error,
     write_lever,
 )
-from writebackd.model import Action, ForeignWrite, Setting, VmLimits, VmState
+from writebackd.types.levers import Action, ForeignWrite, Setting, VmLimits
+from writebackd.types.samples import VmState
 
 # How long the exit waits for what goes home in children; systemd gives 15 s.
 _EXIT_WAIT_S = 6.0

@@ -15,7 +15,7 @@ from writebackd.actuate.ledger import LeverEntry
 from writebackd.kernel import bdi, levers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever
-from writebackd.model import HeldLever, LeverKind
+from writebackd.types.levers import HeldLever, LeverKind
 
 
 class Book:

@@ -10,7 +10,9 @@ from writebackd.actuate.actuator import Actuator
 from writebackd.alert.routes import journal_fields
 from writebackd.alert.values import AlertName
 from writebackd.kernel import bdi
-from writebackd.model import Action, Decision, Memory, Mode
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.levers import Action
 
 log = logging.getLogger(__name__)
 

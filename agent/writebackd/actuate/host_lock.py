@@ -19,8 +19,8 @@ from writebackd.actuate.lock import AlreadyRunning, is_locked, take_lock
 from writebackd.actuate.restore import restore_left
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import in_words, read_limits
-from writebackd.model import VmLimits
 from writebackd.paths import FIRST, HOST_LOCK, IN_USE, LEDGER, RUNTIME_DIR, runtime_dir_in_use
+from writebackd.types.levers import VmLimits
 
 log = logging.getLogger(__name__)
 

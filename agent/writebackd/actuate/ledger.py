@@ -20,7 +20,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue
-from writebackd.model import LeverKind, VmLimits
+from writebackd.types.levers import LeverKind, VmLimits
 
 VERSION = 2
 _WITHOUT_LEVERS = 1  # what a release wrote that knew the global pair only

@@ -14,7 +14,7 @@ from writebackd.actuate.refusals import Refusals
 from writebackd.kernel import bdi, levers
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever
-from writebackd.model import Action, LeverKind, Setting
+from writebackd.types.levers import Action, LeverKind, Setting
 
 
 class Planner:

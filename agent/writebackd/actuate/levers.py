@@ -25,7 +25,7 @@ from writebackd.kernel.children import ChildError, Ended, Run, Work
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever, lever_of
 from writebackd.kernel.vm import read_state
-from writebackd.model import Action, ForeignWrite, HeldLever, LeverKind, Setting
+from writebackd.types.levers import Action, ForeignWrite, HeldLever, LeverKind, Setting
 
 # What is remembered of units and devices that are gone is dropped so often: transient units
 # come by the thousand, and a look at all that is remembered costs 2 us each.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Optional, Tuple
 
 from writebackd.kernel.levers import Lever
-from writebackd.model import Action, ForeignWrite
+from writebackd.types.levers import Action, ForeignWrite
 
 _ADVICE = {
     errno.EPERM: "only uid 0 may write it",

@@ -8,7 +8,7 @@ from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from writebackd.actuate.outcome import Change
 from writebackd.kernel.levers import Lever
-from writebackd.model import Action, LeverKind, Setting
+from writebackd.types.levers import Action, LeverKind, Setting
 
 # What the kernel refused it is not asked again at once.
 RETRY_S = 30.0

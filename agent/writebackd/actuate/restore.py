@@ -25,8 +25,8 @@ from writebackd.actuate.outcome import Outcome, describe_action, explain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import read
 from writebackd.kernel.vm import PAIRS, Pair, PairValue, in_words, read_limits, write_pair
-from writebackd.model import Action, ForeignWrite, VmLimits
 from writebackd.paths import LEASE, LEDGER
+from writebackd.types.levers import Action, ForeignWrite, VmLimits
 
 # What hangs is waited for so long; ExecStopPost= has 15 s.
 WAIT_S = 10.0

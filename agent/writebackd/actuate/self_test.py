@@ -11,7 +11,7 @@ from writebackd.actuate.ledger import LeverEntry
 from writebackd.kernel import bdi
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.levers import Lever
-from writebackd.model import LeverKind
+from writebackd.types.levers import LeverKind
 
 # A kernel that fails will not get better; a BDI may lose the limits of its own.
 TEST_AGAIN_S = 300.0

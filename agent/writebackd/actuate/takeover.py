@@ -7,7 +7,10 @@ from typing import Sequence
 
 from writebackd.actuate.actuator import Actuator
 from writebackd.control.resume import resumed
-from writebackd.model import Device, Memory, Mode, replace
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode
+from writebackd.types.storage import Device
 
 # After a restart the limits adopted from the run before are kept this long,
 # which is what it takes to see again whether anybody syncs.

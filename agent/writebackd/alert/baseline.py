@@ -7,17 +7,12 @@ import math
 from typing import Dict, Iterator, Mapping, Tuple
 
 from writebackd.alert.state import Baseline, Baselines, Watch, size_class
-from writebackd.model import (
-    ClassSample,
-    DeviceMemory,
-    DeviceSample,
-    Estimate,
-    Histogram,
-    IoClass,
-    Learned,
-    Memory,
-    replace,
-)
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory, Learned
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import ClassSample, DeviceSample, IoClass
 
 # A latency follows in this time: a minute of a database's day is like the next one.
 LATENCY_FOLLOWS_S = 60.0

@@ -8,7 +8,7 @@ from typing import Iterator, List
 from writebackd import human
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Cause
-from writebackd.model import Backing, CacheMode, Protection
+from writebackd.types.storage import Backing, CacheMode, Protection
 
 _VERBS = {
     "rebuild": "rebuilds", "resync": "is resynced", "check": "is checked",

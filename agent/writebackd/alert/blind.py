@@ -8,7 +8,8 @@ from typing import Iterable
 from writebackd.alert.state import AlertMemory
 from writebackd.alert.tick import Tick
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import Estimate, replace
+from writebackd.types.copying import replace
+from writebackd.types.estimate import Estimate
 
 BLIND_S = 30.0
 

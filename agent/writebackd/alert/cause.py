@@ -9,7 +9,8 @@ from typing import Optional, Sequence, Tuple
 from writebackd.alert.baseline import ENOUGH_S
 from writebackd.alert.state import Baseline, Dirtied, Spell, Watch, size_class
 from writebackd.alert.values import Cause, Culprit
-from writebackd.model import Histogram, Memory
+from writebackd.types.core_memory import Memory
+from writebackd.types.histogram import Histogram
 
 # A flood is to blame when its pages are what a sync waits behind, or when it has just begun.
 FLOODED_SHARE = 0.5

@@ -19,7 +19,7 @@ from writebackd.alert.spell import evidence, grown, is_lasting, is_over
 from writebackd.alert.state import Baseline, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import replace
+from writebackd.types.copying import replace
 
 # Part of a spell in which somebody waits: without waiters a low rate is no collapse.
 DEMAND_SHARE = 0.8

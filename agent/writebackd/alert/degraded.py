@@ -18,7 +18,7 @@ from writebackd.alert.spell import UNWANTED_S, evidence, grown, is_lasting
 from writebackd.alert.state import Baseline, Recovery, Spell, Watch, size_class
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import replace
+from writebackd.types.copying import replace
 
 DEGRADED_S = 6.0
 FAST_AGAIN = 0.5  # share of small writes, from which on the cache is back

@@ -22,16 +22,12 @@ from writebackd.alert.standing import stand, uninhibited
 from writebackd.alert.state import AlertMemory, Watch
 from writebackd.alert.tick import Look, Tick
 from writebackd.alert.values import Alert, AlertName
-from writebackd.model import (
-    Decision,
-    DeviceSample,
-    Estimate,
-    Memory,
-    Sample,
-    State,
-    replace,
-)
 from writebackd.policy.schema import Policy
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, State
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample, Sample
 
 # A tick so long, and so many times the one before, is a suspend, or a host that stood still.
 RESUME_S, RESUME_TIMES = 10.0, 5.0

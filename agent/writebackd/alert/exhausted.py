@@ -9,7 +9,7 @@ from writebackd.alert.spell import SPELL_ENDS_S, evidence, grown
 from writebackd.alert.state import Watch
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Severity
-from writebackd.model import replace
+from writebackd.types.copying import replace
 
 EXHAUSTED_S = 60.0
 

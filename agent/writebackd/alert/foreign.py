@@ -7,7 +7,9 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from writebackd.alert.cause import container_in, unit_in
 from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
-from writebackd.model import Intrusion, LeverKind, Memory, Sample
+from writebackd.types.core_memory import Memory
+from writebackd.types.levers import Intrusion, LeverKind
+from writebackd.types.samples import Sample
 
 
 def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:

@@ -10,7 +10,8 @@ from writebackd.alert.cause import fast_share
 from writebackd.alert.state import Dirtied, Spell, Watch
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Evidence
-from writebackd.model import IoClass, replace
+from writebackd.types.copying import replace
+from writebackd.types.samples import IoClass
 
 # A spell ends when it looked well for so long; a flusher's rounds are shorter.
 SPELL_ENDS_S = 3.0

@@ -7,7 +7,7 @@ from writebackd.alert import words
 from writebackd.alert.state import Watch
 from writebackd.alert.tick import Look
 from writebackd.alert.values import Alert, AlertName, Cause, Evidence, Severity
-from writebackd.model import replace
+from writebackd.types.copying import replace
 
 # What no sync waits for may be a read of a disk in standby, which takes up to 10 s to spin up, or
 # one request that the kernel counts nowhere when it completes.

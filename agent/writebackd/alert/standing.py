@@ -9,7 +9,9 @@ from writebackd.alert import words
 from writebackd.alert.state import Key, Standing
 from writebackd.alert.tick import Tick
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import Device, Sample, replace
+from writebackd.types.copying import replace
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
 
 # What it looks like for so long is why: a spell forgets what was before within 16 s.
 CAUSE_HOLDS_S = 10.0

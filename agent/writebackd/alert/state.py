@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Mapping, Optional, Tuple
 
 from writebackd.alert.values import Alert, Cause
-from writebackd.model import Histogram, TaskSample
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import TaskSample
 
 # Bytes of an operation, as the upper ends of size classes; what is larger is one more class.
 SIZES: Tuple[int, ...] = (16 << 10, 128 << 10, 1 << 20)

@@ -10,18 +10,12 @@ from writebackd.alert.baseline import small_bytes, small_writes
 from writebackd.alert.cause import THROTTLED_SHARE
 from writebackd.alert.state import AlertMemory, Key
 from writebackd.alert.values import Alert, AlertName, Cause
-from writebackd.model import (
-    CgroupSample,
-    Decision,
-    DeviceSample,
-    Estimate,
-    Histogram,
-    Memory,
-    Mode,
-    Sample,
-    TaskSample,
-)
 from writebackd.policy.schema import Alerts, Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import CgroupSample, DeviceSample, Sample, TaskSample
 
 
 class Tick:

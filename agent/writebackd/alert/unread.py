@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Optional, Sequence, Tuple
 
 from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.model import replace
+from writebackd.types.copying import replace
 
 # Ticks in a row that must be good before BLIND is over: what fails now and then is told once.
 GOOD_TICKS = 30

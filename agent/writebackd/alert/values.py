@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What an alert is. Frozen, as all that flows through a tick (model.py).
+"""What an alert is. Frozen, as all that flows through a tick (types/).
 
 The detector makes alerts, status shows them, the routes tell them.
 """

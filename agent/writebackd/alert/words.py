@@ -8,7 +8,9 @@ from typing import Optional, Sequence
 from writebackd import human
 from writebackd.alert.state import Baseline, Spell, Watch
 from writebackd.alert.values import Alert, Cause, Culprit
-from writebackd.model import Decision, Memory, Mode, replace
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
 
 WHY = {
     Cause.FLOOD: "buffered writes flood the device",

@@ -22,7 +22,7 @@ from writebackd.cache.text import (
     whole,
 )  # fmt: skip
 from writebackd.cache.values import Controller, ToolError, Volume
-from writebackd.model import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # Of one controller; their numbers begin at 1, and the first answer says how many there are.
 COMMANDS = (("getconfig", "{number}"), ("getstatus", "{number}"))

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from writebackd.cache.text import MOST_VOLUMES, possible, share, size_bytes, whole
 from writebackd.cache.values import Controller, ToolError, Volume
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import ArrayWork, CacheMode
+from writebackd.types.storage import ArrayWork, CacheMode
 
 MDSTAT = "/proc/mdstat"
 # Status of some targets writes their metadata out first, unless told not to.

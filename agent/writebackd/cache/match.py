@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequen
 from writebackd.cache.values import Controller, Volume
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import Backing, Device
+from writebackd.types.storage import Backing, Device
 
 # The drivers that a tool's controllers have, for those that do not say where they are.
 _DRIVERS = {

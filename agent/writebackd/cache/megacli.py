@@ -15,7 +15,7 @@ from writebackd.cache.text import (
     share,
 )  # fmt: skip
 from writebackd.cache.values import Controller, ToolError, Volume, all_write_through
-from writebackd.model import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # -NoLog: without it each run leaves MegaSAS.log in the working directory.
 COMMANDS = (

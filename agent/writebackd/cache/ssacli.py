@@ -18,7 +18,7 @@ from writebackd.cache.text import (
     whole,
 )  # fmt: skip
 from writebackd.cache.values import Controller, ToolError, Volume
-from writebackd.model import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 COMMANDS = (("ctrl", "all", "show", "config", "detail"),)
 

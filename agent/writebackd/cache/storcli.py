@@ -21,7 +21,7 @@ from writebackd.cache.text import (
     worded,
 )  # fmt: skip
 from writebackd.cache.values import Controller, ToolError, Volume, all_write_through
-from writebackd.model import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 # `nolog`: without it each run leaves storcli.log in the working directory.
 COMMANDS = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
-from writebackd.model import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 
 class ToolError(ValueError):

@@ -13,8 +13,8 @@ from writebackd.cache.match import Matcher
 from writebackd.cache.report import STALE_S, Report
 from writebackd.cache.values import ToolError
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import Backing, Device
 from writebackd.paths import RAID
+from writebackd.types.storage import Backing, Device
 
 LOOK_S = 60.0
 # A look that takes so long hangs in the kernel; what was seen before it may be over.

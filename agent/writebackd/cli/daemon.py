@@ -33,13 +33,13 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe
 from writebackd.kernel.vm import PAIRS, read_limits
-from writebackd.model import Mode
 from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.find import unsafe, unused_drop_ins
 from writebackd.policy.load import DEFAULT_NAME
 from writebackd.policy.match import NAMED, choose
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import Mode
 
 log = logging.getLogger("writebackd")
 

@@ -16,8 +16,8 @@ from writebackd.cache.tools import installed
 from writebackd.cache.values import Controller, ToolError
 from writebackd.cache.watch import is_stale, slept
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import CacheMode, Protection
 from writebackd.paths import RAID
+from writebackd.types.storage import CacheMode, Protection
 
 TIMER = "writebackd-raid.timer"
 _SYSTEMCTL_S = 5.0

@@ -27,9 +27,14 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 from writebackd.control.device import Want
 from writebackd.control.ramp import near
 from writebackd.estimate.shares import reserved, shared_limit
-from writebackd.model import Cap, Estimate, LeverKind, Memory, Mode, Sample, Setting, replace
 from writebackd.policy.schema import Policy
 from writebackd.tuning import AGAIN_S, CACHE_S, IN_FORCE, MINIMA_SHARE, MOST_OWN, OWN_SHARE, WAVE_S
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import LeverKind, Setting
+from writebackd.types.samples import Sample
 
 
 @dataclass(frozen=True)

@@ -13,28 +13,15 @@ from writebackd.control.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
 from writebackd.estimate.shares import paces, shared_limit
 from writebackd.estimate.stuck import hanging
-from writebackd.model import (
-    Decision,
-    DeviceDecision,
-    DeviceMemory,
-    Estimate,
-    ForeignWrite,
-    Intrusion,
-    Memory,
-    Mode,
-    Rule,
-    Sample,
-    State,
-    Stuck,
-    Trial,
-    VmState,
-    made,
-    replace,
-)
 from writebackd.policy.schema import Policy
 from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES, MOST_INTRUSIONS
-
-_device_decision = made(DeviceDecision)
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory, Stuck, Trial
+from writebackd.types.decision import Decision, DeviceDecision, Mode, Rule, State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import ForeignWrite, Intrusion
+from writebackd.types.samples import Sample, VmState
 
 
 def decide(
@@ -284,7 +271,7 @@ def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
             memory, state=want.state, target_bytes=new, decisions=memory.decisions + 1
         )
         remembered[want.name] = memory
-    return _device_decision(
+    return DeviceDecision(
         name=want.name,
         state=want.state,
         target_bytes=new,

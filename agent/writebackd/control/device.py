@@ -19,18 +19,13 @@ from writebackd.control.law import (
 from writebackd.estimate.drain import is_in_force, is_shown, shown
 from writebackd.estimate.estimate import objective_s
 from writebackd.estimate.sync import held_s
-from writebackd.model import (
-    Basis,
-    DeviceMemory,
-    Estimate,
-    HostInfo,
-    Rule,
-    State,
-    made,
-    replace,
-)
 from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import BURST_S, RELEASE_S, SPEND, WAVE_S
+from writebackd.types.copying import replace
+from writebackd.types.decision import Basis, Rule, State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import HostInfo
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,6 @@ class Want:
     pace_by: float = 1.0  # where its flood is paced: what the pace is multiplied with
 
 
-_want, _basis, _bounds = made(Want), made(Basis), made(Bounds)
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
@@ -92,7 +86,7 @@ def decide_device(
         return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
     # Of a limit that several devices share by their speed, each sees its part.
     share = estimate.limit_share
-    bounds = _bounds(
+    bounds = Bounds(
         floor=int(floor * share),
         ceiling=int(ceiling * share),
         objective_s=objective_s(own.fsync_p99_s, own.baseline_multiple, estimate.baseline_s),
@@ -120,7 +114,7 @@ def decide_device(
         if rule is Rule.MEASURE and is_shown(memory.drain, dt_s) and is_due(law, now_s):
             memory = shown(memory)
     target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
-    basis = _basis(
+    basis = Basis(
         objective_s=bounds.objective_s,
         floor_bytes=bounds.floor,
         ceiling_bytes=bounds.ceiling,
@@ -139,7 +133,7 @@ def decide_device(
     state = reasons.STATES[rule]
     if rule is Rule.FLOOR and reasons.wait_s(estimate) > bounds.objective_s:
         state = State.EXHAUSTED
-    want = _want(
+    want = Want(
         name=estimate.name, state=state, target_bytes=target, demand=True, reason=reason,
         steps=(reason,), basis=basis, rule=rule, pace_by=pace_by,
     )  # fmt: skip

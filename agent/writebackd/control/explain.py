@@ -10,9 +10,10 @@ from typing import Mapping, Optional, Tuple
 
 from writebackd import human
 from writebackd.control import reasons
-from writebackd.model import Basis, DeviceDecision, Estimate, Rule, State
 from writebackd.policy.schema import Objective
 from writebackd.tuning import DEMAND_WINDOW_S, FLOOD_RATE
+from writebackd.types.decision import Basis, DeviceDecision, Rule, State
+from writebackd.types.estimate import Estimate
 
 # Under these the law spends throughput on the objective.
 STEERED = (Rule.CUT, Rule.SHORT, Rule.DEAR, Rule.STEADY, Rule.ROOM)

@@ -11,8 +11,8 @@ import re
 from fnmatch import fnmatchcase
 from typing import Iterable, Mapping, Optional, Tuple
 
-from writebackd.model import CgroupSample
 from writebackd.policy.schema import Protect
+from writebackd.types.samples import CgroupSample
 
 # Somebody who syncs now and then (a backup at the end of a file, a checkpoint
 # every five minutes) waits for his own data while he does.

@@ -34,7 +34,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Tuple
 
-from writebackd.model import Drain, Estimate, Law, Rule, replace
 from writebackd.tuning import (
     CREEP,
     CUT,
@@ -52,6 +51,10 @@ from writebackd.tuning import (
     WAVE_LONGER,
     WAVE_S,
 )
+from writebackd.types.copying import replace
+from writebackd.types.decision import Rule
+from writebackd.types.device_memory import Drain, Law
+from writebackd.types.estimate import Estimate
 
 
 @dataclass(frozen=True)

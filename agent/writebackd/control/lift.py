@@ -20,9 +20,11 @@ from writebackd import human
 from writebackd.control import reasons
 from writebackd.control.device import Want
 from writebackd.estimate.shares import limited, needed, share_of
-from writebackd.model import CgroupMemory, Lift, Memory, Sample, replace
 from writebackd.policy.schema import Policy
 from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, HELD_BACK_SHARE, OTHERS_SHARE, WAVE_S
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Lift, Memory
+from writebackd.types.samples import CgroupMemory, Sample
 
 
 @dataclass(frozen=True)

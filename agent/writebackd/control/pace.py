@@ -24,19 +24,16 @@ from writebackd.control.guards import SYNCED_LATELY_S
 from writebackd.control.paced import Domain, PaceTick, limit_bytes
 from writebackd.control.scene import Scene
 from writebackd.estimate.drain import unpriced
-from writebackd.model import (
-    Device,
-    DeviceMemory,
-    Estimate,
-    LeverKind,
-    Memory,
-    PaceMemory,
-    Sample,
-    Setting,
-    State,
-    replace,
-)
 from writebackd.policy.schema import Policy
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import State
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import LeverKind, Setting
+from writebackd.types.pace_memory import PaceMemory
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,16 @@ from writebackd.control.device import Want, kernel_floor_bytes
 from writebackd.control.guards import unit_of
 from writebackd.control.scene import Scene
 from writebackd.estimate.shares import shared_limit
-from writebackd.model import (
-    BUCKET_EDGES_S,
-    DeviceSample,
-    Estimate,
-    Histogram,
-    HostInfo,
-    LeverKind,
-    Memory,
-    Mode,
-    PaceMemory,
-    Rule,
-    replace,
-)
 from writebackd.policy.schema import DevicePolicy, Policy
 from writebackd.tuning import EVERY_S, FLOOD_RATE, USES
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Mode, Rule
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
+from writebackd.types.levers import LeverKind
+from writebackd.types.pace_memory import PaceMemory
+from writebackd.types.samples import DeviceSample, HostInfo
 
 # Seconds of a full cache after which it begins: two ticks while somebody waits.
 START_S = 0.9

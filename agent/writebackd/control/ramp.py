@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Iterable, Optional
 
-from writebackd.model import Estimate, VmState
 from writebackd.tuning import (
     AT_ONCE_BYTES,
     AT_ONCE_MOST_BYTES,
@@ -23,6 +22,8 @@ from writebackd.tuning import (
     DEADBAND,
     HEADROOM,
 )
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import VmState
 
 
 def next_limit(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd import human
-from writebackd.model import Basis, Estimate, Rule, State, Trial
 from writebackd.tuning import (
     EXTRA,
     PAYS,
@@ -15,6 +14,9 @@ from writebackd.tuning import (
     TRY_AGAIN_S,
     TRY_S,
 )
+from writebackd.types.core_memory import Trial
+from writebackd.types.decision import Basis, Rule, State
+from writebackd.types.estimate import Estimate
 
 STATES: Mapping[Rule, State] = {
     Rule.REST: State.GUARD, Rule.WAVES: State.GUARD, Rule.COMING: State.GUARD,

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, Sequence
 
-from writebackd.model import Cap, Device, LeverKind, Memory, PaceMemory, Setting, replace
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.levers import LeverKind, Setting
+from writebackd.types.pace_memory import PaceMemory
+from writebackd.types.storage import Device
 
 
 def resumed(

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from writebackd.control.guards import objection
-from writebackd.model import CgroupSample, DeviceSample, Memory, Sample
 from writebackd.policy.schema import Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.samples import CgroupSample, DeviceSample, Sample
 
 
 class Scene:

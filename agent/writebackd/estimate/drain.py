@@ -18,18 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
-from writebackd.model import (
-    BUCKET_EDGES_S,
-    DeviceMemory,
-    DeviceSample,
-    Drain,
-    Histogram,
-    IoClass,
-    SyncSample,
-    VmState,
-    made,
-    replace,
-)
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
@@ -50,6 +38,10 @@ from writebackd.tuning import (
     SLOW_MULTIPLE,
     UNLOADED_S,
 )
+from writebackd.types.copying import replace
+from writebackd.types.device_memory import DeviceMemory, Drain
+from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
+from writebackd.types.samples import DeviceSample, IoClass, SyncSample, VmState
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,6 @@ class Writes:
     telling: bool  # flooded, and the device or the limit held it: its rate tells of them
 
 
-_writes = made(Writes)
 
 
 def small_writes(sample: DeviceSample) -> List[Histogram]:
@@ -114,7 +105,7 @@ def measure_writes(
     flooded = background >= FLOOD_RATE and (
         throttled or waiting >= vm.background_threshold_bytes / 4
     )
-    return _writes(
+    return Writes(
         rate=rate,
         background_rate=background,
         flooded=flooded,

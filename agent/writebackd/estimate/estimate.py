@@ -9,7 +9,6 @@ from writebackd.estimate.drain import is_in_force, measure_writes, update_drain,
 from writebackd.estimate.shares import paces, shared_limit
 from writebackd.estimate.stuck import watch_stuck
 from writebackd.estimate.sync import demand_of, update_baseline
-from writebackd.model import DeviceMemory, DeviceSample, Estimate, Memory, Sample, made, replace
 from writebackd.policy.schema import Policy
 from writebackd.tuning import (
     BURST_S,
@@ -20,8 +19,12 @@ from writebackd.tuning import (
     SHARE_LEAST,
     USES,
 )
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample, Sample
 
-_estimate = made(Estimate)
 _NO_SLEEP = (0.0, 0.0)
 _NO_SYNCS = (0, 0.0, None, None)  # Histogram.told() where none can be seen
 
@@ -191,7 +194,7 @@ def _estimate_device(
         last_demand=last_demand,
     )
     return (
-        _estimate(
+        Estimate(
             name=device.name,
             write_rate=seen.write_bytes / dt_s,
             background_rate=writes.background_rate,

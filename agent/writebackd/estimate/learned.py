@@ -11,8 +11,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Dict, Mapping, Optional, Sequence
 
-from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, replace
 from writebackd.tuning import KEEP_S
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory, Fact, Learned
+from writebackd.types.storage import Device
 
 FACTS = tuple(each.name for each in fields(Learned))
 

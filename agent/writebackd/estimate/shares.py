@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Dict
 
-from writebackd.model import CgroupMemory, Memory, Sample
 from writebackd.tuning import CACHE_S
+from writebackd.types.core_memory import Memory
+from writebackd.types.samples import CgroupMemory, Sample
 
 
 def paces(memory: Memory) -> Dict[str, float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Dict, Tuple
 
 from writebackd.estimate.drain import written_by
-from writebackd.model import DeviceSample, IoClass, Memory, Mode, Sample, Stuck, replace
 from writebackd.tuning import (
     AGAIN_S,
     BUSY_SHARE,
@@ -20,6 +19,10 @@ from writebackd.tuning import (
     STUCK_S,
     STUCK_TAKEN,
 )
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory, Stuck
+from writebackd.types.decision import Mode
+from writebackd.types.samples import DeviceSample, IoClass, Sample
 
 
 def watch_stuck(memory: Memory, sample: Sample) -> Stuck:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Optional, Tuple
 
 from writebackd.estimate.drain import Writes, small_writes
-from writebackd.model import DeviceMemory, DeviceSample, Histogram, SyncSample, replace
 from writebackd.tuning import (
     CACHE_S,
     DEMAND_WINDOW_S,
@@ -17,6 +16,10 @@ from writebackd.tuning import (
     RELEASE_S,
     WEIGHT,
 )
+from writebackd.types.copying import replace
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import DeviceSample, SyncSample
 
 Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
 LastDemand = Optional[Tuple[float, float, bool]]  # DeviceMemory.last_demand

@@ -16,7 +16,7 @@ from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
 from writebackd.kernel.cgroups import UNITS, is_booted, owner, path_of_process
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import CgroupControl, CgroupMemory
+from writebackd.types.samples import CgroupControl, CgroupMemory
 
 # systemd marks what it hands over (Delegate=) with one of these; the first since
 # version 251, the second can be read with CAP_SYS_ADMIN only.

@@ -7,7 +7,8 @@ import ctypes as C
 import struct
 from dataclasses import dataclass
 
-from writebackd.model import HIST_BUCKETS, IoClass
+from writebackd.types.histogram import HIST_BUCKETS
+from writebackd.types.samples import IoClass
 
 CLASSES = len(IoClass)
 

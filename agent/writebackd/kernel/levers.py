@@ -9,7 +9,7 @@ from typing import NamedTuple, Optional, Sequence
 from writebackd.kernel import bdi, cgroups, queue
 from writebackd.kernel.children import Work
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import LeverKind, Setting
+from writebackd.types.levers import LeverKind, Setting
 
 FLUSH_TARGET = "vm"
 FLUSH_NAMES = ("dirty_writeback_centisecs", "dirty_expire_centisecs")

@@ -29,7 +29,7 @@ from writebackd.kernel.readers import (
     TaskReader,
     together,
 )
-from writebackd.model import ProbeInfo
+from writebackd.types.samples import ProbeInfo
 
 log = logging.getLogger(__name__)
 

@@ -18,15 +18,9 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from writebackd import human
 from writebackd.kernel import layout, libbpf
 from writebackd.kernel.writers import command_line
-from writebackd.model import (
-    ClassSample,
-    ForeignWrite,
-    Histogram,
-    IoClass,
-    SyncSample,
-    TaskSample,
-    made,
-)
+from writebackd.types.histogram import Histogram
+from writebackd.types.levers import ForeignWrite
+from writebackd.types.samples import ClassSample, IoClass, SyncSample, TaskSample
 
 # Clock of bpf_ktime_get_ns().
 _CLOCK = time.CLOCK_MONOTONIC
@@ -97,7 +91,6 @@ def difference(current: bytes, last: bytes) -> Histogram:
     return Histogram.of(tuple(indices), tuple(counts))
 
 
-_class_sample = made(ClassSample)
 _CLASSES = tuple((each, each.value) for each in IoClass)  # whose `value` is a function
 _NO_HISTOGRAM = bytes(layout.HIST.size)
 _NO_COMPLETIONS = (0,) * (3 + 2 * layout.CLASSES)
@@ -137,7 +130,7 @@ class BlockReader:
                 if not count and not size:
                     continue
                 latency, queue = self._read_histograms(block, number)
-                sample = _class_sample(count=count, bytes=size, latency=latency, queue=queue)
+                sample = ClassSample(count=count, bytes=size, latency=latency, queue=queue)
                 classes = result.setdefault(devno, {})
                 so_far = classes.get(io_class)
                 classes[io_class] = so_far + sample if so_far else sample

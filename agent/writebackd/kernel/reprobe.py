@@ -12,7 +12,7 @@ from typing import Callable, Optional, Sequence, Set
 
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import BpfProbe, Probe
-from writebackd.model import Device
+from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)
 

@@ -13,25 +13,22 @@ from writebackd.kernel.probe import Probe
 from writebackd.kernel.readers import CgroupReading, Reading
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.vm import host_info, read_state
-from writebackd.model import (
-    Action,
+from writebackd.types.copying import replace
+from writebackd.types.levers import Action, ForeignWrite
+from writebackd.types.samples import (
     CgroupControl,
     CgroupSample,
     ClassSample,
-    Device,
     DeviceSample,
-    ForeignWrite,
     IoClass,
     Sample,
     SyncSample,
     TaskSample,
-    made,
-    replace,
 )
+from writebackd.types.storage import Device
 
 # Tasks whose cgroup is looked up; it costs a read of /proc each.
 NAMED_TASKS = 5
-_device_sample = made(DeviceSample)
 
 
 class Sampler:
@@ -82,7 +79,7 @@ class Sampler:
                 continue  # gone since the scan; the next one drops it
             flushed = self._flushed(device, disks, grown)
             samples.append(
-                _device_sample(
+                DeviceSample(
                     device=device,
                     excluded=self.excluded(device),
                     write_bytes=grown.write_bytes,

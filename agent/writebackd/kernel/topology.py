@@ -24,7 +24,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.identity import leaf_identity, stacked_identity, volume_identity
 from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
 from writebackd.kernel.uevents import Uevents
-from writebackd.model import Device
+from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from typing import NamedTuple, Optional, Tuple
 
 from writebackd import human
 from writebackd.kernel.files import KernelFiles
-from writebackd.model import HostInfo, VmLimits, VmState
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import HostInfo, VmState
 
 # In the order of VmLimits.
 LEVERS = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")

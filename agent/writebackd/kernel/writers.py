@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Collection, Optional, Sequence
 
 from writebackd.kernel import argv, layout
-from writebackd.model import ForeignWrite, replace
+from writebackd.types.copying import replace
+from writebackd.types.levers import ForeignWrite
 
 
 def writer_of(

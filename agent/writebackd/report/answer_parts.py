@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from writebackd.model import DeviceDecision, HeldLever, VmLimits
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import DeviceDecision
+from writebackd.types.levers import HeldLever, VmLimits
 
 Json = Dict[str, Any]
 

@@ -26,7 +26,9 @@ from typing import (
     get_type_hints,
 )
 
-from writebackd.model import Backing, Device, Histogram, HostInfo
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import HostInfo
+from writebackd.types.storage import Backing, Device
 
 T = TypeVar("T")
 Pack = Callable[[Any, "Interned"], Any]
@@ -68,7 +70,7 @@ class Interned:
 
 
 def pack(value: Any, interned: Interned) -> Any:
-    """A dataclass of writebackd.model as what json.dumps() takes."""
+    """A dataclass of writebackd.types as what json.dumps() takes."""
     kind: Any = type(value)
     return _packer(kind)(value, interned)
 
@@ -207,7 +209,7 @@ def _fields_unpacker(kind: Any) -> Pack:
         for name, field in packed.items():
             if name in unpackers or name not in _GONE:  # one class may still have it
                 values[name] = unpackers[name](field, interned)
-        # As model.replace(): __init__ of a frozen class takes ten times as long.
+        # As replace() of types/copying.py: __init__ of a frozen class takes ten times as long.
         made = object.__new__(kind)
         object.__setattr__(made, "__dict__", values)
         return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Optional, Sequence
 
-from writebackd.model import Mode
 from writebackd.report.answer_parts import Json
+from writebackd.types.decision import Mode
 
 
 def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> Json:

@@ -10,8 +10,9 @@ from writebackd.alert.routes import journal_fields
 from writebackd.alert.values import Alert, AlertName
 from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.writers import writer_of
-from writebackd.model import ForeignWrite, replace
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.copying import replace
+from writebackd.types.levers import ForeignWrite
 
 log = logging.getLogger(__name__)
 

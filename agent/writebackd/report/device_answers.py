@@ -5,18 +5,13 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from writebackd.model import (
-    Backing,
-    Device,
-    DeviceDecision,
-    DeviceSample,
-    Estimate,
-    Protection,
-    State,
-)
 from writebackd.report.answer_parts import Json, decisions_of, finite
 from writebackd.report.server import RequestError
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import DeviceDecision, State
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample
+from writebackd.types.storage import Backing, Device, Protection
 
 
 def devices_json(snapshot: Snapshot) -> Json:

@@ -9,10 +9,11 @@ from typing import List, Optional, Sequence, Tuple
 from writebackd.alert.routes import Happening, What
 from writebackd.alert.routes.journal_fields import LIMITS
 from writebackd.alert.routes.words import happening_json, headline, line
-from writebackd.model import Action, DeviceDecision, Mode
 from writebackd.policy.timetable import Open
 from writebackd.report.history_schema import Event
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import DeviceDecision, Mode
+from writebackd.types.levers import Action
 
 WOULD_BE = "would be set: "  # begins the text of an action that observe did not do
 RESOLVED = "resolved"  # the state of an event of kind alert that ended; else its severity

@@ -6,8 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from writebackd.model import DeviceSample, Estimate, Histogram, Mode
 from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import DeviceSample
 
 STEP_S = 10.0  # of the fine rows
 COARSE_S = 300.0

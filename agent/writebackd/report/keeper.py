@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
-from writebackd.model import Device, DeviceMemory, Fact, Learned, Memory, Sample
 from writebackd.report.write_over import write_over
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory, Fact, Learned
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)
 

@@ -15,17 +15,13 @@ from itertools import accumulate
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from writebackd.alert.values import AlertName, Severity
-from writebackd.model import (
-    Device,
-    DeviceDecision,
-    DeviceSample,
-    Estimate,
-    LeverKind,
-    Mode,
-    State,
-)
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.totals import FSYNC_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
+from writebackd.types.decision import DeviceDecision, Mode, State
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import LeverKind
+from writebackd.types.samples import DeviceSample
+from writebackd.types.storage import Device
 
 OPENMETRICS = "openmetrics"
 PROMETHEUS = "prometheus"

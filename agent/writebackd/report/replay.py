@@ -13,10 +13,13 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from writebackd.control.decide import decide, rebounded
 from writebackd.estimate.estimate import estimate
-from writebackd.model import Decision, Memory, Sample, replace
 from writebackd.policy import Policy
 from writebackd.policy.timetable import Timetable
 from writebackd.report.tape import Outcome, Recorded, outcome_of
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision
+from writebackd.types.samples import Sample
 
 # Differences that are told one by one.
 MOST_TOLD = 20

@@ -10,19 +10,14 @@ from typing import Mapping, NamedTuple, Optional, Tuple
 from writebackd.alert.routes import RouteState
 from writebackd.alert.values import Alert, AlertName
 from writebackd.kernel.rivals import Rival
-from writebackd.model import (
-    Decision,
-    Estimate,
-    HeldLever,
-    Memory,
-    Mode,
-    ProbeInfo,
-    Sample,
-    VmLimits,
-)
 from writebackd.policy.schema import Objective
 from writebackd.policy.timetable import Open
 from writebackd.report.totals import Totals
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import HeldLever, VmLimits
+from writebackd.types.samples import ProbeInfo, Sample
 
 
 class Pinned(NamedTuple):

@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.alert.behind import battery
-from writebackd.model import Backing, CacheMode, TaskSample
 from writebackd.report.alerts import alerts_json, route_warnings
 from writebackd.report.answer_parts import (
     Json,
@@ -26,6 +25,8 @@ from writebackd.report.device_answers import backings_of, device_row
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.top_answer import dirtiers_json
 from writebackd.report.verdict import verdict_json
+from writebackd.types.samples import TaskSample
+from writebackd.types.storage import Backing, CacheMode
 
 _TOP_DIRTIERS = 3
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from writebackd.model import Decision, Memory, Sample
 from writebackd.policy import Policy, render
 from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.permissions import MODE, for_admins
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision
+from writebackd.types.samples import Sample
 
 log = logging.getLogger(__name__)
 

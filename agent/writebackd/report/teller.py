@@ -10,13 +10,13 @@ from writebackd.alert.routes import Routes
 from writebackd.alert.standing import hidden
 from writebackd.alert.state import Key, Standing
 from writebackd.alert.values import Alert
-from writebackd.model import Action
 from writebackd.policy.schema import Metrics, Routing
 from writebackd.report.events import alert_events, events_of
 from writebackd.report.figures import Collector
 from writebackd.report.history_store import History
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.textfile import TextFile
+from writebackd.types.levers import Action
 
 
 class Teller:

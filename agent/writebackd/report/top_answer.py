@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from writebackd.model import CgroupSample, TaskSample
 from writebackd.report.answer_parts import Json, finite
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.samples import CgroupSample, TaskSample
 
 _MOST_SHOWN = 40  # of processes and of cgroups: more than a screen has lines
 

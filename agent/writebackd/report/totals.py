@@ -11,16 +11,12 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import FrozenSet, Iterable, Mapping, NamedTuple, Optional, Tuple
 
-from writebackd.model import (
-    BUCKET_EDGES_S,
-    HIST_BUCKETS,
-    Action,
-    Decision,
-    Estimate,
-    LeverKind,
-    Sample,
-    replace,
-)
+from writebackd.types.copying import replace
+from writebackd.types.decision import Decision
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import BUCKET_EDGES_S, HIST_BUCKETS
+from writebackd.types.levers import Action, LeverKind
+from writebackd.types.samples import Sample
 
 # Upper bounds. From an NVMe's unloaded fsync to a hung task; 5, 10, 20, 50 and 100 ms are what
 # policies name as objectives. Fifteen series a device with +Inf.

@@ -8,9 +8,9 @@ from typing import List, Optional, Tuple
 from writebackd import human
 from writebackd.alert.values import AlertName, Severity
 from writebackd.control.reasons import Judgement, judged
-from writebackd.model import Mode, State
 from writebackd.report.answer_parts import Json, finite
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
+from writebackd.types.decision import Mode, State
 
 _PAIR = ("dirty_bytes", "dirty_background_bytes")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence, Tuple
 
-from writebackd.model import ForeignWrite, HeldLever, VmState
 from writebackd.report.answer_parts import Json, held_json, limits_json
+from writebackd.types.levers import ForeignWrite, HeldLever
+from writebackd.types.samples import VmState
 
 # Name, file, what was written last and what is found.
 LeverDifference = Tuple[str, str, str, str]

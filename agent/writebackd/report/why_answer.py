@@ -9,12 +9,15 @@ from typing import Optional, Tuple
 from writebackd import human
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.learned import earlier_drain_age_s
-from writebackd.model import DeviceDecision, DeviceMemory, DeviceSample, Estimate, Mode
 from writebackd.report.alerts import alerts_json
 from writebackd.report.answer_parts import Json, decisions_of, pinned_json, trial_json
 from writebackd.report.device_answers import device_row, find_devices
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.verdict import verdict_json
+from writebackd.types.decision import DeviceDecision, Mode
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample
 
 
 def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:

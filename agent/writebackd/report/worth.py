@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from writebackd import human
-from writebackd.model import BUCKET_EDGES_S, Histogram
 from writebackd.report.figures import Figures
+from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 
 # Below this a comparison says more of chance than of limits; who starves for a minute has few
 # fsyncs, and has waited for that minute all the same.

@@ -9,10 +9,14 @@ from typing import List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import human
 from writebackd.alert.values import Alert, AlertName, Cause
-from writebackd.model import Estimate, Memory, Mode, Sample, Trial, VmLimits
 from writebackd.report.figures import Figures
 from writebackd.trial.guards import Bound
 from writebackd.trial.plan import LEASE_S, LEAST_PAIRS, ORIGINAL, Plan
+from writebackd.types.core_memory import Memory, Trial
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import Sample
 
 # An fsync behind a full queue waits for 0.4 to 0.75 of limit / rate
 # (docs/research/2026-11-measurements.md), which is the ceiling's time here: one that waits twice as

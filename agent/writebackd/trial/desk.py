@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 from writebackd.alert.values import Alert
-from writebackd.model import Estimate, Memory, Mode, Sample, Trial
 from writebackd.policy.schema import Policy
 from writebackd.report.codec import Interned, pack
 from writebackd.report.device_answers import find_devices
@@ -17,6 +16,10 @@ from writebackd.report.snapshot import Snapshot
 from writebackd.trial.course import Course, End, stop_s
 from writebackd.trial.guards import bound, objection, sync_rate
 from writebackd.trial.plan import AGENT, LEAST_BLOCK_S, MOST_BLOCK_S, MOST_BLOCKS, ORIGINAL, Plan
+from writebackd.types.core_memory import Memory, Trial
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import Sample
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Optional
 
 from writebackd import human
-from writebackd.model import State
 from writebackd.policy.schema import Policy
 from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.types.decision import State
 
 # Syncs per second: a hundred in the 20 s of a block of 30 s that count, which a p99 needs.
 LEAST_SYNC_RATE = 5.0

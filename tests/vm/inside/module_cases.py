@@ -32,8 +32,8 @@ from tests.vm.inside.rig import (
     wishes_for,
 )
 from writebackd.actuate.ledger import load
-from writebackd.model import LeverKind, VmLimits
 from writebackd.paths import LEDGER
+from writebackd.types.levers import LeverKind, VmLimits
 
 # The module, its disk, and options that make it a disk one can flood.
 DISKS = [

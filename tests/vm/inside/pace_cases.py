@@ -45,8 +45,8 @@ from tests.vm.inside.rig import (
 )
 from writebackd.actuate.ledger import LeverEntry, load
 from writebackd.actuate.restore import restore_from_ledger
-from writebackd.model import LeverKind, VmLimits
 from writebackd.paths import LEDGER
+from writebackd.types.levers import LeverKind, VmLimits
 
 KILLS, SEED, LIFE_S = 30, 20261122, 0.8
 UNIT = "flood.service"

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tupl
 
 from tests.kernel.scratch import run
 from writebackd.kernel.cgroups import parse_io_max
-from writebackd.model import LeverKind
+from writebackd.types.levers import LeverKind
 
 MODULES = Path("/run/modules")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -27,7 +27,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 import writebackd.daemon as d
-from writebackd.model import LeverKind, Setting
+from writebackd.types.levers import LeverKind, Setting
 real, count = d.decide, [0]
 def decide(policy, memory, sample, estimates):
     count[0] += 1

@@ -34,8 +34,9 @@ from tests.vm.inside.rig import (
     wishes_for,
 )
 from writebackd.cache import report
-from writebackd.model import LeverKind, Protection, VmLimits
 from writebackd.paths import RAID
+from writebackd.types.levers import LeverKind, VmLimits
+from writebackd.types.storage import Protection
 
 DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
 COLLECTOR, TIMER = "writebackd-raid.service", "writebackd-raid.timer"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Dict, Optional, Sequence
 
 from writebackd.alert.routes.ids import DECISION, FOREIGN_WRITER, REVERTED
-from writebackd.model import Action, ForeignWrite, Intrusion
+from writebackd.types.levers import Action, ForeignWrite, Intrusion
 
 LIMITS = ("dirty_bytes", "dirty_background_bytes")
 

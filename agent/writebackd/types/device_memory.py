@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What estimators and law remember of one device between ticks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Optional, Tuple
+
+from writebackd.types.decision import State
+
+
+@dataclass(frozen=True)
+class Drain:
+    """How a device takes its floods beside its syncs; see estimate/drain.py.
+
+    Full: syncs wait for the media, since the write cache has no room or there is none.
+    """
+
+    rate: float = 0.0  # the flusher's, smoothed; bytes per second
+    sync_rate: float = 0.0  # smoothed
+    slow_share: float = 0.0  # of the syncs' time, that slow ones take, over a second
+    full_s: float = 0.0  # for so long in a row full, or, negative, not
+    # Rates and limits of the last seconds of a full cache under the limit asked for, by tick.
+    full_ticks: Tuple[Tuple[float, float], ...] = ()
+    limit_bytes: float = 0.0  # as the kernel follows it
+    enough_bytes: float = float("inf")  # a limit under which R was seen
+    # Of the last half minute: seconds of R that were lost while full, and syncs.
+    lost_s: float = 0.0
+    syncs: float = 0.0
+    fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: with a faster one's
+    fastest_s: float = float("inf")  # lowest median of an fsync, where nothing tells the unloaded
+
+    @property
+    def full_rate(self) -> float:
+        """Median over the last seconds of a full cache; 0 without any."""
+        ordered = sorted([rate for rate, _ in self.full_ticks])
+        half = len(ordered) // 2
+        if not ordered:
+            return 0.0
+        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+    @property
+    def price_s(self) -> float:
+        """Seconds of R that a sync costs."""
+        return self.lost_s / max(self.syncs, 1.0)
+
+
+@dataclass(frozen=True)
+class Law:
+    """What the law remembers of one device; see control/law.py."""
+
+    limit_bytes: Optional[float] = None  # None: not begun
+    written_s: float = float("-inf")  # when it was changed
+    sought_rate: float = 0.0  # the most under the limits tried while R is not known
+    extra: float = 0.0  # of R, spent beyond for the objective; negative: it did not help
+    # Lengths, seconds: of the flood that is on, of the one before, of the pause that is on, and of
+    # pauses in the mean.
+    flood_s: float = 0.0
+    lasted_s: float = 0.0
+    quiet_s: float = 0.0
+    pause_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One learned value, and when it was last learned (wall clock)."""
+
+    value: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What outlives a restart of one device's memory; see estimate/learned.py.
+
+    This is the table of what is kept: every Fact has the name and the unit of
+    the field of DeviceMemory that it is taken from and given back to.
+    """
+
+    drain_rate: Optional[Fact] = None
+    baseline_s: Optional[Fact] = None
+    write_baseline_s: Optional[Fact] = None
+    cache_bytes: Optional[Fact] = None
+    usual_sync_rate: Optional[Fact] = None
+    most_sync_bytes: Optional[Fact] = None
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What estimators and law remember of one device between ticks."""
+
+    identity: Tuple[str, Optional[int]] = ("", None)  # devno and diskseq
+    # what was learned earlier
+    known_as: Optional[str] = None  # Device.identity
+    earlier: Learned = Learned()  # what it started with, from before the restart
+    # estimators
+    drain_rate: Optional[float] = None
+    drain: Drain = field(default_factory=Drain)
+    smooth_rate: float = 0.0  # bytes per second, over some seconds
+    fill_bytes: float = 0.0  # what must be in the write cache
+    cache_bytes: Optional[float] = None  # its size, as it was seen to fill
+    baseline_s: Optional[float] = None
+    write_baseline_s: Optional[float] = None  # unloaded device latency of a small write
+    quiet_s: float = 0.0  # time with hardly any writes but the syncs' own
+    last_flood_s: float = float("-inf")
+    flood_began_s: float = float("-inf")
+    # dt, syncs, dt, syncs and so on of the last ticks: one value, as the ten pairs of each of 1 024
+    # devices are found nowhere near each other, and that takes most of the time
+    recent_syncs: Tuple[float, ...] = ()
+    # when the last sync of demand was, the longest gap after which it came back lately, seconds,
+    # and whether it is held since or over
+    last_demand: Optional[Tuple[float, float, bool]] = None
+    # the detector's, put here only to be kept (alert/baseline.py): syncs and their bytes a second
+    usual_sync_rate: Optional[float] = None
+    most_sync_bytes: Optional[float] = None
+    # law
+    law: Law = field(default_factory=Law)
+    # the last decision
+    state: Optional["State"] = None
+    target_bytes: Optional[int] = None
+    decisions: int = 0
+
+    @property
+    def flooded_before(self) -> bool:
+        """Whether it ever was."""
+        return self.last_flood_s > float("-inf")
