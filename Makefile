@@ -60,9 +60,9 @@ install:
 	install -m 644 policies/*.conf '$(D)$(LIB)/policies.d'
 	ln -s ../policies.d '$(D)$(LIB)/writebackd/policies'
 	$(PYTHON) -m compileall -q $(if $(D),-s '$(D)') '$(D)$(LIB)/writebackd'
-	$(call launcher,cli.daemon,writebackd)
+	$(call launcher,cli.daemon_main,writebackd)
 	$(call launcher,cli.ctl,writebackctl)
-	$(call launcher,cache.__main__,writebackd-raid)
+	$(call launcher,storage.__main__,writebackd-raid)
 	for unit in writebackd.service writebackd-watch.service writebackd-raid.service \
 			writebackd-raid.timer; do \
 		sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \

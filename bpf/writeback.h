@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * What the BPF programs and user space share.  The Python side mirrors these
- * structures with ctypes (agent/writebackd/kernel/layout.py) and refuses to
+ * structures with ctypes (agent/writebackd/kernel/bpf_layout.py) and refuses to
  * run when the sizes differ.
  */
 #ifndef WRITEBACK_H

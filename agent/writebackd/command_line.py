@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What every program's command line needs: its errors, and streams that take nothing."""
+"""Helpers of every program's command line: parser, error output, closed streams."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, Optional, Tuple, Union
 
-from writebackd import human
+from writebackd import formats
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions
 from writebackd.actuate.host_lock import first_found
@@ -20,24 +20,24 @@ from writebackd.actuate.outcome import describe_action
 from writebackd.control.decide import released
 from writebackd.estimate.learned import forgotten
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.levers import file_of
+from writebackd.kernel.lever_files import file_of
 from writebackd.kernel.vm import in_words, read_state
+from writebackd.report.alert_answers import alert_answer
+from writebackd.report.attribution import for_user
 from writebackd.report.command_answers import forget_json, mode_json, pin_json
-from writebackd.report.culprits import for_user
-from writebackd.report.device_answers import devices_json, find_devices
-from writebackd.report.history_schema import Event
-from writebackd.report.keeper import Keeper
-from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
-from writebackd.report.server import (
+from writebackd.report.control_server import (
     RequestError,
     Shared,
     seconds_argument,
     size_argument,
     text_argument,
 )
+from writebackd.report.device_answers import devices_json, find_devices
+from writebackd.report.history_schema import Event
+from writebackd.report.learned_store import LearnedStore
+from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import status_json
-from writebackd.report.telling import telling_json
+from writebackd.report.status_answer import status_json
 from writebackd.report.top_answer import top_json
 from writebackd.report.verify_answer import verify_json
 from writebackd.report.why_answer import why_json
@@ -124,7 +124,7 @@ class Commands:
         files: KernelFiles,
         actuator: Actuator,
         state: RuntimeState,
-        keeper: Keeper,
+        keeper: LearnedStore,
         apply: Callable[[Command], Actions],
         trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]],
         metrics: Callable[[str], Optional[Shared]],
@@ -171,7 +171,7 @@ class Commands:
         if verb == "why":
             return why_json(snapshot, text_argument(args, "device"))
         if verb == "alerts":
-            return telling_json(snapshot, text_argument(args, "device"))
+            return alert_answer(snapshot, text_argument(args, "device"))
         if verb == "forget":
             return self._forget(snapshot, text_argument(args, "device"), uid)
         if verb == "trial":
@@ -267,12 +267,12 @@ class Commands:
         memory_bytes = snapshot.sample.host.memory_bytes if snapshot is not None else 0
         if 0 < memory_bytes < pin:
             raise RequestError(
-                f"{human.size(pin)} is more than the {human.size(memory_bytes)} of memory: such a"
-                " limit throttles nothing"
+                f"{formats.size(pin)} is more than the {formats.size(memory_bytes)} of memory:"
+                " such a limit throttles nothing"
             )
         until_s = self._now() + for_s if for_s is not None else None
         self._apply(Pin(pin, uid, until_s))
-        lasts = "" if for_s is None else f" for {human.duration(for_s)}"
+        lasts = "" if for_s is None else f" for {formats.duration(for_s)}"
         log.info("pinned to %d bytes%s by uid %d", pin, lasts, uid)
         memory, off = self._state.memory, self._state.off
         waits = memory.mode is Mode.OBSERVE or memory.yielded is not None

@@ -20,37 +20,37 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions, Executor
 from writebackd.actuate.host_lock import HostLock
-from writebackd.actuate.off import OffSwitch
+from writebackd.actuate.kill_switch import KillSwitch
+from writebackd.actuate.lease_holder import LeaseHolder
 from writebackd.actuate.takeover import taken_over
-from writebackd.actuate.tenure import Tenure
-from writebackd.actuate.watch import Watch
-from writebackd.alert.baseline import to_keep
-from writebackd.alert.state import AlertMemory
+from writebackd.actuate.watcher_supervisor import WatcherSupervisor
+from writebackd.alerts.baseline import to_keep
+from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.commands import Command, Commands, Forget, Pin, Release, SetMode
 from writebackd.control.decide import decide, rebounded, released
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.event_loop import EventLoop
 from writebackd.host_monitor import HostMonitor, linked
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
-from writebackd.kernel.memory import collect_seldom
+from writebackd.kernel.memory_lock import collect_seldom
 from writebackd.kernel.signals import Signals
 from writebackd.paths import HISTORY, LEARNED, LEDGER, METRICS, OFF, OFF_ON_DISK, SAMPLES, SOCKET
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
-from writebackd.report.events import window_in_words
+from writebackd.report.control_server import ControlServer
+from writebackd.report.history_events import window_in_words
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
-from writebackd.report.keeper import Keeper
-from writebackd.report.scrape import Exposition, MetricsServer, open_servers
-from writebackd.report.server import ControlServer
+from writebackd.report.learned_store import LearnedStore
+from writebackd.report.metrics_server import Exposition, MetricsServer, open_servers
+from writebackd.report.publisher import Publisher
+from writebackd.report.recorder import Recorder
 from writebackd.report.snapshot import Pinned, Snapshot, in_mode
-from writebackd.report.tape import Tape
-from writebackd.report.teller import Teller
 from writebackd.runtime_state import RuntimeState
 from writebackd.tick_report import TickReport
-from writebackd.trial.course import End
-from writebackd.trial.desk import Desk
+from writebackd.trial.controller import TrialController
+from writebackd.trial.trial_run import End
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.samples import Sample
@@ -108,10 +108,10 @@ class Daemon:
     def _make_parts(self, options: Options, on_tick: Callable[[Snapshot], None]) -> None:
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
-        self._tenure = Tenure(options.runtime_dir, max(least, self.policy.limits.lease_s))
+        self._tenure = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
         self._lease = self._tenure.lease
-        self._watch = Watch(options.runtime_dir)
-        self._off_switch = OffSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
+        self._watch = WatcherSupervisor(options.runtime_dir)
+        self._off_switch = KillSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
         self._devices = tuple(linked(self._files, each) for each in options.devices)
         self._monitor = HostMonitor(
             self._files, options.probe, self.policy.probe, self._devices, self._excluded
@@ -128,11 +128,11 @@ class Daemon:
         self._executor = Executor(self._actuator, self.state.count_writes)
         self._executor.set_dry_run(self.state.memory.mode, off=False)
         self._history = History(options.state_dir / HISTORY)
-        self._teller = Teller(self._history, self.policy.alerts, on_tick)
+        self._teller = Publisher(self._history, self.policy.alerts, on_tick)
         kept = self.policy.history.samples_bytes
-        self._tape = Tape(options.state_dir / SAMPLES, kept) if kept else None
-        self._keeper = Keeper(
-            options.state_dir / LEARNED, lambda memory: to_keep(memory, self.state.alerts.watches)
+        self._tape = Recorder(options.state_dir / SAMPLES, kept) if kept else None
+        self._keeper = LearnedStore(
+            options.state_dir / LEARNED, lambda memory: to_keep(memory, self.state.alerts.health)
         )
         self._actions: Actions = ()
         self._last_s: Optional[float] = None
@@ -143,7 +143,7 @@ class Daemon:
             self._watch, self._history, self._teller, options.state_dir, _boottime(),
         )
         self._exposition = Exposition(lambda: self.state.snapshot)
-        self._desk = Desk(self._begin_trial, self._end_trial)
+        self._desk = TrialController(self._begin_trial, self._end_trial)
         self.handle = Commands(
             self._files, self._actuator, self.state, self._keeper, self.apply, self._order_trial,
             self._exposition.told, self._monitor.hidepid.option, _boottime,
@@ -427,8 +427,8 @@ class Daemon:
         elif isinstance(command, Release):
             state.pinned = None
         elif isinstance(command, Forget):
-            watches = {n: each for n, each in state.alerts.watches.items() if n != command.device}
-            state.alerts = replace(state.alerts, watches=watches)
+            watches = {n: each for n, each in state.alerts.health.items() if n != command.device}
+            state.alerts = replace(state.alerts, health=watches)
             self._keeper.keep(state.memory, wall_s)
         self._history.record(command.event(wall_s))
         return actions

@@ -8,7 +8,7 @@ import time
 from typing import Callable, Sequence
 
 from writebackd.kernel.signals import Signals
-from writebackd.report.server import LoopServer
+from writebackd.report.control_server import LoopServer
 from writebackd.tuning import HURRY
 
 

@@ -7,18 +7,18 @@ import gc
 import os
 from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
-from writebackd.cache.watch import BackingWatch
+from writebackd.kernel.conflicting_tools import ConflictMonitor, find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid
 from writebackd.kernel.probe import Probe, open_probe
 from writebackd.kernel.reprobe import Reprobe
-from writebackd.kernel.rivals import RivalWatch, find_rivals
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
 from writebackd.policy.schema import Probe as ProbeSettings
-from writebackd.report.culprits import name_writers
+from writebackd.report.attribution import name_writers
+from writebackd.storage.backing_watch import BackingWatch
 from writebackd.types.copying import replace
 from writebackd.types.levers import Action, ForeignWrite
 from writebackd.types.samples import Sample
@@ -60,7 +60,7 @@ class HostMonitor:
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._backings = BackingWatch(files)
         self.hidepid = HidePid(files)
-        self.rivals = RivalWatch(lambda: find_rivals(files, os.getpid()))
+        self.rivals = ConflictMonitor(lambda: find_conflicting_tools(files, os.getpid()))
         self.check_named(named)
 
     def check_named(self, named: Sequence[str]) -> None:

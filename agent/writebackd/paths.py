@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Where the daemon and the command line meet, and which paths root may trust."""
+"""Paths of files and directories, and checks which of them root may trust."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Tuple
 
-from writebackd.alert.state import AlertMemory
+from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.report.snapshot import Pinned, Snapshot
 from writebackd.report.totals import Totals
 from writebackd.types.core_memory import Memory

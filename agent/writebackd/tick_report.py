@@ -11,22 +11,22 @@ from typing import List, Mapping, Optional
 from writebackd import __version__
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.executor import Actions
-from writebackd.actuate.tenure import Tenure
-from writebackd.actuate.watch import Watch
-from writebackd.alert.detect import detect
-from writebackd.alert.unread import Unread
+from writebackd.actuate.lease_holder import LeaseHolder
+from writebackd.actuate.watcher_supervisor import WatcherSupervisor
+from writebackd.alerts.blind_ticks import BlindTicks
+from writebackd.alerts.detect import detect
 from writebackd.host_monitor import HostMonitor
 from writebackd.kernel.cmdlines import CommandLines
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.usage import Usage
+from writebackd.kernel.self_usage import Usage
 from writebackd.kernel.vm import LEVERS
 from writebackd.policy import Policy
 from writebackd.policy.reload import ActivePolicy
-from writebackd.report.culprits import with_command_lines
+from writebackd.report.attribution import with_command_lines
 from writebackd.report.history_store import History
 from writebackd.report.metrics import alerts_of
+from writebackd.report.publisher import Publisher
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.teller import Teller
 from writebackd.report.verdict import standing
 from writebackd.runtime_state import RuntimeState
 from writebackd.types.decision import Decision
@@ -44,10 +44,10 @@ class TickReport:
         monitor: HostMonitor,
         policies: ActivePolicy,
         actuator: Actuator,
-        tenure: Tenure,
-        watch: Watch,
+        tenure: LeaseHolder,
+        watch: WatcherSupervisor,
         history: History,
-        teller: Teller,
+        teller: Publisher,
         state_dir: Path,
         started_s: float,
     ) -> None:
@@ -59,7 +59,7 @@ class TickReport:
         self.no_metrics: List[str] = []  # why some socket for scrapers is missing
         self._usage = Usage(files)
         self._command_lines = CommandLines(files)
-        self._unread = Unread()
+        self._unread = BlindTicks()
 
     def tick(
         self, policy: Policy, sample: Sample, estimates: Mapping[str, Estimate],

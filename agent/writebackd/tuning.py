@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Every constant of control/ and estimate/: unit, reason, and where the figure is from.
+"""Every constant of the law and the estimators: unit, reason, and source of the figure.
 
 What half and double of those of the law do on disks drawn by seed is in
 docs/research/2026-11-law.md, printed by `python -m tests.sim drawn constants`.  R is what the media
@@ -169,7 +169,7 @@ GRAIN_BYTES = 1 << 20
 # small, keeps up with.
 OTHERS_SHARE = 0.25
 
-# ---- pages that do not drain (estimate/stuck.py) ----
+# ---- pages that do not drain (estimate/hung_device.py) ----
 
 # On a limit's way down what is dirty falls as long as anything drains.  Where so much of the limit
 # is taken that writers are held back, and it has not fallen by so many bytes from its highest for

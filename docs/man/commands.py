@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Iterator, Optional, Tuple
 
 from writebackd.cli.ctl import _parser
-from writebackd.cli.daemon import parser as daemon_parser
+from writebackd.cli.daemon_main import parser as daemon_parser
 
 
 @dataclass(frozen=True)

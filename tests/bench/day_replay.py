@@ -26,7 +26,7 @@ from typing import List
 
 from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
 from writebackd.policy import load_policy
-from writebackd.report.tape import Tape
+from writebackd.report.recorder import Recorder
 
 HOUR_S = 3600.0
 # For a day of one device, promised in docs/research/2026-11-costs.md; processor time, which others
@@ -64,7 +64,7 @@ def record(directory: Path, plant: Plant, begin_h: float, hours: float) -> int:
     loop, ticks = Loop(load_policy(None, None), plant), 0
     # What was before is not played: nothing of it is left but the disk's speed.
     plant.now_s = plant.since_s = plant.next_noise_s = begin_h * HOUR_S
-    tape = Tape(directory, 1 << 40)
+    tape = Recorder(directory, 1 << 40)
     while plant.now_s < (begin_h + hours) * HOUR_S:
         before = loop.memory
         sample, _, decision = loop.tick()

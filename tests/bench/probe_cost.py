@@ -21,7 +21,7 @@ import time
 from typing import Dict, List, Sequence, Tuple
 
 from tests.kernel.scratch import Scratch, scratch_disk
-from writebackd.kernel import hooks, layout, libbpf
+from writebackd.kernel import bpf_layout, hooks, libbpf
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BpfProbe, object_image
 
@@ -43,10 +43,10 @@ def fio(disk: Scratch, seconds: int) -> None:
 
 def open_with_empty(queue_latency: bool) -> libbpf.Object:
     """The object with completion, empty program, and the sync and dirty hooks."""
-    sizes = layout.plan_sizes(
+    sizes = bpf_layout.plan_sizes(
         len(KernelFiles().listdir("/sys/block")), libbpf.possible_cpus(), queue_latency
     )
-    constants = layout.ProbeConfig(
+    constants = bpf_layout.ProbeConfig(
         slots=sizes.slots, shard_mask=sizes.shards - 1, shard_shift=sizes.shard_shift,
         per_cpu=sizes.per_cpu, queue_latency=queue_latency, dirty_grain=256 << 10,
         jiffy_ns=4_000_000,
@@ -129,7 +129,7 @@ def syscall_cost() -> Tuple[List[float], List[float]]:
         return (time.monotonic_ns() - begun) / calls
 
     def prepare(obj: libbpf.Object) -> None:
-        obj.set_constants(".rodata.config", layout.ProbeConfig(slots=1, per_cpu=1))
+        obj.set_constants(".rodata.config", bpf_layout.ProbeConfig(slots=1, per_cpu=1))
 
     without, with_hooks = [], []
     once()

@@ -15,8 +15,8 @@ import statistics
 import struct
 import time
 
-from writebackd.kernel import layout
-from writebackd.kernel.readers import BlockReader
+from writebackd.kernel import bpf_layout
+from writebackd.kernel.map_readers import BlockReader
 
 DISKS, CLASSES, TICKS = 1024, 4, 12
 _COUNTER = struct.Struct("=I")
@@ -25,23 +25,23 @@ _COUNTER = struct.Struct("=I")
 def advance(slots: mmap.mmap, tick: int) -> None:
     """One tick of the program in the kernel."""
     for disk in range(DISKS):
-        at = disk * layout.IO_SLOT_SIZE
-        head = list(layout.IO_SLOT_HEAD.unpack_from(slots, at))
+        at = disk * bpf_layout.IO_SLOT_SIZE
+        head = list(bpf_layout.IO_SLOT_HEAD.unpack_from(slots, at))
         head[:2] = 1, disk
         for number in range(CLASSES):
             head[3 + 2 * number] += 40
             head[4 + 2 * number] += 160 << 10
-            first = at + layout.IO_SLOT_HEAD.size + number * layout.HIST.size
+            first = at + bpf_layout.IO_SLOT_HEAD.size + number * bpf_layout.HIST.size
             for n in range(10):
                 counter = first + _COUNTER.size * (50 + 5 * number + 2 * n)
                 before = _COUNTER.unpack_from(slots, counter)[0]
                 _COUNTER.pack_into(slots, counter, before + 300 + (tick + disk + n) % 7)
-        layout.IO_SLOT_HEAD.pack_into(slots, at, *head)
+        bpf_layout.IO_SLOT_HEAD.pack_into(slots, at, *head)
 
 
 def main() -> None:
-    sizes = layout.plan_sizes(DISKS, 2, False)
-    slots = mmap.mmap(-1, sizes.slots * sizes.shards * layout.IO_SLOT_SIZE)
+    sizes = bpf_layout.plan_sizes(DISKS, 2, False)
+    slots = mmap.mmap(-1, sizes.slots * sizes.shards * bpf_layout.IO_SLOT_SIZE)
     reader = BlockReader(slots, None, sizes)
     gc.disable()  # as in a tick
     spent = []

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from busy_host import busy_host, counted
 from writebackd.report.metrics import OPENMETRICS, render
-from writebackd.report.scrape import Exposition, open_unix
+from writebackd.report.metrics_server import Exposition, open_unix
 from writebackd.report.snapshot import Snapshot
 
 DEVICES = 100

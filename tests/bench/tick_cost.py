@@ -27,7 +27,7 @@ from fake_sysfs import FakeSysfs, many_disks
 from fake_vm import SYSCTL, FakeVm
 from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
-from writebackd.kernel.readers import MOST_TASKS, Reading
+from writebackd.kernel.map_readers import MOST_TASKS, Reading
 from writebackd.policy import load_policy
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import ClassSample, IoClass, ProbeInfo, SyncSample, TaskSample

@@ -10,15 +10,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from writebackd.actuate import ledger
-from writebackd.cache import arcconf, linux, megacli, ssacli, storcli
-from writebackd.cache import report as raid_report
-from writebackd.cache.report import Report, Tool
-from writebackd.cache.text import text_of
-from writebackd.cache.values import Controller, ToolError
-from writebackd.kernel.cgroups import parse_io_max
+from writebackd.kernel.cgroup_io_max import parse_io_max
 from writebackd.kernel.diskstats import DISKSTATS, DiskStatsReader
-from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.mounts import parse_mountinfo
 from writebackd.kernel.vm import LEVERS, host_info, read_state
 from writebackd.policy import PolicyError, load_policy
@@ -27,8 +22,13 @@ from writebackd.policy.load import load_all, render
 from writebackd.policy.match import judge
 from writebackd.policy.schema import Policy
 from writebackd.policy.timetable import Timetable
-from writebackd.report import keeper, server
-from writebackd.report.server import RequestError, size_argument, text_argument
+from writebackd.report import control_server, learned_store
+from writebackd.report.control_server import RequestError, size_argument, text_argument
+from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli
+from writebackd.storage import report_file as raid_report
+from writebackd.storage.raid_types import Controller, ToolError
+from writebackd.storage.report_file import CollectorReport, Tool
+from writebackd.storage.tool_output import text_of
 
 
 @functools.lru_cache(maxsize=None)
@@ -61,7 +61,7 @@ def policy(data: bytes) -> None:
 def request(data: bytes) -> None:
     """A line for the control socket: parsed, or refused with RequestError."""
     try:
-        verb, args = server._parse(data)
+        verb, args = control_server._parse(data)
     except RequestError:
         return
     assert isinstance(verb, str)
@@ -147,7 +147,7 @@ def state(data: bytes) -> None:
     except ledger.LedgerError:
         pass
     try:
-        keeper.decode(data)
+        learned_store.decode(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
 
@@ -164,9 +164,9 @@ def raid(data: bytes) -> None:
             found += parse(outputs)
         except ToolError:
             continue
-    found.append(Controller(volumes=linux.parse_mdstat(outputs[0])))
+    found.append(Controller(volumes=linux_storage.parse_mdstat(outputs[0])))
     # Whatever a parser makes of it has to get through the file.
-    whole = Report(1.0, 1.0, "", "", (Tool("fuzz", "", None, tuple(found)),))
+    whole = CollectorReport(1.0, 1.0, "", "", (Tool("fuzz", "", None, tuple(found)),))
     assert raid_report.decode(raid_report.encode(whole)) == whole
     try:
         raid_report.decode(data)
@@ -175,7 +175,7 @@ def raid(data: bytes) -> None:
 
 
 _MAPPERS = tuple(
-    lambda outputs, target=target: linux.parse_dmsetup(target, outputs[:2], {"a": "dm-0"})
+    lambda outputs, target=target: linux_storage.parse_dmsetup(target, outputs[:2], {"a": "dm-0"})
     for target in ("writecache", "cache")
 )
 

@@ -47,7 +47,7 @@ d.decide = decide
 FORKING = """
 import json, os, sys
 import pyroute2
-from writebackd.cli.daemon import main
+from writebackd.cli.daemon_main import main
 for line in sys.stdin:
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:

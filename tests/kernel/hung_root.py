@@ -58,7 +58,7 @@ def build(root: Path) -> None:
 def command(root: Path, run: Path, data: Path, *options: str) -> List[str]:
     """The daemon's, with that root, `data` as /data, and `run` as /run, with systemd's socket."""
     return ["unshare", "--mount", "sh", "-c", _ENTER, "sh", str(root), str(run), str(data),
-            "/usr/bin/python3", "-m", "writebackd.cli.daemon",
+            "/usr/bin/python3", "-m", "writebackd.cli.daemon_main",
             "--runtime-dir", "/run/writebackd", *options]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import pytest
 
 from tests.kernel.scratch import scratch_disk
-from writebackd.report.keeper import decode, encode
+from writebackd.report.learned_store import decode, encode
 from writebackd.types.device_memory import Fact
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
@@ -52,7 +52,7 @@ class Running:
     def __init__(self, tmp: Path, *options: str, program: Optional[List[str]] = None) -> None:
         self.runtime_dir = tmp / "run"
         self.log = tmp / "log"
-        argv = program or [sys.executable, "-m", "writebackd.cli.daemon"]
+        argv = program or [sys.executable, "-m", "writebackd.cli.daemon_main"]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [*argv, "--runtime-dir", str(self.runtime_dir), "--state-dir", str(tmp / "state"),
@@ -147,7 +147,7 @@ def failing(policy, memory, sample, estimates):
             raise RuntimeError("as if there were a bug")
     return real(policy, memory, sample, estimates)
 d.decide = failing
-from writebackd.cli.daemon import main
+from writebackd.cli.daemon_main import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -204,7 +204,7 @@ def failing(files):
         raise OSError(5, "as if /proc were gone")
     return real(files)
 s.read_state = failing
-from writebackd.cli.daemon import main
+from writebackd.cli.daemon_main import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -371,7 +371,7 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
     daemon = start("--probe", "procfs")
     runtime_dir = daemon.runtime_dir if same else tmp_path / "second"
     second = subprocess.run(
-        [sys.executable, "-m", "writebackd.cli.daemon", "--runtime-dir", str(runtime_dir),
+        [sys.executable, "-m", "writebackd.cli.daemon_main", "--runtime-dir", str(runtime_dir),
          "--state-dir", str(tmp_path / "other")],
         env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
     )
@@ -510,7 +510,7 @@ def test_a_pin_that_the_kernel_would_refuse_is_refused(start: Callable[..., Runn
 
 def test_a_probe_that_this_version_has_not_is_wrong_use(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "writebackd.cli.daemon", "--probe", "bcc",
+        [sys.executable, "-m", "writebackd.cli.daemon_main", "--probe", "bcc",
          "--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")],
         env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
     )
@@ -526,7 +526,7 @@ def test_not_root_is_one_line_and_exit_4(tmp_path: Path) -> None:
     # From a copy: the checkout may lie where nobody cannot go.
     done = subprocess.run(
         [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv.pop());"
-         "import os; import writebackd.cli.daemon as d; import pwd;"
+         "import os; import writebackd.cli.daemon_main as d; import pwd;"
          "os.setuid(pwd.getpwnam('nobody').pw_uid); sys.exit(d.main(sys.argv[1:]))", str(AGENT)],
         capture_output=True, text=True,
     )
@@ -539,7 +539,7 @@ def test_a_bad_policy_touches_nothing(tmp_path: Path) -> None:
     policy.write_text("[limits]\nflor = 1M\n")
     before = read_files()
     done = subprocess.run(
-        [sys.executable, "-m", "writebackd.cli.daemon", "--policy", str(policy),
+        [sys.executable, "-m", "writebackd.cli.daemon_main", "--policy", str(policy),
          "--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")],
         env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
     )
@@ -555,7 +555,7 @@ def test_without_bpf_it_runs_on_proc_and_says_what_it_cannot_see(
     hidden = (
         "import sys; import writebackd.kernel.probe as p; from pathlib import Path;"
         "p.object_path = lambda: Path('/nonexistent/writeback.bpf.o');"
-        "from writebackd.cli.daemon import main; sys.exit(main(sys.argv[1:]))"
+        "from writebackd.cli.daemon_main import main; sys.exit(main(sys.argv[1:]))"
     )
     daemon = start(program=[sys.executable, "-c", hidden])
     probe = daemon.status()["probe"]
@@ -567,7 +567,7 @@ def test_without_bpf_it_runs_on_proc_and_says_what_it_cannot_see(
 def test_where_the_kernel_refuses_bpf_it_runs_on_proc(start: Callable[..., Running]) -> None:
     # Root without a single capability: bpf(2) answers EPERM, /proc/sys/vm takes uid 0.
     program = ["setpriv", "--bounding-set=-all", "--inh-caps=-all",
-               sys.executable, "-m", "writebackd.cli.daemon"]
+               sys.executable, "-m", "writebackd.cli.daemon_main"]
     daemon = start(program=program)
     probe = daemon.status()["probe"]
     assert probe["backend"] == "procfs"

@@ -38,16 +38,16 @@ from tests.kernel.fault_rig import (
     wait_for,
 )
 from tests.kernel.scratch import run
-from writebackd.kernel.identity import leaf_identity
+from writebackd.kernel.disk_identity import leaf_identity
 from writebackd.paths import LEARNED, LEDGER
-from writebackd.report.keeper import encode
+from writebackd.report.learned_store import encode
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.levers import VmLimits
 
 # Twenty ticks.
 A_WHILE_S = 1.0
 
-DAEMON = [sys.executable, "-m", "writebackd.cli.daemon"]
+DAEMON = [sys.executable, "-m", "writebackd.cli.daemon_main"]
 
 
 class Running:
@@ -110,7 +110,7 @@ def start(home: Home, found: VmLimits) -> Iterator[Start]:
 def patched(code: str, flag: Path) -> List[str]:
     """The daemon with `code` in front of it, in which `flag` is a path."""
     head = f"import sys\nfrom pathlib import Path\nflag = Path({str(flag)!r})\n"
-    tail = "\nfrom writebackd.cli.daemon import main\nsys.exit(main(sys.argv[1:]))\n"
+    tail = "\nfrom writebackd.cli.daemon_main import main\nsys.exit(main(sys.argv[1:]))\n"
     return [sys.executable, "-c", head + code + tail]
 
 
@@ -187,7 +187,7 @@ def test_hung_sampler(start: Start, home: Home, tmp_path: Path, found: VmLimits)
 # The kernel's own answer to a bad descriptor, then the good one again.
 BROKEN_MAP = """
 import os
-import writebackd.kernel.readers as r
+import writebackd.kernel.map_readers as r
 real, kept = r.SyncReader.read, {}
 def read(self):
     fd = self._inflight_map.fd

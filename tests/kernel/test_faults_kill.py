@@ -28,7 +28,7 @@ from tests.kernel.fault_rig import (
     limits_kept,
     wait_for,
 )
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.paths import LEDGER
 from writebackd.types.levers import VmLimits
 

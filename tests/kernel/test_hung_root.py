@@ -20,9 +20,9 @@ from tests.kernel.test_daemon import read_files, untouched, wait_for
 from tests.lab.disks import Disk
 from tests.lab.rig import Rig
 from writebackd.cli.client import request
-from writebackd.cli.exits import CommandError
-from writebackd.kernel.children import Job, Run
-from writebackd.kernel.queue import NAMES
+from writebackd.cli.exit_codes import CommandError
+from writebackd.kernel.child_process import Job, Run
+from writebackd.kernel.queue_files import NAMES
 
 __all__ = ["untouched"]
 

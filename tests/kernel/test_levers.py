@@ -25,10 +25,10 @@ from tests.kernel.scratch import Scratch, as_born, run, scratch_disk
 from tests.kernel.test_daemon import Running, wait_for
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import load
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.kernel import bdi
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.levers import FLUSH_NAMES
+from writebackd.kernel.lever_files import FLUSH_NAMES
 from writebackd.kernel.vm import LEVERS, read_state
 from writebackd.types.levers import Action, LeverKind, Setting
 
@@ -368,7 +368,7 @@ DAEMON = """
 import json, os, sys
 from dataclasses import replace
 from writebackd import daemon
-from writebackd.cli.daemon import main
+from writebackd.cli.daemon_main import main
 from writebackd.types.levers import LeverKind, Setting
 
 law = daemon.decide

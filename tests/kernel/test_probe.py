@@ -17,10 +17,11 @@ from typing import Dict, Iterator, Tuple
 import pytest
 
 from tests.kernel.scratch import Scratch, run, scratch_disk
-from writebackd.kernel import hooks, layout, readers
-from writebackd.kernel.cgroups import cgroup2_mount
+from writebackd.kernel import bpf_layout, hooks, map_readers
+from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError, library
+from writebackd.kernel.map_readers import Reading
 from writebackd.kernel.probe import (
     BpfProbe,
     NoSuchProbe,
@@ -28,7 +29,6 @@ from writebackd.kernel.probe import (
     object_image,
     open_probe,
 )
-from writebackd.kernel.readers import Reading
 from writebackd.types.levers import ForeignWrite
 from writebackd.types.samples import ClassSample, IoClass, SyncSample
 
@@ -444,7 +444,7 @@ def test_a_broken_object_is_refused(image: bytes) -> None:
 def unended(probe: BpfProbe, disk: Scratch) -> int:
     """How many syncs of this disk the probe has seen begin and not end."""
     starts = probe.inflight_syncs().batch_reader(512).read()
-    devices = [layout.devno(layout.SYNC_START.unpack(start)[1]) for _, start in starts]
+    devices = [bpf_layout.devno(bpf_layout.SYNC_START.unpack(start)[1]) for _, start in starts]
     return devices.count(disk.devno)
 
 
@@ -454,7 +454,7 @@ def test_a_kretprobe_that_was_missed_does_not_look_like_a_stuck_sync(
     assert disk.mountpoint is not None
     kprobes = {fstype: pairs[-1:] for fstype, pairs in hooks.FSYNC.items()}
     monkeypatch.setattr(hooks, "FSYNC", kprobes)
-    monkeypatch.setattr(readers, "STALE_NS", 0)
+    monkeypatch.setattr(map_readers, "STALE_NS", 0)
     probe = BpfProbe(object_image(), KernelFiles())
     if not any(hook.kind == "kprobe" for hook in probe.choice.sync.values()):
         probe.close()

@@ -23,9 +23,9 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
-from writebackd.alert.routes import Routes
-from writebackd.alert.routes.ids import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
-from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
+from writebackd.notify import Routes
+from writebackd.notify.message_ids import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
 from writebackd.policy.schema import Routing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,7 +250,7 @@ import json, os, signal, subprocess, sys, time
 sys.path[:0] = {path!r}
 from dataclasses import replace
 from tests.kernel.test_route_services import flood, routes, wait_for
-from writebackd.alert.values import Cause, Severity
+from writebackd.alerts.alert_types import Cause, Severity
 
 def read(*options):
     base = ["journalctl", "-D", "/run/log/journal", "--no-pager", "-q", *options]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The running daemon's control socket under clients that mean no good, as another user.
 
-tests/unit/test_server.py has the server alone; here is what it costs the daemon:
+tests/unit/test_control_server.py has the server alone; here is what it costs the daemon:
 its memory, its descriptors, and the time of its ticks.
 """
 
@@ -23,7 +23,7 @@ import pytest
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
 TICK_S = 0.1
-# Six seconds: longer than a client is given (report/server.py, DEADLINE_S).
+# Six seconds: longer than a client is given (report/control_server.py, DEADLINE_S).
 ATTACK_S = 6.0
 CLIENTS = 1000
 
@@ -36,7 +36,7 @@ def tick(self):
     times.append(time.monotonic())
     return real(self)
 d.Daemon._tick = tick
-from writebackd.cli.daemon import main
+from writebackd.cli.daemon_main import main
 code = main(sys.argv[1:])
 with open(path, "w") as file:
     print(*times, sep="\\n", file=file)

@@ -25,7 +25,7 @@ from tests.kernel.test_daemon import (
     untouched,
     wait_for,
 )
-from writebackd.report.keeper import decode, encode
+from writebackd.report.learned_store import decode, encode
 from writebackd.trial.plan import LEASE_S
 from writebackd.types.device_memory import Fact
 

@@ -230,9 +230,9 @@ def test_who_may_read_what_names_processes(system: System) -> None:
 
 TELLING = """import sys, time
 sys.path.insert(0, "/usr/lib/writebackd")
-from writebackd import journal
+from writebackd import journald as journal
 from writebackd.types.levers import Action
-from writebackd.alert.routes import journal_fields
+from writebackd.notify import journal_fields
 
 for number in (30, 31):
     said = journal_fields.lever(Action("dirty_bytes", "1", "2", True), "a flood", f"sda#{number}")
@@ -271,7 +271,7 @@ def confinement(system: System) -> Dict[str, str]:
 def wishing(system: System, disk: Scratch) -> None:
     system.write(PROGRAM, (
         "import sys\nsys.path.insert(0, '/usr/lib/writebackd')\n" + WISHING
-        + "from writebackd.cli.daemon import main\n"
+        + "from writebackd.cli.daemon_main import main\n"
         + "sys.exit(main(['--probe', 'procfs', *sys.argv[1:]]))\n"
     ))  # fmt: skip
     system.write(DROP_IN, (

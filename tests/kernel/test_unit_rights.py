@@ -73,11 +73,11 @@ def test_each_capability_is_needed() -> None:
 # As the daemon: a sync of a thread of another user's, 20 s old, while /proc hides it.
 WATCH_SYNC = """
 import sys, time
-from writebackd.kernel import layout
-from writebackd.kernel.facts import read_facts
+from writebackd.kernel import bpf_layout as layout
+from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid
-from writebackd.kernel.readers import SyncReader
+from writebackd.kernel.map_readers import SyncReader
 
 class Table:
     def __init__(self, rows):
@@ -140,8 +140,8 @@ def test_a_sync_of_a_process_that_proc_hides_stays(option: str) -> None:
 # A hook that hangs with a child, run as the routes of alerts run it.
 RUN_HOOK = """
 import sys
-from writebackd.alert.routes.program import run_program
-from writebackd.alert.routes.route import Refused
+from writebackd.notify.run_program import run_program
+from writebackd.notify.route import Refused
 try:
     run_program([sys.argv[1]], b"{}", 3.0)
 except Refused as error:
@@ -151,8 +151,8 @@ except Refused as error:
 
 # How it would be run, or why not.
 CHOOSE = """
-from writebackd.alert.routes.route import RouteError
-from writebackd.alert.routes.unprivileged import unprivileged
+from writebackd.notify.route import RouteError
+from writebackd.notify.unprivileged import unprivileged
 try:
     print(unprivileged("exec", ["/bin/true"], 3.0)[0])
 except RouteError as error:

@@ -27,7 +27,7 @@ from fake_vm import PAGE, SYSCTL, Crash, FakeVm
 from limit_cases import MIB, ORIGINALS
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import load
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import LEVERS, expected_thresholds, host_info, read_limits, read_state
 from writebackd.types.levers import VmLimits
@@ -309,7 +309,7 @@ APPLY_AND_RESTORE = """
 import os, sys
 from pathlib import Path
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.kernel.files import KernelFiles
 ours, left = Path(sys.argv[1]), Path(sys.argv[2])
 files = KernelFiles()

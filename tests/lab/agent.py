@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Dict, Optional, Sequence, Type
 
 from writebackd.cli.client import request
-from writebackd.cli.exits import CommandError
+from writebackd.cli.exit_codes import CommandError
 from writebackd.policy.load import DEFAULT_NAME
 
 from .loads.base import Spawn

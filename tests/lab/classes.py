@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence
 
-from writebackd.alert.values import AlertName
+from writebackd.alerts.alert_types import AlertName
 
 from . import bench, scenario, score
 from .bench import Job

@@ -11,9 +11,9 @@ from typing import Iterable, Iterator, List, Mapping, Optional, Sequence
 
 from writebackd.cli.replay import policy_of
 from writebackd.control.decide import decide
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy import Policy
-from writebackd.report.tape import Outcome, Recorded, read_tape
+from writebackd.report.recorder import Recorded, RecordedDecision, read_tape
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision
@@ -39,7 +39,7 @@ class Step:
     estimates: Mapping[str, Estimate]
     decision: Decision
     after: Memory
-    outcome: Outcome  # of then
+    outcome: RecordedDecision  # of then
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def again(ticks: Iterable[Recorded]) -> Iterator[Step]:
         memory = _under(tick.outcome, decision, estimates, memory)
 
 
-def _under(outcome: Outcome, decision: Decision, estimates: Mapping[str, Estimate],
+def _under(outcome: RecordedDecision, decision: Decision, estimates: Mapping[str, Estimate],
            memory: Memory) -> Memory:
     now = {each.name: each.target_bytes for each in decision.devices}
     changed = {}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 from writebackd.paths import SAMPLES
-from writebackd.report.tape import Recorded, Tape, outcome_of, read_tape
+from writebackd.report.recorder import Recorded, Recorder, read_tape, recorded_decision
 from writebackd.types.samples import Sample, TaskSample
 from writebackd.types.storage import Device
 
@@ -105,10 +105,10 @@ def record(run: Run, directory: Path) -> None:
 
 def write_tape(ticks: Sequence[Recorded], directory: Path) -> None:
     """RigError where a tick is decided otherwise than it was: something is missing in it."""
-    tape = Tape(directory, 1 << 30)
+    tape = Recorder(directory, 1 << 30)
     different = 0
     for step in again(ticks):
-        different += outcome_of(step.decision) != step.outcome
+        different += recorded_decision(step.decision) != step.outcome
         tape.record(step.policy, step.before, step.sample, step.decision, step.after)
         time.sleep(0.005)  # or its queue overflows
     if not tape.close(WRITE_S) or tape.dropped:

@@ -14,10 +14,10 @@ from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from tests.sim.plant import GB, MB, Disk, Event, Flood, Loop, Plant, SyncLoad
 from tests.sim.scenarios import FAST_RAID, NO_CACHE, NVME, RAID, SLOW_RAID, SSD, STICK
-from writebackd.alert.collapse import LAW_ACTS_S
-from writebackd.alert.detect import detect
-from writebackd.alert.state import AlertMemory
-from writebackd.alert.values import Alert, AlertName, Cause
+from writebackd.alerts.alert_types import Alert, AlertName, Cause
+from writebackd.alerts.collapse import LAW_ACTS_S
+from writebackd.alerts.detect import detect
+from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode

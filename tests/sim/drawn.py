@@ -35,9 +35,9 @@ from tests.sim.plant import (
 )
 from tests.sim.scenarios import Scenario
 from writebackd import tuning
-from writebackd.control import device, law
+from writebackd.control import device_decision, law
 from writebackd.control.decide import decide
-from writebackd.estimate import drain, estimate, sync
+from writebackd.estimate import drain, estimator, sync_demand
 from writebackd.policy.schema import Policy
 
 STATIC_MB = (1, 2, 4, 8, 15, 32, 64, 128, 256)
@@ -45,7 +45,7 @@ HALVES = {"work": 0, "judge": 1}  # by the rest of the seed by two
 FLOOD_S, SETTLE_S, WINDOW_S = 6.0, 15.0, 45.0
 MULTIPLES = ("SEEK", "PAYS", "FASTER", "RISE", "IN_FORCE", "WAVE_LONGER", "SLOW_MULTIPLE")
 BELOW_ONE = ("CUT", "FELL")
-LAW = (law, drain, estimate, sync, device)  # whose constants are looked at
+LAW = (law, drain, estimator, sync_demand, device_decision)  # whose constants are looked at
 LOW = 0.8  # of the best fixed limit: hosts below it are counted
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Dict, Iterator, List, Tuple
 
 from tests.sim.plant import HOST, MB, RATIOS, bucket
-from writebackd.alert.detect import detect
-from writebackd.alert.state import AlertMemory
-from writebackd.alert.values import Alert
+from writebackd.alerts.alert_types import Alert
+from writebackd.alerts.detect import detect
+from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control.decide import decide
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode

@@ -21,7 +21,7 @@ from tests.sim.alerts import (
 )
 from tests.sim.cases import POLICY, Case, cases, runs
 from tests.sim.month import alerts_of_a_month
-from writebackd.alert.values import AlertName, Cause
+from writebackd.alerts.alert_types import AlertName, Cause
 
 RIGHT_SHARE = 0.95
 HEALTHY_SEEDS = 8

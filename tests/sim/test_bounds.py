@@ -12,9 +12,9 @@ from hypothesis import given
 from tests.sim.cases import POLICY, Case, cases, drive, runs
 from tests.sim.plant import AS_FOUND, HOST, Loop
 from writebackd.control.decide import decide
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, State
+from writebackd.types.decision import Decision, DeviceState
 
 
 def floor_bytes() -> int:
@@ -39,7 +39,7 @@ def sane(loop: Loop, decision: Decision) -> None:
     assert decision.reason
     for device in decision.devices:
         assert device.reason and device.decision_id
-        assert isinstance(device.state, State)
+        assert isinstance(device.state, DeviceState)
     for name, value in numbers(loop.memory):
         assert not math.isnan(value), f"{name} is not a number"
 

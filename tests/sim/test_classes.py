@@ -11,7 +11,7 @@ import pytest
 from tests.sim.alerts import Host as Watched
 from tests.sim.classes import BY_POLICY, HOSTS, Host, run
 from tests.sim.plant import AS_FOUND, GB, MB, Flood
-from writebackd.alert.values import AlertName
+from writebackd.alerts.alert_types import AlertName
 from writebackd.policy import list_policies, load_policy
 from writebackd.types.decision import Mode
 

@@ -178,7 +178,7 @@ def soak(out: Path, seconds: float) -> Soak:
         argv = home.options("--interval", str(TICK_S), "--probe", "auto", "--device", disk.device)
         with open(home.log, "ab") as log:
             daemon = subprocess.Popen(
-                [sys.executable, "-m", "writebackd.cli.daemon", *argv],
+                [sys.executable, "-m", "writebackd.cli.daemon_main", *argv],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": str(AGENT)},
             )  # fmt: skip

@@ -8,13 +8,13 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import samples
 from plant import latencies
-from writebackd.alert.detect import detect
-from writebackd.alert.state import AlertMemory
-from writebackd.alert.values import Alert, AlertName
+from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.alerts.detect import detect
+from writebackd.alerts.detector_memory import AlertMemory
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Basis, Decision, DeviceDecision, Mode, State
+from writebackd.types.decision import Basis, Decision, DeviceDecision, DeviceState, Mode
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
@@ -70,7 +70,7 @@ class Watched:
         excluded: Optional[str] = None,
         flushes: int = 0,
         others: int = 0,
-        state: State = State.GUARD,
+        state: DeviceState = DeviceState.GUARD,
         sighted: bool = True,
         tasks: Tuple[TaskSample, ...] = (),
         cgroups: Tuple[CgroupSample, ...] = (),

@@ -8,7 +8,7 @@ from typing import List, Mapping
 
 import samples
 from writebackd.report.snapshot import Snapshot
-from writebackd.types.decision import Basis, DeviceDecision, State
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, SyncSample
@@ -35,7 +35,7 @@ def busy_host(devices: int) -> Snapshot:
         )
         basis = Basis(0.02, 5_000_000)
         decisions.append(
-            DeviceDecision(name, State.GUARD, 4 << 20, "because", f"{name}#{n}", basis=basis)
+            DeviceDecision(name, DeviceState.GUARD, 4 << 20, "because", f"{name}#{n}", basis=basis)
         )
     return replace(
         shown,

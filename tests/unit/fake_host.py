@@ -17,7 +17,7 @@ from fake_vm import DEFAULT, SYSCTL, FakeVm
 from writebackd import daemon as daemon_module
 from writebackd import host_monitor
 from writebackd.daemon import Daemon, Options
-from writebackd.kernel.readers import Reading
+from writebackd.kernel.map_readers import Reading
 from writebackd.policy import load_policy
 from writebackd.types.decision import Mode
 from writebackd.types.levers import VmLimits
@@ -123,7 +123,7 @@ class Rig:
             monkeypatch.setattr(gc, name, lambda *_: None)
         monkeypatch.setattr(host_monitor, "open_uevents", lambda: (None, None))
         monkeypatch.setattr(host_monitor, "open_probe", lambda *_: self.probe)
-        monkeypatch.setattr(daemon_module, "Watch", FakeWatch)
+        monkeypatch.setattr(daemon_module, "WatcherSupervisor", FakeWatch)
         monkeypatch.setattr(daemon_module, "_boottime", lambda: self.now)
         monkeypatch.setattr(time, "time", lambda: self.wall)
         self._options = Options(self.runtime_dir, tmp / "state", 1.0, "auto", (), Mode.ENFORCE)

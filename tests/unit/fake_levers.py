@@ -12,7 +12,7 @@ import os
 from typing import Dict, List, Optional, Sequence, Tuple, TypeVar
 
 from fake_vm import DEFAULT, PAGE, SYSCTL, Crash, FakeVm
-from writebackd.kernel.children import ChildError, Ended, Work
+from writebackd.kernel.child_process import ChildError, Ended, Work
 from writebackd.types.levers import VmLimits
 
 MAX_HW_KB = 1280

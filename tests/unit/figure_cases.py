@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import List
 
-from writebackd.report.figures import Figures
+from writebackd.report.device_figures import Figures
 from writebackd.report.timeline import Span
 from writebackd.types.histogram import Histogram
 

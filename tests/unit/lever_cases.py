@@ -12,7 +12,7 @@ from fake_levers import FakeLevers
 from limit_cases import MIB
 from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
-from writebackd.kernel import cgroups
+from writebackd.kernel import cgroup_io_max
 from writebackd.types.levers import Action, LeverKind, Setting
 
 UNIT = "/system.slice/dump.service"
@@ -50,7 +50,7 @@ def world(monkeypatch: pytest.MonkeyPatch, systemd: bool) -> FakeLevers:
     if systemd:
         files.boot_systemd()
     monkeypatch.setattr(child_jobs, "Job", files.job)
-    monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
+    monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 0.0)
     return files
 
 

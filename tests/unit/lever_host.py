@@ -16,7 +16,7 @@ from lever_cases import CAP, FLUSH, NR, SECTORS, UNIT, pace
 from writebackd import daemon as daemon_module
 from writebackd.actuate import child_jobs
 from writebackd.control.decide import decide
-from writebackd.kernel import cgroups
+from writebackd.kernel import cgroup_io_max
 from writebackd.types.levers import Setting
 
 PIN = 64 << 20
@@ -106,7 +106,7 @@ def lever_rig(
     else:
         host.poke(IO_MAX, "8:0 rbps=900")
     monkeypatch.setattr(child_jobs, "Job", host.job)
-    monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
+    monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 0.0)
     wishing.install(monkeypatch)
     rig = Rig(tmp, monkeypatch, host)
     return rig, host, wishing

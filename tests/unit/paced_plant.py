@@ -14,7 +14,7 @@ from typing import Dict, List, Tuple
 
 from plant import AS_FOUND, DISK, HOST, RATIOS, UNLOADED_S, latencies
 from writebackd.control.decide import decide
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import List, Optional, Tuple
 
 from writebackd.control.decide import decide
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision

@@ -16,11 +16,11 @@ from typing import Optional
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.sim.plant import MB, RATIOS, Disk, Flood, Loop, Plant, SyncLoad
-from writebackd.alert.routes.track import Tracker
-from writebackd.alert.values import Alert, AlertName, Cause, Severity
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
+from writebackd.notify.alert_events import Tracker
 from writebackd.policy import load_policy
-from writebackd.report.events import alert_events, events_of
-from writebackd.report.figures import Collector
+from writebackd.report.device_figures import Collector
+from writebackd.report.history_events import alert_events, events_of
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.snapshot import Snapshot

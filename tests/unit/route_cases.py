@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-from writebackd.alert.routes.track import Happening, What
-from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Evidence, Severity
+from writebackd.notify.alert_events import AlertEvent, EventKind
 from writebackd.policy.schema import Routing
 
 WALL_S = 1_764_000_000.0
@@ -46,8 +46,10 @@ def settings(**changes: Any) -> Routing:
     return replace(OFF, **changes)
 
 
-def happening(what: What = What.BEGIN, alert: Alert = FLOOD, **changes: Any) -> Happening:
-    return replace(Happening(what, "COLLAPSE/sda/1", alert, WALL_S), **changes)
+def happening(
+    what: EventKind = EventKind.BEGIN, alert: Alert = FLOOD, **changes: Any
+) -> AlertEvent:
+    return replace(AlertEvent(what, "COLLAPSE/sda/1", alert, WALL_S), **changes)
 
 
 @contextmanager

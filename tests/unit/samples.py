@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional, Tuple
 
-from writebackd.alert.foreign import foreign_alerts
-from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Evidence, Severity
-from writebackd.kernel.rivals import Rival
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Evidence, Severity
+from writebackd.alerts.foreign import foreign_alerts
+from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Basis, Decision, DeviceDecision, Mode, Rule, State
+from writebackd.types.decision import Basis, Decision, DeviceDecision, DeviceState, Mode, Rule
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import Action, ForeignWrite, HeldLever, Intrusion, LeverKind, VmLimits
 from writebackd.types.samples import DeviceSample, HostInfo, ProbeInfo, Sample, TaskSample, VmState
@@ -116,7 +116,7 @@ def idle() -> Snapshot:
         RAID,
         estimate("sda", write_rate=0.3 * MIB, drain_rate=250.0 * MIB, sync_rate=0.4,
                  fsync_p50_s=0.00034, fsync_p99_s=0.0006, baseline_s=0.00035),
-        DeviceDecision("sda", State.IDLE, 750 * MIB, "hardly any fsync (0.4/s): memory may"
+        DeviceDecision("sda", DeviceState.IDLE, 750 * MIB, "hardly any fsync (0.4/s): memory may"
                        " absorb bursts, as far as the device drains in 3 s", "sda-17",
                        ("0.4 fsync/s over the last 10 s is below the 5/s that count as demand.",
                         "The device drains 250M/s, so 3 s of it are 750M.")),
@@ -133,8 +133,8 @@ def guard() -> Snapshot:
     row = (
         RAID,
         flooded("sda", 0.00042, 0.0019, 1523.0, 0.01),
-        DeviceDecision("sda", State.GUARD, 1_966_080, "sync demand (1523 fsync/s): resting at what"
-                       " drains in 7.5 ms", "sda-42",
+        DeviceDecision("sda", DeviceState.GUARD, 1_966_080, "sync demand (1523 fsync/s): resting"
+                       " at what drains in 7.5 ms", "sda-42",
                        ("1523 fsync/s over the last 10 s: sync demand.",
                         "The device drains 250M/s, so 7.5 ms of it are 1.9M.",
                         "fsync p99 is 1.9 ms, below the objective of 5 ms: nothing to tighten.")),
@@ -156,7 +156,7 @@ def squeeze() -> Snapshot:
     row = (
         RAID,
         replace(flooded("sda", 0.0081, 0.047, 267.0, 0.92), full=True, held_back=True),
-        DeviceDecision("sda", State.SQUEEZE, 4 * MIB, FULL, "sda-58", (FULL,),
+        DeviceDecision("sda", DeviceState.SQUEEZE, 4 * MIB, FULL, "sda-58", (FULL,),
                        Basis(0.005, MIB, spent=0.02, may_spend=0.2), Rule.CUT),
     )  # fmt: skip
     return snapshot(
@@ -172,7 +172,8 @@ def exhausted() -> Snapshot:
     row = (
         RAID,
         flooded("sda", 0.09, 1.183, 12.0, 0.71),
-        DeviceDecision("sda", State.EXHAUSTED, 1 * MIB, "at the floor of 1M for 30 ticks and fsync"
+        DeviceDecision("sda", DeviceState.EXHAUSTED, 1 * MIB, "at the floor of 1M for 30 ticks and"
+                       " fsync"
                        " p99 is still 1183 ms: the queue is not made of dirty pages", "sda-77"),
     )  # fmt: skip
     row = (row[0], replace(row[1], fsyncs_inflight=0, oldest_fsync_s=7.4), row[2])
@@ -189,8 +190,8 @@ def blind() -> Snapshot:
         RAID,
         estimate("sda", write_rate=248.0 * MIB, background_rate=248.0 * MIB, sync_rate=None,
                  demand_known=False, flooded=True, inflight=120),
-        DeviceDecision("sda", State.BLIND, 64 * MIB, "the probe cannot see fsync: the policy's"
-                       " cautious limit", "sda-3"),
+        DeviceDecision("sda", DeviceState.BLIND, 64 * MIB, "the probe cannot see fsync: the"
+                       " policy's cautious limit", "sda-3"),
     )  # fmt: skip
     return snapshot(
         vm(64 * MIB, 32 * MIB, 60 * MIB),
@@ -211,7 +212,7 @@ def yielded() -> Snapshot:
         RAID,
         calm.estimates["sda"],
         DeviceDecision(
-            "sda", State.YIELDED, None, "yielded: another process set the limits", "sda-18"
+            "sda", DeviceState.YIELDED, None, "yielded: another process set the limits", "sda-18"
         ),
     )
     shown = snapshot(
@@ -223,10 +224,16 @@ def yielded() -> Snapshot:
             intrusions=(Intrusion(write, 1_717_200_700.0),),
         ),
         rivals=(
-            Rival("warning", "tuned", "mine", "vm.dirty_ratio=40", "/etc/tuned/mine/tuned.conf:4",
-                  "tuned's active profile sets vm.dirty_ratio=40"),
+            ConflictingTool(
+                "warning",
+                "tuned",
+                "mine",
+                "vm.dirty_ratio=40",
+                "/etc/tuned/mine/tuned.conf:4",
+                "tuned's active profile sets vm.dirty_ratio=40",
+            ),
         ),
-    )  # fmt: skip
+    )
     return replace(
         shown,
         sample=replace(shown.sample, foreign=(write,)),
@@ -238,7 +245,7 @@ def pinned() -> Snapshot:
     row = (
         RAID,
         flooded("sda", 0.0025, 0.030, 343.0, 0.12),
-        DeviceDecision("sda", State.PINNED, 15 * MIB, "pinned to 15M", "sda-60"),
+        DeviceDecision("sda", DeviceState.PINNED, 15 * MIB, "pinned to 15M", "sda-60"),
     )
     return snapshot(
         vm(15 * MIB, 15 * MIB // 2, 14 * MIB),
@@ -297,19 +304,21 @@ def several() -> Snapshot:
         STICK,
         estimate("sdb", write_rate=9.0 * MIB, background_rate=9.0 * MIB, drain_rate=9.5 * MIB,
                  flooded=True, inflight=2, sync_rate=0.0),
-        DeviceDecision("sdb", State.IDLE, 29 * MIB, "no fsync: as far as it drains in 3 s; has no"
-                       " say while another device has sync demand", "sdb-2"),
+        DeviceDecision("sdb", DeviceState.IDLE, 29 * MIB, "no fsync: as far as it drains in 3 s;"
+                       " has no say while another device has sync demand", "sdb-2"),
     )  # fmt: skip
     volume = (
         VOLUME,
         estimate("dm-0", drain_rate=1.9 * GIB, sync_rate=0.0, baseline_s=0.000041),
-        DeviceDecision("dm-0", State.IDLE, 5 * GIB, "nothing to do", "dm-0-1"),
+        DeviceDecision("dm-0", DeviceState.IDLE, 5 * GIB, "nothing to do", "dm-0-1"),
     )
     loops = tuple(
         (
             Device(f"loop{n}", f"7:{n}", f"7:{n}", (f"loop{n}",), (f"7:{n}",)),
             estimate(f"loop{n}"),
-            DeviceDecision(f"loop{n}", State.EXCLUDED, None, "loop devices only when named", ""),
+            DeviceDecision(
+                f"loop{n}", DeviceState.EXCLUDED, None, "loop devices only when named", ""
+            ),
         )
         for n in range(3)
     )

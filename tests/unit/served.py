@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from writebackd.report.server import ControlServer
+from writebackd.report.control_server import ControlServer
 
 
 class Served:

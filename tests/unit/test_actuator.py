@@ -17,7 +17,7 @@ from fake_vm import DEFAULT, PAGE, SYSCTL, Crash, FakeVm
 from limit_cases import MIB, ORIGINALS
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import Ledger, LedgerError, load
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.kernel.vm import (
     BACKGROUND,
     LEVERS,

@@ -18,13 +18,12 @@ from typing import Any, Dict, Iterator, List, Tuple
 import pytest
 
 from fake_host import FakeProbe, Rig, no_trace
+from writebackd.kernel import bpf_layout, libbpf
 from writebackd.kernel import files as files_module
-from writebackd.kernel import layout, libbpf
-from writebackd.kernel.cgroups import parse_io_max
+from writebackd.kernel.cgroup_io_max import parse_io_max
 from writebackd.kernel.diskstats import DiskStatsReader
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.probe import BpfProbe
-from writebackd.kernel.readers import (
+from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,
     Reading,
@@ -33,6 +32,7 @@ from writebackd.kernel.readers import (
     TaskReader,
     together,
 )
+from writebackd.kernel.probe import BpfProbe
 from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.vm import host_info, read_state
 from writebackd.types.histogram import Histogram
@@ -194,7 +194,7 @@ def test_no_io_max_raises(text: str) -> None:
 
 # ---- the probe's maps -------------------------------------------------------
 
-SIZES = layout.Sizes(slots=8, shards=1, per_cpu=True)
+SIZES = bpf_layout.Sizes(slots=8, shards=1, per_cpu=True)
 
 
 class FakeMap:
@@ -219,9 +219,9 @@ class Maps:
     """Readers as the probe has them, on memory that tests fill."""
 
     def __init__(self) -> None:
-        self.slots = bytearray(SIZES.slots * layout.IO_SLOT_SIZE)
-        self.queues = bytearray(SIZES.slots * layout.QUEUE_SLOT_SIZE)
-        self.state = bytearray(layout.STATE_SIZE)
+        self.slots = bytearray(SIZES.slots * bpf_layout.IO_SLOT_SIZE)
+        self.queues = bytearray(SIZES.slots * bpf_layout.QUEUE_SLOT_SIZE)
+        self.state = bytearray(bpf_layout.STATE_SIZE)
         self.tables: Dict[str, FakeMap] = {
             name: FakeMap([]) for name in ("syncs", "inflight", "cgroups", "tasks")
         }
@@ -247,9 +247,9 @@ def test_no_request_is_counted_twice_where_the_probe_is_opened_again() -> None:
         nonlocal completed
         completed += 1
         for maps in opened:
-            head = list(layout.IO_SLOT_HEAD.unpack_from(maps.slots))
+            head = list(bpf_layout.IO_SLOT_HEAD.unpack_from(maps.slots))
             head[3] += 1
-            layout.IO_SLOT_HEAD.pack_into(maps.slots, 0, *head)
+            bpf_layout.IO_SLOT_HEAD.pack_into(maps.slots, 0, *head)
 
     def open_probe() -> BpfProbe:
         opened.append(Maps())
@@ -275,12 +275,12 @@ def test_no_request_is_counted_twice_where_the_probe_is_opened_again() -> None:
     assert probe is opened[1].probe and counted == completed
 
 
-KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": layout.CGROUP_KEY.size, "tasks": 4}
+KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": bpf_layout.CGROUP_KEY.size, "tasks": 4}
 VALUE_SIZES = {
-    "syncs": layout.SYNC_STATS_SIZE,
-    "inflight": layout.SYNC_START.size,
-    "cgroups": layout.CGROUP_SYNCS.size,
-    "tasks": layout.DIRTIER.size,
+    "syncs": bpf_layout.SYNC_STATS_SIZE,
+    "inflight": bpf_layout.SYNC_START.size,
+    "cgroups": bpf_layout.CGROUP_SYNCS.size,
+    "tasks": bpf_layout.DIRTIER.size,
 }
 # Runs of one byte give the absurd counts that random bytes seldom do.
 RUNS = (b"\xff", b"\0", b"\x80\0", b"\0\0\0\x7f", b"\x01")
@@ -312,7 +312,7 @@ def test_no_content_of_a_map_ends_the_daemon(
             memory[:] = fill(dice, len(memory))
         for slot in range(SIZES.slots if dice.random() < 0.5 else 0):
             # The fake host's disk, so that the garbage reaches the law.
-            struct.pack_into("=I", maps.slots, slot * layout.IO_SLOT_SIZE + 8, 8 << 20)
+            struct.pack_into("=I", maps.slots, slot * bpf_layout.IO_SLOT_SIZE + 8, 8 << 20)
         for name, table in maps.tables.items():
             fill_table(dice, name, table)
         reading = maps.probe.read()
@@ -320,7 +320,7 @@ def test_no_content_of_a_map_ends_the_daemon(
         for classes in reading.classes.values():
             assert all(each.count >= 0 and each.bytes >= 0 for each in classes.values())
         assert all(each.count >= 0 for each in reading.syncs.values())
-        assert len(reading.writers) <= layout.SYSCTL_WRITES
+        assert len(reading.writers) <= bpf_layout.SYSCTL_WRITES
         rig.probe.next = reading
         try:
             rig.tick()

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from writebackd.cli import checks, daemon
-from writebackd.cli.exits import USAGE
+from writebackd.cli import daemon_main, doctor_checks
+from writebackd.cli.exit_codes import USAGE
 from writebackd.policy import Policy, PolicyError, check, load_policy
 from writebackd.policy.keys import KEYS, SECTIONS
 from writebackd.policy.load import render
@@ -194,18 +194,20 @@ def test_the_daemon_takes_no_file_that_others_may_change(
             spoil(path)
             load()
 
-    monkeypatch.setattr(daemon, "Daemon", Loads)
-    monkeypatch.setattr(daemon, "memory", SimpleNamespace(lock_used=str))
-    monkeypatch.setattr(daemon, "_start_logging", lambda verbose, quiet: None)
-    monkeypatch.setattr(daemon, "_stop_logging", lambda listener: None)
-    monkeypatch.setattr(daemon, "choose", lambda *_, **more: SimpleNamespace(
+    monkeypatch.setattr(daemon_main, "Daemon", Loads)
+    monkeypatch.setattr(daemon_main, "memory_lock", SimpleNamespace(lock_used=str))
+    monkeypatch.setattr(daemon_main, "_start_logging", lambda verbose, quiet: None)
+    monkeypatch.setattr(daemon_main, "_stop_logging", lambda listener: None)
+    monkeypatch.setattr(daemon_main, "choose", lambda *_, **more: SimpleNamespace(
         policy=load_policy("default", base.parent), skipped=()))
     # At a reload, which keeps the old policy, and at the next start.
-    assert daemon.main(argv) == USAGE and len(loaded) == 1
+    assert daemon_main.main(argv) == USAGE and len(loaded) == 1
     shutil.rmtree(run)
-    assert daemon.main(argv) == USAGE and len(loaded) == 1 and not run.exists()
+    assert daemon_main.main(argv) == USAGE and len(loaded) == 1 and not run.exists()
     why = remedy.format(path, path.parent)
     assert f"{path}: not taken: {why}" in capsys.readouterr().err
-    assert f"policy: {path}: not taken: {why}" in [text for _, text in checks.policies(base.parent)]
+    assert f"policy: {path}: not taken: {why}" in [
+        text for _, text in doctor_checks.policies(base.parent)
+    ]
     # As a text there is nothing wrong with it, whoever asks.
     assert check("default", base.parent) == []

@@ -20,7 +20,7 @@ import pytest
 from fake_vm import FakeVm
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, LeverEntry, load
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.cli.history_screen import folded, render_history
 from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.history_schema import Event

@@ -20,19 +20,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import schema
-from test_ctl import FakeDaemon
-from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
+from test_cli import FakeDaemon
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.cli import bundle as bundle_module
-from writebackd.cli import checks, ctl
+from writebackd.cli import ctl, doctor_checks
 from writebackd.cli.bundle import bundle
-from writebackd.cli.collect import COLLECTORS, Host, mount_line
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.bundle_parts import COLLECTORS, Host, mount_line
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.mask import Mask, mask_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import RAID
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
-from writebackd.report.keeper import encode
+from writebackd.report.learned_store import encode
 from writebackd.types.device_memory import Learned
 
 # How long an example takes says more of the machine, which may be shared, than of the code.
@@ -122,7 +122,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     monkeypatch.setenv("BACKUP_KEY", "hunter10")
     for name in ("probe", "policies", "rivals"):  # take seconds
-        monkeypatch.setattr(checks, name, lambda *args: iter(()))
+        monkeypatch.setattr(doctor_checks, name, lambda *args: iter(()))
     return root
 
 

@@ -13,17 +13,17 @@ from typing import List, Tuple
 import pytest
 
 from plant import AS_FOUND, DISK, HOST, RATIOS, latencies
-from writebackd import human
+from writebackd import formats
 from writebackd.control import reasons
 from writebackd.control.decide import decide
 from writebackd.control.explain import what_next
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
 from writebackd.tuning import MOST_S, SPEND
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, Rule, State
-from writebackd.types.device_memory import Drain, Law
+from writebackd.types.decision import Decision, DeviceState, Rule
+from writebackd.types.device_memory import Drain, LawMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import (
     ClassSample,
@@ -203,7 +203,7 @@ def test_a_limit_far_too_small_is_left_although_the_disk_is_hardly_busy() -> Non
     host = loaded()
     mine = host.memory.devices[DISK.name]
     host.limit = MB
-    slow = replace(mine, drain_rate=0.1 * RATE, law=Law(limit_bytes=float(MB)), drain=Drain())
+    slow = replace(mine, drain_rate=0.1 * RATE, law=LawMemory(limit_bytes=float(MB)), drain=Drain())
     host.memory = replace(
         host.memory, devices={DISK.name: slow}, limit_bytes=MB, goal_bytes=MB
     )
@@ -250,7 +250,7 @@ def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
     host.run(3, 2 * RATE)
     (told,) = host.told[-1][1].devices
     assert told.target_bytes == host.told[-1][1].goal_bytes
-    assert told.rule is Rule.RELAXED and human.size(told.target_bytes) in told.reason
+    assert told.rule is Rule.RELAXED and formats.size(told.target_bytes) in told.reason
     assert what_next(told, host.told[-1][0]).startswith("The target follows the drain rate")
 
 
@@ -325,7 +325,7 @@ def test_beside_a_flood_demand_outlives_its_syncs_and_says_for_how_long() -> Non
     assert host.reason.endswith(reasons.kept("", True, 0, 20.0, 40.0))
     host.run(HOLD_S - 20 + 30, 2 * RATE)
     assert host.limit == pytest.approx(min(AS_FOUND, RATE * POLICY.limits.drain_time_s), rel=0.1)
-    assert host.told[-1][1].devices[0].state is State.IDLE
+    assert host.told[-1][1].devices[0].state is DeviceState.IDLE
     host.run(RELEASED_S)
     assert not host.limited
 

@@ -14,7 +14,7 @@ from lever_cases import FIXTURES, FLUSH, NR, PAIR, SECTORS, UNIT, by_lever, pace
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import load
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.types.levers import LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
@@ -82,7 +82,7 @@ def lands(files: FakeLevers, setting: Setting) -> None:
 def test_write_under_way_when_all_were_killed_stays_in_the_ledger(
     systemd: FakeLevers, path: Path, setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("writebackd.actuate.restore.WAIT_S", 0.01)
+    monkeypatch.setattr("writebackd.actuate.ledger_restore.WAIT_S", 0.01)
     found = systemd.state()
     actuator = started(systemd, path)
     systemd.stalled = True
@@ -94,7 +94,7 @@ def test_write_under_way_when_all_were_killed_stays_in_the_ledger(
     assert len(started(systemd, path).levers.entries) == 1  # a restart knows of it, too
     lands(systemd, setting)
     systemd.stalled = False
-    monkeypatch.setattr("writebackd.actuate.restore.WAIT_S", 10.0)
+    monkeypatch.setattr("writebackd.actuate.ledger_restore.WAIT_S", 10.0)
     assert restore_from_ledger(systemd, path).status == "restored"
     assert systemd.state() == found and load(path) is None
 

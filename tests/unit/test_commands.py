@@ -16,17 +16,17 @@ import pytest
 
 import schema
 from fake_host import Rig
-from writebackd import human
-from writebackd.alert.state import Watch
-from writebackd.cli.render import render_status
-from writebackd.cli.screens import render_why
+from writebackd import formats
+from writebackd.alerts.detector_memory import DeviceHealth
+from writebackd.cli.answer_screens import render_why
+from writebackd.cli.status_screen import render_status
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
 from writebackd.policy.timetable import read_timetable
+from writebackd.report.control_server import RequestError
 from writebackd.report.history_query import HistoryError, read_history
-from writebackd.report.keeper import decode
-from writebackd.report.server import RequestError
+from writebackd.report.learned_store import decode
 from writebackd.types.core_memory import Memory
-from writebackd.types.device_memory import DeviceMemory, Drain, Fact, Law, Learned
+from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory, Learned
 
 
 @pytest.fixture
@@ -131,8 +131,8 @@ def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: P
     rig.daemon.state.memory = replace(
         rig.daemon.state.memory, devices={**rig.daemon.state.memory.devices, name: taught}
     )
-    watch = Watch((mine.identity[0], str(mine.identity[1])), sync_rate=900.0)
-    rig.daemon.state.alerts = replace(rig.daemon.state.alerts, watches={name: watch})
+    watch = DeviceHealth((mine.identity[0], str(mine.identity[1])), sync_rate=900.0)
+    rig.daemon.state.alerts = replace(rig.daemon.state.alerts, health={name: watch})
     rig.daemon._keeper.keep(rig.daemon.state.memory, rig.wall)
     file = tmp_path / "state" / "learned.json"
     wait_until(lambda: file.exists() and "disk" in decode(file.read_bytes()))
@@ -164,12 +164,12 @@ def test_what_is_forgotten_is_not_learned_again_from_memory() -> None:
     old = DeviceMemory(
         identity=("8:0", 7), known_as="disk", drain_rate=1e8, baseline_s=1e-3, cache_bytes=5e8,
         write_baseline_s=1e-4, earlier=Learned(drain_rate=Fact(1e8, 1.0)),
-        law=Law(limit_bytes=2.0**20), drain=Drain(full_ticks=((1e8, 2.0**20),)),
+        law=LawMemory(limit_bytes=2.0**20), drain=Drain(full_ticks=((1e8, 2.0**20),)),
         last_demand=(55.0, 0.0, True),
     )  # fmt: skip
     fresh = forgotten(Memory(devices={"sda": old}), "sda").devices["sda"]
     assert facts_of(learn(fresh, Learned(), 2.0)) == {}
-    assert (fresh.law, fresh.drain, fresh.earlier) == (Law(), Drain(), Learned())
+    assert (fresh.law, fresh.drain, fresh.earlier) == (LawMemory(), Drain(), Learned())
     # The same device to recall(): it is not seeded again either.
     assert (fresh.identity, fresh.known_as) == (("8:0", 7), "disk")
     assert fresh.last_demand == (55.0, 0.0, True)
@@ -192,7 +192,7 @@ def test_what_the_kill_switch_keeps_from_being_set_is_told_as_a_wish(rig: Rig) -
     status, why = rig.status(), rig.daemon.handle("why", {}, 1000)
     assert status["mode"] == "enforce" and why["off"] == str(rig.runtime_dir / "off")
     assert list(schema.problems(why, schema.load("why"))) == []
-    found = human.size(status["limits"]["dirty_bytes"])
+    found = formats.size(status["limits"]["dirty_bytes"])
     assert f"limit    {found}, background" in render_status(status, 160)
     assert "; would set 16M\n" in render_status(status, 160)
     assert f"limit {found} (off); would set 16M (policy" in render_why(why, 160)

@@ -14,12 +14,12 @@ from plant import AS_FOUND, DISK, HOST, UNLOADED_S, Plant, latencies
 from tests.sim import plant as sim
 from writebackd.control import reasons
 from writebackd.control.decide import decide
-from writebackd.control.device import Want, decide_device, kernel_floor_bytes
-from writebackd.estimate.estimate import estimate
+from writebackd.control.device_decision import DeviceTarget, decide_device, kernel_floor_bytes
+from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
 from writebackd.tuning import MOST_INTRUSIONS, RELEASE_S, WAVE_S
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, State
+from writebackd.types.decision import Decision, DeviceState
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import ForeignWrite
@@ -33,7 +33,7 @@ def plant(drain_mb: float = 250, **more: object) -> Plant:
     return Plant(policy=POLICY, drain_rate=drain_mb * MB).set(**more)
 
 
-def states(host: Plant, ticks: int) -> "list[State]":
+def states(host: Plant, ticks: int) -> "list[DeviceState]":
     return [decision.devices[0].state for _, decision in host.run(ticks)]
 
 
@@ -44,13 +44,13 @@ def test_a_host_that_nobody_floods_or_syncs_is_left_as_found() -> None:
     host = plant(syncing=False)
     for _, decision in host.run(30):
         assert decision.limit_bytes is None
-        assert decision.devices[0].state is State.IDLE
+        assert decision.devices[0].state is DeviceState.IDLE
 
 
 def test_a_flood_without_syncs_is_bounded_by_what_drains_in_the_policys_time() -> None:
     host = plant(syncing=False, flood=True)
     _, decision = host.run(60)[-1]
-    assert decision.devices[0].state is State.IDLE
+    assert decision.devices[0].state is DeviceState.IDLE
     assert decision.limit_bytes == pytest.approx(250 * MB * POLICY.limits.drain_time_s, rel=0.15)
 
 
@@ -145,7 +145,7 @@ def test_slow_syncs_at_the_floor_are_called_exhausted() -> None:
     host = plant(drain_mb=4, tau_s=0.1)
     host.run(20)
     host.flood = True
-    assert State.EXHAUSTED in states(host, 120)
+    assert DeviceState.EXHAUSTED in states(host, 120)
 
 
 # ---- several devices, and what bounds a target -----------------------------
@@ -281,7 +281,7 @@ NOW, RATE = 5000.0, 250.0 * MB
 
 
 def device(seen: Estimate, memory: DeviceMemory, in_force: int, now_s: float = NOW,
-           ) -> "tuple[Want, DeviceMemory]":
+           ) -> "tuple[DeviceTarget, DeviceMemory]":
     bounds = POLICY.for_device(DISK.name, DISK.devno)
     least = kernel_floor_bytes(HOST)
     return decide_device(POLICY, bounds, least, now_s, 1.0, in_force, seen, memory)
@@ -308,14 +308,14 @@ def test_blind_the_limit_stays_down_for_a_while_after_a_flood() -> None:
     # A flood fills memory unseen before the flusher writes.
     calm = samples.estimate("sda", demand=False, demand_known=False, drain_rate=RATE)
     during, _ = device(replace(calm, flooded=True), DeviceMemory(last_flood_s=NOW), AS_FOUND)
-    assert during.target_bytes is not None and during.demand and during.state is State.BLIND
+    assert during.target_bytes is not None and during.demand and during.state is DeviceState.BLIND
     soon, _ = device(calm, DeviceMemory(last_flood_s=NOW - 0.99 * WAVE_S), AS_FOUND)
     assert (soon.target_bytes, soon.demand) == (during.target_bytes, True)
     rate = replace(calm, flooded=True).background_rate
     assert during.reason == reasons.blind(during.target_bytes, rate, WAVE_S)
     assert soon.reason == reasons.blind(soon.target_bytes, None, WAVE_S)
     later, _ = device(calm, DeviceMemory(last_flood_s=NOW - 1.01 * WAVE_S), AS_FOUND)
-    assert later.target_bytes is None and not later.demand and later.state is State.BLIND
+    assert later.target_bytes is None and not later.demand and later.state is DeviceState.BLIND
     # One that was never flooded is left as found.
     never, _ = device(replace(calm, drain_rate=None), DeviceMemory(), AS_FOUND)
     assert never.target_bytes is None
@@ -331,14 +331,14 @@ def test_pin_wins_over_the_law_and_foreign_over_pin() -> None:
     _, decision = host.tick()
     assert decision.limit_bytes == 64 * MB
     assert decision.background_bytes == 32 * MB
-    assert decision.devices[0].state is State.PINNED
+    assert decision.devices[0].state is DeviceState.PINNED
     sample = replace(
         host.sample(), foreign=(ForeignWrite("dirty_bytes", "99", pid=7, comm="tuned"),)
     )
     estimates, memory = estimate(POLICY, host.memory, sample)
     decision, memory = decide(POLICY, memory, sample, estimates)
     assert decision.limit_bytes is None
-    assert decision.devices[0].state is State.YIELDED
+    assert decision.devices[0].state is DeviceState.YIELDED
     assert "tuned (pid 7, cgroup gone) " in decision.reason
     assert "set dirty_bytes=99" in decision.reason
     assert memory.yielded
@@ -392,7 +392,7 @@ def test_an_excluded_device_has_no_say() -> None:
     estimates, memory = estimate(POLICY, host.memory, sample)
     decision, _ = decide(POLICY, memory, sample, estimates)
     assert decision.limit_bytes is None
-    assert decision.devices[0].state is State.EXCLUDED
+    assert decision.devices[0].state is DeviceState.EXCLUDED
 
 
 def test_a_flood_on_one_volume_is_a_flood_for_all_on_that_array() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 import samples
 from plant import DISK
-from writebackd.control.device import Want, decide_device
+from writebackd.control.device_decision import DeviceTarget, decide_device
 from writebackd.policy import load_policy
 from writebackd.policy.schema import DevicePolicy
 from writebackd.tuning import BURST_S, EXTRA, RELEASE_S, SHOWN_S, SPEND, WAVE_S
-from writebackd.types.decision import Basis, Rule, State
-from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.decision import Basis, DeviceState, Rule
+from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 
 MB = 1 << 20
@@ -35,7 +35,9 @@ def flood(**more: object) -> Estimate:
     return replace(usual, **more)  # type: ignore[arg-type]
 
 
-def memory(law: Law = Law(LIMIT), spent: float = 0.1, full_s: float = 5.0) -> DeviceMemory:  # noqa: B008
+def memory(
+    law: LawMemory = LawMemory(LIMIT), spent: float = 0.1, full_s: float = 5.0  # noqa: B008
+) -> DeviceMemory:
     """A flood at R under LIMIT, of which syncs cost `spent`."""
     d = Drain(rate=R, sync_rate=100.0, lost_s=spent, syncs=100.0, limit_bytes=LIMIT,
               full_s=full_s, full_ticks=((R, LIMIT),) * round(SHOWN_S / DT_S))  # fmt: skip
@@ -45,12 +47,12 @@ def memory(law: Law = Law(LIMIT), spent: float = 0.1, full_s: float = 5.0) -> De
 def decided(
     seen: Estimate, before: Optional[DeviceMemory] = None, in_force: float = LIMIT,
     own: DevicePolicy = OWN, most: Optional[int] = None, least: int = LEAST,
-) -> "tuple[Want, DeviceMemory]":  # fmt: skip
+) -> "tuple[DeviceTarget, DeviceMemory]":  # fmt: skip
     before = memory() if before is None else before
     return decide_device(POLICY, own, least, NOW, DT_S, int(in_force), seen, before, most)
 
 
-def basis(want: Want) -> Basis:
+def basis(want: DeviceTarget) -> Basis:
     assert want.basis is not None
     return want.basis
 
@@ -68,7 +70,7 @@ def test_the_floor_is_the_policys_or_what_the_kernel_can_count() -> None:
 def test_no_limit_is_larger_than_memory_allows() -> None:
     most = 64 * MB
     for seen, before in (
-        (flood(), memory(Law(1e12))),
+        (flood(), memory(LawMemory(1e12))),
         (flood(demand=False), memory()),
         (flood(demand_known=False, demand=False, drain_rate=1e12), memory()),
     ):
@@ -100,7 +102,7 @@ def test_of_a_shared_limit_it_judges_its_own_part(share: float) -> None:
 @pytest.mark.parametrize("prefer", list(SPEND))
 def test_the_policy_says_what_syncs_may_cost(prefer: str) -> None:
     policy = replace(POLICY, objective=replace(POLICY.objective, prefer=prefer))
-    law = replace(Law(LIMIT), extra=EXTRA / 2)
+    law = replace(LawMemory(LIMIT), extra=EXTRA / 2)
     want, _ = decide_device(policy, OWN, LEAST, NOW, DT_S, int(LIMIT), flood(), memory(law))
     fades = basis(want).may_spend - SPEND[prefer]
     assert 0.9 * EXTRA / 2 < fades < EXTRA / 2
@@ -119,7 +121,7 @@ def test_the_policy_says_what_the_flood_keeps_while_there_is_room() -> None:
 
 
 def test_in_waves_memory_takes_no_more_than_drains_in_the_policys_time() -> None:
-    law = Law(LIMIT, lasted_s=20.0, pause_s=20.0)
+    law = LawMemory(LIMIT, lasted_s=20.0, pause_s=20.0)
     own = replace(OWN, drain_time_s=2.0)
     want, _ = decided(flood(), memory(law), own=own)
     assert want.rule is Rule.WAVES and want.target_bytes == pytest.approx(2.0 * R)
@@ -129,14 +131,14 @@ def test_in_waves_memory_takes_no_more_than_drains_in_the_policys_time() -> None
 
 
 def test_a_tick_without_a_flood_is_one_of_the_pause() -> None:
-    law = Law(LIMIT, flood_s=10.0)
+    law = LawMemory(LIMIT, flood_s=10.0)
     want, after = decided(flood(flooded=False), memory(law))
     assert want.rule is Rule.REST and want.target_bytes == LIMIT
     assert (after.law.lasted_s, after.law.flood_s, after.law.quiet_s) == (10.0, 0.0, DT_S)
 
 
 def test_it_begins_with_what_drains_in_the_allowed_delay() -> None:
-    new = memory(Law())
+    new = memory(LawMemory())
     want, _ = decided(flood(), new, in_force=1 << 40)
     first = R * OWN.allowed_delay_s
     assert want.target_bytes == pytest.approx(first) and first != OWN.rest_bytes
@@ -158,7 +160,7 @@ def test_it_begins_with_what_drains_in_the_allowed_delay() -> None:
 def test_a_full_cache_has_to_last_before_it_shows_the_drain_rate(
     full_s: float, shows: bool
 ) -> None:
-    law = Law(LIMIT, sought_rate=9 * R)
+    law = LawMemory(LIMIT, sought_rate=9 * R)
     before = replace(memory(law), drain_rate=None)
     ticks = before.drain.full_ticks[: round(full_s / DT_S) - 2]
     before = replace(before, drain=replace(before.drain, full_s=full_s, full_ticks=ticks))
@@ -177,9 +179,9 @@ def test_a_full_cache_has_to_last_before_it_shows_the_drain_rate(
 def test_only_at_the_floor_a_missed_objective_is_the_end() -> None:
     low = replace(OWN, floor_bytes=int(LIMIT))
     late = flood(fsync_p99_s=1.0)
-    assert decided(late, own=low)[0].state is State.EXHAUSTED
-    assert decided(flood(), own=low)[0].state is State.GUARD
-    assert decided(late)[0].state is State.SQUEEZE
+    assert decided(late, own=low)[0].state is DeviceState.EXHAUSTED
+    assert decided(flood(), own=low)[0].state is DeviceState.GUARD
+    assert decided(late)[0].state is DeviceState.SQUEEZE
 
 
 # ---- without the law -------------------------------------------------------

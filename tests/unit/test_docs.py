@@ -14,8 +14,8 @@ from typing import Iterable, Iterator, List, Type
 import pytest
 
 from checkout import ROOT
-from writebackd.alert.values import AlertName, Cause
-from writebackd.types.decision import Rule, State
+from writebackd.alerts.alert_types import AlertName, Cause
+from writebackd.types.decision import DeviceState, Rule
 from writebackd.types.levers import LeverKind
 
 sys.path += [str(ROOT / "docs" / "man"), str(ROOT)]
@@ -129,9 +129,14 @@ def test_the_pictures_can_be_drawn_and_read_on_a_dark_page_as_well(
         assert "prefers-color-scheme: dark" in (tmp_path / name).read_text()
 
 
-@pytest.mark.parametrize("page, kinds", [
-    ("alerts.md", [AlertName, Cause]), ("decisions.md", [State, Rule]), ("levers.md", [LeverKind]),
-])
+@pytest.mark.parametrize(
+    "page, kinds",
+    [
+        ("alerts.md", [AlertName, Cause]),
+        ("decisions.md", [DeviceState, Rule]),
+        ("levers.md", [LeverKind]),
+    ],
+)
 def test_the_reference_has_every_word(page: str, kinds: Iterable[Type[Enum]]) -> None:
     text = (reference.PLACE / page).read_text()
     missing = [each.value for kind in kinds for each in kind if f"`{each.value}`" not in text]

@@ -14,10 +14,10 @@ import pytest
 import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.actuate.watcher import take_watch
-from writebackd.cli import checks
-from writebackd.cli.checks import rivals
+from writebackd.cli import doctor_checks
+from writebackd.cli.doctor_checks import rivals
 from writebackd.kernel.files import KernelFiles
-from writebackd.report.status import status_json
+from writebackd.report.status_answer import status_json
 from writebackd.types.levers import VmLimits
 
 MOUNTS = (
@@ -46,7 +46,7 @@ def texts(findings: List[Tuple[str, str]], level: str) -> str:
     ],
 )  # fmt: skip
 def test_kernel_version(tmp_path: Path, release: str, level: str) -> None:
-    findings = list(checks.kernel(host(tmp_path, {}), release))
+    findings = list(doctor_checks.kernel(host(tmp_path, {}), release))
     assert f"Linux {release}" in texts(findings, level)
 
 
@@ -55,14 +55,14 @@ def test_a_kernel_with_everything(tmp_path: Path) -> None:
         "/sys/kernel/btf/vmlinux": "", "/proc/self/mountinfo": MOUNTS,
         "/sys/class/bdi/8:0/strict_limit": "0", "/sys/class/bdi/8:0/max_bytes": "0",
     })  # fmt: skip
-    findings = list(checks.kernel(files, "6.18.0"))
+    findings = list(doctor_checks.kernel(files, "6.18.0"))
     assert {level for level, _ in findings} == {"good"}
     assert "cgroup2 on /sys/fs/cgroup" in texts(findings, "good")
     assert "tracefs on /sys/kernel/tracing" in texts(findings, "good")
 
 
 def test_a_kernel_with_nothing(tmp_path: Path) -> None:
-    findings = list(checks.kernel(host(tmp_path, {}), "6.1.0"))
+    findings = list(doctor_checks.kernel(host(tmp_path, {}), "6.1.0"))
     assert "CONFIG_DEBUG_INFO_BTF" in texts(findings, "warning")
     notes = texts(findings, "note")
     assert "tracefs is not mounted" in notes
@@ -73,22 +73,24 @@ def test_a_kernel_with_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are told so first")
 def test_levers_that_cannot_be_written_block(tmp_path: Path) -> None:
     files = host(tmp_path, {"/proc/sys/vm/dirty_bytes": "0"})
-    assert [level for level, _ in checks.privileges(files)] == ["good"]
+    assert [level for level, _ in doctor_checks.privileges(files)] == ["good"]
     (tmp_path / "proc/sys/vm/dirty_bytes").unlink()
-    assert [level for level, _ in checks.privileges(files)] == ["blocker"]
+    assert [level for level, _ in doctor_checks.privileges(files)] == ["blocker"]
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_LIBBPF", "libbpf-that-is-not.so.1")
-    monkeypatch.setattr(checks, "_MODULES", (("no_such_module", "python3-none", "x is worse"),))
-    findings = list(checks.libraries())
+    monkeypatch.setattr(doctor_checks, "_LIBBPF", "libbpf-that-is-not.so.1")
+    monkeypatch.setattr(
+        doctor_checks, "_MODULES", (("no_such_module", "python3-none", "x is worse"),)
+    )
+    findings = list(doctor_checks.libraries())
     assert "apt install libbpf1" in texts(findings, "warning")
     assert texts(findings, "note") == "no python3-none: x is worse"
 
 
 def test_what_is_said_to_be_lost_without_a_library_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    notes = texts(list(checks.libraries()), "note")
+    notes = texts(list(doctor_checks.libraries()), "note")
     for name in ("psutil", "rich"):  # test_top.py
         assert f"no python3-{name}: `writebackctl top` does not run" in notes
 
@@ -99,28 +101,28 @@ def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("libbpf is from another planet")
 
     monkeypatch.setattr("importlib.import_module", broken)
-    assert list(checks.probe()) == [
+    assert list(doctor_checks.probe()) == [
         ("warning", "cannot try the BPF probe: libbpf is from another planet")
     ]
 
 
 def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
-    assert texts(list(checks.daemon(tmp_path)), "note") == "writebackd is not running"
+    assert texts(list(doctor_checks.daemon(tmp_path)), "note") == "writebackd is not running"
     (tmp_path / "ledger.json").write_text("{}")
-    assert "writebackctl restore" in texts(list(checks.daemon(tmp_path)), "warning")
+    assert "writebackctl restore" in texts(list(doctor_checks.daemon(tmp_path)), "warning")
     assert take_watch(tmp_path)
-    assert "the watcher restores them" in texts(list(checks.daemon(tmp_path)), "note")
+    assert "the watcher restores them" in texts(list(doctor_checks.daemon(tmp_path)), "note")
     with open(tmp_path / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "has no socket" in texts(list(checks.daemon(tmp_path)), "warning")
-    assert "has no socket" not in texts(list(checks.daemon(tmp_path)), "warning")
+        assert "has no socket" in texts(list(doctor_checks.daemon(tmp_path)), "warning")
+    assert "has no socket" not in texts(list(doctor_checks.daemon(tmp_path)), "warning")
 
 
 def test_levers_that_a_daemon_left_behind_are_named(tmp_path: Path) -> None:
     entry = LeverEntry("pace", "/system.slice/x.service", "8:0", 0, "max", ("1000000",))
     ledger = Ledger(2, "boot", 1, 0.0, "restore", VmLimits(0, 20, 0, 10), (), (entry,))
     ledger.save(tmp_path / "ledger.json")
-    found = texts(list(checks.daemon(tmp_path)), "warning")
+    found = texts(list(doctor_checks.daemon(tmp_path)), "warning")
     assert "and other levers (pace /system.slice/x.service 8:0)" in found
 
 
@@ -129,8 +131,8 @@ def test_levers_of_a_daemon_that_runs_are_named(
 ) -> None:
     for shown, count in ((samples.levers(), 4), (samples.guard(), 0)):
         answer = status_json(shown)
-        monkeypatch.setattr(checks, "request", lambda *_, answer=answer, **more: answer)
-        found = [text for level, text in checks.daemon(tmp_path) if level == "good"]
+        monkeypatch.setattr(doctor_checks, "request", lambda *_, answer=answer, **more: answer)
+        found = [text for level, text in doctor_checks.daemon(tmp_path) if level == "good"]
         held = [text for text in found if text.startswith("it sets")]
         assert found[0].startswith("writebackd is running") and len(held) == count
         assert not count or "it sets queue sda: nr_requests 8 (before 64)" in found
@@ -140,12 +142,12 @@ def test_what_the_probe_of_a_daemon_lost_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = status_json(samples.guard())
-    monkeypatch.setattr(checks, "request", lambda *_, **more: answer)
+    monkeypatch.setattr(doctor_checks, "request", lambda *_, **more: answer)
     assert "probe lost 3 syncs whose end was missed" in texts(
-        list(checks.daemon(tmp_path)), "note"
+        list(doctor_checks.daemon(tmp_path)), "note"
     )
     answer["probe"]["lost"] = []
-    assert "no probe event lost" in texts(list(checks.daemon(tmp_path)), "good")
+    assert "no probe event lost" in texts(list(doctor_checks.daemon(tmp_path)), "good")
 
 
 def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,10 +155,10 @@ def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "mode": "enforce", "policy": "default", "lease": {"watcher_pid": None},
         "probe": {"backend": "libbpf"}, "self": {"rss_bytes": None},  # an older one
     }  # fmt: skip
-    monkeypatch.setattr(checks, "request", lambda *args, **more: answer)
-    assert "no watcher: limits will not" in texts(list(checks.daemon(tmp_path)), "warning")
+    monkeypatch.setattr(doctor_checks, "request", lambda *args, **more: answer)
+    assert "no watcher: limits will not" in texts(list(doctor_checks.daemon(tmp_path)), "warning")
     answer["lease"] = {"watcher_pid": 7}
-    assert texts(list(checks.daemon(tmp_path)), "warning") == ""
+    assert texts(list(doctor_checks.daemon(tmp_path)), "warning") == ""
 
 
 def test_nobody_else(tmp_path: Path) -> None:

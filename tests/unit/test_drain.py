@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """What is a flood, whether the cache is full, R, and the price of a sync: estimate/drain.py.
 
-And what estimate/estimate.py makes of several devices, and of a flood that nobody syncs beside.
+And what estimate/estimator.py makes of several devices, and of a flood that nobody syncs beside.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 import samples
 from plant import DISK, HOST, latencies
-from writebackd.control.device import decide_device, kernel_floor_bytes
+from writebackd.control.device_decision import decide_device, kernel_floor_bytes
 from writebackd.estimate.drain import (
     Writes,
     is_in_force,
@@ -24,7 +24,7 @@ from writebackd.estimate.drain import (
     update_drain,
     written_by,
 )
-from writebackd.estimate.estimate import estimate, objective_s
+from writebackd.estimate.estimator import estimate, objective_s
 from writebackd.policy import load_policy
 from writebackd.tuning import (
     BUSY_SHARE,
@@ -48,7 +48,7 @@ from writebackd.tuning import (
     UNLOADED_S,
 )
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.histogram import Histogram
 from writebackd.types.levers import VmLimits
@@ -202,9 +202,9 @@ QUICK, SLOW = syncs((IDLE_S, 50)), syncs((20e-3, 50))
 # LIMIT is four times what lets in R.
 KNEE = LIMIT / 4
 KNOWN = DeviceMemory(
-    baseline_s=IDLE_S, drain_rate=R, drain=Drain(enough_bytes=KNEE), law=Law(LIMIT)
+    baseline_s=IDLE_S, drain_rate=R, drain=Drain(enough_bytes=KNEE), law=LawMemory(LIMIT)
 )
-NEW = DeviceMemory(baseline_s=IDLE_S, law=Law(LIMIT, sought_rate=9 * R))
+NEW = DeviceMemory(baseline_s=IDLE_S, law=LawMemory(LIMIT, sought_rate=9 * R))
 
 
 def feed(
@@ -492,12 +492,12 @@ def test_a_long_tick_is_one_tick(dt_s: float) -> None:
 
 
 def test_the_limit_asked_for_is_in_force_within_a_fifth_or_so() -> None:
-    own = replace(KNOWN, law=Law(100.0))
+    own = replace(KNOWN, law=LawMemory(100.0))
     assert is_in_force(100, own)
     assert is_in_force(81, own) and is_in_force(124, own)
     # On the way there, in waves, pinned, in a trial, or where somebody else needs less.
     assert not is_in_force(79, own) and not is_in_force(126, own)
-    assert not is_in_force(100, replace(own, target_bytes=100, law=Law(1000.0)))
+    assert not is_in_force(100, replace(own, target_bytes=100, law=LawMemory(1000.0)))
     assert not is_in_force(100, DeviceMemory())
 
 

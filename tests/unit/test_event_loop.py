@@ -18,11 +18,11 @@ from typing import Any, Dict, List
 import pytest
 
 from fake_host import Rig
-from writebackd.cli.daemon import _DroppingHandler
+from writebackd.cli.daemon_main import _DroppingHandler
 from writebackd.event_loop import EventLoop
 from writebackd.paths import HISTORY
+from writebackd.report.control_server import MAX_CLIENTS, ControlServer
 from writebackd.report.history_query import read_history
-from writebackd.report.server import MAX_CLIENTS, ControlServer
 from writebackd.report.snapshot import Snapshot
 
 INTERVAL_S = 0.05

@@ -13,14 +13,15 @@ from typing import List, Tuple
 import pytest
 
 import writebackd
-from writebackd.cache.report import Report, Tool, decode
-from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, USAGE
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, USAGE
+from writebackd.storage.report_file import CollectorReport, Tool, decode
 
 PACKAGE = Path(writebackd.__file__).resolve().parent
 # The collector as on a host with one tool.
 RAID = (
-    "import sys; from writebackd.cache import __main__ as raid, report;"
-    "found = report.Report(1.0, 1.0, 'boot', '1', (report.Tool('ssacli', '/bin/ssacli'),));"
+    "import sys; from writebackd.storage import __main__ as raid, report_file as report;"
+    "found = report.CollectorReport(1.0, 1.0, 'boot', '1', (report.Tool('ssacli',"
+    " '/bin/ssacli'),));"
     "raid.collect, raid.with_kernel = lambda *_, **more: found, lambda found, files: found;"
     "sys.exit(raid.main())"
 )
@@ -30,7 +31,7 @@ CASES: List[Tuple[str, List[str], int]] = [
     ("ctl", ["alerts", "--runtime-dir", "{tmp}", "--state-dir", "{tmp}"], NO_DAEMON),
     ("ctl", ["status", "--runtime-dir", "{tmp}"], NO_DAEMON),
     ("ctl", ["nosuch"], USAGE),
-    ("daemon", ["--nosuch"], USAGE),
+    ("daemon_main", ["--nosuch"], USAGE),
     ("raid", ["--nosuch"], USAGE),
     ("raid", ["--limit", "0"], USAGE),
     ("raid", ["--output", "/proc/none/raid.json"], BAD_NEWS),
@@ -64,7 +65,7 @@ def test_a_stderr_that_takes_nothing_changes_no_exit_code(
     assert done.stderr is None or done.stderr
     if words[-1] == "-":
         # Not mixed into the data.
-        found = Report(1.0, 1.0, "boot", "1", (Tool("ssacli", "/bin/ssacli"),))
+        found = CollectorReport(1.0, 1.0, "boot", "1", (Tool("ssacli", "/bin/ssacli"),))
         assert decode(done.stdout) == found
     elif "alerts" not in words and "match" not in words:
         assert not done.stdout
@@ -98,9 +99,9 @@ def test_the_collector_says_that_its_output_is_full() -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the daemon")
 def test_the_daemon_starts_with_its_output_closed(tmp_path: Path) -> None:
     program = (
-        "import sys; from types import SimpleNamespace as Fake; from writebackd.cli import daemon;"
-        "daemon.Daemon = lambda *_: Fake(run=lambda ready: None);"
-        "daemon.memory = Fake(lock_used=str, read_in_code=str);"
+        "import sys; from types import SimpleNamespace as Fake; from writebackd.cli import"
+        " daemon_main as daemon;daemon.Daemon = lambda *_: Fake(run=lambda ready: None);"
+        "daemon.memory_lock = Fake(lock_used=str, read_in_code=str);"
         "sys.exit(daemon.main(sys.argv[1:]))"
     )
     done = subprocess.run(

@@ -19,11 +19,11 @@ from tests.sim.scenarios import BY_NAME
 from writebackd.control import reasons
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.policy import load_policy
-from writebackd.types.decision import Basis, DeviceDecision, Rule, State
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
 from writebackd.types.estimate import Estimate
 
 POLICY = load_policy(None, None)
-# control/device.py has words of its own for these.
+# control/device_decision.py has words of its own for these.
 ELSEWHERE = {Rule.AS_FOUND, Rule.RELAXED, Rule.BLIND, Rule.OTHER}
 LAWS = sorted(set(Rule) - ELSEWHERE, key=lambda rule: rule.value)
 TARGET = 4 * MIB
@@ -40,7 +40,7 @@ def flood(**more: object) -> Estimate:
     return replace(usual, **more)  # type: ignore[arg-type]
 
 
-def decided(rule: Rule = Rule.CUT, state: Optional[State] = None) -> DeviceDecision:
+def decided(rule: Rule = Rule.CUT, state: Optional[DeviceState] = None) -> DeviceDecision:
     return DeviceDecision(
         "sda", reasons.STATES[rule] if state is None else state, TARGET, "why", "sda#1",
         ("concluded",), BASIS, rule,
@@ -55,7 +55,7 @@ LATE = flood(fsync_p99_s=40e-3)
 
 @pytest.mark.parametrize("rule", LAWS)
 def test_every_branch_of_the_law_has_words_and_a_state(rule: Rule) -> None:
-    assert isinstance(reasons.STATES[rule], State)
+    assert isinstance(reasons.STATES[rule], DeviceState)
     assert len(reasons.next_step(rule)) > 20
     said = reasons.law(rule, TARGET, flood(), BASIS)
     assert "4.0M" in said and "None" not in said
@@ -64,7 +64,9 @@ def test_every_branch_of_the_law_has_words_and_a_state(rule: Rule) -> None:
 def test_the_state_says_which_way_the_limit_goes() -> None:
     up, down = {Rule.SEEK, Rule.SHORT, Rule.DEAR}, {Rule.CUT}
     for rule, state in reasons.STATES.items():
-        assert (state is State.PROBE) is (rule in up) and (state is State.SQUEEZE) is (rule in down)
+        assert (state is DeviceState.PROBE) is (rule in up) and (state is DeviceState.SQUEEZE) is (
+            rule in down
+        )
 
 
 def test_no_two_branches_are_told_alike_and_no_other_has_a_state() -> None:
@@ -139,9 +141,9 @@ def test_why_begins_with_whether_all_is_well() -> None:
 
 
 def test_at_the_floor_it_says_that_the_limit_can_do_no_more() -> None:
-    said = verdict(decided(Rule.FLOOR, State.EXHAUSTED), flood(fsync_p99_s=90e-3))
+    said = verdict(decided(Rule.FLOOR, DeviceState.EXHAUSTED), flood(fsync_p99_s=90e-3))
     assert said == "MISSES OBJECTIVE: p99 90 ms > 20 ms, limit at its floor"
-    assert "check for direct IO" in what_next(decided(Rule.FLOOR, State.EXHAUSTED), LATE)
+    assert "check for direct IO" in what_next(decided(Rule.FLOOR, DeviceState.EXHAUSTED), LATE)
 
 
 def test_where_nobody_is_to_be_protected_there_is_no_verdict() -> None:
@@ -162,14 +164,14 @@ def test_what_comes_next_is_the_laws_and_of_the_objective_where_that_is_missed(
     assert said is (rule in (Rule.CUT, Rule.SHORT, Rule.DEAR, Rule.STEADY, Rule.ROOM))
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_without_the_law_the_state_alone_speaks(state: State) -> None:
+@pytest.mark.parametrize("state", list(DeviceState))
+def test_without_the_law_the_state_alone_speaks(state: DeviceState) -> None:
     said = what_next(DeviceDecision("sda", state, None, "other", "sda#1"), None)
     assert said[0].isupper() and said.endswith(".") and "{" not in said
 
 
 def test_when_idle_the_policys_figures_are_told() -> None:
-    idle = DeviceDecision("sda", State.IDLE, None, "idle", "sda#1", rule=Rule.AS_FOUND)
+    idle = DeviceDecision("sda", DeviceState.IDLE, None, "idle", "sda#1", rule=Rule.AS_FOUND)
     said = what_next(idle, estimate("sda"), replace(POLICY.objective, min_sync_rate=7.0))
     assert said.startswith("The original limits stay until a flood lasts.")
     assert "min-sync-rate (7/s over 10 s)" in said
@@ -223,7 +225,7 @@ def test_without_a_flood_or_demand_nothing_is_said_of_the_cache_or_of_whom_it_ha
 
 
 def test_of_a_device_that_is_left_alone_nothing_is_seen() -> None:
-    left = replace(decided(), state=State.EXCLUDED, rule=Rule.OTHER)
+    left = replace(decided(), state=DeviceState.EXCLUDED, rule=Rule.OTHER)
     assert explain(left, flood()) == ("concluded",) == explain(decided(), None)
 
 
@@ -231,7 +233,7 @@ def test_of_a_device_that_is_left_alone_nothing_is_seen() -> None:
 
 
 def number(text: str) -> float:
-    """What control/human.py wrote, without it: 250M, 1.9G, 12 %."""
+    """What formats.py wrote, without it: 250M, 1.9G, 12 %."""
     if text.endswith(" %"):
         return float(text[:-2]) / 100
     return float(text[:-1]) * 1024.0 ** (1 + "KMGTP".index(text[-1])) if text[-1] in "KMGTP" else (
@@ -269,8 +271,9 @@ def test_every_tick_has_its_reasons_and_they_have_its_figures(name: str) -> None
         if device.rule in LAWS:
             state = reasons.STATES[device.rule]
             assert device.state in (
-                state, *((State.EXHAUSTED, State.PACE) if device.rule is Rule.FLOOR else ())
-            )  # fmt: skip
+                state,
+                *((DeviceState.EXHAUSTED, DeviceState.PACE) if device.rule is Rule.FLOOR else ()),
+            )
         for found in costs.finditer(text):
             assert number(found.group(1)) == pytest.approx(spent, rel=0.06, abs=0.0006)
             assert number(found.group(2)) == pytest.approx(seen.drain_rate, rel=0.06)

@@ -42,7 +42,7 @@ def lines(caplog: pytest.LogCaptureFixture, least: int = logging.WARNING) -> Lis
     return [
         r.getMessage()
         for r in caplog.records
-        if r.levelno >= least and not r.name.startswith("writebackd.alert.routes")
+        if r.levelno >= least and not r.name.startswith("writebackd.notify")
     ]
 
 

@@ -27,7 +27,7 @@ from writebackd.actuate.lock import AlreadyRunning
 from writebackd.actuate.watcher import Watcher
 from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.libbpf import BpfError
-from writebackd.kernel.readers import Reading
+from writebackd.kernel.map_readers import Reading
 from writebackd.kernel.vm import LEVERS
 
 DAY_S = 86400.0
@@ -97,7 +97,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> List[str]:
     return [
         r.getMessage()
         for r in caplog.records
-        if r.levelno >= logging.WARNING and not r.name.startswith("writebackd.alert.routes")
+        if r.levelno >= logging.WARNING and not r.name.startswith("writebackd.notify")
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fake_host import FakeWatch, Rig
 from lever_host import IO_MAX, LEVER_FILES, PIN, SETTLE, WISHES, LeverHost, lever_rig
-from writebackd.kernel.readers import Reading
+from writebackd.kernel.map_readers import Reading
 from writebackd.types.levers import ForeignWrite
 
 FOREIGN = 99 << 20

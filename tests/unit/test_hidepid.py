@@ -10,15 +10,15 @@ from typing import Optional
 import pytest
 
 import samples
-from writebackd.cli import checks
+from writebackd.cli import doctor_checks
 from writebackd.cli.client import NoDaemon
-from writebackd.cli.exits import BAD_NEWS
+from writebackd.cli.exit_codes import BAD_NEWS
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import HidePid, hiding, unseen
 from writebackd.policy.facts import HostFacts
 from writebackd.policy.load import load_all
 from writebackd.policy.match import judge
-from writebackd.report.status import status_json
+from writebackd.report.status_answer import status_json
 
 
 def host(root: Path, *options: str, powers: int = 1 << 21) -> KernelFiles:
@@ -109,16 +109,16 @@ def test_doctor_says_what_the_daemon_does_not_see(
             raise NoDaemon("none", BAD_NEWS)
         return {"processes_unseen": said}
 
-    monkeypatch.setattr(checks, "request", request)
+    monkeypatch.setattr(doctor_checks, "request", request)
     files = host(tmp_path, "rw,hidepid=ptraceable", powers=(1 << 40) - 1)
-    ((level, text),) = checks.processes(files, tmp_path)
+    ((level, text),) = doctor_checks.processes(files, tmp_path)
     assert HIDDEN is not None
     assert (level, text.startswith(HIDDEN)) == (("good", False) if runs else ("note", True))
     said = HIDDEN
     if runs:
-        assert list(checks.processes(files, tmp_path)) == [("warning", HIDDEN)]
+        assert list(doctor_checks.processes(files, tmp_path)) == [("warning", HIDDEN)]
     runs = False
-    ((level, text),) = checks.processes(host(tmp_path, "rw"), tmp_path)
+    ((level, text),) = doctor_checks.processes(host(tmp_path, "rw"), tmp_path)
     assert level == "good"
 
 

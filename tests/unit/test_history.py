@@ -13,8 +13,8 @@ import pytest
 
 import samples
 from writebackd.report import history_store as history_module
-from writebackd.report.events import events_of
-from writebackd.report.figures import Figures
+from writebackd.report.device_figures import Figures
+from writebackd.report.history_events import events_of
 from writebackd.report.history_query import HistoryError, count_events, read_alerts, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import ALERTS_KEPT_S, KEPT_S, MAX_WAITING, History

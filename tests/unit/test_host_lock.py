@@ -22,10 +22,10 @@ from served import Served
 from writebackd.actuate import lock
 from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.ledger import load
+from writebackd.actuate.ledger_restore import left_in_force
 from writebackd.actuate.lock import AlreadyRunning, take_lock
-from writebackd.actuate.restore import left_in_force
 from writebackd.cli import client, ctl
-from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON
 from writebackd.kernel.vm import in_words
 from writebackd.paths import FIRST, IN_USE, LEDGER, SOCKET, runtime_dir_in_use
 from writebackd.policy import PolicyError

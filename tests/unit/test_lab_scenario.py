@@ -16,7 +16,7 @@ from tests.lab.disks import presets
 from tests.lab.remains import RigError
 from tests.lab.run import policy_options
 from tests.lab.scenario import Expectation, Span, Term
-from writebackd.cli.daemon import parser
+from writebackd.cli.daemon_main import parser
 from writebackd.policy.load import load_policy
 
 Sections = Dict[str, Dict[str, str]]

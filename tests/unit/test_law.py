@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import samples
 from plant import DISK, latencies
-from writebackd.control.device import decide_device
+from writebackd.control.device_decision import decide_device
 from writebackd.control.law import Bounds, asked, between, follow, may_spend
 from writebackd.estimate.drain import Writes, update_drain
 from writebackd.policy import load_policy
@@ -36,7 +36,7 @@ from writebackd.tuning import (
     WAVE_S,
 )
 from writebackd.types.decision import Rule
-from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample, SyncSample
 
@@ -68,9 +68,14 @@ def drain(rate: float, spent: float, full: bool, lasted_s: float = 3.0) -> Drain
 
 
 def step(
-    d: Drain, law: Law = Law(LIMIT), seen: Optional[Estimate] = None, bounds: Bounds = BOUNDS,  # noqa: B008
-    in_force: bool = True, now_s: float = NOW, dt_s: float = 0.5,
-) -> Tuple[float, Rule, Law]:  # fmt: skip
+    d: Drain,
+    law: LawMemory = LawMemory(LIMIT),  # noqa: B008
+    seen: Optional[Estimate] = None,
+    bounds: Bounds = BOUNDS,
+    in_force: bool = True,
+    now_s: float = NOW,
+    dt_s: float = 0.5,
+) -> Tuple[float, Rule, LawMemory]:
     """One tick: the limit after it in times of LIMIT, the rule, and what is remembered."""
     after, rule = follow(law, d, flood() if seen is None else seen, bounds, in_force, now_s, dt_s)
     assert after.limit_bytes is not None
@@ -98,9 +103,9 @@ def test_without_a_drain_rate_the_limit_grows_threefold_while_that_brings_an_eig
 def test_the_search_does_not_go_beyond_what_any_disk_needs() -> None:
     d = drain(R / 4, 0.0, full=False)
     most = SEEK_MOST_S * R / 4
-    near = Law(0.5 * most)
+    near = LawMemory(0.5 * most)
     assert step(d, near, UNKNOWN)[0] * LIMIT == pytest.approx(most)
-    assert step(d, Law(most), UNKNOWN)[:2] == (most / LIMIT, Rule.MEASURE)
+    assert step(d, LawMemory(most), UNKNOWN)[:2] == (most / LIMIT, Rule.MEASURE)
     # What is slow since the limit is the smallest may need more.
     slow, low = drain(LIMIT, 0.0, full=False), replace(BOUNDS, floor=int(LIMIT))
     assert step(slow, seen=UNKNOWN, bounds=low)[:2] == (2.0, Rule.SEEK)
@@ -142,7 +147,7 @@ def test_it_is_not_cut_below_what_lets_in_the_rest_of_r(rate: float) -> None:
     assert times == pytest.approx((1.0 - SHARE) * R / rate)
     assert rule is Rule.STEADY
     # What lets it in is of the limit that the kernel follows, not of the one that was written.
-    written = Law(1.2 * LIMIT)
+    written = LawMemory(1.2 * LIMIT)
     assert step(drain(rate, 0.0, full=True), written)[0] == pytest.approx(times)
 
 
@@ -191,7 +196,7 @@ def test_the_longer_there_is_room_the_more_is_let_in(lasted_s: float) -> None:
 
 def test_so_a_faster_disk_is_found() -> None:
     """The media take all that comes: the rate follows the limit, whatever R was."""
-    law, rate, now_s = Law(LIMIT), KEEP * R, NOW
+    law, rate, now_s = LawMemory(LIMIT), KEEP * R, NOW
     for number in range(50):
         d = replace(
             drain(rate, 0.0, full=False, lasted_s=0.5 * number),
@@ -207,7 +212,7 @@ def test_so_a_faster_disk_is_found() -> None:
 
 def test_no_limit_is_larger_than_a_disk_was_seen_to_need() -> None:
     most = MOST_S * R
-    law = Law(0.9 * most)
+    law = LawMemory(0.9 * most)
     d = replace(drain(0.5 * R, 0.0, full=False), limit_bytes=0.9 * most)
     assert step(d, law)[0] * LIMIT == pytest.approx(most)
     dear = replace(drain(R, 0.9, full=True), limit_bytes=0.9 * most)
@@ -236,7 +241,7 @@ def test_it_goes_down_whoever_is_held_back() -> None:
 
 @pytest.mark.parametrize("dt_s", [0.5, 1.0])
 def test_between_two_changes_the_first_one_shows_its_effect(dt_s: float) -> None:
-    law, now_s, changed = Law(LIMIT), NOW, []
+    law, now_s, changed = LawMemory(LIMIT), NOW, []
     for _ in range(round(20 / dt_s)):
         now_s += dt_s
         before = law.limit_bytes
@@ -251,7 +256,7 @@ def test_between_two_changes_the_first_one_shows_its_effect(dt_s: float) -> None
 def test_what_another_limit_brings_is_not_judged(d: Drain, seen: Estimate) -> None:
     times, rule, after = step(d, seen=seen, in_force=False)
     assert (times, rule) == (1.0, Rule.COMING)
-    assert after.written_s == Law().written_s and after.sought_rate == 0.0
+    assert after.written_s == LawMemory().written_s and after.sought_rate == 0.0
     # The flood goes on, whatever the limit.
     assert after.flood_s == 0.5
 
@@ -261,7 +266,7 @@ def test_what_another_limit_brings_is_not_judged(d: Drain, seen: Estimate) -> No
 LATE = flood(fsync_p99_s=1.5 * OBJECTIVE_S)
 
 
-def played(law: Law, seconds: float, seen: Estimate) -> List[Law]:
+def played(law: LawMemory, seconds: float, seen: Estimate) -> List[LawMemory]:
     """Ticks of half a second."""
     laws = []
     for number in range(round(seconds / 0.5)):
@@ -271,12 +276,12 @@ def played(law: Law, seconds: float, seen: Estimate) -> List[Law]:
 
 
 def test_above_the_objective_a_tenth_of_r_more_may_be_spent() -> None:
-    shares = [may_spend(law, BOUNDS) for law in played(Law(LIMIT), TRY_S - 0.5, LATE)]
+    shares = [may_spend(law, BOUNDS) for law in played(LawMemory(LIMIT), TRY_S - 0.5, LATE)]
     assert shares == sorted(shares) and len(set(shares)) == len(shares)
     assert shares[len(shares) // 2] == pytest.approx(SHARE + EXTRA / 2, abs=0.005)
     assert shares[-1] == pytest.approx(SHARE + EXTRA, abs=0.005)
     # So the limit goes down where it would have stayed.
-    some = replace(Law(LIMIT), extra=EXTRA)
+    some = replace(LawMemory(LIMIT), extra=EXTRA)
     d = drain(R, SHARE, full=True)
     assert step(d)[0] == pytest.approx(1.0)
     assert step(d, some)[0] == pytest.approx(SHARE / (SHARE + EXTRA), rel=0.01)
@@ -284,11 +289,11 @@ def test_above_the_objective_a_tenth_of_r_more_may_be_spent() -> None:
 
 def test_one_that_has_not_come_back_is_above_it_as_well() -> None:
     stuck = flood(fsync_p99_s=None, oldest_fsync_s=2 * OBJECTIVE_S)
-    assert played(Law(LIMIT), 5, stuck)[-1].extra > 0.0
+    assert played(LawMemory(LIMIT), 5, stuck)[-1].extra > 0.0
 
 
 def test_what_did_not_help_is_given_up_and_tried_again_after_ten_minutes() -> None:
-    laws = played(Law(LIMIT), TRY_S + 1.0, LATE)
+    laws = played(LawMemory(LIMIT), TRY_S + 1.0, LATE)
     assert may_spend(laws[-1], BOUNDS) == SHARE
     later = played(laws[-1], TRY_AGAIN_S + TRY_S, LATE)
     begins = next(at for at, law in enumerate(later) if may_spend(law, BOUNDS) > SHARE)
@@ -296,13 +301,13 @@ def test_what_did_not_help_is_given_up_and_tried_again_after_ten_minutes() -> No
 
 
 def test_after_a_pause_of_the_host_it_is_only_tried_again() -> None:
-    given_up = replace(Law(LIMIT), extra=-EXTRA)
+    given_up = replace(LawMemory(LIMIT), extra=-EXTRA)
     _, _, law = step(drain(R, 0.1, full=True), given_up, LATE, dt_s=3600.0)
     assert law.extra == 0.0
 
 
 def test_where_it_helped_it_is_taken_back_slowly() -> None:
-    spent = replace(Law(LIMIT), extra=EXTRA / 2)
+    spent = replace(LawMemory(LIMIT), extra=EXTRA / 2)
     well = played(spent, 60, flood(fsync_p99_s=0.99 * OBJECTIVE_S))
     assert well[19].extra == pytest.approx(EXTRA / 2 - EXTRA * 10 / (3 * TRY_S))
     assert well[-1].extra == 0.0
@@ -315,7 +320,7 @@ def waves(
     lengths: List[float], pause_s: float, bounds: Bounds = BOUNDS
 ) -> List[Tuple[float, Rule]]:
     """Of each tick of the last flood of `lengths`: seconds of R asked for, and the rule."""
-    law, now_s = Law(LIMIT), NOW
+    law, now_s = LawMemory(LIMIT), NOW
     seen: List[Tuple[float, Rule]] = []
     for length in lengths:
         for _ in range(round(pause_s)) if law.flood_s else ():
@@ -351,19 +356,19 @@ def test_memory_takes_of_a_wave_what_most_of_the_pause_drains() -> None:
 
 
 def test_already_in_the_first_pause_the_next_flood_is_taken_for_a_wave() -> None:
-    law = replace(Law(LIMIT), flood_s=10.0)
+    law = replace(LawMemory(LIMIT), flood_s=10.0)
     for second in range(1, 4):
         law = between(law, 1.0)
         assert asked(law, R, BOUNDS) / R == pytest.approx(WAVE * second)
 
 
 def test_short_pauses_take_nothing_from_the_limit() -> None:
-    law = Law(R, lasted_s=10.0, pause_s=1.0)
+    law = LawMemory(R, lasted_s=10.0, pause_s=1.0)
     assert asked(law, R, BOUNDS) == R
 
 
 def test_what_was_before_the_first_flood_is_no_pause() -> None:
-    law = Law(LIMIT)
+    law = LawMemory(LIMIT)
     for _ in range(40):
         law = between(law, 1.0)
     for _ in range(20):
@@ -398,7 +403,7 @@ def test_long_floods_and_long_pauses_are_no_waves() -> None:
 
 
 def test_a_pause_counts_with_those_before() -> None:
-    law = replace(Law(LIMIT), pause_s=4.0, lasted_s=10.0)
+    law = replace(LawMemory(LIMIT), pause_s=4.0, lasted_s=10.0)
     law = between(between(law, 1.0), 1.0)
     assert asked(law, R, BOUNDS) / R == pytest.approx(WAVE * 4.0)
     _, _, law = step(drain(R, SHARE, full=True), law)
@@ -425,7 +430,7 @@ def test_whatever_is_seen_the_limit_stays_within_bounds_and_moves_by_a_step(
     lasted: float, pause: float, share: float,
 ) -> None:  # fmt: skip
     bounds = Bounds(floor, floor + above, OBJECTIVE_S, DRAIN_TIME_S, share, KEEP)
-    law = Law(limit, sought_rate=sought, extra=extra, lasted_s=lasted, pause_s=pause)
+    law = LawMemory(limit, sought_rate=sought, extra=extra, lasted_s=lasted, pause_s=pause)
     d = replace(drain(rate, spent, full=True), full_s=full_s, limit_bytes=followed)
     seen = flood(drain_rate=r, fsync_p99_s=p99, held_back=held_back)
     after, _ = follow(law, d, seen, bounds, True, NOW, 0.5)
@@ -525,6 +530,6 @@ def test_syncs_come_to_cost_the_share_that_the_policy_allows(
 
 
 def test_a_tick_without_a_flood_makes_no_waves() -> None:
-    law = between(Law(LIMIT, flood_s=28.0), 0.5)
+    law = between(LawMemory(LIMIT, flood_s=28.0), 0.5)
     law = replace(law, flood_s=1.0, pause_s=law.quiet_s, quiet_s=0.0)
     assert asked(law, R, BOUNDS) == LIMIT

@@ -23,12 +23,12 @@ from writebackd.estimate.learned import (
     recall,
     seed,
 )
-from writebackd.report import keeper as keeper_module
-from writebackd.report.keeper import MAX_BYTES, MAX_DEVICES, Keeper, decode, encode
+from writebackd.report import learned_store as keeper_module
+from writebackd.report.learned_store import MAX_BYTES, MAX_DEVICES, LearnedStore, decode, encode
 from writebackd.tuning import KEEP_S
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import State
-from writebackd.types.device_memory import DeviceMemory, Drain, Fact, Law, Learned
+from writebackd.types.decision import DeviceState
+from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory, Learned
 from writebackd.types.storage import Device
 
 TIMEOUT_S = 10.0
@@ -60,7 +60,7 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 def seeded(path: Path, device: Device = SDA, wall_s: float = NOW) -> DeviceMemory:
     """The device's memory as the first ticks of a new run have it."""
-    keeper = Keeper(path)
+    keeper = LearnedStore(path)
     memory = Memory()
 
     def recalled() -> bool:
@@ -146,17 +146,23 @@ def test_another_cache_mode_starts_anew_in_mid_run() -> None:
 def test_another_cache_mode_is_the_same_host_that_syncs() -> None:
     mine = of(SDA, sda=LEARNED).devices["sda"]
     busy = replace(
-        mine, decisions=7, recent_syncs=(1.0, 40), last_demand=(55.0, 0.0, True),
-        state=State.SQUEEZE, target_bytes=2 << 20, law=Law(limit_bytes=2.0**21), drain=MEMORY.drain,
-    )  # fmt: skip
+        mine,
+        decisions=7,
+        recent_syncs=(1.0, 40),
+        last_demand=(55.0, 0.0, True),
+        state=DeviceState.SQUEEZE,
+        target_bytes=2 << 20,
+        law=LawMemory(limit_bytes=2.0**21),
+        drain=MEMORY.drain,
+    )
     through = replace(SDA, identity="naa.5a, cache write through")
     memory = recall(Memory(devices={"sda": busy}), [through], {}, NOW)
     now = memory.devices["sda"]
     # No decision id comes twice, and a flood with slow syncs does not go free for 10 s.
     assert (now.decisions, now.recent_syncs, now.last_demand) == (7, (1.0, 40), (55.0, 0.0, True))
-    assert (now.state, now.target_bytes) == (State.SQUEEZE, 2 << 20)
+    assert (now.state, now.target_bytes) == (DeviceState.SQUEEZE, 2 << 20)
     # What was learned and tried is another mode's, and its date with it.
-    assert (now.law, now.drain, now.earlier) == (Law(), Drain(), Learned())
+    assert (now.law, now.drain, now.earlier) == (LawMemory(), Drain(), Learned())
     assert [name for name in FACTS if getattr(now, name) is not None] == []
     # On another disk in its place nobody has synced yet.
     other = replace(through, diskseq=8)
@@ -290,7 +296,7 @@ def test_the_oldest_make_room() -> None:
 
 def test_a_new_run_goes_on_with_what_the_last_one_learned(tmp_path: Path) -> None:
     path = tmp_path / "state" / "learned.json"
-    first = Keeper(path)
+    first = LearnedStore(path)
     wait_until(lambda: first.recall(Memory(), [SDA], NOW) != Memory())
     first.keep(Memory(devices={"sda": MEMORY}), NOW)
     assert first.close(TIMEOUT_S)
@@ -304,7 +310,7 @@ def test_a_new_run_goes_on_with_what_the_last_one_learned(tmp_path: Path) -> Non
 
 
 def test_unplugged_and_plugged_in_again_it_is_known(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path / "learned.json")
+    keeper = LearnedStore(tmp_path / "learned.json")
     wait_until(lambda: keeper.recall(Memory(), [SDA], NOW) != Memory())
     memory = keeper.recall(Memory(devices={"sda": MEMORY}), [], NOW)
     assert memory.devices  # forgetting is the estimator's business
@@ -321,7 +327,7 @@ def test_nothing_is_written_when_nothing_was_learned(tmp_path: Path) -> None:
     path = tmp_path / "learned.json"
     path.write_bytes(encode({SDA.identity or "": LEARNED}))
     before = path.stat().st_ino, path.stat().st_mtime_ns
-    keeper = Keeper(path)
+    keeper = LearnedStore(path)
     memory = Memory()
 
     def recalled() -> bool:
@@ -341,7 +347,7 @@ def test_more_devices_than_there_is_room_for(
     assert MAX_DEVICES >= 1024
     monkeypatch.setattr(keeper_module, "MAX_DEVICES", 3)
     path = tmp_path / "learned.json"
-    keeper = Keeper(path)
+    keeper = LearnedStore(path)
     wait_until(lambda: keeper.recall(Memory(), [SDA], NOW) != Memory())
     for number in range(5):
         mine = replace(MEMORY, known_as=f"naa.{number}")
@@ -356,7 +362,7 @@ def test_a_disk_that_hangs_holds_up_neither_start_nor_end(
     path = tmp_path / "learned.json"
     os.mkfifo(path)  # open(2) waits, as it does for a server that is gone
     begun = time.monotonic()
-    keeper = Keeper(path)
+    keeper = LearnedStore(path)
     assert keeper.recall(Memory(), [SDA], NOW) == Memory()
     keeper.keep(Memory(devices={"sda": MEMORY}), NOW)
     assert not keeper.close(0.1)
@@ -378,7 +384,7 @@ def test_a_directory_that_takes_no_file_is_said_once(
 ) -> None:
     path = tmp_path / "state" / "learned.json"
     (tmp_path / "state").write_text("a file")
-    keeper = Keeper(path)
+    keeper = LearnedStore(path)
     wait_until(lambda: keeper.recall(Memory(), [SDA], NOW) != Memory())
     for number in range(3):
         keeper.keep(Memory(devices={"sda": replace(MEMORY, drain_rate=1e8 + number)}), NOW)

@@ -16,7 +16,7 @@ import pytest
 from fake_levers import FakeLevers
 from fake_vm import DEFAULT, Crash, FakeVm
 from limit_cases import MIB, ORIGINALS
-from writebackd.actuate import child_jobs, lease, restore, watcher
+from writebackd.actuate import child_jobs, lease, ledger_restore, watcher
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease, LeaseLine, LeaseLost, WatchLine
 from writebackd.actuate.lock import take_lock
@@ -304,7 +304,7 @@ def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
     """TasksMax= of its unit is 16, and a disk may hang for hours."""
     files = FakeLevers()
     monkeypatch.setattr(child_jobs, "Job", files.job)
-    monkeypatch.setattr(restore, "WAIT_S", 0.01)
+    monkeypatch.setattr(ledger_restore, "WAIT_S", 0.01)
     before = files.state()
     host = Host(tmp_path, files)
     host.actuator.apply(*FIRST)
@@ -571,7 +571,7 @@ _LIFE = """
 import sys, os, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from writebackd.actuate import lease, levers, restore, watcher
+from writebackd.actuate import lease, lever_writer as levers, ledger_restore as restore, watcher
 from writebackd.kernel.files import KernelFiles
 root, run = Path(sys.argv[2]), Path(sys.argv[3])
 watcher.take_watch(run)

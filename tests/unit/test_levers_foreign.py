@@ -12,7 +12,7 @@ from fake_vm import DEFAULT, SYSCTL
 from lever_cases import ALL, FIXTURES, FLUSH, PAIR, UNIT, settle, started, world
 from limit_cases import MIB
 from writebackd.actuate.ledger import load
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.types.levers import LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES

@@ -20,9 +20,9 @@ from lever_cases import (
 )
 from writebackd.actuate import refusals
 from writebackd.actuate.ledger import load
-from writebackd.actuate.restore import restore_from_ledger
-from writebackd.kernel import cgroups
-from writebackd.kernel.children import Ended
+from writebackd.actuate.ledger_restore import restore_from_ledger
+from writebackd.kernel import cgroup_io_max
+from writebackd.kernel.child_process import Ended
 from writebackd.kernel.files import KernelFiles
 from writebackd.types.levers import LeverKind, Setting
 
@@ -106,7 +106,7 @@ def test_the_spelling_is_found_without_the_disk_in_dev(tmp_path: Path) -> None:
     files = KernelFiles(tmp_path)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cgroup.controllers").touch()
-    work = cgroups.write(files, UNIT, "8:4000", "5")
+    work = cgroup_io_max.write(files, UNIT, "8:4000", "5")
     assert work is not None
     work(run)
     assert asked[-1] == "IOWriteBandwidthMax=/dev/sdzz 5"
@@ -259,10 +259,10 @@ def test_a_pace_that_is_nobody_s_goes_with_the_disk(plain: FakeLevers, path: Pat
 def test_without_io_max_there_is_no_limit_where_systemd_turns_it_on(files: FakeLevers) -> None:
     files.errors = {f"{CGROUPS}{UNIT}/io.max": errno.ENOENT}
     if files.units is not None:
-        assert cgroups.read(files, UNIT, "8:0") == "max"
+        assert cgroup_io_max.read(files, UNIT, "8:0") == "max"
         files.rmdir(UNIT)
     with pytest.raises(FileNotFoundError):
-        cgroups.read(files, UNIT, "8:0")
+        cgroup_io_max.read(files, UNIT, "8:0")
 
 
 def test_a_disk_that_was_pulled_out_while_open_spoils_no_reading(
@@ -272,9 +272,9 @@ def test_a_disk_that_was_pulled_out_while_open_spoils_no_reading(
     files.cgroups[UNIT]["(unknown)"] = {"wbps": "4096"}
     actuator = started(files, path)
     assert [action.ok for action in settle(actuator, pace(5))] == [True]
-    assert cgroups.read(files, UNIT, "8:0") == "5"
+    assert cgroup_io_max.read(files, UNIT, "8:0") == "5"
     settle(actuator)
-    assert cgroups.read(files, UNIT, "8:0") == "max"
+    assert cgroup_io_max.read(files, UNIT, "8:0") == "max"
 
 
 def test_a_reading_that_fails_for_a_moment_is_waited_over(
@@ -291,23 +291,23 @@ def test_a_reading_that_fails_for_a_moment_is_waited_over(
             raise reading
         return reading
 
-    monkeypatch.setattr(cgroups, "_APPLY_S", 5.0)
-    monkeypatch.setattr(cgroups, "read", read)
-    work = cgroups.write(systemd, UNIT, "8:0", "5")
+    monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 5.0)
+    monkeypatch.setattr(cgroup_io_max, "read", read)
+    work = cgroup_io_max.write(systemd, UNIT, "8:0", "5")
     assert work is not None
     work(systemd.run)
     assert next(readings) == "never asked"
 
 
 def test_who_owns_a_cgroup(plain: FakeLevers) -> None:
-    assert cgroups.owner(plain, UNIT) is None
+    assert cgroup_io_max.owner(plain, UNIT) is None
     plain.boot_systemd()
-    assert cgroups.owner(plain, UNIT) == "dump.service"
-    assert cgroups.owner(plain, "/user.slice") == "user.slice"
-    assert cgroups.owner(plain, "/system.slice/_cpu.service") == "cpu.service"
+    assert cgroup_io_max.owner(plain, UNIT) == "dump.service"
+    assert cgroup_io_max.owner(plain, "/user.slice") == "user.slice"
+    assert cgroup_io_max.owner(plain, "/system.slice/_cpu.service") == "cpu.service"
     # Delegated, or nobody's:
     for cgroup in (UNIT + "/payload", "/system.slice/a.service/b.service", "/lxc/x", "/"):
-        assert cgroups.owner(plain, cgroup) is None
+        assert cgroup_io_max.owner(plain, cgroup) is None
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_who_owns_a_cgroup(plain: FakeLevers) -> None:
 def test_a_container_s_unit_is_not_the_host_s_of_that_name(
     systemd: FakeLevers, path: Path, cgroup: str
 ) -> None:
-    assert cgroups.owner(systemd, cgroup) is None
+    assert cgroup_io_max.owner(systemd, cgroup) is None
     systemd.mkdir(cgroup)
     settle(started(systemd, path), Setting(LeverKind.PACE, cgroup, "8:0", 5))
     assert systemd.commands == [] and systemd.cgroups[UNIT] == {}
@@ -333,7 +333,7 @@ def test_slices_below_slices_are_systemd_s(systemd: FakeLevers) -> None:
         "/a.slice/b.slice": None,
         "/x.service": "x.service",
     }.items():
-        assert cgroups.owner(systemd, cgroup) == unit
+        assert cgroup_io_max.owner(systemd, cgroup) == unit
 
 
 def test_a_unit_that_systemd_has_elsewhere_is_not_asked_for(

@@ -13,7 +13,7 @@ import writebackd
 # As many threads as a daemon has, each with an allocation of its own heap.
 PROGRAM = """
 import threading
-from writebackd.kernel import memory
+from writebackd.kernel import memory_lock as memory
 
 def size():
     with open("/proc/self/status") as status:

@@ -17,8 +17,8 @@ from fake_host import FakeWatch, Rig
 from fake_vm import SYSCTL
 from writebackd.actuate import lease, watcher
 from writebackd.actuate.lock import AlreadyRunning
-from writebackd.actuate.watch import Watch
 from writebackd.actuate.watcher import Watcher
+from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.daemon import Daemon
 from writebackd.kernel.signals import Signals
 from writebackd.paths import LEASE
@@ -86,7 +86,7 @@ def test_what_cannot_go_home_at_the_end_is_left_to_the_watcher(rig: Rig) -> None
 def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.close()
     daemon = Daemon(rig._options, lambda: load_policy(None, None), files=rig.host)
-    monkeypatch.setattr("writebackd.actuate.tenure.WAIT_S", 0.0)
+    monkeypatch.setattr("writebackd.actuate.lease_holder.WAIT_S", 0.0)
     monkeypatch.setattr(daemon._lease, "renew", lambda: False)
     daemon._signals.stop = "enough"
     written = len(rig.host.writes)
@@ -165,7 +165,7 @@ def test_what_cannot_be_taken_up_again_is_told_and_counted_once(
     rig.tick(20)
     told = [
         record for record in caplog.records
-        if record.levelno >= logging.WARNING and record.name == "writebackd.actuate.tenure"
+        if record.levelno >= logging.WARNING and record.name == "writebackd.actuate.lease_holder"
     ]  # fmt: skip
     assert len(told) == 2, told  # that it was lost, and why it is not held again
     assert rig.status()["lease"]["lost"] == 1
@@ -186,7 +186,7 @@ def no_thread(thread: threading.Thread) -> None:
 def test_without_a_thread_there_is_no_watcher_and_the_loop_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watch = Watch(tmp_path)
+    watch = WatcherSupervisor(tmp_path)
     now = time.monotonic()
     monkeypatch.setattr(threading.Thread, "start", no_thread)
     for second in range(10):

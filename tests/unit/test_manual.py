@@ -15,14 +15,14 @@ from typing import Dict, Iterator, List, NoReturn
 
 import pytest
 
-import test_ctl
+import test_cli
 from checkout import ROOT
-from test_ctl import FakeDaemon
+from test_cli import FakeDaemon
 from writebackd.actuate import watcher
-from writebackd.cli import ctl, scope, watch
-from writebackd.cli.daemon import parser as daemon_parser
+from writebackd.cli import ctl, lease_watcher, run_verb
+from writebackd.cli.daemon_main import parser as daemon_parser
 from writebackd.cli.examples import EXAMPLES
-from writebackd.cli.exits import CommandError
+from writebackd.cli.exit_codes import CommandError
 from writebackd.paths import SAMPLES
 from writebackd.policy import check, load_policy
 from writebackd.policy.keys import KEYS
@@ -268,14 +268,14 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(scope, "SYSTEMD", str(tmp_path))
+    monkeypatch.setattr(run_verb, "SYSTEMD", str(tmp_path))
 
     def replaced(*words: object) -> NoReturn:
         raise Replaced
 
     monkeypatch.setattr(os, "execvp", replaced)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(watch, "run", lambda *args, **more: 0)
+    monkeypatch.setattr(lease_watcher, "run", lambda *args, **more: 0)
     monkeypatch.setattr("writebackd.cli.top.time.sleep", lambda seconds: None)
     yield fake
     fake.stop()
@@ -359,7 +359,8 @@ QUOTED = re.compile(r"`(?:sudo )?(writebackctl [^`]+)`|^    +(?:sudo )?(writebac
 @pytest.mark.parametrize(
     "name", ["README.md", "CONTRIBUTING.md",
              *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
-             "docs/man/pages.py", "agent/writebackd/cli/checks.py", "systemd/writebackd.service",
+             "docs/man/pages.py", "agent/writebackd/cli/doctor_checks.py",
+             "systemd/writebackd.service",
              "systemd/writebackd.catalog"],
 )  # fmt: skip
 def test_what_is_quoted_as_a_command_is_one(name: str) -> None:
@@ -582,4 +583,4 @@ def test_the_page_of_the_files_has_devices_by_driver_and_the_form_of_a_rule(
 
 
 def test_the_verbs_of_the_tests_are_those_of_the_program() -> None:
-    assert {each.words[0] for each in VERBS} == test_ctl.VERBS
+    assert {each.words[0] for each in VERBS} == test_cli.VERBS

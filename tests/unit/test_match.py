@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
-from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.host_facts import read_facts
 from writebackd.policy import PolicyError, list_policies, load_policy, render, rules
 from writebackd.policy.facts import CACHES, VIRTUALISATIONS, DiskFacts, HostFacts
 from writebackd.policy.load import load_all

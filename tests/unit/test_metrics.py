@@ -17,10 +17,11 @@ import pytest
 import samples
 import schema
 from fake_host import Rig
-from writebackd.alert.values import Alert, AlertName, Cause, Severity
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
 from writebackd.commands import SetMode
-from writebackd.kernel.readers import Reading
+from writebackd.kernel.map_readers import Reading
 from writebackd.policy.timetable import Open
+from writebackd.report.control_server import Shared
 from writebackd.report.metrics import (
     CONTENT_TYPES,
     OPENMETRICS,
@@ -28,10 +29,9 @@ from writebackd.report.metrics import (
     metrics_json,
     render,
 )
-from writebackd.report.server import Shared
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
-from writebackd.types.decision import Decision, Mode, State
+from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.histogram import BUCKET_EDGES_S, HIST_BUCKETS, Histogram
 from writebackd.types.levers import Action
 from writebackd.types.samples import ClassSample, IoClass, SyncSample
@@ -333,7 +333,7 @@ def test_what_observe_would_write_is_not_counted(
 def test_states_are_all_there() -> None:
     found = {dict(labels)["state"] for name, labels in parse(render(samples.guard()))
              if name == "writebackd_device_state"}  # fmt: skip
-    assert found == {state.value for state in State} - {"excluded"}
+    assert found == {state.value for state in DeviceState} - {"excluded"}
     assert OPENMETRICS in CONTENT_TYPES
 
 

@@ -9,14 +9,14 @@ from typing import Mapping, Tuple
 import pytest
 
 from plant import AS_FOUND, DISK, Plant
-from writebackd import human
+from writebackd import formats
 from writebackd.control.decide import decide
 from writebackd.control.explain import explain, verdict, what_next
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.decision import Decision, DeviceDecision, Mode, Rule, State
-from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
+from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
 
 MB = 1 << 20
@@ -45,9 +45,9 @@ def observed(mode: Mode = Mode.OBSERVE) -> Tuple[Watched, Estimate, DeviceDecisi
 
 def test_while_observing_it_says_what_would_be_set_and_that_nothing_is() -> None:
     _, seen, device = observed()
-    assert (device.rule, device.state) == (Rule.OBSERVING, State.GUARD)
+    assert (device.rule, device.state) == (Rule.OBSERVING, DeviceState.GUARD)
     assert device.target_bytes is not None
-    assert device.reason == f"observing: would set {human.size(device.target_bytes)}"
+    assert device.reason == f"observing: would set {formats.size(device.target_bytes)}"
     said = what_next(device, seen, POLICY.objective)
     assert said.startswith("Nothing is set in observe mode") and "writebackctl enforce" in said
     assert device.reason in explain(device, seen)
@@ -92,7 +92,7 @@ TIGHT, LOOSE, KNOWN = 2.0 * MB, 64.0 * MB, 250.0 * MB
 
 def known(devno: str, limit: float) -> DeviceMemory:
     return DeviceMemory(
-        identity=(devno, None), baseline_s=0.3e-3, drain_rate=KNOWN, law=Law(limit),
+        identity=(devno, None), baseline_s=0.3e-3, drain_rate=KNOWN, law=LawMemory(limit),
         drain=Drain(enough_bytes=limit),
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_why_says_whose_limit_holds_where_another_device_needs_less() -> None:
     tight, loose = decision.devices
     assert decision.reason == "sda has the tightest need"
     assert loose.rule is Rule.COMING and tight.rule is not Rule.COMING
-    note = f"sda needs less, and its {human.size(decision.goal_bytes or 0)} holds for both"
+    note = f"sda needs less, and its {formats.size(decision.goal_bytes or 0)} holds for both"
     assert loose.reason.endswith(f"; {note}") and loose.steps[-1] == note
     assert "needs less" not in tight.reason
 

@@ -22,24 +22,24 @@ import samples
 from alert_host import MB, Watched
 from test_metrics import value
 from trial_case import made, plan
-from writebackd import human
-from writebackd.alert import words
-from writebackd.alert.values import Alert, AlertName, Cause, Severity
+from writebackd import formats
+from writebackd.alerts import messages
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
 from writebackd.cli.alerts import render as render_alerts
+from writebackd.cli.answer_screens import render_why
 from writebackd.cli.history import figures_json
 from writebackd.cli.history_screen import render_figures
-from writebackd.cli.render import render_status
-from writebackd.cli.screens import render_why
+from writebackd.cli.status_screen import render_status
 from writebackd.cli.top_state import Top
 from writebackd.cli.top_view import View
 from writebackd.control.decide import decide
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
-from writebackd.report.alerts import alerts_json
-from writebackd.report.figures import Collector, Figures, fold
-from writebackd.report.page import render
+from writebackd.report.active_alerts import alerts_json
+from writebackd.report.device_figures import Collector, Figures, fold
+from writebackd.report.report_page import render
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import status_json
+from writebackd.report.status_answer import status_json
 from writebackd.report.timeline import Span
 from writebackd.report.top_answer import top_json
 from writebackd.report.totals import FSYNC_BOUNDS_S, Totals
@@ -47,7 +47,7 @@ from writebackd.report.why_answer import why_json
 from writebackd.trial.analysis import P99, WRITE_RATE, analyse
 from writebackd.trial.plan import ORIGINAL
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Basis, Mode, State
+from writebackd.types.decision import Basis, DeviceState, Mode
 from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 from writebackd.types.samples import ProbeInfo, SyncSample, TaskSample
 
@@ -179,8 +179,8 @@ def test_status_top_and_why_show_the_rates_and_percentiles_of_the_tick() -> None
         assert float(p50) == pytest.approx(1e3 * ranked(each.waits_s, 0.5), rel=WIDTH + 0.06)
         assert float(p99) == pytest.approx(1e3 * ranked(each.waits_s, 0.99), rel=WIDTH + 0.06)
         text = " ".join(render_why(why_json(snapshot), verbose=True).split())
-        assert f"writes {human.size(each.written / each.dt_s)}/s" in text
-        assert f"{human.count(len(each.waits_s) / each.dt_s)} syncs/s" in text
+        assert f"writes {formats.size(each.written / each.dt_s)}/s" in text
+        assert f"{formats.count(len(each.waits_s) / each.dt_s)} syncs/s" in text
         # p99 is no longest, and a wait that goes on is no percentile.
         said = re.search(r"(p99|oldest pending fsync) (\S+) ms (within|>) ", text)
         pending = each.oldest_s > ranked(each.waits_s, 0.99)
@@ -193,7 +193,7 @@ def test_status_top_and_why_show_the_rates_and_percentiles_of_the_tick() -> None
             line for line in View(False, False).lines(top, 100, 40) if line.startswith("dirty ")
         ]
         assert float(head.split("] ")[1].split(" %")[0]) == shown(100 * (5 << 20) / each.limit)
-        assert re.search(rf"{human.count(len(each.waits_s) / each.dt_s)}\s", line)
+        assert re.search(rf"{formats.count(len(each.waits_s) / each.dt_s)}\s", line)
 
 
 def test_a_loop_of_short_copies_is_one_writer_in_status_and_its_rate_is_theirs_together() -> None:
@@ -203,7 +203,7 @@ def test_a_loop_of_short_copies_is_one_writer_in_status_and_its_rate_is_theirs_t
     assert (only["several"], only["dirty_rate"]) == (True, together)
     # They slept for 0.3 s together, none of them for that share of the tick.
     assert only["throttled_share"] is None
-    said = f"dd (several processes) {human.size(together)}/s on sda"
+    said = f"dd (several processes) {formats.size(together)}/s on sda"
     text = " ".join(render_status(status_json(snapshot), 200).split())
     assert said in text and f"{said}, waits" not in text
     alone = replace(snapshot, sample=replace(snapshot.sample, tasks=each.tasks[:1]))
@@ -318,7 +318,7 @@ def test_the_report_of_a_time_adds_up_its_rows() -> None:
         waits_s = [w for n in mine for each in parts[n] for w in each.waits_s]
         span_s = sum(rows[n].span_s for n in mine)
         lasted, limit, written, fsyncs, rate, p50, p99, half, longest = cells
-        assert lasted == human.duration(span_s) and int(fsyncs) == len(waits_s)
+        assert lasted == formats.duration(span_s) and int(fsyncs) == len(waits_s)
         assert size_of(written[:-2]) == shown(
             sum(e.written for n in mine for e in parts[n]) / span_s
         )
@@ -350,8 +350,8 @@ def test_the_report_of_a_time_adds_up_its_rows() -> None:
     assert sure - 0.1 <= float(met.group(1)) <= all_
     seconds = sum(row.span_s for row in rows)
     facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page))
-    assert facts["flooded, longest device"] == human.duration(seconds)
-    assert facts["busy under writebackd's limit, longest device"] == human.duration(
+    assert facts["flooded, longest device"] == formats.duration(seconds)
+    assert facts["busy under writebackd's limit, longest device"] == formats.duration(
         sum(row.span_s for row in rows[:held])
     )
 
@@ -378,7 +378,7 @@ def test_flooded_is_what_the_page_says_it_is() -> None:
     assert row.flooded_s == pytest.approx(flooded_s)
     page = render(Span("host", "0", row.wall_s, row.end_s, row.end_s), [row], [])
     facts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page))
-    assert facts["flooded, longest device"] == human.duration(flooded_s)
+    assert facts["flooded, longest device"] == formats.duration(flooded_s)
     assert (
         "A time counts as flooded while the kernel writes 1.0M/s or more back to the device, and a"
         " quarter of the background limit or more is dirty, or writers sleep for the limit."
@@ -499,7 +499,7 @@ def test_each_number_of_a_collapse_is_of_the_window_that_it_names() -> None:
     row = alerts_json(replace(samples.idle(), alerts=(alert,)))
     assert alert.evidence is not None
     lasted_s = alert.evidence.end_s - alert.evidence.begin_s
-    assert f"(over {human.duration(lasted_s)}: sync_rate " in " ".join(
+    assert f"(over {formats.duration(lasted_s)}: sync_rate " in " ".join(
         render_alerts(row, [], []).split()
     )
 
@@ -515,7 +515,7 @@ def test_where_no_sync_returns_none_has_a_mean() -> None:
 def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean() -> None:
     host = Watched().usual()
     # A tenth takes ten times as long: the mean is 1.9 ms, p99 10 ms.
-    host.until(70, syncs=700, latency_s=1e-3, spread=10.0, state=State.EXHAUSTED)
+    host.until(70, syncs=700, latency_s=1e-3, spread=10.0, state=DeviceState.EXHAUSTED)
     (alert,) = [each for each in host.alerts if each.name is AlertName.EXHAUSTED]
     said = re.match(
         r"sda: fsync p99 (\S+) ms \(objective (\S+) ms\), and the limit is at its floor; ",
@@ -524,13 +524,13 @@ def test_exhausted_holds_the_percentile_against_the_objective_and_not_the_mean()
     assert said is not None, alert.summary
     assert float(said.group(1)) == pytest.approx(10.0, rel=WIDTH + 0.06)
     objective_s = load_policy("default").objective.fsync_p99_s
-    assert said.group(2) == human.milliseconds(objective_s)
+    assert said.group(2) == formats.milliseconds(objective_s)
     assert alert.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
 def test_exhausted_names_the_floor_while_it_is_in_force(share: float) -> None:
-    slow = {"syncs": 700, "latency_s": 1e-3, "spread": 10.0, "state": State.EXHAUSTED}
+    slow = {"syncs": 700, "latency_s": 1e-3, "spread": 10.0, "state": DeviceState.EXHAUSTED}
     for floor, said in ((4 * MB, "and the limit is at its floor, 4.0M; "),
                         (3 * MB, "and the limit is at its floor; ")):
         host = Watched(limit_share=share).usual()
@@ -542,7 +542,7 @@ def test_exhausted_names_the_floor_while_it_is_in_force(share: float) -> None:
 def test_of_an_unknown_cause_nothing_is_ruled_out() -> None:
     """It said "not caused by dirty pages"."""
     done = {
-        cause: words.done("sda", cause, samples.guard().decision, Memory(), True)
+        cause: messages.done("sda", cause, samples.guard().decision, Memory(), True)
         for cause in (Cause.UNKNOWN, Cause.DEVICE)
     }
     assert done[Cause.UNKNOWN] == "cause unknown: check the kernel log"

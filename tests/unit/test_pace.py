@@ -11,13 +11,13 @@ import pytest
 
 from paced_plant import CACHE, DATABASE, FLOOD, Group, PacedPlant
 from plant import DISK
-from writebackd.control.guards import NEVER, objection, slices_of, unit_of
-from writebackd.control.paced import QUIET_S, WIDE_S, divide
+from writebackd.control.pacing.domain import QUIET_S, WIDE_S, divide
+from writebackd.control.pacing.exclusions import NEVER, objection, slices_of, unit_of
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy, Protect
 from writebackd.tuning import EVERY_S
 from writebackd.types.core_memory import Cap
-from writebackd.types.decision import Decision, Mode, State
+from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
 from writebackd.types.pace_memory import PaceMemory
@@ -40,7 +40,7 @@ def plant(**changes: Any) -> PacedPlant:
     return made
 
 
-def state(decision: Decision) -> State:
+def state(decision: Decision) -> DeviceState:
     return decision.devices[0].state
 
 
@@ -225,7 +225,7 @@ def test_a_flood_that_no_limit_keeps_off_is_held_below_the_drain_rate() -> None:
     asked = [each.settings[0].value for each in paced[-40:]]
     assert 0.8 * host.drain_rate < sum(asked) / 40 < 1.05 * host.drain_rate
     assert max(asked) < 1.3 * host.drain_rate
-    assert state(paced[-1]) is State.PACE
+    assert state(paced[-1]) is DeviceState.PACE
     assert "backup.service held at" in paced[-1].devices[0].reason
     assert host.memory.devices[DISK.name].drain_rate == pytest.approx(host.drain_rate, rel=0.1)
     assert host.fill < 0.8 * CACHE

@@ -14,7 +14,7 @@ from writebackd.control.law import Bounds, follow_pace
 from writebackd.estimate.drain import Writes, update_drain
 from writebackd.tuning import CREEP, EXTRA, RISE, TRY_S
 from writebackd.types.decision import Rule
-from writebackd.types.device_memory import DeviceMemory, Drain, Law
+from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.samples import DeviceSample, SyncSample
 
 R = 100e6
@@ -24,7 +24,7 @@ BOUNDS = Bounds(
 )  # fmt: skip
 QUICK, SLOW = latencies(0.1e-3, 2000), latencies(20e-3, 50)
 KNOWN = DeviceMemory(
-    baseline_s=0.1e-3, drain_rate=R, drain=Drain(rate=0.8 * R, enough_bytes=1e6), law=Law(2e6)
+    baseline_s=0.1e-3, drain_rate=R, drain=Drain(rate=0.8 * R, enough_bytes=1e6), law=LawMemory(2e6)
 )
 
 
@@ -108,7 +108,7 @@ def steered(
     estimate = samples.flooded("sda", 0.1, 0.2, 100.0, 0.5)
     known = {"full": full_s > 0, "held_back": True, "fsync_p99_s": 0.01, **changes}
     estimate = replace(estimate, **known)
-    law, by, rule = follow_pace(Law(2e6), drain, estimate, bounds, pace * R, R, 1.0)
+    law, by, rule = follow_pace(LawMemory(2e6), drain, estimate, bounds, pace * R, R, 1.0)
     assert law.flood_s == 1.0
     return by * pace, rule
 
@@ -148,7 +148,7 @@ def test_a_flood_that_does_not_use_it_gets_no_more() -> None:
 
 
 def test_an_objective_that_is_missed_may_cost_more() -> None:
-    law, drain = Law(2e6), Drain(rate=0.8 * R, full_s=5.0, sync_rate=100.0)
+    law, drain = LawMemory(2e6), Drain(rate=0.8 * R, full_s=5.0, sync_rate=100.0)
     estimate = replace(samples.flooded("sda", 0.1, 0.2, 100.0, 0.5), fsync_p99_s=0.1, full=True)
     for _ in range(int(TRY_S) - 1):
         law, by, _ = follow_pace(law, drain, estimate, BOUNDS, 0.8 * R, R, 1.0)

@@ -12,10 +12,10 @@ from typing import Dict, Iterator
 import pytest
 
 from fake_host import FakeHost, Rig
-from writebackd.alert.values import Alert, AlertName, Cause, Culprit, Severity
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.commands import Commands
-from writebackd.kernel.readers import Reading
-from writebackd.report.server import WRITE_VERBS, RequestError
+from writebackd.kernel.map_readers import Reading
+from writebackd.report.control_server import WRITE_VERBS, RequestError
 from writebackd.types.copying import replace
 from writebackd.types.levers import ForeignWrite
 

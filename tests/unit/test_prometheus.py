@@ -25,10 +25,10 @@ import samples
 from busy_host import busy_host, counted
 from checkout import ROOT
 from fake_host import Rig
-from writebackd.kernel.readers import Reading
+from writebackd.kernel.map_readers import Reading
 from writebackd.policy.timetable import Open
 from writebackd.report.metrics import PROMETHEUS, render
-from writebackd.report.scrape import Exposition, MetricsServer, open_tcp
+from writebackd.report.metrics_server import Exposition, MetricsServer, open_tcp
 from writebackd.types.decision import Mode
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import ClassSample, IoClass, SyncSample

@@ -21,22 +21,22 @@ import raid_cases as cases
 import samples
 from alert_host import MB, Watched
 from fake_sysfs import SATA, VIRTIO, FakeSysfs
-from test_status import assert_valid
-from writebackd.alert.values import Alert, AlertName, Cause
-from writebackd.cache import report, ssacli, storcli, tools
-from writebackd.cache.__main__ import main
-from writebackd.cache.collect import collect, with_kernel
-from writebackd.cache.match import Matcher
-from writebackd.cache.report import STALE_S, Report, Tool
-from writebackd.cache.values import Controller, ToolError, Volume
-from writebackd.cache.watch import HANGS_S, LOOK_S, BackingWatch, look
-from writebackd.cli.raid import raid
-from writebackd.cli.screens import render_devices
+from test_answers import assert_valid
+from writebackd.alerts.alert_types import Alert, AlertName, Cause
+from writebackd.cli.answer_screens import render_devices
+from writebackd.cli.raid_checks import raid
 from writebackd.kernel.topology import scan
 from writebackd.paths import RAID as FILE
 from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.device_answers import devices_json
-from writebackd.report.status import status_json
+from writebackd.report.status_answer import status_json
+from writebackd.storage import raid_tools, report_file, ssacli, storcli
+from writebackd.storage.__main__ import main
+from writebackd.storage.backing_watch import HANGS_S, LOOK_S, BackingWatch, look
+from writebackd.storage.collector import collect, with_kernel
+from writebackd.storage.device_matcher import Matcher
+from writebackd.storage.raid_types import Controller, ToolError, Volume
+from writebackd.storage.report_file import STALE_S, CollectorReport, Tool
 from writebackd.types.samples import Sample
 from writebackd.types.storage import ArrayWork, Backing, CacheMode, Device, Protection
 
@@ -44,8 +44,10 @@ ME = os.geteuid()
 BOOT = "0f0f0f0f-1111-2222-3333-444444444444"
 
 
-def told(*found: Tool, age_s: float = 60.0, now_s: float = 5000.0, boot_id: str = BOOT) -> Report:
-    return Report(1000.0, now_s - age_s, boot_id, "1.0", found)
+def told(
+    *found: Tool, age_s: float = 60.0, now_s: float = 5000.0, boot_id: str = BOOT
+) -> CollectorReport:
+    return CollectorReport(1000.0, now_s - age_s, boot_id, "1.0", found)
 
 
 EXAMPLE = told(
@@ -176,7 +178,7 @@ def test_a_parser_that_falls_over_costs_its_tool_alone(
     error = found["ssacli"].error
     assert error is not None and error.startswith("cannot parse its output: KeyError: ")
     assert found["arcconf"].error is None and found["arcconf"].controllers
-    assert report.decode(report.encode(whole)) == whole
+    assert report_file.decode(report_file.encode(whole)) == whole
 
 
 def test_a_hung_tool_is_killed_with_what_it_started(tree: FakeSysfs, bin_dir: Path) -> None:
@@ -247,7 +249,7 @@ def test_output_that_outlives_the_tool_is_not_waited_for(bin_dir: Path) -> None:
     path = program(bin_dir, "tool", "print('done', flush=True)\nif not os.fork(): time.sleep(600)")
     begun = time.monotonic()
     with pytest.raises(ToolError, match="not done"):
-        tools.run([str(path)], "/", 0.5)
+        raid_tools.run([str(path)], "/", 0.5)
     assert time.monotonic() - begun < 3.0
 
 
@@ -283,25 +285,25 @@ def test_a_program_below_somebody_elses_directory_is_not_run(
     tree: FakeSysfs, bin_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(bin_dir, "ssacli", "")
-    (kind,) = (each for each in tools.kinds(tree.files) if each.name == "ssacli")
-    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) == bin_dir / "ssacli"
+    (kind,) = (each for each in raid_tools.kinds(tree.files) if each.name == "ssacli")
+    assert raid_tools.find(kind, [str(bin_dir)], bin_dir.parent) == bin_dir / "ssacli"
     bin_dir.parent.chmod(0o1777)
-    assert tools.find(kind, [str(bin_dir)], bin_dir) == bin_dir / "ssacli"
-    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) is None
-    assert tools.find(kind, [str(bin_dir)]) is None
+    assert raid_tools.find(kind, [str(bin_dir)], bin_dir) == bin_dir / "ssacli"
+    assert raid_tools.find(kind, [str(bin_dir)], bin_dir.parent) is None
+    assert raid_tools.find(kind, [str(bin_dir)]) is None
     bin_dir.parent.chmod(0o700)
     (bin_dir / "hpssacli").symlink_to("hpssacli")
-    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) == bin_dir / "ssacli"
+    assert raid_tools.find(kind, [str(bin_dir)], bin_dir.parent) == bin_dir / "ssacli"
     (bin_dir / "ssacli").unlink()
-    assert tools.find(kind, [str(bin_dir)], bin_dir.parent) is None  # links in a circle
+    assert raid_tools.find(kind, [str(bin_dir)], bin_dir.parent) is None  # links in a circle
     program(bin_dir, "ssacli", "")
     owner = os.stat(bin_dir).st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    found = tools.find(kind, [str(bin_dir)], bin_dir.parent)
+    found = raid_tools.find(kind, [str(bin_dir)], bin_dir.parent)
     assert found == (bin_dir / "ssacli" if owner == 0 else None)
     if owner == 0:
         os.chown(bin_dir, 65534, -1)
-        assert tools.find(kind, [str(bin_dir)], bin_dir.parent) is None
+        assert raid_tools.find(kind, [str(bin_dir)], bin_dir.parent) is None
 
 
 def test_tools_leave_their_logs_where_they_are_removed(tree: FakeSysfs, bin_dir: Path) -> None:
@@ -329,7 +331,7 @@ def test_device_mapper_is_asked_where_it_has_devices(tree: FakeSysfs, bin_dir: P
 MAIN = """
 import sys
 from pathlib import Path
-from writebackd.cache.__main__ import main
+from writebackd.storage.__main__ import main
 sys.exit(main(sys.argv[2:], Path(sys.argv[1])))
 """
 
@@ -345,16 +347,16 @@ def test_what_was_said_is_kept_while_others_are_asked(
         f"import shutil\nshutil.copy({str(output)!r}, {str(bin_dir / 'seen')!r})\n"
         f"print({cases.arcconf()!r})",
     )  # fmt: skip
-    monkeypatch.setattr("writebackd.cache.tools._HOMES", ())
+    monkeypatch.setattr("writebackd.storage.raid_tools._HOMES", ())
     monkeypatch.setenv("PATH", str(bin_dir))
     run = ["--output", str(output)]
 
-    def seen() -> Report:
-        return report.read(bin_dir / "seen", ME)
+    def seen() -> CollectorReport:
+        return report_file.read(bin_dir / "seen", ME)
 
     assert main(run, tmp_path) == 0
     assert [tool.name for tool in seen().tools] == ["ssacli"]
-    first = report.read(output, ME)
+    first = report_file.read(output, ME)
     assert [tool.name for tool in first.tools][:2] == ["ssacli", "arcconf"]
     program(bin_dir, "ssacli", answering(detail=cases.ssacli()))
     assert main(run, tmp_path) == 0
@@ -363,8 +365,8 @@ def test_what_was_said_is_kept_while_others_are_asked(
     assert seen().tools[1] == first.tools[1]
     # No younger than what is in it; what was carried on and on would never be stale.
     assert seen().boottime_s == first.boottime_s
-    assert report.read(output, ME).boottime_s > first.boottime_s
-    report.write(replace(first, boot_id="another"), output)
+    assert report_file.read(output, ME).boottime_s > first.boottime_s
+    report_file.write(replace(first, boot_id="another"), output)
     assert main(run, tmp_path) == 0
     assert [tool.name for tool in seen().tools] == ["ssacli"]
 
@@ -378,11 +380,11 @@ def test_the_program_leaves_its_file(tmp_path: Path, bin_dir: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f"ssacli ({bin_dir / 'ssacli'}): 1 controllers or caches" in done.stderr
-    found = report.read(output, ME)
+    found = report_file.read(output, ME)
     assert found.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert [each.name for each in found.tools if each.controllers] == ["ssacli"]
     assert [path.name for path in tmp_path.iterdir() if path.name != "bin"] == ["raid.json"]
-    nowhere = [sys.executable, "-m", "writebackd.cache", "--output", "/proc/raid.json"]
+    nowhere = [sys.executable, "-m", "writebackd.storage", "--output", "/proc/raid.json"]
     done = subprocess.run(
         nowhere, env={**os.environ, "PATH": ""}, stderr=subprocess.PIPE, text=True, timeout=60
     )
@@ -393,38 +395,38 @@ def test_the_program_leaves_its_file(tmp_path: Path, bin_dir: Path) -> None:
 
 
 def test_the_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    report.write(EXAMPLE, tmp_path / "raid.json")
-    assert report.read(tmp_path / "raid.json", ME) == EXAMPLE
+    report_file.write(EXAMPLE, tmp_path / "raid.json")
+    assert report_file.read(tmp_path / "raid.json", ME) == EXAMPLE
     assert os.stat(tmp_path / "raid.json").st_mode & 0o777 == 0o644
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_file_of_others_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "raid.json"
-    report.write(EXAMPLE, path)
+    report_file.write(EXAMPLE, path)
     with pytest.raises(ToolError, match="only one who may write"):
-        report.read(path, ME + 1)
+        report_file.read(path, ME + 1)
     path.chmod(0o664)
     with pytest.raises(ToolError, match="only one who may write"):
-        report.read(path, ME)
+        report_file.read(path, ME)
     path.chmod(0o644)
     (tmp_path / "link").symlink_to(path)
     with pytest.raises(OSError):
-        report.read(tmp_path / "link", ME)
+        report_file.read(tmp_path / "link", ME)
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(ToolError, match="no file"):
-        report.read(tmp_path / "fifo", ME)
+        report_file.read(tmp_path / "fifo", ME)
 
 
 def changed(**fields: Any) -> bytes:
-    return json.dumps({**json.loads(report.encode(EXAMPLE)), **fields}).encode()
+    return json.dumps({**json.loads(report_file.encode(EXAMPLE)), **fields}).encode()
 
 
 @pytest.mark.parametrize(
     "data, error",
     [
         (b"", "no JSON"), (b"\xff", "no text"), (b"[]", "not of version 1"),
-        (b"{}" + b" " * report.MOST_FILE, "more than 1024 KB"), (b"[" * 9999, "too deep"),
+        (b"{}" + b" " * report_file.MOST_FILE, "more than 1024 KB"), (b"[" * 9999, "too deep"),
         (changed(version=2), "not of version 1"), (changed(tools=None), "report.tools: no list"),
         (changed(tools=[7]), r"report.tools\[0\]: no object"),
         (changed(tools=[{}] * 2000), "no list of at most 1024"),
@@ -441,30 +443,30 @@ def changed(**fields: Any) -> bytes:
 )  # fmt: skip
 def test_a_file_that_is_wrong_is_refused_with_the_place(data: bytes, error: str) -> None:
     with pytest.raises(ToolError, match=error):
-        report.decode(data)
+        report_file.decode(data)
 
 
 def test_what_a_later_release_adds_is_passed_over() -> None:
-    assert report.decode(changed(more={"x": [1]})) == EXAMPLE
+    assert report_file.decode(changed(more={"x": [1]})) == EXAMPLE
 
 
 def test_names_cannot_steer_a_terminal() -> None:
-    found = report.decode(changed(release="1\x1b[2J"))
+    found = report_file.decode(changed(release="1\x1b[2J"))
     assert found.release == "1?[2J"
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_refused_or_read(data: Any) -> None:
-    whole = bytearray(report.encode(EXAMPLE))
+    whole = bytearray(report_file.encode(EXAMPLE))
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(whole) - 1))
         whole[at] = data.draw(st.integers(0, 255))
     try:
-        found = report.decode(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
+        found = report_file.decode(bytes(whole[: data.draw(st.integers(1, len(whole)))]))
     except ToolError:
         return
-    assert report.decode(report.encode(found)) == found
+    assert report_file.decode(report_file.encode(found)) == found
 
 
 # ---- whose disk that is ------------------------------------------------------
@@ -572,10 +574,10 @@ def test_an_array_at_work_slows_all_on_its_disks(tree: FakeSysfs) -> None:
 # ---- the daemon's look -------------------------------------------------------
 
 
-def leave(tree: FakeSysfs, found: Report) -> None:
+def leave(tree: FakeSysfs, found: CollectorReport) -> None:
     path = tree.files.path(FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
-    report.write(found, path)
+    report_file.write(found, path)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import raid_cases as cases
 from fake_sysfs import FakeSysfs
-from writebackd.cache import arcconf, linux, megacli, ssacli, storcli, text
-from writebackd.cache.values import Controller, ToolError, Volume
+from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tool_output
+from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
 BACK, THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
@@ -294,16 +294,16 @@ def test_megacli_without_a_battery_may_still_keep_writes() -> None:
 
 def test_mdstat() -> None:
     rebuild = ArrayWork("rebuild", 0.125, 50.0 * (1 << 20))
-    assert linux.parse_mdstat(cases.MDSTAT) == (
+    assert linux_storage.parse_mdstat(cases.MDSTAT) == (
         Volume(disk="md7", works=(rebuild,)), Volume(disk="md8"),
     )  # fmt: skip
-    assert linux.parse_mdstat("") == ()
+    assert linux_storage.parse_mdstat("") == ()
 
 
 @pytest.mark.parametrize("word, kind", [("check", "check"), ("resync", "resync"),
                                         ("reshape", "migration")])  # fmt: skip
 def test_mdstat_other_work(word: str, kind: str) -> None:
-    (found,) = linux.parse_mdstat(cases.MDSTAT.replace("recovery", word))[:1]
+    (found,) = linux_storage.parse_mdstat(cases.MDSTAT.replace("recovery", word))[:1]
     assert found.works[0].kind == kind
 
 
@@ -316,7 +316,7 @@ def test_bcache_and_journals(tmp_path: Any) -> None:
     ):
         tree.disk(name, f"252:{name[-1]}")
         tree.says(name, bcache__cache_mode=mode, bcache__state=state, bcache__dirty_data="1.5G")
-    found = linux.read_bcache(tree.files)
+    found = linux_storage.read_bcache(tree.files)
     assert [each.volumes for each in found] == [
         (Volume(disk="bcache0", mode=BACK),), (Volume(disk="bcache1", mode=THROUGH),),
         (Volume(disk="bcache2", mode=THROUGH),),
@@ -324,30 +324,30 @@ def test_bcache_and_journals(tmp_path: Any) -> None:
     assert found[0].dirty_bytes == 3 << 29
     tree.says("bcache0", bcache__dirty_data="0")
     tree.says("bcache1", bcache__dirty_data="1007")  # its unit begins at 1 KiB
-    assert [each.dirty_bytes for each in linux.read_bcache(tree.files)][:2] == [0, 1007]
+    assert [each.dirty_bytes for each in linux_storage.read_bcache(tree.files)][:2] == [0, 1007]
     tree.text("/proc/mdstat", cases.MDSTAT)
     tree.disk("md8", "9:8")
     tree.says("md8", md__journal_mode="write-through [write-back]")
-    assert linux.read_md_journals(tree.files) == (
+    assert linux_storage.read_md_journals(tree.files) == (
         Controller(volumes=(Volume(disk="md8", mode=BACK),)),
     )
 
 
 def test_dm_writecache() -> None:
     disks = {"fast one": "dm-3"}
-    (found,) = linux.parse_dmsetup("writecache", cases.WRITECACHE, disks)
+    (found,) = linux_storage.parse_dmsetup("writecache", cases.WRITECACHE, disks)
     assert found == Controller(
         capacity_bytes=1000 * 4096, dirty_bytes=100 * 4096,
         volumes=(Volume(disk="dm-3", mode=BACK),),
     )  # fmt: skip
     broken = (cases.WRITECACHE[0], cases.WRITECACHE[1].replace("writecache 0", "writecache 5"))
-    (found,) = linux.parse_dmsetup("writecache", broken, disks)
+    (found,) = linux_storage.parse_dmsetup("writecache", broken, disks)
     assert found.volumes[0].mode is THROUGH
-    assert linux.parse_dmsetup("writecache", ("", "No devices found\n"), disks) == ()
+    assert linux_storage.parse_dmsetup("writecache", ("", "No devices found\n"), disks) == ()
 
 
 def test_dm_cache() -> None:
-    (found,) = linux.parse_dmsetup("cache", cases.DM_CACHE, {"slow": "dm-1"})
+    (found,) = linux_storage.parse_dmsetup("cache", cases.DM_CACHE, {"slow": "dm-1"})
     assert found == Controller(
         capacity_bytes=4000 << 16, dirty_bytes=40 << 16, volumes=(Volume(disk="dm-1", mode=BACK),)
     )
@@ -364,26 +364,29 @@ PARSERS: Dict[str, Tuple[Parse, Tuple[str, ...]]] = {
     "ssacli": (ssacli.parse, (cases.ssacli(),)),
     "arcconf": (arcconf.parse, (cases.arcconf(), cases.ARCCONF_TASK)),
     "megacli": (
-        megacli.parse, (cases.megacli_battery(), cases.megacli_volumes(), cases.MEGACLI_PCI)
+        megacli.parse,
+        (cases.megacli_battery(), cases.megacli_volumes(), cases.MEGACLI_PCI),
     ),
     "writecache": (
-        lambda outputs: linux.parse_dmsetup("writecache", outputs, {"fast one": "dm-3"}),
+        lambda outputs: linux_storage.parse_dmsetup("writecache", outputs, {"fast one": "dm-3"}),
         cases.WRITECACHE,
     ),
     "dm-cache": (
-        lambda outputs: linux.parse_dmsetup("cache", outputs, {"slow": "dm-1"}), cases.DM_CACHE
+        lambda outputs: linux_storage.parse_dmsetup("cache", outputs, {"slow": "dm-1"}),
+        cases.DM_CACHE,
     ),
     "mdstat": (
-        lambda outputs: (Controller(volumes=linux.parse_mdstat(outputs[0])),), (cases.MDSTAT,)
+        lambda outputs: (Controller(volumes=linux_storage.parse_mdstat(outputs[0])),),
+        (cases.MDSTAT,),
     ),
-}  # fmt: skip
+}
 each_parser = pytest.mark.parametrize("name", PARSERS)
 
 
 def tried(name: str, outputs: Sequence[bytes]) -> Optional[Tuple[Controller, ...]]:
     """None: refused with words."""
     try:
-        return PARSERS[name][0]([text.text_of(each) for each in outputs])
+        return PARSERS[name][0]([tool_output.text_of(each) for each in outputs])
     except ToolError as error:
         assert str(error) and "\n" not in str(error)
         return None
@@ -431,8 +434,8 @@ def test_numbers_of_any_size(name: str) -> None:
         found = tried(name, [each.encode() for each in outputs])
         assert time.process_time() - begun < 2.0
         for controller in found or ():
-            assert (controller.capacity_bytes or 0) <= text.MOST_CACHE
-            assert (controller.dirty_bytes or 0) <= text.MOST_CACHE
+            assert (controller.capacity_bytes or 0) <= tool_output.MOST_CACHE
+            assert (controller.dirty_bytes or 0) <= tool_output.MOST_CACHE
 
 
 def test_a_number_too_long_costs_no_other() -> None:
@@ -467,9 +470,9 @@ def test_bytes_that_are_no_text() -> None:
     strange = cases.ssacli().encode() + b"\xff\xfe"
     assert tried("ssacli", [strange]) == ssacli.parse([cases.ssacli()])
     with pytest.raises(ToolError, match="no text"):
-        text.text_of(b"\x7fELF\xff\0\0")
+        tool_output.text_of(b"\x7fELF\xff\0\0")
     with pytest.raises(ToolError, match="more than 8 MB"):
-        text.text_of(b" " * (text.MOST_BYTES + 1))
+        tool_output.text_of(b" " * (tool_output.MOST_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -496,7 +499,7 @@ def test_more_of_a_thing_than_any_machine_has(parse: Parse, line: Optional[str])
     ],
 )  # fmt: skip
 def test_pci_addresses(said: Optional[str], address: Optional[str]) -> None:
-    assert text.pci_address(said) == address
+    assert tool_output.pci_address(said) == address
 
 
 @pytest.mark.parametrize(
@@ -510,7 +513,7 @@ def test_pci_addresses(said: Optional[str], address: Optional[str]) -> None:
     ],
 )  # fmt: skip
 def test_sizes(said: Optional[str], unit: str, count: Optional[int]) -> None:
-    assert text.size_bytes(said, unit) == count
+    assert tool_output.size_bytes(said, unit) == count
 
 
 @pytest.mark.parametrize("said, name", [
@@ -518,10 +521,10 @@ def test_sizes(said: Optional[str], unit: str, count: Optional[int]) -> None:
     ("/dev/disk/by-id/x", None), ("None", None), ("/dev/" + "x" * 40, None),
 ])  # fmt: skip
 def test_disk_names(said: str, name: Optional[str]) -> None:
-    assert text.disk_name(said) == name
+    assert tool_output.disk_name(said) == name
 
 
 @pytest.mark.parametrize("said", ["00/00/0000, 00:00:00", "01/01/1970, 00:00:00", "", None, "soon",
                                   "2031/02/30 00:00:00"])  # fmt: skip
 def test_times_that_are_none(said: Optional[str]) -> None:
-    assert text.moment(said) is None
+    assert tool_output.moment(said) is None

@@ -25,26 +25,26 @@ from lever_host import SETTLE, WISHES, lever_rig
 from writebackd import daemon as daemon_module
 from writebackd.actuate import actuator as actuator_module
 from writebackd.actuate import child_jobs, host_lock
+from writebackd.actuate import kill_switch as off_module
 from writebackd.actuate import ledger as ledger_module
-from writebackd.actuate import off as off_module
-from writebackd.actuate import restore as restore_module
+from writebackd.actuate import ledger_restore as restore_module
 from writebackd.actuate import takeover as takeover_module
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.book import Book
 from writebackd.actuate.executor import Executor
+from writebackd.actuate.kill_switch import KillSwitch
 from writebackd.actuate.lease import Lease
 from writebackd.actuate.ledger import Ledger, LedgerError, load
-from writebackd.actuate.levers import Levers
+from writebackd.actuate.lever_registry import LeverRegistry
+from writebackd.actuate.lever_writer import Levers
 from writebackd.actuate.lock import AlreadyRunning
-from writebackd.actuate.off import OffSwitch
-from writebackd.actuate.outcome import Outcome
+from writebackd.actuate.outcome import RestoreOutcome
 from writebackd.actuate.watcher import Watcher
-from writebackd.alert import detect as detect_module
+from writebackd.alerts import detect as detect_module
 from writebackd.control import decide as decide_module
-from writebackd.control import device, ramp
+from writebackd.control import device_decision, ramp
 from writebackd.daemon import SILENT_TICKS, Daemon
-from writebackd.kernel.readers import Reading
-from writebackd.report import culprits as culprits_module
+from writebackd.kernel.map_readers import Reading
+from writebackd.report import attribution as culprits_module
 from writebackd.types.levers import ForeignWrite, LeverKind, Setting
 from writebackd.types.samples import VmState
 
@@ -117,7 +117,7 @@ def never_more_than_memory_can_hold(bench: Bench) -> None:
 
 
 def never_below_the_floor(bench: Bench) -> None:
-    floor = device.kernel_floor_bytes(bench.rig.daemon._monitor.sampler._host)
+    floor = device_decision.kernel_floor_bytes(bench.rig.daemon._monitor.sampler._host)
     assert all(limit >= floor for _, limit in bench.draining(500e3, 8))
 
 
@@ -503,11 +503,11 @@ def _new_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
 
 RAILS: Dict[str, Rail] = {
     "ceiling": Rail(
-        never_above_the_ceiling, put(device, "_clamp", lambda x, low, _: max(int(x), low))
+        never_above_the_ceiling, put(device_decision, "_clamp", lambda x, low, _: max(int(x), low))
     ),
     "memory": Rail(never_more_than_memory_can_hold, put(decide_module, "DIRTYABLE_SHARE", 1.0)),
     "floor": Rail(
-        never_below_the_floor, put(device, "_clamp", lambda x, _, high: min(int(x), high))
+        never_below_the_floor, put(device_decision, "_clamp", lambda x, _, high: min(int(x), high))
     ),
     "one step": Rail(one_step_at_a_time, _steps(step_up=1e9)),
     "one step in an interval": Rail(one_step_in_an_interval, _steps(cooldown_s=0.0)),
@@ -522,10 +522,10 @@ RAILS: Dict[str, Rail] = {
     ),
     "originals first, levers": Rail(
         originals_of_levers_are_known_before_the_first_write,
-        put(Book, "store", lambda self: None),
+        put(LeverRegistry, "store", lambda self: None),
     ),
     "originals first, paces": Rail(
-        a_pace_is_known_before_the_first_write, put(Book, "store", lambda self: None)
+        a_pace_is_known_before_the_first_write, put(LeverRegistry, "store", lambda self: None)
     ),
     "ledger in one step": Rail(
         there_is_a_whole_ledger_at_any_moment, put(Ledger, "save", _in_place)
@@ -536,7 +536,7 @@ RAILS: Dict[str, Rail] = {
     ),
     "lease": Rail(a_lease_that_ran_out_takes_all_home, put(Watcher, "_run_out", lambda *_: None)),
     "lease, levers": Rail(
-        a_lease_that_ran_out_takes_levers_home, put(Levers, "restore", lambda *_: Outcome())
+        a_lease_that_ran_out_takes_levers_home, put(Levers, "restore", lambda *_: RestoreOutcome())
     ),
     "no write without lease": Rail(
         without_a_lease_nothing_is_written, put(Lease, "permit", lambda self: None)
@@ -569,10 +569,10 @@ RAILS: Dict[str, Rail] = {
         observe_writes_nothing, put(Executor, "set_dry_run", lambda self, mode, off: None)
     ),
     "one daemon": Rail(only_one_daemon, put(host_lock, "take_lock", _new_lock)),
-    "off, /run": Rail(a_file_in_run_holds_off_at_once, put(OffSwitch, "file", lambda self: None)),
-    "off, /etc": Rail(a_file_in_etc_holds_off, put(OffSwitch, "_look", lambda self: None)),
+    "off, /run": Rail(a_file_in_run_holds_off_at_once, put(KillSwitch, "file", lambda self: None)),
+    "off, /etc": Rail(a_file_in_etc_holds_off, put(KillSwitch, "_look", lambda self: None)),
     "off, unread": Rail(
-        off_works_where_nothing_can_be_read, put(OffSwitch, "file", lambda self: None)
+        off_works_where_nothing_can_be_read, put(KillSwitch, "file", lambda self: None)
     ),
     "off, from the start": Rail(
         off_is_obeyed_before_the_first_write,

@@ -13,7 +13,7 @@ import samples
 from plant import Plant
 from writebackd.control.decide import decide
 from writebackd.control.ramp import near, next_background, next_limit, slowest
-from writebackd.estimate.estimate import estimate
+from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
 from writebackd.tuning import (
     AT_ONCE_BYTES,

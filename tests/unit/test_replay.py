@@ -34,12 +34,12 @@ from writebackd.cli import ctl
 from writebackd.cli.replay import policy_of
 from writebackd.commands import SetMode
 from writebackd.policy import Policy, load_policy, render
-from writebackd.report import tape
-from writebackd.report.replay import Tally, replay
-from writebackd.report.tape import FILE_S, Recorded, Tape, TapeError, read_tape
+from writebackd.report import recorder
+from writebackd.report.recorder import FILE_S, Recorded, Recorder, TapeError, read_tape
+from writebackd.report.replayer import Tally, replay
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Mode, State
-from writebackd.types.device_memory import DeviceMemory, Drain, Fact, Law, Learned
+from writebackd.types.decision import DeviceState, Mode
+from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory, Learned
 
 TRACE = Path(__file__).with_name("flood.tape")
 TIMEOUT_S = 20.0
@@ -51,7 +51,7 @@ def play(
 ) -> int:
     """Record a scenario; the number of ticks. Between the times of `pins` the admin holds 8 MB."""
     loop, ticks = Loop(load_policy(None, None), BY_NAME[name].plant()), 0
-    tape = Tape(directory, max_bytes)
+    tape = Recorder(directory, max_bytes)
     while loop.plant.now_s < seconds:
         pinned = 8 << 20 if pins[0] <= loop.plant.now_s < pins[1] else None
         if loop.memory.pin_bytes != pinned:
@@ -149,7 +149,7 @@ def test_a_tape_cut_short_or_damaged_is_read_as_far_as_it_is_whole(tmp_path: Pat
 
 def test_a_stuck_disk_costs_ticks_and_what_follows_is_whole(tmp_path: Path) -> None:
     loop = Loop(load_policy(None, None), BY_NAME["flood"].plant())
-    tape = Tape(tmp_path, 1 << 30)
+    tape = Recorder(tmp_path, 1 << 30)
     gate, write = [True], tape._write
 
     def stuck(data: bytes) -> None:
@@ -184,7 +184,7 @@ def test_the_daemon_records_what_can_be_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
-    tape = rig.daemon._tape = Tape(tmp_path / "samples", 1 << 20)
+    tape = rig.daemon._tape = Recorder(tmp_path / "samples", 1 << 20)
     rig.tick(8)
     rig.pin(8 << 20)
     rig.tick(3)
@@ -290,7 +290,7 @@ def test_samples_of_root_are_not_said_to_be_none(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     (tmp_path / "1.tape").touch()
-    monkeypatch.setattr(tape, "open", refused, raising=False)
+    monkeypatch.setattr(recorder, "open", refused, raising=False)
     assert ctl.main(["replay", "--tape", str(tmp_path)]) == 1
     err = capsys.readouterr().err
     assert err.endswith("1.tape: samples are for root and the group adm, try with sudo\n")
@@ -300,7 +300,9 @@ def test_memory_and_samples_of_a_first_tick_come_back() -> None:
     from writebackd.report.codec import Interned, pack, unpack
 
     # What the law knows has names that earlier recordings have in other places.
-    known = DeviceMemory(law=Law(limit_bytes=2.0**21), drain=Drain(full_ticks=((1e8, 2.0**21),)))
+    known = DeviceMemory(
+        law=LawMemory(limit_bytes=2.0**21), drain=Drain(full_ticks=((1e8, 2.0**21),))
+    )
     for memory in (Memory(), Memory(devices={"sda": known})):
         packed = json.loads(json.dumps(pack(memory, Interned())))
         assert unpack(Memory, packed, Interned()) == memory
@@ -341,7 +343,7 @@ def test_a_recording_of_the_law_that_searched_for_the_limit_is_read() -> None:
         devices={"sda": DeviceMemory(
             identity=("8:0", 7), known_as="naa.5a", drain_rate=2.5e8, cache_bytes=5e8,
             earlier=Learned(drain_rate=Fact(2.4e8, 1.7e9)), target_bytes=2 << 20,
-            state=State.SQUEEZE, decisions=7,
+            state=DeviceState.SQUEEZE, decisions=7,
         )},
     )  # fmt: skip
 

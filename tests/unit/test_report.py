@@ -19,15 +19,15 @@ import report_case
 import schema
 from figure_cases import ABOUT, BEGIN_S, EVIL, row, rows
 from writebackd.cli import ctl
+from writebackd.report.atomic_write import write_atomically
+from writebackd.report.device_figures import Figures
 from writebackd.report.device_plot import BINS, bins, device_plot
-from writebackd.report.figures import Figures
 from writebackd.report.history_query import read_figures, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
-from writebackd.report.page import MAX_EVENTS, render
 from writebackd.report.plot import escape
+from writebackd.report.report_page import MAX_EVENTS, render
 from writebackd.report.timeline import Signs, Span, alert_marks, state_marks
-from writebackd.report.write_over import write_over
 
 
 class Strict(HTMLParser):
@@ -321,7 +321,7 @@ def test_a_file_is_not_written_through_a_link_beside_it(tmp_path: Path, dangling
     if not dangling:
         theirs.write_text("theirs")
     (path.parent / ".writebackd.prom.new").symlink_to(theirs)
-    write_over(path, b"ours")
+    write_atomically(path, b"ours")
     assert path.read_bytes() == b"ours" and not path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o644
     assert theirs.exists() != dangling and (dangling or theirs.read_text() == "theirs")
@@ -336,7 +336,7 @@ def test_who_puts_the_link_back_in_between_gains_nothing(
     real = os.unlink
     monkeypatch.setattr(os, "unlink", lambda name: None)
     with pytest.raises(FileExistsError):
-        write_over(path, b"ours")
+        write_atomically(path, b"ours")
     monkeypatch.setattr(os, "unlink", real)
     assert not theirs.exists() and not path.exists()
 

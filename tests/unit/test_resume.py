@@ -17,13 +17,13 @@ from samples import estimate
 from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.takeover import ADOPTED_HOLD_S, taken_over
-from writebackd.control.beside import beside
-from writebackd.control.device import Want
+from writebackd.control.device_decision import DeviceTarget
+from writebackd.control.device_limits import plan_device_limits
 from writebackd.control.resume import resumed
-from writebackd.kernel import cgroups
+from writebackd.kernel import cgroup_io_max
 from writebackd.policy import load_policy
 from writebackd.types.core_memory import Cap, Memory
-from writebackd.types.decision import Mode, State
+from writebackd.types.decision import DeviceState, Mode
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import DeviceSample, Sample
 
@@ -123,7 +123,7 @@ def test_what_stands_in_the_kernel_becomes_the_memory(
     files, path = FakeLevers(), tmp_path / "ledger.json"
     files.boot_systemd()
     monkeypatch.setattr(child_jobs, "Job", files.job)
-    monkeypatch.setattr(cgroups, "_APPLY_S", 0.0)
+    monkeypatch.setattr(cgroup_io_max, "_APPLY_S", 0.0)
     before = hand(files, path)
     before.apply(*PAIR)
     for _ in range(4):
@@ -151,16 +151,16 @@ def test_what_stands_in_the_kernel_becomes_the_memory(
 def test_a_cap_stays_until_it_is_known_who_syncs_and_who_floods() -> None:
     loaded = load_policy("default", root=Path("/nonexistent"))
     policy = replace(loaded, levers=replace(loaded.levers, per_device=True))
-    want = Want(DISK.name, State.IDLE, None, False, "", ())
+    want = DeviceTarget(DISK.name, DeviceState.IDLE, None, False, "", ())
     host = PacedPlant(policy)
     sample: Sample = replace(host._sample(), devices=(DeviceSample(DISK),), cgroups=())
     memory = resumed(
         Memory(hold_until_s=sample.time_s + 1), CAP, [DISK], sample.time_s
     )
     estimates = {DISK.name: estimate(DISK.name)}
-    held = beside(policy, memory, sample, estimates, [want])
+    held = plan_device_limits(policy, memory, sample, estimates, [want])
     assert held.memory.caps == {DISK.name: Cap(8 * MIB, in_force=True)}
     assert set(held.settings) == set(CAP) and held.shared == []
     later = replace(sample, time_s=sample.time_s + 2)
-    assert beside(policy, memory, later, estimates, [want]).settings == ()
+    assert plan_device_limits(policy, memory, later, estimates, [want]).settings == ()
 

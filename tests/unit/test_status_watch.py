@@ -18,7 +18,7 @@ import pytest
 
 import samples
 import writebackd
-from test_ctl import FakeDaemon
+from test_cli import FakeDaemon
 from writebackd.cli.output import frame
 
 SOURCE = Path(writebackd.__file__).resolve().parents[1]

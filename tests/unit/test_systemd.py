@@ -16,14 +16,14 @@ import pytest
 from checkout import ROOT, run
 from tests.kernel import system
 from tests.kernel.system import System
-from writebackd.actuate import restore, watcher
-from writebackd.cache.report import STALE_S
-from writebackd.cache.tools import LIMIT_S, kinds
-from writebackd.cli.exits import NOT_PERMITTED, USAGE
+from writebackd.actuate import ledger_restore, watcher
+from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import RAID as REPORT
 from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy.keys import KEYS
+from writebackd.storage.raid_tools import LIMIT_S, kinds
+from writebackd.storage.report_file import STALE_S
 
 UNIT = ROOT / "systemd" / "writebackd.service"
 WATCH = ROOT / "systemd" / "writebackd-watch.service"
@@ -109,7 +109,7 @@ def test_the_watcher_comes_with_the_daemon_and_outlives_it() -> None:
     # What stops or restarts it together with the daemon would take away who restores.
     assert not {"PartOf", "BindsTo", "Requires", "Requisite"} & set(watch)
     stop_s = float(watch["TimeoutStopSec"][0])
-    assert stop_s > watcher._LEAVE_S + watcher._HAND_S + restore.WAIT_S
+    assert stop_s > watcher._LEAVE_S + watcher._HAND_S + ledger_restore.WAIT_S
     assert f"--runtime-dir {RUNTIME_DIR}" in watch["ExecStart"][0]  # not that of one run by hand
     assert watch["Restart"] == ["always"] and watch["StartLimitIntervalSec"] == ["0"]
 

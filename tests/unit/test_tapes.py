@@ -18,7 +18,7 @@ import pytest
 from tests.lab.judge import ANSWER_S, Tick, again, judge, play
 from tests.lab.tapes import DIRECTORY, runs
 from tests.lab.truth import ROOM, Truth
-from writebackd.report.tape import read_tape
+from writebackd.report.recorder import read_tape
 from writebackd.types.copying import replace
 
 NAMES = tuple(runs())

@@ -24,14 +24,14 @@ import psutil
 import pytest
 
 import samples
-from test_ctl import SOURCE, FakeDaemon
-from writebackd.cli import waits
+from test_cli import SOURCE, FakeDaemon
+from writebackd.cli import io_waits
+from writebackd.cli.io_waits import Delays, Wait, Waits
 from writebackd.cli.top import _has_blocks, _Terminal
 from writebackd.cli.top_state import HELP, KEPT, SORTS, Order, Top
 from writebackd.cli.top_view import View, waits_by_cgroup
-from writebackd.cli.waits import Delays, Wait, Waits
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.status import status_json
+from writebackd.report.status_answer import status_json
 from writebackd.report.top_answer import top_json
 from writebackd.types.samples import CgroupSample
 
@@ -283,7 +283,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, *rows: Tuple[int, int, str, str])
 
 def test_waits_are_rates_and_the_longest_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(io_waits, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     processes(
         monkeypatch, (2, 0, "kthreadd", "sleeping"), (30, 2, "kworker", "disk-sleep"),
         (41, 1, "quick", "sleeping"), (42, 1, "slow", "sleeping"), (43, 1, "calm", "sleeping"),
@@ -306,11 +306,11 @@ def test_a_host_with_many_processes_is_asked_in_turn(monkeypatch: pytest.MonkeyP
 
     class Slow(FakeDelays):
         def of(self, pid: int) -> Optional[float]:
-            clock[0] += waits.BUDGET_S / 4
+            clock[0] += io_waits.BUDGET_S / 4
             asked.append(pid)
             return 0.0
 
-    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(io_waits, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     processes(monkeypatch, *((pid, 1, "p", "sleeping") for pid in range(10, 30)))
     looker = Waits(Slow({}))
     for _ in range(6):
@@ -328,7 +328,7 @@ def test_what_hinders_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse() -> None:
         raise PermissionError(errno.EPERM, "no")
 
-    monkeypatch.setattr(waits, "_open", refuse)
+    monkeypatch.setattr(io_waits, "_open", refuse)
     denied = Delays(str(switch))
     assert "root" in str(denied.note) and denied.of(1) is None
 
@@ -347,8 +347,8 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
 
 def test_the_daemon_never_imports_rich() -> None:
     result = python(
-        "import sys, writebackd.cli.daemon, writebackd.cli.render, writebackd.cli.screens;"
-        " sys.exit('rich' in sys.modules)"
+        "import sys, writebackd.cli.daemon_main, writebackd.cli.status_screen,"
+        " writebackd.cli.answer_screens; sys.exit('rich' in sys.modules)"
     )
     assert result.returncode == 0, result.stderr
 

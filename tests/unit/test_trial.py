@@ -17,24 +17,24 @@ from fake_host import Rig
 from fake_vm import DEFAULT
 from tests.sim.plant import Disk, Flood, Plant, SyncLoad
 from trial_case import Run, plan, plant, report
-from writebackd.alert.values import Alert, AlertName, Cause, Severity
-from writebackd.cli.render import render_status
-from writebackd.cli.screens import render_why
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
+from writebackd.cli.answer_screens import render_why
+from writebackd.cli.status_screen import render_status
 from writebackd.control.decide import decide, released
-from writebackd.estimate.estimate import estimate
-from writebackd.kernel.readers import Reading
+from writebackd.estimate.estimator import estimate
+from writebackd.kernel.map_readers import Reading
 from writebackd.policy import load_policy
 from writebackd.policy.timetable import Timetable
 from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.figures import Collector
-from writebackd.report.server import WRITE_VERBS, RequestError
+from writebackd.report.control_server import WRITE_VERBS, RequestError
+from writebackd.report.device_figures import Collector
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, analyse
-from writebackd.trial.course import Course, End, Tick
-from writebackd.trial.guards import bound
 from writebackd.trial.plan import LEASE_S
-from writebackd.trial.words import remarks
+from writebackd.trial.preconditions import bound
+from writebackd.trial.summary import remarks
+from writebackd.trial.trial_run import End, TrialRun, TrialTick
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, DeviceDecision, Mode, State
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import SyncSample
 
@@ -125,7 +125,7 @@ def test_a_slow_disk_may_be_as_slow_as_it_is() -> None:
     assert course.ended is End.DONE
 
 
-def running(asked: Optional[Any] = None, host: Optional[Plant] = None) -> "tuple[Run, Course]":
+def running(asked: Optional[Any] = None, host: Optional[Plant] = None) -> "tuple[Run, TrialRun]":
     run = Run(asked or plan(2), host)
     course = run.course
     assert course is not None
@@ -322,7 +322,7 @@ def test_limits_take_turns_and_the_law_has_them_after_it(host: Host) -> None:
     assert limits[:10] == [DRAIN] * 10 and limits[11:20] == [own] * 9
     told = host.ask()
     assert (told["ended"], told["left"]) == ("done", 0)
-    ticks = [unpack(Tick, each, Interned()) for each in json.loads(json.dumps(told["ticks"]))]
+    ticks = [unpack(TrialTick, each, Interned()) for each in json.loads(json.dumps(told["ticks"]))]
     assert [tick.block for tick in ticks] == [0] * 10 + [1] * 10
     assert [tick.counts for tick in ticks] == ([False] * 5 + [True] * 5) * 2
     assert all(tick.figures.fsyncs == 40 for tick in ticks)
@@ -563,7 +563,7 @@ def test_the_slowest_disk_with_sync_demand_sets_the_bound() -> None:
     array = samples.flooded("sda", 1e-3, 2e-3, 300.0, 0.0)
     stick = replace(samples.flooded("sdb", 1e-2, 2e-2, 9.0, 0.0), drain_rate=10e6)
     rows = tuple(
-        (device, each, DeviceDecision(each.name, State.GUARD, 4 << 20, "", f"{each.name}#1"))
+        (device, each, DeviceDecision(each.name, DeviceState.GUARD, 4 << 20, "", f"{each.name}#1"))
         for device, each in ((samples.RAID, array), (samples.STICK, stick))
     )
     snapshot = samples.snapshot(state, rows, Decision(4 << 20, 2 << 20, 4 << 20, ""))

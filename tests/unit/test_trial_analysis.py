@@ -23,17 +23,17 @@ from writebackd.trial.analysis import (
     pairs_of,
     student,
 )
-from writebackd.trial.course import Tick
-from writebackd.trial.page import block_line, render, text_plot
 from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, Plan, order, settle_s
-from writebackd.trial.words import Report, remarks, report_json, verdict
+from writebackd.trial.summary import TrialSummary, remarks, report_json, verdict
+from writebackd.trial.trial_page import block_line, render, text_plot
+from writebackd.trial.trial_run import TrialTick
 from writebackd.types.histogram import Histogram
 
 EIGHT = plan(8)
 
 
-def report(result: Result, **more: object) -> Report:
-    plain = Report(
+def report(result: Result, **more: object) -> TrialSummary:
+    plain = TrialSummary(
         host="db7", version="0.1.0", policy="default", mode="enforce", seed=1, plan=EIGHT,
         found_bytes=FOUND, limit_bytes=FOUND, cut=None, stop_s=2.0, ended="done", why="",
         result=result,
@@ -139,7 +139,7 @@ def test_too_few_pairs_are_no_interval() -> None:
 def test_a_block_that_was_cut_short_counts_from_its_half_on() -> None:
     whole = made(EIGHT, blocks=8)
 
-    def cut(seconds: int) -> List[Tick]:
+    def cut(seconds: int) -> List[TrialTick]:
         return [tick for tick in whole if tick.block < 7] + [
             tick for tick in whole if tick.block == 7
         ][:seconds]
@@ -176,10 +176,10 @@ def test_pairs_are_of_one_pair() -> None:
 
 
 def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:
-    def changed(block: int, **more: Any) -> Callable[[Tick], Tick]:
+    def changed(block: int, **more: Any) -> Callable[[TrialTick], TrialTick]:
         return lambda t: t if t.block != block else replace(t, figures=replace(t.figures, **more))
 
-    def wrote(block: int, size: int, slept_s: float) -> Callable[[Tick], Tick]:
+    def wrote(block: int, size: int, slept_s: float) -> Callable[[TrialTick], TrialTick]:
         return lambda t: t if t.block != block else replace(
             t, dirtied_bytes=size, slept_s=slept_s
         )

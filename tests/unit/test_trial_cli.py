@@ -17,15 +17,15 @@ from typing import Any, Dict, Iterator, List, Mapping, Sequence
 
 import pytest
 
-from test_ctl import SOURCE, FakeDaemon, Run, daemon, run
+from test_cli import SOURCE, FakeDaemon, Run, daemon, run
 from trial_case import FakeTrial, made
 from writebackd.cli.client import NoAnswer, request
-from writebackd.cli.exits import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
 from writebackd.report.codec import Interned, pack
-from writebackd.report.server import RequestError
+from writebackd.report.control_server import RequestError
 from writebackd.trial.analysis import Block, block_of
-from writebackd.trial.course import Tick
 from writebackd.trial.plan import Plan, order
+from writebackd.trial.trial_run import TrialTick
 
 __all__ = ["daemon", "run"]
 
@@ -151,7 +151,7 @@ def test_a_refusal_is_passed_on(daemon: FakeDaemon, run: Run) -> None:
 def test_only_root_and_only_with_a_daemon(
     daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("writebackd.report.server._peer_uid", lambda sock: 1000)
+    monkeypatch.setattr("writebackd.report.control_server._peer_uid", lambda sock: 1000)
     code, _, error = run("trial")
     assert code == NOT_PERMITTED and "needs root" in error
     assert run("--runtime-dir", str(tmp_path / "none"), "trial")[0] == NO_DAEMON
@@ -342,7 +342,7 @@ def test_each_tick_is_looked_at_once_while_it_goes_on(
     daemon.trial = some = Some()
     looked: List[int] = []
 
-    def spy(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
+    def spy(plan: Plan, number: int, ticks: Sequence[TrialTick]) -> Block:
         looked.append(len(ticks))
         return block_of(plan, number, ticks)
 

@@ -18,8 +18,8 @@ from writebackd import daemon as daemon_module
 from writebackd.cli.replay import policy_of
 from writebackd.policy import Policy, load_policy
 from writebackd.policy.timetable import Timetable
-from writebackd.report.replay import replay
-from writebackd.report.tape import Recorded, Tape, read_tape
+from writebackd.report.recorder import Recorded, Recorder, read_tape
+from writebackd.report.replayer import replay
 from writebackd.types.core_memory import Cap, Memory, Trial
 
 MB = 1 << 20
@@ -124,7 +124,7 @@ def test_who_syncs_under_the_limits_as_found_is_not_paced_under_the_agents() -> 
 def recorded(directory: Path, warm_s: float) -> "List[Recorded]":
     """Ticks around the beginning of a trial, or from within it."""
     run = Run(replace(plan(1), arms="oa"), warm_s=40.0)
-    tape = Tape(directory, 1 << 30)
+    tape = Recorder(directory, 1 << 30)
     first = run.loop.plant.now_s + warm_s
     while run.loop.plant.now_s < first + 20.0:
         before = run.loop.memory

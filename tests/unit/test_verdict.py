@@ -15,7 +15,7 @@ from fake_host import Rig
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
 from writebackd.report.verdict import standing, verdict_json
 from writebackd.types.core_memory import Memory, Trial
-from writebackd.types.decision import Basis, DeviceDecision, Mode, State
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Mode
 from writebackd.types.levers import Action
 
 MIB = samples.MIB
@@ -107,7 +107,7 @@ def test_of_several_devices_the_one_that_misses_by_most() -> None:
 
 def test_an_excluded_device_makes_nobody_blind() -> None:
     shown = samples.blind()
-    left = DeviceDecision("sda", State.EXCLUDED, None, "not asked for", "")
+    left = DeviceDecision("sda", DeviceState.EXCLUDED, None, "not asked for", "")
     shown = replace(shown, decision=replace(shown.decision, devices=(left,)))
     assert verdict_json(shown)["code"] == "OK"
 

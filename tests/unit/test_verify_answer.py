@@ -8,8 +8,8 @@ from typing import Optional, Tuple
 import pytest
 
 import samples
-from test_status import assert_valid
-from writebackd.cli.screens import render_verify
+from test_answers import assert_valid
+from writebackd.cli.answer_screens import render_verify
 from writebackd.report.verify_answer import verify_json
 from writebackd.types.levers import ForeignWrite, VmLimits
 from writebackd.types.samples import VmState

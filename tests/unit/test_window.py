@@ -25,17 +25,17 @@ from tests.sim.scenarios import BY_NAME
 from writebackd import daemon as daemon_module
 from writebackd import tick_report
 from writebackd.cli import ctl
-from writebackd.cli.render import render_status
+from writebackd.cli.answer_screens import render_why
 from writebackd.cli.replay import policy_of
-from writebackd.cli.screens import render_why
+from writebackd.cli.status_screen import render_status
 from writebackd.policy import Policy, PolicyError, check, load_policy, render
 from writebackd.policy.keys import WINDOW_KEYS
 from writebackd.policy.timetable import InForce, Timetable, local_zone, read_timetable
 from writebackd.policy.units import UnitError
 from writebackd.policy.window import DAY, WEEK, When, common_minute, format_when, parse_when
-from writebackd.report.replay import Tally, replay
-from writebackd.report.status import status_json
-from writebackd.report.tape import Tape, read_tape
+from writebackd.report.recorder import Recorder, read_tape
+from writebackd.report.replayer import Tally, replay
+from writebackd.report.status_answer import status_json
 from writebackd.report.why_answer import why_json
 
 UTC = timezone.utc
@@ -402,7 +402,7 @@ def record(directory: Path, table: Timetable, seconds: float) -> None:
     from writebackd.control.decide import rebounded
 
     loop = Loop(load_policy(None, None), BY_NAME["flood"].plant())
-    tape = Tape(directory, 1 << 30)
+    tape = Recorder(directory, 1 << 30)
     while loop.plant.now_s < seconds:
         policy = table.at(WALL_S + loop.plant.now_s).policy
         if policy is not loop.policy:

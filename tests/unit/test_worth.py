@@ -11,44 +11,44 @@ from typing import List
 import pytest
 
 from figure_cases import ABOUT, BEGIN_S, FAST, SLOW, row, rows
-from writebackd.report.figures import Figures
+from writebackd.report.device_figures import Figures
+from writebackd.report.effectiveness import headline, measure, sentences
 from writebackd.report.history_schema import Event
-from writebackd.report.page import render
-from writebackd.report.worth import headline, sentences, worth
+from writebackd.report.report_page import render
 from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
 
 
 def said(found: List[Figures]) -> str:
-    each = worth(found)
+    each = measure(found)
     return " ".join([headline([each]), *sentences(each)])
 
 
 def test_the_headline_is_the_contrast_of_the_table_or_the_half_that_is_known() -> None:
     slow = Histogram(((130, 1000),))
     held, loose = rows(60), [row(600.0 + 10 * n, ours_s=0.0, latency=slow) for n in range(6)]
-    text = headline([worth(held + loose)])
+    text = headline([measure(held + loose)])
     assert re.fullmatch(
         r"fsyncs under flood on sda: 100/s with writebackd, 100/s without;"
         r" p99 2\.4 against \d\d\d ms", text,
     ), text  # fmt: skip
     seconds = [replace(each, latency=SLOW) for each in loose]
-    assert headline([worth(held + seconds)]).endswith("; p99 2.4 ms against 2.0s")
+    assert headline([measure(held + seconds)]).endswith("; p99 2.4 ms against 2.0s")
     half = r"fsyncs under flood on sda: 100/s, p99 2\.4 ms with writebackd; "
-    assert re.fullmatch(half + "not measured without", headline([worth(held)]))
-    assert re.fullmatch(half + "only 10s measured without", headline([worth(held + loose[:1])]))
+    assert re.fullmatch(half + "not measured without", headline([measure(held)]))
+    assert re.fullmatch(half + "only 10s measured without", headline([measure(held + loose[:1])]))
     assert re.fullmatch(
         r"fsyncs under flood on sda: 100/s, p99 \d\d\d ms without writebackd, which held no limit"
-        r" then", headline([worth(loose)]),
+        r" then", headline([measure(loose)]),
     )  # fmt: skip
     # Of the device where most was waited for; and where none returned, how long one waited.
-    other = worth([row(10.0 * n, device="sdb", latency=SLOW) for n in range(60)])
-    assert "on sdb: " in headline([worth(held), other])
+    other = measure([row(10.0 * n, device="sdb", latency=SLOW) for n in range(60)])
+    assert "on sdb: " in headline([measure(held), other])
     stuck = [row(600.0 + 10 * n, ours_s=0.0, latency=Histogram(), oldest_s=9.0 + 10 * n)
              for n in range(12)]
-    assert headline([worth(held + stuck)]).endswith(
+    assert headline([measure(held + stuck)]).endswith(
         "100/s with writebackd, 0/s without; longest wait 4.7 ms against 1m59s"
     )
-    assert headline([worth(stuck)]).startswith(
+    assert headline([measure(stuck)]).startswith(
         "fsyncs under flood on sda: none returned, longest wait 1m59s, without writebackd"
     )
 
@@ -87,7 +87,7 @@ def test_a_wait_counts_for_the_time_it_lasted() -> None:
     """A thousand fsyncs that slip through hide the one of ten seconds from every percentile."""
     starving = Histogram(((72, 999), (170, 1)))  # 2.2 ms, 11 s
     loose = [row(600.0 + 10 * n, ours_s=0.0, latency=starving) for n in range(30)]
-    each = worth(rows(60) + loose)
+    each = measure(rows(60) + loose)
     assert each.loose.p99_s and each.loose.p99_s < 3e-3 < 10.0 < (each.loose.wait_s or 0.0) < 12.0
     text = said(rows(60) + loose)
     assert re.search(r"half of all waiting in fsyncs longer than [\d.]+ ms against 11s", text)
@@ -100,7 +100,7 @@ def test_ticks_in_which_no_fsync_returned_are_the_worst_and_not_left_out() -> No
         row(600.0 + 10 * n, ours_s=0.0, latency=Histogram(), oldest_s=9.0 + 10 * n)
         for n in range(12)
     ]
-    each = worth(rows(60) + stuck)
+    each = measure(rows(60) + stuck)
     assert each.loose.span_s == 120.0 and each.loose.wait_s == each.loose.waited_s == 119.0
     text = said(rows(60) + stuck)
     assert "no fsync came back, the longest seen waited for 1m59s" in text
@@ -114,7 +114,7 @@ def test_a_wait_that_ends_later_counts_once() -> None:
         row(0.0, latency=none, oldest_s=4.0), row(10.0, latency=none, oldest_s=14.0),
         row(20.0, latency=end, oldest_s=14.5), row(30.0), row(200.0, latency=none, oldest_s=7.0),
     ]  # fmt: skip
-    held = worth(found).held
+    held = measure(found).held
     assert held.unfinished == (7.0,)
     assert held.waited_s == pytest.approx(end.total_s() + FAST.total_s() + 7.0)
 
@@ -134,7 +134,7 @@ def test_nothing_is_claimed_where_nothing_happened() -> None:
     for found in (
         rows(60, flooded_s=0.0), rows(60, latency=Histogram()), rows(60, ours_s=0.0),
     ):
-        text = headline([worth(found)])
+        text = headline([measure(found)])
         assert "nothing can be said" in text or "held no limit then" in text
     assert "nothing to protect" in headline([])
 
@@ -150,20 +150,20 @@ def test_a_trial_is_neither_the_agent_nor_the_limit_as_found() -> None:
     """Its blocks of limits that were cut stood as "limit as found"."""
     tried = [row(600.0 + 10 * n, ours_s=0.0, latency=SLOW, limit_bytes=2.5e8) for n in range(12)]
     found, trial = [*rows(60), *tried], (BEGIN_S + 600.0, BEGIN_S + 720.0)
-    assert worth(found).loose.span_s == 120.0
-    each = worth(found, [trial])
-    assert each.loose.span_s == 0.0 and each.held == worth(rows(60)).held
+    assert measure(found).loose.span_s == 120.0
+    each = measure(found, [trial])
+    assert each.loose.span_s == 0.0 and each.held == measure(rows(60)).held
     assert "Left out here: 2m0s of figures, in which a trial set limits in turn for 2m0s." in (
         sentences(each)
     )
     # Rows of five minutes that a trial touches are left out whole, and it is not said to be longer.
     coarse = [row(300.0 * n, span_s=300.0, flooded_s=300.0, ours_s=300.0) for n in range(4)]
-    each = worth(coarse, [(BEGIN_S + 570.0, BEGIN_S + 630.0)])
+    each = measure(coarse, [(BEGIN_S + 570.0, BEGIN_S + 630.0)])
     assert (each.left_out_s, each.tried_s) == (600.0, 60.0)
     assert "Left out here: 10m0s of figures, in which a trial set limits in turn for 1m0s." in (
         sentences(each)
     )
-    assert worth(tried, [trial]).held.span_s == 0.0
+    assert measure(tried, [trial]).held.span_s == 0.0
     events = [
         Event(trial[0], "trial", text="trial of sda: 4 blocks of 30 s"),
         Event(trial[1], "trial", text="trial of sda ended: all blocks are done"),

@@ -18,18 +18,18 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.sim.plant import RATIOS, Disk, Flood, Loop, Plant, SyncLoad
-from writebackd.alert.values import Alert
+from writebackd.alerts.alert_types import Alert
 from writebackd.control.decide import decide
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
 from writebackd.report.codec import Interned, pack
-from writebackd.report.figures import Figures
+from writebackd.report.device_figures import Figures
 from writebackd.trial.analysis import analyse
-from writebackd.trial.course import Course, Tick, stop_s
-from writebackd.trial.guards import Bound
-from writebackd.trial.page import render
 from writebackd.trial.plan import ORIGINAL, Plan, order, settle_s
-from writebackd.trial.words import Report
+from writebackd.trial.preconditions import Bound
+from writebackd.trial.summary import TrialSummary
+from writebackd.trial.trial_page import render
+from writebackd.trial.trial_run import TrialRun, TrialTick, stop_s
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.estimate import Estimate
@@ -60,7 +60,7 @@ class Run:
         self.plan = asked
         self.loop = Loop(load_policy(None, None), host or plant())
         self.loop.law = self._law
-        self.course: Optional[Course] = None
+        self.course: Optional[TrialRun] = None
         self.alerts: Tuple[Alert, ...] = ()
         self.seen: List[Tuple[Sample, Decision, Memory]] = []
         self.asks = True  # somebody
@@ -69,7 +69,7 @@ class Run:
         rate = 250e6 if self._drain() is None else self._drain() or 0.0
         limit = int(rate * asked.ceiling_s)
         bound = Bound(FOUND, limit, limit // 2, f"what the disk drains in {asked.ceiling_s:g} s")
-        self.course = Course(
+        self.course = TrialRun(
             asked, bound, Mode.ENFORCE, RATIOS, 100.0, self.seen[-1][0].time_s
         )
 
@@ -95,7 +95,7 @@ class Run:
             self.loop.tick()
         raise AssertionError("did not come to its end")
 
-    def whole(self) -> Course:
+    def whole(self) -> TrialRun:
         course = self.course
         assert course is not None
         self.until(lambda: course.ended is not None)
@@ -108,14 +108,14 @@ def made(
     rate: Callable[[int, bool], float] = lambda block, original: 2e8,
     fsyncs: int = 200,
     blocks: Optional[int] = None,
-) -> List[Tick]:
+) -> List[TrialTick]:
     """Ticks of a second, as made to order: `p99_s` and `rate` get a block (from 0) and its arm."""
     found = []
     for block, arm in enumerate(asked.arms[:blocks]):
         original = arm == ORIGINAL
         index = bisect_right(BUCKET_EDGES_S, p99_s(block, original)) - 1
         for second in range(int(asked.block_s)):
-            found.append(Tick(block, second >= asked.settle_s, Figures(
+            found.append(TrialTick(block, second >= asked.settle_s, Figures(
                 wall_s=1.7e9 + block * asked.block_s + second, span_s=1.0, device="sda",
                 limit_bytes=2.5e8 if original else 4e6, found_bytes=float(FOUND),
                 write_rate=rate(block, original), flooded_s=1.0, ours_s=float(not original),
@@ -143,9 +143,9 @@ class FakeTrial:
                 "ticks": [pack(each, Interned()) for each in ticks]}
 
 
-def report(course: Course, seed: int = 1) -> Report:
+def report(course: TrialRun, seed: int = 1) -> TrialSummary:
     assert course.ended is not None
-    return Report(
+    return TrialSummary(
         host="db7", version="0.1.0", policy="db-hwraid", mode="enforce", seed=seed,
         plan=course.plan, found_bytes=course.bound.found_bytes,
         limit_bytes=course.bound.limit_bytes, cut=course.bound.cut,
@@ -154,8 +154,8 @@ def report(course: Course, seed: int = 1) -> Report:
     )  # fmt: skip
 
 
-def page(course: Course, seed: int = 1) -> str:
-    ticks: List[Tick] = course.ticks
+def page(course: TrialRun, seed: int = 1) -> str:
+    ticks: List[TrialTick] = course.ticks
     return render(report(course, seed), ticks, time.time())
 
 

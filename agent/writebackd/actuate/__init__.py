@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Writes the limits, reads them back, and brings home what was found."""
+"""Writes limits and levers, reads them back, and restores the originals."""

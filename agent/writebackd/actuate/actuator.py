@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The hand on the levers: write, read back, yield to others, put back.
+"""Writes the global dirty limits, reads them back, yields to other writers, restores.
 
-The global limits are handled here, the levers beside them by levers.py; both
+The global limits are handled here, the levers beside them by lever_writer.py; both
 are in one ledger.
 """
 
@@ -16,9 +16,9 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import VERSION, Ledger, boot_id, load, set_aside
-from writebackd.actuate.levers import Levers
-from writebackd.actuate.outcome import Outcome, explain
-from writebackd.actuate.restore import close_ledger, is_ours, put_back, restore_pairs
+from writebackd.actuate.ledger_restore import close_ledger, is_ours, put_back, restore_pairs
+from writebackd.actuate.lever_writer import Levers
+from writebackd.actuate.outcome import RestoreOutcome, explain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import (
     BACKGROUND,
@@ -301,7 +301,7 @@ class Actuator:
             self._set_original(pair, (value, 0) if write.lever == pair.bytes_lever else (0, value))
         return outcome.actions
 
-    def _close(self, outcome: Outcome) -> None:
+    def _close(self, outcome: RestoreOutcome) -> None:
         """The pair is home, or not: the ledger keeps what is still needed of it."""
         if outcome.ok and self._written:
             self._written = ()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Dict, List, Mapping, Optional
 
 from writebackd.actuate.outcome import Change
-from writebackd.kernel.children import Job, Work
-from writebackd.kernel.levers import Lever
+from writebackd.kernel.child_process import Job, Work
+from writebackd.kernel.lever_files import Lever
 
 # What a child may take: a queue that is frozen waits for the requests in
 # flight, which a slow array works off in 1 to 2 s.

@@ -7,9 +7,9 @@ import logging
 from typing import Callable, Dict, List, Optional, Tuple
 
 from writebackd.actuate.actuator import Actuator
-from writebackd.alert.routes import journal_fields
-from writebackd.alert.values import AlertName
+from writebackd.alerts.alert_types import AlertName
 from writebackd.kernel import bdi
+from writebackd.notify import journal_fields
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.levers import Action

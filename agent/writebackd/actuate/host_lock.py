@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One daemon per host, whatever runtime directory it uses, and the limits from before the first.
+"""One daemon per host: the lock, and the limits from before the first daemon.
 
 Two would take each other's limits for what the host had.  Lock and records lie in one
 fixed directory below the root whose kernel files are written.
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import List, Optional
 
 from writebackd.actuate.ledger import boot_id, parse_json, parse_limits, save_json, write_whole
+from writebackd.actuate.ledger_restore import restore_left
 from writebackd.actuate.lock import AlreadyRunning, is_locked, take_lock
-from writebackd.actuate.restore import restore_left
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import in_words, read_limits
 from writebackd.paths import FIRST, HOST_LOCK, IN_USE, LEDGER, RUNTIME_DIR, runtime_dir_in_use

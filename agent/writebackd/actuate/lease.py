@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The lease: for how long the settings hold without a word from the daemon.
+"""The lease: until when the limits stand without a renewal by the daemon.
 
 Two files of one line each in the runtime directory, each with one writer, so
 that none can undo the other's word: in `lease` the daemon says until when, in

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The ledger: what the levers were before the first write, and what was written.
+"""The ledger in /run: original and written values of every lever, saved before a write.
 
 It lies in the runtime directory (memory: no disk can hold it up, and a reboot
 forgets it together with the limits) and is written *before* the kernel files,
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.levers import Lever, is_lever
+from writebackd.kernel.lever_files import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue
 from writebackd.types.levers import LeverKind, VmLimits
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Dict, Iterable, List, Mapping
 
-from writebackd.actuate.book import Book, say, together, unsaved
 from writebackd.actuate.child_jobs import ChildJobs
 from writebackd.actuate.ledger import LeverEntry
+from writebackd.actuate.lever_registry import LeverRegistry, say, together, unsaved
 from writebackd.actuate.outcome import Change, explain
 from writebackd.actuate.refusals import Refusals
-from writebackd.kernel import bdi, levers
+from writebackd.kernel import bdi, lever_files
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.levers import Lever
+from writebackd.kernel.lever_files import Lever
 from writebackd.types.levers import Action, LeverKind, Setting
 
 
@@ -21,7 +21,7 @@ class Planner:
     """Reads the levers and enters into the ledger what is going to be written."""
 
     def __init__(
-        self, files: KernelFiles, book: Book, jobs: ChildJobs, refusals: Refusals
+        self, files: KernelFiles, book: LeverRegistry, jobs: ChildJobs, refusals: Refusals
     ) -> None:
         self._files = files
         self._book = book
@@ -54,15 +54,15 @@ class Planner:
         new = {}
         for lever in self._due(wanted, threshold):
             setting = wanted[lever]
-            text = levers.text_for(setting, threshold)
+            text = lever_files.text_for(setting, threshold)
             try:
-                current = levers.read(self._files, lever)
+                current = lever_files.read(self._files, lever)
             except OSError as error:
                 failed.append(self._refusals.add_setting(lever, setting, "unknown", explain(error)))
                 continue
             entry = self._book.entries.get(lever)
             if entry is None:
-                identity = levers.identity(self._files, lever) or 0
+                identity = lever_files.identity(self._files, lever) or 0
                 # The original as well: this write may have to wait for another.
                 entry = LeverEntry.of(lever, identity, current, current, text)
             elif current not in entry.written:
@@ -109,7 +109,7 @@ class Planner:
 
     def in_force(self, lever: Lever, setting: Setting, threshold: int) -> bool:
         entry = self._book.entries.get(lever)
-        return entry is not None and len(entry.written) == 1 and levers.holds(
+        return entry is not None and len(entry.written) == 1 and lever_files.holds(
             setting, entry.written[0], threshold
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Locks that a daemon holds as long as it lives: of its runtime directory, and of the host."""
+"""Lock files held for the life of a daemon: of its runtime directory, and of the host."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What came of writing and restoring, in values and in words."""
+"""Results of writes and restores, and the log lines for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
-from writebackd.kernel.levers import Lever
+from writebackd.kernel.lever_files import Lever
 from writebackd.types.levers import Action, ForeignWrite
 
 _ADVICE = {
@@ -33,7 +33,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RestoreOutcome:
     """What a restore did: what has no action needed none."""
 
     actions: Tuple[Action, ...] = ()

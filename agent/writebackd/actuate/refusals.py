@@ -7,7 +7,7 @@ import time
 from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from writebackd.actuate.outcome import Change
-from writebackd.kernel.levers import Lever
+from writebackd.kernel.lever_files import Lever
 from writebackd.types.levers import Action, LeverKind, Setting
 
 # What the kernel refused it is not asked again at once.

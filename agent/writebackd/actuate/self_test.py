@@ -6,11 +6,11 @@ from __future__ import annotations
 import time
 from typing import Dict, Iterable, Optional, Tuple
 
-from writebackd.actuate.book import Book, unsaved
 from writebackd.actuate.ledger import LeverEntry
+from writebackd.actuate.lever_registry import LeverRegistry, unsaved
 from writebackd.kernel import bdi
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.levers import Lever
+from writebackd.kernel.lever_files import Lever
 from writebackd.types.levers import LeverKind
 
 # A kernel that fails will not get better; a BDI may lose the limits of its own.
@@ -20,7 +20,7 @@ TEST_AGAIN_S = 300.0
 class SelfTests:
     """The BDIs that passed and those that failed, by target."""
 
-    def __init__(self, files: KernelFiles, book: Book) -> None:
+    def __init__(self, files: KernelFiles, book: LeverRegistry) -> None:
         self._files = files
         self._book = book
         self._passed: Dict[str, Optional[int]] = {}  # with the identity of the BDI

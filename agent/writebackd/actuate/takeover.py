@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What an earlier run has left, and the memory that goes with it."""
+"""Adopts limits and levers that an earlier run of the daemon left."""
 
 from __future__ import annotations
 

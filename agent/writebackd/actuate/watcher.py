@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The watcher: a process of its own that takes the settings home when the lease runs out.
+"""The watcher: a separate process that restores the originals when the lease expires.
 
 Whatever happened to the daemon, killed, stopped, stuck or starved, shows here as
 one thing: it does not renew.  All that the way home takes is imported and locked
 in memory before the first look at the lease, for the disk that the program lies
 on may be the one that hangs.  The global limits go first; what may block goes
-home in children with a time limit (levers.py).
+home in children with a time limit (lever_writer.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Callable, Optional, Sequence, Tuple
 
 from writebackd.actuate import lease
 from writebackd.actuate.lease import LeaseLine, WatchLine
+from writebackd.actuate.ledger_restore import helping_hand, restore_from_ledger
 from writebackd.actuate.lock import is_locked
-from writebackd.actuate.restore import helping_hand, restore_from_ledger
-from writebackd.kernel import memory
+from writebackd.kernel import memory_lock
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
 
@@ -216,8 +216,8 @@ def run(runtime_dir: Path, stay: bool, ready: Callable[[], None] = lambda: None)
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     # MCL_FUTURE makes all of a stack resident, and 8 MB is the usual one.
     threading.stack_size(256 << 10)
-    memory.set_name(NAME)
-    problem = memory.lock_all()
+    memory_lock.set_name(NAME)
+    problem = memory_lock.lock_all()
     if problem:
         say(f"memory is not locked: {problem}")
     ready()

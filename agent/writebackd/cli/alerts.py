@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb alerts: for people, for programs, and for Nagios and its heirs."""
+"""The verb alerts: text, JSON, and the answer to Nagios."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from writebackd import human
-from writebackd.alert.routes.words import fact, who
-from writebackd.alert.values import Culprit
+from writebackd import formats
+from writebackd.alerts.alert_types import Culprit
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
-from writebackd.cli.exits import GOOD, NO_DAEMON, USAGE, CommandError
+from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.render import Paint, clean, labelled, wants_colour, wrapped
+from writebackd.cli.status_screen import Paint, clean, labelled, wants_colour, wrapped
 from writebackd.command_line import complain
+from writebackd.notify.alert_text import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
+from writebackd.report.alert_answers import past_json
 from writebackd.report.history_query import HistoryError, read_alerts
 from writebackd.report.history_store import MAX_ALERTS
-from writebackd.report.telling import past_json
 
 Json = Mapping[str, Any]
 
@@ -170,7 +170,7 @@ def _paragraph(alert: Json, columns: int, paint: Paint) -> List[str]:
     severity = alert["severity"]
     role = "blocker" if severity == "critical" else "warning"
     title = f"{severity.upper()}  {alert['name']} on {clean(alert['device'] or 'the host')}"
-    lasts = human.duration(max(0.0, time.time() - alert["since"]))
+    lasts = formats.duration(max(0.0, time.time() - alert["since"]))
     lines = [f"{paint(title, role)}  since {_when(alert['since'])}, {lasts} ago"]
     lines += labelled("what", alert["summary"], columns)
     lines += labelled("why", _why(alert), columns)
@@ -185,7 +185,7 @@ def _why(alert: Json) -> str:
     if not evidence or not evidence["facts"]:
         return str(alert["cause"])
     facts = ", ".join(fact(name, value) for name, value in evidence["facts"].items())
-    span = human.duration(max(0.0, evidence["end"] - evidence["begin"]))
+    span = formats.duration(max(0.0, evidence["end"] - evidence["begin"]))
     return f"{alert['cause']} (over {span}: {facts})"
 
 
@@ -198,7 +198,7 @@ def _who(culprit: Json) -> str:
 def _table(past: List[Dict[str, Any]], columns: int, paint: Paint) -> List[str]:
     lines = [paint("PAST           LASTED   WORST     WHAT", "faint")]
     for each in past:
-        lasted = "?" if each["end"] is None else human.duration(each["end"] - each["since"])
+        lasted = "?" if each["end"] is None else formats.duration(each["end"] - each["since"])
         what = f"{each['name']} on {each['device'] or 'the host'}: {', then '.join(each['causes'])}"
         row = f"{_when(each['since'])} {lasted:<8} {each['severity']:<9} {clean(what)}"
         lines.append(row)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Types of arguments."""
+"""Argument types of the command lines."""
 
 from __future__ import annotations
 

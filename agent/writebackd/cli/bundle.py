@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""doctor --bundle: one archive for a bug report, without what a stranger need not know.
+"""doctor --bundle: an archive for a bug report, with private data masked.
 
 Each part is collected in a child process with a time limit: one that hangs on the disk that the
 report is about, or fails, costs that part alone. What it gives goes through the mask (mask.py).
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, List, Optional, Tuple
 
-from writebackd import __version__, human
-from writebackd.cli.collect import COLLECTORS, Host
-from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
+from writebackd import __version__, formats
+from writebackd.cli.bundle_parts import COLLECTORS, Host
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.mask import Mask, mask_of
 from writebackd.cli.output import show, show_json
 from writebackd.kernel.files import KernelFiles
@@ -87,7 +87,7 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
         })  # fmt: skip
     else:
         lacks = f"; without {', '.join(each.name for each in missing)}" if missing else ""
-        show(f"{path}: {human.size(len(data))}, {len(there) + 1} files{lacks}")
+        show(f"{path}: {formats.size(len(data))}, {len(there) + 1} files{lacks}")
         show("MANIFEST in it says what was masked: read it before you send it.")
     return GOOD
 
@@ -102,7 +102,7 @@ def _collect(name: str, collect: Callable[[], str], mask: Mask) -> Part:
     if problem is not None:
         return Part(name, "", missing=mask(problem))
     if cut:  # half a secret may not look like one
-        text = text.rpartition("\n")[0] + f"\n[cut: more than {human.size(MOST_BYTES)}]"
+        text = text.rpartition("\n")[0] + f"\n[cut: more than {formats.size(MOST_BYTES)}]"
     text = _masked(name, text, mask)
     return Part(name, text + "\n" * (not text.endswith("\n")), cut)
 

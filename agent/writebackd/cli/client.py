@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Asking the daemon: one line to its socket, one line back."""
+"""Client of the control socket: one JSON line out, one back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional
 
-from writebackd.cli.exits import BAD_NEWS, NO_DAEMON, NOT_PERMITTED, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, NO_DAEMON, NOT_PERMITTED, CommandError
 from writebackd.paths import LEDGER, SOCKET, runtime_dir_in_use
 
 # The daemon answers between two ticks, at once; a loaded host may take longer.
@@ -67,8 +67,8 @@ def _left_by_it(runtime_dir: Path) -> str:
     """What to do, which is more where the daemon is gone and its limits stand."""
     # Imported here: the start-up time is imports, and mostly there is a daemon.
     from writebackd.actuate.ledger import LedgerError
+    from writebackd.actuate.ledger_restore import left_in_force
     from writebackd.actuate.lock import is_locked
-    from writebackd.actuate.restore import left_in_force
     from writebackd.kernel.files import KernelFiles
 
     start = "`systemctl start writebackd` or `sudo writebackd`"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""`writebackctl`: the command line of a running daemon, and the way home without one."""
+"""`writebackctl`: its parser, and the dispatch to one module per verb."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Callable, List, Optional
 from writebackd import __version__
 from writebackd.cli.arguments import number, positive, seconds, span
 from writebackd.cli.examples import epilog
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.paths import RUNTIME_DIR, runtime_dir_in_use
 
@@ -41,7 +41,7 @@ use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run one verb; the exit code as in cli/exits.py."""
+    """Run one verb; the exit code as in cli/exit_codes.py."""
     open_closed_streams()
     # Names of mounts and processes are bytes: never die of one that has no text.
     for stream in (sys.stdout, sys.stderr):
@@ -149,8 +149,8 @@ def _parser() -> argparse.ArgumentParser:
         help="again every SECONDS (default 1) until Ctrl-C; a line each where stdout is no"
         " terminal",
     )  # fmt: skip
-    verb("devices", "explaining:devices", "show every device, its disks, managed or not")
-    why = verb("why", "explaining:why", "explain the last decision")
+    verb("devices", "explain_verbs:devices", "show every device, its disks, managed or not")
+    why = verb("why", "explain_verbs:why", "explain the last decision")
     why.add_argument(
         "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
     )
@@ -163,19 +163,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(verb("report", "report:report", "write a page with plots of past events"))
     _add_trial(verb("trial", "trial:trial", "measure the effect on this host by experiment"))
     _add_replay(verb("replay", "replay:run", "repeat the decisions of a recording"))
-    verb("observe", "steering:mode", "restore the original limits and only watch")
-    verb("enforce", "steering:mode", "set limits, also after a yield")
-    pin = verb("pin", "steering:pin", "hold a fixed limit, for a time or until `release`")
+    verb("observe", "control_verbs:mode", "restore the original limits and only watch")
+    verb("enforce", "control_verbs:mode", "set limits, also after a yield")
+    pin = verb("pin", "control_verbs:pin", "hold a fixed limit, for a time or until `release`")
     pin.add_argument("size", metavar="BYTES", help="like 15M (1024-based); background is half")
     pin.add_argument(
         "--for", dest="span", type=span, metavar="SPAN", help="release it after so long, like 10m"
     )
-    verb("release", "steering:release", "end a pin")
-    forget = verb("forget", "steering:forget", "drop learned values of a device")
+    verb("release", "control_verbs:release", "end a pin")
+    forget = verb("forget", "control_verbs:forget", "drop learned values of a device")
     forget.add_argument("device", help="name, MAJ:MIN, /dev path or mount point")
-    _add_run(verb("run", "scope:run", "run a command in its own scope, to watch and pace it"))
-    verb("verify", "explaining:verify", "check the kernel against the values last written")
-    metrics = verb("metrics", "explaining:metrics", "print the metrics of the last tick")
+    _add_run(verb("run", "run_verb:run", "run a command in its own scope, to watch and pace it"))
+    verb("verify", "explain_verbs:verify", "check the kernel against the values last written")
+    metrics = verb("metrics", "explain_verbs:metrics", "print the metrics of the last tick")
     metrics.add_argument(
         "--format", choices=("openmetrics", "prometheus"), default="openmetrics",
         help="prometheus: the older text format, which textfiles and promtool take",
@@ -196,7 +196,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     verb("version", "version:version", "show versions of program, daemon, kernel and probe")
     # For writebackd-watch.service alone: without help= no list of verbs shows it.
-    verbs.add_parser("lease-watcher", parents=[common]).set_defaults(run="watch:lease_watcher")
+    verbs.add_parser("lease-watcher", parents=[common]).set_defaults(
+        run="lease_watcher:lease_watcher"
+    )
     _add_doctor(
         verb("doctor", "doctor:doctor", "check whether this host can run it; no daemon needed")
     )

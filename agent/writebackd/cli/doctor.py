@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb doctor."""
+"""The verb doctor: checks whether and how well writebackd can run here."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from writebackd.cli import checks
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli import doctor_checks
+from writebackd.cli.answer_screens import render_findings
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.render import wants_colour
-from writebackd.cli.screens import render_findings
+from writebackd.cli.status_screen import wants_colour
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -20,7 +20,7 @@ def doctor(options: argparse.Namespace) -> int:
         return bundle(options)
     if options.keep_host:
         raise CommandError("--keep-host needs --bundle", USAGE)
-    found = checks.findings(options.runtime_dir)
+    found = doctor_checks.findings(options.runtime_dir)
     rows = [{"level": level, "text": text} for level, text in found]
     blocked = any(level == "blocker" for level, _ in found)
     if options.json:

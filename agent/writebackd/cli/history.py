@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb history: reads the file itself, so it works when the daemon is gone."""
+"""The verb history: reads the history file itself, so it needs no daemon."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history_screen import folded, render_figures, render_history
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.render import clean, wants_colour
+from writebackd.cli.status_screen import clean, wants_colour
 from writebackd.paths import HISTORY, STATE_DIR
-from writebackd.report.figures import Figures
+from writebackd.report.device_figures import Figures
 from writebackd.report.history_query import (
     HistoryError,
     count_events,

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
-from writebackd import human
-from writebackd.cli.render import Paint, as_text, clean, wrapped
+from writebackd import formats
+from writebackd.cli.status_screen import Paint, as_text, clean, wrapped
 
 Answer = Mapping[str, Any]
 
@@ -91,10 +91,10 @@ def render_history(entries: Sequence[Entry], width: int = 80, colour: bool = Fal
 def _decision(event: Answer, width: int, paint: Paint) -> List[str]:
     state = clean(event["state"] or "")
     figures = [
-        _known(event["limit_bytes"], human.size).rjust(5),
-        _known(event["target_bytes"], human.size).rjust(6),
-        _known(event["write_rate"], human.size).rjust(6),
-        _known(event["fsync_p99_s"], human.milliseconds).rjust(7),
+        _known(event["limit_bytes"], formats.size).rjust(5),
+        _known(event["target_bytes"], formats.size).rjust(6),
+        _known(event["write_rate"], formats.size).rjust(6),
+        _known(event["fsync_p99_s"], formats.milliseconds).rjust(7),
     ]
     who = as_text(event["decision_id"] or event["device"])
     cells = [_when(event), "decision ", who.ljust(10), paint(state.ljust(9), state)]
@@ -109,7 +109,7 @@ def _event(event: Answer, width: int, paint: Paint) -> List[str]:
     who = event["device"]
     if who and event["kind"] != "alert" and who not in text:
         text = f"{who}: {text}"
-    first, *rest = wrapped(text or human.UNKNOWN, width, "    ", f"{_when(event)} {kind} ")
+    first, *rest = wrapped(text or formats.UNKNOWN, width, "    ", f"{_when(event)} {kind} ")
     at = len(_when(event)) + 1
     painted = paint(kind, event["state"] or "")
     return [first[:at] + painted + first[at + len(kind) :], *rest]
@@ -124,10 +124,10 @@ def _repeats(events: Sequence[Answer]) -> str:
         limits = [each["limit_bytes"] for each in events if each["limit_bytes"] is not None]
         p99s = [each["fsync_p99_s"] for each in events if each["fsync_p99_s"] is not None]
         if limits:
-            ends = dict.fromkeys((human.size(min(limits)), human.size(max(limits))))
+            ends = dict.fromkeys((formats.size(min(limits)), formats.size(max(limits))))
             text += f", limit {' to '.join(ends)}"
         if p99s:
-            text += f", p99 up to {human.milliseconds(max(p99s))} ms"
+            text += f", p99 up to {formats.milliseconds(max(p99s))} ms"
     elif _readable(last) != _readable(first):
         text += f", last: {_readable(last)}"
     return text
@@ -136,7 +136,7 @@ def _repeats(events: Sequence[Answer]) -> str:
 def _readable(event: Answer) -> str:
     """The text; what was written in bytes as a size."""
     return _BYTES.sub(
-        lambda found: f"{human.size(int(found[1]))} -> {human.size(int(found[2]))}",
+        lambda found: f"{formats.size(int(found[1]))} -> {formats.size(int(found[2]))}",
         event["text"] or "",
     )
 
@@ -161,15 +161,15 @@ def render_figures(rows: Sequence[Answer], width: int = 80, colour: bool = False
     lines = [Paint(colour)(head, "faint")]
     for row in rows:
         figures = [
-            human.duration(row["span_s"]).rjust(5),
+            formats.duration(row["span_s"]).rjust(5),
             clean(row["device"])[:8].ljust(8),
-            human.size(row["limit_bytes"]).rjust(6),
-            human.size(row["write_rate"]).rjust(6),
-            human.size(row["drain_rate"]).rjust(6),
-            human.percent(row["cache_fill"]).rjust(5),
-            human.count(row["sync_rate"]).rjust(7),
-            human.milliseconds(row["fsync_p50_s"]).rjust(7),
-            human.milliseconds(row["fsync_p99_s"]).rjust(7),
+            formats.size(row["limit_bytes"]).rjust(6),
+            formats.size(row["write_rate"]).rjust(6),
+            formats.size(row["drain_rate"]).rjust(6),
+            formats.percent(row["cache_fill"]).rjust(5),
+            formats.count(row["sync_rate"]).rjust(7),
+            formats.milliseconds(row["fsync_p50_s"]).rjust(7),
+            formats.milliseconds(row["fsync_p99_s"]).rjust(7),
         ]
         lines.append(" ".join([_when(row), *figures]))
     return "\n".join(lines)

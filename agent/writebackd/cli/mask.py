@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a stranger need not know of a host, taken out of the text that is sent to him.
+"""Masks host names, addresses, serial numbers and secrets in a bug report.
 
 Secrets become ``***``. What only has to be told apart (disks by their numbers, hosts, people)
 becomes a word that is the same everywhere, and in a later bundle of the same host; the key is the
@@ -16,7 +16,7 @@ from collections import Counter
 from ipaddress import ip_address
 from typing import Any, Callable, Iterable, List, Match, Optional, Pattern, Sequence, Set
 
-from writebackd.kernel.argv import MASK, is_secret, joined, told_text
+from writebackd.kernel.argv_redaction import MASK, is_secret, joined, redacted_text
 from writebackd.kernel.files import KernelFiles
 
 # A manual is no secret, and tells nobody where the host is.
@@ -80,7 +80,7 @@ class Mask:
         masked = self._each(_ENVIRONMENT, "environment", rf"\g<1>{MASK}", joined(text))
         masked = self._each(_URL, "URL", rf"\g<1>{MASK}", masked)
         before = masked
-        masked = told_text(masked)
+        masked = redacted_text(masked)
         self.counts["secret"] += max(0, masked.count(MASK) - before.count(MASK))
         masked = self._named(_MAIL, "mail", masked, lambda found: found[1].lower() not in _UNITS)
         masked = self._named(_UUID, "uuid", masked)
@@ -165,7 +165,7 @@ def mask_of(files: KernelFiles, keep_host: bool) -> Mask:
     return Mask(key, hosts, _numbers(files))
 
 
-# Below /sys/block/NAME; the kernel has them all, no disk is asked (see kernel/identity.py).
+# Below /sys/block/NAME; the kernel has them all, no disk is asked (see kernel/disk_identity.py).
 _ATTRIBUTES = (
     "wwid", "uuid", "nguid", "eui", "device/wwid", "device/serial", "device/vpd_pg80",
     "device/vpd_pg83", "device/unique_id", "dm/uuid", "md/uuid",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Where answers go: the data as JSON, or text that fits the terminal."""
+"""Prints an answer: as JSON, or as text that fits the terminal."""
 
 from __future__ import annotations
 

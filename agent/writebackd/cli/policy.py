@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
 from writebackd.cli.client import NoDaemon, request
-from writebackd.cli.exits import GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.render import clean, wrapped
+from writebackd.cli.status_screen import clean, wrapped
 from writebackd.command_line import complain
-from writebackd.kernel.facts import read_facts
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.host_facts import read_facts
 from writebackd.paths import read_taken
 from writebackd.policy import (
     Policy,

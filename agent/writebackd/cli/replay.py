@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb replay: decisions made again from the samples that were kept."""
+"""The verb replay: makes recorded decisions again, under the same or another policy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from datetime import timezone
 from pathlib import Path
 from typing import Any, Dict
 
-from writebackd import human
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd import formats
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import span, state_dir
 from writebackd.cli.output import show, show_json
-from writebackd.cli.render import clean
+from writebackd.cli.status_screen import clean
 from writebackd.paths import SAMPLES
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.timetable import local_zone
-from writebackd.report.replay import Tally, replay
-from writebackd.report.tape import TapeError, read_tape
+from writebackd.report.recorder import TapeError, read_tape
+from writebackd.report.replayer import Tally, replay
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,14 +99,14 @@ def _text(answer: Dict[str, Any]) -> str:
         lines.append(f"all the same, {answer['decisions']} decisions")
     limits = answer["limit_bytes"]
     lines.append(
-        f"median limit: then {human.size(limits['then'])}, now {human.size(limits['now'])}"
+        f"median limit: then {formats.size(limits['then'])}, now {formats.size(limits['now'])}"
     )
     for device in answer["devices"]:
         for each in device["states"]:
             lines.append(
                 f"  {clean(device['name']):9} {each['state']:9}"
-                f" then {human.duration(each['then_s']):>8}"
-                f"  now {human.duration(each['now_s']):>8}"
+                f" then {formats.duration(each['then_s']):>8}"
+                f"  now {formats.duration(each['now_s']):>8}"
             )
     for each in answer["differences"]:
         when = time.strftime("%m-%d %H:%M:%S", time.localtime(each["wall_s"]))

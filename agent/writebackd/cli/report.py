@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb report: a page of the history, made from its file alone."""
+"""The verb report: an HTML page made from the history file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import sys
 import time
 from pathlib import Path
 
-from writebackd import __version__, human
+from writebackd import __version__, formats
 from writebackd.cli.client import request
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import show, show_json
 from writebackd.paths import HISTORY
-from writebackd.report.figures import STEP_S
+from writebackd.report.atomic_write import write_atomically
+from writebackd.report.device_figures import STEP_S
 from writebackd.report.history_query import HistoryError, read_figures, read_history
-from writebackd.report.page import render
+from writebackd.report.report_page import render
 from writebackd.report.timeline import Span
-from writebackd.report.write_over import write_over
 
 
 def report(options: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def report(options: argparse.Namespace) -> int:
     asked_s = (now_s if until_s is None else until_s) - (since_s or 0.0)
     if asked_s < STEP_S:
         raise CommandError(
-            f"a span of {human.duration(max(0.0, asked_s))} is too short: figures cover"
+            f"a span of {formats.duration(max(0.0, asked_s))} is too short: figures cover"
             f" {STEP_S:g} s each; use {STEP_S:g}s or more", USAGE,
         )  # fmt: skip
     path = state_dir(options) / HISTORY
@@ -60,7 +60,7 @@ def report(options: argparse.Namespace) -> int:
     if options.json:
         show_json({"file": str(options.output), "bytes": len(page.encode()), "rows": len(rows)})
     else:
-        size = human.size(len(page.encode()))
+        size = formats.size(len(page.encode()))
         told = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
         show(f"{options.output}: {size} from {len(rows)} rows of figures and {told} events")
     return GOOD
@@ -82,7 +82,7 @@ def write_page(output: Path, page: str) -> None:
         return
     try:
         if _is_plain(output):
-            write_over(output, page.encode(), for_all=False)
+            write_atomically(output, page.encode(), for_all=False)
         else:
             output.write_text(page, encoding="utf-8")
     except OSError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb restore: the way home, with the daemon or without it."""
+"""The verb restore: restores the originals, with a daemon or without."""
 
 from __future__ import annotations
 
@@ -10,25 +10,18 @@ from typing import Mapping, Optional, Tuple
 
 from writebackd.actuate import lease
 from writebackd.actuate.host_lock import first_found
-from writebackd.actuate.lock import AlreadyRunning, is_locked
-from writebackd.actuate.outcome import describe_action
-from writebackd.actuate.restore import (
+from writebackd.actuate.ledger_restore import (
     RestoreResult,
     put_back,
     restore_from_ledger,
     restore_left,
 )
+from writebackd.actuate.lock import AlreadyRunning, is_locked
+from writebackd.actuate.outcome import describe_action
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.exits import (
-    BAD_NEWS,
-    GOOD,
-    NO_DAEMON,
-    NOT_PERMITTED,
-    USAGE,
-    CommandError,
-)
+from writebackd.cli.control_verbs import report
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.output import show, show_json
-from writebackd.cli.steering import report
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import PAIRS, in_words, read_limits
 from writebackd.paths import LEDGER, WATCH

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb status."""
+"""The verb status: asks the daemon and prints the status screen."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import time
 from typing import Any, Mapping
 
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.exits import GOOD
+from writebackd.cli.exit_codes import GOOD
 from writebackd.cli.output import frame, show, show_json, width
-from writebackd.cli.render import MIN_WIDTH, clean, render_status, wants_colour
+from writebackd.cli.status_screen import MIN_WIDTH, clean, render_status, wants_colour
 
 _CLEAR = "\x1b[2J"
 

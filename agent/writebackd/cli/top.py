@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb top: a live screen of what the daemon sees and does.
+"""The verb top: a live screen of devices, writers and waiting processes.
 
 Drawn in one write per frame: over ssh that is a packet or a few, and never half a screen.
 """
@@ -20,14 +20,14 @@ import tty
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.exits import BAD_NEWS, GOOD, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
 from writebackd.cli.output import show_json, width
-from writebackd.cli.render import wants_colour
+from writebackd.cli.status_screen import wants_colour
 from writebackd.cli.top_state import Order, Top
 
 if TYPE_CHECKING:
+    from writebackd.cli.io_waits import Waits
     from writebackd.cli.top_view import View
-    from writebackd.cli.waits import Waits
 
 # For all of it; and for the least that helps, in a part of a window.
 FULL_WIDTH, MIN_WIDTH, MIN_HEIGHT = 80, 60, 16
@@ -64,8 +64,8 @@ def top(options: argparse.Namespace) -> int:
 def _parts() -> "Tuple[View, Waits]":
     """The parts that need packages which the rest does without. Raises CommandError."""
     try:
+        from writebackd.cli.io_waits import Waits
         from writebackd.cli.top_view import View
-        from writebackd.cli.waits import Waits
     except ImportError as error:
         package = (error.name or "rich").partition(".")[0]
         raise CommandError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the live screen knows and what its keys do; without a terminal, so that tests can press."""
+"""State of the live screen and the actions of its keys; needs no terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import (
     Tuple,
 )
 
-from writebackd import human
+from writebackd import formats
 from writebackd.policy.units import UnitError, parse_size
 
 if TYPE_CHECKING:  # who lacks psutil is told so by top, and needs none for --json
-    from writebackd.cli.waits import Wait
+    from writebackd.cli.io_waits import Wait
 
 Answer = Mapping[str, Any]
 
@@ -154,7 +154,7 @@ class Top:
         if not size:
             self.message = "pin: needs a size above 0, like 15M"
             return
-        shown = human.size(size)
+        shown = formats.size(size)
         self._ask(
             Order("pin", {"bytes": size}, f"pinned to {shown}"),
             f"pin the limit to {shown} until `release` or a restart?",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The live screen, drawn with rich, with words for all that has a colour.
+"""Draws the live screen with rich.
 
 From 60x16 up; all of it from 80 columns.
 """
@@ -14,10 +14,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from writebackd import human
-from writebackd.cli.render import clean, fit, headline, limit_line
+from writebackd import formats
+from writebackd.cli.io_waits import Wait
+from writebackd.cli.status_screen import clean, fit, headline, limit_line
 from writebackd.cli.top_state import HELP, KEYS, SHORT_KEYS, SHORTEST_KEYS, Answer, Top
-from writebackd.cli.waits import Wait
 
 _STYLES = {
     "guard": "green", "pace": "green", "probe": "cyan", "pinned": "cyan", "squeeze": "yellow",
@@ -101,10 +101,10 @@ class View:
             _line(title, width, "bold"),
             _line(f"limit {limit_line(status)}", width),
             _line(
-                f"dirty {human.size(memory['dirty_bytes'])} now, and"
-                f" {human.size(memory['writeback_bytes'])} being written"
+                f"dirty {formats.size(memory['dirty_bytes'])} now, and"
+                f" {formats.size(memory['writeback_bytes'])} being written"
                 f" {self._bar(filled, 20) + ' ' if width >= _NARROW else ''}"
-                f"{human.percent(filled)} of the limit",
+                f"{formats.percent(filled)} of the limit",
                 width,
             ),
         ]
@@ -175,9 +175,9 @@ class View:
         return Group(table, *below), 1 + len(shown) + len(below)
 
     def _device(self, top: Top, device: Answer, mount: int, spark: int) -> List[Text]:
-        state = device["state"] or human.UNKNOWN
+        state = device["state"] or formats.UNKNOWN
         mounts = device["mounts"]
-        where = human.UNKNOWN
+        where = formats.UNKNOWN
         if mounts:
             where = mounts[0] + (f" +{len(mounts) - 1}" if len(mounts) > 1 else "")
         cells = [Text(fit(device["name"], 8))]
@@ -185,14 +185,14 @@ class View:
             cells.append(Text(fit(where, mount)))
         fill = device["write_cache"]["fill"]
         points = list(top.p99.get(device["name"], ()))[-spark:]
-        cells += [Text(state, _STYLES.get(state, "")), Text(human.count(device["sync_rate"]))]
-        cells += [Text(human.milliseconds(device["fsync_p50_s"]))] * bool(spark)
-        cells.append(Text(human.milliseconds(device["fsync_p99_s"])))
+        cells += [Text(state, _STYLES.get(state, "")), Text(formats.count(device["sync_rate"]))]
+        cells += [Text(formats.milliseconds(device["fsync_p50_s"]))] * bool(spark)
+        cells.append(Text(formats.milliseconds(device["fsync_p99_s"])))
         cells += [Text(self.sparkline(points).rjust(spark))] * bool(spark)
-        cells.append(Text(human.size(device["write_rate"])))
-        cells += [Text(human.size(device["drain_rate"]))] * bool(spark)
+        cells.append(Text(formats.size(device["write_rate"])))
+        cells += [Text(formats.size(device["drain_rate"]))] * bool(spark)
         return [
-            *cells, Text(human.size(device["target_bytes"])), Text(human.percent(fill))
+            *cells, Text(formats.size(device["target_bytes"])), Text(formats.percent(fill))
         ]
 
     def sparkline(self, points: Iterable[Optional[float]]) -> str:
@@ -241,9 +241,9 @@ class View:
             columns = [("DIRTIES", 8, True), ("sleeps", 6, True), ("fsync/s", 7, True)]
             columns += [("DEVICE", 8, False), ("CGROUP", width - 34, False)]
             rows = [
-                (_rate(each["dirty_rate"]), human.percent(each["throttled_share"]),
-                 human.count(each["sync_rate"]), fit(each["device"] or human.UNKNOWN, 8),
-                 fit(each["cgroup"] or human.UNKNOWN, width - 34))
+                (_rate(each["dirty_rate"]), formats.percent(each["throttled_share"]),
+                 formats.count(each["sync_rate"]), fit(each["device"] or formats.UNKNOWN, 8),
+                 fit(each["cgroup"] or formats.UNKNOWN, width - 34))
                 for each in load["cgroups"]
             ]  # fmt: skip
         else:
@@ -251,9 +251,9 @@ class View:
             columns += [("COMMAND", 15, False), ("DEVICE", 8, False)]
             columns += [("CGROUP", width - 50, False)]
             rows = [
-                (_rate(each["dirty_rate"]), human.percent(each["throttled_share"]),
-                 str(each["pid"]), clean(each["comm"]), fit(each["device"] or human.UNKNOWN, 8),
-                 fit(each["cgroup"] or human.UNKNOWN, width - 50))
+                (_rate(each["dirty_rate"]), formats.percent(each["throttled_share"]),
+                 str(each["pid"]), clean(each["comm"]), fit(each["device"] or formats.UNKNOWN, 8),
+                 fit(each["cgroup"] or formats.UNKNOWN, width - 50))
                 for each in load["tasks"]
             ]  # fmt: skip
         for name, size, right in columns:
@@ -274,10 +274,16 @@ class View:
             columns = [("WAITS IO", 8, True), ("D", 1, False), ("PID", 7, True)]
             columns += [("COMMAND", 15, False), ("USER", 8, False), ("CGROUP", width - 46, False)]
             rows = [
-                (_share(each.share), "D" * each.stuck, str(each.pid), clean(each.name)[:15],
-                 fit(each.user or human.UNKNOWN, 8), fit(each.cgroup or human.UNKNOWN, width - 46))
+                (
+                    _share(each.share),
+                    "D" * each.stuck,
+                    str(each.pid),
+                    clean(each.name)[:15],
+                    fit(each.user or formats.UNKNOWN, 8),
+                    fit(each.cgroup or formats.UNKNOWN, width - 46),
+                )
                 for each in top.waits
-            ]  # fmt: skip
+            ]
         for name, size, right in columns:
             _column(table, name, size, right)
         if top.wait_note is None:
@@ -305,7 +311,7 @@ def waits_by_cgroup(waits: Iterable[Wait]) -> List[Tuple[str, Optional[float], i
     shares: Dict[str, Optional[float]] = {}
     stuck: Dict[str, int] = {}
     for each in waits:
-        name = each.cgroup or human.UNKNOWN
+        name = each.cgroup or formats.UNKNOWN
         known = shares.get(name)
         shares[name] = known if each.share is None else (known or 0.0) + each.share
         stuck[name] = stuck.get(name, 0) + each.stuck
@@ -320,11 +326,11 @@ def _unseen(top: Top) -> str:
 
 
 def _rate(rate: Optional[float]) -> str:
-    return f"{human.size(rate)}/s" if rate is not None else human.UNKNOWN
+    return f"{formats.size(rate)}/s" if rate is not None else formats.UNKNOWN
 
 
 def _share(share: Optional[float]) -> str:
-    return human.percent(share)
+    return formats.percent(share)
 
 
 def _shorten(text: str, size: int) -> str:

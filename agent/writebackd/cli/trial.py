@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb trial: ask the daemon for it, keep it going, tell what came of it."""
+"""The verb trial: starts one in the daemon, shows its progress, writes its page."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from writebackd import human
+from writebackd import formats
 from writebackd.cli.client import NoAnswer, request
-from writebackd.cli.exits import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show, show_json, width
 from writebackd.cli.report import write_page
 from writebackd.command_line import complain
 from writebackd.report.codec import Interned, unpack
 from writebackd.trial.analysis import P99, analyse, block_of
-from writebackd.trial.course import End, Tick
-from writebackd.trial.page import block_line, render, text_plot
 from writebackd.trial.plan import LEASE_S, Plan, order, settle_s
-from writebackd.trial.words import Report, remarks, report_json, verdict
+from writebackd.trial.summary import TrialSummary, remarks, report_json, verdict
+from writebackd.trial.trial_page import block_line, render, text_plot
+from writebackd.trial.trial_run import End, TrialTick
 
 # Well within the daemon's lease, which each question renews.
 _ASK_S = 1.0
@@ -71,7 +71,7 @@ class _Course:
         self, options: argparse.Namespace, begun: Dict[str, Any], plan: Plan, seed: int
     ) -> None:
         self._options, self._begun, self._plan, self._seed = options, begun, plan, seed
-        self._ticks: List[Tick] = []
+        self._ticks: List[TrialTick] = []
         self._told = 0  # of them: those of blocks that were shown
         self._ended: Optional[str] = None
         self._why = ""
@@ -79,14 +79,15 @@ class _Course:
 
     def begin(self) -> None:
         plan, begun = self._plan, self._begun
-        cut = f", cut to {human.size(begun['limit_bytes'])}" if begun["cut"] else ""
+        cut = f", cut to {formats.size(begun['limit_bytes'])}" if begun["cut"] else ""
         self._show(
             f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s,"
-            f" {human.duration(plan.duration_s)}, seed {self._seed}; Ctrl-C ends it"
+            f" {formats.duration(plan.duration_s)}, seed {self._seed}; Ctrl-C ends it"
         )
         self._show(
-            f"in turn the agent's limits and those found, {human.size(begun['found_bytes'])}{cut};"
-            f" it stops at an fsync of {human.duration(begun['stop_s'])}"
+            f"in turn the agent's limits and those found,"
+            f" {formats.size(begun['found_bytes'])}{cut};"
+            f" it stops at an fsync of {formats.duration(begun['stop_s'])}"
         )
 
     def follow(self) -> None:
@@ -102,7 +103,7 @@ class _Course:
                 if silent_s > _SILENT_S:
                     self._ended = End.DISTURBED.value
                     self._why = (
-                        f"writebackd has not answered for {human.duration(silent_s)}: it ends the"
+                        f"writebackd has not answered for {formats.duration(silent_s)}: it ends the"
                         " trial when it goes on; `writebackctl status` tells whether it does"
                     )
             except CommandError as error:
@@ -129,7 +130,7 @@ class _Course:
                 {"order": what, "id": self._begun["id"], "since": len(self._ticks)},
                 timeout_s=LEASE_S / 2,
             )  # fmt: skip
-            self._ticks += [unpack(Tick, each, Interned()) for each in answer["ticks"]]
+            self._ticks += [unpack(TrialTick, each, Interned()) for each in answer["ticks"]]
             left = answer["left"]
         self._ended, self._why = answer["ended"], answer["why"]
         self._show_blocks()
@@ -150,7 +151,7 @@ class _Course:
         """Write the page, print, and the exit code."""
         self._show_blocks()  # the last one, where the daemon did not tell the end
         begun = self._begun
-        report = Report(
+        report = TrialSummary(
             host=socket.gethostname(), version=begun["version"], policy=begun["policy"],
             mode=begun["mode"], seed=self._seed, plan=self._plan,
             found_bytes=begun["found_bytes"], limit_bytes=begun["limit_bytes"], cut=begun["cut"],
@@ -167,7 +168,7 @@ class _Course:
             columns = width()
             self._show("")
             for line in (verdict(report), *remarks(report)):
-                self._show("\n".join(textwrap.wrap(human.printable(line), columns)))
+                self._show("\n".join(textwrap.wrap(formats.printable(line), columns)))
             self._show("")
             self._show("\n".join(text_plot(report.result.differences, columns)))
             if output is not None:

@@ -8,9 +8,9 @@ import os
 
 from writebackd import __version__
 from writebackd.cli.client import NoDaemon, request
-from writebackd.cli.exits import GOOD
+from writebackd.cli.exit_codes import GOOD
 from writebackd.cli.output import show, show_json
-from writebackd.cli.render import as_text
+from writebackd.cli.status_screen import as_text
 
 
 def version(options: argparse.Namespace) -> int:

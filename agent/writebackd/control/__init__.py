@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""From what is believed to what shall be done.  Pure: no clock, no file, no kernel."""
+"""The law and what follows from it: estimates in, a decision out.  Pure: no clock, no file."""

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One tick's decision: the law for each device, then one limit for all."""
+"""One tick's decision: the law for each device, then one global limit for all."""
 
 from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control import reasons
-from writebackd.control.beside import beside
-from writebackd.control.device import Want, decide_device, kernel_floor_bytes
-from writebackd.control.lift import lift
-from writebackd.control.pace import pace, remember_syncers
+from writebackd.control.device_decision import DeviceTarget, decide_device, kernel_floor_bytes
+from writebackd.control.device_limits import plan_device_limits
+from writebackd.control.pacing.pace import pace, remember_syncers
 from writebackd.control.ramp import near, next_background, next_limit, slowest
-from writebackd.estimate.shares import paces, shared_limit
-from writebackd.estimate.stuck import hanging
+from writebackd.control.small_cgroups import raise_limit
+from writebackd.estimate.hung_device import hung_devices
+from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.policy.schema import Policy
 from writebackd.tuning import DIRTYABLE_SHARE, GRAIN_BYTES, MOST_INTRUSIONS
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory, Stuck, Trial
-from writebackd.types.decision import Decision, DeviceDecision, Mode, Rule, State
+from writebackd.types.decision import Decision, DeviceDecision, DeviceState, Mode, Rule
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import ForeignWrite, Intrusion
@@ -35,7 +35,7 @@ def decide(
     memory = _noted(memory, sample)
     if memory.trial is not None and memory.trial.original and memory.yielded is None:
         return _as_found(policy, memory, memory.trial, sample, estimates)
-    wants: List[Want] = []
+    wants: List[DeviceTarget] = []
     remembered: Dict[str, DeviceMemory] = {}
     shared, caps, held_at = shared_limit(memory, sample), memory.caps, paces(memory)
     least, most = kernel_floor_bytes(sample.host), memory_most(policy, sample.vm)
@@ -44,7 +44,11 @@ def decide(
         name = device.name
         if seen.excluded is not None:
             remembered[name] = memory.devices[name]
-            wants.append(Want(name, State.EXCLUDED, None, False, seen.excluded, (seen.excluded,)))
+            wants.append(
+                DeviceTarget(
+                    name, DeviceState.EXCLUDED, None, False, seen.excluded, (seen.excluded,)
+                )
+            )
             continue
         cap = caps.get(name)
         want, remembered[name] = decide_device(
@@ -64,10 +68,10 @@ def decide(
         wants.append(want)
     if memory.yielded is not None:
         # Who it was is in the decision's reason.
-        wants = [_override(want, State.YIELDED, None, reasons.YIELDED) for want in wants]
+        wants = [_override(want, DeviceState.YIELDED, None, reasons.YIELDED) for want in wants]
     elif memory.pin_bytes is not None:
         wants = [
-            _override(want, State.PINNED, memory.pin_bytes, reasons.PINNED)
+            _override(want, DeviceState.PINNED, memory.pin_bytes, reasons.PINNED)
             for want in wants
         ]
 
@@ -75,7 +79,7 @@ def decide(
     wants, memory = paced.wants, paced.memory
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
-    extra = beside(policy, memory, sample, estimates, wants)
+    extra = plan_device_limits(policy, memory, sample, estimates, wants)
     settings, memory = paced.settings + extra.settings, extra.memory
     goal, reason, decider = _arbitrate(extra.shared, memory)
     decision_id = next((each.decision_id for each in devices if each.name == decider), None)
@@ -89,7 +93,7 @@ def decide(
         if most is not None and goal > most and memory.pin_bytes is None:
             goal = most
             reason += reasons.of_memory(most, DIRTYABLE_SHARE)
-    lifted = lift(policy, memory, sample, goal, extra.shared)
+    lifted = raise_limit(policy, memory, sample, goal, extra.shared)
     memory = replace(memory, lift=lifted.memory)
     wanted = goal  # what the background limit goes by, raised or not
     if lifted.reason:
@@ -133,7 +137,7 @@ def decide(
             policy.limits.step_up,
             policy.limits.cooldown_s,
             # None of what is dirty may be the flooded devices'.
-            0.0 if hanging(sample) else slowest(estimates.values()),
+            0.0 if hung_devices(sample) else slowest(estimates.values()),
             at_once,
         )
     if memory.pin_bytes is not None:
@@ -206,11 +210,15 @@ def _as_found(
         name = seen.device.name
         mine = memory.devices[name]
         if seen.excluded is not None:
-            wants.append(Want(name, State.EXCLUDED, None, False, seen.excluded, (seen.excluded,)))
+            wants.append(
+                DeviceTarget(
+                    name, DeviceState.EXCLUDED, None, False, seen.excluded, (seen.excluded,)
+                )
+            )
         else:
             demand = estimates[name].demand
-            state = mine.state or (State.GUARD if demand else State.IDLE)
-            wants.append(Want(name, state, goal, demand, reason, (reason,)))
+            state = mine.state or (DeviceState.GUARD if demand else DeviceState.IDLE)
+            wants.append(DeviceTarget(name, state, goal, demand, reason, (reason,)))
         remembered[name] = mine
     devices = tuple(_record(want, remembered) for want in wants)
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
@@ -252,8 +260,10 @@ def _whose(foreign: Sequence[ForeignWrite]) -> str:
     return "; ".join(f"{who} set {' and '.join(set_)}" for who, set_ in by_writer.items())
 
 
-def _override(want: Want, state: State, target: Optional[int], reason: str) -> Want:
-    if want.state is State.EXCLUDED:
+def _override(
+    want: DeviceTarget, state: DeviceState, target: Optional[int], reason: str
+) -> DeviceTarget:
+    if want.state is DeviceState.EXCLUDED:
         return want
     steps = (*want.steps, reason)
     return replace(
@@ -261,7 +271,7 @@ def _override(want: Want, state: State, target: Optional[int], reason: str) -> W
     )
 
 
-def _record(want: Want, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
+def _record(want: DeviceTarget, remembered: Dict[str, DeviceMemory]) -> DeviceDecision:
     """Give the decision its id; it is a new one when state or target changed."""
     memory = remembered[want.name]
     last, new = memory.target_bytes, want.target_bytes
@@ -297,7 +307,7 @@ def _held_to(
 
 
 def _arbitrate(
-    wants: Sequence[Want], memory: Memory
+    wants: Sequence[DeviceTarget], memory: Memory
 ) -> Tuple[Optional[int], str, Optional[str]]:
     """One limit for all devices: `(goal, why, whose need)`; None means the limits as found.
 

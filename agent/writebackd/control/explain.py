@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The reasoning behind a decision, in words: only `why` asks.
+"""Renders the reasoning behind a decision as text, for `why`.
 
 Four sentences for each of 1 024 devices would be a tenth of every tick.
 """
@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from typing import Mapping, Optional, Tuple
 
-from writebackd import human
+from writebackd import formats
 from writebackd.control import reasons
 from writebackd.policy.schema import Objective
 from writebackd.tuning import DEMAND_WINDOW_S, FLOOD_RATE
-from writebackd.types.decision import Basis, DeviceDecision, Rule, State
+from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
 from writebackd.types.estimate import Estimate
 
 # Under these the law spends throughput on the objective.
 STEERED = (Rule.CUT, Rule.SHORT, Rule.DEAR, Rule.STEADY, Rule.ROOM)
 # What comes next where the law does not decide.
-_NEXT: Mapping[State, str] = {
-    State.IDLE: "{follows}. The device is guarded from the next tick after syncs reach"
+_NEXT: Mapping[DeviceState, str] = {
+    DeviceState.IDLE: "{follows}. The device is guarded from the next tick after syncs reach"
     " min-sync-rate{rate}, or one fsync takes longer than the objective.",
-    State.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
-    State.EXHAUSTED: "The limit stays at its floor while the cache is full. If this lasts,"
+    DeviceState.PACE: "The flooding unit is held just below the drain rate until the flood ends.",
+    DeviceState.EXHAUSTED: "The limit stays at its floor while the cache is full. If this lasts,"
     " `writebackctl pin` tries a smaller limit, at the cost of throughput. If that does not help,"
     " the queue is not made of dirty pages: check for direct IO, another host on the array, or a"
     " failing disk.",
-    State.BLIND: "{follows}.",
-    State.YIELDED: "Nothing is written until `writebackctl enforce`.",
-    State.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
-    State.EXCLUDED: "Nothing: this device does not affect the limit.",
+    DeviceState.BLIND: "{follows}.",
+    DeviceState.YIELDED: "Nothing is written until `writebackctl enforce`.",
+    DeviceState.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
+    DeviceState.EXCLUDED: "Nothing: this device does not affect the limit.",
 }
 
 
@@ -40,7 +40,7 @@ def verdict(decision: DeviceDecision, estimate: Optional[Estimate]) -> Optional[
         return None
     if judgement.met:
         return f"OK: {judgement.text}"
-    floor = ", limit at its floor" if decision.state is State.EXHAUSTED else ""
+    floor = ", limit at its floor" if decision.state is DeviceState.EXHAUSTED else ""
     return f"MISSES OBJECTIVE: {judgement.text}{floor}"
 
 
@@ -74,7 +74,7 @@ def _sentence(text: str) -> str:
 
 def explain(decision: DeviceDecision, estimate: Optional[Estimate]) -> Tuple[str, ...]:
     """The chain from what was seen to the decision made of it, one sentence each."""
-    if estimate is None or decision.state is State.EXCLUDED:
+    if estimate is None or decision.state is DeviceState.EXCLUDED:
         return decision.steps
     means = tuple(f"means: {text}" for text in _meaning(estimate, decision.basis))
     seen = tuple(f"seen: {text}" for text in _describe(estimate))
@@ -96,7 +96,7 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
     if estimate.flooded and estimate.full:
         found.append("write cache full, or none: syncs wait for the media")
     elif estimate.flooded and estimate.demand:
-        of = f" (about {human.size(cache)})" if cache else ""
+        of = f" (about {formats.size(cache)})" if cache else ""
         found.append(f"write cache{of} has room: few syncs wait")
     if estimate.demand_known and not estimate.demand:
         found.append("no sync demand")
@@ -109,14 +109,14 @@ def _meaning(estimate: Estimate, basis: Optional[Basis]) -> Tuple[str, ...]:
 
 def _describe(estimate: Estimate) -> Tuple[str, ...]:
     """What was seen, before any conclusion."""
-    steps = [f"writes {human.size(estimate.write_rate)}/s, "
-             f"{human.size(estimate.background_rate)}/s of it writeback"]
+    steps = [f"writes {formats.size(estimate.write_rate)}/s, "
+             f"{formats.size(estimate.background_rate)}/s of it writeback"]
     if estimate.drain_rate is None:
         steps.append("drain rate unknown")
     else:
-        steps.append(f"drain rate {human.size(estimate.drain_rate)}/s")
+        steps.append(f"drain rate {formats.size(estimate.drain_rate)}/s")
     if estimate.demand_known:
-        text = f"{human.count(estimate.sync_rate or 0.0)} syncs/s"
+        text = f"{formats.count(estimate.sync_rate or 0.0)} syncs/s"
         if estimate.fsync_p50_s is not None:
             text += f", p50 {_ms(estimate.fsync_p50_s)}, p99 {_ms(estimate.fsync_p99_s)}"
         if estimate.oldest_fsync_s > (estimate.fsync_p99_s or 0.0):
@@ -125,7 +125,7 @@ def _describe(estimate: Estimate) -> Tuple[str, ...]:
             text += f", unloaded {_ms(estimate.baseline_s)}"
         steps.append(text)
     if estimate.slow_share is not None:
-        steps.append(f"{human.percent(estimate.slow_share)} of sync time in slow syncs")
+        steps.append(f"{formats.percent(estimate.slow_share)} of sync time in slow syncs")
     return tuple(steps)
 
 
@@ -137,4 +137,4 @@ def _relation(basis: Basis, estimate: Estimate) -> str:
 
 
 def _ms(seconds: Optional[float]) -> str:
-    return "unknown" if seconds is None else f"{human.milliseconds(seconds)} ms"
+    return "unknown" if seconds is None else f"{formats.milliseconds(seconds)} ms"

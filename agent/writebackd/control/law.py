@@ -22,7 +22,8 @@ share.  By hand, each tick of a flood:
    meet it, it is not tried again for ten minutes.
 8. Floods of less than 30 s: memory may take 0.7 of what the pause between two of them drains, and
    what the policy's drain-time does.
-9. A flood that io.max holds (control/pace.py) has its pace by 5 to 7, in the place of the limit:
+9. A flood that io.max holds (control/pacing/pace.py) has its pace by 5 to 7, in the place of the
+limit:
    what that lets in is known.  It is never below the policy's pace-share of R.
 
 Limit and pace change every two seconds at most, upwards only while they hold writers back; no limit
@@ -53,7 +54,7 @@ from writebackd.tuning import (
 )
 from writebackd.types.copying import replace
 from writebackd.types.decision import Rule
-from writebackd.types.device_memory import Drain, Law
+from writebackd.types.device_memory import Drain, LawMemory
 from writebackd.types.estimate import Estimate
 
 
@@ -70,20 +71,20 @@ class Bounds:
     pace_share: float = 0.0  # of R, the least that a flood held by io.max gets
 
 
-def may_spend(law: Law, bounds: Bounds, paced: bool = False) -> float:
+def may_spend(law: LawMemory, bounds: Bounds, paced: bool = False) -> float:
     """Share of R that syncs may cost now."""
     share = bounds.spend + max(0.0, law.extra)
     return min(share, 1.0 - bounds.pace_share) if paced else share
 
 
-def in_waves(law: Law) -> bool:
+def in_waves(law: LawMemory) -> bool:
     """Whether floods come and go, and the one that is on is no longer than the one before."""
     pause = max(law.pause_s, law.quiet_s)
     return (law.lasted_s <= WAVE_S and PAUSE_LEAST * law.lasted_s <= pause <= 2 * WAVE_S
             and law.flood_s <= WAVE_LONGER * law.lasted_s + 1.0)
 
 
-def asked(law: Law, r: "float | None", bounds: Bounds) -> int:
+def asked(law: LawMemory, r: "float | None", bounds: Bounds) -> int:
     """The limit to ask for, bytes: the law's, or what a pause drains."""
     limit = law.limit_bytes or 0.0
     if r is not None and in_waves(law):
@@ -92,12 +93,12 @@ def asked(law: Law, r: "float | None", bounds: Bounds) -> int:
     return int(min(max(limit, bounds.floor), bounds.ceiling))
 
 
-def is_due(law: Law, now_s: float) -> bool:
+def is_due(law: LawMemory, now_s: float) -> bool:
     """Whether the last change has shown its effect."""
     return now_s - law.written_s >= EVERY_S - 1e-6
 
 
-def between(law: Law, dt_s: float) -> Law:
+def between(law: LawMemory, dt_s: float) -> LawMemory:
     """A tick without a flood."""
     lasted_s = law.flood_s or law.lasted_s
     # Before the first flood there is none to pause between.
@@ -106,8 +107,8 @@ def between(law: Law, dt_s: float) -> Law:
 
 
 def follow(
-    law: Law, d: Drain, e: Estimate, bounds: Bounds, in_force: bool, now_s: float, dt_s: float
-) -> Tuple[Law, Rule]:
+    law: LawMemory, d: Drain, e: Estimate, bounds: Bounds, in_force: bool, now_s: float, dt_s: float
+) -> Tuple[LawMemory, Rule]:
     """A tick of a flood, and the branch that decided."""
     law = _goes_on(law, dt_s)
     if in_waves(law) and asked(law, e.drain_rate, bounds) > (law.limit_bytes or 0.0):
@@ -129,8 +130,8 @@ def follow(
 
 
 def follow_pace(
-    law: Law, d: Drain, e: Estimate, bounds: Bounds, pace: float, r: float, dt_s: float
-) -> Tuple[Law, float, Rule]:
+    law: LawMemory, d: Drain, e: Estimate, bounds: Bounds, pace: float, r: float, dt_s: float
+) -> Tuple[LawMemory, float, Rule]:
     """A tick of a flood held at `pace` by io.max: what to multiply that with, and the branch."""
     law = replace(_goes_on(law, dt_s), extra=_extra(law.extra, e, bounds, dt_s))
     share = may_spend(law, bounds, paced=True)
@@ -143,7 +144,7 @@ def follow_pace(
     return law, by, rule
 
 
-def _goes_on(law: Law, dt_s: float) -> Law:
+def _goes_on(law: LawMemory, dt_s: float) -> LawMemory:
     pause = law.pause_s
     if law.quiet_s:
         pause = (pause + law.quiet_s) / 2 if pause else law.quiet_s
@@ -161,7 +162,7 @@ def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
     return max(0.0, extra - EXTRA * dt_s / (3 * TRY_S))
 
 
-def _seek(law: Law, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
+def _seek(law: LawMemory, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
     """R is not known: the limit up while that brings more.  A full cache then shows R."""
     limit = law.limit_bytes or float(bounds.floor)
     most = max(SEEK_MOST_S * d.rate, 2.0 * bounds.floor)
@@ -171,7 +172,7 @@ def _seek(law: Law, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
     return limit, Rule.MEASURE
 
 
-def _steer(law: Law, d: Drain, r: float, bounds: Bounds) -> Tuple[float, Rule]:
+def _steer(law: LawMemory, d: Drain, r: float, bounds: Bounds) -> Tuple[float, Rule]:
     """R is known: the limit after what syncs cost, or after the room there is."""
     limit = law.limit_bytes or float(bounds.floor)
     lets_in_all = r * d.limit_bytes / max(d.rate, 1.0) / limit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""From where the limit is to where it shall be, without blocking the host.
+"""Moves the limit in force to its goal without blocking writers.
 
 Lowering the limit below what is dirty blocks every buffered writer on every
 device until the difference has drained.  So the background limit goes down

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Every reason of a decision in words, one wording each, and what comes next."""
+"""One wording for each rule of the law: the reason, and what comes next."""
 
 from __future__ import annotations
 
 from typing import Mapping, NamedTuple, Optional, Tuple
 
-from writebackd import human
+from writebackd import formats
 from writebackd.tuning import (
     EXTRA,
     PAYS,
@@ -15,15 +15,15 @@ from writebackd.tuning import (
     TRY_S,
 )
 from writebackd.types.core_memory import Trial
-from writebackd.types.decision import Basis, Rule, State
+from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.estimate import Estimate
 
-STATES: Mapping[Rule, State] = {
-    Rule.REST: State.GUARD, Rule.WAVES: State.GUARD, Rule.COMING: State.GUARD,
-    Rule.OBSERVING: State.GUARD, Rule.LOOSE: State.GUARD, Rule.SEEK: State.PROBE,
-    Rule.MEASURE: State.GUARD, Rule.CUT: State.SQUEEZE, Rule.SHORT: State.PROBE,
-    Rule.DEAR: State.PROBE, Rule.STEADY: State.GUARD, Rule.ROOM: State.GUARD,
-    Rule.FLOOR: State.GUARD,
+STATES: Mapping[Rule, DeviceState] = {
+    Rule.REST: DeviceState.GUARD, Rule.WAVES: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
+    Rule.OBSERVING: DeviceState.GUARD, Rule.LOOSE: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
+    Rule.MEASURE: DeviceState.GUARD, Rule.CUT: DeviceState.SQUEEZE, Rule.SHORT: DeviceState.PROBE,
+    Rule.DEAR: DeviceState.PROBE, Rule.STEADY: DeviceState.GUARD, Rule.ROOM: DeviceState.GUARD,
+    Rule.FLOOR: DeviceState.GUARD,
 }
 
 # The reason without its figures, and what the law does next.
@@ -42,7 +42,7 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
                  "a larger limit would change nothing; the next flood that is throttled is"
                  " measured"),
     Rule.SEEK: ("the drain rate is unknown, a larger limit may raise throughput",
-                f"{SEEK:g} times the limit while that adds {human.percent(PAYS - 1)}"),
+                f"{SEEK:g} times the limit while that adds {formats.percent(PAYS - 1)}"),
     Rule.MEASURE: ("the drain rate is unknown, a larger limit did not raise throughput",
                    f"{SHOWN_S:g} s with a full cache give the drain rate"),
     Rule.CUT: ("the write cache is full, and syncs cost less than allowed",
@@ -122,8 +122,8 @@ def _longest(estimate: Estimate) -> str:
 def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     """Why the limit is `target_bytes`, in a sentence, with the price of doing better."""
     if rule is Rule.OBSERVING:
-        return f"{_WORDS[rule][0]} {human.size(target_bytes)}"
-    words = f"{_WORDS[rule][0]}: {human.size(target_bytes)}"
+        return f"{_WORDS[rule][0]} {formats.size(target_bytes)}"
+    words = f"{_WORDS[rule][0]}: {formats.size(target_bytes)}"
     if rule is Rule.REST:
         return words
     if estimate.flooded and estimate.drain_rate and basis.spent:
@@ -133,14 +133,14 @@ def law(rule: Rule, target_bytes: int, estimate: Estimate, basis: Basis) -> str:
 
 def held_to(name: str, target_bytes: int) -> str:
     """That another device, which needs less, is why a limit does not come."""
-    return f"{name} needs less, and its {human.size(target_bytes)} holds for both"
+    return f"{name} needs less, and its {formats.size(target_bytes)} holds for both"
 
 
 def cost(drain_rate: Optional[float], basis: Basis) -> str:
     """What syncs take of the drain rate, bytes per second, and what they may take."""
     return (
-        f"syncs cost {human.percent(basis.spent)} of {human.size(drain_rate or 0.0)}/s,"
-        f" {human.percent(basis.may_spend)} allowed"
+        f"syncs cost {formats.percent(basis.spent)} of {formats.size(drain_rate or 0.0)}/s,"
+        f" {formats.percent(basis.may_spend)} allowed"
     )
 
 
@@ -157,18 +157,18 @@ def trade(target_bytes: int, estimate: Estimate, basis: Basis) -> str:
     # What a sync waits for, and below the knee the rate as well, go with the limit.
     loss = 1.0 - min(1.0, estimate.background_rate * smaller / target_bytes / estimate.drain_rate)
     return (
-        f"{text}: about {human.size(int(smaller))} would meet it and lose up to"
-        f" {human.percent(loss)} of {human.size(estimate.drain_rate)}/s"
+        f"{text}: about {formats.size(int(smaller))} would meet it and lose up to"
+        f" {formats.percent(loss)} of {formats.size(estimate.drain_rate)}/s"
     )
 
 
 def kept(reason: str, flooded: bool, target_bytes: int, over_s: float, left_s: float) -> str:
     """`reason` where the last sync was `over_s` ago: the limit stays for `left_s` more."""
-    over = f"no sync for {human.duration(over_s)}"
-    stays = f"kept for {human.duration(max(0.0, left_s))} more"
+    over = f"no sync for {formats.duration(over_s)}"
+    stays = f"kept for {formats.duration(max(0.0, left_s))} more"
     if flooded:
         return f"{reason}; {over}, limit {stays}"
-    return f"{over} and no flood: {human.size(target_bytes)} {stays}"
+    return f"{over} and no flood: {formats.size(target_bytes)} {stays}"
 
 
 def without_demand(flooded_lately: bool) -> str:
@@ -180,8 +180,8 @@ def without_demand(flooded_lately: bool) -> str:
 
 def relaxed(target_bytes: int, drain_rate: float, seconds: float) -> str:
     return (
-        f"no sync demand: {human.size(target_bytes)}, which drain in {seconds:g} s at"
-        f" {human.size(drain_rate)}/s"
+        f"no sync demand: {formats.size(target_bytes)}, which drain in {seconds:g} s at"
+        f" {formats.size(drain_rate)}/s"
     )
 
 
@@ -191,8 +191,8 @@ def blind(target_bytes: Optional[int], flood_rate: Optional[float], hold_s: floa
         return "fsync latency is not visible, no flood: original limits"
     flood = f"a flood ended less than {hold_s:g} s ago"
     if flood_rate is not None:
-        flood = f"a flood of {human.size(flood_rate)}/s"
-    return f"fsync latency is not visible, {flood}: {human.size(target_bytes)}"
+        flood = f"a flood of {formats.size(flood_rate)}/s"
+    return f"fsync latency is not visible, {flood}: {formats.size(target_bytes)}"
 
 
 # ---- the limit of the host -------------------------------------------------
@@ -207,20 +207,20 @@ def loosest(device: str) -> str:
 
 
 def of_memory(limit_bytes: int, share: float) -> str:
-    return f"; at most {human.size(limit_bytes)}, {human.percent(share)} of dirtyable memory"
+    return f"; at most {formats.size(limit_bytes)}, {formats.percent(share)} of dirtyable memory"
 
 
 def stuck(stuck_bytes: int, devices: str) -> str:
-    return f"; plus {human.size(stuck_bytes)} dirty on {devices} that do not drain"
+    return f"; plus {formats.size(stuck_bytes)} dirty on {devices} that do not drain"
 
 
 def small_share(cgroup: str, bytes_: float) -> str:
     """Of a cgroup whose memory is so small that its share of the limit strangles it."""
-    return f"{cgroup} gets {human.size(bytes_)} of it"
+    return f"{cgroup} gets {formats.size(bytes_)} of it"
 
 
 def raised(limit_bytes: int, bytes_: float) -> str:
-    return f"raised to {human.size(limit_bytes)}, of which it gets {human.size(bytes_)}"
+    return f"raised to {formats.size(limit_bytes)}, of which it gets {formats.size(bytes_)}"
 
 
 def not_raised(others: Optional[str]) -> str:
@@ -228,13 +228,13 @@ def not_raised(others: Optional[str]) -> str:
 
 
 def others_flood(rate: float, device: str) -> str:
-    return f"other cgroups write {human.size(rate)}/s to {device}, which has sync demand"
+    return f"other cgroups write {formats.size(rate)}/s to {device}, which has sync demand"
 
 
 def trial(running: Trial) -> str:
     """Of a block with the original limits, or with what they are reduced to."""
     limit = running.limit_bytes
-    reduced = "" if limit is None else f", reduced to {human.size(limit)}"
+    reduced = "" if limit is None else f", reduced to {formats.size(limit)}"
     block = f"block {running.block} of {running.blocks}"
     return f"trial of {running.device}, {block}: original limits{reduced}"
 
@@ -250,10 +250,11 @@ def next_step(rule: Rule) -> str:
 def objective_note() -> str:
     """What the law does about an objective that is missed."""
     return (
-        f"while p99 is above the objective, syncs may cost {human.percent(EXTRA)} more of the drain"
-        f" rate for {TRY_S:g} s; if that does not help, again after {human.duration(TRY_AGAIN_S)}"
+        f"while p99 is above the objective, syncs may cost {formats.percent(EXTRA)} more of the"
+        " drain"
+        f" rate for {TRY_S:g} s; if that does not help, again after {formats.duration(TRY_AGAIN_S)}"
     )
 
 
 def _ms(seconds: float) -> str:
-    return human.milliseconds(seconds)
+    return formats.milliseconds(seconds)

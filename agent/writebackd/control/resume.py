@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The memory that goes with levers taken over from the run before.
+"""Restores the memory of paces and caps that were adopted from an earlier run.
 
 Without it a flood that is held looks like one with a limit of somebody else's, and a
 capped device like one that nobody floods: after a restart all would be let go and begun

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""From what was read to what is believed.  Pure: no clock, no file, no kernel."""
+"""From samples to estimates of each device.  Pure: no clock, file or kernel."""

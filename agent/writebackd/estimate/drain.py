@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""How a device drains: whether it is flooded, whether its cache is full, R, and a sync's price.
+"""Estimates a device's drain rate, whether it is flooded, cache fill and the cost of a sync.
 
 A write cache completes writes at link speed until it is full, so the highest rate seen is not what
 the media take.  Whether it is full the syncs tell: they take 0.1 ms while the cache has room, and

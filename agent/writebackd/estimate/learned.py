@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What was learned of a device, carried from one run of the daemon to the next.
+"""Learned values of a device that outlive a restart of the daemon.
 
 A restart costs a database its latency until the next flood has shown the drain
 rate again; a disk's rate and unloaded latency outlive the daemon by far.  What

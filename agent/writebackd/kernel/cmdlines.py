@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from typing import Deque, Dict, Iterable, NamedTuple, Optional, Tuple
 
-from writebackd.kernel import argv
+from writebackd.kernel import argv_redaction
 from writebackd.kernel.files import KernelFiles
 
 # Of a command line, its start; and processes remembered.
@@ -73,6 +73,6 @@ class CommandLines:
             text, uid = self._files.read_owned(f"/proc/{pid}/cmdline")
         except OSError:
             return None
-        line = argv.told(text[:_MOST_LOOKED_AT])
+        line = argv_redaction.redacted(text[:_MOST_LOOKED_AT])
         more = "..." if len(line) > MOST_CHARS else ""
         return CommandLine(line[:MOST_CHARS] + more, uid) if line else None

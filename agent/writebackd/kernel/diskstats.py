@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""/proc/diskstats, read once a tick for all block devices together."""
+"""Reads /proc/diskstats once a tick for all block devices."""
 
 from __future__ import annotations
 

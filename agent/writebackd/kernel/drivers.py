@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which driver talks to a disk, from its place in /sys alone."""
+"""The driver of a disk, from its place in /sys."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The only door to kernel files; every path lies under a root that tests replace."""
+"""Access to kernel files; every path lies under a root that tests replace."""
 
 from __future__ import annotations
 

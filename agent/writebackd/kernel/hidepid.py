@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What /proc hides: with hidepid= a process sees no others, unless it may trace them."""
+"""Detects a /proc mounted with hidepid=, and which processes are hidden."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which of the object's programs this kernel takes, found by loading them.
+"""Chooses the BPF programs that this kernel can load and attach.
 
 Best hook first: fentry on the filesystems' own fsync functions, their
 tracepoints, kprobes, and the syscalls last, because every syscall of the host

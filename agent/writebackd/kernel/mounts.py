@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Mounted filesystems: /proc/self/mountinfo, and a cheap way to see it change."""
+"""Mounted filesystems from /proc/self/mountinfo, and a cheap check for changes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What one tick saw inside the kernel: the BPF probe, and procfs without it.
+"""Opens and reads the probe: BPF, or procfs without it.
 
 Counting goes on in BPF all the time; `read` takes the difference to the last
 call.  Counting starts when the probe is opened, so nothing from before is in it.
@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple, Union
 
-from writebackd.kernel import hooks, layout, libbpf
-from writebackd.kernel.cgroups import cgroup2_mount
+from writebackd.kernel import bpf_layout, hooks, libbpf
+from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.readers import (
+from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,
     Reading,
@@ -88,11 +88,11 @@ class BpfProbe:
         """`image` is the object's content; `cpus` and `devices` size for another host."""
         cgroup = cgroup2_mount(files)
         cpus = libbpf.possible_cpus() if cpus is None else cpus
-        self.sizes = layout.plan_sizes(
+        self.sizes = bpf_layout.plan_sizes(
             len(files.listdir("/sys/block")) if devices is None else devices, cpus, queue_latency
         )
-        self._entries = layout.table_entries(cpus)
-        self._constants = layout.ProbeConfig(
+        self._entries = bpf_layout.table_entries(cpus)
+        self._constants = bpf_layout.ProbeConfig(
             slots=self.sizes.slots,
             shard_mask=self.sizes.shards - 1,
             shard_shift=self.sizes.shard_shift,
@@ -127,7 +127,7 @@ class BpfProbe:
         obj.set_entries("dirtiers", self._entries)
         obj.set_entries("cgroup_syncs", self._entries)
         self._set_constants(obj)
-        for name, size in layout.VALUE_SIZES.items():
+        for name, size in bpf_layout.VALUE_SIZES.items():
             found = obj.map(name).value_size
             if found != size:
                 raise OSError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The probe opened again: a filesystem came whose module had not been there to hook.
+"""Opens the probe again when a filesystem module appears that was not hooked.
 
 Opening takes 1 to 3 s, and closing waits for the kernel hook by hook: threads do both.
 """

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Everything that one tick reads, put together into a Sample."""
+"""Puts everything that one tick reads into a Sample."""
 
 from __future__ import annotations
 
 from typing import Callable, Dict, FrozenSet, Mapping, Optional, Tuple
 
-from writebackd.kernel.cgroups import cgroup2_mount, path_of_process
+from writebackd.kernel.cgroup_index import CgroupIndex
+from writebackd.kernel.cgroup_io_max import cgroup2_mount, path_of_process
 from writebackd.kernel.diskstats import DiskStats, DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.groups import Cgroups
+from writebackd.kernel.map_readers import CgroupReading, Reading
 from writebackd.kernel.probe import Probe
-from writebackd.kernel.readers import CgroupReading, Reading
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.vm import host_info, read_state
 from writebackd.types.copying import replace
@@ -46,7 +46,7 @@ class Sampler:
         self.excluded = excluded
         self.watch_cgroups = False  # read the files of cgroups that flood: pacing needs them
         self.paced: FrozenSet[str] = frozenset()  # and of these, whatever they do
-        self._cgroups = Cgroups(files, cgroup2_mount(files))
+        self._cgroups = CgroupIndex(files, cgroup2_mount(files))
         self._files = files
         self._topology = topology
         self._host = host_info(files)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Signals as something that a selector can wait for."""
+"""Signals as a file descriptor for the selector."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which BDI serves which filesystem, and the disks at the bottom of it.
+"""Maps filesystems to their BDI and to the leaf disks below it.
 
 Dirty pages belong to the BDI of a whole block device (that of the disk for a
 partition, the dm or md device's own for LVM and RAID) or to btrfs' own.
@@ -19,9 +19,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
+from writebackd.kernel.disk_identity import leaf_identity, stacked_identity, volume_identity
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.identity import leaf_identity, stacked_identity, volume_identity
 from writebackd.kernel.mounts import Mount, MountWatch, read_mounts
 from writebackd.kernel.uevents import Uevents
 from writebackd.types.storage import Device

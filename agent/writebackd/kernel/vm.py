@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple, Optional, Tuple
 
-from writebackd import human
+from writebackd import formats
 from writebackd.kernel.files import KernelFiles
 from writebackd.types.levers import VmLimits
 from writebackd.types.samples import HostInfo, VmState
@@ -57,7 +57,7 @@ PAIRS = (LIMIT, BACKGROUND)
 def in_words(limits: VmLimits) -> str:
     """Limit and background limit, as `20 % / 10 %` or `64M / 32M`."""
     values = (pair.value(limits) for pair in PAIRS)
-    return " / ".join(human.size(value[0]) if value[0] else f"{value[1]} %" for value in values)
+    return " / ".join(formats.size(value[0]) if value[0] else f"{value[1]} %" for value in values)
 
 
 def _read_once(files: KernelFiles) -> VmLimits:

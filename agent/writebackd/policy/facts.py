@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a host says of itself, as the rules of [match] ask for it; read by kernel/facts.py.
+"""Types of the host's facts that the rules of [match] test; kernel/host_facts.py reads them.
 
 None is what could not be told: it is no "no".
 """

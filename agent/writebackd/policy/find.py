@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Where policy files are: names, directories, drop-ins, and what is masked."""
+"""Finds policy files and drop-ins in their directories, and what is masked."""
 
 from __future__ import annotations
 

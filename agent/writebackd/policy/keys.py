@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a policy can say: one table of keys.
+"""The table of all policy keys: section, unit, default, range.
 
 It is the only place that knows a key's unit, default and range; the parser, ``render``
 and docs/reference/policy-keys.md all follow it. Reasons for the shipped values are in

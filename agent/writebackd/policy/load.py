@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Policies by name: one, all, and one as text again."""
+"""Loads policies by name, and renders one as text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which policy fits a host: the rules of [match] against its facts, every point with its evidence.
+"""Matches policies to this host: scores their [match] rules and gives the evidence.
 
 Pure but for `choose`, which reads the policies.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A policy's files put together, and checks of its keys against each other."""
+"""Merges a policy's files and checks its keys against each other."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ class Merger:
             devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
             probe=schema.Probe(**fields["probe"]),
             metrics=schema.Metrics(**fields["metrics"]),
-            history=schema.Kept(**fields["history"]),
+            history=schema.HistorySettings(**fields["history"]),
             origins=dict(self.origins),
             files=tuple(str(path) for path in files),
             windows=tuple(self._windows()),

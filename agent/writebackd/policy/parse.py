@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One policy file: read safely, cut into assignments, every error with file and line.
+"""Parses one policy file: strict, every error with file and line.
 
 configparser is not used: it forgets line numbers, and ``file:line`` is what an admin needs.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The daemon's policy: what is in force by the clock, and the files read again while it runs."""
+"""Reloads the policy while the daemon runs, in a thread."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The rules of [match], ``POINTS: WHAT``: text to value and back, exactly."""
+"""The rules of [match], ``POINTS: WHAT``: parsed and formatted exactly."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A policy: the frozen values of its sections, and which devices it is for."""
+"""A policy: the frozen values of its sections, and the devices it is for."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Kept:
+class HistorySettings:
     """[history]."""
 
     samples_bytes: int
@@ -235,7 +235,7 @@ class Policy:
     devices: Devices
     probe: Probe
     metrics: Metrics
-    history: Kept
+    history: HistorySettings
     # (section, key) -> 'file:line' or 'default'; device sections as ('device GLOB', key).
     origins: Mapping[Tuple[str, str], str] = field(compare=False)
     # The files that were merged, in the order they were read.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which window of a policy is open, by the wall clock of a sample.
+"""Which window of a policy is open at a sample's wall-clock time.
 
 It is chosen outside of the law, which gets a policy without windows: so a tape has what was in
 force, and is decided again to the same in any time zone.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Units of policy files and the command line: text to number and back, exactly.
+"""Units in policy files and on the command line: parsed and formatted exactly.
 
 Every ``format_*`` gives text that its ``parse_*`` reads back to the same number, so that a
 rendered policy is the policy. Arithmetic is decimal, never binary floating point: ``0.1`` of a

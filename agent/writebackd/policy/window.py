@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""When a window is open, ``Mon..Fri 22:00-06:00``: text to value and back, exactly. Pure."""
+"""When a window is open, ``Mon..Fri 22:00-06:00``: parsed and formatted exactly.  Pure."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the agent tells people: status, history, control socket."""
+"""What the agent reports: answers, history, metrics, pages, control socket."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Frozen values as JSON and back, by the types that their fields declare. Pure.
+"""Encodes frozen values as JSON and decodes them by their fields' types.  Pure.
 
 Fields are named and left out where they have their default: what a later release adds to a
 value, with a default, does not make older recordings unreadable.

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from writebackd.report.answer_parts import Json, decisions_of, finite
-from writebackd.report.server import RequestError
+from writebackd.report.control_server import RequestError
 from writebackd.report.snapshot import Snapshot
-from writebackd.types.decision import DeviceDecision, State
+from writebackd.types.decision import DeviceDecision, DeviceState
 from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample
 from writebackd.types.storage import Backing, Device, Protection
@@ -116,7 +116,7 @@ def _topology_row(
         "driver": device.driver,
         "diskseq": device.diskseq,
         "state": decision.state.value if decision else None,
-        "managed": decision is not None and decision.state is not State.EXCLUDED,
+        "managed": decision is not None and decision.state is not DeviceState.EXCLUDED,
         "reason": decision.reason if decision else "not decided yet",
     }
 

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Callable, List, Optional, Sequence, Tuple
 
-from writebackd import human
-from writebackd.report.figures import Figures, fold
+from writebackd import formats
+from writebackd.report.device_figures import Figures, fold
 from writebackd.report.plot import LINEAR, LOG, SIZES, Axis, Frame, Point, Words, axis, escape
 
 WIDTH, LEFT, RIGHT = 960.0, 62.0, 22.0
@@ -61,11 +61,11 @@ class Mark:
 
 
 def _rate(value: float) -> str:
-    return f"{human.size(value)}/s"
+    return f"{formats.size(value)}/s"
 
 
 def _latency(value: float) -> str:
-    return f"{human.milliseconds(value)} ms" if value < 0.995 else f"{value:g} s"
+    return f"{formats.milliseconds(value)} ms" if value < 0.995 else f"{value:g} s"
 
 
 PANELS = (
@@ -76,7 +76,7 @@ PANELS = (
             Line("this device's target", "target", lambda row: row.target_bytes),
             Line("in force", "one", lambda row: row.limit_bytes),
         ),
-        human.size,
+        formats.size,
         SIZES,
     ),
     Panel(
@@ -100,7 +100,7 @@ PANELS = (
     Panel(
         "write cache, full to",
         (Line("estimate", "one", lambda row: row.fill_share),),
-        human.percent,
+        formats.percent,
         top=1.0,
     ),
 )
@@ -249,7 +249,7 @@ def _hovers(panels: Sequence[Panel], drawn: Sequence[Bin], across: Axis) -> List
     frame = Frame(across, _YES, LEFT, 12.0, WIDTH - RIGHT, bottom)
     for each in drawn:
         when = time.strftime("%m-%d %H:%M:%S", time.localtime(each.begin_s))
-        lines = [f"{when}, {human.duration(each.end_s - each.begin_s)}"] + [
+        lines = [f"{when}, {formats.duration(each.end_s - each.begin_s)}"] + [
             f"{panel.title}, {line.name}: {panel.words(value)}"
             for panel in panels
             for line in panel.lines

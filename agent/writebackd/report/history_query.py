@@ -10,7 +10,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
-from writebackd.report.figures import Figures
+from writebackd.report.device_figures import Figures
 from writebackd.report.history_schema import (
     EVENT_COLUMNS,
     FIGURE_COLUMNS,

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Optional, Tuple
 
-from writebackd.report.figures import Figures
+from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import HIST_BUCKETS, Histogram
 
 # 2 has the figures and the alerts; a file of version 1 gets them, a later one is set aside.

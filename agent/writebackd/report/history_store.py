@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple, Union
 
-from writebackd.report.figures import COARSE_S, Figures, fold
+from writebackd.report.device_figures import COARSE_S, Figures, fold
 from writebackd.report.history_schema import (
     EVENT_COLUMNS,
     FIGURE_COLUMNS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""A Snapshot as OpenMetrics 1.0 text, or as the older text format of Prometheus. Pure.
+"""Renders metrics as OpenMetrics 1.0 or Prometheus text.  Pure.
 
 Prometheus asks for the first; node_exporter's textfiles and `promtool check metrics` know only
 the second. Names and labels are the same in both. Latencies are classic histograms: neither
@@ -14,10 +14,10 @@ import math
 from itertools import accumulate
 from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
-from writebackd.alert.values import AlertName, Severity
+from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.totals import FSYNC_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
-from writebackd.types.decision import DeviceDecision, Mode, State
+from writebackd.types.decision import DeviceDecision, DeviceState, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind
 from writebackd.types.samples import DeviceSample
@@ -232,7 +232,7 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
     decisions = {each.name: each for each in snapshot.decision.devices}
     states = [each.state for each in snapshot.decision.devices]
     name = page.family("devices", "gauge", "Devices by state, excluded ones included.")
-    for state in State:
+    for state in DeviceState:
         page.add(name, labels_text([("state", state.value)]), states.count(state))
     rows = [
         _Row(
@@ -307,8 +307,8 @@ def _objective(row: _Row) -> Optional[float]:
 # Of a device that is left alone there is no row.
 _STATES = tuple(
     (state, labels_text([("state", state.value)]))
-    for state in State
-    if state is not State.EXCLUDED
+    for state in DeviceState
+    if state is not DeviceState.EXCLUDED
 )
 
 _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (

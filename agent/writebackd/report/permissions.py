@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Files that name processes of all users: for root, and for the group that reads logs."""
+"""File modes for files that name processes of all users: root and group adm."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Axes, lines and stretches of time as SVG without a script, for all pages of HTML. Pure.
+"""Plots panels of one device over a common time axis as SVG.  Pure.
 
 Own code and not a library: the colours come from the page's style sheet (light,
 dark and paper share one drawing), and a plot has to stay a few kB where a page

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""All that the reports are made of, as of one tick."""
+"""A Snapshot: everything that reports are made of, as of one tick."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Mapping, NamedTuple, Optional, Tuple
 
-from writebackd.alert.routes import RouteState
-from writebackd.alert.values import Alert, AlertName
-from writebackd.kernel.rivals import Rival
+from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.kernel.conflicting_tools import ConflictingTool
+from writebackd.notify import RouteState
 from writebackd.policy.schema import Objective
 from writebackd.policy.timetable import Open
 from writebackd.report.totals import Totals
@@ -80,7 +80,7 @@ class Snapshot:
     messages: Tuple[str, ...] = ()  # warnings to show, such as degraded hotplug
     policy_chosen: str = ""  # why this policy, in words
     policy_files: Tuple[str, ...] = ()  # that it was read from, its own first
-    rivals: Optional[Tuple[Rival, ...]] = None  # None: not looked for yet
+    rivals: Optional[Tuple[ConflictingTool, ...]] = None  # None: not looked for yet
     totals: Totals = field(default_factory=Totals)  # counted since the start
     alerts: Tuple[Alert, ...] = ()  # that stand
     routes: Tuple[RouteState, ...] = ()  # where that is told

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The metrics as a file for node_exporter's textfile collector, written by a thread."""
+"""Writes the metrics for node_exporter's textfile collector, in a thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections import deque
 from pathlib import Path
 from typing import Deque, Optional
 
+from writebackd.report.atomic_write import write_atomically
 from writebackd.report.metrics import PROMETHEUS, render
 from writebackd.report.snapshot import Snapshot
-from writebackd.report.write_over import write_over
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class TextFile:
         """Replace the file; what went wrong."""
         try:
             # node_exporter reads *.prom, so it never sees the file beside it.
-            write_over(self.path, text.encode("utf-8"))
+            write_atomically(self.path, text.encode("utf-8"))
         except OSError as error:
             return f"cannot be written: {error.strerror}"
         return None

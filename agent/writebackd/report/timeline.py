@@ -8,9 +8,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
+from writebackd.report.device_figures import Figures
 from writebackd.report.device_plot import Mark
-from writebackd.report.events import RESOLVED
-from writebackd.report.figures import Figures
+from writebackd.report.history_events import RESOLVED
 from writebackd.report.history_schema import Event
 
 STATES = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What is counted since the start, for metrics: only counters survive missed scrapes.
+"""Counters since the start of the daemon, for metrics.
 
 Frozen as all that a Snapshot holds, since a thread may render it while the loop
 goes on. A device's counts end with the device.

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import List, Optional, Tuple
 
-from writebackd import human
-from writebackd.alert.values import AlertName, Severity
+from writebackd import formats
+from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.control.reasons import Judgement, judged
 from writebackd.report.answer_parts import Json, finite
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
-from writebackd.types.decision import Mode, State
+from writebackd.types.decision import DeviceState, Mode
 
 _PAIR = ("dirty_bytes", "dirty_background_bytes")
 
@@ -20,7 +20,7 @@ def verdict_json(snapshot: Snapshot) -> Json:
     since_s = standing(snapshot).since_s
     for_s = snapshot.sample.wall_s - since_s
     if code in _LASTING and for_s >= 1.0:
-        text += f", for {human.duration(for_s)}"
+        text += f", for {formats.duration(for_s)}"
     return {
         "code": code.value,
         "device": device,
@@ -69,7 +69,7 @@ def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
         on = "" if alert.device is None else f" on {alert.device}"
         more = f" (and {len(alerts) - 1} more)" if alerts[1:] else ""
         return VerdictCode.ALERT, alert.device, f"{alert.name.value}{on}{more}"
-    managed = [each for each in snapshot.decision.devices if each.state is not State.EXCLUDED]
+    managed = [each for each in snapshot.decision.devices if each.state is not DeviceState.EXCLUDED]
     estimates = snapshot.estimates
     if managed and not any(estimates[each.name].demand_known for each in managed):
         return (
@@ -83,7 +83,7 @@ def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
         text = f"block {trial.block} of {trial.blocks}; {well}"
         return VerdictCode.TRIAL, trial.device, text
     if memory.pin_bytes is not None and snapshot.mode is Mode.ENFORCE:
-        return VerdictCode.PINNED, device, f"limit {human.size(memory.pin_bytes)}; {well}"
+        return VerdictCode.PINNED, device, f"limit {formats.size(memory.pin_bytes)}; {well}"
     if snapshot.mode is Mode.OBSERVE:
         return VerdictCode.OBSERVING, device, f"no limit is written; {well}"
     return VerdictCode.OK, device, f"{well}, {_limit(snapshot)}"
@@ -102,7 +102,7 @@ def _judgements(snapshot: Snapshot) -> List[Tuple[str, Judgement]]:
 
 def _limit(snapshot: Snapshot) -> str:
     """The limit in force, and why it is not the daemon's where it is not."""
-    text = f"limit {human.size(snapshot.sample.vm.threshold_bytes)}"
+    text = f"limit {formats.size(snapshot.sample.vm.threshold_bytes)}"
     memory = snapshot.memory
     if snapshot.off is not None:
         return f"{text} (off)"

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Optional, Tuple
 
-from writebackd import human
+from writebackd import formats
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.learned import earlier_drain_age_s
-from writebackd.report.alerts import alerts_json
+from writebackd.report.active_alerts import alerts_json
 from writebackd.report.answer_parts import Json, decisions_of, pinned_json, trial_json
 from writebackd.report.device_answers import device_row, find_devices
 from writebackd.report.snapshot import Snapshot
@@ -64,7 +64,7 @@ def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
     age_s = earlier_drain_age_s(memory, snapshot.sample.wall_s)
     if age_s is None:
         return ()
-    rate, age = human.size(memory.drain_rate), human.duration(age_s)
+    rate, age = formats.size(memory.drain_rate), formats.duration(age_s)
     return (f"drain rate {rate}/s, learned before the restart, {age} ago",)
 
 
@@ -110,14 +110,16 @@ def _next_of_limit(snapshot: Snapshot) -> str:
     if decision.goal_bytes is None or decision.limit_bytes is None:
         return "The original limits stay."
     # What reads the same is the same: the law leaves small differences alone.
-    if human.size(decision.goal_bytes) == human.size(decision.limit_bytes):
+    if formats.size(decision.goal_bytes) == formats.size(decision.limit_bytes):
         return "The limit stays until a device's target changes."
     if decision.goal_bytes < decision.limit_bytes:
         backlog = vm.dirty_bytes + vm.writeback_bytes
         rate = sum(each.background_rate for each in snapshot.estimates.values())
-        takes = f" (about {human.duration(backlog / rate)} at {human.size(rate)}/s)" if rate else ""
+        takes = (
+            f" (about {formats.duration(backlog / rate)} at {formats.size(rate)}/s)" if rate else ""
+        )
         return (
-            f"The limit falls to {human.size(decision.goal_bytes)} as {human.size(backlog)} of"
+            f"The limit falls to {formats.size(decision.goal_bytes)} as {formats.size(backlog)} of"
             f" dirty pages are written{takes}."
         )
-    return f"The limit rises to {human.size(decision.goal_bytes)} step by step."
+    return f"The limit rises to {formats.size(decision.goal_bytes)} step by step."

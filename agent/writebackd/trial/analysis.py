@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What a trial's blocks say: differences with 95 % intervals. Pure.
+"""Analyses a trial: differences between the arms with 95 % intervals.  Pure.
 
 Both blocks of a pair give one ratio, and the logarithms of the ratios Student's t: p99
 and rates scatter by factors, not by amounts, and a handful of pairs is too few for a
@@ -14,10 +14,10 @@ import math
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from writebackd import human
-from writebackd.report.figures import Figures, fold
-from writebackd.trial.course import Tick
+from writebackd import formats
+from writebackd.report.device_figures import Figures, fold
 from writebackd.trial.plan import LEAST_PAIRS, ORIGINAL, Plan
+from writebackd.trial.trial_run import TrialTick
 from writebackd.tuning import FLOOD_RATE
 
 # Of a block that was cut short, the part that has to be there.
@@ -147,9 +147,9 @@ MEASURES: Tuple[Tuple[str, Measure, bool], ...] = (
 )
 
 
-def analyse(plan: Plan, ticks: Sequence[Tick]) -> Result:
+def analyse(plan: Plan, ticks: Sequence[TrialTick]) -> Result:
     """`ticks` as they came, to the end of the trial or to where it was stopped."""
-    by_block: Dict[int, List[Tick]] = {}
+    by_block: Dict[int, List[TrialTick]] = {}
     for tick in ticks:
         by_block.setdefault(tick.block, []).append(tick)
     blocks = tuple(block_of(plan, number, seen) for number, seen in sorted(by_block.items()))
@@ -163,7 +163,7 @@ def analyse(plan: Plan, ticks: Sequence[Tick]) -> Result:
     )
 
 
-def block_of(plan: Plan, number: int, ticks: Sequence[Tick]) -> Block:
+def block_of(plan: Plan, number: int, ticks: Sequence[TrialTick]) -> Block:
     """`ticks` are all of block `number`, from 0."""
     counting = [tick for tick in ticks if tick.counts]
     figures = fold([tick.figures for tick in counting]) if counting else None
@@ -206,7 +206,7 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
     rewritten = wrote[1][0] == less and original.dirty_bytes >= WRITEBACK_S * more
     held = slept >= SLEPT_SHARE or rewritten
     if less < DIRTIED_LEFT * more and more >= FLOOD_RATE and not held:
-        ours, theirs = (human.size(rate) for rate, _ in wrote)
+        ours, theirs = (formats.size(rate) for rate, _ in wrote)
         return f"writers dirtied {ours}/s in the agent's and {theirs}/s in the other"
     idle = [not each.fsyncs and not each.oldest_s for each in (one, other)]
     if idle[0] != idle[1]:
@@ -216,7 +216,7 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
     )
     rates = [each.fsyncs / each.span_s for each in (faster, slower)]
     if rates[0] < SYNCS_LEFT * rates[1] and slept < SLEPT_SHARE:
-        few, many = map(human.count, rates)
+        few, many = map(formats.count, rates)
         return f"where fsync was faster, {few} came per second, and {many} where it was slower"
     return None
 

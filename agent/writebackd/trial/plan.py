@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which limits when: the order of a trial's blocks, and what both sides of the socket keep to."""
+"""The plan of a trial: order and length of its blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass
 from typing import Optional
 
-from writebackd import human
+from writebackd import formats
 
 AGENT, ORIGINAL = "a", "o"
 # Of a block, and 5 s at least: the limit ramps, and what the block before left in memory and in
@@ -34,7 +34,7 @@ class Plan:
     block_s: float
     settle_s: float  # of each block, left out of what is compared
     ceiling_s: float  # the limits as found are cut to what the disk drains in this time
-    stop_s: Optional[float]  # an fsync that takes longer ends it; None: see course.py
+    stop_s: Optional[float]  # an fsync that takes longer ends it; None: see trial_run.py
 
     @property
     def duration_s(self) -> float:
@@ -48,11 +48,11 @@ def order(duration_s: float, block_s: float, seed: int) -> str:
     Raises ValueError, saying what would do.
     """
     if not LEAST_BLOCK_S <= block_s <= MOST_BLOCK_S:
-        least, most = human.duration(LEAST_BLOCK_S), human.duration(MOST_BLOCK_S)
+        least, most = formats.duration(LEAST_BLOCK_S), formats.duration(MOST_BLOCK_S)
         raise ValueError(f"a block takes {least} to {most}")
     pairs = math.floor(duration_s / (2 * block_s) + 1e-9)
     if pairs < 1:
-        raise ValueError(f"two blocks of {human.duration(block_s)} need that time twice")
+        raise ValueError(f"two blocks of {formats.duration(block_s)} need that time twice")
     if 2 * pairs > MOST_BLOCKS:
         raise ValueError(f"more than {MOST_BLOCKS} blocks: make them longer")
     # Not for secrets: for the same order from the same seed.

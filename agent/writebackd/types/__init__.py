@@ -8,5 +8,5 @@ was based on.  Units are in the names: `_s` seconds, `_bytes` bytes, `_rate` byt
 per second, `_share` a fraction of one.  `None` means "not known", never zero.
 
 Memory lives here and not beside its owners, because estimate/ reads what control/ remembers and
-may not import it.  What only one package needs is beside its owner (alert/state.py).
+may not import it.  What only one package needs is beside its owner (alerts/detector_memory.py).
 """

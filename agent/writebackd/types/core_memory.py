@@ -14,7 +14,7 @@ from writebackd.types.pace_memory import PaceMemory
 
 @dataclass(frozen=True)
 class Cap:
-    """A limit of one device's own; see control/beside.py."""
+    """A limit of one device's own; see control/device_limits.py."""
 
     bytes: int
     in_force: bool = False  # the kernel has taken it
@@ -23,7 +23,7 @@ class Cap:
 
 @dataclass(frozen=True)
 class Lift:
-    """The global limit raised for small cgroups; see control/lift.py."""
+    """The global limit raised for small cgroups; see control/small_cgroups.py."""
 
     limit_bytes: Optional[int] = None  # the raised one; None: not raised
     seen_s: Mapping[str, float] = field(default_factory=dict)  # by path: when each last wrote
@@ -33,7 +33,7 @@ class Lift:
 
 @dataclass(frozen=True)
 class Trial:
-    """The block of a trial that is on; see trial/course.py."""
+    """The block of a trial that is on; see trial/trial_run.py."""
 
     device: str
     block: int  # from 1
@@ -48,7 +48,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Stuck:
-    """What is dirty and does not drain; see estimate/stuck.py."""
+    """What is dirty and does not drain; see estimate/hung_device.py."""
 
     bytes: int = 0
     hang: Tuple[str, ...] = ()  # the devices that completed nothing

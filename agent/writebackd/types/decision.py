@@ -10,7 +10,7 @@ from typing import Optional, Tuple
 from writebackd.types.levers import Setting
 
 
-class State(Enum):
+class DeviceState(Enum):
     """What the agent is doing about a device."""
 
     IDLE = "idle"
@@ -72,7 +72,7 @@ class DeviceDecision:
     """
 
     name: str
-    state: State
+    state: DeviceState
     target_bytes: Optional[int]  # None: the limits as found
     reason: str
     decision_id: str

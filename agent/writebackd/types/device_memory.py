@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional, Tuple
 
-from writebackd.types.decision import State
+from writebackd.types.decision import DeviceState
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Drain:
 
 
 @dataclass(frozen=True)
-class Law:
+class LawMemory:
     """What the law remembers of one device; see control/law.py."""
 
     limit_bytes: Optional[float] = None  # None: not begun
@@ -110,13 +110,13 @@ class DeviceMemory:
     # when the last sync of demand was, the longest gap after which it came back lately, seconds,
     # and whether it is held since or over
     last_demand: Optional[Tuple[float, float, bool]] = None
-    # the detector's, put here only to be kept (alert/baseline.py): syncs and their bytes a second
+    # the detector's, put here only to be kept (alerts/baseline.py): syncs and their bytes a second
     usual_sync_rate: Optional[float] = None
     most_sync_bytes: Optional[float] = None
     # law
-    law: Law = field(default_factory=Law)
+    law: LawMemory = field(default_factory=LawMemory)
     # the last decision
-    state: Optional["State"] = None
+    state: Optional["DeviceState"] = None
     target_bytes: Optional[int] = None
     decisions: int = 0
 

@@ -11,7 +11,7 @@ from writebackd.types.histogram import Histogram
 
 @dataclass(frozen=True)
 class PaceMemory:
-    """What is remembered of pacing on one disk; see control/pace.py."""
+    """What is remembered of pacing on one disk; see control/pacing/pace.py."""
 
     rate: Optional[float] = None  # of all paced cgroups together; None: nobody is paced
     rates: Mapping[str, int] = field(default_factory=dict)  # by path: what was asked for

@@ -44,7 +44,7 @@ from tests.vm.inside.rig import (
     wish,
 )
 from writebackd.actuate.ledger import LeverEntry, load
-from writebackd.actuate.restore import restore_from_ledger
+from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.paths import LEDGER
 from writebackd.types.levers import LeverKind, VmLimits
 
@@ -53,7 +53,7 @@ UNIT = "flood.service"
 RATES = [5 * MIB, 6 * MIB]
 # In front of the daemon as well: what its child's writes of io.max come to.
 FAILING = """
-from writebackd.kernel import cgroups
+from writebackd.kernel import cgroup_io_max as cgroups
 flag, in_child = Path("/run/failing"), cgroups.write_in_child
 def failing(path, value):
     def refused(run):

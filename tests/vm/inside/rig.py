@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 from tests.kernel.scratch import run
-from writebackd.kernel.cgroups import parse_io_max
+from writebackd.kernel.cgroup_io_max import parse_io_max
 from writebackd.types.levers import LeverKind
 
 MODULES = Path("/run/modules")

@@ -20,10 +20,10 @@ from tests.kernel.fault_rig import PIN, limits, limits_kept
 from tests.kernel.scratch import run
 from tests.vm.inside.rig import wait_for, wish
 from tests.vm.inside.systemd_cases import DAEMON, DROP_IN, RUNTIME, journal, let_it_wish
-from writebackd.alert.routes import unprivileged
-from writebackd.alert.routes.route import Refused, RouteError
 from writebackd.cli.client import request
-from writebackd.cli.exits import CommandError
+from writebackd.cli.exit_codes import CommandError
+from writebackd.notify import unprivileged
+from writebackd.notify.route import Refused, RouteError
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/reference/alert-routes.md"
 POLICY, OPENED = Path("/run/routes.conf"), DROP_IN.with_name("opened.conf")

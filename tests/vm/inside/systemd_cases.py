@@ -33,8 +33,8 @@ from tests.vm.inside.rig import (
     wish,
     wishes_for,
 )
-from writebackd.cache import report
 from writebackd.paths import RAID
+from writebackd.storage import report_file
 from writebackd.types.levers import LeverKind, VmLimits
 from writebackd.types.storage import Protection
 
@@ -85,7 +85,7 @@ def let_it_wish(options: str = "") -> None:
     """The service, from its next start on."""
     PROGRAM.write_text(
         "import sys\nsys.path.insert(0, '/usr/lib/writebackd')\n" + WISHING
-        + "from writebackd.cli.daemon import main\n"
+        + "from writebackd.cli.daemon_main import main\n"
         + "sys.exit(main(['--probe', 'procfs', *sys.argv[1:]]))\n"
     )  # fmt: skip
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ def test_raid_tools_are_asked_in_their_sandbox() -> None:
         wait_for(Path(RAID).exists, 90.0, "for the collector")
         wait_for(lambda: show(COLLECTOR, "ActiveState") == "inactive", 30.0, "for its end")
         assert show(COLLECTOR, "Result") == "success"
-        told = {each.name: each for each in report.read(Path(RAID)).tools}
+        told = {each.name: each for each in report_file.read(Path(RAID)).tools}
         assert told["ssacli"].error is None
         assert told["ssacli"].controllers[0].protection is Protection.FAILED
         assert "battery failed (ssacli)" in run("sh", "-c", "writebackctl --json doctor || true")

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Restores the originals from the ledger, with a running daemon or without."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Collection, Mapping, Optional, Tuple
+
+from writebackd.actuate import lease
+from writebackd.actuate.ledger import (
+    VERSION,
+    Ledger,
+    LedgerError,
+    keep_copy,
+    load,
+    set_aside,
+)
+from writebackd.actuate.lever_registry import say
+from writebackd.actuate.lever_writer import Levers
+from writebackd.actuate.lock import AlreadyRunning, is_locked
+from writebackd.actuate.outcome import RestoreOutcome, describe_action, explain
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.lever_files import read
+from writebackd.kernel.vm import PAIRS, Pair, PairValue, in_words, read_limits, write_pair
+from writebackd.paths import LEASE, LEDGER
+from writebackd.types.levers import Action, ForeignWrite, VmLimits
+
+# What hangs is waited for so long; ExecStopPost= has 15 s.
+WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """The answer of `writebackctl restore`; `lines` are for people.
+
+    `restored`: all four files are as they were.  `nothing`: there is nothing
+    to undo.  `foreign`: what was ours is undone, somebody else's value stands.
+    `failed`: see the lines; the ledger is still there, so it can be tried again.
+    """
+
+    status: str
+    lines: Tuple[str, ...]
+
+
+def is_ours(current: PairValue, original: PairValue, ours: Collection[PairValue]) -> bool:
+    """Whether `current` is a value of ours.
+
+    A ratio of 1 is, where the original is 0: the way back to 0 leads through 1
+    (`vm.write_pair`) and may have been cut short there.
+    """
+    return current in ours or (bool(ours) and original == (0, 0) and current == (0, 1))
+
+
+def put_back(files: KernelFiles, pair: Pair, current: PairValue, original: PairValue) -> Action:
+    """Write the original in its own form and read all four files back; never raises."""
+    lever, value = pair.in_force(original)
+    old = str(current[0] if lever == pair.bytes_lever else pair.describe(current))
+    problem: Optional[str] = None
+    try:
+        write_pair(files, pair, current, original)
+    except OSError as error:
+        problem = explain(error)
+    try:
+        found = pair.value(read_limits(files))
+    except (OSError, ValueError) as error:
+        problem = problem or explain(error)
+    else:
+        # What stands counts, not what write(2) said.
+        wrong = None if found == original else f"reads back as {pair.describe(found)}"
+        problem = wrong and (problem or wrong)
+    return Action(lever, old, str(value), ok=problem is None, error=problem)
+
+
+def restore_pairs(
+    files: KernelFiles, originals: VmLimits, ours: Mapping[Pair, Collection[PairValue]]
+) -> RestoreOutcome:
+    """Put back every pair of `ours` that still is what we wrote; never raises.
+
+    The limit goes first: it is what holds writers back.  One pair that fails
+    does not keep the other from going home.
+    """
+    try:
+        limits = read_limits(files)
+    except (OSError, ValueError) as error:
+        # Unread, a value cannot be told from somebody else's: do not write.
+        unread = [(*pair.in_force(pair.value(originals)), explain(error)) for pair in ours]
+        return RestoreOutcome(tuple(Action(lv, "unknown", str(v), False, e) for lv, v, e in unread))
+    actions, foreign = [], []
+    for pair in (pair for pair in PAIRS if pair in ours):
+        current, original = pair.value(limits), pair.value(originals)
+        if current == original:
+            continue
+        if is_ours(current, original, ours[pair]):
+            actions.append(put_back(files, pair, current, original))
+        else:
+            lever, value = pair.in_force(current)
+            foreign.append(ForeignWrite(lever, str(value)))
+    return RestoreOutcome(tuple(actions), tuple(foreign))
+
+
+def close_ledger(path: Path, outcome: RestoreOutcome, rest: Optional[Ledger] = None) -> None:
+    """After a restore: keep the ledger for another try, set it aside, or remove it.
+
+    `rest` is what has to be known from now on, where that is not nothing.
+    """
+    # A ledger that cannot be removed does no harm: at the next start what stands
+    # is found to be the original, and no value of ours is left to mistake.
+    with contextlib.suppress(OSError):
+        if not outcome.ok:
+            return
+        if outcome.foreign and rest is not None:
+            keep_copy(path)
+        if rest is not None:
+            rest.save(path)
+        elif outcome.foreign:
+            set_aside(path)
+        else:
+            path.unlink()
+
+
+def helping_hand(files: KernelFiles) -> Levers:
+    """Levers for `restore_from_ledger`, which saves the ledger itself, when all is done."""
+    return Levers(files, save=lambda: None)
+
+
+def restore_from_ledger(
+    files: KernelFiles, ledger_path: Path, honour_keep: bool = False, close: bool = True,
+    hand: Optional[Levers] = None,
+) -> RestoreResult:  # fmt: skip
+    """Undo what a daemon that is gone has left, wherever it was stopped; never raises.
+
+    The limits first, then the levers beside them.  `honour_keep` is for
+    ExecStopPost=, which also runs after a clean stop: it leaves the limits of a
+    ledger whose policy says `on-exit = keep`.  Without `close` the ledger stays
+    as it is: a daemon that hangs may wake up within a write, and then has to
+    know the way home, or whoever finds it dead.  `hand`: of who tries again and
+    again; it knows the children that still hang, and begins no other behind them.
+    """
+    try:
+        ledger = load(ledger_path)
+    except LedgerError as error:
+        return RestoreResult("failed", (str(error),))
+    if ledger is None:
+        return RestoreResult("nothing", (f"nothing to restore: there is no {ledger_path}",))
+    if ledger.is_of_an_earlier_boot(files):
+        with contextlib.suppress(OSError):
+            set_aside(ledger_path)
+        return RestoreResult(
+            "nothing", ("nothing to restore: the ledger is from an earlier boot",)
+        )
+    keep = honour_keep and ledger.on_exit == "keep"
+    if keep and not ledger.levers:
+        return RestoreResult("nothing", ("nothing restored: the policy says on-exit = keep",))
+    pairs = () if keep or not ledger.written else PAIRS
+    limits = restore_pairs(files, ledger.originals, {pair: ledger.ours(pair) for pair in pairs})
+    written = ledger.written if keep or not limits.ok else ()
+    hand = hand or helping_hand(files)
+    hand.resume(ledger.levers)
+    levers = hand.restore(WAIT_S)
+    rest = replace(ledger, version=VERSION, written=written, levers=hand.entries)
+    # What is home is not in the ledger any more, though the rest failed.
+    done = RestoreOutcome(foreign=limits.foreign + levers.foreign)
+    if close:
+        close_ledger(ledger_path, done, rest if written or hand.entries else None)
+    return RestoreResult(
+        _status(RestoreOutcome(limits.actions + levers.actions, done.foreign)),
+        _lines(ledger, limits, levers),
+    )
+
+
+def restore_left(
+    files: KernelFiles, runtime_dir: Path, honour_keep: bool = False
+) -> RestoreResult:
+    """As `restore_from_ledger`, in turn with a watcher that may be at it.
+
+    Raises AlreadyRunning where the daemon lives, or OSError.
+    """
+    fd = lease.open_file(runtime_dir, LEASE)
+    try:
+        with lease.restoring(fd, WAIT_S):
+            if is_locked(runtime_dir):  # one has started meanwhile, and taken up what was left
+                raise AlreadyRunning(f"writebackd runs ({runtime_dir})")
+            return restore_from_ledger(files, runtime_dir / LEDGER, honour_keep)
+    finally:
+        os.close(fd)
+
+
+def left_in_force(files: KernelFiles, ledger_path: Path) -> str:
+    """What a daemon that is gone has set and still stands, for people; empty where nothing does.
+
+    Raises LedgerError, OSError or ValueError.
+    """
+    ledger = load(ledger_path)
+    if ledger is None or ledger.is_of_an_earlier_boot(files):
+        return ""
+    limits = read_limits(files)
+    found = []
+    for pair in PAIRS:
+        current, original = pair.value(limits), pair.value(ledger.originals)
+        if current != original and is_ours(current, original, ledger.ours(pair)):
+            found.append(pair.describe(current))
+    before = f" (before: {in_words(ledger.originals)})" if found else ""
+    for entry in ledger.levers:
+        with contextlib.suppress(OSError):  # a device or a cgroup that is gone
+            if read(files, entry.lever) in entry.written:
+                found.append(f"{entry.lever}={say(entry.lever, entry.written[-1])}")
+    kept = ", kept by on-exit = keep" if found and ledger.on_exit == "keep" else ""
+    return ", ".join(found) + before + kept
+
+
+def _status(outcome: RestoreOutcome) -> str:
+    if not outcome.ok:
+        return "failed"
+    return "foreign" if outcome.foreign else "restored"
+
+
+def _lines(ledger: Ledger, outcome: RestoreOutcome, levers: RestoreOutcome) -> Tuple[str, ...]:
+    lines = [describe_action(action) for action in outcome.actions]
+    for write in outcome.foreign:
+        pair = _pair_of(write.lever)
+        original = pair.describe(pair.value(ledger.originals))
+        lines.append(
+            f"{write.lever}={write.value} not restored: another process set it. To undo that as "
+            f"well: sysctl -w vm.{original}"
+        )
+    if not outcome.ok:
+        originals = (f"vm.{pair.describe(pair.value(ledger.originals))}" for pair in PAIRS)
+        lines.append(f"try again as root, or by hand: sysctl -w {' '.join(originals)}")
+    lines += [describe_action(action) for action in levers.actions]
+    lines += [f"{x.lever}={x.value} not restored: another process set it" for x in levers.foreign]
+    if not lines:
+        lines.append("original limits in force")
+    return tuple(lines)
+
+
+def _pair_of(lever: str) -> Pair:
+    return next(pair for pair in PAIRS if lever in pair)

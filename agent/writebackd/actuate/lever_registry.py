@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which levers hold a value of ours, which were left to others, what the ledger has.
+
+Kept here is what the ledger says of each, who has let go of what, and which targets are
+gone; the writing is done by lever_writer.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from writebackd.actuate.ledger import LeverEntry
+from writebackd.kernel import bdi, lever_files
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.lever_files import Lever
+from writebackd.types.levers import HeldLever, LeverKind
+
+
+class LeverRegistry:
+    """The entries of the ledger by lever; not for several threads.
+
+    `save` has to put them into the ledger at once, or raise OSError.
+    """
+
+    def __init__(self, files: KernelFiles, save: Callable[[], None]) -> None:
+        self.entries: Dict[Lever, LeverEntry] = {}
+        self.adopted: Set[Lever] = set()  # from an earlier run, and not asked for since
+        # Whose target is gone while the value stays with a unit: to be taken back.
+        self.orphans: Set[Lever] = set()
+        self.left: Dict[Lever, Optional[int]] = {}  # to others, with its identity
+        self._files = files
+        self._save = save
+        self._saved: Tuple[LeverEntry, ...] = ()
+
+    def all(self) -> Tuple[LeverEntry, ...]:
+        return tuple(self.entries.values())
+
+    def held(self, threshold_bytes: int) -> Tuple[HeldLever, ...]:
+        """All entries, with the limits of BDIs in bytes of the global `threshold_bytes`."""
+        return tuple(
+            HeldLever(
+                lever.kind,
+                lever.target,
+                lever.name,
+                lever_files.value_of(lever, entry.written[-1], threshold_bytes),
+                lever_files.value_of(lever, entry.original, threshold_bytes),
+            )
+            for lever, entry in self.entries.items()
+        )
+
+    def resume(self, entries: Sequence[LeverEntry]) -> None:
+        """Take the entries of a ledger as they are."""
+        self.entries = {entry.lever: self._as_now(entry) for entry in entries}
+        self._saved = self.all()
+
+    def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
+        """Take over what an earlier run of this boot has left; returns lines for the log.
+
+        After a lost lease: what was known goes, and what looked like somebody
+        else's value was the watcher's.
+        """
+        messages = []
+        self.entries = {}
+        self.adopted.clear()
+        for lever in [entry.lever for entry in entries]:
+            self.left.pop(lever, None)
+        for entry in map(self._as_now, entries):
+            lever = entry.lever
+            gone = lever_files.identity(self._files, lever) != entry.identity
+            if gone and not lever_files.outlives(self._files, lever):
+                continue
+            current = self.read(lever)
+            if current == entry.original and not gone and not self.under_way(entry):
+                continue
+            if current in (None, entry.original, *entry.written):
+                self.entries[lever] = entry
+                self.adopted.add(lever)
+                messages.append(f"adopted {lever}={say(lever, current)}")
+            else:
+                messages.append(f"{lever}={say(lever, current)} was set by another process")
+        self._saved = tuple(entries)
+        return tuple(messages)
+
+    def _as_now(self, entry: LeverEntry) -> LeverEntry:
+        """The entry; of a release that knew a pace by its cgroup alone, with the disk as well."""
+        identity = lever_files.identity(self._files, entry.lever) or 0
+        older = entry.lever.kind is LeverKind.PACE and entry.identity < 1 << 64 <= identity
+        if older and identity >> 64 == entry.identity:
+            return replace(entry, identity=identity)
+        return entry
+
+    def forget_gone(self) -> None:
+        """Drop what was unplugged or removed, though another may have its name by now."""
+        self.orphans.clear()
+        for lever, entry in list(self.entries.items()):
+            if lever_files.identity(self._files, lever) == entry.identity:
+                continue
+            if lever_files.outlives(self._files, lever):
+                self.orphans.add(lever)
+            else:
+                del self.entries[lever]
+        for lever, identity in list(self.left.items()):
+            if lever_files.identity(self._files, lever) != identity:
+                del self.left[lever]
+        self.adopted &= self.entries.keys()
+
+    def tidy(self) -> None:
+        """Forget who took a unit that has ended: should it come again, its limits tell."""
+        self.left = {
+            x: each for x, each in self.left.items() if lever_files.present(self._files, x)
+        }
+
+    def let_go(self, lever: Lever) -> None:
+        """It is somebody else's now, and so are those that are of no use without it."""
+        del self.entries[lever]
+        for each in together(lever):
+            self.left[each] = lever_files.identity(self._files, each)
+
+    def read(self, lever: Lever) -> Optional[str]:
+        """The value in the kernel; None where it cannot be told."""
+        try:
+            return lever_files.read(self._files, lever)
+        except OSError:
+            return None
+
+    def is_foreign(self, lever: Lever, current: Optional[str]) -> bool:
+        """Whether `current` in the kernel is none of ours."""
+        entry = self.entries[lever]
+        left_over = lever in self.orphans and current == entry.original
+        return current is not None and current not in entry.written and not left_over
+
+    def under_way(self, entry: LeverEntry) -> bool:
+        """Whether a write of ours may still land, whoever began it and whatever reads now.
+
+        A child waits for a queue that is frozen, and systemd does later what it was asked,
+        also when those who asked are dead.
+        """
+        slow = entry.lever.kind in (LeverKind.QUEUE, LeverKind.PACE)
+        return slow and len(set(entry.written)) > 1
+
+    def store(self) -> None:
+        """Save the ledger. Raises OSError."""
+        self._save()
+        self._saved = self.all()
+
+    def store_if_changed(self) -> None:
+        if self.all() != self._saved:
+            # An entry too many does no harm: its lever is found to be as it was.
+            with contextlib.suppress(OSError):
+                self.store()
+
+
+def together(lever: Lever) -> List[Lever]:
+    """The levers that are of no use without this one, itself among them."""
+    if lever.kind is not LeverKind.BDI:
+        return [lever]
+    return [Lever(lever.kind, lever.target, name) for name in bdi.FILES]
+
+
+def say(lever: Lever, text: Optional[str]) -> str:
+    """A value of the lever for people."""
+    return "unknown" if text is None else lever_files.describe(lever, text)
+
+
+def unsaved(error: OSError) -> str:
+    return f"nothing written, cannot write the ledger: {error.strerror}"

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Applies and restores the levers other than the global pair: flusher, BDI, queue, io.max.
+
+The same rules as for the pair: the original is in the ledger before the first
+write, what was written is read back, what somebody else changed is let go, and
+everything is restored.  Each lever is on its own, but for those of one BDI.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.actuate.child_jobs import ChildJobs, JobResult
+from writebackd.actuate.lease import LeaseLost
+from writebackd.actuate.ledger import LeverEntry
+from writebackd.actuate.lever_plan import Planner, of_bdis
+from writebackd.actuate.lever_registry import LeverRegistry, say, together
+from writebackd.actuate.outcome import Change, RestoreOutcome, explain
+from writebackd.actuate.refusals import Refusals
+from writebackd.actuate.self_test import SelfTests
+from writebackd.kernel import lever_files
+from writebackd.kernel.child_process import ChildError, Ended, Run, Work
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.lever_files import Lever, lever_of
+from writebackd.kernel.vm import read_state
+from writebackd.types.levers import Action, ForeignWrite, HeldLever, LeverKind, Setting
+
+# What is remembered of units and devices that are gone is dropped so often: transient units
+# come by the thousand, and a look at all that is remembered costs 2 us each.
+TIDY_S = 60.0
+_WAIT_S = 0.05
+
+
+class Levers:
+    """Holds any number of levers; not for several threads.
+
+    `save` has to put the entries into the ledger at once, or raise OSError.
+    Nothing here waits: what may hang goes on in a child, and is reported by a
+    later call.  Only `restore` with a time to wait waits for it.
+    """
+
+    def __init__(
+        self,
+        files: KernelFiles,
+        save: Callable[[], None],
+        permit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._files = files
+        self._permit = permit  # raises where nothing but an original may be written
+        self._book = LeverRegistry(files, save)
+        self.jobs = ChildJobs()
+        self._refusals = Refusals()
+        self._tests = SelfTests(files, self._book)
+        self._plan = Planner(files, self._book, self.jobs, self._refusals)
+        self._pretended: Dict[Lever, str] = {}
+        self._tidy_at = 0.0
+
+    @property
+    def entries(self) -> Tuple[LeverEntry, ...]:
+        """What the ledger has to know: every lever that holds a value of ours, or may."""
+        return self._book.all()
+
+    def held(self, threshold_bytes: int) -> Tuple[HeldLever, ...]:
+        """All of `entries`, with the limits of BDIs in bytes of the global `threshold_bytes`."""
+        return self._book.held(threshold_bytes)
+
+    def differing(self) -> Tuple[Tuple[Lever, str, str], ...]:
+        """The levers that do not read as they were written: written last, and found.
+
+        Left out is what cannot be read, and what a child is about to write.
+        """
+        found = []
+        for lever, entry in self._book.entries.items():
+            current = None if self.jobs.busy(lever) else self._book.read(lever)
+            if current is not None and current not in entry.written:
+                found.append((lever, entry.written[-1], current))
+        return tuple(found)
+
+    def resume(self, entries: Sequence[LeverEntry]) -> None:
+        """Take the entries of a ledger as they are; `restore` finds out whose value stands."""
+        self._book.resume(entries)
+
+    def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
+        """Take over what an earlier run of this boot has left; returns lines for the log.
+
+        After a lost lease: what failed or was late while this process stood still says
+        nothing of the kernel or systemd.
+        """
+        self._refusals.clear()
+        self.jobs.mark_slept()
+        messages = self._book.adopt(entries)
+        for lever, entry in self._book.entries.items():
+            if lever.kind is LeverKind.BDI:
+                self._tests.trust(lever.target, entry.identity)
+        return messages
+
+    def adopted(self) -> Tuple[Setting, ...]:
+        """What `adopt` took over, as settings; nothing of what stays behind without its target."""
+        self._forget_gone()
+        taken_over = self._book.adopted - self._book.orphans
+        adopted = [lever for lever in self._book.entries if lever in taken_over]
+        threshold, problem = self._threshold(adopted)
+        found = []
+        for lever in adopted:
+            text = self._book.read(lever)
+            value = None if text is None else lever_files.value_of(lever, text, threshold)
+            if value is not None and not (problem and lever.kind is LeverKind.BDI):
+                found.append(Setting(lever.kind, lever.target, lever.name, value))
+        return tuple(found)
+
+    def foreign(self) -> Tuple[ForeignWrite, ...]:
+        """What somebody else set in the place of a value of ours: that lever is let go.
+
+        Of a BDI all three are, because they only work together.
+        """
+        self._forget_gone()
+        found = []
+        for lever in list(self._book.entries):
+            if self.jobs.busy(lever):
+                continue
+            current = self._book.read(lever)
+            if self._book.is_foreign(lever, current):
+                found.append(ForeignWrite(str(lever), say(lever, current)))
+                self._book.let_go(lever)
+        return tuple(found)
+
+    def take_over(self) -> None:
+        """Use again what was let go; what stands now is what to go back to."""
+        self._book.left.clear()
+        self._refusals.clear()
+        self._tests.forget_failures()
+
+    def apply(
+        self, settings: Sequence[Setting], keep_adopted: bool = False
+    ) -> Tuple[Action, ...]:
+        """Make every lever as `settings` say, and all others as they were; never raises.
+
+        `keep_adopted` leaves alone what an earlier run set and nobody has asked
+        for yet.  The answer has an action for each write that came to an end.
+        """
+        self._pretended.clear()
+        actions = self._collect()
+        self._forget_gone()
+        wanted = {
+            lever_of(each): each
+            for each in settings
+            if lever_of(each) not in self._book.left and lever_of(each) not in self._book.orphans
+        }
+        strange = [lever for lever in wanted if not lever_files.is_lever(lever)]
+        actions += self._refusals.add_all(strange, wanted, "no such lever")
+        for lever in strange:
+            del wanted[lever]
+        self._book.adopted -= set(wanted)
+        threshold, problem = self._threshold(wanted)
+        unfit = self._tests.unfit(
+            (lever.target for lever in of_bdis(wanted)), None if problem else threshold
+        )
+        for target, trouble in unfit.items():
+            group = [lever for lever in of_bdis(wanted) if lever.target == target]
+            if trouble is not None:
+                actions += self._refusals.add_all(group, wanted, trouble)
+            for lever in group:
+                del wanted[lever]
+        plan = self._plan.home(
+            lever
+            for lever in list(self._book.entries)
+            if lever in self._book.orphans
+            or (lever not in wanted and not (keep_adopted and lever in self._book.adopted))
+        )
+        if problem:
+            # A fraction of something unknown: what is set stays as it is.
+            actions += self._refusals.add_all(of_bdis(wanted), wanted, problem)
+            wanted = {x: each for x, each in wanted.items() if x.kind is not LeverKind.BDI}
+        actions += self._plan.wanted(wanted, threshold, plan)
+        actions += self._carry_out(plan, wanted, threshold)
+        self._book.store_if_changed()
+        return tuple(actions)
+
+    def pretend(self, settings: Sequence[Setting]) -> Tuple[Action, ...]:
+        """What `apply` would write, told once; writes nothing."""
+        actions = []
+        old, self._pretended = self._pretended, {}
+        for setting in settings:
+            lever = lever_of(setting)
+            shown = self._pretended[lever] = str(setting.value)
+            if old.get(lever) == shown:
+                continue
+            current = self._book.read(lever)
+            before = old.get(lever) or ("unknown" if current is None else say(lever, current))
+            if before != shown:
+                actions.append(Action(str(lever), before, shown, ok=True))
+        return tuple(actions)
+
+    def restore(self, wait_s: float = 0.0) -> RestoreOutcome:
+        """Put all originals back where our values still stand; never raises.
+
+        Without `wait_s` (seconds) what may hang goes on in a child: call it
+        again, or `apply`, to hear of it.
+        """
+        until = time.monotonic() + wait_s
+        actions: List[Action] = []
+        foreign: List[ForeignWrite] = []
+        tried: List[Lever] = []
+        while True:
+            actions += self._collect()
+            self._forget_gone()
+            left = [x for x in self._book.entries if x not in tried and not self.jobs.busy(x)]
+            # Queues last: where a child of a dead daemon still hangs in one,
+            # even reading it does.
+            first = [x for x in left if x.kind is not LeverKind.QUEUE]
+            left = first or left
+            foreign += self._drop_foreign(left)
+            plan = self._plan.home([x for x in left if x in self._book.entries], again=True)
+            actions += self._carry_out(plan, {}, 0)
+            pending = self.jobs.pending
+            tried += [x for x in plan if x in pending or not self.jobs.busy(x)]
+            if first:
+                continue
+            rest = until - time.monotonic()
+            if not pending or rest <= 0:
+                break
+            self.jobs.wait(min(rest, _WAIT_S))
+        if wait_s:
+            told = {action.lever for action in actions}
+            actions += [
+                change.action(lever, "not done yet; the ledger keeps it")
+                for lever, change in pending.items()
+                if str(lever) not in told
+            ]
+        self._book.store_if_changed()
+        return RestoreOutcome(tuple(actions), tuple(foreign))
+
+    def _threshold(self, wanted: Iterable[Lever]) -> Tuple[int, Optional[str]]:
+        """The global threshold in bytes, and why it is not known, where a BDI needs it."""
+        if not of_bdis(wanted):
+            return 0, None
+        try:
+            return read_state(self._files).threshold_bytes, None
+        except (OSError, ValueError) as error:
+            return 0, explain(error)
+
+    def _carry_out(
+        self, plan: Mapping[Lever, Change], wanted: Mapping[Lever, Setting], threshold: int
+    ) -> List[Action]:
+        actions = []
+        for lever in self._plan.in_order(plan):
+            change = plan[lever]
+            if self.jobs.busy(lever):
+                continue  # one write of a disk at a time; the next tick has the other
+            if lever.name == "strict_limit" and change.text == "1":
+                others = [x for x in together(lever) if x in wanted and x != lever]
+                if not all(self._plan.in_force(x, wanted[x], threshold) for x in others):
+                    # Alone it would hold a quiet device's writers.
+                    what = "the limits that go with it could not be set"
+                    actions.append(self._judge(lever, change, what))
+                    continue
+            try:
+                if change.wanted is not None:
+                    self._permit()
+                ours = self._book.entries[lever].written
+                work = lever_files.write(self._files, lever, change.text, ours)
+            except OSError as error:
+                actions.append(self._judge_failed(lever, change, error))
+                continue
+            if work is None:
+                actions.append(self._judge(lever, change, None))
+            else:
+                if change.wanted is not None:
+                    work = self._permitted(work)
+                self.jobs.start(lever, change, work)
+        return actions
+
+    def _permitted(self, work: Work) -> Work:
+        """The same work, which asks once more before each child."""
+
+        def permitted(run: Run) -> None:
+            def asking(argv: Sequence[str]) -> Ended:
+                self._permit()
+                return run(argv)
+
+            work(asking)
+
+        return permitted
+
+    def _collect(self) -> List[Action]:
+        """What the children have come to since the last call."""
+        actions = []
+        for result in self.jobs.collect():
+            if result.running:
+                # Not read back: that would wait for the same lock in the kernel.
+                late = explain(result.failure) if result.failure else ""
+                actions.append(self._refusals.add(result.lever, result.change, late))
+            elif result.lever in self._book.entries:
+                actions.append(self._judge_result(result))
+            else:
+                continue
+            if result.slept:
+                self._refusals.forget(result.lever)
+        return actions
+
+    def _judge_result(self, result: JobResult) -> Action:
+        lever, change, failure = result.lever, result.change, result.failure
+        if failure is None:
+            return self._judge(lever, change, None)
+        entry = self._book.entries[lever]
+        # What was begun may land yet, unless a write home came behind it, or the kernel
+        # has refused the very write that was begun.
+        unsettled = (
+            change.wanted is None or isinstance(failure, ChildError)
+        ) and self._book.under_way(entry)
+        if unsettled and self._book.read(lever) == entry.original:
+            return self._refusals.add(lever, change, explain(failure))
+        return self._judge_failed(lever, change, failure)
+
+    def _judge(self, lever: Lever, change: Change, problem: Optional[str]) -> Action:
+        """Read back, and know what is ours: what stands counts, not what write(2) said."""
+        entry = self._book.entries[lever]
+        found = self._book.read(lever)
+        if found == change.text or (found is None and problem is None and change.wanted is None):
+            self._refusals.forget(lever)
+            if change.wanted is None:
+                del self._book.entries[lever]
+            else:
+                self._book.entries[lever] = replace(entry, written=(change.text,))
+            return change.action(lever)
+        if found is not None:
+            # systemd said yes: the unit has the property, whatever io.max shows of it by now.
+            stays = problem is None and change.wanted is not None and lever_files.outlives(
+                self._files, lever
+            )
+            problem = problem or f"reads back as {say(lever, found)}"
+            if stays and found in (entry.original, *entry.written):
+                self._book.entries[lever] = replace(entry, written=(found, change.text))
+            elif found == entry.original:
+                del self._book.entries[lever]  # nothing of ours
+            elif found not in entry.written:
+                # What the kernel made of our value.
+                self._book.entries[lever] = replace(entry, written=(entry.written[-1], found))
+        return self._refusals.add(lever, change, problem or "cannot read it back")
+
+    def _judge_failed(self, lever: Lever, change: Change, error: Exception) -> Action:
+        action = self._judge(lever, change, explain(error))
+        if isinstance(error, LeaseLost):
+            self._refusals.forget(lever)  # no word of the kernel's: as soon as it is taken again
+        return action
+
+    def _drop_foreign(self, candidates: Iterable[Lever]) -> List[ForeignWrite]:
+        found = []
+        for lever in candidates:
+            entry, current = self._book.entries[lever], self._book.read(lever)
+            if current is not None and current not in (*entry.written, entry.original):
+                found.append(ForeignWrite(str(lever), say(lever, current)))
+                del self._book.entries[lever]
+        return found
+
+    def _forget_gone(self) -> None:
+        self._book.forget_gone()
+        if time.monotonic() >= self._tidy_at:
+            self._tidy_at = time.monotonic() + TIDY_S
+            self._book.tidy()
+            self._refusals.tidy()
+            self._tests.tidy()

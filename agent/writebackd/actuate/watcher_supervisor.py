@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Supervises the watcher process: starts it, checks its heartbeat, replaces one that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Optional
+
+from writebackd.actuate import lease
+from writebackd.actuate.watcher import BEAT_S, NAME, command
+from writebackd.paths import WATCH
+
+log = logging.getLogger(__name__)
+
+# Without a beat for so long it hangs; a restore may take restore.WAIT_S, and more to begin.
+_SILENT_S = 5 * BEAT_S
+_SILENT_RESTORING_S = 20.0
+_AGAIN_S = 1.0
+
+
+class WatcherSupervisor:
+    """Nothing here waits: to start a program may wait for the disk that it lies on."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        """Raises OSError."""
+        self.pid: Optional[int] = None  # of the watcher, as `tend` saw it last
+        self._dir = runtime_dir
+        self._fd = lease.open_file(runtime_dir, WATCH)
+        self._starter: Optional[threading.Thread] = None
+        self._told: Optional[str] = None
+        self._again_s = float("-inf")
+        self._seen = 0.0  # its last beat, and when it came
+        self._seen_at_s = 0.0
+
+    def tend(self) -> None:
+        """Once a tick: see to it that one is there. Never raises."""
+        now = time.monotonic()
+        if not lease.is_held(self._fd):
+            self.pid = None
+            self._start(now)
+            return
+        self._told = None
+        line = lease.read_watch(self._fd)
+        if line is None:
+            return  # just begun, or damaged: it writes its line once a second
+        # Only what a tick before this one saw as well: after a pause of the whole
+        # machine both are late.
+        if line.beat_s != self._seen:
+            self._seen, self._seen_at_s = line.beat_s, now
+            self.pid = line.pid
+        limit = _SILENT_RESTORING_S if line.state == "restoring" else _SILENT_S
+        if self.pid is not None and now - self._seen_at_s > limit:
+            log.warning("watcher (pid %d) hangs, starting another", self.pid)
+            if _is_watcher(line.pid):
+                with contextlib.suppress(OSError):
+                    os.kill(line.pid, signal.SIGKILL)
+            self.pid = None
+
+    def wait(self, seconds: float) -> bool:
+        """At the start, until there is one; False when none came in `seconds`."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.tend()
+            if self.pid is not None:
+                return True
+            time.sleep(0.02)
+        return False
+
+    def _start(self, now_s: float) -> None:
+        if (self._starter is not None and self._starter.is_alive()) or now_s < self._again_s:
+            return
+        self._again_s = now_s + _AGAIN_S
+        starter = threading.Thread(target=self._main, name="watch", daemon=True)
+        try:
+            starter.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            self._tell(f"cannot start a watcher: {error}")
+            return
+        self._starter = starter
+
+    def _main(self) -> None:
+        try:
+            # A session of its own: Ctrl-C and a closed terminal are for the daemon.
+            child = subprocess.Popen(
+                command(self._dir),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # As the daemon was started: whoever looks for what belongs together finds it.
+                env={**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._tell(f"cannot start a watcher: {error}")
+            return
+        child.wait()
+
+    def _tell(self, problem: str) -> None:
+        """It is tried every second, and told once."""
+        if problem != self._told:
+            log.error("%s", problem)
+        self._told = problem
+
+
+def _is_watcher(pid: int) -> bool:
+    """Its number may have been given to another process since."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME
+    except OSError:
+        return False

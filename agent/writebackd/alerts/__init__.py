@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Detects collapsed synchronous IO and its causes.  Pure."""

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Array state as a cause: rebuild, failed battery, write-through, and the words for it."""
+
+from __future__ import annotations
+
+from typing import Iterator, List
+
+from writebackd import formats
+from writebackd.alerts.alert_types import Cause
+from writebackd.alerts.views import DeviceView
+from writebackd.types.storage import Backing, CacheMode, Protection
+
+_VERBS = {
+    "rebuild": "rebuilds", "resync": "is resynced", "check": "is checked",
+    "patrol": "is read through by patrol", "initialisation": "is initialised",
+    "migration": "is reshaped",
+}  # fmt: skip
+
+
+def cause(view: DeviceView, found: Cause) -> Cause:
+    """`found`, where nobody else is to be blamed for what the array does itself.
+
+    From here a rebuild looks like somebody else's load: only who runs it can tell.
+    """
+    if found in (Cause.NEIGHBOUR, Cause.UNKNOWN) and _works(view):
+        return Cause.DEVICE
+    return found
+
+
+def said(view: DeviceView, why: Cause) -> str:
+    """What is known of such a cause, to go behind its words; empty for others."""
+    if why is Cause.DEVICE:
+        known = _works(view)
+    elif why is Cause.WRITE_THROUGH:
+        known = _caches(view)
+    else:
+        known = []
+    return f": {', '.join(known)}" if known else ""
+
+
+def done(view: DeviceView, why: Cause) -> str:
+    """What the agent did about it, and what is left to do, in words."""
+    if why is Cause.DEVICE and _works(view):
+        return "wait until the array is done, or lower its rebuild rate"
+    return view.tick.done(view.name, why)
+
+
+def battery(backing: Backing) -> str:
+    """What is wrong with what protects the cache, in words; empty where nothing is."""
+    if backing.protection in (None, Protection.OK):
+        return ""
+    assert backing.protection is not None
+    return f"battery {backing.protection.value} ({backing.source})"
+
+
+def _here(view: DeviceView) -> Iterator[Backing]:
+    return (each for each in view.tick.sample.backings if each.device == view.name)
+
+
+def _works(view: DeviceView) -> List[str]:
+    lines = []
+    for each in _here(view):
+        for work in each.works:
+            line = f"array {_VERBS.get(work.kind, 'is at work')}"
+            if work.share is not None:
+                line += f", {formats.percent(work.share)} done"
+            if work.rate is not None:
+                line += f" at {formats.size(work.rate)}/s"
+            lines.append(f"{line} ({each.source})")
+    return list(dict.fromkeys(lines))
+
+
+def _caches(view: DeviceView) -> List[str]:
+    lines = []
+    for each in _here(view):
+        lines.append(battery(each))
+        if each.mode is CacheMode.WRITE_THROUGH:
+            lines.append(f"cache write-through ({each.source})")
+    return list(dict.fromkeys(filter(None, lines)))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""COLLAPSE: the sync rate falls far below its baseline while syncs are slow."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from writebackd.alerts import array_state, messages
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
+from writebackd.alerts.baseline import ENOUGH_S, RATE_FALLS_S
+from writebackd.alerts.cause import FLOODED_SHARE, QUEUED, THROTTLED_SHARE, cause_of, culprits_of
+from writebackd.alerts.degraded import cache_alert
+from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident, size_class
+from writebackd.alerts.incident import evidence, extended, is_lasting, is_over
+from writebackd.alerts.views import DeviceView
+from writebackd.types.copying import replace
+
+# Part of an incident in which somebody waits: without waiters a low rate is no collapse.
+DEMAND_SHARE = 0.8
+# The law's time to get a flood under control: it seeks the drain rate of a disk that it does not
+# know, and drains a full cache, within half a minute (docs/explanation/how-it-decides.md).
+LAW_ACTS_S = 30.0
+# What is usual was learned without a flood; beside one that is held about so many syncs are left
+# (f at the knee, tests/sim/plant.py).
+BESIDE_HELD_FLOOD = 0.65
+# Unless it followed that beside the flood for so long, and syncs wait for longer than what the
+# agent lets be queued takes (the law tries larger limits, which cost some syncs again).
+BESIDE_USUAL_S = 3 * RATE_FALLS_S
+# What a large sync may take: its bytes at this part of the most that syncs were seen to write.
+SIZE_SLACK = 3.0
+
+
+class Syncs(NamedTuple):
+    """Those of a tick, or of an incident."""
+
+    done: int
+    size_bytes: int
+    seconds: float
+
+
+def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
+    """`health` with this tick in its incident, if there is one; tells of it when it is sure."""
+    incident, bad = health.collapse, suspicious(view, health)
+    if incident is None and not bad:
+        if _is_well(view, health):
+            view.well(AlertName.COLLAPSE)
+        return health
+    incident = extended(incident, view, bad or _lasts(view, health), view.rules.collapse_s)
+    if not (view.waited or view.held_up):
+        view.well(AlertName.COLLAPSE)
+    if is_over(incident):
+        return replace(health, collapse=None)
+    health = replace(health, collapse=incident)
+    cause = array_state.cause(view, cause_of(incident, health, view.tick.core))
+    if not _is_collapse(view, health, incident, cause):
+        return health
+    usual = _usual(health, _of_spell(incident))
+    if cause is Cause.WRITE_THROUGH and usual is not None:
+        view.tick.tell(cache_alert(view, health, incident, usual))
+        return health
+    culprits = culprits_of(incident, cause)
+    view.tick.tell(Alert(
+        AlertName.COLLAPSE, view.name,
+        Severity.CRITICAL if incident.lasted_s >= view.rules.critical_s else Severity.WARNING,
+        cause, incident.began_wall_s,
+        messages.collapsed(view.name, incident, health, usual, cause, culprits)
+        + array_state.said(view, cause),
+        array_state.done(view, cause),
+        culprits, evidence(incident, view, health),
+    ))  # fmt: skip
+    return health
+
+
+def suspicious(view: DeviceView, health: DeviceHealth) -> bool:
+    """Whether this tick looks like a collapse: few syncs, and those slow or held up."""
+    rate = view.estimate.sync_rate
+    if (
+        rate is None
+        or health.sync_rate < view.tick.policy.objective.min_sync_rate
+        or rate >= view.rules.sync_share * health.sync_rate
+    ):
+        return False
+    syncs = _of_tick(view)
+    if _larger(view, health, syncs):
+        return False
+    if view.latency_s > _threshold_s(view, health, syncs) and view.late:
+        return True
+    return _usual(health, syncs) is not None and view.held_up
+
+
+def _lasts(view: DeviceView, health: DeviceHealth) -> bool:
+    """Once an incident has begun, single fast syncs among few do not end it."""
+    rate = view.estimate.sync_rate or 0.0
+    few = rate < view.rules.sync_share * health.sync_rate
+    return few and view.seen.sync is not None and view.waited
+
+
+def _is_collapse(view: DeviceView, health: DeviceHealth, incident: Incident, cause: Cause) -> bool:
+    """Whether the incident's last seconds together are a collapse."""
+    least_s = view.rules.collapse_s
+    if cause is Cause.FLOOD and view.tick.protects:
+        # What the law is tightening against is no alert unless it fails.
+        least_s = max(LAW_ACTS_S, least_s)
+    beside = 1.0
+    held = view.tick.protects and incident.flooded_s >= FLOODED_SHARE * incident.seconds
+    if held and (
+        health.flooded_s < BESIDE_USUAL_S or incident.judged_s <= QUEUED * incident.queued_s
+    ):
+        beside = BESIDE_HELD_FLOOD
+    syncs = _of_spell(incident)
+    held_up = incident.throttled_s >= THROTTLED_SHARE * incident.seconds
+    return (
+        # Sixteen half seconds may be 7.99 s.
+        incident.lasted_s >= least_s - view.dt_s / 4
+        and is_lasting(incident)
+        and incident.sync_rate < view.rules.sync_share * beside * health.sync_rate
+        and (held_up or incident.judged_s > _threshold_s(view, health, syncs))
+        and (held_up or incident.waited_s >= DEMAND_SHARE * incident.seconds)
+        and not _larger(view, health, syncs)
+    )
+
+
+def _is_well(view: DeviceView, health: DeviceHealth) -> bool:
+    rate = view.estimate.sync_rate or 0.0
+    if rate >= view.rules.resolve_share * health.sync_rate:
+        return True
+    slow = view.latency_s > _threshold_s(view, health, _of_tick(view))
+    return not (slow and view.late)
+
+
+def _of_tick(view: DeviceView) -> Syncs:
+    return Syncs(view.estimate.fsyncs, view.sync_bytes, view.dt_s)
+
+
+def _of_spell(incident: Incident) -> Syncs:
+    return Syncs(incident.syncs.total, incident.sync_bytes, incident.seconds)
+
+
+def _usual(health: DeviceHealth, syncs: Syncs) -> Optional[Baseline]:
+    """What syncs of that size usually take."""
+    size = size_class(syncs.done, syncs.size_bytes) if syncs.done else health.size
+    return health.usual(health.syncs, size, ENOUGH_S)
+
+
+def _threshold_s(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> float:
+    """The mean latency above which so many syncs of so many bytes are slow."""
+    usual = _usual(health, syncs)
+    if usual is None:
+        return float("inf")
+    by_size = 0.0
+    if size_class(syncs.done, syncs.size_bytes) > usual.size and health.most_sync_bytes:
+        # Larger than any that are known: their bytes take time as well.
+        by_size = SIZE_SLACK * syncs.size_bytes / max(1, syncs.done) / health.most_sync_bytes
+    return view.rules.latency_multiple * usual.latency_s + by_size
+
+
+def _larger(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> bool:
+    """Whether syncs are fewer for being larger: they write as much as they ever did."""
+    if syncs.size_bytes < view.rules.bytes_share * health.most_sync_bytes * syncs.seconds:
+        return False
+    usual = _usual(health, syncs)
+    # One that has not returned yet has written all of it.
+    return usual is None or size_class(max(1, syncs.done), syncs.size_bytes) > usual.size

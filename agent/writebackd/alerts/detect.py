@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The detector: samples and estimates of a tick in, active alerts out.  Pure.
+
+    detect(policy, memory, sample, estimates, decision, core) -> (alerts, memory)
+
+A device that does nothing costs a comparison; one where all is well, its baselines; only one
+where something looks wrong is summed up in an Incident, from which the cause is told.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Mapping, Optional, Tuple
+
+from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.alerts.baseline import ENOUGH_S, followed, is_calm, learn, seeded, unwanted
+from writebackd.alerts.blind import blind
+from writebackd.alerts.collapse import collapse, suspicious
+from writebackd.alerts.degraded import degraded, recovering, slow
+from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth
+from writebackd.alerts.exhausted import exhausted
+from writebackd.alerts.foreign import foreign_alerts
+from writebackd.alerts.lifecycle import uninhibited, update_active
+from writebackd.alerts.stall import stall
+from writebackd.alerts.views import DeviceView, TickView
+from writebackd.policy.schema import Policy
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, DeviceState
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample, Sample
+
+# A tick so long, and so many times the one before, is a suspend, or a host that stood still.
+RESUME_S, RESUME_TIMES = 10.0, 5.0
+# From so many devices on one learns in every n-th tick only.
+MANY, SELDOM = 64, 8
+
+
+def detect(
+    policy: Policy,
+    memory: AlertMemory,
+    sample: Sample,
+    estimates: Mapping[str, Estimate],
+    decision: Decision,
+    core: Memory,
+    in_force: bool = True,
+) -> Tuple[Tuple[Alert, ...], AlertMemory]:
+    """The alerts that stand after this tick, the newest last, and what to remember of it.
+
+    `core` is the Memory that the decision left; `in_force` is false where what it wants is not
+    set: a kernel refuses it, or somebody switched the agent off.
+    """
+    memory = _quieted(policy, memory, sample)
+    tick = TickView(policy, memory, sample, decision, core, in_force)
+    # An EXHAUSTED that stands says nothing of what is usual.
+    frozen = {device for name, device in memory.standing if name != AlertName.EXHAUSTED.value}
+    at_the_bound = {each.name for each in decision.devices if each.state is DeviceState.EXHAUSTED}
+    healths: Dict[str, DeviceHealth] = {}
+    every = SELDOM if len(sample.devices) > MANY else 1
+    learns_s = every * sample.dt_s
+    known = memory.health
+    for number, seen in enumerate(sample.devices):
+        name = seen.device.name
+        health = known.get(name)
+        turn = (memory.ticks + number) % every == 0
+        if _idle(seen, health) and name not in tick.told:
+            if health is not None:
+                falls = turn and health.sync_rate
+                healths[name] = followed(health, 0.0, 0.0, learns_s) if falls else health
+            continue
+        if seen.excluded is not None or name not in estimates:
+            tick.left.add(name)
+            continue
+        # Another disk under the same name starts anew.
+        identity = (seen.device.devno, str(seen.device.diskseq))
+        if health is None or health.identity != identity:
+            health = DeviceHealth(identity)
+        if not health.writes and name in core.devices:
+            # In the quiet after boot no rate is followed, so none is begun with.
+            begun_s = float("-inf") if tick.quiet else memory.begun_s or sample.time_s
+            age_s = sample.time_s - begun_s
+            health = seeded(health, core.devices[name].earlier, age_s)
+        view = DeviceView(tick, seen, estimates[name])
+        health = _judged(view, health, name in at_the_bound)
+        if turn and name not in frozen and not tick.quiet:
+            if not _troubled(health):
+                health = _learned(view, health, learns_s)
+            elif not view.waited:
+                health = unwanted(health, estimates[name].sync_rate or 0.0, learns_s)
+        healths[name] = health
+    memory = blind(tick, memory, estimates.values())
+    standing = update_active(tick, memory.standing)
+    memory = replace(
+        memory, ticks=memory.ticks + 1, dt_s=sample.dt_s, health=healths, standing=standing
+    )
+    return (*foreign_alerts(core, sample), *uninhibited(standing, sample)), memory
+
+
+def _idle(seen: DeviceSample, health: Optional[DeviceHealth]) -> bool:
+    """Whether there is nothing to look at."""
+    sync = seen.sync
+    return (
+        not seen.inflight
+        and not seen.writes
+        and not seen.write_bytes
+        and (health is None or not _troubled(health))
+        and (sync is None or not (sync.inflight or sync.fsyncs or sync.fdatasyncs))
+    )
+
+
+def _quieted(policy: Policy, memory: AlertMemory, sample: Sample) -> AlertMemory:
+    """Quiet after boot (time_s counts from there), and after a gap between two ticks."""
+    until = memory.quiet_until_s
+    if memory.begun_s is None:
+        memory = replace(memory, begun_s=sample.time_s)
+        until = max(until, policy.alerts.quiet_s)
+    elif sample.dt_s >= max(RESUME_S, RESUME_TIMES * memory.dt_s):
+        until = sample.time_s + policy.alerts.quiet_s
+        # What was under way is no measure of what comes.
+        healths = {name: _calmed(health) for name, health in memory.health.items()}
+        memory = replace(memory, health=healths)
+    return memory if until == memory.quiet_until_s else replace(memory, quiet_until_s=until)
+
+
+def _calmed(health: DeviceHealth) -> DeviceHealth:
+    return replace(health, collapse=None, degraded=None, exhausted=None, stalled_s=0.0)
+
+
+def _troubled(health: DeviceHealth) -> bool:
+    return (
+        health.stalled_s > 0 or health.collapse is not None or health.degraded is not None
+        or health.exhausted is not None
+    )
+
+
+def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> DeviceHealth:
+    """One device's tick, by each of the alerts; only what may have something to say is asked."""
+    health = stall(view, health)
+    standing = view.standing
+    if standing or health.stalled_s or health.collapse is not None or suspicious(view, health):
+        health = collapse(view, health)
+    if health.degraded is not None or standing or slow(view, health):
+        health = degraded(view, health)
+    if standing and (AlertName.CACHE_DEGRADED.value, view.name) in view.tick.stands:
+        health = recovering(view, health)
+    if at_the_bound or health.exhausted is not None:
+        health = exhausted(view, health, at_the_bound)
+    if standing and (AlertName.EXHAUSTED.value, view.name) not in view.tick.found:
+        view.well(AlertName.EXHAUSTED)
+    return health
+
+
+def _learned(view: DeviceView, health: DeviceHealth, seconds: float) -> DeviceHealth:
+    """`health` with this tick in what is usual, which stands for `seconds`."""
+    estimate = view.estimate
+    calm = is_calm(health, estimate)
+    rate = estimate.sync_rate or 0.0 if calm else health.sync_rate
+    flooded_s = health.flooded_s + seconds * calm if estimate.flooded else 0.0
+    health = followed(health, rate, view.sync_bytes / view.dt_s, seconds, flooded_s)
+    unknown = health.usual(health.syncs, health.size, ENOUGH_S) is None
+    if not estimate.flooded or (unknown and not view.late):
+        health = learn(health, view.seen, estimate, seconds)
+    return health

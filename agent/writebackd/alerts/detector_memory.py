@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The detector's memory between ticks, by device and by alert."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Tuple
+
+from writebackd.alerts.alert_types import Alert, Cause
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import TaskSample
+
+# Bytes of an operation, as the upper ends of size classes; what is larger is one more class.
+SIZES: Tuple[int, ...] = (16 << 10, 128 << 10, 1 << 20)
+
+
+def size_class(count: int, total_bytes: int) -> int:
+    """The class of operations that moved `total_bytes` together."""
+    mean = total_bytes / count if count else 0.0
+    return sum([mean > size for size in SIZES])
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """How long one kind of operation of one size class takes while nothing is wrong."""
+
+    size: int  # the class
+    latency_s: float  # mean of syncs, median of requests
+    learned_s: float  # seconds of ticks that it was learned from
+
+
+Baselines = Mapping[int, Baseline]  # by size class
+
+
+Program = Tuple[str, int]  # comm, cgroup id
+
+
+@dataclass(frozen=True)
+class Dirtied:
+    """What processes of one name and cgroup dirtied.
+
+    As one: a loop of short copies is no crowd of writers, and no tick tells which of its processes
+    were there at the same time.
+    """
+
+    count: int  # bytes
+    task: TaskSample  # the one that did most of it in the last tick
+    several: bool = False  # processes
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A stretch in which something looks wrong, and the sums of its last seconds.
+
+    Sums from the first tick on would say less and less of what is so now: minutes of a trickle
+    that nobody waited for once hid the collapse that came after it.
+    """
+
+    began_s: float  # as Sample.time_s
+    began_wall_s: float
+    lasted_s: float = 0.0  # since it began
+    good_s: float = 0.0  # the last of them in a row that looked well again
+    unwanted_s: float = 0.0  # and in which nobody waited
+    seconds: float = 0.0  # that the sums are of
+    syncs: Histogram = field(default_factory=Histogram)  # latencies of those that returned
+    sync_bytes: int = 0
+    oldest_s: float = 0.0  # the longest that one had waited when it was looked at
+    waited_s: float = 0.0  # seconds of ticks in which somebody waited for a sync
+    flooded_s: float = 0.0
+    flood_age_s: float = float("inf")  # of the flood, when this began
+    backlog_s: float = 0.0  # what waited to be written, in seconds of the rate, most of it seen
+    backlog_bytes: float = 0.0
+    queued_s2: float = 0.0  # the same, not its most but by the seconds that it waited
+    throttled_s: float = 0.0  # that those who sync slept in write() for somebody else's pages
+    inflight: int = 0  # most seen
+    writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
+    written_bytes: int = 0
+    ticks: Tuple[Tuple[float, int, int], ...] = ()  # (dt, operations, bytes), the newest
+    dirtied: Mapping[Program, "Dirtied"] = field(default_factory=dict)
+    newer: Optional["Incident"] = None  # the sums to go on with when these are of too many seconds
+
+    @property
+    def sync_rate(self) -> float:
+        return self.syncs.total / self.seconds if self.seconds else 0.0
+
+    @property
+    def queued_s(self) -> float:
+        """What waited to be written, in seconds of the rate, on average."""
+        return self.queued_s2 / self.seconds if self.seconds else 0.0
+
+    @property
+    def slowest_s(self) -> float:
+        """Of the syncs that returned, and of those seen to wait."""
+        return max(self.syncs.quantile(1.0) or 0.0, self.oldest_s)
+
+    @property
+    def judged_s(self) -> float:
+        """What thresholds are held against: mean of the syncs that returned, or half of the age of
+        one that does not. No screen calls that a latency."""
+        return max(self.syncs.mean() or 0.0, self.oldest_s / 2)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What small writes took since a write cache was told to be off."""
+
+    count: int = 0
+    bytes: int = 0
+    latencies: Histogram = field(default_factory=Histogram)
+    unseen_s: float = 0.0  # in a row without a small write
+    fast: bool = False  # whether the last that were enough to tell were fast again
+
+
+@dataclass(frozen=True)
+class DeviceHealth:
+    """One device: what is usual for it, and what is wrong now."""
+
+    identity: Tuple[Optional[str], ...]
+    sync_rate: float = 0.0  # usual, per second, while syncs are as fast as usual
+    size: int = 0  # the size class of the last syncs
+    flooded_s: float = 0.0  # in a row that the rate was followed beside a flood
+    most_sync_bytes: float = 0.0  # per second, the most that syncs were seen to write
+    syncs: Baselines = field(default_factory=dict)
+    writes: Baselines = field(default_factory=dict)
+    collapse: Optional[Incident] = None
+    degraded: Optional[Incident] = None
+    exhausted: Optional[Incident] = None
+    recovery: Recovery = field(default_factory=Recovery)
+    stalled_s: float = 0.0  # in a row with demand and no completion
+
+    def usual(self, kind: Baselines, size: int, enough_s: float) -> Optional[Baseline]:
+        """The baseline of that size, or of the nearest that is known well enough."""
+        known = kind.get(size)
+        if known is not None and known.learned_s >= enough_s:
+            return known
+        found = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= enough_s]
+        return min(found, key=lambda each: each[0])[1] if found else None
+
+
+@dataclass(frozen=True)
+class ActiveAlert:
+    """An alert that stands, and how near it is to its end."""
+
+    alert: Alert
+    raised_s: float  # as Sample.time_s
+    good_s: float = 0.0  # in a row
+    other: Optional[Cause] = None  # what it looks like now
+    other_s: float = 0.0  # for so long in a row
+
+
+Key = Tuple[str, Optional[str]]  # name of the alert, device
+
+
+@dataclass(frozen=True)
+class AlertMemory:
+    """All state of the detector."""
+
+    sighted: bool = True  # the probe is expected to see syncs
+    ticks: int = 0
+    begun_s: Optional[float] = None  # the first tick, as Sample.time_s
+    quiet_until_s: float = float("-inf")
+    dt_s: float = 0.0  # of the tick before
+    blind_s: float = 0.0  # in a row
+    health: Mapping[str, DeviceHealth] = field(default_factory=dict)
+    standing: Mapping[Key, ActiveAlert] = field(default_factory=dict)

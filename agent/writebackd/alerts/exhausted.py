@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""EXHAUSTED: the limit is at its floor and fsync still misses the objective."""
+
+from __future__ import annotations
+
+from writebackd.alerts import array_state, messages
+from writebackd.alerts.alert_types import Alert, AlertName, Severity
+from writebackd.alerts.cause import cause_of, culprits_of
+from writebackd.alerts.detector_memory import DeviceHealth
+from writebackd.alerts.incident import INCIDENT_ENDS_S, evidence, extended
+from writebackd.alerts.views import DeviceView
+from writebackd.types.copying import replace
+
+EXHAUSTED_S = 60.0
+
+
+def exhausted(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> DeviceHealth:
+    """`health` with this tick in its incident; tells of it when it is long."""
+    tick = view.tick
+    incident = extended(health.exhausted, view, at_the_bound, EXHAUSTED_S / 2)
+    if incident.good_s >= INCIDENT_ENDS_S or not tick.protects:
+        return replace(health, exhausted=None)
+    if incident.lasted_s >= EXHAUSTED_S:
+        cause = array_state.cause(view, cause_of(incident, health, tick.core))
+        tick.tell(Alert(
+            AlertName.EXHAUSTED, view.name, Severity.WARNING, cause, incident.began_wall_s,
+            messages.exhausted(view.name, incident, view.objective_s, cause, view.floor_bytes)
+            + array_state.said(view, cause),
+            array_state.done(view, cause),
+            culprits_of(incident, cause), evidence(incident, view, health),
+        ))  # fmt: skip
+    return replace(health, exhausted=incident)

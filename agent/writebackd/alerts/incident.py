@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""An incident on one device: evidence summed up tick by tick while something looks wrong."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from writebackd.alerts.alert_types import Evidence
+from writebackd.alerts.baseline import ENOUGH_S
+from writebackd.alerts.cause import fast_share
+from writebackd.alerts.detector_memory import DeviceHealth, Dirtied, Incident
+from writebackd.alerts.views import DeviceView
+from writebackd.types.copying import replace
+from writebackd.types.samples import IoClass
+
+# An incident ends when it looked well for so long; a flusher's rounds are shorter.
+INCIDENT_ENDS_S = 3.0
+# Or when nobody waited for so long: then few syncs are few for want of a load.
+UNWANTED_S = 10.0
+INCIDENT_TICKS = 12
+# Programs that are remembered for what they dirtied, and how many are left of more.
+MANY_PROGRAMS, HEAVIEST = 32, 16
+
+
+def extended(
+    incident: Optional[Incident], view: DeviceView, bad: bool, window_s: float
+) -> Incident:
+    """The incident with this tick in it; a new one begins with the tick.
+
+    Its sums are of the last `window_s` to twice as many seconds, or of all but the first tick while
+    it is younger.
+    """
+    begun = _begun(view)
+    if incident is None:
+        incident = begun
+    elif len(incident.ticks) == 1:
+        # Part of the first tick was before the trouble: its fast writes are no evidence.
+        incident = replace(
+            begun, began_s=incident.began_s, began_wall_s=incident.began_wall_s,
+            flood_age_s=incident.flood_age_s, lasted_s=incident.lasted_s, good_s=incident.good_s,
+            unwanted_s=incident.unwanted_s, ticks=incident.ticks,
+        )  # fmt: skip
+    whole, newer = _added(incident, view), _added(incident.newer or begun, view)
+    if newer.seconds >= window_s:
+        whole = replace(
+            newer, began_s=incident.began_s, began_wall_s=incident.began_wall_s,
+            flood_age_s=incident.flood_age_s, ticks=whole.ticks, newer=None,
+        )  # fmt: skip
+    else:
+        whole = replace(whole, newer=newer)
+    wanted = view.waited or view.held_up
+    return replace(
+        whole,
+        lasted_s=incident.lasted_s + view.dt_s,
+        good_s=0.0 if bad else incident.good_s + view.dt_s,
+        unwanted_s=0.0 if wanted else incident.unwanted_s + view.dt_s,
+    )
+
+
+def _begun(view: DeviceView) -> Incident:
+    sample, devices = view.tick.sample, view.tick.core.devices
+    flood_s = devices[view.name].flood_began_s if view.name in devices else None
+    return Incident(
+        sample.time_s - view.dt_s,
+        sample.wall_s - view.dt_s,
+        flood_age_s=sample.time_s - flood_s if flood_s is not None else float("inf"),
+    )
+
+
+def _added(incident: Incident, view: DeviceView) -> Incident:
+    """`incident` with this tick in its sums."""
+    tick, seen, estimate, dt_s = view.tick, view.seen, view.estimate, view.dt_s
+    name = view.name
+    _, sync_bytes, latencies = view.small_writes
+    read = (seen.classes or {}).get(IoClass.READ)
+    operations = seen.writes + (read.count if read is not None else 0)
+    backlog = view.backlog_bytes
+    backlog_s = backlog / estimate.rate if estimate.rate else 0.0
+    dirtied = dict(incident.dirtied)
+    tasks = sorted(
+        (*tick.tasks.get(name, ()), *tick.tasks.get(None, ())), key=lambda task: task.dirtied_bytes
+    )
+    for task in tasks:  # the heaviest last
+        program = (task.comm, task.cgroup_id)
+        before = dirtied.get(program)
+        if before is None:
+            path = task.cgroup or tick.path(task.cgroup_id)
+            dirtied[program] = Dirtied(task.dirtied_bytes, replace(task, cgroup=path))
+            continue
+        dirtied[program] = Dirtied(
+            before.count + task.dirtied_bytes,
+            replace(task, cgroup=task.cgroup or before.task.cgroup),
+            before.several or task.pid != before.task.pid,
+        )
+    if len(dirtied) > MANY_PROGRAMS:
+        heavy = sorted(dirtied.items(), key=lambda item: -item[1].count)[:HEAVIEST]
+        dirtied = dict(heavy)
+    return replace(
+        incident,
+        seconds=incident.seconds + dt_s,
+        syncs=incident.syncs + seen.sync.latency if seen.sync is not None else incident.syncs,
+        sync_bytes=incident.sync_bytes + sync_bytes,
+        oldest_s=max(incident.oldest_s, estimate.oldest_fsync_s),
+        waited_s=incident.waited_s + (dt_s if view.waited else 0.0),
+        flooded_s=incident.flooded_s + (dt_s if estimate.flooded else 0.0),
+        backlog_s=max(incident.backlog_s, backlog_s),
+        queued_s2=incident.queued_s2 + backlog_s * dt_s,
+        backlog_bytes=max(incident.backlog_bytes, backlog),
+        throttled_s=incident.throttled_s + min(dt_s, view.held_up_s),
+        inflight=max(incident.inflight, seen.inflight),
+        writes=incident.writes + latencies,
+        written_bytes=incident.written_bytes + seen.write_bytes,
+        ticks=(*incident.ticks[-INCIDENT_TICKS:], (dt_s, operations, seen.write_bytes)),
+        dirtied=dirtied,
+    )
+
+
+def is_over(incident: Incident) -> bool:
+    return incident.good_s >= INCIDENT_ENDS_S or incident.unwanted_s >= UNWANTED_S
+
+
+def is_lasting(incident: Incident) -> bool:
+    """Whether it is more than one long tick: what stood still in that may be the whole host."""
+    return len(incident.ticks) > 1
+
+
+def evidence(incident: Incident, view: DeviceView, health: DeviceHealth) -> Evidence:
+    """The numbers that the cause rests on."""
+    usual = health.usual(health.syncs, health.size, ENOUGH_S)
+    facts = [
+        ("sync_rate", incident.sync_rate),
+        ("baseline_sync_rate", health.sync_rate),
+        ("fsync_mean_s", incident.syncs.mean()),
+        ("fsync_p99_s", incident.syncs.quantile(0.99)),
+        ("baseline_fsync_s", usual.latency_s if usual is not None else None),
+        ("oldest_fsync_s", incident.oldest_s),
+        ("write_p10_s", incident.writes.quantile(0.1)),
+        ("write_p90_s", incident.writes.quantile(0.9)),
+        ("fast_write_share", fast_share(incident.writes, incident.sync_bytes, health)),
+        ("waited_share", incident.waited_s / incident.seconds),
+        ("flooded_share", incident.flooded_s / incident.seconds),
+        ("backlog_bytes", incident.backlog_bytes),
+        ("backlog_s", incident.backlog_s),
+        ("throttled_share", incident.throttled_s / incident.seconds),
+        ("write_rate", incident.written_bytes / incident.seconds),
+        ("inflight", float(incident.inflight)),
+    ]  # fmt: skip
+    return Evidence(
+        view.tick.sample.wall_s - incident.seconds,
+        view.tick.sample.wall_s,
+        tuple((name, float(value)) for name, value in facts if value is not None),
+    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Lifecycle of an alert: raised, held, changed cause, resolved, inhibited by another."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.alerts import messages
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
+from writebackd.alerts.detector_memory import ActiveAlert, Key
+from writebackd.alerts.views import TickView
+from writebackd.types.copying import replace
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
+
+# What it looks like for so long is why: an incident forgets what was before within 16 s.
+CAUSE_HOLDS_S = 10.0
+# A second that is not well takes so many of those that were: begun anew by each, an alert would
+# stand for ever where a checkpoint makes one slow second in every minute.
+GOOD_TAKEN = 10.0
+# What explains an alert: it is not told beside one of these.
+_WORSE: Mapping[str, Tuple[AlertName, ...]] = {
+    AlertName.COLLAPSE.value: (AlertName.STALL, AlertName.CACHE_DEGRADED),
+    AlertName.EXHAUSTED.value: (AlertName.STALL, AlertName.COLLAPSE, AlertName.CACHE_DEGRADED),
+}
+
+
+def update_active(tick: TickView, before: Mapping[Key, ActiveAlert]) -> Dict[Key, ActiveAlert]:
+    """Hysteresis: raised at once, gone when it was well for long and has stood for long."""
+    found = tick.found
+    if tick.quiet:
+        found = {key: alert for key, alert in found.items() if key in before}
+    if not found and not before:
+        return {}
+    now_s, rules = tick.sample.time_s, tick.rules
+    here = {seen.device.name for seen in tick.sample.devices}
+    standing: Dict[Key, ActiveAlert] = {}
+    for key, each in before.items():
+        if key[1] in tick.left:
+            continue
+        alert = found.get(key)
+        if alert is not None:
+            standing[key] = _still(each, alert, tick)
+            continue
+        gone = key[1] is not None and key[1] not in here
+        if key in tick.well or gone:
+            good_s = each.good_s + tick.sample.dt_s
+        else:
+            good_s = max(0.0, each.good_s - GOOD_TAKEN * tick.sample.dt_s)
+        if good_s < rules.resolve_after_s or now_s - each.raised_s < rules.hold_s:
+            alert = messages.gone(each.alert) if gone else each.alert
+            standing[key] = replace(each, alert=alert, good_s=good_s)
+    for key, alert in found.items():
+        if key not in standing:
+            standing[key] = ActiveAlert(alert, now_s)
+    # Of a disk that is gone one alert tells enough; what it hides would come out at its end.
+    for name, on in [key for key in standing if key[1] is not None and key[1] not in here]:
+        if any((worse.value, on) in standing for worse in _WORSE.get(name, ())):
+            del standing[name, on]
+    return standing
+
+
+def _still(before: ActiveAlert, alert: Alert, tick: TickView) -> ActiveAlert:
+    """With this tick's numbers; with another cause when that has held, as a cause that flickers
+    would be news in every tick.  Severity only rises: in waves it would be news in each."""
+    old = before.alert
+    lasts = tick.sample.time_s - before.raised_s >= tick.rules.critical_s
+    severity = alert.severity
+    if old.severity is Severity.CRITICAL or (alert.name is AlertName.COLLAPSE and lasts):
+        severity = Severity.CRITICAL
+    other, other_s = None, 0.0
+    if old.cause not in (Cause.UNKNOWN, alert.cause):
+        other = alert.cause
+        other_s = tick.sample.dt_s + (before.other_s if before.other is other else 0.0)
+        if other is Cause.UNKNOWN or other_s < CAUSE_HOLDS_S:
+            alert = old
+        else:
+            other, other_s = None, 0.0
+    alert = replace(alert, severity=severity, since_s=old.since_s)
+    return ActiveAlert(alert, before.raised_s, 0.0, other, other_s)
+
+
+def hidden(standing: Mapping[Key, ActiveAlert], shown: Sequence[Alert]) -> Tuple[Alert, ...]:
+    """Those that stand and are not `shown`, as another one explains them."""
+    keys = {(each.name.value, each.device) for each in shown}
+    return tuple(each.alert for key, each in standing.items() if key not in keys)
+
+
+def uninhibited(standing: Mapping[Key, ActiveAlert], sample: Sample) -> Tuple[Alert, ...]:
+    """Without those that another one explains."""
+    if not standing:
+        return ()
+    devices = {seen.device.name: seen.device for seen in sample.devices}
+    by_name: Dict[str, List[Optional[str]]] = {}
+    for name, on in standing:
+        by_name.setdefault(name, []).append(on)
+    return tuple(
+        each.alert
+        for (name, on), each in standing.items()
+        if not any(
+            _explains(worse, each.alert)
+            and (on == other or _share_a_disk(devices.get(on or ""), devices.get(other or "")))
+            for worse in _WORSE.get(name, ())
+            for other in by_name.get(worse.value, ())
+        )
+    )
+
+
+def _explains(worse: AlertName, alert: Alert) -> bool:
+    """A cache may be off for weeks; that a write takes 100 ms and longer is not for want of it."""
+    return worse is not AlertName.CACHE_DEGRADED or alert.cause is not Cause.DEVICE
+
+
+def _share_a_disk(one: Optional[Device], other: Optional[Device]) -> bool:
+    """Volumes on one disk do.  Two disks of one driver may be of two controllers; and of one
+    controller each tells of its cache by itself."""
+    if one is None or other is None:
+        return False
+    return not set(one.leaf_devnos).isdisjoint(other.leaf_devnos)

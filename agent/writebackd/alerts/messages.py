@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The summary, cause and action of an alert as text."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from writebackd import formats
+from writebackd.alerts.alert_types import Alert, Cause, Culprit
+from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+
+WHY = {
+    Cause.FLOOD: "buffered writes flood the device",
+    Cause.WRITE_THROUGH: "writes are no faster than the disks: the write cache is off",
+    Cause.DEVICE: "the device is slow or failing",
+    Cause.CAP: "operations complete at a fixed rate: a limit of the volume",
+    Cause.NEIGHBOUR: "no local process writes so much: load of another host, or a rebuild, on"
+    " the same disks",
+    Cause.THROTTLED_WRITER: "fsync callers are throttled in write() by other processes' dirty"
+    " pages",
+    Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit set by another process",
+    Cause.NO_DATA: "no measurement",
+    Cause.UNKNOWN: "cause unknown",
+}
+
+
+def who(culprits: Sequence[Culprit]) -> str:
+    """The culprits in words; empty without any."""
+    return ", ".join(each.who for each in culprits)
+
+
+def collapsed(
+    name: str, incident: Incident, health: DeviceHealth, usual: Optional[Baseline], cause: Cause,
+    culprits: Sequence[Culprit],
+) -> str:
+    """One line: how bad against the device's own baseline, why, who."""
+    text = (
+        f"{name}: {formats.count(incident.sync_rate)} syncs/s instead of"
+        f" {formats.count(health.sync_rate)}"
+    )
+    mean_s = incident.syncs.mean()
+    if mean_s is not None:
+        text += f", mean {formats.milliseconds(mean_s)} ms"
+        text += f" (usual {formats.milliseconds(usual.latency_s)})" if usual is not None else ""
+    text += f", slowest {formats.milliseconds(incident.slowest_s)} ms"
+    return f"{text}; {WHY[cause]}" + (f": {who(culprits)}" if culprits else "")
+
+
+def degraded(name: str, incident: Incident, usual: Baseline) -> str:
+    return (
+        f"{name}: a small write takes {formats.milliseconds(incident.writes.quantile(0.5))} ms"
+        f" instead of {formats.milliseconds(usual.latency_s)}; {WHY[Cause.WRITE_THROUGH]}"
+    )
+
+
+def stalled(name: str, seconds: float, inflight: int, waiting: int, oldest_s: float) -> str:
+    text = f"{name}: no IO completed for {formats.duration(seconds)}"
+    if inflight:
+        text += f", {inflight} requests pending"
+    else:
+        text += ", and no request has reached the disk (a frozen filesystem?)"
+    if waiting:
+        text += f", {waiting} syncs pending, the oldest for {formats.duration(oldest_s)}"
+    return text
+
+
+def gone(alert: Alert) -> Alert:
+    """The same alert when its disk is no more."""
+    if alert.done == _GONE:
+        return alert
+    return replace(alert, summary=f"{alert.device}: the disk is gone; {alert.summary}", done=_GONE)
+
+
+def exhausted(
+    name: str, incident: Incident, objective_s: float, cause: Cause, floor_bytes: Optional[int]
+) -> str:
+    """`floor_bytes`: where it is in force in this tick."""
+    p99_s = incident.syncs.quantile(0.99)
+    slow = f"slowest {formats.milliseconds(incident.slowest_s)} ms"
+    if p99_s is not None:
+        slow = f"p99 {formats.milliseconds(p99_s)} ms"
+    floor = f", {formats.size(floor_bytes)}" if floor_bytes is not None else ""
+    return (
+        f"{name}: fsync {slow} (objective {formats.milliseconds(objective_s)} ms), and the limit is"
+        f" at its floor{floor}; {WHY[cause]}"
+    )
+
+
+_ADVICE = {
+    Cause.WRITE_THROUGH: "check the controller's battery and cache mode",
+    Cause.DEVICE: "check the kernel log, the controller and the disk",
+    Cause.CAP: "write less, or use a larger volume",
+    Cause.NEIGHBOUR: "check for rebuilds and for other hosts on these disks",
+    Cause.UNKNOWN: "check the kernel log",
+}
+
+
+_GONE = "nothing, the disk is gone: check the kernel log, the cable and the path"
+
+
+def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: bool) -> str:
+    """What the agent did about it, and what is left to do."""
+    if cause not in (Cause.FLOOD, Cause.FOREIGN_CHANGE, Cause.THROTTLED_WRITER):
+        why = "cause unknown" if cause is Cause.UNKNOWN else "not caused by dirty pages"
+        return f"{why}: {_ADVICE.get(cause, 'see the runbook')}"
+    if memory.mode is Mode.OBSERVE:
+        goal = decision.goal_bytes
+        would = f" would hold the limit at {formats.size(goal)}" if goal is not None else " acts"
+        return f"nothing, observing: `writebackctl enforce`{would}"
+    if memory.yielded is not None:
+        return "nothing, another process set the limits: `writebackctl enforce` takes over"
+    if memory.pin_bytes is not None:
+        return f"limit pinned to {formats.size(memory.pin_bytes)}: `writebackctl release` ends it"
+    if not in_force:
+        return "nothing, the limits are refused or switched off: `writebackctl status` says by what"
+    mine = next((each for each in decision.devices if each.name == name), None)
+    state = f" ({mine.state.value}: {mine.reason})" if mine is not None else ""
+    if decision.limit_bytes is None:
+        return f"no limit set yet{state}"
+    return f"holds the limit at {formats.size(decision.limit_bytes)}{state}"

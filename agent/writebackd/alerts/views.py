@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Views of a tick, and of one device in it, that the detectors read."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Set, Tuple
+
+from writebackd.alerts import messages
+from writebackd.alerts.alert_types import Alert, AlertName, Cause
+from writebackd.alerts.baseline import small_bytes, small_writes
+from writebackd.alerts.cause import THROTTLED_SHARE
+from writebackd.alerts.detector_memory import AlertMemory, Key
+from writebackd.policy.schema import Alerts, Policy
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision, Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import CgroupSample, DeviceSample, Sample, TaskSample
+
+
+class TickView:
+    """What all devices of a tick share; made once."""
+
+    def __init__(
+        self, policy: Policy, memory: AlertMemory, sample: Sample, decision: Decision,
+        core: Memory, in_force: bool,
+    ) -> None:
+        self.policy, self.sample, self.decision, self.core = policy, sample, decision, core
+        self.in_force = in_force
+        # Whether the law holds floods, so that what it needs time for is no news yet.
+        self.protects = in_force and core.mode is Mode.ENFORCE
+        self.rules: Alerts = policy.alerts
+        self.quiet = sample.time_s < memory.quiet_until_s
+        # Devices with an alert that stands.
+        self.stands = memory.standing.keys()
+        self.told = {device for _, device in self.stands}
+        self.left: Set[Optional[str]] = set()  # devices that nothing is told of any more
+        self.found: Dict[Key, Alert] = {}  # what is wrong
+        self.well: Set[Key] = set()  # what is well again
+        self.tasks: Dict[Optional[str], List[TaskSample]] = {}
+        for task in sample.tasks:
+            self.tasks.setdefault(task.device, []).append(task)
+        self.cgroups: Dict[Optional[str], List[CgroupSample]] = {}
+        for cgroup in sample.cgroups:
+            self.cgroups.setdefault(cgroup.device, []).append(cgroup)
+
+    def path(self, cgroup_id: int) -> Optional[str]:
+        """Where a cgroup is, if it was seen in this tick."""
+        return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
+
+    def done(self, device: str, cause: Cause) -> str:
+        """What the agent did about it, in words."""
+        return messages.done(device, cause, self.decision, self.core, self.in_force)
+
+    def tell(self, alert: Alert) -> None:
+        self.found[alert.name.value, alert.device] = alert
+
+
+class DeviceView:
+    """One device in one tick."""
+
+    def __init__(self, tick: TickView, seen: DeviceSample, estimate: Estimate) -> None:
+        self.tick, self.seen, self.estimate = tick, seen, estimate
+        self.name = seen.device.name
+        self.dt_s = tick.sample.dt_s
+        self.rules = tick.rules
+        self.standing = self.name in tick.told  # whether an alert stands on it
+        self._small_writes: Optional[Tuple[int, int, Histogram]] = None
+
+    def well(self, name: AlertName) -> None:
+        """Nothing of that alert is to be seen any more; news only where it stands."""
+        if self.standing:
+            self.tick.well.add((name.value, self.name))
+
+    @property
+    def small_writes(self) -> Tuple[int, int, Histogram]:
+        """Operations, bytes and latencies of sync and journal writes."""
+        if self._small_writes is None:
+            self._small_writes = small_writes(self.seen)
+        return self._small_writes
+
+    @property
+    def sync_bytes(self) -> int:
+        return small_bytes(self.seen)
+
+    @property
+    def late(self) -> bool:
+        """Whether syncs miss the policy's objective, which is of the 99th percentile."""
+        p99_s = max(self.estimate.fsync_p99_s or 0.0, self.estimate.oldest_fsync_s)
+        return p99_s > self.objective_s
+
+    @property
+    def objective_s(self) -> float:
+        """The policy's, of this device."""
+        device = self.seen.device
+        policy = self.tick.policy
+        return policy.for_device(device.name, device.devno, device.driver).fsync_p99_s
+
+    @property
+    def floor_bytes(self) -> Optional[int]:
+        """The target, where it is the lowest limit allowed."""
+        for each in self.tick.decision.devices:
+            if each.name == self.name and each.basis is not None and each.target_bytes is not None:
+                # The basis is of the part of the global limit that is this device's.
+                part = int(each.target_bytes * self.estimate.limit_share)
+                return each.target_bytes if part <= each.basis.floor_bytes else None
+        return None
+
+    @property
+    def latency_s(self) -> float:
+        """Mean of the tick's syncs, or the age of one that is still under way."""
+        estimate = self.estimate
+        mean = estimate.fsync_total_s / estimate.fsyncs if estimate.fsyncs else 0.0
+        return max(mean, estimate.oldest_fsync_s)
+
+    @property
+    def waited(self) -> bool:
+        """Whether somebody waits for a sync, or did for half of the tick."""
+        sync = self.seen.sync
+        return bool(sync is not None and sync.inflight) or (
+            self.estimate.fsync_total_s >= 0.5 * self.dt_s
+        )
+
+    @property
+    def held_up_s(self) -> float:
+        """Seconds that those who sync slept in write(), where others dirtied most of the pages."""
+        here = self.tick.cgroups.get(self.name, ())
+        total = sum([each.dirtied_bytes for each in here])
+        victims = [
+            each for each in here if each.syncs and 2 * each.dirtied_bytes < total and not each.own
+        ]
+        return max([each.throttled_s for each in victims], default=0.0)
+
+    @property
+    def held_up(self) -> bool:
+        """Whether that is long."""
+        return self.held_up_s >= THROTTLED_SHARE * self.dt_s
+
+    @property
+    def backlog_bytes(self) -> float:
+        """Of dirty pages and those under writeback, the part that is this device's."""
+        vm = self.tick.sample.vm
+        return (vm.dirty_bytes + vm.writeback_bytes) * self.estimate.limit_share

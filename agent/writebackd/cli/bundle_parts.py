@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Parts of a bug report: each function returns the text of one, or raises.
+
+They run in a process of their own, with a time limit (bundle.py), and what they give is masked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Callable, Iterable, Iterator, List, Mapping, Tuple
+
+from writebackd import __version__
+from writebackd.cli import doctor_checks
+from writebackd.cli.client import request
+from writebackd.cli.exit_codes import CommandError
+from writebackd.cli.history import figures_json, state_dir
+from writebackd.cli.mask import Mask
+from writebackd.cli.policy import effective, files_in_force
+from writebackd.kernel.files import KernelFiles
+from writebackd.paths import HISTORY, LEARNED, RAID
+from writebackd.policy.find import search_dirs
+from writebackd.report.history_query import read_figures, read_history
+from writebackd.report.learned_store import MAX_BYTES, decode
+from writebackd.storage import report_file as raid_report
+
+_DAY_S = 86400.0
+_MOST_EVENTS, _MOST_ROWS = 5000, 5000
+_MOST_LINES = 5000  # of the journal
+_MOST_FILE = 256 << 10  # of a policy
+_UNITS = ("writebackd.service", "writebackd-watch.service", "writebackd-raid.service",
+          "writebackd-raid.timer")  # fmt: skip
+_SHOWN = (
+    "LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus",
+    "ExecMainCode", "ActiveEnterTimestamp", "FragmentPath", "DropInPaths", "MemoryCurrent",
+    "CPUUsageNSec", "TasksCurrent", "WatchdogUSec", "UnitFileState",
+)  # fmt: skip
+_CONFIG = re.compile(
+    r"(?:# )?(CONFIG_(?:BPF\w*|DEBUG_INFO_BTF\w*|PAHOLE_VERSION|KPROBES|KPROBE_EVENTS|FTRACE"
+    r"|FUNCTION_TRACER|DYNAMIC_FTRACE\w*|PSI\w*|HZ|HZ_\d+|NO_HZ\w*|PREEMPT\w*|NR_CPUS|MEMCG"
+    r"|CGROUPS|BLK_CGROUP\w*|CGROUP_WRITEBACK|BLK_WBT\w*|IOSCHED\w*|MQ_IOSCHED\w*|BLK_DEV_ZONED"
+    r"|SECURITY_LOCKDOWN\w*|MODULE_SIG\w*|LOCKDEP|PROVE_LOCKING|KASAN))[= ].*"
+)
+_VMSTAT = re.compile(r"(?:nr_dirt|nr_writeback|nr_vmscan_write|nr_(?:in)?active_file"
+                     r"|nr_free_pages|nr_throttled|pgpgout|balance_)\w* ")  # fmt: skip
+_MEMINFO = re.compile(r"(?:MemTotal|MemFree|MemAvailable|Cached|Dirty|Writeback\w*|Swap\w*):")
+_QUEUE = (
+    "scheduler", "nr_requests", "max_sectors_kb", "max_hw_sectors_kb", "rotational",
+    "write_cache", "fua", "wbt_lat_usec", "read_ahead_kb", "logical_block_size",
+    "physical_block_size", "zoned", "nomerges", "rq_affinity", "io_timeout", "stable_writes",
+)  # fmt: skip
+_DISK = ("dev", "size", "removable", "device/vendor", "device/model", "diskseq")
+_BDI = ("max_bytes", "min_bytes", "max_ratio", "min_ratio", "max_ratio_fine", "min_ratio_fine",
+        "strict_limit", "read_ahead_kb", "stable_pages_required")  # fmt: skip
+# Of what is not on a disk of this host, source and options name others: servers, users.
+_LOCAL = ("tmpfs", "devtmpfs", "devpts", "proc", "sysfs", "cgroup", "cgroup2", "overlay", "bpf",
+          "tracefs", "debugfs", "securityfs", "configfs", "hugetlbfs", "mqueue", "zfs")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a collector looks at."""
+
+    files: KernelFiles
+    runtime_dir: Path
+    mask: Mask
+    now_s: float
+
+    @property
+    def state_dir(self) -> Path:
+        return state_dir(argparse.Namespace(state_dir=None, runtime_dir=self.runtime_dir))
+
+
+def _json(answer: object) -> str:
+    return json.dumps(answer, indent=1)
+
+
+def _asked(verb: str, **args: str) -> Callable[[Host], str]:
+    def ask(host: Host) -> str:
+        return _json(request(host.runtime_dir, verb, args))
+
+    return ask
+
+
+def _metrics(host: Host) -> str:
+    return str(request(host.runtime_dir, "metrics", {"format": "openmetrics"})["text"])
+
+
+def _doctor(host: Host) -> str:
+    return "\n".join(f"{level}: {text}" for level, text in doctor_checks.findings(host.runtime_dir))
+
+
+def _events(host: Host) -> str:
+    events = read_history(
+        host.state_dir / HISTORY, host.now_s - _DAY_S, None, _MOST_EVENTS
+    )
+    return "\n".join(json.dumps(asdict(each)) for each in events)
+
+
+def _figures(host: Host) -> str:
+    rows = read_figures(host.state_dir / HISTORY, host.now_s - _DAY_S, None)
+    return "\n".join(json.dumps(figures_json(row)) for row in rows[-_MOST_ROWS:])
+
+
+def _learned(host: Host) -> str:
+    with open(host.state_dir / LEARNED, "rb") as file:
+        known = decode(file.read(MAX_BYTES + 1))
+    # Its names are what disks say of themselves, and some of these are gone by now.
+    rows = [{"disk": host.mask.word("disk", name), **asdict(each)} for name, each in known.items()]
+    return _json(rows)
+
+
+def _policy(host: Host) -> str:
+    return effective(host.runtime_dir)
+
+
+def _policy_text(host: Host) -> str:
+    """The files that are in force, wherever they lie, without their comments."""
+    lines: List[str] = []
+    for name in files_in_force(host.runtime_dir):
+        path = host.files.path(name)
+        text = _text(path).split("\n")
+        said = [line for line in text if line.strip() and line.strip()[0] not in "#;"]
+        # Of one that is gone the only line says so.
+        lines += [f"# ---- {name}", *(said if path.exists() else text)]
+    return "\n".join(lines)
+
+
+def _policy_files(host: Host) -> str:
+    """What a site wrote, drop-ins and all, right or wrong."""
+    lines: List[str] = []
+    for directory in search_dirs(None, host.files.path("/"))[1:]:
+        for path in sorted(directory.glob("**/*.conf")):
+            lines += [f"# ---- {path}", _text(path)]
+    return "\n".join(lines) or "none"
+
+
+def _text(path: Path) -> str:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(_MOST_FILE).decode("utf-8", "replace").rstrip()
+    except OSError as error:
+        return f"# {error.strerror}"
+
+
+def _versions(host: Host) -> str:
+    system = os.uname()
+    os_release = host.files.try_read("/etc/os-release") or ""
+    lines = [
+        f"writebackd {__version__}",
+        f"kernel {system.release} {system.version} {system.machine}",
+        f"python {platform.python_version()} {sys.executable}",
+        f"uid {os.geteuid()}",
+        *(line for line in os_release.split("\n") if line.startswith(("PRETTY_NAME", "ID="))),
+    ]
+    for command in (("systemctl", "--version"), ("bpftool", "version"), ("clang", "--version")):
+        if shutil.which(command[0]):
+            lines.append(f"{command[0]}: {_run(*command).split(chr(10))[0]}")
+    return "\n".join(lines)
+
+
+def _kernel(host: Host) -> str:
+    files, release = host.files, os.uname().release
+    lines = [f"{name}: {files.try_read(name)}" for name in (
+        "/proc/sys/kernel/unprivileged_bpf_disabled", "/proc/sys/net/core/bpf_jit_enable",
+        "/proc/sys/kernel/perf_event_paranoid", "/sys/kernel/security/lockdown",
+        "/proc/sys/kernel/tainted", "/sys/devices/system/cpu/possible",
+        "/sys/devices/system/cpu/online", "/sys/kernel/mm/transparent_hugepage/enabled",
+    )]  # fmt: skip
+    config = files.try_read(f"/boot/config-{release}")
+    packed = files.path("/proc/config.gz")
+    if config is None and packed.exists():
+        config = gzip.decompress(packed.read_bytes()).decode("utf-8", "replace")
+    if config is None:
+        lines.append(f"no /boot/config-{release} and no /proc/config.gz")
+    return "\n".join([*lines, *(x for x in (config or "").split("\n") if _CONFIG.match(x))])
+
+
+def _vm(host: Host) -> str:
+    files = host.files
+    names = files.listdir("/proc/sys/vm")
+    lines = [f"vm.{name} = {files.try_read(f'/proc/sys/vm/{name}')}"
+             for name in names if name.startswith(("dirty", "laptop_mode", "vfs_cache_pressure"))]
+    for name, wanted in (("/proc/vmstat", _VMSTAT), ("/proc/meminfo", _MEMINFO)):
+        lines += ["", f"# {name}"]
+        lines += [line for line in files.read(name).split("\n") if wanted.match(line)]
+    for name in ("io", "memory", "cpu"):
+        lines += ["", f"# /proc/pressure/{name}", files.try_read(f"/proc/pressure/{name}") or "-"]
+    return "\n".join(lines)
+
+
+def _block(host: Host) -> str:
+    lines: List[str] = []
+    for name in host.files.listdir("/sys/block"):
+        here = f"/sys/block/{name}"
+        said = [f"{each}={host.files.try_read(f'{here}/{each}')}"
+                for each in _DISK]
+        lines += [f"{name}: {' '.join(said)}", *_attributes(host.files, f"{here}/queue", _QUEUE)]
+        slaves = host.files.listdir(f"{here}/slaves")
+        lines += [f"  slaves {' '.join(slaves)}"] if slaves else []
+    return "\n".join([*lines, "", "# /proc/diskstats", host.files.read("/proc/diskstats")])
+
+
+def _bdi(host: Host) -> str:
+    lines: List[str] = []
+    for name in host.files.listdir("/sys/class/bdi"):
+        lines += [f"{name}:", *_attributes(host.files, f"/sys/class/bdi/{name}", _BDI)]
+    return "\n".join(lines)
+
+
+def _attributes(files: KernelFiles, directory: str, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        value = files.try_read(f"{directory}/{name}")
+        if value is not None:
+            yield f"  {name} {value}"
+
+
+def _mounts(host: Host) -> str:
+    return "\n".join(map(mount_line, host.files.read("/proc/self/mountinfo").split("\n")))
+
+
+def mount_line(line: str) -> str:
+    """A line of mountinfo; where it lies elsewhere, without what names servers and users."""
+    before, dash, after = line.partition(" - ")
+    kind, _, rest = after.partition(" ")
+    source, _, _ = rest.partition(" ")
+    if not dash or source.startswith("/dev/") or kind in _LOCAL:
+        return line
+    return f"{before} - {kind} *** ***"
+
+
+def _runtime(host: Host) -> str:
+    """All that a daemon left in its runtime directory: as it is, also where it is damaged."""
+    lines: List[str] = []
+    for entry in sorted(os.scandir(host.runtime_dir), key=lambda each: each.name):
+        status = entry.stat(follow_symlinks=False)
+        age_s = host.now_s - status.st_mtime
+        lines.append(f"{entry.name}: {status.st_mode:o}, {status.st_size} bytes, {age_s:.0f} s old")
+        if entry.is_file(follow_symlinks=False):
+            lines.append(_text(Path(entry.path)))
+    return "\n".join(lines)
+
+
+def _raid(host: Host) -> str:
+    """What RAID tools said, as it is: also where the daemon does not take it."""
+    handle = os.open(host.files.path(RAID), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        return file.read(raid_report.MOST_FILE).decode("utf-8", "replace").rstrip()
+
+
+def _journal(host: Host) -> str:
+    units = [word for unit in _UNITS for word in ("-u", unit)]
+    return _run("journalctl", *units, "--since=-1d", f"-n{_MOST_LINES}", "--no-pager", "--quiet",
+                "--no-hostname", "-o", "short-iso")  # fmt: skip
+
+
+def _unit(host: Host) -> str:
+    """What systemd thinks of them, and what a site changed; values of Environment= are masked."""
+    lines: List[str] = []
+    for unit in _UNITS:
+        try:
+            said = _run("systemctl", "show", unit, *(f"--property={name}" for name in _SHOWN))
+        except CommandError as error:  # no systemd runs; what is on the disk may tell as much
+            said = str(error)
+        lines += [f"# {unit}", said]
+        for top in ("etc", "run"):
+            directory = host.files.path(f"/{top}/systemd/system")
+            for path in (directory / unit, *sorted((directory / f"{unit}.d").glob("*.conf"))):
+                if path.is_file():
+                    lines += [f"# ---- {path}", _text(path)]
+    return "\n".join(lines)
+
+
+def _run(*command: str) -> str:
+    """What a program prints, with nothing of our environment."""
+    environment: Mapping[str, str] = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    try:
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
+        )
+    except FileNotFoundError:
+        raise CommandError(f"no {command[0]} on this host", 1) from None
+    if ended.returncode:
+        said = ended.stderr.decode("utf-8", "replace").strip().split("\n")[-1]
+        raise CommandError(f"{command[0]}: {said or f'exit code {ended.returncode}'}", 1)
+    return ended.stdout.decode("utf-8", "replace").rstrip()
+
+
+Collector = Tuple[str, Callable[[Host], str]]
+
+COLLECTORS: Tuple[Collector, ...] = (
+    ("doctor.txt", _doctor),
+    ("versions.txt", _versions),
+    ("status.json", _asked("status")),
+    ("devices.json", _asked("devices")),
+    ("why.json", _asked("why")),
+    ("top.json", _asked("top")),
+    ("alerts.json", _asked("alerts")),
+    ("verify.json", _asked("verify")),
+    ("metrics.txt", _metrics),
+    ("history.jsonl", _events),
+    ("figures.jsonl", _figures),
+    ("learned.json", _learned),
+    ("policy.conf", _policy),
+    ("policy-in-force.txt", _policy_text),
+    ("policy-files.txt", _policy_files),
+    ("run.txt", _runtime),
+    ("raid.json", _raid),
+    ("kernel.txt", _kernel),
+    ("vm.txt", _vm),
+    ("block.txt", _block),
+    ("bdi.txt", _bdi),
+    ("mountinfo.txt", _mounts),
+    ("journal.txt", _journal),
+    ("unit.txt", _unit),
+)

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackd`: command line, logging and start of the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import ctypes
+import logging
+import logging.handlers
+import os
+import queue
+import shutil
+import sys
+import threading
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Sequence, Tuple
+
+from writebackd import __version__, journald
+from writebackd.actuate.ledger import LedgerError
+from writebackd.actuate.lock import AlreadyRunning
+from writebackd.cli.arguments import seconds
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NOT_PERMITTED, USAGE
+from writebackd.cli.sd_notify import notifier, tell
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
+from writebackd.daemon import Daemon, Options
+from writebackd.kernel import memory_lock
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.host_facts import read_facts
+from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.probe import NoSuchProbe
+from writebackd.kernel.vm import PAIRS, read_limits
+from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
+from writebackd.policy import Policy, PolicyError, load_policy
+from writebackd.policy.find import unsafe, unused_drop_ins
+from writebackd.policy.load import DEFAULT_NAME
+from writebackd.policy.match import NAMED, choose
+from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import Mode
+
+log = logging.getLogger("writebackd")
+
+# Log lines that may wait for a stuck disk or terminal; what comes on top is
+# dropped and counted.
+_LOG_LINES = 1000
+# When after the start the host is matched again: the services that tell what it is may start
+# after this one, or be down while it restarts. Ten minutes are more than databases take to recover
+# in most cases; what is set up or recovers later is found within the hour.
+_REMATCH_S = (60.0, 180.0, 600.0)
+_HOURLY_S = 3600.0
+# How long the end waits for room in systemd's queue.
+_LAST_WORD_S = 0.5
+_EXAMPLES = """examples:
+  writebackd                         the policy that fits, until SIGTERM or Ctrl-C
+  writebackd --mode observe          decide and report, write nothing
+  writebackd --policy db-hwraid --device sdb
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    p = Parser(
+        prog="writebackd",
+        description="Keeps dirty pages where they do not starve synchronous IO. "
+        "Restores the original limits when it stops.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--mode", choices=[m.value for m in Mode], help="default: as the policy says")
+    p.add_argument("--policy", metavar="NAME|FILE",
+                   help="default: the one that fits this host, `writebackctl policy match`")
+    p.add_argument(
+        "--device", action="append", default=[], metavar="NAME",
+        help="manage these devices only, which have to be there (a pattern may match later); the"
+        " way to name a loop device",
+    )
+    p.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="policies, instead of the system's"
+    )
+    p.add_argument(
+        "--state-dir", type=Path, default=STATE_DIR, metavar="DIR",
+        help=f"history and learned values (default {STATE_DIR})",
+    )
+    p.add_argument(
+        "--runtime-dir", type=Path, default=RUNTIME_DIR, metavar="DIR",
+        help=f"socket, ledger, lease and lock (default {RUNTIME_DIR})",
+    )
+    p.add_argument(
+        "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
+        help="default: the best that this kernel takes; bcc is not in this version",
+    )
+    p.add_argument(  # longer, and the watchdog of the unit takes it for dead
+        "--interval", type=seconds(0.05, 10), default=1.0, metavar="SECONDS",
+        help="length of a tick, 0.05 to 10 (default 1)",
+    )
+    p.add_argument("--live", action="store_true", help="show the status on the terminal")
+    p.add_argument("--verbose", action="store_true", help="also log messages of libbpf")
+    p.add_argument("--version", action="version", version=f"writebackd {__version__}")
+    return p
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the daemon; the exit code of design: 0 good, 1 bad news, 2 usage, 4 not root."""
+    open_closed_streams()
+    try:
+        return _main(argv)
+    finally:
+        drop_unwritten()
+
+
+def _main(argv: Optional[Sequence[str]]) -> int:
+    args = parser().parse_args(argv)
+    if os.geteuid() != 0:
+        complain("writebackd: needs root, /proc/sys/vm is writable by uid 0 only: try sudo")
+        return NOT_PERMITTED
+
+    choose_class = _Chooser(args.config_dir, args.runtime_dir)
+
+    def load() -> Policy:
+        if args.policy is None:
+            policy = choose_class()
+        else:
+            policy = replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
+        wrong = unsafe(policy.files)
+        if wrong:
+            raise PolicyError(tuple(wrong))
+        return policy
+
+    try:
+        first = load()  # before anything is created: a bad policy touches nothing
+        for directory in (args.runtime_dir, args.state_dir):
+            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except PolicyError as error:
+        complain(str(error))
+        return USAGE
+    except OSError as error:
+        complain(f"writebackd: {error.filename}: {error.strerror}")
+        return USAGE
+
+    live = args.live and sys.stdout.isatty()
+    unlocked = memory_lock.lock_used()  # before the first thread, which is the log's
+    listener = _start_logging(args.verbose, quiet=live)
+    log.info("policy %s: %s", first.name, first.chosen)
+    if args.policy is None:
+        _warn_unused_drop_ins(first, args.config_dir)
+    _warn_unlocked(unlocked)
+    options = Options(
+        runtime_dir=args.runtime_dir,
+        state_dir=args.state_dir,
+        interval_s=args.interval,
+        probe=args.probe,
+        devices=tuple(args.device),
+        mode=Mode(args.mode) if args.mode else None,
+    )
+    notify = notifier()
+    watchers: List[Callable[[Snapshot], None]] = [lambda _: notify("WATCHDOG=1")]
+    if live:
+        watchers.append(_Screen().show)
+
+    def on_tick(snapshot: Snapshot) -> None:
+        for watcher in watchers:
+            watcher(snapshot)
+
+    try:
+        daemon = Daemon(options, load, on_tick)
+        if args.policy is None:
+            watchers.append(_Rematch(daemon.rematch))
+        # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
+        # allocator would keep.
+        ctypes.CDLL(None).malloc_trim(0)
+        _warn_unlocked(memory_lock.read_in_code())
+        daemon.run(ready=lambda: notify("READY=1"))
+        if live:
+            print(f"\nwritebackd stopped; limits now: {_limits_in_words()}")
+        return GOOD
+    except (PolicyError, NoSuchProbe) as error:
+        log.error("%s", error)
+        return USAGE
+    except (AlreadyRunning, BpfError, LedgerError, OSError, ValueError) as error:
+        log.error("%s", error)
+        return BAD_NEWS
+    except Exception as error:
+        # The limits are back by now (Daemon.run); one line for the admin, the
+        # trace for whoever asked for it.
+        log.critical("stopped by a program error: %r; please report it", error)
+        log.debug("trace", exc_info=True)
+        return BAD_NEWS
+    finally:
+        tell("STOPPING=1", _LAST_WORD_S)
+        _stop_logging(listener)
+
+
+class _Chooser:
+    """Chooses the policy of this host, and remembers which."""
+
+    def __init__(self, config_dir: Optional[Path], runtime_dir: Path) -> None:
+        self._config_dir = config_dir
+        self._runtime_dir = runtime_dir
+        self._skipped: Tuple[str, ...] = ()  # told already
+
+    def __call__(self) -> Policy:
+        """Raises PolicyError."""
+        before = read_taken(self._runtime_dir)
+        choice = choose(read_facts(KernelFiles()), self._config_dir, before=before)
+        for line in choice.skipped if choice.skipped != self._skipped else ():
+            log.error("policy skipped: %s", line)
+        self._skipped = choice.skipped
+        if choice.policy.name not in (before, DEFAULT_NAME):
+            self._remember(choice.policy.name)
+        return choice.policy
+
+    def _remember(self, name: str) -> None:
+        path = self._runtime_dir / TAKEN
+        try:
+            self._runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+            path.write_text(f"{name}\n", encoding="utf-8")
+        except OSError as error:
+            log.warning(
+                "%s: %s: a restart while the services of %s are down takes another policy",
+                path, error.strerror, name,
+            )  # fmt: skip
+
+
+class _Rematch:
+    """Has the policy chosen again, soon after the start and then hourly."""
+
+    def __init__(self, rematch: Callable[[], None]) -> None:
+        self._rematch = rematch
+        self._start_s: Optional[float] = None
+        self._next_s = 0.0  # since the start
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        now_s = snapshot.sample.time_s
+        if self._start_s is None:
+            self._start_s, self._next_s = now_s, _REMATCH_S[0]
+        since_s = now_s - self._start_s
+        if since_s < self._next_s:
+            return
+        left = [each for each in _REMATCH_S if each > since_s]
+        self._next_s = left[0] if left else since_s + _HOURLY_S
+        self._rematch()
+
+
+class _Frames(logging.Formatter):
+    """Traces without source lines: `traceback` reads those from the disk that may hang."""
+
+    def formatException(self, ei: Any) -> str:
+        frames = [
+            f"{frame.f_code.co_filename}:{line} {frame.f_code.co_name}"
+            for frame, line in traceback.walk_tb(ei[2])
+        ]
+        return "\n".join([repr(ei[1]), *frames])
+
+
+class _DroppingHandler(logging.handlers.QueueHandler):
+    """Never blocks the loop and never prints a traceback: a full queue drops."""
+
+    def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
+        super().__init__(lines)
+        self.setFormatter(_Frames())  # used by whoever logs, before the record is queued
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
+def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener:
+    """Log through a thread: a stuck terminal or journal must not stop the loop."""
+    target: logging.Handler
+    if os.environ.get("JOURNAL_STREAM"):
+        if journald.is_there():
+            target = journald.JournalHandler()
+        else:
+            target = logging.StreamHandler()
+            target.setFormatter(journald.PriorityFormatter())
+    else:
+        target = logging.StreamHandler()
+        target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    if quiet:
+        # The screen shows the decisions; what goes wrong still has to be seen.
+        target.setLevel(logging.ERROR)
+    lines: "queue.Queue[logging.LogRecord]" = queue.Queue(_LOG_LINES)
+    root = logging.getLogger()
+    root.setLevel(logging.DEBUG if verbose else logging.INFO)
+    root.addHandler(_DroppingHandler(lines))
+    listener = logging.handlers.QueueListener(lines, target, respect_handler_level=True)
+    listener.start()
+    return listener
+
+
+def _stop_logging(listener: logging.handlers.QueueListener) -> None:
+    """Let the last lines out, but do not wait for a stuck terminal for ever."""
+
+    def stop() -> None:
+        with contextlib.suppress(queue.Full):
+            listener.stop()
+        drop_unwritten()
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    stopper.start()
+    stopper.join(timeout=2.0)
+    if stopper.is_alive():  # both would wait for the terminal at exit
+        atexit.unregister(logging.shutdown)
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+
+
+def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
+    unused = unused_drop_ins(policy.name, config_dir)
+    if unused:
+        log.warning(
+            "drop-ins not used by policy %s: %s; put settings for every policy into"
+            " all.conf.d", policy.name, ", ".join(map(str, unused)),
+        )  # fmt: skip
+
+
+def _warn_unlocked(problem: Optional[str]) -> None:
+    if problem:
+        log.warning("memory is not locked: %s", problem)
+
+
+def _limits_in_words() -> str:
+    limits = read_limits(KernelFiles())
+    return ", ".join(pair.describe(pair.value(limits)) for pair in PAIRS)
+
+
+class _Screen:
+    """Draws the status from a thread: Ctrl-S or a dead ssh must not stop the loop."""
+
+    def __init__(self) -> None:
+        self._next: "queue.Queue[Snapshot]" = queue.Queue(1)
+        threading.Thread(target=self._run, name="screen", daemon=True).start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw this one next; it is dropped while the terminal does not take the last."""
+        with contextlib.suppress(queue.Full):
+            self._next.put_nowait(snapshot)
+
+    def _run(self) -> None:
+        while True:
+            _draw(self._next.get())
+
+
+def _draw(snapshot: Snapshot) -> None:
+    from writebackd.cli.output import frame
+    from writebackd.cli.status_screen import render_status
+    from writebackd.report.status_answer import status_json
+
+    width, height = shutil.get_terminal_size()
+    colour = "NO_COLOR" not in os.environ
+    text = render_status(status_json(snapshot), width, colour)
+    print(frame(text, height), end="", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

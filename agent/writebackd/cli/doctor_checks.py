@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The checks of doctor: kernel, rights, libraries, probe, policies, conflicting tools."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, Iterator, List, Mapping, Optional, Tuple
+
+from writebackd import formats
+from writebackd.actuate.ledger import LedgerError, load
+from writebackd.actuate.lock import is_locked
+from writebackd.cli.client import NoDaemon, request
+from writebackd.cli.exit_codes import CommandError
+from writebackd.cli.raid_checks import raid
+from writebackd.cli.restore import is_watched
+from writebackd.cli.status_screen import lever_lines
+from writebackd.kernel.conflicting_tools import find_conflicting_tools
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hidepid import hiding, unseen
+from writebackd.kernel.mounts import read_mounts
+from writebackd.paths import LEDGER, LOCK
+from writebackd.policy import PolicyError
+from writebackd.policy.find import misplaced, search_dirs, unsafe
+from writebackd.policy.load import load_all
+
+# level (good, note, warning, blocker) and what was found
+Finding = Tuple[str, str]
+
+# The oldest kernel that the CO-RE object is meant for (atomics, task storage).
+_OLDEST = (5, 10)
+# Of kernel/probe_report.py, which cannot tell what is in the way of the whole.
+_LEVELS = {"ok": "good", "note": "note", "warn": "warning"}
+_LIBBPF = "libbpf.so.1"
+_MODULES = (
+    ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
+    ("psutil", "python3-psutil", "`writebackctl top` does not run"),
+    ("rich", "python3-rich", "`writebackctl top` does not run"),
+)
+
+
+def findings(runtime_dir: Path) -> List[Finding]:
+    """All that can be told of this host."""
+    files = KernelFiles()
+    return [
+        *privileges(files),
+        *kernel(files, os.uname().release),
+        *libraries(),
+        *probe(),
+        *daemon(runtime_dir),
+        *processes(files, runtime_dir),
+        *raid(files),
+        *policies(),
+        *rivals(files),
+    ]
+
+
+def privileges(files: KernelFiles) -> Iterator[Finding]:
+    lever = files.path("/proc/sys/vm/dirty_bytes")
+    if os.geteuid() != 0:
+        yield "warning", "not root: some checks are skipped; the daemon needs uid 0"
+    elif not os.access(lever, os.W_OK):
+        yield "blocker", f"{lever} is not writable: a container, or ProtectKernelTunables=yes"
+    else:
+        yield "good", "uid 0, the limits are writable"
+
+
+def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
+    version = tuple(int(part) for part in release.split("-", 1)[0].split(".")[:2] if part.isdigit())
+    if version < _OLDEST:
+        yield "warning", f"Linux {release}: older than 5.10, untested"
+    else:
+        yield "good", f"Linux {release}"
+    if files.path("/sys/kernel/btf/vmlinux").exists():
+        yield "good", "kernel types (BTF) available"
+    else:
+        yield (
+            "warning",
+            "no /sys/kernel/btf/vmlinux: no BPF, so /proc alone and no fsync latency; use a"
+            " kernel with CONFIG_DEBUG_INFO_BTF=y",
+        )
+    mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
+    yield _mounted(mounts, "tracefs", "tracepoint names cannot be resolved")
+    yield _mounted(mounts, "cgroup2", "writers are shown by process, not by unit")
+    bdis = [f"/sys/class/bdi/{name}" for name in files.listdir("/sys/class/bdi")]
+    levers = ("strict_limit", "max_bytes")
+    if all(any(files.path(f"{bdi}/{lever}").exists() for bdi in bdis) for lever in levers):
+        yield "good", "per-device limits available (bdi strict_limit, max_bytes)"
+    else:
+        yield "note", "no per-device limits on this kernel: only the global pair"
+
+
+def _mounted(mounts: Mapping[str, str], kind: str, without: str) -> Finding:
+    if kind in mounts:
+        return "good", f"{kind} on {mounts[kind]}"
+    return "note", f"{kind} is not mounted: {without}"
+
+
+def libraries() -> Iterator[Finding]:
+    try:
+        ctypes.CDLL(_LIBBPF)
+        yield "good", f"{_LIBBPF} loads"
+    except OSError as error:
+        yield (
+            "warning",
+            f"{error}: no BPF, so /proc alone and no fsync latency; install it"
+            " (`apt install libbpf1`, `dnf install libbpf`)",
+        )
+    for module, package, without in _MODULES:
+        if importlib.util.find_spec(module) is None:
+            yield "note", f"no {package}: {without}"
+        else:
+            yield "good", f"{package} found"
+
+
+def probe() -> Iterator[Finding]:
+    """What the BPF probe can attach to here; found out by trying."""
+    if os.geteuid() != 0:
+        return
+    try:
+        # Imported only here: whatever is wrong with the probe is a finding, not the end.
+        report = importlib.import_module("writebackd.kernel.probe_report").probe_report()
+        for level, text in report:
+            yield _LEVELS[level], text
+    except Exception as error:
+        yield "warning", f"cannot try the BPF probe: {error}"
+
+
+def rivals(files: KernelFiles) -> Iterator[Finding]:
+    found = find_conflicting_tools(files)
+    yield from ((each.level, each.text) for each in found)
+    if not found:
+        yield "good", "no other program sets vm.dirty_* (tuned, other agents, files read at boot)"
+
+
+def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
+    """Errors in policy files: a daemon that nobody told a policy passes over those."""
+    try:
+        loaded = load_all(config_dir)
+        wrong = [line for each in loaded for line in each.errors]
+        wrong += [line for each in loaded for line in unsafe(each.policy.files)]
+        wrong += misplaced(search_dirs(config_dir))
+    except PolicyError as error:
+        wrong = list(error.messages)
+    yield from (("warning", f"policy: {line}") for line in dict.fromkeys(wrong))
+
+
+def daemon(runtime_dir: Path) -> Iterator[Finding]:
+    ledger = runtime_dir / LEDGER
+    try:
+        status = request(runtime_dir, "status", timeout_s=2.0)
+        yield "good", f"writebackd is running: {status['mode']}, policy {status['policy']}"
+        if os.geteuid() != 0:
+            yield from _hooks(status["probe"])  # root has them from `probe`
+        yield (
+            "good",
+            f"memory: {formats.size(status['self']['rss_bytes'])} resident, locked so that the"
+            " daemon never waits for a disk (VmLck also counts mapped pages that were never used)",
+        )
+        for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
+            yield "good", f"it sets {line}"
+        lost = status["probe"].get("lost", ())
+        yield from (("note", f"probe lost {each}") for each in lost)
+        if not lost and status["probe"]["backend"] != "procfs":
+            yield "good", "no probe event lost"
+        if status["lease"]["watcher_pid"] is None:
+            yield (
+                "warning",
+                "no watcher: limits will not be restored if the daemon hangs; its log"
+                " says why",
+            )
+        return
+    except NoDaemon:
+        pass
+    except CommandError as error:
+        yield "warning", str(error)
+        return
+    alive = is_locked(runtime_dir)
+    if alive is None:
+        yield "note", "cannot see whether a writebackd without a socket runs: try again with sudo"
+    elif alive:
+        yield (
+            "warning",
+            f"a writebackd holds {runtime_dir / LOCK} but has no socket: restart it,"
+            " `systemctl restart writebackd`",
+        )
+    elif ledger.exists() and is_watched(runtime_dir):
+        yield "note", "writebackd is gone and its limits are in force: the watcher restores them"
+    elif ledger.exists():
+        yield (
+            "warning",
+            f"{ledger} was left by a writebackd that is gone: the limits{_and_levers(ledger)}"
+            " may still be its own; `sudo writebackctl restore` puts them back",
+        )
+    else:
+        yield "note", "writebackd is not running"
+
+
+def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
+    """Where measurements come from, and what those hooks do not see."""
+    yield "good", f"request hook: {probe['request_hook'] or 'none'}"
+    fsync = probe["fsync_hook"]
+    yield "good" if fsync else "warning", f"fsync hook: {fsync or 'none, its latency is unknown'}"
+    yield from (("note", f"not visible: {each}") for each in probe["misses"])
+
+
+def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
+    """What the daemon does not see of them: this one as root sees all."""
+    level, more = "warning", ""
+    try:
+        hidden = request(runtime_dir, "status", timeout_s=2.0).get("processes_unseen")
+    except CommandError:
+        hidden = unseen(hiding(files))
+        level, more = "note", "; not where systemd mounts a /proc for the unit, as 252 does"
+    if hidden:
+        yield level, f"{hidden}{more}"
+    else:
+        yield "good", "the daemon sees processes of all users"
+
+
+def _and_levers(ledger: Path) -> str:
+    """The levers beside the limits in a ledger, in words; empty where there are none."""
+    try:
+        found = load(ledger)
+    except LedgerError:
+        return ""  # `restore` tells what is wrong with it
+    names = [str(entry.lever) for entry in found.levers] if found is not None else []
+    return f" and other levers ({', '.join(names)})" if names else ""

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb run: runs a command in a systemd scope of its own.
+
+systemd makes the scope where it runs; elsewhere it is a child of a cgroup v2.  A login session
+that syncs is not paced (docs/explanation/pacing.md), so root's scope goes to system.slice, which
+is where systemd-run puts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Iterator, List, NoReturn, Optional
+
+from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE, CommandError
+from writebackd.command_line import complain, drop_unwritten
+from writebackd.kernel.cgroup_io_max import cgroup2_mount, path_of_process
+from writebackd.kernel.files import KernelFiles
+
+# As shells have it.
+NOT_EXECUTABLE, NOT_FOUND, BY_SIGNAL = 126, 127, 128
+SYSTEMD = "/run/systemd/system"  # sd_booted(3)
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_NAME = re.compile(r"[A-Za-z0-9:_.@-]{1,60}")
+# The processes of a cgroup are gone from it a moment after the last was waited for.
+_EMPTY_S = 1.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """The command's exit code; 128 and the signal's number where one ended it."""
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise CommandError("run needs a command: writebackctl run -- rsync -a /srv /backup", USAGE)
+    name = options.name or os.path.basename(command[0])
+    if options.name is not None and not _NAME.fullmatch(name):
+        raise CommandError(f"--name {name!r}: use letters, digits and :_.@- only", USAGE)
+    unit = f"run-{re.sub('[^A-Za-z0-9:_.]', '_', name)[:60]}-{os.getpid()}"
+    found = shutil.which(command[0])
+    if found is None:
+        exists = os.path.exists(command[0]) and "/" in command[0]
+        raise CommandError(
+            f"run: {command[0]} {'is not executable' if exists else 'not found'}",
+            NOT_EXECUTABLE if exists else NOT_FOUND,
+        )
+    if os.path.isdir(SYSTEMD) and shutil.which("systemd-run"):
+        _by_systemd(unit, options.slice, command)
+    if options.slice is not None:
+        raise CommandError("run --slice needs systemd, which does not run here", USAGE)
+    return _by_hand(unit, found, command)
+
+
+def systemd_command(unit: str, slice_: Optional[str], command: List[str], root: bool) -> List[str]:
+    """What starts it: the command takes the place of systemd-run, which only makes the scope."""
+    words = ["systemd-run", *(() if root else ("--user",)), "--scope", "--quiet", "--collect",
+             f"--unit={unit}", f"--description=writebackctl run {command[0]}"]  # fmt: skip
+    # With it systemd enables the io controller there: pacing is an io.max.
+    words += ["--property=IOAccounting=yes", "--property=MemoryAccounting=yes"]
+    words += [f"--slice={slice_}"] if slice_ is not None else []
+    return [*words, "--", *command]
+
+
+def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoReturn:
+    root = os.geteuid() == 0
+    if not root:
+        _find_manager()
+        _note("a scope of your own systemd is watched but never paced; with sudo it can be")
+    words = systemd_command(unit, slice_, command, root)
+    sys.stdout.flush()
+    try:
+        with _as_of_a_shell():
+            os.execvp(words[0], words)
+    except OSError as error:
+        raise CommandError(
+            f"run: {words[0]}: {error.strerror}",
+            NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE,
+        ) from None
+    raise AssertionError("exec() came back")
+
+
+def _find_manager() -> None:
+    """systemd-run in our place would end with 1, as any command may. Raises CommandError."""
+    import subprocess  # 10 ms, which root need not wait for
+
+    # Looks for it where systemd-run does.
+    words = ["systemctl", "--user", "show", "--property=Version"]
+    try:
+        found = subprocess.run(words, check=False, capture_output=True, text=True)
+    except OSError:
+        return  # systemd-run itself has to tell
+    if not found.returncode:
+        return
+    said = (found.stderr.strip().splitlines() or [f"exit code {found.returncode}"])[-1]
+    raise CommandError(
+        f"run: no systemd of this user answers ({said}), cron and su start none: try again with"
+        " sudo, or after `loginctl enable-linger` with"
+        f" XDG_RUNTIME_DIR=/run/user/{os.geteuid()} set",
+        NOT_EXECUTABLE,
+    )
+
+
+def _by_hand(unit: str, path: str, command: List[str]) -> int:
+    directory = _make_cgroup(unit)
+    try:
+        return _run_in(directory, path, command)
+    finally:
+        _remove(directory)
+
+
+def _make_cgroup(unit: str) -> Path:
+    """A cgroup beside ours or below it. Raises CommandError."""
+    files = KernelFiles()
+    mount = cgroup2_mount(files)
+    if mount is None:
+        raise CommandError(
+            "run needs systemd or cgroup v2, and neither is here: to mount it,"
+            " `mount -t cgroup2 none /sys/fs/cgroup/unified`", NOT_PERMITTED,
+        )  # fmt: skip
+    own = _own_cgroup(mount)
+    directory = own / unit
+    try:
+        directory.mkdir()
+    except OSError as error:
+        raise CommandError(
+            f"run: cannot create {directory} ({error.strerror}): try again with sudo",
+            NOT_PERMITTED,
+        ) from None
+    if "io" not in _controllers(directory):
+        on = f": `echo +io >{own}/cgroup.subtree_control` helps"
+        helps = on if "io" in _controllers(own) else ", a cgroup v1 may have it"
+        _note(f"the command is watched, but cannot be paced: no io controller there{helps}")
+    return directory
+
+
+def _controllers(directory: Path) -> List[str]:
+    try:
+        return (directory / "cgroup.controllers").read_text().split()
+    except OSError:
+        return []
+
+
+def _own_cgroup(mount: str) -> Path:
+    return Path(mount + (path_of_process(KernelFiles(), "self") or "").rstrip("/"))
+
+
+def _run_in(directory: Path, path: str, command: List[str]) -> int:
+    sys.stdout.flush()
+    drop_unwritten()  # the child would write it once more
+    child = os.fork()
+    if not child:
+        _become(directory, path, command)
+    with _forwarded_to(child):
+        _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    return BY_SIGNAL - code if code < 0 else code
+
+
+def _become(directory: Path, path: str, command: List[str]) -> NoReturn:
+    """In the child: into the cgroup first, so that nothing of the command runs outside."""
+    code = NOT_EXECUTABLE
+    try:
+        (directory / "cgroup.procs").write_text("0")
+        with _as_of_a_shell():
+            os.execv(path, command)
+    except OSError as error:
+        complain(f"writebackctl: run: {error}")
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def _as_of_a_shell() -> Iterator[None]:
+    """Python ignores SIGPIPE, and exec() would pass that on; where it fails, Python goes on."""
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+
+
+@contextlib.contextmanager
+def _forwarded_to(child: int) -> Iterator[None]:
+    """What is sent to us is for the command; Ctrl-C reaches it by the terminal itself."""
+
+    def forward(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        before[number] = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _remove(directory: Path) -> None:
+    """Unless the command left processes behind: those stay where they can be watched."""
+    deadline = time.monotonic() + _EMPTY_S
+    while True:
+        try:
+            directory.rmdir()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                _note(f"{directory} stays ({error.strerror}): the command left processes in it")
+                return
+        time.sleep(0.02)
+
+
+def _note(text: str) -> None:
+    complain(f"writebackctl: note: {text}")

@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The status screen, rendered from the status answer alone.
+
+The daemon's live screen and `writebackctl status` are the same text.  States
+are words, so colour is never needed; what is not known is '-'.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import textwrap
+import time
+from itertools import groupby
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    TextIO,
+    Tuple,
+)
+
+from writebackd import formats
+
+MIN_WIDTH = 40
+# Beyond this many devices those with nothing to say share one line.
+_MANY_DEVICES = 6
+_MANY_LEVERS = 5  # and of targets of levers
+_LABEL = 9
+_WATCHER_S = 2.5  # from the end of a lease until the watcher has seen it (actuate/watcher.py)
+_MORE = ".. (doctor)"
+_STUCK_S = 1.0  # an fsync in flight for longer than this has a line
+_COLOURS = {
+    "guard": "32", "pace": "32", "probe": "36", "pinned": "36", "squeeze": "33", "blind": "33",
+    "yielded": "35", "exhausted": "31;1", "warning": "33", "heading": "1", "faint": "2",
+    "blocker": "31;1", "good": "32", "critical": "31;1",
+    "OK": "32;1", "MISSES_OBJECTIVE": "31;1", "FAILED": "31;1", "ALERT": "31;1", "BLIND": "33;1",
+    "YIELDED": "35;1", "OFF": "33;1", "PINNED": "36;1", "TRIAL": "36;1", "OBSERVING": "36;1",
+}  # fmt: skip
+# Where to look first; devices of one state stay in the daemon's order.
+_URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned")
+
+
+# What all that comes from elsewhere goes through on its way to a screen.
+clean = formats.printable
+
+
+def wants_colour(stream: TextIO) -> bool:
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+class Paint:
+    """Colours text by the name of a state or role, or leaves it alone."""
+
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+
+    def __call__(self, text: str, role: Optional[str]) -> str:
+        code = _COLOURS.get(role or "")
+        return f"\x1b[{code}m{text}\x1b[0m" if self._colour and code else text
+
+
+def labelled(label: str, text: str, width: int) -> List[str]:
+    """`label` in a column of its own, `text` wrapped beside it."""
+    return textwrap.wrap(
+        clean(text),
+        width,
+        initial_indent=label.ljust(_LABEL),
+        subsequent_indent=" " * _LABEL,
+        break_on_hyphens=False,
+    ) or [label]
+
+
+def one_line(label: str, text: str, width: int, more: str = _MORE) -> str:
+    """As `labelled`, cut to one line; `more` says where the whole is."""
+    line = label.ljust(_LABEL) + clean(text)
+    return line if len(line) <= width else line[: width - len(more)].rstrip() + more
+
+
+def wrapped(text: str, width: int, indent: str, first: Optional[str] = None) -> List[str]:
+    return textwrap.wrap(
+        clean(text),
+        width,
+        initial_indent=indent if first is None else first,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+
+
+def fit(text: str, width: int) -> str:
+    """`text` in exactly `width` columns, its start cut off where too long."""
+    text = clean(text)
+    return text.ljust(width) if len(text) <= width else ".." + text[len(text) - width + 2 :]
+
+
+def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = False) -> str:
+    """The answer to `status` as one screen of text, `width` columns wide."""
+    width = max(width, MIN_WIDTH)
+    paint = Paint(colour)
+    lines = verdict_lines(status, width, paint)
+    lines += [paint(line, "heading") for line in wrapped(headline(status), width, "  ", "")]
+    for alert in status["alerts"]:
+        lines += _alert_lines(alert, width, paint)
+    if status.get("policy_reason"):  # none in the answer of an older one
+        lines.append(one_line("policy", status["policy_reason"], width, ".. (policy match)"))
+    lines += labelled("limit", limit_line(status), width)
+    before = _before_line(status["limits"])
+    if status["mode"] == "observe" and status["limits"]["files"] != status["limits"]["original"]:
+        before += "; changed since by another process, enforce starts from there"
+    lines += labelled("before", before, width)
+    for number, line in enumerate(lever_lines(status.get("levers", ()))):
+        lines += labelled("" if number else "levers", line, width)
+    memory = status["memory"]
+    dirty, writeback = formats.size(memory["dirty_bytes"]), formats.size(memory["writeback_bytes"])
+    lines += labelled("dirty", f"{dirty}, and {writeback} being written", width)
+    elsewhere = [alert["summary"] for alert in status["alerts"]]
+    elsewhere += [device["reason"] for device in status["devices"]]
+    if status["reason"] and not any(status["reason"] in text for text in elsewhere):
+        lines += labelled("why", status["reason"], width)
+    for warning in status["warnings"]:
+        lines += [paint(line, "warning") for line in labelled("warning", warning, width)]
+    lines.append("")
+    lines += _table(status["devices"], width, paint)
+    lines.append("")
+    if status["dirtiers"]:
+        lines += labelled("writers", _dirtiers_line(status["dirtiers"]), width)
+    if status["rivals"]:
+        lines.append(one_line("rivals", _rivals_line(status["rivals"]), width))
+    lease = status.get("lease") or {}
+    if lease.get("watcher_pid") is not None:
+        lines += labelled("safety", _safety_line(lease), width)
+    lines += labelled("cost", _cost_line(status), width)
+    return "\n".join(lines)
+
+
+def verdict_lines(answer: Mapping[str, Any], width: int, paint: Paint) -> List[str]:
+    """The first line of `status` and `why`; an older daemon has none."""
+    verdict = answer.get("verdict")
+    if verdict is None:
+        return []
+    return [paint(line, verdict["code"]) for line in wrapped(verdict["text"], width, "  ", "")]
+
+
+def _alert_lines(alert: Mapping[str, Any], width: int, paint: Paint) -> List[str]:
+    """What is wrong since when, who does it with which command, and what was done."""
+    critical = alert["severity"] == "critical"
+    name = f"{alert['name']} (critical)" if critical else alert["name"]
+    text = f"{name}, {_since(alert['since'])}: {alert['summary']}"
+    role = "critical" if critical else "warning"
+    lines = [paint(line, role) for line in labelled("alert", text, width)]
+    for culprit in alert["culprits"]:
+        if culprit["cmdline"] and culprit["cmdline"] not in alert["summary"]:
+            lines += labelled("", f"pid {culprit['pid']}: {culprit['cmdline']}", width)
+    if alert["done"] and alert["done"] not in alert["summary"]:
+        lines += labelled("", f"done: {alert['done']}", width)
+    return lines
+
+
+def lever_lines(levers: Sequence[Mapping[str, Any]]) -> List[str]:
+    """The levers beside the limits, a line for each target: name, value, and what was found."""
+    targets: Dict[str, List[str]] = {}
+    for lever in levers:
+        name = lever["name"] if lever["kind"] != "pace" else f"on {lever['name']}"
+        value, found = (_lever_value(lever, lever[key]) for key in ("value", "original"))
+        targets.setdefault(f"{lever['kind']} {lever['target']}", []).append(
+            f"{name} {value} (before {found})"
+        )
+    lines = [f"{target}: {', '.join(values)}" for target, values in targets.items()]
+    if len(lines) > _MANY_LEVERS:
+        more = len(lines) - _MANY_LEVERS
+        lines = [*lines[:_MANY_LEVERS], f"and {more} more (writebackctl --json status)"]
+    return lines
+
+
+def _lever_value(lever: Mapping[str, Any], value: Optional[int]) -> str:
+    if value is None:
+        return "no limit"
+    if lever["kind"] == "pace":
+        return f"{formats.size(value)}/s"
+    return formats.size(value) if lever["name"].endswith("_bytes") else str(value)
+
+
+def _safety_line(lease: Mapping[str, Any]) -> str:
+    within = (lease["remaining_s"] or 0.0) + _WATCHER_S
+    text = f"if the daemon dies, pid {lease['watcher_pid']} restores within {within:.0f} s"
+    if not lease["lost"]:
+        return text
+    times = "once" if lease["lost"] == 1 else f"{lease['lost']} times"
+    return f"{text}; lease lost {times}"
+
+
+def headline(status: Mapping[str, Any]) -> str:
+    mode = status["mode"]
+    if status["off"] is not None:
+        mode += " (off)"
+    elif mode == "observe":
+        mode += " (writes nothing)"
+    elif status["yielded"] is not None:
+        mode += " (yielded)"
+    elif status["pin_bytes"] is not None:
+        mode += f" (pinned to {formats.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
+    elif status.get("trial") is not None:
+        mode += f" ({trial_words(status['trial'])})"
+    return (
+        f"writebackd: {mode}, policy {status['policy']}{in_window(status.get('window'))},"
+        f" up {formats.duration(status['uptime_s'])}, probe {status['probe']['backend']}"
+    )
+
+
+def trial_words(trial: Mapping[str, Any]) -> str:
+    """Which block of a trial is on, and what comes after it."""
+    arm = "original limits" if trial["arm"] == "original" else "writebackd's limits"
+    after = "" if trial["returns_to"] == "enforce" else f"; then {trial['returns_to']}"
+    return (
+        f"trial of {trial['device']}, block {trial['block']} of {trial['blocks']}: {arm}{after}"
+    )
+
+
+def in_window(window: Optional[Mapping[str, Any]]) -> str:
+    """Which window of the policy is open; nothing where none is."""
+    return f" (window {clean(window['name'])} until {window['until']})" if window else ""
+
+
+def by_whom(pin: Optional[Mapping[str, Any]]) -> str:
+    """Who pinned, since when, for how long yet; nothing where that is not known."""
+    if pin is None:
+        return ""
+    try:
+        name = f"{pwd.getpwuid(pin['uid']).pw_name}, uid {pin['uid']}"
+    except KeyError:
+        name = f"uid {pin['uid']}"
+    left_s = pin.get("left_s")
+    left = "" if left_s is None else f", {formats.duration(left_s)} left"
+    return f" by {clean(name)}, {_since(pin['since_s'])}{left}"
+
+
+def limit_line(status: Mapping[str, Any]) -> str:
+    limits = status["limits"]
+    goal, wanted = limits["goal_bytes"], limits["wanted_bytes"]
+    writes = status["mode"] != "observe" and status["off"] is None
+    text = (
+        f"{formats.size(limits['dirty_bytes'])}{heading(wanted, goal) if writes else ''},"
+        f" background {formats.size(limits['dirty_background_bytes'])}"
+    )
+    if status["mode"] == "observe":
+        if goal is not None:
+            text += f"; enforce would set {formats.size(goal)}"
+    elif status["off"] is not None:
+        text += f"; would set {formats.size(goal)}" if goal is not None else ""
+    return text
+
+
+def heading(limit: Optional[int], goal: Optional[int]) -> str:
+    """Where a limit goes; nothing where it is there, or reads as if it were."""
+    if limit is None or goal is None or formats.size(limit) == formats.size(goal):
+        return ""
+    return f" -> {formats.size(goal)} ({'lowering' if goal < limit else 'raising'})"
+
+
+def _before_line(limits: Mapping[str, Any]) -> str:
+    found, in_bytes = limits["original"], limits["original_in_bytes"]
+    sizes = [formats.size(in_bytes[key]) for key in ("dirty_bytes", "dirty_background_bytes")]
+    shares = [
+        None if found[f"{pair}_bytes"] else f"{found[f'{pair}_ratio']} %"
+        for pair in ("dirty", "dirty_background")
+    ]
+    if shares == [None, None]:
+        text = " / ".join(sizes)
+    elif None in shares:
+        text = " / ".join(
+            size if share is None else f"{share} of memory = {size}"
+            for share, size in zip(shares, sizes)
+        )
+    else:
+        text = f"{' / '.join(map(str, shares))} of memory = {' / '.join(sizes)}"
+    if limits["files"] == found:
+        return text + ", in force"
+    # Of dirtyable memory, which is known only while the ratio is in force.
+    return text.replace("memory = ", "memory, about ")
+
+
+def _dirtiers_line(tasks: Iterable[Mapping[str, Any]]) -> str:
+    parts = []
+    for task in tasks:
+        # No such key in the answer of an older daemon.
+        who = "several processes" if task.get("several") else task["pid"]
+        part = f"{task['comm']} ({who}) {formats.size(task['dirty_rate'])}/s"
+        if task["device"]:
+            part += f" on {task['device']}"
+        if task["throttled_share"]:
+            part += f", throttled {formats.percent(task['throttled_share'])}"
+        parts.append(part)
+    return "; ".join(parts)
+
+
+def _since(wall_s: Optional[float]) -> str:
+    if wall_s is None:
+        return "since an unknown time"
+    return time.strftime("since %m-%d %H:%M:%S", time.localtime(wall_s))
+
+
+def _rivals_line(rivals: Iterable[Mapping[str, Any]]) -> str:
+    parts = []
+    for rival in rivals:
+        what = f" sets {rival['setting']}" if rival["setting"] else ""
+        parts.append(f"{rival['name']}{what} ({rival['where']})")
+    return "; ".join(parts)
+
+
+def _cost_line(status: Mapping[str, Any]) -> str:
+    cost = status["self"]
+    text = (
+        f"{formats.percent(cost['cpu_fraction'])} of a core, {formats.size(cost['rss_bytes'])}"
+        f" resident, {formats.size(cost['map_bytes'])} BPF maps"
+    )
+    if cost["bpf_ns_per_io"] is not None:
+        text += f", {cost['bpf_ns_per_io']:.0f} ns per IO"
+    return text
+
+
+def _table(devices: Sequence[Mapping[str, Any]], width: int, paint: Paint) -> List[str]:
+    if not devices:
+        return wrapped("no device to manage (see `writebackctl devices`)", width, "")
+    shown = sorted(devices, key=_urgency)
+    quiet: List[Mapping[str, Any]] = []
+    if len(devices) > _MANY_DEVICES:
+        quiet = [device for device in shown if _is_quiet(device)]
+    excluded = [device for device in shown if device["state"] == "excluded"]
+    shown = [device for device in shown if device not in quiet and device not in excluded]
+    layout = _layout(width)
+    lines = [paint(line, "faint") for line in _heading(*layout)]
+    for device in shown:
+        lines.append(_row(device, *layout, paint))
+        if device["reason"]:
+            lines += wrapped(device["reason"], width, "    ")
+        oldest = device["oldest_fsync_s"]
+        if oldest is not None and oldest >= _STUCK_S:
+            text = f"oldest pending fsync: {formats.duration(oldest)}"
+            lines += [paint(line, "warning") for line in wrapped(text, width, "    ")]
+    for label, some in (("quiet", quiet), ("excluded", excluded)):
+        if some:
+            lines += labelled(label, " ".join(device["name"] for device in some), width)
+    return lines
+
+
+def _urgency(device: Mapping[str, Any]) -> int:
+    state = device["state"]
+    return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
+
+
+def _is_quiet(device: Mapping[str, Any]) -> bool:
+    return device["state"] == "idle" and not device["write_rate"] and not device["sync_rate"]
+
+
+class _Figure(NamedTuple):
+    """A column of the table: a title above figures that fit below it."""
+
+    title: str
+    width: int
+    kind: str  # what stands above columns that have it in common, and shorter
+    short: str
+    text: Callable[[Mapping[str, Any]], str]
+
+
+_RATES, _TIMES = ("per second", "/s"), ("fsync, ms", "ms")
+_FIGURES = (
+    _Figure("target", 7, "limit", "", lambda device: formats.size(device["target_bytes"])),
+    _Figure("drain", 6, *_RATES, lambda device: formats.size(device["drain_rate"])),
+    _Figure("writes", 6, *_RATES, lambda device: formats.size(device["write_rate"])),
+    _Figure("fsyncs", 6, *_RATES, lambda device: formats.count(device["sync_rate"])),
+    _Figure("p50", 5, *_TIMES, lambda device: formats.milliseconds(device["fsync_p50_s"])),
+    _Figure("p99", 5, *_TIMES, lambda device: formats.milliseconds(device["fsync_p99_s"])),
+    # None in the answer of an older daemon.
+    _Figure("obj.", 5, *_TIMES, lambda device: formats.milliseconds(device.get("objective_s"))),
+)
+# What a narrow terminal goes without, in this order, once there is no room for a mount point;
+# what is left is as wide as the narrowest.
+_LESS = ("p50", "drain", "fsyncs", "obj.")
+_NAME_WIDTH = _STATE_WIDTH = 9
+_MOUNT_WIDTHS = range(6, 41)
+
+
+def _layout(width: int) -> Tuple[int, List[_Figure]]:
+    """How wide the mount point may be, 0 for none, and the figures that there is room for."""
+    shown = list(_FIGURES)
+    for title in ("", *_LESS):
+        shown = [each for each in shown if each.title != title]
+        left = width - _NAME_WIDTH - 1 - _STATE_WIDTH - sum(1 + each.width for each in shown)
+        if left >= 0:
+            break
+    if left - 1 < _MOUNT_WIDTHS.start:
+        return 0, shown
+    # At 80 a column is left over, as long as it is no wider.
+    return min(left - 1 if width < 80 else left - 2, _MOUNT_WIDTHS[-1]), shown
+
+
+def _heading(mount_width: int, figures: Sequence[_Figure]) -> List[str]:
+    kinds: List[str] = []
+    for (kind, short), group in groupby(figures, lambda each: (each.kind, each.short)):
+        wide = sum(1 + each.width for each in group) - 1
+        if len(f"- {kind} -") <= wide:
+            kinds.append(f" {kind} ".center(wide, "-"))
+        else:
+            kinds.append((kind if len(kind) <= wide else short).rjust(wide))
+    mount = ["MOUNT".ljust(mount_width)] if mount_width else []
+    words = ["DEVICE".ljust(_NAME_WIDTH), *mount, "STATE".ljust(_STATE_WIDTH)]
+    titles = [each.title.rjust(each.width) for each in figures]
+    return [" ".join([*(" " * len(word) for word in words), *kinds]), " ".join([*words, *titles])]
+
+
+def _row(
+    device: Mapping[str, Any], mount_width: int, figures: Sequence[_Figure], paint: Paint
+) -> str:
+    state = device["state"] or formats.UNKNOWN
+    mount = [fit(_mount(device["mounts"]), mount_width)] if mount_width else []
+    return " ".join(
+        [fit(device["name"], _NAME_WIDTH), *mount, paint(state.ljust(_STATE_WIDTH), state),
+         *(each.text(device).rjust(each.width) for each in figures)]
+    )  # fmt: skip
+
+
+def _mount(mounts: Sequence[str]) -> str:
+    if not mounts:
+        return formats.UNKNOWN
+    return mounts[0] + (f" +{len(mounts) - 1}" if len(mounts) > 1 else "")
+
+
+def as_text(value: Optional[object]) -> str:
+    """A value of an answer as a word: '-' for None, yes and no for booleans."""
+    if value is None or value == "":
+        return formats.UNKNOWN
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return clean(str(value))

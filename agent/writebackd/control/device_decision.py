@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Decides for one device: the law's limit, or rest, relaxed or blind without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from writebackd.control import reasons
+from writebackd.control.law import (
+    Bounds,
+    asked,
+    between,
+    follow,
+    follow_pace,
+    is_due,
+    may_spend,
+)
+from writebackd.estimate.drain import is_in_force, is_shown, shown
+from writebackd.estimate.estimator import objective_s
+from writebackd.estimate.sync_demand import held_s
+from writebackd.policy.schema import DevicePolicy, Policy
+from writebackd.tuning import BURST_S, RELEASE_S, SPEND, WAVE_S
+from writebackd.types.copying import replace
+from writebackd.types.decision import Basis, DeviceState, Rule
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import HostInfo
+
+
+@dataclass(frozen=True)
+class DeviceTarget:
+    """What one device asks for; target None: the limits as they were found."""
+
+    name: str
+    state: DeviceState
+    target_bytes: Optional[int]
+    demand: bool
+    reason: str
+    steps: Tuple[str, ...]  # as in DeviceDecision
+    basis: Optional[Basis] = None
+    rule: Rule = Rule.OTHER
+    pace_by: float = 1.0  # where its flood is paced: what the pace is multiplied with
+
+
+
+
+def kernel_floor_bytes(host: HostInfo) -> int:
+    """Below twice wb_stat_error the kernel's own counting error decides.
+
+    wb_stat_error is n x 8 x (1 + ilog2 n) pages for n possible CPUs
+    (WB_STAT_BATCH in include/linux/backing-dev-defs.h): 5 MiB at 16 CPUs.
+    """
+    cpus = host.cpus_possible
+    return 2 * cpus * 8 * cpus.bit_length() * host.page_size
+
+
+def decide_device(
+    policy: Policy,
+    own: DevicePolicy,
+    least_bytes: int,
+    now_s: float,
+    dt_s: float,
+    in_force: int,
+    estimate: Estimate,
+    memory: DeviceMemory,
+    most_bytes: Optional[int] = None,
+    observing: bool = False,
+    pace: Optional[float] = None,
+) -> Tuple[DeviceTarget, DeviceMemory]:
+    """The device's want, and its memory with what the law learned.
+
+    `least_bytes` is what kernel_floor_bytes says, `in_force` the limit that the kernel applies
+    now, `most_bytes` the largest that the host's memory allows, None where that is not known.
+    `observing`: the limit that is asked for is never set.  `pace`: what io.max lets in.
+    """
+    floor = max(own.floor_bytes, least_bytes)
+    ceiling = own.ceiling_bytes if most_bytes is None else min(own.ceiling_bytes, most_bytes)
+    ceiling = max(ceiling, floor)
+    if not estimate.demand_known:
+        # A flood fills memory unseen before the flusher writes: a limit that goes up in every such
+        # pause lets gigabytes in each time.
+        lately = now_s - memory.last_flood_s <= WAVE_S
+        return _blind(policy, own, floor, ceiling, estimate, lately), memory
+    if not estimate.demand:
+        return _idle(own, floor, ceiling, estimate, _flooded_lately(memory, now_s)), memory
+    # Of a limit that several devices share by their speed, each sees its part.
+    share = estimate.limit_share
+    bounds = Bounds(
+        floor=int(floor * share),
+        ceiling=int(ceiling * share),
+        objective_s=objective_s(own.fsync_p99_s, own.baseline_multiple, estimate.baseline_s),
+        drain_time_s=own.drain_time_s,
+        spend=SPEND[policy.objective.prefer],
+        keep=policy.objective.keep_throughput,
+        pace_share=policy.levers.pace_share,
+    )
+    law, pace_by = memory.law, 1.0
+    if law.limit_bytes is None:
+        law = replace(law, limit_bytes=_first(policy, own, bounds, estimate, share))
+    if not estimate.flooded:
+        law, rule = between(law, dt_s), Rule.REST
+    elif pace is not None and estimate.drain_rate is not None:
+        law, pace_by, rule = follow_pace(
+            law, memory.drain, estimate, bounds, pace, estimate.drain_rate, dt_s
+        )
+    else:
+        law, rule = follow(
+            law, memory.drain, estimate, bounds,
+            is_in_force(int(in_force * share), memory), now_s, dt_s,
+        )  # fmt: skip
+        if observing and rule is Rule.COMING:
+            rule = Rule.OBSERVING
+        if rule is Rule.MEASURE and is_shown(memory.drain, dt_s) and is_due(law, now_s):
+            memory = shown(memory)
+    target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
+    basis = Basis(
+        objective_s=bounds.objective_s,
+        floor_bytes=bounds.floor,
+        ceiling_bytes=bounds.ceiling,
+        spent=memory.drain.sync_rate * memory.drain.price_s,
+        may_spend=may_spend(law, bounds, pace is not None),
+    )
+    reason = (
+        reasons.law(rule, target, estimate, basis) if pace is None
+        else reasons.cost(estimate.drain_rate, basis)
+    )
+    last_s, gap_s, _ = memory.last_demand or (now_s, 0.0, True)
+    over_s = now_s - last_s
+    if over_s:
+        left_s = held_s(policy.objective.demand_hold_s, estimate.lasting, gap_s) - over_s
+        reason = reasons.kept(reason, estimate.flooded, target, over_s, left_s)
+    state = reasons.STATES[rule]
+    if rule is Rule.FLOOR and reasons.wait_s(estimate) > bounds.objective_s:
+        state = DeviceState.EXHAUSTED
+    want = DeviceTarget(
+        name=estimate.name, state=state, target_bytes=target, demand=True, reason=reason,
+        steps=(reason,), basis=basis, rule=rule, pace_by=pace_by,
+    )  # fmt: skip
+    return want, replace(memory, law=law)
+
+
+def _first(
+    policy: Policy, own: DevicePolicy, bounds: Bounds, estimate: Estimate, share: float
+) -> float:
+    """The limit to begin with, bytes: what R drains in the allowed delay, or at rest."""
+    if estimate.drain_rate is not None:
+        first = estimate.drain_rate * own.allowed_delay_s
+    else:
+        # More than any device may begin with is only its own.
+        first = max(share * own.rest_bytes, min(own.rest_bytes, policy.limits.rest_bytes))
+    return min(max(first, float(bounds.floor)), float(bounds.ceiling))
+
+
+def _flooded_lately(memory: DeviceMemory, now_s: float) -> bool:
+    """Later the limits are as found: an unused device must not set the limit of the others."""
+    lasted_s = memory.last_flood_s - memory.flood_began_s
+    return lasted_s >= BURST_S and now_s - memory.last_flood_s < RELEASE_S
+
+
+def _idle(
+    own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
+) -> DeviceTarget:
+    if not lately or estimate.drain_rate is None:
+        reason = reasons.without_demand(lately)
+        return DeviceTarget(
+            estimate.name, DeviceState.IDLE, None, False, reason, (reason,), rule=Rule.AS_FOUND
+        )
+    target = _clamp(estimate.drain_rate * own.drain_time_s, floor, ceiling)
+    reason = reasons.relaxed(target, estimate.drain_rate, own.drain_time_s)
+    return DeviceTarget(
+        estimate.name, DeviceState.IDLE, target, False, reason, (reason,), rule=Rule.RELAXED
+    )
+
+
+def _blind(
+    policy: Policy, own: DevicePolicy, floor: int, ceiling: int, estimate: Estimate, lately: bool
+) -> DeviceTarget:
+    """Without fsync latency: assume that somebody syncs while a flood is on, or was `lately`."""
+    if not (estimate.flooded or lately):
+        reason = reasons.blind(None, None, WAVE_S)
+        return DeviceTarget(
+            estimate.name, DeviceState.BLIND, None, False, reason, (reason,), rule=Rule.BLIND
+        )
+    wanted = float(own.rest_bytes)
+    if estimate.drain_rate is not None:
+        least = min(own.rest_bytes, policy.limits.rest_bytes)
+        wanted = max(estimate.drain_rate * own.allowed_delay_s, least)
+    target = _clamp(wanted, floor, ceiling)
+    rate = estimate.background_rate if estimate.flooded else None
+    reason = reasons.blind(target, rate, WAVE_S)
+    return DeviceTarget(
+        estimate.name, DeviceState.BLIND, target, True, reason, (reason,), rule=Rule.BLIND
+    )
+
+
+def _clamp(value: float, low: int, high: int) -> int:
+    return int(min(max(value, low), high))

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Decides per-device dirty limits, queue settings and the flush interval.
+
+*Caps.*  A limit that is right for one array is far too tight for the writers on
+another disk.  Where the kernel has limits per device, the device that needs a
+tight one gets it alone, and the global limit goes back to what the others want.
+That is done only while others write, and in an order in which nobody is left
+without protection: the global limit comes down first, then the cap is set, and
+only when the kernel has taken the cap does the global limit go up again.
+
+A device whose section of the policy gives it a ceiling below that of all has a cap of
+its own from the tick on that first sees it: memory fills at GB/s, so that a stick of
+12 MB/s holds what takes minutes to drain before its drain rate can be known.
+
+*Queue.*  Fewer and smaller requests ahead of a sync, while its device is flooded and for a
+while after: each write freezes the queue.
+
+*Flusher.*  A shorter period than 5 s, while somebody's syncs are protected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Dict, List, Mapping, Sequence, Tuple
+
+from writebackd.control.device_decision import DeviceTarget
+from writebackd.control.ramp import near
+from writebackd.estimate.limit_shares import reserved, shared_limit
+from writebackd.policy.schema import Policy
+from writebackd.tuning import AGAIN_S, CACHE_S, IN_FORCE, MINIMA_SHARE, MOST_OWN, OWN_SHARE, WAVE_S
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Cap, Memory
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import LeverKind, Setting
+from writebackd.types.samples import Sample
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """What comes out for a tick: `shared` are the wants that the global limit has to meet.
+
+    `reserve`: bytes that it has to have beside them, for what is dirty under standing caps.
+    """
+
+    shared: List[DeviceTarget]
+    settings: Tuple[Setting, ...]
+    memory: Memory
+    reserve: int = 0
+
+
+def plan_device_limits(
+    policy: Policy,
+    memory: Memory,
+    sample: Sample,
+    estimates: Mapping[str, Estimate],
+    wants: Sequence[DeviceTarget],
+) -> DeviceLimits:
+    """Settings of caps, queue and flusher; nothing while yielded or pinned."""
+    if memory.yielded is not None or memory.pin_bytes is not None:
+        return DeviceLimits(list(wants), (), replace(memory, caps={}))
+    settings: List[Setting] = []
+    caps: Dict[str, Cap] = {}
+    refused = {
+        bdi: since for bdi, since in memory.refused_caps.items()
+        if sample.time_s - since <= AGAIN_S
+    }
+    if policy.levers.per_device:
+        refused.update((bdi, sample.time_s) for bdi in _refused(sample))
+        caps = _caps(memory, sample, wants, refused, own_ceilings(policy, sample))
+    bdis = {seen.device.name: seen.device.bdi for seen in sample.devices if caps}
+    # Shares are of the limit that this tick may lower.
+    lowest = min(
+        (want.target_bytes for want in wants if want.target_bytes is not None),
+        default=sample.vm.threshold_bytes,
+    )
+    lowest = min(lowest, sample.vm.threshold_bytes)
+    for name, cap in caps.items():
+        # A minimum, since a strict device that has not written for a while gets next to
+        # nothing.
+        least = min(cap.bytes // 2, lowest // (MINIMA_SHARE * len(caps)))
+        if cap.standing:
+            least = min(least, lowest // OWN_SHARE)
+        settings += [
+            Setting(LeverKind.BDI, bdis[name], "max_bytes", cap.bytes),
+            Setting(LeverKind.BDI, bdis[name], "min_bytes", least),
+            Setting(LeverKind.BDI, bdis[name], "strict_limit", 1),
+        ]
+    held = any(want.demand and want.target_bytes is not None for want in wants)
+    if policy.levers.flush_interval_s and held:
+        hundredths = round(policy.levers.flush_interval_s * 100)
+        settings.append(Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", hundredths))
+    if policy.levers.queue:
+        settings += _queue(policy, memory, sample, estimates, wants)
+    shared = [want for want in wants if want.name not in caps or not caps[want.name].in_force]
+    memory = replace(memory, caps=caps, refused_caps=refused)
+    return DeviceLimits(shared, tuple(settings), memory, reserved(memory, sample.time_s))
+
+
+def own_ceilings(policy: Policy, sample: Sample) -> Dict[str, int]:
+    """Ceilings of devices that have one of their own in the policy, bytes, by name."""
+    found: Dict[str, int] = {}
+    if not policy.devices.settings:
+        return found
+    for seen in sample.devices:
+        device = seen.device
+        own = policy.for_device(device.name, device.devno, device.driver).own_ceiling_bytes
+        if own is not None and seen.excluded is None and len(found) < MOST_OWN:
+            found[device.name] = own
+    return found
+
+
+def _caps(
+    memory: Memory, sample: Sample, wants: Sequence[DeviceTarget], refused: Mapping[str, float],
+    own: Mapping[str, int],
+) -> Dict[str, Cap]:
+    caps: Dict[str, Cap] = {}
+    # Of those without a cap; its own is not smaller than itself.
+    least = min(
+        (
+            want.target_bytes for want in wants
+            if want.demand and want.target_bytes is not None and want.name not in memory.caps
+        ),
+        default=0,
+    )
+    shared = shared_limit(memory, sample)
+    asked = [
+        want for want in wants
+        if want.name in memory.caps or want.name in own or _is_tightest(want, least, shared)
+    ]
+    if not asked:
+        return caps
+    taken = {action.lever for action in sample.actions if action.ok}
+    if memory.mode is Mode.OBSERVE:
+        taken = set()  # nothing is written, so nothing comes into force
+    devices = {seen.device.name: seen.device for seen in sample.devices}
+    flooded_lately = {
+        name for name, each in memory.devices.items()
+        if sample.time_s - each.last_flood_s <= 2 * WAVE_S
+    }
+    # How many of the flooded end on a leaf disk.
+    floods_on = Counter(
+        leaf for seen in sample.devices if seen.device.name in flooded_lately
+        for leaf in seen.device.leaf_devnos
+    )
+    for want in asked:
+        device, known = devices[want.name], memory.caps.get(want.name)
+        if device.bdi in refused:
+            continue
+        if known is not None and sample.time_s < memory.hold_until_s:
+            # Of the run before: nobody knows yet who syncs and floods.
+            caps[want.name] = replace(known, standing=want.name in own)
+            continue
+        flooded = want.name in flooded_lately
+        standing = want.name in own and not (flooded and want.demand)
+        if known is not None and known.standing and not standing:
+            # It needs less than that now, and its writers would stop until the rest has
+            # drained: so the global limit comes down first, as for any other device.
+            known = None
+        in_force = known is not None and (
+            known.in_force or f"bdi {device.bdi} strict_limit" in taken
+        )
+        if standing:
+            size = own[want.name]
+            if want.target_bytes is not None:
+                size = min(size, want.target_bytes)
+            # In mid-flood its writers would stop until what is above the cap has drained.
+            if known is not None or not flooded or shared <= IN_FORCE * size:
+                if known is not None and near(size, known.bytes):
+                    size = known.bytes
+                caps[want.name] = Cap(size, in_force, standing=True)
+            continue
+        if want.target_bytes is None or not want.demand:
+            continue
+        if known is None and not _is_tightest(want, least, shared):
+            continue
+        if len(flooded_lately) <= flooded:
+            continue  # alone, or alone again: the global pair does as well
+        # A flood from another volume of the same disks would go free under a wide global
+        # limit, and it is the one that hurts.
+        if any(floods_on[leaf] > flooded for leaf in device.leaf_devnos):
+            continue
+        if known is None:
+            caps[want.name] = Cap(want.target_bytes)
+            continue
+        size = known.bytes if near(want.target_bytes, known.bytes) else want.target_bytes
+        caps[want.name] = Cap(size, in_force)
+    return caps
+
+
+def _is_tightest(want: DeviceTarget, least: int, shared: int) -> bool:
+    """Whether nobody needs less than it, and the global limit has come down to that."""
+    target = want.target_bytes
+    return want.demand and target is not None and target <= least and shared <= IN_FORCE * target
+
+
+def _refused(sample: Sample) -> List[str]:
+    """BDIs whose caps the kernel, or the self-test, did not take, or somebody else changed."""
+    levers = [action.lever for action in sample.actions if not action.ok]
+    levers += [write.lever for write in sample.foreign]
+    words = (lever.split() for lever in levers)
+    return [each[1] for each in words if each[0] == LeverKind.BDI.value]
+
+
+def _queue(
+    policy: Policy,
+    memory: Memory,
+    sample: Sample,
+    estimates: Mapping[str, Estimate],
+    wants: Sequence[DeviceTarget],
+) -> List[Setting]:
+    flooded = {
+        want.name for want in wants
+        if want.demand and (
+            estimates[want.name].flooded
+            # For each flood twice two writes, which come every few seconds.  Not for longer,
+            # since a short queue is what reads have as well.
+            or sample.time_s - memory.devices[want.name].last_flood_s <= CACHE_S
+        )
+    }
+    values = {
+        "nr_requests": policy.levers.nr_requests,
+        "max_sectors_kb": policy.levers.max_sectors_bytes >> 10,
+    }
+    disks = {
+        leaf for seen in sample.devices if seen.device.name in flooded
+        for leaf in seen.device.leaves
+    }
+    return [
+        Setting(LeverKind.QUEUE, disk, name, value)
+        for disk in sorted(disks) for name, value in values.items() if value
+    ]

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which cgroups are never paced, and why.
+
+Pacing reaches into a unit that somebody else owns.  So whoever waits for his own
+writes, whoever others wait for, and whatever has another master is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+from typing import Iterable, Mapping, Optional, Tuple
+
+from writebackd.policy.schema import Protect
+from writebackd.types.samples import CgroupSample
+
+# Somebody who syncs now and then (a backup at the end of a file, a checkpoint
+# every five minutes) waits for his own data while he does.
+SYNCED_LATELY_S = 300.0
+# Everybody waits for the journal and for udev, nobody could log in any more to mend it,
+# and a container's owner sets its limits.
+NEVER: Tuple[str, ...] = (
+    "systemd-*.service", "init.scope", "rsyslog.service", "syslog*.service", "auditd.service",
+    "dbus*.service", "ssh*.service", "ssh*.socket", "writebackd.service",
+    "docker-*.scope", "libpod-*.scope", "crio-*.scope", "cri-containerd-*.scope",
+)  # fmt: skip
+KUBEPODS = "kubepods"
+# Containers that are no scopes of systemd's, by the names that their managers give, or by an
+# id of 64 digits. Any part tells: what is below has the names that the container likes.
+_CONTAINER = re.compile(r"docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}")
+# Of machined, but for what libvirt starts there.
+_MACHINES, _VIRTUAL = "machine.slice", "machine-qemu"
+# A user's own systemd: what is below it is his (Delegate=).  His sessions, scopes beside it, may
+# be paced like any unit: the copy of an admin, a job of cron.
+USERS = "user@*.service"
+
+
+def unit_of(path: str) -> str:
+    """The unit that a cgroup belongs to: the first service or scope of its path, else its name.
+
+    A user's own manager has units below user@1000.service; that one is the host's.
+    """
+    parts = path.strip("/").split("/")
+    for part in parts:
+        if part.endswith((".service", ".scope")):
+            return part
+    return parts[-1]
+
+
+def slices_of(path: str) -> Tuple[str, ...]:
+    """The host's slices that a cgroup is in, or is: those below a unit are its own affair."""
+    found = []
+    for part in path.strip("/").split("/"):
+        if part.endswith((".service", ".scope")):
+            break
+        if part.endswith(".slice"):
+            found.append(part)
+    return tuple(found)
+
+
+def is_container(path: str) -> bool:
+    """Whether a cgroup is a container's: by its name, or by units below what is no slice.
+
+    Such a unit is of another systemd, and may have the name of one of the host's.
+    """
+    parts = path.strip("/").split("/")
+    if any(_CONTAINER.match(part) for part in parts):
+        return True
+    if parts[0] == _MACHINES and not "".join(parts[1:2]).startswith(_VIRTUAL):
+        return True
+    depth = next((i for i, part in enumerate(parts) if not part.endswith(".slice")), len(parts))
+    return any(part.endswith((".slice", ".service", ".scope")) for part in parts[depth + 1 :])
+
+
+def objection(
+    cgroup: CgroupSample,
+    ours: Iterable[str],
+    syncers: Mapping[int, Tuple[Optional[str], float]],
+    protect: Protect,
+    now_s: float,
+) -> Optional[str]:
+    """Why this cgroup may not be paced, None when it may.
+
+    `ours`: the disks (devno) that it is paced on.
+    """
+    path, control = cgroup.path, cgroup.control
+    if path is None or control is None:
+        return "its cgroup is not known"
+    if path == "/":
+        return "it is in the root cgroup, which has no limits"
+    if cgroup.own:
+        return "it is this daemon"
+    parts, unit = path.strip("/").split("/"), unit_of(path)
+    if any(part.startswith(KUBEPODS) for part in parts):
+        return "Kubernetes owns it"
+    if any(fnmatchcase(part, USERS) for part in parts):
+        return "it is in the hands of a user's own systemd"
+    if unit.endswith(".slice") and parts[0] == "user.slice":
+        return "it is a user as a whole"
+    for glob in NEVER:
+        if fnmatchcase(unit, glob):
+            return "such a unit is never paced"
+    if is_container(path):
+        return "it is a container's, whose owner sets its limits"
+    if control.outside:
+        return "systemd has no part in it, so somebody else manages it"
+    named = protect.covers(unit, slices_of(path))
+    if named is not None:
+        return f"'{named}' in [protect] units names it"
+    if control.delegated:
+        return "it was handed over to its unit (Delegate=)"
+    if control.io_max is None:
+        return "the io controller is off for it, and it is not systemd's to turn on"
+    for devno, limits in control.io_max:
+        if devno == "(unknown)":
+            continue  # of a disk that was pulled out while open: it holds nothing
+        words = dict(word.partition("=")[::2] for word in limits.split())
+        free = {**words, "wbps": "max"} if devno in ours else words
+        if any(value != "max" for value in free.values()):
+            return f"it has IO limits of its own ({devno} {limits})"
+    for cgroup_id, (syncer, last_s) in syncers.items():
+        below = syncer is not None and f"{syncer}/".startswith(f"{path}/")
+        if (cgroup_id == cgroup.cgroup_id or below) and now_s - last_s <= SYNCED_LATELY_S:
+            return "it syncs itself, and would wait for its own writes"
+    return None

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Raises the global limit for cgroups whose share of it would be too small.
+
+A cgroup with a memory limit of its own has a dirty limit of its own: the global one in
+bytes becomes a share of memory, in steps of 1/4096 (one in as many as a page has bytes),
+and the cgroup gets that share of *its* memory (domain_dirty_limits).  With 2 MB on a host
+of 64 GB a cgroup of 64 MB has 16 KB.
+
+Such a cgroup cannot hold more than its share, however large the global limit.  So that one
+is raised until the share is what the law asks for: the cgroup's flood is held at that, and
+all others have the room only as long as none of them floods the device that is protected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Mapping, Optional, Sequence, Tuple
+
+from writebackd import formats
+from writebackd.control import reasons
+from writebackd.control.device_decision import DeviceTarget
+from writebackd.estimate.limit_shares import limited, needed, share_of
+from writebackd.policy.schema import Policy
+from writebackd.tuning import FLOOD_RATE, GRAIN_BYTES, HELD_BACK_SHARE, OTHERS_SHARE, WAVE_S
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Lift, Memory
+from writebackd.types.samples import CgroupMemory, Sample
+
+
+@dataclass(frozen=True)
+class RaisedLimit:
+    """`memory` None: no cgroup is too small. `reason`: why raised or not; may be empty."""
+
+    memory: Optional[Lift]
+    reason: str = ""
+
+
+def raise_limit(
+    policy: Policy,
+    memory: Memory,
+    sample: Sample,
+    goal: Optional[int],
+    wants: Sequence[DeviceTarget],
+) -> RaisedLimit:
+    """The limit to set in the place of `goal` (bytes; None: as found) for small cgroups.
+
+    `wants`: of the devices that the global limit is for; one with a cap has its own.
+    """
+    if goal is None or memory.pin_bytes is not None or memory.yielded is not None:
+        return RaisedLimit(None)
+    small = _strangled(memory, sample, goal)
+    if not small:
+        return RaisedLimit(None)
+    before = memory.lift or Lift()
+    kept = {
+        path: max(before.seen_s.get(path, sample.time_s), last)
+        for path, (_, last) in small.items()
+    }
+    cgroups = [cgroup for cgroup, _ in small.values()]
+    least = min(cgroups, key=lambda cgroup: cgroup.avail_bytes)
+    now = reasons.small_share(_named(least), share_of(goal, least, sample))
+    others = _others(memory, sample, kept, wants)
+    others_s = before.others_s if others is None else sample.time_s
+    result = Lift(None, kept, others is not None, others_s)
+    if sample.time_s - result.others_s <= WAVE_S:
+        return RaisedLimit(result, f"{now}; {reasons.not_raised(others)}")
+    # Together they may hold what the law asks for.
+    each = max(GRAIN_BYTES, goal // len(cgroups))
+    limit = min(needed(each, least, sample), _most(policy, memory, sample, wants))
+    if limit <= goal:
+        return RaisedLimit(result, now)
+    raised = reasons.raised(limit, share_of(limit, least, sample))
+    return RaisedLimit(replace(result, limit_bytes=limit), f"{now}; {raised}")
+
+
+def _most(policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceTarget]) -> int:
+    """How far it may go, bytes: no further than without sync demand.
+
+    A flood of others fills it before the next tick, and has to drain in bounded time.  A
+    drain rate that is not known would not become so under the share that strangles.
+    """
+    protected = {want.name for want in wants if want.demand}
+    most = policy.limits.ceiling_bytes
+    for seen in sample.devices:
+        name = seen.device.name
+        if name in protected:
+            bounds = policy.for_device(name, seen.device.devno, seen.device.driver)
+            drain = memory.devices[name].drain_rate
+            if drain is not None:
+                most = min(most, int(drain * bounds.drain_time_s))
+    return most
+
+
+def _strangled(
+    memory: Memory, sample: Sample, goal: int
+) -> Dict[str, Tuple[CgroupMemory, float]]:
+    """Cgroups that would have too little under `goal`, and when each last wrote, by path."""
+    known: Mapping[str, float] = memory.lift.seen_s if memory.lift is not None else {}
+    slept: Dict[str, float] = {}
+    wrote: Dict[str, int] = {}
+    for seen in sample.cgroups:
+        if seen.memory is not None:
+            path = seen.memory.path
+            slept[path] = slept.get(path, 0.0) + seen.throttled_s
+            wrote[path] = wrote.get(path, 0) + seen.dirtied_bytes
+    small = {}
+    for path, cgroup in limited(sample).items():
+        last = sample.time_s if wrote[path] else known.get(path, float("-inf"))
+        # In its pauses as well: a limit that comes and goes with them would move for everybody.
+        held = path in known and sample.time_s - last <= WAVE_S
+        begins = slept[path] >= HELD_BACK_SHARE * sample.dt_s
+        if (held or begins) and share_of(goal, cgroup, sample) < GRAIN_BYTES:
+            small[path] = (cgroup, last)
+    return small
+
+
+def _others(
+    memory: Memory, sample: Sample, small: Mapping[str, float], wants: Sequence[DeviceTarget]
+) -> Optional[str]:
+    """Who else floods what is protected, in words; None: nobody."""
+    protected = {want.name for want in wants if want.demand}
+    rates: Dict[str, float] = {}
+    for seen in sample.cgroups:
+        if seen.memory is not None and seen.memory.path in small:
+            continue
+        if seen.device is not None and seen.device in protected:
+            rates[seen.device] = rates.get(seen.device, 0.0) + seen.dirtied_bytes / sample.dt_s
+    for name, rate in rates.items():
+        drain = memory.devices[name].drain_rate
+        if rate > (FLOOD_RATE if drain is None else OTHERS_SHARE * drain):
+            return reasons.others_flood(rate, name)
+    return None
+
+
+def _named(cgroup: CgroupMemory) -> str:
+    return f"{cgroup.path} ({formats.size(cgroup.ceiling_bytes)} of memory)"

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Estimates for every device from one tick's sample."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple
+
+from writebackd.estimate.drain import is_in_force, measure_writes, update_drain, written_by
+from writebackd.estimate.hung_device import track_hung_devices
+from writebackd.estimate.limit_shares import paces, shared_limit
+from writebackd.estimate.sync_demand import demand_of, update_baseline
+from writebackd.policy.schema import Policy
+from writebackd.tuning import (
+    BURST_S,
+    BUSY_SHARE,
+    CACHE_S,
+    GAP_S,
+    SHARE_HALF_S,
+    SHARE_LEAST,
+    USES,
+)
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import DeviceSample, Sample
+
+_NO_SLEEP = (0.0, 0.0)
+_NO_SYNCS = (0, 0.0, None, None)  # Histogram.told() where none can be seen
+
+
+def objective_s(policy_p99_s: float, multiple: float, baseline_s: "float | None") -> float:
+    """The p99 that an fsync shall keep: the policy's, or a multiple of unloaded."""
+    return max(policy_p99_s, multiple * baseline_s) if baseline_s is not None else policy_p99_s
+
+
+def estimate(
+    policy: Policy, memory: Memory, sample: Sample
+) -> Tuple[Dict[str, Estimate], Memory]:
+    """Estimates by device name, and the memory with this tick in it.
+
+    Devices that are gone are forgotten; one whose disk is another one than
+    before (diskseq) starts anew.
+    """
+    estimates: Dict[str, Estimate] = {}
+    remembered: Dict[str, DeviceMemory] = {}
+    groups = _groups(sample)
+    # With what was written, bytes, and the rate over some seconds.
+    rows: List[Tuple[DeviceSample, DeviceMemory, int, float]] = []
+    dt_s = sample.dt_s
+    weight = 1 - 0.5 ** (dt_s / SHARE_HALF_S)
+    for seen in sample.devices:
+        name = seen.device.name
+        identity = (seen.device.devno, seen.device.diskseq)
+        known = memory.devices.get(name)
+        if known is None or known.identity != identity:
+            known = DeviceMemory(identity=identity)
+        group = groups.get(name)
+        written = seen.write_bytes if group is None else written_by(group)
+        rate = known.smooth_rate + weight * (written / dt_s - known.smooth_rate)
+        rows.append((seen, known, written, rate))
+    total = _total_rate(rows, groups)
+    throttled_s = _throttled(sample)
+    # Who sleeps without a known device counts for each: its writers are held back by the
+    # same limit.
+    unknown_s, unknown_most_s = throttled_s.get(None, _NO_SLEEP)
+    threshold, held = shared_limit(memory, sample), paces(memory)
+    for seen, known, written, rate in rows:
+        name = seen.device.name
+        share = max(rate / total if total > 0 else 1.0, SHARE_LEAST)
+        limit, cap = threshold, memory.caps.get(name)
+        if cap is not None and cap.in_force:
+            share, limit = 1.0, cap.bytes
+        group = groups.get(name)
+        if group is None:
+            slept_s, most_s = throttled_s.get(name, _NO_SLEEP)
+        else:
+            slept = [throttled_s.get(each.device.name, _NO_SLEEP) for each in group]
+            slept_s, most_s = sum([all_s for all_s, _ in slept]), max([most for _, most in slept])
+        estimates[name], remembered[name] = _estimate_device(
+            policy,
+            known,
+            seen,
+            sample,
+            rate,
+            written,
+            unknown_s + slept_s,
+            max(unknown_most_s, most_s),
+            share,
+            int(share * limit),
+            held.get(name),
+        )
+    return estimates, replace(memory, devices=remembered, stuck=track_hung_devices(memory, sample))
+
+
+def _total_rate(
+    rows: List[Tuple[DeviceSample, DeviceMemory, int, float]],
+    groups: Dict[str, Tuple[DeviceSample, ...]],
+) -> float:
+    """Of all devices; a group counts once."""
+    if not groups:
+        return sum([rate for *_, rate in rows])
+    rates = {seen.device.name: rate for seen, _, _, rate in rows}
+    shared = {frozenset([each.device.name for each in group]) for group in groups.values()}
+    return sum([rate for name, rate in rates.items() if name not in groups]) + sum(
+        [max([rates[name] for name in members]) for members in shared]
+    )
+
+
+def _throttled(sample: Sample) -> Dict[Optional[str], Tuple[float, float]]:
+    """Seconds that writers slept for the limit, by the device that they wrote to.
+
+    All together, and the one that slept longest.
+    """
+    slept: Dict[Optional[str], Tuple[float, float]] = {}
+    for task in sample.tasks:
+        all_s, most_s = slept.get(task.device, _NO_SLEEP)
+        slept[task.device] = all_s + task.throttled_s, max(most_s, task.throttled_s)
+    return slept
+
+
+def _groups(sample: Sample) -> Dict[str, Tuple[DeviceSample, ...]]:
+    """For each device that shares a leaf disk, all that end on one of its own; itself first."""
+    groups: Dict[str, Tuple[DeviceSample, ...]] = {}
+    leaves = [leaf for seen in sample.devices for leaf in seen.device.leaf_devnos]
+    if len(set(leaves)) == len(leaves):
+        return groups  # nobody shares one, as on most hosts
+    by_leaf: Dict[str, List[DeviceSample]] = {}
+    for seen in sample.devices:
+        for leaf in seen.device.leaf_devnos:
+            by_leaf.setdefault(leaf, []).append(seen)
+    for seen in sample.devices:
+        members = {seen.device.name: seen}
+        for leaf in seen.device.leaf_devnos:
+            members.update({each.device.name: each for each in by_leaf[leaf]})
+        if len(members) > 1:
+            groups[seen.device.name] = tuple(members.values())
+    return groups
+
+
+def _estimate_device(
+    policy: Policy,
+    memory: DeviceMemory,
+    seen: DeviceSample,
+    sample: Sample,
+    smooth_rate: float,
+    group_bytes: int,
+    throttled_s: float,
+    most_held_s: float,
+    share: float,
+    limit: int,
+    pace: Optional[float],
+) -> Tuple[Estimate, DeviceMemory]:
+    device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
+    bounds = policy.for_device(device.name, device.devno, device.driver)
+    writes = measure_writes(seen, sample.vm, group_bytes, throttled_s, most_held_s, dt_s)
+    if pace is not None and memory.drain.rate >= USES * pace:
+        writes = replace(writes, held_back=True)
+    in_force = is_in_force(limit, memory)
+    memory = update_drain(writes, seen, memory, in_force, dt_s, pace)
+    memory = update_baseline(writes, seen, memory, dt_s)
+    flooded, began = writes.flooded, memory.flood_began_s
+    goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S
+    # Without fsync latency nobody knows whom it harms: any is taken seriously.
+    pressing = writes.telling or (
+        flooded
+        and (seen.sync is None or (goes_on and seen.busy_share >= BUSY_SHARE / 2))
+    )
+    if pressing and not goes_on:
+        began = now_s
+    lasting = pressing and now_s - began >= BURST_S
+    recent_syncs, last_demand, sync_rate, demand = demand_of(
+        seen.sync,
+        memory,
+        now_s,
+        dt_s,
+        policy.objective.min_sync_rate,
+        policy.objective.demand_hold_s,
+        objective_s(bounds.fsync_p99_s, bounds.baseline_multiple, memory.baseline_s),
+        lasting,
+    )
+    sync = seen.sync
+    fsyncs, total_s, p50_s, p99_s = _NO_SYNCS if sync is None else sync.latency.told()
+    drain_rate = memory.drain_rate
+    if pressing and not demand and now_s - began >= CACHE_S:
+        drain_rate = max(drain_rate or 0.0, smooth_rate)
+    memory = replace(
+        memory,
+        drain_rate=drain_rate,
+        smooth_rate=smooth_rate,
+        flood_began_s=began,
+        last_flood_s=now_s if pressing else memory.last_flood_s,
+        recent_syncs=recent_syncs,
+        last_demand=last_demand,
+    )
+    return (
+        Estimate(
+            name=device.name,
+            write_rate=seen.write_bytes / dt_s,
+            background_rate=writes.background_rate,
+            drain_rate=drain_rate,
+            sync_rate=sync_rate,
+            demand=demand,
+            demand_known=sync is not None,
+            flooded=flooded,
+            held_back=writes.held_back,
+            full=memory.drain.full_s > 0,
+            limit_share=share if flooded else 1.0,
+            rate=writes.rate,
+            cache_bytes=memory.cache_bytes,
+            fill_bytes=memory.fill_bytes,
+            fsync_p50_s=p50_s,
+            fsync_p99_s=p99_s,
+            fsyncs=fsyncs,
+            fsync_total_s=total_s,
+            fsyncs_inflight=sync.inflight if sync is not None else 0,
+            oldest_fsync_s=sync.oldest_s if sync is not None else 0.0,
+            baseline_s=memory.baseline_s,
+            slow_share=memory.drain.slow_share if flooded and sync is not None else None,
+            inflight=seen.inflight,
+            lasting=lasting,
+        ),
+        memory,
+    )

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Sync demand, and the unloaded latency of an fsync."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+from writebackd.estimate.drain import Writes, small_writes
+from writebackd.tuning import (
+    CACHE_S,
+    DEMAND_WINDOW_S,
+    ENOUGH,
+    FLOOD_RATE,
+    HURRY,
+    OWN_BYTES,
+    RELEASE_S,
+    WEIGHT,
+)
+from writebackd.types.copying import replace
+from writebackd.types.device_memory import DeviceMemory
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import DeviceSample, SyncSample
+
+Window = Tuple[float, ...]  # DeviceMemory.recent_syncs
+LastDemand = Optional[Tuple[float, float, bool]]  # DeviceMemory.last_demand
+
+
+def demand_of(
+    sync: Optional[SyncSample],
+    memory: DeviceMemory,
+    now_s: float,
+    dt_s: float,
+    min_rate: float,
+    hold_s: float,
+    objective_s: float,
+    lasting: bool,
+) -> "tuple[Window, LastDemand, Optional[float], bool]":
+    """`(recent_syncs, last_demand, syncs per second or None, demand)`.
+
+    Demand is `min_rate` syncs per second over 10 s or one sync in flight for
+    longer than the objective (a stuck one completes nothing).  It outlives its last sync by
+    `held_s`; once it is over a flood does not bring it back.  The gap after which it came back
+    fades by half in `hold_s`, and is forgotten where it stays away for longer than that.
+    """
+    if sync is None:
+        return memory.recent_syncs, memory.last_demand, None, False
+    returned = sync.count
+    window = memory.recent_syncs
+    lasted_s, start = dt_s, len(window)
+    while start and lasted_s < DEMAND_WINDOW_S:
+        start -= 2
+        lasted_s += window[start]
+    window = (*window[start:], dt_s, returned)
+    count = sum(window[1::2])
+    last_s, gap_s, on = memory.last_demand or (float("-inf"), 0.0, False)
+    # Over the whole window even while it fills: five syncs in the first tick
+    # are not yet a rate of five per second.
+    # The window remembers a load that has ended.
+    if (returned and count / DEMAND_WINDOW_S >= min_rate) or sync.oldest_s > objective_s:
+        away_s = now_s - last_s
+        gap_s *= 0.5 ** (away_s / hold_s)
+        if RELEASE_S <= away_s <= hold_s:
+            gap_s = max(gap_s, away_s)
+        last_s, on = now_s, True
+    elif on and now_s - last_s >= held_s(hold_s, lasting, gap_s):
+        window, on = (dt_s, returned), False
+    known = on or now_s - last_s <= hold_s
+    return window, (last_s, gap_s, on) if known else None, returned / dt_s, on
+
+
+def held_s(hold_s: float, lasting: bool, gap_s: float) -> float:
+    """How long demand outlives its last sync, which came back after gaps of `gap_s` lately.
+
+    Twice as long as those.  `hold_s` is the policy's: the most, and beside a lasting flood always.
+    """
+    return hold_s if lasting else min(hold_s, max(RELEASE_S, 2 * gap_s))
+
+
+def update_baseline(
+    writes: Writes, sample: DeviceSample, memory: DeviceMemory, dt_s: float
+) -> DeviceMemory:
+    """Learn the unloaded latencies, in quiet ticks only."""
+    if _others_rate(writes, sample, dt_s) >= FLOOD_RATE:
+        return replace(memory, quiet_s=0.0) if memory.quiet_s else memory
+    quiet_s = memory.quiet_s + dt_s
+    memory = replace(memory, quiet_s=quiet_s)
+    # A daemon that starts on a quiet host need not wait: nothing was flooded.
+    if memory.flooded_before and quiet_s < CACHE_S:
+        return memory
+    sync = sample.sync.latency if sample.sync is not None else Histogram()
+    return replace(
+        memory,
+        baseline_s=_learn(memory.baseline_s, sync, dt_s),
+        write_baseline_s=_learn(
+            memory.write_baseline_s, sum(small_writes(sample), Histogram()), dt_s
+        ),
+    )
+
+
+def _others_rate(writes: Writes, sample: DeviceSample, dt_s: float) -> float:
+    """What the device writes beside the syncs' own, bytes per second: the flusher's, and direct IO.
+
+    Where syncs cannot be seen, or the classes of writes, nobody knows whose the others are.
+    """
+    background = writes.background_rate
+    if background >= FLOOD_RATE or sample.sync is None or writes.rate <= 0:
+        return background
+    # The classes count what all disks below it write, the rate what its group does.
+    rest = sample.write_bytes * (1.0 - background / writes.rate)
+    return background + max(0.0, rest - OWN_BYTES * sample.sync.count) / dt_s
+
+
+def _learn(known: Optional[float], seen: Histogram, dt_s: float) -> Optional[float]:
+    median = seen.quantile(0.5) if seen.total >= ENOUGH else None
+    if median is None:
+        return known
+    if known is None:
+        return median
+    # Ticks of 0.5 s are taken while somebody syncs, and a second has two of them.
+    seconds = max(dt_s, min(1.0, dt_s / HURRY))
+    kept: float = (1.0 - WEIGHT) ** seconds
+    return known + (1.0 - kept) * (median - known)

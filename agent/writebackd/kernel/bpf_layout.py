@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The structures of bpf/writeback.h as ctypes, and the sizes of the maps."""
+
+from __future__ import annotations
+
+import ctypes as C
+import struct
+from dataclasses import dataclass
+
+from writebackd.types.histogram import HIST_BUCKETS
+from writebackd.types.samples import IoClass
+
+CLASSES = len(IoClass)
+
+# struct io_slot
+# diskseq, dev, unstamped, then count and bytes of each class; what follows up to
+# the histograms is the program's own
+IO_SLOT_HEAD = struct.Struct(f"=QII{2 * CLASSES}Q32x")
+HIST = struct.Struct(f"={HIST_BUCKETS}I")
+HIST_PART = struct.Struct("=16I")  # two octaves of it
+IO_SLOT_SIZE = IO_SLOT_HEAD.size + CLASSES * HIST.size
+# struct queue_slot
+QUEUE_SLOT_SIZE = CLASSES * HIST.size
+# struct sync_stats: counts by kind, histogram of file syncs, of syncfs
+SYNC_COUNTS = struct.Struct("=QQQ")
+SYNC_STATS_SIZE = SYNC_COUNTS.size + 2 * HIST.size
+# struct sync_start: start_ns, dev, kind, owner
+SYNC_START = struct.Struct("=QIBB2x")
+# struct cgroup_key: cgroup_id, dev
+CGROUP_KEY = struct.Struct("=QI4x")
+# struct cgroup_syncs: count, last_ns, tgid
+CGROUP_SYNCS = struct.Struct("=QQI4x")
+# struct dirtier
+DIRTIER = struct.Struct("=QQQQQIII16s4x")
+
+
+class ProbeConfig(C.Structure):
+    """struct probe_config."""
+
+    _fields_ = [
+        ("slots", C.c_uint32),
+        ("shard_mask", C.c_uint32),
+        ("shard_shift", C.c_uint32),
+        ("per_cpu", C.c_uint32),
+        ("queue_latency", C.c_uint32),
+        ("dirty_grain", C.c_uint32),
+        ("jiffy_ns", C.c_uint32),
+        ("pad", C.c_uint32),
+    ]
+
+
+# struct probe_state: a counter, a ring of writes to sysctls, four counters
+SYSCTL_WRITES = 16
+# time_ns, cgroup_id, pid, comm, name, value, cmdline
+SYSCTL_WRITE = struct.Struct("=QQI16s44s24s128s")
+STATE_HEAD = struct.Struct("=Q")
+STATE_TAIL = struct.Struct("=QQQQ")  # no_slot, sync_lost, sync_unmatched, no_room
+STATE_TAIL_OFFSET = STATE_HEAD.size + SYSCTL_WRITES * SYSCTL_WRITE.size
+STATE_SIZE = STATE_TAIL_OFFSET + STATE_TAIL.size
+
+VALUE_SIZES = {
+    "io_slots": IO_SLOT_SIZE,
+    "queue_slots": QUEUE_SLOT_SIZE,
+    "syncs": SYNC_STATS_SIZE,
+    "syncs_inflight": SYNC_START.size,
+    "cgroup_syncs": CGROUP_SYNCS.size,
+    "dirtiers": DIRTIER.size,
+    ".rodata.config": C.sizeof(ProbeConfig),
+    ".bss": STATE_SIZE,
+}
+
+# The histograms of all devices may take this much; the other maps need up to
+# 5 MB more, and all together stay below 16 MB on 512 CPUs with 1024 devices.
+HISTOGRAM_BUDGET_BYTES = 11 << 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many devices have a slot, and over how many shards each is spread."""
+
+    slots: int
+    shards: int
+    per_cpu: bool
+
+    @property
+    def shard_shift(self) -> int:
+        return self.shards.bit_length() - 1
+
+
+def table_entries(cpus: int) -> int:
+    """Threads that dirty pages, and cgroups that sync, which can be told apart at once.
+
+    256 for each possible CPU; at 8192 both tables have 2.1 MB, and the budget ends.
+    """
+    return min(max(1024, 256 * cpus), 8192)
+
+
+def plan_sizes(devices: int, cpus: int, queue_latency: bool) -> Sizes:
+    """Slots for `devices` block devices, shards for `cpus` possible CPUs.
+
+    Queue ids are handed out lowest first but some belong to no disk (NVMe's
+    admin queues, for one), hence the room above the count; a disk that comes
+    later and finds no slot is counted, and the probe opened anew.  One shard per CPU
+    needs no atomic operations; where that would be too much memory, CPUs share
+    shards and pay for atomics.
+    """
+    slots = -(-(devices + devices // 4 + 8) // 8) * 8
+    per_slot = IO_SLOT_SIZE + (QUEUE_SLOT_SIZE if queue_latency else 0)
+    wanted = 1 << (cpus - 1).bit_length()
+    shards = 1
+    while shards < wanted and slots * shards * 2 * per_slot <= HISTOGRAM_BUDGET_BYTES:
+        shards *= 2
+    return Sizes(slots, shards, per_cpu=shards >= cpus)
+
+
+def devno(dev: int) -> str:
+    """The kernel's internal dev_t (20 bits of minor) as "major:minor"."""
+    return f"{dev >> 20}:{dev & 0xFFFFF}"

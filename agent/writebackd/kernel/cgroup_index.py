@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Cgroup ids to paths, and the limits and statistics in a cgroup's files.
+
+The id of a cgroup is the inode number of its directory.  Its path is asked of one
+of its processes, not searched for: a host of containers has thousands of cgroups,
+and a look into all of them takes a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Collection, Dict, List, Mapping, Optional, Tuple
+
+from writebackd.kernel.cgroup_io_max import UNITS, is_booted, owner, path_of_process
+from writebackd.kernel.files import KernelFiles
+from writebackd.types.samples import CgroupControl, CgroupMemory
+
+# systemd marks what it hands over (Delegate=) with one of these; the first since
+# version 251, the second can be read with CAP_SYS_ADMIN only.
+DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
+# Paths that are remembered, and how long the files of one that flooded are read.
+MOST_PATHS = 1024
+WATCHED_S = 60.0
+# Read are the largest dirtiers that make up this share of what is dirtied on a device: one
+# for most floods, 18 of 20 equal writers.
+BULK = 0.9
+# And no more than this: 0.1 ms each, so 6 ms of a tick while that many flood.
+MOST_WATCHED = 64
+# Cgroups whose memory is read in a tick, those whose writers slept last.
+MOST_SMALL = 8
+# Cgroups that are searched for one without a process.
+MOST_SEARCHED = 4096
+# Below this a cgroup does not flood (FLOOD_RATE in estimate/drain.py), and no pace is lower.
+FLOOD_RATE = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Watched:
+    last_s: float
+    written: Mapping[str, int]  # io.stat's own counts, by devno
+
+
+class CgroupIndex:
+    """Paths and files of the cgroups below one v2 mount.  Nothing here raises."""
+
+    def __init__(self, files: KernelFiles, mount: Optional[str]) -> None:
+        """`mount`: where cgroup v2 is mounted, None where it is not."""
+        self._files = files
+        self._mount = mount
+        self._paths: "OrderedDict[int, str]" = OrderedDict()
+        self._watched: Dict[str, _Watched] = {}
+        self._paced: Collection[str] = ()
+        self._slept: Dict[str, float] = {}  # by path, when its writers last slept
+        self.own = path_of_process(files, "self") if mount else None
+        # inode_cgwb_enabled(): only with both on this hierarchy has a cgroup dirty
+        # limits of its own.
+        controllers = files.try_read(f"{mount}/cgroup.controllers") if mount else None
+        self._has_dirty_limits = {"memory", "io"} <= set((controllers or "").split())
+        self._systemd = is_booted(files)
+
+    def path(self, cgroup_id: int, pid: int) -> Optional[str]:
+        """The path of a cgroup, which the process `pid` was in; None when it cannot be told."""
+        known = self._paths.get(cgroup_id)
+        if known is not None:
+            self._paths.move_to_end(cgroup_id)
+            return known
+        if self._mount is None or not pid:
+            return None
+        path = path_of_process(self._files, str(pid))
+        # It may have moved since, or another process may have got its number.
+        if path is None or self.id(path) != cgroup_id:
+            return None
+        self._paths[cgroup_id] = path
+        if len(self._paths) > MOST_PATHS:
+            self._paths.popitem(last=False)
+        return path
+
+    def find(self, cgroup_id: int) -> Optional[str]:
+        """The path of a cgroup by its id alone, for one whose process has ended.
+
+        Looks into MOST_SEARCHED cgroups at most, those nearest to the root first (8 us
+        each): for what is rare, not for every tick.
+        """
+        known = self._paths.get(cgroup_id)
+        if known is not None or self._mount is None:
+            return known
+        if self.id("/") == cgroup_id:
+            return "/"
+        todo = [""]
+        for above in todo:  # grows meanwhile
+            try:
+                with os.scandir(self._files.path(self._directory(above))) as entries:
+                    below = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                continue  # removed since
+            for entry in below:
+                path = f"{above}/{entry.name}"
+                if entry.inode() == cgroup_id:
+                    return path
+                if len(todo) < MOST_SEARCHED:
+                    todo.append(path)
+        return None
+
+    def id(self, path: str) -> Optional[int]:
+        """The id of the cgroup that has this path now; None when there is none."""
+        try:
+            return os.stat(self._files.path(self._directory(path))).st_ino
+        except OSError:
+            return None
+
+    def _directory(self, path: str) -> str:
+        return (self._mount or "") + path.rstrip("/")
+
+    def control(
+        self,
+        dirtied: Mapping[Optional[str], Mapping[str, float]],
+        now_s: float,
+        paced: Collection[str] = (),
+    ) -> Dict[str, CgroupControl]:
+        """The files of the cgroups that are paced, that flood or did lately, by path.
+
+        `dirtied` is bytes per second by device and path.  One that is gone is left out.
+        """
+        total: Dict[str, float] = {}
+        seen = dict.fromkeys(set(paced).difference(self._paced))  # as if they had just flooded
+        self._paced = paced
+        for rates in dirtied.values():
+            seen.update(dict.fromkeys(_bulk(rates)))
+            for path, rate in rates.items():
+                total[path] = total.get(path, 0.0) + rate
+        for path in seen:
+            last = self._watched.get(path)
+            self._watched[path] = _Watched(now_s, last.written if last else {})
+        self._watched = {
+            path: watched
+            for path, watched in self._watched.items()
+            if now_s - watched.last_s <= WATCHED_S and self.id(path) is not None
+        }
+        ranks = {
+            path: (path not in paced, -total.get(path, 0.0), -watched.last_s)
+            for path, watched in self._watched.items()
+        }
+        busiest = sorted(ranks, key=ranks.__getitem__)
+        return {path: self._read(path) for path in busiest[:MOST_WATCHED]}
+
+    def memory(self, slept: Mapping[str, float], now_s: float) -> Dict[str, CgroupMemory]:
+        """The memory of cgroups whose writers sleep for a limit or did lately, by path.
+
+        `slept` is seconds by path.  Those without a limit of memory, their own or one
+        above, are not in it: the global limit is theirs.
+        """
+        if not self._has_dirty_limits:
+            return {}
+        for path, seconds in slept.items():
+            if seconds > 0:
+                self._slept[path] = now_s
+        self._slept = {
+            path: last for path, last in self._slept.items() if now_s - last <= WATCHED_S
+        }
+        latest = sorted(
+            self._slept, key=lambda path: (-self._slept[path], -slept.get(path, 0.0))
+        )
+        found = {path: self._read_memory(path) for path in latest[:MOST_SMALL]}
+        return {path: memory for path, memory in found.items() if memory is not None}
+
+    def _read_memory(self, path: str) -> Optional[CgroupMemory]:
+        ceiling = headroom = None
+        stat: Dict[str, int] = {}
+        home = ""
+        for above in _upwards(path):
+            directory = self._directory(above)
+            limits = [self._number(f"{directory}/memory.{name}") for name in ("max", "high")]
+            used = self._number(f"{directory}/memory.current")
+            if used is None:
+                continue  # the controller is off here: its pages are counted above
+            if not home:
+                home = above
+            for limit in limits:
+                if limit is not None:
+                    ceiling = limit if ceiling is None else min(ceiling, limit)
+                    room = max(0, limit - used)
+                    headroom = room if headroom is None else min(headroom, room)
+        if ceiling is None or headroom is None:
+            return None
+        # Last, and only of those with a limit: the kernel adds up all CPUs for it.
+        text = self._files.try_read(f"{self._directory(home)}/memory.stat") or ""
+        for line in text.split("\n"):
+            key, _, value = line.partition(" ")
+            if value.isdigit():
+                stat[key] = int(value)
+        cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+        return CgroupMemory(
+            path=home,
+            ceiling_bytes=ceiling,
+            avail_bytes=cached + headroom,
+            dirty_bytes=stat.get("file_dirty", 0) + stat.get("file_writeback", 0),
+        )
+
+    def _number(self, name: str) -> Optional[int]:
+        """A file's number; None where there is none, or it says max."""
+        text = self._files.try_read(name)
+        return int(text) if text is not None and text.isdigit() else None
+
+    def _read(self, path: str) -> CgroupControl:
+        directory = self._directory(path)
+        written = _written(self._files.try_read(f"{directory}/io.stat") or "")
+        last = self._watched[path].written
+        # The first look shows what was written ever, and nothing of this tick.
+        grown = [
+            (devno, size - last[devno])
+            for devno, size in written.items()
+            if devno in last and size >= last[devno]
+        ]
+        self._watched[path] = _Watched(self._watched[path].last_s, written)
+        limits = self._files.try_read(f"{directory}/io.max")
+        # systemd turns the controller on in it and all above it with its first limit.
+        off = limits is None and self._has_dirty_limits and owner(self._files, path) is not None
+        return CgroupControl(
+            io_max=() if off else _lines(limits) if limits is not None else None,
+            off=off,
+            written=tuple(grown),
+            delegated=any(self._delegated(above) for above in _upwards(path)),
+            outside=self._systemd and not path.split("/")[1].endswith(UNITS),
+        )
+
+    def _delegated(self, path: str) -> bool:
+        directory = self._files.path(self._directory(path))
+        for mark in DELEGATE_MARKS:
+            try:
+                if os.getxattr(directory, mark).strip(b"\0\n ") == b"1":
+                    return True
+            except OSError:
+                continue  # not marked, or not ours to read
+        return False
+
+
+def _bulk(rates: Mapping[str, float]) -> List[str]:
+    """Those that flood, until they make up the share BULK of what all dirty."""
+    found: List[str] = []
+    missing = BULK * sum(rates.values())
+    floods = ((rate, path) for path, rate in rates.items() if rate >= FLOOD_RATE)
+    for rate, path in sorted(floods, reverse=True):
+        if missing <= 0:
+            break
+        found.append(path)
+        missing -= rate
+    return found
+
+
+def _upwards(path: str) -> List[str]:
+    """The path and all above it but the root."""
+    found = []
+    while path.strip("/"):
+        found.append(path)
+        path = path.rpartition("/")[0]
+    return found
+
+
+def _lines(text: str) -> Tuple[Tuple[str, str], ...]:
+    found = (line.partition(" ") for line in text.split("\n"))
+    return tuple((number, rest) for number, _, rest in found if number)
+
+
+def _written(text: str) -> Dict[str, int]:
+    """Bytes written by devno, of an io.stat."""
+    found = {}
+    for number, rest in _lines(text):
+        for word in rest.split():
+            key, _, value = word.partition("=")
+            if key == "wbytes" and re.fullmatch("[0-9]{1,20}", value):
+                found[number] = int(value)
+    return found

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""io.max of a cgroup (wbps of one disk), set through systemd where it owns the cgroup.
+
+Where systemd owns the cgroup it would overwrite io.max at its next reload, so
+the value goes through the unit's runtime property, which systemd applies to
+io.max.  The property belongs to the unit, not to the cgroup: it is in force
+again when the unit is started anew, until it is taken back.  Nor does it go with
+the disk: the next one of that number would be held as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import time
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from writebackd.kernel.child_process import ChildError, Run, Work, write_in_child
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.mounts import read_mounts
+
+NO_LIMIT = "max"
+_USUAL = "/sys/fs/cgroup"
+_KEY = "wbps"
+# tg_prfill_limit(): all four, for each disk that has one of them.
+_KEYS = frozenset(("rbps", _KEY, "riops", "wiops"))
+# Newer kernels print a disk by the name of its BDI, which one that was pulled out has no more.
+_LINE = re.compile(r"(?:[0-9]+:[0-9]+|\(unknown\))(?: [a-z]+=(?:[0-9]{1,20}|max))+")
+UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+_SLICE = ".slice"
+# systemd applies a property after it has answered.
+_APPLY_S = 2.0
+_POLL_S = 0.02
+
+
+def cgroup2_mount(files: KernelFiles) -> Optional[str]:
+    """Where cgroup v2 is mounted, unified or beside v1; None where it is not."""
+    found = (mount.mountpoint for mount in read_mounts(files) if mount.fstype == "cgroup2")
+    return next(found, None)
+
+
+def memberships(files: KernelFiles, pid: str) -> Tuple[Tuple[str, str, str], ...]:
+    """Hierarchy, controllers and path of each cgroup of a process; none where it is gone.
+
+    A cgroup's name may have any byte in it but "/" and newline: users name those that are
+    delegated to them, and what str.splitlines() takes for the end of a line is part of a name.
+    """
+    try:
+        lines = files.read_whole(f"/proc/{pid}/cgroup").split("\n")
+    except OSError:
+        return ()
+    found = (tuple(line.split(":", 2)) for line in lines)
+    return tuple((each[0], each[1], each[2]) for each in found if len(each) == 3)
+
+
+def path_of_process(files: KernelFiles, pid: str) -> Optional[str]:
+    """The path of its cgroup v2; None where it is gone or in none."""
+    found = (each[2] for each in memberships(files, pid) if each[:2] == ("0", ""))
+    return next(found, None)
+
+
+def directory(files: KernelFiles, cgroup: str) -> str:
+    """The directory of a cgroup path. Raises FileNotFoundError without cgroup v2."""
+    # Its usual place, because a host with many containers has as many mounts,
+    # and this is asked for each pace in every tick.
+    if files.inode(f"{_USUAL}/cgroup.controllers") is not None:
+        return _USUAL + cgroup
+    mount = cgroup2_mount(files)
+    if mount is None:
+        raise FileNotFoundError(2, "cgroup v2 is not mounted", cgroup)
+    return mount.rstrip("/") + cgroup
+
+
+def parse_io_max(text: str) -> Dict[str, Dict[str, str]]:
+    """io.max as `{devno: {key: value}}`; a disk without limits is not in it."""
+    found = {}
+    for line in filter(str.strip, text.split("\n")):
+        devno, *pairs = line.split()
+        found[devno] = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return found
+
+
+def owner(files: KernelFiles, cgroup: str) -> Optional[str]:
+    """The unit of the system's systemd that the cgroup is; None where systemd has no hand in it.
+
+    What lies below a service or scope is delegated, and not a unit of it; nor is what a
+    container's systemd makes below anything else (/lxc/101/ns/system.slice/x.service), though
+    the host may have a unit of that name.
+    """
+    if not is_booted(files):
+        return None
+    *above, last = (
+        part[1:] if part.startswith("_") else part  # cg_escape() of systemd
+        for part in cgroup.strip("/").split("/")
+    )
+    outer = ""
+    for part in above + [last] * last.endswith(_SLICE):
+        name = part[: -len(_SLICE)]
+        if not part.endswith(_SLICE) or name.rpartition("-")[0] != outer:
+            return None  # systemd has a-b.slice in a.slice, and nowhere else
+        outer = name
+    return last if last.endswith(UNITS) else None
+
+
+def is_booted(files: KernelFiles) -> bool:
+    """Whether systemd runs this host."""
+    return files.inode("/run/systemd/system") is not None  # sd_booted(3)
+
+
+def disk(files: KernelFiles, devno: str) -> Optional[int]:
+    """A number that another disk of the same devno does not have; None where there is none."""
+    return files.inode(f"/sys/dev/block/{devno}")
+
+
+def read(files: KernelFiles, cgroup: str, devno: str) -> str:
+    """Bytes per second, or `max`. Raises OSError; FileNotFoundError without cgroup or disk.
+
+    systemd turns the io controller on and off as it is needed: a unit without
+    io.max has no limit.  Elsewhere it is an error, because nothing turns it on.
+    """
+    if disk(files, devno) is None:
+        # Its line has left io.max with it, which is not to say that nobody set a limit.
+        raise FileNotFoundError(2, "there is no such disk", devno)
+    home = directory(files, cgroup)
+    try:
+        text = files.read(f"{home}/io.max")
+    except FileNotFoundError:
+        if owner(files, cgroup) is None or files.inode(home) is None:
+            raise
+        return NO_LIMIT
+    limits = parse_io_max(text)
+    # A line cut short would read as a limit that somebody else has set.
+    if not all(map(_LINE.fullmatch, filter(None, text.split("\n")))) or not all(
+        _KEYS <= keys.keys() for keys in limits.values()
+    ):
+        raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
+    return limits[devno][_KEY] if devno in limits else NO_LIMIT
+
+
+def write(
+    files: KernelFiles, cgroup: str, devno: str, text: str, ours: Sequence[str] = ()
+) -> Work:
+    """The write, as work for a child: systemd's, or ours where systemd has no hand in it.
+
+    Ours may hang as well: since about 6.10 a disk's first rule freezes its queue.
+    `ours`: what may have been written before.  The kernel leaves the keys that are not
+    named as they are. Raises OSError.
+    """
+    unit = owner(files, cgroup)
+    if unit is not None:
+        return _property(files, unit, cgroup, devno, text, ours)
+    path = files.path(f"{directory(files, cgroup)}/io.max")
+    return write_in_child(str(path), f"{devno} {_KEY}={text}")
+
+
+def _property(
+    files: KernelFiles, unit: str, cgroup: str, devno: str, text: str, ours: Sequence[str]
+) -> Work:
+    def work(run: Run) -> None:
+        shown = _show(run, unit)
+        place = dict(shown).get(_PLACE, cgroup)
+        # Not on the way home: what was once set is taken back wherever the unit is now.
+        if place != cgroup and text in ours[-1:] and files.inode(directory(files, cgroup)):
+            # The cgroup is there, and only called like the unit: nothing is asked for.
+            raise OSError(errno.ENXIO, f"systemd has {unit} in {place}")
+        device = _spelling(files, shown, devno, ours)
+        # "infinity" takes the one entry out and leaves those of other disks; an
+        # empty value would take them all.
+        value = "infinity" if text == NO_LIMIT else text
+        ended = run(
+            ("systemctl", "set-property", "--runtime", unit, f"{_WRITE_MAX}={device} {value}")
+        )
+        if ended.code:
+            if text == NO_LIMIT and "not found" in ended.errors:
+                return  # a transient unit that has ended: its properties are gone with it
+            raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
+        _await(files, cgroup, devno, text)
+
+    return work
+
+
+_WRITE_MAX = "IOWriteBandwidthMax"
+_LISTS = (_WRITE_MAX, "IOReadBandwidthMax", "IOWriteIOPSMax", "IOReadIOPSMax")
+_PLACE = "ControlGroup"  # not shown while it does not run
+
+
+def _show(run: Run, unit: str) -> List[Tuple[str, str]]:
+    """The properties of a unit that matter here, an entry of a list each."""
+    ended = run(("systemctl", "show", "--property", ",".join((*_LISTS, _PLACE)), unit))
+    if ended.code:
+        raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
+    words = (line.partition("=") for line in ended.output.split("\n"))
+    return [(name, value) for name, _, value in words if value]
+
+
+def _spelling(
+    files: KernelFiles, shown: Sequence[Tuple[str, str]], devno: str, ours: Sequence[str]
+) -> str:
+    """The path by which the unit has this disk already, or the one by number.
+
+    For systemd two paths are two entries, and the one that it applies last
+    resets all that the other one set on the same disk.  Of a disk that is gone
+    the path leads nowhere: there it is told by the value.
+    """
+    by_number = f"/dev/block/{devno}"
+    found = by_number
+    for name, entry in shown:
+        path, _, value = entry.rpartition(" ")
+        if name not in _LISTS or not path:
+            continue
+        number = _devno(files, path)
+        if path == by_number or number == devno:
+            return path
+        if number is None and name == _WRITE_MAX and value in ours and disk(files, devno) is None:
+            found = path
+    return found
+
+
+def _devno(files: KernelFiles, path: str) -> Optional[str]:
+    try:
+        status = os.stat(files.path(path))
+    except OSError:
+        # PrivateDevices= of our units leaves no disk in /dev; sysfs has them by their names.
+        directory, _, name = path.rpartition("/")
+        return files.try_read(f"/sys/class/block/{name}/dev") if directory == "/dev" else None
+    number = status.st_rdev if stat.S_ISBLK(status.st_mode) else status.st_dev
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+def _await(files: KernelFiles, cgroup: str, devno: str, text: str) -> None:
+    """Until io.max shows it; what it shows in the end is for the reader to judge."""
+    until = time.monotonic() + _APPLY_S
+    while time.monotonic() < until:
+        try:
+            if read(files, cgroup, devno) == text:
+                return
+        except FileNotFoundError:
+            return  # the unit has stopped; the property waits for its next start
+        except OSError:
+            pass  # as any other reading that is not the value: the next may be
+        time.sleep(_POLL_S)

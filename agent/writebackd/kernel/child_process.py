@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Runs work that may hang in a child process with a time limit.
+
+A write to queue/* freezes the queue until the requests in flight are done, so
+while a disk stalls it sleeps and cannot be killed; systemctl waits for systemd.
+Even starting a program may wait for the disk that it lies on, so that a thread
+does it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Callable, NamedTuple, Optional, Sequence
+
+# vfork() holds up the whole process with its lock on Python, not only the thread that
+# starts a program, until the kernel has read that from its disk; fork() does not.
+subprocess._USE_VFORK = False  # type: ignore[attr-defined]
+
+Run = Callable[[Sequence[str]], "Ended"]
+Work = Callable[[Run], None]  # raises OSError or ChildError when it failed
+
+# One write(2); the exit code is its errno.  posix is built in, and with -I -S
+# hardly a file is read: 15 ms.
+_WRITE = """
+import posix, sys
+try:
+    fd = posix.open(sys.argv[1], posix.O_WRONLY | posix.O_TRUNC)
+    posix.write(fd, sys.argv[2].encode())
+except OSError as error:
+    sys.exit(error.errno)
+"""
+
+
+class ChildError(Exception):
+    """A child failed, or did not come back in time; the text says which."""
+
+
+class Ended(NamedTuple):
+    """How a child ended: exit code (minus the signal), standard output and error."""
+
+    code: int
+    output: str
+    errors: str
+
+
+class Job:
+    """A piece of work in a thread of its own, whose children get `limit_s` seconds.
+
+    `failure()` tells what came of it.  A child that is in the kernel cannot be
+    killed: the job is `busy` until it has gone, however late that is.
+    """
+
+    def __init__(self, work: Work, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._deadline = time.monotonic() + limit_s
+        self._work = work
+        self._error: Optional[Exception] = None
+        self._late: Optional["subprocess.Popen[str]"] = None
+        # Not waited for at exit: what hangs would keep the process.
+        self._thread = threading.Thread(target=self._main, name="lever", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            self._error = ChildError(str(error))
+
+    @property
+    def busy(self) -> bool:
+        """Whether it still may write."""
+        return self._thread.is_alive()
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is done, or over its time."""
+        return not self.busy or time.monotonic() > self._deadline
+
+    def failure(self) -> Optional[Exception]:
+        """OSError or ChildError of the work, once `decided`; None when it went well."""
+        return ChildError(f"not done within {self._limit_s:g} s") if self.busy else self._error
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it is done, `timeout_s` seconds at most."""
+        if self.busy:  # or it may never have begun
+            self._thread.join(max(0.0, timeout_s))
+
+    def _main(self) -> None:
+        try:
+            self._work(self._run)
+        except (OSError, ChildError) as error:
+            self._error = error
+        if self._late is not None:
+            self._late.wait()
+
+    def _run(self, argv: Sequence[str]) -> Ended:
+        try:
+            child = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"},
+                start_new_session=True,  # Ctrl-C is for the daemon, which has to finish this
+            )
+        except OSError as error:  # not to be taken for the kernel's word on the write
+            raise ChildError(f"no child can be started: {error}") from None
+        try:
+            output, errors = child.communicate(timeout=self._deadline - time.monotonic())
+        except subprocess.TimeoutExpired:
+            child.kill()
+            self._late = child
+            raise ChildError(f"not done within {self._limit_s:g} s") from None
+        return Ended(child.returncode, output, errors)
+
+
+def write_in_child(path: str, value: str) -> Work:
+    """Work that writes `value` to the file at `path` in one write(2)."""
+
+    def work(run: Run) -> None:
+        ended = run((sys.executable, "-I", "-S", "-c", _WRITE, path, value))
+        if ended.errors or ended.code < 0:
+            raise ChildError(ended.errors.strip() or f"ended by signal {-ended.code}")
+        if ended.code:
+            raise OSError(ended.code, os.strerror(ended.code))
+
+    return work

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Finds other tools that set the dirty limits: tuned profiles, sysctl.d, other agents.
+
+These files are on the root disk, which may be the one that hangs: the daemon has
+them read by a thread (RivalWatch) and never waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass
+from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd.kernel.files import KernelFiles
+
+
+@dataclass(frozen=True)
+class ConflictingTool:
+    """One who may set a lever of ours; `level` as doctor's: warning (will), note (may)."""
+
+    level: str
+    kind: str  # tuned, boot or agent
+    name: str  # the profile, the file, the process
+    setting: Optional[str]  # such as vm.dirty_ratio=40; None: not known
+    where: str  # file:line, or pid N
+    text: str
+
+
+# In systemd's order of precedence: a name in an earlier directory masks later ones.
+_SYSCTL_DIRS = (
+    "/etc/sysctl.d",
+    "/run/sysctl.d",
+    "/usr/local/lib/sysctl.d",
+    "/usr/lib/sysctl.d",
+    "/lib/sysctl.d",
+)
+_TMPFILES_DIRS = ("/etc/tmpfiles.d", "/run/tmpfiles.d", "/usr/lib/tmpfiles.d")
+_UDEV_DIRS = (
+    "/etc/udev/rules.d", "/run/udev/rules.d", "/usr/local/lib/udev/rules.d",
+    "/usr/lib/udev/rules.d", "/lib/udev/rules.d",
+)  # fmt: skip
+_RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
+_DIRTY = r"(dirty_(?:background_)?(?:bytes|ratio))"
+# sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name.
+_SYSCTL = re.compile(rf"\s*-?\s*vm[./]{_DIRTY}\s*=\s*(\S+)")
+# tmpfiles.d(5): type, path, mode, user, group, age, argument.
+_TMPFILES = re.compile(rf"\s*[wf]\S*\s+/proc/sys/vm/{_DIRTY}\s+(?:\S+\s+){{4}}(\S+)")
+# By hand: `echo 15728640 > /proc/sys/vm/dirty_bytes`, `sysctl -w vm.dirty_bytes=15728640`.
+_ECHO = re.compile(rf"[^#]*?\becho\s+(?:-n\s+)?(\S+)\s*>\s*/proc/sys/vm/{_DIRTY}")
+_SYSCTL_W = re.compile(rf"[^#]*?\bsysctl\b.*?\bvm[./]{_DIRTY}\s*=\s*([^\s;&\"']+)")
+# A BDI's limits and a disk's queue, from udev rules: levers that the policy may turn on.
+_UDEV = re.compile(
+    r'[^#]*\bATTR\{(?:\.\./)*((?:bdi|queue)/(?:min_ratio|max_ratio|min_bytes|max_bytes'
+    r'|strict_limit|nr_requests|max_sectors_kb)[a-z_]*)\}\s*=\s*"([^"]*)"'
+)
+_INCLUDE = re.compile(r"\s*include\s*=\s*(.+)")
+_SECTION = re.compile(r"\s*\[(.+?)\]")
+_OPTION = re.compile(r"\s*([^#;\s=\[][^=]*?)\s*=\s*(.*?)\s*$")
+# A later one of tuned-main.conf's profile_dirs beats an earlier one; newer tuned keeps
+# profiles one level deeper.
+_TUNED_DIRS = (
+    "/etc/tuned/profiles",
+    "/etc/tuned",
+    "/usr/lib/tuned/profiles",
+    "/usr/lib/tuned",
+)
+# By the name of the process: what it does to levers of ours.
+_AGENTS: Mapping[str, str] = {
+    "writebackd": "sets the same limits",
+    "ktune": "applies vm.dirty_* of its profile",
+    "ktuner": "tunes sysctls by itself, vm.dirty_* among them",
+    "atuned": "tunes sysctls by itself, vm.dirty_* among them",
+    "bpftune": "tunes sysctls by itself, as far as is known those of the network only",
+    "laptop_mode": "sets vm.dirty_* when the power supply changes",
+    "saptune": "applies vm.dirty_* of its notes",
+    "sapconf": "applies vm.dirty_* of its configuration",
+}
+# An agent that is not known to touch the dirty limits.
+_HARMLESS = ("bpftune",)
+_LOOK_S = 30.0
+_COMM = 15  # of a process' name, what the kernel keeps
+
+
+class CommandLines:
+    """Command lines of processes, read by threads that have so many seconds each.
+
+    /proc/PID/cmdline waits for the process' memory, which a page fault on a disk that hangs may
+    hold for ever.
+    """
+
+    def __init__(self) -> None:
+        self._stuck: Dict[int, threading.Thread] = {}  # by the pid that it waits for
+
+    def hangs(self, pid: int) -> bool:
+        """Whether a read of it was begun that has not come back."""
+        return pid in self._stuck
+
+    def read(self, files: KernelFiles, pids: Sequence[int]) -> Dict[int, List[str]]:
+        """Words by pid; without those that cannot be had."""
+        lines: Dict[int, List[str]] = {}
+
+        def work(pids: Sequence[int]) -> None:
+            for pid in pids:
+                lines[pid] = (files.try_read(f"/proc/{pid}/cmdline") or "").split("\0")
+
+        self._stuck = {pid: each for pid, each in self._stuck.items() if each.is_alive()}
+        left = [pid for pid in pids if pid not in self._stuck]
+        while left and len(self._stuck) < _MOST_STUCK:
+            thread = threading.Thread(target=work, args=(left,), name="rivals", daemon=True)
+            thread.start()
+            thread.join(_LINES_S)
+            left = [pid for pid in left if pid not in lines]
+            if left:
+                self._stuck[left.pop(0)] = thread
+        return dict(lines)
+
+
+_LINES_S = 2.0
+_MOST_STUCK = 4
+_LINES = CommandLines()
+
+
+def find_conflicting_tools(
+    files: KernelFiles, own_pid: int = 0, lines: CommandLines = _LINES
+) -> Tuple[ConflictingTool, ...]:
+    """Everybody, the most likely to interfere first.  Reads the root disk: may hang."""
+    names, unread = _processes(files, lines)
+    agents = (*_agents(names, own_pid), *_unread(unread, lines))
+    return (*_tuned(files, "tuned" in names), *agents, *_boot(files))
+
+
+class ConflictMonitor:
+    """Looks for conflicting tools in a thread; `found` is what it saw last, None before."""
+
+    def __init__(self, find: Callable[[], Tuple[ConflictingTool, ...]]) -> None:
+        self._find = find
+        self._thread: Optional[threading.Thread] = None
+        self._wanted = threading.Event()
+        self._begun_s: Optional[float] = None  # of the look that goes on
+        self._error: Optional[str] = None
+        self.found: Optional[Tuple[ConflictingTool, ...]] = None
+
+    @property
+    def error(self) -> Optional[str]:
+        """Why `found` is not what there is now."""
+        begun_s = self._begun_s
+        if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
+            return f"cannot look for rivals: not done within {_LOOK_S:g} s, a disk may hang"
+        return self._error
+
+    def look(self) -> None:
+        """Have them looked for; returns at once, also while an earlier look hangs."""
+        self._wanted.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rivals", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while self._wanted.wait():
+            self._wanted.clear()
+            self._begun_s = time.monotonic()
+            try:
+                self.found, self._error = self._find(), None
+            except Exception as error:  # somebody else's files: whatever is wrong with them
+                self._error = f"cannot look for rivals: {error}"
+            self._begun_s = None
+
+
+def _processes(
+    files: KernelFiles, lines: CommandLines
+) -> Tuple[Dict[str, List[int]], List[int]]:
+    """Pids by name, of the agents and of tuned; and those of which it is not known."""
+    wanted = {name[:_COMM]: name for name in (*_AGENTS, "tuned")}
+    names: Dict[int, str] = {}
+    interpreted: List[int] = []
+    for entry in files.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        comm = names[int(entry)] = files.try_read(f"/proc/{entry}/comm") or ""
+        # A program in Python has its interpreter's name, and its own in the command line.
+        if comm.startswith(("python", "platform-python")):
+            interpreted.append(int(entry))
+    read = lines.read(files, interpreted)
+    for pid, words in read.items():
+        own = (os.path.basename(word) for word in words[1:] if not word.startswith("-"))
+        names[pid] = next(own, names[pid])
+    found: Dict[str, List[int]] = {}
+    for pid, comm in names.items():
+        name = wanted.get(comm[:_COMM])
+        if name is not None:
+            found.setdefault(name, []).append(pid)
+    return found, [pid for pid in interpreted if pid not in read]
+
+
+def _unread(unread: Sequence[int], lines: CommandLines) -> Iterator[ConflictingTool]:
+    hung = [pid for pid in unread if lines.hangs(pid)]
+    others = [pid for pid in unread if not lines.hangs(pid)]
+    for pids, why in (
+        (hung, f"cannot be read within {_LINES_S:g} s, since its memory is locked, as behind a"
+         " disk that hangs"),
+        (others, f"is not read: {len(hung)} reads already hang"),
+    ):  # fmt: skip
+        if pids:
+            where = f"pid {pids[0]}" + (f" and {len(pids) - 1} more" if len(pids) > 1 else "")
+            yield ConflictingTool(
+                "note", "agent", "python", None, where,
+                f"the command line of {where} {why}: which program it is is not known",
+            )  # fmt: skip
+
+
+def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[ConflictingTool]:
+    for name, deed in _AGENTS.items():
+        pids = [pid for pid in names.get(name, ()) if pid != own_pid]
+        if pids and not (name == "writebackd" and not own_pid):
+            level = "note" if name in _HARMLESS else "warning"
+            where = f"pid {pids[0]}"
+            yield ConflictingTool(
+                level, "agent", name, None, where, f"{name} runs ({where}): it {deed}"
+            )
+
+
+def _boot(files: KernelFiles) -> Iterator[ConflictingTool]:
+    for setting, (place, value) in _last(_sysctl_lines(files)).items():
+        yield ConflictingTool(
+            "note", "boot", "sysctl.d", f"{setting}={value}", place,
+            f"{setting}={value} is set at boot ({place}): writebackd treats it as the original;"
+            " `sysctl --system` while it runs makes it yield",
+        )  # fmt: skip
+    others = {
+        "tmpfiles.d": _in_directories(files, _TMPFILES_DIRS, ".conf", _TMPFILES),
+        "rc.local": _rc_lines(files),
+    }
+    for name, lines in others.items():
+        for setting, (place, value) in _last(lines).items():
+            yield ConflictingTool(
+                "note", "boot", name, f"{setting}={value}", place,
+                f"{setting}={value} is set at boot ({place}): writebackd treats it as the original",
+            )  # fmt: skip
+    for place, setting, value in _in_directories(files, _UDEV_DIRS, ".rules", _UDEV):
+        yield ConflictingTool(
+            "note", "boot", "udev", f"{setting}={value}", place,
+            f"{setting}={value} is set when a disk comes or changes ({place}): writebackd"
+            " releases that lever",
+        )  # fmt: skip
+
+
+# place, setting, value
+_Line = Tuple[str, str, str]
+
+
+def _last(lines: Iterator[_Line]) -> Dict[str, Tuple[str, str]]:
+    """Of several lines that set the same the last is in force."""
+    return {setting: (place, value) for place, setting, value in lines}
+
+
+def _sysctl_lines(files: KernelFiles) -> Iterator[_Line]:
+    paths = _chosen(files, _SYSCTL_DIRS, ".conf")
+    # procps reads this one last; systemd-sysctl through a link in sysctl.d.
+    paths.append("/etc/sysctl.conf")
+    seen: Dict[str, None] = {}
+    for path in paths:
+        real = str(files.path(path).resolve())
+        if real not in seen:
+            seen[real] = None
+            yield from _matches(files, path, _SYSCTL)
+
+
+def _rc_lines(files: KernelFiles) -> Iterator[_Line]:
+    for path in _RC_LOCAL:
+        for place, value, setting in _matches(files, path, _ECHO, prefix=""):
+            yield place, f"vm.{setting}", value
+        yield from _matches(files, path, _SYSCTL_W)
+
+
+def _chosen(files: KernelFiles, directories: Sequence[str], ending: str) -> List[str]:
+    """Paths in the order in which they are read: by file name over all directories."""
+    chosen: Dict[str, str] = {}
+    for directory in directories:
+        for name in files.listdir(directory):
+            if name.endswith(ending):
+                chosen.setdefault(name, f"{directory}/{name}")
+    return [chosen[name] for name in sorted(chosen)]
+
+
+def _in_directories(
+    files: KernelFiles, directories: Sequence[str], ending: str, pattern: "re.Pattern[str]"
+) -> Iterator[_Line]:
+    for path in _chosen(files, directories, ending):
+        yield from _matches(files, path, pattern, prefix="" if pattern is _UDEV else "vm.")
+
+
+def _matches(
+    files: KernelFiles, path: str, pattern: "re.Pattern[str]", prefix: str = "vm."
+) -> Iterator[_Line]:
+    for number, line in enumerate((files.try_read(path) or "").splitlines(), 1):
+        found = pattern.match(line)
+        if found:
+            yield f"{path}:{number}", prefix + found.group(1), found.group(2)
+
+
+def _tuned(files: KernelFiles, runs: bool) -> Iterator[ConflictingTool]:
+    active = (files.try_read("/etc/tuned/active_profile") or "").split()
+    settings: Dict[str, Tuple[str, str]] = {}
+    seen: List[str] = []
+    for name in active:
+        settings.update(_profile(files, name, seen))
+    for setting, (place, value) in settings.items():
+        said = f"tuned's active profile sets {setting}={value} ({place})"
+        yield ConflictingTool(
+            "warning" if runs else "note", "tuned", " ".join(active), f"{setting}={value}", place,
+            f"{said}: whenever tuned applies it, writebackd yields; take the line out with a"
+            " profile of your own"
+            if runs
+            else f"{said}, but tuned does not run",
+        )
+
+
+def _profile(files: KernelFiles, name: str, seen: List[str]) -> Dict[str, Tuple[str, str]]:
+    """Place and value by setting of a profile: what it includes, then its own on top."""
+    # A profile can include itself by way of others; names are no paths.
+    if name in seen or "/" in name:
+        return {}
+    seen.append(name)
+    for directory in _TUNED_DIRS:
+        path = f"{directory}/{name}/tuned.conf"
+        text = files.try_read(path)
+        if text is not None:
+            break
+    else:
+        return {}
+    settings: Dict[str, Tuple[str, str]] = {}
+    own: Dict[str, Tuple[str, str]] = {}
+    section = kind = ""
+    kinds = _kinds(text)
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _SECTION.match(line)
+        if header:
+            section = header.group(1)
+            kind = kinds.get(section, section)
+            continue
+        include = _INCLUDE.match(line)
+        if include and section == "main":
+            for each in re.split(r"[\s,;]+", include.group(1).strip()):
+                # A leading "-": no error where there is none.
+                settings.update(_profile(files, each.lstrip("-"), seen))
+            continue
+        option = _OPTION.match(line)
+        if option is None:
+            continue
+        key = option.group(1)
+        # vm.dirty_* in [sysctl], dirty_* in [vm].
+        bare = key[3:] if kind == "sysctl" and key[:3] in ("vm.", "vm/") else key
+        if kind in ("sysctl", "vm") and (bare != key) == (kind == "sysctl"):
+            if re.fullmatch(_DIRTY, bare):
+                own[f"vm.{bare}"] = (f"{path}:{number}", option.group(2))
+    return {**settings, **own}
+
+
+def _kinds(text: str) -> Dict[str, str]:
+    """The plugin of each section: its name, unless it has a `type=`."""
+    kinds: Dict[str, str] = {}
+    section = ""
+    for line in text.splitlines():
+        header = _SECTION.match(line)
+        if header:
+            section = header.group(1)
+        option = _OPTION.match(line)
+        if option and option.group(1) == "type":
+            kinds[section] = option.group(2)
+    return kinds

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A stable identity of a disk: the same after a restart and in another slot.
+
+Kernel names and numbers are handed out anew at every boot, so what was learned
+is kept under what the disk says of itself.  Everything here is cached by the
+kernel or by udev and read without a request to the disk.  Two things that
+would tell more are left alone for that: /sys/block/vda/serial of virtio, which
+asks the disk at every read and waits behind its queue (virtblk_get_id()), and
+the inode of a loop device's file, whose stat(2) may wait for a server.
+
+The cache mode is part of it: with its write cache off a disk drains at another
+rate, and a sync waits for the media, so nothing learned before holds.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from writebackd.kernel.files import KernelFiles
+
+_UDEV = "/run/udev/data/b"  # in memory; written when the disk came
+_VPD_HEAD = 4  # page code and length, in front of the serial number
+# Written into the identifier where a vendor had none to write.
+_NOTHING = "0-. "
+
+
+def leaf_identity(
+    files: KernelFiles, name: str, devno: str, write_cache: Optional[str]
+) -> Optional[str]:
+    """The disk `name` as no other is called; None when nothing tells it apart."""
+    known = _disk(files, name, devno)
+    if known is None:
+        return None
+    modes = [write_cache] if write_cache else []
+    # What the SCSI layer believes, "daft" mode pages included; may be set by hand.
+    for address in files.listdir(f"/sys/block/{name}/device/scsi_disk"):
+        cache = files.try_read(f"/sys/block/{name}/device/scsi_disk/{address}/cache_type")
+        if cache and cache not in modes:
+            modes.append(cache)
+    return f"{known}, cache {' / '.join(modes) or 'unknown'}"
+
+
+def volume_identity(
+    files: KernelFiles, name: str, devno: str, leaves: Sequence[Optional[str]]
+) -> Optional[str]:
+    """A device stacked upon disks: its own name for itself, and theirs."""
+    own = None
+    if name.startswith("dm-"):
+        own = _clean(files.try_read(f"/sys/block/{name}/dm/uuid"))
+    elif name.startswith("md"):
+        own = _clean(files.try_read(f"/sys/block/{name}/md/uuid"))  # not on older kernels
+        own = own or _udev(files, devno, "MD_UUID")
+    if own is None:
+        if None in leaves:
+            return None
+        # No name of its own (dmsetup, bcache): at least what it is and how large.
+        own = f"{name.rstrip('0123456789-')} of {files.try_read(f'/sys/block/{name}/size')}"
+    return stacked_identity(own, leaves)
+
+
+def stacked_identity(own: str, leaves: Sequence[Optional[str]]) -> str:
+    """`own`, which tells it apart by itself, on top of these disks."""
+    return f"{own} on {' + '.join(leaf or 'unknown' for leaf in leaves)}"
+
+
+def _disk(files: KernelFiles, name: str, devno: str) -> Optional[str]:
+    here = f"/sys/block/{name}"
+
+    def read(attribute: str) -> Optional[str]:
+        return _clean(files.try_read(f"{here}/{attribute}"))
+
+    wwid = read("wwid" if name.startswith("nvme") else "device/wwid")
+    if wwid is not None:
+        return wwid
+    size = files.try_read(f"{here}/size")
+    if name.startswith("loop"):
+        backing, offset = read("loop/backing_file"), files.try_read(f"{here}/loop/offset")
+        return f"file {backing} at {offset} of {size}" if backing else None
+    made = " ".join(part for part in (read("device/vendor"), read("device/model")) if part)
+    serial = read("device/serial")  # nvme, mmc
+    if serial is None:
+        page = files.try_read(f"{here}/device/vpd_pg80")
+        serial = _clean(page[_VPD_HEAD:] if page else None) or _udev(files, devno, "ID_SERIAL")
+    # The size, because the parts of one card or drive share its number.
+    if serial is not None:
+        return f"{made} serial {serial} of {size}".strip()
+    # Two of the same make are told apart no longer; the scan finds that out.
+    return f"{made} of {size}" if read("device/model") else None
+
+
+def _udev(files: KernelFiles, devno: str, key: str) -> Optional[str]:
+    for line in (files.try_read(_UDEV + devno) or "").split("\n"):
+        if line.startswith(f"E:{key}="):
+            return _clean(line.partition("=")[2])
+    return None
+
+
+def _clean(text: Optional[str]) -> Optional[str]:
+    """Printable, blanks as one; None for what is empty or nothing but zeros."""
+    if text is None:
+        return None
+    plain = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else " " for c in text)
+    words = " ".join(plain.split())
+    # "naa.0000000000000000": a kind of identifier, and nothing in it.
+    return words if words.split(".", 1)[-1].strip(_NOTHING) else None

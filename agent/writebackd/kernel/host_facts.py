@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Facts about this host for [match], from /proc and /sys without touching a disk.
+
+Of processes only /proc/PID/comm, cgroup and status are read, and init's mountinfo.  psutil is not
+used for them: it completes a long name from /proc/PID/cmdline, which lies in the process' memory,
+so it may have to come from the swap of a disk that hangs, and waits for the lock that a stuck
+process holds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import List, Optional, Sequence, Set, Tuple
+
+from writebackd.formats import printable
+from writebackd.kernel.cgroup_io_max import memberships
+from writebackd.kernel.drivers import Drivers
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hidepid import HidePid, hiding
+from writebackd.policy.facts import DiskFacts, HostFacts
+
+_UNIT = (".service", ".scope")
+# Cgroups with systems of their own below, or a user's: what runs there is not the host's. A
+# container's id has 64 digits, whoever made it. No end: lxc.payload.NAME, kubepods-burstable.slice.
+_INNER = re.compile(
+    r"user\.slice|machine\.slice|kubepods|docker$|libpod|lxc(?:$|[.@])|.*[0-9a-f]{64}"
+)
+# These are, from the root on, since a container may name what is in it as it likes: QEMU, which
+# libvirt puts below machine.slice, and static pods, which the host's own files declare: their UID
+# is an MD5 without dashes, where pods from the API have a UUID.
+_HOSTS_OWN = re.compile(
+    r"machine\.slice/machine-qemu[^/]*\.scope(?:/.*)?|"
+    r"kubepods(?:\.slice)?/(?:(?:kubepods-)?(?:burstable|besteffort)(?:\.slice)?/)?"
+    r"(?:kubepods-(?:[a-z]+-)?)?pod[0-9a-f]{32}(?:\.slice)?/.*"
+)
+# Services that start what users ask for: jobs, and sessions where no pam_systemd moves them.
+_FOR_USERS = re.compile(
+    r"(?:cron|crond|cronie|anacron|fcron|dcron|bcron|atd?"
+    r"|sshd?(?:@.*)?|dropbear(?:@.*)?|(?:\w+-)?getty@.*)\.service"
+)
+# Channels on which controllers with a write cache show their volumes; physical disks that are
+# handed through have others: MEGASAS_MAX_PD_CHANNELS, HPSA_RAID_VOLUME_BUS and _EXTERNAL_,
+# PQI_RAID_VOLUME_BUS and _EXTERNAL_, CONTAINER_CHANNEL of the drivers. arcmsr and 3w-* keep none
+# apart.
+_VOLUMES = {
+    "megaraid_sas": (2, 3), "hpsa": (1, 2), "smartpqi": (1, 3), "aacraid": (0,),
+}  # fmt: skip
+_CACHING = re.compile(r"arcmsr|3w-(9xxx|sas|xxxx)")
+# Parts of the names that virtual machines have in DMI, for processors whose flags do not tell.
+_VIRTUAL = (
+    "qemu", "kvm", "vmware", "virtualbox", "innotek", "xen", "bochs", "parallels",
+    "virtual machine", "openstack", "google compute engine", "amazon ec2", "alibaba cloud",
+    "digitalocean", "bhyve", "apple virtualization",
+)  # fmt: skip
+_DMI = "/sys/class/dmi/id"
+
+
+def read_facts(files: KernelFiles) -> HostFacts:
+    """One look at the host; what cannot be read is None.  Never raises."""
+    units, processes = _services(files)
+    virtualisation, shown_by = _virtualisation(files)
+    return HostFacts(
+        disks=_disks(files),
+        units=units,
+        processes=processes,
+        unseen=hiding(files) if HidePid(files).unseen() else None,
+        virtualisation=virtualisation,
+        virtualisation_shown_by=shown_by,
+        memory_bytes=_memory_bytes(files),
+    )
+
+
+def _disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
+    drivers = Drivers(files)
+    found = []
+    for name in files.listdir("/sys/block"):
+        place = (files.readlink(f"/sys/block/{name}") or "").split("/")
+        # dm, md, loop, zram: stacks and memory. A multipath NVMe head is virtual as well, but
+        # below nvme-subsystem; its hidden paths (nvme0c0n1) are the same disk again.
+        stacked = place[-3:-1] == ["virtual", "block"]
+        if stacked or re.match(r"(?:sr|fd)\d|nvme\d+c\d", name):
+            continue
+        if (files.try_read(f"/sys/block/{name}/size") or "0") == "0":  # a card reader
+            continue
+        driver = drivers.of(name, place)
+        found.append(
+            DiskFacts(
+                name=name,
+                driver=driver,
+                cache=_cache(files, name, driver, place),
+                rotational={"0": False, "1": True}.get(
+                    files.try_read(f"/sys/block/{name}/queue/rotational") or ""
+                ),
+                removable=any(re.fullmatch(r"usb\d+", part) for part in place)
+                or files.try_read(f"/sys/block/{name}/removable") == "1",
+            )
+        )
+    return tuple(found)
+
+
+def _cache(
+    files: KernelFiles, name: str, driver: Optional[str], place: List[str]
+) -> Optional[str]:
+    channel = next((re.match(r"target\d+:(\d+):", part) for part in place
+                    if part.startswith("target")), None)
+    volumes = _VOLUMES.get(driver or "")
+    if volumes is not None and channel is not None and int(channel.group(1)) in volumes:
+        return "controller"
+    if _CACHING.fullmatch(driver or ""):
+        return "controller"
+    mode = files.try_read(f"/sys/block/{name}/queue/write_cache")
+    return {"write back": "drive", "write through": "none"}.get(mode or "")
+
+
+def _services(
+    files: KernelFiles,
+) -> Tuple[Optional[Tuple[str, ...]], Optional[Tuple[str, ...]]]:
+    """Units that have a process, and names of processes, of the host itself.
+
+    A unit is told by its processes: that is the same on cgroup v1, v2 and in between.
+    """
+    units: Set[str] = set()
+    processes: Set[str] = set()
+    seen = False
+    for entry in files.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        path = _systemd_path(memberships(files, entry))
+        name = files.try_read(f"/proc/{entry}/comm")
+        seen = seen or bool(name)
+        if "user.slice" in path:
+            continue
+        depth = next((i for i, part in enumerate(path) if not part.endswith(".slice")), len(path))
+        unit = path[depth] if depth < len(path) and path[depth].endswith(_UNIT) else None
+        # A unit's parts beyond its name are inside of it: another systemd names its own there.
+        units.update(printable(part) for part in path[:depth] + ([unit] if unit else []))
+        if name and _is_hosts_own(files, entry, path, unit):
+            processes.add(printable(name))
+    if not seen:
+        return None, None
+    return tuple(sorted(units)), tuple(sorted(processes))
+
+
+def _is_hosts_own(files: KernelFiles, pid: str, path: List[str], unit: Optional[str]) -> bool:
+    """Whether a process says what the host is for: any user can give his any name."""
+    if _HOSTS_OWN.fullmatch("/".join(path)):
+        return True
+    if any(_INNER.match(part) for part in path) or _FOR_USERS.fullmatch(unit or ""):
+        return False
+    if unit is not None and unit.endswith(".service"):
+        return path[-1] == unit  # below it is a subtree that it manages, often a container
+    status = files.try_read(f"/proc/{pid}/status") or ""
+    # Real and effective: a link to sudo, called etcd, runs with the second alone.
+    return re.search(r"^Uid:\t0\t0\t", status, re.MULTILINE) is not None
+
+
+def _systemd_path(memberships: Sequence[Tuple[str, str, str]]) -> List[str]:
+    """The parts of the path in systemd's hierarchy, or in v2's."""
+    found: List[str] = []
+    for hierarchy, controllers, path in memberships:
+        if hierarchy != "0" and controllers == "name=systemd":
+            return path[1:].split("/")
+        if hierarchy == "0" and not controllers:
+            found = path[1:].split("/")
+    return found
+
+
+def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
+    if "control_d" in (files.try_read("/proc/xen/capabilities") or "").split():
+        return "host", "/proc/xen/capabilities: control_d"
+    kind = files.try_read("/sys/hypervisor/type")
+    if kind:
+        return "guest", f"/sys/hypervisor/type: {kind}"
+    names = [
+        name
+        for name in (files.try_read(f"{_DMI}/{each}") for each in ("sys_vendor", "product_name"))
+        if name
+    ]
+    called = f", DMI: {' '.join(names)}" if names else ""
+    flags = _cpu_flags(files)
+    if flags is not None:
+        if "hypervisor" in flags:
+            return "guest", f"CPU flag hypervisor{called}"
+        return "metal", f"no CPU flag hypervisor{called}"
+    # Processors other than x86 have no such flag.
+    node = files.try_read("/proc/device-tree/hypervisor/compatible")
+    if node:
+        text = node.replace("\0", " ").strip()
+        return "guest", f"device tree: hypervisor {text}"
+    text = " ".join(names).lower()
+    # A whole machine of Amazon's is called so: c6g.metal.
+    if any(each in text for each in _VIRTUAL) and not text.endswith(".metal"):
+        return "guest", called[2:]
+    return ("metal", called[2:]) if names else (None, "")
+
+
+def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:
+    for line in (files.try_read("/proc/cpuinfo") or "").split("\n"):
+        key, _, value = line.partition(":")
+        if key.strip() == "flags":
+            return value.split()
+    return None
+
+
+def _memory_bytes(files: KernelFiles) -> Optional[int]:
+    found = re.search(
+        r"^MemTotal:\s+([0-9]{1,18}) kB$", files.try_read("/proc/meminfo") or "", re.MULTILINE
+    )
+    return int(found.group(1)) << 10 if found else None

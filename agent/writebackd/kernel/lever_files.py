@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Kernel files of the levers other than the global pair: read, write, describe as text."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Optional, Sequence
+
+from writebackd.kernel import bdi, cgroup_io_max, queue_files
+from writebackd.kernel.child_process import Work
+from writebackd.kernel.files import KernelFiles
+from writebackd.types.levers import LeverKind, Setting
+
+FLUSH_TARGET = "vm"
+FLUSH_NAMES = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
+
+
+class Lever(NamedTuple):
+    """One kernel value; target and name as in model.Setting."""
+
+    kind: LeverKind
+    target: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.target} {self.name}"
+
+
+def lever_of(setting: Setting) -> Lever:
+    return Lever(setting.kind, setting.target, setting.name)
+
+
+def is_lever(lever: Lever) -> bool:
+    """Whether there is such a lever at all, on this host or another."""
+    parts = lever.target.split("/")
+    if ".." in parts or not lever.target:
+        return False
+    if lever.kind is LeverKind.FLUSH:
+        return lever.target == FLUSH_TARGET and lever.name in FLUSH_NAMES
+    if lever.kind is LeverKind.PACE:
+        return lever.target.startswith("/") and lever.name.replace(":", "").isdigit()
+    names = bdi.FILES if lever.kind is LeverKind.BDI else queue_files.NAMES
+    return lever.name in names and len(parts) == 1
+
+
+def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
+    """A number that another device or cgroup of the same name does not have.
+
+    None where the target is gone; 0 where it cannot go: the flusher.  Of a unit of
+    systemd it is the disk's, since the property outlives the unit's cgroup; elsewhere a
+    pace goes with the cgroup as well as with the disk.
+    """
+    if lever.kind is LeverKind.FLUSH:
+        return 0
+    if lever.kind is LeverKind.BDI:
+        return files.inode(bdi.directory(lever.target))
+    if lever.kind is LeverKind.QUEUE:
+        return files.inode(queue_files.directory(lever.target))
+    disk = cgroup_io_max.disk(files, lever.name)
+    if disk is None or outlives(files, lever):
+        return disk
+    try:
+        home = files.inode(cgroup_io_max.directory(files, lever.target))
+    except FileNotFoundError:
+        return None
+    return None if home is None else home << 64 | disk
+
+
+def present(files: KernelFiles, lever: Lever) -> bool:
+    """Whether there is anything now that the lever would act on."""
+    if lever.kind is not LeverKind.PACE:
+        return identity(files, lever) is not None
+    try:
+        home = cgroup_io_max.directory(files, lever.target)
+    except FileNotFoundError:
+        return False
+    return files.inode(home) is not None and cgroup_io_max.disk(files, lever.name) is not None
+
+
+def outlives(files: KernelFiles, lever: Lever) -> bool:
+    """Whether the value stays behind when its target is gone: a property of a unit."""
+    return lever.kind is LeverKind.PACE and cgroup_io_max.owner(files, lever.target) is not None
+
+
+def read(files: KernelFiles, lever: Lever) -> str:
+    """The value as text that `write` puts back exactly. Raises OSError."""
+    if lever.kind is LeverKind.PACE:
+        return cgroup_io_max.read(files, lever.target, lever.name)
+    if lever.kind is LeverKind.QUEUE:
+        text = queue_files.read(files, lever.target, lever.name)
+    else:
+        text = files.read(_path(lever))
+    if not re.fullmatch("[0-9]{1,20}", text):
+        raise OSError(5, f"expected a number, found {text[:40]!r}", _path(lever))
+    return text
+
+
+def write(
+    files: KernelFiles, lever: Lever, text: str, ours: Sequence[str] = ()
+) -> Optional[Work]:
+    """Write at once, or return the work that does it where it may hang. Raises OSError.
+
+    `ours`: what may have been written before.
+    """
+    if lever.kind is LeverKind.PACE:
+        return cgroup_io_max.write(files, lever.target, lever.name, text, ours)
+    if lever.kind is LeverKind.QUEUE:
+        return queue_files.write(files, lever.target, lever.name, text)
+    files.write(_path(lever), text)
+    return None
+
+
+def text_for(setting: Setting, threshold_bytes: int) -> str:
+    """What to write for a setting while `threshold_bytes` is the global limit in force."""
+    if setting.kind is LeverKind.BDI:
+        return bdi.text_for(setting.name, setting.value, threshold_bytes)
+    if setting.kind is LeverKind.QUEUE:
+        return queue_files.text_for(setting.name, setting.value)
+    return str(setting.value)
+
+
+def value_of(lever: Lever, text: str, threshold_bytes: int) -> Optional[int]:
+    """The value that `text` stands for, in the unit of a Setting; None for no limit at all."""
+    if not text.isdigit():
+        return None
+    if lever.kind is LeverKind.BDI:
+        return bdi.value_of(lever.name, text, threshold_bytes)
+    return int(text)
+
+
+def holds(setting: Setting, text: str, threshold_bytes: int) -> bool:
+    """Whether a lever that reads `text` is as the setting wants it."""
+    if setting.kind is LeverKind.BDI:
+        return bdi.holds(setting.name, text, setting.value, threshold_bytes)
+    return text == text_for(setting, threshold_bytes)
+
+
+def describe(lever: Lever, text: str) -> str:
+    """The text for people."""
+    return bdi.describe(lever.name, text) if lever.kind is LeverKind.BDI else text
+
+
+def file_of(lever: Lever) -> str:
+    """The file that shows the value, for people."""
+    return f"io.max of {lever.target}" if lever.kind is LeverKind.PACE else _path(lever)
+
+
+def _path(lever: Lever) -> str:
+    if lever.kind is LeverKind.FLUSH:
+        return f"/proc/sys/vm/{lever.name}"
+    if lever.kind is LeverKind.BDI:
+        return bdi.path(lever.target, lever.name)
+    return queue_files.path(lever.target, lever.name)

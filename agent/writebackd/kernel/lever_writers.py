@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Finds who wrote a lever: the probe's recorded writes against current values."""
+
+from __future__ import annotations
+
+from typing import Collection, Optional, Sequence
+
+from writebackd.kernel import argv_redaction, bpf_layout
+from writebackd.types.copying import replace
+from writebackd.types.levers import ForeignWrite
+
+
+def writer_of(
+    found: ForeignWrite, seen: Sequence[Sequence[ForeignWrite]], own: Collection[Optional[int]]
+) -> Optional[ForeignWrite]:
+    """The newest of the writes in `seen` that set what was found; None: nobody was seen.
+
+    `seen`: what the ring held, by tick; `own`: our processes, daemon and watcher.  The
+    probe sees a write before the kernel has judged it, so one of another value may have
+    been refused.  Only where none fits and a ring was full, overrun by one who writes
+    on and on, the last one to the same lever is taken.
+    """
+    name = found.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
+    same = [w for ring in seen for w in ring if w.lever == name and w.pid not in own]
+    fitting = [w for w in same if _number(w.value) == _number(found.value)]
+    overrun = any(len(ring) >= bpf_layout.SYSCTL_WRITES for ring in seen)
+    chosen = (fitting or (same if overrun else []))[-1:]
+    return replace(chosen[0], lever=found.lever, value=found.value) if chosen else None
+
+
+def command_line(raw: bytes) -> Optional[str]:
+    """What the probe took of a command line, as one printable line; None where it has none.
+
+    Not from /proc/PID/cmdline: that waits for the process' memory, which may be on the
+    disk that hangs.  Words are parted by NUL; dots where the line was longer than `raw`.
+    """
+    words = raw.rstrip(b"\0")
+    if not words:
+        return None
+    return argv_redaction.redacted(words.decode(errors="replace")) + (
+        "..." if len(words) == len(raw) else ""
+    )
+
+
+def _number(text: str) -> object:
+    """A value as the kernel reads it (simple_strtoull: 0x is hexadecimal, 0 octal)."""
+    digits = text.strip()
+    try:
+        if digits[:1] == "0" and digits[1:].isdigit():
+            return int(digits, 8)
+        return int(digits, 0)
+    except ValueError:
+        return digits

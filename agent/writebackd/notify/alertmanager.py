@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Alertmanager, API v2: posts the active alerts, again and again.
+
+Its facts, as of 0.25: the labels are an alert's identity; endsAt in the future means it burns,
+and without a word until then it is over; of two messages on one alert the later endsAt counts,
+unless the newer one lies in the past of Alertmanager's own clock. So where our clock is ahead,
+"it ended now" is not believed at first, and is said again until the last endsAt has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from datetime import datetime, timezone
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from writebackd.alerts.alert_types import Alert
+
+from .alert_events import AlertEvent
+from .alert_text import fact_lines, line, runbook_of, who
+from .http_post import Answer, post
+from .route import Backoff, Route, RouteState
+
+log = logging.getLogger(__name__)
+
+API = "/api/v2/alerts"
+# An alert that is not heard of for so many resends is over, as Prometheus has it.
+_LIVES = 3
+# Culprits that fit an annotation somebody reads.
+_MOST_CULPRITS = 3
+# Ended ones that are still told of: the bound on what a dead Alertmanager makes us keep.
+MAX_ENDED = 256
+
+LabelSet = Tuple[Tuple[str, str], ...]
+Post = Callable[[str, bytes, float], Answer]
+
+
+def labels_of(alert: Alert, host: str) -> LabelSet:
+    """What does not move while the alert is the same, and severity, which receivers go by.
+
+    When that rises it is another alert to Alertmanager; the set it had is resolved.
+    """
+    labels = {
+        "alertname": "Writebackd" + alert.name.value.title().replace("_", ""),
+        "cause": alert.cause.value,
+        "device": line(alert.device or ""),
+        "instance": line(host),
+        "job": "writebackd",
+        "severity": alert.severity.value,
+    }
+    return tuple(sorted((name, value) for name, value in labels.items() if value))
+
+
+def annotations_of(alert: Alert, runbook: str) -> Dict[str, str]:
+    """All that moves: the numbers, who, what was done."""
+    culprits = "; ".join(who(each) for each in alert.culprits[:_MOST_CULPRITS])
+    found = {
+        "summary": line(alert.summary),
+        "done": line(alert.done),
+        "culprits": culprits,
+        "evidence": fact_lines(alert) or "",
+        "runbook_url": runbook_of(alert, runbook),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+class Alertmanager(Route):
+    """One server; several have a route each, so that a dead one delays no other.
+
+    All that stands goes in one message: at once when something begins, ends or changes its
+    labels, else every `resend_s`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        host: str,
+        runbook: str,
+        resend_s: float,
+        limit_s: float,
+        send: Post = post,
+        backoff: Optional[Backoff] = None,
+    ) -> None:
+        super().__init__("alertmanager", url)
+        self._url = url.rstrip("/") + API
+        self._host, self._runbook = host, runbook
+        self._resend_s, self._limit_s = resend_s, limit_s
+        self._send = send
+        self._backoff = backoff or Backoff(last_s=min(60.0, resend_s))
+        self._active: Dict[LabelSet, Alert] = {}
+        # The alert, when it ended (wall clock), and until when that is told (monotonic; None:
+        # not told at all yet).
+        self._ended: Dict[LabelSet, Tuple[Alert, float, Optional[float]]] = {}
+        self._lost = 0
+        self._news = 0  # changes of what stands, so far
+
+    def take(self, events: Sequence[AlertEvent], active: Sequence[Alert], wall_s: float) -> None:
+        now: Dict[LabelSet, Alert] = {}
+        for alert in active:
+            now.setdefault(labels_of(alert, self._host), alert)
+        with self._lock:
+            gone = [labels for labels in self._active if labels not in now]
+            for labels in gone:
+                self._ended[labels] = (self._active[labels], wall_s, None)
+            while len(self._ended) > MAX_ENDED:
+                if self._ended.pop(next(iter(self._ended)))[2] is None:
+                    self._lost += 1
+            for labels in now:
+                self._ended.pop(labels, None)
+            news = bool(gone) or any(labels not in self._active for labels in now)
+            self._active = now
+            self._news += news
+        if news:
+            self._wake.set()
+
+    def _adopt(self, other: Alertmanager) -> None:
+        self._runbook, self._resend_s, self._limit_s = (
+            other._runbook, other._resend_s, other._limit_s
+        )
+        self._send, self._backoff = other._send, other._backoff
+
+    def state(self) -> RouteState:
+        with self._lock:
+            # While it is dead that is what it does not know; else nothing waits.
+            waiting = len(self._active) + len(self._ended) if self._error is not None else 0
+        return RouteState(self.name, self.target, self._told, waiting, self._lost, self._error)
+
+    def _run(self) -> None:
+        said = 0  # of the news
+        while True:
+            closing = self._closing
+            with self._lock:
+                news, ended = self._news, list(self._ended)
+                nothing = not self._active and not ended
+            if closing and news == said:
+                return
+            if nothing:
+                said = news
+                self._rest(None)
+                continue
+            self._replaced = False
+            wait_s = self._resend_s
+            if self._post():
+                said = news
+                self._told_ended(ended)
+            else:
+                wait_s = self._backoff.fail()
+            if closing:
+                return
+            self._pause(wait_s, news)
+
+    def _body(self, now_s: float) -> List[Dict[str, Any]]:
+        """All alerts to send at `now_s` (wall clock), those that ended included."""
+        until_s = now_s + _LIVES * self._resend_s
+        body = [self._entry(labels, alert, until_s) for labels, alert in self._active.items()]
+        for labels, (alert, end_s, _) in self._ended.items():
+            body.append(self._entry(labels, alert, end_s))
+        return body
+
+    def _entry(self, labels: LabelSet, alert: Alert, end_s: float) -> Dict[str, Any]:
+        return {
+            "labels": dict(labels),
+            "annotations": annotations_of(alert, self._runbook),
+            "startsAt": _rfc3339(min(alert.since_s, end_s)),  # or else all is refused
+            "endsAt": _rfc3339(end_s),
+        }
+
+    def _post(self) -> bool:
+        try:
+            with self._lock:
+                body = self._body(time.time())
+            answer = self._send(self._url, json.dumps(body).encode("ascii"), self._limit_s)
+        except (OSError, ValueError) as error:
+            self._failed(f"{error}")
+            return False
+        except Exception as error:  # a bug of ours: what stands next may fare better
+            if self._error != repr(error):
+                log.error("cannot send alerts to %s: %r", self.name, error)
+            self._failed(repr(error))
+            return False
+        if not 200 <= answer.status < 300:
+            self._failed(f"HTTP status {answer.status}: {line(answer.text.strip())}")
+            return False
+        self._worked()
+        self._backoff.reset()
+        return True
+
+    def _told_ended(self, told: List[LabelSet]) -> None:
+        """Say it for as long as Alertmanager might still hold our last endsAt for true."""
+        now = time.monotonic()
+        with self._lock:
+            for labels in told:
+                if labels not in self._ended:
+                    continue
+                alert, end_s, until = self._ended[labels]
+                until = now + _LIVES * self._resend_s if until is None else until
+                self._ended[labels] = (alert, end_s, until)
+                if now >= until:
+                    del self._ended[labels]
+
+    def _pause(self, seconds: float, news: int) -> None:
+        """Until it is time to resend; news end it, but not a pause before another try."""
+        until = time.monotonic() + seconds
+        while not (self._closing or self._replaced) and time.monotonic() < until:
+            self._rest(until - time.monotonic())
+            if self._error is None and self._news != news:
+                return
+
+
+def _rfc3339(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, timezone.utc).isoformat(timespec="milliseconds")

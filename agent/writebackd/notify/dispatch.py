@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Sends each alert event to all configured routes, waiting for none."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Dict, List, Sequence, Set, Tuple
+
+from writebackd.alerts.alert_types import Alert
+from writebackd.policy.schema import Routing
+
+from .alert_events import AlertEvent, Tracker
+from .alert_text import RUNBOOK
+from .alertmanager import Alertmanager
+from .exec_hook import hook_route
+from .journal_route import journal_route
+from .mail import mail_route
+from .route import Route, RouteState
+
+# What a route stays the same by at a reload: its kind, of Alertmanagers also the address.
+_Key = Tuple[str, str]
+
+
+class Routes:
+    """Where alerts are told, as the policy says. Every route has its own thread and its own
+    bound: a dead one delays neither the caller nor the others.
+    """
+
+    def __init__(self, settings: Routing, host: str = "") -> None:
+        """Start the routes. `host` is what receivers are told it is about, else its name."""
+        self.host = host or os.uname().nodename
+        # Looked for once: a reload comes in the loop, which never waits for a disk.
+        self._installed = installed_runbook()
+        self._tracker = Tracker()
+        self._routes: Dict[_Key, Route] = {}
+        self._strangers: Set[_Key] = set()  # who do not know yet what stands
+        self.reload(settings)
+
+    @property
+    def runbook(self) -> str:
+        """The address of the runbook, without the section."""
+        return self._runbook
+
+    def reload(self, settings: Routing) -> None:
+        """Other settings: a route of the same kind goes on, with what waits in it.
+
+        One that is new, or has other receivers, is told what stands as begun. One that is no
+        more tells what waits, and ends.
+        """
+        self._runbook = settings.runbook or self._installed
+        before, self._routes = self._routes, {}
+        for key, wanted in self._wanted(settings):
+            route = before.pop(key, None)
+            if route is None:
+                route = wanted
+                route.start()
+                self._strangers.add(key)
+            elif route.become(wanted):
+                self._strangers.add(key)
+            self._routes[key] = route
+        for key, route in before.items():
+            route.end()
+            self._strangers.discard(key)
+
+    def _wanted(self, settings: Routing) -> List[Tuple[_Key, Route]]:
+        """Routes as the settings say, none of them started."""
+        host, book, limit_s = self.host, self._runbook, settings.timeout_s
+        wanted: List[Tuple[_Key, Route]] = []
+        if settings.journal:
+            wanted.append((("journal", ""), journal_route(book)))
+        for url in settings.alertmanager:
+            manager = Alertmanager(url, host, book, settings.resend_s, limit_s)
+            wanted.append((("alertmanager", url), manager))
+        if settings.exec:
+            wanted.append((("exec", ""), hook_route(settings.exec, host, book, limit_s)))
+        if settings.mail:
+            mail = mail_route(settings.sendmail, settings.mail, host, book, limit_s)
+            wanted.append((("mail", ""), mail))
+        return wanted
+
+    def tell(
+        self, active: Sequence[Alert], wall_s: float, hidden: Sequence[Alert] = ()
+    ) -> Tuple[AlertEvent, ...]:
+        """What is wrong as of this tick; the answer is what happened since the last.
+
+        Never blocks. `wall_s` in seconds since 1970; `hidden` is what another alert explains.
+        """
+        events = self._tracker.tell(active, wall_s, hidden)
+        # What was told as begun and has not ended an Alertmanager has to hear again.
+        active = (*active, *(each for each in hidden if self._tracker.knows(each)))
+        news = {each.id for each in events}
+        old = [each for each in self._tracker.standing(wall_s) if each.id not in news]
+        for key, route in self._routes.items():
+            route.start()  # there may have been no thread to be had before
+            if key in self._strangers:
+                route.meet(old)
+            route.take(events, active, wall_s)
+        self._strangers.clear()
+        return events
+
+    def states(self) -> Tuple[RouteState, ...]:
+        return tuple(route.state() for route in self._routes.values())
+
+    def close(self, timeout_s: float = 1.0) -> bool:
+        """One more try at what waits, for at most `timeout_s` together. True when all is told.
+
+        What stands is not taken back: Alertmanager keeps it for three resends, within which
+        the next start says it again.
+        """
+        deadline = time.monotonic() + timeout_s
+        for route in self._routes.values():
+            route.end()
+        ended = [route.join(deadline - time.monotonic()) for route in self._routes.values()]
+        return all(ended) and not any(state.lost or state.waiting for state in self.states())
+
+
+def installed_runbook() -> str:
+    """The address of the runbook beside this program: of the checkout, or below its prefix."""
+    here = Path(__file__).resolve().parents
+    # A package may lie less deep than both, in /opt or a container.
+    for depth, docs in ((3, "docs"), (4, "share/doc/writebackd/docs")):
+        page = here[min(depth, len(here) - 1)] / docs / "howto" / "runbook.md"
+        if page.is_file():
+            return page.as_uri()
+    return RUNBOOK

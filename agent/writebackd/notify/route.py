@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Base of every route: a thread with a queue and back-off, which nobody waits for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Callable, Deque, Optional, Sequence
+
+from writebackd.alerts.alert_types import Alert
+
+from .alert_events import AlertEvent
+
+log = logging.getLogger(__name__)
+
+# Events that may wait for a dead route: an alert that begins, changes and ends every
+# minute fills it in an hour and a half. About 2 KiB each.
+MAX_WAITING = 256
+# Between two tries at a dead route.
+FIRST_RETRY_S = 1.0
+LAST_RETRY_S = 60.0
+# A hook that has answered no so often will not take this one, and holds up those behind it.
+REFUSALS = 5
+
+
+class RouteError(Exception):
+    """It could not be told; the text says why. It is tried again."""
+
+
+class Refused(RouteError):
+    """The far side was there and would not have it: tried again REFUSALS times."""
+
+
+@dataclass(frozen=True)
+class RouteState:
+    """A route as `alerts` shows it."""
+
+    name: str
+    target: str
+    told: int  # events or, where the whole state is sent, times that it was
+    waiting: int
+    lost: int  # that were never told and never will be
+    error: Optional[str]  # of the last try; None: it went well
+
+
+class Backoff:
+    """Doubling waits between tries; in seconds."""
+
+    def __init__(self, first_s: float = FIRST_RETRY_S, last_s: float = LAST_RETRY_S) -> None:
+        self._first_s, self._last_s = first_s, last_s
+        self._next_s = first_s
+
+    def fail(self) -> float:
+        """How long to wait before the next try."""
+        wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._last_s)
+        return wait_s
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+
+class Route:
+    """A thread, what went wrong, and how often. Subclasses say what is told in `_run`."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name, self.target = name, target
+        self._told = 0
+        self._lost = 0
+        self._error: Optional[str] = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._replaced = False  # since the try before: a pause is no longer worth it
+        # A daemon thread: one stuck in a dead server must not hold up the exit.
+        self._thread = threading.Thread(target=self._live, name=f"route {name}"[:15], daemon=True)
+
+    def start(self) -> None:
+        """Begin to tell, unless it has. Where there is no thread to be had that is shown."""
+        if self._thread.ident is not None:
+            return
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            self._failed(str(error))
+
+    def become(self, other: Any) -> bool:
+        """Go on as `other`, a route of the same kind that was not started; whether its target
+        is another one.
+
+        What waits and what was counted stays. A try that is under way is still the old one's.
+        """
+        with self._lock:
+            moved = bool(self.target != other.target)
+            self.target = other.target
+            self._adopt(other)
+        self._replaced = True
+        self._wake.set()
+        return moved
+
+    def _adopt(self, other: Any) -> None:
+        """Take over the settings of `other`, which has this class."""
+        raise NotImplementedError
+
+    def meet(self, standing: Sequence[AlertEvent]) -> None:
+        """Of a route that is new, or has another target: what has begun before. Never blocks."""
+
+    def take(self, events: Sequence[AlertEvent], active: Sequence[Alert], wall_s: float) -> None:
+        """What happened in this tick and what stands. Never blocks."""
+        raise NotImplementedError
+
+    def state(self) -> RouteState:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Try what waits once more, without back-off, then stop. Does not wait."""
+        self._closing = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread has ended within that time."""
+        if self._thread.ident is not None:
+            self._thread.join(max(0.0, timeout_s))
+        return not self._thread.is_alive()
+
+    def _live(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            log.exception("the route %s has ended", self.name)
+            self._failed(f"ended until the next start: {error!r}")
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _rest(self, seconds: Optional[float]) -> None:
+        """Until something comes or the time is over; None: no matter how long it takes."""
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _failed(self, error: str) -> None:
+        if self._error is None:  # told once, until it works again
+            log.warning("alerts do not reach %s %s: %s", self.name, self.target, error)
+        self._error = error
+
+    def _worked(self) -> None:
+        if self._error is not None:
+            log.info("alerts reach %s %s again", self.name, self.target)
+        self._error = None
+        self._told += 1
+
+
+class QueuedRoute(Route):
+    """A route that is told each event once, in order; what is too many is counted."""
+
+    def __init__(
+        self,
+        name: str,
+        target: str,
+        send: Callable[[AlertEvent], None],
+        backoff: Optional[Backoff] = None,
+    ) -> None:
+        """`send` raises RouteError or OSError, and takes bounded time."""
+        super().__init__(name, target)
+        self._send = send
+        self._backoff = backoff or Backoff()
+        self._waiting: Deque[AlertEvent] = deque()
+
+    def take(self, events: Sequence[AlertEvent], active: Sequence[Alert], wall_s: float) -> None:
+        with self._lock:
+            for event in events:
+                if len(self._waiting) >= MAX_WAITING:
+                    # The oldest but the one that may be on its way: news are worth more.
+                    del self._waiting[1]
+                    self._lost += 1
+                self._waiting.append(event)
+        if events:
+            self._wake.set()
+
+    def _adopt(self, other: QueuedRoute) -> None:
+        self._send = other._send
+        self._backoff = other._backoff
+
+    def meet(self, standing: Sequence[AlertEvent]) -> None:
+        with self._lock:
+            waiting = {event.id for event in self._waiting}
+        self.take([each for each in standing if each.id not in waiting], (), 0.0)
+
+    def state(self) -> RouteState:
+        with self._lock:
+            waiting = len(self._waiting)
+        return RouteState(self.name, self.target, self._told, waiting, self._lost, self._error)
+
+    def _run(self) -> None:
+        refused = 0
+        while True:
+            # In this order: what came before the flag was set is still told.
+            closing = self._closing
+            event = self._waiting[0] if self._waiting else None
+            if event is None:
+                if closing:
+                    return
+                self._rest(None)
+                continue
+            self._replaced = False
+            try:
+                self._send(event)
+            except (RouteError, OSError) as error:
+                self._failed(str(error))
+                refused = refused + 1 if isinstance(error, Refused) else 0
+                if self._replaced:
+                    refused = 0  # by the one before
+                elif closing or refused == REFUSALS:
+                    self._drop_first()
+                    refused = 0
+                else:
+                    self._pause(self._backoff.fail())
+            except Exception as error:  # a bug of ours: the next one may fare better
+                log.error("cannot send %s to %s: %r", event.alert.key, self.name, error)
+                self._failed(repr(error))
+                self._drop_first()
+            else:
+                self._worked()
+                self._backoff.reset()
+                refused = 0
+                with self._lock:
+                    self._waiting.popleft()
+
+    def _drop_first(self) -> None:
+        with self._lock:
+            self._waiting.popleft()
+            self._lost += 1
+
+    def _pause(self, seconds: float) -> None:
+        """What comes meanwhile does not make a dead route any livelier."""
+        until = time.monotonic() + seconds
+        while not (self._closing or self._replaced) and time.monotonic() < until:
+            self._rest(until - time.monotonic())

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The answer to alerts: active and past alerts, and the state of each route.  Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Iterable, List, Mapping, Optional
+
+from writebackd.report.active_alerts import alerts_json
+from writebackd.report.control_server import RequestError
+from writebackd.report.device_answers import find_devices
+from writebackd.report.snapshot import Snapshot
+
+Json = Dict[str, Any]
+
+
+def alert_answer(snapshot: Snapshot, device: Optional[str] = None) -> Json:
+    """What the daemon says; the past is in the history, which the command line reads.
+
+    `devices` are the names that `device` may mean, as `why` takes it: none where nobody knows
+    it, all where it is None.
+    """
+    try:
+        devices = [each.device.name for each in find_devices(snapshot, device)]
+    except RequestError:
+        devices = []  # of one that is gone there may still be a past
+    return {
+        "time_s": snapshot.sample.wall_s,
+        "devices": devices,
+        "active": alerts_json(snapshot),
+        "routes": [
+            {
+                "name": route.name,
+                "target": route.target,
+                "told": route.told,
+                "waiting": route.waiting,
+                "lost": route.lost,
+                "error": route.error,
+            }
+            for route in snapshot.routes
+        ],
+        "state_dir": snapshot.state_dir,
+    }
+
+
+def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> List[Json]:
+    """Every alert that was, oldest first, from what the history kept of begin, change and end.
+
+    `end` is None where nobody saw it, since the daemon stopped before; those of `active` are
+    left out. A record that is damaged is left out as well.
+    """
+    standing = {(each["name"], each["device"]) for each in active}
+    found: Dict[str, Json] = {}
+    for text in records:
+        try:
+            record = json.loads(text)
+            alert = {
+                **_checked(record["alert"]),
+                "began": float(record["time"]),
+                "end": None,
+                "causes": [str(record["alert"]["cause"])],
+            }
+            known = found.get(record["id"])
+            if known is not None:
+                alert["began"] = known["began"]
+                alert["causes"] = list(dict.fromkeys(known["causes"] + alert["causes"]))
+            if known is not None and known["severity"] == "critical":
+                alert["severity"] = "critical"  # the worst that it was
+            if record["what"] == "end":
+                alert["end"] = float(record["time"])
+            found[record["id"]] = alert
+        except (ValueError, KeyError, TypeError):
+            continue
+    newest = {(each["name"], each["device"]): id_ for id_, each in found.items()}
+    return [
+        each
+        for id_, each in found.items()
+        if each["end"] is not None
+        or (each["name"], each["device"]) not in standing
+        or newest[each["name"], each["device"]] != id_
+    ]
+
+
+def _checked(alert: Mapping[str, Any]) -> Json:
+    """Raises KeyError or TypeError where it is not what was written."""
+    for name in ("name", "severity", "cause", "summary", "done", "runbook"):
+        if not isinstance(alert[name], str):
+            raise TypeError(name)
+    if not isinstance(alert["since"], (int, float)) or not isinstance(alert["culprits"], list):
+        raise TypeError("since")
+    return {name: alert[name] for name in _KEYS}
+
+
+_KEYS = (
+    "name", "device", "severity", "cause", "since", "summary", "done", "culprits", "evidence",
+    "runbook",
+)  # fmt: skip

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Attributes foreign writes and alerts to processes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Callable, Collection, Optional, Sequence, Tuple
+
+from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.kernel.cmdlines import CommandLines
+from writebackd.kernel.lever_writers import writer_of
+from writebackd.notify import journal_fields
+from writebackd.report.snapshot import Snapshot
+from writebackd.types.copying import replace
+from writebackd.types.levers import ForeignWrite
+
+log = logging.getLogger(__name__)
+
+
+def name_writers(
+    foreign: Sequence[ForeignWrite],
+    seen: Sequence[Sequence[ForeignWrite]],
+    own: Collection[Optional[int]],
+    locate: Callable[[ForeignWrite], ForeignWrite],
+) -> Tuple[ForeignWrite, ...]:
+    """The same writes with their writers, where the probe saw who it was.
+
+    `seen` and `own` as of `writer_of`; `locate` finds a writer's cgroup. Levers beside the
+    limits are let go, which is logged.
+    """
+    named = []
+    for write in foreign:
+        writer = locate(writer_of(write, seen, own) or write)
+        named.append(writer)
+        if not write.is_limit:
+            log.warning(
+                "%s: %s set %s=%s: let go",
+                AlertName.FOREIGN_WRITER.value, writer.who, write.lever, write.value,
+                extra=journal_fields.foreign(writer),
+            )
+    return tuple(named)
+
+
+def with_command_lines(alerts: Sequence[Alert], lines: CommandLines) -> Tuple[Alert, ...]:
+    """The same alerts with the command lines of those that they blame, as far as known."""
+    missing, named = [], []
+    for alert in alerts:
+        culprits = []
+        for each in alert.culprits:
+            if each.cmdline is None and each.pid is not None and each.comm is not None:
+                missing.append((each.pid, each.comm))
+                line = lines.of(each.pid, each.comm)
+                if line is not None:
+                    each = replace(each, cmdline=line.text, uid=line.uid)
+            culprits.append(each)
+        named.append(replace(alert, culprits=tuple(culprits)) if culprits else alert)
+    if missing:
+        lines.ask(missing)
+    return tuple(named)
+
+
+def for_user(snapshot: Snapshot, uid: int) -> Snapshot:
+    """What a user is told: of command lines those of his own processes, root all."""
+    if uid == 0:
+        return snapshot
+    memory, sample = snapshot.memory, snapshot.sample
+    intrusions = [replace(each, write=_without(each.write)) for each in memory.intrusions]
+    return replace(
+        snapshot,
+        alerts=tuple(
+            replace(
+                alert,
+                culprits=tuple(
+                    each if each.uid == uid else replace(each, cmdline=None)
+                    for each in alert.culprits
+                ),
+            )
+            for alert in snapshot.alerts
+        ),
+        memory=replace(memory, intrusions=tuple(intrusions)),
+        sample=replace(sample, foreign=tuple(map(_without, sample.foreign))),
+    )
+
+
+def _without(write: ForeignWrite) -> ForeignWrite:
+    return replace(write, cmdline=None)

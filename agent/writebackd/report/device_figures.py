@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Figures of each device, downsampled for the history.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.histogram import Histogram
+from writebackd.types.samples import DeviceSample
+
+STEP_S = 10.0  # of the fine rows
+COARSE_S = 300.0
+# Of a host with more busy devices, so many have figures: 1 024 would cost 10 ms of each tick.
+MAX_DEVICES = 128
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One device over `span_s`; rates are means, per second, in bytes."""
+
+    wall_s: float  # of its beginning
+    span_s: float
+    device: str
+    limit_bytes: float  # in force, mean
+    found_bytes: float  # the limit as found, which would be in force without the agent
+    write_rate: float
+    flooded_s: float = 0.0  # of the span
+    ours_s: float = 0.0  # of the span: with a limit of the agent's in force
+    target_bytes: Optional[float] = None  # the device's own, at the end
+    drain_rate: Optional[float] = None  # at the end
+    fill_share: Optional[float] = None  # of the write cache, the most
+    baseline_s: Optional[float] = None  # unloaded p50 of an fsync, at the end
+    objective_s: Optional[float] = None  # p99 wanted, at the end; None while nobody syncs
+    oldest_s: float = 0.0  # the longest that an fsync was seen to wait
+    latency: Histogram = field(default_factory=Histogram)  # of the fsyncs
+
+    @property
+    def fsyncs(self) -> int:
+        return self.latency.total
+
+    @property
+    def end_s(self) -> float:
+        return self.wall_s + self.span_s
+
+
+def fold(rows: Sequence[Figures]) -> Figures:
+    """Several rows of one device, oldest first, as one. A gap between them is no part of its span.
+
+    Rows with no time in them count nothing; at least one has to have some.
+    """
+    last, span_s = rows[-1], sum([row.span_s for row in rows])
+    counts: Dict[int, int] = {}
+    for row in rows:
+        for index, count in row.latency.buckets:
+            counts[index] = counts.get(index, 0) + count
+    fills = [row.fill_share for row in rows if row.fill_share is not None]
+    return replace(
+        last,
+        wall_s=rows[0].wall_s,
+        span_s=span_s,
+        limit_bytes=sum([row.limit_bytes * row.span_s for row in rows]) / span_s,
+        found_bytes=sum([row.found_bytes * row.span_s for row in rows]) / span_s,
+        write_rate=sum([row.write_rate * row.span_s for row in rows]) / span_s,
+        flooded_s=sum([row.flooded_s for row in rows]),
+        ours_s=sum([row.ours_s for row in rows]),
+        fill_share=max(fills, default=None),
+        oldest_s=max([row.oldest_s for row in rows]),
+        latency=Histogram(tuple(sorted(counts.items()))),
+    )
+
+
+class _Sum:
+    """One device since the row began; not frozen, because a tick has no time to copy it."""
+
+    __slots__ = ("counts", "fill", "flooded_s", "last", "oldest_s", "written")
+
+    def __init__(self) -> None:
+        self.written = self.flooded_s = self.oldest_s = 0.0
+        self.fill: Optional[float] = None
+        self.counts: Dict[int, int] = {}
+        self.last: Optional[Estimate] = None
+
+    def add(self, seen: DeviceSample, estimate: Estimate, dt_s: float) -> None:
+        self.written += seen.write_bytes
+        if estimate.flooded:
+            self.flooded_s += dt_s
+        if estimate.oldest_fsync_s > self.oldest_s:
+            self.oldest_s = estimate.oldest_fsync_s
+        if estimate.cache_bytes:
+            fill = min(1.0, estimate.fill_bytes / estimate.cache_bytes)
+            self.fill = fill if self.fill is None or fill > self.fill else self.fill
+        if seen.sync is not None:
+            latency = seen.sync.latency
+            for index, count in zip(latency.indices, latency.counts):
+                self.counts[index] = self.counts.get(index, 0) + count
+        self.last = estimate
+
+
+class Collector:
+    """Adds ticks up; a row per device that did anything, every `step_s` seconds."""
+
+    def __init__(self, step_s: float = STEP_S) -> None:
+        self._step_s = step_s
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sums: Dict[str, _Sum] = {}
+        self._span_s = self._ours_s = self._limit = 0.0
+
+    def add(self, snapshot: Snapshot) -> Tuple[Figures, ...]:
+        """The rows that this tick completes: mostly none."""
+        sample, estimates, sums = snapshot.sample, snapshot.estimates, self._sums
+        dt_s = sample.dt_s
+        self._span_s += dt_s
+        self._limit += sample.vm.threshold_bytes * dt_s
+        if _ours(snapshot):
+            self._ours_s += dt_s
+        for seen in sample.devices:
+            sync = seen.sync
+            if not (seen.write_bytes or (sync is not None and (sync.inflight or sync.count))):
+                continue
+            name = seen.device.name
+            if name not in sums:
+                if name not in estimates or len(sums) >= MAX_DEVICES:
+                    continue
+                sums[name] = _Sum()
+            sums[name].add(seen, estimates[name], dt_s)
+        # Half a tick early rather than half a tick late: clocks are never quite even.
+        if self._span_s < self._step_s - dt_s / 2:
+            return ()
+        rows = self._rows(snapshot)
+        self._begin()
+        return rows
+
+    def _rows(self, snapshot: Snapshot) -> Tuple[Figures, ...]:
+        span_s = self._span_s
+        decided = {each.name: each for each in snapshot.decision.devices}
+        found, _ = original_bytes(snapshot)
+        rows: List[Figures] = []
+        for name, each in self._sums.items():
+            decision = decided.get(name)
+            basis = decision.basis if decision is not None else None
+            rows.append(
+                Figures(
+                    wall_s=snapshot.sample.wall_s - span_s,
+                    span_s=span_s,
+                    device=name,
+                    limit_bytes=self._limit / span_s,
+                    found_bytes=float(found),
+                    write_rate=each.written / span_s,
+                    flooded_s=each.flooded_s,
+                    ours_s=self._ours_s,
+                    target_bytes=decision.target_bytes if decision is not None else None,
+                    drain_rate=each.last.drain_rate if each.last is not None else None,
+                    fill_share=each.fill,
+                    baseline_s=each.last.baseline_s if each.last is not None else None,
+                    objective_s=basis.objective_s if basis is not None else None,
+                    oldest_s=each.oldest_s,
+                    latency=Histogram(tuple(sorted(each.counts.items()))),
+                )
+            )
+        return tuple(rows)
+
+
+def _ours(snapshot: Snapshot) -> bool:
+    trial = snapshot.memory.trial
+    return (
+        # What the limits as found are cut to in a trial is not what the agent would set.
+        not (trial is not None and trial.original)
+        and snapshot.mode is Mode.ENFORCE
+        and snapshot.off is None
+        and snapshot.memory.yielded is None
+        and snapshot.decision.limit_bytes is not None
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Events for the history: what changed between two ticks."""
+
+from __future__ import annotations
+
+import json
+from typing import List, Optional, Sequence, Tuple
+
+from writebackd.notify import AlertEvent, EventKind
+from writebackd.notify.alert_text import alert_event_json, headline, line
+from writebackd.notify.journal_fields import LIMITS
+from writebackd.policy.timetable import Open
+from writebackd.report.history_schema import Event
+from writebackd.report.snapshot import Snapshot
+from writebackd.types.decision import DeviceDecision, Mode
+from writebackd.types.levers import Action
+
+WOULD_BE = "would be set: "  # begins the text of an action that observe did not do
+RESOLVED = "resolved"  # the state of an event of kind alert that ended; else its severity
+
+
+def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ...]) -> List[Event]:
+    """Events between two snapshots; `last` is None for the first one."""
+    wall_s = now.sample.wall_s
+    events = []
+    if last is None:
+        events.append(
+            Event(
+                wall_s,
+                "start",
+                text=f"version {now.version}, policy {now.policy_name}, "
+                f"{now.mode.value}, probe {now.probe.backend}",
+            )
+        )
+    changed = window_in_words(last.window if last else None, now.window)
+    if changed:
+        events.append(Event(wall_s, "window", text=changed))
+    if now.sample.foreign:
+        said = "; ".join(
+            f"{write.who} set {write.lever}={write.value}" for write in now.sample.foreign
+        )
+        events.append(Event(wall_s, "foreign", text=said))
+    known = {d.name: d.decision_id for d in last.decision.devices} if last else {}
+    events += [
+        _decision(now, decision)
+        for decision in now.decision.devices
+        if known.get(decision.name) != decision.decision_id
+    ]
+    for action in actions if _is_news(last, now) else ():
+        verb = WOULD_BE if _is_dry(now) else ""
+        text = f"{verb}{action.lever} {action.old} -> {action.new}"
+        if not action.ok:
+            text += f" failed: {action.error}"
+        events.append(
+            Event(
+                wall_s,
+                "action",
+                decision_id=now.decision.decision_id if action.lever in LIMITS else None,
+                limit_bytes=now.decision.limit_bytes,
+                background_bytes=now.decision.background_bytes,
+                text=text,
+            )
+        )
+    return events
+
+
+def window_in_words(before: Optional[Open], now: Optional[Open]) -> str:
+    """What became of the policy's windows; empty where the same one is open, or none still."""
+    if (before.name if before else None) == (now.name if now else None):
+        return ""
+    over = f"window {before.name} is over" if before else ""
+    opened = f"window {now.name} is open until {now.until}" if now else ""
+    return "; ".join(filter(None, (over, opened)))
+
+
+def alert_events(happened: Sequence[AlertEvent], host: str, runbook: str) -> List[Event]:
+    """What happened to alerts, as `history` shows it and as `alerts` reads it again."""
+    return [
+        Event(
+            each.wall_s,
+            "alert",
+            device=each.alert.device,
+            decision_id=each.id,
+            state=RESOLVED if each.what is EventKind.END else each.alert.severity.value,
+            text=f"{headline(each)}: {line(each.alert.summary)}",
+            alert=json.dumps(alert_event_json(each, host, runbook)),
+        )
+        for each in happened
+    ]
+
+
+def _is_news(last: Optional[Snapshot], now: Snapshot) -> bool:
+    """Whether what was set is worth lines of its own.
+
+    Where nothing is written the ramp follows dirty pages that nothing lowers, a step in every tick
+    of a flood: in 14 hours of it as many as the history keeps. There its goal tells it all.
+    """
+    if not _is_dry(now) or last is None or not _is_dry(last):
+        return True
+    return last.decision.goal_bytes != now.decision.goal_bytes
+
+
+def _is_dry(snapshot: Snapshot) -> bool:
+    """Whether nothing is written: by its mode, or because a kill-switch file is there."""
+    return snapshot.mode is Mode.OBSERVE or snapshot.off is not None
+
+
+def _decision(now: Snapshot, decision: DeviceDecision) -> Event:
+    estimate = now.estimates[decision.name]
+    return Event(
+        now.sample.wall_s,
+        "decision",
+        device=decision.name,
+        decision_id=decision.decision_id,
+        state=decision.state.value,
+        limit_bytes=now.decision.limit_bytes,
+        background_bytes=now.decision.background_bytes,
+        target_bytes=decision.target_bytes,
+        drain_rate=estimate.drain_rate,
+        write_rate=estimate.write_rate,
+        fsync_p50_s=estimate.fsync_p50_s,
+        fsync_p99_s=estimate.fsync_p99_s,
+        text=decision.reason,
+    )

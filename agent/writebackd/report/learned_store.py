@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Stores learned values in a file; a thread reads and writes it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import zlib
+from collections import deque
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple
+
+from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
+from writebackd.report.atomic_write import write_atomically
+from writebackd.types.core_memory import Memory
+from writebackd.types.device_memory import DeviceMemory, Fact, Learned
+from writebackd.types.samples import Sample
+from writebackd.types.storage import Device
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+# A host with 1 024 disks and as many that come and go; about 430 bytes each.
+MAX_DEVICES = 4096
+MAX_BYTES = 1 << 20
+# A drain rate moves with every tick of a flood; a minute of it is soon learned again.
+SAVE_S = 60.0
+_HEAD = f'{{"version": {VERSION}, "devices": [\n'
+_TAIL = '\n], "crc32": "00000000"}\n'
+
+
+def devices_of(memory: Memory) -> Iterable[DeviceMemory]:
+    return memory.devices.values()
+
+
+class LearnedStore:
+    """Seeds the memory of devices that are new, and keeps what it learned of them.
+
+    Nothing is seeded and nothing kept before the file has been read: it may lie
+    on a disk that hangs, and then the daemon goes on as if there were no file.
+    """
+
+    def __init__(
+        self, path: Path, whole: Callable[[Memory], Iterable[DeviceMemory]] = devices_of
+    ) -> None:
+        """Start the thread. Touches no file itself.
+
+        `whole`: the devices of a memory, with what is to be kept of them and lies elsewhere.
+        """
+        self.path = path
+        self._whole = whole
+        self.error: Optional[str] = None  # why the last attempt to write failed
+        self._known: Optional[Dict[str, Learned]] = None  # the loop's, once it was read
+        self._saved: Dict[str, Learned] = {}
+        self._save_at_s = float("-inf")
+        self._recalled: Sequence[Device] = ()  # the devices of the last tick
+        self._read: Deque[Dict[str, Learned]] = deque()  # by the thread, for the loop
+        self._waiting: Deque[Dict[str, Learned]] = deque(maxlen=1)  # the newest is enough
+        self._wake = threading.Event()
+        self._closing = False
+        # A daemon thread: one stuck in the disk must not hold up the exit.
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread.start()
+
+    def recall(self, memory: Memory, devices: Sequence[Device], wall_s: float) -> Memory:
+        """`memory` with what is known of the devices that are new in it."""
+        if self._known is None:
+            if not self._read:
+                return memory
+            self._known = self._read.popleft()
+            self._saved = dict(self._known)
+        elif devices == self._recalled and len(memory.devices) == len(devices):
+            return memory  # nobody is new, nobody gone
+        self._recalled = devices
+        recalled = recall(memory, devices, self._known, wall_s)
+        gone = memory.devices.keys() - {device.name for device in devices}
+        if gone or recalled is not memory:
+            # Before it is forgotten: it may come back, or be here already.
+            self._learn(memory, wall_s)
+            recalled = recall(memory, devices, self._known, wall_s)
+        return recalled
+
+    def keep_now_and_then(self, memory: Memory, sample: Sample) -> None:
+        """As `keep`, once in SAVE_S."""
+        if sample.time_s >= self._save_at_s:
+            self._save_at_s = sample.time_s + SAVE_S
+            self.keep(memory, sample.wall_s)
+
+    def keep(self, memory: Memory, wall_s: float) -> None:
+        """Hand what was learned to the thread. Never blocks."""
+        if self._known is None:
+            return
+        self._learn(memory, wall_s)
+        self._known = _bounded(self._known, wall_s)
+        if self._known != self._saved:
+            self._saved = dict(self._known)
+            self._waiting.append(self._saved)
+            self._wake.set()
+
+    @property
+    def was_read(self) -> bool:
+        """Whether `keep` keeps anything yet: from then on the file says what the memory does."""
+        return self._known is not None
+
+    def close(self, timeout: float) -> bool:
+        """Write what waits, for at most `timeout` seconds. True when all was written."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive() and not self.error
+
+    def _learn(self, memory: Memory, wall_s: float) -> None:
+        assert self._known is not None
+        for each in self._whole(memory):
+            if each.known_as is not None:
+                before = self._known.get(each.known_as, Learned())
+                self._known[each.known_as] = learn(each, before, wall_s)
+
+    # ---- in the thread -------------------------------------------------
+
+    def _run(self) -> None:
+        known = self._load()
+        if known:
+            log.info("learned before: %d devices in %s", len(known), self.path)
+        self._read.append(known)
+        while True:
+            # In this order: what came before the flag was set is still written.
+            closing = self._closing
+            while self._waiting:
+                self._store(self._waiting.popleft())
+            if closing:
+                return
+            self._wake.wait()
+            self._wake.clear()
+
+    def _load(self) -> Dict[str, Learned]:
+        try:
+            with open(self.path, "rb") as file:
+                return decode(file.read(MAX_BYTES + 1))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            log.warning("cannot read %s (%s): learning from scratch", self.path, error.strerror)
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            # One name for it, so that they do not pile up.
+            aside = self.path.with_name(self.path.name + ".damaged")
+            moved = f"set aside as {aside.name}"
+            try:
+                os.replace(self.path, aside)
+            except OSError as failed:
+                moved = f"and stays where it is ({failed.strerror})"
+            log.warning(
+                "%s is damaged (%s), %s: learning starts anew", self.path, error, moved
+            )
+            return {}
+
+    def _store(self, known: Mapping[str, Learned]) -> None:
+        try:
+            data = encode(known)
+            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            write_atomically(self.path, data)
+        except OSError as error:
+            if self.error is None:
+                log.warning("%s cannot be written: %s", self.path, error)
+            self.error = str(error)
+            return
+        self.error = None
+
+
+def encode(known: Mapping[str, Learned]) -> bytes:
+    """The file's text: at most MAX_BYTES, for which the oldest are left out."""
+    lines, checksum, left = [], _CHECKSUM_START, MAX_BYTES - len(_HEAD) - len(_TAIL)
+    for identity, learned in sorted(known.items(), key=_newest, reverse=True):
+        # One at a time: the interpreter's lock is held during each.
+        line = json.dumps(_row(identity, learned))
+        left -= len(line) + 2
+        if left < 0:
+            break
+        lines.append(line)
+        checksum = zlib.crc32(line.encode(), checksum)
+    return (_HEAD + ",\n".join(lines) + _TAIL.replace("0" * 8, f"{checksum:08x}")).encode()
+
+
+def decode(data: bytes) -> Dict[str, Learned]:
+    """What `encode` was given. Raises ValueError, KeyError, TypeError, RecursionError."""
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"more than {MAX_BYTES} bytes")
+    body = json.loads(data.decode("ascii"))
+    if body["version"] != VERSION:
+        raise ValueError(f"version {body['version']}, this release knows {VERSION}")
+    checksum = _CHECKSUM_START
+    for row in body["devices"]:
+        checksum = zlib.crc32(json.dumps(row).encode(), checksum)
+    if body["crc32"] != f"{checksum:08x}":
+        raise ValueError("the checksum does not fit")
+    return {str(row["identity"]): _learned(row) for row in body["devices"]}
+
+
+_CHECKSUM_START = zlib.crc32(_HEAD.encode())
+
+
+def _row(identity: str, learned: Learned) -> Dict[str, Any]:
+    facts = {name: [fact.value, fact.wall_s] for name, fact in facts_of(learned).items()}
+    return {"identity": identity, "facts": facts}
+
+
+def _learned(row: Mapping[str, Any]) -> Learned:
+    facts = {}
+    for name in FACTS:  # another release's may have more, or fewer
+        if name in row["facts"]:
+            value, wall_s = map(float, row["facts"][name])
+            if not (math.isfinite(wall_s) and 0 < value < math.inf):
+                raise ValueError(f"{name} of {value}, learned at {wall_s}, is impossible")
+            facts[name] = Fact(value, wall_s)
+    return Learned(**facts)
+
+
+def _newest(entry: Tuple[str, Learned]) -> float:
+    return max((fact.wall_s for fact in facts_of(entry[1]).values()), default=float("-inf"))
+
+
+def _bounded(known: Mapping[str, Learned], wall_s: float) -> Dict[str, Learned]:
+    """Without what has expired or says nothing, the newest MAX_DEVICES at most."""
+    fresh = {identity: unexpired(learned, wall_s) for identity, learned in known.items()}
+    kept = {identity: learned for identity, learned in fresh.items() if facts_of(learned)}
+    if len(kept) <= MAX_DEVICES:
+        return kept
+    return dict(sorted(kept.items(), key=_newest, reverse=True)[:MAX_DEVICES])

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Serves GET /metrics over a Unix socket and loopback TCP.
+
+On a Unix socket beside the control socket, and where the policy says so on a loopback
+address. What a scraper may do to the loop is bounded as in report/control_server.py, and a
+tick is rendered once a form however many ask.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import time
+from http import HTTPStatus
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Tuple
+
+from writebackd.kernel.socket_owner import owners_are_told, tcp_peer_uid
+from writebackd.report.control_server import (
+    MAX_CLIENTS,
+    MAX_REQUEST,
+    LoopServer,
+    Shared,
+    open_unix_listener,
+    remove_socket,
+)
+from writebackd.report.metrics import (
+    CONTENT_TYPES,
+    OPENMETRICS,
+    PROMETHEUS,
+    metrics_json,
+    render,
+)
+from writebackd.report.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+_PLAIN = "text/plain; charset=utf-8"
+_END = b"\r\n\r\n"  # of a head
+
+
+class Exposition:
+    """The metrics of the last tick as answers, made when the first one asks.
+
+    All who ask in one tick share the same bytes: with 1 024 devices they are 3 MB, and 64
+    scrapers that do not read must not hold 64 copies.
+    """
+
+    def __init__(self, snapshot: Callable[[], Optional[Snapshot]]) -> None:
+        """`snapshot` gives the last tick, None before the first."""
+        self._snapshot = snapshot
+        self._of: Optional[Snapshot] = None
+        self._made: Dict[str, bytes] = {}  # over HTTP
+        self._told: Dict[str, Shared] = {}  # over the control socket
+
+    def told(self, form: str) -> Optional[Shared]:
+        """For the control socket, in one of CONTENT_TYPES; None: nothing measured yet."""
+        snapshot = self._current()
+        if snapshot is None:
+            return None
+        if form not in self._told:
+            self._told[form] = Shared(metrics_json(snapshot, form))
+        return self._told[form]
+
+    def get(self, form: str) -> Optional[bytes]:
+        """Over HTTP, head included; None: nothing measured yet."""
+        snapshot = self._current()
+        if snapshot is None:
+            return None
+        if form not in self._made:
+            body = render(snapshot, form).encode("utf-8")
+            self._made[form] = _answer(HTTPStatus.OK, CONTENT_TYPES[form], body)
+        return self._made[form]
+
+    def _current(self) -> Optional[Snapshot]:
+        snapshot = self._snapshot()
+        if snapshot is not self._of:
+            self._of, self._made, self._told = snapshot, {}, {}
+        return snapshot
+
+
+class MetricsServer(LoopServer):
+    """Answers scrapers; see LoopServer for how it is driven."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        where: str,
+        exposition: Exposition,
+        clock: Callable[[], float] = time.monotonic,
+        remove: Optional[Tuple[Path, int]] = None,
+        uid_of: Optional[Callable[[socket.socket], Optional[int]]] = None,
+    ) -> None:
+        """`remove` is the listener's file and inode, to be removed at the end; `uid_of` tells
+        whose a TCP connection is.
+        """
+        super().__init__(listener, f"metrics on {where}", clock)
+        self._exposition = exposition
+        self._remove = remove
+        self._tcp_uid_of = uid_of
+
+    def close(self) -> None:
+        super().close()
+        if self._remove is not None:
+            remove_socket(*self._remove)
+
+    def _reply(self, received: bytes, uid: Optional[int]) -> Optional[bytes]:
+        head, end, _ = received.partition(_END)
+        if not end:
+            if len(received) <= MAX_REQUEST:
+                return None
+            return _failure(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        first, *fields = head.decode("latin-1").split("\r\n")
+        method, _, rest = first.partition(" ")
+        target, _, version = rest.partition(" ")
+        if not version.startswith("HTTP/1."):
+            return _failure(HTTPStatus.BAD_REQUEST)
+        if method not in ("GET", "HEAD"):
+            return _failure(HTTPStatus.METHOD_NOT_ALLOWED, "Allow: GET, HEAD\r\n")
+        if target.partition("?")[0] != "/metrics":
+            return _failure(HTTPStatus.NOT_FOUND)
+        form = OPENMETRICS if _takes_openmetrics(fields) else PROMETHEUS
+        answer = self._exposition.get(form)
+        if answer is None:
+            return _failure(HTTPStatus.SERVICE_UNAVAILABLE)
+        if method == "HEAD":
+            return answer[: answer.index(_END) + len(_END)]
+        return answer
+
+    def _busy(self) -> bytes:
+        return _failure(HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _uid_of(self, sock: socket.socket) -> Optional[int]:
+        return self._tcp_uid_of(sock) if self._tcp_uid_of is not None else super()._uid_of(sock)
+
+
+def open_unix(path: Path, exposition: Exposition) -> MetricsServer:
+    """Raises OSError naming the path."""
+    listener, inode = open_unix_listener(path)
+    return MetricsServer(listener, str(path), exposition, remove=(path, inode))
+
+
+def open_tcp(host: str, port: int, exposition: Exposition) -> MetricsServer:
+    """`host` is a loopback address, as the policy has checked. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(MAX_CLIENTS)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        number = error.errno or errno.EINVAL
+        text = os.strerror(number)
+        if number == errno.EAFNOSUPPORT:
+            text += " (the unit's RestrictAddressFamilies=; see docs/reference/metrics.md)"
+        raise OSError(number, text, where) from None
+    known = owners_are_told(listener)
+    return MetricsServer(
+        listener, where, exposition, uid_of=tcp_peer_uid if known else lambda _: None
+    )
+
+
+def open_servers(
+    path: Path, http: Optional[Tuple[str, int]], exposition: Exposition
+) -> Tuple[List[MetricsServer], List[str]]:
+    """On the socket at `path` and the address `http`, and what cannot be had, in words.
+
+    Good to have: a problem is logged, and is no reason to end.
+    """
+    openers: List[Callable[[], MetricsServer]] = [lambda: open_unix(path, exposition)]
+    if http is not None:
+        host, port = http
+        openers.append(lambda: open_tcp(host, port, exposition))
+    servers, problems = [], []
+    for opener in openers:
+        try:
+            servers.append(opener())
+        except OSError as error:
+            problems.append(f"no metrics on {error.filename}: {error.strerror}")
+            log.error("%s", problems[-1])
+    return servers, problems
+
+
+def _takes_openmetrics(fields: "list[str]") -> bool:
+    for field in fields:
+        name, _, value = field.partition(":")
+        if name.strip().lower() == "accept" and "application/openmetrics-text" in value:
+            return True
+    return False
+
+
+def _failure(status: HTTPStatus, more: str = "") -> bytes:
+    text = f"{status.value} {status.phrase}: try GET /metrics\n"
+    return _answer(status, _PLAIN, text.encode("ascii"), more=more)
+
+
+def _answer(status: HTTPStatus, kind: str, body: bytes, more: str = "") -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n{more}\r\n"
+    ).encode("ascii")
+    return head + body

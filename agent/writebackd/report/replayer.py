@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Replays recorded samples: decides again under the recorded or another policy.  Pure.
+
+With another policy the samples stay what they were: what the disks did under the limits of then.
+So it tells what that policy would have decided on seeing this, not how the disks would have fared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timezone, tzinfo
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+from writebackd.control.decide import decide, rebounded
+from writebackd.estimate.estimator import estimate
+from writebackd.policy import Policy
+from writebackd.policy.timetable import Timetable
+from writebackd.report.recorder import Recorded, RecordedDecision, recorded_decision
+from writebackd.types.copying import replace
+from writebackd.types.core_memory import Memory
+from writebackd.types.decision import Decision
+from writebackd.types.samples import Sample
+
+# Differences that are told one by one.
+MOST_TOLD = 20
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One tick, as it was and as it is decided now."""
+
+    sample: Sample
+    recorded: RecordedDecision
+    outcome: RecordedDecision
+    decision: Decision
+
+    @property
+    def same(self) -> bool:
+        return self.recorded == self.outcome
+
+
+def replay(
+    ticks: Iterable[Recorded],
+    load: Callable[[str], Policy],
+    other: Optional[Policy] = None,
+    zone: tzinfo = timezone.utc,
+) -> Iterator[Replayed]:
+    """Each tick decided again. `load` makes a policy of a file's text; `other` takes its place.
+
+    Its windows are open by the clock of then in `zone`; of the policy of then what was in force
+    is on the tape. Raises what `load` raises.
+    """
+    memory: Optional[Memory] = None
+    known: Dict[str, Policy] = {}
+    timetable = Timetable(other, zone) if other is not None else None
+    last: Optional[Policy] = None
+    for tick in ticks:
+        if tick.memory is not None:
+            if memory is None or other is None:
+                memory = tick.memory if other is None else replace(tick.memory, trial=None)
+            else:
+                # Orders of then count; what the other policy has come to stays.
+                memory = replace(
+                    memory, mode=tick.memory.mode, pin_bytes=tick.memory.pin_bytes,
+                    yielded=tick.memory.yielded, intrusions=tick.memory.intrusions,
+                )
+        if memory is None:
+            continue  # the beginning was lost
+        policy: Optional[Policy]
+        if timetable is not None:
+            policy = timetable.at(tick.sample.wall_s).policy
+            if last is not None and policy is not last:
+                memory = rebounded(memory)
+            last = policy
+        else:
+            policy = known.get(tick.policy)
+            if policy is None:
+                policy = known[tick.policy] = load(tick.policy)
+        estimates, memory = estimate(policy, memory, tick.sample)
+        decision, memory = decide(policy, memory, tick.sample, estimates)
+        yield Replayed(tick.sample, tick.outcome, recorded_decision(decision), decision)
+
+
+@dataclass
+class Tally:
+    """What a replay came to."""
+
+    ticks: int = 0
+    different: int = 0
+    decisions: int = 0  # new ids
+    begin_s: Optional[float] = None  # wall clock
+    end_s: Optional[float] = None
+
+    def __post_init__(self) -> None:
+        # Seconds by device and state: then and now.
+        self.states: Dict[str, Dict[str, List[float]]] = {}
+        self.limits: Tuple[List[Tuple[float, float]], List[Tuple[float, float]]] = ([], [])
+        self.told: List[Tuple[float, str, str]] = []  # when, what was decided then, what now
+        self._ids: Dict[str, str] = {}
+
+    def add(self, tick: Replayed) -> None:
+        wall_s, dt_s = tick.sample.wall_s, tick.sample.dt_s
+        self.ticks += 1
+        self.begin_s = wall_s if self.begin_s is None else self.begin_s
+        self.end_s = wall_s
+        for which, outcome in enumerate((tick.recorded, tick.outcome)):
+            for name, _, state, _ in outcome.devices:
+                self.states.setdefault(name, {}).setdefault(state, [0.0, 0.0])[which] += dt_s
+            if outcome.limit_bytes is not None:
+                self.limits[which].append((float(outcome.limit_bytes), dt_s))
+        for device in tick.decision.devices:
+            if self._ids.get(device.name) != device.decision_id:
+                self._ids[device.name] = device.decision_id
+                self.decisions += 1
+        if not tick.same:
+            self.different += 1
+            if len(self.told) < MOST_TOLD:
+                then, now = _difference(tick.recorded, tick.outcome)
+                self.told.append((wall_s, then, now))
+
+    def median_limit(self, which: int) -> Optional[float]:
+        """Of the time with a limit of the agent's: then (0), now (1)."""
+        weighed = sorted(self.limits[which])
+        half, passed = sum(weight for _, weight in weighed) / 2, 0.0
+        for value, weight in weighed:
+            passed += weight
+            if passed >= half:
+                return value
+        return None
+
+
+def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str]:
+    """The parts that differ, in words."""
+    found: List[Tuple[str, str]] = []
+    if then.limit_bytes != now.limit_bytes:
+        found.append((f"limit {then.limit_bytes}", f"limit {now.limit_bytes}"))
+    elif then.background_bytes != now.background_bytes or then.goal_bytes != now.goal_bytes:
+        found.append((f"background {then.background_bytes}, goal {then.goal_bytes}",
+                      f"background {now.background_bytes}, goal {now.goal_bytes}"))
+    mine = {device[0]: device for device in now.devices}
+    for device in then.devices:
+        other = mine.get(device[0])
+        if other != device:
+            found.append((" ".join(map(str, device)), " ".join(map(str, other or ("gone",)))))
+    if then.settings != now.settings:
+        found.append((f"levers {then.settings}", f"levers {now.settings}"))
+    if not found:
+        found.append(("fewer devices", "more devices"))
+    return "; ".join(then_ for then_, _ in found), "; ".join(now_ for _, now_ in found)

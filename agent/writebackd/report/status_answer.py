@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The answer to status, as plain data.
+
+What is not known is None (null), never zero.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from writebackd.alerts.array_state import battery
+from writebackd.report.active_alerts import alerts_json, route_warnings
+from writebackd.report.answer_parts import (
+    Json,
+    decisions_of,
+    finite,
+    held_json,
+    limits_json,
+    pinned_json,
+    trial_json,
+)
+from writebackd.report.device_answers import backings_of, device_row
+from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.report.top_answer import dirtiers_json
+from writebackd.report.verdict import verdict_json
+from writebackd.types.samples import TaskSample
+from writebackd.types.storage import Backing, CacheMode
+
+_TOP_DIRTIERS = 3
+
+
+def status_json(snapshot: Snapshot) -> Json:
+    sample, memory = snapshot.sample, snapshot.memory
+    decisions, backings = decisions_of(snapshot), backings_of(sample.backings)
+    return {
+        "verdict": verdict_json(snapshot),
+        "version": snapshot.version,
+        "mode": snapshot.mode.value,
+        "policy": snapshot.policy_name,
+        "policy_reason": snapshot.policy_chosen,
+        "policy_files": [os.path.abspath(each) for each in snapshot.policy_files],
+        "window": asdict(snapshot.window) if snapshot.window is not None else None,
+        "time_s": finite(sample.wall_s),
+        "uptime_s": finite(max(0.0, sample.time_s - snapshot.started_s)),
+        "yielded": memory.yielded,
+        "off": snapshot.off,
+        "pin_bytes": memory.pin_bytes,
+        "pin": pinned_json(snapshot),
+        "trial": trial_json(snapshot),
+        "reason": snapshot.decision.reason,
+        "probe": {
+            "backend": snapshot.probe.backend,
+            "request_hook": snapshot.probe.request_hook,
+            "fsync_hook": snapshot.probe.fsync_hook,
+            "misses": list(snapshot.probe.misses),
+            "lost": list(snapshot.probe.lost),
+        },
+        "limits": _limits(snapshot),
+        "levers": held_json(snapshot.levers),
+        "memory": {
+            "total_bytes": sample.host.memory_bytes,
+            "dirty_bytes": sample.vm.dirty_bytes,
+            "writeback_bytes": sample.vm.writeback_bytes,
+        },
+        "devices": [
+            device_row(
+                each, decisions.get(each.device.name), snapshot.estimates.get(each.device.name),
+                backings.get(each.device.name, ()),
+            )
+            for each in sample.devices
+        ],
+        "dirtiers": _programs(sample.tasks, sample.dt_s),
+        "alerts": alerts_json(snapshot),
+        "rivals": _rivals(snapshot),
+        "processes_unseen": snapshot.unseen,
+        "warnings": _warnings(snapshot),
+        "state_dir": snapshot.state_dir,
+        "lease": {
+            "remaining_s": finite(snapshot.lease_s),
+            "watcher_pid": snapshot.watcher_pid,
+            "lost": snapshot.leases_lost,
+        },
+        "self": {
+            "cpu_fraction": finite(snapshot.self_cpu_fraction),
+            "rss_bytes": snapshot.self_rss_bytes,
+            "map_bytes": snapshot.probe.map_bytes,
+            "bpf_ns_per_io": finite(snapshot.probe.bpf_ns_per_io),
+            "history_dropped": snapshot.history_dropped,
+        },
+    }
+
+
+def _limits(snapshot: Snapshot) -> Json:
+    vm = snapshot.sample.vm
+    limit, background = original_bytes(snapshot)
+    return {
+        # What the kernel makes of the files, whatever their form.
+        "dirty_bytes": vm.threshold_bytes,
+        "dirty_background_bytes": vm.background_threshold_bytes,
+        # What the law wants now and in the end; in observe mode it stays a wish.
+        "wanted_bytes": snapshot.decision.limit_bytes,
+        "goal_bytes": snapshot.decision.goal_bytes,
+        "files": limits_json(vm.limits),
+        "original": limits_json(snapshot.originals),
+        "original_in_bytes": {"dirty_bytes": limit, "dirty_background_bytes": background},
+    }
+
+
+def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
+    """The busiest programs: processes of one name and cgroup together, as a loop of short copies
+    is no crowd (alerts/detector_memory.py)."""
+    found: Dict[Tuple[str, int, Optional[str]], List[TaskSample]] = {}
+    for task in sorted(tasks, key=lambda task: -task.dirtied_bytes):
+        found.setdefault((task.comm, task.cgroup_id, task.device), []).append(task)
+    merged = [
+        replace(
+            each[0],
+            dirtied_bytes=sum([task.dirtied_bytes for task in each]),
+            throttled_s=sum([task.throttled_s for task in each]),
+        )
+        for each in found.values()
+    ]
+    several = {(each[0].pid, each[0].device) for each in found.values() if len(each) > 1}
+    rows = []
+    for row in dirtiers_json(merged, dt_s, _TOP_DIRTIERS):
+        row["several"] = (row["pid"], row["device"]) in several
+        if row["several"]:
+            row["throttled_share"] = None  # a sum is no share of the time of any of them
+        rows.append(row)
+    return rows
+
+
+def _warnings(snapshot: Snapshot) -> List[str]:
+    sample = snapshot.sample
+    lines = list(snapshot.messages)
+    if snapshot.unseen is not None:
+        lines.append(snapshot.unseen)
+    if snapshot.off is not None:
+        lines.append(f"{snapshot.off} exists: original limits until it is removed")
+    for action in sample.actions:
+        if not action.ok:
+            lines.append(f"cannot set {action.lever} to {action.new}: {action.error}")
+    lines.extend(sample.errors)
+    if snapshot.lease_s is not None and snapshot.watcher_pid is None:
+        lines.append("no watcher: limits will not be restored if the daemon hangs")
+    if snapshot.history_dropped:
+        lines.append(
+            f"history: {snapshot.history_dropped} events dropped, {snapshot.state_dir} is slow or"
+            " full"
+        )
+    lines += _cache_warnings(sample.backings)
+    lines += route_warnings(snapshot)
+    return list(dict.fromkeys(lines))
+
+
+def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
+    """By device, what is wrong with the battery behind it."""
+    lines = []
+    for each in backings:
+        wrong = battery(each)
+        if wrong and each.mode is CacheMode.ALWAYS_WRITE_BACK:
+            lines.append(f"{each.device}: {wrong}, and its cache still holds writes back: a power"
+                         " failure loses them")
+        elif wrong:
+            kept = f"; its cache is {each.mode.value}" if each.mode else ""
+            lines.append(f"{each.device}: {wrong}{kept}")
+    return lines
+
+
+def _rivals(snapshot: Snapshot) -> Optional[List[Json]]:
+    """Who else may set the levers; None while nobody has looked."""
+    if snapshot.rivals is None:
+        return None
+    return [
+        {
+            "level": each.level,
+            "kind": each.kind,
+            "name": each.name,
+            "setting": each.setting,
+            "where": each.where,
+            "summary": each.text,
+        }
+        for each in snapshot.rivals
+    ]

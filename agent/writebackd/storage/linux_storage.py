@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The kernel's own arrays and caches: md, bcache, dm-writecache, dm-cache.
+
+None of it is read by the loop. bcache's files take bch_register_lock, which is held while a
+cache is registered or stopped; md's, and since 6.14 /proc/mdstat too, locks that are held while
+the bitmap is written (md_seq_show(), bitmap_info.mutex).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from writebackd.kernel.files import KernelFiles
+from writebackd.storage.raid_types import Controller, ToolError, Volume
+from writebackd.storage.tool_output import MOST_VOLUMES, possible, share, size_bytes, whole
+from writebackd.types.storage import ArrayWork, CacheMode
+
+MDSTAT = "/proc/mdstat"
+# Status of some targets writes their metadata out first, unless told not to.
+DMSETUP = (("table", "--target"), ("status", "--noflush", "--target"))
+
+_ARRAY = re.compile(r"(md[A-Za-z0-9_]{1,28}) : (?:active|inactive)")
+# "[=>....]  recovery = 12.6% (37043392/292945152) finish=127.5min speed=33440K/sec"
+_SYNC = re.compile(r"\b(resync|recovery|reshape|check|repair)\s*=\s*([0-9.]{1,8}%)")
+_SPEED = re.compile(r"\bspeed=([0-9]{1,12})K/sec")
+_KINDS = {
+    "recovery": "rebuild", "resync": "resync", "repair": "check", "check": "check",
+    "reshape": "migration",
+}  # fmt: skip
+_JOURNAL = re.compile(r"\]\(J\)")
+_BCACHE = {
+    "writeback": CacheMode.WRITE_BACK, "writethrough": CacheMode.WRITE_THROUGH,
+    "writearound": CacheMode.WRITE_THROUGH, "none": CacheMode.WRITE_THROUGH,
+}  # fmt: skip
+_SECTOR = 512
+
+
+def parse_mdstat(text: str) -> Tuple[Volume, ...]:
+    """The arrays that are at work, or have a journal; speed is of each disk."""
+    found: List[Volume] = []
+    array: Optional[str] = None
+    for line in text.split("\n")[: 16 * MOST_VOLUMES]:
+        head = _ARRAY.match(line[:4096])
+        if head is not None:
+            array = head.group(1)
+            if _JOURNAL.search(line[:4096]):
+                found.append(Volume(disk=array))
+        work = _SYNC.search(line[:4096])
+        if array is not None and work is not None:
+            speed = _SPEED.search(line[:4096])
+            rate = float(int(speed.group(1)) << 10) if speed else None
+            done = ArrayWork(_KINDS[work.group(1)], share(work.group(2)), rate)
+            found.append(Volume(disk=array, works=(done,)))
+            array = None
+    return tuple(found[:MOST_VOLUMES])
+
+
+def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
+    """Each bcache device with its mode and what waits in the cache."""
+    found = []
+    for name in files.listdir("/sys/block"):
+        here = f"/sys/block/{name}/bcache"
+        state = files.try_read(f"{here}/state") if name.startswith("bcache") else None
+        if state is None:
+            continue
+        mode = _BCACHE.get(_chosen(files.try_read(f"{here}/cache_mode")) or "")
+        if state == "no cache":
+            mode = CacheMode.WRITE_THROUGH  # the disk alone: every write is the disk's
+        dirty = size_bytes(files.try_read(f"{here}/dirty_data"), "B")
+        found.append(
+            Controller(dirty_bytes=dirty, volumes=(Volume(disk=name, mode=mode),))
+        )
+    return tuple(found[:MOST_VOLUMES])
+
+
+def read_md_journals(files: KernelFiles) -> Tuple[Controller, ...]:
+    """Arrays with a journal, which holds writes back where it is told to."""
+    found = []
+    for array in parse_mdstat(files.try_read(MDSTAT) or ""):
+        mode = _chosen(files.try_read(f"/sys/block/{array.disk}/md/journal_mode"))
+        kinds = {"write-back": CacheMode.WRITE_BACK, "write-through": CacheMode.WRITE_THROUGH}
+        if mode in kinds and not array.works:
+            found.append(Controller(volumes=(Volume(disk=array.disk, mode=kinds[mode]),)))
+    return tuple(found)
+
+
+def _chosen(text: Optional[str]) -> Optional[str]:
+    """Of "writethrough [writeback] none" the one in brackets."""
+    found = re.search(r"\[([a-z-]{1,20})\]", text or "")
+    return found.group(1) if found else None
+
+
+def parse_dmsetup(
+    target: str, outputs: Sequence[str], disks: Dict[str, str]
+) -> Tuple[Controller, ...]:
+    """From the output of DMSETUP, each with `target` behind it: "writecache" or "cache".
+
+    `disks` tells the kernel's names of devices. Raises ToolError.
+
+    Documentation/admin-guide/device-mapper/writecache.rst and cache.rst tell the fields.
+    """
+    table, status = outputs
+    tables = _targets(table)
+    parse = _writecache if target == "writecache" else _cache
+    return tuple(
+        parse(disks[name], tables.get(name, ()), fields)
+        for name, fields in _targets(status).items()
+        if name in disks
+    )
+
+
+def _targets(text: str) -> Dict[str, Sequence[str]]:
+    """Name -> what follows the name of the target, in "NAME: START LENGTH TARGET ...".
+
+    Without any it says "No devices found".
+    """
+    found: Dict[str, Sequence[str]] = {}
+    for line in text.split("\n"):
+        name, colon, rest = line.rpartition(": ")
+        fields = rest[:4096].split()
+        if colon and len(fields) > 3:
+            found[name] = fields[3:]
+            if len(found) > MOST_VOLUMES:
+                raise ToolError(f"more than {MOST_VOLUMES} targets")
+    return found
+
+
+def _writecache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
+    """Table: type, origin, cache, block size. Status: error, blocks, free blocks, more."""
+    block = whole(table[3]) if len(table) > 3 else None
+    blocks, free = (whole(each) for each in (*status[1:3], "", "")[:2])
+    # An error of the cache: from then on it takes nothing.
+    good = whole(status[0]) == 0
+    return Controller(
+        capacity_bytes=_times(blocks, block),
+        dirty_bytes=_times(
+            max(0, blocks - free) if blocks is not None and free is not None else None, block
+        ),
+        volumes=(
+            Volume(disk=disk, mode=CacheMode.WRITE_BACK if good else CacheMode.WRITE_THROUGH),
+        ),
+    )
+
+
+def _times(count: Optional[int], size: Optional[int]) -> Optional[int]:
+    return possible(count * size) if count is not None and size is not None else None
+
+
+def _cache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
+    """Status: metadata block size and use, block size in sectors, used/all blocks, six counts,
+    dirty blocks, number of features, features."""
+    block = whole(status[2]) if len(status) > 2 else None
+    blocks = whole(status[3].partition("/")[2]) if len(status) > 3 else None
+    dirty = whole(status[10]) if len(status) > 10 else None
+    features = status[12:16]
+    mode = (
+        CacheMode.WRITE_THROUGH if "writethrough" in features or "passthrough" in features
+        else CacheMode.WRITE_BACK if "writeback" in features
+        else None
+    )  # fmt: skip
+    size = block * _SECTOR if block is not None else None
+    return Controller(
+        capacity_bytes=_times(blocks, size),
+        dirty_bytes=_times(dirty, size),
+        volumes=(Volume(disk=disk, mode=mode),),
+    )

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Finds RAID tools and runs them with a time limit and a bound on their output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from writebackd.formats import printable
+from writebackd.kernel.files import KernelFiles
+from writebackd.paths import others_may_change
+from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli
+from writebackd.storage.raid_types import Controller, ToolError
+from writebackd.storage.report_file import Tool
+from writebackd.storage.tool_output import MOST_BYTES, MOST_NAME, text_of
+
+# A busy controller with 200 disks answers `show all` within 20 s.
+LIMIT_S = 30.0
+# From the signal on; what is in the kernel then is left to systemd.
+_DIES_S = 2.0
+# Where vendors' packages put them, behind the directories of PATH.
+_HOMES = (
+    "/opt/MegaRAID/storcli", "/opt/MegaRAID/perccli", "/opt/MegaRAID/MegaCli",
+    "/opt/smartstorageadmin/ssacli/bin", "/opt/hp/hpssacli/bld", "/usr/Arcconf", "/usr/StorMan",
+)  # fmt: skip
+# No locale, or decimals have commas; no HOME to leave files in.
+_ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+ToolQuery = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tool under all its names, the best first, and how it is asked. `ask` raises ToolError."""
+
+    name: str
+    programs: Tuple[str, ...]
+    ask: Callable[[ToolQuery], Tuple[Controller, ...]]
+
+
+def _asked(
+    commands: Sequence[Sequence[str]], parse: Callable[[Sequence[str]], Tuple[Controller, ...]]
+) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
+    """The first answer is needed; the others add to it, where the tool knows the command."""
+
+    def ask_all(ask: ToolQuery) -> Tuple[Controller, ...]:
+        outputs = [ask(commands[0])]
+        found = parse(outputs)
+        for command in commands[1:] if found else ():
+            try:
+                outputs.append(ask(command))
+            except Hung:
+                return parse(outputs)  # and so would the next
+            except ToolError:
+                outputs.append("")
+        return parse(outputs)
+
+    return ask_all
+
+
+def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
+    found: List[Controller] = []
+    number, count = 1, 1
+    while number <= count:
+        first, second = (
+            [word.format(number=number) for word in command] for command in arcconf.COMMANDS
+        )
+        try:
+            output, status = ask(first), ""
+            if number == 1:
+                count = arcconf.count(output)
+            if count:
+                try:
+                    status = ask(second)
+                except Hung:
+                    count = number  # and so would the next
+                except ToolError:
+                    pass  # one that does not know the command says the rest all the same
+                found += arcconf.parse([output, status])
+        except ToolError:
+            if not found:
+                raise
+            break  # what the others said is as good
+        number += 1
+    return tuple(found)
+
+
+def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
+    def ask_all(ask: ToolQuery) -> Tuple[Controller, ...]:
+        disks = {
+            name: disk
+            for disk in files.listdir("/sys/block")
+            for name in [disk.startswith("dm-") and files.try_read(f"/sys/block/{disk}/dm/name")]
+            if name
+        }
+        if not disks:
+            return ()
+        outputs = [ask((*command, target)) for command in linux_storage.DMSETUP]
+        return linux_storage.parse_dmsetup(target, outputs, disks)
+
+    return ask_all
+
+
+def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
+    """All that are known. MegaCli comes behind the tools that took its place."""
+    return (
+        Kind("storcli", ("storcli64", "storcli"), _asked(storcli.COMMANDS, storcli.parse)),
+        Kind("perccli", ("perccli64", "perccli"), _asked(storcli.COMMANDS, storcli.parse)),
+        Kind(
+            "megacli", ("MegaCli64", "megacli", "MegaCli"), _asked(megacli.COMMANDS, megacli.parse)
+        ),
+        Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli.COMMANDS, ssacli.parse)),
+        Kind("arcconf", ("arcconf",), _ask_arcconf),
+        Kind("dm-writecache", ("dmsetup",), _ask_dmsetup("writecache", files)),
+        Kind("dm-cache", ("dmsetup",), _ask_dmsetup("cache", files)),
+    )
+
+
+def search_path() -> Tuple[str, ...]:
+    """Directories in which tools are looked for."""
+    own = [each for each in os.environ.get("PATH", "").split(":") if each.startswith("/")]
+    return tuple(dict.fromkeys((*own, *_HOMES)))
+
+
+def find(kind: Kind, directories: Sequence[str], top: Path = Path("/")) -> Optional[Path]:
+    """The program without any link in its path, if root (or we) alone may write it.
+
+    It is run as root: also nobody else may put another in its place, so that all directories
+    from `top` down have to be root's alone; `top` is what is trusted without them.
+    """
+    for program in kind.programs:
+        for directory in directories:
+            # RuntimeError: links in a circle, before Python 3.13.
+            with contextlib.suppress(OSError, RuntimeError):
+                path = (Path(directory) / program).resolve(strict=True)
+                if path.is_file() and others_may_change(path, top.resolve()) is None:
+                    if os.access(path, os.X_OK):
+                        return path
+    return None
+
+
+def installed(files: KernelFiles, top: Path = Path("/")) -> Dict[str, Path]:
+    """The tools that are there, by name; `top` as in `find`."""
+    directories = search_path()
+    places = {kind.name: find(kind, directories, top) for kind in kinds(files)}
+    return {name: path for name, path in places.items() if path is not None}
+
+
+class Hung(ToolError):
+    """A tool did not come back in time."""
+
+
+def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
+    """What a program prints. Raises ToolError, when it hangs or prints too much; then it is killed.
+
+    Its exit code tells nothing that its output does not: storcli fails where one drive of many
+    cannot do what was asked.
+    """
+    try:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            cwd=home, env=_ENVIRONMENT, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise ToolError(f"cannot be run: {error.strerror}") from None
+    try:
+        output = _read(child, time.monotonic() + limit_s, limit_s)
+    finally:
+        _end(child)
+    if not output.strip() and child.returncode:
+        raise ToolError(f"said nothing, exit code {child.returncode}")
+    return text_of(output)
+
+
+def _read(child: "subprocess.Popen[bytes]", deadline: float, limit_s: float) -> bytes:
+    assert child.stdout is not None
+    chunks: List[bytes] = []
+    size = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                raise Hung(f"not done within {limit_s:g} s")
+            chunk = os.read(child.stdout.fileno(), 1 << 16)
+            if not chunk:
+                return b"".join(chunks)
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MOST_BYTES:
+                raise ToolError(f"more than {MOST_BYTES >> 20} MB")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """It, and what it started; one that closed its output may still be about to end."""
+    assert child.stdout is not None
+    child.stdout.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        if child.poll() is None:
+            child.wait(0.1)
+    # The group lives while anybody in it does, also when its leader is gone.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_DIES_S)
+
+
+def question(
+    kind: Kind, path: Path, home: str, limit_s: float = LIMIT_S
+) -> Tuple[Tool, bool]:
+    """All that a tool is asked, what it said, and whether it hung with nothing said.
+
+    Never raises, or one tool's strange answer would cost what all the others say.
+    """
+    hung = False
+    try:
+        controllers = kind.ask(lambda words: run([str(path), *words], home, limit_s))
+        return Tool(kind.name, str(path), None, controllers), hung
+    except ToolError as error:
+        hung, said = isinstance(error, Hung), str(error)
+    except Exception as error:
+        said = f"cannot parse its output: {type(error).__name__}: {error}"
+    return Tool(kind.name, str(path), printable(said)[:MOST_NAME]), hung

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Types of a RAID tool's answer: controllers and volumes, not matched to devices yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Sequence, Tuple
+
+from writebackd.types.storage import ArrayWork, CacheMode, Protection
+
+
+class ToolError(ValueError):
+    """A tool's output is not what it should be; the message says in what, without quoting it."""
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A disk that a controller makes up; either what the kernel calls it, or its number."""
+
+    number: Optional[int] = None  # SCSI target on the controller's channels for volumes
+    disk: Optional[str] = None  # kernel name
+    diskseq: Optional[int] = None  # of that disk then; None: older than Linux 5.15
+    mode: Optional[CacheMode] = None
+    works: Tuple[ArrayWork, ...] = ()
+
+
+def all_write_through(volumes: Sequence[Volume]) -> bool:
+    """Whether it is known of each that it keeps no write back; not where none is told."""
+    return bool(volumes) and all(each.mode is CacheMode.WRITE_THROUGH for each in volumes)
+
+
+@dataclass(frozen=True)
+class Controller:
+    """A RAID controller, or a kernel driver that plays one."""
+
+    pci: Optional[str] = None  # as sysfs writes it: 0000:3b:00.0
+    model: Optional[str] = None
+    capacity_bytes: Optional[int] = None
+    protection: Optional[Protection] = None
+    dirty_bytes: Optional[int] = None
+    learn_s: Optional[float] = None  # wall clock
+    works: Tuple[ArrayWork, ...] = ()  # on all of its disks, or it is not said on which
+    volumes: Tuple[Volume, ...] = ()

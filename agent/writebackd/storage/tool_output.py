@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Parsing helpers for the text output of RAID tools, bounded and strict.
+
+Tools differ by version in case, in blanks and in what they leave out, so keys are compared
+without regard to case, and what is absent or strange is None.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from writebackd.formats import printable
+from writebackd.storage.raid_types import ToolError
+
+# `show all` of eight controllers with 240 disks each is 3 MB of JSON.
+MOST_BYTES = 8 << 20
+MOST_LINE = 4096  # characters; the rest of a line says nothing more
+MOST_CONTROLLERS, MOST_VOLUMES = 64, 1024
+MOST_WORKS = 8  # on one volume
+MOST_NAME = 120
+MOST_CACHE = 1 << 50  # bytes; what is larger was no size
+_DIGITS = 18  # of a number: int() takes time that grows with the square of them
+_NUMBER = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)(?![0-9.])\s*([A-Za-z]*)")
+_PERCENT = re.compile(r"(?<![0-9.])([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
+_PCI = re.compile(
+    r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})", re.IGNORECASE
+)
+_UNITS = {"b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_YEARS = (2000, 2100)
+_FORMS = (
+    "%m/%d/%Y, %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y-%m-%d %H:%M:%S", "%a %b %d %H:%M:%S %Y",
+)  # fmt: skip
+
+
+# A colon in parentheses is none: "PCI Address (Domain:Bus:Device.Function): 0000:3B:00.0".
+_PAIR = re.compile(r"((?:[^:(]|\([^()]*\))*):(.*)", re.DOTALL)
+
+
+class Line(NamedTuple):
+    """`key: value` with its indentation; a line without a colon has no value."""
+
+    indent: int
+    key: str  # in small letters, blanks as one
+    value: Optional[str]
+    text: str  # all of it
+
+
+def text_of(data: bytes) -> str:
+    """A tool's output. Raises ToolError when it is larger than any could be, or no text."""
+    if len(data) > MOST_BYTES:
+        raise ToolError(f"more than {MOST_BYTES >> 20} MB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        # Serial numbers of strange drives: a few bytes are no reason to know nothing.
+        if data.count(b"\0"):
+            raise ToolError(f"no text, at byte {error.start}") from None
+        return data.decode("utf-8", "replace")
+
+
+def lines_of(text: str) -> Iterator[Line]:
+    """The lines that are not empty, nor a rule of dashes."""
+    for raw in text.split("\n"):
+        stripped = raw[:MOST_LINE].strip()
+        if not stripped.strip("-="):
+            continue
+        pair = _PAIR.fullmatch(stripped)
+        key, value = (pair.group(1), pair.group(2).strip()) if pair else (stripped, None)
+        indent = len(raw) - len(raw.lstrip())
+        yield Line(indent, " ".join(key.lower().split()), value, stripped)
+
+
+def whole(text: Optional[str]) -> Optional[int]:
+    """A number that begins the text; None for any other."""
+    found = re.match(rf"\s*([0-9]{{1,{_DIGITS}}})(?![0-9])", text or "")
+    return int(found.group(1)) if found else None
+
+
+def size_bytes(text: Optional[str], unit: str = "") -> Optional[int]:
+    """`1.8 GB`, `512MB`; a number alone is in `unit` (`G`). None for what is no size."""
+    found = _NUMBER.match(text or "")
+    if found is None:
+        return None
+    shift = _UNITS.get((found.group(2) or unit)[:1].lower())
+    return possible(int(float(found.group(1)) * (1 << shift))) if shift is not None else None
+
+
+def possible(count: int) -> Optional[int]:
+    """Bytes of a cache; None for more than anything has."""
+    return count if count <= MOST_CACHE else None
+
+
+def share(text: Optional[str]) -> Optional[float]:
+    """The first percentage in a text, as a share of one; None where there is none up to 100."""
+    found = _PERCENT.search(text or "")
+    value = float(found.group(1)) if found else None
+    return value / 100 if value is not None and value <= 100 else None
+
+
+def pci_address(text: Optional[str]) -> Optional[str]:
+    """`00:1a:00:00` or `0000:3B:00.0` as sysfs writes it: `0000:1a:00.0`."""
+    found = _PCI.fullmatch((text or "").strip())
+    if found is None:
+        return None
+    domain, bus, slot, function = (int(part or "0", 16) for part in found.groups())
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.{function:x}" if function < 8 else None
+
+
+def disk_name(text: Optional[str]) -> Optional[str]:
+    """The kernel's name of `/dev/sda`, whatever follows; None for what is no disk."""
+    found = re.match(r"\s*/dev/([A-Za-z0-9_!-]{1,31})(?![A-Za-z0-9_!/-])", text or "")
+    return found.group(1) if found else None
+
+
+def moment(text: Optional[str]) -> Optional[float]:
+    """A local time, as tools write it, in seconds since 1970; None for any other text."""
+    words = " ".join((text or "")[:64].split())
+    for form in _FORMS:
+        try:
+            parsed = time.strptime(words, form)
+        except ValueError:
+            continue
+        # A clock that was never set, or a learn cycle that never comes.
+        if _YEARS[0] <= parsed.tm_year < _YEARS[1]:
+            return time.mktime(parsed)
+    return None
+
+
+def name(text: Any) -> Optional[str]:
+    """What something is called, fit to be shown."""
+    return printable(text.strip()[:MOST_NAME]) or None if isinstance(text, str) else None
+
+
+def read_json(text: str) -> Any:
+    """JSON as tools print it. Raises ToolError.
+
+    Of a key that comes twice with two values nothing is known.
+    """
+    try:
+        return json.loads(
+            text, parse_int=_int, parse_constant=lambda word: None, object_pairs_hook=_object
+        )
+    except RecursionError:
+        raise ToolError("nested too deep") from None
+    except ValueError as error:  # its text quotes nothing of the document
+        raise ToolError(f"no JSON: {printable(str(error))[:MOST_NAME]}") from None
+
+
+def _int(digits: str) -> Optional[int]:
+    return int(digits) if len(digits) <= _DIGITS else None
+
+
+def _object(pairs: Sequence[Tuple[str, Any]]) -> Dict[str, Any]:
+    found: Dict[str, Any] = {}
+    for key, value in pairs:
+        found[key] = value if key not in found or found[key] == value else None
+    return found
+
+
+def under(value: Any, *keys: str) -> Dict[str, Any]:
+    """The object below these keys; empty where anything on the way is another thing."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def rows(value: Any, most: int = MOST_VOLUMES) -> List[Dict[str, Any]]:
+    """The objects in a list, `most` of them; empty where it is no list."""
+    listed = value[:most] if isinstance(value, list) else []
+    return [each for each in listed if isinstance(each, dict)]
+
+
+def worded(value: Any) -> Optional[str]:
+    """A text, or a number as one; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return None
+    return str(value)

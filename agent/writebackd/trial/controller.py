@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Controls trials for `writebackctl trial`: start, continue, end; one at a time."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
+
+from writebackd.alerts.alert_types import Alert
+from writebackd.policy.schema import Policy
+from writebackd.report.codec import Interned, pack
+from writebackd.report.control_server import RequestError, text_argument
+from writebackd.report.device_answers import find_devices
+from writebackd.report.snapshot import Snapshot
+from writebackd.trial.plan import AGENT, LEAST_BLOCK_S, MOST_BLOCK_S, MOST_BLOCKS, ORIGINAL, Plan
+from writebackd.trial.preconditions import bound, objection, sync_rate
+from writebackd.trial.trial_run import End, TrialRun, stop_s
+from writebackd.types.core_memory import Memory, Trial
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.samples import Sample
+
+log = logging.getLogger(__name__)
+
+_BAD_NEWS = 1
+# In an answer; a client that fell behind asks again.
+_MOST_TICKS = 500
+
+
+class TrialController:
+    """Holds the trial that is on, and the last one until it is asked for.
+
+    `begin` and `end` are the daemon's: to make the agent work, and to go back to
+    the mode that was. `begin` may raise OSError or ValueError, and has done nothing then.
+    """
+
+    def __init__(self, begin: Callable[[str], None], end: Callable[[str], None]) -> None:
+        self._begin, self._end = begin, end
+        self._course: Optional[TrialRun] = None
+        self._number = 0
+
+    @property
+    def running(self) -> bool:
+        return self._course is not None and self._course.ended is None
+
+    def order(
+        self, args: Mapping[str, Any], snapshot: Snapshot, problem: Optional[str],
+        policy: Policy, now_s: float,
+    ) -> Dict[str, Any]:
+        """Answer a client. Raises RequestError."""
+        order = text_argument(args, "order")
+        if order == "start":
+            return self._start(args, snapshot, problem, policy, now_s)
+        course = self._course
+        if course is None or args.get("id") != self._number:
+            raise RequestError("no such trial: was the daemon restarted?", _BAD_NEWS)
+        if order == "end":
+            self.end(End.ASKED, "ended by whoever began it")
+        elif order != "go":
+            raise RequestError("order is start, go or end")
+        course.renew(now_s)
+        since = int(_number(args, "since", 0, 1e9)) if "since" in args else 0
+        ticks, left = course.take(since, _MOST_TICKS)
+        return {
+            "ended": course.ended.value if course.ended is not None else None,
+            "why": course.why,
+            "ticks": [pack(each, Interned()) for each in ticks],
+            "left": left,
+        }
+
+    def step(
+        self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
+        alerts: Sequence[Alert],
+    ) -> Optional[Trial]:
+        """Once a tick, before it is decided; None: no trial is on, or no longer."""
+        course = self._course
+        if course is None or course.ended is not None:
+            return None
+        trial = course.step(sample, estimates, memory, alerts)
+        if trial is None:
+            self._over(course)
+        return trial
+
+    def end(self, how: End, why: str) -> None:
+        """Nothing where none is on."""
+        course = self._course
+        if course is not None and course.ended is None:
+            course.end(how, why)
+            self._over(course)
+
+    def _over(self, course: TrialRun) -> None:
+        assert course.ended is not None
+        log.info("trial of %s ended (%s): %s", course.plan.device, course.ended.value, course.why)
+        self._end(f"trial of {course.plan.device} ended: {course.why}")
+
+    def _start(
+        self, args: Mapping[str, Any], snapshot: Snapshot, problem: Optional[str],
+        policy: Policy, now_s: float,
+    ) -> Dict[str, Any]:
+        if self.running:
+            assert self._course is not None
+            raise RequestError(f"a trial of {self._course.plan.device} is on already", _BAD_NEWS)
+        if problem is not None:
+            raise RequestError(f"no trial now: {problem}", _BAD_NEWS)
+        if snapshot.mode is Mode.OBSERVE:
+            # Nothing is ours, so what stands now is what is found, whoever set it since the start.
+            snapshot = replace(snapshot, originals=snapshot.sample.vm.limits)
+        plan = _plan(args, _device(snapshot, text_argument(args, "device")))
+        refused = objection(snapshot, policy, plan.device, plan.ceiling_s)
+        if refused is not None:
+            raise RequestError(f"no trial now: {refused}", _BAD_NEWS)
+        limit = bound(snapshot, policy, plan.ceiling_s)
+        rate, estimate = sync_rate(snapshot, plan.device), snapshot.estimates[plan.device]
+        text = f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s"
+        try:
+            self._begin(text)
+        except (OSError, ValueError) as error:
+            raise RequestError(f"the limits cannot be read: {error}", _BAD_NEWS) from None
+        log.info("%s", text)
+        self._course = TrialRun(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
+        self._number = int(now_s * 1000)  # another one after a restart
+        return {
+            "id": self._number,
+            "device": plan.device,
+            "mode": snapshot.mode.value,
+            "policy": snapshot.policy_name,
+            "version": snapshot.version,
+            "found_bytes": limit.found_bytes,
+            "limit_bytes": limit.limit_bytes,
+            "cut": limit.cut,
+            "stop_s": stop_s(plan, estimate.baseline_s),
+            "sync_rate": rate,
+            "drain_rate": estimate.drain_rate,
+            "baseline_s": estimate.baseline_s,
+        }
+
+
+def _device(snapshot: Snapshot, wanted: Optional[str]) -> str:
+    """The one that is meant, or the only one that somebody syncs on. Raises RequestError."""
+    if wanted is not None:
+        names = [each.device.name for each in find_devices(snapshot, wanted)]
+    else:
+        names = [name for name, each in snapshot.estimates.items() if each.demand]
+        if not names:
+            raise RequestError("no trial now: nobody syncs on any device", _BAD_NEWS)
+    if len(names) > 1:
+        raise RequestError(f"which device? --device {' or '.join(sorted(names))}")
+    return names[0]
+
+
+def _plan(args: Mapping[str, Any], device: str) -> Plan:
+    arms = text_argument(args, "arms") or ""
+    if not 2 <= len(arms) <= MOST_BLOCKS or set(arms) != {AGENT, ORIGINAL}:
+        raise RequestError(f"arms is 2 to {MOST_BLOCKS} letters, {AGENT} and {ORIGINAL}")
+    block_s = _number(args, "block_s", LEAST_BLOCK_S, MOST_BLOCK_S)
+    return Plan(
+        device, arms, block_s,
+        settle_s=_number(args, "settle_s", 0.0, block_s / 2),
+        # A tick is the finest that can be told apart, and a minute of dirty data no bound.
+        ceiling_s=_number(args, "ceiling_s", 0.1, 60.0),
+        stop_s=None if args.get("stop_s") is None else _number(args, "stop_s", 0.01, 600.0),
+    )  # fmt: skip
+
+
+def _number(args: Mapping[str, Any], name: str, least: float, most: float) -> float:
+    value = args.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        option = {"ceiling_s": "--ceiling", "stop_s": "--stop-at"}.get(name, name)
+        raise RequestError(f"{option} takes {least:g}s to {most:g}s")
+    return float(value)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Preconditions of a trial, and the bound on the original limits.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from writebackd import formats
+from writebackd.policy.schema import Policy
+from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.types.decision import DeviceState
+
+# Syncs per second: a hundred in the 20 s of a block of 30 s that count, which a p99 needs.
+LEAST_SYNC_RATE = 5.0
+# Limits that differ by less than this factor bring a difference that no trial of minutes shows.
+LEAST_FACTOR = 2.0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The limit of the original arm."""
+
+    found_bytes: int
+    limit_bytes: int
+    background_bytes: int
+    cut: Optional[str]  # by what, in words; None: as found
+
+
+def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
+    """The limits as found, cut to `ceiling_s` of the slowest disk that somebody syncs on.
+
+    What is dirty when a flood has filled it is what an fsync may have to wait for, and what
+    drains before the agent's limit holds again: with 20 % of 256 GB, minutes. The policy's
+    ceiling cuts it as well.
+    """
+    found, background = original_bytes(snapshot)
+    excluded = {each.device.name for each in snapshot.sample.devices if each.excluded}
+    rates = [
+        each.drain_rate
+        for each in snapshot.estimates.values()
+        if each.demand and each.drain_rate is not None and each.name not in excluded
+    ]
+    drained = int(min(rates, default=0.0) * ceiling_s)
+    limits = policy.limits
+    limit = max(min(found, drained, limits.ceiling_bytes), limits.floor_bytes)
+    if limit >= found:
+        return Bound(found, found, background, None)
+    cut = f"what the disk drains in {ceiling_s:g} s"
+    if limit != drained:
+        cut = "the policy's ceiling" if limit < drained else "the policy's floor"
+    page = snapshot.sample.host.page_size
+    return Bound(found, limit, max(page, int(limit * background / found)), cut)
+
+
+def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float) -> Optional[str]:
+    """Why no trial may begin on `device`, a name of the snapshot's; None where one may."""
+    memory = snapshot.memory
+    if snapshot.off is not None:
+        return f"{snapshot.off} exists: remove it first"
+    if memory.yielded is not None:
+        return f"yielded ({memory.yielded}): `writebackctl enforce` first"
+    if memory.pin_bytes is not None:
+        return "the limit is pinned: `writebackctl release` first"
+    if snapshot.sample.errors:
+        return f"the last tick was not whole: {snapshot.sample.errors[0]}"
+    if snapshot.alerts:
+        names = ", ".join(dict.fromkeys(each.name.value for each in snapshot.alerts))
+        return f"an alert stands ({names}): `writebackctl alerts` tells more"
+    decided = {each.name: each for each in snapshot.decision.devices}
+    decision, estimate = decided.get(device), snapshot.estimates.get(device)
+    if decision is None or estimate is None:
+        return f"{device}: nothing measured yet"
+    if decision.state is DeviceState.EXCLUDED:
+        return f"{device} is excluded: {decision.reason}"
+    if not estimate.demand_known:
+        return f"{device}: fsync is not visible here (`writebackctl doctor` says why)"
+    rate = sync_rate(snapshot, device)
+    if not estimate.demand or rate < LEAST_SYNC_RATE:
+        return (
+            f"{device}: {formats.count(rate)} fsyncs per second over the last 10 s, at least"
+            f" {formats.count(LEAST_SYNC_RATE)} are needed: try it while the load is there"
+        )
+    if estimate.drain_rate is None:
+        return (
+            f"{device}: not known yet what it drains, so nothing would bound the dirty data:"
+            " the first flood tells"
+        )
+    limit = bound(snapshot, policy, ceiling_s).limit_bytes
+    own = decision.target_bytes
+    if own is not None and limit < LEAST_FACTOR * own:
+        return (
+            f"{device}: nothing to compare: the agent's limit is {formats.size(own)}, and the one"
+            f" as found would be {formats.size(limit)}"
+        )
+    return None
+
+
+def sync_rate(snapshot: Snapshot, device: str) -> float:
+    """Syncs per second over the last 10 s."""
+    known = snapshot.memory.devices.get(device)
+    window = known.recent_syncs if known is not None else ()
+    span_s = sum(window[::2])
+    return sum(window[1::2]) / span_s if span_s else 0.0

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Summarises a trial in sentences and as JSON.  Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+from writebackd import formats
+from writebackd.report.device_figures import Figures
+from writebackd.trial.analysis import (
+    P50,
+    P99,
+    SYNC_RATE,
+    WRITE_RATE,
+    Block,
+    Difference,
+    Result,
+)
+from writebackd.trial.plan import LEAST_PAIRS, Plan
+
+# Of the time that counts: without a flood both arms are alike.
+MOSTLY = 0.5
+NAMES = {
+    P99: "fsync p99", P50: "fsync p50", SYNC_RATE: "fsyncs per second", WRITE_RATE: "throughput"
+}  # fmt: skip
+# Fewer in a block, and its p99 is its slowest.
+ENOUGH_FSYNCS = 100
+
+
+@dataclass(frozen=True)
+class TrialSummary:
+    """A trial that has come to its end."""
+
+    host: str
+    version: str
+    policy: str
+    mode: str  # before and after it
+    seed: int
+    plan: Plan
+    found_bytes: int
+    limit_bytes: int  # of the original arm
+    cut: Optional[str]
+    stop_s: float
+    ended: str
+    why: str
+    result: Result
+
+
+def verdict(report: TrialSummary) -> str:
+    """The answer in one sentence or two."""
+    result, pairs = report.result, report.result.pairs
+    p99, rate, syncs = (result.of(name) for name in (P99, WRITE_RATE, SYNC_RATE))
+    if result.agent is None or result.original is None:
+        return "Nothing to compare: no block of one of the arms came far enough." + _seen(result)
+    # The number of pairs that have this measure, which may be one less.
+    over = f"over {len(p99.ratios)} pairs"
+    if p99.scattered:
+        return (
+            f"Inconclusive {over}: fsync p99 differs too much from pair to pair to show a"
+            " difference." + _seen(result)
+        )
+    if pairs < LEAST_PAIRS or p99.ratio is None or p99.low is None:
+        few = "No pair of blocks" if not pairs else f"Only {pairs} pairs of blocks"
+        if pairs == 1:
+            few = "Only 1 pair of blocks"
+        return (
+            f"Inconclusive: {few[0].lower()}{few[1:]} can be compared, {LEAST_PAIRS} are needed."
+            + _seen(result)
+        )
+    if p99.better and p99.wide:
+        text = f"The agent made fsync p99 at least {times(p99.low)} shorter {over}"
+    elif p99.better:
+        text = f"The agent made fsync p99 {times(p99.ratio)} shorter"
+        text += f" (95 % interval {_span(p99)}) {over}"
+    elif p99.worse:
+        assert p99.high is not None
+        text = f"The agent made fsync p99 {times(1 / p99.ratio)} longer"
+        text += f" (95 % interval {_number(1 / p99.high)} to {_number(1 / p99.low)}) {over}"
+        if p99.wide:
+            text = f"The agent made fsync p99 at least {times(1 / p99.high)} longer {over}"
+    else:
+        text = f"No difference in fsync p99 was shown {over}: without the agent it was"
+        text += f" {times(p99.ratio)} as long (95 % interval {_span(p99)})"
+    if rate.ratio is not None and rate.low is not None:
+        text += f"; throughput was {_of_that(rate)}"
+    if syncs.worse:
+        text += f"; fsyncs per second were {_of_that(syncs)}"
+    return text + "."
+
+
+def _of_that(rate: Difference) -> str:
+    if rate.wide:
+        return f"{said(rate)} that without it"
+    assert rate.ratio is not None
+    return f"{_number(rate.ratio)} ({_span(rate)}) of that without it"
+
+
+def remarks(report: TrialSummary) -> List[str]:
+    """What has to be known to read the figures right, one thought each."""
+    result, lines = report.result, []
+    if report.ended == "enough":
+        lines.append(f"Ended early: {report.why}.")
+    elif report.ended != "done":
+        done = f"Ended before its time: {report.why}."
+        if result.blocks:
+            last = result.blocks[-1]
+            arm = "with the limits as found" if last.original else "with the agent's limits"
+            done += f" That was in block {last.number} of {len(report.plan.arms)}, {arm}."
+        lines.append(f"{done} What was seen until then counts.")
+    lines += [
+        f"Blocks {one} and {other} are not compared, their load differed: {why}."
+        for one, other, why in result.left_out
+    ]
+    if report.cut is not None:
+        lines.append(
+            f"The limit as found is {formats.size(report.found_bytes)}; the trial cut it to"
+            f" {formats.size(report.limit_bytes)}, {report.cut}. So its arm was milder than this"
+            " host without the agent, and the difference may be larger than what is shown."
+        )
+    for arm, figures in (("agent", result.agent), ("original", result.original)):
+        share = figures.flooded_s / figures.span_s if figures is not None else 1.0
+        if share < MOSTLY:
+            lines.append(
+                f"In the {arm} blocks a flood was on for {formats.percent(share)} of the time:"
+                " without one both limits do the same."
+            )
+    counted = [block.figures.fsyncs for block in result.blocks if block.whole and block.figures]
+    if counted and min(counted) < ENOUGH_FSYNCS:
+        lines.append(
+            f"Some block has only {min(counted)} fsyncs: its p99 is about its slowest. Who waits"
+            " asks less often; the fsyncs per second tell of that."
+        )
+    return lines
+
+
+def times(ratio: float) -> str:
+    return f"{_number(ratio)} times"
+
+
+def _number(ratio: float) -> str:
+    """A factor, with so many digits as count."""
+    if ratio >= 9.95:
+        return f"{ratio:.0f}"
+    return f"{ratio:.2f}" if ratio < 1.995 else f"{ratio:.1f}"
+
+
+def said(each: Difference) -> str:
+    """A difference as a figure with its interval."""
+    if each.ratio is None:
+        return "no pair"
+    if each.scattered:
+        return "inconclusive"
+    if each.wide and each.low is not None and each.high is not None:
+        return f"at least {times(each.low)}" if each.better else f"at most {times(each.high)}"
+    text = times(each.ratio)
+    return f"{text} ({_span(each)})" if each.low is not None else f"{text} (too few pairs)"
+
+
+def _span(each: Difference) -> str:
+    assert each.low is not None and each.high is not None
+    return f"{_number(each.low)} to {_number(each.high)}"
+
+
+def _seen(result: Result) -> str:
+    seen = [
+        f"{arm} {_ms(figures.latency.quantile(0.99))} ({figures.fsyncs} fsyncs in"
+        f" {formats.duration(figures.span_s)})"
+        for arm, figures in (("with the agent", result.agent), ("as found", result.original))
+        if figures is not None
+    ]
+    return f" Seen, fsync p99: {', '.join(seen)}." if seen else ""
+
+
+def _ms(seconds: Optional[float]) -> str:
+    return "unknown" if seconds is None else f"{formats.milliseconds(seconds)} ms"
+
+
+def report_json(report: TrialSummary) -> Dict[str, Any]:
+    """All of it; what is not known is None."""
+    plan, result = report.plan, report.result
+    return {
+        "host": report.host,
+        "device": plan.device,
+        "policy": report.policy,
+        "mode": report.mode,
+        "seed": report.seed,
+        "blocks_planned": len(plan.arms),
+        "block_s": plan.block_s,
+        "settle_s": plan.settle_s,
+        "ceiling_s": plan.ceiling_s,
+        "stop_s": report.stop_s,
+        "found_bytes": report.found_bytes,
+        "limit_bytes": report.limit_bytes,
+        "cut": report.cut,
+        "ended": report.ended,
+        "why": report.why,
+        "verdict": verdict(report),
+        "remarks": remarks(report),
+        "pairs": result.pairs,
+        "left_out": [
+            {"blocks": [one, other], "why": why} for one, other, why in result.left_out
+        ],
+        "differences": {
+            each.name: {
+                "ratio": each.ratio, "low": each.low, "high": each.high,
+                "ratios": list(each.ratios),
+            }
+            for each in result.differences
+        },
+        "agent": _arm_json(result.agent),
+        "original": _arm_json(result.original),
+        "blocks": [_block_json(block) for block in result.blocks],
+    }  # fmt: skip
+
+
+def _arm_json(figures: Optional[Figures]) -> Optional[Dict[str, Any]]:
+    if figures is None:
+        return None
+    return {
+        "span_s": figures.span_s,
+        "fsyncs": figures.fsyncs,
+        "fsync_p50_s": figures.latency.quantile(0.5),
+        "fsync_p99_s": figures.latency.quantile(0.99),
+        "fsync_longest_s": longest_s(figures),
+        "sync_rate": figures.fsyncs / figures.span_s,
+        "write_rate": figures.write_rate,
+        "limit_bytes": figures.limit_bytes,
+        "flooded_share": figures.flooded_s / figures.span_s,
+    }
+
+
+def longest_s(figures: Figures) -> float:
+    """The longest fsync, one that was still under way included."""
+    return max(figures.oldest_s, figures.latency.quantile(1.0) or 0.0)
+
+
+def _block_json(block: Block) -> Dict[str, Any]:
+    return {
+        "number": block.number,
+        "arm": "original" if block.original else "agent",
+        "begin_s": block.begin_s,
+        "end_s": block.end_s,
+        "whole": block.whole,
+        "counted": _arm_json(block.figures),
+    }

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Renders a trial as a self-contained HTML page, and as lines for a terminal.  Pure."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, List, Sequence, Tuple
+
+from writebackd import formats
+from writebackd.report.device_plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot
+from writebackd.report.plot import LOG, Axis, escape
+from writebackd.report.report_page import STYLE, head
+from writebackd.trial.analysis import Block, Difference
+from writebackd.trial.plan import LEAST_PAIRS
+from writebackd.trial.summary import NAMES, TrialSummary, longest_s, remarks, said, times, verdict
+from writebackd.trial.trial_run import TrialTick
+
+_ROW, _TOP = 40.0, 26.0  # of the plot of differences, in its own units
+_NAME, _SAID = 130.0, 190.0  # columns for names on its left and figures on its right
+_STYLE = STYLE + """
+:root{--agent:#bfe3d3;--original:#f6c79a;--settle:#9aa4ad}
+@media screen and (prefers-color-scheme:dark){:root{--agent:#1d5a43;--original:#7a4413}}
+.mark.agent,.legend .agent{fill:var(--agent);background:var(--agent)}
+.mark.original,.legend .original{fill:var(--original);background:var(--original)}
+.mark.settle,.shade.settle{fill:var(--settle)}.shade.settle{fill-opacity:.16}
+.even{stroke:var(--soft);fill:none}
+.pair{fill:var(--one);fill-opacity:.45}
+.interval{stroke:var(--ink);stroke-width:2.5;fill:none}
+.mean{fill:var(--ink)}
+svg .figure{fill:var(--ink)}
+"""
+
+
+def render(report: TrialSummary, ticks: Sequence[TrialTick], made_s: float) -> str:
+    """The page; the same input gives the same one, in the same time zone."""
+    title = f"writebackd on {report.host}: trial of {report.plan.device}"
+    notes = "".join(f"<p>{escape(line)}</p>" for line in remarks(report))
+    return f"""{head(title, _STYLE)}<body>
+<header><h1>{escape(title)}</h1>
+<p class="when">{_span(report.result.blocks, made_s)}</p>
+<p class="answer">{escape(verdict(report))}</p>
+{notes}{_facts(report)}</header>
+<main><section><h2>Difference</h2>
+<div class="wide"><figure>{_forest(report.result.differences)}</figure></div>
+<p class="legend">Right of 1 the agent is better. A dot is a pair of blocks, the diamond their mean,
+the line its 95 % interval.</p></section>
+<section><h2>Course</h2>{_course(report, ticks)}</section>
+<section><h2>Blocks</h2>{_table(report.result.blocks)}</section></main>
+<footer><p>Blocks of {report.plan.block_s:g} s in pairs, which arm comes first by chance (seed
+{report.seed}); the first {report.plan.settle_s:g} s of each are not counted, because the limit
+moves and the dirty data of the block before drain. The logarithms of the pairs' ratios go into
+Student's t. fsync p99 is what the trial is about, the other measures stand beside it. Percentiles
+are exact to 12.5 %.</p>
+<p>writebackd {escape(report.version)}, page made {_when(made_s)} (local time of that host)</p>
+</footer>
+</body></html>
+"""
+
+
+def _facts(report: TrialSummary) -> str:
+    plan = report.plan
+    facts = [
+        ("policy", report.policy),
+        ("limit as found", formats.size(report.found_bytes)),
+        ("in its blocks", formats.size(report.limit_bytes)),
+        ("pairs compared", str(report.result.pairs)),
+        ("pairs left out", str(len(report.result.left_out))),
+        ("blocks", f"{len(report.result.blocks)} of {len(plan.arms)}"),
+        ("an fsync may take", formats.duration(report.stop_s)),
+        ("ended", report.ended),
+    ]
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return f"<dl>{cells}</dl>"
+
+
+def _axis(differences: Sequence[Difference]) -> Axis:
+    """A logarithmic axis of ratios, with 1 on it."""
+    values = [1 / 1.25, 1.25]
+    for each in differences:
+        values += each.ratios
+        values += [value for value in (each.low, each.high) if value is not None]
+    # An interval of few pairs may reach to the moon; more than this nobody has to see.
+    low, high = max(min(values), 1e-3), min(max(values), 1e5)
+    return Axis("", low * (low / high) ** 0.05, high, LOG)
+
+
+def _forest(differences: Sequence[Difference]) -> str:
+    scale = _axis(differences)
+    left, right = LEFT + _NAME - 40, WIDTH - RIGHT - _SAID
+
+    def axis(ratio: float) -> float:
+        return left + scale.share(ratio) * (right - left)
+
+    bottom = _TOP + _ROW * len(differences)
+    parts = []
+    for tick in scale.ticks():
+        x = axis(tick)
+        style = "even" if tick == 1.0 else "grid"
+        parts.append(f'<path class="{style}" d="M{x:.1f} {_TOP - 8:.0f}V{bottom:.0f}"/>')
+        parts.append(
+            f'<text class="tick" text-anchor="middle" x="{x:.1f}" y="{bottom + 16:.0f}">'
+            f"{tick:g}</text>"
+        )
+    even = axis(1.0)
+    parts.append(f'<text text-anchor="end" x="{even - 8:.1f}" y="12">worse</text>')
+    parts.append(f'<text x="{even + 8:.1f}" y="12">better with the agent</text>')
+    for row, each in enumerate(differences):
+        y = _TOP + _ROW * (row + 0.5)
+        parts.append(
+            f'<text class="title" text-anchor="end" x="{LEFT + _NAME - 52:.0f}" y="{y + 4:.1f}">'
+            f"{escape(NAMES[each.name])}</text>"
+        )
+        parts += [
+            f'<circle class="pair" cx="{axis(ratio):.1f}" cy="{y - 9:.1f}" r="3.2">'
+            f"<title>{escape(times(ratio))}</title></circle>"
+            for ratio in each.ratios
+        ]
+        if each.low is not None and each.high is not None:
+            parts.append(
+                f'<path class="interval" d="M{axis(each.low):.1f} {y + 4:.1f}'
+                f'H{axis(each.high):.1f}M{axis(each.low):.1f} {y:.1f}v8'
+                f'M{axis(each.high):.1f} {y:.1f}v8"/>'
+            )
+        if each.ratio is not None:
+            x = axis(each.ratio)
+            parts.append(
+                f'<path class="mean" d="M{x - 5:.1f} {y + 4:.1f}l5 -5 5 5-5 5z"/>'
+            )
+        parts.append(
+            f'<text class="figure" x="{WIDTH - RIGHT - _SAID + 16:.0f}" y="{y + 4:.1f}">'
+            f"{escape(said(each))}</text>"
+        )
+    return (
+        f'<svg viewBox="0 0 {WIDTH:.0f} {bottom + 24:.0f}" role="img"'
+        f' aria-label="differences with intervals">{"".join(parts)}</svg>'
+    )
+
+
+def _course(report: TrialSummary, ticks: Sequence[TrialTick]) -> str:
+    if not ticks:
+        return '<p class="absent">No tick was seen.</p>'
+    begin_s, end_s = ticks[0].figures.wall_s, ticks[-1].figures.end_s
+    arms = [
+        Mark(block.begin_s, block.end_s, *_arm(block)) for block in report.result.blocks
+    ]
+    left_out = _runs(ticks, lambda tick: not tick.counts)
+    moments = []
+    if report.ended != "done":
+        moments = [Mark(end_s, end_s, "stop", report.why)]
+    plot = device_plot(
+        report.plan.device,
+        bins([tick.figures for tick in ticks], begin_s, end_s),
+        arms,
+        left_out,
+        moments,
+        begin_s,
+        end_s,
+        bands=("limits in force", "not counted"),
+    )
+    return (
+        f'<div class="wide"><figure>{plot}</figure></div><p class="legend">'
+        '<span><i class="agent"></i>the agent\'s limits</span>'
+        '<span><i class="original"></i>the limits as found, cut where the text says so</span></p>'
+    )
+
+
+def _arm(block: Block) -> Tuple[str, str]:
+    """Style and words of a block."""
+    name = "original" if block.original else "agent"
+    return name, f"{name} block {block.number}"
+
+
+def _runs(ticks: Sequence[TrialTick], wanted: Callable[[TrialTick], bool]) -> List[Mark]:
+    marks: List[Mark] = []
+    for tick in ticks:
+        if not wanted(tick):
+            continue
+        begin_s, end_s = tick.figures.wall_s, tick.figures.end_s
+        # A tick's length is measured, and never quite what lies between two.
+        if marks and begin_s - marks[-1].end_s < tick.figures.span_s / 2:
+            begin_s = marks.pop().begin_s
+        marks.append(Mark(begin_s, end_s, "settle", "not counted"))
+    return marks
+
+
+def _table(blocks: Sequence[Block]) -> str:
+    head = ("block", "limits", "counted", "limit", "fsyncs", "per second", "p50", "p99", "longest",
+            "written", "flooded")
+    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
+    body = "".join(
+        f'<tr><th scope="row">{block.number}</th>'
+        + "".join(f'<td class="n">{escape(cell)}</td>' for cell in _cells(block))
+        + "</tr>"
+        for block in blocks
+    )
+    return (
+        f'<div class="wide"><table><thead><tr>{columns}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cells(block: Block) -> Tuple[str, ...]:
+    arm = "as found" if block.original else "agent's"
+    figures = block.figures
+    if figures is None:
+        return (arm, "none", *(formats.UNKNOWN,) * 8)
+    counted = formats.duration(figures.span_s) + ("" if block.whole else ", too little")
+    return (
+        arm,
+        counted,
+        formats.size(figures.limit_bytes),
+        str(figures.fsyncs),
+        formats.count(figures.fsyncs / figures.span_s),
+        *(
+            f"{formats.milliseconds(value)} ms"
+            for value in (block.p50_s, block.p99_s, longest_s(figures))
+        ),
+        f"{formats.size(figures.write_rate)}/s",
+        formats.percent(figures.flooded_s / figures.span_s),
+    )
+
+
+def block_line(block: Block, blocks: int) -> str:
+    """A block that is over, for a terminal."""
+    _, counted, limit, _, rate, p50, p99, _, written, _ = _cells(block)
+    arm = "original" if block.original else "agent"
+    return (
+        f"{block.number:4}/{blocks}  {arm:<8}  {limit:>5}  p50 {p50:>8}  p99 {p99:>8}"
+        f"  {rate:>6} fsyncs/s  {written:>7}" + ("" if block.whole else f"  ({counted})")
+    )
+
+
+def text_plot(differences: Sequence[Difference], width: int) -> List[str]:
+    """The differences with their intervals; `.` a pair, `o` their mean, `|` no difference."""
+    names = max(map(len, NAMES.values()))
+    right = max(len(said(each)) for each in differences)
+    room = max(10, width - names - right - 4)
+    scale = _axis(differences)
+
+    def axis(ratio: float) -> float:
+        return scale.share(ratio) * (room - 1)
+
+    lines = []
+    for each in differences:
+        cells = [" "] * room
+        if each.low is not None and each.high is not None:
+            low, high = round(axis(each.low)), round(axis(each.high))
+            cells[low : high + 1] = "-" * (high - low + 1)
+        for ratio in each.ratios:
+            cells[round(axis(ratio))] = "."
+        cells[round(axis(1.0))] = "|"
+        if each.ratio is not None:
+            cells[round(axis(each.ratio))] = "o"
+        lines.append(f"{NAMES[each.name]:<{names}}  {''.join(cells)}  {said(each)}")
+    even = round(axis(1.0))
+    words = [" "] * room
+    for at, word in ((even - 7, "worse <"), (even, "1"), (even + 1, "> better")):
+        if at >= 0 and at + len(word) <= room:
+            words[at : at + len(word)] = word
+    lines.append(f"{'':<{names}}  {''.join(words)}".rstrip())
+    if any(len(each.ratios) < LEAST_PAIRS for each in differences):
+        lines.append(f"(intervals take {LEAST_PAIRS} pairs)")
+    return lines
+
+
+def _span(blocks: Sequence[Block], made_s: float) -> str:
+    if not blocks:
+        return _when(made_s)
+    begin_s, end_s = blocks[0].begin_s, blocks[-1].end_s
+    return f"{_when(begin_s)} to {_when(end_s)}, {formats.duration(end_s - begin_s)}"
+
+
+def _when(wall_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))

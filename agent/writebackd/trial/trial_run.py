@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A running trial, tick by tick: which block is on, what it measured, when to stop.  No clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import List, Mapping, Optional, Sequence, Tuple
+
+from writebackd import formats
+from writebackd.alerts.alert_types import Alert, AlertName, Cause
+from writebackd.report.device_figures import Figures
+from writebackd.trial.plan import LEASE_S, LEAST_PAIRS, ORIGINAL, Plan
+from writebackd.trial.preconditions import Bound
+from writebackd.types.core_memory import Memory, Trial
+from writebackd.types.decision import Mode
+from writebackd.types.estimate import Estimate
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import Sample
+
+# An fsync behind a full queue waits for 0.4 to 0.75 of limit / rate
+# (docs/research/2026-11-measurements.md), which is the ceiling's time here: one that waits twice as
+# long waits for something else as well.
+STOP_CEILINGS = 2.0
+# A slow disk's own fsync is no alarm.
+STOP_BASELINES = 20.0
+# Nobody syncs any more.
+QUIET_S, QUIET_SYNCS = 10.0, 20.0
+# Alerts that say nothing of how long an fsync takes.
+_OTHERS = (AlertName.FOREIGN_WRITER, AlertName.BLIND)
+
+
+class End(Enum):
+    """How a trial came to its end."""
+
+    DONE = "done"
+    ENOUGH = "enough"  # to compare, and the limits as found do harm
+    STOPPED = "stopped"  # fsync suffered
+    QUIET = "quiet"  # nobody syncs any more
+    ASKED = "asked"
+    ABANDONED = "abandoned"  # whoever started it does not answer
+    DISTURBED = "disturbed"  # somebody, or something, else moved the limits
+
+
+@dataclass(frozen=True)
+class TrialTick:
+    """What one tick saw of the device."""
+
+    block: int  # from 0
+    counts: bool  # False: the first part of a block, between two limits
+    figures: Figures
+    dirtied_bytes: int = 0  # by processes that write through the page cache
+    slept_s: float = 0.0  # together, for the limit
+    dirty_bytes: int = 0  # of the host at its end, and under writeback
+
+
+class TrialRun:
+    """`step` once a tick; what it answers is the order for the next one."""
+
+    def __init__(
+        self, plan: Plan, limit: Bound, returns_to: Mode, found: VmLimits, sync_rate: float,
+        now_s: float,
+    ) -> None:
+        """`found`: the files' content while the limits as found stand; `now_s` as Sample.time_s."""
+        self.plan, self.bound = plan, limit
+        self.ended: Optional[End] = None
+        self.why = ""
+        self.ticks: List[TrialTick] = []
+        self._dropped = 0  # of them, which the client has
+        self._returns_to, self._found = returns_to, found
+        self._quiet_after_s = max(QUIET_S, QUIET_SYNCS / sync_rate)
+        self._quiet_s = 0.0
+        self._renewed_s = now_s
+        self._block = -1  # not begun
+        self._began_s = 0.0  # the block
+
+    def renew(self, now_s: float) -> None:
+        self._renewed_s = now_s
+
+    def take(self, since: int, most: int) -> Tuple[List[TrialTick], int]:
+        """Up to `most` ticks from number `since` on, and how many are left after them.
+
+        Those before are not kept: a trial may last for hours, and 1 000 ticks are 3 MB.
+        """
+        known = min(max(0, since - self._dropped), len(self.ticks))
+        del self.ticks[:known]
+        self._dropped += known
+        return self.ticks[:most], max(0, len(self.ticks) - most)
+
+    def end(self, how: End, why: str) -> None:
+        """The first end is the one that counts."""
+        if self.ended is None:
+            self.ended, self.why = how, why
+
+    def step(
+        self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
+        alerts: Sequence[Alert],
+    ) -> Optional[Trial]:
+        """Take a tick in; the block for the next one, None once it has ended."""
+        if self._block >= 0:
+            self._record(sample, estimates)
+        found = self._objection(sample, estimates, memory, alerts)
+        if found is not None:
+            self.end(*found)
+        # Half a tick early rather than half a tick late: clocks are never quite even.
+        elif self._block < 0 or self._ends_s - sample.time_s < sample.dt_s / 2:
+            self._next(sample)
+        return self._trial() if self.ended is None else None
+
+    @property
+    def _arm(self) -> str:
+        return self.plan.arms[self._block]
+
+    @property
+    def _ends_s(self) -> float:
+        return self._began_s + self.plan.block_s
+
+    def _next(self, sample: Sample) -> None:
+        if self._block + 1 == len(self.plan.arms):
+            self.end(End.DONE, "all blocks are done")
+            return
+        self._block += 1
+        self._began_s = sample.time_s
+
+    def _trial(self) -> Trial:
+        cut = self.bound.cut is not None
+        return Trial(
+            device=self.plan.device, block=self._block + 1, blocks=len(self.plan.arms),
+            original=self._arm == ORIGINAL,
+            limit_bytes=self.bound.limit_bytes if cut else None,
+            background_bytes=self.bound.background_bytes if cut else None,
+            ends_s=self._ends_s, returns_to=self._returns_to,
+        )
+
+    def _record(self, sample: Sample, estimates: Mapping[str, Estimate]) -> None:
+        name, dt_s = self.plan.device, sample.dt_s
+        writers = [task for task in sample.tasks if task.device in (name, None)]
+        for seen in sample.devices:
+            estimate = estimates.get(name)
+            if seen.device.name != name or seen.sync is None or estimate is None:
+                continue
+            self._quiet_s = 0.0 if seen.sync.count or seen.sync.inflight else self._quiet_s + dt_s
+            begun_s = sample.time_s - dt_s - self._began_s
+            self.ticks.append(TrialTick(
+                self._block,
+                begun_s >= self.plan.settle_s - dt_s / 2,
+                Figures(
+                    wall_s=sample.wall_s - dt_s, span_s=dt_s, device=name,
+                    limit_bytes=float(sample.vm.threshold_bytes),
+                    found_bytes=float(self.bound.found_bytes),
+                    write_rate=seen.write_bytes / dt_s,
+                    flooded_s=dt_s if estimate.flooded else 0.0,
+                    ours_s=0.0 if self._arm == ORIGINAL else dt_s,
+                    drain_rate=estimate.drain_rate, baseline_s=estimate.baseline_s,
+                    oldest_s=estimate.oldest_fsync_s, latency=seen.sync.latency,
+                ),
+                sum([task.dirtied_bytes for task in writers]),
+                sum([task.throttled_s for task in writers]),
+                sample.vm.dirty_bytes + sample.vm.writeback_bytes,
+            ))  # fmt: skip
+
+    def _objection(
+        self, sample: Sample, estimates: Mapping[str, Estimate], memory: Memory,
+        alerts: Sequence[Alert],
+    ) -> Optional[Tuple[End, str]]:
+        if memory.yielded is not None:
+            return End.DISTURBED, f"yielded: {memory.yielded}"
+        for alert in alerts:
+            said = f"{alert.name.value}: {alert.summary}"
+            if not _expected(alert):
+                return End.DISTURBED if alert.name in _OTHERS else End.STOPPED, said
+            if self._block >= 2 * LEAST_PAIRS:
+                return End.ENOUGH, f"{LEAST_PAIRS} pairs are seen, and {said}"
+        harm = _harm(self.plan, sample, estimates)
+        if harm is not None:
+            return End.STOPPED, harm
+        name = self.plan.device
+        if all(each.device.name != name or each.excluded for each in sample.devices):
+            return End.DISTURBED, f"{name} is gone, or excluded now"
+        began = self._block >= 0 and sample.time_s - self._began_s > sample.dt_s
+        if began and self._arm == ORIGINAL and self.bound.cut is None:
+            if sample.vm.limits != self._found:
+                # Nothing of ours stands, so nobody else would see it as a foreign write.
+                return End.DISTURBED, "somebody else set the limits"
+        if self._quiet_s >= self._quiet_after_s:
+            return End.QUIET, f"no fsync on {name} for {formats.duration(self._quiet_s)}"
+        if sample.time_s - self._renewed_s > LEASE_S:
+            return End.ABANDONED, f"nobody asked for {LEASE_S:g} s"
+        return None
+
+
+def _expected(alert: Alert) -> bool:
+    """That a flood makes few syncs of many is what the limits as found are there to show.
+
+    It is told 30 s after the first of their blocks begins: ended by it, no trial of an agent that
+    is worth something would come to a second pair. How long an fsync takes is bounded all along.
+    """
+    return alert.name is AlertName.COLLAPSE and alert.cause is Cause.FLOOD
+
+
+def stop_s(plan: Plan, baseline_s: Optional[float]) -> float:
+    """How long an fsync may take."""
+    if plan.stop_s is not None:
+        return plan.stop_s
+    return max(STOP_CEILINGS * plan.ceiling_s, STOP_BASELINES * (baseline_s or 0.0))
+
+
+def _harm(plan: Plan, sample: Sample, estimates: Mapping[str, Estimate]) -> Optional[str]:
+    """That somebody waits for longer than was agreed, on any device: the limit is the host's."""
+    for seen in sample.devices:
+        estimate = estimates.get(seen.device.name)
+        if seen.sync is None or seen.excluded or estimate is None or not estimate.demand:
+            continue
+        most_s = stop_s(plan, estimate.baseline_s)
+        p99_s, oldest_s = seen.sync.latency.quantile(0.99) or 0.0, seen.sync.oldest_s
+        if max(p99_s, oldest_s) > most_s:
+            what = "has been waiting for" if oldest_s >= p99_s else "took"
+            return (
+                f"an fsync on {seen.device.name} {what} {formats.duration(max(p99_s, oldest_s))},"
+                f" more than the {formats.duration(most_s)} allowed"
+            )
+    return None

@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Cgroups: paths found by their processes, what the files say, what a tick adds up."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from writebackd.kernel import bpf_layout, map_readers
+from writebackd.kernel.cgroup_index import MOST_SMALL, MOST_WATCHED, WATCHED_S, CgroupIndex
+from writebackd.kernel.cgroup_io_max import path_of_process
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hooks import FSYNC, SYNCFS, Choice
+from writebackd.kernel.map_readers import (
+    CgroupReading,
+    CgroupSyncReader,
+    Reading,
+    SyncReader,
+    TaskReader,
+    together,
+)
+from writebackd.kernel.probe import BpfProbe, ProcfsProbe
+from writebackd.kernel.sampler import Sampler
+from writebackd.types.samples import CgroupMemory, CgroupSample
+from writebackd.types.storage import Device
+
+FLOOD = "/system.slice/backup.service"
+FAST = 10e6
+
+
+class Tree:
+    """A host with cgroup v2 and processes in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.process("self", "/system.slice/writebackd.service")
+        self.cgroups = CgroupIndex(KernelFiles(root), "/sys/fs/cgroup")
+
+    def directory(self, path: str) -> Path:
+        found = self.root / "sys/fs/cgroup" / path.strip("/")
+        found.mkdir(parents=True, exist_ok=True)
+        return found
+
+    def process(self, pid: "int | str", path: str) -> int:
+        """The id of its cgroup."""
+        file = self.root / f"proc/{pid}/cgroup"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"12:cpu:/elsewhere\n0::{path}\n")
+        return self.directory(path).stat().st_ino
+
+    def files(self, path: str, written: int, limits: str = "") -> None:
+        directory = self.directory(path)
+        (directory / "io.stat").write_text(
+            f"8:16 rbytes=1 wbytes=5 rios=1 wios=1\n8:0 rbytes=7 wbytes={written} rios=0 wios=3\n"
+        )
+        (directory / "io.max").write_text(limits)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_a_path_is_told_by_a_process_and_kept_when_it_has_gone(tree: Tree) -> None:
+    cgroup_id = tree.process(42, FLOOD)
+    assert tree.cgroups.path(cgroup_id, 99) is None
+    assert tree.cgroups.path(cgroup_id, 42) == FLOOD
+    (tree.root / "proc/42/cgroup").unlink()
+    assert tree.cgroups.path(cgroup_id, 42) == FLOOD
+
+
+def test_a_process_that_is_elsewhere_by_now_tells_nothing(tree: Tree) -> None:
+    cgroup_id = tree.process(42, FLOOD)
+    tree.process(42, "/init.scope")
+    assert tree.cgroups.path(cgroup_id, 42) is None
+
+
+@pytest.mark.parametrize("separator", "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029 ")
+def test_a_name_is_not_the_next_line(tree: Tree, separator: str) -> None:
+    hostile = f"/user.slice/x{separator}0::{FLOOD}"
+    flood, cgroup_id = tree.process(1, FLOOD), tree.process(42, hostile)
+    assert tree.cgroups.path(flood, 42) is None
+    assert tree.cgroups.path(cgroup_id, 42) == hostile
+    assert path_of_process(KernelFiles(tree.root), "42") == hostile
+    # Nor is what a name ends with white space after it.
+    tree.process(43, f"/user.slice/x{separator}")
+    assert path_of_process(KernelFiles(tree.root), "43") == f"/user.slice/x{separator}"
+
+
+def test_its_own(tree: Tree) -> None:
+    assert tree.cgroups.own == "/system.slice/writebackd.service"
+    assert CgroupIndex(KernelFiles(tree.root), None).own is None
+    assert CgroupIndex(KernelFiles(tree.root), None).path(1, 42) is None
+
+
+def test_files_are_read_of_those_that_flood_until_they_have_rested(tree: Tree) -> None:
+    tree.files(FLOOD, 1000, "8:0 rbps=max wbps=1048576 riops=max wiops=max\n")
+    assert tree.cgroups.control({"sda": {FLOOD: 1000.0}}, 0.0) == {}
+    (first,) = tree.cgroups.control({"sda": {FLOOD: FAST}}, 1.0).values()
+    assert first.written == ()  # what was written ever is not this tick's
+    assert first.io_max == (("8:0", "rbps=max wbps=1048576 riops=max wiops=max"),)
+    tree.files(FLOOD, 4000)
+    (second,) = tree.cgroups.control({}, 2.0).values()
+    assert dict(second.written) == {"8:0": 3000, "8:16": 0}
+    assert second.io_max == ()
+    assert tree.cgroups.control({}, 1.0 + WATCHED_S) != {}
+    assert tree.cgroups.control({}, 1.1 + WATCHED_S) == {}
+
+
+def test_without_an_io_controller(tree: Tree) -> None:
+    tree.directory(FLOOD)
+    assert tree.cgroups.control({"sda": {FLOOD: FAST}}, 0.0)[FLOOD].io_max is None
+
+
+def flood(tree: Tree, *rates: float) -> Dict[str, float]:
+    """A cgroup for each rate."""
+    for number in range(len(rates)):
+        tree.directory(f"/g{number}")
+    return {f"/g{number}": rate for number, rate in enumerate(rates)}
+
+
+def test_systemd_turns_the_io_controller_on_with_the_first_limit(tree: Tree) -> None:
+    session, nobodys = "/user.slice/user-0.slice/session-3.scope", "/garden/web"
+    for path in (session, nobodys):
+        tree.directory(path)
+    rates: Dict[Optional[str], Dict[str, float]] = {"sda": {session: FAST, nobodys: FAST}}
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    for there, off in (("cpu io memory", True), ("cpu memory", False)):
+        (tree.directory("/") / "cgroup.controllers").write_text(there)
+        cgroups = CgroupIndex(KernelFiles(tree.root), "/sys/fs/cgroup")
+        found = cgroups.control(rates, 0.0)
+        assert found[session].off is off and found[session].io_max == (() if off else None)
+        assert not found[nobodys].off and found[nobodys].io_max is None
+    tree.files(session, 0)
+    (tree.directory("/") / "cgroup.controllers").write_text("io memory")
+    found = CgroupIndex(KernelFiles(tree.root), "/sys/fs/cgroup").control(rates, 0.0)
+    assert not found[session].off
+
+
+def test_as_many_are_read_as_make_up_the_flood(tree: Tree) -> None:
+    # Twenty equal writers: none of them alone has a tenth.
+    assert len(tree.cgroups.control({"sda": flood(tree, *[3e6] * 20)}, 0.0)) == 18
+
+
+def test_of_a_large_and_many_small_ones_the_large_is_read(tree: Tree) -> None:
+    rates = flood(tree, 200e6, *[1.1e6] * 19)
+    assert set(tree.cgroups.control({"sda": rates}, 0.0)) == {"/g0"}
+
+
+def test_the_flood_of_a_slow_disk_is_read_beside_that_of_a_fast_one(tree: Tree) -> None:
+    rates = flood(tree, 2e9, 5e6)
+    by_disk: Dict[Optional[str], Dict[str, float]] = {
+        "nvme0n1": {"/g0": rates["/g0"]}, "sdb": {"/g1": rates["/g1"]}
+    }  # fmt: skip
+    assert set(tree.cgroups.control(by_disk, 0.0)) == {"/g0", "/g1"}
+
+
+def test_only_the_busiest_are_read_of_very_many(tree: Tree) -> None:
+    rates = flood(tree, *[FAST * (100 + n) for n in range(2 * MOST_WATCHED)])
+    found = tree.cgroups.control({"sda": rates}, 0.0)
+    assert sorted(found) == sorted(list(rates)[MOST_WATCHED:])
+    # But those that are paced.
+    paced = list(rates)[:2]
+    found = tree.cgroups.control({"sda": rates}, 1.0, paced)
+    assert len(found) == MOST_WATCHED and set(paced) < set(found)
+
+
+def test_the_paced_are_read_until_they_have_rested_or_are_gone(tree: Tree) -> None:
+    tree.files(FLOOD, 1000)
+    assert set(tree.cgroups.control({}, 0.0, [FLOOD, "/gone"])) == {FLOOD}
+    tree.files(FLOOD, 4000)
+    assert dict(tree.cgroups.control({}, WATCHED_S, [FLOOD])[FLOOD].written)["8:0"] == 3000
+    assert tree.cgroups.control({}, WATCHED_S + 1, [FLOOD]) == {}
+    assert set(tree.cgroups.control({"sda": {FLOOD: FAST}}, 200.0, [FLOOD])) == {FLOOD}
+    for file in tree.directory(FLOOD).iterdir():
+        file.unlink()
+    tree.directory(FLOOD).rmdir()
+    assert tree.cgroups.control({}, 201.0, [FLOOD]) == {}
+
+
+def test_delegation_is_told_by_its_mark_also_above(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: Dict[Tuple[str, str], bytes] = {}
+
+    def getxattr(path: Path, name: str) -> bytes:
+        key = (str(path), name)
+        if key not in marks:
+            raise OSError(61, "No data available")
+        return marks[key]
+
+    monkeypatch.setattr(os, "getxattr", getxattr)
+    worker = f"{FLOOD}/worker"
+    for path in (FLOOD, worker):
+        tree.files(path, 0)
+    assert not tree.cgroups.control({"sda": {worker: FAST}}, 0.0)[worker].delegated
+    for mark in ("user.delegate", "trusted.delegate"):
+        marks[str(tree.directory(FLOOD)), mark] = b"1"
+        assert tree.cgroups.control({"sda": {worker: FAST}}, 1.0)[worker].delegated
+        marks[str(tree.directory(FLOOD)), mark] = b"0"
+        assert not tree.cgroups.control({"sda": {worker: FAST}}, 1.0)[worker].delegated
+
+
+def test_on_a_host_of_systemd_it_is_told_what_is_not_in_its_tree(tree: Tree) -> None:
+    paths = ["/garden/web", "/system.slice/x.service", "/x.service/y", "/init.scope", "/"]
+    for path in paths:
+        tree.files(path, 0)
+    rates: Dict[Optional[str], Dict[str, float]] = {"sda": dict.fromkeys(paths, FAST)}
+    assert not any(each.outside for each in tree.cgroups.control(rates, 0.0, paths).values())
+    (tree.root / "run/systemd/system").mkdir(parents=True)
+    cgroups = CgroupIndex(KernelFiles(tree.root), "/sys/fs/cgroup")
+    found = cgroups.control(rates, 0.0, paths)
+    assert {path for path in paths if found[path].outside} == {"/garden/web", "/"}
+
+
+# ---- memory ------------------------------------------------------------------------
+
+
+SMALL = "/docker.slice/small.scope"
+
+
+def with_memory(tree: Tree) -> CgroupIndex:
+    (tree.directory("/") / "cgroup.controllers").write_text("cpu io memory pids\n")
+    memory(tree, "/docker.slice", "max", "max", 900 << 20)
+    memory(tree, SMALL, str(64 << 20), "max", 60 << 20)
+    return CgroupIndex(KernelFiles(tree.root), "/sys/fs/cgroup")
+
+
+def memory(tree: Tree, path: str, most: str, high: str, used: int) -> None:
+    values = {"max": most, "high": high, "current": str(used)}
+    for name, value in values.items():
+        (tree.directory(path) / f"memory.{name}").write_text(value + "\n")
+    (tree.directory(path) / "memory.stat").write_text(
+        f"anon 5\nfile 1\nfile_dirty {3 << 20}\nfile_writeback {1 << 20}\n"
+        f"inactive_file {40 << 20}\nactive_file {10 << 20}\n"
+    )
+
+
+def test_memory_is_what_the_kernel_reckons_with(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    assert cgroups.memory({SMALL: 0.0}, 0.0) == {}  # nobody sleeps
+    expected = CgroupMemory(SMALL, 64 << 20, (50 + 4) << 20, 4 << 20)
+    assert cgroups.memory({SMALL: 0.1}, 1.0) == {SMALL: expected}
+    # Below memory.high, or with less room above it, there is less to take.
+    memory(tree, SMALL, str(64 << 20), str(62 << 20), 60 << 20)
+    assert cgroups.memory({}, 2.0)[SMALL].avail_bytes == 52 << 20
+    memory(tree, "/docker.slice", str(901 << 20), "max", 900 << 20)
+    found = cgroups.memory({}, 3.0)[SMALL]
+    assert (found.avail_bytes, found.ceiling_bytes) == (51 << 20, 62 << 20)
+    memory(tree, "/docker.slice", str(901 << 20), "max", 902 << 20)
+    assert cgroups.memory({}, 4.0)[SMALL].avail_bytes == 50 << 20
+    assert cgroups.memory({}, 1.1 + WATCHED_S) == {}  # it has rested
+
+
+def test_a_cgroup_without_the_controller_is_its_parents(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    tree.directory(f"{SMALL}/init")
+    assert cgroups.memory({f"{SMALL}/init": 1.0}, 0.0)[f"{SMALL}/init"].path == SMALL
+
+
+def test_who_has_no_limit_is_not_small(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    (tree.directory("/docker.slice") / "memory.stat").unlink()  # nor is it read
+    assert cgroups.memory({"/docker.slice": 1.0, "/": 1.0, "/gone": 1.0}, 0.0) == {}
+
+
+@pytest.mark.parametrize("controllers", ["memory", "cpu io", "", None])
+def test_without_both_controllers_a_cgroup_has_no_dirty_limits(
+    tree: Tree, controllers: Optional[str]
+) -> None:
+    with_memory(tree)
+    file = tree.directory("/") / "cgroup.controllers"
+    file.unlink()
+    if controllers is not None:
+        file.write_text(controllers)
+    cgroups = CgroupIndex(KernelFiles(tree.root), "/sys/fs/cgroup")
+    assert cgroups.memory({SMALL: 1.0}, 0.0) == {}
+
+
+def test_of_many_those_are_read_that_slept_last(tree: Tree) -> None:
+    cgroups = with_memory(tree)
+    paths = [f"/s{number}" for number in range(MOST_SMALL + 2)]
+    for path in paths:
+        memory(tree, path, "1048576", "max", 5)
+    cgroups.memory(dict.fromkeys(paths[:2], 1.0), 0.0)
+    assert sorted(cgroups.memory(dict.fromkeys(paths[2:], 1.0), 1.0)) == sorted(paths[2:])
+
+
+# ---- the two together --------------------------------------------------------------
+
+
+class Disks:
+    """A topology of one disk."""
+
+    def by_fs(self, number: str) -> "Device | None":
+        return Device("sda", "8:0", "8:0") if number == "8:1" else None
+
+
+def sampler(tree: Tree) -> Sampler:
+    for name, text in {
+        "proc/meminfo": "MemTotal: 1024 kB",
+        "sys/devices/system/cpu/online": "0-1",
+        "sys/devices/system/cpu/possible": "0-1",
+        "proc/self/mountinfo": "1 2 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
+    }.items():
+        path = tree.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Sampler(
+        KernelFiles(tree.root), Disks(), ProcfsProbe("a test"), lambda device: None  # type: ignore[arg-type]
+    )
+
+
+def test_a_tick_has_what_each_cgroup_did_to_each_device(tree: Tree) -> None:
+    flood, own = tree.process(42, FLOOD), tree.process(43, "/system.slice/writebackd.service")
+    tree.files(FLOOD, 1000)
+    reading = Reading(cgroups={
+        (flood, "8:1"): CgroupReading(dirtied_bytes=20_000_000, throttled_s=0.5, pid=42),
+        (own, "8:1"): CgroupReading(syncs=3, pid=43),
+        (own, "9:9"): CgroupReading(syncs=1),
+        (77, "8:1"): CgroupReading(syncs=1, pid=44),
+    })  # fmt: skip
+    made = sampler(tree)
+    found = {(c.cgroup_id, c.device): c for c in made._by_cgroup(reading, 5.0, 2.0)}
+    assert found[flood, "sda"] == CgroupSample(flood, FLOOD, "sda", 20_000_000, 0.5)
+    assert found[own, "sda"].own and found[own, "sda"].syncs == 3
+    assert found[own, None].syncs == 1
+    assert found[77, "sda"] == CgroupSample(77, None, "sda", syncs=1)
+    # Its files only when somebody wants them, and then also while it rests.
+    made.watch_cgroups = True
+    watched = {c.path: c for c in made._by_cgroup(reading, 6.0, 2.0)}
+    control = watched[FLOOD].control
+    assert control is not None and control.io_max == ()
+    assert watched["/system.slice/writebackd.service"].control is None
+    assert watched[FLOOD].memory is None  # no controllers here
+    (rests,) = made._by_cgroup(Reading(), 7.0, 2.0)
+    assert (rests.path, rests.cgroup_id, rests.dirtied_bytes) == (FLOOD, flood, 0)
+    assert made._by_cgroup(None, 8.0, 2.0)[0].path == FLOOD
+
+
+def test_a_tick_has_the_memory_of_those_that_sleep_also_while_they_rest(tree: Tree) -> None:
+    with_memory(tree)
+    small = tree.process(42, SMALL)
+    made = sampler(tree)
+    reading = Reading(cgroups={(small, "8:1"): CgroupReading(1, 0.5, pid=42)})
+    (seen,) = made._by_cgroup(reading, 5.0, 2.0)
+    assert seen.memory is not None and seen.memory.path == SMALL
+    (rests,) = made._by_cgroup(Reading(), 6.0, 2.0)
+    assert (rests.path, rests.dirtied_bytes, rests.memory) == (SMALL, 0, seen.memory)
+
+
+# ---- what the probe counts ---------------------------------------------------------
+
+
+class FakeMap:
+    """A map of the probe: what it holds can be changed between two reads."""
+
+    def __init__(self) -> None:
+        self.entries: Dict[bytes, bytes] = {}
+        self.max_entries = 1024
+
+    def delete(self, key: bytes) -> None:
+        del self.entries[key]
+
+    def batch_reader(self, most: int) -> "FakeMap":
+        return self
+
+    def read(self) -> Iterator[Tuple[bytes, bytes]]:
+        return iter(list(self.entries.items()))
+
+
+class FakeObject:
+    """The BPF object of a probe that is loaded, with these syncs in flight."""
+
+    def __init__(self, inflight: FakeMap) -> None:
+        self._inflight = inflight
+
+    def map(self, name: str) -> Any:
+        held = self._inflight if name == "syncs_inflight" else FakeMap()
+        return SimpleNamespace(
+            value_size=bpf_layout.VALUE_SIZES.get(name), batch_reader=held.batch_reader,
+            delete=held.delete, mapped=lambda: mmap.mmap(-1, 1 << 20),
+        )
+
+    def maps(self) -> List[Any]:
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+DISK = 8 << 20 | 1
+
+
+def old_sync(begun_ns: int = 1) -> bytes:
+    return bpf_layout.SYNC_START.pack(begun_ns, DISK, 0, 0)
+
+
+def stuck(reader: SyncReader) -> int:
+    return sum(each.inflight for each in reader.read().values())
+
+
+@pytest.mark.parametrize("misses_ends", [False, True])
+def test_a_sync_whose_thread_sleeps_elsewhere_has_ended_unseen(misses_ends: bool) -> None:
+    held, over = FakeMap(), threading.Event()
+    thread = threading.Thread(target=over.wait)  # interruptible, as in poll() or nanosleep()
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        held.entries[thread.native_id.to_bytes(4, sys.byteorder)] = old_sync()
+        reader = SyncReader(FakeMap(), held, misses_ends)  # type: ignore[arg-type]
+        deadline = time.monotonic() + 5.0
+        while map_readers.thread_state(thread.native_id) != ("S", 0.0):
+            assert time.monotonic() < deadline
+        assert stuck(reader) == (0 if misses_ends else 1)
+        assert reader.abandoned == misses_ends and bool(held.entries) is not misses_ends
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name, kind, missed", [
+    ("ext4", "fentry", True), ("ext4", "tp_btf", False), ("ext4", "kprobe", True),
+    ("xfs", "fentry", True), ("syncfs", "fentry", True),
+])  # fmt: skip
+def test_a_sync_whose_end_its_hook_may_miss_is_not_stuck_for_ever(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str, missed: bool
+) -> None:
+    """fexit goes with the trampoline that another tracer of the function replaces."""
+    held = FakeMap()
+    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync()
+    monkeypatch.setattr(map_readers, "thread_state", lambda tid: ("S", 0.0))
+    found = [hook for hook in {**FSYNC, "syncfs": SYNCFS}[name] if hook.kind == kind]
+    probe: Any = BpfProbe.__new__(BpfProbe)
+    probe.choice, probe._object = Choice(sync={name: found[0]}), FakeObject(held)
+    probe._entries, probe._constants, probe._maps = 1, None, []
+    probe.sizes = bpf_layout.plan_sizes(1, 1, False)
+    probe._load(False)
+    assert stuck(probe._syncs) == (0 if missed else 1)
+
+
+def test_a_sync_is_stuck_while_its_thread_waits_in_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = FakeMap()
+    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync()
+    reader = SyncReader(FakeMap(), held, True)  # type: ignore[arg-type]
+    seen: List[Optional[Tuple[str, float]]] = [
+        ("D", 5.0), ("R", 5.5), None, ("D", 5.5), ("D", 6.5), ("R", 6.6),
+    ]  # fmt: skip
+    monkeypatch.setattr(map_readers, "thread_state", lambda tid: seen.pop(0))
+    assert [stuck(reader) for _ in range(5)] == [1] * 5
+    # What ran for a second in user mode is no sync; another one of that thread begins anew.
+    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync(2)
+    assert stuck(reader) == 1
+    seen += [("D", 8.0)]
+    assert stuck(reader) == 0 and reader.abandoned == 1
+
+
+
+def test_syncs_of_a_cgroup_since_the_last_read() -> None:
+    held = FakeMap()
+    reader = CgroupSyncReader(held)  # type: ignore[arg-type]
+    key = bpf_layout.CGROUP_KEY.pack(77, DISK)
+    held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(3, 100, 42)
+    assert reader.read() == {(77, "8:1"): CgroupReading(syncs=3, pid=42)}
+    assert reader.read() == {}
+    held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(5, 200, 43)
+    assert reader.read() == {(77, "8:1"): CgroupReading(syncs=2, pid=43)}
+    # Removed and back again.
+    for count, at in ((1, 300), (1, 400)):
+        held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(count, at, 43)
+        assert reader.read() == {(77, "8:1"): CgroupReading(syncs=1, pid=43)}
+
+
+def dirtier(born: int, size: int, slept_s: float, cgroup: int, pid: int) -> bytes:
+    return bpf_layout.DIRTIER.pack(born, 0, size, int(slept_s * 1e9), cgroup, 1, pid, DISK, b"dd")
+
+
+def test_what_a_cgroup_dirtied_is_the_sum_of_all_its_processes() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    everybody: List[int] = list(range(100, 200))  # more than are named one by one
+    for pid in everybody:
+        held.entries[pid.to_bytes(4, "little")] = dirtier(1, 1 << 20, 0.25, 7, pid)
+    assert len(reader.read()) < len(everybody)
+    (reading,) = reader.cgroups.values()
+    assert reading.dirtied_bytes == len(everybody) << 20
+    assert reading.throttled_s == pytest.approx(25.0)
+    assert reading.pid in everybody
+    reader.read()
+    assert reader.cgroups == {}
+
+
+def test_half_a_table_is_kept_free_and_the_active_threads_stay() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    half = held.max_entries // 2
+    for tid in range(half):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+    reader.read()
+    assert len(held.entries) == half
+    # The first ten go on, the last with the most; ten come.
+    for tid in range(10):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, (tid + 2) * 4096, 0, 7, tid)
+    for tid in range(half, half + 10):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+    assert len(reader.read()) == 20
+    kept = {int.from_bytes(tid, "little") for tid in held.entries}
+    assert len(kept) == half and kept >= {*range(10), *range(half, half + 10)}
+    # One that was removed and comes back is not counted twice.
+    (gone, *_) = set(range(half)) - kept
+    held.entries[gone.to_bytes(4, "little")] = bpf_layout.DIRTIER.pack(
+        1, 4096, 12288, 0, 7, 0, gone, DISK, b"dd"
+    )
+    assert [(task.pid, task.dirtied_bytes) for task in reader.read()] == [(gone, 8192)]
+
+
+def test_threads_that_are_active_are_never_taken_out() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    idle, active = range(400), range(400, 1000)
+    for tid in idle:
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, 1)
+    for tick in range(1, 10):
+        for tid in active:
+            held.entries[tid.to_bytes(4, "little")] = dirtier(1, tick << 20, 0, 7, 2)
+        reader.read()
+        (reading,) = reader.cgroups.values()
+        extra = len(idle) * 4096 if tick == 1 else 0
+        assert reading.dirtied_bytes == (len(active) << 20) + extra
+    assert {int.from_bytes(tid, "little") for tid in held.entries} == set(active)
+
+
+def test_threads_that_are_idle_for_long_are_taken_out() -> None:
+    held = FakeMap()
+    reader = TaskReader(held)  # type: ignore[arg-type]
+    for tid in (1, 2):
+        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+    for _ in range(map_readers.IDLE_READS):
+        reader.read()
+    held.entries[(2).to_bytes(4, "little")] = dirtier(1, 8192, 0, 7, 2)
+    reader.read()
+    assert len(held.entries) == 2
+    reader.read()
+    assert list(held.entries) == [(2).to_bytes(4, "little")]
+
+
+def test_half_a_table_is_kept_free_and_the_cgroups_that_synced_last_stay() -> None:
+    held = FakeMap()
+    reader = CgroupSyncReader(held)  # type: ignore[arg-type]
+    for cgroup in range(held.max_entries):
+        key = bpf_layout.CGROUP_KEY.pack(cgroup, DISK)
+        held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(9, 1000 + cgroup, 42)
+    assert len(reader.read()) == held.max_entries
+    kept = {bpf_layout.CGROUP_KEY.unpack(key)[0] for key in held.entries}
+    assert kept == set(range(held.max_entries // 2, held.max_entries))
+    key = bpf_layout.CGROUP_KEY.pack(3, DISK)
+    held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(12, 5000, 42)
+    assert reader.read() == {(3, "8:1"): CgroupReading(syncs=12, pid=42)}
+
+
+def test_two_readers_together() -> None:
+    one = {(7, "8:1"): CgroupReading(dirtied_bytes=5, pid=1)}
+    other = {(7, "8:1"): CgroupReading(syncs=2, pid=2), (8, "8:1"): CgroupReading(syncs=1, pid=3)}
+    assert together(one, other) == {
+        (7, "8:1"): CgroupReading(5, 0.0, 2, 2),
+        (8, "8:1"): CgroupReading(syncs=1, pid=3),
+    }

@@ -1,0 +1,764 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackctl` against a daemon's socket: answers, exit codes, errors that help."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+import samples
+import schema
+import writebackd
+from served import Served
+from trial_case import FakeTrial
+from writebackd.actuate import lease
+from writebackd.actuate.lock import is_locked, take_lock
+from writebackd.cli import client, ctl, doctor_checks, lease_watcher
+from writebackd.cli.daemon_main import parser as daemon_parser
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
+from writebackd.cli.history import _when
+from writebackd.cli.restore import is_watched
+from writebackd.report import control_server as server_module
+from writebackd.report.alert_answers import alert_answer
+from writebackd.report.command_answers import forget_json, mode_json, pin_json
+from writebackd.report.control_server import (
+    RequestError,
+    seconds_argument,
+    size_argument,
+    text_argument,
+)
+from writebackd.report.device_answers import devices_json, find_devices
+from writebackd.report.device_figures import Figures
+from writebackd.report.history_schema import Event
+from writebackd.report.history_store import History
+from writebackd.report.metrics import metrics_json
+from writebackd.report.status_answer import status_json
+from writebackd.report.top_answer import top_json
+from writebackd.report.verify_answer import verify_json
+from writebackd.report.why_answer import why_json
+from writebackd.types.decision import Mode
+from writebackd.types.levers import VmLimits
+from writebackd.types.samples import VmState
+
+SOURCE = Path(writebackd.__file__).resolve().parents[1]
+
+
+class FakeDaemon(Served):
+    """The real server and the real answers on made-up snapshots, in a thread."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.runtime_dir = runtime_dir
+        self.snapshot = samples.several()
+        self.written = (4 << 20, 2 << 20)
+        self.requests: List[Tuple[str, Dict[str, Any]]] = []
+        self.trial = FakeTrial()
+        super().__init__(runtime_dir, self.handle)
+
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        self.requests.append((verb, args))
+        if verb == "status":
+            return status_json(self.snapshot)
+        if verb == "devices":
+            return devices_json(self.snapshot)
+        if verb == "why":
+            return why_json(self.snapshot, text_argument(args, "device"))
+        if verb == "metrics":
+            return dict(metrics_json(self.snapshot, args["format"]))
+        if verb == "alerts":
+            return alert_answer(self.snapshot)
+        if verb == "top":
+            return top_json(self.snapshot)
+        if verb == "verify":
+            state = VmState(VmLimits(4 << 20, 0, 2 << 20, 0), 0, 0, 4 << 20, 2 << 20)
+            return verify_json(state, 4096, self.written)
+        if verb == "mode":
+            return mode_json(Mode(args["mode"]), ["dirty_ratio=20 (was 0)"])
+        if verb == "pin":
+            return pin_json(size_argument(args, "bytes"), for_s=seconds_argument(args, "for_s"))
+        if verb == "forget":
+            return forget_json(find_devices(self.snapshot, args["device"])[0].device.name)
+        if verb == "release":
+            return pin_json(None)
+        if verb == "trial":
+            return self.trial.handle(args)
+        raise RequestError(f"unknown verb {verb}")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    daemon = FakeDaemon(tmp_path)
+    yield daemon
+    daemon.stop()
+
+
+Run = Callable[..., Tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """writebackctl in this process: (exit code, stdout, stderr)."""
+
+    def call(*words: str) -> Tuple[int, str, str]:
+        try:
+            code = ctl.main(["--runtime-dir", str(tmp_path), *words])
+        except SystemExit as error:  # argparse
+            code = error.code if isinstance(error.code, int) else 1
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        (["status"], "status"),
+        (["devices"], "devices"),
+        (["why"], "why"),
+        (["top"], "top"),
+        (["why", "sda"], "why"),
+        (["metrics"], "metrics"),
+        (["verify"], "verify"),
+        (["observe"], "mode"),
+        (["enforce"], "mode"),
+        (["pin", "15M"], "pin"),
+        (["forget", "sda"], "forget"),
+        (["release"], "pin"),
+        (["version"], "version"),
+        (["trial", "--duration", "4m"], "trial"),
+        (["restore"], "restore"),
+        (["doctor"], "doctor"),
+        (["policy", "list"], "policy-list"),
+        (["policy", "show", "default"], "policy-show"),
+        (["policy", "check", "default"], "policy-check"),
+        (["policy", "match"], "policy-match"),
+    ],
+)
+def test_json_is_the_data_only_and_follows_the_schema(
+    daemon: FakeDaemon, run: Run, words: List[str], name: str
+) -> None:
+    before = run("--json", *words)
+    after = run(*words, "--json")
+    assert before[0] == after[0] == GOOD
+    assert before[2] == after[2] == ""
+    for _, out, _ in (before, after):
+        assert list(schema.problems(json.loads(out), schema.load(name))) == []
+
+
+def test_every_schema_is_of_a_verb_that_is_tested() -> None:
+    tested = {
+        "status", "devices", "why", "alerts", "verify", "metrics", "mode", "pin", "restore",
+        "doctor", "history", "top", "forget", "policy-list", "policy-show", "policy-check",
+        "policy-match", "report", "replay", "trial", "doctor-bundle", "version",
+    }  # fmt: skip
+    assert {path.stem for path in schema.DIRECTORY.glob("*.json")} == tested
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["status"], "sync demand (1523 fsync/s)"),
+        (["devices"], "dm-0 (254:0)"),
+        (["why", "sda"], "decision sda-42"),
+        (["metrics"], "writebackd_build_info{version="),
+        (["verify"], "good: dirty_bytes 4194304"),
+        (["observe"], "mode: observe\n  dirty_ratio=20 (was 0)"),
+        (["enforce"], "mode: enforce"),
+        (["pin", "15M"], "pinned to 15M"),
+        (["release"], "pin released"),
+        (["restore"], "writebackd is running, mode: observe"),
+        (["policy", "list"], "default"),
+        (["policy", "show", "default"], "[limits]"),
+        (["policy", "show", "default", "--effective"], "[limits]"),
+        (["policy", "check", "default"], "default: good"),
+    ],
+)
+def test_text(daemon: FakeDaemon, run: Run, words: List[str], expected: str) -> None:
+    code, out, err = run(*words)
+    assert (code, err) == (GOOD, "")
+    assert expected in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    "words, sent",
+    [
+        (["why", "/dev/sda"], ("why", {"device": "/dev/sda"})),
+        (["why"], ("why", {})),
+        (["metrics"], ("metrics", {"format": "openmetrics"})),
+        (["metrics", "--format", "prometheus"], ("metrics", {"format": "prometheus"})),
+        (["observe"], ("mode", {"mode": "observe"})),
+        (["enforce"], ("mode", {"mode": "enforce"})),
+        (["restore"], ("mode", {"mode": "observe"})),
+        (["pin", "1.5M"], ("pin", {"bytes": 1_572_864})),
+        (["pin", "4194304"], ("pin", {"bytes": 4_194_304})),
+        (["pin", "15M", "--for", "10m"], ("pin", {"bytes": 15 << 20, "for_s": 600.0})),
+        (["pin", "15M", "--for", "1.5h"], ("pin", {"bytes": 15 << 20, "for_s": 5400.0})),
+        (["release"], ("release", {})),
+    ],
+)
+def test_what_is_asked(
+    daemon: FakeDaemon, run: Run, words: List[str], sent: Tuple[str, Dict[str, Any]]
+) -> None:
+    run(*words)
+    assert daemon.requests == [sent]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["devices"], ["why"], ["verify"], ["observe"], ["pin", "15M"], ["release"]],
+)
+def test_without_a_daemon(run: Run, words: List[str]) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (NO_DAEMON, "")
+    assert "start it with" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, hint",
+    [
+        ([], "--help"),
+        (["nonsense"], "invalid choice"),
+        (["status", "extra"], "unrecognized"),
+        (["pin"], "BYTES"),
+        (["pin", "15Q"], "units are B, K, M, G, T"),
+        (["pin", "much"], "write it like 15M"),
+        (["pin", "0"], "above 0"),
+        (["pin", "15M", "--for", "soon"], "write it like 20ms, 5s, 2min or 1h"),
+        (["pin", "15M", "--for", "10"], "has no unit"),
+        (["pin", "15M", "--for", "0s"], "must be above 0"),
+        (["status", "--watch", "0"], "takes 0.2 to 3600 seconds"),
+        (["history", "--since", "yesterday"], "write it like 30m"),
+        (["history", "--limit", "0"], "above 0"),
+        (["policy"], "list|show|check|match"),
+        (["policy", "show", "no-such-policy"], "no-such-policy"),
+        (["why", "sdz"], "known devices: sda"),
+    ],
+)
+def test_wrong_use(daemon: FakeDaemon, run: Run, words: List[str], hint: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (USAGE, "")
+    assert hint in err
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["statsu"], "argument VERB: invalid choice 'statsu': did you mean status?"),
+        (["zzz"], "argument VERB: invalid choice 'zzz': known are status, devices, why"),
+        (["metrics", "--format", "promethius"], "did you mean prometheus?"),
+        (["policy", "chekc"], "did you mean check?"),
+        (["pin"], "the following arguments are required: BYTES"),
+        (["history", "--limit", "x"], "argument --limit: invalid integer: 'x'"),
+        (["alerts", "--limit", "0"], "argument --limit: must be above 0: '0'"),
+        (["top", "--interval", "fast"], "takes 0.2 to 3600 seconds, as a number"),
+        (["top", "--interval", "nan"], "takes 0.2 to 3600 seconds, as a number"),
+        (["top", "--frames", "1.5"], "invalid integer: '1.5'"),
+        (["trial", "--seed", "abc"], "argument --seed: invalid integer: 'abc'"),
+        (["why", "sda", "sdb"], "unrecognized arguments: sdb"),
+    ],
+)
+def test_a_slip_is_one_line_that_says_what_to_do(run: Run, words: List[str], wanted: str) -> None:
+    code, out, err = run(*words)
+    assert (code, out) == (USAGE, "")
+    assert wanted in err
+    assert err.count("\n") == 1
+    assert "--help` says more" in err
+
+
+def test_a_slip_at_the_daemon_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--interval", "1s"], ["--interval", "60"], ["--mode", "enforced"], ["x"]):
+        with pytest.raises(SystemExit) as ended:
+            daemon_parser().parse_args(words)
+        assert ended.value.code == USAGE
+        err = capsys.readouterr().err
+        assert err.startswith("writebackd: ")
+        assert err.endswith("; `writebackd --help` says more\n")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["observe"], ["enforce"], ["pin", "1M"], ["release"], ["restore"]]
+)
+def test_steering_is_for_root(
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, words: List[str]
+) -> None:
+    monkeypatch.setattr(server_module, "_peer_uid", lambda sock: 1000)
+    code, out, err = run(*words)
+    assert (code, out) == (NOT_PERMITTED, "")
+    # Several verbs are one request: its name says nothing to whoever typed another.
+    assert err == "writebackctl: this needs root: try again with sudo\n"
+    assert daemon.requests == []
+
+
+def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
+    daemon.written = (8 << 20, 2 << 20)
+    code, out, _ = run("verify")
+    assert code == BAD_NEWS
+    assert out == "/proc/sys/vm/dirty_bytes is 4194304, writebackd wrote 8388608\n"
+    assert run("verify", "--json")[0] == BAD_NEWS
+
+
+VERBS = {
+    "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
+    "release", "verify", "restore", "doctor", "policy", "top", "run", "forget",
+    "report", "replay", "trial", "version",
+}  # fmt: skip
+
+
+def test_the_manual_describes_every_verb_and_schema() -> None:
+    manual = (schema.DIRECTORY.parent / "reference/commands.md").read_text()
+    headings = [line for line in manual.splitlines() if line.startswith("### `")]
+    assert {heading.split("`")[1].split()[0] for heading in headings} == VERBS
+    for path in schema.DIRECTORY.glob("*.json"):
+        assert f"schema/{path.name}" in manual
+
+
+def test_help_and_version(run: Run) -> None:
+    assert run("--version")[1] == f"writebackctl {writebackd.__version__}\n"
+    code, out, _ = run("--help")
+    assert code == GOOD
+    for verb in VERBS:
+        assert f"\n    {verb}" in out
+        assert run(verb, "--help")[0] == GOOD
+    assert "examples:" in out
+
+
+def test_what_only_a_unit_runs_is_hidden_and_refused_on_a_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand it hung without a word, and `watch` is taken for watch(1)."""
+    unit = (SOURCE.parent / "systemd/writebackd-watch.service").read_text()
+    assert "ExecStart=/usr/bin/writebackctl --runtime-dir /run/writebackd lease-watcher\n" in unit
+    assert "lease-watcher" not in run("--help")[1]
+    code, _, err = run("watch")
+    assert code == USAGE and "lease-watcher" not in err
+    monkeypatch.setattr(
+        lease_watcher, "run", lambda *args, **kept: pytest.fail("it began to watch")
+    )
+    mine, terminal = pty.openpty()
+    try:
+        with open(terminal, "w", closefd=False) as screen:
+            monkeypatch.setattr(sys, "stdout", screen)
+            with pytest.raises(CommandError, match="not for a terminal.*when the daemon") as told:
+                lease_watcher.lease_watcher(argparse.Namespace(runtime_dir=Path("/nowhere")))
+    finally:
+        os.close(mine)
+        os.close(terminal)
+    assert told.value.exit_code == USAGE
+
+
+def listening(path: Path, answer: bytes) -> Tuple[socket.socket, threading.Thread]:
+    """A daemon that sends `answer`, whatever is asked; b"" hangs up, None would hang."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            sock.recv(4096)
+            sock.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return listener, thread
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"hello\n", b"[]\n", b"{}\n", b'{"ok": true}\n', b'{"ok": true, "data": {'],
+)  # fmt: skip
+def test_an_answer_that_makes_no_sense(tmp_path: Path, run: Run, answer: bytes) -> None:
+    listener, thread = listening(tmp_path / "control.sock", answer)
+    with listener:
+        code, out, err = run("status")
+        thread.join()
+    assert (code, out) == (BAD_NEWS, "")
+    assert "try again" in err
+
+
+def test_a_daemon_that_hangs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen()
+        with pytest.raises(client.NoAnswer, match="does not answer within"):
+            client.request(tmp_path, "status", timeout_s=0.1)
+        impatient = functools.partial(client.request, timeout_s=0.1)
+        monkeypatch.setattr("writebackd.cli.restore.request", impatient)
+        # Not from the ledger: the daemon may still be writing.
+        code, _, err = run("restore")
+    assert code == NO_DAEMON
+    assert "stop it first" in err
+
+
+def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen(0)
+        others = []
+        for _ in range(2):
+            other = socket.socket(socket.AF_UNIX)
+            other.setblocking(False)
+            try:
+                other.connect(str(tmp_path / "control.sock"))
+            except BlockingIOError:
+                pass
+            others.append(other)
+        start = time.monotonic()
+        with pytest.raises(client.NoAnswer):
+            client.request(tmp_path, "status", timeout_s=0.2)
+        assert time.monotonic() - start >= 0.15
+        for other in others:
+            other.close()
+
+
+def test_restore_without_daemon_or_ledger(run: Run) -> None:
+    code, out, err = run("restore")
+    assert (code, err) == (GOOD, "")
+    assert "nothing to restore" in out
+    code, out, _ = run("restore", "--json")
+    assert list(schema.problems(json.loads(out), schema.load("restore"))) == []
+
+
+def test_restore_says_when_it_fails(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "ledger.json").write_text("damaged")
+    code, out, _ = run("restore")
+    assert code == (BAD_NEWS if os.geteuid() == 0 else NOT_PERMITTED)
+    if os.geteuid() == 0:
+        assert "ledger.json" in out
+
+
+def test_restore_through_a_daemon_that_fails_is_bad_news(
+    tmp_path: Path, run: Run
+) -> None:
+    def handle(verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        return mode_json(Mode.OBSERVE, ["dirty_ratio=20 not set"], good=False)
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(Served(tmp_path, handle).stop)
+        code, out, _ = run("--json", "restore")
+    answer = json.loads(out)
+    assert (code, answer["status"]) == (BAD_NEWS, "failed")
+    assert list(schema.problems(answer, schema.load("restore"))) == []
+
+
+def test_restore_keeps_off_a_daemon_without_a_socket(tmp_path: Path, run: Run) -> None:
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = run("restore")
+    assert (code, out) == (NO_DAEMON, "")
+    assert "starting or stopping" in err
+
+
+@pytest.mark.parametrize("words", [["--lease"], ["--honour-keep"], ["--honour-keep", "--lease"]])
+def test_the_end_of_a_refused_second_daemon_leaves_the_first_alone(
+    daemon: FakeDaemon, tmp_path: Path, run: Run, words: List[str]
+) -> None:
+    (tmp_path / "ledger.json").write_text("damaged")  # it would fail
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        code, out, err = run("restore", *words)
+    assert (code, err, daemon.requests) == (GOOD, "", [])
+    assert "writebackd is running" in out
+
+
+def test_restore_looks_for_a_daemon_again_when_it_is_its_turn(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has started while another hand was waited for."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    (tmp_path / "ledger.json").write_text("damaged")  # would be bad news
+    answers = iter([False, True])
+    for name in ("cli.restore", "actuate.ledger_restore"):
+        monkeypatch.setattr(f"writebackd.{name}.is_locked", lambda _: next(answers))
+    code, out, err = run("restore")
+    assert (code, out) == (NO_DAEMON, "")
+    assert "starting or stopping" in err
+
+
+def test_locks_are_for_root_and_reading_goes_on_without(run: Run) -> None:
+    """flock(2) works on what is open for reading: any user could keep the daemon from starting."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    with tempfile.TemporaryDirectory() as name:
+        there = Path(name)
+        there.chmod(0o755)
+        (there / "lock").touch(0o644)  # of an earlier version
+        (there / "lease").touch(0o644)
+        held = [take_lock(there), lease.open_file(there, "lease"), lease.open_file(there, "watch")]
+        for each in ("lock", "lease", "watch"):
+            assert (there / each).stat().st_mode & 0o777 == 0o600
+        (there / "ledger.json").touch()
+        assert is_locked(there) is True and is_watched(there) is False
+        os.seteuid(65534)
+        try:
+            assert is_locked(there) is None and is_watched(there) is None
+            code, _, err = run("--runtime-dir", name, "restore")
+            assert (code, "needs root" in err) == (NOT_PERMITTED, True)
+            assert run("--runtime-dir", name, "status")[0] == NO_DAEMON
+            levels = [level for level, text in doctor_checks.daemon(there) if "with sudo" in text]
+        finally:
+            os.seteuid(0)
+            for fd in held:
+                os.close(fd)
+    assert levels == ["note"]
+
+
+def test_history_finds_the_daemons_file(
+    daemon: FakeDaemon, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_dir = tmp_path / "state"
+    history = History(state_dir / "history.db")
+    now = time.time()
+    history.record(Event(now - 7200, "decision", "sda", "sda-1", "guard", text="long ago"))
+    history.record(Event(now - 60, "decision", "sda", "sda-2", "squeeze", text="just now"))
+    history.record(Event(now - 30, "mode", text="observe"))
+    assert history.close(10)
+    monkeypatch.setattr(
+        "writebackd.cli.history.request", lambda *args, **more: {
+            "state_dir": str(state_dir), "devices": [{"name": "sdb"}]
+        },
+    )
+    code, out, err = run("history")
+    assert (code, err) == (GOOD, "")
+    assert "sda-1" in out
+    assert "sda-2" in out
+    code, out, _ = run("history", "--since", "1h", "--json")
+    answer = json.loads(out)
+    assert [event["text"] for event in answer["events"]] == ["just now", "observe"]
+    assert list(schema.problems(answer, schema.load("history"))) == []
+    out = run("--json", "history", "--limit", "1", "--device", "sdb")[1]
+    assert [event["kind"] for event in json.loads(out)["events"]] == ["mode"]
+
+
+def test_history_says_how_much_of_it_is_not_shown(tmp_path: Path, run: Run) -> None:
+    history = History(tmp_path / "history.db")
+    for number in range(53):
+        each = Event(1000.0 + number, "decision", "sda", f"sda-{number}", "guard")
+        history.record(replace(each, text="x" * number))
+    row = Figures(1000.0, 10.0, "sda", 1e6, 1e8, 0.0)
+    for number in range(3):
+        history.record_figures((replace(row, wall_s=1000.0 + 10 * number),))
+    assert history.close(10)
+    where = ("--state-dir", str(tmp_path))
+    lines = run("history", *where)[1].splitlines()
+    assert lines[-1] == "(the last 50 of 53 events; --limit 53 shows all, --since others)"
+    assert " sda-2 " not in "\n".join(lines) and " sda-3 " in "\n".join(lines)
+    for words in (("--limit", "53"), ("--since", "1970-01-01 00:00", "--limit", "60"),
+                  ("--figures",)):  # fmt: skip
+        assert "--limit" not in run("history", *where, *words)[1], words
+    assert "(the last 2 of 3 rows; " in run("history", "--figures", "--limit", "2", *where)[1]
+    # Data is data only.
+    answer = json.loads(run("--json", "history", *where)[1])
+    assert list(answer) == ["events", "left_out"] and len(answer["events"]) == 50
+    assert answer["left_out"] == 3
+    for words, shown, left in (
+        (("--limit", "53"), 53, 0), (("--limit", "60"), 53, 0), (("--limit", "1"), 1, 52),
+        (("--since", "1970-01-01 00:00", "--limit", "9"), 9, 44),
+    ):  # fmt: skip
+        answer = json.loads(run("--json", "history", *where, *words)[1])
+        assert (len(answer["events"]), answer["left_out"]) == (shown, left), words
+        assert list(schema.problems(answer, schema.load("history"))) == []
+    for limit, shown, left in (("3", 3, 0), ("2", 2, 1)):
+        answer = json.loads(run("--json", "history", "--figures", *where, "--limit", limit)[1])
+        assert (len(answer["figures"]), answer["left_out"]) == (shown, left), limit
+        assert list(schema.problems(answer, schema.load("history"))) == []
+    for most in ("4", "60"):
+        assert "shows all" not in run("history", "--csv", *where, "--limit", most)[1]
+    assert "shows all" not in run("history", "--csv", *where)[1]
+
+
+def test_history_needs_no_daemon(tmp_path: Path, run: Run) -> None:
+    history = History(tmp_path / "history.db")
+    history.record(Event(1.0, "stop", text="gone"))
+    assert history.close(10)
+    code, out, _ = run("history", "--state-dir", str(tmp_path))
+    assert code == GOOD
+    assert "gone" in out
+    code, _, err = run("history", "--state-dir", str(tmp_path / "none"))
+    assert code == BAD_NEWS
+    assert "no history in" in err
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_device_of_the_past_is_found_by_its_path_daemon_or_not(
+    tmp_path: Path, run: Run, request: pytest.FixtureRequest, answers: bool
+) -> None:
+    if answers:  # but knows no sdq, which is gone since
+        request.getfixturevalue("daemon")
+    history = History(tmp_path / "history.db")
+    for name in ("sdq", "cciss!c0d0"):
+        history.record(Event(1000.0, "decision", name, f"{name}#1", "guard", text="of old"))
+        history.record_figures((Figures(1000.0, 10.0, name, 1e6, 1e8, 0.0),))
+    assert history.close(10)
+    where = ("--state-dir", str(tmp_path), "--device")
+    for path, name in (("/dev/sdq", "sdq"), ("sdq", "sdq"), ("/dev/cciss/c0d0", "cciss!c0d0")):
+        for figures in ((), ("--figures",)):
+            code, out, err = run("--json", "history", *figures, *where, path)
+            (rows,) = (each for each in json.loads(out).values() if isinstance(each, list))
+            assert (code, err, [row["device"] for row in rows]) == (GOOD, "", [name]), path
+        code, out, err = run("report", "-o", "-", *where, path)
+        assert (code, err) == (GOOD, "") and f"<h2>{name}</h2>" in out
+    for verb in (("history",), ("history", "--figures"), ("report", "-o", "-")):
+        code, out, err = run("--json", *verb, *where, "/dev/sdzz")
+        assert (code, out) == (USAGE, "") and "no device is called '/dev/sdzz'" in err
+    # One that the daemon looks after has a history, of nothing yet.
+    assert not answers or run("history", *where, "sda")[0] == GOOD
+
+
+@pytest.mark.parametrize(
+    "text, seconds_ago",
+    [("90s", 90), ("30m", 1800), ("30min", 1800), ("1.5h", 5400), ("2d", 172_800), ("1w", 604_800)],
+)
+def test_spans_of_history(text: str, seconds_ago: float) -> None:
+    assert _when(text, 1e9) == 1e9 - seconds_ago
+
+
+def test_dates_of_history() -> None:
+    assert _when("2024-05-01 03:00", 0) == time.mktime((2024, 5, 1, 3, 0, 0, 0, 0, -1))
+
+
+def test_policy_show_follows_the_running_daemon(daemon: FakeDaemon, run: Run) -> None:
+    code, out, _ = run("policy", "show", "--json")
+    assert code == GOOD
+    assert json.loads(out)["name"] == "db-hwraid"
+
+
+def test_policy_check_names_file_and_line(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "mine.conf"
+    path.write_text("[limits]\nfloor = 1Q\n")
+    code, out, err = run("policy", "check", str(path))
+    assert (code, out) == (USAGE, "")
+    assert f"{path}:2: " in err
+    code, out, _ = run("policy", "check", "--json", str(path))
+    assert code == USAGE
+    assert json.loads(out)["good"] is False
+
+
+def ctl_process(*words: str, **more: Any) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-m", "writebackd.cli.ctl", *words]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), **more.pop("env", {})}
+    return subprocess.run(command, env=environment, timeout=60, check=False, **more)
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
+def test_names_without_text_do_not_end_it(daemon: FakeDaemon, locale: str) -> None:
+    daemon.snapshot = samples.hostile("caf\udce9", mount="/m\udcff/größer")
+    for words in (["status"], ["--json", "status"], ["devices"]):
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, capture_output=True,
+            env={"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(daemon: FakeDaemon) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = ctl_process(
+        "--runtime-dir", str(daemon.runtime_dir), "status", stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("words", [["status"], ["--json", "why"], ["metrics"]])
+def test_a_full_disk_behind_the_output_is_one_line(daemon: FakeDaemon, words: List[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == BAD_NEWS
+    assert done.stderr == (
+        b"writebackctl: cannot write the output: No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize("program", ["ctl", "daemon_main"])
+@pytest.mark.parametrize("stderr", ["full", "closed"])
+def test_an_error_that_cannot_be_written_keeps_its_exit_code(program: str, stderr: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", f"writebackd.cli.{program}", "--no-such-option"],
+            env=buffered(), timeout=60, check=False, stderr=full,
+            preexec_fn=functools.partial(os.close, 2) if stderr == "closed" else None,
+        )  # fmt: skip
+    assert done.returncode == USAGE
+
+
+def test_the_daemon_ends_while_nobody_takes_what_it_logs() -> None:
+    script = (
+        "import logging, sys; from writebackd.cli import daemon_main as daemon;"
+        "listener = daemon._start_logging(verbose=False, quiet=False);"
+        "[logging.error('x' * 1000) for _ in range(100)];"
+        "daemon._stop_logging(listener); sys.exit(4)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=buffered(), stderr=subprocess.PIPE
+    )
+    try:
+        assert process.wait(30) == NOT_PERMITTED
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def buffered() -> Dict[str, str]:
+    """The environment of a user: unbuffered, nothing is left to write at the exit."""
+    unset = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**unset, "PYTHONPATH": str(SOURCE)}
+
+
+def test_a_closed_output_does_not_keep_an_order_from_its_way(daemon: FakeDaemon) -> None:
+    for words in (["release"], ["status"]):
+        done = ctl_process(
+            "--runtime-dir", str(daemon.runtime_dir), *words, stderr=subprocess.PIPE,
+            preexec_fn=lambda: os.close(1),
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (GOOD, b"")
+    assert [verb for verb, _ in daemon.requests] == ["release", "status"]
+
+
+def test_status_imports_little() -> None:
+    # What start-up costs; any of these is 5 to 100 ms on a slow host.
+    script = (
+        "import sys, writebackd.cli.ctl, writebackd.cli.status;print(' '.join(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    loaded = set(done.stdout.split())
+    heavy = {
+        "pyroute2", "psutil", "systemd", "sqlite3", "ctypes", "asyncio", "logging", "inspect",
+        "subprocess", "decimal", "writebackd.types", "writebackd.policy", "writebackd.daemon",
+    }  # fmt: skip
+    assert not loaded & heavy
+
+
+def test_options_are_found_on_either_side_of_the_verb() -> None:
+    for words in (["--runtime-dir", "/x", "status"], ["status", "--runtime-dir", "/x"]):
+        options = ctl._options(words)
+        assert isinstance(options, argparse.Namespace)
+        assert options.runtime_dir == Path("/x")
+        assert options.json is False
+    options = ctl._options(["--json", "policy", "show", "--runtime-dir", "/x"])
+    assert (options.json, options.runtime_dir) == (True, Path("/x"))

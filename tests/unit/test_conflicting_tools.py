@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Rivals on made-up hosts, and that nobody waits for the disk that they are on."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Callable, Dict, List, Tuple
+
+import pytest
+
+from test_doctor import host
+from writebackd.kernel import conflicting_tools
+from writebackd.kernel.conflicting_tools import (
+    CommandLines,
+    ConflictingTool,
+    ConflictMonitor,
+    find_conflicting_tools,
+)
+
+RUNS = {"/proc/900/comm": "tuned\n"}
+
+
+def found(root: Path, files: Dict[str, str], own_pid: int = 0) -> List[Tuple[str, str, str]]:
+    """(level, setting or name, place)."""
+    return [
+        (each.level, each.setting or each.name, each.where)
+        for each in find_conflicting_tools(host(root, files), own_pid)
+    ]
+
+
+def tuned(root: Path, text: str, **parents: str) -> List[Tuple[str, str, str]]:
+    files = {"/etc/tuned/active_profile": "mine\n", "/etc/tuned/mine/tuned.conf": text, **RUNS}
+    for name, parent in parents.items():
+        files[f"/usr/lib/tuned/profiles/{name}/tuned.conf"] = parent
+    return found(root, files)
+
+
+# ---- tuned -------------------------------------------------------------------
+
+
+def test_a_profile_beats_what_it_includes(tmp_path: Path) -> None:
+    assert tuned(
+        tmp_path,
+        "[main]\ninclude = base, -optional\n[vm]\ndirty_ratio=5\n",
+        base="[main]\ninclude=mine\n[sysctl]\nvm.dirty_ratio=40\nvm.dirty_background_ratio = 10\n",
+    ) == [
+        ("warning", "vm.dirty_ratio=5", "/etc/tuned/mine/tuned.conf:4"),
+        ("warning", "vm.dirty_background_ratio=10", "/usr/lib/tuned/profiles/base/tuned.conf:5"),
+    ]
+
+
+def test_a_section_s_type_counts_and_not_its_name(tmp_path: Path) -> None:
+    assert tuned(
+        tmp_path,
+        "[mine]\ntype=sysctl\nvm.dirty_bytes=1\n[sysctl]\ntype=disk\nvm.dirty_ratio=1\n"
+        "dirty_ratio=2\n[disk]\ndirty_ratio=3\n#[vm]\n;dirty_ratio=4\n",
+    ) == [("warning", "vm.dirty_bytes=1", "/etc/tuned/mine/tuned.conf:3")]
+
+
+def test_several_active_profiles_the_last_wins(tmp_path: Path) -> None:
+    files = {
+        "/etc/tuned/active_profile": "one two", **RUNS,
+        "/etc/tuned/one/tuned.conf": "[vm]\ndirty_ratio=1\n",
+        "/usr/lib/tuned/two/tuned.conf": "[vm]\ndirty_ratio=2\n",
+    }  # fmt: skip
+    assert [each[1] for each in found(tmp_path, files)] == ["vm.dirty_ratio=2"]
+
+
+def test_a_profile_of_a_tuned_that_does_not_run_is_a_note(tmp_path: Path) -> None:
+    files = {
+        "/etc/tuned/active_profile": "one", "/etc/tuned/one/tuned.conf": "[vm]\ndirty_ratio=1\n",
+        "/proc/900/comm": "tunedish",
+    }  # fmt: skip
+    (rival,) = find_conflicting_tools(host(tmp_path, files))
+    assert rival.level == "note" and "tuned does not run" in rival.text
+
+
+# ---- boot --------------------------------------------------------------------
+
+
+def test_the_last_line_that_sets_the_same_is_in_force(tmp_path: Path) -> None:
+    assert found(tmp_path, {
+        "/etc/sysctl.d/10-a.conf": "vm.dirty_ratio=1\nvm.dirty_ratio=2\n",
+        "/run/sysctl.d/20-b.conf": "vm.dirty_ratio=3\n",
+        "/usr/local/lib/sysctl.d/10-a.conf": "vm.dirty_ratio=4\n",
+        "/lib/sysctl.d/05-c.conf": "vm/dirty_bytes=5\n",
+    }) == [
+        ("note", "vm.dirty_bytes=5", "/lib/sysctl.d/05-c.conf:1"),
+        ("note", "vm.dirty_ratio=3", "/run/sysctl.d/20-b.conf:1"),
+    ]  # fmt: skip
+
+
+def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
+    files = {
+        "/usr/lib/sysctl.d/50-a.conf": "vm.dirty_ratio=4\n", "/etc/sysctl.d/x": "", "/null": "",
+    }  # fmt: skip
+    root = host(tmp_path, files)
+    (tmp_path / "etc/sysctl.d/50-a.conf").symlink_to(tmp_path / "null")
+    assert find_conflicting_tools(root) == ()
+
+
+@pytest.mark.parametrize(
+    "path, line, setting",
+    [
+        ("/etc/rc.local", "echo 15728640 > /proc/sys/vm/dirty_bytes", "vm.dirty_bytes=15728640"),
+        ("/etc/rc.local", "sysctl -q -w vm.dirty_ratio=3 || true", "vm.dirty_ratio=3"),
+        ("/etc/rc.local", "# echo 15728640 > /proc/sys/vm/dirty_bytes", None),
+        ("/etc/rc.local", "cat /proc/sys/vm/dirty_bytes", None),
+        ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9", "vm.dirty_bytes=9"),
+        ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9", None),
+        (
+            "/etc/udev/rules.d/60-x.rules",
+            'ACTION=="add", SUBSYSTEM=="block", ATTR{queue/nr_requests}="64"',
+            "queue/nr_requests=64",
+        ),
+        ("/etc/udev/rules.d/60-x.rules", 'ATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
+        ("/etc/udev/rules.d/60-x.rules", 'ATTR{queue/nr_requests}=="64"', None),
+        ("/etc/udev/rules.d/60-x.rules", '# ATTR{bdi/max_ratio}="1"', None),
+        ("/etc/udev/rules.d/60-x.rules", 'ATTR{queue/scheduler}="none"', None),
+    ],
+)
+def test_other_files_that_are_read_at_boot(
+    tmp_path: Path, path: str, line: str, setting: "str | None"
+) -> None:
+    expected = [("note", setting, f"{path}:2")] if setting else []
+    assert found(tmp_path, {path: f"# head\n{line}\n"}) == expected
+
+
+# ---- agents ------------------------------------------------------------------
+
+
+def test_other_agents_by_their_processes(tmp_path: Path) -> None:
+    files = {
+        "/proc/7/comm": "writebackd\n", "/proc/8/comm": "writebackd\n", "/proc/9/comm": "bpftune\n",
+        "/proc/10/comm": "python3\n", "/proc/10/cmdline": "python3\0-Es\0/usr/sbin/atuned\0-x",
+        "/proc/11/comm": "bash\n", "/proc/stat": "", "/proc/12/cmdline": "",
+    }  # fmt: skip
+    assert found(tmp_path, files, own_pid=7) == [
+        ("warning", "writebackd", "pid 8"), ("warning", "atuned", "pid 10"),
+        ("note", "bpftune", "pid 9"),
+    ]  # fmt: skip
+    # For doctor a running writebackd is no rival: it says elsewhere that it runs.
+    assert "writebackd" not in [name for _, name, _ in found(tmp_path, files)]
+
+
+# ---- the thread --------------------------------------------------------------
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_nobody_waits_for_a_disk_that_hangs() -> None:
+    disk, looks = threading.Event(), []
+    rival = ConflictingTool("note", "boot", "sysctl.d", "vm.dirty_ratio=1", "/etc/x:1", "x")
+
+    def find() -> Tuple[ConflictingTool, ...]:
+        looks.append(threading.current_thread())
+        disk.wait(5)
+        return (rival,)
+
+    watch = ConflictMonitor(find)
+    began = time.monotonic()
+    for _ in range(100):
+        watch.look()
+    assert time.monotonic() - began < 1
+    assert watch.found is None and len(looks) <= 1  # one thread, however often asked
+    disk.set()
+    until(lambda: len(looks) == 2)  # asked again meanwhile: it looks once more
+    until(lambda: watch.found == (rival,))
+    assert looks[0] is looks[1]
+
+
+def test_a_command_line_that_hangs_hides_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflicting_tools, "_LINES_S", 0.2)
+    files = host(tmp_path, {
+        "/proc/800/comm": "python3\n", "/proc/900/comm": "python3\n",
+        "/proc/900/cmdline": "/usr/bin/python3\0-Es\0/usr/sbin/ktuner\0",
+        "/proc/950/comm": "saptune\n",
+    })  # fmt: skip
+    os.mkfifo(tmp_path / "proc/800/cmdline")  # as one whose memory is locked: nobody writes
+    lines = CommandLines()
+    before = threading.active_count()
+    for _ in range(3):
+        seen = find_conflicting_tools(files, lines=lines)
+        assert [(each.name, each.where) for each in seen] == [
+            ("ktuner", "pid 900"), ("saptune", "pid 950"), ("python", "pid 800")
+        ]  # fmt: skip
+        assert "cannot be read within 0.2 s" in seen[-1].text
+        assert threading.active_count() == before + 1
+    with open(tmp_path / "proc/800/cmdline", "w") as fifo:
+        fifo.write("python3\0/usr/bin/bpftune\0")
+    until(lambda: threading.active_count() == before)
+    os.unlink(tmp_path / "proc/800/cmdline")
+    (tmp_path / "proc/800/cmdline").write_text("python3\0/usr/bin/bpftune\0")
+    assert {each.name for each in find_conflicting_tools(files, lines=lines)} == {
+        "ktuner", "saptune", "bpftune"
+    }  # fmt: skip
+
+
+def test_command_lines_that_hang_take_few_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflicting_tools, "_LINES_S", 0.05)
+    files = host(tmp_path, {f"/proc/{pid}/comm": "python3\n" for pid in range(100, 120)})
+    pipes = [tmp_path / f"proc/{pid}/cmdline" for pid in range(100, 120)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    lines, before = CommandLines(), threading.active_count()
+    for _ in range(3):
+        hung, others = find_conflicting_tools(files, lines=lines)
+        assert hung.where == "pid 100 and 3 more" and "cannot be read within" in hung.text
+        assert others.where == "pid 104 and 15 more"
+        assert "is not read: 4 reads already hang" in others.text
+    assert threading.active_count() <= before + 4
+    over = [os.open(pipe, os.O_RDWR) for pipe in pipes]
+    for pipe in pipes:
+        pipe.unlink()  # or the threads go on to the next one
+    for fd in over:
+        os.close(fd)
+    until(lambda: threading.active_count() == before)
+
+
+def test_a_look_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = threading.Event()
+
+    def find() -> Tuple[ConflictingTool, ...]:
+        disk.wait(5)
+        return ()
+
+    watch = ConflictMonitor(find)
+    watch.look()
+    until(lambda: watch._begun_s is not None)
+    errors = [watch.error]
+    monkeypatch.setattr(conflicting_tools, "_LOOK_S", 0.0)
+    errors.append(watch.error)
+    said = "cannot look for rivals: not done within 0 s, a disk may hang"
+    assert errors == [None, said]
+    disk.set()
+    until(lambda: watch.found == () and watch.error is None)
+
+
+def test_what_goes_wrong_is_told_and_the_last_answer_stays() -> None:
+    answers: List[object] = [(), ValueError("a file with teeth"), ()]
+
+    def find() -> Tuple[ConflictingTool, ...]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return ()
+
+    watch = ConflictMonitor(find)
+    watch.look()
+    until(lambda: watch.found == () and watch.error is None)
+    watch.look()
+    until(lambda: watch.error == "cannot look for rivals: a file with teeth")
+    assert watch.found == ()
+    watch.look()
+    until(lambda: watch.error is None and not answers)

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The detector, second by second: what is an alert, and what is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Mapping, Tuple
+
+import pytest
+
+from alert_host import DD, HANGS, MB, SDB, STARVED, UNCACHED, Watched, remembered, starved
+from plant import latencies
+from writebackd.alerts.alert_types import AlertName, Cause, Severity
+from writebackd.alerts.blind_ticks import with_blind
+from writebackd.alerts.cause import is_even
+from writebackd.alerts.detector_memory import AlertMemory, Incident
+from writebackd.alerts.lifecycle import hidden
+from writebackd.types.decision import DeviceState, Mode
+from writebackd.types.levers import ForeignWrite, Intrusion
+from writebackd.types.samples import CgroupSample, DeviceSample
+from writebackd.types.storage import Device
+
+# ---- STALL -------------------------------------------------------------------
+
+
+def test_five_seconds_without_a_completion_are_a_stall() -> None:
+    host = Watched().usual()
+    assert host.until(6, **HANGS) == 5
+    (alert,) = host.alerts
+    assert (alert.name, alert.severity) == (AlertName.STALL, Severity.CRITICAL)
+    assert (alert.device, alert.cause) == ("sda", Cause.DEVICE)
+    assert alert.since_s == pytest.approx(1.7e9 + 1060.0)
+    assert "4 requests pending" in alert.summary and "kernel log" in alert.done
+    assert alert.evidence is not None and dict(alert.evidence.facts)["inflight"] == 4
+
+
+def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_cause() -> None:
+    host = Watched().usual()
+    host.until(6, completed=False, waiting=1, oldest_s=6.0)
+    (alert,) = host.alerts
+    assert (alert.cause, alert.severity) == (Cause.UNKNOWN, Severity.WARNING)
+    assert "frozen" in alert.summary
+    for _ in range(60):
+        host.second(completed=False, waiting=1, oldest_s=6.0)
+    assert host.alerts[0].severity is Severity.CRITICAL
+
+
+def test_what_no_sync_waits_for_is_a_stall_later() -> None:
+    host = Watched().usual()
+    assert host.until(20, completed=False, inflight=1) == 15
+    assert host.alerts[0].severity is Severity.CRITICAL
+    # A disk in standby spins up.
+    Watched().usual().usual(12, completed=False, inflight=1).usual()
+
+
+@pytest.mark.parametrize(
+    "quiet",
+    [
+        {"completed": False},  # nobody wants anything
+        {"completed": False, "inflight": 1, "flushes": 1},
+        {"completed": False, "inflight": 1, "others": 1},  # fstrim
+        {"completed": False, "inflight": 1, "flood": 4096},
+        {"completed": False, "inflight": 1, "excluded": "by policy"},
+    ],
+)
+def test_no_demand_or_any_completion_is_no_stall(quiet: Mapping[str, Any]) -> None:
+    Watched().usual().usual(30, **quiet)
+
+
+# ---- COLLAPSE ----------------------------------------------------------------
+
+
+def test_a_flood_with_the_agent_off_is_a_collapse_with_its_culprit() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    assert host.until(15, **STARVED) == 8
+    (alert,) = host.alerts
+    assert (alert.name, alert.cause) == (AlertName.COLLAPSE, Cause.FLOOD)
+    assert alert.severity is Severity.WARNING
+    assert "2.0 syncs/s instead of" in alert.summary
+    assert "dd (pid 4711, backup.service) 200M/s" in alert.summary
+    assert "writebackctl enforce" in alert.done
+    (culprit,) = alert.culprits
+    assert (culprit.unit, culprit.cmdline) == ("backup.service", None)
+
+
+def test_it_is_critical_after_a_minute_and_stays_the_same_alert() -> None:
+    host = starved()
+    key = host.alerts[0].key
+    for _ in range(60):
+        host.second(**STARVED)
+    assert host.alerts[0].severity is Severity.CRITICAL and host.alerts[0].key == key
+
+
+def test_the_agent_gets_half_a_minute_to_hold_a_flood() -> None:
+    host = Watched(core=remembered(mode=Mode.ENFORCE)).usual()
+    assert host.until(60, **STARVED) == 30
+    assert "holds the limit at 4.0M" in host.alerts[0].done
+
+
+def test_a_held_flood_costs_some_syncs() -> None:
+    some: Mapping[str, Any] = {
+        "syncs": 250, "latency_s": 1.6e-3, "spread": 20.0, "waiting": 1, "flood": 200 * MB,
+    }  # fmt: skip
+    held = remembered(mode=Mode.ENFORCE)
+    Watched(core=held).usual().usual(60, **some)
+    assert Watched(core=held, in_force=False).usual().until(15, **some) == 8
+    Watched(core=held).usual().until(40, **{**some, "syncs": 150})
+
+
+@pytest.mark.parametrize(
+    "core, said",
+    [
+        (remembered(yielded="tuned set dirty_bytes=1"), "another process set the limits"),
+        (remembered(pin_bytes=1 << 30), "pinned to 1.0G"),
+    ],
+)
+def test_under_an_admins_limit_it_is_the_admins_change(core: Any, said: str) -> None:
+    host = Watched(core=core).usual()
+    assert host.until(15, **STARVED) == 8
+    assert host.alerts[0].cause is Cause.FOREIGN_CHANGE
+    assert said in host.alerts[0].done
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        {"syncs": 5},  # the load has ended
+        {"syncs": 5, "waiting": 1},
+        {"syncs": 900, "latency_s": 1.5e-3},  # slower, and nearly as many
+        {"syncs": 100, "latency_s": 4e-3, "waiting": 1},  # within the objective
+        {"syncs": 20, "latency_s": 50e-3, "sync_bytes": 4 * MB, "waiting": 1},  # larger
+    ],
+)
+def test_fewer_syncs_are_no_collapse_by_themselves(differs: Mapping[str, Any]) -> None:
+    Watched().usual().usual(60, **differs)
+
+
+# Eight at once, of which one a second returns: as many bytes as a thousand small ones.
+LARGE: Mapping[str, Any] = {
+    "syncs": 1, "latency_s": 8.0, "sync_bytes": 64 * MB, "waiting": 8, "oldest_s": 7.0,
+}  # fmt: skip
+
+
+def test_a_collapse_after_larger_syncs_is_told_as_soon_as_any() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual(sync_bytes=64 << 10)
+    assert host.usual(60, **LARGE).until(15, **STARVED) == 8
+
+
+def test_larger_syncs_that_begin_with_a_second_without_any_are_no_collapse() -> None:
+    host = Watched().usual(sync_bytes=64 << 10)
+    host.usual(1, syncs=0, waiting=8, oldest_s=0.9).usual(60, **LARGE)
+
+
+def test_syncs_that_hardly_anybody_waits_for_are_no_collapse() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    for n in range(60):
+        # journald, each time for a second and a half, after the database has ended.
+        waits = n % 4 == 0
+        host.second(
+            syncs=int(n % 4 == 1), latency_s=1.5, waiting=int(waits), flood=200 * MB,
+            dirty=3 << 30, oldest_s=0.9 if waits else 0.0,
+        )  # fmt: skip
+        assert host.alerts == ()
+
+
+@pytest.mark.parametrize("seconds", [60, 600])
+def test_a_trickle_that_nobody_waits_for_hides_no_collapse(seconds: int) -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    host.usual(seconds, syncs=4, latency_s=40e-3)
+    assert host.until(15, **STARVED) == 8
+    assert host.alerts[0].cause is Cause.FLOOD
+    evidence = host.alerts[0].evidence
+    assert evidence is not None and evidence.end_s - evidence.begin_s <= 16
+
+
+def test_an_hour_of_a_slow_trickle_is_what_is_usual() -> None:
+    host = Watched().usual().usual(3600, syncs=4, latency_s=40e-3)
+    assert host.memory.health["sda"].sync_rate == pytest.approx(4, abs=0.1)
+
+
+def test_demand_half_of_the_time_does_not_hide_a_collapse_either() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    for n in range(303):
+        host.second(syncs=20, latency_s=20e-3, spread=2.0, waiting=n % 2)
+        assert host.alerts == ()
+    assert host.until(15, **STARVED) <= 12
+
+
+def test_a_trickle_that_nobody_waits_for_ends_an_alert() -> None:
+    host = starved()
+    for _ in range(310):
+        host.second(**STARVED)
+    stood = 0
+    while host.alerts and stood < 100:
+        host.second(syncs=4, latency_s=40e-3)
+        stood += 1
+    assert 60 <= stood <= 64
+
+
+def test_what_never_was_usual_cannot_collapse() -> None:
+    Watched(core=remembered(mode=Mode.OBSERVE)).usual(5).usual(60, **STARVED)
+
+
+def test_a_limiter_serves_all_alike_and_a_neighbour_does_not() -> None:
+    capped = Watched().usual()
+    capped.until(10, syncs=40, latency_s=50e-3, waiting=1)
+    assert capped.alerts[0].cause is Cause.CAP
+    shared = Watched().usual()
+    for n in range(10):
+        shared.second(syncs=60 + 40 * (n % 2), latency_s=0.4e-3, spread=500.0, waiting=1)
+    assert shared.alerts[0].cause is Cause.NEIGHBOUR
+    failing = Watched().usual()
+    failing.until(10, syncs=3, latency_s=0.3, spread=4.0, waiting=1)
+    assert failing.alerts[0].cause is Cause.DEVICE
+
+
+def test_what_was_fast_before_the_trouble_within_its_first_tick_is_no_evidence() -> None:
+    capped = Watched().usual()
+    capped.second(syncs=100, latency_s=0.4e-3, spread=500.0, waiting=1)
+    capped.until(10, syncs=40, latency_s=50e-3, waiting=1)
+    assert capped.alerts[0].cause is Cause.CAP
+
+
+@pytest.mark.parametrize(
+    "operations, inflight, even",
+    [
+        ((60, 60, 62, 60, 58), 4, True),  # each waits for those ahead of it: 18 to 72 ms
+        ((60, 60, 62, 60, 58), 1, False),
+        ((60, 66, 58, 63, 57), 4, False),  # seeks
+    ],
+)
+def test_those_that_queue_for_turns_wait_one_after_the_other(
+    operations: Tuple[int, ...], inflight: int, even: bool
+) -> None:
+    waits = latencies(18e-3, 100) + latencies(40e-3, 100) + latencies(72e-3, 100)
+    ticks = tuple((1.0, count, 4096 * count * (1 + n % 2)) for n, count in enumerate(operations))
+    assert is_even(Incident(0.0, 0.0, inflight=inflight, writes=waits, ticks=ticks)) is even
+
+
+def test_who_sleeps_in_write_for_others_pages_is_a_throttled_writer() -> None:
+    host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    cgroups = (
+        CgroupSample(7, "/system.slice/backup.service", "sda", 200 * MB, 0.9),
+        CgroupSample(8, "/system.slice/db.service", "sda", 1 * MB, 0.8, syncs=20),
+    )
+    assert host.until(12, syncs=20, tasks=(DD,), cgroups=cgroups) == 8
+    (alert,) = host.alerts
+    assert alert.cause is Cause.THROTTLED_WRITER
+    assert alert.culprits[0].comm == "dd"
+    # Who sleeps for his own pages is none.
+    alone = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    own = (CgroupSample(8, "/system.slice/db.service", "sda", 200 * MB, 0.8, syncs=20),)
+    alone.usual(30, syncs=20, cgroups=own)
+
+
+# ---- CACHE_DEGRADED ----------------------------------------------------------
+
+
+def test_when_no_write_is_faster_than_media_the_cache_is_off() -> None:
+    host = Watched().usual()
+    assert host.until(10, **UNCACHED) == 6
+    (alert,) = host.alerts
+    assert (alert.name, alert.cause) == (AlertName.CACHE_DEGRADED, Cause.WRITE_THROUGH)
+    assert "battery" in alert.done
+    # Months of it are not the new usual.
+    for _ in range(600):
+        host.second(**UNCACHED)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    for _ in range(70):
+        host.second()
+    assert host.alerts == ()
+
+
+@pytest.mark.parametrize("rate", [10, 15, 25])
+def test_a_cache_that_is_back_is_seen_on_a_quiet_host_too(rate: int) -> None:
+    host = Watched().usual(syncs=rate, latency_s=0.2e-3)
+    host.until(30, syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    for _ in range(400):
+        host.second(syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
+    assert host.names() == [AlertName.CACHE_DEGRADED]
+    well = 0
+    while host.alerts and well < 100:
+        host.second(syncs=rate, latency_s=0.2e-3)
+        well += 1
+    assert 60 <= well <= 70
+
+
+def test_a_cache_that_nobody_uses_is_not_off_for_ever() -> None:
+    host = Watched().usual()
+    host.until(10, **UNCACHED)
+    idle = 0
+    while host.alerts and idle < 1000:
+        host.second(syncs=0)
+        idle += 1
+    assert 359 <= idle <= 361
+
+
+def test_a_disk_that_never_had_a_cache_has_none_to_lose() -> None:
+    Watched().usual(latency_s=5e-3, syncs=150, seeks=True).usual(
+        60, syncs=100, latency_s=40e-3, seeks=True
+    )
+
+
+@pytest.mark.parametrize(
+    "other, cause, told",
+    [
+        # A volume on the same disk.
+        (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.NEIGHBOUR, False),
+        (Device("dm-0", "253:0", "253:0", ("sda",), ("8:0",)), Cause.DEVICE, True),
+        (SDB, Cause.NEIGHBOUR, True),  # of the same driver
+        (SDB, Cause.DEVICE, True),
+    ],
+)
+def test_a_lost_cache_explains_a_collapse_on_the_same_disk_and_on_no_other(
+    other: Device, cause: Cause, told: bool
+) -> None:
+    host = Watched().usual()
+    host.until(10, **UNCACHED)
+    lost = host.memory.standing["CACHE_DEGRADED", "sda"]
+    alert = replace(lost.alert, name=AlertName.COLLAPSE, device=other.name, cause=cause)
+    standing = {**host.memory.standing, ("COLLAPSE", other.name): replace(lost, alert=alert)}
+    host.memory = replace(host.memory, standing=standing)
+    host.second(**UNCACHED, more=(DeviceSample(other, inflight=1, writes=1),))
+    behind = [] if told else [AlertName.COLLAPSE]
+    assert [each.name for each in hidden(host.memory.standing, host.alerts)] == behind
+    assert host.names() == [AlertName.CACHE_DEGRADED] + [AlertName.COLLAPSE] * told
+
+
+def test_a_disk_that_fails_is_told_beside_a_lost_cache() -> None:
+    host = Watched().usual()
+    host.until(10, **UNCACHED)
+    for _ in range(15):
+        host.second(syncs=3, latency_s=0.3, spread=4.0, waiting=1)
+    assert host.names() == [AlertName.CACHE_DEGRADED, AlertName.COLLAPSE]
+    assert host.alerts[1].cause is Cause.DEVICE
+
+
+# ---- EXHAUSTED, BLIND, FOREIGN_WRITER ----------------------------------------
+
+
+def test_a_minute_at_the_floor_without_help_is_exhausted() -> None:
+    slow: Mapping[str, Any] = {"syncs": 700, "latency_s": 1e-3, "state": DeviceState.EXHAUSTED}
+    host = Watched().usual()
+    assert host.until(70, **slow) == 60
+    assert host.names() == [AlertName.EXHAUSTED]
+    watching = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
+    watching.usual(70, **slow)
+
+
+def test_blind_after_half_a_minute_unless_nothing_else_was_expected() -> None:
+    host = Watched().usual()
+    assert host.until(40, sighted=False) == 30
+    assert (host.names(), host.alerts[0].device) == ([AlertName.BLIND], None)
+    Watched(memory=AlertMemory(sighted=False)).usual(60, sighted=False)
+
+
+def test_ticks_that_cannot_be_read_keep_what_stands_and_say_blind() -> None:
+    host = Watched().usual()
+    host.until(6, **HANGS)
+    found = with_blind(with_blind(host.alerts, 5.0, "/proc: gone"), 7.0, "/proc: gone for long")
+    assert [each.name for each in found] == [AlertName.STALL, AlertName.BLIND]
+    assert found[1].summary == "/proc: gone for long"
+
+
+def test_a_foreign_write_is_told_at_once_also_in_the_quiet_of_a_boot() -> None:
+    write = ForeignWrite("dirty_bytes", "1", 17, "tuned", 9, "/system.slice/tuned.service", "tuned")
+    host = Watched(time_s=5.0, core=remembered(intrusions=(Intrusion(write, 1.7e9),)))
+    (alert,) = host.second()
+    assert (alert.name, alert.cause) == (AlertName.FOREIGN_WRITER, Cause.FOREIGN_CHANGE)
+    assert alert.culprits[0].unit == "tuned.service"
