@@ -178,11 +178,12 @@ def test_bursts_once_a_second_teach_nothing_of_the_disk(known: bool, rate: int) 
     seen, _ = host.told[-1]
     assert seen.drain_rate == before.drain_rate
     assert host.limit >= limit
-    # And the next flood gets what the disk takes, less what syncs may cost.
+    # And the next flood gets what the disk takes, less what syncs may cost; and a little less while
+    # the law, which cuts by more than that without a cache, comes back from a cut.
     host.run(20, 2 * RATE, 50)
     assert host.drains == pytest.approx(RATE, rel=0.1)
     keeps = 1.0 - SPEND[POLICY.objective.prefer]
-    assert sum(seen.write_rate for seen, _ in host.told[-20:]) > keeps * 20 * RATE
+    assert sum(seen.write_rate for seen, _ in host.told[-20:]) > 0.97 * keeps * 20 * RATE
 
 
 @pytest.mark.parametrize("late_s", [-0.02, 0.0, 0.02])

@@ -149,7 +149,7 @@ def test_a_disk_has_what_its_volumes_wrote_and_is_not_counted_twice() -> None:
 
 # ---- is the cache full -----------------------------------------------------
 
-IDLE_S = 0.4e-3
+IDLE_S = 0.8e-3
 SLOW_FROM_S = SLOW_MULTIPLE * IDLE_S
 
 
@@ -186,7 +186,7 @@ def test_what_a_sync_waits_for_on_the_link_is_no_full_cache() -> None:
     # A large limit explains no more than that.
     assert slow_share(syncs((ABOVE * LINK_MOST_S, 9)), IDLE_S, 1.0) == 1.0
     # The limit here takes 8 ms at R, and 24 at a third.
-    waits = syncs((ABOVE * LINK_SHARE * LIMIT / R, 50))
+    waits = syncs((1.15 * LINK_SHARE * LIMIT / R, 50))
     assert feed(KNOWN, seconds(3, R), waits).drain.full_s > 0
     assert feed(KNOWN, seconds(3, R / 3), waits).drain.full_s < 0
 
@@ -254,11 +254,14 @@ def test_a_tick_without_a_sync_tells_nothing_of_the_cache() -> None:
 
 def test_where_no_unloaded_latency_is_known_the_lowest_median_stands_for_it() -> None:
     new = replace(KNOWN, baseline_s=None)
-    # A multiple of what the first, quick ticks took.
     wait, quick = syncs((0.75 * SLOW_MULTIPLE * UNLOADED_S, 50)), syncs((0.2e-3, 50))
-    assert feed(feed(new, seconds(2, R), quick), seconds(3, R), wait).drain.full_s > 0
+    # A limit so small that nothing is waited for on the link.
+    small = LIMIT / 4
+    # A multiple of what the first, quick ticks took.
+    begun = feed(new, seconds(2, R), quick, small)
+    assert feed(begun, seconds(3, R), wait, small).drain.full_s > 0
     # Where all were slow from the start, of what a write cache takes.
-    assert feed(new, seconds(3, R), wait).drain.full_s < 0
+    assert feed(new, seconds(3, R), wait, small).drain.full_s < 0
     assert feed(new, seconds(3, R), SLOW).drain.full_s > 0
 
 

@@ -99,7 +99,7 @@ def test_missing_the_objective_has_two_prices() -> None:
 
 def test_what_the_cache_takes_beside_is_no_gain() -> None:
     quick = replace(LATE, background_rate=768.0 * MIB)
-    assert "for up to 0 % less" in reasons.trade(TARGET, quick, BASIS)
+    assert "lose up to 0 % of 256M/s" in reasons.trade(TARGET, quick, BASIS)
 
 
 @pytest.mark.parametrize("seen", [
@@ -215,11 +215,11 @@ def test_what_is_not_known_is_not_told_as_a_figure() -> None:
 
 def test_without_a_flood_or_demand_nothing_is_said_of_the_cache_or_of_whom_it_harms() -> None:
     calm = explain(decided(), flood(flooded=False))
-    assert "means: no flood: the flusher writes, and nothing piles up before it" in calm
+    assert "means: no flood: writeback keeps up" in calm
     alone = explain(decided(), flood(full=False, demand=False))
-    assert "means: nobody who syncs has to be protected" in alone
+    assert "means: no sync demand" in alone
     blind = explain(decided(), flood(full=False, demand=False, demand_known=False))
-    assert not any("nobody who syncs" in step for step in blind)
+    assert not any("no sync demand" in step for step in blind)
     for told in (calm, alone, blind):
         assert not any("write cache" in step for step in told)
 

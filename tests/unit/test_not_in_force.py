@@ -10,6 +10,7 @@ import pytest
 
 from plant import AS_FOUND, DISK, Plant
 from writebackd import formats
+from writebackd.control import reasons
 from writebackd.control.decide import decide
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.estimator import estimate
@@ -51,14 +52,19 @@ def test_while_observing_it_says_what_would_be_set_and_that_nothing_is() -> None
     said = what_next(device, seen, POLICY.objective)
     assert said.startswith("Nothing is set in observe mode") and "writebackctl enforce" in said
     assert device.reason in explain(device, seen)
-    assert (verdict(device, seen) or "").startswith("not well: ")
+    judged = reasons.judged(seen, device.basis)
+    assert judged is not None and not judged.met
+    assert judged.text in (verdict(device, seen) or "")
     # What may be spent on syncs for the objective is not tried under limits as found.
     assert "20 s" not in said
 
 
 def test_while_enforcing_a_limit_that_does_not_hold_is_on_its_way() -> None:
     _, seen, device = observed(Mode.ENFORCE)
-    assert device.rule is Rule.COMING and "not this one yet" in device.reason
+    assert device.rule is Rule.COMING and device.basis is not None
+    assert device.reason == reasons.law(
+        Rule.COMING, device.target_bytes or 0, seen, device.basis
+    )
     assert "observe" not in device.reason + what_next(device, seen, POLICY.objective)
 
 
@@ -133,9 +139,9 @@ def test_why_says_whose_limit_holds_where_another_device_needs_less() -> None:
     host = Two()
     decision = host.run(60)
     tight, loose = decision.devices
-    assert decision.reason == "sda has the tightest need"
+    assert decision.reason == reasons.tightest("sda")
     assert loose.rule is Rule.COMING and tight.rule is not Rule.COMING
-    note = f"sda needs less, and its {formats.size(decision.goal_bytes or 0)} holds for both"
+    note = reasons.held_to("sda", tight.target_bytes or 0)
     assert loose.reason.endswith(f"; {note}") and loose.steps[-1] == note
     assert "needs less" not in tight.reason
 
@@ -159,4 +165,4 @@ def test_who_has_a_limit_of_its_own_is_held_by_nobody_else() -> None:
     decision = Two(caps={"sda": Cap(int(8 * TIGHT), in_force=True)}).tick()
     capped, other = decision.devices
     assert capped.rule is Rule.COMING and "needs less" not in capped.reason
-    assert decision.reason == "sdb has the tightest need" and "needs less" not in other.reason
+    assert decision.reason == reasons.tightest("sdb") and "needs less" not in other.reason

@@ -15,7 +15,7 @@ from writebackd.control.pacing.domain import QUIET_S, WIDE_S, divide
 from writebackd.control.pacing.exclusions import NEVER, objection, slices_of, unit_of
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy, Protect
-from writebackd.tuning import EVERY_S
+from writebackd.tuning import EVERY_S, SPEND
 from writebackd.types.core_memory import Cap
 from writebackd.types.decision import Decision, DeviceState, Mode
 from writebackd.types.device_memory import DeviceMemory
@@ -481,12 +481,14 @@ def test_a_cut_is_made_however_small() -> None:
     host.run(60)
     disk = host.memory.devices[DISK.name]
     above = 0.88 * (disk.drain_rate or 0.0)
-    known = replace(host.memory.paces[DISK.devno], rate=above, rates={FLOOD: int(above)})
+    known = host.memory.paces[DISK.devno]
+    known = replace(known, rate=above, rates={FLOOD: int(above)}, step_s=host.time_s - EVERY_S)
     # Nor do they cost more than they may.
     disk = replace(disk, drain=replace(disk.drain, lost_s=0.0, syncs=1e5))
     host.memory = replace(host.memory, paces={DISK.devno: known}, devices={DISK.name: disk})
     host.run(1)
-    assert host.rate == pytest.approx(0.85 / 0.88 * above, rel=1e-3)
+    least = max(0.85, 1.0 - SPEND[host.policy.objective.prefer])
+    assert host.rate == pytest.approx(least / 0.88 * above, rel=1e-3)
 
 
 class Unthrottled(PacedPlant):
@@ -529,11 +531,12 @@ def test_two_floods_share_and_who_uses_less_leaves_it_to_the_other() -> None:
     host.run(80)
     assert host.paced[FLOOD] > 2 * host.paced[slow.path]
     assert host.paced[slow.path] >= 10e6
+    # Of several swings, or it is chance how many of them are seen.
     full = 0
-    for _ in range(60):
+    for _ in range(240):
         host.tick()
         full += host.fill >= CACHE
-    assert full <= 6
+    assert full <= 24
 
 
 def test_the_parts_are_the_rate_together() -> None:
