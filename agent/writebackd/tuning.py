@@ -163,7 +163,7 @@ MOST_INTRUSIONS = 64
 # home, a ledger that could not be saved), and what is stuck, in which others' pages are counted.
 AGAIN_S = 300.0
 # Bytes: folios and write chunks.  A request that a disk completes between two resets moves no
-# limit, and a cgroup with less is strangled (docs/levers.md has what it then writes).
+# limit, and a cgroup with less is strangled (docs/reference/levers.md: what it then writes).
 GRAIN_BYTES = 1 << 20
 # Of R, what others may write beside a small cgroup: so much the background limit, which stays
 # small, keeps up with.

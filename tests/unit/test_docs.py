@@ -102,9 +102,10 @@ def test_every_page_is_reached_from_the_first() -> None:
 
 
 def test_files_that_are_named_exist() -> None:
-    """Also those that code, policies and units send a reader to."""
+    """Also those that code, policies, units and alerting rules send a reader to."""
     wrong = []
-    for file in files("*.md", "agent", "policies", "systemd", "Makefile", "setup.cfg"):
+    places = ("*.md", "agent", "bpf", "docs", "policies", "systemd", "Makefile", "setup.cfg")
+    for file in files(*places):
         for name in NAMED.findall(file.read_text(errors="replace")):
             if not (ROOT / name).exists() and not PLACEHOLDER.search(name):
                 wrong.append(f"{file.relative_to(ROOT)}: {name}")

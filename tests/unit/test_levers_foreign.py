@@ -136,7 +136,8 @@ def test_restore_without_the_daemon_leaves_a_foreign_value(
     files.poke(SYSCTL + "dirty_writeback_centisecs", "0")
     result = restore_from_ledger(files, path)
     assert result.status == "foreign"
-    assert any("flush vm dirty_writeback_centisecs=0 left alone" in x for x in result.lines)
+    left = "flush vm dirty_writeback_centisecs=0 not restored: another process set it"
+    assert left in result.lines
     assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
     assert files.flush["dirty_writeback_centisecs"] == 0
     assert restore_from_ledger(files, path).status == "nothing"

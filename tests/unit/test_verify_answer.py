@@ -78,7 +78,7 @@ def test_verify_names_the_writer_and_reports_a_yield() -> None:
     answer = verify_json(state, PAGE, (4 * MIB, 2 * MIB), foreign)
     assert_valid(answer, "verify")
     text = render_verify(answer, 200)
-    assert "; changed by tuned (pid 733, cgroup /t.service, command line: tuned -l)" in text
+    assert "; set by tuned (pid 733, cgroup /t.service, command line: tuned -l)" in text
     answer = verify_json(state, PAGE, None, yielded="tuned (pid 733) set dirty_bytes=8388608")
     assert answer["good"] is False
     assert_valid(answer, "verify")
