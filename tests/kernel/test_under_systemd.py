@@ -225,7 +225,7 @@ def test_who_may_read_what_names_processes(system: System) -> None:
     assert set(older) <= set(found) and "history.db" in found
     assert set(others) <= {"learned.json"}
     assert "history.db is for root and the group adm" in told
-    assert "hidepid=ptraceable: only root may see processes" in hidden
+    assert "hidepid=ptraceable, only root sees processes" in hidden
 
 
 TELLING = """import sys, time

@@ -133,7 +133,7 @@ def test_a_sync_of_a_process_that_proc_hides_stays(option: str) -> None:
     assert watching.returncode == 0
     assert re.fullmatch(r"1 for 2\d s 0", lines[0])  # at least 20 s, more on a busy host
     assert lines[1].startswith("hidepid=")
-    assert re.fullmatch(r"/proc is mounted hidepid=\w+.* are not seen.*", lines[2])
+    assert re.fullmatch(r"/proc is mounted hidepid=\w+.* are not visible.*", lines[2])
     assert ended == "gone 1\n"
 
 

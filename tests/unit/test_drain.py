@@ -215,7 +215,8 @@ def feed(
     memory = replace(memory, law=replace(memory.law, limit_bytes=limit))
     for rate in rates:
         writes = Writes(rate, rate, flooded, True, flooded)
-        memory = update_drain(writes, replace(BUSY, sync=sync), memory, in_force, DT_S)
+        holds = int(limit if in_force else 3 * limit)
+        memory = update_drain(writes, replace(BUSY, sync=sync), memory, holds, DT_S)
     return memory
 
 
@@ -312,14 +313,12 @@ def test_the_first_seconds_that_cost_anything_are_not_yet_the_price() -> None:
     assert 0.0 < found.drain.sync_rate * found.drain.price_s < 0.05
 
 
-def test_what_was_full_under_another_limit_does_not_count_for_that() -> None:
-    memory = feed(NEW, seconds(10, 2 * R), SLOW, in_force=False)
-    assert memory.drain.full_s > SHOWN_S + 1.0
-    assert not is_shown(feed(memory, seconds(SHOWN_S - DT_S, R), SLOW).drain, DT_S)
-    assert is_shown(feed(memory, seconds(SHOWN_S, R), SLOW).drain, DT_S)
-    # Nor does what was full under this one before.
-    other = feed(feed(NEW, seconds(10, R), SLOW), seconds(10, R), SLOW, in_force=False)
-    assert not is_shown(feed(other, seconds(SHOWN_S - DT_S, R), SLOW).drain, DT_S)
+def test_a_full_cache_shows_r_whatever_limit_is_in_force() -> None:
+    assert not is_shown(feed(NEW, seconds(SHOWN_S, R), SLOW, in_force=False).drain, DT_S)
+    other = feed(NEW, seconds(SHOWN_S + 1.0, R), SLOW, in_force=False).drain
+    assert is_shown(other, DT_S) and other.full_rate == R
+    # And is remembered with the limit that let it in.
+    assert {limit for _, limit in other.full_ticks} == {3 * LIMIT}
 
 
 def test_of_a_rate_that_still_falls_the_lower_one_is_shown() -> None:
@@ -444,9 +443,6 @@ def test_what_a_full_cache_takes_under_another_limit_is_not_this_ones() -> None:
     other = feed(memory, seconds(10, R), SLOW, limit=KNEE / 2, in_force=False)
     held = feed(other, seconds(60, R / 2), SLOW, limit=KNEE / 2)
     assert held.drain_rate == R and held.drain.enough_bytes == KNEE
-    # Nor is R then what that one let in.
-    faster = feed(memory, seconds(10, 2 * R), SLOW, in_force=False)
-    assert feed(faster, seconds(1, R), SLOW).drain_rate == R
 
 
 def test_enough_is_a_limit_that_let_in_the_drain_rate() -> None:
@@ -477,7 +473,7 @@ def test_a_writer_that_is_held_by_nobody_says_nothing_of_the_disk() -> None:
         memory = KNOWN
         for rate in seconds(30, part * R):
             writes = Writes(rate, rate, True, False, True)
-            memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, True, DT_S)
+            memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, int(LIMIT), DT_S)
         assert memory.drain_rate == R and memory.drain.price_s == 0.0
         assert memory.drain.enough_bytes == KNEE
 
@@ -487,7 +483,7 @@ def test_a_long_tick_is_one_tick(dt_s: float) -> None:
     memory = feed(KNOWN, seconds(20, 0.8 * R), SLOW, limit=0.8 * KNEE)
     writes = Writes(R / 2, R / 2, True, True, True)
     for _ in range(9):
-        memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, True, dt_s)
+        memory = update_drain(writes, replace(BUSY, sync=SLOW), memory, int(0.8 * KNEE), dt_s)
     assert memory.drain.lost_s >= 0.0 and memory.drain.syncs >= 0.0
     assert memory.drain_rate is not None and R / 2 <= memory.drain_rate <= R
     assert len(memory.drain.full_ticks) <= SHOWN_S / DT_S

@@ -490,7 +490,9 @@ class Media:
             DISK, busy_share=1.0, sync=SyncSample(count, latency=latencies(seen_s, count))
         )
         writes = Writes(rate, rate, True, True, True)
-        memory = update_drain(writes, sample, self.memory, True, self.TICK_S)
+        memory = update_drain(
+            writes, sample, self.memory, int(self.memory.law.limit_bytes or 0), self.TICK_S
+        )
         estimate = samples.estimate(
             "sda", flooded=True, demand=True, held_back=True, drain_rate=memory.drain_rate,
             full=memory.drain.full_s > 0, fsync_p99_s=seen_s, rate=rate, background_rate=rate,

@@ -36,7 +36,7 @@ def feed(
     sample = DeviceSample(DISK, busy_share=0.9, sync=sync)
     for _ in range(seconds):
         writes = Writes(rate, rate, True, held, True)
-        memory = update_drain(writes, sample, memory, False, 1.0, pace)
+        memory = update_drain(writes, sample, memory, 0, 1.0, pace)
     return memory
 
 

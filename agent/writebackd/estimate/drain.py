@@ -149,12 +149,13 @@ def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
 
 
 def update_drain(
-    writes: Writes, sample: DeviceSample, memory: DeviceMemory, in_force: bool, dt_s: float,
+    writes: Writes, sample: DeviceSample, memory: DeviceMemory, limit_bytes: int, dt_s: float,
     pace: Optional[float] = None,
 ) -> DeviceMemory:
     """The memory with this tick in it: of a flood beside syncs, else only what time does.
 
-    `pace` is what io.max lets in of the flood; then no limit tells of it.
+    `limit_bytes` is its part of the limit in force; `pace` is what io.max lets in of the flood:
+    then no limit tells of it.
     """
     d, r = memory.drain, memory.drain_rate
     sync = sample.sync
@@ -180,11 +181,9 @@ def update_drain(
         full_s = d.full_s  # nobody saw whether it still is
     else:
         full_s = d.full_s + (dt_s if full else -dt_s)
-    # What another limit brings is not this one's; a full one takes some in its first second.
-    telling = in_force or pace is not None
-    ticks = d.full_ticks if full and telling else ()
-    if full and telling and full_s > 1.0:
-        ticks = (*ticks, (rate, limit))[-_shown_ticks(dt_s):]
+    ticks = d.full_ticks if full else ()
+    if full and full_s > 1.0:  # in its first second the cache still takes some
+        ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
     d = replace(
         d,
         rate=d.rate + (rate - d.rate) * weight,
@@ -195,7 +194,7 @@ def update_drain(
         limit_bytes=d.limit_bytes + (limit - d.limit_bytes) * weight,
         fastest_s=fastest,
     )
-    if r is None or not telling:
+    if r is None or not (is_in_force(limit_bytes, memory) or pace is not None):
         return replace(memory, drain=d)
     fade = max(0.0, 1.0 - dt_s / PRICE_S)
     lost, syncs = d.lost_s * fade, d.syncs * fade + sync.count
@@ -233,7 +232,7 @@ def update_drain(
 
 
 def is_shown(d: Drain, dt_s: float) -> bool:
-    """Whether a full cache has lasted for long enough, under the limit asked for, to show R."""
+    """Whether a full cache has lasted for long enough to show R."""
     return len(d.full_ticks) >= _shown_ticks(dt_s)
 
 

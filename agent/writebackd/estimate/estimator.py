@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Tuple
 
-from writebackd.estimate.drain import is_in_force, measure_writes, update_drain, written_by
+from writebackd.estimate.drain import measure_writes, update_drain, written_by
 from writebackd.estimate.hung_device import track_hung_devices
 from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.estimate.sync_demand import demand_of, update_baseline
@@ -156,8 +156,7 @@ def _estimate_device(
     writes = measure_writes(seen, sample.vm, group_bytes, throttled_s, most_held_s, dt_s)
     if pace is not None and memory.drain.rate >= USES * pace:
         writes = replace(writes, held_back=True)
-    in_force = is_in_force(limit, memory)
-    memory = update_drain(writes, seen, memory, in_force, dt_s, pace)
+    memory = update_drain(writes, seen, memory, limit, dt_s, pace)
     memory = update_baseline(writes, seen, memory, dt_s)
     flooded, began = writes.flooded, memory.flood_began_s
     goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S
