@@ -136,7 +136,8 @@ def test_stopped(start: Start, home: Home, found: VmLimits, stopped_s: float) ->
     assert (home.runtime_dir / LEDGER).exists(), "it may wake up within a write"
     os.kill(daemon.process.pid, signal.SIGCONT)
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
-    said(home, "lease expired")
+    said(home, "lease expired: restoring")
+    said(home, "lease expired and limits were restored; applying them again")
     assert daemon.end() == 0
     assert limits() == found
     print(f"\nhome {took:.1f} s after SIGSTOP")
@@ -179,7 +180,8 @@ def test_hung_sampler(start: Start, home: Home, tmp_path: Path, found: VmLimits)
     assert is_alive(daemon.process.pid)
     flag.unlink()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
-    said(home, "lease expired")
+    said(home, "lease expired: restoring")
+    said(home, "lease expired and limits were restored; applying them again")
     assert daemon.end() == 0
     assert limits() == found
 
@@ -209,7 +211,7 @@ def test_map_that_cannot_be_read(
     daemon = start("--probe", "libbpf", argv=patched(BROKEN_MAP, flag)).pinned()
     flag.touch()
     wait_for(lambda: limits() == found, 10.0, "for the daemon to restore")
-    said(home, "holding: reading map")
+    said(home, "cannot read kernel statistics, keeping current limits: reading map")
     said(home, "statistics unreadable for 5 ticks")
     flag.unlink()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
@@ -263,12 +265,12 @@ def test_read_only_proc_sys(start: Start, home: Home, found: VmLimits) -> None:
     daemon = start(argv=in_namespace(READ_ONLY))
     wait_for(lambda: home.ask("status"), what="for the daemon to answer")
     assert home.ask("pin", bytes=PIN) is not None
-    wait_for(lambda: "read-only here" in home.log.read_text(), what="for a word")
+    wait_for(lambda: "read-only: a container" in home.log.read_text(), what="for a word")
     time.sleep(A_WHILE_S)
     assert limits() == found
-    said(home, "read-only here")
-    status = home.ask("status")
-    assert status is not None and any("read-only" in line for line in status["warnings"])
+    said(home, "read-only: a container")
+    warnings = (home.ask("status") or {})["warnings"]
+    assert any("read-only: a container" in line for line in warnings)
     assert daemon.end() == 0
     assert limits() == found
 
@@ -281,11 +283,11 @@ def test_read_only_in_mid_run_and_the_way_home(
     enter = ["nsenter", "--mount", f"--target={daemon.process.pid}", "sh", "-c"]
     run(*enter, READ_ONLY)
     assert home.ask("release") is not None  # nobody has demand: home
-    wait_for(lambda: "read-only here" in home.log.read_text(), what="for a word")
+    wait_for(lambda: "read-only: a container" in home.log.read_text(), what="for a word")
     time.sleep(A_WHILE_S)
     assert limits().dirty_bytes == PIN
     assert not home.check_way_home(found)
-    said(home, "read-only here")
+    said(home, "read-only: a container")
     run(*enter, "mount -o remount,bind,rw /proc/sys")
     wait_for(lambda: limits() == found, what="for the way home")
     assert daemon.end() == 0
