@@ -53,7 +53,7 @@ FOLLOW_S = 1.5
 
 # ---- R, and what a sync costs of it ----
 
-# Seconds of a full cache whose mean is R; and a slower disk shows itself in as many.
+# Seconds of a full cache whose median is R; and a slower disk shows itself in as many.
 SHOWN_S = 3.0
 # A limit is in force within so many times of what was asked for: before, what is seen is of another
 # one.

@@ -701,6 +701,21 @@ def test_a_flood_that_comes_back_is_held_at_once() -> None:
     assert any(decision.settings for decision in host.run(3))
 
 
+def test_the_seconds_in_which_the_cache_fills_are_not_the_limit_alone(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a second flood the drain rate is known, and syncs are fast until the cache is full."""
+    monkeypatch.setattr("paced_plant.CACHE", 2 << 30)
+    host = plant(groups=[Group(demand=150e6)])
+    host.run(120)
+    assert host.paced
+    host.flooding = False
+    host.run(120)
+    host.flooding = True
+    host.run(120)
+    assert host.paced
+
+
 def test_it_ends_with_the_policy() -> None:
     host = plant()
     host.run(60)

@@ -167,3 +167,11 @@ def test_a_cap_stays_until_it_is_known_who_syncs_and_who_floods() -> None:
     later = replace(sample, time_s=sample.time_s + 2)
     assert plan_device_limits(policy, memory, later, estimates, [want]).settings == ()
 
+
+def test_a_pace_that_does_not_help_is_found_out_after_a_restart() -> None:
+    """What syncs take with the limit alone is not known then: it lets go, to see."""
+    host = running()
+    host.entangled_s = 0.2  # every sync waits for what is paced
+    restarted(host)
+    held = [bool(decision.settings) for decision in host.run(120)]
+    assert held[0] and not any(held[60:])

@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any, Mapping
 
-from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.exit_codes import GOOD
+from writebackd.cli.client import request
+from writebackd.cli.exit_codes import GOOD, CommandError
 from writebackd.cli.output import frame, show, show_json, width
 from writebackd.cli.status_screen import MIN_WIDTH, clean, render_status, wants_colour
 
@@ -62,7 +62,7 @@ def _ask_again(options: argparse.Namespace, last: Mapping[str, Any]) -> Mapping[
     """What the daemon says, or the last answer with a verdict that it does not."""
     try:
         return request(options.runtime_dir, "status")
-    except (NoDaemon, NoAnswer):
+    except CommandError:  # it restarts, hangs, or is gone
         since = time.strftime("%H:%M:%S", time.localtime(last["time_s"]))
         text = f"NO ANSWER: writebackd does not answer, last values are from {since}"
         return {**last, "verdict": {"code": None, "device": None, "since_s": None, "text": text}}

@@ -28,7 +28,8 @@ _NEXT: Mapping[DeviceState, str] = {
     " failing disk.",
     DeviceState.BLIND: "{follows}.",
     DeviceState.YIELDED: "Nothing is written until `writebackctl enforce`.",
-    DeviceState.PINNED: "The pinned limit stays until `writebackctl release` or a restart.",
+    DeviceState.PINNED: "The pinned limit stays until its time is over, `writebackctl release`"
+    " or a restart.",
     DeviceState.EXCLUDED: "Nothing: this device does not affect the limit.",
 }
 

@@ -3,9 +3,8 @@
 
 What a host gets is worth syncs x (rate / R)^e, R being what the flood gets alone.  Where each sync
 takes a part of the media's time, its price, that is most when syncs cost 1 / (1 + e) of R, whatever
-the disk, the cache or the load.  The last part of it buys few, so the law spends less: a seventh
-where the policy prefers neither (e = 4).  So the price is measured, and the limit steered to that
-share.  By hand, each tick of a flood:
+the disk, cache or load.  Its last part buys few, so the law spends a seventh where the policy
+prefers neither (e = 4): it measures the price, and steers to that share.  By hand, each tick:
 
 1. Is the cache full?  Where slow syncs take more than a fifth of the time of all.
 2. R is the median rate of three seconds under a full cache.  It falls once the rate stays below it
@@ -20,14 +19,13 @@ share.  By hand, each tick of a flood:
    longer nothing is full, which finds faster disks.
 7. p99 above the objective: a tenth of R more may be spent, for 20 s to begin with.  If that did not
    meet it, it is not tried again for ten minutes.
-8. Floods of less than 30 s: memory may take 0.7 of what the pause between two of them drains, and
-   what the policy's drain-time does.
+8. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
 9. A flood that io.max holds (control/pacing/pace.py) has its pace by 5 to 7, in the place of the
 limit:
    what that lets in is known.  It is never below the policy's pace-share of R.
 
-Limit and pace change every two seconds at most, upwards only while they hold writers back; no limit
-goes beyond a tenth of a second of R.
+Limit and pace change every two seconds at most, upwards only while they hold writers back.  Outside
+of waves no limit goes beyond a tenth of a second of R.
 """
 
 from __future__ import annotations

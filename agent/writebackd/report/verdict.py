@@ -8,11 +8,10 @@ from typing import List, Optional, Tuple
 from writebackd import formats
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.control.reasons import Judgement, judged
+from writebackd.kernel.vm import LEVERS
 from writebackd.report.answer_parts import Json, finite
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
 from writebackd.types.decision import DeviceState, Mode
-
-_PAIR = ("dirty_bytes", "dirty_background_bytes")
 
 
 def verdict_json(snapshot: Snapshot) -> Json:
@@ -50,7 +49,7 @@ def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
     if snapshot.problem is not None:
         return VerdictCode.BLIND, None, snapshot.problem
     for action in snapshot.sample.actions:
-        if not action.ok and action.lever in _PAIR:
+        if not action.ok and action.lever in LEVERS:
             return VerdictCode.FAILED, None, f"cannot set {action.lever}: {action.error}"
     judgements = _judgements(snapshot)
     worst = max(judgements, key=lambda each: each[1].over) if judgements else None
@@ -80,7 +79,9 @@ def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
     device = None if worst is None else worst[0]
     if memory.trial is not None:
         trial = memory.trial
-        text = f"block {trial.block} of {trial.blocks}; {well}"
+        text = f"block {trial.block} of {trial.blocks}"
+        if worst is not None:  # under the original limits nothing is judged
+            text += f"; {well}"
         return VerdictCode.TRIAL, trial.device, text
     if memory.pin_bytes is not None and snapshot.mode is Mode.ENFORCE:
         return VerdictCode.PINNED, device, f"limit {formats.size(memory.pin_bytes)}; {well}"

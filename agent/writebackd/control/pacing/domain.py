@@ -114,7 +114,9 @@ class PaceTick:
     def _measure(self, memory: PaceMemory) -> PaceMemory:
         used = {path: rate for path, rate in memory.used.items() if path in memory.rates}
         wrote_s = memory.wrote_s
-        for path, size in self.scene.written(self.domain.devno, self.domain.group).items():
+        for path, size in self.scene.written(
+            self.domain.devno, [seen.device.name for seen in self.domain.devices]
+        ).items():
             rate = size / self.sample.dt_s
             used[path] = self._smooth(memory.used.get(path), rate)
             if path in memory.rates and rate >= FLOOD_RATE:
@@ -164,7 +166,7 @@ class PaceTick:
             return memory, ""
         memory = replace(
             divide(memory, rate, flooding), step_s=self.now_s, wrote_s=self.now_s,
-            in_force_s=None, unset_s=0.0, stray_s=0.0,
+            in_force_s=None, unset_s=0.0, stray_s=0.0, under=Histogram(),
         )
         return memory, (
             f"{_names(memory)} held at {_speed(rate)}, {formats.percent(share)} of the "
@@ -172,8 +174,8 @@ class PaceTick:
         )
 
     def _alone(self, memory: PaceMemory) -> PaceMemory:
-        """The memory with what syncs take under the limit alone, once it is in force."""
-        if not all(
+        """The memory with what syncs take behind a full cache, with the limit alone in force."""
+        if self._full_s() <= 0 or not all(
             want.target_bytes is not None
             and self._limit(want.name) <= IN_FORCE_HIGH * want.target_bytes
             for want in self.wants
@@ -185,6 +187,9 @@ class PaceTick:
             memory, alone=memory.alone + self._latencies(), alone_s=self.now_s,
             alone_for_s=memory.alone_for_s + self.sample.dt_s,
         )
+
+    def _objective_s(self) -> float:
+        return min([want.basis.objective_s for want in self.wants if want.basis], default=0.0)
 
     def _full_s(self) -> float:
         """For how long the write cache is full, seconds."""
@@ -240,8 +245,9 @@ class PaceTick:
         rate = memory.rate or 0.0
         if len(flooding) * LEAST_PACE > rate:
             return self._bar(memory, STRAY_BARRED_S, _too_many(flooding, rate))
+        compared = BARRED_S if memory.alone.total else 0.0  # after a restart not yet
         for look, barred_s in (
-            (self._strays, STRAY_BARRED_S), (self._in_force, BARRED_S), (self._judge, BARRED_S)
+            (self._strays, STRAY_BARRED_S), (self._in_force, BARRED_S), (self._judge, compared)
         ):
             memory, problem = look(memory, flooding)
             if problem:
@@ -308,7 +314,9 @@ class PaceTick:
 
     def _judge(self, memory: PaceMemory, flooding: Sequence[str]) -> Tuple[PaceMemory, str]:
         """Whether syncs got faster, over windows of JUDGE_S; empty while there is no verdict."""
-        if memory.in_force_s is None or not (self.flooded and self.demand):
+        # While the disk may have become slower, the limit alone was of another one.
+        slower = any(self.memory.devices[want.name].drain.fell_s > 0 for want in self.wants)
+        if memory.in_force_s is None or slower or not (self.flooded and self.demand):
             return replace(memory, under=Histogram(), under_s=self.now_s + SETTLE_S), ""
         if self.now_s < memory.under_s:
             return memory, ""
@@ -317,8 +325,12 @@ class PaceTick:
             return replace(memory, under=under), ""
         memory, alone = replace(memory, under=Histogram(), under_s=self.now_s), memory.alone
         mean, before = under.mean(), alone.mean()
-        # Where nobody synced: no word on whether it helps.
-        if mean is None or before is None or mean <= BETTER * before:
+        p99 = under.quantile(0.99)
+        if mean is None or p99 is None or p99 <= self._objective_s():
+            return memory, ""  # nobody synced, or all is well
+        if before is None:
+            return memory, "after a restart: how long do syncs take with the limit alone?"
+        if mean <= BETTER * before:
             return memory, ""
         return memory, (
             f"it did not help: a sync took {formats.milliseconds(mean)} ms on average, "
