@@ -12,6 +12,7 @@ import pytest
 
 import samples
 from fake_host import Rig
+from writebackd.kernel.vm import LEVERS
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
 from writebackd.report.verdict import standing, verdict_json
 from writebackd.types.core_memory import Memory, Trial
@@ -144,3 +145,9 @@ def test_the_daemon_keeps_it_from_tick_to_tick(
     assert rig.status()["verdict"]["code"] == first["code"]
     assert rig.status()["verdict"]["since_s"] > blind["since_s"]
     rig.end()
+
+
+@pytest.mark.parametrize("lever", LEVERS)
+def test_a_limit_that_could_not_be_restored_is_a_failure_in_either_form(lever: str) -> None:
+    failed = sampled(met(), actions=(replace(REFUSED, lever=lever),))
+    assert verdict_json(failed)["code"] == VerdictCode.FAILED.value
