@@ -23,8 +23,8 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import file_of
 from writebackd.kernel.vm import in_words, read_state
 from writebackd.report.alert_answers import alert_answer
+from writebackd.report.answer_parts import forget_json, mode_json, pin_json
 from writebackd.report.attribution import for_user
-from writebackd.report.command_answers import forget_json, mode_json, pin_json
 from writebackd.report.control_server import (
     RequestError,
     Shared,

@@ -335,10 +335,13 @@ def several() -> Snapshot:
 
 
 def first_tick() -> Snapshot:
-    """Before the first estimate and decision: nearly nothing is known."""
-    shown = snapshot(vm(int(4.4 * GIB), int(2.2 * GIB), 0, ratio=True), (), Decision(
-        None, None, None, "no tick yet"))  # fmt: skip
-    return replace(shown, sample=replace(shown.sample, devices=(DeviceSample(RAID),)))
+    """The first decision: nearly nothing is known."""
+    quiet = estimate("sda", sync_rate=None, demand_known=False)
+    idle = DeviceDecision("sda", DeviceState.IDLE, None, "no flood: original limits", "sda#1")
+    return snapshot(
+        vm(int(4.4 * GIB), int(2.2 * GIB), 0, ratio=True), ((RAID, quiet, idle),),
+        Decision(None, None, None, "no flood: original limits"),
+    )  # fmt: skip
 
 
 ALL = {

@@ -16,7 +16,7 @@ from writebackd.cli.answer_screens import render_why
 from writebackd.cli.status_screen import render_status
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.kernel.lever_writers import writer_of
-from writebackd.report.command_answers import mode_json, pin_json
+from writebackd.report.answer_parts import mode_json, pin_json
 from writebackd.report.control_server import RequestError
 from writebackd.report.device_answers import devices_json
 from writebackd.report.history_events import events_of
@@ -129,8 +129,7 @@ def test_unknown_is_null_and_never_zero() -> None:
     for key in ("sync_rate", "sync_demand", "fsync_p50_s", "oldest_fsync_s", "drain_rate"):
         assert device[key] is None
     (device,) = status_json(samples.first_tick())["devices"]
-    assert device["write_rate"] is None
-    assert device["state"] is None
+    assert device["target_bytes"] is None and device["objective_s"] is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -36,7 +36,7 @@ from writebackd.cli.history import _when
 from writebackd.cli.restore import is_watched
 from writebackd.report import control_server as server_module
 from writebackd.report.alert_answers import alert_answer
-from writebackd.report.command_answers import forget_json, mode_json, pin_json
+from writebackd.report.answer_parts import forget_json, mode_json, pin_json
 from writebackd.report.control_server import (
     RequestError,
     seconds_argument,

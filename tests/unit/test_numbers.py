@@ -35,7 +35,7 @@ from writebackd.cli.top_view import View
 from writebackd.control.decide import decide
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import load_policy
-from writebackd.report.active_alerts import alerts_json
+from writebackd.report.alert_answers import alerts_json
 from writebackd.report.device_figures import Collector, Figures, fold
 from writebackd.report.report_page import render
 from writebackd.report.snapshot import Snapshot

@@ -81,7 +81,7 @@ def test_colour_adds_nothing_but_colour(make: Callable[[], Snapshot]) -> None:
             samples.guard,
             [
                 "limit    1.9M, background 960K",
-                "OK: no sync demand, limit 1.9M",
+                "OK: sda p99 1.9 ms, limit 1.9M",
                 "before   20 % / 10 % of memory, about 4.7G / 2.3G",
                 "resting at what drains in 7.5 ms",
                 "dd (4711) 248M/s on sda, throttled 93 %",
@@ -185,7 +185,7 @@ def test_unknown_is_a_dash() -> None:
     assert row(status(samples.blind()), "sda")[-8:] == [
         "blind", "64M", "-", "248M", "-", "-", "-", "-",
     ]  # fmt: skip
-    assert row(status(samples.first_tick()), "sda")[-8:] == ["-"] * 8
+    assert row(status(samples.first_tick()), "sda")[-8:] == ["idle", "-", "-", "0", *"----"]
 
 
 def test_trouble_comes_first() -> None:

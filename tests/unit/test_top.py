@@ -24,6 +24,7 @@ import psutil
 import pytest
 
 import samples
+from busy_host import busy_host
 from test_cli import SOURCE, FakeDaemon
 from writebackd.cli import io_waits
 from writebackd.cli.io_waits import Delays, Wait, Waits
@@ -187,13 +188,10 @@ def test_a_sparkline_has_a_step_for_each_factor_of_three() -> None:
 
 
 def test_many_devices_leave_room_for_the_rest() -> None:
-    shown = samples.several()
-    many = tuple(
-        replace(each, device=replace(each.device, name=f"d{n}"))
-        for n in range(300)
-        for each in shown.sample.devices[:1]
-    )
-    top = filled(replace(shown, sample=replace(shown.sample, devices=many)), ticks=1)
+    shown, many = samples.several(), busy_host(300)
+    sample = replace(shown.sample, devices=many.sample.devices)
+    shown = replace(shown, sample=sample, estimates=many.estimates, decision=many.decision)
+    top = filled(shown, ticks=1)
     for width, height in SIZES:
         press(top, "j")
         text = "\n".join(View(False, blocks=True).lines(top, width, height))

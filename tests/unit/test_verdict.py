@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Dict, Optional, Tuple
 
 import pytest
 
@@ -17,6 +17,7 @@ from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
 from writebackd.report.verdict import standing, verdict_json
 from writebackd.types.core_memory import Memory, Trial
 from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Mode
+from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.levers import Action
 
 MIB = samples.MIB
@@ -30,6 +31,28 @@ def met() -> Snapshot:
     (device,) = shown.decision.devices
     device = replace(device, basis=Basis(objective_s=0.005))
     return replace(shown, decision=replace(shown.decision, devices=(device,)))
+
+
+def quiet() -> Snapshot:
+    """Sync demand, and no fsync in this tick."""
+    shown = met()
+    silent = replace(shown.estimates["sda"], fsync_p50_s=None, fsync_p99_s=None)
+    known = DeviceMemory(last_demand=(shown.sample.time_s - 12.0, 0.0, True))
+    return replace(shown, estimates={"sda": silent}, memory=Memory(devices={"sda": known}))
+
+
+def late(waits_s: Dict[str, float], *missing: Tuple[str, float]) -> Snapshot:
+    """Devices with their p99, under an objective of 5 ms; `missing` for so many seconds."""
+    shown = samples.squeeze()
+    (first,), sda = shown.decision.devices, shown.estimates["sda"]
+    devices = tuple(replace(first, name=name) for name in waits_s)
+    since = tuple((name, shown.sample.wall_s - for_s) for name, for_s in missing)
+    return replace(
+        shown,
+        estimates={n: replace(sda, name=n, fsync_p99_s=wait) for n, wait in waits_s.items()},
+        decision=replace(shown.decision, devices=devices),
+        standing=Standing(VerdictCode.MISSES_OBJECTIVE, shown.sample.wall_s - 900.0, since),
+    )
 
 
 def sampled(snapshot: Snapshot, **more: object) -> Snapshot:
@@ -65,6 +88,10 @@ CASES = [
      "PINNED: limit 15M; sda p99 1.9 ms within 5.0 ms"),
     (lambda: remembering(met(), trial=TRIAL), VerdictCode.TRIAL, "sda",
      "TRIAL: block 3 of 8; sda p99 1.9 ms within 5.0 ms"),
+    (lambda: remembering(met(), trial=replace(TRIAL, original=True, limit_bytes=250 * MIB)),
+     VerdictCode.TRIAL, "sda",
+     "TRIAL: block 3 of 8; original limits reduced to 250M, sda p99 1.9 ms; no objective applies"),
+    (quiet, VerdictCode.OK, None, "OK: last fsync 12s ago, limit 1.9M"),
     (lambda: off(met()), VerdictCode.OFF, None,
      "OFF: /run/writebackd/off exists, original limits"),
     (lambda: off(samples.squeeze()), VerdictCode.MISSES_OBJECTIVE, "sda",
@@ -94,16 +121,26 @@ def test_every_code_is_given() -> None:
     assert {case[1] for case in CASES} == set(VerdictCode)
 
 
-def test_of_several_devices_the_one_that_misses_by_most() -> None:
-    shown = samples.squeeze()
-    sda = shown.estimates["sda"]
-    found = {"sda": sda, "sdb": replace(sda, name="sdb", fsync_p99_s=0.4),
-             "sdc": replace(sda, name="sdc", fsync_p99_s=0.004)}  # fmt: skip
-    (first,) = shown.decision.devices
-    devices = tuple(replace(first, name=name) for name in found)
-    shown = replace(shown, estimates=found, decision=replace(shown.decision, devices=devices))
-    text = verdict_json(shown)["text"]
-    assert text.startswith("MISSES OBJECTIVE: sdb p99 400 ms > 5.0 ms (and 1 more), limit 32M")
+def test_each_device_that_misses_is_named_with_its_own_time_the_worst_first() -> None:
+    two = late({"sda": 0.047, "sdb": 0.4, "sdc": 0.004}, ("sda", 185.0), ("sdb", 12.0))
+    found = verdict_json(two)
+    assert (found["device"], found["since_s"]) == ("sdb", two.sample.wall_s - 900.0)
+    assert found["text"] == (
+        "MISSES OBJECTIVE: sdb p99 400 ms > 5.0 ms for 12s; sda p99 47 ms > 5.0 ms for 3m5s,"
+        " limit 32M"
+    )
+    many = late({f"sd{n}": 0.1 + n for n in range(5)})
+    assert "sd2 p99 2100 ms > 5.0 ms (and 2 more), limit 32M" in verdict_json(many)["text"]
+
+
+def test_how_long_a_device_misses_outlives_a_tick_without_fsync_and_no_good_one() -> None:
+    shown = late({"sda": 0.047}, ("sda", 185.0))
+    since = shown.standing
+    assert since is not None and standing(shown) == since
+    assert standing(replace(quiet(), standing=since)).missing == since.missing
+    assert standing(replace(met(), standing=since)).missing == ()
+    again = standing(replace(shown, standing=standing(replace(met(), standing=since))))
+    assert again.missing == (("sda", shown.sample.wall_s),)
 
 
 def test_an_excluded_device_makes_nobody_blind() -> None:
@@ -114,15 +151,14 @@ def test_an_excluded_device_makes_nobody_blind() -> None:
 
 
 def test_it_says_for_how_long_the_code_is_the_same() -> None:
-    shown = samples.squeeze()
+    shown = hurt(samples.squeeze())
     since_s = shown.sample.wall_s - 185.0
-    lasting = replace(shown, standing=Standing(VerdictCode.MISSES_OBJECTIVE, since_s))
-    assert standing(lasting) == lasting.standing
-    assert verdict_json(lasting)["since_s"] == since_s
-    assert verdict_json(lasting)["text"].endswith("limit 32M, for 3m5s")
+    lasting = replace(shown, standing=Standing(VerdictCode.FAILED, since_s))
+    assert standing(lasting).since_s == verdict_json(lasting)["since_s"] == since_s
+    assert verdict_json(lasting)["text"].endswith("Read-only file system, for 3m5s")
     # Another code begins anew.
     fresh = replace(shown, standing=Standing(VerdictCode.OK, since_s))
-    assert standing(fresh) == Standing(VerdictCode.MISSES_OBJECTIVE, shown.sample.wall_s)
+    assert standing(fresh)[:2] == (VerdictCode.FAILED, shown.sample.wall_s)
     assert "for" not in verdict_json(fresh)["text"].split()
 
 

@@ -4,14 +4,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
-from writebackd.report.active_alerts import alerts_json
+from writebackd.alerts.alert_types import Alert, AlertName
+from writebackd.alerts.foreign import intrusions_of
+from writebackd.notify.alert_text import RUNBOOK, alert_json
+from writebackd.report.answer_parts import Json
 from writebackd.report.control_server import RequestError
 from writebackd.report.device_answers import find_devices
 from writebackd.report.snapshot import Snapshot
 
-Json = Dict[str, Any]
+_WRITER = ("lever", "value", "pid", "comm", "cgroup", "cmdline")
+_KEPT = (
+    "name", "device", "severity", "cause", "since", "summary", "done", "culprits", "evidence",
+    "runbook",
+)  # fmt: skip
 
 
 def alert_answer(snapshot: Snapshot, device: Optional[str] = None) -> Json:
@@ -28,23 +36,39 @@ def alert_answer(snapshot: Snapshot, device: Optional[str] = None) -> Json:
         "time_s": snapshot.sample.wall_s,
         "devices": devices,
         "active": alerts_json(snapshot),
-        "routes": [
-            {
-                "name": route.name,
-                "target": route.target,
-                "told": route.told,
-                "waiting": route.waiting,
-                "lost": route.lost,
-                "error": route.error,
-            }
-            for route in snapshot.routes
-        ],
+        "routes": [asdict(route) for route in snapshot.routes],
         "state_dir": snapshot.state_dir,
     }
 
 
+def alerts_json(snapshot: Snapshot) -> List[Json]:
+    """Every active alert; `since` in seconds since 1970."""
+    return [_alert(alert, snapshot) for alert in snapshot.alerts]
+
+
+def _alert(alert: Alert, snapshot: Snapshot) -> Json:
+    row = alert_json(alert, snapshot.runbook or RUNBOOK)
+    if alert.name is AlertName.FOREIGN_WRITER:
+        row["writers"] = [
+            {name: getattr(each.write, name) for name in _WRITER}
+            for each in intrusions_of(alert, snapshot.memory, snapshot.sample)
+        ]
+    return row
+
+
+def route_warnings(snapshot: Snapshot) -> List[str]:
+    """Of `status`: the routes that do not work."""
+    lines = []
+    for route in snapshot.routes:
+        if route.error is not None:
+            lines.append(f"alerts do not reach {route.name} {route.target}: {route.error}")
+        if route.lost:
+            lines.append(f"{route.lost} alerts were never delivered to {route.name} {route.target}")
+    return lines
+
+
 def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> List[Json]:
-    """Every alert that was, oldest first, from what the history kept of begin, change and end.
+    """Past alerts, oldest first, from what the history kept of begin, change and end.
 
     `end` is None where nobody saw it, since the daemon stopped before; those of `active` are
     left out. A record that is damaged is left out as well.
@@ -57,17 +81,15 @@ def past_json(records: Iterable[str], active: Iterable[Mapping[str, Any]]) -> Li
             alert = {
                 **_checked(record["alert"]),
                 "began": float(record["time"]),
-                "end": None,
+                "end": float(record["time"]) if record["what"] == "end" else None,
                 "causes": [str(record["alert"]["cause"])],
             }
             known = found.get(record["id"])
             if known is not None:
                 alert["began"] = known["began"]
                 alert["causes"] = list(dict.fromkeys(known["causes"] + alert["causes"]))
-            if known is not None and known["severity"] == "critical":
-                alert["severity"] = "critical"  # the worst that it was
-            if record["what"] == "end":
-                alert["end"] = float(record["time"])
+                if known["severity"] == "critical":
+                    alert["severity"] = "critical"  # the worst that it was
             found[record["id"]] = alert
         except (ValueError, KeyError, TypeError):
             continue
@@ -88,10 +110,4 @@ def _checked(alert: Mapping[str, Any]) -> Json:
             raise TypeError(name)
     if not isinstance(alert["since"], (int, float)) or not isinstance(alert["culprits"], list):
         raise TypeError("since")
-    return {name: alert[name] for name in _KEYS}
-
-
-_KEYS = (
-    "name", "device", "severity", "cause", "since", "summary", "done", "culprits", "evidence",
-    "runbook",
-)  # fmt: skip
+    return {name: alert[name] for name in _KEPT}

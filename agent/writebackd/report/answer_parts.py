@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the answers to several verbs have in common. Pure."""
+"""Parts of the answers to several verbs, and the answers to verbs that change something. Pure."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from dataclasses import asdict
+from typing import Any, Dict, List, Optional, Sequence
 
 from writebackd.report.snapshot import Snapshot
-from writebackd.types.decision import DeviceDecision
-from writebackd.types.levers import HeldLever, VmLimits
+from writebackd.types.decision import Mode
+from writebackd.types.levers import HeldLever
 
 Json = Dict[str, Any]
 
@@ -16,10 +17,6 @@ Json = Dict[str, Any]
 def finite(value: Optional[float]) -> Optional[float]:
     """`value` as JSON can carry it: None for an infinity or a NaN."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def decisions_of(snapshot: Snapshot) -> Mapping[str, DeviceDecision]:
-    return {each.name: each for each in snapshot.decision.devices}
 
 
 def pinned_json(snapshot: Snapshot) -> Optional[Json]:
@@ -50,22 +47,20 @@ def trial_json(snapshot: Snapshot) -> Optional[Json]:
 
 
 def held_json(levers: Sequence[HeldLever]) -> List[Json]:
-    return [
-        {
-            "kind": lever.kind.value,
-            "target": lever.target,
-            "name": lever.name,
-            "value": lever.value,
-            "original": lever.original,
-        }
-        for lever in levers
-    ]
+    return [{**asdict(lever), "kind": lever.kind.value} for lever in levers]
 
 
-def limits_json(limits: VmLimits) -> Json:
-    return {
-        "dirty_bytes": limits.dirty_bytes,
-        "dirty_ratio": limits.dirty_ratio,
-        "dirty_background_bytes": limits.dirty_background_bytes,
-        "dirty_background_ratio": limits.dirty_background_ratio,
-    }
+def mode_json(mode: Mode, lines: Sequence[str] = (), good: bool = True) -> Json:
+    """The answer to `observe` and `enforce`; `lines` say what was done, `good` if all of it."""
+    return {"mode": mode.value, "good": good, "lines": list(lines)}
+
+
+def pin_json(
+    pin_bytes: Optional[int], lines: Sequence[str] = (), for_s: Optional[float] = None
+) -> Json:
+    """The answer to `pin` and `release` (None: no longer pinned)."""
+    return {"pin_bytes": pin_bytes, "for_s": for_s, "lines": list(lines)}
+
+
+def forget_json(device: str, lines: Sequence[str] = ()) -> Json:
+    return {"device": device, "lines": list(lines)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from writebackd.report.answer_parts import Json, decisions_of, finite
+from writebackd.report.answer_parts import Json, finite
 from writebackd.report.control_server import RequestError
 from writebackd.report.snapshot import Snapshot
 from writebackd.types.decision import DeviceDecision, DeviceState
@@ -13,14 +13,20 @@ from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample
 from writebackd.types.storage import Backing, Device, Protection
 
+# What keeps the writes, other than a controller, by the source that tells of it.
+_KERNELS = {
+    "md": "md-journal", "bcache": "bcache", "dm-writecache": "dm-writecache",
+    "dm-cache": "dm-cache",
+}  # fmt: skip
+
 
 def devices_json(snapshot: Snapshot) -> Json:
     """The answer to `devices`: what each device is made of, and whether it is managed."""
-    decisions, backings = decisions_of(snapshot), backings_of(snapshot.sample.backings)
+    decisions, backings = snapshot.decisions, backings_of(snapshot.sample.backings)
     return {
         "devices": [
             _topology_row(
-                each.device, decisions.get(each.device.name), backings.get(each.device.name, ())
+                each.device, decisions[each.device.name], backings.get(each.device.name, ())
             )
             for each in snapshot.sample.devices
         ]
@@ -43,63 +49,49 @@ def find_devices(snapshot: Snapshot, wanted: Optional[str]) -> List[DeviceSample
 
 
 def device_row(
-    sample: DeviceSample, decision: Optional[DeviceDecision], estimate: Optional[Estimate],
+    sample: DeviceSample, decision: DeviceDecision, estimate: Estimate,
     backings: Sequence[Backing] = (),
 ) -> Json:
     device = sample.device
     said = next((each for each in backings if each.mode or each.protection), None)
-    cache = estimate.cache_bytes if estimate else None
-    row: Json = {
+    syncs = estimate if estimate.demand_known else None
+    return {
         "name": device.name,
         "devno": device.devno,
         "mounts": [mount for _, _, mount in device.filesystems],
-        "state": decision.state.value if decision else None,
-        "reason": decision.reason if decision else "",
-        "decision_id": decision.decision_id if decision else None,
-        "target_bytes": decision.target_bytes if decision else None,
-        "objective_s": decision.basis.objective_s if decision and decision.basis else None,
+        "state": decision.state.value,
+        "reason": decision.reason,
+        "decision_id": decision.decision_id,
+        "target_bytes": decision.target_bytes,
+        "objective_s": decision.basis.objective_s if decision.basis else None,
         "inflight": sample.inflight,
         "busy_share": finite(sample.busy_share),
         # Capacity and fill are as its behaviour shows them, the rest as somebody says;
         # queue/write_cache is no evidence of a controller's.
         "write_cache": {
-            "kind": cache_kind(said) if said else None,
-            "capacity_bytes": finite(cache),
+            "kind": _KERNELS.get(said.source, "controller") if said else None,
+            "capacity_bytes": finite(estimate.cache_bytes),
             "mode": said.mode.value if said and said.mode else None,
             "protected": said.protection is Protection.OK if said and said.protection else None,
             "source": said.source if said else None,
             "reported": [_backing(each) for each in backings],
-            "fill": finite(min(1.0, estimate.fill_bytes / cache)) if estimate and cache else None,
+            "fill": finite(estimate.fill_share),
         },
-    }
-    row.update(_figures(estimate))
-    return row
-
-
-def _figures(estimate: Optional[Estimate]) -> Json:
-    """The numbers of one estimate; all None before the first one."""
-    return {
-        "write_rate": finite(estimate.write_rate) if estimate else None,
-        "background_rate": finite(estimate.background_rate) if estimate else None,
-        "drain_rate": finite(estimate.drain_rate) if estimate else None,
-        "sync_rate": finite(estimate.sync_rate) if estimate else None,
-        "sync_demand": estimate.demand if estimate and estimate.demand_known else None,
-        "fsync_p50_s": finite(estimate.fsync_p50_s) if estimate else None,
-        "fsync_p99_s": finite(estimate.fsync_p99_s) if estimate else None,
-        "fsync_baseline_s": finite(estimate.baseline_s) if estimate else None,
-        "fsyncs_inflight": estimate.fsyncs_inflight
-        if estimate and estimate.demand_known
-        else None,
-        "oldest_fsync_s": finite(estimate.oldest_fsync_s)
-        if estimate and estimate.demand_known
-        else None,
-        "slow_share": finite(estimate.slow_share) if estimate else None,
+        "write_rate": finite(estimate.write_rate),
+        "background_rate": finite(estimate.background_rate),
+        "drain_rate": finite(estimate.drain_rate),
+        "sync_rate": finite(estimate.sync_rate),
+        "sync_demand": syncs.demand if syncs else None,
+        "fsync_p50_s": finite(estimate.fsync_p50_s),
+        "fsync_p99_s": finite(estimate.fsync_p99_s),
+        "fsync_baseline_s": finite(estimate.baseline_s),
+        "fsyncs_inflight": syncs.fsyncs_inflight if syncs else None,
+        "oldest_fsync_s": finite(syncs.oldest_fsync_s) if syncs else None,
+        "slow_share": finite(estimate.slow_share),
     }
 
 
-def _topology_row(
-    device: Device, decision: Optional[DeviceDecision], backings: Sequence[Backing]
-) -> Json:
+def _topology_row(device: Device, decision: DeviceDecision, backings: Sequence[Backing]) -> Json:
     return {
         "name": device.name,
         "devno": device.devno,
@@ -115,9 +107,9 @@ def _topology_row(
         "reported": [_backing(each) for each in backings],
         "driver": device.driver,
         "diskseq": device.diskseq,
-        "state": decision.state.value if decision else None,
-        "managed": decision is not None and decision.state is not DeviceState.EXCLUDED,
-        "reason": decision.reason if decision else "not decided yet",
+        "state": decision.state.value,
+        "managed": decision.state is not DeviceState.EXCLUDED,
+        "reason": decision.reason,
     }
 
 
@@ -142,9 +134,3 @@ def _backing(backing: Backing) -> Json:
             for work in backing.works
         ],
     }
-
-
-def cache_kind(backing: Backing) -> str:
-    """What keeps the writes: a controller, or what the kernel has for it."""
-    kernels = {"md": "md-journal", "bcache": "bcache", "dm-writecache": "dm-writecache"}
-    return {**kernels, "dm-cache": "dm-cache"}.get(backing.source, "controller")

@@ -33,6 +33,7 @@ PREFIX = "writebackd_"
 
 Number = Union[int, float]
 Labels = Sequence[Tuple[str, str]]
+Value = Tuple[str, str, Optional[Number]]  # name, help, and the value where it is known
 
 
 class _Row(NamedTuple):
@@ -40,8 +41,8 @@ class _Row(NamedTuple):
 
     labels: str
     sample: DeviceSample
-    estimate: Optional[Estimate]
-    decision: Optional[DeviceDecision]
+    estimate: Estimate
+    decision: DeviceDecision
     totals: DeviceTotals
 
 
@@ -90,9 +91,7 @@ class _Page:
 def render(snapshot: Snapshot, form: str = OPENMETRICS) -> str:
     """All metrics of one tick, in one of CONTENT_TYPES."""
     page = _Page(form == OPENMETRICS)
-    _about(page, snapshot)
-    _limits(page, snapshot)
-    _totals(page, snapshot)
+    _host(page, snapshot)
     _alerts(page, snapshot)
     _devices(page, snapshot)
     return page.text()
@@ -109,13 +108,8 @@ def _escaped(value: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _single(page: _Page, name: str, kind: str, text: str, value: Optional[Number]) -> None:
-    if value is not None:
-        page.add(page.family(name, kind, text), "", value)
-
-
-def _about(page: _Page, snapshot: Snapshot) -> None:
-    sample, probe, memory = snapshot.sample, snapshot.probe, snapshot.memory
+def _host(page: _Page, snapshot: Snapshot) -> None:
+    probe = snapshot.probe
     facts: Sequence[Tuple[str, str, Labels]] = (
         ("build", "Version of writebackd.", [("version", snapshot.version)]),
         ("policy", "Policy and mode in force.",
@@ -126,14 +120,35 @@ def _about(page: _Page, snapshot: Snapshot) -> None:
     )  # fmt: skip
     for name, text, labels in facts:
         page.add(page.family(name, "info", text), labels_text(labels), 1)
-    window = snapshot.window
     name = page.family("window", "gauge", "1 for the time window of the policy that is open.")
-    if window is not None:
-        page.add(name, labels_text([("window", window.name)]), 1)
+    if snapshot.window is not None:
+        page.add(name, labels_text([("window", snapshot.window.name)]), 1)
+    for kind, values in (("gauge", _gauges(snapshot)), ("counter", _counters(snapshot))):
+        for name, text, value in values:
+            if value is not None:
+                page.add(page.family(name, kind, text), "", value)
+    name = page.family("levers_held", "gauge", "Levers other than the limits set by writebackd.")
+    for lever in LeverKind:
+        count = sum(held.kind is lever for held in snapshot.levers)
+        page.add(name, labels_text([("lever", lever.value)]), count)
+    totals = snapshot.totals
+    name = page.family("lever_writes", "counter", "Writes to kernel files, by kind and result.")
+    for what in (LIMITS, *(each.value for each in LeverKind)):
+        for ok, result in ((True, "ok"), (False, "error")):
+            labels = [("lever", what), ("result", result)]
+            page.add(name, labels_text(labels), totals.writes.get((what, ok), 0))
+    name = page.family("tick_duration_seconds", "histogram", "What a tick took, by the clock.")
+    page.histogram(name, "", TICK_BOUNDS_S, totals.ticks, totals.ticks_s)
+
+
+def _gauges(snapshot: Snapshot) -> Sequence[Value]:
+    sample, probe, memory = snapshot.sample, snapshot.probe, snapshot.memory
+    vm, decision, window = sample.vm, snapshot.decision, snapshot.window
+    limit, background = original_bytes(snapshot)
     writing = (
         snapshot.mode is Mode.ENFORCE and memory.yielded is None and snapshot.off is None
     )
-    for name, text, value in (
+    return (
         ("enforcing", "Whether limits are set: not observing, yielded or switched off.", writing),
         ("yielded", "Whether another process set the limits, which are left in force.",
          memory.yielded is not None),
@@ -150,20 +165,12 @@ def _about(page: _Page, snapshot: Snapshot) -> None:
         ("lease_remaining_seconds", "Until the settings are restored unless renewed.",
          snapshot.lease_s),
         ("memory_bytes", "Memory of the host.", sample.host.memory_bytes),
-        ("dirty_bytes", "Dirty memory of the host.", sample.vm.dirty_bytes),
-        ("writeback_bytes", "Memory under writeback.", sample.vm.writeback_bytes),
+        ("dirty_bytes", "Dirty memory of the host.", vm.dirty_bytes),
+        ("writeback_bytes", "Memory under writeback.", vm.writeback_bytes),
         ("resident_memory_bytes", "Of the daemon.", snapshot.self_rss_bytes),
         ("bpf_map_bytes", "Memory of the BPF maps.", probe.map_bytes),
         ("bpf_seconds_per_io", "What the probe costs per block IO, as measured at the start.",
          None if probe.bpf_ns_per_io is None else probe.bpf_ns_per_io / 1e9),
-    ):  # fmt: skip
-        _single(page, name, "gauge", text, value)
-
-
-def _limits(page: _Page, snapshot: Snapshot) -> None:
-    vm, decision = snapshot.sample.vm, snapshot.decision
-    limit, background = original_bytes(snapshot)
-    for name, text, value in (
         ("dirty_limit_bytes", "Dirty limit in force, as the kernel reckons.", vm.threshold_bytes),
         ("dirty_background_limit_bytes", "Background limit in force, as the kernel reckons.",
          vm.background_threshold_bytes),
@@ -173,19 +180,13 @@ def _limits(page: _Page, snapshot: Snapshot) -> None:
         ("dirty_limit_wanted_bytes", "Dirty limit of the last decision; in observe mode a wish.",
          decision.limit_bytes),
         ("dirty_limit_goal_bytes", "Where the dirty limit is heading.", decision.goal_bytes),
-        ("dirty_limit_pinned_bytes", "Dirty limit that an admin pinned.",
-         snapshot.memory.pin_bytes),
-    ):  # fmt: skip
-        _single(page, name, "gauge", text, value)
-    name = page.family("levers_held", "gauge", "Levers other than the limits set by writebackd.")
-    for kind in LeverKind:
-        count = sum(lever.kind is kind for lever in snapshot.levers)
-        page.add(name, labels_text([("lever", kind.value)]), count)
+        ("dirty_limit_pinned_bytes", "Dirty limit that an admin pinned.", memory.pin_bytes),
+    )  # fmt: skip
 
 
-def _totals(page: _Page, snapshot: Snapshot) -> None:
+def _counters(snapshot: Snapshot) -> Sequence[Value]:
     totals = snapshot.totals
-    for name, text, value in (
+    return (
         ("limit_changes", "Writes that gave the dirty limit another value.",
          totals.limit_changes),
         ("foreign_writes", "Writes of others to levers of ours.", totals.foreign_writes),
@@ -195,15 +196,7 @@ def _totals(page: _Page, snapshot: Snapshot) -> None:
          snapshot.history_dropped),
         ("failed_ticks", "Ticks in which nothing could be read.", totals.failed_ticks),
         ("cpu_seconds", "Processor time of the daemon.", totals.cpu_s),
-    ):  # fmt: skip
-        _single(page, name, "counter", text, value)
-    name = page.family("lever_writes", "counter", "Writes to kernel files, by kind and result.")
-    for kind in (LIMITS, *(each.value for each in LeverKind)):
-        for ok, result in ((True, "ok"), (False, "error")):
-            labels = labels_text([("lever", kind), ("result", result)])
-            page.add(name, labels, totals.writes.get((kind, ok), 0))
-    name = page.family("tick_duration_seconds", "histogram", "What a tick took, by the clock.")
-    page.histogram(name, "", TICK_BOUNDS_S, totals.ticks, totals.ticks_s)
+    )  # fmt: skip
 
 
 def alerts_of(snapshot: Snapshot) -> Mapping[Tuple[str, str, str], str]:
@@ -229,8 +222,8 @@ def _alerts(page: _Page, snapshot: Snapshot) -> None:
 
 
 def _devices(page: _Page, snapshot: Snapshot) -> None:
-    decisions = {each.name: each for each in snapshot.decision.devices}
-    states = [each.state for each in snapshot.decision.devices]
+    decisions = snapshot.decisions
+    states = [each.state for each in decisions.values()]
     name = page.family("devices", "gauge", "Devices by state, excluded ones included.")
     for state in DeviceState:
         page.add(name, labels_text([("state", state.value)]), states.count(state))
@@ -238,8 +231,8 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
         _Row(
             labels_text([("device", each.device.name)]),
             each,
-            snapshot.estimates.get(each.device.name),
-            decisions.get(each.device.name),
+            snapshot.estimates[each.device.name],
+            decisions[each.device.name],
             snapshot.totals.devices.get(each.device.name, DeviceTotals()),
         )
         for each in snapshot.sample.devices
@@ -250,9 +243,8 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
         page.add(name, labels_text(_topology(row.sample.device)), 1)
     name = page.family("device_state", "gauge", "1 for the state of the device.")
     for row in rows:
-        now = row.decision.state if row.decision else None
         for state, label in _STATES:
-            page.add(name, f"{row.labels},{label}", 1 if now is state else 0)
+            page.add(name, f"{row.labels},{label}", int(row.decision.state is state))
     name = page.family(
         "device_fsync_duration_seconds", "histogram", "fsync, fdatasync, msync, O_(D)SYNC writes."
     )
@@ -280,28 +272,13 @@ def _topology(device: Device) -> Labels:
     ]
 
 
-def _of_estimate(get: Callable[[Estimate], Optional[Number]]) -> Callable[[_Row], Optional[Number]]:
-    return lambda row: get(row.estimate) if row.estimate is not None else None
-
-
-def _of_syncs(get: Callable[[Estimate], Optional[Number]]) -> Callable[[_Row], Optional[Number]]:
+def _of_syncs(get: Callable[[Estimate], Number]) -> Callable[[_Row], Optional[Number]]:
     """Of what only a probe that sees fsync can know."""
-    return _of_estimate(lambda estimate: get(estimate) if estimate.demand_known else None)
-
-
-def _fill(estimate: Estimate) -> Optional[float]:
-    if not estimate.cache_bytes:
-        return None
-    return min(1.0, estimate.fill_bytes / estimate.cache_bytes)
-
-
-def _target(row: _Row) -> Optional[int]:
-    return row.decision.target_bytes if row.decision else None
+    return lambda row: get(row.estimate) if row.estimate.demand_known else None
 
 
 def _objective(row: _Row) -> Optional[float]:
-    basis = row.decision.basis if row.decision else None
-    return basis.objective_s if basis else None
+    return row.decision.basis.objective_s if row.decision.basis else None
 
 
 # Of a device that is left alone there is no row.
@@ -312,9 +289,10 @@ _STATES = tuple(
 )
 
 _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
-    ("device_target_bytes", "gauge", "Dirty limit that the device needs.", _target),
+    ("device_target_bytes", "gauge", "Dirty limit that the device needs.",
+     lambda row: row.decision.target_bytes),
     ("device_drain_bytes_per_second", "gauge", "What the device sustains, once learned.",
-     _of_estimate(lambda e: e.drain_rate)),
+     lambda row: row.estimate.drain_rate),
     ("device_written_bytes", "counter", "Written to the device.",
      lambda row: row.totals.written_bytes),
     ("device_read_bytes", "counter", "Read from the device.", lambda row: row.totals.read_bytes),
@@ -322,27 +300,27 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
      lambda row: row.totals.busy_s),
     ("device_inflight_requests", "gauge", "Requests in flight.", lambda row: row.sample.inflight),
     ("device_sync_demand", "gauge", "Whether the device has sync demand.",
-     _of_syncs(lambda e: int(e.demand))),
+     _of_syncs(lambda estimate: int(estimate.demand))),
     ("device_flooded", "gauge", "Whether buffered writes are written back to it with more to come.",
-     _of_estimate(lambda e: int(e.flooded))),
+     lambda row: int(row.estimate.flooded)),
     ("device_fsync_p50_seconds", "gauge", "Median of the fsyncs of the last tick.",
-     _of_estimate(lambda e: e.fsync_p50_s)),
+     lambda row: row.estimate.fsync_p50_s),
     ("device_fsync_p99_seconds", "gauge", "99th percentile of the fsyncs of the last tick.",
-     _of_estimate(lambda e: e.fsync_p99_s)),
+     lambda row: row.estimate.fsync_p99_s),
     ("device_fsync_baseline_seconds", "gauge", "Median fsync of the unloaded device.",
-     _of_estimate(lambda e: e.baseline_s)),
+     lambda row: row.estimate.baseline_s),
     ("device_fsync_objective_seconds", "gauge", "p99 of fsync that is aimed at, under demand.",
      _objective),
     ("device_fsyncs_inflight", "gauge", "fsyncs that have not returned.",
-     _of_syncs(lambda e: e.fsyncs_inflight)),
+     _of_syncs(lambda estimate: estimate.fsyncs_inflight)),
     ("device_oldest_fsync_seconds", "gauge", "Age of the oldest fsync that has not returned.",
-     _of_syncs(lambda e: e.oldest_fsync_s)),
+     _of_syncs(lambda estimate: estimate.oldest_fsync_s)),
     ("device_cache_bytes", "gauge", "Write cache behind the device, as it was seen to fill.",
-     _of_estimate(lambda e: e.cache_bytes)),
+     lambda row: row.estimate.cache_bytes),
     ("device_cache_fill_ratio", "gauge", "Share of that cache that must be full.",
-     _of_estimate(_fill)),
+     lambda row: row.estimate.fill_share),
     ("device_slow_syncs_ratio", "gauge", "Share of the fsyncs' time that slow ones took.",
-     _of_estimate(lambda e: e.slow_share)),
+     lambda row: row.estimate.slow_share),
     ("device_decisions", "counter", "Decisions about the device.",
      lambda row: row.totals.decisions),
 )  # fmt: skip

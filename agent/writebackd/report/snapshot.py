@@ -14,7 +14,7 @@ from writebackd.policy.schema import Objective
 from writebackd.policy.timetable import Open
 from writebackd.report.totals import Totals
 from writebackd.types.core_memory import Memory
-from writebackd.types.decision import Decision, Mode
+from writebackd.types.decision import Decision, DeviceDecision, Mode
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import HeldLever, VmLimits
 from writebackd.types.samples import ProbeInfo, Sample
@@ -47,10 +47,11 @@ class VerdictCode(Enum):
 
 
 class Standing(NamedTuple):
-    """The verdict of the last tick."""
+    """The verdict of the last tick; times as Sample.wall_s."""
 
     code: VerdictCode
-    since_s: float  # as Sample.wall_s
+    since_s: float
+    missing: Tuple[Tuple[str, float], ...] = ()  # devices that miss the objective, since when
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ class Snapshot:
     self_rss_bytes: int
     state_dir: str
     levers: Tuple[HeldLever, ...] = ()  # beside the global pair, that hold a value of ours
-    lease_s: Optional[float] = None  # until the settings are taken home if nothing renews
-    watcher_pid: Optional[int] = None  # None: nobody would take them home
+    lease_s: Optional[float] = None  # until the watcher restores unless it is renewed
+    watcher_pid: Optional[int] = None  # None: no watcher runs
     leases_lost: int = 0  # since the start
     history_dropped: int = 0  # events that the history writer could not keep up with
     off: Optional[str] = None  # the kill-switch file that is there
@@ -82,14 +83,19 @@ class Snapshot:
     policy_files: Tuple[str, ...] = ()  # that it was read from, its own first
     rivals: Optional[Tuple[ConflictingTool, ...]] = None  # None: not looked for yet
     totals: Totals = field(default_factory=Totals)  # counted since the start
-    alerts: Tuple[Alert, ...] = ()  # that stand
-    routes: Tuple[RouteState, ...] = ()  # where that is told
+    alerts: Tuple[Alert, ...] = ()  # active
+    routes: Tuple[RouteState, ...] = ()
     runbook: str = ""  # its address
     pinned: Optional[Pinned] = None
     window: Optional[Open] = None  # of the policy, that is open
     objective: Optional[Objective] = None  # in force, that of the window where one is open
     problem: Optional[str] = None  # why this tick is not whole
     standing: Optional[Standing] = None
+
+    @property
+    def decisions(self) -> Mapping[str, DeviceDecision]:
+        """By device name."""
+        return {each.name: each for each in self.decision.devices}
 
 
 def original_bytes(snapshot: Snapshot) -> Tuple[int, int]:

@@ -11,16 +11,9 @@ from dataclasses import asdict, replace
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.alerts.array_state import battery
-from writebackd.report.active_alerts import alerts_json, route_warnings
-from writebackd.report.answer_parts import (
-    Json,
-    decisions_of,
-    finite,
-    held_json,
-    limits_json,
-    pinned_json,
-    trial_json,
-)
+from writebackd.kernel.conflicting_tools import ConflictingTool
+from writebackd.report.alert_answers import alerts_json, route_warnings
+from writebackd.report.answer_parts import Json, finite, held_json, pinned_json, trial_json
 from writebackd.report.device_answers import backings_of, device_row
 from writebackd.report.snapshot import Snapshot, original_bytes
 from writebackd.report.top_answer import dirtiers_json
@@ -33,7 +26,7 @@ _TOP_DIRTIERS = 3
 
 def status_json(snapshot: Snapshot) -> Json:
     sample, memory = snapshot.sample, snapshot.memory
-    decisions, backings = decisions_of(snapshot), backings_of(sample.backings)
+    decisions, backings = snapshot.decisions, backings_of(sample.backings)
     return {
         "verdict": verdict_json(snapshot),
         "version": snapshot.version,
@@ -66,14 +59,14 @@ def status_json(snapshot: Snapshot) -> Json:
         },
         "devices": [
             device_row(
-                each, decisions.get(each.device.name), snapshot.estimates.get(each.device.name),
+                each, decisions[each.device.name], snapshot.estimates[each.device.name],
                 backings.get(each.device.name, ()),
             )
             for each in sample.devices
         ],
         "dirtiers": _programs(sample.tasks, sample.dt_s),
         "alerts": alerts_json(snapshot),
-        "rivals": _rivals(snapshot),
+        "rivals": None if snapshot.rivals is None else [_rival(each) for each in snapshot.rivals],
         "processes_unseen": snapshot.unseen,
         "warnings": _warnings(snapshot),
         "state_dir": snapshot.state_dir,
@@ -102,8 +95,8 @@ def _limits(snapshot: Snapshot) -> Json:
         # What the law wants now and in the end; in observe mode it stays a wish.
         "wanted_bytes": snapshot.decision.limit_bytes,
         "goal_bytes": snapshot.decision.goal_bytes,
-        "files": limits_json(vm.limits),
-        "original": limits_json(snapshot.originals),
+        "files": asdict(vm.limits),
+        "original": asdict(snapshot.originals),
         "original_in_bytes": {"dirty_bytes": limit, "dirty_background_bytes": background},
     }
 
@@ -123,12 +116,11 @@ def _programs(tasks: Sequence[TaskSample], dt_s: float) -> List[Json]:
         for each in found.values()
     ]
     several = {(each[0].pid, each[0].device) for each in found.values() if len(each) > 1}
-    rows = []
-    for row in dirtiers_json(merged, dt_s, _TOP_DIRTIERS):
+    rows = dirtiers_json(merged, dt_s, _TOP_DIRTIERS)
+    for row in rows:
         row["several"] = (row["pid"], row["device"]) in several
         if row["several"]:
             row["throttled_share"] = None  # a sum is no share of the time of any of them
-        rows.append(row)
     return rows
 
 
@@ -138,7 +130,7 @@ def _warnings(snapshot: Snapshot) -> List[str]:
     if snapshot.unseen is not None:
         lines.append(snapshot.unseen)
     if snapshot.off is not None:
-        lines.append(f"{snapshot.off} exists: original limits until it is removed")
+        lines.append(f"{snapshot.off} exists; original limits until it is removed")
     for action in sample.actions:
         if not action.ok:
             lines.append(f"cannot set {action.lever} to {action.new}: {action.error}")
@@ -147,7 +139,7 @@ def _warnings(snapshot: Snapshot) -> List[str]:
         lines.append("no watcher: limits will not be restored if the daemon hangs")
     if snapshot.history_dropped:
         lines.append(
-            f"history: {snapshot.history_dropped} events dropped, {snapshot.state_dir} is slow or"
+            f"history: {snapshot.history_dropped} events dropped; {snapshot.state_dir} is slow or"
             " full"
         )
     lines += _cache_warnings(sample.backings)
@@ -169,18 +161,7 @@ def _cache_warnings(backings: Sequence[Backing]) -> List[str]:
     return lines
 
 
-def _rivals(snapshot: Snapshot) -> Optional[List[Json]]:
-    """Who else may set the levers; None while nobody has looked."""
-    if snapshot.rivals is None:
-        return None
-    return [
-        {
-            "level": each.level,
-            "kind": each.kind,
-            "name": each.name,
-            "setting": each.setting,
-            "where": each.where,
-            "summary": each.text,
-        }
-        for each in snapshot.rivals
-    ]
+def _rival(found: ConflictingTool) -> Json:
+    row = asdict(found)
+    row["summary"] = row.pop("text")
+    return row

@@ -13,7 +13,7 @@ _MOST_SHOWN = 40  # of processes and of cgroups: more than a screen has lines
 
 
 def top_json(snapshot: Snapshot) -> Json:
-    """The answer to `top`: who dirties and who sleeps for it, by process and by cgroup."""
+    """By process and by cgroup."""
     sample = snapshot.sample
     return {
         "time_s": finite(sample.wall_s),

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Counters since the start of the daemon, for metrics.
+"""Counters since the start of the daemon, for metrics; a device's end with the device.
 
-Frozen as all that a Snapshot holds, since a thread may render it while the loop
-goes on. A device's counts end with the device.
+Frozen as all that a Snapshot holds: a thread may render it while the loop goes on.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ class Totals:
             if before is None or before.diskseq != diskseq:
                 before = DeviceTotals(diskseq)
             _, fsyncs, fsync_s, written, read, busy_s, decisions, decided_before = before
-            estimate, sync = estimates.get(name), each.sync
+            sync = each.sync
             if sync is not None and sync.latency.counts:
                 counts = list(fsyncs)
                 for bucket, count in zip(sync.latency.indices, sync.latency.counts):
@@ -119,7 +118,7 @@ class Totals:
             devices[name] = tuple.__new__(DeviceTotals, (
                 diskseq,
                 fsyncs,
-                fsync_s + (estimate.fsync_total_s if estimate else 0.0),
+                fsync_s + estimates[name].fsync_total_s,
                 written + each.write_bytes,
                 read + each.read_bytes,
                 busy_s + each.busy_share * dt_s,

@@ -3,23 +3,35 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.alerts.alert_types import AlertName, Severity
-from writebackd.control.reasons import Judgement, judged
+from writebackd.control.reasons import Judgement, judged, wait_s
 from writebackd.kernel.vm import LEVERS
 from writebackd.report.answer_parts import Json, finite
 from writebackd.report.snapshot import Snapshot, Standing, VerdictCode
 from writebackd.types.decision import DeviceState, Mode
 
+# Of these it matters for how long; devices that miss the objective have a time each.
+_LASTING = (VerdictCode.FAILED, VerdictCode.BLIND, VerdictCode.ALERT)
+# Devices that the sentence names.
+_NAMED = 3
+
+
+class _Seen(NamedTuple):
+    """The devices with sync demand."""
+
+    judged: List[Tuple[str, Judgement]]  # the worst first
+    missing: Dict[str, float]  # since when they miss their objective
+
 
 def verdict_json(snapshot: Snapshot) -> Json:
-    code, device, text = _verdict(snapshot)
-    since_s = standing(snapshot).since_s
-    for_s = snapshot.sample.wall_s - since_s
-    if code in _LASTING and for_s >= 1.0:
-        text += f", for {formats.duration(for_s)}"
+    seen = _look(snapshot)
+    code, device, text = _verdict(snapshot, seen)
+    since_s = _standing(snapshot, code, seen).since_s
+    if code in _LASTING:
+        text += _lasts(snapshot, since_s, ", for")
     return {
         "code": code.value,
         "device": device,
@@ -28,22 +40,37 @@ def verdict_json(snapshot: Snapshot) -> Json:
     }
 
 
-# Of these it matters for how long.
-_LASTING = (
-    VerdictCode.MISSES_OBJECTIVE, VerdictCode.FAILED, VerdictCode.BLIND, VerdictCode.ALERT,
-)  # fmt: skip
-
-
 def standing(snapshot: Snapshot) -> Standing:
     """The code, and since when: what the tick before has said counts where it is the same."""
-    code, _, _ = _verdict(snapshot)
-    last = snapshot.standing
+    seen = _look(snapshot)
+    return _standing(snapshot, _verdict(snapshot, seen)[0], seen)
+
+
+def _standing(snapshot: Snapshot, code: VerdictCode, seen: _Seen) -> Standing:
+    last, since_s = snapshot.standing, snapshot.sample.wall_s
     if last is not None and last.code is code:
-        return last
-    return Standing(code, snapshot.sample.wall_s)
+        since_s = last.since_s
+    return Standing(code, since_s, tuple(seen.missing.items()))
 
 
-def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
+def _look(snapshot: Snapshot) -> _Seen:
+    before: Mapping[str, float] = dict(snapshot.standing.missing if snapshot.standing else ())
+    found, missing = [], {}
+    for device in snapshot.decision.devices:
+        if device.basis is None:
+            continue  # no demand: with a thousand disks, most of them
+        name, estimate = device.name, snapshot.estimates[device.name]
+        judgement = judged(estimate, device.basis)
+        if judgement is not None:
+            found.append((name, judgement))
+            if not judgement.met:
+                missing[name] = before.get(name, snapshot.sample.wall_s)
+        elif estimate.demand and name in before:
+            missing[name] = before[name]  # no fsync in this tick says anything else
+    return _Seen(sorted(found, key=lambda each: -each[1].over), missing)
+
+
+def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str], str]:
     """The worst first: what hurts, then what keeps the daemon from helping, then all else."""
     memory = snapshot.memory
     if snapshot.problem is not None:
@@ -51,13 +78,13 @@ def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
     for action in snapshot.sample.actions:
         if not action.ok and action.lever in LEVERS:
             return VerdictCode.FAILED, None, f"cannot set {action.lever}: {action.error}"
-    judgements = _judgements(snapshot)
-    worst = max(judgements, key=lambda each: each[1].over) if judgements else None
-    if worst is not None and not worst[1].met:
-        missing = sum(not each.met for _, each in judgements) - 1
-        more = f" (and {missing} more)" if missing else ""
-        text = f"{worst[0]} {worst[1].text}{more}, {_limit(snapshot)}"
-        return VerdictCode.MISSES_OBJECTIVE, worst[0], text
+    late = [(name, judgement.text) for name, judgement in seen.judged if not judgement.met]
+    if late:
+        named = "; ".join(
+            f"{name} {text}{_lasts(snapshot, seen.missing[name])}" for name, text in late[:_NAMED]
+        )
+        text = f"{named}{_more(late[_NAMED:])}, {_limit(snapshot)}"
+        return VerdictCode.MISSES_OBJECTIVE, late[0][0], text
     if snapshot.off is not None:
         return VerdictCode.OFF, None, f"{snapshot.off} exists, original limits"
     if memory.yielded is not None:
@@ -66,23 +93,21 @@ def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
     if alerts:
         alert = min(alerts, key=lambda each: each.severity is not Severity.CRITICAL)
         on = "" if alert.device is None else f" on {alert.device}"
-        more = f" (and {len(alerts) - 1} more)" if alerts[1:] else ""
-        return VerdictCode.ALERT, alert.device, f"{alert.name.value}{on}{more}"
+        return VerdictCode.ALERT, alert.device, f"{alert.name.value}{on}{_more(alerts[1:])}"
     managed = [each for each in snapshot.decision.devices if each.state is not DeviceState.EXCLUDED]
-    estimates = snapshot.estimates
-    if managed and not any(estimates[each.name].demand_known for each in managed):
+    if managed and not any(snapshot.estimates[each.name].demand_known for each in managed):
         return (
             VerdictCode.BLIND, None,
             f"probe {snapshot.probe.backend} does not see fsync; `writebackctl doctor` says why",
         )
-    well = "no sync demand" if worst is None else f"{worst[0]} {worst[1].text}"
-    device = None if worst is None else worst[0]
+    device = seen.judged[0][0] if seen.judged else None
+    well = f"{device} {seen.judged[0][1].text}" if seen.judged else _not_judged(snapshot)
     if memory.trial is not None:
         trial = memory.trial
-        text = f"block {trial.block} of {trial.blocks}"
-        if worst is not None:  # under the original limits nothing is judged
-            text += f"; {well}"
-        return VerdictCode.TRIAL, trial.device, text
+        if trial.original:  # the law is off, and nothing is judged by its objective
+            reduced = f" reduced to {formats.size(trial.limit_bytes)}" if trial.limit_bytes else ""
+            well = f"original limits{reduced}, {_not_judged(snapshot)}; no objective applies"
+        return VerdictCode.TRIAL, trial.device, f"block {trial.block} of {trial.blocks}; {well}"
     if memory.pin_bytes is not None and snapshot.mode is Mode.ENFORCE:
         return VerdictCode.PINNED, device, f"limit {formats.size(memory.pin_bytes)}; {well}"
     if snapshot.mode is Mode.OBSERVE:
@@ -90,29 +115,46 @@ def _verdict(snapshot: Snapshot) -> Tuple[VerdictCode, Optional[str], str]:
     return VerdictCode.OK, device, f"{well}, {_limit(snapshot)}"
 
 
-def _judgements(snapshot: Snapshot) -> List[Tuple[str, Judgement]]:
-    found = []
-    for device in snapshot.decision.devices:
-        if device.basis is None:
-            continue  # no demand: with a thousand disks, most of them
-        judgement = judged(snapshot.estimates[device.name], device.basis)
-        if judgement is not None:
-            found.append((device.name, judgement))
-    return found
+def _lasts(snapshot: Snapshot, since_s: float, how: str = " for") -> str:
+    for_s = snapshot.sample.wall_s - since_s
+    return f"{how} {formats.duration(for_s)}" if for_s >= 1.0 else ""
+
+
+def _more(others: Sequence[object]) -> str:
+    return f" (and {len(others)} more)" if others else ""
+
+
+def _not_judged(snapshot: Snapshot) -> str:
+    """Of a tick in which no fsync is judged: whether any was, and if not, when the last one was."""
+    demand = [
+        snapshot.estimates[device.name]
+        for device in snapshot.decision.devices
+        if device.state is not DeviceState.EXCLUDED and snapshot.estimates[device.name].demand
+    ]
+    if not demand:
+        return "no sync demand"
+    worst = max(demand, key=wait_s)
+    if wait_s(worst):
+        what = "p99" if wait_s(worst) == worst.fsync_p99_s else "oldest pending fsync"
+        return f"{worst.name} {what} {formats.milliseconds(wait_s(worst))} ms"
+    # Demand outlives its last fsync.
+    known = [snapshot.memory.devices.get(each.name) for each in demand]
+    last_s = [each.last_demand[0] for each in known if each is not None and each.last_demand]
+    if not last_s:
+        return "no fsync in this tick"
+    return f"last fsync {formats.duration(max(0.0, snapshot.sample.time_s - max(last_s)))} ago"
 
 
 def _limit(snapshot: Snapshot) -> str:
     """The limit in force, and why it is not the daemon's where it is not."""
-    text = f"limit {formats.size(snapshot.sample.vm.threshold_bytes)}"
-    memory = snapshot.memory
-    if snapshot.off is not None:
-        return f"{text} (off)"
-    if snapshot.mode is Mode.OBSERVE:
-        return f"{text} (observing)"
-    if memory.yielded is not None:
-        return f"{text} (yielded)"
-    if memory.pin_bytes is not None:
-        return f"{text} (pinned)"
-    if memory.trial is not None:
-        return f"{text} (trial)"
+    text, memory = f"limit {formats.size(snapshot.sample.vm.threshold_bytes)}", snapshot.memory
+    for why, holds in (
+        ("off", snapshot.off is not None),
+        ("observing", snapshot.mode is Mode.OBSERVE),
+        ("yielded", memory.yielded is not None),
+        ("pinned", memory.pin_bytes is not None),
+        ("trial", memory.trial is not None),
+    ):
+        if holds:
+            return f"{text} ({why})"
     return text

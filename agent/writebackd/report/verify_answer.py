@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import List, Optional, Sequence, Tuple
 
-from writebackd.report.answer_parts import Json, held_json, limits_json
+from writebackd.report.answer_parts import Json, held_json
 from writebackd.types.levers import ForeignWrite, HeldLever
 from writebackd.types.samples import VmState
 
 # Name, file, what was written last and what is found.
 LeverDifference = Tuple[str, str, str, str]
-_VM = "/proc/sys/vm/"
+_PAIR = ("dirty_bytes", "dirty_background_bytes")
 
 
 def verify_json(
@@ -23,7 +24,7 @@ def verify_json(
     levers: Sequence[HeldLever] = (),
     differing: Sequence[LeverDifference] = (),
 ) -> Json:
-    """The answer to `verify`: does what was last written stand in the kernel?
+    """Whether what was last written is in force.
 
     `written` is the last (limit, background) pair in bytes, None while the
     daemon has nothing of its own in the kernel; `vm` has just been read.
@@ -41,10 +42,8 @@ def verify_json(
             difference[field] = getattr(writer, field, None)
     return {
         "good": not differences and yielded is None,
-        "written": None
-        if written is None
-        else {"dirty_bytes": written[0], "dirty_background_bytes": written[1]},
-        "found": limits_json(vm.limits),
+        "written": None if written is None else dict(zip(_PAIR, written)),
+        "found": asdict(vm.limits),
         "levers": held_json(levers),
         "yielded": yielded,
         "differences": differences,
@@ -53,33 +52,24 @@ def verify_json(
 
 def _differences(vm: VmState, page_size: int, written: Tuple[int, int]) -> List[Json]:
     limit, background = written
-    rows: List[Json] = []
-
-    def check(lever: str, path: str, expected: int, found: int, slack: int = 0) -> None:
-        if abs(expected - found) > slack:
-            rows.append({"lever": lever, "file": path, "expected": expected, "found": found})
-
-    check("dirty_bytes", _VM + "dirty_bytes", limit, vm.limits.dirty_bytes)
-    check(
-        "dirty_background_bytes",
-        _VM + "dirty_background_bytes",
-        background,
-        vm.limits.dirty_background_bytes,
-    )
+    in_files = (vm.limits.dirty_bytes, vm.limits.dirty_background_bytes)
+    rows = [
+        {"lever": lever, "file": f"/proc/sys/vm/{lever}", "expected": expected, "found": found}
+        for lever, expected, found in zip(_PAIR, written, in_files)
+        if expected != found
+    ]
     if rows:
         return rows
     # Reading a sysctl back proves nothing: the thresholds show what the kernel
     # made of it.  Pages round up; background >= limit means half of the limit.
-    effective = background if background < limit else limit // 2
-    check("dirty_bytes", "/proc/vmstat nr_dirty_threshold", limit, vm.threshold_bytes, page_size)
-    check(
-        "dirty_background_bytes",
-        "/proc/vmstat nr_dirty_background_threshold",
-        effective,
-        vm.background_threshold_bytes,
-        page_size,
-    )
-    return rows
+    effective = (limit, background if background < limit else limit // 2)
+    names = ("nr_dirty_threshold", "nr_dirty_background_threshold")
+    in_force = (vm.threshold_bytes, vm.background_threshold_bytes)
+    return [
+        {"lever": lever, "file": f"/proc/vmstat {name}", "expected": expected, "found": found}
+        for lever, name, expected, found in zip(_PAIR, names, effective, in_force)
+        if abs(expected - found) > page_size
+    ]
 
 
 def _natural(text: str) -> Optional[int]:

@@ -9,14 +9,13 @@ from typing import Optional, Tuple
 from writebackd import formats
 from writebackd.control.explain import explain, verdict, what_next
 from writebackd.estimate.learned import earlier_drain_age_s
-from writebackd.report.active_alerts import alerts_json
-from writebackd.report.answer_parts import Json, decisions_of, pinned_json, trial_json
+from writebackd.report.alert_answers import alerts_json
+from writebackd.report.answer_parts import Json, pinned_json, trial_json
 from writebackd.report.device_answers import device_row, find_devices
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.verdict import verdict_json
 from writebackd.types.decision import DeviceDecision, Mode
 from writebackd.types.device_memory import DeviceMemory
-from writebackd.types.estimate import Estimate
 from writebackd.types.samples import DeviceSample
 
 
@@ -27,7 +26,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
     means all. Raises RequestError when no device is called that.
     """
     decision = snapshot.decision
-    chosen, decisions = find_devices(snapshot, device), decisions_of(snapshot)
+    chosen, decisions = find_devices(snapshot, device), snapshot.decisions
     return {
         "verdict": verdict_json(snapshot),
         "mode": snapshot.mode.value,
@@ -45,15 +44,7 @@ def why_json(snapshot: Snapshot, device: Optional[str] = None) -> Json:
             "next": _next_of_limit(snapshot),
         },
         "devices": [
-            _reasoning(
-                each,
-                decisions.get(each.device.name),
-                snapshot.estimates.get(each.device.name),
-                _from_earlier(snapshot, each.device.name),
-                _let_go(snapshot, each.device.name),
-                snapshot,
-            )
-            for each in chosen
+            _reasoning(snapshot, each, decisions[each.device.name]) for each in chosen
         ],
     }
 
@@ -68,29 +59,22 @@ def _from_earlier(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
     return (f"drain rate {rate}/s, learned before the restart, {age} ago",)
 
 
-def _let_go(snapshot: Snapshot, name: str) -> Tuple[str, ...]:
-    """The levers of a device that somebody else has set, and who."""
-    return tuple(x["summary"] for x in alerts_json(snapshot) if x["device"] == name)
-
-
-def _reasoning(
-    sample: DeviceSample,
-    decision: Optional[DeviceDecision],
-    estimate: Optional[Estimate],
-    earlier: Tuple[str, ...],
-    let_go: Tuple[str, ...],
-    snapshot: Snapshot,
-) -> Json:
+def _reasoning(snapshot: Snapshot, sample: DeviceSample, decision: DeviceDecision) -> Json:
+    estimate = snapshot.estimates[decision.name]
     row = device_row(sample, decision, estimate)
     row.pop("write_cache")
-    steps = explain(decision, estimate) if decision else ()
-    row["verdict"] = verdict(decision, estimate) if decision else None
-    row["steps"] = [*earlier, *steps, *let_go]
-    row["rule"] = decision.rule.value if decision else None
-    row["next"] = "The next tick decides."
-    if decision:
-        row["next"] = what_next(decision, estimate, snapshot.objective)
-    return row
+    return {
+        **row,
+        "verdict": verdict(decision, estimate),
+        "steps": [
+            *_from_earlier(snapshot, decision.name),
+            *explain(decision, estimate),
+            # The levers that another process has set, and which one.
+            *(x["summary"] for x in alerts_json(snapshot) if x["device"] == decision.name),
+        ],
+        "rule": decision.rule.value,
+        "next": what_next(decision, estimate, snapshot.objective),
+    }
 
 
 def _next_of_limit(snapshot: Snapshot) -> str:

@@ -35,3 +35,8 @@ class Estimate:
     slow_share: Optional[float]  # of the syncs' time, that slow ones took: how full the cache is
     inflight: int
     lasting: bool = True  # a flood that keeps the device or the limit busy for longer than a burst
+
+    @property
+    def fill_share(self) -> Optional[float]:
+        """How full the write cache is; None: none known."""
+        return min(1.0, self.fill_bytes / self.cache_bytes) if self.cache_bytes else None
