@@ -18,12 +18,12 @@ from typing import Iterator, List
 import pytest
 
 from fake_vm import FakeVm
+from history_cases import TIMEOUT_S, event, written
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, LeverEntry, load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.cli.history_screen import folded, render_history
 from writebackd.report.history_query import HistoryError, read_history
-from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.types.levers import VmLimits
 
@@ -31,21 +31,9 @@ OURS = VmLimits(16 << 20, 0, 8 << 20, 0)
 SEED = 20260102
 
 
-def event(number: int) -> Event:
-    return Event(
-        1000.0 + number, "decision", "sda", f"sda#{number}", "guard", 4 << 20, 2 << 20,
-        1 << 20, 2.5e8, None, 4e-4, 2e-3, "why " * 5,
-    )  # fmt: skip
-
-
 @pytest.fixture
 def good(tmp_path: Path) -> bytes:
-    path = tmp_path / "good.db"
-    history = History(path)
-    for number in range(5):
-        history.record(event(number))
-    assert history.close(10.0)
-    return path.read_bytes()
+    return written(tmp_path / "good.db", map(event, range(5))).read_bytes()
 
 
 def look(path: Path) -> None:
@@ -101,7 +89,7 @@ def test_a_damaged_history_takes_new_events(tmp_path: Path, good: bytes) -> None
         history = History(path)
         for each in range(5, 8):
             history.record(event(each))
-        assert history.close(10.0) or history.dropped, "lost, and not counted"
+        assert history.close(TIMEOUT_S) or history.dropped, "lost, and not counted"
         look(path)
 
 

@@ -7,11 +7,14 @@ import sqlite3
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable
+from types import SimpleNamespace
+from typing import List
 
 import pytest
 
 import samples
+from history_cases import TIMEOUT_S, event, readable, written
+from route_cases import wait_for
 from writebackd.report import history_store as history_module
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_events import events_of
@@ -21,73 +24,42 @@ from writebackd.report.history_store import ALERTS_KEPT_S, KEPT_S, MAX_WAITING, 
 from writebackd.types.decision import Mode
 from writebackd.types.levers import Action
 
-TIMEOUT_S = 10.0
-
-
-def event(number: int, device: "str | None" = "sda", text: str = "") -> Event:
-    return Event(
-        wall_s=1000.0 + number, kind="decision", device=device, decision_id=f"sda-{number}",
-        state="guard", limit_bytes=4 << 20, background_bytes=2 << 20, target_bytes=1 << 20,
-        drain_rate=2.5e8, write_rate=None, fsync_p50_s=0.0004, fsync_p99_s=0.002, text=text,
-    )  # fmt: skip
-
-
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not done():
-        if time.monotonic() > end:
-            pytest.fail("did not get there in time")
-        time.sleep(0.005)
-
 
 def test_events_come_back_as_they_went_in(tmp_path: Path) -> None:
     path = tmp_path / "state" / "history.db"
-    history = History(path)
     sent = [event(0), Event(1001.0, "mode", text="observe"), event(2, "sdb")]
-    for each in sent:
-        history.record(each)
-    assert history.close(TIMEOUT_S)
-    assert read_history(path) == sent
-    assert history.dropped == 0
+    assert read_history(written(path, sent)) == sent
+    # The next run goes on where it stopped.
+    assert read_history(written(path, [event(3)])) == [*sent, event(3)]
 
 
 @pytest.mark.parametrize(
-    "since_s, device, limit, expected",
+    "since_s, device, limit, until_s, expected",
     [
-        (None, None, None, [0, 1, 2, 3, 4]),
-        (1002.0, None, None, [2, 3, 4]),
-        (None, None, 2, [3, 4]),
-        (None, "sdb", None, [1, 3, 4]),  # 4 is of the whole host
-        (1002.0, "sdb", 1, [4]),
-        (9999.0, None, None, []),
+        (None, None, None, None, [0, 1, 2, 3, 4]),
+        (1002.0, None, None, None, [2, 3, 4]),
+        (None, None, 2, None, [3, 4]),
+        (None, "sdb", None, None, [1, 3, 4]),  # 4 is of the whole host
+        (1002.0, "sdb", 1, None, [4]),
+        (1001.0, "sda", None, 1003.0, [2]),
+        (9999.0, None, None, None, []),
     ],
 )
-def test_reading_selects(
-    tmp_path: Path, since_s: float, device: str, limit: int, expected: "list[int]"
+def test_reading_and_counting_select(
+    tmp_path: Path, since_s: float, device: str, limit: "int | None", until_s: float,
+    expected: "list[int]",
 ) -> None:
-    path = tmp_path / "history.db"
-    history = History(path)
-    for number, name in enumerate(["sda", "sdb", "sda", "sdb", None]):
-        history.record(event(number, name))
-    assert history.close(TIMEOUT_S)
-    found = read_history(path, since_s, device, limit)
+    names = ("sda", "sdb", "sda", "sdb", None)
+    path = written(tmp_path / "history.db", [event(n, name) for n, name in enumerate(names)])
+    found = read_history(path, since_s, device, limit, until_s)
     assert [each.decision_id for each in found] == [f"sda-{n}" for n in expected]
-
-
-def test_it_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
-    for number in range(3):
-        history = History(tmp_path / "history.db")
-        history.record(event(number))
-        assert history.close(TIMEOUT_S)
-    assert [each.wall_s for each in read_history(tmp_path / "history.db")] == [1000, 1001, 1002]
+    if limit is None:
+        assert count_events(path, since_s, device, until_s) == len(expected)
 
 
 def test_the_oldest_rows_make_room(tmp_path: Path) -> None:
-    history = History(tmp_path / "history.db", max_rows=100)
-    for number in range(250):
-        history.record(event(number))
-    assert history.close(TIMEOUT_S)
-    kept = [each.decision_id for each in read_history(tmp_path / "history.db")]
+    path = written(tmp_path / "history.db", map(event, range(250)), max_rows=100)
+    kept = [each.decision_id for each in read_history(path)]
     assert kept == [f"sda-{n}" for n in range(150, 250)]
 
 
@@ -95,7 +67,7 @@ def test_a_locked_database_never_holds_up_the_loop(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     history = History(path)
     history.record(event(0))
-    until(lambda: path.exists() and len(_count(path)) == 1)
+    wait_for(lambda: len(readable(path)) == 1)
     blocker = sqlite3.connect(str(path), isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     total = MAX_WAITING + 1000
@@ -110,7 +82,7 @@ def test_a_locked_database_never_holds_up_the_loop(tmp_path: Path) -> None:
     assert total - MAX_WAITING - 256 <= dropped <= total - MAX_WAITING
     # A machine may stand still once or twice; the lock lasts.
     assert slow <= 2
-    until(lambda: history.error is not None)
+    wait_for(lambda: history.error is not None)
     blocker.execute("COMMIT")
     blocker.close()
     assert history.close(TIMEOUT_S)
@@ -118,18 +90,8 @@ def test_a_locked_database_never_holds_up_the_loop(tmp_path: Path) -> None:
     assert len(read_history(path)) == 1 + total - dropped
 
 
-def _count(path: Path) -> "list[Event]":
-    try:
-        return read_history(path)
-    except HistoryError:
-        return []
-
-
 def test_closing_does_not_wait_for_ever(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    first = History(path)
-    first.record(event(0))
-    assert first.close(TIMEOUT_S)
+    path = written(tmp_path / "history.db", [event(0)])
     blocker = sqlite3.connect(str(path), isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     history = History(path)
@@ -139,15 +101,14 @@ def test_closing_does_not_wait_for_ever(tmp_path: Path) -> None:
     assert time.monotonic() - start < 5.0
     blocker.execute("COMMIT")
     blocker.close()
-    history._thread.join(TIMEOUT_S)
-    assert len(read_history(path)) == 2
+    wait_for(lambda: len(read_history(path)) == 2)
 
 
 def test_a_state_directory_that_cannot_be_made_costs_events_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     history = History(tmp_path / "file" / "history.db")
     history.record(event(0))
-    until(lambda: history.error is not None)
+    wait_for(lambda: history.error is not None)
     assert history.close(TIMEOUT_S) is False
     assert history.dropped == 1
 
@@ -170,24 +131,21 @@ def test_a_damaged_file_is_kept_aside_and_a_new_one_begun(
         other.close()
     history = History(path)
     history.record(event(0))
-    until(lambda: len(_count(path)) == 1)
+    wait_for(lambda: len(readable(path)) == 1)
     assert history.close(TIMEOUT_S)
     assert len(list(tmp_path.glob("history.db.damaged-*"))) == 1
 
 
 @pytest.mark.parametrize("bad", ["na\udcffme", "nul\x00", "\x1b[2J"])
 def test_names_that_are_no_text_are_recorded(tmp_path: Path, bad: str) -> None:
-    history = History(tmp_path / "history.db")
-    history.record(event(0, device=bad, text=bad))
-    history.record(event(1))
-    assert history.close(TIMEOUT_S)
-    assert len(read_history(tmp_path / "history.db")) == 2
+    path = written(tmp_path / "history.db", [event(0, device=bad, text=bad), event(1)])
+    assert len(read_history(path)) == 2
 
 
 def test_a_value_sqlite_cannot_take_costs_its_batch_only(tmp_path: Path) -> None:
     history = History(tmp_path / "history.db")
     history.record(Event(1.0, "decision", limit_bytes=1 << 80))
-    until(lambda: history.dropped == 1)
+    wait_for(lambda: history.dropped == 1)
     history.record(event(1))
     assert history.close(TIMEOUT_S)
     assert len(read_history(tmp_path / "history.db")) == 1
@@ -230,77 +188,77 @@ def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_
     assert [each.kind for each in events_of(enforced, shown, step)] == ["action"]
 
 
-def test_events_and_alerts_go_when_they_are_too_old(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Kept:
+    """A history in use: what is recorded is there before the test goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.history = path, History(path)
+
+    def record(self, *events: Event) -> List[Event]:
+        """All that is kept after these."""
+        for each in events:
+            self.history.record(each)
+        last = replace(events[-1], alert=None)
+        wait_for(lambda: readable(self.path)[-1:] == [last])
+        return read_history(self.path)
+
+    def end(self) -> None:
+        assert self.history.close(TIMEOUT_S) and self.history.error is None
+
+
+ALERT = Event(1000.0, "alert", text="raised", alert='{"id": "a"}')
+
+
+@pytest.fixture
+def sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that leaps is believed at once."""
     monkeypatch.setattr(history_module, "_DOUBT_S", 0.0)
-    path = tmp_path / "history.db"
-    history = History(path)
-    alert = Event(1000.0, "alert", text="raised", alert='{"id": "a"}')
+
+
+@pytest.mark.usefixtures("sure")
+def test_events_and_alerts_go_when_they_are_too_old(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "history.db")
     # The clock was set back once: what came before that is no older for it.
-    for each in (Event(1040.0, "start"), event(0), alert, event(5), Event(1030.0, "mode")):
-        history.record(each)
-    until(lambda: path.exists() and len(read_history(path)) == 5)
+    kept.record(Event(1040.0, "start"), event(0), ALERT, event(5), Event(1030.0, "mode"))
     # A quiet host has rows of figures only, or events only.
-    history.record_figures((Figures(1000.0 + KEPT_S + 15.0, 10.0, "sda", 1e6, 1e8, 0.0),))
-    until(lambda: len(read_history(path)) == 2)
-    assert [each.wall_s for each in read_history(path)] == [1040.0, 1030.0]
-    assert len(read_alerts(path, 10)) == 1
-    history.record(event(int(ALERTS_KEPT_S) + 1))
-    until(lambda: len(read_history(path)) == 1 and not read_alerts(path, 10))
-    assert history.close(TIMEOUT_S)
-    assert history.error is None
+    kept.history.record_figures((Figures(1000.0 + KEPT_S + 15.0, 10.0, "sda", 1e6, 1e8, 0.0),))
+    wait_for(lambda: [each.wall_s for each in read_history(kept.path)] == [1040.0, 1030.0])
+    assert len(read_alerts(kept.path, 10)) == 1
+    assert len(kept.record(event(int(ALERTS_KEPT_S) + 1))) == 1
+    assert not read_alerts(kept.path, 10)
+    kept.end()
 
 
-def test_many_old_events_go_in_the_batches_to_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_module, "_DOUBT_S", 0.0)
-    path = tmp_path / "history.db"
-    history = History(path)
-    for number in range(1300):
-        history.record(event(number))
-    until(lambda: path.exists() and len(read_history(path)) == 1300)
-    left = []
-    for number in range(3):
-        now = event(int(KEPT_S) + 5000 + number)
-        history.record(now)
-        until(lambda: read_history(path)[-1] == now)  # noqa: B023
-        left.append(len(read_history(path)))
+@pytest.mark.usefixtures("sure")
+def test_many_old_events_go_in_the_batches_to_come(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "history.db")
+    assert len(kept.record(*map(event, range(1300)))) == 1300
+    left = [len(kept.record(event(int(KEPT_S) + 5000 + number))) for number in range(3)]
     assert left == [1301 - 512, 1302 - 1024, 3]
-    assert history.close(TIMEOUT_S)
+    kept.end()
 
 
 @pytest.mark.parametrize("restarted", [True, False])
 def test_a_clock_that_was_fifty_years_ahead_costs_nothing(tmp_path: Path, restarted: bool) -> None:
     """An RTC that has lost its time, until NTP answers: some ticks later, or minutes."""
-    path = tmp_path / "history.db"
-    history = History(path)
-    alert = Event(1000.0, "alert", text="raised", alert='{"id": "a"}')
-    kept = [event(0), alert, event(1)]
-    for each in kept:
-        history.record(each)
-    until(lambda: path.exists() and len(read_history(path)) == 3)
-    if restarted:
-        assert history.close(TIMEOUT_S)
-        history = History(path)
     ahead_s = 1000.0 + 50 * 365 * 86_400.0
-    for number in range(4):
-        kept.append(Event(ahead_s + number, "start"))
-        history.record(kept[-1])
-        until(lambda: read_history(path)[-1] == kept[-1])
+    before = [event(0), ALERT, event(1)]
+    ahead = [Event(ahead_s + number, "start") for number in (0, 1, 2, 3, 60)]
+    kept = Kept(tmp_path / "history.db")
+    kept.record(*before)
     if restarted:
-        assert history.close(TIMEOUT_S)
-        history = History(path)
-        kept.append(Event(ahead_s + 60.0, "start"))
-        history.record(kept[-1])
-        until(lambda: read_history(path)[-1] == kept[-1])
-    kept.append(event(10))
-    history.record(kept[-1])
-    until(lambda: read_history(path)[-1] == kept[-1])
-    assert history.close(TIMEOUT_S)
-    assert read_history(path) == [replace(each, alert=None) for each in kept]
-    assert len(read_alerts(path, 10)) == 1
+        kept.end()
+        kept = Kept(kept.path)
+    for each in ahead[:-1]:
+        kept.record(each)
+    if restarted:
+        kept.end()
+        kept = Kept(kept.path)
+    kept.record(ahead[-1])
+    found = kept.record(event(10))
+    kept.end()
+    assert found == [replace(each, alert=None) for each in (*before, *ahead, event(10))]
+    assert len(read_alerts(kept.path, 10)) == 1
 
 
 def test_a_clock_that_stays_ahead_is_believed_after_an_hour(
@@ -308,51 +266,30 @@ def test_a_clock_that_stays_ahead_is_believed_after_an_hour(
 ) -> None:
     """The host was off for two months."""
     now = [5000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    history = History(tmp_path / "history.db")
-    try:
-        assert history._trusts(1000.0) and history._trusts(1000.0 + 86_000.0)
-        later_s = 1000.0 + 2 * KEPT_S
-        assert not history._trusts(later_s)
-        now[0] += 3599.0
-        assert not history._trusts(later_s + 3599.0)
-        now[0] += 1.0
-        assert history._trusts(later_s + 3600.0) and history._trusts(later_s + 3600.0)
-        # Set right before the hour is over: the next leap has an hour of its own.
-        assert not history._trusts(9 * later_s)
-        now[0] += 3000.0
-        assert history._trusts(later_s + 6600.0)
-        now[0] += 3000.0
-        assert not history._trusts(9 * later_s)
-    finally:
-        monkeypatch.undo()
-        assert history.close(TIMEOUT_S)
+    monkeypatch.setattr(history_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    two_months = int(2 * KEPT_S)
+    kept = Kept(tmp_path / "history.db")
+    assert len(kept.record(event(0), event(86_000))) == 2
+    assert len(kept.record(event(two_months))) == 3
+    now[0] += 3599.0
+    assert len(kept.record(event(two_months + 3599))) == 4
+    now[0] += 1.0
+    assert len(kept.record(event(two_months + 3600))) == 3
+    # Set right before the hour is over: the next leap has an hour of its own.
+    assert len(kept.record(event(9 * two_months))) == 4
+    now[0] += 3000.0
+    kept.record(event(two_months + 6600))
+    now[0] += 3000.0
+    assert len(kept.record(event(9 * two_months + 1))) == 6
+    kept.end()
 
 
+@pytest.mark.usefixtures("sure")
 def test_rows_of_a_clock_that_was_ahead_do_not_keep_the_old_ones_behind_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(history_module, "_DOUBT_S", 0.0)
-    path = tmp_path / "history.db"
-    history = History(path)
-    for number in range(600):
-        history.record(event(int(9 * KEPT_S) + number))
-    for number in range(300):
-        history.record(event(number))
-    until(lambda: path.exists() and len(read_history(path)) == 900)
-    history.record(event(int(KEPT_S) + 5000))
-    until(lambda: len(read_history(path)) == 601)
-    assert history.close(TIMEOUT_S)
-
-
-def test_they_are_counted_as_they_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    history = History(path)
-    for number, name in enumerate(["sda", "sdb", "sda", "sdb", None]):
-        history.record(event(number, name))
-    assert history.close(TIMEOUT_S)
-    for chosen in ((None, None, None), (1002.0, None, None), (None, "sdb", None),
-                   (1001.0, "sda", 1003.0), (9999.0, None, None)):  # fmt: skip
-        since_s, device, until_s = chosen
-        found = read_history(path, since_s, device, None, until_s)
-        assert count_events(path, *chosen) == len(found)
+    kept = Kept(tmp_path / "history.db")
+    ahead = [event(int(9 * KEPT_S) + number) for number in range(600)]
+    assert len(kept.record(*ahead, *map(event, range(300)))) == 900
+    assert len(kept.record(event(int(KEPT_S) + 5000))) == 601
+    kept.end()

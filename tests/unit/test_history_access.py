@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from test_history import TIMEOUT_S, _count, event, until
+from history_cases import TIMEOUT_S, event, readable, written
+from route_cases import wait_for
 from writebackd.report import history_store as history_module
 from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.history_store import History
@@ -46,7 +47,7 @@ def test_the_group_adm_can_read_while_it_is_written() -> None:
     old_umask = os.umask(0o077)
     try:
         history.record(event(0))
-        until(lambda: len(_count(path)) == 1)
+        wait_for(lambda: len(readable(path)) == 1)
         with subprocess.Popen(
             [sys.executable, "-c", script, str(source), str(path), str(ADM)],
             stdout=subprocess.PIPE,
@@ -69,8 +70,7 @@ def test_the_group_adm_can_read_while_it_is_written() -> None:
 def test_other_users_are_told_whom_it_is_for() -> None:
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
-    History(directory / "history.db").close(TIMEOUT_S)
-    history_module.open_database(directory / "history.db").close()
+    written(directory / "history.db", [event(0)])
     child = os.fork()
     if not child:
         code = 1
@@ -103,9 +103,7 @@ def test_it_is_for_root_and_adm_also_where_an_older_one_was_for_all(
     try:
         history_module.open_database(path).close()
         path.chmod(0o644)
-        history = History(path)
-        history.record(event(0))
-        assert history.close(TIMEOUT_S)
+        written(path, [event(0)])
     finally:
         os.umask(old_umask)
     for each in [path, *(tmp_path / name for name in siblings if (tmp_path / name).exists())]:

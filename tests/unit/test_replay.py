@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import schema
 from fake_host import Rig
+from route_cases import wait_for
 from tests.bench import day_replay
 from tests.sim.plant import Loop
 from tests.sim.scenarios import BY_NAME
@@ -35,6 +36,7 @@ from writebackd.cli.replay import policy_of
 from writebackd.commands import SetMode
 from writebackd.policy import Policy, load_policy, render
 from writebackd.report import recorder
+from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.recorder import FILE_S, Recorded, Recorder, TapeError, read_tape
 from writebackd.report.replayer import Tally, replay
 from writebackd.types.core_memory import Memory
@@ -153,18 +155,14 @@ def test_a_stuck_disk_costs_ticks_and_what_follows_is_whole(tmp_path: Path) -> N
     gate, write = [True], tape._write
 
     def stuck(data: bytes) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while gate[0] and time.monotonic() < end:
-            time.sleep(0.001)
+        wait_for(lambda: not gate[0], TIMEOUT_S)
         write(data)
 
     tape._write = stuck  # type: ignore[method-assign]
     for number in range(200):
         if number == 150:
             gate[0] = False
-            end = time.monotonic() + TIMEOUT_S
-            while not tape._waiting.empty() and time.monotonic() < end:
-                time.sleep(0.001)
+            wait_for(tape._waiting.empty, TIMEOUT_S)
         before = loop.memory
         sample, _, decision = loop.tick()
         tape.record(loop.policy, before, sample, decision, loop.memory)
@@ -297,8 +295,6 @@ def test_samples_of_root_are_not_said_to_be_none(
 
 
 def test_memory_and_samples_of_a_first_tick_come_back() -> None:
-    from writebackd.report.codec import Interned, pack, unpack
-
     # What the law knows has names that earlier recordings have in other places.
     known = DeviceMemory(
         law=LawMemory(limit_bytes=2.0**21), drain=Drain(full_ticks=((1e8, 2.0**21),))
@@ -309,9 +305,6 @@ def test_memory_and_samples_of_a_first_tick_come_back() -> None:
 
 
 def test_a_recording_may_have_a_field_that_is_gone() -> None:
-    from writebackd.report.codec import Interned, unpack
-    from writebackd.types.device_memory import DeviceMemory
-
     packed = {
         "flooded_before": True, "last_flood_s": 5.0, "window_limit_bytes": 1 << 20,
         "drain_window": [[1.0, 2e8], [0.5, 2.1e8]], "sync_window": [[1.0, 40.0]],
@@ -324,8 +317,6 @@ def test_a_recording_may_have_a_field_that_is_gone() -> None:
 
 def test_a_recording_of_the_law_that_searched_for_the_limit_is_read() -> None:
     """As 0.1 wrote it in the middle of a flood: its search is gone, what was learned is not."""
-    from writebackd.report.codec import Interned, unpack
-
     mine = {
         "identity": ["8:0", 7], "known_as": "naa.5a", "drain_rate": 2.5e8, "cache_bytes": 5e8,
         "earlier": {"drain_rate": {"value": 2.4e8, "wall_s": 1.7e9},

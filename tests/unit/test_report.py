@@ -19,7 +19,7 @@ import report_case
 import schema
 from figure_cases import ABOUT, BEGIN_S, EVIL, row, rows
 from writebackd.cli import ctl
-from writebackd.report.atomic_write import write_atomically
+from writebackd.report.safe_files import write_atomically
 from writebackd.report.device_figures import Figures
 from writebackd.report.device_plot import BINS, bins, device_plot
 from writebackd.report.history_query import read_figures, read_history

@@ -16,10 +16,10 @@ from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import show, show_json
 from writebackd.paths import HISTORY
-from writebackd.report.atomic_write import write_atomically
 from writebackd.report.device_figures import STEP_S
 from writebackd.report.history_query import HistoryError, read_figures, read_history
 from writebackd.report.report_page import render
+from writebackd.report.safe_files import write_atomically
 from writebackd.report.timeline import Span
 
 

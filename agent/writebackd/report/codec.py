@@ -15,7 +15,6 @@ from typing import (
     Callable,
     Dict,
     List,
-    Mapping,
     Sequence,
     Tuple,
     Type,
@@ -31,8 +30,9 @@ from writebackd.types.samples import HostInfo
 from writebackd.types.storage import Backing, Device
 
 T = TypeVar("T")
-Pack = Callable[[Any, "Interned"], Any]
-# The same from tick to tick: told once, then by number.
+# Of a value, or of what JSON gave back; with the table of what was interned.
+Convert = Callable[[Any, "Interned"], Any]
+# The same from tick to tick: written once, then by number.
 _INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
 # Fields of earlier recordings: what another one says, and what one of another form does now.
 _GONE = frozenset((
@@ -43,12 +43,12 @@ _GONE = frozenset((
 
 
 class Interned:
-    """The values that are told once; one table for the writer, and its copy for the reader."""
+    """The values that are written once; one table for the writer, and its copy for the reader."""
 
     def __init__(self) -> None:
         self.values: List[Any] = []
         self._numbers: Dict[Any, int] = {}
-        self.news: List[Any] = []  # told since the last take()
+        self.news: List[Any] = []  # since the last take()
 
     def number(self, value: Any) -> int:
         number = self._numbers.get(value)
@@ -56,7 +56,7 @@ class Interned:
             number = self._numbers[value] = len(self.values)
             self.values.append(value)
             kind = _INTERNED.index(type(value))
-            self.news.append([kind, _packer(_INTERNED[kind], False)(value, self)])
+            self.news.append([kind, _codec(_INTERNED[kind], False)[0](value, self)])
         return number
 
     def take(self) -> List[Any]:
@@ -66,31 +66,67 @@ class Interned:
     def give(self, news: Sequence[Any]) -> None:
         """The reader's part. Raises as `unpack`."""
         for kind, packed in news:
-            self.values.append(_unpacker(_INTERNED[kind], False)(packed, self))
+            self.values.append(_codec(_INTERNED[kind], False)[1](packed, self))
 
 
 def pack(value: Any, interned: Interned) -> Any:
     """A dataclass of writebackd.types as what json.dumps() takes."""
     kind: Any = type(value)
-    return _packer(kind)(value, interned)
+    return _codec(kind)[0](value, interned)
 
 
 def unpack(kind: Type[T], packed: Any, interned: Interned) -> T:
     """What pack() was given. Raises ValueError, TypeError, KeyError, IndexError on other data."""
     declared: Any = kind
-    value: T = _unpacker(declared)(packed, interned)
+    value: T = _codec(declared)[1](packed, interned)
     return value
 
 
-_MISSING = object()
+def _as_it_is(value: Any, interned: Interned) -> Any:
+    return value
 
 
-def _default(each: "dataclasses.Field[Any]") -> Any:
-    if each.default is not dataclasses.MISSING:
-        return each.default
-    if each.default_factory is not dataclasses.MISSING:
-        return each.default_factory()
-    return _MISSING
+@lru_cache(maxsize=None)
+def _codec(kind: Any, intern: bool = True) -> Tuple[Convert, Convert]:
+    """How values of the type are packed, and how unpacked."""
+    if _is_plain(kind):
+        return _as_it_is, _as_it_is
+    if intern and kind in _INTERNED:
+        return (
+            lambda value, interned: interned.number(value),
+            lambda packed, interned: interned.values[packed],
+        )
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Union:
+        (present,) = (each for each in args if each is not type(None))
+        pack_one, unpack_one = _codec(present)
+        return (
+            lambda value, interned: None if value is None else pack_one(value, interned),
+            lambda packed, interned: None if packed is None else unpack_one(packed, interned),
+        )
+    if origin is tuple:
+        pack_tuple, unpack_tuple = _of_tuple(args)
+        return _as_it_is if _packs_itself(kind) else pack_tuple, unpack_tuple
+    if origin is not None:  # Mapping: its keys need not be text
+        (pack_key, unpack_key), (pack_item, unpack_item) = map(_codec, args)
+        return (
+            lambda value, interned: [
+                [pack_key(name, interned), pack_item(each, interned)]
+                for name, each in value.items()
+            ],
+            lambda packed, interned: {
+                unpack_key(name, interned): unpack_item(each, interned) for name, each in packed
+            },
+        )
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        members = {member.value: member for member in kind}
+        return lambda value, interned: value.value, lambda packed, interned: members[packed]
+    if kind is Histogram:  # as pairs, whatever it keeps
+        return (
+            lambda value, interned: {"buckets": value.buckets} if value.counts else {},
+            lambda packed, interned: Histogram(**packed),
+        )
+    return _of_fields(kind)
 
 
 def _is_plain(kind: Any) -> bool:
@@ -100,109 +136,52 @@ def _is_plain(kind: Any) -> bool:
     return kind in (int, float, str, bool, type(None))
 
 
-def _optional(kind: Any) -> Any:
-    """The type beside None."""
-    (inner,) = (each for each in get_args(kind) if each is not type(None))
-    return inner
-
-
-@lru_cache(maxsize=None)
-def _packer(kind: Any, intern: bool = True) -> Pack:
-    if _is_plain(kind):
-        return lambda value, interned: value
-    if intern and kind in _INTERNED:
-        return lambda value, interned: interned.number(value)
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Union:
-        inner = _packer(_optional(kind))
-        return lambda value, interned: None if value is None else inner(value, interned)
-    if origin is tuple:
-        if _packs_itself(kind):
-            return lambda value, interned: value  # json writes a tuple as a list
-        if args[1:] == (...,):
-            item = _packer(args[0])
-            return lambda value, interned: [item(each, interned) for each in value]
-        items = [_packer(each) for each in args]
-        return lambda value, interned: [p(each, interned) for p, each in zip(items, value)]
-    if origin is not None:  # Mapping: its keys need not be text
-        key, item = (_packer(each) for each in args)
-        return lambda value, interned: [
-            [key(name, interned), item(each, interned)] for name, each in value.items()
-        ]
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return lambda value, interned: value.value
-    if kind is Histogram:  # as pairs, whatever it keeps
-        return lambda value, interned: {"buckets": value.buckets} if value.counts else {}
-    hints = get_type_hints(kind)
-    fields = [
-        (each.name, _packer(hints[each.name]), _default(each))
-        for each in dataclasses.fields(kind)
-    ]
-
-    def of_fields(value: Any, interned: Interned) -> Any:
-        own, packed = value.__dict__, {}
-        for name, packer, default in fields:
-            field = own[name]
-            if field is not default and field != default:
-                packed[name] = packer(field, interned)
-        return packed
-
-    return of_fields
-
-
 def _packs_itself(kind: Any) -> bool:
+    """Whether it is plain, or a tuple of such: json writes a tuple as a list."""
     if get_origin(kind) is tuple:
         return all(each is ... or _packs_itself(each) for each in get_args(kind))
     return _is_plain(kind)
 
 
-@lru_cache(maxsize=None)
-def _unpacker(kind: Any, intern: bool = True) -> Pack:
-    if _is_plain(kind):
-        return lambda packed, interned: packed
-    if intern and kind in _INTERNED:
-        return lambda packed, interned: interned.values[packed]
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Union:
-        inner = _unpacker(_optional(kind))
-        return lambda packed, interned: None if packed is None else inner(packed, interned)
-    if origin is tuple:
-        if args[1:] == (...,):
-            if _is_plain(args[0]):
-                return lambda packed, interned: tuple(packed)
-            item = _unpacker(args[0])
-            return lambda packed, interned: tuple([item(each, interned) for each in packed])
-        if all(_is_plain(each) for each in args):
-            return lambda packed, interned: tuple(packed)
-        items = [_unpacker(each) for each in args]
-        return lambda packed, interned: tuple(
-            [u(each, interned) for u, each in zip(items, packed)]
+def _of_tuple(args: Tuple[Any, ...]) -> Tuple[Convert, Convert]:
+    if all(each is ... or _is_plain(each) for each in args):
+        return _as_it_is, lambda packed, interned: tuple(packed)
+    if args[1:] == (...,):
+        pack_item, unpack_item = _codec(args[0])
+        return (
+            lambda value, interned: [pack_item(each, interned) for each in value],
+            lambda packed, interned: tuple([unpack_item(each, interned) for each in packed]),
         )
-    if origin is not None:
-        key, item = (_unpacker(each) for each in args)
-        return lambda packed, interned: {
-            key(name, interned): item(each, interned) for name, each in packed
-        }
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        members = {member.value: member for member in kind}
-        return lambda packed, interned: members[packed]
-    if kind is Histogram:
-        return lambda packed, interned: Histogram(**packed)
-    return _fields_unpacker(kind)
+    packers, unpackers = zip(*map(_codec, args))
+    return (
+        lambda value, interned: [p(each, interned) for p, each in zip(packers, value)],
+        lambda packed, interned: tuple([u(each, interned) for u, each in zip(unpackers, packed)]),
+    )
 
 
-def _fields_unpacker(kind: Any) -> Pack:
-    hints = get_type_hints(kind)
-    unpackers = {each.name: _unpacker(hints[each.name]) for each in dataclasses.fields(kind)}
-    defaults: Mapping[str, Any] = {
-        each.name: default
-        for each in dataclasses.fields(kind)
-        for default in [_default(each)]
-        if default is not _MISSING
-    }
-    needed = unpackers.keys() - defaults.keys()
+def _of_fields(kind: Any) -> Tuple[Convert, Convert]:
+    hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+    defaults: Dict[str, Any] = {}
+    for each in fields:
+        if each.default is not dataclasses.MISSING:
+            defaults[each.name] = each.default
+        elif each.default_factory is not dataclasses.MISSING:
+            defaults[each.name] = each.default_factory()
+    codecs = {each.name: _codec(hints[each.name]) for each in fields}
+    none = object()  # is no field's value
+    packers = [(name, packer, defaults.get(name, none)) for name, (packer, _) in codecs.items()]
+    unpackers = {name: unpacker for name, (_, unpacker) in codecs.items()}
+    needed = codecs.keys() - defaults.keys()
 
-    def of_fields(packed: Any, interned: Interned) -> Any:
+    def pack_fields(value: Any, interned: Interned) -> Any:
+        own, packed = value.__dict__, {}
+        for name, packer, default in packers:
+            field = own[name]
+            if field is not default and field != default:
+                packed[name] = packer(field, interned)
+        return packed
+
+    def unpack_fields(packed: Any, interned: Interned) -> Any:
         if not packed.keys() >= needed:
             raise ValueError(f"{kind.__name__} without {', '.join(needed - packed.keys())}")
         values: Dict[str, Any] = dict(defaults)
@@ -214,5 +193,4 @@ def _fields_unpacker(kind: Any) -> Pack:
         object.__setattr__(made, "__dict__", values)
         return made
 
-    return of_fields
-
+    return pack_fields, unpack_fields

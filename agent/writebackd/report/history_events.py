@@ -24,14 +24,8 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
     wall_s = now.sample.wall_s
     events = []
     if last is None:
-        events.append(
-            Event(
-                wall_s,
-                "start",
-                text=f"version {now.version}, policy {now.policy_name}, "
-                f"{now.mode.value}, probe {now.probe.backend}",
-            )
-        )
+        started = f"version {now.version}, policy {now.policy_name}, {now.mode.value}"
+        events.append(Event(wall_s, "start", text=f"{started}, probe {now.probe.backend}"))
     changed = window_in_words(last.window if last else None, now.window)
     if changed:
         events.append(Event(wall_s, "window", text=changed))
@@ -40,17 +34,15 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
             f"{write.who} set {write.lever}={write.value}" for write in now.sample.foreign
         )
         events.append(Event(wall_s, "foreign", text=said))
-    known = {d.name: d.decision_id for d in last.decision.devices} if last else {}
+    known = last.decisions if last is not None else {}
     events += [
-        _decision(now, decision)
-        for decision in now.decision.devices
-        if known.get(decision.name) != decision.decision_id
+        _decision(now, each)
+        for each in now.decision.devices
+        if each.name not in known or known[each.name].decision_id != each.decision_id
     ]
     for action in actions if _is_news(last, now) else ():
         verb = WOULD_BE if _is_dry(now) else ""
-        text = f"{verb}{action.lever} {action.old} -> {action.new}"
-        if not action.ok:
-            text += f" failed: {action.error}"
+        failed = "" if action.ok else f" failed: {action.error}"
         events.append(
             Event(
                 wall_s,
@@ -58,7 +50,7 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
                 decision_id=now.decision.decision_id if action.lever in LIMITS else None,
                 limit_bytes=now.decision.limit_bytes,
                 background_bytes=now.decision.background_bytes,
-                text=text,
+                text=f"{verb}{action.lever} {action.old} -> {action.new}{failed}",
             )
         )
     return events
@@ -90,10 +82,10 @@ def alert_events(happened: Sequence[AlertEvent], host: str, runbook: str) -> Lis
 
 
 def _is_news(last: Optional[Snapshot], now: Snapshot) -> bool:
-    """Whether what was set is worth lines of its own.
+    """Whether actions are worth lines of their own.
 
     Where nothing is written the ramp follows dirty pages that nothing lowers, a step in every tick
-    of a flood: in 14 hours of it as many as the history keeps. There its goal tells it all.
+    of a flood: as many in 14 hours as the history keeps. There only a new goal is news.
     """
     if not _is_dry(now) or last is None or not _is_dry(last):
         return True

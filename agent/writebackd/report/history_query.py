@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sqlite3
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -45,7 +46,8 @@ def read_history(
     query = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events{where} ORDER BY id DESC LIMIT ?"
     rows = _rows(path, ((query, (*values, -1 if limit is None else limit)),), 1)[0]
     whole = [row for row in reversed(rows) if is_event_row(row)]
-    _count_damaged(path, "events", len(rows) - len(whole))
+    if len(whole) < len(rows):
+        log.warning("%s: %d damaged events left out", path, len(rows) - len(whole))
     return [Event(*row) for row in whole]
 
 
@@ -74,7 +76,7 @@ def read_figures(
     where, values = _where(since_s, until_s, "device = ?", device, "wall_s + span_s > ?")
     select = f"SELECT {', '.join(FIGURE_COLUMNS)} FROM {{}}{where} ORDER BY id"
     fine, coarse = (
-        sorted((row for row in map(figures_from_row, rows) if row is not None), key=_begin_of)
+        sorted(filter(None, map(figures_from_row, rows)), key=attrgetter("wall_s"))
         for rows in _rows(
             path, tuple((select.format(table), values) for table in ("fine", "coarse")), 2
         )
@@ -102,10 +104,6 @@ def read_alerts(path: Path, limit: int) -> List[str]:
     query = "SELECT alert FROM alerts ORDER BY id DESC LIMIT ?"
     rows = _rows(path, ((query, (limit,)),), 2)[0]
     return [row[0] for row in reversed(rows) if isinstance(row[0], str)]
-
-
-def _begin_of(row: Figures) -> float:
-    return row.wall_s
 
 
 def _where(
@@ -143,8 +141,3 @@ def _rows(
     # UnicodeDecodeError: of SQLite's own message, which quotes the damaged schema.
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise HistoryError(f"{path}: {error}; if this stays, restart writebackd") from error
-
-
-def _count_damaged(path: Path, what: str, number: int) -> None:
-    if number:
-        log.warning("%s: %d damaged %s left out", path, number, what)

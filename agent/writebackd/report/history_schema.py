@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Optional, Tuple
+from typing import Mapping, Optional, Sequence, Tuple
 
 from writebackd.report.device_figures import Figures
 from writebackd.types.histogram import HIST_BUCKETS, Histogram
@@ -54,6 +54,7 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS alerts (id INTEGER PRIMARY KEY, wall_s REAL NOT NULL,"
     " alert TEXT NOT NULL)",
 )
+_EVENT_TEXTS = ("kind", "text", "device", "decision_id", "state")
 _NEEDED = (
     "wall_s", "span_s", "limit_bytes", "found_bytes", "write_rate", "flooded_s", "ours_s",
     "oldest_s",
@@ -77,36 +78,23 @@ def storable(value: object) -> object:
 
 def is_event_row(row: Tuple[object, ...]) -> bool:
     """SQLite keeps any type in any column, and finds no flipped bit in a row."""
-    event = dict(zip(EVENT_COLUMNS, row))
-    wall_s = event.pop("wall_s")
-    if not isinstance(wall_s, (int, float)) or not 0 <= wall_s < _LATEST_S:
-        return False
-    texts = [event.pop(name) for name in ("kind", "text", "device", "decision_id", "state")]
+    found = dict(zip(EVENT_COLUMNS, row))
+    texts = {name: found.pop(name) for name in _EVENT_TEXTS}
     return (
-        all(isinstance(text, str) for text in texts[:2])
-        and all(text is None or isinstance(text, str) for text in texts)
-        and all(
-            value is None or (isinstance(value, (int, float)) and math.isfinite(value))
-            for value in event.values()
-        )
+        isinstance(texts["kind"], str)
+        and isinstance(texts["text"], str)
+        and all(text is None or isinstance(text, str) for text in texts.values())
+        and _are_numbers(found, needed=())
     )
 
 
 def figures_from_row(row: Tuple[object, ...]) -> Optional[Figures]:
     """The row; None where it is damaged."""
     found = dict(zip(FIGURE_COLUMNS, row))
-    device, latency = found.pop("device"), found.pop("latency")
-    wall_s, span_s = found["wall_s"], found["span_s"]
+    device, latency, span_s = found.pop("device"), found.pop("latency"), found["span_s"]
     if not (isinstance(device, str) and isinstance(latency, str)):
         return None
-    if not all(
-        value is None or (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0)
-        for value in found.values()
-    ):
-        return None
-    if any(found[name] is None for name in _NEEDED) or not isinstance(wall_s, (int, float)):
-        return None
-    if wall_s >= _LATEST_S or not isinstance(span_s, (int, float)) or span_s <= 0:
+    if not _are_numbers(found, _NEEDED) or not span_s:
         return None
     try:
         pairs = [pair.split(":") for pair in latency.split()]
@@ -116,3 +104,15 @@ def figures_from_row(row: Tuple[object, ...]) -> Optional[Figures]:
     if not all(0 <= index < HIST_BUCKETS and count > 0 for index, count in buckets):
         return None
     return Figures(device=device, latency=Histogram(buckets), **found)  # type: ignore[arg-type]
+
+
+def _are_numbers(found: Mapping[str, object], needed: Sequence[str]) -> bool:
+    """Whether all are numbers that a row may have, or None where they are not `needed`."""
+    wall_s = found["wall_s"]
+    if not isinstance(wall_s, (int, float)) or wall_s >= _LATEST_S:
+        return False
+    return all(
+        (isinstance(value, (int, float)) and 0 <= value < math.inf)
+        or (value is None and name not in needed)
+        for name, value in found.items()
+    )

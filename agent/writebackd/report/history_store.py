@@ -25,7 +25,7 @@ from writebackd.report.history_schema import (
     figures_to_row,
     storable,
 )
-from writebackd.report.permissions import MODE, for_admins
+from writebackd.report.safe_files import MODE, for_admins
 
 log = logging.getLogger(__name__)
 
@@ -169,13 +169,11 @@ class History:
         done = []
         for row in rows:
             begun = self._coarse.get(row.device)
-            if begun is None:
-                self._coarse[row.device] = row
-            elif begun.wall_s // COARSE_S == row.wall_s // COARSE_S:
-                self._coarse[row.device] = fold((begun, row))
-            else:
+            if begun is not None and begun.wall_s // COARSE_S == row.wall_s // COARSE_S:
+                row = fold((begun, row))
+            elif begun is not None:
                 done.append(begun)
-                self._coarse[row.device] = row
+            self._coarse[row.device] = row
         # Of a device that is gone, too.
         for name, begun in list(self._coarse.items()):
             if begun.wall_s // COARSE_S < rows[0].wall_s // COARSE_S:
@@ -217,9 +215,9 @@ class History:
         if not ends:
             return
         for table, kept_s in _KEPT_S.items() if self._trusts(max(ends)) else ():
-            # Of the oldest rows; where there are more, they go with the next batches.  Not all up
-            # to the last old one: a host without a clock of its own boots in 1970 each time.  What
-            # a clock wrote that was ahead is passed over, or the rest would wait behind it.
+            # Of the oldest rows; more of them go with the next batches.  Not all up to the last old
+            # one: a host without a clock of its own boots in 1970 each time.  Rows of a clock that
+            # was ahead are passed over, or the rest would wait behind them.
             oldest = (
                 f"SELECT id, wall_s FROM {table} WHERE wall_s < ? ORDER BY id LIMIT {2 * _BATCH}"
             )
@@ -269,12 +267,12 @@ class History:
 
 
 def _insert_batch(database: sqlite3.Connection, batch: _Batch) -> None:
-    told = [each for each in batch.events if each.alert is not None]
+    alerts = [each for each in batch.events if each.alert is not None]
     for table, columns, rows in (
         ("events", EVENT_COLUMNS, list(map(event_to_row, batch.events))),
         ("fine", FIGURE_COLUMNS, list(map(figures_to_row, batch.fine))),
         ("coarse", FIGURE_COLUMNS, list(map(figures_to_row, batch.coarse))),
-        ("alerts", ("wall_s", "alert"), [(each.wall_s, storable(each.alert)) for each in told]),
+        ("alerts", ("wall_s", "alert"), [(each.wall_s, storable(each.alert)) for each in alerts]),
     ):
         marks = ", ".join("?" * len(columns))
         database.executemany(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterable, Mapping, Optional, Sequence, Tuple
 
 from writebackd.estimate.learned import FACTS, facts_of, learn, recall, unexpired
-from writebackd.report.atomic_write import write_atomically
+from writebackd.report.safe_files import write_atomically
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Fact, Learned
 from writebackd.types.samples import Sample
@@ -37,10 +37,10 @@ def devices_of(memory: Memory) -> Iterable[DeviceMemory]:
 
 
 class LearnedStore:
-    """Seeds the memory of devices that are new, and keeps what it learned of them.
+    """Seeds the memory of new devices, and keeps what it learned of them.
 
-    Nothing is seeded and nothing kept before the file has been read: it may lie
-    on a disk that hangs, and then the daemon goes on as if there were no file.
+    Neither happens before the file has been read: on a disk that hangs the daemon goes on as if
+    there were no file.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LearnedStore:
             self._known = self._read.popleft()
             self._saved = dict(self._known)
         elif devices == self._recalled and len(memory.devices) == len(devices):
-            return memory  # nobody is new, nobody gone
+            return memory  # none is new, none gone
         self._recalled = devices
         recalled = recall(memory, devices, self._known, wall_s)
         gone = memory.devices.keys() - {device.name for device in devices}
@@ -143,7 +143,7 @@ class LearnedStore:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            log.warning("cannot read %s (%s): learning from scratch", self.path, error.strerror)
+            log.warning("cannot read %s (%s); learning starts anew", self.path, error.strerror)
             return {}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # One name for it, so that they do not pile up.
@@ -152,10 +152,8 @@ class LearnedStore:
             try:
                 os.replace(self.path, aside)
             except OSError as failed:
-                moved = f"and stays where it is ({failed.strerror})"
-            log.warning(
-                "%s is damaged (%s), %s: learning starts anew", self.path, error, moved
-            )
+                moved = f"and cannot be moved ({failed.strerror})"
+            log.warning("%s is damaged (%s), %s; learning starts anew", self.path, error, moved)
             return {}
 
     def _store(self, known: Mapping[str, Learned]) -> None:

@@ -16,11 +16,11 @@ import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from writebackd.policy import Policy, render
 from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.permissions import MODE, for_admins
+from writebackd.report.safe_files import MODE, for_admins
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision
 from writebackd.types.samples import Sample
@@ -38,9 +38,8 @@ _SUFFIX = ".tape"
 _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
 
-@dataclass(frozen=True)
-class RecordedDecision:
-    """What came of a tick, as far as replaying has to come to the same."""
+class RecordedDecision(NamedTuple):
+    """The part of a tick's decision that a replay has to come to again."""
 
     limit_bytes: Optional[int]
     background_bytes: Optional[int]
@@ -97,7 +96,7 @@ class Recorder:
         self, policy: Policy, before: Memory, sample: Sample, decision: Decision, after: Memory
     ) -> None:
         """Queue a tick; drop and count it when the writer is stuck. Never blocks."""
-        # The memory is told again where somebody else has changed it: an order, a reload.
+        # The memory is written again where a command or a reload has changed it.
         follows = before is self._last
         try:
             self._waiting.put_nowait((policy, before, follows, sample, decision))
@@ -133,7 +132,7 @@ class Recorder:
                     data += stream.compress(_line({"v": VERSION, "policy": render(policy)}))
                 record = {
                     "s": pack(sample, self._interned),
-                    "o": _plain(recorded_decision(decision)),
+                    "o": recorded_decision(decision),
                 }
                 if not follows:
                     record["m"] = pack(before, self._interned)
@@ -188,10 +187,6 @@ class Recorder:
 
 def _line(record: Dict[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
-
-
-def _plain(outcome: RecordedDecision) -> List[Any]:
-    return list(outcome.__dict__.values())
 
 
 def _files(directory: Path) -> List[Path]:

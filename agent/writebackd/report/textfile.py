@@ -10,8 +10,8 @@ from collections import deque
 from pathlib import Path
 from typing import Deque, Optional
 
-from writebackd.report.atomic_write import write_atomically
 from writebackd.report.metrics import PROMETHEUS, render
+from writebackd.report.safe_files import write_atomically
 from writebackd.report.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class TextFile:
         return not self._thread.is_alive() and not self.error
 
     def _start(self) -> None:
-        """Unless it runs. Good to have: no thread to be had is no reason to end."""
+        """Unless it runs. Without a thread the daemon goes on."""
         if self._thread.ident is not None:
             return
         try:
