@@ -44,11 +44,10 @@ from writebackd.report.history_schema import Event
 from writebackd.report.history_store import History
 from writebackd.report.learned_store import LearnedStore
 from writebackd.report.metrics_server import Exposition, MetricsServer, open_servers
-from writebackd.report.publisher import Publisher
 from writebackd.report.recorder import Recorder
 from writebackd.report.snapshot import Pinned, Snapshot, in_mode
 from writebackd.runtime_state import RuntimeState
-from writebackd.tick_report import TickReport
+from writebackd.tick_report import Publisher, TickReport
 from writebackd.trial.controller import TrialController
 from writebackd.trial.trial_run import End
 from writebackd.types.core_memory import Memory
