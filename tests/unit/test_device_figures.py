@@ -7,15 +7,16 @@ import csv
 import io
 import json
 import sqlite3
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
 
 import samples
 import schema
+from history_cases import TIMEOUT_S, written
+from route_cases import wait_for
 from writebackd.cli import ctl
 from writebackd.cli import history as history_cli
 from writebackd.report.device_figures import COARSE_S, MAX_DEVICES, Collector, Figures, fold
@@ -23,11 +24,11 @@ from writebackd.report.history_query import read_figures, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import FINE_S, KEPT_S, MAX_ROWS_WAITING, History
 from writebackd.report.snapshot import Snapshot
+from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
 from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, SyncSample
 
-TIMEOUT_S = 10.0
 BEGIN_S = 1_700_000_100.0  # a multiple of 300
 MIB = 1 << 20
 
@@ -36,15 +37,6 @@ def row(at_s: float, device: str = "sda", span_s: float = 10.0, **more: Any) -> 
     counts = Histogram(((80, 90), (120, 10)))
     plain = Figures(BEGIN_S + at_s, span_s, device, 4.0 * MIB, 4.7e9, 2.5e8, latency=counts)
     return replace(plain, **more)
-
-
-def kept(path: Path, *rows: Figures, max_bytes: int = 32 * MIB) -> List[Figures]:
-    history = History(path, max_bytes=max_bytes)
-    for each in rows:
-        history.record_figures((each,))
-    assert history.close(TIMEOUT_S), history.error
-    assert history.dropped == 0
-    return read_figures(path)
 
 
 def table(path: Path, name: str) -> "list[tuple[float, float, str]]":
@@ -65,15 +57,10 @@ def busy(dt_s: float = 1.0, **sample: object) -> Snapshot:
 
 
 def test_ticks_of_any_length_add_up_to_a_row() -> None:
-    collector = Collector(10.0)
-    rows: Tuple[Figures, ...] = ()
-    snapshot = busy(0.5)
-    ticks = 0
-    while not rows:
-        rows = collector.add(snapshot)
-        ticks += 1
-    (figures,) = rows
-    assert ticks == 20 and figures.span_s == pytest.approx(10.0)
+    collector, snapshot = Collector(10.0), busy(0.5)
+    assert not any(collector.add(snapshot) for _ in range(19))
+    (figures,) = collector.add(snapshot)
+    assert figures.span_s == pytest.approx(10.0)
     assert figures.wall_s == pytest.approx(snapshot.sample.wall_s - 10.0)
     assert figures.write_rate == pytest.approx(500 * MIB)
     assert figures.limit_bytes == snapshot.sample.vm.threshold_bytes
@@ -82,19 +69,12 @@ def test_ticks_of_any_length_add_up_to_a_row() -> None:
     assert collector.add(snapshot) == ()  # the next one begins from nothing
 
 
-@pytest.mark.parametrize("what", ["observe", "off", "yielded", "as found"])
-def test_a_limit_that_is_not_ours_is_not_called_ours(what: str) -> None:
-    snapshot = busy()
-    if what == "observe":
-        snapshot = replace(snapshot, mode=Mode.OBSERVE)
-    elif what == "off":
-        snapshot = replace(snapshot, off="/run/writebackd/off")
-    elif what == "yielded":
-        snapshot = replace(snapshot, memory=replace(snapshot.memory, yielded="somebody"))
-    else:
-        decision = replace(snapshot.decision, limit_bytes=None)
-        snapshot = replace(snapshot, decision=decision)
-    (figures,) = Collector(1.0).add(snapshot)
+@pytest.mark.parametrize("change", [
+    {"mode": Mode.OBSERVE}, {"off": "/run/writebackd/off"}, {"memory": Memory(yielded="tuned")},
+    {"decision": replace(samples.guard().decision, limit_bytes=None)},
+], ids=["observe", "off", "yielded", "as found"])  # fmt: skip
+def test_a_limit_that_is_not_ours_is_not_called_ours(change: Dict[str, Any]) -> None:
+    (figures,) = Collector(1.0).add(replace(busy(), **change))
     assert figures.ours_s == 0.0
 
 
@@ -145,17 +125,16 @@ def test_folding_weighs_by_time_and_keeps_every_latency() -> None:
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
     rows = [row(0, fill_share=0.25, drain_rate=2e8), row(0, "sd\udcff"), row(10, target_bytes=5.0)]
-    found = kept(tmp_path / "history.db", *rows)
-    assert found == [rows[0], replace(rows[1], device="sd\\udcff"), rows[2]]
+    path = written(tmp_path / "history.db", rows)
+    assert read_figures(path) == [rows[0], replace(rows[1], device="sd\\udcff"), rows[2]]
     for since_s, wanted in ((9.9, [rows[0], rows[2]]), (10.0, [rows[2]]), (20.0, [])):
-        since_s += BEGIN_S
-        assert read_figures(tmp_path / "history.db", device="sda", since_s=since_s) == wanted
-    assert read_figures(tmp_path / "history.db", device="sda", until_s=BEGIN_S + 5) == [rows[0]]
+        assert read_figures(path, device="sda", since_s=BEGIN_S + since_s) == wanted
+    assert read_figures(path, device="sda", until_s=BEGIN_S + 5) == [rows[0]]
 
 
 def test_five_minutes_are_a_coarse_row_with_all_its_latencies(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    kept(path, *[row(10.0 * n) for n in range(60)], row(595, "sdb"))
+    rows = [*(row(10.0 * n) for n in range(60)), row(595, "sdb")]
+    path = written(tmp_path / "history.db", rows)
     assert table(path, "coarse") == [
         (BEGIN_S, 300.0, "sda"), (BEGIN_S + 300, 300.0, "sda"), (BEGIN_S + 595, 10.0, "sdb"),
     ]
@@ -166,14 +145,13 @@ def test_five_minutes_are_a_coarse_row_with_all_its_latencies(tmp_path: Path) ->
 
 
 def test_the_old_goes_first_the_fine_then_the_coarse(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
     late = KEPT_S + COARSE_S + 20.0
     rows = [row(0), row(10), row(late - FINE_S - 20), row(late - FINE_S + 20), row(late)]
-    found = kept(path, *rows)
+    path = written(tmp_path / "history.db", rows)
     fine = [at for at, _, _ in table(path, "fine")]
     assert fine == [BEGIN_S + late - FINE_S + 20, BEGIN_S + late]
     # The coarse row of the fine ones that are gone, then these; none of both.
-    assert [each.wall_s for each in found] == [
+    assert [each.wall_s for each in read_figures(path)] == [
         BEGIN_S + late - FINE_S - 20, BEGIN_S + late - FINE_S + 20, BEGIN_S + late,
     ]
 
@@ -186,9 +164,7 @@ def test_the_file_has_a_bound(tmp_path: Path) -> None:
         history.record_figures(
             tuple(row((number + n) * 10.0, latency=wide) for n in range(100))
         )
-        end = time.monotonic() + TIMEOUT_S
-        while history._rows_in > history._rows_out and time.monotonic() < end:
-            time.sleep(0.001)
+        wait_for(lambda: history._rows_in == history._rows_out)
     assert history.close(TIMEOUT_S) and history.dropped == 0
     # What one batch brings may lie above it until the next.
     assert path.stat().st_size < 1.5 * bound
@@ -210,7 +186,7 @@ def test_a_file_of_the_first_version_keeps_its_events(tmp_path: Path) -> None:
         old.execute("PRAGMA user_version=1")
     old.close()
     assert read_figures(path) == []
-    assert kept(path, row(0)) == [row(0)]
+    assert read_figures(written(path, [row(0)])) == [row(0)]
     assert read_history(path) == [Event(BEGIN_S - 5, "mode", text="observe")]
 
 
@@ -221,9 +197,7 @@ def test_another_programs_database_is_set_aside(tmp_path: Path) -> None:
     other.close()
     history = History(path)
     history.record_figures((row(0),))
-    end = time.monotonic() + TIMEOUT_S
-    while not (history._database and not history.error) and time.monotonic() < end:
-        time.sleep(0.005)
+    wait_for(lambda: list(tmp_path.glob("history.db.damaged-*")) and not history.error)
     assert history.close(TIMEOUT_S) and read_figures(path) == [row(0)]
     (aside,) = tmp_path.glob("history.db.damaged-*")
     with sqlite3.connect(str(aside)) as other:
@@ -238,16 +212,14 @@ def test_another_programs_database_is_set_aside(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_row_is_left_out(tmp_path: Path, column: str, value: object) -> None:
-    path = tmp_path / "history.db"
-    kept(path, row(0), row(10))
+    path = written(tmp_path / "history.db", [row(0), row(10)])
     with sqlite3.connect(str(path)) as database:
         database.execute(f"UPDATE fine SET {column} = ? WHERE id = 1", (value,))
     assert read_figures(path) == [row(10)]
 
 
 def test_rows_that_wait_have_a_bound(tmp_path: Path) -> None:
-    path = tmp_path / "history.db"
-    kept(path, row(0))
+    path = written(tmp_path / "history.db", [row(0)])
     blocker = sqlite3.connect(str(path), isolation_level=None)
     blocker.execute("BEGIN EXCLUSIVE")
     history = History(path)
@@ -267,10 +239,9 @@ Run = Callable[..., Tuple[int, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    kept(tmp_path / "history.db", *[row(10.0 * n) for n in range(60)], row(600, "sdb"))
-    history = History(tmp_path / "history.db")
-    history.record(Event(BEGIN_S, "mode", text='observe, "quoted"\nand more'))
-    assert history.close(TIMEOUT_S)
+    rows = [*(row(10.0 * n) for n in range(60)), row(600, "sdb")]
+    told = Event(BEGIN_S, "mode", text='observe, "quoted"\nand more')
+    written(tmp_path / "history.db", [*rows, told])
 
     def call(*arguments: str) -> Tuple[int, str]:
         code = ctl.main(["history", "--state-dir", str(tmp_path), *arguments])

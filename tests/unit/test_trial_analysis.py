@@ -23,7 +23,7 @@ from writebackd.trial.analysis import (
     pairs_of,
     student,
 )
-from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, Plan, order, settle_s
+from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, order, settle_s
 from writebackd.trial.summary import TrialSummary, remarks, report_json, verdict
 from writebackd.trial.trial_page import block_line, render, text_plot
 from writebackd.trial.trial_run import TrialTick
@@ -189,12 +189,12 @@ def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:
     agents = [number for number, arm in enumerate(EIGHT.arms) if arm == AGENT]
     for change, why in (
         (wrote(agents[1], 20 << 20, 0.3),
-         "writers dirtied 20M/s in the agent's and 100M/s in the other"),
+         "writers dirtied 20M/s in the agent's block, 100M/s in the other"),
         (wrote(5 - agents[1], 20 << 20, 0.3),  # the other one of the pair, 2 and 3
-         "writers dirtied 100M/s in the agent's and 20M/s in the other"),
+         "writers dirtied 100M/s in the agent's block, 20M/s in the other"),
         (changed(agents[1], latency=none), "no fsync in the agent's block"),
         (lambda t: changed(agents[1], latency=few)(wrote(agents[1], 100 << 20, 0.3)(t)),
-         "where fsync was faster, 50 came per second, and 200 where it was slower"),
+         "50 fsyncs/s where fsync was faster, 200/s where it was slower"),
     ):  # fmt: skip
         result = analyse(EIGHT, list(map(change, whole)))
         assert result.pairs == len(result.of(P99).ratios) == 7
@@ -243,7 +243,7 @@ def test_a_flood_that_ends_within_a_pair_is_another_load() -> None:
         replace(t, dirtied_bytes=(2 if t.block == second else 300) << 20, dirty_bytes=60 << 20)
         for t in made(EIGHT)
     ]
-    why = "writers dirtied 300M/s in the agent's and 2.0M/s in the other"
+    why = "writers dirtied 300M/s in the agent's block, 2.0M/s in the other"
     assert analyse(EIGHT, ticks).left_out == [(second, second + 1, why)]
 
 
@@ -304,7 +304,7 @@ def test_pairs_that_scatter_widely_around_no_difference_are_no_conclusion() -> N
     text = verdict(report(result))
     assert text.startswith(
         "Inconclusive over 8 pairs: fsync p99 differs too much from pair to pair to show a"
-        " difference. Seen, "
+        " difference. Measured fsync p99: "
     )
     assert "interval" not in text and "throughput" not in text and f"{max(ratios):.0f}" not in text
     (line,) = [each for each in text_plot(result.differences, 100) if "fsync p99" in each]
@@ -315,12 +315,11 @@ def test_what_makes_the_comparison_mild_is_said() -> None:
     result = analyse(EIGHT, made(EIGHT))
     cut = remarks(report(result, cut="what the disk drains in 1 s", limit_bytes=250 << 20))
     assert cut == [
-        "The limit as found is 4.4G; the trial cut it to 250M, what the disk drains in 1 s. So its"
-        " arm was milder than this host without the agent, and the difference may be larger than"
-        " what is shown."
+        "The limit as found is 4.4G; the trial reduced it to 250M, what the disk drains in 1 s."
+        " Without the agent this host may do worse than the original blocks show."
     ]
     dry = [replace(t, figures=replace(t.figures, flooded_s=0.2)) for t in made(EIGHT)]
-    assert sum("a flood was on for 20 %" in line
+    assert sum("had a flood for 20 %" in line
                for line in remarks(report(analyse(EIGHT, dry)))) == 2  # fmt: skip
 
 
@@ -334,6 +333,7 @@ def test_each_pair_has_both_arms_and_the_seed_gives_them_again() -> None:
     first = [order(60.0, 30.0, seed)[0] for seed in range(200)]
     assert 70 <= first.count(AGENT) <= 130  # as a coin
     assert settle_s(30.0) == 10.0 and settle_s(12.0) == 5.0
+    assert replace(EIGHT, arms=arms).duration_s == 8 * 60.0
 
 
 @pytest.mark.parametrize("duration_s, block_s", [(59.0, 30.0), (600.0, 9.0), (1e6, 10.0),
@@ -364,10 +364,8 @@ def test_the_plots_show_every_pair_and_fit() -> None:
 def test_a_trial_that_saw_nothing_has_a_page_and_a_verdict_too() -> None:
     empty = report(analyse(EIGHT, []), ended="disturbed", why="no daemon")
     assert "Nothing to compare" in verdict(empty)
-    assert remarks(empty)[0] == "Ended before its time: no daemon. What was seen until then counts."
+    assert remarks(empty)[0] == (
+        "Ended before its time: no daemon. What was measured until then counts."
+    )
     assert "No tick was seen" in render(empty, [], 1.7e9)
     assert len(text_plot(empty.result.differences, 80)) == 6
-
-
-def test_a_plan_knows_its_length() -> None:
-    assert Plan("sda", "ao", 30.0, 10.0, 1.0, None).duration_s == 60.0

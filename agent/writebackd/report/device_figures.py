@@ -46,20 +46,21 @@ class Figures:
     def end_s(self) -> float:
         return self.wall_s + self.span_s
 
+    @property
+    def longest_s(self) -> float:
+        """The longest fsync, one that is still pending included."""
+        return max(self.oldest_s, self.latency.quantile(1.0) or 0.0)
+
 
 def fold(rows: Sequence[Figures]) -> Figures:
     """Several rows of one device, oldest first, as one. A gap between them is no part of its span.
 
     Rows with no time in them count nothing; at least one has to have some.
     """
-    last, span_s = rows[-1], sum([row.span_s for row in rows])
-    counts: Dict[int, int] = {}
-    for row in rows:
-        for index, count in row.latency.buckets:
-            counts[index] = counts.get(index, 0) + count
+    span_s = sum([row.span_s for row in rows])
     fills = [row.fill_share for row in rows if row.fill_share is not None]
     return replace(
-        last,
+        rows[-1],
         wall_s=rows[0].wall_s,
         span_s=span_s,
         limit_bytes=sum([row.limit_bytes * row.span_s for row in rows]) / span_s,
@@ -69,7 +70,7 @@ def fold(rows: Sequence[Figures]) -> Figures:
         ours_s=sum([row.ours_s for row in rows]),
         fill_share=max(fills, default=None),
         oldest_s=max([row.oldest_s for row in rows]),
-        latency=Histogram(tuple(sorted(counts.items()))),
+        latency=sum((row.latency for row in rows), Histogram()),
     )
 
 
@@ -78,11 +79,11 @@ class _Sum:
 
     __slots__ = ("counts", "fill", "flooded_s", "last", "oldest_s", "written")
 
-    def __init__(self) -> None:
+    def __init__(self, estimate: Estimate) -> None:
         self.written = self.flooded_s = self.oldest_s = 0.0
         self.fill: Optional[float] = None
         self.counts: Dict[int, int] = {}
-        self.last: Optional[Estimate] = None
+        self.last = estimate
 
     def add(self, seen: DeviceSample, estimate: Estimate, dt_s: float) -> None:
         self.written += seen.write_bytes
@@ -90,9 +91,9 @@ class _Sum:
             self.flooded_s += dt_s
         if estimate.oldest_fsync_s > self.oldest_s:
             self.oldest_s = estimate.oldest_fsync_s
-        if estimate.cache_bytes:
-            fill = min(1.0, estimate.fill_bytes / estimate.cache_bytes)
-            self.fill = fill if self.fill is None or fill > self.fill else self.fill
+        fill = estimate.fill_share
+        if fill is not None and (self.fill is None or fill > self.fill):
+            self.fill = fill
         if seen.sync is not None:
             latency = seen.sync.latency
             for index, count in zip(latency.indices, latency.counts):
@@ -125,9 +126,9 @@ class Collector:
                 continue
             name = seen.device.name
             if name not in sums:
-                if name not in estimates or len(sums) >= MAX_DEVICES:
+                if len(sums) >= MAX_DEVICES:
                     continue
-                sums[name] = _Sum()
+                sums[name] = _Sum(estimates[name])
             sums[name].add(seen, estimates[name], dt_s)
         # Half a tick early rather than half a tick late: clocks are never quite even.
         if self._span_s < self._step_s - dt_s / 2:
@@ -137,12 +138,11 @@ class Collector:
         return rows
 
     def _rows(self, snapshot: Snapshot) -> Tuple[Figures, ...]:
-        span_s = self._span_s
-        decided = {each.name: each for each in snapshot.decision.devices}
+        span_s, decided = self._span_s, snapshot.decisions
         found, _ = original_bytes(snapshot)
         rows: List[Figures] = []
         for name, each in self._sums.items():
-            decision = decided.get(name)
+            decision = decided.get(name)  # None: it is gone by now
             basis = decision.basis if decision is not None else None
             rows.append(
                 Figures(
@@ -155,9 +155,9 @@ class Collector:
                     flooded_s=each.flooded_s,
                     ours_s=self._ours_s,
                     target_bytes=decision.target_bytes if decision is not None else None,
-                    drain_rate=each.last.drain_rate if each.last is not None else None,
+                    drain_rate=each.last.drain_rate,
                     fill_share=each.fill,
-                    baseline_s=each.last.baseline_s if each.last is not None else None,
+                    baseline_s=each.last.baseline_s,
                     objective_s=basis.objective_s if basis is not None else None,
                     oldest_s=each.oldest_s,
                     latency=Histogram(tuple(sorted(each.counts.items()))),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from writebackd import formats
@@ -113,18 +114,10 @@ _YES = Axis("", 0.0, 1.0, at=())  # the y axis of what fills its height
 def bins(rows: Sequence[Figures], begin_s: float, end_s: float) -> List[Bin]:
     """Rows of one device, folded so that each can be seen."""
     width_s = max((end_s - begin_s) / BINS, 1e-3)
-    found: List[Bin] = []
-    together: List[Figures] = []
-    for row in rows:
-        if together and int((row.wall_s - begin_s) / width_s) != int(
-            (together[0].wall_s - begin_s) / width_s
-        ):
-            found.append(Bin(together[0].wall_s, together[-1].end_s, fold(together)))
-            together = []
-        together.append(row)
-    if together:
-        found.append(Bin(together[0].wall_s, together[-1].end_s, fold(together)))
-    return found
+    together = [
+        list(found) for _, found in groupby(rows, lambda row: int((row.wall_s - begin_s) / width_s))
+    ]
+    return [Bin(found[0].wall_s, found[-1].end_s, fold(found)) for found in together]
 
 
 def device_plot(
@@ -150,7 +143,7 @@ def device_plot(
     top = 20.0
     bottom = top + len(panels) * (PANEL + GAP) + 2 * BAND + 20.0
     whole = Frame(across, _YES, LEFT, 12.0, WIDTH - RIGHT, bottom)
-    # Behind all panels, so that one sees what went on while an alert stood.
+    # Behind all panels, to show them while an alert was active.
     for mark in alerts:
         whole.span(mark.begin_s, mark.end_s, f"shade {mark.style}")
     for panel in panels:
@@ -244,7 +237,7 @@ def _time_axis(begin_s: float, end_s: float) -> Axis:
 
 
 def _hovers(panels: Sequence[Panel], drawn: Sequence[Bin], across: Axis) -> List[str]:
-    """What the figures are, for the pointer: no script is needed for that."""
+    """The figures as tooltips, which need no script."""
     bottom = 12.0 + len(panels) * (PANEL + GAP) - GAP
     frame = Frame(across, _YES, LEFT, 12.0, WIDTH - RIGHT, bottom)
     for each in drawn:

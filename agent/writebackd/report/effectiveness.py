@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.report.device_figures import Figures
@@ -64,16 +64,13 @@ class Period:
         """Half of the time waited was in fsyncs that took this long or longer.
 
         Each counts for as long as it lasted: in a minute with one fsync of 59 s and 1000 of a
-        millisecond the median fsync takes a millisecond, and whoever looks in finds a program
-        that waits for a minute.
+        millisecond the median fsync takes a millisecond, and the program waits for a minute.
         """
-        edges = BUCKET_EDGES_S
-        weighed = [
-            ((edges[i] + edges[i + 1]) / 2, count * (edges[i] + edges[i + 1]) / 2)
-            for i, count in self.latency.buckets
-        ]
-        weighed += [(waited_s, waited_s) for waited_s in self.unfinished]
-        return _median(weighed, self.waited_s) if weighed else None
+        weighed = [(waited_s, waited_s) for waited_s in self.unfinished]
+        for index, count in self.latency.buckets:
+            middle_s = (BUCKET_EDGES_S[index] + BUCKET_EDGES_S[index + 1]) / 2
+            weighed.append((middle_s, count * middle_s))
+        return weighted_median(weighed)
 
     @property
     def counts(self) -> bool:
@@ -122,7 +119,7 @@ def measure(found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = ()
             for row in found for begin_s, end_s in trials
         ),
         left_out_s=sum(row.span_s for row in found) - sum(row.span_s for row in rows),
-        drain_rate=_median(drains, sum(span_s for _, span_s in drains)) if drains else None,
+        drain_rate=weighted_median(drains),
     )
 
 
@@ -153,42 +150,34 @@ def _longest(row: Figures) -> float:
 def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Period:
     if not rows:
         return Period()
-    counts: "dict[int, int]" = {}
-    objectives: Set[float] = set()
-    met = judged = 0
-    for row in rows:
-        for index, count in row.latency.buckets:
-            counts[index] = counts.get(index, 0) + count
-        if row.objective_s is not None and row.fsyncs:
-            objectives.add(row.objective_s)
-            judged += row.fsyncs
-            # A bucket that the objective lies in may be on either side of it.
-            met += sum(
-                count for index, count in row.latency.buckets
-                if BUCKET_EDGES_S[index + 1] <= row.objective_s
-            )  # fmt: skip
+    judged = [row for row in rows if row.objective_s is not None and row.fsyncs]
     span_s = sum(row.span_s for row in rows)
     return Period(
         span_s=span_s,
-        latency=Histogram(tuple(sorted(counts.items()))),
+        latency=sum((row.latency for row in rows), Histogram()),
         written_bytes=sum(row.write_rate * row.span_s for row in rows),
-        limit_bytes=_median([(row.limit_bytes, row.span_s) for row in rows], span_s),
-        found_bytes=_median([(row.found_bytes, row.span_s) for row in rows], span_s),
+        limit_bytes=weighted_median([(row.limit_bytes, row.span_s) for row in rows]),
+        found_bytes=weighted_median([(row.found_bytes, row.span_s) for row in rows]),
         oldest_s=max(row.oldest_s for row in rows),
-        met=met,
-        judged=judged,
-        objectives_s=tuple(sorted(objectives)),
+        # A bucket that the objective lies in may be on either side of it.
+        met=sum(
+            count for row in judged for index, count in row.latency.buckets
+            if BUCKET_EDGES_S[index + 1] <= (row.objective_s or 0.0)
+        ),
+        judged=sum(row.fsyncs for row in judged),
+        objectives_s=tuple(sorted({row.objective_s or 0.0 for row in judged})),
         unfinished=tuple(lost[row.wall_s] for row in rows if row.wall_s in lost),
-    )
+    )  # fmt: skip
 
 
-def _median(weighed: Sequence[Tuple[float, float]], total: float) -> float:
-    passed = 0.0
+def weighted_median(weighed: Sequence[Tuple[float, float]]) -> Optional[float]:
+    """Of pairs of value and weight; None of none."""
+    half, passed = sum(weight for _, weight in weighed) / 2, 0.0
     for value, weight in sorted(weighed):
         passed += weight
-        if passed >= total / 2:
+        if passed >= half:
             return value
-    return max(weighed)[0]
+    return max(weighed)[0] if weighed else None
 
 
 def headline(found: Sequence[Effectiveness]) -> str:
@@ -198,13 +187,10 @@ def headline(found: Sequence[Effectiveness]) -> str:
         brief_s = max((each.brief_s for each in found), default=0.0)
         if brief_s:
             return (
-                "Floods met programs that sync for moments only,"
-                f" {formats.duration(brief_s)} together: too short for a comparison."
+                f"Floods met fsyncs for {formats.duration(brief_s)} in all, in spells too short"
+                " to compare."
             )
-        return (
-            "No flood met a program that syncs: there was nothing to protect, and nothing can"
-            " be said of what writebackd is worth here."
-        )
+        return "No flood met fsyncs: nothing to protect, nothing to compare."
     most = max(judged, key=lambda each: (bool(each.held.span_s), each.held.waited_s))
     held, loose, what = most.held, most.loose, f"fsyncs under flood on {most.device}"
     if held.span_s and loose.counts:
@@ -249,124 +235,78 @@ def _against(with_s: Optional[float], without_s: Optional[float]) -> str:
 
 
 def sentences(each: Effectiveness) -> List[str]:
-    """The same at length for one device, one thought each."""
+    """What the table of one device does not say, one thought each."""
     held, lines = each.held, []
     if each.left_out_s:
         lines.append(
-            f"Left out here: {formats.duration(each.left_out_s)} of figures, in which a trial set"
-            f" limits in turn for {formats.duration(each.tried_s)}."
+            f"Not counted: {formats.duration(each.left_out_s)} of figures, in which a trial set"
+            f" the limits for {formats.duration(each.tried_s)}."
         )
     if not held.span_s and not each.loose.span_s:
+        if not each.flooded_s:
+            return [*lines, "Never flooded."]
+        text = f"Flooded for {formats.duration(each.flooded_s)}"
         if each.brief_s:
-            lines.append(
-                f"Flooded for {formats.duration(each.flooded_s)}, and for"
-                f" {formats.duration(each.brief_s)} of it there were fsyncs, in spells too short to"
-                " be told from what was before and after them."
-            )
-        elif each.flooded_s:
-            lines.append(
-                f"Flooded for {formats.duration(each.flooded_s)}, and nobody synced meanwhile."
-            )
+            text += f", with fsyncs for {formats.duration(each.brief_s)}: too short to compare"
         else:
-            lines.append("Never flooded.")
-        return lines + _calm(each)
+            text += ", without fsyncs"
+        return [*lines, f"{text}."]
     if held.span_s:
-        lines.append(
-            f"Flood and fsyncs came together for"
-            f" {formats.duration(held.span_s + each.loose.span_s)};"
-            f" for {formats.duration(held.span_s)} of it writebackd held the limit, at"
-            f" {formats.size(held.limit_bytes)} in place of {formats.size(held.found_bytes)}"
-            " (medians)."
-        )
-        lines.append(
-            f"Then {_fsyncs(held)}." + _met(each)
-        )
-        lines += _throughput(each)
-    lines += _without(each)
-    return lines + _calm(each)
+        rate = held.written_bytes / held.span_s
+        share = ""
+        if each.drain_rate is not None:
+            drain_rate = formats.size(each.drain_rate)
+            share = f", {formats.percent(rate / each.drain_rate)} of the drain rate {drain_rate}/s"
+        lines += [
+            f"Floods met fsyncs for {formats.duration(held.span_s + each.loose.span_s)}."
+            f" writebackd held the limit for {formats.duration(held.span_s)} of it, at"
+            f" {formats.size(held.limit_bytes)} instead of {formats.size(held.found_bytes)}"
+            f" (medians).{_met(held)}",
+            f"Writers got {formats.size(rate)}/s{share}.",
+        ]
+        lines.append(_without(each))
+    return lines
 
 
-def _met(each: Effectiveness) -> str:
-    held = each.held
+def _met(held: Period) -> str:
     if not held.judged:
         return ""
-    met, (least_s, *more) = _share(held.met / held.judged), held.objectives_s
-    if more:
-        return f" At least {met} met the objective of their time, {latency(least_s)} to" + (
-            f" {latency(more[-1])}."
-        )
-    return f" At least {met} met the objective of {latency(least_s)}."
+    least_s, *more = map(latency, held.objectives_s)
+    text = f" At least {_share(held.met / held.judged)} met the objective of"
+    return f"{text} their time, {least_s} to {more[-1]}." if more else f"{text} {least_s}."
 
 
-def _throughput(each: Effectiveness) -> List[str]:
-    rate = each.held.written_bytes / each.held.span_s
-    text = f"All that wrote to the device got {formats.size(rate)}/s meanwhile"
-    if each.drain_rate is None:
-        return [text + "."]
-    return [
-        f"{text}, {formats.percent(rate / each.drain_rate)} of the"
-        f" {formats.size(each.drain_rate)}/s"
-        " that it drains."
-    ]
-
-
-def _without(each: Effectiveness) -> List[str]:
-    if each.loose.span_s:
-        loose = each.loose
-        text = (
-            f"Without a limit of writebackd, for {formats.duration(loose.span_s)}:"
-            f" {_fsyncs(loose)}"
-        )
-        if each.held.counts and loose.counts:
-            return [f"{text}: {_compared(each)}. Other times, perhaps another load."]
-        return [f"{text}. Too little of it to compare."] if each.held.span_s else [text + "."]
-    wait_s = _wait_s(each)
-    if wait_s is None:
-        return ["What it would have been without writebackd was not measured."]
-    return [
-        "What it would have been without writebackd was not measured. By arithmetic an fsync that"
-        f" waits for all that the limit as found lets queue up waits"
-        f" {formats.duration(wait_s)}: {formats.size(each.held.found_bytes)} at"
-        f" {formats.size(each.drain_rate)}/s."
-    ]
-
-
-def _compared(each: Effectiveness) -> str:
-    """Without writebackd against with it, both measured; the truth also where it was no help."""
+def _without(each: Effectiveness) -> str:
+    """Against the time without a limit of writebackd, or the arithmetic where none was measured."""
     held, loose = each.held, each.loose
-    with_s, without_s = held.wait_s or 0.0, loose.wait_s or 0.0
-    rates = f"{formats.count(loose.sync_rate)} fsyncs came a second, with it"
-    rates += f" {formats.count(held.sync_rate)}"
-    if without_s > CHANCE * with_s > 0:
-        return f"{_times(without_s / with_s)} as long as with writebackd; {rates}"
-    if with_s > CHANCE * without_s > 0:
-        return f"with writebackd it was {_times(with_s / without_s)} as long: worse; {rates}"
-    if held.sync_rate > CHANCE * loose.sync_rate:
-        # Who waits asks less often, and so has less weight in a quantile.
-        return f"no difference in each, but {rates}"
-    return f"no difference that counts; {rates}"
-
-
-def _calm(each: Effectiveness) -> List[str]:
-    calm = each.calm
-    if not calm.latency.total:
-        return []
-    return [f"With no flood: {_fsyncs(calm)}."]
-
-
-def _fsyncs(stretch: Period) -> str:
-    if not stretch.latency.total:
-        return f"no fsync came back, the longest seen waited for {latency(stretch.oldest_s)}"
+    if loose.span_s:
+        text = f"Without writebackd's limit, for {formats.duration(loose.span_s)}: "
+        if not (held.counts and loose.counts):
+            return text + "too little to compare."
+        return f"{text}{_compared(held, loose)}. The load may have been another."
+    text = "Not measured without writebackd's limit."
+    if not (held.found_bytes and each.drain_rate):
+        return text
     return (
-        f"{number(stretch.latency.total)} fsyncs, p50 {latency(stretch.p50_s)},"
-        f" p99 {latency(stretch.p99_s)}, half of the waiting in those of"
-        f" {latency(stretch.wait_s)} and more"
+        f"{text} By arithmetic an fsync behind a full queue would wait"
+        f" {formats.duration(held.found_bytes / each.drain_rate)}:"
+        f" {formats.size(held.found_bytes)} at {formats.size(each.drain_rate)}/s."
     )
 
 
-def _wait_s(each: Effectiveness) -> Optional[float]:
-    found_bytes = each.held.found_bytes
-    return found_bytes / each.drain_rate if found_bytes and each.drain_rate else None
+def _compared(held: Period, loose: Period) -> str:
+    """Both measured; the truth also where writebackd was no help."""
+    with_s, without_s = held.wait_s or 0.0, loose.wait_s or 0.0
+    rates = f"{_rate(loose)} against {_rate(held)} with it"
+    if without_s > CHANCE * with_s > 0:
+        return f"fsyncs waited {_times(without_s / with_s)} as long as with writebackd; {rates}"
+    if with_s > CHANCE * without_s > 0:
+        times = _times(with_s / without_s)
+        return f"writebackd made it worse, fsyncs waited {times} as long with it; {rates}"
+    if held.sync_rate > CHANCE * loose.sync_rate:
+        # Who waits asks less often, and so has less weight in a quantile.
+        return f"fsyncs waited as long as with writebackd, but fewer came; {rates}"
+    return f"no difference beyond chance; {rates}"
 
 
 def latency(seconds: Optional[float]) -> str:

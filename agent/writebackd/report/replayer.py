@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Replays recorded samples: decides again under the recorded or another policy.  Pure.
 
-With another policy the samples stay what they were: what the disks did under the limits of then.
-So it tells what that policy would have decided on seeing this, not how the disks would have fared.
+Under another policy the samples stay what the disks did under the limits of then: a replay tells
+what that policy would have decided, not how the disks would have fared.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from writebackd.control.decide import decide, rebounded
 from writebackd.estimate.estimator import estimate
 from writebackd.policy import Policy
 from writebackd.policy.timetable import Timetable
+from writebackd.report.effectiveness import weighted_median
 from writebackd.report.recorder import Recorded, RecordedDecision, recorded_decision
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
@@ -66,16 +67,15 @@ def replay(
                 )
         if memory is None:
             continue  # the beginning was lost
-        policy: Optional[Policy]
         if timetable is not None:
             policy = timetable.at(tick.sample.wall_s).policy
             if last is not None and policy is not last:
                 memory = rebounded(memory)
             last = policy
         else:
-            policy = known.get(tick.policy)
-            if policy is None:
-                policy = known[tick.policy] = load(tick.policy)
+            if tick.policy not in known:
+                known[tick.policy] = load(tick.policy)
+            policy = known[tick.policy]
         estimates, memory = estimate(policy, memory, tick.sample)
         decision, memory = decide(policy, memory, tick.sample, estimates)
         yield Replayed(tick.sample, tick.outcome, recorded_decision(decision), decision)
@@ -120,13 +120,7 @@ class Tally:
 
     def median_limit(self, which: int) -> Optional[float]:
         """Of the time with a limit of the agent's: then (0), now (1)."""
-        weighed = sorted(self.limits[which])
-        half, passed = sum(weight for _, weight in weighed) / 2, 0.0
-        for value, weight in weighed:
-            passed += weight
-            if passed >= half:
-                return value
-        return None
+        return weighted_median(self.limits[which])
 
 
 def _difference(then: RecordedDecision, now: RecordedDecision) -> Tuple[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+from collections import Counter
+from typing import Dict, List, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.kernel.vm import BACKGROUND, LIMIT
@@ -41,10 +42,10 @@ MAX_EVENTS = 300
 
 
 def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
-    """The page. `events` may begin before the span, as what stood when it began is of them, and end
-    after it, as they tell whether the daemon lived to its end.
+    """The page; the same input gives the same one, in the same time zone.
 
-    The same input gives the same page, in the same time zone.
+    `events` may begin before the span, for the states and alerts at its beginning, and end after
+    it, as they tell whether the daemon lived to its end.
     """
     by_device: Dict[str, List[Figures]] = {}
     for row in rows:
@@ -77,22 +78,20 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
     )
     return f"""{head(title, STYLE)}<body>
 <header><h1>{escape(title)}</h1>
-<p class="when">{_when(span.begin_s)} to {_when(span.end_s)}, \
-{escape(formats.duration(span.end_s - span.begin_s))}</p>
+<p class="when">{period(span.begin_s, span.end_s)}</p>
 <p class="answer">{_text(headline(judged))}</p>
-{_facts(held_s, flooded_s, len(judged), inside)}</header>
+{facts(_counts(held_s, flooded_s, len(judged), inside))}</header>
 <main>{sections}
-{_table(inside)}</main>
+{_events(inside)}</main>
 <footer><p>Latencies are of fsync, fdatasync, msync and O_SYNC writes, from the kernel; a percentile
-is exact to 12.5 %. Of waiting each fsync counts for as long as it lasted: one of a second as much
-as a thousand of a millisecond. Sizes and rates are 1024-based. A device is busy in each 10 s in
-which it wrote or synced: of other times no figures are kept. A time counts as flooded while the
-kernel writes {formats.size(FLOOD_RATE)}/s or more back to the device, and a quarter of the
-background limit or more is dirty, or writers sleep for the limit. Time with writebackd and time
-without are different times: the load may have been another. The limit as found is a ratio of memory
-where the host had none in bytes, and then an estimate. The cache's fill is computed from what goes
-in and what drains.</p>
-<p>writebackd {escape(span.version)}, page made {_when(span.made_s)} (local time of that host). The
+is exact to 12.5 %. Waiting is weighted by time: one fsync of a second counts as much as a thousand
+of a millisecond. Sizes and rates are 1024-based. A device is busy in each 10 s in which it wrote or
+synced; of other times no figures are kept. A time counts as flooded while the kernel writes
+{formats.size(FLOOD_RATE)}/s or more back to the device, and a quarter of the background limit or
+more is dirty, or writers sleep for the limit. Times with and without writebackd are different
+times; the load may have differed. A limit found as a ratio of memory is an estimate. The fill of
+the cache is computed from what goes in and what drains.</p>
+<p>writebackd {escape(span.version)}, page made {when(span.made_s)} (local time of that host). The
 same as data: <code>writebackctl history --figures --csv</code></p></footer>
 </body></html>
 """
@@ -108,16 +107,49 @@ def head(title: str, style: str) -> str:
 <style>{style}</style></head>"""
 
 
-def _facts(held_s: float, flooded_s: float, devices: int, events: Sequence[Event]) -> str:
-    def of(kind: str) -> int:
-        return sum(event.kind == kind for event in events)
+def facts(found: Sequence[Tuple[str, str]]) -> str:
+    """Names and values at the head of a page."""
+    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in found)
+    return f"<dl>{cells}</dl>"
 
+
+def table(head: Sequence[str], rows: Sequence[Tuple[str, Sequence[str]]]) -> str:
+    """Figures: the name of each row, and its cells."""
+    body = "".join(
+        f'<tr><th scope="row">{name}</th>'
+        + "".join(f'<td class="n">{escape(cell)}</td>' for cell in cells)
+        + "</tr>"
+        for name, cells in rows
+    )
+    return _table(head, body)
+
+
+def _table(head: Sequence[str], body: str, style: str = "figures") -> str:
+    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
+    return (
+        f'<div class="wide"><table class="{style}"><thead><tr>{columns}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def period(begin_s: float, end_s: float) -> str:
+    return f"{when(begin_s)} to {when(end_s)}, {formats.duration(end_s - begin_s)}"
+
+
+def when(wall_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+
+
+def _counts(
+    held_s: float, flooded_s: float, devices: int, events: Sequence[Event]
+) -> List[Tuple[str, str]]:
+    kinds = Counter(event.kind for event in events)
     # One that got worse is still the same.
-    raised = len({
+    raised = {
         event.decision_id or event.text
         for event in events
         if event.kind == "alert" and event.state != RESOLVED
-    })  # fmt: skip
+    }
     actions = [event.text for event in events if event.kind == "action"]
     failed = sum(" failed: " in text for text in actions)
     # What observe would set is not set. Both limits go together, and are one change.
@@ -125,25 +157,18 @@ def _facts(held_s: float, flooded_s: float, devices: int, events: Sequence[Event
         text.split(" ", 1)[0]
         for text in actions if " failed: " not in text and not text.startswith(WOULD_BE)
     ]  # fmt: skip
-    limits, others = (
-        sum(lever in LIMIT for lever in levers),
-        sum(lever not in (*LIMIT, *BACKGROUND) for lever in levers),
-    )
-    facts = [
+    others = sum(lever not in (*LIMIT, *BACKGROUND) for lever in levers)
+    found = [
         ("busy under writebackd's limit, longest device", formats.duration(held_s)),
         ("flooded, longest device", formats.duration(flooded_s)),
         ("devices with figures", str(devices)),
-        ("decisions", str(of("decision"))),
-        ("limit set", str(limits)),
-        ("alerts", str(raised)),
-        ("set by somebody else", str(of("foreign"))),
+        ("decisions", str(kinds["decision"])),
+        ("limit set", str(sum(lever in LIMIT for lever in levers))),
+        ("alerts", str(len(raised))),
+        ("limits set by another process", str(kinds["foreign"])),
     ]
-    if others:
-        facts.append(("other levers set", str(others)))
-    if failed:
-        facts.append(("writes that failed", str(failed)))
-    cells = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    return f"<dl>{cells}</dl>"
+    optional = (("other levers set", others), ("failed writes", failed))
+    return found + [(name, str(count)) for name, count in optional if count]
 
 
 def _section(
@@ -156,15 +181,8 @@ def _section(
 ) -> str:
     name, states = each.device, state_marks(events, signs, each.device, span)
     alerts = alert_marks(events, signs, name, span)
-    plot = device_plot(
-        name,
-        bins(rows, span.begin_s, span.end_s),
-        states,
-        alerts,
-        moments,
-        span.begin_s,
-        span.end_s,
-    )
+    drawn = bins(rows, span.begin_s, span.end_s)
+    plot = device_plot(name, drawn, states, alerts, moments, span.begin_s, span.end_s)
     said = "".join(f"<p>{_text(line)}</p>" for line in sentences(each))
     return (
         f"<section><h2>{escape(name)}</h2>{said}{_compared(each)}"
@@ -189,7 +207,7 @@ def _legend(states: Sequence[Mark], alerts: Sequence[Mark], moments: Sequence[Ma
 
 def _compared(each: Effectiveness) -> str:
     rows = [
-        (name, stretch)
+        (name, _cells(stretch))
         for name, stretch in (
             ("flood, writebackd's limit", each.held),
             ("flood, limit as found", each.loose),
@@ -197,23 +215,11 @@ def _compared(each: Effectiveness) -> str:
         )
         if stretch.span_s
     ]
-    if not rows:
-        return ""
     head = (
         "", "time", "limit", "written", "fsyncs", "per second", "p50", "p99",
         "half of waiting above", "longest seen",
     )  # fmt: skip
-    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
-    body = "".join(
-        f'<tr><th scope="row">{name}</th>'
-        + "".join(f'<td class="n">{escape(cell)}</td>' for cell in _cells(stretch))
-        + "</tr>"
-        for name, stretch in rows
-    )
-    return (
-        f'<div class="wide"><table><thead><tr>{columns}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    return table(head, rows) if rows else ""
 
 
 def _cells(stretch: Period) -> Tuple[str, ...]:
@@ -233,42 +239,27 @@ def _whose(event: Event) -> str:
     return own or event.device or ""
 
 
-def _table(events: Sequence[Event]) -> str:
+def _events(events: Sequence[Event]) -> str:
     if not events:
         return ""
     shown = events[-MAX_EVENTS:]
     left = len(events) - len(shown)
     note = f"<p>The last {len(shown)}; {left} before them are not shown.</p>" if left else ""
     body = "".join(
-        f'<tr><td class="t">{_when(event.wall_s)}</td><td>{escape(event.kind)}</td>'
+        f'<tr><td class="t">{when(event.wall_s)}</td><td>{escape(event.kind)}</td>'
         f"<td>{escape(_whose(event))}</td>"
         f"<td>{escape(event.state or '')}</td>"
-        f'<td class="n">{_size(event.limit_bytes)}</td><td class="text">{escape(event.text)}</td>'
-        "</tr>"
+        f'<td class="n">{"" if event.limit_bytes is None else formats.size(event.limit_bytes)}</td>'
+        f'<td class="text">{escape(event.text)}</td></tr>'
         for event in shown
     )
-    head = "".join(
-        f'<th scope="col">{name}</th>'
-        for name in ("when", "what", "decision", "state", "limit", "why")
-    )
-    return (
-        f"<section><h2>What happened</h2>{note}"
-        f'<div class="wide"><table class="events"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div></section>"
-    )
+    head = ("when", "what", "decision", "state", "limit", "why")
+    return f"<section><h2>Events</h2>{note}{_table(head, body, 'events')}</section>"
 
 
 def _text(said: str) -> str:
     """A sentence; its figures stay in one line with their units."""
     return re.sub(r"(?<=\d) (?=(%|ms|times)\b|%)", "&nbsp;", escape(said))
-
-
-def _size(value: Optional[float]) -> str:
-    return "" if value is None else formats.size(value)
-
-
-def _when(wall_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
 
 
 STYLE = """
@@ -306,7 +297,7 @@ border-bottom:1px solid var(--rule)}
 th:first-child,td:first-child{padding-left:0}
 thead th{color:var(--soft);font-size:.8rem;font-weight:600}
 tbody th{font-weight:400;white-space:nowrap}
-table:not(.events) thead th:not(:first-child),td.n{text-align:right}
+.figures thead th:not(:first-child),td.n{text-align:right}
 td.n,td.t{white-space:nowrap}
 .events{font-size:.82rem}
 td.text{min-width:24ch;overflow-wrap:anywhere}

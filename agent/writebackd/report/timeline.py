@@ -14,14 +14,14 @@ from writebackd.report.history_events import RESOLVED
 from writebackd.report.history_schema import Event
 
 STATES = {
-    "idle": "nobody syncs",
-    "guard": "somebody syncs, resting at a limit",
-    "squeeze": "fsync slow, or the write cache full: tighter",
+    "idle": "no sync demand",
+    "guard": "sync demand, keeping a limit",
+    "squeeze": "fsync slow, or write cache full: a smaller limit",
     "probe": "trying a larger limit",
-    "pace": "holding the flooding unit below the drain",
+    "pace": "holding the flooding unit below the drain rate",
     "exhausted": "at the floor and still slow",
-    "blind": "fsync cannot be seen",
-    "yielded": "somebody else set the limit",
+    "blind": "fsync is not visible",
+    "yielded": "another process set the limit",
     "pinned": "by the admin",
     "excluded": "left alone",
 }
@@ -40,7 +40,7 @@ class Span:
 
 
 class Signs:
-    """When the daemon was seen to live: by what it wrote down, and by rows of figures."""
+    """When the daemon is known to have run: by its events and rows of figures."""
 
     def __init__(self, events: Sequence[Event], rows: Sequence[Figures], span: Span) -> None:
         self._signs = sorted([event.wall_s for event in events] + [row.end_s for row in rows])
@@ -48,10 +48,10 @@ class Signs:
         # A daemon that was killed writes no end, but the next one a start.
         lived = span.running if later is None else later.kind != "start"
         seen_s = self.before(math.inf if later is None else later.wall_s)
-        self.end_s = span.end_s if lived else min(span.end_s, seen_s)  # of what stood to the last
+        self.end_s = span.end_s if lived else min(span.end_s, seen_s)  # of what had no end
 
     def end(self, event: Event) -> float:
-        """Of what stood when a daemon stopped, or the next one started."""
+        """Of what was on when a daemon stopped, or the next one started."""
         return self.before(event.wall_s) if event.kind == "start" else event.wall_s
 
     def before(self, at_s: float) -> float:
@@ -100,10 +100,7 @@ def state_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) 
 
 
 def alert_marks(events: Sequence[Event], signs: Signs, device: str, span: Span) -> List[Mark]:
-    """Alerts of a device and of the host, from when they were raised until they were resolved.
-
-    Or until the daemon stopped: what became of one then, nobody saw.
-    """
+    """Alerts of a device and of the host, until they were resolved or the daemon stopped."""
     marks: List[Mark] = []
     standing: Dict[Tuple[Optional[str], str], Event] = {}
 

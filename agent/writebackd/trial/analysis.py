@@ -4,8 +4,8 @@
 Both blocks of a pair give one ratio, and the logarithms of the ratios Student's t: p99
 and rates scatter by factors, not by amounts, and a handful of pairs is too few for a
 bootstrap (with 8 its 95 % interval holds the truth in about 90 % of the cases) or for a sign test.
-The mean of logarithms of block means is near enough to normal for t, which
-tests/unit/test_trial_analysis.py tries with scatter of long tails.
+Means of logarithms are near enough to normal for t: tests/unit/test_trial_analysis.py tries it
+with scatter of long tails.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from writebackd.tuning import FLOOD_RATE
 # Of a block that was cut short, the part that has to be there.
 WHOLE = 0.5
 # Blocks of one load: buffered writers dirty no less than this part of what they do in the other,
-# unless they sleep for the limit for half of the time, which is its doing and no other load.
+# unless they sleep for the limit for half of the time, which is the limit's doing.
 DIRTIED_LEFT, SLEPT_SHARE = 0.25, 0.5
 # The flusher wakes up this often where nobody has set vm.dirty_writeback_centisecs.
 WRITEBACK_S = 5.0
-# And the one in which fsync is faster has no less than this part of the other's fsyncs. Who waits
-# for each has more of them then, and who syncs by the clock as many; who sleeps in write() for the
-# limit has few fast ones, which is the limit's doing.
+# And the one in which fsync is faster has no less than this part of the other's fsyncs: programs
+# that wait for each do more then, those that sync by the clock as many. Those that sleep in write()
+# for the limit have few fast ones, which is the limit's doing.
 SYNCS_LEFT = 0.5
-# Where the ends of an interval are such a factor apart, its far end and its middle say nothing.
+# Of an interval whose ends are such a factor apart only the end next to 1 says something.
 WIDEST = 100.0
 # Student's t, 97.5 %, by degrees of freedom from 1.
 _T = (
@@ -54,6 +54,10 @@ class Block:
     dirtied_bytes: int = 0  # of the part that counts, as of Tick
     slept_s: float = 0.0
     dirty_bytes: float = 0.0  # mean
+
+    @property
+    def arm(self) -> str:
+        return "original" if self.original else "agent"
 
     @property
     def p99_s(self) -> Optional[float]:
@@ -153,13 +157,12 @@ def analyse(plan: Plan, ticks: Sequence[TrialTick]) -> Result:
     for tick in ticks:
         by_block.setdefault(tick.block, []).append(tick)
     blocks = tuple(block_of(plan, number, seen) for number, seen in sorted(by_block.items()))
+    agent, original = ([each for each in blocks if each.original is arm] for arm in (False, True))
     return Result(
         blocks,
         tuple(_difference(name, measure, less, blocks) for name, measure, less in MEASURES),
-        *(
-            _together([block for block in blocks if block.original is original])
-            for original in (False, True)
-        ),
+        _together(agent),
+        _together(original),
     )
 
 
@@ -187,12 +190,12 @@ def _together(blocks: Sequence[Block]) -> Optional[Figures]:
 
 
 def pairs_of(blocks: Sequence[Block]) -> List[Tuple[Block, Block]]:
-    """(agent, original) of each pair of which both are whole, and under one load."""
+    """(agent, original) of each pair whose blocks are whole and had the same load."""
     return [each for each in _whole_pairs(blocks) if load_differs(*each) is None]
 
 
 def load_differs(agent: Block, original: Block) -> Optional[str]:
-    """How another load, and not other limits, made the difference; None: nothing shows that."""
+    """How the load, and not the limit, made the difference; None: nothing shows that."""
     one, other = agent.figures, original.figures
     if one is None or other is None:
         return None
@@ -207,7 +210,7 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
     held = slept >= SLEPT_SHARE or rewritten
     if less < DIRTIED_LEFT * more and more >= FLOOD_RATE and not held:
         ours, theirs = (formats.size(rate) for rate, _ in wrote)
-        return f"writers dirtied {ours}/s in the agent's and {theirs}/s in the other"
+        return f"writers dirtied {ours}/s in the agent's block, {theirs}/s in the other"
     idle = [not each.fsyncs and not each.oldest_s for each in (one, other)]
     if idle[0] != idle[1]:
         return f"no fsync in the {'agent' if idle[0] else 'other'}'s block"
@@ -217,7 +220,7 @@ def load_differs(agent: Block, original: Block) -> Optional[str]:
     rates = [each.fsyncs / each.span_s for each in (faster, slower)]
     if rates[0] < SYNCS_LEFT * rates[1] and slept < SLEPT_SHARE:
         few, many = map(formats.count, rates)
-        return f"where fsync was faster, {few} came per second, and {many} where it was slower"
+        return f"{few} fsyncs/s where fsync was faster, {many}/s where it was slower"
     return None
 
 
@@ -245,17 +248,14 @@ def _difference(
         ours, theirs = measure(agent), measure(original)
         if ours and theirs:
             logs.append(math.log(theirs / ours if less else ours / theirs))
+    ratios = tuple(map(math.exp, logs))
     mean, half = interval(logs)
-    if mean is not None and half is not None:
-        if 2 * half > math.log(WIDEST) and abs(mean) <= half:
-            half = None  # it shows no difference, nor that there is none
-    return Difference(
-        name,
-        tuple(map(math.exp, logs)),
-        None if mean is None else math.exp(mean),
-        None if mean is None or half is None else math.exp(mean - half),
-        None if mean is None or half is None else math.exp(mean + half),
-    )
+    if mean is None:
+        return Difference(name, ratios, None, None, None)
+    if half is None or (2 * half > math.log(WIDEST) and abs(mean) <= half):
+        # Such an interval shows no difference, nor that there is none.
+        return Difference(name, ratios, math.exp(mean), None, None)
+    return Difference(name, ratios, *map(math.exp, (mean, mean - half, mean + half)))
 
 
 def interval(values: Sequence[float]) -> Tuple[Optional[float], Optional[float]]:

@@ -8,15 +8,8 @@ from typing import Any, Dict, List, Optional
 
 from writebackd import formats
 from writebackd.report.device_figures import Figures
-from writebackd.trial.analysis import (
-    P50,
-    P99,
-    SYNC_RATE,
-    WRITE_RATE,
-    Block,
-    Difference,
-    Result,
-)
+from writebackd.report.effectiveness import latency
+from writebackd.trial.analysis import P50, P99, SYNC_RATE, WRITE_RATE, Block, Difference, Result
 from writebackd.trial.plan import LEAST_PAIRS, Plan
 
 # Of the time that counts: without a flood both arms are alike.
@@ -26,6 +19,10 @@ NAMES = {
 }  # fmt: skip
 # Fewer in a block, and its p99 is its slowest.
 ENOUGH_FSYNCS = 100
+# Of a TrialSummary, as they are in JSON.
+_REPORTED = (
+    "host", "policy", "mode", "seed", "stop_s", "found_bytes", "limit_bytes", "cut", "ended", "why",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def verdict(report: TrialSummary) -> str:
     result, pairs = report.result, report.result.pairs
     p99, rate, syncs = (result.of(name) for name in (P99, WRITE_RATE, SYNC_RATE))
     if result.agent is None or result.original is None:
-        return "Nothing to compare: no block of one of the arms came far enough." + _seen(result)
+        return "Nothing to compare: one arm has no block that counts." + _seen(result)
     # The number of pairs that have this measure, which may be one less.
     over = f"over {len(p99.ratios)} pairs"
     if p99.scattered:
@@ -61,24 +58,13 @@ def verdict(report: TrialSummary) -> str:
             " difference." + _seen(result)
         )
     if pairs < LEAST_PAIRS or p99.ratio is None or p99.low is None:
-        few = "No pair of blocks" if not pairs else f"Only {pairs} pairs of blocks"
-        if pairs == 1:
-            few = "Only 1 pair of blocks"
+        few = f"only {pairs} pair{'s' * (pairs > 1)}" if pairs else "no pair"
         return (
-            f"Inconclusive: {few[0].lower()}{few[1:]} can be compared, {LEAST_PAIRS} are needed."
+            f"Inconclusive: {few} of blocks can be compared, {LEAST_PAIRS} are needed."
             + _seen(result)
         )
-    if p99.better and p99.wide:
-        text = f"The agent made fsync p99 at least {times(p99.low)} shorter {over}"
-    elif p99.better:
-        text = f"The agent made fsync p99 {times(p99.ratio)} shorter"
-        text += f" (95 % interval {_span(p99)}) {over}"
-    elif p99.worse:
-        assert p99.high is not None
-        text = f"The agent made fsync p99 {times(1 / p99.ratio)} longer"
-        text += f" (95 % interval {_number(1 / p99.high)} to {_number(1 / p99.low)}) {over}"
-        if p99.wide:
-            text = f"The agent made fsync p99 at least {times(1 / p99.high)} longer {over}"
+    if p99.better or p99.worse:
+        text = f"The agent made fsync p99 {_changed(p99)} {over}"
     else:
         text = f"No difference in fsync p99 was shown {over}: without the agent it was"
         text += f" {times(p99.ratio)} as long (95 % interval {_span(p99)})"
@@ -89,6 +75,17 @@ def verdict(report: TrialSummary) -> str:
     return text + "."
 
 
+def _changed(p99: Difference) -> str:
+    """By how much it is shorter, or longer, with the agent."""
+    assert p99.ratio is not None and p99.low is not None and p99.high is not None
+    word, ratio, low, high = "shorter", p99.ratio, p99.low, p99.high
+    if p99.worse:
+        word, ratio, low, high = "longer", 1 / ratio, 1 / high, 1 / low
+    if p99.wide:
+        return f"at least {times(low)} {word}"
+    return f"{times(ratio)} {word} (95 % interval {_number(low)} to {_number(high)})"
+
+
 def _of_that(rate: Difference) -> str:
     if rate.wide:
         return f"{said(rate)} that without it"
@@ -97,7 +94,7 @@ def _of_that(rate: Difference) -> str:
 
 
 def remarks(report: TrialSummary) -> List[str]:
-    """What has to be known to read the figures right, one thought each."""
+    """What one has to know to read the figures right, one thought each."""
     result, lines = report.result, []
     if report.ended == "enough":
         lines.append(f"Ended early: {report.why}.")
@@ -105,31 +102,31 @@ def remarks(report: TrialSummary) -> List[str]:
         done = f"Ended before its time: {report.why}."
         if result.blocks:
             last = result.blocks[-1]
-            arm = "with the limits as found" if last.original else "with the agent's limits"
-            done += f" That was in block {last.number} of {len(report.plan.arms)}, {arm}."
-        lines.append(f"{done} What was seen until then counts.")
+            arm = "the limits as found" if last.original else "the agent's limits"
+            done += f" That was in block {last.number} of {len(report.plan.arms)}, with {arm}."
+        lines.append(f"{done} What was measured until then counts.")
     lines += [
         f"Blocks {one} and {other} are not compared, their load differed: {why}."
         for one, other, why in result.left_out
     ]
     if report.cut is not None:
         lines.append(
-            f"The limit as found is {formats.size(report.found_bytes)}; the trial cut it to"
-            f" {formats.size(report.limit_bytes)}, {report.cut}. So its arm was milder than this"
-            " host without the agent, and the difference may be larger than what is shown."
+            f"The limit as found is {formats.size(report.found_bytes)}; the trial reduced it to"
+            f" {formats.size(report.limit_bytes)}, {report.cut}. Without the agent this host may do"
+            " worse than the original blocks show."
         )
     for arm, figures in (("agent", result.agent), ("original", result.original)):
         share = figures.flooded_s / figures.span_s if figures is not None else 1.0
         if share < MOSTLY:
             lines.append(
-                f"In the {arm} blocks a flood was on for {formats.percent(share)} of the time:"
-                " without one both limits do the same."
+                f"The {arm} blocks had a flood for {formats.percent(share)} of the time; without"
+                " one both limits do the same."
             )
     counted = [block.figures.fsyncs for block in result.blocks if block.whole and block.figures]
     if counted and min(counted) < ENOUGH_FSYNCS:
         lines.append(
-            f"Some block has only {min(counted)} fsyncs: its p99 is about its slowest. Who waits"
-            " asks less often; the fsyncs per second tell of that."
+            f"A block has only {min(counted)} fsyncs, so its p99 is about its slowest. Programs"
+            " that wait sync less often: see fsyncs per second."
         )
     return lines
 
@@ -139,7 +136,7 @@ def times(ratio: float) -> str:
 
 
 def _number(ratio: float) -> str:
-    """A factor, with so many digits as count."""
+    """A factor with two or three digits that count."""
     if ratio >= 9.95:
         return f"{ratio:.0f}"
     return f"{ratio:.2f}" if ratio < 1.995 else f"{ratio:.1f}"
@@ -164,37 +161,24 @@ def _span(each: Difference) -> str:
 
 def _seen(result: Result) -> str:
     seen = [
-        f"{arm} {_ms(figures.latency.quantile(0.99))} ({figures.fsyncs} fsyncs in"
+        f"{arm} {latency(figures.latency.quantile(0.99))} ({figures.fsyncs} fsyncs in"
         f" {formats.duration(figures.span_s)})"
         for arm, figures in (("with the agent", result.agent), ("as found", result.original))
         if figures is not None
     ]
-    return f" Seen, fsync p99: {', '.join(seen)}." if seen else ""
-
-
-def _ms(seconds: Optional[float]) -> str:
-    return "unknown" if seconds is None else f"{formats.milliseconds(seconds)} ms"
+    return f" Measured fsync p99: {', '.join(seen)}." if seen else ""
 
 
 def report_json(report: TrialSummary) -> Dict[str, Any]:
     """All of it; what is not known is None."""
     plan, result = report.plan, report.result
     return {
-        "host": report.host,
+        **{name: getattr(report, name) for name in _REPORTED},
         "device": plan.device,
-        "policy": report.policy,
-        "mode": report.mode,
-        "seed": report.seed,
         "blocks_planned": len(plan.arms),
         "block_s": plan.block_s,
         "settle_s": plan.settle_s,
         "ceiling_s": plan.ceiling_s,
-        "stop_s": report.stop_s,
-        "found_bytes": report.found_bytes,
-        "limit_bytes": report.limit_bytes,
-        "cut": report.cut,
-        "ended": report.ended,
-        "why": report.why,
         "verdict": verdict(report),
         "remarks": remarks(report),
         "pairs": result.pairs,
@@ -222,7 +206,7 @@ def _arm_json(figures: Optional[Figures]) -> Optional[Dict[str, Any]]:
         "fsyncs": figures.fsyncs,
         "fsync_p50_s": figures.latency.quantile(0.5),
         "fsync_p99_s": figures.latency.quantile(0.99),
-        "fsync_longest_s": longest_s(figures),
+        "fsync_longest_s": figures.longest_s,
         "sync_rate": figures.fsyncs / figures.span_s,
         "write_rate": figures.write_rate,
         "limit_bytes": figures.limit_bytes,
@@ -230,15 +214,10 @@ def _arm_json(figures: Optional[Figures]) -> Optional[Dict[str, Any]]:
     }
 
 
-def longest_s(figures: Figures) -> float:
-    """The longest fsync, one that was still under way included."""
-    return max(figures.oldest_s, figures.latency.quantile(1.0) or 0.0)
-
-
 def _block_json(block: Block) -> Dict[str, Any]:
     return {
         "number": block.number,
-        "arm": "original" if block.original else "agent",
+        "arm": block.arm,
         "begin_s": block.begin_s,
         "end_s": block.end_s,
         "whole": block.whole,

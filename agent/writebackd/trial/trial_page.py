@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-import time
-from typing import Callable, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.report.device_plot import LEFT, RIGHT, WIDTH, Mark, bins, device_plot
 from writebackd.report.plot import LOG, Axis, escape
-from writebackd.report.report_page import STYLE, head
+from writebackd.report.report_page import STYLE, facts, head, period, table, when
 from writebackd.trial.analysis import Block, Difference
 from writebackd.trial.plan import LEAST_PAIRS
-from writebackd.trial.summary import NAMES, TrialSummary, longest_s, remarks, said, times, verdict
+from writebackd.trial.summary import NAMES, TrialSummary, remarks, said, times, verdict
 from writebackd.trial.trial_run import TrialTick
 
+_COLUMNS = (
+    "block", "limits", "counted", "limit", "fsyncs", "per second", "p50", "p99", "longest",
+    "written", "flooded",
+)  # fmt: skip
 _ROW, _TOP = 40.0, 26.0  # of the plot of differences, in its own units
 _NAME, _SAID = 130.0, 190.0  # columns for names on its left and figures on its right
 _STYLE = STYLE + """
@@ -35,42 +38,40 @@ def render(report: TrialSummary, ticks: Sequence[TrialTick], made_s: float) -> s
     """The page; the same input gives the same one, in the same time zone."""
     title = f"writebackd on {report.host}: trial of {report.plan.device}"
     notes = "".join(f"<p>{escape(line)}</p>" for line in remarks(report))
+    rows = [(str(block.number), _cells(block)) for block in report.result.blocks]
     return f"""{head(title, _STYLE)}<body>
 <header><h1>{escape(title)}</h1>
 <p class="when">{_span(report.result.blocks, made_s)}</p>
 <p class="answer">{escape(verdict(report))}</p>
-{notes}{_facts(report)}</header>
+{notes}{facts(_facts(report))}</header>
 <main><section><h2>Difference</h2>
 <div class="wide"><figure>{_forest(report.result.differences)}</figure></div>
-<p class="legend">Right of 1 the agent is better. A dot is a pair of blocks, the diamond their mean,
-the line its 95 % interval.</p></section>
-<section><h2>Course</h2>{_course(report, ticks)}</section>
-<section><h2>Blocks</h2>{_table(report.result.blocks)}</section></main>
-<footer><p>Blocks of {report.plan.block_s:g} s in pairs, which arm comes first by chance (seed
-{report.seed}); the first {report.plan.settle_s:g} s of each are not counted, because the limit
-moves and the dirty data of the block before drain. The logarithms of the pairs' ratios go into
-Student's t. fsync p99 is what the trial is about, the other measures stand beside it. Percentiles
-are exact to 12.5 %.</p>
-<p>writebackd {escape(report.version)}, page made {_when(made_s)} (local time of that host)</p>
+<p class="legend">Right of 1 the agent is better. Dots are pairs of blocks, the diamond is their
+mean, the line its 95 % interval.</p></section>
+<section><h2>Time line</h2>{_course(report, ticks)}</section>
+<section><h2>Blocks</h2>{table(_COLUMNS, rows)}</section></main>
+<footer><p>Blocks of {report.plan.block_s:g} s come in pairs, in random order within each (seed
+{report.seed}). The first {report.plan.settle_s:g} s of a block are not counted: the limit moves,
+and dirty data of the block before drain. Intervals are Student's t on the logarithms of the pairs'
+ratios. The trial is about fsync p99; the other measures are for information. Percentiles are exact
+to 12.5 %.</p>
+<p>writebackd {escape(report.version)}, page made {when(made_s)} (local time of that host)</p>
 </footer>
 </body></html>
 """
 
 
-def _facts(report: TrialSummary) -> str:
-    plan = report.plan
-    facts = [
+def _facts(report: TrialSummary) -> List[Tuple[str, str]]:
+    return [
         ("policy", report.policy),
         ("limit as found", formats.size(report.found_bytes)),
-        ("in its blocks", formats.size(report.limit_bytes)),
+        ("limit of the original blocks", formats.size(report.limit_bytes)),
         ("pairs compared", str(report.result.pairs)),
         ("pairs left out", str(len(report.result.left_out))),
-        ("blocks", f"{len(report.result.blocks)} of {len(plan.arms)}"),
-        ("an fsync may take", formats.duration(report.stop_s)),
+        ("blocks", f"{len(report.result.blocks)} of {len(report.plan.arms)}"),
+        ("stops at an fsync of", formats.duration(report.stop_s)),
         ("ended", report.ended),
     ]
-    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    return f"<dl>{cells}</dl>"
 
 
 def _axis(differences: Sequence[Difference]) -> Axis:
@@ -79,7 +80,7 @@ def _axis(differences: Sequence[Difference]) -> Axis:
     for each in differences:
         values += each.ratios
         values += [value for value in (each.low, each.high) if value is not None]
-    # An interval of few pairs may reach to the moon; more than this nobody has to see.
+    # The interval of few pairs may be as wide as anything.
     low, high = max(min(values), 1e-3), min(max(values), 1e5)
     return Axis("", low * (low / high) ** 0.05, high, LOG)
 
@@ -141,22 +142,14 @@ def _course(report: TrialSummary, ticks: Sequence[TrialTick]) -> str:
         return '<p class="absent">No tick was seen.</p>'
     begin_s, end_s = ticks[0].figures.wall_s, ticks[-1].figures.end_s
     arms = [
-        Mark(block.begin_s, block.end_s, *_arm(block)) for block in report.result.blocks
+        Mark(block.begin_s, block.end_s, block.arm, f"{block.arm} block {block.number}")
+        for block in report.result.blocks
     ]
-    left_out = _runs(ticks, lambda tick: not tick.counts)
-    moments = []
-    if report.ended != "done":
-        moments = [Mark(end_s, end_s, "stop", report.why)]
+    ends = [Mark(end_s, end_s, "stop", report.why)] if report.ended != "done" else []
     plot = device_plot(
-        report.plan.device,
-        bins([tick.figures for tick in ticks], begin_s, end_s),
-        arms,
-        left_out,
-        moments,
-        begin_s,
-        end_s,
-        bands=("limits in force", "not counted"),
-    )
+        report.plan.device, bins([tick.figures for tick in ticks], begin_s, end_s), arms,
+        _not_counted(ticks), ends, begin_s, end_s, bands=("limits in force", "not counted"),
+    )  # fmt: skip
     return (
         f'<div class="wide"><figure>{plot}</figure></div><p class="legend">'
         '<span><i class="agent"></i>the agent\'s limits</span>'
@@ -164,16 +157,10 @@ def _course(report: TrialSummary, ticks: Sequence[TrialTick]) -> str:
     )
 
 
-def _arm(block: Block) -> Tuple[str, str]:
-    """Style and words of a block."""
-    name = "original" if block.original else "agent"
-    return name, f"{name} block {block.number}"
-
-
-def _runs(ticks: Sequence[TrialTick], wanted: Callable[[TrialTick], bool]) -> List[Mark]:
+def _not_counted(ticks: Sequence[TrialTick]) -> List[Mark]:
     marks: List[Mark] = []
     for tick in ticks:
-        if not wanted(tick):
+        if tick.counts:
             continue
         begin_s, end_s = tick.figures.wall_s, tick.figures.end_s
         # A tick's length is measured, and never quite what lies between two.
@@ -181,22 +168,6 @@ def _runs(ticks: Sequence[TrialTick], wanted: Callable[[TrialTick], bool]) -> Li
             begin_s = marks.pop().begin_s
         marks.append(Mark(begin_s, end_s, "settle", "not counted"))
     return marks
-
-
-def _table(blocks: Sequence[Block]) -> str:
-    head = ("block", "limits", "counted", "limit", "fsyncs", "per second", "p50", "p99", "longest",
-            "written", "flooded")
-    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
-    body = "".join(
-        f'<tr><th scope="row">{block.number}</th>'
-        + "".join(f'<td class="n">{escape(cell)}</td>' for cell in _cells(block))
-        + "</tr>"
-        for block in blocks
-    )
-    return (
-        f'<div class="wide"><table><thead><tr>{columns}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
 
 
 def _cells(block: Block) -> Tuple[str, ...]:
@@ -213,7 +184,7 @@ def _cells(block: Block) -> Tuple[str, ...]:
         formats.count(figures.fsyncs / figures.span_s),
         *(
             f"{formats.milliseconds(value)} ms"
-            for value in (block.p50_s, block.p99_s, longest_s(figures))
+            for value in (block.p50_s, block.p99_s, figures.longest_s)
         ),
         f"{formats.size(figures.write_rate)}/s",
         formats.percent(figures.flooded_s / figures.span_s),
@@ -223,9 +194,8 @@ def _cells(block: Block) -> Tuple[str, ...]:
 def block_line(block: Block, blocks: int) -> str:
     """A block that is over, for a terminal."""
     _, counted, limit, _, rate, p50, p99, _, written, _ = _cells(block)
-    arm = "original" if block.original else "agent"
     return (
-        f"{block.number:4}/{blocks}  {arm:<8}  {limit:>5}  p50 {p50:>8}  p99 {p99:>8}"
+        f"{block.number:4}/{blocks}  {block.arm:<8}  {limit:>5}  p50 {p50:>8}  p99 {p99:>8}"
         f"  {rate:>6} fsyncs/s  {written:>7}" + ("" if block.whole else f"  ({counted})")
     )
 
@@ -264,11 +234,4 @@ def text_plot(differences: Sequence[Difference], width: int) -> List[str]:
 
 
 def _span(blocks: Sequence[Block], made_s: float) -> str:
-    if not blocks:
-        return _when(made_s)
-    begin_s, end_s = blocks[0].begin_s, blocks[-1].end_s
-    return f"{_when(begin_s)} to {_when(end_s)}, {formats.duration(end_s - begin_s)}"
-
-
-def _when(wall_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_s))
+    return period(blocks[0].begin_s, blocks[-1].end_s) if blocks else when(made_s)
