@@ -26,7 +26,7 @@ from writebackd.kernel.map_readers import Reading
 from writebackd.policy import load_policy
 from writebackd.policy.timetable import Timetable
 from writebackd.report.codec import Interned, pack, unpack
-from writebackd.report.control_server import WRITE_VERBS, RequestError
+from writebackd.report.control_server import RequestError
 from writebackd.report.device_figures import Collector
 from writebackd.trial.analysis import P99, SYNC_RATE, WRITE_RATE, analyse
 from writebackd.trial.plan import LEASE_S
@@ -149,7 +149,7 @@ def test_a_collapse_of_what_is_tried_ends_it_when_there_is_enough_to_compare() -
     run, course = running(plan(6))
     run.alerts = (ALERT,)
     run.whole()
-    assert course.ended is End.ENOUGH and "4 pairs are seen, and COLLAPSE: 2 fsync/s" in course.why
+    assert course.ended is End.ENOUGH and "4 pairs measured, and COLLAPSE: 2 fsync/s" in course.why
     result = analyse(course.plan, course.ticks)
     assert result.pairs == 4 and result.of(P99).better
     assert "Ended early: 4 pairs" in remarks(report(course))[0]
@@ -190,7 +190,7 @@ def test_it_ends_where_others_move_the_limits_as_found() -> None:
     assert run.seen[-1][1].limit_bytes is None
     run.loop.plant.set_limits(1 << 30, 1 << 29)
     run.loop.tick()
-    assert course.ended is End.DISTURBED and "somebody else" in course.why
+    assert course.ended is End.DISTURBED and "another process" in course.why
 
 
 def test_the_original_arm_is_a_decision_that_can_be_replayed() -> None:
@@ -304,16 +304,12 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     rig.end()
 
 
-def test_only_root_may(host: Host) -> None:
-    assert "trial" in WRITE_VERBS
-
-
 def test_limits_take_turns_and_the_law_has_them_after_it(host: Host) -> None:
     own = host.limit
     assert 0 < own < 100 << 20
     answer = host.start("oa")
     assert answer["limit_bytes"] == DRAIN and "drains in 1 s" in answer["cut"]
-    assert answer["stop_s"] == 2.0 and answer["sync_rate"] == pytest.approx(40.0)
+    assert answer["stop_s"] == 2.0
     limits: List[int] = []
     for _ in range(21):
         host.tick()
@@ -369,7 +365,7 @@ def test_limits_that_need_no_cut_are_the_files_as_found(host: Host) -> None:
 def test_a_second_one_is_refused_and_an_old_id_is_unknown(host: Host) -> None:
     host.start()
     first = host.id
-    assert "on already" in host.refused()
+    assert "is running" in host.refused()
     host.id = first - 1
     with pytest.raises(RequestError, match="restarted"):
         host.ask()
@@ -395,7 +391,7 @@ def test_one_that_could_not_begin_is_none(host: Host) -> None:
     host.rig.daemon.handle("mode", {"mode": "observe"}, 0)
     host.tick()
     host.rig.host.errors["/proc/sys/vm/dirty_ratio"] = errno.EIO
-    assert "cannot be read" in host.refused()
+    assert "cannot read the limits" in host.refused()
     del host.rig.host.errors["/proc/sys/vm/dirty_ratio"]
     host.tick()
     assert host.mode == "observe" and host.rig.host.limits == DEFAULT
@@ -509,10 +505,10 @@ def test_it_needs_somebody_who_syncs(host: Host) -> None:
     host.rate = 2
     host.tick(10)
     said = host.refused(device="sda")
-    assert "sda: 2.0 fsyncs per second over the last 10 s, at least 5.0 are needed" in said
+    assert "sda: 2.0 fsyncs/s over the last 10 s, at least 5.0 needed" in said
     host.rate = 0
     host.tick(60)
-    assert "nobody syncs on any device" in host.refused()
+    assert "no device has sync demand" in host.refused()
 
 
 def objects(host: Host, memory: Dict[str, Any], **more: Any) -> str:
@@ -530,14 +526,14 @@ def test_it_does_not_begin_on_a_host_in_trouble(host: Host) -> None:
         ({"yielded": "tuned set dirty_ratio=40"}, {}, "yielded (tuned"),
         ({"pin_bytes": 1 << 20}, {}, "pinned"),
         ({}, {"off": "/run/writebackd/off"}, "/run/writebackd/off exists"),
-        ({}, {"alerts": (ALERT,)}, "an alert stands (COLLAPSE)"),
-        ({}, {"sample": replace(good.sample, errors=("/proc/diskstats: EIO",))}, "not whole"),
+        ({}, {"alerts": (ALERT,)}, "active alert COLLAPSE"),
+        ({}, {"sample": replace(good.sample, errors=("/proc/diskstats: EIO",))}, "cannot read all"),
     ):
         host.rig.daemon.state.snapshot = good
         assert words in objects(host, memory, **more)
     blind = {k: replace(e, demand_known=False) for k, e in good.estimates.items()}
     strange = {k: replace(e, drain_rate=None) for k, e in good.estimates.items()}
-    for estimates, words in ((blind, "not visible"), (strange, "what it drains")):
+    for estimates, words in ((blind, "not visible"), (strange, "drain rate unknown")):
         host.rig.daemon.state.snapshot = replace(good, estimates=estimates)
         assert words in host.refused()
     host.rig.daemon.state.snapshot = replace(good, sample=good.sample)
@@ -578,23 +574,17 @@ def test_the_slowest_disk_with_sync_demand_sets_the_bound() -> None:
         assert bound(without, policy, 2.0).limit_bytes == 500 << 20
 
 
-@pytest.mark.parametrize("wrong", [
-    {"arms": "aa"}, {"arms": "x"}, {"arms": "ao" * 2000}, {"block_s": 1.0}, {"block_s": "30"},
-    {"settle_s": 9.0}, {"ceiling_s": 0}, {"ceiling_s": 1e9}, {"stop_s": -1}, {"device": "sdz"},
-    {"block_s": float("nan")}, {"order": "dance"},
-])  # fmt: skip
-def test_nonsense_is_refused(host: Host, wrong: Dict[str, Any]) -> None:
-    with pytest.raises(RequestError):
-        host.start(**wrong)
-    assert host.rig.daemon.state.memory.trial is None
-
-
 @pytest.mark.parametrize("wrong, words", [
-    ({"ceiling_s": 0}, "--ceiling takes 0.1s to 60s"), ({"stop_s": -1.0}, "--stop-at takes "),
+    ({"arms": "aa"}, "letters"), ({"arms": "x"}, "letters"), ({"arms": "ao" * 2000}, "letters"),
+    ({"block_s": 1.0}, "block_s"), ({"block_s": "30"}, "block_s"), ({"settle_s": 9.0}, "settle_s"),
+    ({"ceiling_s": 0}, "--ceiling takes 0.1s to 60s"), ({"ceiling_s": 1e9}, "--ceiling"),
+    ({"stop_s": -1.0}, "--stop-at takes "), ({"device": "sdz"}, "no device is called"),
+    ({"block_s": float("nan")}, "block_s"), ({"order": "dance"}, ""),
 ])  # fmt: skip
-def test_a_refusal_names_the_option(host: Host, wrong: Dict[str, Any], words: str) -> None:
+def test_nonsense_is_refused_by_its_name(host: Host, wrong: Dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         host.start(**wrong)
+    assert host.rig.daemon.state.memory.trial is None
 
 
 def test_the_policys_ceiling_holds_for_the_limits_as_found_too(host: Host) -> None:

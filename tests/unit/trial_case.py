@@ -135,8 +135,7 @@ class FakeTrial:
             return {
                 "id": 7, "device": "sda", "mode": "enforce", "policy": "default",
                 "version": "0.1.0", "found_bytes": FOUND, "limit_bytes": 250 << 20,
-                "cut": "what the disk drains in 1 s", "stop_s": 2.0, "sync_rate": 300.0,
-                "drain_rate": 2.5e8, "baseline_s": 4e-4,
+                "cut": "what the disk drains in 1 s", "stop_s": 2.0,
             }  # fmt: skip
         ticks = made(self.plan)[args["since"] :]
         return {"ended": "done", "why": "all blocks are done", "left": 0,

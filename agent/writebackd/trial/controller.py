@@ -54,9 +54,9 @@ class TrialController:
             return self._start(args, snapshot, problem, policy, now_s)
         course = self._course
         if course is None or args.get("id") != self._number:
-            raise RequestError("no such trial: was the daemon restarted?", _BAD_NEWS)
+            raise RequestError("no such trial: the daemon was restarted", _BAD_NEWS)
         if order == "end":
-            self.end(End.ASKED, "ended by whoever began it")
+            self.end(End.ASKED, "the user ended it")
         elif order != "go":
             raise RequestError("order is start, go or end")
         course.renew(now_s)
@@ -100,23 +100,23 @@ class TrialController:
     ) -> Dict[str, Any]:
         if self.running:
             assert self._course is not None
-            raise RequestError(f"a trial of {self._course.plan.device} is on already", _BAD_NEWS)
+            raise RequestError(f"a trial of {self._course.plan.device} is running", _BAD_NEWS)
         if problem is not None:
             raise RequestError(f"no trial now: {problem}", _BAD_NEWS)
         if snapshot.mode is Mode.OBSERVE:
-            # Nothing is ours, so what stands now is what is found, whoever set it since the start.
+            # No limit is ours: those in force are those found, whoever set them since the start.
             snapshot = replace(snapshot, originals=snapshot.sample.vm.limits)
         plan = _plan(args, _device(snapshot, text_argument(args, "device")))
         refused = objection(snapshot, policy, plan.device, plan.ceiling_s)
         if refused is not None:
             raise RequestError(f"no trial now: {refused}", _BAD_NEWS)
         limit = bound(snapshot, policy, plan.ceiling_s)
-        rate, estimate = sync_rate(snapshot, plan.device), snapshot.estimates[plan.device]
+        rate = sync_rate(snapshot, plan.device)
         text = f"trial of {plan.device}: {len(plan.arms)} blocks of {plan.block_s:g} s"
         try:
             self._begin(text)
         except (OSError, ValueError) as error:
-            raise RequestError(f"the limits cannot be read: {error}", _BAD_NEWS) from None
+            raise RequestError(f"cannot read the limits: {error}", _BAD_NEWS) from None
         log.info("%s", text)
         self._course = TrialRun(plan, limit, snapshot.mode, snapshot.originals, rate, now_s)
         self._number = int(now_s * 1000)  # another one after a restart
@@ -129,23 +129,20 @@ class TrialController:
             "found_bytes": limit.found_bytes,
             "limit_bytes": limit.limit_bytes,
             "cut": limit.cut,
-            "stop_s": stop_s(plan, estimate.baseline_s),
-            "sync_rate": rate,
-            "drain_rate": estimate.drain_rate,
-            "baseline_s": estimate.baseline_s,
+            "stop_s": stop_s(plan, snapshot.estimates[plan.device].baseline_s),
         }
 
 
 def _device(snapshot: Snapshot, wanted: Optional[str]) -> str:
-    """The one that is meant, or the only one that somebody syncs on. Raises RequestError."""
+    """The one that is meant, or the only one with sync demand. Raises RequestError."""
     if wanted is not None:
         names = [each.device.name for each in find_devices(snapshot, wanted)]
     else:
         names = [name for name, each in snapshot.estimates.items() if each.demand]
         if not names:
-            raise RequestError("no trial now: nobody syncs on any device", _BAD_NEWS)
+            raise RequestError("no trial now: no device has sync demand", _BAD_NEWS)
     if len(names) > 1:
-        raise RequestError(f"which device? --device {' or '.join(sorted(names))}")
+        raise RequestError(f"name one device: --device {' or '.join(sorted(names))}")
     return names[0]
 
 
@@ -157,7 +154,7 @@ def _plan(args: Mapping[str, Any], device: str) -> Plan:
     return Plan(
         device, arms, block_s,
         settle_s=_number(args, "settle_s", 0.0, block_s / 2),
-        # A tick is the finest that can be told apart, and a minute of dirty data no bound.
+        # Less than a tick cannot be told apart, and a minute of dirty data is no bound.
         ceiling_s=_number(args, "ceiling_s", 0.1, 60.0),
         stop_s=None if args.get("stop_s") is None else _number(args, "stop_s", 0.01, 600.0),
     )  # fmt: skip

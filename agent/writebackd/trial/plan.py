@@ -15,13 +15,13 @@ AGENT, ORIGINAL = "a", "o"
 # the write cache drains. With the default ceiling that is 1 s of the disk's work, and 2 s for
 # a cache of 512 MB at 250 MB/s.
 SETTLE_SHARE, SETTLE_LEAST_S = 1 / 3, 5.0
-# Both parts of a block have to hold a handful of ticks.
+# Both parts of a block need a handful of ticks.
 LEAST_BLOCK_S, MOST_BLOCK_S = 10.0, 3600.0
 # As many letters as a request to the daemon has room for.
 MOST_BLOCKS = 2000
 # Below this the interval is so wide that it says nothing: t is 4.3 with 3 pairs, 3.2 with 4.
 LEAST_PAIRS = 4
-# The daemon ends a trial that nobody has asked about for so long: whoever started it is gone.
+# The daemon ends a trial whose client has sent no request for so long.
 LEASE_S = 5.0
 
 
@@ -52,9 +52,10 @@ def order(duration_s: float, block_s: float, seed: int) -> str:
         raise ValueError(f"a block takes {least} to {most}")
     pairs = math.floor(duration_s / (2 * block_s) + 1e-9)
     if pairs < 1:
-        raise ValueError(f"two blocks of {formats.duration(block_s)} need that time twice")
+        needed = formats.duration(2 * block_s)
+        raise ValueError(f"a pair of blocks takes {needed}: choose a longer duration")
     if 2 * pairs > MOST_BLOCKS:
-        raise ValueError(f"more than {MOST_BLOCKS} blocks: make them longer")
+        raise ValueError(f"more than {MOST_BLOCKS} blocks: choose longer ones")
     # Not for secrets: for the same order from the same seed.
     chance = random.Random(seed)
     return "".join(chance.choice((AGENT + ORIGINAL, ORIGINAL + AGENT)) for _ in range(pairs))

@@ -13,7 +13,7 @@ from writebackd.types.decision import DeviceState
 
 # Syncs per second: a hundred in the 20 s of a block of 30 s that count, which a p99 needs.
 LEAST_SYNC_RATE = 5.0
-# Limits that differ by less than this factor bring a difference that no trial of minutes shows.
+# No trial of minutes shows the difference of limits that differ by less than this factor.
 LEAST_FACTOR = 2.0
 
 
@@ -28,11 +28,10 @@ class Bound:
 
 
 def bound(snapshot: Snapshot, policy: Policy, ceiling_s: float) -> Bound:
-    """The limits as found, cut to `ceiling_s` of the slowest disk that somebody syncs on.
+    """The limits as found, cut to `ceiling_s` of the slowest disk with sync demand.
 
-    What is dirty when a flood has filled it is what an fsync may have to wait for, and what
-    drains before the agent's limit holds again: with 20 % of 256 GB, minutes. The policy's
-    ceiling cuts it as well.
+    An fsync may have to wait for all that a flood has dirtied, and all of it drains before the
+    agent's limit holds again: with 20 % of 256 GB, minutes. The policy's ceiling cuts it as well.
     """
     found, background = original_bytes(snapshot)
     excluded = {each.device.name for each in snapshot.sample.devices if each.excluded}
@@ -63,35 +62,32 @@ def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float)
     if memory.pin_bytes is not None:
         return "the limit is pinned: `writebackctl release` first"
     if snapshot.sample.errors:
-        return f"the last tick was not whole: {snapshot.sample.errors[0]}"
+        return f"cannot read all kernel statistics: {snapshot.sample.errors[0]}"
     if snapshot.alerts:
         names = ", ".join(dict.fromkeys(each.name.value for each in snapshot.alerts))
-        return f"an alert stands ({names}): `writebackctl alerts` tells more"
-    decided = {each.name: each for each in snapshot.decision.devices}
-    decision, estimate = decided.get(device), snapshot.estimates.get(device)
-    if decision is None or estimate is None:
-        return f"{device}: nothing measured yet"
+        return f"active alert {names}: see `writebackctl alerts`"
+    decision, estimate = snapshot.decisions[device], snapshot.estimates[device]
     if decision.state is DeviceState.EXCLUDED:
         return f"{device} is excluded: {decision.reason}"
     if not estimate.demand_known:
-        return f"{device}: fsync is not visible here (`writebackctl doctor` says why)"
+        return f"{device}: fsync is not visible, `writebackctl doctor` says why"
     rate = sync_rate(snapshot, device)
     if not estimate.demand or rate < LEAST_SYNC_RATE:
         return (
-            f"{device}: {formats.count(rate)} fsyncs per second over the last 10 s, at least"
-            f" {formats.count(LEAST_SYNC_RATE)} are needed: try it while the load is there"
+            f"{device}: {formats.count(rate)} fsyncs/s over the last 10 s, at least"
+            f" {formats.count(LEAST_SYNC_RATE)} needed: start the trial under load"
         )
     if estimate.drain_rate is None:
         return (
-            f"{device}: not known yet what it drains, so nothing would bound the dirty data:"
-            " the first flood tells"
+            f"{device}: drain rate unknown, so the limit as found cannot be bounded; the first"
+            " flood measures it"
         )
     limit = bound(snapshot, policy, ceiling_s).limit_bytes
     own = decision.target_bytes
     if own is not None and limit < LEAST_FACTOR * own:
         return (
-            f"{device}: nothing to compare: the agent's limit is {formats.size(own)}, and the one"
-            f" as found would be {formats.size(limit)}"
+            f"{device}: nothing to compare: the agent's limit is {formats.size(own)}, the one as"
+            f" found {formats.size(limit)}"
         )
     return None
 

@@ -24,7 +24,7 @@ from writebackd.types.samples import Sample
 STOP_CEILINGS = 2.0
 # A slow disk's own fsync is no alarm.
 STOP_BASELINES = 20.0
-# Nobody syncs any more.
+# Without an fsync for so long, or for so many intervals at the rate of the beginning.
 QUIET_S, QUIET_SYNCS = 10.0, 20.0
 # Alerts that say nothing of how long an fsync takes.
 _OTHERS = (AlertName.FOREIGN_WRITER, AlertName.BLIND)
@@ -36,10 +36,10 @@ class End(Enum):
     DONE = "done"
     ENOUGH = "enough"  # to compare, and the limits as found do harm
     STOPPED = "stopped"  # fsync suffered
-    QUIET = "quiet"  # nobody syncs any more
+    QUIET = "quiet"  # no fsync any more
     ASKED = "asked"
-    ABANDONED = "abandoned"  # whoever started it does not answer
-    DISTURBED = "disturbed"  # somebody, or something, else moved the limits
+    ABANDONED = "abandoned"  # the client is gone
+    DISTURBED = "disturbed"  # something else moved the limits
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TrialTick:
 
 
 class TrialRun:
-    """`step` once a tick; what it answers is the order for the next one."""
+    """`step` once a tick; it returns the block for the next one."""
 
     def __init__(
         self, plan: Plan, limit: Bound, returns_to: Mode, found: VmLimits, sync_rate: float,
@@ -104,7 +104,11 @@ class TrialRun:
             self.end(*found)
         # Half a tick early rather than half a tick late: clocks are never quite even.
         elif self._block < 0 or self._ends_s - sample.time_s < sample.dt_s / 2:
-            self._next(sample)
+            if self._block + 1 == len(self.plan.arms):
+                self.end(End.DONE, "all blocks are done")
+            else:
+                self._block += 1
+                self._began_s = sample.time_s
         return self._trial() if self.ended is None else None
 
     @property
@@ -114,13 +118,6 @@ class TrialRun:
     @property
     def _ends_s(self) -> float:
         return self._began_s + self.plan.block_s
-
-    def _next(self, sample: Sample) -> None:
-        if self._block + 1 == len(self.plan.arms):
-            self.end(End.DONE, "all blocks are done")
-            return
-        self._block += 1
-        self._began_s = sample.time_s
 
     def _trial(self) -> Trial:
         cut = self.bound.cut is not None
@@ -136,9 +133,9 @@ class TrialRun:
         name, dt_s = self.plan.device, sample.dt_s
         writers = [task for task in sample.tasks if task.device in (name, None)]
         for seen in sample.devices:
-            estimate = estimates.get(name)
-            if seen.device.name != name or seen.sync is None or estimate is None:
+            if seen.device.name != name or seen.sync is None:
                 continue
+            estimate = estimates[name]
             self._quiet_s = 0.0 if seen.sync.count or seen.sync.inflight else self._quiet_s + dt_s
             begun_s = sample.time_s - dt_s - self._began_s
             self.ticks.append(TrialTick(
@@ -170,30 +167,30 @@ class TrialRun:
             if not _expected(alert):
                 return End.DISTURBED if alert.name in _OTHERS else End.STOPPED, said
             if self._block >= 2 * LEAST_PAIRS:
-                return End.ENOUGH, f"{LEAST_PAIRS} pairs are seen, and {said}"
+                return End.ENOUGH, f"{LEAST_PAIRS} pairs measured, and {said}"
         harm = _harm(self.plan, sample, estimates)
         if harm is not None:
             return End.STOPPED, harm
         name = self.plan.device
         if all(each.device.name != name or each.excluded for each in sample.devices):
-            return End.DISTURBED, f"{name} is gone, or excluded now"
+            return End.DISTURBED, f"{name} is gone or excluded"
         began = self._block >= 0 and sample.time_s - self._began_s > sample.dt_s
         if began and self._arm == ORIGINAL and self.bound.cut is None:
             if sample.vm.limits != self._found:
-                # Nothing of ours stands, so nobody else would see it as a foreign write.
-                return End.DISTURBED, "somebody else set the limits"
+                # None of the limits is ours, so this is no foreign write to anybody else.
+                return End.DISTURBED, "another process set the limits"
         if self._quiet_s >= self._quiet_after_s:
             return End.QUIET, f"no fsync on {name} for {formats.duration(self._quiet_s)}"
         if sample.time_s - self._renewed_s > LEASE_S:
-            return End.ABANDONED, f"nobody asked for {LEASE_S:g} s"
+            return End.ABANDONED, f"the client sent no request for {LEASE_S:g} s"
         return None
 
 
 def _expected(alert: Alert) -> bool:
     """That a flood makes few syncs of many is what the limits as found are there to show.
 
-    It is told 30 s after the first of their blocks begins: ended by it, no trial of an agent that
-    is worth something would come to a second pair. How long an fsync takes is bounded all along.
+    It comes 30 s after the first of their blocks begins, so no trial that it ended would come to a
+    second pair. How long an fsync takes is bounded all along.
     """
     return alert.name is AlertName.COLLAPSE and alert.cause is Cause.FLOOD
 
@@ -206,10 +203,10 @@ def stop_s(plan: Plan, baseline_s: Optional[float]) -> float:
 
 
 def _harm(plan: Plan, sample: Sample, estimates: Mapping[str, Estimate]) -> Optional[str]:
-    """That somebody waits for longer than was agreed, on any device: the limit is the host's."""
+    """An fsync slower than agreed, on any device: the limit is the host's."""
     for seen in sample.devices:
-        estimate = estimates.get(seen.device.name)
-        if seen.sync is None or seen.excluded or estimate is None or not estimate.demand:
+        estimate = estimates[seen.device.name]
+        if seen.sync is None or seen.excluded or not estimate.demand:
             continue
         most_s = stop_s(plan, estimate.baseline_s)
         p99_s, oldest_s = seen.sync.latency.quantile(0.99) or 0.0, seen.sync.oldest_s
