@@ -9,21 +9,19 @@ import json
 import os
 import random
 import resource
-import selectors
 import shutil
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 import pytest
 
+from server_loop import ServerLoop, connected, read_all
 from writebackd.report import control_server as server_module
 from writebackd.report.control_server import (
     DEADLINE_S,
@@ -37,17 +35,12 @@ from writebackd.report.control_server import (
     text_argument,
 )
 
-TIMEOUT_S = 10.0
 
-
-class Loop:
-    """The daemon's loop in small, with a clock that tests move."""
-
+class Loop(ServerLoop):
     def __init__(self, path: Path) -> None:
-        self.now = 1000.0
+        super().__init__()
         self.calls: List[Any] = []
         self.shared = Shared(text="x" * (8 << 20))
-        self.selector = selectors.DefaultSelector()
         self.server = ControlServer(path, self.handle, clock=lambda: self.now)
         self.server.register(self.selector)
 
@@ -57,35 +50,10 @@ class Loop:
             raise RequestError("no such device: try sda", 2)
         if verb == "crash":
             raise KeyError("a bug")
-        if verb == "nan":
-            return {"value": float("nan")}
-        if verb == "shared":
-            return self.shared
-        if verb == "big":
-            return {"text": "x" * (8 << 20)}
-        return {"verb": verb}
-
-    def turn(self) -> int:
-        """One round of the loop; how many sockets were ready."""
-        ready = self.selector.select(0)
-        for key, mask in ready:
-            assert key.data is self.server
-            self.server.service(key, mask)
-        return len(ready)
-
-    def settle(self) -> None:
-        """Turn until nothing is ready."""
-        for _ in range(10_000):
-            if not self.turn():
-                return
-        pytest.fail("the loop spins: a socket stays ready and is not handled")
-
-    def until(self, done: Callable[[], bool]) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while not done():
-            self.turn()
-            if time.monotonic() > end:
-                pytest.fail("the server did not get there in time")
+        answers: Dict[str, Dict[str, Any]] = {
+            "nan": {"value": float("nan")}, "shared": self.shared, "big": {**self.shared},
+        }  # fmt: skip
+        return answers.get(verb, {"verb": verb})
 
 
 @pytest.fixture
@@ -97,26 +65,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 
 def connect(loop: Loop) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    # settimeout() would make connect() fail while the backlog is full.
-    timeout = struct.pack("ll", int(TIMEOUT_S), 0)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-    sock.connect(str(loop.server.path))
-    sock.settimeout(TIMEOUT_S)
-    return sock
-
-
-def read_all(sock: socket.socket) -> bytes:
-    chunks = []
-    while True:
-        try:
-            chunk = sock.recv(1 << 16)
-        except ConnectionResetError:
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return connected(str(loop.server.path))
 
 
 def ask(loop: Loop, line: bytes) -> Dict[str, Any]:
@@ -221,8 +170,8 @@ def test_errors_reach_the_client_and_the_server_lives(
 
 
 @pytest.mark.parametrize("verb, refused", [
-    ("mode", True), ("pin", True), ("release", True), ("forget", True), ("top", False),
-    ("status", False), ("why", False), ("devices", False), ("verify", False),
+    ("mode", True), ("pin", True), ("release", True), ("forget", True), ("trial", True),
+    ("top", False), ("status", False), ("why", False), ("devices", False), ("verify", False),
 ])  # fmt: skip
 def test_only_root_may_write(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, verb: str, refused: bool

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import selectors
 import socket
 import stat
 import subprocess
@@ -24,6 +23,8 @@ from hypothesis import strategies as st
 
 import samples
 from fake_host import Rig
+from route_cases import wait_for
+from server_loop import TIMEOUT_S, ServerLoop, connected, read_all
 from writebackd.event_loop import EventLoop
 from writebackd.policy import PolicyError, load_policy
 from writebackd.policy.schema import Metrics
@@ -39,7 +40,6 @@ from writebackd.report.metrics_server import Exposition, MetricsServer, open_tcp
 from writebackd.report.snapshot import Snapshot
 from writebackd.report.textfile import TextFile
 
-TIMEOUT_S = 10.0
 GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 # As Prometheus 2.42 sends it.
 ACCEPT = (
@@ -48,31 +48,18 @@ ACCEPT = (
 )
 
 
-class Loop:
-    """The daemon's loop in small, with a clock that tests move."""
-
-    def __init__(self, path: Path) -> None:
-        self.now = 1000.0
+class Loop(ServerLoop):
+    def __init__(self, path: Path, host: str = "127.0.0.1") -> None:
+        super().__init__()
         self.snapshot: Optional[Snapshot] = samples.several()
-        self.selector = selectors.DefaultSelector()
         exposition = Exposition(lambda: self.snapshot)
         self.path = path
         self.server = open_unix(path, exposition)
-        self.tcp = open_tcp("127.0.0.1", 0, exposition)
+        self.tcp = open_tcp(host, 0, exposition)
         for server in (self.server, self.tcp):
             server._clock = lambda: self.now
             server.register(self.selector)
         self.port = self.tcp._listener.getsockname()[1]
-
-    def settle(self) -> None:
-        for _ in range(10_000):
-            ready = self.selector.select(0)
-            if not ready:
-                return
-            for key, mask in ready:
-                assert isinstance(key.data, MetricsServer)
-                key.data.service(key, mask)
-        pytest.fail("the loop spins: a socket stays ready and is not handled")
 
     def ask(self, request: bytes, tcp: bool = False) -> Tuple[int, Dict[str, str], bytes]:
         """Status, fields and body."""
@@ -82,10 +69,7 @@ class Loop:
             return answer_of(sock, self.settle)
 
     def connect(self, tcp: bool = False) -> socket.socket:
-        sock = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
-        sock.connect(("127.0.0.1", self.port) if tcp else str(self.path))
-        sock.settimeout(TIMEOUT_S)
-        return sock
+        return connected(("127.0.0.1", self.port) if tcp else str(self.path))
 
     def close(self) -> None:
         self.server.close()
@@ -96,16 +80,7 @@ class Loop:
 def answer_of(
     sock: socket.socket, between: Callable[[], None] = lambda: None
 ) -> Tuple[int, Dict[str, str], bytes]:
-    received = b""
-    while True:
-        try:
-            chunk = sock.recv(1 << 16)
-        except ConnectionResetError:  # closed before it had read all
-            break
-        if not chunk:
-            break
-        received += chunk
-        between()
+    received = read_all(sock, between)
     if not received:
         return 0, {}, b""
     head, _, body = received.partition(b"\r\n\r\n")
@@ -227,12 +202,8 @@ sys.stdin.read()
 def test_over_tcp_one_user_takes_a_half_at_most(host: str, tmp_path: Path) -> None:
     if host == "::1" and not Path("/proc/net/if_inet6").exists():
         pytest.skip("no IPv6 here")
-    loop = Loop(tmp_path / "metrics.sock")
-    loop.tcp.close()
-    loop.tcp = open_tcp(host, 0, Exposition(lambda: loop.snapshot))
-    loop.tcp._clock = lambda: loop.now
-    loop.tcp.register(loop.selector)
-    where = f"{host}:{loop.tcp._listener.getsockname()[1]}"
+    loop = Loop(tmp_path / "metrics.sock", host)
+    where = f"{host}:{loop.port}"
     holders = []
 
     def hold(user: int, count: int, *closed: str) -> None:
@@ -278,25 +249,6 @@ def test_those_who_do_not_read_hold_one_copy_together(loop: Loop) -> None:
         answers = [client.answer for client in loop.server._clients.values()]
     assert len(answers) == 2
     assert len({id(answer.obj) for answer in answers if answer is not None}) == 1
-
-
-def test_who_does_not_read_is_dropped(loop: Loop) -> None:
-    loop.snapshot = huge()
-    with loop.connect() as sock:
-        sock.sendall(GET + b"\r\n")
-        loop.settle()
-        assert loop.server.clients == 1
-        loop.now += DEADLINE_S
-        loop.server.expire(loop.now)
-        assert loop.server.clients == 0
-
-
-def test_everybody_may_connect_and_the_file_goes_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.sock"
-    server = open_unix(path, Exposition(lambda: None))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666
-    server.close()
-    assert not path.exists()
 
 
 def test_a_port_that_is_taken_is_told(loop: Loop) -> None:
@@ -363,18 +315,11 @@ def test_a_textfile_that_node_exporter_would_not_read_is_refused(tmp_path: Path,
 # ---- the textfile -------------------------------------------------------
 
 
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while not done():
-        assert time.monotonic() < end, "the thread did not get there in time"
-        time.sleep(0.01)
-
-
 def test_the_file_is_replaced_now_and_then_and_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "host.prom"
     file = TextFile(path, 3600.0)
     file.offer(samples.guard())
-    until(path.exists)
+    wait_for(path.exists)
     assert path.read_text() == render(samples.guard(), PROMETHEUS)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     file.offer(samples.idle())  # too soon
@@ -382,7 +327,7 @@ def test_the_file_is_replaced_now_and_then_and_removed_at_the_end(tmp_path: Path
     assert path.read_text() == render(samples.guard(), PROMETHEUS)
     file._due_s = 0.0
     file.offer(samples.idle())
-    until(lambda: path.read_text() == render(samples.idle(), PROMETHEUS))
+    wait_for(lambda: path.read_text() == render(samples.idle(), PROMETHEUS))
     assert file.close(TIMEOUT_S)
     assert os.listdir(tmp_path) == []
 
@@ -392,7 +337,7 @@ def test_the_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
     file = TextFile(path, 0.0)
     whole = {render(each, PROMETHEUS) for each in (samples.idle(), samples.several())}
     file.offer(samples.idle())
-    until(path.exists)
+    wait_for(path.exists)
     for n in range(200):
         file.offer(samples.several() if n % 2 else samples.idle())
         assert path.read_text() in whole
@@ -428,13 +373,13 @@ def test_what_goes_wrong_is_told_once_and_passes(
     path = tmp_path / "later" / "host.prom"
     file = TextFile(path, 0.0)
     file.offer(samples.guard())
-    until(lambda: file.error is not None)
+    wait_for(lambda: file.error is not None)
     for _ in range(3):
         file.offer(samples.guard())
-        until(lambda: not file._waiting)
+        wait_for(lambda: not file._waiting)
     path.parent.mkdir()
     file.offer(samples.guard())
-    until(path.exists)
+    wait_for(path.exists)
     assert file.close(TIMEOUT_S)
     (record,) = caplog.records
     assert "No such file or directory" in record.getMessage()
@@ -456,27 +401,18 @@ def test_without_a_thread_it_is_told_and_tried_again(
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
     path = tmp_path / "host.prom"
-    textfile = TextFile(path, 0.0)
-    textfile.offer(samples.guard())
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        textfile, never = TextFile(path, 0.0), TextFile(tmp_path / "never.prom", 0.0)
+        textfile.offer(samples.guard())
+        assert not never.close(0.1)
     assert textfile.error == "cannot be written: can't start new thread"
-    assert caplog.text.count("can't start new thread") == 1
-    monkeypatch.undo()
+    assert caplog.text.count("host.prom cannot be written: can't start new thread") == 1
     textfile.offer(samples.guard())
-    until(path.exists)
-    until(lambda: textfile.error is None)
+    wait_for(path.exists)
+    wait_for(lambda: textfile.error is None)
     assert textfile.close(TIMEOUT_S) and not path.exists()
-
-
-def test_a_textfile_that_never_had_a_thread_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert not TextFile(tmp_path / "host.prom", 0.0).close(0.1)
 
 
 def test_the_daemon_has_all_ways_out_and_closes_them(
@@ -509,7 +445,7 @@ def test_the_daemon_has_all_ways_out_and_closes_them(
                     sock.sendall(GET + b"\r\n")
                     status, _, body = answer_of(sock)
                     found.append((status, body))
-        until(file.exists)
+        wait_for(file.exists)
         seen.append(file.read_text())
         answers.set()
 

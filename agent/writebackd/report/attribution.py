@@ -25,8 +25,8 @@ def name_writers(
 ) -> Tuple[ForeignWrite, ...]:
     """The same writes with their writers, where the probe saw who it was.
 
-    `seen` and `own` as of `writer_of`; `locate` finds a writer's cgroup. Levers beside the
-    limits are let go, which is logged.
+    `seen` and `own` as of `writer_of`; `locate` finds a writer's cgroup. A lever other than the
+    limits is left to its writer, which is logged.
     """
     named = []
     for write in foreign:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The control socket, and the base of all servers in the event loop.
 
-They are open to every local user, so nothing a client does, or leaves undone, may
-hold the loop up or grow its memory: sockets never block, requests are short, and
-each client has a deadline.
+Every local user may connect, so nothing a client does, or leaves undone, may delay the loop or
+grow its memory: sockets never block, requests are short, and each client has a deadline.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Handler = Callable[[str, Dict[str, Any], int], Mapping[str, Any]]
 
 
 class Shared(Dict[str, Any]):
-    """Data that is the same for all who ask: its line is made once, and they share the bytes."""
+    """An answer that is the same for all clients: they share the bytes of one line."""
 
     line: Optional[bytes] = None
 
@@ -169,8 +168,7 @@ class LoopServer(ABC):
             except BlockingIOError:
                 return
             except OSError as error:
-                # EMFILE and the like: the connection waits in the backlog, and
-                # the socket stays ready, so the loop would spin on it.
+                # EMFILE and the like: the socket stays ready, and the loop would spin on it.
                 log.warning("%s: %s", self._what, error)
                 self._listen(False)
                 return

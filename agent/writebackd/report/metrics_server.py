@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Serves GET /metrics over a Unix socket and loopback TCP.
+"""Serves GET /metrics over a Unix socket, and over loopback TCP where the policy says so.
 
-On a Unix socket beside the control socket, and where the policy says so on a loopback
-address. What a scraper may do to the loop is bounded as in report/control_server.py, and a
-tick is rendered once a form however many ask.
+What a scraper may do to the loop is bounded as in report/control_server.py.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import errno
 import logging
 import os
 import socket
-import time
 from http import HTTPStatus
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
@@ -89,14 +86,12 @@ class MetricsServer(LoopServer):
         listener: socket.socket,
         where: str,
         exposition: Exposition,
-        clock: Callable[[], float] = time.monotonic,
         remove: Optional[Tuple[Path, int]] = None,
         uid_of: Optional[Callable[[socket.socket], Optional[int]]] = None,
     ) -> None:
-        """`remove` is the listener's file and inode, to be removed at the end; `uid_of` tells
-        whose a TCP connection is.
-        """
-        super().__init__(listener, f"metrics on {where}", clock)
+        """`remove`: the listener's file and inode, to be removed at the end; `uid_of`: of a TCP
+        connection's peer."""
+        super().__init__(listener, f"metrics on {where}")
         self._exposition = exposition
         self._remove = remove
         self._tcp_uid_of = uid_of
@@ -189,11 +184,11 @@ def open_servers(
 
 
 def _takes_openmetrics(fields: "list[str]") -> bool:
-    for field in fields:
-        name, _, value = field.partition(":")
-        if name.strip().lower() == "accept" and "application/openmetrics-text" in value:
-            return True
-    return False
+    pairs = (field.partition(":") for field in fields)
+    return any(
+        name.strip().lower() == "accept" and "application/openmetrics-text" in value
+        for name, _, value in pairs
+    )
 
 
 def _failure(status: HTTPStatus, more: str = "") -> bytes:
