@@ -332,18 +332,6 @@ def test_the_file_is_replaced_now_and_then_and_removed_at_the_end(tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
-def test_the_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "host.prom"
-    file = TextFile(path, 0.0)
-    whole = {render(each, PROMETHEUS) for each in (samples.idle(), samples.several())}
-    file.offer(samples.idle())
-    wait_for(path.exists)
-    for n in range(200):
-        file.offer(samples.several() if n % 2 else samples.idle())
-        assert path.read_text() in whole
-    file.close(TIMEOUT_S)
-
-
 def test_a_disk_that_hangs_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,16 +87,6 @@ def test_what_stood_at_the_beginning_is_shown() -> None:
     assert page.count("it began before") == 1 and page.count("STALL (device): over") == 1
 
 
-def test_after_a_restart_the_old_state_is_not_drawn() -> None:
-    events = [
-        Event(BEGIN_S + 10, "decision", "sda", "sda#1", "squeeze", text="before"),
-        Event(BEGIN_S + 20, "start", text="version 1"),
-    ]
-    page = render(ABOUT, rows(300), events)
-    mark = re.search(r'class="mark squeeze" x="[\d.]+" y="[\d.]+" width="([\d.]+)"', page)
-    assert mark is not None and float(mark.group(1)) < 5.0
-
-
 DECIDED = Event(BEGIN_S + 10, "decision", "sda", "sda#1", "guard", text="somebody syncs")
 RAISED = Event(BEGIN_S + 10, "alert", "sda", state="warning", text="STALL (device): no end")
 

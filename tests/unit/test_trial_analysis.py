@@ -20,7 +20,6 @@ from writebackd.trial.analysis import (
     Result,
     analyse,
     interval,
-    pairs_of,
     student,
 )
 from writebackd.trial.plan import AGENT, LEAST_PAIRS, ORIGINAL, order, settle_s
@@ -166,13 +165,6 @@ def test_who_never_came_back_took_as_long_as_it_waited() -> None:
     assert result.of(P99).ratio == pytest.approx(150, rel=0.15)  # 1.5 s to 10 ms
     assert (result.of(SYNC_RATE).ratio or 0) > 1000
     assert any("only 0 fsyncs" in line for line in remarks(report(result)))
-
-
-def test_pairs_are_of_one_pair() -> None:
-    result = analyse(EIGHT, made(EIGHT))
-    for agent, original in pairs_of(result.blocks):
-        assert original.original and not agent.original
-        assert (agent.number - 1) // 2 == (original.number - 1) // 2
 
 
 def test_a_pair_whose_load_differed_is_not_compared_and_named() -> None:

@@ -103,6 +103,7 @@ def test_the_bounds_of_the_open_window_are_a_trials(host: Host, tmp_path: Path) 
     assert (answer["limit_bytes"], answer["cut"]) == (120 * MB, "the policy's ceiling")
     host.tick()
     assert host.limit == 120 * MB
+    assert host.rig.host.limits.dirty_background_bytes == pytest.approx(60 * MB, rel=0.01)
 
 
 def test_who_syncs_under_the_limits_as_found_is_not_paced_under_the_agents() -> None:

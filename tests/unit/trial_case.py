@@ -63,7 +63,6 @@ class Run:
         self.course: Optional[TrialRun] = None
         self.alerts: Tuple[Alert, ...] = ()
         self.seen: List[Tuple[Sample, Decision, Memory]] = []
-        self.asks = True  # somebody
         while self.loop.plant.now_s < warm_s:
             self.loop.tick()
         rate = 250e6 if self._drain() is None else self._drain() or 0.0
@@ -80,8 +79,7 @@ class Run:
         self, policy: Policy, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
     ) -> Tuple[Decision, Memory]:
         if self.course is not None and self.course.ended is None:
-            if self.asks:
-                self.course.renew(sample.time_s)
+            self.course.renew(sample.time_s)
             trial = self.course.step(sample, estimates, memory, self.alerts)
             memory = replace(memory, trial=trial)
         decision, memory = decide(policy, memory, sample, estimates)
