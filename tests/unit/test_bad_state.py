@@ -22,7 +22,7 @@ from history_cases import TIMEOUT_S, event, written
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, LeverEntry, load
 from writebackd.actuate.ledger_restore import restore_from_ledger
-from writebackd.cli.history_screen import folded, render_history
+from writebackd.cli.history import folded, render_history
 from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.history_store import History
 from writebackd.types.levers import VmLimits

@@ -25,7 +25,7 @@ from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Seve
 from writebackd.cli import bundle as bundle_module
 from writebackd.cli import ctl, doctor_checks
 from writebackd.cli.bundle import bundle
-from writebackd.cli.bundle_parts import COLLECTORS, Host, mount_line
+from writebackd.cli.bundle_parts import COLLECTORS, Host
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.mask import Mask, mask_of
 from writebackd.kernel.files import KernelFiles
@@ -306,8 +306,10 @@ def test_a_part_that_hangs_fails_or_is_too_large_costs_that_part_alone(
     assert parts["last.txt"] == "well\n"
     assert parts["large.txt"] == "0123456\n" * 1250 + "[cut: more than 10K]\n"
     manifest = " ".join(parts["MANIFEST"].split())
-    for said in ("hang.txt no end after 2 s", "fail.txt --password=*** was wrong",
-                 "crash.txt it ended without a word", "large.txt 10021 bytes, cut"):  # fmt: skip
+    for said in (
+        "hang.txt timed out after 2 s", "fail.txt --password=*** was wrong",
+        "crash.txt the child ended without an answer", "large.txt 10021 bytes, cut",
+    ):  # fmt: skip
         assert said in manifest, manifest
     # What it had started ended with it, and nothing of it is left here.
     sleeper = Path(f"/proc/{pid_file.read_text()}/stat")
@@ -536,12 +538,15 @@ def test_a_bundle_of_a_large_host_does_not_take_minutes() -> None:
     assert not any(each in masked for each in numbers[::100])
 
 
-def test_mounts_from_elsewhere_lose_their_source() -> None:
-    for kind in ("tracefs tracefs", "bpf none", "ext4 /dev/sda1"):
-        assert mount_line(f"9 1 0:9 / /x rw - {kind} rw") == f"9 1 0:9 / /x rw - {kind} rw"
-    line = "33 1 0:41 / /nfs rw,relatime shared:3 - nfs4 srv:/x rw,addr=10.1.1.1"
-    assert mount_line(line) == "33 1 0:41 / /nfs rw,relatime shared:3 - nfs4 *** ***"
-    assert mount_line("not a mount") == "not a mount"
+def test_mounts_from_elsewhere_lose_their_source(tmp_path: Path) -> None:
+    local = [f"9 1 0:9 / /x rw - {kind} rw" for kind in ("tracefs tracefs", "bpf none",
+                                                        "ext4 /dev/sda1")]  # fmt: skip
+    remote = "33 1 0:41 / /nfs rw,relatime shared:3 - nfs4"
+    lines = [*local, f"{remote} srv:/x rw,addr=10.1.1.1", "not a mount"]
+    put(tmp_path, "/proc/self/mountinfo", "\n".join(lines))
+    collect = dict(COLLECTORS)["mountinfo.txt"]
+    said = collect(Host(KernelFiles(tmp_path), tmp_path, Mask(b"k"), 0.0))
+    assert said.split("\n") == [*local, f"{remote} *** ***", "not a mount"]
 
 
 def test_the_numbers_of_disks_are_known_without_asking_them(tmp_path: Path, root: Path) -> None:

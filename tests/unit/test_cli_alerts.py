@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sqlite3
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Callable, Iterator, List, Sequence, Tuple
 
 import pytest
 
 import samples
 import schema
 from route_cases import BATTERY, BLIND, CRITICAL, FLOOD, WALL_S
-from served import Served
+from test_cli import FakeDaemon, Run, run
 from writebackd.alerts.alert_types import Alert
-from writebackd.cli import alerts as verb
-from writebackd.cli import ctl
+from writebackd.cli.alerts import render
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE
-from writebackd.cli.history_screen import folded, render_history
+from writebackd.cli.history import folded, render_history
 from writebackd.notify import RouteState
 from writebackd.notify.alert_events import Tracker
 from writebackd.report.alert_answers import alert_answer, past_json
@@ -27,25 +27,12 @@ from writebackd.report.history_events import RESOLVED, alert_events
 from writebackd.report.history_query import read_alerts, read_history
 from writebackd.report.history_schema import Event
 from writebackd.report.history_store import MAX_ALERTS, History
-from writebackd.report.snapshot import Snapshot
 from writebackd.report.status_answer import status_json
 
-Run = Callable[..., Tuple[int, str, str]]
 DEAD = RouteState("mail", "root", 3, 7, 2, "exit code 75: queue is full")
 FINE = RouteState("journal", "/run/systemd/journal/socket", 5, 0, 0, None)
 
-
-class FakeDaemon(Served):
-    """The real answer through the real server."""
-
-    def __init__(self, runtime_dir: Path, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        super().__init__(runtime_dir, self._answer)
-
-    def _answer(self, name: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        if name != "alerts":
-            return status_json(self.snapshot)
-        return alert_answer(self.snapshot, args.get("device"))
+__all__ = ["run"]
 
 
 @pytest.fixture
@@ -53,11 +40,11 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., None]]:
     running: List[FakeDaemon] = []
 
     def start(*active: Alert, routes: Sequence[RouteState] = (FINE,)) -> None:
-        snapshot = replace(
+        running.append(FakeDaemon(tmp_path))
+        running[-1].snapshot = replace(
             samples.guard(), alerts=active, routes=tuple(routes), state_dir=str(tmp_path),
             runbook="https://wiki/r",
         )  # fmt: skip
-        running.append(FakeDaemon(tmp_path, snapshot))
 
     yield start
     for each in running:
@@ -65,13 +52,9 @@ def daemon(tmp_path: Path) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*words: str) -> Tuple[int, str, str]:
-        code = ctl.main(["--runtime-dir", str(tmp_path), "alerts", *words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+def alerts(run: Run) -> Run:
+    """`writebackctl alerts`."""
+    return functools.partial(run, "alerts")
 
 
 def kept(path: Path, *ticks: Sequence[Alert]) -> None:
@@ -94,10 +77,10 @@ def kept(path: Path, *ticks: Sequence[Alert]) -> None:
     ],
 )  # fmt: skip
 def test_check_is_a_nagios_plugin(
-    daemon: Callable[..., None], run: Run, active: Tuple[Alert, ...], code: int, first: str
+    daemon: Callable[..., None], alerts: Run, active: Tuple[Alert, ...], code: int, first: str
 ) -> None:
     daemon(*active)
-    found, out, err = run("--check")
+    found, out, err = alerts("--check")
     assert (found, err) == (code, "")
     lines = out.splitlines()
     assert lines[0].startswith(first)
@@ -105,50 +88,50 @@ def test_check_is_a_nagios_plugin(
     assert lines[0].count("|") == 1
 
 
-def test_check_without_a_daemon_is_unknown_and_says_so_where_nagios_looks(run: Run) -> None:
-    code, out, err = run("--check")
+def test_check_without_a_daemon_is_unknown_and_says_so_where_nagios_looks(alerts: Run) -> None:
+    code, out, err = alerts("--check")
     assert (code, err) == (3, "")
     assert out.startswith("WRITEBACKD UNKNOWN - no daemon at ")
 
 
-def test_check_of_a_device_that_is_well(daemon: Callable[..., None], run: Run) -> None:
+def test_check_of_a_device_that_is_well(daemon: Callable[..., None], alerts: Run) -> None:
     daemon(replace(CRITICAL, device="sdb"))
-    assert run("--check", "--device", "sda")[0] == 0
-    assert run("--check")[0] == 2
+    assert alerts("--check", "--device", "sda")[0] == 0
+    assert alerts("--check")[0] == 2
 
 
 @pytest.mark.parametrize("name", ["sda", "/dev/sda", "8:0", "/var/lib/postgresql"])
 def test_a_device_is_named_as_why_takes_it(
-    daemon: Callable[..., None], run: Run, name: str
+    daemon: Callable[..., None], alerts: Run, name: str
 ) -> None:
     daemon(CRITICAL)
-    assert run("--check", "--device", name)[0] == 2
-    assert "COLLAPSE on sda" in run("--device", name)[1]
+    assert alerts("--check", "--device", name)[0] == 2
+    assert "COLLAPSE on sda" in alerts("--device", name)[1]
 
 
 @pytest.mark.parametrize("name", ["sdaa", "/dev/sdaa", "8:99", "/nowhere"])
 def test_check_of_a_device_that_nobody_knows_is_unknown(
-    daemon: Callable[..., None], run: Run, tmp_path: Path, name: str
+    daemon: Callable[..., None], alerts: Run, tmp_path: Path, name: str
 ) -> None:
     daemon()
-    code, out, _ = run("--check", "--device", name)
+    code, out, _ = alerts("--check", "--device", name)
     assert code == 3
     assert out.startswith(f"WRITEBACKD UNKNOWN - no device is called {name!r}")
     # But one that is gone may have a past.
     kept(tmp_path, (replace(FLOOD, device="sdaa"),), ())
-    assert ("COLLAPSE on sdaa" in run("--device", name)[1]) is (name in ("sdaa", "/dev/sdaa"))
+    assert ("COLLAPSE on sdaa" in alerts("--device", name)[1]) is (name in ("sdaa", "/dev/sdaa"))
 
 
 def test_a_slip_in_a_devices_name_is_no_all_clear(
-    daemon: Callable[..., None], run: Run, tmp_path: Path
+    daemon: Callable[..., None], alerts: Run, tmp_path: Path
 ) -> None:
     daemon()
     kept(tmp_path, (replace(FLOOD, device="sdz"),), ())
-    code, out, err = run("--device", "sdx")
+    code, out, err = alerts("--device", "sdx")
     assert (code, out) == (USAGE, "no alerts\n")
     assert err == "writebackctl: no device is called 'sdx': `writebackctl devices`\n"
-    assert run("--device", "sda")[0] == GOOD
-    code, out, err = run("--device", "sdz")  # gone since
+    assert alerts("--device", "sda")[0] == GOOD
+    code, out, err = alerts("--device", "sdz")  # gone since
     assert (code, err) == (GOOD, "") and "COLLAPSE on sdz" in out
 
 
@@ -164,36 +147,31 @@ def test_a_slip_in_a_devices_name_is_no_all_clear(
     ],
 )
 def test_a_slip_in_a_check_is_unknown_and_not_critical(
-    capsys: pytest.CaptureFixture[str], words: List[str], said: str
+    run: Run, words: List[str], said: str
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        ctl.main(words)
-    out, err = capsys.readouterr()
-    assert (ended.value.code, err) == (3, "")
+    code, out, err = run(*words)
+    assert (code, err) == (3, "")
     assert out.startswith("WRITEBACKD UNKNOWN - writebackctl") and said in out
     assert out.count("\n") == 1 and "|" not in out
 
 
-def test_only_a_check_answers_as_nagios_wants_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        ctl.main(["alerts", "--check", "--help"])
-    assert ended.value.code == GOOD and "for Nagios" in capsys.readouterr().out
+def test_only_a_check_answers_as_nagios_wants_it(run: Run) -> None:
+    code, out, _ = run("alerts", "--check", "--help")
+    assert code == GOOD and "for Nagios" in out
     for words in (["alerts", "--chek"], ["run", "--slcie", "x", "--", "rsync", "--check"]):
-        with pytest.raises(SystemExit) as ended:
-            ctl.main(words)
-        out, err = capsys.readouterr()
-        assert (ended.value.code, out) == (USAGE, "") and "unrecognized arguments" in err
+        code, out, err = run(*words)
+        assert (code, out) == (USAGE, "") and "unrecognized arguments" in err
 
 
-def test_what_an_alert_says_cannot_add_figures(daemon: Callable[..., None], run: Run) -> None:
+def test_what_an_alert_says_cannot_add_figures(daemon: Callable[..., None], alerts: Run) -> None:
     daemon(replace(FLOOD, summary="a | alerts=0 \x1b[2J\nOK"))
-    out = run("--check")[1]
+    out = alerts("--check")[1]
     assert out.count("|") == 1 and "\x1b" not in out and out.count("\n") == 1
 
 
-def test_the_screen_has_what_is_needed_at_3_am(daemon: Callable[..., None], run: Run) -> None:
+def test_the_screen_has_what_is_needed_at_3_am(daemon: Callable[..., None], alerts: Run) -> None:
     daemon(BLIND, CRITICAL, routes=(FINE, DEAD))
-    code, out, _ = run()
+    code, out, _ = alerts()
     assert code == GOOD
     assert out.startswith("CRITICAL  COLLAPSE on sda  since ")
     flat = " ".join(out.split())
@@ -204,16 +182,16 @@ def test_the_screen_has_what_is_needed_at_3_am(daemon: Callable[..., None], run:
         "done limit 4.0G -> 15M",
         "runbook https://wiki/r#collapse",
         "WARNING BLIND on the host",
-        "not told mail root: exit code 75: queue is full; 7 wait; 2 lost",
+        "route mail root: exit code 75: queue is full; 7 waiting; 2 lost",
     ):
         assert said in flat, out
     assert "systemd/journal" not in out
 
 
-def test_json_follows_the_schema(daemon: Callable[..., None], run: Run, tmp_path: Path) -> None:
+def test_json_follows_the_schema(daemon: Callable[..., None], alerts: Run, tmp_path: Path) -> None:
     kept(tmp_path, [FLOOD], [BATTERY], [])
     daemon(BLIND, CRITICAL, routes=(FINE, DEAD))
-    code, out, _ = run("--json")
+    code, out, _ = alerts("--json")
     answer = json.loads(out)
     assert code == GOOD
     assert list(schema.problems(answer, schema.load("alerts"))) == []
@@ -221,10 +199,12 @@ def test_json_follows_the_schema(daemon: Callable[..., None], run: Run, tmp_path
     assert len(answer["past"]) == 1
 
 
-def test_the_past_is_one_line_each(daemon: Callable[..., None], run: Run, tmp_path: Path) -> None:
+def test_the_past_is_one_line_each(
+    daemon: Callable[..., None], alerts: Run, tmp_path: Path
+) -> None:
     kept(tmp_path, [FLOOD], [CRITICAL], [BATTERY], [], [BLIND], [])
     daemon()
-    out = run()[1]
+    out = alerts()[1]
     assert out.startswith("no alerts\n\nPAST")
     rows = [line for line in out.splitlines() if " on " in line]
     assert len(rows) == 2
@@ -232,38 +212,38 @@ def test_the_past_is_one_line_each(daemon: Callable[..., None], run: Run, tmp_pa
         "3m12s", "critical", "COLLAPSE on sda: writeback-flood, then write-through",
     ]  # fmt: skip
     assert "BLIND on the host: no-data" in rows[1]
-    assert run("--limit", "1")[1].count(" on ") == 1
-    assert run("--device", "sdz")[1].count("COLLAPSE") == 0
+    assert alerts("--limit", "1")[1].count(" on ") == 1
+    assert alerts("--device", "sdz")[1].count("COLLAPSE") == 0
 
 
 def test_the_past_of_a_device_does_not_hide_behind_anothers(
-    daemon: Callable[..., None], run: Run, tmp_path: Path
+    daemon: Callable[..., None], alerts: Run, tmp_path: Path
 ) -> None:
     of_b = replace(FLOOD, device="sdz")  # gone since
     kept(tmp_path, [of_b], [], *([FLOOD], []) * 90)
-    assert "COLLAPSE on sdz" in run("--device", "/dev/sdz", "--state-dir", str(tmp_path))[1]
+    assert "COLLAPSE on sdz" in alerts("--device", "/dev/sdz", "--state-dir", str(tmp_path))[1]
     daemon()
     for limit in ("1", "10", "50"):
-        code, out, err = run("--device", "sdz", "--limit", limit)
+        code, out, err = alerts("--device", "sdz", "--limit", limit)
         assert (code, err) == (GOOD, "") and out.count("COLLAPSE on sdz") == 1, limit
-    out = run("--device", "sda", "--limit", "3")[1]
+    out = alerts("--device", "sda", "--limit", "3")[1]
     assert out.count("COLLAPSE on sda") == 3
 
 
-def test_one_alert_that_changed_often_hides_no_other(run: Run, tmp_path: Path) -> None:
+def test_one_alert_that_changed_often_hides_no_other(alerts: Run, tmp_path: Path) -> None:
     worse = replace(FLOOD, severity=CRITICAL.severity)
     kept(tmp_path, [BLIND], [], *([FLOOD], [worse]) * 40, [])
-    out = run("--limit", "2", "--state-dir", str(tmp_path))[1]
+    out = alerts("--limit", "2", "--state-dir", str(tmp_path))[1]
     assert "BLIND on the host" in out and "COLLAPSE on sda" in out
 
 
-def test_without_a_daemon_the_past_is_still_there(run: Run, tmp_path: Path) -> None:
+def test_without_a_daemon_the_past_is_still_there(alerts: Run, tmp_path: Path) -> None:
     kept(tmp_path, [FLOOD])
-    code, out, err = run("--state-dir", str(tmp_path))
+    code, out, err = alerts("--state-dir", str(tmp_path))
     assert code == NO_DAEMON and "no daemon at" in err
     assert out.startswith("current alerts unknown: no daemon")
     assert "?        warning   COLLAPSE on sda" in out
-    code, out, _ = run("--json", "--state-dir", str(tmp_path))
+    code, out, _ = alerts("--json", "--state-dir", str(tmp_path))
     answer = json.loads(out)
     assert (code, answer["active"], answer["past"][0]["end"]) == (NO_DAEMON, None, None)
     assert list(schema.problems(answer, schema.load("alerts"))) == []
@@ -354,7 +334,7 @@ def test_narrow_and_wide() -> None:
     snapshot = replace(samples.guard(), alerts=(CRITICAL,))
     active = alert_answer(snapshot)["active"]
     for columns in (60, 120):
-        lines = verb.render(active, [], [], columns).splitlines()
+        lines = render(active, [], [], columns).splitlines()
         # An address that is broken up cannot be opened.
         manual = "file:///usr/share/doc/writebackd/docs"
         assert lines.pop() == f"runbook  {manual}/howto/runbook.md#collapse"

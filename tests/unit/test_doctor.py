@@ -7,7 +7,7 @@ import fcntl
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import pytest
 
@@ -15,7 +15,6 @@ import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.actuate.watcher import take_watch
 from writebackd.cli import doctor_checks
-from writebackd.cli.doctor_checks import rivals
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.status_answer import status_json
 from writebackd.types.levers import VmLimits
@@ -30,7 +29,10 @@ def host(root: Path, files: Dict[str, str]) -> KernelFiles:
     for name, text in files.items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        if text.startswith("-> "):
+            path.symlink_to(f"../{text[3:]}")
+        else:
+            path.write_text(text)
     return KernelFiles(root)
 
 
@@ -107,104 +109,93 @@ def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
-    assert texts(list(doctor_checks.daemon(tmp_path)), "note") == "writebackd is not running"
-    (tmp_path / "ledger.json").write_text("{}")
-    assert "writebackctl restore" in texts(list(doctor_checks.daemon(tmp_path)), "warning")
-    assert take_watch(tmp_path)
-    assert "the watcher restores them" in texts(list(doctor_checks.daemon(tmp_path)), "note")
-    with open(tmp_path / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "has no socket" in texts(list(doctor_checks.daemon(tmp_path)), "warning")
-    assert "has no socket" not in texts(list(doctor_checks.daemon(tmp_path)), "warning")
+    def found(level: str) -> str:
+        return texts(list(doctor_checks.daemon(tmp_path)), level)
 
-
-def test_levers_that_a_daemon_left_behind_are_named(tmp_path: Path) -> None:
+    assert found("note") == "writebackd is not running"
     entry = LeverEntry("pace", "/system.slice/x.service", "8:0", 0, "max", ("1000000",))
     ledger = Ledger(2, "boot", 1, 0.0, "restore", VmLimits(0, 20, 0, 10), (), (entry,))
     ledger.save(tmp_path / "ledger.json")
-    found = texts(list(doctor_checks.daemon(tmp_path)), "warning")
-    assert "and other levers (pace /system.slice/x.service 8:0)" in found
+    assert "and other levers (pace /system.slice/x.service 8:0)" in found("warning")
+    (tmp_path / "ledger.json").write_text("{}")
+    assert "writebackctl restore" in found("warning")
+    assert take_watch(tmp_path)
+    assert "the watcher restores them" in found("note")
+    with open(tmp_path / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "has no socket" in found("warning")
+    assert "has no socket" not in found("warning")
 
 
-def test_levers_of_a_daemon_that_runs_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+Found = Callable[[Dict[str, Any], str], List[str]]
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
+    """What the check says at a level of a daemon that answers so to `status`."""
+
+    def check(answer: Dict[str, Any], level: str) -> List[str]:
+        monkeypatch.setattr(doctor_checks, "request", lambda *_, **more: answer)
+        return texts(list(doctor_checks.daemon(tmp_path)), level).splitlines()
+
+    return check
+
+
+def test_levers_of_a_daemon_that_runs_are_named(found: Found) -> None:
     for shown, count in ((samples.levers(), 4), (samples.guard(), 0)):
-        answer = status_json(shown)
-        monkeypatch.setattr(doctor_checks, "request", lambda *_, answer=answer, **more: answer)
-        found = [text for level, text in doctor_checks.daemon(tmp_path) if level == "good"]
-        held = [text for text in found if text.startswith("it sets")]
-        assert found[0].startswith("writebackd is running") and len(held) == count
-        assert not count or "it sets queue sda: nr_requests 8 (before 64)" in found
+        said = found(status_json(shown), "good")
+        held = [text for text in said if text.startswith("it sets")]
+        assert said[0].startswith("writebackd is running") and len(held) == count
+        assert not count or "it sets queue sda: nr_requests 8 (before 64)" in held
 
 
-def test_what_the_probe_of_a_daemon_lost_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_probe_of_a_daemon_lost_is_told(found: Found) -> None:
     answer = status_json(samples.guard())
-    monkeypatch.setattr(doctor_checks, "request", lambda *_, **more: answer)
-    assert "probe lost 3 syncs whose end was missed" in texts(
-        list(doctor_checks.daemon(tmp_path)), "note"
-    )
+    assert "probe lost 3 syncs whose end was missed" in found(answer, "note")
     answer["probe"]["lost"] = []
-    assert "no probe event lost" in texts(list(doctor_checks.daemon(tmp_path)), "good")
+    assert "no probe event lost" in found(answer, "good")
 
 
-def test_a_daemon_without_a_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_without_a_watcher(found: Found) -> None:
     answer: Dict[str, Any] = {
         "mode": "enforce", "policy": "default", "lease": {"watcher_pid": None},
         "probe": {"backend": "libbpf"}, "self": {"rss_bytes": None},  # an older one
     }  # fmt: skip
-    monkeypatch.setattr(doctor_checks, "request", lambda *args, **more: answer)
-    assert "no watcher: limits will not" in texts(list(doctor_checks.daemon(tmp_path)), "warning")
+    assert "watcher not running (see log): limits are not restored" in found(answer, "warning")[0]
     answer["lease"] = {"watcher_pid": 7}
-    assert texts(list(doctor_checks.daemon(tmp_path)), "warning") == ""
+    assert found(answer, "warning") == []
 
 
-def test_nobody_else(tmp_path: Path) -> None:
-    files = host(tmp_path, {
-        "/etc/sysctl.d/10-net.conf": "net.core.somaxconn = 1\n# vm.dirty_ratio = 5\n",
-        "/etc/sysctl.conf": "; vm.dirty_bytes=1\nvm.dirty_writeback_centisecs = 100\n",
-    })  # fmt: skip
-    assert [level for level, _ in rivals(files)] == ["good"]
-
-
-def test_sysctl_lines_are_found_with_their_place(tmp_path: Path) -> None:
-    files = host(tmp_path, {
-        "/etc/sysctl.d/90-db.conf": "# tuned by hand\n\nvm.dirty_bytes = 15728640\n",
-        "/usr/lib/sysctl.d/50-dist.conf": "-vm/dirty_background_ratio=5\n",
-        "/etc/sysctl.conf": "  vm.dirty_ratio=40\n",
-        "/etc/sysctl.d/README": "vm.dirty_ratio = 1\n",
-        # masked: the same name in /etc
-        "/usr/lib/sysctl.d/90-db.conf": "vm.dirty_ratio = 2\n",
-    })  # fmt: skip
-    (tmp_path / "etc/sysctl.d/99-sysctl.conf").symlink_to("../sysctl.conf")
-    notes = texts(list(rivals(files)), "note").splitlines()
-    assert len(notes) == 3
-    assert (
-        "vm.dirty_background_ratio=5 is set at boot (/usr/lib/sysctl.d/50-dist.conf:1)" in notes[0]
-    )
-    assert "vm.dirty_bytes=15728640 is set at boot (/etc/sysctl.d/90-db.conf:3)" in notes[1]
-    assert "vm.dirty_ratio=40 is set at boot (/etc/sysctl.d/99-sysctl.conf:1)" in notes[2]
-
-
-def test_tuned_profiles_are_followed_through_their_includes(tmp_path: Path) -> None:
-    files = host(tmp_path, {
-        "/etc/tuned/active_profile": "mine\n", "/proc/900/comm": "tuned\n",
-        "/etc/tuned/mine/tuned.conf": "[main]\ninclude=throughput-performance mine\n",
-        "/usr/lib/tuned/throughput-performance/tuned.conf":
-            "[main]\nsummary=x\n[sysctl]\nvm.dirty_ratio = 40\n",
-        "/usr/lib/tuned/other/tuned.conf": "[vm]\ndirty_ratio=10\n",
-    })  # fmt: skip
-    findings = list(rivals(files))
-    assert "vm.dirty_ratio=40" in texts(findings, "warning")
-    assert "/usr/lib/tuned/throughput-performance/tuned.conf:4" in texts(findings, "warning")
-    assert len(findings) == 1
-
-
-def test_newer_places_and_section(tmp_path: Path) -> None:
-    files = host(tmp_path, {
-        "/etc/tuned/active_profile": "other gone ../../escape\n", "/proc/9/comm": "tuned\n",
-        "/usr/lib/tuned/profiles/other/tuned.conf": "[vm]\ndirty_bytes=40%\n",
-    })  # fmt: skip
-    assert "vm.dirty_bytes=40%" in texts(list(rivals(files)), "warning")
+@pytest.mark.parametrize("there, level, wanted", [
+    ({"/etc/sysctl.d/10-net.conf": "net.core.somaxconn = 1\n# vm.dirty_ratio = 5\n",
+      "/etc/sysctl.conf": "; vm.dirty_bytes=1\nvm.dirty_writeback_centisecs = 100\n"},
+     "good", ["no other program sets vm.dirty_*"]),
+    ({"/etc/sysctl.d/90-db.conf": "# tuned by hand\n\nvm.dirty_bytes = 15728640\n",
+      "/usr/lib/sysctl.d/50-dist.conf": "-vm/dirty_background_ratio=5\n",
+      "/etc/sysctl.conf": "  vm.dirty_ratio=40\n", "/etc/sysctl.d/99-sysctl.conf": "-> sysctl.conf",
+      "/etc/sysctl.d/README": "vm.dirty_ratio = 1\n",
+      # masked: the same name in /etc
+      "/usr/lib/sysctl.d/90-db.conf": "vm.dirty_ratio = 2\n"},
+     "note",
+     ["vm.dirty_background_ratio=5 is set at boot (/usr/lib/sysctl.d/50-dist.conf:1)",
+      "vm.dirty_bytes=15728640 is set at boot (/etc/sysctl.d/90-db.conf:3)",
+      "vm.dirty_ratio=40 is set at boot (/etc/sysctl.d/99-sysctl.conf:1)"]),
+    # Profiles of tuned, through their includes; then in newer places.
+    ({"/etc/tuned/active_profile": "mine\n", "/proc/900/comm": "tuned\n",
+      "/etc/tuned/mine/tuned.conf": "[main]\ninclude=throughput-performance mine\n",
+      "/usr/lib/tuned/throughput-performance/tuned.conf":
+          "[main]\nsummary=x\n[sysctl]\nvm.dirty_ratio = 40\n",
+      "/usr/lib/tuned/other/tuned.conf": "[vm]\ndirty_ratio=10\n"},
+     "warning",
+     ["vm.dirty_ratio=40 (/usr/lib/tuned/throughput-performance/tuned.conf:4)"]),
+    ({"/etc/tuned/active_profile": "other gone ../../escape\n", "/proc/9/comm": "tuned\n",
+      "/usr/lib/tuned/profiles/other/tuned.conf": "[vm]\ndirty_bytes=40%\n"},
+     "warning", ["vm.dirty_bytes=40%"]),
+])  # fmt: skip
+def test_who_else_sets_the_limits(
+    tmp_path: Path, there: Dict[str, str], level: str, wanted: List[str]
+) -> None:
+    found = list(doctor_checks.rivals(host(tmp_path, there)))
+    assert [each for each, _ in found] == [level] * len(wanted)
+    for (_, text), words in zip(found, wanted):
+        assert words in text, text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Exit codes of the programs whose stderr takes nothing: they are all that tells the error."""
+"""Exit codes and output where a stream is full, closed or read no more."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 
+import samples
 import writebackd
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, USAGE
+from test_cli import FakeDaemon, daemon
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE
 from writebackd.storage.report_file import CollectorReport, Tool, decode
+
+__all__ = ["daemon"]
 
 PACKAGE = Path(writebackd.__file__).resolve().parent
 # The collector as on a host with one tool.
@@ -25,6 +29,27 @@ RAID = (
     "raid.collect, raid.with_kernel = lambda *_, **more: found, lambda found, files: found;"
     "sys.exit(raid.main())"
 )
+
+
+def command(program: str, *words: str) -> List[str]:
+    """`program` is a module of cli/, `raid`, or lines of Python."""
+    if program in ("ctl", "daemon_main"):
+        return [sys.executable, "-m", f"writebackd.cli.{program}", *words]
+    return [sys.executable, "-c", RAID if program == "raid" else program, *words]
+
+
+def environment(**more: str) -> "dict[str, str]":
+    """As a user's: unbuffered, nothing is left to write at the exit."""
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent), **more}
+
+
+def ended(program: str, *words: str, **more: Any) -> "subprocess.CompletedProcess[bytes]":
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(), **more}
+    return subprocess.run(command(program, *words), timeout=60, check=False, **more)
+
+
+# ---- stderr ------------------------------------------------------------
+
 CASES: List[Tuple[str, List[str], int]] = [
     ("ctl", ["policy", "check", "{bad}/bad.conf"], USAGE),
     ("ctl", ["policy", "match", "--config-dir", "{bad}"], GOOD),
@@ -48,16 +73,13 @@ def test_a_stderr_that_takes_nothing_changes_no_exit_code(
     bad.mkdir()
     (bad / "bad.conf").write_text("[limits]\nnosuch = 1\n")
     (tmp_path / "history.db").write_text("no database\n" * 1000)
-    run = ["-c", RAID] if program == "raid" else ["-m", f"writebackd.cli.{program}"]
     reader, writer = os.pipe()
     os.close(reader)
     sinks = {"full": os.open("/dev/full", os.O_WRONLY), "broken": writer, "closed": writer}
-    done = subprocess.run(
-        [sys.executable, *run, *(word.format(bad=bad, tmp=tmp_path) for word in words)],
-        # As a user's: unbuffered, nothing is left to write at the exit.
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent)},
-        stdout=subprocess.PIPE, stderr=sinks.get(stderr, subprocess.PIPE), timeout=60,
-        check=False, preexec_fn=(lambda: os.close(2)) if stderr == "closed" else None,
+    done = ended(
+        program, *(word.format(bad=bad, tmp=tmp_path) for word in words),
+        stderr=sinks.get(stderr, subprocess.PIPE),
+        preexec_fn=(lambda: os.close(2)) if stderr == "closed" else None,
     )  # fmt: skip
     for fd in {sinks["full"], writer}:
         os.close(fd)
@@ -71,29 +93,70 @@ def test_a_stderr_that_takes_nothing_changes_no_exit_code(
         assert not done.stdout
 
 
-@pytest.mark.parametrize("words, code", [
-    (["alerts", "--runtime-dir", "{tmp}", "--state-dir", "{tmp}"], NO_DAEMON),
-    (["policy", "check", "default"], BAD_NEWS),
+def test_the_daemon_ends_while_nobody_takes_what_it_logs() -> None:
+    program = (
+        "import logging, sys; from writebackd.cli import daemon_main as daemon;"
+        "listener = daemon._start_logging(verbose=False, quiet=False);"
+        "[logging.error('x' * 1000) for _ in range(100)];"
+        "daemon._stop_logging(listener); sys.exit(4)"
+    )
+    process = subprocess.Popen(command(program), env=environment(), stderr=subprocess.PIPE)
+    try:
+        assert process.wait(30) == NOT_PERMITTED
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_errors_are_told_in_one_place() -> None:
+    raw = re.compile(r"file=sys\.stderr|sys\.stderr\.write")
+    found = {
+        str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")
+        if raw.search(path.read_text())
+    }  # fmt: skip
+    assert found == {"command_line.py"}
+
+
+# ---- stdout ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program, words, code, said", [
+    ("ctl", ["status"], BAD_NEWS, "writebackctl: cannot write the output: No space left on device"),
+    ("ctl", ["--json", "why"], BAD_NEWS,
+     "writebackctl: cannot write the output: No space left on device"),
+    ("ctl", ["policy", "check", "default"], BAD_NEWS,
+     "writebackctl: cannot write the output: No space left on device"),
+    # What else is wrong is not hidden by it.
+    ("ctl", ["alerts", "--runtime-dir", "{tmp}/none", "--state-dir", "{tmp}"], NO_DAEMON,
+     "writebackctl: no "),
+    ("raid", ["--output", "-"], BAD_NEWS, "writebackd-raid: -: No space left on device"),
 ])  # fmt: skip
-def test_a_full_stdout_hides_no_error(tmp_path: Path, words: List[str], code: int) -> None:
+def test_a_full_disk_behind_the_output_is_one_line(
+    daemon: FakeDaemon, tmp_path: Path, program: str, words: List[str], code: int, said: str
+) -> None:
+    where = ["--runtime-dir", str(tmp_path)] if program == "ctl" else []
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "writebackd.cli.ctl",
-             *(word.format(tmp=tmp_path) for word in words)],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(PACKAGE.parent)},
-            stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
-        )  # fmt: skip
-    assert done.returncode == code and done.stderr.startswith(b"writebackctl: ")
+        done = ended(program, *where, *(word.format(tmp=tmp_path) for word in words), stdout=full)
+    error = done.stderr.decode()
+    assert done.returncode == code and error.startswith(said)
+    assert error.count("\n") == 1 + ("alerts" in words)  # and that there is no history
 
 
-def test_the_collector_says_that_its_output_is_full() -> None:
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", RAID, "--output", "-"], stdout=full, stderr=subprocess.PIPE,
-            env={"PYTHONPATH": str(PACKAGE.parent)}, timeout=60, check=False,
-        )  # fmt: skip
-    assert done.returncode == BAD_NEWS
-    assert done.stderr == b"writebackd-raid: -: No space left on device\n"
+def test_a_reader_that_has_seen_enough_is_no_error(daemon: FakeDaemon, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = ended("ctl", "--runtime-dir", str(tmp_path), "status", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (GOOD, b"")
+
+
+def test_a_closed_output_does_not_keep_an_order_from_its_way(
+    daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    for verb in ("release", "status"):
+        done = ended("ctl", "--runtime-dir", str(tmp_path), verb, preexec_fn=lambda: os.close(1))
+        assert (done.returncode, done.stderr) == (GOOD, b"")
+    assert [verb for verb, _ in daemon.requests] == ["release", "status"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the daemon")
@@ -104,19 +167,19 @@ def test_the_daemon_starts_with_its_output_closed(tmp_path: Path) -> None:
         "daemon.memory_lock = Fake(lock_used=str, read_in_code=str);"
         "sys.exit(daemon.main(sys.argv[1:]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "--live", "--policy", "default",
-         "--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")],
-        env={"PYTHONPATH": str(PACKAGE.parent)}, stderr=subprocess.PIPE, timeout=60, check=False,
-        preexec_fn=lambda: os.close(1),
+    done = ended(
+        program, "--live", "--policy", "default", "--runtime-dir", str(tmp_path / "run"),
+        "--state-dir", str(tmp_path / "state"), preexec_fn=lambda: os.close(1),
     )  # fmt: skip
     assert (done.returncode, b"Traceback" in done.stderr) == (GOOD, False), done.stderr
 
 
-def test_errors_are_told_in_one_place() -> None:
-    raw = re.compile(r"file=sys\.stderr|sys\.stderr\.write")
-    found = {
-        str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")
-        if raw.search(path.read_text())
-    }  # fmt: skip
-    assert found == {"command_line.py"}
+@pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
+def test_names_without_text_do_not_end_it(
+    daemon: FakeDaemon, tmp_path: Path, locale: str
+) -> None:
+    daemon.snapshot = samples.hostile("caf\udce9", mount="/m\udcff/größer")
+    env = environment(LC_ALL=locale, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    for words in (["status"], ["--json", "status"], ["devices"]):
+        done = ended("ctl", "--runtime-dir", str(tmp_path), *words, env=env)
+        assert (done.returncode, done.stderr) == (GOOD, b"")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List
 
-from writebackd.cli.history_screen import folded, render_history
+from writebackd.cli.history import folded, render_history
 
 
 def event(wall_s: float, kind: str, **more: object) -> Dict[str, Any]:

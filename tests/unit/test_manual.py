@@ -46,9 +46,7 @@ INSTALL = (ROOT / "docs/howto/install.md").read_text()
 def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("share")
     for name, text in generate.files().items():
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        put(target, name, text)
     return target
 
 
@@ -163,16 +161,28 @@ def test_bash_completes_values(share: Path) -> None:
     assert "bash" in completed(share, "writebackctl", "run", "--", "bas")
 
 
+def elsewhere(share: Path, tmp_path: Path, system: str, here: str) -> None:
+    """The scripts, with directories of the test's in place of the system's."""
+    for program in ("writebackctl", "writebackd"):
+        name = f"bash-completion/completions/{program}"
+        text = (share / name).read_text()
+        assert system in text
+        put(tmp_path, name, text.replace(system, f"{tmp_path}/{here}"))
+
+
+def put(root: Path, name: str, text: str = "") -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
 def test_bash_completes_devices_that_exist(share: Path, tmp_path: Path) -> None:
     """A loop device without a file is in /sys/block as well."""
+    elsewhere(share, tmp_path, "/sys/block/", "block/")
+    for disk, size in (("sda", 1000), ("dm-0", 8), ("loop0", 0)):
+        put(tmp_path, f"block/{disk}/size", f"{size}\n")
     for program, words in (("writebackctl", ["why"]), ("writebackd", ["--device"])):
-        name = f"bash-completion/completions/{program}"
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        text = (share / name).read_text()
-        (tmp_path / name).write_text(text.replace("/sys/block/", f"{tmp_path}/block/"))
-        for disk, size in (("sda", 1000), ("dm-0", 8), ("loop0", 0)):
-            (tmp_path / "block" / disk).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "block" / disk / "size").write_text(f"{size}\n")
         assert set(completed(tmp_path, program, *words, "")) == {"sda", "dm-0"}
         assert completed(tmp_path, program, *words, "s") == ["sda"]
 
@@ -185,19 +195,11 @@ TAKES_A_POLICY = (
 
 
 def test_bash_completes_names_of_policies(share: Path, tmp_path: Path) -> None:
-    system = "{/usr/lib,/run,/etc}/writebackd"
-    for program in ("writebackctl", "writebackd"):
-        name = f"bash-completion/completions/{program}"
-        text = (share / name).read_text()
-        assert system in text
-        here = tmp_path / name
-        here.parent.mkdir(parents=True, exist_ok=True)
-        here.write_text(text.replace(system, f"{tmp_path}/{{lib,run,etc}}"))
+    elsewhere(share, tmp_path, "{/usr/lib,/run,/etc}/writebackd", "{lib,run,etc}")
     for name in ("lib/policies.d/etcd.conf", "lib/policies.d/default.conf",
                  "etc/policies.d/etcd.conf", "etc/policies.d/etcd.conf.d/50-site.conf",
                  "run/policies.d/mine.conf"):  # fmt: skip
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        put(tmp_path, name)
     for words in TAKES_A_POLICY:
         offered = set(completed(tmp_path, *words, ""))
         assert offered >= {"etcd", "default", "mine"}, words
@@ -265,8 +267,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     fake = FakeDaemon(tmp_path)
     fake.snapshot = replace(fake.snapshot, state_dir=str(tmp_path))
     for name in ("systemd-run", "rsync"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+        put(tmp_path, name, "#!/bin/sh\n").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(run_verb, "SYSTEMD", str(tmp_path))
 
@@ -301,7 +302,7 @@ def in_help(text: str) -> List[str]:
 
 COMMANDS = sorted({command for each in EXAMPLES.values() for command, _ in each}
                   | {c for c in (*in_readme(), *in_prose()) if "writebackctl" in c}
-                  | set(in_help(ctl._EPILOG)))  # fmt: skip
+                  | set(in_help(ctl._parser().format_help())))  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -389,15 +390,9 @@ def stubbed(tmp_path: Path) -> Path:
     tools = [f"build/venv/bin/{name}"
              for name in ("python", "writebackd", "ruff", "mypy", "lint-imports")]  # fmt: skip
     for name in (*tools, "agent/setup.sh"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(STUB.format(log=tmp_path / "log"))
-        path.chmod(0o755)
+        put(tmp_path, name, STUB.format(log=tmp_path / "log")).chmod(0o755)
     for name, text in (("sudo", 'exec "$@"'), ("id", "echo 0")):
-        path = tmp_path / "bin" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
+        put(tmp_path, f"bin/{name}", f"#!/bin/sh\n{text}\n").chmod(0o755)
     return tmp_path
 
 

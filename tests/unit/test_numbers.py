@@ -27,8 +27,7 @@ from writebackd.alerts import messages
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
 from writebackd.cli.alerts import render as render_alerts
 from writebackd.cli.answer_screens import render_why
-from writebackd.cli.history import figures_json
-from writebackd.cli.history_screen import render_figures
+from writebackd.cli.history import figures_json, render_figures
 from writebackd.cli.status_screen import render_status
 from writebackd.cli.top_state import Top
 from writebackd.cli.top_view import View

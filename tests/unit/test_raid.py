@@ -24,7 +24,7 @@ from fake_sysfs import SATA, VIRTIO, FakeSysfs
 from test_answers import assert_valid
 from writebackd.alerts.alert_types import Alert, AlertName, Cause
 from writebackd.cli.answer_screens import render_devices
-from writebackd.cli.raid_checks import raid
+from writebackd.cli.doctor_checks import raid
 from writebackd.kernel.topology import scan
 from writebackd.paths import RAID as FILE
 from writebackd.report.codec import Interned, pack, unpack

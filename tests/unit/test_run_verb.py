@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import List, NoReturn
+from typing import Any, Dict, List, NoReturn, Optional
 
 import pytest
 
@@ -20,31 +20,47 @@ from writebackd.cli import run_verb
 from writebackd.cli.ctl import main
 from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE, CommandError
 
-# The program with a directory in the place of cgroup v2, and without systemd.
-PROGRAM = """
-import sys
-from pathlib import Path
-from writebackd.cli import run_verb as scope
-scope.SYSTEMD = "/nonexistent"
-scope._own_cgroup = lambda mount: Path(sys.argv[1])
-scope.cgroup2_mount = lambda files: sys.argv[1]
+# A systemd-run that only runs the command.
+SYSTEMD_RUN = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'
+# With a directory in the place of cgroup v2, and without systemd.
+BY_HAND = """
+run_verb.SYSTEMD = "/nonexistent"
+run_verb._own_cgroup = lambda mount: Path({tree!r})
+run_verb.cgroup2_mount = lambda files: {tree!r}
 real = Path.rmdir
 def rmdir(path):  # a real cgroup's files need no unlink()
     for file in path.iterdir():
         file.unlink()
     real(path)
 Path.rmdir = rmdir
-from writebackd.cli.ctl import main
-sys.exit(main(sys.argv[2:]))
 """
 
 
-def start(tree: Path, *words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tree), "run", *words],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+def command(patches: str, *words: str) -> List[str]:
+    """`writebackctl run WORDS`, after these lines of Python."""
+    before = "import os, sys; from pathlib import Path; from writebackd.cli import run_verb, ctl\n"
+    after = "sys.exit(ctl.main(sys.argv[1:]))"
+    return [sys.executable, "-c", f"{before}{patches}\n{after}", "run", *words]
+
+
+def environment(**more: str) -> Dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SOURCE), **more}
+
+
+def done(
+    patches: str, *words: str, path: Optional[str] = None, **more: Any
+) -> "subprocess.CompletedProcess[str]":
+    path = os.environ["PATH"] if path is None else path
+    return subprocess.run(
+        command(patches, *words), env=environment(PATH=path), timeout=60, check=False, text=True,
+        **more,
     )  # fmt: skip
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -59,29 +75,30 @@ def start(tree: Path, *words: str) -> "subprocess.Popen[str]":
 def test_the_exit_code_is_the_commands(
     tmp_path: Path, words: List[str], code: int, out: str
 ) -> None:
-    process = start(tmp_path, *words)
-    assert process.communicate(timeout=60)[0] == out
-    assert process.returncode == code
+    result = done(BY_HAND.format(tree=str(tmp_path)), *words, stdout=subprocess.PIPE)
+    assert (result.returncode, result.stdout) == (code, out)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_is_in_its_cgroup_before_it_begins(tmp_path: Path) -> None:
     look = f"cat {tmp_path}/*/cgroup.procs; ls {tmp_path}"
-    process = start(tmp_path, "--name", "nightly", "--", "sh", "-c", look)
-    out, errors = process.communicate(timeout=60)
+    words = ("--name", "nightly", "--", "sh", "-c", look)
+    result = done(BY_HAND.format(tree=str(tmp_path)), *words, capture_output=True)
     # 0: whoever writes it, which is the child itself.
-    assert out.startswith("0") and out[1:].strip().startswith("run-nightly-")
-    assert "cannot be paced" in errors
+    assert result.stdout.startswith("0") and result.stdout[1:].strip().startswith("run-nightly-")
+    assert "watched but not paced" in result.stderr
 
 
 def test_a_signal_goes_on_to_the_command(tmp_path: Path) -> None:
     waits = "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done"
-    process = start(tmp_path, "--", "sh", "-c", waits)
-    assert process.stdout is not None and process.stdout.readline() == "up\n"
-    time.sleep(0.1)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 9
+    words = command(BY_HAND.format(tree=str(tmp_path)), "--", "sh", "-c", waits)
+    with subprocess.Popen(
+        words, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 9
 
 
 def test_what_cannot_be_started(
@@ -110,44 +127,25 @@ def test_systemd_makes_the_scope() -> None:
     assert "--user" in run_verb.systemd_command("run-x-1", None, ["true"], root=False)
 
 
-def test_the_command_takes_our_place_under_systemd(tmp_path: Path) -> None:
-    fake = tmp_path / "systemd-run"
-    fake.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
-    fake.chmod(0o755)
-    code = f"from writebackd.cli import run_verb as scope; scope.SYSTEMD = {str(tmp_path)!r};"
-    code += "scope._find_manager = lambda: None;"  # not root's
-    code += "from writebackd.cli.ctl import main; main(['run', '--', 'sh', '-c', 'exit 5'])"
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=False, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": path},
-    )  # fmt: skip
-    assert result.returncode == 5
-
-
 @pytest.mark.parametrize("manager", ["none", "runs", "is not asked"])
-def test_without_a_systemd_of_the_user_it_says_so_as_a_shell_would(
+def test_the_command_takes_our_place_under_systemd_where_the_user_has_one(
     tmp_path: Path, manager: str
 ) -> None:
-    """systemd-run would end with 1, which may be the command's own."""
+    """systemd-run would end with 1, which may be the command's own; a shell has 126."""
     asked = tmp_path / "asked"
-    for name, text in (
-        ("systemd-run", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'),
-        ("systemctl", f'echo "$@" >{asked}; echo Failed to connect to bus: No medium found >&2\n'
-                      f"exit {int(manager == 'none')}\n"),
-    ):  # fmt: skip
-        if (name, manager) != ("systemctl", "is not asked"):
-            (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
-            (tmp_path / name).chmod(0o755)
+    script(tmp_path / "systemd-run", f"#!/bin/sh\n{SYSTEMD_RUN}")
+    if manager != "is not asked":
+        script(
+            tmp_path / "systemctl",
+            f'#!/bin/sh\necho "$@" >{asked}\n'
+            "echo Failed to connect to bus: No medium found >&2\n"
+            f"exit {int(manager == 'none')}\n",
+        )
     (tmp_path / "sh").symlink_to("/bin/sh")
-    code = "import os, sys; from writebackd.cli import run_verb;"
-    code += f"run_verb.SYSTEMD = {str(tmp_path)!r};"
-    code += "os.geteuid = lambda: 1234; from writebackd.cli.ctl import main;"
-    code += "sys.exit(main(['run', '--', 'sh', '-c', 'echo ran; exit 5']))"
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": str(tmp_path)},
-    )  # fmt: skip
+    patches = f"run_verb.SYSTEMD = {str(tmp_path)!r}; os.geteuid = lambda: 1234"
+    result = done(
+        patches, "--", "sh", "-c", "echo ran; exit 5", path=str(tmp_path), capture_output=True
+    )
     if manager == "none":
         assert (result.returncode, result.stdout) == (run_verb.NOT_EXECUTABLE, "")
         assert result.stderr.startswith("writebackctl: run: no systemd of this user answers (Fail")
@@ -184,28 +182,22 @@ def test_an_exec_that_fails_leaves_the_program_as_it_was(
 
 
 @pytest.mark.parametrize(
-    "start, code",
+    "text, code",
     [(None, 127), ("#!/nonexistent/shell\n", 127), ("not a program", 126)],
     ids=["gone", "without its interpreter", "no program"],
 )
 @pytest.mark.parametrize("stderr", ["read", "full"])
 def test_a_systemd_run_that_does_not_start(
-    tmp_path: Path, start: "str | None", code: int, stderr: str
+    tmp_path: Path, text: Optional[str], code: int, stderr: str
 ) -> None:
     """As the manual says, not 1: that may be the command's own."""
     fake = tmp_path / "systemd-run"
-    if start is not None:
-        fake.write_text(start)
-        fake.chmod(0o755)
-    program = f"from writebackd.cli import run_verb as scope; scope.SYSTEMD = {str(tmp_path)!r};"
-    program += f"scope.shutil.which = lambda name: {str(fake)!r};"
-    program += "import sys; from writebackd.cli.ctl import main;"
-    program += "sys.exit(main(['run', '--', 'true']))"
+    if text is not None:
+        script(fake, text)
+    patches = f"run_verb.SYSTEMD = {str(tmp_path)!r}\n"
+    patches += f"run_verb.shutil.which = lambda name: {str(fake)!r}"
     with open("/dev/full" if stderr == "full" else tmp_path / "errors", "w+") as errors:
-        result = subprocess.run(
-            [sys.executable, "-c", program], check=False, timeout=60, stderr=errors,
-            env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": str(tmp_path)},
-        )  # fmt: skip
+        result = done(patches, "--", "true", path=str(tmp_path), stderr=errors)
     assert result.returncode == code
     if stderr == "read":
         said = (tmp_path / "errors").read_text().splitlines()
@@ -215,33 +207,23 @@ def test_a_systemd_run_that_does_not_start(
 def test_a_command_that_cannot_start_has_its_code_where_nothing_can_be_told(
     tmp_path: Path
 ) -> None:
-    command = tmp_path / "command"
-    command.write_text("not a program")
-    command.chmod(0o755)
-    (tmp_path / "tree").mkdir()
+    program = script(tmp_path / "command", "not a program")
+    tree = tmp_path / "tree"
+    tree.mkdir()
     with open("/dev/full", "wb") as full:
-        result = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(tmp_path / "tree"), "run", "--", str(command)],
-            check=False, timeout=60, stderr=full, env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        )  # fmt: skip
+        result = done(BY_HAND.format(tree=str(tree)), "--", str(program), stderr=full)
     assert result.returncode == run_verb.NOT_EXECUTABLE
 
 
 @pytest.mark.parametrize("systemd", [True, False])
 def test_the_command_dies_of_a_broken_pipe_as_in_a_shell(tmp_path: Path, systemd: bool) -> None:
-    fake = tmp_path / "systemd-run"
-    fake.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
-    fake.chmod(0o755)
-    (tmp_path / "cgroup.procs").touch()
-    booted = str(tmp_path) if systemd else "/nonexistent"
-    code = f"from writebackd.cli import run_verb as scope; scope.SYSTEMD = {booted!r};"
-    code += f"from pathlib import Path; scope._make_cgroup = lambda unit: Path({str(tmp_path)!r});"
-    code += "scope._remove = lambda directory: None; scope._find_manager = lambda: None;"
-    code += "from writebackd.cli.ctl import main;"
-    code += "main(['run', '--', 'grep', 'SigIgn', '/proc/self/status'])"
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    )  # fmt: skip
+    script(tmp_path / "systemd-run", f"#!/bin/sh\n{SYSTEMD_RUN}")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    patches = BY_HAND.format(tree=str(tree)) + "run_verb._find_manager = lambda: None\n"
+    patches += f"run_verb.SYSTEMD = {str(tmp_path) if systemd else '/nonexistent'!r}"
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    words = ("--", "grep", "SigIgn", "/proc/self/status")
+    result = done(patches, *words, path=path, capture_output=True)
     ignored = int(result.stdout.split()[1], 16)
     assert not ignored >> (signal.SIGPIPE - 1) & 1, result.stdout

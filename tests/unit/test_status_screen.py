@@ -7,7 +7,7 @@ import io
 import json
 import re
 from dataclasses import replace
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import pytest
 
@@ -299,36 +299,31 @@ def test_why_of_all_spends_one_line_on_the_excluded() -> None:
     assert "loop devices only when named" in alone
 
 
-def test_verify_screen() -> None:
-    state = samples.vm(8 << 20, 2 << 20, 0)
-    assert render_verify(verify_json(state, 4096, (8 << 20, 2 << 20))).startswith(
-        "good: dirty_bytes"
-    )
-    assert render_verify(verify_json(state, 4096, None)) == "good: writebackd holds no limit"
-    text = render_verify(verify_json(state, 4096, (4 << 20, 2 << 20)))
-    assert text == "/proc/sys/vm/dirty_bytes is 8388608, writebackd wrote 4194304"
-    text = render_verify(verify_json(state, 4096, None, (), "dirty_bytes=8388608"))
-    assert "writebackctl enforce" in text
+DIFFERING = (
+    ("pace /x.service 8:0", "io.max of /x.service", "1000", "max"),
+    ("queue sda nr_requests", "/sys/block/sda/queue/nr_requests", "8", "64"),
+)
 
 
-def test_verify_screen_with_levers() -> None:
-    state = samples.vm(8 << 20, 2 << 20, 0)
-    held = samples.LEVERS
-    text = render_verify(verify_json(state, 4096, (8 << 20, 2 << 20), levers=held))
-    assert text.split("2097152")[1].split() == (
-        "and 6 other levers as written".split()
-    )
-    text = render_verify(verify_json(state, 4096, None, levers=held[:1]))
-    assert text == "good: 1 other lever as written"
-    differing = [
-        ("pace /x.service 8:0", "io.max of /x.service", "1000", "max"),
-        ("queue sda nr_requests", "/sys/block/sda/queue/nr_requests", "8", "64"),
-    ]
-    text = render_verify(verify_json(state, 4096, None, levers=held, differing=differing))
-    assert text.splitlines() == [
-        "io.max of /x.service is no limit, writebackd wrote 1000",
-        "/sys/block/sda/queue/nr_requests is 64, writebackd wrote 8",
-    ]
+@pytest.mark.parametrize("written, more, text", [
+    ((8 << 20, 2 << 20), {},
+     "good: dirty_bytes 8388608 and dirty_background_bytes 2097152 as written"),
+    ((8 << 20, 2 << 20), {"levers": samples.LEVERS},
+     "good: dirty_bytes 8388608 and dirty_background_bytes 2097152 and 6 other levers as written"),
+    (None, {}, "good: writebackd holds no limit"),
+    (None, {"levers": samples.LEVERS[:1]}, "good: 1 other lever as written"),
+    ((4 << 20, 2 << 20), {}, "/proc/sys/vm/dirty_bytes is 8388608, writebackd wrote 4194304"),
+    (None, {"yielded": "dirty_bytes=8388608"},
+     "yielded: dirty_bytes=8388608; `writebackctl enforce` takes over again"),
+    (None, {"levers": samples.LEVERS, "differing": DIFFERING},
+     "io.max of /x.service is no limit, writebackd wrote 1000"
+     " /sys/block/sda/queue/nr_requests is 64, writebackd wrote 8"),
+])  # fmt: skip
+def test_verify_screen(
+    written: Optional[Tuple[int, int]], more: Dict[str, Any], text: str
+) -> None:
+    answer = verify_json(samples.vm(8 << 20, 2 << 20, 0), 4096, written, **more)
+    assert " ".join(render_verify(answer).split()) == text
 
 
 def test_a_daemon_without_levers_is_understood() -> None:
@@ -356,53 +351,34 @@ def test_findings_put_the_worst_last() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (None, "-"), (0, "0"), (1, "1"), (1023, "1023"), (1024, "1K"), (960 << 10, "960K"),
-        (1_966_080, "1.9M"), ((10 << 20) - 1, "10M"), (1023 << 10, "1.0M"), (15 << 20, "15M"),
-        (int(23.4 * (1 << 30)), "23G"), (5 << 40, "5.0T"), (3.7, "4"), (1 << 62, "4096P"),
-    ],
+SIZES = (
+    (None, "-"), (0, "0"), (1, "1"), (1023, "1023"), (1024, "1K"), (960 << 10, "960K"),
+    (1_966_080, "1.9M"), ((10 << 20) - 1, "10M"), (1023 << 10, "1.0M"), (15 << 20, "15M"),
+    (int(23.4 * (1 << 30)), "23G"), (5 << 40, "5.0T"), (3.7, "4"), (1 << 62, "4096P"),
 )  # fmt: skip
-def test_sizes(value: Optional[float], text: str) -> None:
-    assert formats.size(value) == text
-
-
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (None, "-"), (0, "0.00"), (41e-6, "0.04"), (0.00035, "0.35"), (0.000996, "1.0"),
-        (0.0019, "1.9"), (0.00996, "10"), (1.183, "1183"), (99.9, "99900"), (120.0, "120s"),
-    ],
+MILLISECONDS = (
+    (None, "-"), (0, "0.00"), (41e-6, "0.04"), (0.00035, "0.35"), (0.000996, "1.0"),
+    (0.0019, "1.9"), (0.00996, "10"), (1.183, "1183"), (99.9, "99900"), (120.0, "120s"),
 )  # fmt: skip
-def test_milliseconds(value: Optional[float], text: str) -> None:
-    assert formats.milliseconds(value) == text
-    assert len(formats.milliseconds(value)) <= 5
-
-
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (None, "-"), (0, "0s"), (0.25, "0.2s"), (9.96, "10s"), (59.4, "59s"), (59.6, "1m0s"),
-        (750, "12m30s"), (11_520, "3h12m"), (446_400, "5d4h"),
-    ],
+DURATIONS = (
+    (None, "-"), (0, "0s"), (0.25, "0.2s"), (9.96, "10s"), (59.4, "59s"), (59.6, "1m0s"),
+    (750, "12m30s"), (11_520, "3h12m"), (446_400, "5d4h"),
 )  # fmt: skip
-def test_durations(value: Optional[float], text: str) -> None:
-    assert formats.duration(value) == text
+COUNTS = (
+    (None, "-"), (0, "0"), (0.4, "0.4"), (7.52, "7.5"), (1523.4, "1523"), (210_000, "210k"),
+)  # fmt: skip
+SHARES = ((None, "-"), (0, "0 %"), (0.0021, "0.2 %"), (0.12, "12 %"), (1, "100 %"))
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [(None, "-"), (0, "0"), (0.4, "0.4"), (7.52, "7.5"), (1523.4, "1523"), (210_000, "210k")],
-)
-def test_counts(value: Optional[float], text: str) -> None:
-    assert formats.count(value) == text
-
-
-def test_shares_of_one() -> None:
-    assert [formats.percent(v) for v in (None, 0, 0.0021, 0.12, 1)] == [
-        "-", "0 %", "0.2 %", "12 %", "100 %",
-    ]  # fmt: skip
+@pytest.mark.parametrize("form, cases", [
+    (formats.size, SIZES), (formats.milliseconds, MILLISECONDS), (formats.duration, DURATIONS),
+    (formats.count, COUNTS), (formats.percent, SHARES),
+])  # fmt: skip
+def test_figures_are_short(
+    form: Callable[[Optional[float]], str], cases: Tuple[Tuple[Optional[float], str], ...]
+) -> None:
+    for value, text in cases:
+        assert form(value) == text
 
 
 def test_originals_in_mixed_forms_are_told_apart() -> None:

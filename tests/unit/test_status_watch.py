@@ -9,20 +9,25 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Iterator, List, Tuple
+from typing import Any, Iterator, Tuple
 
 import pytest
 
 import samples
+import schema
 import writebackd
-from test_cli import FakeDaemon
+from test_cli import CTL, SOURCE, FakeDaemon
+from writebackd.cli import ctl
+from writebackd.cli.exit_codes import NO_DAEMON
 from writebackd.cli.output import frame
 
-SOURCE = Path(writebackd.__file__).resolve().parents[1]
-LINE = re.compile(r"\d\d:\d\d:\d\d (OK|NO ANSWER): .*")
+LINE = re.compile(r"\d\d:\d\d:\d\d (OK|BLIND): .*")
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), "TERM": "xterm",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -34,63 +39,47 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
         daemon.stop()
 
 
-def command(tmp_path: Path, *words: str) -> List[str]:
-    return [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(tmp_path), *words]
+def watching(tmp_path: Path, *words: str, **more: Any) -> "subprocess.Popen[str]":
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.Popen(
+        [*CTL, "--runtime-dir", str(tmp_path), "status", "--watch", "0.2", *words],
+        env=ENVIRONMENT, text=True, **more,
+    )  # fmt: skip
 
 
-def environment() -> "dict[str, str]":
-    return {"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), "TERM": "xterm",
-            "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_without_a_terminal_each_look_is_a_line_also_when_the_daemon_goes_away(
+    daemon: FakeDaemon, tmp_path: Path, words: Tuple[str, ...]
+) -> None:
+    def code(line: str) -> str:
+        if not words:
+            found = LINE.fullmatch(line.rstrip("\n"))
+            assert found, line
+            return found[1]
+        answer = json.loads(line)
+        assert list(schema.problems(answer, schema.load("status"))) == []
+        assert answer["verdict"]["text"].startswith(answer["verdict"]["code"])
+        return str(answer["verdict"]["code"])
 
-
-def watched(tmp_path: Path, lines: int, *words: str) -> Tuple[List[str], int, str]:
-    """The first lines on a pipe, then Ctrl-C: exit code and stderr."""
-    with subprocess.Popen(
-        command(tmp_path, "status", "--watch", "0.2", *words), env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as child:  # fmt: skip
+    with watching(tmp_path, *words) as child:
         assert child.stdout is not None and child.stderr is not None
-        seen = [child.stdout.readline().rstrip("\n") for _ in range(lines)]
-        child.send_signal(signal.SIGINT)
-        return seen, child.wait(20), child.stderr.read()
-
-
-def test_without_a_terminal_each_look_is_a_line(daemon: FakeDaemon, tmp_path: Path) -> None:
-    seen, code, err = watched(tmp_path, 3)
-    assert (code, err) == (0, "")
-    assert all(LINE.fullmatch(line) for line in seen), seen
-    seen, code, err = watched(tmp_path, 2, "--json")
-    assert (code, err) == (0, "")
-    assert all(json.loads(line)["verdict"]["code"] == "OK" for line in seen)
-
-
-def test_a_daemon_that_goes_away_meanwhile(daemon: FakeDaemon, tmp_path: Path) -> None:
-    with subprocess.Popen(
-        command(tmp_path, "status", "--watch", "0.2"), env=environment(), text=True,
-        stdout=subprocess.PIPE,
-    ) as child:  # fmt: skip
-        assert child.stdout is not None
-        assert " OK: " in child.stdout.readline()
+        assert [code(child.stdout.readline()) for _ in range(3)] == ["OK"] * 3
         daemon.stop()
-        assert any(" NO ANSWER: " in child.stdout.readline() for _ in range(20))
+        assert any(code(child.stdout.readline()) == "BLIND" for _ in range(20))
         child.send_signal(signal.SIGINT)
-        assert child.wait(20) == 0
+        assert (child.wait(20), child.stderr.read()) == (0, "")
 
 
 def test_without_a_daemon_to_begin_with_it_ends(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        command(tmp_path, "status", "--watch"), env=environment(), capture_output=True, text=True,
-        timeout=60,
-    )  # fmt: skip
-    assert (ended.returncode, ended.stdout) == (3, "") and "no daemon" in ended.stderr
+    with watching(tmp_path) as child:
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (NO_DAEMON, "") and "no daemon" in err
 
 
 def test_on_a_terminal_it_draws_in_place(daemon: FakeDaemon, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        command(tmp_path, "status", "--watch", "0.2"), env=environment(), stdout=theirs,
-        stderr=theirs, stdin=theirs, start_new_session=True,
-    ) as child:  # fmt: skip
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    with watching(tmp_path, start_new_session=True, **streams) as child:
         os.close(theirs)
         text, deadline = "", time.monotonic() + 30
         while text.count("\x1b[H") < 3:
@@ -111,8 +100,6 @@ def test_a_frame_leaves_nothing_of_the_one_before_and_fits() -> None:
 def test_version_of_all_parts(
     daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from writebackd.cli import ctl
-
     assert ctl.main(["--runtime-dir", str(tmp_path), "version"]) == 0
     out = capsys.readouterr().out
     assert re.search(rf"(?m)^writebackctl +{re.escape(writebackd.__version__)}$", out)

@@ -377,8 +377,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 def test_without_a_terminal_it_is_text(daemon: FakeDaemon) -> None:
     words = ["--runtime-dir", str(daemon.runtime_dir), "top", "--interval", "0.2", "--frames", "2"]
     result = subprocess.run(
-        [*CTL, *words],
-        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        [*CTL, *words], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "100"},
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, "")
@@ -402,24 +401,22 @@ class Terminal:
         words += [*CTL, "--runtime-dir", str(runtime_dir), "top", "--interval", "0.2"]
         command = shlex.join(words) + "; echo ended with $?; exec sleep 60"
         typed, command = (shlex.join(words), shell) if shell else ("", command)
-        size = ["-x", str(width), "-y", str(height)]
-        clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-        subprocess.run(
-            [*self._tmux, "new-session", "-d", *size, command],
-            check=True, timeout=20, env={**clean, "LC_ALL": "C.UTF-8"},
-        )  # fmt: skip
+        self._do("new-session", "-d", "-x", str(width), "-y", str(height), command)
         if typed:
             self.keys(typed, "Enter")
 
+    def _do(self, *words: str) -> str:
+        return subprocess.run(
+            [*self._tmux, *words], check=True, timeout=20, stdout=subprocess.PIPE, text=True,
+            env={name: value for name, value in os.environ.items() if name != "NO_COLOR"},
+        ).stdout  # fmt: skip
+
     def keys(self, *keys: str) -> None:
         for key in keys:
-            subprocess.run([*self._tmux, "send-keys", key], check=True, timeout=20)
+            self._do("send-keys", key)
 
     def text(self, *options: str) -> str:
-        return subprocess.run(
-            [*self._tmux, "capture-pane", "-p", *options],
-            check=True, timeout=20, capture_output=True, text=True,
-        ).stdout  # fmt: skip
+        return self._do("capture-pane", "-p", *options)
 
     def until(self, wanted: str, *options: str) -> str:
         """The screen as soon as it holds `wanted`."""
@@ -430,25 +427,19 @@ class Terminal:
         return shown
 
     def resize(self, width: int, height: int) -> None:
-        size = ["-x", str(width), "-y", str(height)]
-        subprocess.run([*self._tmux, "resize-window", *size], check=True, timeout=20)
-
-    def asked(self, what: str) -> str:
-        return subprocess.run(
-            [*self._tmux, "display-message", "-p", what],
-            check=True, timeout=20, capture_output=True, text=True,
-        ).stdout.strip()  # fmt: skip
+        self._do("resize-window", "-x", str(width), "-y", str(height))
 
     def state(self) -> str:
         """Whether it is on a screen of its own, and whether there is a cursor."""
-        return self.asked("#{alternate_on} #{cursor_flag}")
+        return self._do("display-message", "-p", "#{alternate_on} #{cursor_flag}").strip()
 
     def kill(self, number: int) -> None:
-        (top,) = psutil.Process(int(self.asked("#{pane_pid}"))).children()
+        pid = int(self._do("display-message", "-p", "#{pane_pid}"))
+        (top,) = psutil.Process(pid).children()
         top.send_signal(number)
 
     def close(self) -> None:
-        subprocess.run([*self._tmux, "kill-server"], check=False, timeout=20)
+        self._do("kill-server")
 
 
 Open = Callable[..., Terminal]

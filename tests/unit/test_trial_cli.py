@@ -11,9 +11,8 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence
 
 import pytest
 
@@ -33,6 +32,24 @@ __all__ = ["daemon", "run"]
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("writebackd.cli.trial._ASK_S", 0.001)
+
+
+Between = Callable[[Callable[[], None]], None]
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Between:
+    """Has something done between each question to the daemon and the next."""
+
+    def do(action: Callable[[], None]) -> None:
+        def sleep(seconds: float) -> None:
+            # All of this process sleep by it; the daemon's thread may while a signal comes.
+            if threading.current_thread() is threading.main_thread():
+                action()
+
+        monkeypatch.setattr("writebackd.cli.trial.time.sleep", sleep)
+
+    return do
 
 
 @pytest.fixture
@@ -159,19 +176,11 @@ def test_only_root_and_only_with_a_daemon(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_what_was_measured(
-    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, heard: None, number: int
+    daemon: FakeDaemon, run: Run, between: Between, heard: None, number: int
 ) -> None:
     slow = daemon.trial = Slow()
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
-    sleep = time.sleep
-
-    def interrupted(seconds: float) -> None:
-        # All of this process sleep by it; another thread could do so when the signal kills again.
-        if slow.asked == 9 and threading.current_thread() is threading.main_thread():
-            signal.raise_signal(number)
-        sleep(seconds)
-
-    monkeypatch.setattr("writebackd.cli.trial.time.sleep", interrupted)
+    between(lambda: signal.raise_signal(number) if slow.asked == 9 else None)
     # Tests that run in the background of a shell have it ignored.
     usual = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -185,8 +194,8 @@ def test_a_signal_ends_it_with_what_was_measured(
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_finds_the_page_written(
-    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, heard: None, tmp_path: Path,
-    again: int,
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, between: Between, heard: None,
+    tmp_path: Path, again: int,
 ) -> None:
     """Where ssh drops, SIGHUP comes from the shell, and from the kernel when that has ended."""
     slow = daemon.trial = Slow()
@@ -197,16 +206,12 @@ def test_a_second_signal_finds_the_page_written(
             os.kill(os.getpid(), again)
         return told(args)
 
-    def hung_up(seconds: float) -> None:
-        if slow.asked == 9 and threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGHUP)
-
     def write_page(output: Path, page: str) -> None:
         signal.raise_signal(again)
         output.write_text(page)
 
     monkeypatch.setattr(slow, "handle", handle)
-    monkeypatch.setattr("writebackd.cli.trial.time.sleep", hung_up)
+    between(lambda: signal.raise_signal(signal.SIGHUP) if slow.asked == 9 else None)
     monkeypatch.setattr("writebackd.cli.trial.write_page", write_page)
     page = tmp_path / "trial.html"
     assert run("trial", "-o", str(page))[0] == GOOD
@@ -214,14 +219,10 @@ def test_a_second_signal_finds_the_page_written(
 
 
 def test_what_nohup_ignores_ends_nothing(
-    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, heard: None
+    daemon: FakeDaemon, run: Run, between: Between, heard: None
 ) -> None:
     slow = daemon.trial = Slow()
-    def hung_up(seconds: float) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.raise_signal(signal.SIGHUP)
-
-    monkeypatch.setattr("writebackd.cli.trial.time.sleep", hung_up)
+    between(lambda: signal.raise_signal(signal.SIGHUP))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     code, out, _ = run("trial")
     assert code == GOOD and "end" not in slow.orders and "over 8 pairs" in out
@@ -300,7 +301,7 @@ def test_an_output_that_is_gone_costs_the_text_and_not_the_page(
 
 
 def test_what_was_measured_outlives_a_daemon_that_hangs(
-    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, between: Between, tmp_path: Path
 ) -> None:
     slow = daemon.trial = Slow()
     silent: List[str] = []
@@ -312,12 +313,12 @@ def test_what_was_measured_outlives_a_daemon_that_hangs(
             raise NoAnswer("writebackd does not answer within 2 s", NO_DAEMON)
         return request(runtime_dir, verb, args, **more)
 
-    def sleep(seconds: float) -> None:
+    def patience_ends() -> None:
         if len(silent) > 5:
             monkeypatch.setattr("writebackd.cli.trial._SILENT_S", 0.0)
 
     monkeypatch.setattr("writebackd.cli.trial.request", hung)
-    monkeypatch.setattr("writebackd.cli.trial.time.sleep", sleep)
+    between(patience_ends)
     page = tmp_path / "trial.html"
     code, out, error = run("trial", "--output", str(page))
     assert (code, error) == (BAD_NEWS, "") and len(silent) > 5
@@ -355,15 +356,15 @@ def test_each_tick_is_looked_at_once_while_it_goes_on(
 
 
 def test_what_was_measured_outlives_the_daemon(
-    daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    daemon: FakeDaemon, run: Run, between: Between, tmp_path: Path
 ) -> None:
     slow = daemon.trial = Slow()
 
-    def sleep(seconds: float) -> None:
+    def daemon_ends() -> None:
         if slow.asked >= 10:  # a question of a busy machine may be asked twice
             (tmp_path / "control.sock").unlink(missing_ok=True)
 
-    monkeypatch.setattr("writebackd.cli.trial.time.sleep", sleep)
+    between(daemon_ends)
     code, out, error = run("trial")
     assert (code, error) == (BAD_NEWS, "")
     assert "Ended before its time: no daemon at" in out and "over 5 pairs" in out

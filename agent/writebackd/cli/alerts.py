@@ -15,8 +15,15 @@ from writebackd.alerts.alert_types import Culprit
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import GOOD, NO_DAEMON, USAGE, CommandError
-from writebackd.cli.output import show, show_json, width
-from writebackd.cli.status_screen import Paint, clean, labelled, wants_colour, wrapped
+from writebackd.cli.output import show, show_answer, width
+from writebackd.cli.status_screen import (
+    Paint,
+    clean,
+    labelled,
+    moment,
+    wants_colour,
+    wrapped,
+)
 from writebackd.command_line import complain
 from writebackd.notify.alert_text import fact, who
 from writebackd.paths import HISTORY, STATE_DIR
@@ -49,22 +56,21 @@ def alerts(options: argparse.Namespace) -> int:
         if options.check:
             return unknown(strange)
     devices = _meant(options.device, told)
-    active = _of(told["active"] if told else [], devices)
+    active = sorted(
+        _of(told["active"] if told else [], devices),
+        key=lambda each: (each["severity"] != "critical", each["since"]),
+    )
     if options.check:
         code, text = check(active)
         show(text)
         return code
     past = _past(options, told, active, devices)
-    if options.json:
-        show_json({
-            "time_s": told["time_s"] if told else None,
-            "active": active if told else None,
-            "past": past,
-            "routes": told["routes"] if told else None,
-        })  # fmt: skip
-    else:
-        routes = told["routes"] if told else []
-        show(render(active if told else None, past, routes, width(), wants_colour(sys.stdout)))
+    answer: Dict[str, Any] = {"time_s": None, "active": None, "past": past, "routes": None}
+    if told is not None:
+        answer.update(time_s=told["time_s"], active=active, routes=told["routes"])
+    show_answer(options, answer, lambda: render(
+        answer["active"], past, answer["routes"] or [], width(), wants_colour(sys.stdout)
+    ))  # fmt: skip
     if told is None:
         raise CommandError(problem, NO_DAEMON)
     if strange and not any(each["device"] for each in past):
@@ -87,13 +93,11 @@ def _meant(device: Optional[str], told: Optional[Json]) -> Optional[List[str]]:
 
 
 def _of(found: List[Dict[str, Any]], devices: Optional[List[str]]) -> List[Dict[str, Any]]:
-    """Those of these devices and of the whole host, the worst first."""
-    chosen = [each for each in found if _is_of(each, devices)]
-    return sorted(chosen, key=lambda each: (each["severity"] != "critical", each["since"]))
-
-
-def _is_of(alert: Json, devices: Optional[List[str]]) -> bool:
-    return devices is None or alert["device"] is None or alert["device"] in devices
+    """Those of these devices and of the whole host."""
+    return [
+        each for each in found
+        if devices is None or each["device"] is None or each["device"] in devices
+    ]  # fmt: skip
 
 
 def _past(
@@ -111,8 +115,7 @@ def _past(
         # What is wrong now is not to be missed for what was.
         complain(f"writebackctl: {error}")
         return []
-    past = past_json(records, active)
-    return [each for each in past if _is_of(each, devices)][-options.limit :]
+    return _of(past_json(records, active), devices)[-options.limit :]
 
 
 def check(active: List[Dict[str, Any]]) -> Tuple[int, str]:
@@ -159,10 +162,10 @@ def render(
     for each in broken:
         text = f"{each['name']} {each['target']}: {each['error'] or 'works again'}"
         if each["waiting"]:
-            text += f"; {each['waiting']} wait"
+            text += f"; {each['waiting']} waiting"
         if each["lost"]:
             text += f"; {each['lost']} lost"
-        lines += [paint(line, "warning") for line in labelled("not told", text, columns)]
+        lines += [paint(line, "warning") for line in labelled("route", text, columns)]
     return "\n".join(lines).rstrip("\n")
 
 
@@ -171,7 +174,7 @@ def _paragraph(alert: Json, columns: int, paint: Paint) -> List[str]:
     role = "blocker" if severity == "critical" else "warning"
     title = f"{severity.upper()}  {alert['name']} on {clean(alert['device'] or 'the host')}"
     lasts = formats.duration(max(0.0, time.time() - alert["since"]))
-    lines = [f"{paint(title, role)}  since {_when(alert['since'])}, {lasts} ago"]
+    lines = [f"{paint(title, role)}  since {moment(alert['since'])}, {lasts} ago"]
     lines += labelled("what", alert["summary"], columns)
     lines += labelled("why", _why(alert), columns)
     for number, culprit in enumerate(alert["culprits"]):
@@ -200,12 +203,7 @@ def _table(past: List[Dict[str, Any]], columns: int, paint: Paint) -> List[str]:
     for each in past:
         lasted = "?" if each["end"] is None else formats.duration(each["end"] - each["since"])
         what = f"{each['name']} on {each['device'] or 'the host'}: {', then '.join(each['causes'])}"
-        row = f"{_when(each['since'])} {lasted:<8} {each['severity']:<9} {clean(what)}"
-        lines.append(row)
+        lines.append(f"{moment(each['since'])} {lasted:<8} {each['severity']:<9} {clean(what)}")
         for text in (each["summary"], *(_who(one) for one in each["culprits"][:1])):
             lines += wrapped(text, columns, " " * len("PAST           "))
     return lines
-
-
-def _when(wall_s: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(wall_s))

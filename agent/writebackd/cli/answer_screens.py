@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Sequence
+from typing import List, Sequence
 
 from writebackd import formats
 from writebackd.cli.status_screen import (
+    Answer,
     Paint,
     as_text,
     by_whom,
@@ -19,12 +20,8 @@ from writebackd.cli.status_screen import (
     wrapped,
 )
 
-Answer = Mapping[str, Any]
 
-
-def render_why(
-    why: Answer, width: int = 80, colour: bool = False, verbose: bool = False
-) -> str:
+def render_why(why: Answer, width: int = 80, colour: bool = False, verbose: bool = False) -> str:
     """Verdict, cause, next: of the limit, then of each device; `verbose` adds the reasoning."""
     paint = Paint(colour)
     limit = why["limit"]

@@ -34,15 +34,14 @@ _GOOD, _FAILED = b"+", b"-"
 
 _HEAD = """\
 writebackd {version}: parts of a bug report, made {when} UTC by `writebackctl doctor --bundle`.
-Read it before you send it: of secrets only those are found that a word beside them, or their
-place, says to be one. Names of devices, mount points, units, cgroups and programs are told: a
-report is about them.
+Read it before you send it: a secret is found by the word beside it or by its place, others are
+not. Names of devices, mount points, units, cgroups and programs stay: a report is about them.
 
 In no part: the environment of any process, files of others, data of disks, addresses behind
 scheme:// (of routes and hooks).
-Masked in all parts: passwords, tokens and keys in command lines, policies and logs (***); numbers
-of disks, UUIDs and mail addresses, names below any home/ and /media, by words that are the same in
-every bundle of this host{host}.
+Masked in all parts: passwords, tokens and keys in command lines, policies and logs (***); serial
+numbers of disks, UUIDs, mail addresses, and names below any home/ and /media, each by a word that
+is the same in every bundle of this host{host}.
 """
 _HOST = "; its name, and IP and MAC addresses"
 _KEPT = "\nNot masked, as --keep-host asked for: name of this host, IP and MAC addresses"
@@ -92,31 +91,30 @@ def bundle(options: argparse.Namespace, files: Optional[KernelFiles] = None) -> 
     return GOOD
 
 
+class _NoPart(Exception):
+    """Why a part could not be had."""
+
+
 def _collect(name: str, collect: Callable[[], str], mask: Mask) -> Part:
     """The part as a child process gives it; whatever goes wrong is why there is none."""
     try:
-        raw, problem, cut = _in_child(collect)
-    except OSError as error:
-        raw, problem, cut = b"", str(error), False
-    text = raw.decode("utf-8", "replace")
-    if problem is not None:
-        return Part(name, "", missing=mask(problem))
+        raw = _in_child(collect)
+    except (OSError, _NoPart) as error:
+        return Part(name, "", missing=mask(str(error)))
+    text, cut = raw[:MOST_BYTES].decode("utf-8", "replace"), len(raw) > MOST_BYTES
     if cut:  # half a secret may not look like one
         text = text.rpartition("\n")[0] + f"\n[cut: more than {formats.size(MOST_BYTES)}]"
-    text = _masked(name, text, mask)
+    if name.endswith(".json"):
+        text = mask.document(text, indent=1)
+    elif name.endswith(".jsonl"):
+        text = "\n".join(map(mask.document, text.split("\n")))
+    else:
+        text = mask(text)
     return Part(name, text + "\n" * (not text.endswith("\n")), cut)
 
 
-def _masked(name: str, text: str, mask: Mask) -> str:
-    if name.endswith(".json"):
-        return mask.document(text, indent=1)
-    if name.endswith(".jsonl"):
-        return "\n".join(map(mask.document, text.split("\n")))
-    return mask(text)
-
-
-def _in_child(collect: Callable[[], str]) -> Tuple[bytes, Optional[str], bool]:
-    """What `collect` returned, or its error, and whether there was more of it."""
+def _in_child(collect: Callable[[], str]) -> bytes:
+    """What `collect` returned, all of it up to MOST_BYTES. Raises OSError and _NoPart."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -126,10 +124,10 @@ def _in_child(collect: Callable[[], str]) -> Tuple[bytes, Optional[str], bool]:
     deadline, data = time.monotonic() + LIMIT_S, bytearray()
     try:
         with contextlib.closing(os.fdopen(read, "rb", buffering=0)) as pipe:
-            while len(data) <= MOST_BYTES:
+            while len(data) <= MOST_BYTES + 1:
                 left = deadline - time.monotonic()
                 if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                    return b"", f"no end after {LIMIT_S:.0f} s", False
+                    raise _NoPart(f"timed out after {LIMIT_S:.0f} s")
                 chunk = pipe.read(1 << 16)
                 if not chunk:
                     break
@@ -137,31 +135,27 @@ def _in_child(collect: Callable[[], str]) -> Tuple[bytes, Optional[str], bool]:
     finally:
         _end(child)
     kind, body = bytes(data[:1]), bytes(data[1:])
-    if kind == _FAILED:
-        return b"", body.decode("utf-8", "replace"), False
     if kind != _GOOD:
-        return b"", "it ended without a word", False
-    return body[:MOST_BYTES], None, len(data) > MOST_BYTES
+        raise _NoPart(body.decode("utf-8", "replace") or "the child ended without an answer")
+    return body
 
 
 def _work(collect: Callable[[], str], write: int) -> None:
     """In the child. A group of its own: what it starts ends with it."""
-    code = 1
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             answer = _GOOD + collect().encode("utf-8", "backslashreplace")
-        except OSError as error:
-            said = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            answer = _FAILED + said.encode("utf-8", "replace")
         except Exception as error:  # of whatever kind: it is told in its place
-            answer = _FAILED + (str(error) or type(error).__name__).encode("utf-8", "replace")
+            said = str(error) or type(error).__name__
+            if isinstance(error, OSError) and error.filename:
+                said = f"{error.filename}: {error.strerror}"
+            answer = _FAILED + said.encode("utf-8", "replace")
         while answer:
             answer = answer[os.write(write, answer) :]
-        code = 0
     finally:
-        os._exit(code)
+        os._exit(0)
 
 
 def _end(child: int) -> None:
@@ -178,18 +172,21 @@ def _end(child: int) -> None:
 
 def _manifest(parts: List[Part], mask: Mask, made_s: float, keep_host: bool) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(made_s))
-    lines = [_HEAD.format(version=__version__, when=when, host=_KEPT if keep_host else _HOST)]
-    lines += ["In it:"]
-    for each in parts:
-        if each.missing is None:
-            size = f"{len(each.text.encode())} bytes" + (", cut" if each.cut else "")
-            lines.append(f"  {each.name:<24}{size}")
-    lines += ["", "Not in it, and why:"]
-    lacking = [f"  {each.name:<24}{each.missing}" for each in parts if each.missing is not None]
-    lines += lacking or ["  nothing"]
-    lines += ["", "Masked, how often:"]
-    counts = [f"  {kind:<24}{count}" for kind, count in sorted(mask.counts.items()) if count]
-    return "\n".join([*lines, *(counts or ["  nothing"])]) + "\n"
+    there = {
+        each.name: f"{len(each.text.encode())} bytes" + ", cut" * each.cut
+        for each in parts if each.missing is None
+    }  # fmt: skip
+    missing = {each.name: each.missing for each in parts if each.missing is not None}
+    counts = {kind: str(count) for kind, count in sorted(mask.counts.items()) if count}
+    text = _HEAD.format(version=__version__, when=when, host=_KEPT if keep_host else _HOST)
+    for title, rows in (
+        ("In it:", there),
+        ("Not in it, and why:", missing),
+        ("Masked, how often:", counts),
+    ):
+        lines = [f"  {name:<24}{said}" for name, said in rows.items()] or ["  nothing"]
+        text += "\n".join(["", title, *lines, ""])
+    return text
 
 
 def _archive(name: str, parts: Tuple[Part, ...], made_s: float) -> bytes:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, List, Mapping, Tuple
+from typing import Callable, Iterable, Iterator, List, Tuple
 
 from writebackd import __version__
 from writebackd.cli import doctor_checks
@@ -34,9 +34,9 @@ from writebackd.report.learned_store import MAX_BYTES, decode
 from writebackd.storage import report_file as raid_report
 
 _DAY_S = 86400.0
-_MOST_EVENTS, _MOST_ROWS = 5000, 5000
-_MOST_LINES = 5000  # of the journal
+_MOST_ROWS = 5000  # of a table of the history, of the journal
 _MOST_FILE = 256 << 10  # of a policy
+_FORMAT = {"format": "openmetrics"}
 _UNITS = ("writebackd.service", "writebackd-watch.service", "writebackd-raid.service",
           "writebackd-raid.timer")  # fmt: skip
 _SHOWN = (
@@ -80,19 +80,11 @@ class Host:
         return state_dir(argparse.Namespace(state_dir=None, runtime_dir=self.runtime_dir))
 
 
-def _json(answer: object) -> str:
-    return json.dumps(answer, indent=1)
-
-
-def _asked(verb: str, **args: str) -> Callable[[Host], str]:
+def _asked(verb: str) -> Callable[[Host], str]:
     def ask(host: Host) -> str:
-        return _json(request(host.runtime_dir, verb, args))
+        return json.dumps(request(host.runtime_dir, verb), indent=1)
 
     return ask
-
-
-def _metrics(host: Host) -> str:
-    return str(request(host.runtime_dir, "metrics", {"format": "openmetrics"})["text"])
 
 
 def _doctor(host: Host) -> str:
@@ -100,9 +92,7 @@ def _doctor(host: Host) -> str:
 
 
 def _events(host: Host) -> str:
-    events = read_history(
-        host.state_dir / HISTORY, host.now_s - _DAY_S, None, _MOST_EVENTS
-    )
+    events = read_history(host.state_dir / HISTORY, host.now_s - _DAY_S, None, _MOST_ROWS)
     return "\n".join(json.dumps(asdict(each)) for each in events)
 
 
@@ -116,11 +106,7 @@ def _learned(host: Host) -> str:
         known = decode(file.read(MAX_BYTES + 1))
     # Its names are what disks say of themselves, and some of these are gone by now.
     rows = [{"disk": host.mask.word("disk", name), **asdict(each)} for name, each in known.items()]
-    return _json(rows)
-
-
-def _policy(host: Host) -> str:
-    return effective(host.runtime_dir)
+    return json.dumps(rows, indent=1)
 
 
 def _policy_text(host: Host) -> str:
@@ -146,10 +132,14 @@ def _policy_files(host: Host) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            return file.read(_MOST_FILE).decode("utf-8", "replace").rstrip()
+        return _read(path, _MOST_FILE)
     except OSError as error:
         return f"# {error.strerror}"
+
+
+def _read(path: Path, most: int, flags: int = 0) -> str:
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags), "rb") as file:
+        return file.read(most).decode("utf-8", "replace").rstrip()
 
 
 def _versions(host: Host) -> str:
@@ -202,8 +192,7 @@ def _block(host: Host) -> str:
     lines: List[str] = []
     for name in host.files.listdir("/sys/block"):
         here = f"/sys/block/{name}"
-        said = [f"{each}={host.files.try_read(f'{here}/{each}')}"
-                for each in _DISK]
+        said = [f"{each}={host.files.try_read(f'{here}/{each}')}" for each in _DISK]
         lines += [f"{name}: {' '.join(said)}", *_attributes(host.files, f"{here}/queue", _QUEUE)]
         slaves = host.files.listdir(f"{here}/slaves")
         lines += [f"  slaves {' '.join(slaves)}"] if slaves else []
@@ -225,17 +214,14 @@ def _attributes(files: KernelFiles, directory: str, names: Iterable[str]) -> Ite
 
 
 def _mounts(host: Host) -> str:
-    return "\n".join(map(mount_line, host.files.read("/proc/self/mountinfo").split("\n")))
-
-
-def mount_line(line: str) -> str:
-    """A line of mountinfo; where it lies elsewhere, without what names servers and users."""
-    before, dash, after = line.partition(" - ")
-    kind, _, rest = after.partition(" ")
-    source, _, _ = rest.partition(" ")
-    if not dash or source.startswith("/dev/") or kind in _LOCAL:
-        return line
-    return f"{before} - {kind} *** ***"
+    """Of what lies elsewhere without what names servers and users."""
+    lines = []
+    for line in host.files.read("/proc/self/mountinfo").split("\n"):
+        before, dash, after = line.partition(" - ")
+        kind, source = (after.split(" ") + [""])[:2]
+        remote = dash and not source.startswith("/dev/") and kind not in _LOCAL
+        lines.append(f"{before} - {kind} *** ***" if remote else line)
+    return "\n".join(lines)
 
 
 def _runtime(host: Host) -> str:
@@ -252,14 +238,12 @@ def _runtime(host: Host) -> str:
 
 def _raid(host: Host) -> str:
     """What RAID tools said, as it is: also where the daemon does not take it."""
-    handle = os.open(host.files.path(RAID), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(handle, "rb") as file:
-        return file.read(raid_report.MOST_FILE).decode("utf-8", "replace").rstrip()
+    return _read(host.files.path(RAID), raid_report.MOST_FILE, os.O_NOFOLLOW)
 
 
 def _journal(host: Host) -> str:
     units = [word for unit in _UNITS for word in ("-u", unit)]
-    return _run("journalctl", *units, "--since=-1d", f"-n{_MOST_LINES}", "--no-pager", "--quiet",
+    return _run("journalctl", *units, "--since=-1d", f"-n{_MOST_ROWS}", "--no-pager", "--quiet",
                 "--no-hostname", "-o", "short-iso")  # fmt: skip
 
 
@@ -282,7 +266,7 @@ def _unit(host: Host) -> str:
 
 def _run(*command: str) -> str:
     """What a program prints, with nothing of our environment."""
-    environment: Mapping[str, str] = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
     try:
         ended = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False
@@ -295,9 +279,7 @@ def _run(*command: str) -> str:
     return ended.stdout.decode("utf-8", "replace").rstrip()
 
 
-Collector = Tuple[str, Callable[[Host], str]]
-
-COLLECTORS: Tuple[Collector, ...] = (
+COLLECTORS: Tuple[Tuple[str, Callable[[Host], str]], ...] = (
     ("doctor.txt", _doctor),
     ("versions.txt", _versions),
     ("status.json", _asked("status")),
@@ -306,11 +288,11 @@ COLLECTORS: Tuple[Collector, ...] = (
     ("top.json", _asked("top")),
     ("alerts.json", _asked("alerts")),
     ("verify.json", _asked("verify")),
-    ("metrics.txt", _metrics),
+    ("metrics.txt", lambda host: str(request(host.runtime_dir, "metrics", _FORMAT)["text"])),
     ("history.jsonl", _events),
     ("figures.jsonl", _figures),
     ("learned.json", _learned),
-    ("policy.conf", _policy),
+    ("policy.conf", lambda host: effective(host.runtime_dir)),
     ("policy-in-force.txt", _policy_text),
     ("policy-files.txt", _policy_files),
     ("run.txt", _runtime),

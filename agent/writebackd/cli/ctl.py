@@ -9,32 +9,21 @@ import importlib
 import io
 import sys
 from pathlib import Path
-from typing import Callable, List, Optional
+from typing import Any, List, Optional
 
 from writebackd import __version__
 from writebackd.cli.arguments import number, positive, seconds, span
-from writebackd.cli.examples import epilog
+from writebackd.cli.examples import EXAMPLES, examples
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.paths import RUNTIME_DIR, runtime_dir_in_use
 
-_EPILOG = """\
-examples:
-  writebackctl status               state now, on one screen
-  writebackctl top                  the same live, with writers and waiters
-  writebackctl why sda              verdict, cause and next step for sda
-  writebackctl --json status        the same as data
-  writebackctl alerts               what is wrong, the cause, what to do
-  writebackctl history --since 1h   events of the last hour
-  writebackctl report --since 1d    the same as a page with plots, for a browser
-  sudo writebackctl observe         restore the original limits, only watch
-  sudo writebackctl trial           measure the effect on this host
-  sudo writebackctl pin 15M         a fixed limit, until `release` or restart
-  sudo writebackctl run -- rsync -a /srv /backup   a backup in its own scope
-  sudo writebackctl restore         restore everything, with or without a daemon
-  writebackctl policy match         which policy fits this host, and why
-  writebackctl doctor               can it run here; if not, why
-
+# The verbs whose first example --help shows.
+_FRONT = (
+    "status", "top", "why", "alerts", "history", "report", "observe", "trial", "pin", "restore",
+    "policy match", "doctor",
+)  # fmt: skip
+_EXIT_CODES = """\
 exit codes: 0 good; 1 bad news (verify, doctor, restore, trial, replay); 2 wrong
 use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 `alerts --check` answers as Nagios plugins do, `run` as its command does"""
@@ -51,7 +40,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     try:
         words = sys.argv[1:] if argv is None else argv
         options = (_check_options if _is_check(words) else _options)(words)
-        code = _verb(options.run)(options)
+        # `module:function`, imported only now: most of the start-up time is imports.
+        module, _, function = options.run.partition(":")
+        verb = getattr(importlib.import_module(f"writebackd.cli.{module}"), function)
+        code: int = verb(options)
         sys.stdout.flush()
         return code
     except CommandError as error:
@@ -74,15 +66,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         drop_unwritten()
 
 
-def _verb(name: str) -> Callable[[argparse.Namespace], int]:
-    """`module:function`, imported only now: most of the start-up time is imports."""
-    module, _, function = name.partition(":")
-    verb: Callable[[argparse.Namespace], int] = getattr(
-        importlib.import_module(f"writebackd.cli.{module}"), function
-    )
-    return verb
-
-
 def _is_check(words: List[str]) -> bool:
     """Whether Nagios or an heir asks; what follows `--` is a command's own."""
     return "--check" in (words[: words.index("--")] if "--" in words else words)
@@ -103,14 +86,10 @@ def _check_options(words: List[str]) -> argparse.Namespace:
 
 
 def _options(words: List[str]) -> argparse.Namespace:
-    parser = _parser()
-    options = parser.parse_args(words)
-    if "run" not in options:
+    options = _parser().parse_args(words, argparse.Namespace(json=False, runtime_dir=None))
+    if options.verb is None:
         raise CommandError("no verb: `writebackctl --help` lists them", USAGE)
-    if "json" not in options:
-        options.json = False
-    if "runtime_dir" not in options:
-        options.runtime_dir = runtime_dir_in_use()
+    options.runtime_dir = options.runtime_dir or runtime_dir_in_use()
     return options
 
 
@@ -125,84 +104,138 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print the data only"
     )
+    config = Parser(add_help=False)
+    config.add_argument(
+        "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
+    )
+    state = Parser(add_help=False)
+    state.add_argument(
+        "--state-dir", metavar="DIR", help="default: the running daemon's, else /var/lib/writebackd"
+    )
+    past = Parser(add_help=False, parents=[state])
+    past.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
+    past.add_argument("--until", metavar="TIME", help="the same; default: now")
+    of_device = Parser(add_help=False)
+    of_device.add_argument("--device", metavar="NAME", help="only this device and the whole host")
+
     parser = Parser(
         prog="writebackctl",
         parents=[common],
         description="Ask and steer writebackd, which keeps dirty pages from starving fsync.",
-        epilog=_EPILOG,
+        epilog=f"{examples(EXAMPLES[verb][0] for verb in _FRONT)}\n\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"writebackctl {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
 
-    def verb(name: str, run: str, text: str) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(
-            name, parents=[common], help=text, description=f"{text}.", epilog=epilog(name),
+    def verb(
+        name: str, run: str, text: str, *parents: Parser, of: Any = verbs
+    ) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = of.add_parser(
+            name.split()[-1], parents=[common, *parents], help=text, description=f"{text}.",
+            epilog=examples(EXAMPLES.get(name, ())),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         sub.set_defaults(run=run)
         return sub
 
-    status = verb("status", "status:status", "show limits, devices and reasons on one screen")
+    status = verb("status", "daemon_verbs:status", "show limits, devices and reasons on one screen")
     status.add_argument(
         "--watch", type=seconds(0.2, 3600), nargs="?", const=1.0, metavar="SECONDS",
         help="again every SECONDS (default 1) until Ctrl-C; a line each where stdout is no"
         " terminal",
     )  # fmt: skip
-    verb("devices", "explain_verbs:devices", "show every device, its disks, managed or not")
-    why = verb("why", "explain_verbs:why", "explain the last decision")
+    verb("devices", "daemon_verbs:devices", "show every device, its disks, managed or not")
+    why = verb("why", "daemon_verbs:why", "explain the last decision")
     why.add_argument(
         "device", nargs="?", help="name, MAJ:MIN, /dev path or mount point; default: all"
     )
     why.add_argument(
         "-v", "--verbose", action="store_true", help="with the steps from measurement to decision"
     )
-    _add_alerts(verb("alerts", "alerts:alerts", "show alerts, current and past"))
+    _add_alerts(verb("alerts", "alerts:alerts", "show alerts, current and past", state))
     _add_top(verb("top", "top:top", "show devices, writers and waiters, live"))
-    _add_history(verb("history", "history:history", "show past events"))
-    _add_report(verb("report", "report:report", "write a page with plots of past events"))
+    _add_history(verb("history", "history:history", "show past events", past, of_device))
+    report = verb(
+        "report", "report:report", "write a page with plots of past events", past, of_device
+    )
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", default=Path("writebackd-report.html"),
+        help="where to write the page (default %(default)s; - is stdout)",
+    )  # fmt: skip
     _add_trial(verb("trial", "trial:trial", "measure the effect on this host by experiment"))
-    _add_replay(verb("replay", "replay:run", "repeat the decisions of a recording"))
-    verb("observe", "control_verbs:mode", "restore the original limits and only watch")
-    verb("enforce", "control_verbs:mode", "set limits, also after a yield")
-    pin = verb("pin", "control_verbs:pin", "hold a fixed limit, for a time or until `release`")
-    pin.add_argument("size", metavar="BYTES", help="like 15M (1024-based); background is half")
+    replay = verb("replay", "replay:run", "repeat the decisions of a recording", past, config)
+    replay.add_argument("--policy", metavar="NAME|FILE", help="under this one, by name or file")
+    replay.add_argument("--tape", type=Path, metavar="DIR", help="where the samples are")
+    verb("observe", "daemon_verbs:mode", "restore the original limits and only watch")
+    verb("enforce", "daemon_verbs:mode", "set limits, also after a yield")
+    pin = verb("pin", "daemon_verbs:pin", "hold a fixed limit, for a time or until `release`")
+    pin.add_argument(
+        "size", metavar="BYTES",
+        help="like 15M or 1.5M, a whole number of bytes (1024-based); background is half",
+    )  # fmt: skip
     pin.add_argument(
         "--for", dest="span", type=span, metavar="SPAN", help="release it after so long, like 10m"
     )
-    verb("release", "control_verbs:release", "end a pin")
-    forget = verb("forget", "control_verbs:forget", "drop learned values of a device")
+    verb("release", "daemon_verbs:release", "end a pin")
+    forget = verb("forget", "daemon_verbs:forget", "drop learned values of a device")
     forget.add_argument("device", help="name, MAJ:MIN, /dev path or mount point")
-    _add_run(verb("run", "run_verb:run", "run a command in its own scope, to watch and pace it"))
-    verb("verify", "explain_verbs:verify", "check the kernel against the values last written")
-    metrics = verb("metrics", "explain_verbs:metrics", "print the metrics of the last tick")
+    run = verb("run", "run_verb:run", "run a command in its own scope, to watch and pace it")
+    run.usage = "writebackctl run [-h] [--name NAME] [--slice SLICE] -- COMMAND"
+    run.add_argument("--name", metavar="NAME", help="part of the scope's (default: the command's)")
+    run.add_argument("--slice", metavar="SLICE", help="where to put the scope (with systemd)")
+    run.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND",
+        help="the command with its arguments; its exit code is passed on",
+    )  # fmt: skip
+    verb("verify", "daemon_verbs:verify", "check the kernel against the values last written")
+    metrics = verb("metrics", "daemon_verbs:metrics", "print the metrics of the last tick")
     metrics.add_argument(
         "--format", choices=("openmetrics", "prometheus"), default="openmetrics",
         help="prometheus: the older text format, which textfiles and promtool take",
     )  # fmt: skip
-    restore = verb("restore", "restore:restore", "restore everything, with or without a daemon")
-    restore.add_argument(
-        "--honour-keep", action="store_true",
-        help="leave the limits where the policy says on-exit = keep (for ExecStopPost=)",
-    )  # fmt: skip
-    restore.add_argument(
-        "--lease", action="store_true",
-        help="leave it to the watcher where systemd restarts the daemon (for ExecStopPost=)",
-    )  # fmt: skip
-    restore.add_argument(
-        "--first-found", action="store_true",
-        help="also where somebody else has set limits since: to those from before writebackd's"
-        " first write since boot",
-    )  # fmt: skip
-    verb("version", "version:version", "show versions of program, daemon, kernel and probe")
+    _add_restore(verb("restore", "restore:restore", "restore everything, with or without a daemon"))
+    verb("version", "daemon_verbs:version", "show versions of program, daemon, kernel and probe")
     # For writebackd-watch.service alone: without help= no list of verbs shows it.
     verbs.add_parser("lease-watcher", parents=[common]).set_defaults(
         run="lease_watcher:lease_watcher"
     )
-    _add_doctor(
-        verb("doctor", "doctor:doctor", "check whether this host can run it; no daemon needed")
+    doctor = verb(
+        "doctor", "doctor_checks:doctor", "check whether this host can run it; no daemon needed"
     )
-    _add_policy(verb("policy", "", "list, show, check or match policy files"), common)
+    doctor.add_argument(
+        "--bundle", nargs="?", const="", metavar="FILE",
+        help="write an archive for a bug report, without secrets, to FILE (default:"
+        " writebackd-bundle-TIME.tar.gz here)",
+    )  # fmt: skip
+    doctor.add_argument(
+        "--keep-host", action="store_true",
+        help="with --bundle: do not mask this host's name, and IP and MAC addresses",
+    )  # fmt: skip
+    policy = verb("policy", "", "list, show, check or match policy files").add_subparsers(
+        title="what to do", metavar="list|show|check|match", required=True
+    )
+
+    def policy_verb(name: str, text: str) -> argparse.ArgumentParser:
+        return verb(f"policy {name}", f"policy:{name}_", text, config, of=policy)
+
+    policy_verb("list", "names of all policies")
+    show = policy_verb("show", "a policy's files, or their merged result")
+    show.add_argument(
+        "name", nargs="?", metavar="NAME|FILE", help="name or file; default: the running one"
+    )
+    show.add_argument(
+        "--effective", action="store_true", help="merged, with where each value is from"
+    )
+    check = policy_verb("check", "errors in policy files, with file and line")
+    check.add_argument("files", nargs="+", metavar="NAME|FILE", help="names or files of policies")
+    check.add_argument(
+        "--as", dest="place", metavar="FILE",
+        help="where the file is to go, if it is not there yet: a drop-in (in a NAME.conf.d)"
+        " is checked with every policy that it is merged into",
+    )  # fmt: skip
+    match = policy_verb("match", "which policy fits this host, with points and evidence")
+    match.add_argument("--all", action="store_true", help="not the best two alone")
     return parser
 
 
@@ -218,9 +251,6 @@ def _add_alerts(alerts: argparse.ArgumentParser) -> None:
     alerts.add_argument(
         "--limit", type=positive, default=10, metavar="N", help="the last N past ones (default 10)"
     )
-    alerts.add_argument(
-        "--state-dir", metavar="DIR", help="default: the running daemon's, else /var/lib/writebackd"
-    )
 
 
 def _add_top(top: argparse.ArgumentParser) -> None:
@@ -233,18 +263,7 @@ def _add_top(top: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_run(run: argparse.ArgumentParser) -> None:
-    run.usage = "writebackctl run [-h] [--name NAME] [--slice SLICE] -- COMMAND"
-    run.add_argument("--name", metavar="NAME", help="part of the scope's (default: the command's)")
-    run.add_argument("--slice", metavar="SLICE", help="where to put the scope (with systemd)")
-    run.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND",
-        help="the command with its arguments; its exit code is passed on",
-    )  # fmt: skip
-
-
 def _add_history(history: argparse.ArgumentParser) -> None:
-    _add_span(history)
     history.add_argument(
         "--figures", action="store_true",
         help="limits, rates and latencies per device in place of events",
@@ -253,14 +272,6 @@ def _add_history(history: argparse.ArgumentParser) -> None:
         "--limit", type=positive, metavar="N", help="the last N (default 50; with --csv all)"
     )
     history.add_argument("--csv", action="store_true", help="print a table for other programs")
-
-
-def _add_report(report: argparse.ArgumentParser) -> None:
-    _add_span(report)
-    report.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", default=Path("writebackd-report.html"),
-        help="where to write the page (default %(default)s; - is stdout)",
-    )  # fmt: skip
 
 
 def _add_trial(trial: argparse.ArgumentParser) -> None:
@@ -272,9 +283,7 @@ def _add_trial(trial: argparse.ArgumentParser) -> None:
         "--block", type=span, metavar="SPAN", default="30s", help="of each (default 30s)"
     )
     trial.add_argument("--seed", type=number, metavar="N", help="for the same order again")
-    trial.add_argument(
-        "--device", metavar="NAME", help="default: the device with sync demand"
-    )
+    trial.add_argument("--device", metavar="NAME", help="default: the device with sync demand")
     trial.add_argument(
         "--ceiling", type=span, metavar="SPAN", default="1s",
         help="let the limits found hold no more than the disk drains in this time (default 1s)",
@@ -289,74 +298,20 @@ def _add_trial(trial: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_replay(replay: argparse.ArgumentParser) -> None:
-    _add_span(replay, devices=False)
-    replay.add_argument("--policy", metavar="NAME|FILE", help="under this one, by name or file")
-    replay.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
-    )
-    replay.add_argument("--tape", type=Path, metavar="DIR", help="where the samples are")
-
-
-def _add_doctor(doctor: argparse.ArgumentParser) -> None:
-    doctor.add_argument(
-        "--bundle", nargs="?", const="", metavar="FILE",
-        help="write an archive for a bug report, without secrets, to FILE (default:"
-        " writebackd-bundle-TIME.tar.gz here)",
+def _add_restore(restore: argparse.ArgumentParser) -> None:
+    restore.add_argument(
+        "--honour-keep", action="store_true",
+        help="leave the limits where the policy says on-exit = keep (for ExecStopPost=)",
     )  # fmt: skip
-    doctor.add_argument(
-        "--keep-host", action="store_true",
-        help="with --bundle: do not mask this host's name, and IP and MAC addresses",
+    restore.add_argument(
+        "--lease", action="store_true",
+        help="leave it to the watcher where systemd restarts the daemon (for ExecStopPost=)",
     )  # fmt: skip
-
-
-def _add_span(verb: argparse.ArgumentParser, devices: bool = True) -> None:
-    verb.add_argument("--since", metavar="TIME", help="30m, 1h, 2d or '2024-05-01 03:00'")
-    verb.add_argument("--until", metavar="TIME", help="the same; default: now")
-    if devices:
-        verb.add_argument("--device", metavar="NAME", help="only this device and the whole host")
-    verb.add_argument(
-        "--state-dir", metavar="DIR", help="default: the running daemon's, else /var/lib/writebackd"
-    )
-
-
-def _add_policy(policy: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    what = policy.add_subparsers(title="what to do", metavar="list|show|check|match", required=True)
-    config = Parser(add_help=False)
-    config.add_argument(
-        "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"
-    )
-    for name, text in (
-        ("list", "names of all policies"),
-        ("show", "a policy's files, or their merged result"),
-        ("check", "errors in policy files, with file and line"),
-        ("match", "which policy fits this host, with points and evidence"),
-    ):
-        sub = what.add_parser(
-            name, parents=[common, config], help=text, description=f"{text}.",
-            epilog=epilog(f"policy {name}"),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        sub.set_defaults(run=f"policy:{name}_")
-        if name == "show":
-            sub.add_argument(
-                "name", nargs="?", metavar="NAME|FILE",
-                help="name or file; default: the running one",
-            )  # fmt: skip
-            sub.add_argument(
-                "--effective", action="store_true", help="merged, with where each value is from"
-            )
-        elif name == "check":
-            sub.add_argument(
-                "files", nargs="+", metavar="NAME|FILE", help="names or files of policies"
-            )
-            sub.add_argument(
-                "--as", dest="place", metavar="FILE",
-                help="where the file is to go, if it is not there yet: a drop-in (in a NAME.conf.d)"
-                " is checked with every policy that it is merged into",
-            )  # fmt: skip
-        elif name == "match":
-            sub.add_argument("--all", action="store_true", help="not the best two alone")
+    restore.add_argument(
+        "--first-found", action="store_true",
+        help="also where somebody else has set limits since: to those from before writebackd's"
+        " first write since boot",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import NoSuchProbe
-from writebackd.kernel.vm import PAIRS, read_limits
+from writebackd.kernel.vm import in_words, read_limits
 from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.find import unsafe, unused_drop_ins
@@ -173,7 +173,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         _warn_unlocked(memory_lock.read_in_code())
         daemon.run(ready=lambda: notify("READY=1"))
         if live:
-            print(f"\nwritebackd stopped; limits now: {_limits_in_words()}")
+            print(f"\nwritebackd stopped; limits now: {in_words(read_limits(KernelFiles()))}")
         return GOOD
     except (PolicyError, NoSuchProbe) as error:
         log.error("%s", error)
@@ -204,9 +204,10 @@ class _Chooser:
         """Raises PolicyError."""
         before = read_taken(self._runtime_dir)
         choice = choose(read_facts(KernelFiles()), self._config_dir, before=before)
-        for line in choice.skipped if choice.skipped != self._skipped else ():
-            log.error("policy skipped: %s", line)
-        self._skipped = choice.skipped
+        if choice.skipped != self._skipped:
+            self._skipped = choice.skipped
+            for line in choice.skipped:
+                log.error("policy skipped: %s", line)
         if choice.policy.name not in (before, DEFAULT_NAME):
             self._remember(choice.policy.name)
         return choice.policy
@@ -267,16 +268,13 @@ class _DroppingHandler(logging.handlers.QueueHandler):
 
 def _start_logging(verbose: bool, quiet: bool) -> logging.handlers.QueueListener:
     """Log through a thread: a stuck terminal or journal must not stop the loop."""
-    target: logging.Handler
-    if os.environ.get("JOURNAL_STREAM"):
-        if journald.is_there():
-            target = journald.JournalHandler()
-        else:
-            target = logging.StreamHandler()
-            target.setFormatter(journald.PriorityFormatter())
-    else:
-        target = logging.StreamHandler()
+    target: logging.Handler = logging.StreamHandler()
+    if not os.environ.get("JOURNAL_STREAM"):
         target.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    elif journald.is_there():
+        target = journald.JournalHandler()
+    else:
+        target.setFormatter(journald.PriorityFormatter())
     if quiet:
         # The screen shows the decisions; what goes wrong still has to be seen.
         target.setLevel(logging.ERROR)
@@ -319,11 +317,6 @@ def _warn_unlocked(problem: Optional[str]) -> None:
         log.warning("memory is not locked: %s", problem)
 
 
-def _limits_in_words() -> str:
-    limits = read_limits(KernelFiles())
-    return ", ".join(pair.describe(pair.value(limits)) for pair in PAIRS)
-
-
 class _Screen:
     """Draws the status from a thread: Ctrl-S or a dead ssh must not stop the loop."""
 
@@ -337,19 +330,15 @@ class _Screen:
             self._next.put_nowait(snapshot)
 
     def _run(self) -> None:
+        from writebackd.cli.output import frame
+        from writebackd.cli.status_screen import render_status
+        from writebackd.report.status_answer import status_json
+
+        colour = "NO_COLOR" not in os.environ
         while True:
-            _draw(self._next.get())
-
-
-def _draw(snapshot: Snapshot) -> None:
-    from writebackd.cli.output import frame
-    from writebackd.cli.status_screen import render_status
-    from writebackd.report.status_answer import status_json
-
-    width, height = shutil.get_terminal_size()
-    colour = "NO_COLOR" not in os.environ
-    text = render_status(status_json(snapshot), width, colour)
-    print(frame(text, height), end="", flush=True)
+            status = status_json(self._next.get())
+            width, height = shutil.get_terminal_size()
+            print(frame(render_status(status, width, colour), height), end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,43 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The checks of doctor: kernel, rights, libraries, probe, policies, conflicting tools."""
+"""The verb doctor, and its checks: kernel, rights, libraries, probe, policies, other tools."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import importlib
 import importlib.util
 import os
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, load
 from writebackd.actuate.lock import is_locked
+from writebackd.cli.answer_screens import render_findings
 from writebackd.cli.client import NoDaemon, request
-from writebackd.cli.exit_codes import CommandError
-from writebackd.cli.raid_checks import raid
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.output import show_answer, width
 from writebackd.cli.restore import is_watched
-from writebackd.cli.status_screen import lever_lines
+from writebackd.cli.status_screen import lever_lines, wants_colour
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import hiding, unseen
 from writebackd.kernel.mounts import read_mounts
-from writebackd.paths import LEDGER, LOCK
+from writebackd.paths import LEDGER, LOCK, RAID
 from writebackd.policy import PolicyError
 from writebackd.policy.find import misplaced, search_dirs, unsafe
 from writebackd.policy.load import load_all
+from writebackd.storage import report_file
+from writebackd.storage.backing_watch import is_stale, slept
+from writebackd.storage.raid_tools import installed
+from writebackd.storage.raid_types import Controller, ToolError
+from writebackd.storage.report_file import CollectorReport
+from writebackd.types.storage import CacheMode, Protection
 
 # level (good, note, warning, blocker) and what was found
 Finding = Tuple[str, str]
@@ -35,11 +47,30 @@ _OLDEST = (5, 10)
 # Of kernel/probe_report.py, which cannot tell what is in the way of the whole.
 _LEVELS = {"ok": "good", "note": "note", "warn": "warning"}
 _LIBBPF = "libbpf.so.1"
+TIMER = "writebackd-raid.timer"
+_SYSTEMCTL_S = 5.0
 _MODULES = (
     ("pyroute2", "python3-pyroute2", "`writebackctl top` shows no block-IO waits"),
     ("psutil", "python3-psutil", "`writebackctl top` does not run"),
     ("rich", "python3-rich", "`writebackctl top` does not run"),
 )
+
+
+def doctor(options: argparse.Namespace) -> int:
+    if options.bundle is not None:
+        from writebackd.cli.bundle import bundle  # takes all other verbs with it
+
+        return bundle(options)
+    if options.keep_host:
+        raise CommandError("--keep-host needs --bundle", USAGE)
+    rows = [{"level": level, "text": text} for level, text in findings(options.runtime_dir)]
+    good = all(row["level"] != "blocker" for row in rows)
+    show_answer(
+        options,
+        {"good": good, "findings": rows},
+        lambda: render_findings(rows, width(), wants_colour(sys.stdout)),
+    )
+    return GOOD if good else BAD_NEWS
 
 
 def findings(runtime_dir: Path) -> List[Finding]:
@@ -169,8 +200,7 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         if status["lease"]["watcher_pid"] is None:
             yield (
                 "warning",
-                "no watcher: limits will not be restored if the daemon hangs; its log"
-                " says why",
+                "watcher not running (see log): limits are not restored if the daemon hangs",
             )
         return
     except NoDaemon:
@@ -180,20 +210,20 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         return
     alive = is_locked(runtime_dir)
     if alive is None:
-        yield "note", "cannot see whether a writebackd without a socket runs: try again with sudo"
+        yield "note", "cannot tell whether a daemon without a socket runs: try again with sudo"
     elif alive:
         yield (
             "warning",
-            f"a writebackd holds {runtime_dir / LOCK} but has no socket: restart it,"
+            f"a daemon holds {runtime_dir / LOCK} but has no socket: restart it with"
             " `systemctl restart writebackd`",
         )
     elif ledger.exists() and is_watched(runtime_dir):
-        yield "note", "writebackd is gone and its limits are in force: the watcher restores them"
+        yield "note", "writebackd has died, its limits are in force: the watcher restores them"
     elif ledger.exists():
         yield (
             "warning",
-            f"{ledger} was left by a writebackd that is gone: the limits{_and_levers(ledger)}"
-            " may still be its own; `sudo writebackctl restore` puts them back",
+            f"{ledger} was left by a daemon that has died: the limits{_and_levers(ledger)} may"
+            " still be its own; `sudo writebackctl restore` restores them",
         )
     else:
         yield "note", "writebackd is not running"
@@ -229,3 +259,93 @@ def _and_levers(ledger: Path) -> str:
         return ""  # `restore` tells what is wrong with it
     names = [str(entry.lever) for entry in found.levers] if found is not None else []
     return f" and other levers ({', '.join(names)})" if names else ""
+
+
+# ---- RAID tools and the service that runs them --------------------------
+
+
+def raid(files: KernelFiles, owner: int = 0, top: Path = Path("/")) -> Iterator[Finding]:
+    """Level and text: tools, timer, what was read last, and caches that may lose writes.
+
+    `owner` is whose the collector's file has to be, `top` is as in `find`.
+    """
+    tools = installed(files, top)
+    vendors = {name: path for name, path in tools.items() if not name.startswith("dm-")}
+    for name, path in vendors.items():
+        yield "good", f"{name} found ({path})"
+    runs = _timer_runs()
+    if runs:
+        yield "good", f"{TIMER} runs"
+    elif vendors and runs is not None:
+        yield (
+            "note",
+            f"{TIMER} is not running: no battery or rebuild state from {', '.join(vendors)};"
+            f" `sudo systemctl enable --now {TIMER}`",
+        )
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    try:
+        told = report_file.read(files.path(RAID), owner)
+    except FileNotFoundError:
+        if vendors:
+            yield "note", f"no {RAID} yet: `sudo systemctl start writebackd-raid`"
+        return
+    except (OSError, ToolError) as error:
+        yield "warning", f"{RAID} is not used: {error}"
+        return
+    age = formats.duration(max(0.0, now_s - told.boottime_s))
+    if not is_stale(told, files, now_s):
+        yield "good", f"{RAID} was written {age} ago"
+        yield from _said(told)
+    elif slept(told, files):
+        yield "note", f"{RAID} is from {age} ago, before a suspend: {TIMER} renews it"
+    else:
+        yield "warning", f"{RAID} is not used: written {age} ago, or before this boot"
+
+
+def _said(told: CollectorReport) -> Iterator[Finding]:
+    for tool in told.tools:
+        if tool.error is not None:
+            yield "warning", f"{tool.name} ({tool.path}) failed: {tool.error}"
+        for controller in tool.controllers:
+            where = controller.model or controller.pci or "a controller"
+            yield from _caches(tool.name, where, controller)
+
+
+def _caches(source: str, where: str, controller: Controller) -> Iterator[Finding]:
+    protection = controller.protection
+    if protection is not None and protection is not Protection.OK:
+        yield "warning", f"{where}: battery {protection.value} ({source})"
+    always = _named(controller, CacheMode.ALWAYS_WRITE_BACK)
+    if always:
+        yield (
+            "warning",
+            f"{where}: writes are kept back also without a battery ({always}, {source}): a power"
+            " failure loses them, and the file system with them",
+        )
+
+
+def _named(controller: Controller, mode: CacheMode) -> str:
+    """The volumes with that mode, a few of them."""
+    names = [
+        volume.disk or f"volume {volume.number}"
+        for volume in controller.volumes
+        if volume.mode is mode
+    ]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more
+
+
+def _timer_runs() -> Optional[bool]:
+    """None where that cannot be told."""
+    if not shutil.which("systemctl"):
+        return None
+    try:
+        done = subprocess.run(
+            ["systemctl", "is-active", "--quiet", TIMER],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            timeout=_SYSTEMCTL_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # 3: it is not active; what else there is (4, 1) says that nobody can tell.
+    return {0: True, 3: False}.get(done.returncode)

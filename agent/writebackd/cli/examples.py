@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Mapping, Tuple
+from typing import Iterable, Mapping, Tuple
 
 Example = Tuple[str, str]  # the command, what it is good for
 
@@ -73,9 +73,7 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
     "policy show": (
         ("writebackctl policy show --effective", "the running policy, with the file of each value"),
     ),
-    "policy match": (
-        ("writebackctl policy match", "which policy fits this host, with the evidence"),
-    ),
+    "policy match": (("writebackctl policy match", "which policy fits this host, and why"),),
     "policy check": (
         ("writebackctl policy check default", "exit code 2 when a file has errors"),
         ("writebackctl policy check --as all.conf.d/50-site.conf site.conf",
@@ -84,14 +82,14 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
 }  # fmt: skip
 
 
-def epilog(verb: str) -> str:
-    """The end of a verb's --help; empty where there is no example."""
-    examples = EXAMPLES.get(verb, ())
-    if not examples:
+def examples(of: Iterable[Example]) -> str:
+    """The end of a --help; empty where there is no example."""
+    rows = list(of)
+    if not rows:
         return ""
-    width = max(len(command) for command, _ in examples)
-    if any(5 + width + len(text) > 80 for _, text in examples):
-        lines = [f"  {command}\n      {text}" for command, text in examples]
+    width = max(len(command) for command, _ in rows)
+    if any(5 + width + len(text) > 80 for _, text in rows):
+        lines = [f"  {command}\n      {text}" for command, text in rows]
     else:
-        lines = [f"  {command.ljust(width)}   {text}" for command, text in examples]
+        lines = [f"  {command.ljust(width)}   {text}" for command, text in rows]
     return "\n".join(["examples:", *lines])

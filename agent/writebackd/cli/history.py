@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The verb history: reads the history file itself, so it needs no daemon."""
+"""The verb history: events with repetitions folded, and figures; needs no daemon.
+
+It reads the history file itself.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import re
 import sys
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
+from writebackd import formats
 from writebackd.cli.arguments import kernel_name
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
-from writebackd.cli.history_screen import folded, render_figures, render_history
 from writebackd.cli.output import show, show_json, width
-from writebackd.cli.status_screen import clean, wants_colour
+from writebackd.cli.status_screen import (
+    Answer,
+    Paint,
+    as_text,
+    clean,
+    moment,
+    wants_colour,
+    wrapped,
+)
 from writebackd.paths import HISTORY, STATE_DIR
 from writebackd.report.device_figures import Figures
 from writebackd.report.history_query import (
@@ -33,14 +46,20 @@ _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|min|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 # What a screen gets, and how many events it is folded from; a file gets everything.
 _LAST, _READ = 50, 1000
+# What comes again within so many events is the same going on: a state and back, with the
+# actions of each, of a few devices.
+_NEAR = 12
+# These come and go by themselves; all others are somebody's doing, and what follows is news.
+_FOLDED = ("decision", "action", "alert")
+_NUMBER = re.compile(r"\d+(\.\d+)?[kKMGTP]?")
+_BYTES = re.compile(r"(?<=bytes )(\d+) -> (\d+)")
 
 
 def history(options: argparse.Namespace) -> int:
     since_s, until_s = span(options, time.time())
     path = state_dir(options) / HISTORY
-    on_screen = not (options.csv or options.json)
-    most = _READ if on_screen and not options.figures else _LAST
-    limit = options.limit or (None if options.csv else most)
+    folds = not (options.csv or options.json or options.figures)
+    limit = options.limit or (None if options.csv else _READ if folds else _LAST)
     try:
         device = device_in(path, options)
         if options.figures:
@@ -56,29 +75,26 @@ def history(options: argparse.Namespace) -> int:
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
     if options.csv:
-        _show_csv(answer, _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS)
+        # With a header; what is not known is an empty field, times are seconds since 1970.
+        columns = _FIGURE_COLUMNS if options.figures else _EVENT_COLUMNS
+        writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(answer)
     elif options.json:
-        left_out = max(0, known - limit) if limit is not None else 0
-        show_json({"figures" if options.figures else "events": answer, "left_out": left_out})
+        what = "figures" if options.figures else "events"
+        show_json({what: answer, "left_out": max(0, known - len(answer))})
     else:
-        shown, cut = len(answer), limit is not None and known > limit
+        what, shown = "rows", len(answer)
         if options.figures:
             show(render_figures(answer, width(), wants_colour(sys.stdout)))
         else:
-            entries = folded(answer)
-            if not options.limit and len(entries) > _LAST:
-                entries, cut = entries[-_LAST:], True
-            shown = sum(entry.count for entry in entries)
+            entries = folded(answer)[0 if options.limit else -_LAST :]
+            what, shown = "events", sum(entry.count for entry in entries)
             show(render_history(entries, width(), wants_colour(sys.stdout)))
-        if cut:
-            show(_left_out(known, shown, "rows" if options.figures else "events"))
+        if known > shown:
+            which = f"the last {shown} of {known} {what}"
+            show(f"({which}; --limit {known} shows all, --since others)")
     return GOOD
-
-
-def _left_out(known: int, limit: int, what: str) -> str:
-    """How much of it is not on the screen, and how to come by it."""
-    which = f"the last {limit} of {known} {what}"
-    return f"({which}; --limit {known} shows all, --since others)"
 
 
 def figures_json(row: Figures) -> Dict[str, Any]:
@@ -108,36 +124,23 @@ _EVENT_COLUMNS = tuple(each.name for each in fields(Event) if each.name != "aler
 _FIGURE_COLUMNS = tuple(figures_json(Figures(0.0, 1.0, "", 0.0, 0.0, 0.0)))
 
 
-def _show_csv(rows: Sequence[Dict[str, Any]], columns: Sequence[str]) -> None:
-    """With a header; what is not known is an empty field, times are seconds since 1970."""
-    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-
-
-def span(
-    options: argparse.Namespace, now_s: float
-) -> Tuple[Optional[float], Optional[float]]:
+def span(options: argparse.Namespace, now_s: float) -> Tuple[Optional[float], Optional[float]]:
     """`--since` and `--until` in wall clock seconds. Raises CommandError."""
-    since_s, until_s = (
-        None if text is None else _when(text, now_s, name)
-        for name, text in (("--since", options.since), ("--until", options.until))
-    )
+    since_s = None if options.since is None else _when(options.since, now_s, "--since")
+    until_s = None if options.until is None else _when(options.until, now_s, "--until")
     if since_s is not None and until_s is not None and since_s >= until_s:
         raise CommandError(f"--until {options.until} is not after --since {options.since}", USAGE)
     return since_s, until_s
 
 
-def _when(text: str, now_s: float, option: str = "--since") -> float:
+def _when(text: str, now_s: float, option: str) -> float:
     """Wall clock seconds of a span before now (`90s`, `30m`, `1h`, `2d`) or of a date."""
     found = _SPAN.fullmatch(text)
     if found:
         return now_s - float(found.group(1)) * _SECONDS[found.group(2)]
     for form in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d"):
-        try:
+        with contextlib.suppress(ValueError, OverflowError):
             return time.mktime(time.strptime(text, form))
-        except (ValueError, OverflowError):
-            continue
     raise CommandError(f"{option} {text}: write it like 30m, 1h, 2d or '2024-05-01 03:00'", USAGE)
 
 
@@ -176,3 +179,152 @@ def state_dir(options: argparse.Namespace) -> Path:
         return Path(request(options.runtime_dir, "status", timeout_s=1.0)["state_dir"])
     except CommandError:
         return STATE_DIR
+
+
+# ---- screens -----------------------------------------------------------
+
+
+@dataclass
+class Entry:
+    """Events that differ in numbers only, oldest first; `count` has those joined into one."""
+
+    events: List[Answer]
+    count: int
+    place: int  # of the last one
+
+
+def folded(events: Sequence[Answer]) -> List[Entry]:
+    """`events`, oldest first, with what comes again and again only once, where it began."""
+    entries: List[Entry] = []
+    open_: Dict[Tuple[object, ...], Entry] = {}
+    for place, (event, count) in enumerate(_changes(events)):
+        if event["kind"] not in _FOLDED:
+            open_.clear()
+        text = _NUMBER.sub("#", event["text"] or "")
+        key = (event["kind"], event["device"], event["state"], text)
+        known = open_.get(key)
+        if known is None or place - known.place > _NEAR:
+            open_[key] = Entry([event], count, place)
+            entries.append(open_[key])
+        else:
+            known.events.append(event)
+            known.count, known.place = known.count + count, place
+    return entries
+
+
+def _changes(events: Sequence[Answer]) -> Iterator[Tuple[Answer, int]]:
+    """Each event, but actions that were carried out in one go as one; and how many it is."""
+
+    def change(numbered: Tuple[int, Answer]) -> Tuple[bool, float]:
+        number, event = numbered
+        action = event["kind"] == "action"
+        return action, event["wall_s"] if action else number
+
+    for _, numbered in groupby(enumerate(events), change):
+        together = [event for _, event in numbered]
+        texts = "; ".join(event["text"] or "" for event in together)
+        yield {**together[0], "text": texts}, len(together)
+
+
+def render_history(entries: Sequence[Entry], width: int = 80, colour: bool = False) -> str:
+    """Oldest first: decisions with their figures and the reason below, all else in a line."""
+    if not entries:
+        return "no events in that time"
+    paint = Paint(colour)
+    lines = [
+        paint("WHEN           WHAT      DECISION   STATE      LIMIT TARGET WRITES  p99 ms", "faint")
+    ]
+    for entry in entries:
+        first = entry.events[0]
+        row = _decision if first["kind"] == "decision" else _event
+        lines += row(first, width, paint)
+        if len(entry.events) > 1:
+            lines += wrapped(_repeats(entry.events), width, "    ")
+    if any(len(entry.events) > 1 for entry in entries):
+        lines.append("(xN: N times, with other numbers; --csv has each)")
+    return "\n".join(lines)
+
+
+def _decision(event: Answer, width: int, paint: Paint) -> List[str]:
+    state = clean(event["state"] or "")
+    figures = [
+        _known(event["limit_bytes"], formats.size).rjust(5),
+        _known(event["target_bytes"], formats.size).rjust(6),
+        _known(event["write_rate"], formats.size).rjust(6),
+        _known(event["fsync_p99_s"], formats.milliseconds).rjust(7),
+    ]
+    who = as_text(event["decision_id"] or event["device"])
+    cells = [moment(event["wall_s"]), "decision ", who.ljust(10), paint(state.ljust(9), state)]
+    line = " ".join(cells + figures).rstrip()
+    return [line, *(wrapped(event["text"], width, "    ") if event["text"] else ())]
+
+
+def _event(event: Answer, width: int, paint: Paint) -> List[str]:
+    text = _readable(event)
+    kind = as_text(event["kind"]).ljust(9)
+    # An alert's text says of which device it is.
+    who = event["device"]
+    if who and event["kind"] != "alert" and who not in text:
+        text = f"{who}: {text}"
+    when = moment(event["wall_s"])
+    first, *rest = wrapped(text or formats.UNKNOWN, width, "    ", f"{when} {kind} ")
+    at = len(when) + 1
+    painted = paint(kind, event["state"] or "")
+    return [first[:at] + painted + first[at + len(kind) :], *rest]
+
+
+def _repeats(events: Sequence[Answer]) -> str:
+    first, last = events[0], events[-1]
+    until = moment(last["wall_s"])
+    if _day(first) == _day(last):
+        until = until.partition(" ")[2]
+    text = f"x{len(events)} until {until}"
+    if first["kind"] == "decision":
+        limits = [each["limit_bytes"] for each in events if each["limit_bytes"] is not None]
+        p99s = [each["fsync_p99_s"] for each in events if each["fsync_p99_s"] is not None]
+        if limits:
+            ends = dict.fromkeys((formats.size(min(limits)), formats.size(max(limits))))
+            text += f", limit {' to '.join(ends)}"
+        if p99s:
+            text += f", p99 up to {formats.milliseconds(max(p99s))} ms"
+    elif _readable(last) != _readable(first):
+        text += f", last: {_readable(last)}"
+    return text
+
+
+def _readable(event: Answer) -> str:
+    """The text; what was written in bytes as a size."""
+    return _BYTES.sub(
+        lambda found: f"{formats.size(int(found[1]))} -> {formats.size(int(found[2]))}",
+        event["text"] or "",
+    )
+
+
+def _known(value: Any, words: Any) -> str:
+    return "" if value is None else str(words(value))
+
+
+def _day(event: Answer) -> Tuple[int, ...]:
+    return time.localtime(event["wall_s"])[:3]
+
+
+def render_figures(rows: Sequence[Answer], width: int = 80, colour: bool = False) -> str:
+    """One line per device and span of time, oldest first."""
+    if not rows:
+        return "no figures of that time: a row covers 10 s in which a device wrote or synced"
+    head = "WHEN            SPAN DEVICE    LIMIT WRITES  DRAIN CACHE fsync/s  p50 ms  p99 ms"
+    lines = [Paint(colour)(head, "faint")]
+    for row in rows:
+        figures = [
+            formats.duration(row["span_s"]).rjust(5),
+            clean(row["device"])[:8].ljust(8),
+            formats.size(row["limit_bytes"]).rjust(6),
+            formats.size(row["write_rate"]).rjust(6),
+            formats.size(row["drain_rate"]).rjust(6),
+            formats.percent(row["cache_fill"]).rjust(5),
+            formats.count(row["sync_rate"]).rjust(7),
+            formats.milliseconds(row["fsync_p50_s"]).rjust(7),
+            formats.milliseconds(row["fsync_p99_s"]).rjust(7),
+        ]
+        lines.append(" ".join([moment(row["wall_s"]), *figures]))
+    return "\n".join(lines)

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from writebackd.cli.client import NoDaemon, request
 from writebackd.cli.exit_codes import GOOD, USAGE, CommandError
-from writebackd.cli.output import show, show_json, width
+from writebackd.cli.output import show, show_answer, show_json, width
 from writebackd.cli.status_screen import clean, wrapped
 from writebackd.command_line import complain
 from writebackd.kernel.files import KernelFiles
@@ -26,11 +26,10 @@ from writebackd.policy import (
     load_policy,
     render,
 )
-from writebackd.policy.keys import KEYS, WHEN
+from writebackd.policy.keys import KEYS, WHEN, Key
 from writebackd.policy.match import (
     NAMED,
     Choice,
-    Finding,
     Verdict,
     choose,
     without_unwanted_levers,
@@ -45,17 +44,13 @@ def list_(options: argparse.Namespace) -> int:
         entries = list_policies(options.config_dir)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
-    if options.json:
-        rows = [
-            {"name": e.name, "path": e.path, "summary": e.summary, "problems": list(e.problems)}
-            for e in entries
-        ]
-        show_json({"policies": rows})
-        return GOOD
+    lines: List[str] = []
     for entry in entries:
         text = entry.summary if not entry.problems else "; ".join(entry.problems)
-        lines = wrapped(text, width(), " " * 18, f"{clean(entry.name):<17} ")
-        show("\n".join(lines or [clean(entry.name)]))
+        row = wrapped(text, width(), " " * 18, f"{clean(entry.name):<17} ")
+        lines += row or [clean(entry.name)]
+    rows = [asdict(entry) for entry in entries]
+    show_answer(options, {"policies": rows}, lambda: "\n".join(lines))
     return GOOD
 
 
@@ -66,7 +61,7 @@ def show_(options: argparse.Namespace) -> int:
             policy = load_policy(options.name, options.config_dir)
         else:
             policy = _in_force(options.runtime_dir, options.config_dir)
-        opened = read_timetable(policy).at(time.time()).window
+        opened = _open_window(policy)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
     if options.json:
@@ -93,12 +88,21 @@ def files_in_force(runtime_dir: Path) -> Sequence[str]:
 def effective(runtime_dir: Path) -> str:
     """What `show --effective` prints. Raises PolicyError or CommandError."""
     policy = _in_force(runtime_dir, None)
-    return _rendered(policy, read_timetable(policy).at(time.time()).window)
+    return _rendered(policy, _open_window(policy))
+
+
+def _open_window(policy: Policy) -> Optional[Open]:
+    return read_timetable(policy).at(time.time()).window
 
 
 def _rendered(policy: Policy, opened: Optional[Open]) -> str:
     text = render(policy).rstrip("\n")
-    return f"{text}\n\n# {_now(opened)}" if policy.windows else text
+    if not policy.windows:
+        return text
+    now = "No window is open now."
+    if opened is not None:
+        now = f"Window {opened.name} is open now, until {opened.until}: what it says is in force."
+    return f"{text}\n\n# {now}"
 
 
 def check_(options: argparse.Namespace) -> int:
@@ -120,12 +124,11 @@ def check_(options: argparse.Namespace) -> int:
 def match_(options: argparse.Namespace) -> int:
     """Which policy a daemon without `--policy` takes on this host, and why."""
     choice = _choose(options.runtime_dir, options.config_dir)
-    if options.json:
-        show_json(_match_json(choice))
-    else:
-        show("\n".join(_match_lines(choice, options.all)))
-        for line in choice.skipped:
-            complain(f"skipped: {line}")
+    show_answer(
+        options, _match_json(choice), lambda: "\n".join(_match_lines(choice, options.all))
+    )
+    for line in () if options.json else choice.skipped:
+        complain(f"skipped: {line}")
     return GOOD
 
 
@@ -158,43 +161,34 @@ def _in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
 
 def _still_there(files: Sequence[Path]) -> List[Path]:
     """Raises CommandError where the first is gone, which the others only add to."""
-    gone = list(filter(_is_gone, files))
-    for file in gone:
-        said = f"{file} is gone since the daemon read it: systemctl reload writebackd"
-        if file == files[0]:
-            raise CommandError(said, USAGE)
-        complain(f"writebackctl: {said}")
-    return [file for file in files if file not in gone]
-
-
-def _is_gone(file: Path) -> bool:
-    try:
-        file.lstat()
-    except FileNotFoundError:
-        return True
-    except OSError:  # who loads it tells what
-        return False
-    return False
+    there = list(files)
+    for file in files:
+        try:
+            file.lstat()
+        except FileNotFoundError:
+            said = f"{file} is gone since the daemon read it: systemctl reload writebackd"
+            if file == files[0]:
+                raise CommandError(said, USAGE) from None
+            complain(f"writebackctl: {said}")
+            there.remove(file)
+        except OSError:
+            pass  # who loads it tells what
+    return there
 
 
 def _match_json(choice: Choice) -> Dict[str, Any]:
     runner_up = choice.runner_up
+    candidates = []
+    for verdict in choice.verdicts:
+        if verdict.findings:
+            row = {**asdict(verdict), "fits": verdict.fits}
+            row["rules"] = row.pop("findings")
+            candidates.append(row)
     return {
         "policy": choice.policy.name,
         "reason": choice.policy.chosen,
         "runner_up": runner_up.name if runner_up is not None else None,
-        "candidates": [
-            {
-                "name": verdict.name,
-                "summary": verdict.summary,
-                "fits": verdict.fits,
-                "points": verdict.points,
-                "least": verdict.least,
-                "rules": [asdict(finding) for finding in verdict.findings],
-            }
-            for verdict in choice.verdicts
-            if verdict.findings
-        ],
+        "candidates": candidates,
     }
 
 
@@ -220,51 +214,35 @@ def _match_lines(choice: Choice, everything: bool) -> List[str]:
 
 def _verdict_lines(verdict: Verdict) -> List[str]:
     fits = "fits" if verdict.fits else "does not fit"
-    title = f"{clean(verdict.name)} {fits}: {verdict.points} points, {verdict.least} needed"
-    lines = [title]
-    for finding in verdict.findings:
-        lines += wrapped(_evidence(finding), width(), " " * 32, f"  {_rule(finding)}")
+    lines = [f"{clean(verdict.name)} {fits}: {verdict.points} points, {verdict.least} needed"]
+    for each in verdict.findings:
+        points, evidence = f"+{each.points}", each.evidence
+        if not each.holds:
+            points, evidence = "0", f"{evidence} (worth {each.points}: {each.wanted})"
+        rule = f"  {each.rule:<15}{points:>5} {_HOLDS[each.holds]:<8} "
+        lines += wrapped(evidence, width(), " " * 32, rule)
     return lines
 
 
-def _rule(finding: Finding) -> str:
-    points = f"+{finding.points}" if finding.holds else "0"
-    return f"{finding.rule:<15}{points:>5} {_HOLDS[finding.holds]:<8} "
-
-
-def _evidence(finding: Finding) -> str:
-    if finding.holds:
-        return finding.evidence
-    return f"{finding.evidence} (worth {finding.points}: {finding.wanted})"
-
-
-def _now(opened: Optional[Open]) -> str:
-    if opened is None:
-        return "No window is open now."
-    return f"Window {opened.name} is open now, until {opened.until}: what it says is in force."
-
-
 def _as_json(policy: Policy, opened: Optional[Open]) -> Dict[str, Any]:
-    values: Dict[str, Dict[str, Any]] = {}
+    sections: Dict[str, Dict[str, Any]] = {}
+
+    def add(section: str, key: Key, value: Any, origin: str) -> None:
+        said = {"value": key.kind.format(value), "from": origin}
+        sections.setdefault(section, {})[key.name] = said
+
     for key in KEYS:
-        values.setdefault(key.section, {})[key.name] = {
-            "value": key.kind.format(policy.value(key)),
-            "from": policy.origins[key.section, key.name],
-        }
+        add(key.section, key, policy.value(key), policy.origins[key.section, key.name])
     for setting in policy.devices.settings:
-        values.setdefault(f"device {setting.glob}", {})[setting.key.name] = {
-            "value": setting.key.kind.format(setting.value),
-            "from": setting.origin,
-        }
+        add(f"device {setting.glob}", setting.key, setting.value, setting.origin)
     for window in policy.windows:
-        lines = {"when": {"value": WHEN.kind.format(window.when), "from": window.origin}}
+        section = f"window {window.name}"
+        add(section, WHEN, window.when, window.origin)
         for each in window.settings:
-            value = each.key.kind.format(each.value)
-            lines[each.key.name] = {"value": value, "from": each.origin}
-        values[f"window {window.name}"] = lines
+            add(section, each.key, each.value, each.origin)
     return {
         "name": policy.name,
         "files": list(policy.files),
-        "sections": values,
+        "sections": sections,
         "window": asdict(opened) if opened is not None else None,
     }

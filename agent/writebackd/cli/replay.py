@@ -8,13 +8,13 @@ import tempfile
 import time
 from datetime import timezone
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from writebackd import formats
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import span, state_dir
-from writebackd.cli.output import show, show_json
-from writebackd.cli.status_screen import clean
+from writebackd.cli.output import show_answer
+from writebackd.cli.status_screen import clean, moment
 from writebackd.paths import SAMPLES
 from writebackd.policy import Policy, PolicyError, load_policy
 from writebackd.policy.timetable import local_zone
@@ -39,14 +39,11 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError(str(error), BAD_NEWS) from None
     if not tally.ticks:
         raise CommandError(
-            f"no samples of that time in {directory}: without --since and --until all are taken",
+            f"no samples of that time in {directory}; without --since and --until all are used",
             BAD_NEWS,
         )
-    answer = answer_of(tally, options.policy)
-    if options.json:
-        show_json(answer)
-    else:
-        show(_text(answer))
+    answer = _answer(tally, options.policy)
+    show_answer(options, answer, lambda: _text(answer))
     # Under the policy of then it has to come to the same.
     return BAD_NEWS if tally.different and other is None else GOOD
 
@@ -61,7 +58,7 @@ def policy_of(text: str) -> Policy:
         return load_policy(str(path))
 
 
-def answer_of(tally: Tally, policy: "str | None") -> Dict[str, Any]:
+def _answer(tally: Tally, policy: Optional[str]) -> Dict[str, Any]:
     return {
         "policy": policy,
         "begin_s": tally.begin_s,
@@ -91,12 +88,12 @@ def _text(answer: Dict[str, Any]) -> str:
         time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(answer[name]))
         for name in ("begin_s", "end_s")
     )
-    under = f"policy {clean(answer['policy'])}" if answer["policy"] else "the policy of then"
-    lines = [f"{answer['ticks']} ticks, {begin} to {end}, decided again under {under}:"]
+    under = f"policy {clean(answer['policy'])}" if answer["policy"] else "the recorded policy"
+    lines = [f"{answer['ticks']} ticks, {begin} to {end}, replayed under {under}:"]
     if answer["different"]:
-        lines.append(f"{answer['different']} decided otherwise, {answer['decisions']} decisions")
+        lines.append(f"{answer['different']} ticks differ, {answer['decisions']} decisions")
     else:
-        lines.append(f"all the same, {answer['decisions']} decisions")
+        lines.append(f"no tick differs, {answer['decisions']} decisions")
     limits = answer["limit_bytes"]
     lines.append(
         f"median limit: then {formats.size(limits['then'])}, now {formats.size(limits['now'])}"
@@ -109,11 +106,11 @@ def _text(answer: Dict[str, Any]) -> str:
                 f"  now {formats.duration(each['now_s']):>8}"
             )
     for each in answer["differences"]:
-        when = time.strftime("%m-%d %H:%M:%S", time.localtime(each["wall_s"]))
-        lines += [f"{when}  then {clean(each['then'])}", f"{'':14}  now  {clean(each['now'])}"]
+        lines.append(f"{moment(each['wall_s'])}  then {clean(each['then'])}")
+        lines.append(f"{'':14}  now  {clean(each['now'])}")
     if answer["policy"]:
         lines.append(
-            "These are its decisions on what was seen then; under its limits the disks would have"
-            " fared otherwise."
+            "These are its decisions on the recorded samples; under its limits the disks would"
+            " have behaved differently."
         )
     return "\n".join(lines)

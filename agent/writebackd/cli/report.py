@@ -14,7 +14,7 @@ from writebackd import __version__, formats
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
-from writebackd.cli.output import show, show_json
+from writebackd.cli.output import show_answer
 from writebackd.paths import HISTORY
 from writebackd.report.device_figures import STEP_S
 from writebackd.report.history_query import HistoryError, read_figures, read_history
@@ -26,7 +26,8 @@ from writebackd.report.timeline import Span
 def report(options: argparse.Namespace) -> int:
     now_s = time.time()
     since_s, until_s = span(options, now_s)
-    asked_s = (now_s if until_s is None else until_s) - (since_s or 0.0)
+    last_s = now_s if until_s is None else until_s
+    asked_s = last_s - (since_s or 0.0)
     if asked_s < STEP_S:
         raise CommandError(
             f"a span of {formats.duration(max(0.0, asked_s))} is too short: figures cover"
@@ -42,7 +43,7 @@ def report(options: argparse.Namespace) -> int:
         raise CommandError(str(error), BAD_NEWS) from None
     first_s = min([row.wall_s for row in rows] + [event.wall_s for event in events], default=now_s)
     # Whole rows: what the page says it is about is what its figures are of.
-    end_s = max([now_s if until_s is None else until_s, *(row.end_s for row in rows)])
+    end_s = max([last_s, *(row.end_s for row in rows)])
     begin_s = max(since_s or 0.0, first_s)
     about = Span(
         host=socket.gethostname(),
@@ -57,12 +58,14 @@ def report(options: argparse.Namespace) -> int:
     write_page(options.output, page)
     if str(options.output) == "-":
         return GOOD
-    if options.json:
-        show_json({"file": str(options.output), "bytes": len(page.encode()), "rows": len(rows)})
-    else:
-        size = formats.size(len(page.encode()))
-        told = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
-        show(f"{options.output}: {size} from {len(rows)} rows of figures and {told} events")
+    size = len(page.encode())
+    told = sum(about.begin_s <= event.wall_s <= about.end_s for event in events)
+    show_answer(
+        options,
+        {"file": str(options.output), "bytes": size, "rows": len(rows)},
+        lambda: f"{options.output}: {formats.size(size)} from {len(rows)} rows of figures and"
+        f" {told} events",
+    )
     return GOOD
 
 

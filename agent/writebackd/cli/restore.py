@@ -19,23 +19,12 @@ from writebackd.actuate.ledger_restore import (
 from writebackd.actuate.lock import AlreadyRunning, is_locked
 from writebackd.actuate.outcome import describe_action
 from writebackd.cli.client import NoAnswer, NoDaemon, request
-from writebackd.cli.control_verbs import report
+from writebackd.cli.daemon_verbs import report
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
-from writebackd.cli.output import show, show_json
+from writebackd.cli.output import show_answer
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import PAIRS, in_words, read_limits
 from writebackd.paths import LEDGER, WATCH
-
-
-class _Alive(CommandError):
-    """A daemon lives, whose settings are its own business."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "writebackd is starting or stopping: try again,"
-            " or stop it with `systemctl stop writebackd`",
-            NO_DAEMON,
-        )
 
 
 def restore(options: argparse.Namespace) -> int:
@@ -69,19 +58,20 @@ def restore(options: argparse.Namespace) -> int:
 def _restore_from_ledger(options: argparse.Namespace) -> int:
     try:
         result = _restore(options)
-    except _Alive:
+    except AlreadyRunning:
         if not (options.lease or options.honour_keep):
-            raise
+            raise CommandError(
+                "writebackd is starting or stopping: try again,"
+                " or stop it with `systemctl stop writebackd`",
+                NO_DAEMON,
+            ) from None
         result = RestoreResult("nothing", ("nothing restored: writebackd is running",))
     if options.first_found and result.status != "failed":
         more, good = _to_first_found()
         status = "restored" if good else "failed"
         result = RestoreResult(status, (*result.lines, *more))
-    answer = {"status": result.status, "lines": list(result.lines)}
-    if options.json:
-        show_json(answer)
-    else:
-        show("\n".join(result.lines))
+    answer = {"status": result.status, "lines": result.lines}
+    show_answer(options, answer, lambda: "\n".join(result.lines))
     return BAD_NEWS if result.status == "failed" else GOOD
 
 
@@ -106,7 +96,7 @@ def _to_first_found() -> Tuple[Tuple[str, ...], bool]:
 def _restore(options: argparse.Namespace) -> RestoreResult:
     path = options.runtime_dir / LEDGER
     if is_locked(options.runtime_dir):
-        raise _Alive()
+        raise AlreadyRunning()
     if os.geteuid() != 0 and path.exists():
         raise CommandError("restore needs root: try again with sudo", NOT_PERMITTED)
     if options.lease and restart_follows(os.environ) and is_watched(options.runtime_dir):
@@ -114,10 +104,7 @@ def _restore(options: argparse.Namespace) -> RestoreResult:
         return RestoreResult("nothing", (line,))
     if not path.exists():  # and maybe no directory, and no root
         return restore_from_ledger(KernelFiles(), path)
-    try:
-        return restore_left(KernelFiles(), options.runtime_dir, options.honour_keep)
-    except AlreadyRunning:
-        raise _Alive() from None
+    return restore_left(KernelFiles(), options.runtime_dir, options.honour_keep)
 
 
 def restart_follows(environment: Mapping[str, str]) -> bool:

@@ -53,7 +53,11 @@ def run(options: argparse.Namespace) -> int:
         _by_systemd(unit, options.slice, command)
     if options.slice is not None:
         raise CommandError("run --slice needs systemd, which does not run here", USAGE)
-    return _by_hand(unit, found, command)
+    directory = _make_cgroup(unit)
+    try:
+        return _run_in(directory, found, command)
+    finally:
+        _remove(directory)
 
 
 def systemd_command(unit: str, slice_: Optional[str], command: List[str], root: bool) -> List[str]:
@@ -70,7 +74,7 @@ def _by_systemd(unit: str, slice_: Optional[str], command: List[str]) -> NoRetur
     root = os.geteuid() == 0
     if not root:
         _find_manager()
-        _note("a scope of your own systemd is watched but never paced; with sudo it can be")
+        _note("a scope of the user's systemd is watched but never paced; with sudo it can be")
     words = systemd_command(unit, slice_, command, root)
     sys.stdout.flush()
     try:
@@ -105,14 +109,6 @@ def _find_manager() -> None:
     )
 
 
-def _by_hand(unit: str, path: str, command: List[str]) -> int:
-    directory = _make_cgroup(unit)
-    try:
-        return _run_in(directory, path, command)
-    finally:
-        _remove(directory)
-
-
 def _make_cgroup(unit: str) -> Path:
     """A cgroup beside ours or below it. Raises CommandError."""
     files = KernelFiles()
@@ -134,7 +130,7 @@ def _make_cgroup(unit: str) -> Path:
     if "io" not in _controllers(directory):
         on = f": `echo +io >{own}/cgroup.subtree_control` helps"
         helps = on if "io" in _controllers(own) else ", a cgroup v1 may have it"
-        _note(f"the command is watched, but cannot be paced: no io controller there{helps}")
+        _note(f"command can be watched but not paced: no io controller in its cgroup{helps}")
     return directory
 
 
@@ -210,7 +206,7 @@ def _remove(directory: Path) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                _note(f"{directory} stays ({error.strerror}): the command left processes in it")
+                _note(f"{directory} is kept ({error.strerror}): it still has processes")
                 return
         time.sleep(0.02)
 

@@ -11,22 +11,13 @@ import os
 import pwd
 import textwrap
 import time
+from collections import defaultdict
 from itertools import groupby
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    TextIO,
-    Tuple,
-)
+from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Sequence, TextIO, Tuple
 
 from writebackd import formats
+
+Answer = Mapping[str, Any]  # of the daemon, or a part of it
 
 MIN_WIDTH = 40
 # Beyond this many devices those with nothing to say share one line.
@@ -44,8 +35,7 @@ _COLOURS = {
     "YIELDED": "35;1", "OFF": "33;1", "PINNED": "36;1", "TRIAL": "36;1", "OBSERVING": "36;1",
 }  # fmt: skip
 # Where to look first; devices of one state stay in the daemon's order.
-_URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned")
-
+_URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard", "pinned", "idle")
 
 # What all that comes from elsewhere goes through on its way to a screen.
 clean = formats.printable
@@ -68,13 +58,7 @@ class Paint:
 
 def labelled(label: str, text: str, width: int) -> List[str]:
     """`label` in a column of its own, `text` wrapped beside it."""
-    return textwrap.wrap(
-        clean(text),
-        width,
-        initial_indent=label.ljust(_LABEL),
-        subsequent_indent=" " * _LABEL,
-        break_on_hyphens=False,
-    ) or [label]
+    return wrapped(text, width, " " * _LABEL, label.ljust(_LABEL)) or [label]
 
 
 def one_line(label: str, text: str, width: int, more: str = _MORE) -> str:
@@ -99,7 +83,7 @@ def fit(text: str, width: int) -> str:
     return text.ljust(width) if len(text) <= width else ".." + text[len(text) - width + 2 :]
 
 
-def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = False) -> str:
+def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
     """The answer to `status` as one screen of text, `width` columns wide."""
     width = max(width, MIN_WIDTH)
     paint = Paint(colour)
@@ -139,7 +123,7 @@ def render_status(status: Mapping[str, Any], width: int = 80, colour: bool = Fal
     return "\n".join(lines)
 
 
-def verdict_lines(answer: Mapping[str, Any], width: int, paint: Paint) -> List[str]:
+def verdict_lines(answer: Answer, width: int, paint: Paint) -> List[str]:
     """The first line of `status` and `why`; an older daemon has none."""
     verdict = answer.get("verdict")
     if verdict is None:
@@ -147,7 +131,7 @@ def verdict_lines(answer: Mapping[str, Any], width: int, paint: Paint) -> List[s
     return [paint(line, verdict["code"]) for line in wrapped(verdict["text"], width, "  ", "")]
 
 
-def _alert_lines(alert: Mapping[str, Any], width: int, paint: Paint) -> List[str]:
+def _alert_lines(alert: Answer, width: int, paint: Paint) -> List[str]:
     """What is wrong since when, who does it with which command, and what was done."""
     critical = alert["severity"] == "critical"
     name = f"{alert['name']} (critical)" if critical else alert["name"]
@@ -162,15 +146,13 @@ def _alert_lines(alert: Mapping[str, Any], width: int, paint: Paint) -> List[str
     return lines
 
 
-def lever_lines(levers: Sequence[Mapping[str, Any]]) -> List[str]:
+def lever_lines(levers: Sequence[Answer]) -> List[str]:
     """The levers beside the limits, a line for each target: name, value, and what was found."""
-    targets: Dict[str, List[str]] = {}
+    targets: defaultdict[str, List[str]] = defaultdict(list)
     for lever in levers:
         name = lever["name"] if lever["kind"] != "pace" else f"on {lever['name']}"
         value, found = (_lever_value(lever, lever[key]) for key in ("value", "original"))
-        targets.setdefault(f"{lever['kind']} {lever['target']}", []).append(
-            f"{name} {value} (before {found})"
-        )
+        targets[f"{lever['kind']} {lever['target']}"].append(f"{name} {value} (before {found})")
     lines = [f"{target}: {', '.join(values)}" for target, values in targets.items()]
     if len(lines) > _MANY_LEVERS:
         more = len(lines) - _MANY_LEVERS
@@ -178,7 +160,7 @@ def lever_lines(levers: Sequence[Mapping[str, Any]]) -> List[str]:
     return lines
 
 
-def _lever_value(lever: Mapping[str, Any], value: Optional[int]) -> str:
+def _lever_value(lever: Answer, value: Optional[int]) -> str:
     if value is None:
         return "no limit"
     if lever["kind"] == "pace":
@@ -186,7 +168,7 @@ def _lever_value(lever: Mapping[str, Any], value: Optional[int]) -> str:
     return formats.size(value) if lever["name"].endswith("_bytes") else str(value)
 
 
-def _safety_line(lease: Mapping[str, Any]) -> str:
+def _safety_line(lease: Answer) -> str:
     within = (lease["remaining_s"] or 0.0) + _WATCHER_S
     text = f"if the daemon dies, pid {lease['watcher_pid']} restores within {within:.0f} s"
     if not lease["lost"]:
@@ -195,7 +177,7 @@ def _safety_line(lease: Mapping[str, Any]) -> str:
     return f"{text}; lease lost {times}"
 
 
-def headline(status: Mapping[str, Any]) -> str:
+def headline(status: Answer) -> str:
     mode = status["mode"]
     if status["off"] is not None:
         mode += " (off)"
@@ -213,7 +195,7 @@ def headline(status: Mapping[str, Any]) -> str:
     )
 
 
-def trial_words(trial: Mapping[str, Any]) -> str:
+def trial_words(trial: Answer) -> str:
     """Which block of a trial is on, and what comes after it."""
     arm = "original limits" if trial["arm"] == "original" else "writebackd's limits"
     after = "" if trial["returns_to"] == "enforce" else f"; then {trial['returns_to']}"
@@ -222,12 +204,12 @@ def trial_words(trial: Mapping[str, Any]) -> str:
     )
 
 
-def in_window(window: Optional[Mapping[str, Any]]) -> str:
+def in_window(window: Optional[Answer]) -> str:
     """Which window of the policy is open; nothing where none is."""
     return f" (window {clean(window['name'])} until {window['until']})" if window else ""
 
 
-def by_whom(pin: Optional[Mapping[str, Any]]) -> str:
+def by_whom(pin: Optional[Answer]) -> str:
     """Who pinned, since when, for how long yet; nothing where that is not known."""
     if pin is None:
         return ""
@@ -240,20 +222,18 @@ def by_whom(pin: Optional[Mapping[str, Any]]) -> str:
     return f" by {clean(name)}, {_since(pin['since_s'])}{left}"
 
 
-def limit_line(status: Mapping[str, Any]) -> str:
+def limit_line(status: Answer) -> str:
     limits = status["limits"]
-    goal, wanted = limits["goal_bytes"], limits["wanted_bytes"]
-    writes = status["mode"] != "observe" and status["off"] is None
-    text = (
-        f"{formats.size(limits['dirty_bytes'])}{heading(wanted, goal) if writes else ''},"
-        f" background {formats.size(limits['dirty_background_bytes'])}"
+    goal, goes, instead = limits["goal_bytes"], "", ""
+    if status["mode"] != "observe" and status["off"] is None:
+        goes = heading(limits["wanted_bytes"], goal)
+    elif goal is not None:
+        would = "enforce would" if status["mode"] == "observe" else "would"
+        instead = f"; {would} set {formats.size(goal)}"
+    return (
+        f"{formats.size(limits['dirty_bytes'])}{goes},"
+        f" background {formats.size(limits['dirty_background_bytes'])}{instead}"
     )
-    if status["mode"] == "observe":
-        if goal is not None:
-            text += f"; enforce would set {formats.size(goal)}"
-    elif status["off"] is not None:
-        text += f"; would set {formats.size(goal)}" if goal is not None else ""
-    return text
 
 
 def heading(limit: Optional[int], goal: Optional[int]) -> str:
@@ -263,7 +243,7 @@ def heading(limit: Optional[int], goal: Optional[int]) -> str:
     return f" -> {formats.size(goal)} ({'lowering' if goal < limit else 'raising'})"
 
 
-def _before_line(limits: Mapping[str, Any]) -> str:
+def _before_line(limits: Answer) -> str:
     found, in_bytes = limits["original"], limits["original_in_bytes"]
     sizes = [formats.size(in_bytes[key]) for key in ("dirty_bytes", "dirty_background_bytes")]
     shares = [
@@ -285,7 +265,7 @@ def _before_line(limits: Mapping[str, Any]) -> str:
     return text.replace("memory = ", "memory, about ")
 
 
-def _dirtiers_line(tasks: Iterable[Mapping[str, Any]]) -> str:
+def _dirtiers_line(tasks: Sequence[Answer]) -> str:
     parts = []
     for task in tasks:
         # No such key in the answer of an older daemon.
@@ -299,13 +279,16 @@ def _dirtiers_line(tasks: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(parts)
 
 
+def moment(wall_s: float) -> str:
+    """A time of day with its date, as 05-01 03:00:00."""
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(wall_s))
+
+
 def _since(wall_s: Optional[float]) -> str:
-    if wall_s is None:
-        return "since an unknown time"
-    return time.strftime("since %m-%d %H:%M:%S", time.localtime(wall_s))
+    return "since an unknown time" if wall_s is None else f"since {moment(wall_s)}"
 
 
-def _rivals_line(rivals: Iterable[Mapping[str, Any]]) -> str:
+def _rivals_line(rivals: Sequence[Answer]) -> str:
     parts = []
     for rival in rivals:
         what = f" sets {rival['setting']}" if rival["setting"] else ""
@@ -313,7 +296,7 @@ def _rivals_line(rivals: Iterable[Mapping[str, Any]]) -> str:
     return "; ".join(parts)
 
 
-def _cost_line(status: Mapping[str, Any]) -> str:
+def _cost_line(status: Answer) -> str:
     cost = status["self"]
     text = (
         f"{formats.percent(cost['cpu_fraction'])} of a core, {formats.size(cost['rss_bytes'])}"
@@ -324,13 +307,15 @@ def _cost_line(status: Mapping[str, Any]) -> str:
     return text
 
 
-def _table(devices: Sequence[Mapping[str, Any]], width: int, paint: Paint) -> List[str]:
+def _table(devices: Sequence[Answer], width: int, paint: Paint) -> List[str]:
     if not devices:
         return wrapped("no device to manage (see `writebackctl devices`)", width, "")
-    shown = sorted(devices, key=_urgency)
-    quiet: List[Mapping[str, Any]] = []
-    if len(devices) > _MANY_DEVICES:
-        quiet = [device for device in shown if _is_quiet(device)]
+    shown = sorted(devices, key=urgency)
+    quiet = [
+        device for device in shown
+        if len(devices) > _MANY_DEVICES and device["state"] == "idle"
+        and not device["write_rate"] and not device["sync_rate"]
+    ]  # fmt: skip
     excluded = [device for device in shown if device["state"] == "excluded"]
     shown = [device for device in shown if device not in quiet and device not in excluded]
     layout = _layout(width)
@@ -349,13 +334,10 @@ def _table(devices: Sequence[Mapping[str, Any]], width: int, paint: Paint) -> Li
     return lines
 
 
-def _urgency(device: Mapping[str, Any]) -> int:
+def urgency(device: Answer) -> int:
+    """A key to sort devices by: the smallest is to be looked at first."""
     state = device["state"]
     return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
-
-
-def _is_quiet(device: Mapping[str, Any]) -> bool:
-    return device["state"] == "idle" and not device["write_rate"] and not device["sync_rate"]
 
 
 class _Figure(NamedTuple):
@@ -365,7 +347,7 @@ class _Figure(NamedTuple):
     width: int
     kind: str  # what stands above columns that have it in common, and shorter
     short: str
-    text: Callable[[Mapping[str, Any]], str]
+    text: Callable[[Answer], str]
 
 
 _RATES, _TIMES = ("per second", "/s"), ("fsync, ms", "ms")
@@ -414,18 +396,18 @@ def _heading(mount_width: int, figures: Sequence[_Figure]) -> List[str]:
     return [" ".join([*(" " * len(word) for word in words), *kinds]), " ".join([*words, *titles])]
 
 
-def _row(
-    device: Mapping[str, Any], mount_width: int, figures: Sequence[_Figure], paint: Paint
-) -> str:
+def _row(device: Answer, mount_width: int, figures: Sequence[_Figure], paint: Paint) -> str:
     state = device["state"] or formats.UNKNOWN
-    mount = [fit(_mount(device["mounts"]), mount_width)] if mount_width else []
+    mount = [fit(mount_point(device), mount_width)] if mount_width else []
     return " ".join(
         [fit(device["name"], _NAME_WIDTH), *mount, paint(state.ljust(_STATE_WIDTH), state),
          *(each.text(device).rjust(each.width) for each in figures)]
     )  # fmt: skip
 
 
-def _mount(mounts: Sequence[str]) -> str:
+def mount_point(device: Answer) -> str:
+    """The first one of a device, and how many more there are."""
+    mounts: Sequence[str] = device["mounts"]
     if not mounts:
         return formats.UNKNOWN
     return mounts[0] + (f" +{len(mounts) - 1}" if len(mounts) > 1 else "")

@@ -103,8 +103,8 @@ class _Course:
                 if silent_s > _SILENT_S:
                     self._ended = End.DISTURBED.value
                     self._why = (
-                        f"writebackd has not answered for {formats.duration(silent_s)}: it ends the"
-                        " trial when it goes on; `writebackctl status` tells whether it does"
+                        f"writebackd has not answered for {formats.duration(silent_s)}; it ends the"
+                        " trial when it resumes: check `writebackctl status`"
                     )
             except CommandError as error:
                 # Stopped or restarted: the limits are its own affair, what was seen is ours.

@@ -76,7 +76,10 @@ def parse_size(text: str) -> int:
         )
     size = number * _SIZE[unit or "B"]
     if size.denominator != 1:
-        raise UnitError(f"'{shorten(text)}' is not a whole number of bytes: use a smaller unit")
+        raise UnitError(
+            f"'{shorten(text)}' is {float(size):.15g} bytes, not a whole number: "
+            f"write {int(size) + 1}, or use a smaller unit"
+        )
     return int(size)
 
 
