@@ -116,35 +116,20 @@ class Forget:
 Command = Union[SetMode, Pin, Release, Forget]
 
 
+@dataclass(frozen=True)
 class Commands:
     """Questions are answered from the state; what changes it is left to `apply`."""
 
-    def __init__(
-        self,
-        files: KernelFiles,
-        actuator: Actuator,
-        state: RuntimeState,
-        keeper: LearnedStore,
-        apply: Callable[[Command], Actions],
-        trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]],
-        metrics: Callable[[str], Optional[Shared]],
-        hidepid: Callable[[], Optional[str]],
-        now: Callable[[], float],
-    ) -> None:
-        """`apply` answers with what was put back, and may raise OSError or ValueError.
-
-        `hidepid`: the option by which /proc hides processes, None where it does not.
-        `now`: the clock of Sample.time_s.
-        """
-        self._files = files
-        self._actuator = actuator
-        self._state = state
-        self._keeper = keeper
-        self._apply = apply
-        self._trial = trial
-        self._metrics = metrics
-        self._hidepid = hidepid
-        self._now = now
+    files: KernelFiles
+    actuator: Actuator
+    state: RuntimeState
+    keeper: LearnedStore
+    # Answers with what was put back, and may raise OSError or ValueError.
+    apply: Callable[[Command], Actions]
+    trial: Callable[[Dict[str, Any], Snapshot], Dict[str, Any]]
+    metrics: Callable[[str], Optional[Shared]]
+    hidepid: Callable[[], Optional[str]]  # the option by which /proc hides processes, or None
+    now: Callable[[], float]  # the clock of Sample.time_s
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         """Answer a request of `writebackctl`; raises RequestError."""
@@ -152,74 +137,72 @@ class Commands:
             return self._mode(args, uid)
         if verb in ("pin", "release"):
             return self._pin(verb, args, uid)
-        option = self._hidepid() if uid != 0 and verb != "metrics" else None
+        option = self.hidepid() if uid != 0 and verb != "metrics" else None
         if option is not None:
             # Names of processes and cgroups are in most answers, in words as well.
             raise RequestError(
-                f"/proc is mounted {option}, only root sees processes: try again with sudo",
-                4,
+                f"/proc is mounted {option}, only root sees processes: try again with sudo", 4
             )
-        snapshot, problem = self._state.snapshot, self._state.problem
+        snapshot, problem = self.state.snapshot, self.state.problem
         if snapshot is None:
             why = problem or "just started"
             raise RequestError(f"{why}, no measurement yet: try again in a second", 1)
-        snapshot = for_user(snapshot, uid)
-        if verb == "status":
-            return status_json(snapshot)
-        if verb == "devices":
-            return devices_json(snapshot)
-        if verb == "why":
-            return why_json(snapshot, text_argument(args, "device"))
-        if verb == "alerts":
-            return alert_answer(snapshot, text_argument(args, "device"))
-        if verb == "forget":
-            return self._forget(snapshot, text_argument(args, "device"), uid)
-        if verb == "trial":
-            return self._trial(args, snapshot)
-        if verb == "top":
-            return top_json(snapshot)
-        if verb == "verify":
-            return self._verify(snapshot)
-        if verb == "metrics":
-            form = text_argument(args, "format") or OPENMETRICS
-            if form not in CONTENT_TYPES:
-                raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
-            told = self._metrics(form)
-            assert told is not None  # there is a snapshot
-            return told
-        raise RequestError(f"unknown verb {verb!r}")
+        shown = for_user(snapshot, uid)
+        answers: Dict[str, Callable[[], Dict[str, Any]]] = {
+            "status": lambda: status_json(shown),
+            "devices": lambda: devices_json(shown),
+            "why": lambda: why_json(shown, text_argument(args, "device")),
+            "alerts": lambda: alert_answer(shown, text_argument(args, "device")),
+            "forget": lambda: self._forget(shown, args, uid),
+            "trial": lambda: self.trial(args, shown),
+            "top": lambda: top_json(shown),
+            "verify": lambda: self._verify(shown),
+            "metrics": lambda: self._metrics_page(args),
+        }
+        if verb not in answers:
+            raise RequestError(f"unknown verb {verb!r}")
+        return answers[verb]()
 
-    def _forget(self, snapshot: Snapshot, wanted: Optional[str], uid: int) -> Dict[str, Any]:
+    def _metrics_page(self, args: Dict[str, Any]) -> Shared:
+        form = text_argument(args, "format") or OPENMETRICS
+        if form not in CONTENT_TYPES:
+            raise RequestError(f"format is {' or '.join(CONTENT_TYPES)}")
+        page = self.metrics(form)
+        assert page is not None  # there is a snapshot
+        return page
+
+    def _forget(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        wanted = text_argument(args, "device")
         if wanted is None:
             raise RequestError("forget needs a device: `writebackctl devices` lists them")
         found = [each.device.name for each in find_devices(snapshot, wanted)]
         if len(found) > 1:
             raise RequestError(f"{wanted!r} may be {' or '.join(found)}: name one of these")
-        if found[0] not in self._state.memory.devices or not self._keeper.was_read:
+        if found[0] not in self.state.memory.devices or not self.keeper.was_read:
             raise RequestError("learned values are still being read: try again in a second", 1)
-        self._apply(Forget(found[0]))
+        self.apply(Forget(found[0]))
         log.info("learned values of %s dropped by uid %d", found[0], uid)
         return forget_json(found[0], ["learned again from the next flood and fsync"])
 
     def _verify(self, snapshot: Snapshot) -> Dict[str, Any]:
-        vm = read_state(self._files)
+        vm = read_state(self.files)
         return verify_json(
             vm,
             snapshot.sample.host.page_size,
             self._written(snapshot),
             snapshot.sample.foreign,
-            self._state.memory.yielded,
-            self._actuator.levers.held(vm.threshold_bytes),
+            self.state.memory.yielded,
+            self.actuator.levers.held(vm.threshold_bytes),
             [
                 (str(lever), file_of(lever), written, found)
-                for lever, written, found in self._actuator.levers.differing()
+                for lever, written, found in self.actuator.levers.differing()
             ],
         )
 
     def _written(self, snapshot: Snapshot) -> Optional[Tuple[int, int]]:
         """What this daemon holds in the kernel, as the last decision says."""
         decision = snapshot.decision
-        if self._actuator.dry_run or self._state.memory.limit_bytes is None:
+        if self.actuator.dry_run or self.state.memory.limit_bytes is None:
             return None
         if decision.limit_bytes is None or decision.background_bytes is None:
             return None
@@ -231,22 +214,22 @@ class Commands:
         except ValueError:
             raise RequestError("mode is observe or enforce") from None
         try:
-            actions = self._apply(SetMode(mode))
+            actions = self.apply(SetMode(mode))
         except (OSError, ValueError) as error:
             raise RequestError(f"cannot read the limits: {error}", 1) from None
         log.info("mode %s by uid %d", mode.value, uid)
         lines = [describe_action(action) for action in actions]
         if mode is Mode.ENFORCE:
             lines.append(self._restores())
-        off = self._state.off
+        off = self.state.off
         if mode is Mode.ENFORCE and off is not None:
             lines.append(f"takes effect when {off} is removed")
         return mode_json(mode, lines, good=all(action.ok for action in actions))
 
     def _restores(self) -> str:
         """What the end restores; not what was found first, once somebody else has set limits."""
-        originals, first = self._actuator.originals, first_found(self._files)
-        keep = self._actuator.on_exit == "keep"
+        originals, first = self.actuator.originals, first_found(self.files)
+        keep = self.actuator.on_exit == "keep"
         text = f"{'`writebackctl observe`' if keep else 'exit'} restores {in_words(originals)}"
         if first is None or first == originals:
             return text
@@ -254,7 +237,7 @@ class Commands:
 
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         if verb == "release":
-            self._apply(Release(f"by uid {uid}"))
+            self.apply(Release(f"by uid {uid}"))
             log.info("pin released by uid %d", uid)
             return pin_json(None)
         pin, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")
@@ -263,18 +246,18 @@ class Commands:
                 f"{pin} bytes: the kernel takes {LEAST_LIMIT_BYTES} at least; write it with a unit,"
                 " like 15M"
             )
-        snapshot = self._state.snapshot
+        snapshot = self.state.snapshot
         memory_bytes = snapshot.sample.host.memory_bytes if snapshot is not None else 0
         if 0 < memory_bytes < pin:
             raise RequestError(
                 f"{formats.size(pin)} is more than the {formats.size(memory_bytes)} of memory:"
                 " such a limit throttles nothing"
             )
-        until_s = self._now() + for_s if for_s is not None else None
-        self._apply(Pin(pin, uid, until_s))
+        until_s = self.now() + for_s if for_s is not None else None
+        self.apply(Pin(pin, uid, until_s))
         lasts = "" if for_s is None else f" for {formats.duration(for_s)}"
         log.info("pinned to %d bytes%s by uid %d", pin, lasts, uid)
-        memory, off = self._state.memory, self._state.off
+        memory, off = self.state.memory, self.state.off
         waits = memory.mode is Mode.OBSERVE or memory.yielded is not None
         lines = ["takes effect after `writebackctl enforce`"] if waits else []
         if off is not None:

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.executor import Actions, Executor
+from writebackd.actuate.executor import Actions, Executor, taken_over
 from writebackd.actuate.host_lock import HostLock
 from writebackd.actuate.kill_switch import KillSwitch
 from writebackd.actuate.lease_holder import LeaseHolder
-from writebackd.actuate.takeover import taken_over
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.detector_memory import AlertMemory
@@ -57,9 +56,8 @@ from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)
 
-# Ticks that may fail to read before the originals are put back: long enough
-# for a passing EINTR or a device in transition, short enough that a stale
-# limit does not outlive the flood it was made for.
+# Ticks that may fail to read before the originals are put back: long enough for a passing EINTR or
+# a device in transition, short enough that no limit outlives the flood it was made for.
 SILENT_TICKS = 5
 # A lease lasts so many ticks at least.
 LEAST_LEASE_TICKS = 5
@@ -83,16 +81,13 @@ class Daemon:
     """Owns every part; `run` returns after the originals are back."""
 
     def __init__(
-        self,
-        options: Options,
-        load: Callable[[], Policy],
+        self, options: Options, load: Callable[[], Policy],
         on_tick: Callable[[Snapshot], None] = lambda snapshot: None,
         files: Optional[KernelFiles] = None,
     ) -> None:
         """`load` reads the policy, again on SIGHUP.
 
-        Raises AlreadyRunning, PolicyError, and OSError or BpfError when what
-        was asked for by name cannot be had.
+        Raises AlreadyRunning, PolicyError, and OSError or BpfError for what was asked for by name.
         """
         self._options = options
         self._files = files or KernelFiles()
@@ -107,8 +102,7 @@ class Daemon:
     def _make_parts(self, options: Options, on_tick: Callable[[Snapshot], None]) -> None:
         # Before all that takes time: what an earlier run has set must not go home meanwhile.
         least = LEAST_LEASE_TICKS * options.interval_s
-        self._tenure = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
-        self._lease = self._tenure.lease
+        self._lease = LeaseHolder(options.runtime_dir, max(least, self.policy.limits.lease_s))
         self._watch = WatcherSupervisor(options.runtime_dir)
         self._off_switch = KillSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
         self._devices = tuple(linked(self._files, each) for each in options.devices)
@@ -138,7 +132,7 @@ class Daemon:
         self._failures = 0
         self._signals = Signals()
         self._report = TickReport(
-            self._files, self.state, self._monitor, self.policies, self._actuator, self._tenure,
+            self._files, self.state, self._monitor, self.policies, self._actuator, self._lease,
             self._watch, self._history, self._teller, options.state_dir, _boottime(),
         )
         self._exposition = Exposition(lambda: self.state.snapshot)
@@ -173,10 +167,9 @@ class Daemon:
                     "Watcher not running; limits will not be restored if this process hangs"
                 )
             if not self._lease.renew():
-                self._tenure.take()  # loading took longer than it lasts
+                self._lease.take_first()  # loading took longer than it lasts
             self._adopt()
             self._monitor.rivals.look()
-            # The first tick only gives the counters their zero.
             self._tick()
             ready()
             loop.run(self._options.interval_s, self._tick, self._reload_all)
@@ -275,7 +268,7 @@ class Daemon:
         if dt is None:
             return None  # the first only gives the counters their zero
         if not self._lease.renew():
-            self._stand_still(self._tenure.take_again(self._begin_anew), sample)
+            self._stand_still(self._lease.take_again(self._begin_anew), sample)
             return None
         foreign = self._actuator.foreign(sample.vm.limits) + self._actuator.levers.foreign()
         if foreign and self._lease.lost:
@@ -361,7 +354,6 @@ class Daemon:
         self._report.standing_still(problem, SILENT_TICKS, sample)
 
     def _open_metrics(self) -> List[MetricsServer]:
-        """What scrapers ask."""
         path, http = self._options.runtime_dir / METRICS, self.policies.first.metrics.http
         servers, self._report.no_metrics = open_servers(path, http, self._exposition)
         return servers
@@ -374,16 +366,12 @@ class Daemon:
             device.leaves, device.driver)
 
     def reload(self) -> None:
-        """Read the policy again, in a thread: its files may be on the disk that hangs."""
+        """Read the policy again; the next tick takes it."""
         self.policies.reloader.reload()
 
     def _reload_all(self) -> None:
         self.reload()
         self._monitor.rivals.look()
-
-    def rematch(self) -> None:
-        """As `reload`, but what turns out the same changes nothing and is not told."""
-        self.policies.reloader.rematch()
 
     def _take_loaded_policy(self) -> None:
         policy = self.policies.take()

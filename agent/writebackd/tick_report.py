@@ -14,7 +14,7 @@ from writebackd.actuate.executor import Actions
 from writebackd.actuate.lease_holder import LeaseHolder
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.alerts.alert_types import Alert
-from writebackd.alerts.blind_ticks import BlindTicks
+from writebackd.alerts.blind import BlindTicks
 from writebackd.alerts.detect import detect
 from writebackd.alerts.detector_memory import ActiveAlert, Key
 from writebackd.alerts.lifecycle import hidden
@@ -93,7 +93,7 @@ class TickReport:
     monitor: HostMonitor
     policies: ActivePolicy
     actuator: Actuator
-    tenure: LeaseHolder
+    lease: LeaseHolder
     watch: WatcherSupervisor
     history: History
     publisher: Publisher
@@ -140,9 +140,9 @@ class TickReport:
             self_rss_bytes=resident,
             state_dir=str(self.state_dir),
             levers=self.actuator.levers.held(sample.vm.threshold_bytes),
-            lease_s=self.tenure.lease.remaining_s,
+            lease_s=self.lease.remaining_s,
             watcher_pid=self.watch.pid,
-            leases_lost=self.tenure.lost,
+            leases_lost=self.lease.losses,
             history_dropped=self.history.dropped,
             off=self._off,
             unseen=self.monitor.hidepid.unseen(),
@@ -183,9 +183,9 @@ class TickReport:
             shown,
             problem=problem,
             sample=replace(shown.sample, vm=vm, errors=(problem,)),
-            lease_s=self.tenure.lease.remaining_s,
+            lease_s=self.lease.remaining_s,
             watcher_pid=self.watch.pid,
-            leases_lost=self.tenure.lost,
+            leases_lost=self.lease.losses,
             off=self._off,
         ))  # fmt: skip
 

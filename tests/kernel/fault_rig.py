@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from writebackd.actuate.lease import open_file, read_watch
+from writebackd.actuate.lease import read_watch
 from writebackd.actuate.ledger import load
+from writebackd.actuate.lock import open_private
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import PAIRS, read_limits, write_pair
 from writebackd.paths import LEDGER, SOCKET, WATCH
@@ -113,7 +114,7 @@ class Home:
         self.policy.write_text(POLICY)
         self.log.touch()
         self.runtime_dir.mkdir()
-        self._watch_fd = open_file(self.runtime_dir, WATCH)
+        self._watch_fd = open_private(self.runtime_dir / WATCH)
 
     def options(self, *more: str) -> List[str]:
         # No disk of the host has a say, whoever else writes to it meanwhile.

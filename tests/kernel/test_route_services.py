@@ -25,7 +25,7 @@ import pytest
 
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.notify import Routes
-from writebackd.notify.message_ids import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
+from writebackd.notify.journal_fields import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
 from writebackd.policy.schema import Routing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -140,7 +140,7 @@ def test_a_sync_of_a_process_that_proc_hides_stays(option: str) -> None:
 # A hook that hangs with a child, run as the routes of alerts run it.
 RUN_HOOK = """
 import sys
-from writebackd.notify.run_program import run_program
+from writebackd.notify.exec_hook import run_program
 from writebackd.notify.route import Refused
 try:
     run_program([sys.argv[1]], b"{}", 3.0)
@@ -151,8 +151,8 @@ except Refused as error:
 
 # How it would be run, or why not.
 CHOOSE = """
+from writebackd.notify.exec_hook import unprivileged
 from writebackd.notify.route import RouteError
-from writebackd.notify.unprivileged import unprivileged
 try:
     print(unprivileged("exec", ["/bin/true"], 3.0)[0])
 except RouteError as error:

@@ -121,6 +121,18 @@ class Watched:
         )
         return self.alerts
 
+    def seconds(self, count: int, **more: Any) -> None:
+        for _ in range(count):
+            self.second(**more)
+
+    def ends_in(self, **more: Any) -> int:
+        """Seconds until no alert stands any more."""
+        for n in range(1000):
+            if not self.alerts:
+                return n
+            self.second(**more)
+        raise AssertionError("it stands for ever")
+
     def usual(self, seconds: int = 60, **more: Any) -> "Watched":
         for _ in range(seconds):
             assert self.second(**more) == ()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Tuple
+from typing import Optional, Tuple
 
 import pytest
 
@@ -81,6 +81,18 @@ FIXTURES = (_path, _files, _plain, _systemd)
 def started(files: FakeLevers, path: Path, on_exit: str = "restore") -> Actuator:
     actuator = Actuator(files, path, on_exit)
     actuator.start()
+    return actuator
+
+
+def holding(
+    files: FakeLevers, path: Path, *settings: Setting,
+    pair: Optional[Tuple[int, int]] = None, on_exit: str = "restore",
+) -> Actuator:
+    """One that has set the pair, if there is one, and these levers."""
+    actuator = started(files, path, on_exit)
+    if pair is not None:
+        actuator.apply(*pair)
+    settle(actuator, *settings)
     return actuator
 
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Dict
 
+from writebackd.actuate.ledger import Ledger, load
 from writebackd.types.levers import VmLimits
 
 MIB = 1 << 20
@@ -30,3 +32,10 @@ ORIGINALS: Dict[str, VmLimits] = {
     "what the agent sets": VmLimits(15 * MIB, 0, 7 * MIB, 0),
     "half of what the agent sets": VmLimits(15 * MIB, 0, 0, 10),
 }
+
+
+def saved(path: Path) -> Ledger:
+    """The ledger at `path`, which is there."""
+    ledger = load(path)
+    assert ledger is not None
+    return ledger

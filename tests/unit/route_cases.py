@@ -60,6 +60,12 @@ def open_directory() -> Iterator[Path]:
         yield Path(name)
 
 
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def wait_for(what: Callable[[], Any], limit_s: float = 10.0) -> Any:
     """The first answer that is true; fails when none is within the limit."""
     deadline = time.monotonic() + limit_s

@@ -31,8 +31,7 @@ def test_two_minutes_after_boot_nothing_is_told_and_nothing_learned() -> None:
         assert host.second(**HANGS) == ()
     assert host.until(12, **HANGS) == 10
     loaded = Watched(time_s=10.0)
-    for _ in range(105):
-        loaded.second(**SLOW)
+    loaded.seconds(105, **SLOW)
     assert loaded.memory.health["sda"].syncs == {}
 
 
@@ -46,25 +45,18 @@ def test_two_minutes_after_a_resume_nothing_is_told() -> None:
 
 def test_an_alert_stands_for_five_minutes_at_least() -> None:
     host = starved()
-    stood = 0
-    while host.alerts:
-        host.second()
-        stood += 1
+    stood = host.ends_in()
     assert 299 <= stood <= 301
 
 
 def test_it_is_resolved_after_a_minute_above_the_resolve_share_and_not_below_it() -> None:
     host = starved()
-    for _ in range(310):
-        host.second(**STARVED)
+    host.seconds(310, **STARVED)
     for _ in range(100):
         # Half of what is usual, and still slow: neither collapsed nor well.
         host.second(syncs=500, latency_s=10e-3, spread=10.0, waiting=1)
         assert host.names() == [AlertName.COLLAPSE]
-    well = 0
-    while host.alerts:
-        host.second(syncs=700)
-        well += 1
+    well = host.ends_in(syncs=700)
     assert 59 <= well <= 64  # of which a few end the incident
 
 
@@ -72,29 +64,24 @@ def test_a_flood_in_waves_is_one_alert() -> None:
     host = starved()
     since = host.alerts[0].since_s
     for _ in range(20):
-        for _ in range(20):
-            host.second(**STARVED)
-        for _ in range(25):
-            host.second()
+        host.seconds(20, **STARVED)
+        host.seconds(25)
     assert [each.since_s for each in host.alerts] == [since]
 
 
 def test_trouble_is_not_learned_as_usual() -> None:
     host = starved()
     before = host.memory.health["sda"]
-    for _ in range(1200):
-        host.second(**STARVED)
+    host.seconds(1200, **STARVED)
     after = host.memory.health["sda"]
     assert (after.syncs, after.sync_rate) == (before.syncs, before.sync_rate)
 
 
 def test_nothing_is_learned_while_an_alert_stands() -> None:
     host = starved()
-    for _ in range(10):
-        host.second()
+    host.seconds(10)
     before = host.memory.health["sda"]
-    for _ in range(200):
-        host.second(syncs=700, latency_s=0.7e-3)
+    host.seconds(200, syncs=700, latency_s=0.7e-3)
     assert host.names() == [AlertName.COLLAPSE]
     assert host.memory.health["sda"] == before
 
@@ -122,8 +109,7 @@ def test_after_a_restart_a_cache_that_is_off_is_told_at_once() -> None:
 def test_an_alert_of_a_disk_that_is_gone_ends() -> None:
     host = starved()
     host.device = SDB
-    for _ in range(299):
-        host.second()
+    host.seconds(299)
     assert host.names() == [AlertName.COLLAPSE]
     host.second()
     host.second()
@@ -175,8 +161,7 @@ def test_what_an_alert_explains_has_not_ended_and_does_not_begin_again() -> None
 
 def test_of_a_disk_that_is_gone_one_alert_is_told() -> None:
     host = starved()
-    for _ in range(10):
-        host.second(**HANGS)
+    host.seconds(10, **HANGS)
     host.device = SDB
     stood = 0
     while host.alerts:
@@ -188,8 +173,7 @@ def test_of_a_disk_that_is_gone_one_alert_is_told() -> None:
 
 def test_severity_only_rises_while_an_alert_stands() -> None:
     host = starved()
-    for _ in range(60):
-        host.second(**STARVED)
+    host.seconds(60, **STARVED)
     for _ in range(3):
         for _ in range(60):
             host.second()
@@ -201,8 +185,7 @@ def test_severity_only_rises_while_an_alert_stands() -> None:
 
 def test_another_cause_is_told_when_it_holds() -> None:
     host = starved()
-    for _ in range(120):
-        host.second()
+    host.seconds(120)
     host.core = Memory(mode=Mode.OBSERVE, devices={"sda": DeviceMemory()})
     causes = []
     for _ in range(30):
@@ -230,8 +213,7 @@ def test_a_device_is_judged_by_its_own_objective(
         f"[device driver:megaraid_sas]\nfsync-p99 = {objective}\n"
     )
     host = Watched(policy=load_policy("x", tmp_path), core=remembered(mode=Mode.OBSERVE)).usual()
-    for _ in range(12):
-        host.second(**SLOW)
+    host.seconds(12, **SLOW)
     assert host.names() == names
 
 
@@ -298,8 +280,7 @@ def restarted(host: Watched, away_s: float = 5.0) -> Watched:
 @pytest.mark.parametrize("trouble", [0, 12])
 def test_after_a_restart_a_collapse_is_told_as_soon_as_any(trouble: int) -> None:
     host = Watched(core=remembered(mode=Mode.OBSERVE)).usual()
-    for _ in range(trouble):
-        host.second(**STARVED)
+    host.seconds(trouble, **STARVED)
     host = restarted(host)
     assert host.until(15, **STARVED) == 8
     (alert,) = host.alerts
@@ -434,14 +415,10 @@ def test_a_cache_that_is_off_is_told_where_syncs_come_in_bursts(pause: int) -> N
 def test_what_a_device_is_known_for_can_be_forgotten_under_an_alert() -> None:
     host = Watched().usual()
     smaller: Mapping[str, Any] = {"syncs": 40, "latency_s": 50e-3, "waiting": 1}
-    for _ in range(600):
-        host.second(**smaller)
+    host.seconds(600, **smaller)
     assert host.names() == [AlertName.COLLAPSE]
     host.memory = replace(host.memory, health={})  # writebackctl forget
-    well = 0
-    while host.alerts:
-        host.second(**smaller)
-        well += 1
+    well = host.ends_in(**smaller)
     assert well == 60
 
 

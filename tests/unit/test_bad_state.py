@@ -20,7 +20,7 @@ import pytest
 from fake_vm import FakeVm
 from history_cases import TIMEOUT_S, event, written
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, LeverEntry, load
+from writebackd.actuate.ledger import Ledger, LedgerError, LeverEntry, load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.cli.history import folded, render_history
 from writebackd.report.history_query import HistoryError, read_history
@@ -94,7 +94,6 @@ def test_a_damaged_history_takes_new_events(tmp_path: Path, good: bytes) -> None
 
 
 LEDGER = Ledger(
-    version=VERSION,
     boot_id="0c5d1a3e-7b1f-4c7e-9d43-1a2b3c4d5e6f",
     pid=4711,
     created_wall_s=1_764_000_000.5,

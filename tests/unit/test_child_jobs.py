@@ -10,7 +10,20 @@ import pytest
 
 from fake_levers import FakeLevers
 from fake_vm import DEFAULT
-from lever_cases import FIXTURES, FLUSH, NR, PAIR, SECTORS, UNIT, by_lever, pace, settle, started
+from lever_cases import (
+    FIXTURES,
+    FLUSH,
+    NR,
+    PAIR,
+    SECTORS,
+    UNIT,
+    by_lever,
+    holding,
+    pace,
+    settle,
+    started,
+)
+from limit_cases import saved
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import load
@@ -26,8 +39,7 @@ def test_nothing_waits_for_a_stalled_disk(plain: FakeLevers, path: Path) -> None
     plain.stalled = True
     assert settle(actuator, NR, SECTORS) == ()
     assert len(plain.jobs) == 1  # the second would only wait behind the first
-    ledger = load(path)
-    assert ledger and ledger.levers[0].written == ("64", "8")
+    assert saved(path).levers[0].written == ("64", "8")
     # What holds the queue also holds whoever reads it.
     read, seen = plain.read, []
 
@@ -52,16 +64,13 @@ def test_exit_with_a_stalled_disk_leaves_it_to_the_ledger(
     plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = plain.state()
-    actuator = started(plain, path)
-    actuator.apply(*PAIR)
-    settle(actuator, FLUSH, NR)
+    actuator = holding(plain, path, FLUSH, NR, pair=PAIR)
     plain.stalled = True
     monkeypatch.setattr("writebackd.actuate.actuator._EXIT_WAIT_S", 0.01)
     told = by_lever(actuator.finish())
     assert "not done yet" in str(told["queue sda nr_requests"].error)
     assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 500
-    ledger = load(path)
-    assert ledger and [e.name for e in ledger.levers] == ["nr_requests"]
+    assert [e.name for e in saved(path).levers] == ["nr_requests"]
     plain.stalled = False  # the child never came to write
     assert restore_from_ledger(plain, path).status == "restored"
     assert plain.state() == found and load(path) is None
@@ -89,8 +98,7 @@ def test_write_under_way_when_all_were_killed_stays_in_the_ledger(
     actuator.apply_settings((setting,))  # and killed: the child hangs
     # The way home hangs as well, and the value reads as it was found.
     assert restore_from_ledger(systemd, path).status == "failed"
-    ledger = load(path)
-    assert ledger and len(ledger.levers[0].written) == 2
+    assert len(saved(path).levers[0].written) == 2
     assert len(started(systemd, path).levers.entries) == 1  # a restart knows of it, too
     lands(systemd, setting)
     systemd.stalled = False
@@ -136,8 +144,7 @@ def test_way_home_that_failed_settles_nothing(systemd: FakeLevers, path: Path) -
     name = "/sys/block/sda/queue/nr_requests"
     systemd.write_errors[name] = (errno.ENOENT, False)  # the child did not get to the queue
     assert restore_from_ledger(systemd, path).status == "failed"
-    ledger = load(path)
-    assert ledger and ledger.levers[0].written == ("64", "8")
+    assert saved(path).levers[0].written == ("64", "8")
 
 
 @pytest.mark.parametrize("setting", [NR, pace(20_000_000)], ids=["queue", "pace"])

@@ -27,8 +27,7 @@ import schema
 import writebackd
 from served import Served
 from trial_case import FakeTrial
-from writebackd.actuate import lease
-from writebackd.actuate.lock import is_locked, take_lock
+from writebackd.actuate.lock import is_locked, open_private, take_lock
 from writebackd.cli import client, ctl, doctor_checks, lease_watcher
 from writebackd.cli.daemon_main import parser as daemon_parser
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
@@ -474,7 +473,7 @@ def test_locks_are_for_root_and_reading_goes_on_without(run: Run) -> None:
         there.chmod(0o755)
         (there / "lock").touch(0o644)  # of an earlier version
         (there / "lease").touch(0o644)
-        held = [take_lock(there), lease.open_file(there, "lease"), lease.open_file(there, "watch")]
+        held = [take_lock(there), open_private(there / "lease"), open_private(there / "watch")]
         for each in ("lock", "lease", "watch"):
             assert (there / each).stat().st_mode & 0o777 == 0o600
         (there / "ledger.json").touch()

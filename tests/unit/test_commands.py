@@ -7,15 +7,15 @@ import errno
 import json
 import os
 import pwd
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Iterator
 
 import pytest
 
 import schema
 from fake_host import Rig
+from route_cases import wait_for
 from writebackd import formats
 from writebackd.alerts.detector_memory import DeviceHealth
 from writebackd.cli.answer_screens import render_why
@@ -32,17 +32,10 @@ from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory,
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     rig = Rig(tmp_path, monkeypatch)
-    wait_until(lambda: bool(rig.daemon._keeper._read))  # its thread has looked for the file
+    wait_for(lambda: bool(rig.daemon._keeper._read))  # its thread has looked for the file
     rig.tick(2)
     yield rig
     rig.end()
-
-
-def wait_until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < end, "did not get there in time"
-        time.sleep(0.005)
 
 
 def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
@@ -62,7 +55,7 @@ def test_who_pinned_and_when_is_told(rig: Rig, tmp_path: Path) -> None:
     rig.daemon.handle("release", {}, 1234)
     rig.tick()
     assert rig.status()["pin"] is None
-    wait_until(lambda: len(pins(tmp_path)) == 2)
+    wait_for(lambda: len(pins(tmp_path)) == 2)
     assert pins(tmp_path) == [
         f"pinned to {16 << 20} bytes by uid {os.getuid()}", "released by uid 1234"
     ]  # fmt: skip
@@ -79,7 +72,7 @@ def test_a_pin_ends_when_its_time_is_over(rig: Rig, tmp_path: Path) -> None:
     rig.tick(2)
     assert rig.status()["pin_bytes"] is None and rig.status()["pin"] is None
     assert rig.host.limits.dirty_bytes != 16 << 20
-    wait_until(lambda: len(pins(tmp_path)) == 2)
+    wait_for(lambda: len(pins(tmp_path)) == 2)
     assert pins(tmp_path)[-1] == "released at the end of its time"
 
 
@@ -135,13 +128,13 @@ def test_forgetting_a_device_drops_it_from_memory_and_file(rig: Rig, tmp_path: P
     rig.daemon.state.alerts = replace(rig.daemon.state.alerts, health={name: watch})
     rig.daemon._keeper.keep(rig.daemon.state.memory, rig.wall)
     file = tmp_path / "state" / "learned.json"
-    wait_until(lambda: file.exists() and "disk" in decode(file.read_bytes()))
+    wait_for(lambda: file.exists() and "disk" in decode(file.read_bytes()))
     rate = decode(file.read_bytes())["disk"].usual_sync_rate
     assert rate is not None and rate.value == 900.0
     answer = rig.daemon.handle("forget", {"device": f"/dev/{name}"}, 0)
     assert list(schema.problems(json.loads(json.dumps(answer)), schema.load("forget"))) == []
     assert answer["device"] == name
-    wait_until(lambda: "disk" not in decode(file.read_bytes()))
+    wait_for(lambda: "disk" not in decode(file.read_bytes()))
     after = rig.daemon.state.memory.devices[name]
     assert all(getattr(after, fact) is None for fact in FACTS)
     assert after.decisions == 7  # a decision id never comes twice

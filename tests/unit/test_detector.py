@@ -11,7 +11,7 @@ import pytest
 from alert_host import DD, HANGS, MB, SDB, STARVED, UNCACHED, Watched, remembered, starved
 from plant import latencies
 from writebackd.alerts.alert_types import AlertName, Cause, Severity
-from writebackd.alerts.blind_ticks import with_blind
+from writebackd.alerts.blind import BlindTicks
 from writebackd.alerts.cause import is_even
 from writebackd.alerts.detector_memory import AlertMemory, Incident
 from writebackd.alerts.lifecycle import hidden
@@ -40,8 +40,7 @@ def test_a_sync_that_waits_where_no_request_is_under_way_is_a_stall_of_unknown_c
     (alert,) = host.alerts
     assert (alert.cause, alert.severity) == (Cause.UNKNOWN, Severity.WARNING)
     assert "frozen" in alert.summary
-    for _ in range(60):
-        host.second(completed=False, waiting=1, oldest_s=6.0)
+    host.seconds(60, completed=False, waiting=1, oldest_s=6.0)
     assert host.alerts[0].severity is Severity.CRITICAL
 
 
@@ -86,8 +85,7 @@ def test_a_flood_with_the_agent_off_is_a_collapse_with_its_culprit() -> None:
 def test_it_is_critical_after_a_minute_and_stays_the_same_alert() -> None:
     host = starved()
     key = host.alerts[0].key
-    for _ in range(60):
-        host.second(**STARVED)
+    host.seconds(60, **STARVED)
     assert host.alerts[0].severity is Severity.CRITICAL and host.alerts[0].key == key
 
 
@@ -188,12 +186,8 @@ def test_demand_half_of_the_time_does_not_hide_a_collapse_either() -> None:
 
 def test_a_trickle_that_nobody_waits_for_ends_an_alert() -> None:
     host = starved()
-    for _ in range(310):
-        host.second(**STARVED)
-    stood = 0
-    while host.alerts and stood < 100:
-        host.second(syncs=4, latency_s=40e-3)
-        stood += 1
+    host.seconds(310, **STARVED)
+    stood = host.ends_in(syncs=4, latency_s=40e-3)
     assert 60 <= stood <= 64
 
 
@@ -263,11 +257,9 @@ def test_when_no_write_is_faster_than_media_the_cache_is_off() -> None:
     assert (alert.name, alert.cause) == (AlertName.CACHE_DEGRADED, Cause.WRITE_THROUGH)
     assert "battery" in alert.done
     # Months of it are not the new usual.
-    for _ in range(600):
-        host.second(**UNCACHED)
+    host.seconds(600, **UNCACHED)
     assert host.names() == [AlertName.CACHE_DEGRADED]
-    for _ in range(70):
-        host.second()
+    host.seconds(70)
     assert host.alerts == ()
 
 
@@ -276,23 +268,16 @@ def test_a_cache_that_is_back_is_seen_on_a_quiet_host_too(rate: int) -> None:
     host = Watched().usual(syncs=rate, latency_s=0.2e-3)
     host.until(30, syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
     assert host.names() == [AlertName.CACHE_DEGRADED]
-    for _ in range(400):
-        host.second(syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
+    host.seconds(400, syncs=rate - rate % 5, latency_s=8e-3, seeks=True)
     assert host.names() == [AlertName.CACHE_DEGRADED]
-    well = 0
-    while host.alerts and well < 100:
-        host.second(syncs=rate, latency_s=0.2e-3)
-        well += 1
+    well = host.ends_in(syncs=rate, latency_s=0.2e-3)
     assert 60 <= well <= 70
 
 
 def test_a_cache_that_nobody_uses_is_not_off_for_ever() -> None:
     host = Watched().usual()
     host.until(10, **UNCACHED)
-    idle = 0
-    while host.alerts and idle < 1000:
-        host.second(syncs=0)
-        idle += 1
+    idle = host.ends_in(syncs=0)
     assert 359 <= idle <= 361
 
 
@@ -330,8 +315,7 @@ def test_a_lost_cache_explains_a_collapse_on_the_same_disk_and_on_no_other(
 def test_a_disk_that_fails_is_told_beside_a_lost_cache() -> None:
     host = Watched().usual()
     host.until(10, **UNCACHED)
-    for _ in range(15):
-        host.second(syncs=3, latency_s=0.3, spread=4.0, waiting=1)
+    host.seconds(15, syncs=3, latency_s=0.3, spread=4.0, waiting=1)
     assert host.names() == [AlertName.CACHE_DEGRADED, AlertName.COLLAPSE]
     assert host.alerts[1].cause is Cause.DEVICE
 
@@ -358,7 +342,8 @@ def test_blind_after_half_a_minute_unless_nothing_else_was_expected() -> None:
 def test_ticks_that_cannot_be_read_keep_what_stands_and_say_blind() -> None:
     host = Watched().usual()
     host.until(6, **HANGS)
-    found = with_blind(with_blind(host.alerts, 5.0, "/proc: gone"), 7.0, "/proc: gone for long")
+    ticks = BlindTicks()
+    found = ticks.told(ticks.told(host.alerts, 5.0, "/proc: gone"), 7.0, "/proc: gone for long")
     assert [each.name for each in found] == [AlertName.STALL, AlertName.BLIND]
     assert found[1].summary == "/proc: gone for long"
 

@@ -15,7 +15,7 @@ import pytest
 
 from fake_host import FakeHost, Rig
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
-from writebackd.alerts.blind_ticks import GOOD_TICKS
+from writebackd.alerts.blind import GOOD_TICKS
 from writebackd.alerts.detect import detect
 from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.cmdlines import MOST_CHARS, CommandLines
@@ -144,7 +144,7 @@ def test_while_a_lost_lease_is_not_held_again_nothing_is_seen(
     rig.tick(3)
     monkeypatch.setattr(rig.daemon._lease, "renew", lambda: False)
     not_yet = "limits not applied again yet: EIO"
-    monkeypatch.setattr(rig.daemon._tenure, "take_again", lambda _: not_yet)
+    monkeypatch.setattr(rig.daemon._lease, "take_again", lambda _: not_yet)
     rig.tick(SILENT_TICKS - 1)
     assert names(rig) == ()
     rig.tick()

@@ -114,7 +114,7 @@ def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
 
     assert found("note") == "writebackd is not running"
     entry = LeverEntry("pace", "/system.slice/x.service", "8:0", 0, "max", ("1000000",))
-    ledger = Ledger(2, "boot", 1, 0.0, "restore", VmLimits(0, 20, 0, 10), (), (entry,))
+    ledger = Ledger("boot", 1, 0.0, "restore", VmLimits(0, 20, 0, 10), (), (entry,))
     ledger.save(tmp_path / "ledger.json")
     assert "and other levers (pace /system.slice/x.service 8:0)" in found("warning")
     (tmp_path / "ledger.json").write_text("{}")

@@ -15,9 +15,8 @@ from typing import Iterator, List
 
 import pytest
 
-from fake_host import FakeHost, Rig, no_trace
+from fake_host import Rig, no_trace
 from fake_vm import SYSCTL
-from writebackd.actuate import ledger as ledger_module
 from writebackd.daemon import SILENT_TICKS
 from writebackd.kernel.vm import LEVERS
 from writebackd.types.levers import VmLimits
@@ -88,25 +87,6 @@ def test_a_way_home_that_is_barred_is_tried_again(
     assert not (rig.runtime_dir / "ledger.json").exists()
 
 
-def test_without_room_for_the_ledger_nothing_is_written(
-    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = rig.host.limits
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ledger_module.Ledger, "save", full)
-        rig.pin(PIN)
-        rig.tick(10)
-    assert rig.host.limits == found and not rig.host.writes
-    told = lines(caplog)
-    assert 1 <= len(told) <= 2 and all("No space left" in line for line in told)
-    rig.tick(2)
-    assert rig.host.limits.dirty_bytes == PIN
-
-
 @pytest.mark.parametrize("name", ["/proc/vmstat", "/proc/diskstats", SYSCTL + "dirty_ratio"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOENT, errno.EMFILE, errno.ENOMEM])
 def test_a_file_that_cannot_be_read_means_hold_then_restore_then_go_on(
@@ -126,19 +106,6 @@ def test_a_file_that_cannot_be_read_means_hold_then_restore_then_go_on(
     rig.host.errors.clear()
     rig.tick(2)
     assert rig.host.limits.dirty_bytes == PIN
-
-
-@pytest.mark.parametrize("jump_s", [-30 * 365 * DAY_S, -3600.0, 3600.0, 30 * 365 * DAY_S])
-def test_a_wall_clock_that_jumps_changes_nothing(
-    rig: Rig, caplog: pytest.LogCaptureFixture, jump_s: float
-) -> None:
-    rig.pin(PIN)
-    rig.tick(3)
-    rig.tick(1, wall_step_s=jump_s)
-    rig.tick(3)
-    assert rig.host.limits.dirty_bytes == PIN
-    assert not lines(caplog)
-    assert rig.status()["limits"]["dirty_bytes"] == PIN
 
 
 @pytest.mark.parametrize("slept_s", [61.0, 8 * 3600.0, 90 * DAY_S])
@@ -162,17 +129,3 @@ def test_a_clock_that_stands_still_is_no_division_by_zero(rig: Rig) -> None:
         rig.host.flow(1 << 20)
         rig.daemon._tick()
     assert rig.host.limits.dirty_bytes == PIN
-
-
-def test_an_error_of_the_program_brings_the_limits_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    rig = Rig(tmp_path, monkeypatch, FakeHost(tmp_path / "root"))
-    found = rig.host.limits
-    rig.pin(PIN)
-    rig.tick(2)
-    rig.probe.next = RuntimeError("as if there were a bug")
-    with pytest.raises(RuntimeError):
-        rig.tick()
-    rig.end()  # as the last part of run()
-    assert rig.host.limits == found

@@ -17,7 +17,7 @@ import schema
 from fake_host import FakeHost, Rig
 from fake_vm import DEFAULT, FakeVm
 from lever_host import LEVER_FILES, SETTLE, WISHES, lever_rig
-from limit_cases import MIB
+from limit_cases import MIB, saved
 from served import Served
 from writebackd.actuate import lock
 from writebackd.actuate.host_lock import first_found
@@ -124,8 +124,7 @@ def test_what_cannot_be_restored_is_no_original_either(host: FakeHost, make: Mak
     for name in ("two", "three"):  # also not at a second try
         with pytest.raises(AlreadyRunning, match="cannot restore"):
             make(name, host)
-    ledger = load(killed.runtime_dir / LEDGER)
-    assert ledger is not None and ledger.originals == DEFAULT
+    assert saved(killed.runtime_dir / LEDGER).originals == DEFAULT
     host.write_errors.clear()
     make("four", host).end()
     assert host.limits == DEFAULT

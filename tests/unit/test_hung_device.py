@@ -192,6 +192,15 @@ def beside(sample: Sample, memory: Memory, *devices: DeviceSample) -> Memory:
     return replace(memory, stuck=track_hung_devices(memory, sample))
 
 
+def behind(*devices: DeviceSample, tasks: Tuple[TaskSample, ...] = ()) -> int:
+    """What is stuck after eight ticks in which the limit was full; these instead of the array."""
+    limit, memory = 129 * MB + GOAL, stuck_memory(KNOWN)
+    for _ in range(8):
+        sample, _ = look(memory, limit, limit)
+        memory = beside(replace(sample, tasks=(*sample.tasks, *tasks)), memory, *devices)
+    return memory.stuck.bytes
+
+
 @pytest.mark.parametrize("busy, more", [
     (array(SYNC_WRITE=8 * MB, JOURNAL=8 * MB, BACKGROUND_WRITE=CREEP), True),
     (array(SYNC_WRITE=8 * MB, JOURNAL=8 * MB), True),
@@ -207,24 +216,15 @@ def beside(sample: Sample, memory: Memory, *devices: DeviceSample) -> Memory:
 ])
 def test_what_syncs_write_is_no_writeback(busy: DeviceSample, more: bool) -> None:
     """A database makes the limit small, and its fsyncs go on all the time."""
-    limit = 129 * MB + GOAL
-    memory = stuck_memory(KNOWN)
-    for _ in range(8):
-        memory = beside(look(memory, limit, limit)[0], memory, busy)
-    assert memory.stuck.bytes == (limit if more else 129 * MB)
+    assert behind(busy) == 129 * MB + more * GOAL
 
 
 def test_what_writers_bring_to_a_server_is_written_back_as_far_as_anybody_knows() -> None:
     """Or the limit would grow for as long as they flood it beside a disk that hangs."""
-    limit = 129 * MB + GOAL
     for device, brought, more in ((None, 0, True), (None, MB, False), (RAID.name, MB, True)):
-        memory = stuck_memory(KNOWN)
-        for _ in range(8):
-            sample, _ = look(memory, limit, limit)
-            copy = TaskSample(8, "cp", 1, device, dirtied_bytes=brought)
-            sample = replace(sample, tasks=(*sample.tasks, copy))
-            memory = beside(sample, memory, array(SYNC_WRITE=8 * MB))
-        assert memory.stuck.bytes == (limit if more else 129 * MB)
+        copy = TaskSample(8, "cp", 1, device, dirtied_bytes=brought)
+        found = behind(array(SYNC_WRITE=8 * MB), tasks=(copy,))
+        assert found == 129 * MB + more * GOAL
 
 
 def test_volumes_of_the_disk_that_hangs_are_no_others_though_they_show_it_later() -> None:
@@ -239,33 +239,22 @@ def test_volumes_of_the_disk_that_hangs_are_no_others_though_they_show_it_later(
 
 
 def test_what_volumes_of_one_disk_write_back_is_counted_once() -> None:
-    limit = 129 * MB + GOAL
-    seen, memory = array(BACKGROUND_WRITE=CREEP), stuck_memory(KNOWN)
+    seen = array(BACKGROUND_WRITE=CREEP)
     volumes = [replace(seen, device=replace(RAID, name=f"dm-{n}", devno=f"254:{n}"))
                for n in range(3)]
-    for _ in range(8):
-        memory = beside(look(memory, limit, limit)[0], memory, seen, *volumes)
-    assert memory.stuck.bytes == limit
+    assert behind(seen, *volumes) == 129 * MB + GOAL
 
 
 def test_what_several_disks_write_back_is_counted_together() -> None:
-    limit = 129 * MB + GOAL
-    seen, memory = array(BACKGROUND_WRITE=CREEP), stuck_memory(KNOWN)
+    seen = array(BACKGROUND_WRITE=CREEP)
     second = replace(RAID, name="sdc", devno="8:32", leaves=("sdc",), leaf_devnos=("8:32",))
-    for _ in range(8):
-        sample, _ = look(memory, limit, limit)
-        memory = beside(sample, memory, seen, replace(seen, device=second))
-    assert memory.stuck.bytes == 129 * MB
+    assert behind(seen, replace(seen, device=second)) == 129 * MB
 
 
 def test_disks_whose_leaves_are_not_listed_are_several_as_well() -> None:
-    limit = 129 * MB + GOAL
     bare = [replace(array(BACKGROUND_WRITE=CREEP), device=replace(each, leaf_devnos=()))
             for each in (RAID, replace(RAID, name="sdc", devno="8:32"))]
-    memory = stuck_memory(KNOWN)
-    for _ in range(8):
-        memory = beside(look(memory, limit, limit)[0], memory, *bare)
-    assert memory.stuck.bytes == 129 * MB
+    assert behind(*bare) == 129 * MB
 
 
 def test_a_flood_that_is_above_its_limit_for_a_moment_is_not() -> None:
@@ -281,8 +270,8 @@ def test_a_second_disk_that_hangs_leaves_the_first_its_own() -> None:
     limit, memory = 400 * MB, stuck_memory(KNOWN)
     for tick in range(5):
         first = replace(HUNG, inflight=0) if tick == 2 else HUNG
-        sample, _ = look(memory, limit, limit)
-        sample = replace(sample, devices=(first, DeviceSample(third, inflight=4)))
+        both = (first, DeviceSample(third, inflight=4))
+        sample = replace(look(memory, limit, limit)[0], devices=both)
         memory = replace(memory, last_raise_s=sample.time_s)
         memory = replace(memory, stuck=track_hung_devices(memory, sample))
     assert memory.stuck.bytes == limit and memory.stuck.hang == (OTHER.name, "sdc")

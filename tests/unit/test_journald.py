@@ -14,7 +14,7 @@ import pytest
 
 from writebackd import journald as journal
 from writebackd.notify import journal_fields
-from writebackd.notify.message_ids import DECISION, FOREIGN_WRITER, REVERTED
+from writebackd.notify.journal_fields import DECISION, FOREIGN_WRITER, REVERTED
 from writebackd.types.levers import Action, ForeignWrite, Intrusion
 
 Journald = Tuple[socket.socket, str]

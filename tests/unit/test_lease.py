@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional
 
 import pytest
 
@@ -19,7 +20,7 @@ from limit_cases import MIB, ORIGINALS
 from writebackd.actuate import child_jobs, lease, ledger_restore, watcher
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import Lease, LeaseLine, LeaseLost, WatchLine
-from writebackd.actuate.lock import take_lock
+from writebackd.actuate.lock import open_private, take_lock
 from writebackd.actuate.watcher import BEAT_S, Watcher, take_watch
 from writebackd.cli.restore import is_watched, restart_follows
 from writebackd.paths import LEASE, LEDGER, WATCH
@@ -56,6 +57,24 @@ class Host:
         self.watcher._wake_s = None  # it looked all the time
         return self.watcher.look(time.monotonic() + LENGTH_S + 0.1)
 
+    def write(self) -> None:
+        """As a daemon, until its lease is lost."""
+        for pair in (FIRST, SECOND, FIRST, SECOND):
+            self.actuator.apply(*pair)
+            if self.lease.lost:
+                break
+
+    def at_write(self, number: int, event: Callable[[], object]) -> None:
+        """`event` comes right before write `number`."""
+        left = [number]
+
+        def count(lever: str) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                event()
+
+        self.files.before_write = count
+
     @property
     def ledger(self) -> Path:
         return self.directory / LEDGER
@@ -79,7 +98,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> List[str]:
 
 
 def test_a_line_reads_as_it_was_written_and_damaged_it_is_none(tmp_path: Path) -> None:
-    fd = lease.open_file(tmp_path, LEASE)
+    fd = open_private(tmp_path / LEASE)
     line = LeaseLine(3, 1234.5, 10.0, 42)
     lease.write_lease(fd, line)
     assert lease.read_lease(fd) == line
@@ -98,7 +117,7 @@ def test_a_line_of_an_earlier_boot_lasts_no_longer_than_a_lease() -> None:
 
 
 def test_writing_a_line_leaves_no_rest_of_a_longer_one(tmp_path: Path) -> None:
-    fd = lease.open_file(tmp_path, WATCH)
+    fd = open_private(tmp_path / WATCH)
     lease.write_watch(fd, WatchLine(10**12, 1e9, "restoring", 10**6))
     lease.write_watch(fd, WatchLine(1, 1.0, "failed", 1))
     assert lease.read_watch(fd) == WatchLine(1, 1.0, "failed", 1)
@@ -132,7 +151,7 @@ def test_nothing_is_written_in_the_last_part_of_a_lease(
 
 
 def test_while_somebody_restores_no_lease_is_to_be_had(host: Host, tmp_path: Path) -> None:
-    fd = lease.open_file(tmp_path, LEASE)
+    fd = open_private(tmp_path / LEASE)
     with lease.restoring(fd, 0.0) as mine:
         assert mine
         assert not host.lease.take()
@@ -150,7 +169,7 @@ def test_a_damaged_word_of_the_watcher_is_none(host: Host, tmp_path: Path) -> No
     (tmp_path / WATCH).write_bytes(b"\xff" * 128)
     assert not host.lease.lost
     host.watcher.look(time.monotonic())
-    fd = lease.open_file(tmp_path, WATCH)
+    fd = open_private(tmp_path / WATCH)
     assert lease.read_watch(fd) is not None
 
 
@@ -278,26 +297,6 @@ def test_what_could_not_be_put_back_is_tried_again(host: Host) -> None:
     assert host.files.limits == before
 
 
-def test_a_foreign_value_is_left_alone(host: Host) -> None:
-    host.actuator.apply(*FIRST)
-    host.files.sysctl("dirty_bytes", 99 * MIB)
-    host.run_out()
-    assert host.files.limits.dirty_bytes == 99 * MIB
-    assert host.files.limits.dirty_background_ratio == 10
-
-
-def test_the_levers_beside_the_pair_go_home_as_well(tmp_path: Path) -> None:
-    files = FakeLevers()
-    before = files.state()
-    host = Host(tmp_path, files)
-    host.actuator.apply(*FIRST)
-    host.actuator.apply_settings([Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100)])
-    assert files.flush["dirty_writeback_centisecs"] == 100
-    host.die()
-    host.run_out()
-    assert files.state() == before
-
-
 def test_a_queue_that_hangs_has_one_child_however_often_it_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,19 +344,9 @@ def test_a_daemon_stopped_before_a_write_does_not_leave_it_behind(
     """The watcher restores right before write number `point`: after the daemon's last check."""
     host = Host(tmp_path)
     before = host.files.limits
-    left = [point]
-
-    def stop(lever: str) -> None:
-        left[0] -= 1
-        if left[0] == -1:
-            host.run_out()
-
-    host.files.before_write = stop
-    for pair in (FIRST, SECOND, FIRST, SECOND):
-        host.actuator.apply(*pair)
-        if host.lease.lost:
-            break
-    assert host.lease.lost and left[0] < 0
+    host.at_write(point, host.run_out)
+    host.write()
+    assert host.lease.lost
     host.actuator.restore()  # as the daemon does at the end of such a tick
     assert host.files.limits == before
     # And it begins anew from the originals, as nobody's.
@@ -375,22 +364,14 @@ def test_a_daemon_stopped_before_a_write_does_not_leave_it_behind(
 def test_one_that_is_killed_before_it_can_put_that_right(tmp_path: Path, point: int) -> None:
     host = Host(tmp_path)
     before = host.files.limits
-    left = [point]
 
-    def stop(lever: str) -> None:
-        left[0] -= 1
-        if left[0] == -1:
-            host.run_out()
-            host.files.crash_before = 1  # this write, and no more
+    def stop() -> None:
+        host.run_out()
+        host.files.crash_before = 1  # this write, and no more
 
-    host.files.before_write = stop
-    try:
-        for pair in (FIRST, SECOND, FIRST, SECOND):
-            host.actuator.apply(*pair)
-            if host.lease.lost:
-                break
-    except Crash:
-        pass
+    host.at_write(point, stop)
+    with contextlib.suppress(Crash):
+        host.write()
     host.files.crash_before, host.files.before_write = None, lambda lever: None
     host.die()
     host.watcher.look(time.monotonic() + LENGTH_S + 1)
@@ -404,9 +385,7 @@ def test_a_daemon_killed_at_any_write(tmp_path: Path, point: int) -> None:
     before = host.files.limits
     host.files.crash_before = point
     with pytest.raises(Crash):
-        for pair in (FIRST, SECOND, FIRST, SECOND):
-            host.actuator.apply(*pair)
-        pytest.fail("there were fewer writes")
+        host.write()
     host.files.crash_before = None
     host.die()
     host.run_out()

@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from writebackd.actuate import ledger as ledger_module
-from writebackd.actuate.ledger import VERSION, Ledger, LedgerError, boot_id, load, set_aside
+from writebackd.actuate.ledger import Ledger, LedgerError, boot_id, load, set_aside
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import BACKGROUND, LIMIT
 from writebackd.types.levers import VmLimits
 
 LEDGER = Ledger(
-    version=VERSION,
     boot_id="0c5d1a3e-7b1f-4c7e-9d43-1a2b3c4d5e6f",
     pid=4711,
     created_wall_s=1_764_000_000.123456,

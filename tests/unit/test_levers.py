@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
-from typing import List, Tuple
+from typing import Tuple
 
 import pytest
 
@@ -24,12 +24,12 @@ from lever_cases import (
     UNIT,
     bdi_settings,
     by_lever,
+    holding,
     settle,
     started,
 )
-from limit_cases import MIB
+from limit_cases import MIB, saved
 from writebackd.actuate.ledger import load
-from writebackd.kernel import bdi
 from writebackd.types.levers import LeverKind, Setting
 
 path, files, plain, systemd = FIXTURES
@@ -87,8 +87,7 @@ def test_what_is_held_is_told_in_the_units_of_the_settings(files: FakeLevers, pa
 def test_what_differs_in_the_kernel_is_found_and_left_as_it_is(
     files: FakeLevers, path: Path
 ) -> None:
-    actuator = started(files, path)
-    settle(actuator, *ALL)
+    actuator = holding(files, path, *ALL)
     assert actuator.levers.differing() == ()
     files.poke("/sys/block/sda/queue/nr_requests", "32")
     files.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=max")
@@ -106,14 +105,12 @@ def test_what_differs_in_the_kernel_is_found_and_left_as_it_is(
 
 
 def test_one_that_is_not_named_goes_home_alone(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    settle(actuator, *ALL)
+    actuator = holding(files, path, *ALL)
     settle(actuator, NR)
     assert files.bdis["8:0"] == BDI and files.flush["dirty_writeback_centisecs"] == 500
     assert files.queues["sda"] == {"nr_requests": 8, "max_sectors_kb": 1280}
     assert files.cgroups[UNIT].get("8:0", {}).get("wbps", "max") == "max"
-    ledger = load(path)
-    assert ledger and [str(entry.lever) for entry in ledger.levers] == ["queue sda nr_requests"]
+    assert [str(entry.lever) for entry in saved(path).levers] == ["queue sda nr_requests"]
 
 
 def test_levers_do_without_the_pair_and_the_pair_without_them(
@@ -121,38 +118,14 @@ def test_levers_do_without_the_pair_and_the_pair_without_them(
 ) -> None:
     actuator = started(plain, path)
     actuator.apply_settings((FLUSH,))
-    ledger = load(path)
-    assert ledger and ledger.written == () and len(ledger.levers) == 1
+    assert saved(path).written == () and len(saved(path).levers) == 1
     actuator.apply(*PAIR)
     actuator.restore_limits()
     assert plain.limits == DEFAULT and plain.flush["dirty_writeback_centisecs"] == 100
-    ledger = load(path)
-    assert ledger and ledger.written == () and len(ledger.levers) == 1
+    assert saved(path).written == () and len(saved(path).levers) == 1
     actuator.apply(*PAIR)
     actuator.apply_settings(())
-    ledger = load(path)
-    assert ledger and ledger.written == (PAIR,) and ledger.levers == ()
-
-
-def test_original_is_in_the_ledger_before_the_first_write(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    seen: List[str] = []
-
-    def look(name: str) -> None:
-        ledger = load(path)
-        assert ledger is not None
-        stands = files.read(name) if not name.endswith("io.max") else "max"
-        last = name.rpartition("/")[2]
-        names = {v: k for k, v in bdi.FILES.items()}
-        entries = [e for e in ledger.levers if e.name == names.get(last, last) or e.name == "8:0"]
-        assert entries, name
-        if name not in seen:
-            assert stands in {entry.original for entry in entries}
-        seen.append(name)
-
-    files.before_write = look
-    settle(actuator, *ALL)
-    assert len(set(seen)) >= 5
+    assert saved(path).written == (PAIR,) and saved(path).levers == ()
 
 
 def test_no_ledger_no_write(
@@ -240,8 +213,7 @@ def test_limits_follow_the_global_one(plain: FakeLevers, path: Path) -> None:
 
 
 def test_drift_of_the_threshold_is_not_worth_a_write(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, *CAP)
+    actuator = holding(plain, path, *CAP)
     plain.available = plain.available * 100 // 101
     assert settle(actuator, *CAP) == ()
     plain.available = plain.available * 100 // 105
@@ -250,8 +222,7 @@ def test_drift_of_the_threshold_is_not_worth_a_write(plain: FakeLevers, path: Pa
 
 def test_both_fractions_are_taken_anew_together(plain: FakeLevers, path: Path) -> None:
     """A minimum of today's bytes may be above a maximum of yesterday's."""
-    actuator = started(plain, path)
-    settle(actuator, *bdi_settings(8 * MIB, 4 * MIB))
+    actuator = holding(plain, path, *bdi_settings(8 * MIB, 4 * MIB))
     plain.available = plain.available * 99 // 100
     assert [a for a in settle(actuator, *CAP) if not a.ok] == []
     assert plain.bdis["8:0"]["min_ratio_fine"] == plain.bdis["8:0"]["max_ratio_fine"]
@@ -311,9 +282,7 @@ def test_dry_run_tells_once_and_writes_nothing(files: FakeLevers, path: Path) ->
 
 def test_observe_at_run_time_sends_everything_home(files: FakeLevers, path: Path) -> None:
     found = files.state()
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
+    actuator = holding(files, path, *ALL, pair=PAIR)
     actuator.restore()
     actuator.dry_run = True
     for _ in range(4):

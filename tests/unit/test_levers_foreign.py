@@ -9,8 +9,7 @@ import pytest
 
 from fake_levers import BDI, CGROUPS, FakeLevers
 from fake_vm import DEFAULT, SYSCTL
-from lever_cases import ALL, FIXTURES, FLUSH, PAIR, UNIT, settle, started, world
-from limit_cases import MIB
+from lever_cases import ALL, FIXTURES, FLUSH, OTHERS, PAIR, UNIT, holding, settle, started, world
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.types.levers import LeverKind, Setting
@@ -18,16 +17,7 @@ from writebackd.types.levers import LeverKind, Setting
 path, files, plain, systemd = FIXTURES
 
 
-WISHES = (
-    Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100),
-    Setting(LeverKind.FLUSH, "vm", "dirty_expire_centisecs", 500),
-    Setting(LeverKind.BDI, "8:0", "strict_limit", 1),
-    Setting(LeverKind.BDI, "8:0", "max_bytes", 8 * MIB),
-    Setting(LeverKind.BDI, "8:0", "min_bytes", 4 * MIB),
-    Setting(LeverKind.QUEUE, "sda", "nr_requests", 8),
-    Setting(LeverKind.QUEUE, "sda", "max_sectors_kb", 128),
-    Setting(LeverKind.PACE, UNIT, "8:0", 20_000_000),
-)
+WISHES = (*ALL, OTHERS[0])
 
 
 @pytest.mark.parametrize(
@@ -64,9 +54,7 @@ def test_a_change_of_any_lever_is_seen_at_the_next_look(
 
 
 def test_foreign_change_lets_go_of_that_lever_alone(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
+    actuator = holding(files, path, *ALL, pair=PAIR)
     files.poke("/sys/block/sda/queue/nr_requests", "32")
     (write,) = actuator.levers.foreign()
     assert (write.lever, write.value, write.is_limit) == ("queue sda nr_requests", "32", False)
@@ -86,8 +74,7 @@ def test_foreign_change_lets_go_of_that_lever_alone(files: FakeLevers, path: Pat
 
 def test_levers_of_a_bdi_are_let_go_together(plain: FakeLevers, path: Path) -> None:
     """A cap of ours with a minimum of theirs is nobody's wish."""
-    actuator = started(plain, path)
-    settle(actuator, *ALL)
+    actuator = holding(plain, path, *ALL)
     plain.poke("/sys/class/bdi/8:0/max_bytes".replace("max_bytes", "max_ratio_fine"), "500000")
     (write,) = actuator.levers.foreign()
     assert (write.lever, write.value) == ("bdi 8:0 max_bytes", "max_ratio_fine=500000")
@@ -100,8 +87,7 @@ def test_levers_of_a_bdi_are_let_go_together(plain: FakeLevers, path: Path) -> N
 def test_foreign_value_of_this_very_tick_is_not_overwritten(
     plain: FakeLevers, path: Path
 ) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
+    actuator = holding(plain, path, FLUSH)
     plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
     other = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 200)
     (action,) = actuator.apply_settings((other,))
@@ -111,8 +97,7 @@ def test_foreign_value_of_this_very_tick_is_not_overwritten(
 
 
 def test_foreign_value_is_not_overwritten_on_the_way_home(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
+    actuator = holding(plain, path, FLUSH)
     plain.poke(SYSCTL + "dirty_writeback_centisecs", "0")
     assert actuator.apply_settings(()) == ()
     assert plain.flush["dirty_writeback_centisecs"] == 0
@@ -130,9 +115,7 @@ def test_limits_that_were_never_ours_are_not_spoken_of(plain: FakeLevers, path: 
 def test_restore_without_the_daemon_leaves_a_foreign_value(
     files: FakeLevers, path: Path
 ) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
+    holding(files, path, *ALL, pair=PAIR)
     files.poke(SYSCTL + "dirty_writeback_centisecs", "0")
     result = restore_from_ledger(files, path)
     assert result.status == "foreign"

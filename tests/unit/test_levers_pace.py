@@ -14,11 +14,13 @@ from fake_levers import CGROUPS, FakeLevers
 from lever_cases import (
     FIXTURES,
     UNIT,
+    holding,
     pace,
     settle,
     started,
 )
-from writebackd.actuate import refusals
+from limit_cases import saved
+from writebackd.actuate import lever_plan
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
 from writebackd.kernel import cgroup_io_max
@@ -35,8 +37,7 @@ path, files, plain, systemd = FIXTURES
 def test_only_our_key_of_our_disk_is_touched(plain: FakeLevers, path: Path) -> None:
     others = {"8:0": {"rbps": "1000", "wiops": "7"}, "8:16": {"wbps": "5000"}}
     plain.cgroups[UNIT] = json.loads(json.dumps(others))
-    actuator = started(plain, path)
-    settle(actuator, pace(123))
+    actuator = holding(plain, path, pace(123))
     assert plain.writes == [(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=123")]
     assert plain.cgroups[UNIT]["8:0"] == {"rbps": "1000", "wbps": "123", "wiops": "7"}
     settle(actuator)
@@ -64,8 +65,7 @@ def test_a_pace_that_was_there_comes_back(files: FakeLevers, path: Path) -> None
         files.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=777")
     else:
         files.set_property("dump.service", "IOWriteBandwidthMax", "/dev/block/8:0", "777")
-    actuator = started(files, path)
-    settle(actuator, pace(5))
+    actuator = holding(files, path, pace(5))
     assert files.cgroups[UNIT]["8:0"]["wbps"] == "5"
     settle(actuator)
     assert files.cgroups[UNIT]["8:0"]["wbps"] == "777"
@@ -116,8 +116,7 @@ def test_pace_of_a_unit_that_stopped_is_taken_back_from_the_unit(
     systemd: FakeLevers, path: Path
 ) -> None:
     """The property outlives the cgroup, and would hold the unit at its next start."""
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
+    actuator = holding(systemd, path, pace(5))
     systemd.rmdir(UNIT)
     assert actuator.levers.foreign() == () and settle(actuator, pace(5)) == ()
     systemd.mkdir(UNIT)
@@ -132,8 +131,7 @@ def test_pace_of_a_unit_that_stopped_is_taken_back_from_the_unit(
 def test_pace_of_a_transient_unit_that_ended_is_gone_with_it(
     systemd: FakeLevers, path: Path
 ) -> None:
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
+    actuator = holding(systemd, path, pace(5))
     systemd.rmdir(UNIT)
     assert systemd.units is not None
     del systemd.units["dump.service"]
@@ -144,8 +142,7 @@ def test_pace_of_a_transient_unit_that_ended_is_gone_with_it(
 def test_systemd_that_does_not_answer_is_told_and_tried_again_at_exit(
     systemd: FakeLevers, path: Path
 ) -> None:
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
+    actuator = holding(systemd, path, pace(5))
     systemd.write_errors = {"systemctl dump.service": (1, False)}
     count = len(systemd.commands)
     told = [actuator.apply_settings((pace(rate),)) for rate in (6, 7, 8, 9)]
@@ -162,8 +159,7 @@ def test_a_pace_of_an_unplugged_disk_is_taken_back_from_the_unit(
     systemd: FakeLevers, path: Path
 ) -> None:
     """The property names the number: the next disk that gets it would be held as well."""
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
+    actuator = holding(systemd, path, pace(5))
     systemd.unplug("8:0", "sda")
     assert actuator.levers.foreign() == ()
     # The law has not noticed yet and goes on asking: told once.
@@ -189,8 +185,7 @@ def test_a_unit_s_own_limit_of_an_unplugged_disk_is_given_back(
     systemd.inodes[f"/sys/dev/block/{devno}"] = 7
     systemd.set_property("dump.service", "IOWriteBandwidthMax", "/dev/other", "999")
     systemd.set_property("dump.service", "IOWriteBandwidthMax", str(name), "777")
-    actuator = started(systemd, path)
-    settle(actuator, Setting(LeverKind.PACE, UNIT, devno, 5))
+    actuator = holding(systemd, path, Setting(LeverKind.PACE, UNIT, devno, 5))
     name.unlink()
     del systemd.inodes[f"/sys/dev/block/{devno}"]
     del systemd.cgroups[UNIT][devno]
@@ -205,8 +200,7 @@ def test_a_unit_s_own_limit_of_an_unplugged_disk_is_given_back(
 def test_a_pace_is_taken_back_though_the_disk_was_replaced_between_two_ticks(
     systemd: FakeLevers, path: Path
 ) -> None:
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
+    actuator = holding(systemd, path, pace(5))
     systemd.unplug("8:0", "sda")
     systemd.plug("8:0", "sda")
     assert actuator.levers.foreign() == ()  # nobody set it to max
@@ -237,8 +231,7 @@ def test_a_pace_of_a_disk_unplugged_while_nobody_looked_is_taken_back(
 def test_a_pace_of_an_unplugged_disk_that_systemd_refuses_is_kept_and_tried_seldom(
     systemd: FakeLevers, path: Path
 ) -> None:
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
+    actuator = holding(systemd, path, pace(5))
     systemd.unplug("8:0", "sda")
     systemd.write_errors = {"systemctl dump.service": (1, False)}
     actions = settle(actuator) + settle(actuator)
@@ -249,8 +242,7 @@ def test_a_pace_of_an_unplugged_disk_that_systemd_refuses_is_kept_and_tried_seld
 
 
 def test_a_pace_that_is_nobody_s_goes_with_the_disk(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, pace(5))
+    actuator = holding(plain, path, pace(5))
     plain.unplug("8:0", "sda")
     assert actuator.levers.foreign() == () and settle(actuator) == ()
     assert actuator.levers.entries == () and load(path) is None
@@ -367,8 +359,7 @@ def test_a_property_that_does_not_show_yet_is_known_to_the_ledger(
     actuator = started(systemd, path)
     (told,) = settle(actuator, pace(5))
     assert told.error == "reads back as max"
-    ledger = load(path)
-    assert ledger and [(e.original, e.written) for e in ledger.levers] == [("max", ("max", "5"))]
+    assert [(e.original, e.written) for e in saved(path).levers] == [("max", ("max", "5"))]
     monkeypatch.setattr(systemd, "_apply", apply)
     if way == "let go":
         assert [action.ok for action in settle(actuator)] == [True]
@@ -387,11 +378,10 @@ def test_a_property_that_does_not_show_yet_is_known_to_the_ledger(
 def test_what_is_ours_never_becomes_the_original(
     systemd: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "RETRY_S", 0.0)
+    monkeypatch.setattr(lever_plan, "RETRY_S", 0.0)
     apply = systemd._apply
     monkeypatch.setattr(systemd, "_apply", lambda cgroup: None)
-    actuator = started(systemd, path)
-    settle(actuator, pace(5))
+    actuator = holding(systemd, path, pace(5))
     apply(UNIT)  # it took longer than it was waited for
     monkeypatch.setattr(systemd, "_apply", apply)
     assert actuator.levers.foreign() == ()

@@ -23,12 +23,13 @@ from lever_cases import (
     PAIR,
     SPELL,
     UNIT,
+    holding,
     pace,
     settle,
     started,
     world,
 )
-from limit_cases import MIB
+from limit_cases import MIB, saved
 from writebackd.actuate import ledger as ledger_module
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import LeverEntry, load
@@ -46,8 +47,7 @@ path, files, plain, systemd = FIXTURES
 def test_unplugged_device_is_dropped_and_its_successor_is_another(
     plain: FakeLevers, path: Path
 ) -> None:
-    actuator = started(plain, path)
-    settle(actuator, *CAP, NR)
+    actuator = holding(plain, path, *CAP, NR)
     plain.unplug("8:0", "sda")
     assert actuator.levers.foreign() == ()
     assert actuator.levers.entries == ()
@@ -60,8 +60,7 @@ def test_unplugged_device_is_dropped_and_its_successor_is_another(
 
 
 def test_replaced_between_two_ticks(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, *CAP, NR)
+    actuator = holding(plain, path, *CAP, NR)
     plain.unplug("8:0", "sda")
     plain.plug("8:0", "sda")
     plain.poke("/sys/block/sda/queue/nr_requests", "8")  # by chance what we wrote
@@ -71,8 +70,7 @@ def test_replaced_between_two_ticks(plain: FakeLevers, path: Path) -> None:
 
 
 def test_removed_cgroup_is_dropped(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path)
-    settle(actuator, pace(5))
+    actuator = holding(plain, path, pace(5))
     plain.rmdir(UNIT)
     assert settle(actuator) == () and load(path) is None
 
@@ -139,8 +137,7 @@ def test_what_is_still_there_is_not_forgotten(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("time.monotonic", clock)
-    actuator = started(systemd, path)
-    settle(actuator, pace(5), *CAP)
+    actuator = holding(systemd, path, pace(5), *CAP)
     systemd.poke(f"{CGROUPS}{UNIT}/io.max", "8:0 wbps=1000")
     assert len(actuator.levers.foreign()) == 1
     clock.now += 1000.0
@@ -222,8 +219,7 @@ def test_home_after_a_crash_before_any_write(
 def test_restart_keeps_what_it_adopts_until_it_is_asked(
     plain: FakeLevers, path: Path
 ) -> None:
-    actuator = started(plain, path)
-    settle(actuator, *ALL)
+    holding(plain, path, *ALL)
     following = Actuator(plain, path, "restore")
     messages = following.start()
     assert "adopted flush vm dirty_writeback_centisecs=100" in messages
@@ -249,29 +245,22 @@ def test_start_leaves_what_somebody_changed_since(plain: FakeLevers, path: Path)
 
 
 def test_keep_is_about_the_limits(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path, on_exit="keep")
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
+    actuator = holding(plain, path, *ALL, pair=PAIR, on_exit="keep")
     actuator.finish()
     assert plain.limits == VmLimits(PAIR[0], 0, PAIR[1], 0) and plain.bdis["8:0"] == BDI
-    ledger = load(path)
-    assert ledger and ledger.levers == () and ledger.written == (PAIR,)
+    assert saved(path).levers == () and saved(path).written == (PAIR,)
 
 
 def test_a_changed_wish_for_the_exit_is_told_without_a_limit_held(
     plain: FakeLevers, path: Path
 ) -> None:
-    actuator = started(plain, path)
-    settle(actuator, FLUSH)
+    actuator = holding(plain, path, FLUSH)
     actuator.set_on_exit("keep")
-    ledger = load(path)
-    assert ledger and ledger.on_exit == "keep" and len(ledger.levers) == 1
+    assert saved(path).on_exit == "keep" and len(saved(path).levers) == 1
 
 
 def test_killed_with_keep_the_levers_go_home_alone(plain: FakeLevers, path: Path) -> None:
-    actuator = started(plain, path, on_exit="keep")
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
+    holding(plain, path, *ALL, pair=PAIR, on_exit="keep")
     assert restore_from_ledger(plain, path, honour_keep=True).status == "restored"
     assert plain.limits == VmLimits(PAIR[0], 0, PAIR[1], 0) and plain.bdis["8:0"] == BDI
     assert restore_from_ledger(plain, path, honour_keep=True).status == "nothing"
@@ -280,9 +269,7 @@ def test_killed_with_keep_the_levers_go_home_alone(plain: FakeLevers, path: Path
 
 
 def test_yield_of_the_pair_sends_the_levers_home(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
+    actuator = holding(files, path, *ALL, pair=PAIR)
     files.sysctl("dirty_ratio", 40)
     actuator.yield_()
     settle(actuator, *ALL)
@@ -292,9 +279,7 @@ def test_yield_of_the_pair_sends_the_levers_home(files: FakeLevers, path: Path) 
 
 def test_queues_are_looked_at_when_all_else_is_home(files: FakeLevers, path: Path) -> None:
     """A child of the dead daemon may hang in a queue, and then reading it hangs, too."""
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, NR, *ALL)
+    holding(files, path, NR, *ALL, pair=PAIR)
     read = files.read
 
     def hang(name: str) -> str:
@@ -313,9 +298,7 @@ def test_queues_are_looked_at_when_all_else_is_home(files: FakeLevers, path: Pat
 def test_originals_of_a_foreign_pair_stay_readable_though_a_lever_fails(
     plain: FakeLevers, path: Path
 ) -> None:
-    actuator = started(plain, path)
-    actuator.apply(*PAIR)
-    settle(actuator, FLUSH)
+    holding(plain, path, FLUSH, pair=PAIR)
     plain.sysctl("dirty_ratio", 40)
     plain.write_errors = {SYSCTL + "dirty_writeback_centisecs": (errno.EIO, False)}
     assert restore_from_ledger(plain, path).status == "failed"
@@ -325,16 +308,13 @@ def test_originals_of_a_foreign_pair_stay_readable_though_a_lever_fails(
 
 
 def test_one_lever_that_fails_does_not_keep_the_rest(files: FakeLevers, path: Path) -> None:
-    actuator = started(files, path)
-    actuator.apply(*PAIR)
-    settle(actuator, *ALL)
+    holding(files, path, *ALL, pair=PAIR)
     name = SYSCTL + "dirty_writeback_centisecs"
     files.write_errors = {name: (errno.EIO, False)}
     result = restore_from_ledger(files, path)
     assert result.status == "failed" and "Input/output" in "".join(result.lines)
     assert files.limits == DEFAULT and files.bdis["8:0"] == BDI
-    ledger = load(path)
-    assert ledger and ledger.written == () and [e.kind for e in ledger.levers] == ["flush"]
+    assert saved(path).written == () and [e.kind for e in saved(path).levers] == ["flush"]
     files.write_errors = {}
     assert restore_from_ledger(files, path).status == "restored" and load(path) is None
 

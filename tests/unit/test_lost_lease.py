@@ -16,7 +16,7 @@ import pytest
 from fake_host import FakeWatch, Rig
 from fake_vm import SYSCTL
 from writebackd.actuate import lease, watcher
-from writebackd.actuate.lock import AlreadyRunning
+from writebackd.actuate.lock import AlreadyRunning, open_private
 from writebackd.actuate.watcher import Watcher
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.daemon import Daemon
@@ -90,8 +90,8 @@ def test_a_start_that_gets_no_lease_ends(rig: Rig, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(daemon._lease, "renew", lambda: False)
     daemon._signals.stop = "enough"
     written = len(rig.host.writes)
-    with lease.restoring(lease.open_file(rig.runtime_dir, LEASE), 0.0):
-        with pytest.raises(AlreadyRunning, match="is being restored"):
+    with lease.restoring(open_private(rig.runtime_dir / LEASE), 0.0):
+        with pytest.raises(AlreadyRunning, match="still being restored"):
             daemon.run()
     assert len(rig.host.writes) == written
 
@@ -100,7 +100,7 @@ def test_while_the_lease_is_lost_it_shows_that_it_lives(rig: Rig) -> None:
     seen: List[Snapshot] = []
     rig.daemon._teller.on_tick = seen.append
     run_out(rig)
-    with lease.restoring(lease.open_file(rig.runtime_dir, LEASE), 0.0):
+    with lease.restoring(open_private(rig.runtime_dir / LEASE), 0.0):
         rig.tick(40)
         assert len(seen) == 40
         status = rig.status()
@@ -117,7 +117,7 @@ def test_what_was_in_force_before_the_lease_was_lost_is_forgotten(rig: Rig) -> N
     known = replace(rig.daemon.state.memory, caps={"sda": Cap(8 << 20, in_force=True)})
     rig.daemon.state.memory = known
     assert known.limit_bytes == PIN
-    rig.daemon._tenure.take_again(rig.daemon._begin_anew)
+    rig.daemon._lease.take_again(rig.daemon._begin_anew)
     assert (rig.daemon.state.memory.limit_bytes, rig.daemon.state.memory.caps) == (None, {})
     rig.close()
 

@@ -29,18 +29,17 @@ from route_cases import (
     WALL_S,
     happening,
     open_directory,
+    script,
     wait_for,
 )
 from writebackd.alerts.alert_types import Alert
-from writebackd.notify import unprivileged as unprivileged_module
+from writebackd.notify import exec_hook
 from writebackd.notify.alert_events import EventKind
 from writebackd.notify.alertmanager import MAX_ENDED, Alertmanager, labels_of
-from writebackd.notify.exec_hook import hook_route
+from writebackd.notify.exec_hook import hook_route, run_program, unprivileged
 from writebackd.notify.http_post import Answer, post
 from writebackd.notify.mail import mail_route, message
 from writebackd.notify.route import Backoff, Refused, RouteError
-from writebackd.notify.run_program import run_program
-from writebackd.notify.unprivileged import unprivileged
 
 BOOK = "https://wiki/runbook"
 
@@ -354,12 +353,6 @@ def test_the_end_of_the_daemon_resolves_nothing(peer: Peer) -> None:
 # ---- programs --------------------------------------------------------------
 
 
-def script(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -481,9 +474,9 @@ def test_a_program_that_others_may_change_is_not_started(
 def test_where_root_cannot_be_given_up_systemd_starts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unprivileged_module, "_may_change_user", lambda: False)
+    monkeypatch.setattr(exec_hook, "_may_change_user", lambda: False)
     for name in ("_SYSTEMD", "_BUS"):
-        monkeypatch.setattr(unprivileged_module, name, tmp_path / name)
+        monkeypatch.setattr(exec_hook, name, tmp_path / name)
     with pytest.raises(RouteError, match="cannot give up root .* no systemd runs"):
         unprivileged("exec", ["/bin/true"], 2.0)
     (tmp_path / "_SYSTEMD").mkdir()
@@ -503,8 +496,8 @@ def systemd_run_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> Callable[[], None]:
     fake = script(tmp_path / "systemd-run", f"echo '{said}' >&2; exit 1")
-    monkeypatch.setattr(unprivileged_module, "unprivileged", lambda *_: [fake])
-    return lambda: unprivileged_module.run_unprivileged("exec", ["/bin/true"], b"", 5.0)
+    monkeypatch.setattr(exec_hook, "unprivileged", lambda *_: [fake])
+    return lambda: exec_hook.run_unprivileged("exec", ["/bin/true"], b"", 5.0)
 
 
 @pytest.mark.parametrize("how", ["was already loaded or has a fragment file.", "already exists."])

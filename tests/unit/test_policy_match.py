@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
@@ -268,6 +269,7 @@ class Stopped:
     def __init__(self, options: Any, load: Callable[[], Policy], on_tick: Any) -> None:
         self.loads.append(load)
         Stopped.options = options
+        self.policies = SimpleNamespace(reloader=self)
         self._on_tick = on_tick
         self._uptime_s = 0.0
 
@@ -454,13 +456,14 @@ def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
         return replace(policy, chosen="again")
 
     rig.daemon.policies.load = load
-    for look, told in ((rig.daemon.rematch, 0), (rig.daemon.reload, 1), (rig.daemon.rematch, 1)):
+    reloader = rig.daemon.policies.reloader
+    for look, told in ((reloader.rematch, 0), (reloader.reload, 1), (reloader.rematch, 1)):
         look()
-        rig.daemon.policies.reloader.join(10)
+        reloader.join(10)
         rig.daemon.state.memory = replace(rig.daemon.state.memory, goal_bytes=12345)
         rig.daemon._take_loaded_policy()
         assert rig.daemon.policy.chosen == "again"
-        assert (rig.daemon.state.memory.goal_bytes == 12345) is (look == rig.daemon.rematch)
+        assert (rig.daemon.state.memory.goal_bytes == 12345) is (look == reloader.rematch)
         assert len([each for each in caplog.messages if " loaded" in each]) == told
     rig.close()
 

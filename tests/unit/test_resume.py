@@ -16,7 +16,7 @@ from plant import DISK
 from samples import estimate
 from writebackd.actuate import child_jobs
 from writebackd.actuate.actuator import Actuator
-from writebackd.actuate.takeover import ADOPTED_HOLD_S, taken_over
+from writebackd.actuate.executor import ADOPTED_HOLD_S, taken_over
 from writebackd.control.device_decision import DeviceTarget
 from writebackd.control.device_limits import plan_device_limits
 from writebackd.control.resume import resumed

@@ -18,7 +18,7 @@ from lever_cases import (
     started,
 )
 from limit_cases import MIB
-from writebackd.actuate import refusals, self_test
+from writebackd.actuate import lever_plan, self_test
 from writebackd.actuate.ledger import load
 from writebackd.kernel import bdi
 from writebackd.types.levers import Action
@@ -105,7 +105,7 @@ def test_self_test_tells_why(
 def test_self_test_that_cannot_put_back_is_put_right_later(
     plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "RETRY_S", 0.0)
+    monkeypatch.setattr(lever_plan, "RETRY_S", 0.0)
     actuator = started(plain, path)
     count = 0
 
@@ -129,7 +129,7 @@ def test_self_test_that_cannot_put_back_is_put_right_later(
 def test_what_a_test_left_is_never_taken_for_the_original(
     plain: FakeLevers, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "RETRY_S", 0.0)
+    monkeypatch.setattr(lever_plan, "RETRY_S", 0.0)
     monkeypatch.setattr(self_test, "TEST_AGAIN_S", 0.0)
     actuator = started(plain, path)
     plain.before_write = lambda name: plain.write_errors.update(

@@ -20,7 +20,7 @@ from limit_cases import MIB
 from test_lease import Host
 from writebackd.actuate import lease, lock, watcher
 from writebackd.actuate.lease import LeaseLine, LeaseLost, WatchLine, write_lease, write_watch
-from writebackd.actuate.lock import is_locked, open_private, take_lock
+from writebackd.actuate.lock import hold, is_locked, open_private, take_lock
 from writebackd.actuate.watcher import BEAT_S, NAME
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.paths import LEASE, LOCK, WATCH
@@ -42,8 +42,8 @@ class Looked:
             [sys.executable, "-I", "-S", "-c", f"{name}; time.sleep(60)"], stdout=subprocess.PIPE
         )
         assert self.process.stdout is not None and self.process.stdout.readline()
-        self._fd = lease.open_file(directory, WATCH)
-        assert lease.try_hold(self._fd)
+        self._fd = open_private(directory / WATCH)
+        assert hold(self._fd)
         self.watch = WatcherSupervisor(directory)
         patch.setattr(time, "monotonic", lambda: self.now)
 
@@ -176,7 +176,7 @@ def test_a_daemon_that_begins_while_another_s_is_brought_home_is_left_alone(
 
 def test_another_word_in_the_lease_than_ours_counts_as_lost(host: Host) -> None:
     """The watcher may have judged by it."""
-    fd = lease.open_file(host.directory, LEASE)
+    fd = open_private(host.directory / LEASE)
     now = lease.read_lease(fd)
     assert now is not None
     host.lease.permit()
@@ -199,6 +199,14 @@ def test_who_only_looks_is_no_daemon(tmp_path: Path) -> None:
     os.close(fd)
     fd = take_lock(tmp_path)
     assert is_locked(tmp_path) is True
+    os.close(fd)
+
+
+def test_a_lock_is_waited_for_as_long_as_was_asked(tmp_path: Path, monkeypatch: Patch) -> None:
+    fd, other = open_private(tmp_path / LOCK), open_private(tmp_path / LOCK)
+    assert hold(other) and not hold(fd)
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.close(other))
+    assert hold(fd, 5.0)
     os.close(fd)
 
 

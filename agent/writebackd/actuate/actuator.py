@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Writes the global dirty limits, reads them back, yields to other writers, restores.
 
-The global limits are handled here, the levers beside them by lever_writer.py; both
-are in one ledger.
+The levers beside them are written by lever_writer.py; both are in one ledger.
 """
 
 from __future__ import annotations
@@ -15,10 +14,16 @@ from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.actuate.lease import LeaseLost
-from writebackd.actuate.ledger import VERSION, Ledger, boot_id, load, set_aside
-from writebackd.actuate.ledger_restore import close_ledger, is_ours, put_back, restore_pairs
+from writebackd.actuate.ledger import Ledger, boot_id, load, set_aside
+from writebackd.actuate.ledger_restore import (
+    close_ledger,
+    is_ours,
+    pair_of,
+    put_back,
+    restore_pairs,
+)
 from writebackd.actuate.lever_writer import Levers
-from writebackd.actuate.outcome import RestoreOutcome, explain
+from writebackd.actuate.outcome import explain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.vm import (
     BACKGROUND,
@@ -34,26 +39,22 @@ from writebackd.kernel.vm import (
 from writebackd.types.levers import Action, ForeignWrite, Setting, VmLimits
 from writebackd.types.samples import VmState
 
-# How long the exit waits for what goes home in children; systemd gives 15 s.
+# For what goes home in children; systemd gives the exit 15 s.
 _EXIT_WAIT_S = 6.0
 
 
 class Actuator:
     """Holds the two pairs of global limits, all in bytes form, and `levers` beside them.
 
-    After `start()`, `originals` is what `restore()` goes back to.  `dry_run`
-    (the mode observe) may be set at any time: `apply` then only tells what it
-    would write, and first puts back what is left of ours; call `restore()` when
-    setting it.  Not for several threads.
+    After `start()`, `originals` is what `restore()` goes back to.  `dry_run` (the mode observe) may
+    be set at any time: `apply` then only tells what it would write, and first puts back what is
+    left of ours; call `restore()` when setting it.  Not for several threads.
     """
 
     originals: VmLimits
 
     def __init__(
-        self,
-        files: KernelFiles,
-        ledger_path: Path,
-        on_exit: str,
+        self, files: KernelFiles, ledger_path: Path, on_exit: str,
         permit: Callable[[], None] = lambda: None,
         keep_first: Callable[[VmLimits], None] = lambda limits: None,
     ) -> None:
@@ -80,11 +81,10 @@ class Actuator:
     def start(self) -> Tuple[str, ...]:
         """Read what is there and resolve an older ledger; returns lines for the log.
 
-        Once more after the lease was lost: what is known is what the ledger says.
-        Raises LedgerError where a ledger is there but cannot be read: what
-        stands may then be a limit of ours, and must not become the original.
-        Raises OSError or ValueError where the limits cannot be read, or a
-        ledger that holds no longer cannot be moved away.
+        Once more after the lease was lost: what is known is what the ledger says. Raises
+        LedgerError where a ledger is there but cannot be read: what stands may then be a limit of
+        ours, and must not become the original. Raises OSError or ValueError where the limits cannot
+        be read, or a ledger that holds no longer cannot be moved away.
         """
         self.started = False
         self.originals = limits = read_limits(self._files)
@@ -126,9 +126,9 @@ class Actuator:
     def apply(self, limit_bytes: int, background_bytes: int) -> Tuple[Action, ...]:
         """Set both limits and read them back through /proc/vmstat; never raises.
 
-        The answer has one action for each file that had to change; none when
-        the values are in force already, or after a yield.  If one file cannot
-        be written, the other is put back as it was.
+        The answer has one action for each file that had to change; none when the values are in
+        force already, or after a yield.  Values that are set and not in force fail in every call.
+        If one file cannot be written, the other is put back as it was.
         """
         if self.dry_run:
             # Values adopted from a crashed run, or left by a restore that failed.
@@ -145,10 +145,9 @@ class Actuator:
     ) -> Tuple[Action, ...]:
         """Set the levers beside the pair, and bring home those not named; never raises.
 
-        After `apply`, because a BDI's limits are fractions of the global one.
-        What may hang is done in the background: its action comes with a later
-        call, so that one is due in every tick.  `keep_adopted` leaves what an
-        earlier run set until somebody asks for it.
+        After `apply`, because a BDI's limits are fractions of the global one. What may hang is done
+        in the background: its action comes with a later call, so that one is due in every tick.
+        `keep_adopted` leaves what an earlier run set until somebody asks for it.
         """
         if self.dry_run:
             return self.levers.restore().actions or self.levers.pretend(settings)
@@ -163,7 +162,8 @@ class Actuator:
         limits = state.limits
         todo = [pair for pair in _order(wanted, state) if not _holds(limits, pair, wanted)]
         if not todo and len(self._ours) == len(PAIRS):
-            return ()
+            problem = readback_error(wanted[LIMIT], wanted[BACKGROUND], state)
+            return _failed(PAIRS, wanted, limits, problem) if problem else ()
         strangers = self.foreign(limits)
         if strangers:
             # Written since this tick's sample: the next one shows it, and we yield.
@@ -241,11 +241,7 @@ class Actuator:
         return ours[0] or None if ours is not None else None
 
     def foreign(self, limits: VmLimits) -> Tuple[ForeignWrite, ...]:
-        """What somebody else set in the place of our limits, as `limits` shows it.
-
-        For the levers beside the pair, which are let go one by one, there is
-        `levers.foreign`.
-        """
+        """What somebody else set in the place of our limits, as `limits` shows it."""
         if self.dry_run:
             return ()
         found = []
@@ -292,20 +288,15 @@ class Actuator:
         outcome = restore_pairs(
             self._files, self.originals, {pair: (ours,) for pair, ours in self._ours.items()}
         )
-        self._close(outcome)
-        failed = {action.lever for action in outcome.actions if not action.ok}
-        self._ours = {p: ours for p, ours in self._ours.items() if failed.intersection(p)}
-        for write in outcome.foreign:
-            pair = next(pair for pair in PAIRS if write.lever in pair)
-            value = int(write.value)
-            self._set_original(pair, (value, 0) if write.lever == pair.bytes_lever else (0, value))
-        return outcome.actions
-
-    def _close(self, outcome: RestoreOutcome) -> None:
-        """The pair is home, or not: the ledger keeps what is still needed of it."""
         if outcome.ok and self._written:
             self._written = ()
             close_ledger(self._path, outcome, self._ledger() if self.levers.entries else None)
+        failed = {action.lever for action in outcome.actions if not action.ok}
+        self._ours = {p: ours for p, ours in self._ours.items() if failed.intersection(p)}
+        for write in outcome.foreign:
+            pair, value = pair_of(write.lever), int(write.value)
+            self._set_original(pair, (value, 0) if write.lever == pair.bytes_lever else (0, value))
+        return outcome.actions
 
     def finish(self) -> Tuple[Action, ...]:
         """At exit: restore, unless the policy says keep, which is about the limits.
@@ -358,7 +349,6 @@ class Actuator:
 
     def _ledger(self) -> Ledger:
         return Ledger(
-            version=VERSION,
             boot_id=boot_id(self._files),
             pid=os.getpid(),
             created_wall_s=self._created_wall_s,
@@ -382,10 +372,7 @@ def _order(wanted: Mapping[Pair, int], state: VmState) -> Tuple[Pair, Pair]:
 
 
 def _action(
-    pair: Pair,
-    wanted: Mapping[Pair, int],
-    before: Optional[VmLimits],
-    error: Optional[str] = None,
+    pair: Pair, wanted: Mapping[Pair, int], before: Optional[VmLimits], error: Optional[str] = None
 ) -> Action:
     """The write of one bytes file; `old` names the ratio where that was in force."""
     old = "unknown"
@@ -396,9 +383,6 @@ def _action(
 
 
 def _failed(
-    pairs: Sequence[Pair],
-    wanted: Mapping[Pair, int],
-    before: Optional[VmLimits],
-    error: str,
+    pairs: Sequence[Pair], wanted: Mapping[Pair, int], before: Optional[VmLimits], error: str
 ) -> Tuple[Action, ...]:
     return tuple(_action(pair, wanted, before, error) for pair in pairs)

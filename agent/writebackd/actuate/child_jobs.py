@@ -15,68 +15,56 @@ from writebackd.kernel.lever_files import Lever
 CHILD_LIMIT_S = 5.0
 
 
-@dataclass(frozen=True)
-class JobResult:
-    """What a child came to; with `running` it is over its time, and may still write."""
+@dataclass
+class ChildWrite:
+    """A write in a child; `failure` and `running` are as `collect` found them last."""
 
     lever: Lever
     change: Change
-    failure: Optional[Exception]
-    running: bool
-    # The lease was lost meanwhile: its lateness may be this process's own.
-    slept: bool
-
-
-@dataclass
-class _Pending:
     job: Job
-    change: Change
-    reported: bool = False  # as late
-    slept: bool = False
+    failure: Optional[Exception] = None
+    running: bool = False  # over its time, and may still write
+    slept: bool = False  # the lease was lost meanwhile: its lateness may be this process's own
 
 
 class ChildJobs:
     """At most one write of each target at a time; nothing here waits but `wait`."""
 
     def __init__(self) -> None:
-        self._pending: Dict[Lever, _Pending] = {}
+        self._writes: Dict[Lever, ChildWrite] = {}
 
     @property
     def pending(self) -> Mapping[Lever, Change]:
-        """What is being written."""
-        return {lever: each.change for lever, each in self._pending.items()}
+        return {lever: each.change for lever, each in self._writes.items()}
 
     def start(self, lever: Lever, change: Change, work: Work) -> None:
-        self._pending[lever] = _Pending(Job(work, CHILD_LIMIT_S), change)
+        self._writes[lever] = ChildWrite(lever, change, Job(work, CHILD_LIMIT_S))
 
     def busy(self, lever: Lever) -> bool:
         """Whether a child writes this lever, or another one of the same target."""
         return any(
-            other.kind is lever.kind and other.target == lever.target for other in self._pending
+            other.kind is lever.kind and other.target == lever.target for other in self._writes
         )
 
     def mark_slept(self) -> None:
         """After a lost lease."""
-        for each in self._pending.values():
+        for each in self._writes.values():
             each.slept = True
 
-    def collect(self) -> List[JobResult]:
-        """The jobs that ended since the last call, and once those over their time."""
-        results = []
-        for lever, each in list(self._pending.items()):
-            job = each.job
-            if not job.decided or (each.reported and job.busy):
+    def collect(self) -> List[ChildWrite]:
+        """The writes that ended since the last call, and once those over their time."""
+        found = []
+        for lever, each in list(self._writes.items()):
+            if not each.job.decided or (each.running and each.job.busy):
                 continue
-            failure, running = job.failure(), job.busy
-            results.append(JobResult(lever, each.change, failure, running, each.slept))
-            if running:
-                each.reported = True
-            else:
-                del self._pending[lever]
-        return results
+            each.failure, each.running = each.job.failure(), each.job.busy
+            if not each.running:
+                del self._writes[lever]
+            found.append(each)
+        return found
 
     def wait(self, timeout_s: float) -> None:
         """Until the first of them is done, `timeout_s` seconds at most."""
-        for each in self._pending.values():
+        for each in self._writes.values():
             each.job.wait(timeout_s)
             break

@@ -1,22 +1,32 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Carries out decisions and puts everything back; every write is logged and counted."""
+"""Carries out decisions, puts everything back, adopts what an earlier run of the daemon left.
+
+Every write is logged and counted.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.actuate.actuator import Actuator
 from writebackd.alerts.alert_types import AlertName
+from writebackd.control.resume import resumed
 from writebackd.kernel import bdi
 from writebackd.notify import journal_fields
+from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.levers import Action
+from writebackd.types.storage import Device
 
 log = logging.getLogger(__name__)
 
 Actions = Tuple[Action, ...]
+
+# After a restart the limits adopted from the run before are kept this long,
+# which is what it takes to see again whether anybody syncs.
+ADOPTED_HOLD_S = 15.0
 
 
 class Executor:
@@ -65,7 +75,6 @@ class Executor:
         return ()
 
     def restore(self) -> Actions:
-        """Back to the originals."""
         return self._logged(self._actuator.restore())
 
     def finish(self) -> Actions:
@@ -78,18 +87,18 @@ class Executor:
         """`reason`: the decision's; empty where the originals came back."""
         failed: Dict[str, List[str]] = {}
         for action in actions:
-            error = None if action.ok else str(action.error)
-            if error is not None and self._refusals.get(action.lever) != error:
-                failed.setdefault(error, []).append(f"{action.lever}={action.new}")
-            elif error is None and not self._actuator.dry_run:
+            if not action.ok:
+                error = str(action.error)
+                if self._refusals.get(action.lever) != error:
+                    failed.setdefault(error, []).append(f"{action.lever}={action.new}")
+                self._refusals[action.lever] = error
+                continue
+            self._refusals.pop(action.lever, None)
+            if not self._actuator.dry_run:
                 log.info(
                     "%s %s -> %s", action.lever, action.old, action.new,
                     extra=journal_fields.lever(action, reason, decision_id),
                 )
-            if error is None:
-                self._refusals.pop(action.lever, None)
-            else:
-                self._refusals[action.lever] = error
         if not self._actuator.dry_run:
             self._count(actions)
         # A refused write is tried again in every tick, and logged once.
@@ -98,3 +107,19 @@ class Executor:
             level = logging.INFO if error == bdi.MISSING else logging.ERROR
             log.log(level, "%s failed: %s", ", ".join(values), error)
         return actions
+
+
+def taken_over(
+    memory: Memory, actuator: Actuator, devices: Sequence[Device], now_s: float
+) -> Memory:
+    """The memory to begin with, when an earlier run has left something that stands."""
+    adopted = actuator.held_limit_bytes
+    if memory.mode is not Mode.ENFORCE or (adopted is None and not actuator.levers.entries):
+        return memory
+    memory = replace(
+        memory,
+        limit_bytes=adopted,
+        goal_bytes=adopted,
+        hold_until_s=now_s + ADOPTED_HOLD_S,
+    )
+    return resumed(memory, actuator.levers.adopted(), devices, now_s)

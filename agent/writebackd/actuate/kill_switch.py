@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The kill switch: a file that makes the daemon restore the originals and stop writing.
 
-For whoever has no time to find out how to talk to it, and for tools that only
-know how to make a file.  While one is there, in whatever form, nothing is
-written; when it is gone the daemon goes on.
+For whoever has no time to find out how to talk to it, and for tools that only know how to make a
+file.  While one is there, in whatever form, nothing is written; when it is gone the daemon goes on.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The lease: until when the limits stand without a renewal by the daemon.
 
-Two files of one line each in the runtime directory, each with one writer, so
-that none can undo the other's word: in `lease` the daemon says until when, in
-`watch` the watcher (watcher.py) says up to which epoch it has called leases in.
-The daemon holds its lease while its epoch is the higher one.  The lines have a
-fixed length and are written over in place; a checksum tells a torn or damaged
-one.
+Two files of one line each in the runtime directory, each with one writer, so that none can undo the
+other's word: in `lease` the daemon says until when, in `watch` the watcher (watcher.py) says up to
+which epoch it has called leases in. The daemon holds its lease while its epoch is the higher one.
+The lines have a fixed length and are written over in place; a checksum tells a torn or damaged one.
 
-The clock is CLOCK_MONOTONIC, which stands still while the machine is suspended,
-as both processes do: with CLOCK_BOOTTIME every resume would find the lease run
-out, and whether the limits jump would be a race between two processes that
-wake up.
+The clock is CLOCK_MONOTONIC, which stands still while the machine is suspended, as both processes
+do: with CLOCK_BOOTTIME every resume would find the lease run out, and whether the limits jump would
+be a race between two processes that wake up.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import zlib
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Optional
 
-from writebackd.actuate.lock import open_private
+from writebackd.actuate.lock import hold, open_private
 from writebackd.paths import LEASE, WATCH
 
 DEFAULT_S = 10.0
@@ -34,9 +31,7 @@ DEFAULT_S = 10.0
 GUARD_SHARE = 0.1
 
 _LINE = 128  # bytes
-_VERSION = "1"
-_FORMAT = ("writebackd-lease", "writebackd-watch")
-_POLL_S = 0.02
+_LEASE, _WATCH = "writebackd-lease 1", "writebackd-watch 1"  # with the version of the line
 
 
 class LeaseLost(OSError):
@@ -75,9 +70,8 @@ class WatchLine(NamedTuple):
 
 def read_lease(fd: int) -> Optional[LeaseLine]:
     """The daemon's line; None where there is none, or it is damaged."""
-    words = _read(fd, _FORMAT[0])
     try:
-        epoch, until, length, pid = words
+        epoch, until, length, pid = _read(fd, _LEASE)
         return LeaseLine(int(epoch), float(until), float(length), int(pid))
     except ValueError:
         return None
@@ -85,9 +79,8 @@ def read_lease(fd: int) -> Optional[LeaseLine]:
 
 def read_watch(fd: int) -> Optional[WatchLine]:
     """The watcher's line; None where there is none, or it is damaged."""
-    words = _read(fd, _FORMAT[1])
     try:
-        revoked, beat, state, pid = words
+        revoked, beat, state, pid = _read(fd, _WATCH)
         return WatchLine(int(revoked), float(beat), state, int(pid))
     except ValueError:
         return None
@@ -95,38 +88,12 @@ def read_watch(fd: int) -> Optional[WatchLine]:
 
 def write_lease(fd: int, line: LeaseLine) -> None:
     """Raises OSError."""
-    _write(fd, f"{_FORMAT[0]} {_VERSION} {line.epoch} {line.until_s:.6f} "
-               f"{line.length_s:.6f} {line.pid}")  # fmt: skip
+    _write(fd, f"{_LEASE} {line.epoch} {line.until_s:.6f} {line.length_s:.6f} {line.pid}")
 
 
 def write_watch(fd: int, line: WatchLine) -> None:
     """Raises OSError."""
-    _write(fd, f"{_FORMAT[1]} {_VERSION} {line.revoked} {line.beat_s:.6f} {line.state} {line.pid}")
-
-
-def open_file(runtime_dir: Path, name: str) -> int:
-    """A descriptor of `lease` or `watch`, made where it is missing. Raises OSError.
-
-    Never replaced by another file: its lock belongs to the inode.
-    """
-    return open_private(runtime_dir / name)
-
-
-def try_hold(fd: int) -> bool:
-    """Take the file's lock, until the descriptor is closed; False when another has it."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def is_held(fd: int) -> bool:
-    """Whether some other descriptor holds the lock of this file."""
-    if try_hold(fd):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        return False
-    return True
+    _write(fd, f"{_WATCH} {line.revoked} {line.beat_s:.6f} {line.state} {line.pid}")
 
 
 @contextlib.contextmanager
@@ -136,16 +103,9 @@ def restoring(lease_fd: int, wait_s: float) -> Iterator[bool]:
     The lock goes with the process that has it.  One that was stopped with the
     lock in its hand is waited for no longer than `wait_s` (seconds).
     """
-    until = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(lease_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() >= until:
-                yield False
-                return
-        time.sleep(_POLL_S)
+    if not hold(lease_fd, wait_s):
+        yield False
+        return
     try:
         yield True
     finally:
@@ -158,8 +118,8 @@ class Lease:
     def __init__(self, runtime_dir: Path, length_s: float) -> None:
         """Raises OSError."""
         self.length_s = length_s
-        self._fd = open_file(runtime_dir, LEASE)
-        self._watch_fd = open_file(runtime_dir, WATCH)
+        self._fd = open_private(runtime_dir / LEASE)
+        self._watch_fd = open_private(runtime_dir / WATCH)
         self._epoch = 0
         self._until_s = 0.0
 
@@ -208,10 +168,6 @@ class Lease:
         if self.remaining_s < GUARD_SHARE * self.length_s:
             raise LeaseLost("lease about to expire")
 
-    def drop(self) -> None:
-        """What it was taken for could not be done: it counts as lost, and runs out."""
-        self._epoch = 0
-
     def release(self) -> None:
         """After an orderly stop: nothing is to be restored any more. Never raises."""
         with contextlib.suppress(OSError):
@@ -232,10 +188,9 @@ def _read(fd: int, kind: str) -> List[str]:
             text = os.pread(fd, _LINE, 0).decode("ascii")
         except (OSError, ValueError):
             return []
-        words = text.split()
-        if len(words) > 3 and words[:2] == [kind, _VERSION]:
-            if words[-1] == _checksum(" ".join(words[:-1])):
-                return words[2:-1]
+        body, _, checksum = text.rstrip().rpartition(" ")
+        if body.startswith(kind + " ") and checksum == _checksum(body):
+            return body[len(kind) :].split()
     return []
 
 

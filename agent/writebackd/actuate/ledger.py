@@ -22,7 +22,7 @@ from writebackd.kernel.lever_files import Lever, is_lever
 from writebackd.kernel.vm import LIMIT, PAIRS, Pair, PairValue
 from writebackd.types.levers import LeverKind, VmLimits
 
-VERSION = 2
+_VERSION = 2
 _WITHOUT_LEVERS = 1  # what a release wrote that knew the global pair only
 ON_EXIT = ("restore", "keep")
 
@@ -49,8 +49,7 @@ class LedgerError(Exception):
 class LeverEntry:
     """A lever beside the global pair, as text: what it was, and the last two of ours.
 
-    `identity` tells the device or cgroup from a later one of the same name
-    (`levers.identity`).
+    `identity` (lever_files.py) tells the device or cgroup from a later one of the same name.
     """
 
     kind: str  # of LeverKind
@@ -73,12 +72,10 @@ class LeverEntry:
 class Ledger:
     """`written` has the last two `(limit_bytes, background_bytes)`, the newest last.
 
-    Two, because the ledger is saved first: a crash may leave either of them in
-    the kernel files, or one half of each.  None, where the global pair holds
-    nothing of ours.
+    Two, because the ledger is saved first: a crash may leave either of them in the kernel files, or
+    one half of each.  None, where the global pair holds nothing of ours.
     """
 
-    version: int
     boot_id: str
     pid: int
     created_wall_s: float
@@ -106,7 +103,7 @@ class Ledger:
         No fsync: it has to outlive the process, not the machine, and the loop
         may not wait for a disk.
         """
-        save_json(path, asdict(self))
+        save_json(path, {"version": _VERSION, **asdict(self)})
 
 
 def load(path: Path) -> Optional[Ledger]:
@@ -195,14 +192,13 @@ def _checksum(body: Dict[str, Any]) -> str:
 def _parse(data: bytes) -> Ledger:
     body = parse_json(data)
     version = body["version"]
-    if version not in (_WITHOUT_LEVERS, VERSION):
-        raise ValueError(f"version {version}, this release knows {VERSION}")
+    if version not in (_WITHOUT_LEVERS, _VERSION):
+        raise ValueError(f"version {version}, this release knows {_VERSION}")
     written = tuple((_natural(limit), _natural(back)) for limit, back in body["written"])
     levers = () if version == _WITHOUT_LEVERS else tuple(map(_lever, body["levers"]))
     if body["on_exit"] not in ON_EXIT or not (0 if levers else 1) <= len(written) <= 2:
         raise ValueError("on_exit or written is impossible")
     return Ledger(
-        version=version,
         boot_id=str(body["boot_id"]),
         pid=_natural(body["pid"]),
         created_wall_s=float(body["created_wall_s"]),

@@ -10,17 +10,10 @@ from pathlib import Path
 from typing import Collection, Mapping, Optional, Tuple
 
 from writebackd.actuate import lease
-from writebackd.actuate.ledger import (
-    VERSION,
-    Ledger,
-    LedgerError,
-    keep_copy,
-    load,
-    set_aside,
-)
+from writebackd.actuate.ledger import Ledger, LedgerError, keep_copy, load, set_aside
 from writebackd.actuate.lever_registry import say
 from writebackd.actuate.lever_writer import Levers
-from writebackd.actuate.lock import AlreadyRunning, is_locked
+from writebackd.actuate.lock import AlreadyRunning, is_locked, open_private
 from writebackd.actuate.outcome import RestoreOutcome, describe_action, explain
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import read
@@ -121,23 +114,17 @@ def close_ledger(path: Path, outcome: RestoreOutcome, rest: Optional[Ledger] = N
             path.unlink()
 
 
-def helping_hand(files: KernelFiles) -> Levers:
-    """Levers for `restore_from_ledger`, which saves the ledger itself, when all is done."""
-    return Levers(files, save=lambda: None)
-
-
 def restore_from_ledger(
     files: KernelFiles, ledger_path: Path, honour_keep: bool = False, close: bool = True,
     hand: Optional[Levers] = None,
 ) -> RestoreResult:  # fmt: skip
     """Undo what a daemon that is gone has left, wherever it was stopped; never raises.
 
-    The limits first, then the levers beside them.  `honour_keep` is for
-    ExecStopPost=, which also runs after a clean stop: it leaves the limits of a
-    ledger whose policy says `on-exit = keep`.  Without `close` the ledger stays
-    as it is: a daemon that hangs may wake up within a write, and then has to
-    know the way home, or whoever finds it dead.  `hand`: of who tries again and
-    again; it knows the children that still hang, and begins no other behind them.
+    The limits first, then the levers beside them.  `honour_keep` is for ExecStopPost=, which also
+    runs after a clean stop: it leaves the limits of a ledger whose policy says `on-exit = keep`.
+    Without `close` the ledger stays as it is: a daemon that hangs may wake up within a write, and
+    then has to know the way home, or whoever finds it dead.  `hand`: of who tries again and again;
+    it knows the children that still hang, and begins no other behind them.
     """
     try:
         ledger = load(ledger_path)
@@ -157,10 +144,10 @@ def restore_from_ledger(
     pairs = () if keep or not ledger.written else PAIRS
     limits = restore_pairs(files, ledger.originals, {pair: ledger.ours(pair) for pair in pairs})
     written = ledger.written if keep or not limits.ok else ()
-    hand = hand or helping_hand(files)
+    hand = hand or Levers(files)
     hand.resume(ledger.levers)
     levers = hand.restore(WAIT_S)
-    rest = replace(ledger, version=VERSION, written=written, levers=hand.entries)
+    rest = replace(ledger, written=written, levers=hand.entries)
     # What is home is not in the ledger any more, though the rest failed.
     done = RestoreOutcome(foreign=limits.foreign + levers.foreign)
     if close:
@@ -178,7 +165,7 @@ def restore_left(
 
     Raises AlreadyRunning where the daemon lives, or OSError.
     """
-    fd = lease.open_file(runtime_dir, LEASE)
+    fd = open_private(runtime_dir / LEASE)
     try:
         with lease.restoring(fd, WAIT_S):
             if is_locked(runtime_dir):  # one has started meanwhile, and taken up what was left
@@ -220,7 +207,7 @@ def _status(outcome: RestoreOutcome) -> str:
 def _lines(ledger: Ledger, outcome: RestoreOutcome, levers: RestoreOutcome) -> Tuple[str, ...]:
     lines = [describe_action(action) for action in outcome.actions]
     for write in outcome.foreign:
-        pair = _pair_of(write.lever)
+        pair = pair_of(write.lever)
         original = pair.describe(pair.value(ledger.originals))
         lines.append(
             f"{write.lever}={write.value} not restored: another process set it. To undo that as "
@@ -236,5 +223,5 @@ def _lines(ledger: Ledger, outcome: RestoreOutcome, levers: RestoreOutcome) -> T
     return tuple(lines)
 
 
-def _pair_of(lever: str) -> Pair:
+def pair_of(lever: str) -> Pair:
     return next(pair for pair in PAIRS if lever in pair)

@@ -1,44 +1,91 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What has to be written for levers to be as wanted, or as they were found, and in which order."""
+"""What has to be written for levers to be as wanted, or as they were found, and in which order.
+
+Also the writes that failed, and until when they are not tried again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Dict, Iterable, List, Mapping
+import time
+from dataclasses import dataclass, replace
+from typing import Dict, Iterable, List, Mapping, Optional, Tuple
 
 from writebackd.actuate.child_jobs import ChildJobs
 from writebackd.actuate.ledger import LeverEntry
 from writebackd.actuate.lever_registry import LeverRegistry, say, together, unsaved
 from writebackd.actuate.outcome import Change, explain
-from writebackd.actuate.refusals import Refusals
 from writebackd.kernel import bdi, lever_files
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import Lever
 from writebackd.types.levers import Action, LeverKind, Setting
 
+# What the kernel refused it is not asked again at once.
+RETRY_S = 30.0
 
+
+class Refusals:
+    """By lever the value that failed last (None: the original)."""
+
+    def __init__(self) -> None:
+        self._refused: Dict[Lever, Tuple[Optional[int], float]] = {}
+
+    def waits(self, lever: Lever, wanted: Optional[int]) -> bool:
+        """Whether it is too early to try this value."""
+        value, until = self._refused.get(lever, (None, 0.0))
+        same = value == wanted
+        if lever.kind is LeverKind.PACE and None not in (value, wanted):
+            same = True  # a pace moves every tick, and systemd is not asked that often
+        return same and time.monotonic() < until
+
+    def add(self, lever: Lever, change: Change, problem: str) -> Action:
+        self._refused[lever] = (change.wanted, time.monotonic() + RETRY_S)
+        return change.action(lever, problem)
+
+    def add_setting(self, lever: Lever, setting: Setting, old: str, problem: str) -> Action:
+        """The same before there is anything to write; `old` is what stands."""
+        return self.add(lever, Change("", old, str(setting.value), setting.value), problem)
+
+    def add_all(
+        self, group: Iterable[Lever], wanted: Mapping[Lever, Setting], problem: str
+    ) -> List[Action]:
+        return [
+            self.add_setting(lever, wanted[lever], "unknown", problem)
+            for lever in group
+            if not self.waits(lever, wanted[lever].value)
+        ]
+
+    def forget(self, lever: Lever) -> None:
+        self._refused.pop(lever, None)
+
+    def clear(self) -> None:
+        self._refused.clear()
+
+    def tidy(self) -> None:
+        """Drop what has run out: units come and go by the thousand."""
+        now = time.monotonic()
+        self._refused = {x: each for x, each in self._refused.items() if now < each[1]}
+
+
+@dataclass(frozen=True)
 class Planner:
     """Reads the levers and enters into the ledger what is going to be written."""
 
-    def __init__(
-        self, files: KernelFiles, book: LeverRegistry, jobs: ChildJobs, refusals: Refusals
-    ) -> None:
-        self._files = files
-        self._book = book
-        self._jobs = jobs
-        self._refusals = refusals
+    files: KernelFiles
+    book: LeverRegistry
+    jobs: ChildJobs
+    refusals: Refusals
 
     def home(self, home: Iterable[Lever], again: bool = False) -> Dict[Lever, Change]:
         """Changes back to the originals, where our value stands."""
         plan = {}
         for lever in home:
-            entry = self._book.entries[lever]
-            if self._jobs.busy(lever) or (not again and self._refusals.waits(lever, None)):
+            entry = self.book.entries[lever]
+            if self.jobs.busy(lever) or (not again and self.refusals.waits(lever, None)):
                 continue
-            current = self._book.read(lever)
-            as_found = current == entry.original and lever not in self._book.orphans
-            if as_found and not self._book.under_way(entry):
-                del self._book.entries[lever]
+            current = self.book.read(lever)
+            as_found = current == entry.original and lever not in self.book.orphans
+            if as_found and not self.book.under_way(entry):
+                del self.book.entries[lever]
             elif current in (None, entry.original, *entry.written):
                 plan[lever] = Change(
                     entry.original, say(lever, current), say(lever, entry.original)
@@ -50,40 +97,40 @@ class Planner:
     ) -> List[Action]:
         """Add what has to be written for `wanted` to `plan`, and enter it into the ledger."""
         failed = []
-        before = dict(self._book.entries)
+        before = dict(self.book.entries)
         new = {}
         for lever in self._due(wanted, threshold):
             setting = wanted[lever]
             text = lever_files.text_for(setting, threshold)
             try:
-                current = lever_files.read(self._files, lever)
+                current = lever_files.read(self.files, lever)
             except OSError as error:
-                failed.append(self._refusals.add_setting(lever, setting, "unknown", explain(error)))
+                failed.append(self.refusals.add_setting(lever, setting, "unknown", explain(error)))
                 continue
-            entry = self._book.entries.get(lever)
+            entry = self.book.entries.get(lever)
             if entry is None:
-                identity = lever_files.identity(self._files, lever) or 0
+                identity = lever_files.identity(self.files, lever) or 0
                 # The original as well: this write may have to wait for another.
                 entry = LeverEntry.of(lever, identity, current, current, text)
             elif current not in entry.written:
                 what = f"another process set {say(lever, current)}; not restored"
-                failed.append(self._refusals.add_setting(lever, setting, say(lever, current), what))
+                failed.append(self.refusals.add_setting(lever, setting, say(lever, current), what))
                 continue
             else:
                 entry = replace(entry, written=(current, text))
             if current == text:
-                self._book.entries[lever] = replace(entry, written=(text,))
+                self.book.entries[lever] = replace(entry, written=(text,))
                 continue
-            self._book.entries[lever] = entry
+            self.book.entries[lever] = entry
             new[lever] = Change(text, say(lever, current), str(setting.value), setting.value)
         if new:
             try:
-                self._book.store()
+                self.book.store()
             except OSError as error:
-                self._book.entries = before
+                self.book.entries = before
                 what = unsaved(error)
                 return failed + [
-                    self._refusals.add_setting(lever, wanted[lever], change.old, what)
+                    self.refusals.add_setting(lever, wanted[lever], change.old, what)
                     for lever, change in new.items()
                 ]
         plan.update(new)
@@ -93,7 +140,7 @@ class Planner:
         """The levers that are not as wanted, and can be written now."""
         due = []
         for lever, setting in wanted.items():
-            if self._jobs.busy(lever) or self._refusals.waits(lever, setting.value):
+            if self.jobs.busy(lever) or self.refusals.waits(lever, setting.value):
                 continue
             if not self.in_force(lever, setting, threshold):
                 due.append(lever)
@@ -108,7 +155,7 @@ class Planner:
         return due
 
     def in_force(self, lever: Lever, setting: Setting, threshold: int) -> bool:
-        entry = self._book.entries.get(lever)
+        entry = self.book.entries.get(lever)
         return entry is not None and len(entry.written) == 1 and lever_files.holds(
             setting, entry.written[0], threshold
         )
@@ -118,7 +165,7 @@ class Planner:
         ordered = [lever for lever in plan if lever.kind is not LeverKind.BDI]
         for target in dict.fromkeys(x.target for x in plan if x.kind is LeverKind.BDI):
             own = {x.name: x for x in plan if x.kind is LeverKind.BDI and x.target == target}
-            minimum = self._book.read(Lever(LeverKind.BDI, target, "min_bytes"))
+            minimum = self.book.read(Lever(LeverKind.BDI, target, "min_bytes"))
             current = {} if minimum is None else {"min_bytes": minimum}
             names = bdi.order(current, {name: plan[lever].text for name, lever in own.items()})
             ordered += [own[name] for name in names]

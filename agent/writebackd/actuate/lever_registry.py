@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which levers hold a value of ours, which were left to others, what the ledger has.
-
-Kept here is what the ledger says of each, who has let go of what, and which targets are
-gone; the writing is done by lever_writer.py.
-"""
+"""Which levers hold a value of ours, which were left to others, what the ledger has of each."""
 
 from __future__ import annotations
 
@@ -41,14 +37,12 @@ class LeverRegistry:
         """All entries, with the limits of BDIs in bytes of the global `threshold_bytes`."""
         return tuple(
             HeldLever(
-                lever.kind,
-                lever.target,
-                lever.name,
+                lever.kind, lever.target, lever.name,
                 lever_files.value_of(lever, entry.written[-1], threshold_bytes),
                 lever_files.value_of(lever, entry.original, threshold_bytes),
             )
             for lever, entry in self.entries.items()
-        )
+        )  # fmt: skip
 
     def resume(self, entries: Sequence[LeverEntry]) -> None:
         """Take the entries of a ledger as they are."""

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Applies and restores the levers other than the global pair: flusher, BDI, queue, io.max.
 
-The same rules as for the pair: the original is in the ledger before the first
-write, what was written is read back, what somebody else changed is let go, and
-everything is restored.  Each lever is on its own, but for those of one BDI.
+The same rules as for the pair.  Each lever is on its own, but for those of one BDI.
 """
 
 from __future__ import annotations
@@ -12,13 +10,12 @@ import time
 from dataclasses import replace
 from typing import Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
-from writebackd.actuate.child_jobs import ChildJobs, JobResult
+from writebackd.actuate.child_jobs import ChildJobs, ChildWrite
 from writebackd.actuate.lease import LeaseLost
 from writebackd.actuate.ledger import LeverEntry
-from writebackd.actuate.lever_plan import Planner, of_bdis
+from writebackd.actuate.lever_plan import Planner, Refusals, of_bdis
 from writebackd.actuate.lever_registry import LeverRegistry, say, together
 from writebackd.actuate.outcome import Change, RestoreOutcome, explain
-from writebackd.actuate.refusals import Refusals
 from writebackd.actuate.self_test import SelfTests
 from writebackd.kernel import lever_files
 from writebackd.kernel.child_process import ChildError, Ended, Run, Work
@@ -36,19 +33,21 @@ _WAIT_S = 0.05
 class Levers:
     """Holds any number of levers; not for several threads.
 
-    `save` has to put the entries into the ledger at once, or raise OSError.
     Nothing here waits: what may hang goes on in a child, and is reported by a
     later call.  Only `restore` with a time to wait waits for it.
     """
 
     def __init__(
-        self,
-        files: KernelFiles,
-        save: Callable[[], None],
+        self, files: KernelFiles, save: Callable[[], None] = lambda: None,
         permit: Callable[[], None] = lambda: None,
     ) -> None:
+        """`save` puts the entries into the ledger at once, or raises OSError.
+
+        Without it the caller does, after a restore.  `permit` raises where nothing but
+        an original may be written.
+        """
         self._files = files
-        self._permit = permit  # raises where nothing but an original may be written
+        self._permit = permit
         self._book = LeverRegistry(files, save)
         self.jobs = ChildJobs()
         self._refusals = Refusals()
@@ -63,7 +62,7 @@ class Levers:
         return self._book.all()
 
     def held(self, threshold_bytes: int) -> Tuple[HeldLever, ...]:
-        """All of `entries`, with the limits of BDIs in bytes of the global `threshold_bytes`."""
+        """As `LeverRegistry.held`."""
         return self._book.held(threshold_bytes)
 
     def differing(self) -> Tuple[Tuple[Lever, str, str], ...]:
@@ -83,11 +82,9 @@ class Levers:
         self._book.resume(entries)
 
     def adopt(self, entries: Sequence[LeverEntry]) -> Tuple[str, ...]:
-        """Take over what an earlier run of this boot has left; returns lines for the log.
-
-        After a lost lease: what failed or was late while this process stood still says
-        nothing of the kernel or systemd.
-        """
+        """As `LeverRegistry.adopt`."""
+        # What failed or was late while this process stood still says nothing of the kernel
+        # or systemd.
         self._refusals.clear()
         self.jobs.mark_slept()
         messages = self._book.adopt(entries)
@@ -135,11 +132,7 @@ class Levers:
     def apply(
         self, settings: Sequence[Setting], keep_adopted: bool = False
     ) -> Tuple[Action, ...]:
-        """Make every lever as `settings` say, and all others as they were; never raises.
-
-        `keep_adopted` leaves alone what an earlier run set and nobody has asked
-        for yet.  The answer has an action for each write that came to an end.
-        """
+        """As `Actuator.apply_settings`: an action for each write that came to an end."""
         self._pretended.clear()
         actions = self._collect()
         self._forget_gone()
@@ -207,8 +200,7 @@ class Levers:
             actions += self._collect()
             self._forget_gone()
             left = [x for x in self._book.entries if x not in tried and not self.jobs.busy(x)]
-            # Queues last: where a child of a dead daemon still hangs in one,
-            # even reading it does.
+            # Queues last: where a child of a dead daemon still hangs in one, even reading it does.
             first = [x for x in left if x.kind is not LeverKind.QUEUE]
             left = first or left
             foreign += self._drop_foreign(left)
@@ -287,21 +279,21 @@ class Levers:
     def _collect(self) -> List[Action]:
         """What the children have come to since the last call."""
         actions = []
-        for result in self.jobs.collect():
-            if result.running:
+        for write in self.jobs.collect():
+            if write.running:
                 # Not read back: that would wait for the same lock in the kernel.
-                late = explain(result.failure) if result.failure else ""
-                actions.append(self._refusals.add(result.lever, result.change, late))
-            elif result.lever in self._book.entries:
-                actions.append(self._judge_result(result))
+                late = explain(write.failure) if write.failure else ""
+                actions.append(self._refusals.add(write.lever, write.change, late))
+            elif write.lever in self._book.entries:
+                actions.append(self._judge_ended(write))
             else:
                 continue
-            if result.slept:
-                self._refusals.forget(result.lever)
+            if write.slept:
+                self._refusals.forget(write.lever)
         return actions
 
-    def _judge_result(self, result: JobResult) -> Action:
-        lever, change, failure = result.lever, result.change, result.failure
+    def _judge_ended(self, write: ChildWrite) -> Action:
+        lever, change, failure = write.lever, write.change, write.failure
         if failure is None:
             return self._judge(lever, change, None)
         entry = self._book.entries[lever]

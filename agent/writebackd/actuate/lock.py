@@ -11,8 +11,9 @@ from typing import Optional
 
 from writebackd.paths import LOCK
 
-# Who only looks whether a daemon lives holds the lock for a moment.
-_TRIES, _PAUSE_S = 5, 0.04
+_POLL_S = 0.02
+# Who only looks whether somebody lives holds the lock for a moment.
+LOOK_S = 0.16
 
 
 class AlreadyRunning(Exception):
@@ -25,7 +26,7 @@ def take_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
     Raises AlreadyRunning, which names the holder, or OSError.
     """
     fd = open_private(path or runtime_dir / LOCK)
-    if not _try(fd):
+    if not hold(fd, LOOK_S):
         holder = os.fsdecode(os.read(fd, 4096)).strip() or "unknown"
         os.close(fd)
         raise AlreadyRunning(f"writebackd is running already (pid {holder}): stop it first")
@@ -37,7 +38,8 @@ def take_lock(runtime_dir: Path, path: Optional[Path] = None) -> int:
 def open_private(path: Path) -> int:
     """A file whose lock is nobody else's business, made where it is missing. Raises OSError.
 
-    flock(2) takes a descriptor for reading as well: who can open it can hold it.
+    flock(2) takes a descriptor for reading as well: who can open it can hold it.  Never
+    replaced by another file: its lock belongs to the inode.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -66,12 +68,22 @@ def is_locked(runtime_dir: Path) -> Optional[bool]:
     return False
 
 
-def _try(fd: int) -> bool:
-    for left in reversed(range(_TRIES)):
+def hold(fd: int, wait_s: float = 0.0) -> bool:
+    """Take the file's lock, until the descriptor is closed; False when another keeps it."""
+    until = time.monotonic() + wait_s
+    while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except OSError:
-            if left:
-                time.sleep(_PAUSE_S)
-    return False
+            if time.monotonic() >= until:
+                return False
+        time.sleep(_POLL_S)
+
+
+def is_held(fd: int) -> bool:
+    """Whether some other descriptor holds the lock of this file."""
+    if hold(fd):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        return False
+    return True

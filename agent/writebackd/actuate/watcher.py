@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The watcher: a separate process that restores the originals when the lease expires.
 
-Whatever happened to the daemon, killed, stopped, stuck or starved, shows here as
-one thing: it does not renew.  All that the way home takes is imported and locked
-in memory before the first look at the lease, for the disk that the program lies
-on may be the one that hangs.  The global limits go first; what may block goes
-home in children with a time limit (lever_writer.py).
+Whatever happened to the daemon, killed, stopped, stuck or starved, shows here as one thing: it does
+not renew.  All that the way home takes is imported and locked in memory before the first look at
+the lease, for the disk that the program lies on may be the one that hangs.  The global limits go
+first; what may block goes home in children with a time limit (lever_writer.py).
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from typing import Callable, Optional, Sequence, Tuple
 
 from writebackd.actuate import lease
 from writebackd.actuate.lease import LeaseLine, WatchLine
-from writebackd.actuate.ledger_restore import helping_hand, restore_from_ledger
-from writebackd.actuate.lock import is_locked
+from writebackd.actuate.ledger_restore import restore_from_ledger
+from writebackd.actuate.lever_writer import Levers
+from writebackd.actuate.lock import LOOK_S, hold, is_locked, open_private
 from writebackd.kernel import memory_lock
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import LEASE, LEDGER, WATCH
@@ -32,14 +32,13 @@ BEAT_S = 1.0
 _TURN_S = 0.2
 # What could not be put back is tried again so often.
 _AGAIN_S = 5.0
-# Told to end, it tries so long; a last try takes restore.WAIT_S on top, and TimeoutStopSec= of
-# its unit is 30 s.
+# Told to end, it tries so long; a last try takes ledger_restore.WAIT_S on top, and its unit has
+# TimeoutStopSec=30.
 _LEAVE_S = 12.0
 # A daemon that does not renew for so long hangs: a tick is 10 s at most.
 _QUIET_S = 11.0
-# Woken so much later than asked, all of the machine may have stood still (a
-# virtual machine that was paused, a frozen container), and the daemon with it: it
-# gets a moment to speak first.
+# Woken so much later than asked, all of the machine may have stood still (a virtual machine that
+# was paused, a frozen container), and the daemon with it: it gets a moment to speak first.
 _LATE_S = 1.0
 _GRACE_S = 1.5
 # Another hand on the settings has this long to finish; one that was stopped is passed over.
@@ -54,11 +53,11 @@ class Watcher:
         """`stay`: go on when there is nothing to watch. Raises OSError."""
         self._files = files
         # One for all tries: a write home that hangs in a queue has one child, not one each time.
-        self._hand = helping_hand(files)
+        self._hand = Levers(files)
         self._dir = runtime_dir
         self._stay = stay
-        self._lease_fd = lease.open_file(runtime_dir, LEASE)
-        self._watch_fd = lease.open_file(runtime_dir, WATCH)
+        self._lease_fd = open_private(runtime_dir / LEASE)
+        self._watch_fd = open_private(runtime_dir / WATCH)
         before = lease.read_watch(self._watch_fd)
         self._revoked = before.revoked if before else 0
         # One that was killed on the way home is gone on for, also while the daemon hangs.
@@ -103,10 +102,8 @@ class Watcher:
         return rest
 
     def leave(self) -> None:
-        """Told to end: nobody else may be left to restore what a dead daemon has set, or one that
-        hangs.
-
-        That one's lease may last longer than systemd waits for it.
+        """Told to end: nobody else may be left to restore what a daemon has set that is dead or
+        hangs, and the lease of that one may last longer than systemd waits for it.
         """
         now = time.monotonic()
         until_s, first = now + _LEAVE_S, self._line(now)
@@ -120,7 +117,7 @@ class Watcher:
                 if line.until_s != first.until_s:
                     return  # renewed: it goes on, and starts a watcher of its own
                 if line.length_s - line.remaining_s(now) >= min(_QUIET_S, line.length_s):
-                    self._run_out(line, "and nobody else would call its lease in")
+                    self._run_out(line, "watcher is stopping")
             elif self._state != "restored":
                 self._restore(close=False)
             if alive and line.epoch <= self._revoked and self._state == "restored":
@@ -149,7 +146,7 @@ class Watcher:
             alive = is_locked(self._dir)
             who = f"process {line.pid}" if line.pid else "the daemon"
             what = "hangs" if alive else "is gone"
-            self._do_restore(not alive, f"{who} {what}, {why}: restoring")
+            self._do_restore(not alive, f"{who} {what}, {why}: restoring original limits")
 
     def _restore(self, close: bool = True) -> None:
         with lease.restoring(self._lease_fd, _HAND_S):
@@ -199,12 +196,10 @@ def take_watch(runtime_dir: Path) -> bool:
 
     False when there is one. Raises OSError.
     """
-    fd = lease.open_file(runtime_dir, WATCH)
-    # Tried more than once: the daemon holds it for a moment when it looks after us.
-    for _ in range(5):
-        if lease.try_hold(fd):
-            return True
-        time.sleep(0.02)
+    fd = open_private(runtime_dir / WATCH)
+    # The daemon holds it for a moment when it looks after us.
+    if hold(fd, LOOK_S):
+        return True
     os.close(fd)
     return False
 

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Optional
 
-from writebackd.actuate import lease
+from writebackd.actuate.lease import read_watch
+from writebackd.actuate.lock import is_held, open_private
 from writebackd.actuate.watcher import BEAT_S, NAME, command
 from writebackd.paths import WATCH
 
 log = logging.getLogger(__name__)
 
-# Without a beat for so long it hangs; a restore may take restore.WAIT_S, and more to begin.
+# Without a beat for so long it hangs; a restore may take ledger_restore.WAIT_S, and more to begin.
 _SILENT_S = 5 * BEAT_S
 _SILENT_RESTORING_S = 20.0
 _AGAIN_S = 1.0
@@ -32,7 +33,7 @@ class WatcherSupervisor:
         """Raises OSError."""
         self.pid: Optional[int] = None  # of the watcher, as `tend` saw it last
         self._dir = runtime_dir
-        self._fd = lease.open_file(runtime_dir, WATCH)
+        self._fd = open_private(runtime_dir / WATCH)
         self._starter: Optional[threading.Thread] = None
         self._told: Optional[str] = None
         self._again_s = float("-inf")
@@ -42,12 +43,12 @@ class WatcherSupervisor:
     def tend(self) -> None:
         """Once a tick: see to it that one is there. Never raises."""
         now = time.monotonic()
-        if not lease.is_held(self._fd):
+        if not is_held(self._fd):
             self.pid = None
             self._start(now)
             return
         self._told = None
-        line = lease.read_watch(self._fd)
+        line = read_watch(self._fd)
         if line is None:
             return  # just begun, or damaged: it writes its line once a second
         # Only what a tick before this one saw as well: after a pause of the whole

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Iterator, List
 
 from writebackd import formats
+from writebackd.alerts import messages
 from writebackd.alerts.alert_types import Cause
 from writebackd.alerts.views import DeviceView
 from writebackd.types.storage import Backing, CacheMode, Protection
@@ -42,7 +43,8 @@ def done(view: DeviceView, why: Cause) -> str:
     """What the agent did about it, and what is left to do, in words."""
     if why is Cause.DEVICE and _works(view):
         return "wait until the array is done, or lower its rebuild rate"
-    return view.tick.done(view.name, why)
+    tick = view.tick
+    return messages.done(view.name, why, tick.decision, tick.core, tick.in_force)
 
 
 def battery(backing: Backing) -> str:

@@ -6,7 +6,13 @@ from __future__ import annotations
 import math
 from typing import Dict, Iterator, Mapping, Tuple
 
-from writebackd.alerts.detector_memory import Baseline, Baselines, DeviceHealth, size_class
+from writebackd.alerts.detector_memory import (
+    ENOUGH_S,
+    Baseline,
+    Baselines,
+    DeviceHealth,
+    size_class,
+)
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Learned
@@ -28,8 +34,6 @@ RATE_RISES_S, RATE_FALLS_S = 20.0, 7.0
 RATE_UNWANTED_S = 300.0
 # The most that syncs were seen to write: an hour that was unlike the others is forgotten in a day.
 MOST_FALLS_S = 86400.0
-# Seconds of ticks with operations before a baseline is believed.
-ENOUGH_S = 15.0
 # Operations in a tick below which it says nothing of a latency.
 ENOUGH = 3
 # Syncs per second, below which a usual rate is not kept.
@@ -106,13 +110,20 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def is_slow(health: DeviceHealth, estimate: Estimate, multiple: float) -> bool:
+    """Whether the tick's syncs took more than so many times what they usually take; cheap."""
+    if not estimate.fsyncs:
+        return False
+    usual = health.usual(health.syncs, health.size)
+    mean_s = estimate.fsync_total_s / estimate.fsyncs
+    return usual is not None and mean_s > multiple * usual.latency_s
+
+
 def is_calm(health: DeviceHealth, estimate: Estimate) -> bool:
     """Whether syncs are about as fast as usual, or nobody waits for one."""
     if not estimate.fsyncs:
         return not estimate.fsyncs_inflight
-    usual = health.usual(health.syncs, health.size, ENOUGH_S)
-    mean_s = estimate.fsync_total_s / estimate.fsyncs
-    return usual is None or mean_s <= SLOWER * usual.latency_s
+    return not is_slow(health, estimate, SLOWER)
 
 
 def followed(
@@ -127,9 +138,10 @@ def followed(
 
 def unwanted(health: DeviceHealth, rate: float, dt_s: float) -> DeviceHealth:
     """`health` after a tick of slow syncs that nobody waited for: fewer become usual slowly."""
-    weight = min(1.0, dt_s / RATE_UNWANTED_S)
-    return replace(health, sync_rate=min(health.sync_rate, health.sync_rate + weight * (
-        rate - health.sync_rate)))
+    fewer = min(0.0, rate - health.sync_rate)
+    return replace(
+        health, sync_rate=health.sync_rate + min(1.0, dt_s / RATE_UNWANTED_S) * fewer
+    )
 
 
 def _with(known: Baselines, size: int, latency_s: "float | None", seconds: float) -> Baselines:

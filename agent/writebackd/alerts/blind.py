@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""BLIND: fsync cannot be measured."""
+"""BLIND: fsync cannot be measured, or the kernel's statistics cannot be read."""
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Iterable, Optional, Sequence, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
 from writebackd.alerts.detector_memory import AlertMemory
@@ -12,6 +12,8 @@ from writebackd.types.copying import replace
 from writebackd.types.estimate import Estimate
 
 BLIND_S = 30.0
+# Ticks in a row that must be good before BLIND is over: what fails now and then is told once.
+GOOD_TICKS = 30
 
 
 def blind(tick: TickView, memory: AlertMemory, estimates: Iterable[Estimate]) -> AlertMemory:
@@ -25,7 +27,50 @@ def blind(tick: TickView, memory: AlertMemory, estimates: Iterable[Estimate]) ->
         tick.tell(Alert(
             AlertName.BLIND, None, Severity.WARNING, Cause.NO_DATA,
             tick.sample.wall_s - blind_s,
-            "fsync is not visible: a collapse goes unnoticed, limits are cautious",
-            "keeps cautious limits: `writebackctl doctor` says why",
+            "fsync is not visible: a collapse raises no alert, limits are cautious",
+            "keeps cautious limits; `writebackctl doctor` says why",
         ))  # fmt: skip
     return replace(memory, blind_s=blind_s)
+
+
+class BlindTicks:
+    """Counts ticks that could not be read; tells BLIND, once asked to, until enough were good."""
+
+    def __init__(self) -> None:
+        self.ticks = 0  # in a row in which nothing could be looked for
+        self._good_ticks = 0  # in a row since then
+        self._since_wall_s: Optional[float] = None  # None: BLIND is not told
+
+    def still(self) -> None:
+        """A tick in which no alert could be looked for."""
+        self.ticks += 1
+        self._good_ticks = 0
+
+    def told(
+        self, standing: Sequence[Alert], since_wall_s: float, problem: str
+    ) -> Tuple[Alert, ...]:
+        """The alerts that stood, and BLIND: since then, or since it was told first."""
+        if self._since_wall_s is None:
+            self._since_wall_s = since_wall_s
+        return _with_blind(standing, self._since_wall_s, problem)
+
+    def good(self, alerts: Tuple[Alert, ...]) -> Tuple[Alert, ...]:
+        """Those of a good tick, and BLIND until enough of them were good in a row."""
+        self.ticks = 0
+        self._good_ticks += 1
+        if self._since_wall_s is None or self._good_ticks >= GOOD_TICKS:
+            self._since_wall_s = None
+            return alerts
+        good = f"{self._good_ticks} of {GOOD_TICKS} good ticks since"
+        said = f"kernel statistics were unreadable, {good}"
+        *others, blind = _with_blind(alerts, self._since_wall_s, said)
+        done = f"statistics are readable again: ends after {GOOD_TICKS} good ticks in a row"
+        return (*others, replace(blind, done=done))
+
+
+def _with_blind(standing: Sequence[Alert], since_wall_s: float, problem: str) -> Tuple[Alert, ...]:
+    alert = Alert(
+        AlertName.BLIND, None, Severity.CRITICAL, Cause.NO_DATA, since_wall_s, problem,
+        "restored the original limits: nothing is protected until statistics can be read",
+    )  # fmt: skip
+    return (*(each for each in standing if each.name is not AlertName.BLIND), alert)

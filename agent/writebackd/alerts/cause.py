@@ -7,7 +7,6 @@ import re
 from typing import Optional, Sequence, Tuple
 
 from writebackd.alerts.alert_types import Cause, Culprit
-from writebackd.alerts.baseline import ENOUGH_S
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Dirtied, Incident, size_class
 from writebackd.types.core_memory import Memory
 from writebackd.types.histogram import Histogram
@@ -115,14 +114,14 @@ def _scatter(values: Sequence[float]) -> float:
 def usual_write(incident: Incident, health: DeviceHealth) -> Optional[Baseline]:
     """What a sync or journal write of their mean size usually takes."""
     size = size_class(incident.writes.total, incident.sync_bytes)
-    return health.usual(health.writes, size, ENOUGH_S)
+    return health.usual(health.writes, size)
 
 
 def fast_share(writes: Histogram, size_bytes: int, health: DeviceHealth) -> Optional[float]:
     """The share of small writes that are as fast as usual; None where that is not known."""
     total = writes.total
     size = size_class(total, size_bytes)
-    usual = health.usual(health.writes, size, ENOUGH_S)
+    usual = health.usual(health.writes, size)
     if usual is None or total < ENOUGH_WRITES or size > SMALL:
         return None
     slow = writes.share_above(_soon_s(usual))

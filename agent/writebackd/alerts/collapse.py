@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import NamedTuple, Optional
 
 from writebackd.alerts import array_state, messages
-from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
-from writebackd.alerts.baseline import ENOUGH_S, RATE_FALLS_S
+from writebackd.alerts.alert_types import AlertName, Cause, Severity
+from writebackd.alerts.baseline import RATE_FALLS_S
 from writebackd.alerts.cause import FLOODED_SHARE, QUEUED, THROTTLED_SHARE, cause_of, culprits_of
 from writebackd.alerts.degraded import cache_alert
 from writebackd.alerts.detector_memory import Baseline, DeviceHealth, Incident, size_class
-from writebackd.alerts.incident import evidence, extended, is_lasting, is_over
+from writebackd.alerts.incident import alert_of, extended, is_lasting, is_over
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
@@ -59,14 +59,11 @@ def collapse(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
         view.tick.tell(cache_alert(view, health, incident, usual))
         return health
     culprits = culprits_of(incident, cause)
-    view.tick.tell(Alert(
-        AlertName.COLLAPSE, view.name,
+    view.tick.tell(alert_of(
+        incident, view, health, AlertName.COLLAPSE, cause,
+        messages.collapsed(view.name, incident, health, usual, cause, culprits),
         Severity.CRITICAL if incident.lasted_s >= view.rules.critical_s else Severity.WARNING,
-        cause, incident.began_wall_s,
-        messages.collapsed(view.name, incident, health, usual, cause, culprits)
-        + array_state.said(view, cause),
-        array_state.done(view, cause),
-        culprits, evidence(incident, view, health),
+        culprits,
     ))  # fmt: skip
     return health
 
@@ -139,7 +136,7 @@ def _of_spell(incident: Incident) -> Syncs:
 def _usual(health: DeviceHealth, syncs: Syncs) -> Optional[Baseline]:
     """What syncs of that size usually take."""
     size = size_class(syncs.done, syncs.size_bytes) if syncs.done else health.size
-    return health.usual(health.syncs, size, ENOUGH_S)
+    return health.usual(health.syncs, size)
 
 
 def _threshold_s(view: DeviceView, health: DeviceHealth, syncs: Syncs) -> float:

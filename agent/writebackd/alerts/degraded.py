@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from writebackd.alerts import array_state, messages
-from writebackd.alerts.alert_types import Alert, AlertName, Cause, Severity
-from writebackd.alerts.baseline import ENOUGH_S
+from writebackd.alerts import messages
+from writebackd.alerts.alert_types import Alert, AlertName, Cause
 from writebackd.alerts.cause import (
     ENOUGH_WRITES,
     FLOODED_SHARE,
@@ -22,7 +21,7 @@ from writebackd.alerts.detector_memory import (
     Recovery,
     size_class,
 )
-from writebackd.alerts.incident import UNWANTED_S, evidence, extended, is_lasting
+from writebackd.alerts.incident import UNWANTED_S, alert_of, extended, is_lasting
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
@@ -34,23 +33,13 @@ HIDING_BYTES = 64 << 20
 UNSEEN_S = 300.0
 
 
-def slow(view: DeviceView, health: DeviceHealth) -> bool:
-    """Cheap: whether it is worth looking at this device's writes at all."""
-    estimate = view.estimate
-    if not estimate.fsyncs:
-        return False
-    usual = health.usual(health.syncs, health.size, ENOUGH_S)
-    mean_s = estimate.fsync_total_s / estimate.fsyncs
-    return usual is not None and mean_s > view.rules.latency_multiple * usual.latency_s
-
-
 def degraded(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     """`health` with this tick in its incident, if there is one; tells of it when it is sure."""
     count, size_bytes, latencies = view.small_writes
     size = size_class(count, size_bytes)
     if not count or size > SMALL:
         return _unseen(view, health)
-    usual = health.usual(health.writes, size, ENOUGH_S)
+    usual = health.usual(health.writes, size)
     if usual is None or _behind_much(view):
         return _over(health)
     incident = extended(health.degraded, view, True, DEGRADED_S)
@@ -82,7 +71,7 @@ def recovering(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
             before.count + count, before.bytes + size_bytes, before.latencies + latencies,
             fast=before.fast,
         )  # fmt: skip
-        if health.usual(health.writes, 0, ENOUGH_S) is None:
+        if health.usual(health.writes, 0) is None:
             now = Recovery(fast=True)  # another disk: nothing was lost
         elif now.count >= ENOUGH_WRITES:
             share = fast_share(now.latencies, now.bytes, health)
@@ -121,10 +110,9 @@ def _unseen(view: DeviceView, health: DeviceHealth) -> DeviceHealth:
     incident = health.degraded
     if incident is None:
         return health
-    incident = replace(
-        incident, good_s=incident.good_s + view.dt_s
-    )  # in a row: a slow tick sets it to 0
-    return replace(health, degraded=incident if incident.good_s < UNWANTED_S else None)
+    good_s = incident.good_s + view.dt_s  # in a row: a slow tick sets it to 0
+    incident = replace(incident, good_s=good_s)
+    return replace(health, degraded=incident if good_s < UNWANTED_S else None)
 
 
 def _over(health: DeviceHealth) -> DeviceHealth:
@@ -134,10 +122,7 @@ def _over(health: DeviceHealth) -> DeviceHealth:
 def cache_alert(
     view: DeviceView, health: DeviceHealth, incident: Incident, usual: Baseline
 ) -> Alert:
-    return Alert(
-        AlertName.CACHE_DEGRADED, view.name, Severity.WARNING, Cause.WRITE_THROUGH,
-        incident.began_wall_s, messages.degraded(view.name, incident, usual)
-        + array_state.said(view, Cause.WRITE_THROUGH),
-        view.tick.done(view.name, Cause.WRITE_THROUGH),
-        evidence=evidence(incident, view, health),
+    return alert_of(
+        incident, view, health, AlertName.CACHE_DEGRADED, Cause.WRITE_THROUGH,
+        messages.degraded(view.name, incident, usual),
     )  # fmt: skip

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import Dict, Mapping, Optional, Tuple
 
 from writebackd.alerts.alert_types import Alert, AlertName
-from writebackd.alerts.baseline import ENOUGH_S, followed, is_calm, learn, seeded, unwanted
+from writebackd.alerts.baseline import followed, is_calm, is_slow, learn, seeded, unwanted
 from writebackd.alerts.blind import blind
 from writebackd.alerts.collapse import collapse, suspicious
-from writebackd.alerts.degraded import degraded, recovering, slow
+from writebackd.alerts.degraded import degraded, recovering
 from writebackd.alerts.detector_memory import AlertMemory, DeviceHealth
 from writebackd.alerts.exhausted import exhausted
 from writebackd.alerts.foreign import foreign_alerts
@@ -36,13 +36,8 @@ MANY, SELDOM = 64, 8
 
 
 def detect(
-    policy: Policy,
-    memory: AlertMemory,
-    sample: Sample,
-    estimates: Mapping[str, Estimate],
-    decision: Decision,
-    core: Memory,
-    in_force: bool = True,
+    policy: Policy, memory: AlertMemory, sample: Sample, estimates: Mapping[str, Estimate],
+    decision: Decision, core: Memory, in_force: bool = True,
 ) -> Tuple[Tuple[Alert, ...], AlertMemory]:
     """The alerts that stand after this tick, the newest last, and what to remember of it.
 
@@ -96,7 +91,6 @@ def detect(
 
 
 def _idle(seen: DeviceSample, health: Optional[DeviceHealth]) -> bool:
-    """Whether there is nothing to look at."""
     sync = seen.sync
     return (
         not seen.inflight
@@ -138,7 +132,8 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
     standing = view.standing
     if standing or health.stalled_s or health.collapse is not None or suspicious(view, health):
         health = collapse(view, health)
-    if health.degraded is not None or standing or slow(view, health):
+    multiple = view.rules.latency_multiple
+    if health.degraded is not None or standing or is_slow(health, view.estimate, multiple):
         health = degraded(view, health)
     if standing and (AlertName.CACHE_DEGRADED.value, view.name) in view.tick.stands:
         health = recovering(view, health)
@@ -156,7 +151,7 @@ def _learned(view: DeviceView, health: DeviceHealth, seconds: float) -> DeviceHe
     rate = estimate.sync_rate or 0.0 if calm else health.sync_rate
     flooded_s = health.flooded_s + seconds * calm if estimate.flooded else 0.0
     health = followed(health, rate, view.sync_bytes / view.dt_s, seconds, flooded_s)
-    unknown = health.usual(health.syncs, health.size, ENOUGH_S) is None
+    unknown = health.usual(health.syncs, health.size) is None
     if not estimate.flooded or (unknown and not view.late):
         health = learn(health, view.seen, estimate, seconds)
     return health

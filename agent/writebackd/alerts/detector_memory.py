@@ -12,6 +12,8 @@ from writebackd.types.samples import TaskSample
 
 # Bytes of an operation, as the upper ends of size classes; what is larger is one more class.
 SIZES: Tuple[int, ...] = (16 << 10, 128 << 10, 1 << 20)
+# Seconds of ticks with operations before a baseline is believed.
+ENOUGH_S = 15.0
 
 
 def size_class(count: int, total_bytes: int) -> int:
@@ -76,8 +78,8 @@ class Incident:
     writes: Histogram = field(default_factory=Histogram)  # small sync and journal writes
     written_bytes: int = 0
     ticks: Tuple[Tuple[float, int, int], ...] = ()  # (dt, operations, bytes), the newest
-    dirtied: Mapping[Program, "Dirtied"] = field(default_factory=dict)
-    newer: Optional["Incident"] = None  # the sums to go on with when these are of too many seconds
+    dirtied: Mapping[Program, Dirtied] = field(default_factory=dict)
+    newer: Optional[Incident] = None  # the sums to go on with when these are of too many seconds
 
     @property
     def sync_rate(self) -> float:
@@ -128,12 +130,12 @@ class DeviceHealth:
     recovery: Recovery = field(default_factory=Recovery)
     stalled_s: float = 0.0  # in a row with demand and no completion
 
-    def usual(self, kind: Baselines, size: int, enough_s: float) -> Optional[Baseline]:
+    def usual(self, kind: Baselines, size: int) -> Optional[Baseline]:
         """The baseline of that size, or of the nearest that is known well enough."""
         known = kind.get(size)
-        if known is not None and known.learned_s >= enough_s:
+        if known is not None and known.learned_s >= ENOUGH_S:
             return known
-        found = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= enough_s]
+        found = [(abs(size - s), b) for s, b in kind.items() if b.learned_s >= ENOUGH_S]
         return min(found, key=lambda each: each[0])[1] if found else None
 
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from writebackd.alerts import array_state, messages
-from writebackd.alerts.alert_types import Alert, AlertName, Severity
+from writebackd.alerts.alert_types import AlertName
 from writebackd.alerts.cause import cause_of, culprits_of
 from writebackd.alerts.detector_memory import DeviceHealth
-from writebackd.alerts.incident import INCIDENT_ENDS_S, evidence, extended
+from writebackd.alerts.incident import INCIDENT_ENDS_S, alert_of, extended
 from writebackd.alerts.views import DeviceView
 from writebackd.types.copying import replace
 
@@ -22,11 +22,9 @@ def exhausted(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Dev
         return replace(health, exhausted=None)
     if incident.lasted_s >= EXHAUSTED_S:
         cause = array_state.cause(view, cause_of(incident, health, tick.core))
-        tick.tell(Alert(
-            AlertName.EXHAUSTED, view.name, Severity.WARNING, cause, incident.began_wall_s,
-            messages.exhausted(view.name, incident, view.objective_s, cause, view.floor_bytes)
-            + array_state.said(view, cause),
-            array_state.done(view, cause),
-            culprits_of(incident, cause), evidence(incident, view, health),
+        tick.tell(alert_of(
+            incident, view, health, AlertName.EXHAUSTED, cause,
+            messages.exhausted(view.name, incident, view.objective_s, cause, view.floor_bytes),
+            culprits=culprits_of(incident, cause),
         ))  # fmt: skip
     return replace(health, exhausted=incident)

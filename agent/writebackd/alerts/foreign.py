@@ -16,47 +16,34 @@ def foreign_alerts(memory: Memory, sample: Sample) -> Tuple[Alert, ...]:
     """One for the global pair, and one for each device with levers that were let go."""
     if not memory.intrusions:
         return ()
-    by_device: Dict[Optional[str], List[Intrusion]] = {}
-    limits = [each for each in memory.intrusions if each.write.is_limit]
-    owners = _owners(sample)
-    for each in memory.intrusions:
-        if not each.write.is_limit:
-            by_device.setdefault(device_of(each, owners), []).append(each)
-    alerts = []
-    if limits:
-        # One of the pair is as good as both: everything is let go.
-        said = memory.yielded or "another process set the limits"
-        summary = f"{said}; nothing is protected until `writebackctl enforce`"
-        others = by_device.pop(None, [])
-        if others:
-            summary += "; " + _said(others)
-        alerts.append(_alert(None, summary, [*limits, *others], "released all limits"))
-    for device, some in by_device.items():
-        which = "it is" if len(some) == 1 else "they are"
-        summary = f"{_said(some)}; {which} not touched until `writebackctl enforce`"
-        alerts.append(_alert(device, summary, some, "released it, keeps the rest"))
+    alerts: List[Alert] = []
+    for device, some in by_device(memory, sample).items():
+        limits = [each for each in some if each.write.is_limit]
+        others = [each for each in some if not each.write.is_limit]
+        if limits:
+            # One of the pair is as good as both: everything is let go.
+            said = memory.yielded or "another process set the limits"
+            summary = f"{said}; nothing is protected until `writebackctl enforce`"
+            summary += f"; {_said(others)}" if others else ""
+            alerts.insert(0, _alert(None, summary, [*limits, *others], "released all limits"))
+        else:
+            which = "it is" if len(some) == 1 else "they are"
+            summary = f"{_said(some)}; {which} not touched until `writebackctl enforce`"
+            alerts.append(_alert(device, summary, some, "released it, keeps the rest"))
     return tuple(alerts)
 
 
-def intrusions_of(alert: Alert, memory: Memory, sample: Sample) -> Tuple[Intrusion, ...]:
-    """What a FOREIGN_WRITER alert is about."""
-    limits = any(each.write.is_limit for each in memory.intrusions)
+def by_device(memory: Memory, sample: Sample) -> Dict[Optional[str], List[Intrusion]]:
+    """What each of these alerts is about, by its device; None: the host, or not known."""
     owners = _owners(sample)
-    return tuple(
-        each
-        for each in memory.intrusions
-        if (each.write.is_limit and alert.device is None)
-        or (not each.write.is_limit and device_of(each, owners) == alert.device)
-        or (limits and alert.device is None and device_of(each, owners) is None)
-    )
-
-
-def device_of(intrusion: Intrusion, owners: Mapping[str, str]) -> Optional[str]:
-    """The device that a lever is of; None: of the host, or not known."""
-    if intrusion.write.is_limit:
-        return None
-    kind, target, name = intrusion.write.lever.split(" ", 2)
-    return owners.get(target if kind != LeverKind.PACE.value else name)
+    found: Dict[Optional[str], List[Intrusion]] = {}
+    for each in memory.intrusions:
+        device = None
+        if not each.write.is_limit:
+            kind, target, name = each.write.lever.split(" ", 2)
+            device = owners.get(target if kind != LeverKind.PACE.value else name)
+        found.setdefault(device, []).append(each)
+    return found
 
 
 def _owners(sample: Sample) -> Mapping[str, str]:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Tuple
 
-from writebackd.alerts.alert_types import Evidence
-from writebackd.alerts.baseline import ENOUGH_S
+from writebackd.alerts import array_state
+from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.alerts.cause import fast_share
 from writebackd.alerts.detector_memory import DeviceHealth, Dirtied, Incident
 from writebackd.alerts.views import DeviceView
@@ -124,9 +124,19 @@ def is_lasting(incident: Incident) -> bool:
     return len(incident.ticks) > 1
 
 
-def evidence(incident: Incident, view: DeviceView, health: DeviceHealth) -> Evidence:
-    """The numbers that the cause rests on."""
-    usual = health.usual(health.syncs, health.size, ENOUGH_S)
+def alert_of(
+    incident: Incident, view: DeviceView, health: DeviceHealth, name: AlertName, cause: Cause,
+    summary: str, severity: Severity = Severity.WARNING, culprits: Tuple[Culprit, ...] = (),
+) -> Alert:
+    return Alert(
+        name, view.name, severity, cause, incident.began_wall_s,
+        summary + array_state.said(view, cause), array_state.done(view, cause), culprits,
+        _evidence(incident, view, health),
+    )  # fmt: skip
+
+
+def _evidence(incident: Incident, view: DeviceView, health: DeviceHealth) -> Evidence:
+    usual = health.usual(health.syncs, health.size)
     facts = [
         ("sync_rate", incident.sync_rate),
         ("baseline_sync_rate", health.sync_rate),

@@ -27,11 +27,6 @@ WHY = {
 }
 
 
-def who(culprits: Sequence[Culprit]) -> str:
-    """The culprits in words; empty without any."""
-    return ", ".join(each.who for each in culprits)
-
-
 def collapsed(
     name: str, incident: Incident, health: DeviceHealth, usual: Optional[Baseline], cause: Cause,
     culprits: Sequence[Culprit],
@@ -46,7 +41,8 @@ def collapsed(
         text += f", mean {formats.milliseconds(mean_s)} ms"
         text += f" (usual {formats.milliseconds(usual.latency_s)})" if usual is not None else ""
     text += f", slowest {formats.milliseconds(incident.slowest_s)} ms"
-    return f"{text}; {WHY[cause]}" + (f": {who(culprits)}" if culprits else "")
+    who = ", ".join(each.who for each in culprits)
+    return f"{text}; {WHY[cause]}" + (f": {who}" if who else "")
 
 
 def degraded(name: str, incident: Incident, usual: Baseline) -> str:

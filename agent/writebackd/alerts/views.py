@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Dict, List, Optional, Set, Tuple
 
-from writebackd.alerts import messages
-from writebackd.alerts.alert_types import Alert, AlertName, Cause
+from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import small_bytes, small_writes
 from writebackd.alerts.cause import THROTTLED_SHARE
 from writebackd.alerts.detector_memory import AlertMemory, Key
@@ -48,10 +48,6 @@ class TickView:
         """Where a cgroup is, if it was seen in this tick."""
         return next((c.path for c in self.sample.cgroups if c.cgroup_id == cgroup_id), None)
 
-    def done(self, device: str, cause: Cause) -> str:
-        """What the agent did about it, in words."""
-        return messages.done(device, cause, self.decision, self.core, self.in_force)
-
     def tell(self, alert: Alert) -> None:
         self.found[alert.name.value, alert.device] = alert
 
@@ -65,19 +61,15 @@ class DeviceView:
         self.dt_s = tick.sample.dt_s
         self.rules = tick.rules
         self.standing = self.name in tick.told  # whether an alert stands on it
-        self._small_writes: Optional[Tuple[int, int, Histogram]] = None
-
     def well(self, name: AlertName) -> None:
         """Nothing of that alert is to be seen any more; news only where it stands."""
         if self.standing:
             self.tick.well.add((name.value, self.name))
 
-    @property
+    @cached_property
     def small_writes(self) -> Tuple[int, int, Histogram]:
         """Operations, bytes and latencies of sync and journal writes."""
-        if self._small_writes is None:
-            self._small_writes = small_writes(self.seen)
-        return self._small_writes
+        return small_writes(self.seen)
 
     @property
     def sync_bytes(self) -> int:
@@ -133,7 +125,6 @@ class DeviceView:
 
     @property
     def held_up(self) -> bool:
-        """Whether that is long."""
         return self.held_up_s >= THROTTLED_SHARE * self.dt_s
 
     @property

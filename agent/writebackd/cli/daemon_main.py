@@ -166,7 +166,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     try:
         daemon = Daemon(options, load, on_tick)
         if args.policy is None:
-            watchers.append(_Rematch(daemon.rematch))
+            watchers.append(_Rematch(daemon.policies.reloader.rematch))
         # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)

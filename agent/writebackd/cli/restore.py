@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Mapping, Optional, Tuple
 
-from writebackd.actuate import lease
 from writebackd.actuate.host_lock import first_found
 from writebackd.actuate.ledger_restore import (
     RestoreResult,
@@ -16,7 +15,7 @@ from writebackd.actuate.ledger_restore import (
     restore_from_ledger,
     restore_left,
 )
-from writebackd.actuate.lock import AlreadyRunning, is_locked
+from writebackd.actuate.lock import AlreadyRunning, is_held, is_locked
 from writebackd.actuate.outcome import describe_action
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.cli.daemon_verbs import report
@@ -129,6 +128,6 @@ def is_watched(runtime_dir: Path) -> Optional[bool]:
     except OSError:
         return False
     try:
-        return lease.is_held(fd)
+        return is_held(fd)
     finally:
         os.close(fd)

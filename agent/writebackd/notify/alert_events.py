@@ -67,7 +67,6 @@ class Tracker:
         self._standing: Dict[Key, _Standing] = {}
 
     def knows(self, alert: Alert) -> bool:
-        """Whether it has begun."""
         return any(key[:2] == alert.key[:2] for key in self._standing)
 
     def tell(

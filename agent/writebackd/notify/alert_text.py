@@ -31,7 +31,6 @@ def runbook_of(alert: Alert, base: str = RUNBOOK) -> str:
 
 
 def where(alert: Alert) -> str:
-    """`sda`, or `the host`."""
     return "the host" if alert.device is None else line(alert.device)
 
 

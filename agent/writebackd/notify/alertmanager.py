@@ -20,7 +20,7 @@ from writebackd.alerts.alert_types import Alert
 from .alert_events import AlertEvent
 from .alert_text import fact_lines, line, runbook_of, who
 from .http_post import Answer, post
-from .route import Backoff, Route, RouteState
+from .route import Backoff, Route, RouteError
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,8 @@ class Alertmanager(Route):
     """
 
     def __init__(
-        self,
-        url: str,
-        host: str,
-        runbook: str,
-        resend_s: float,
-        limit_s: float,
-        send: Post = post,
-        backoff: Optional[Backoff] = None,
+        self, url: str, host: str, runbook: str, resend_s: float, limit_s: float,
+        send: Post = post, backoff: Optional[Backoff] = None,
     ) -> None:
         super().__init__("alertmanager", url)
         self._url = url.rstrip("/") + API
@@ -120,11 +114,9 @@ class Alertmanager(Route):
         )
         self._send, self._backoff = other._send, other._backoff
 
-    def state(self) -> RouteState:
-        with self._lock:
-            # While it is dead that is what it does not know; else nothing waits.
-            waiting = len(self._active) + len(self._ended) if self._error is not None else 0
-        return RouteState(self.name, self.target, self._told, waiting, self._lost, self._error)
+    def _count_waiting(self) -> int:
+        """While it is dead that is what it does not know; else nothing waits."""
+        return len(self._active) + len(self._ended) if self._error is not None else 0
 
     def _run(self) -> None:
         said = 0  # of the news
@@ -171,16 +163,15 @@ class Alertmanager(Route):
             with self._lock:
                 body = self._body(time.time())
             answer = self._send(self._url, json.dumps(body).encode("ascii"), self._limit_s)
-        except (OSError, ValueError) as error:
-            self._failed(f"{error}")
+            if not 200 <= answer.status < 300:
+                raise RouteError(f"HTTP status {answer.status}: {line(answer.text.strip())}")
+        except (RouteError, OSError, ValueError) as error:
+            self._failed(str(error))
             return False
         except Exception as error:  # a bug of ours: what stands next may fare better
             if self._error != repr(error):
                 log.error("cannot send alerts to %s: %r", self.name, error)
             self._failed(repr(error))
-            return False
-        if not 200 <= answer.status < 300:
-            self._failed(f"HTTP status {answer.status}: {line(answer.text.strip())}")
             return False
         self._worked()
         self._backoff.reset()

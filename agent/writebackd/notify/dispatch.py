@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Dict, List, Sequence, Set, Tuple
+from typing import Dict, Iterator, Sequence, Set, Tuple
 
 from writebackd.alerts.alert_types import Alert
 from writebackd.policy.schema import Routing
@@ -51,7 +51,8 @@ class Routes:
         """
         self._runbook = settings.runbook or self._installed
         before, self._routes = self._routes, {}
-        for key, wanted in self._wanted(settings):
+        for wanted in self._wanted(settings):
+            key = (wanted.name, wanted.target if isinstance(wanted, Alertmanager) else "")
             route = before.pop(key, None)
             if route is None:
                 route = wanted
@@ -64,21 +65,17 @@ class Routes:
             route.end()
             self._strangers.discard(key)
 
-    def _wanted(self, settings: Routing) -> List[Tuple[_Key, Route]]:
+    def _wanted(self, settings: Routing) -> Iterator[Route]:
         """Routes as the settings say, none of them started."""
         host, book, limit_s = self.host, self._runbook, settings.timeout_s
-        wanted: List[Tuple[_Key, Route]] = []
         if settings.journal:
-            wanted.append((("journal", ""), journal_route(book)))
+            yield journal_route(book)
         for url in settings.alertmanager:
-            manager = Alertmanager(url, host, book, settings.resend_s, limit_s)
-            wanted.append((("alertmanager", url), manager))
+            yield Alertmanager(url, host, book, settings.resend_s, limit_s)
         if settings.exec:
-            wanted.append((("exec", ""), hook_route(settings.exec, host, book, limit_s)))
+            yield hook_route(settings.exec, host, book, limit_s)
         if settings.mail:
-            mail = mail_route(settings.sendmail, settings.mail, host, book, limit_s)
-            wanted.append((("mail", ""), mail))
-        return wanted
+            yield mail_route(settings.sendmail, settings.mail, host, book, limit_s)
 
     def tell(
         self, active: Sequence[Alert], wall_s: float, hidden: Sequence[Alert] = ()

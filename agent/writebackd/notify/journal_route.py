@@ -6,44 +6,40 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict
 
 from writebackd import journald
 from writebackd.alerts.alert_types import Alert, Culprit, Severity
 
 from .alert_events import AlertEvent, EventKind
 from .alert_text import headline, line, runbook_of, who
-from .message_ids import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
+from .journal_fields import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
 from .route import QueuedRoute
 
 log = logging.getLogger(__name__)
 
 MESSAGE_IDS = {
-    EventKind.BEGIN: ALERT_BEGIN,
-    EventKind.CHANGE: ALERT_CHANGE,
-    EventKind.END: ALERT_END,
-}
+    EventKind.BEGIN: ALERT_BEGIN, EventKind.CHANGE: ALERT_CHANGE, EventKind.END: ALERT_END,
+}  # fmt: skip
 # syslog(3): crit, warning, notice.
 _PRIORITY = {Severity.CRITICAL: 2, Severity.WARNING: 4}
 _OVER = 5
 _LEVEL = {2: logging.CRITICAL, 4: logging.WARNING, 5: logging.INFO}
 
-Send = Callable[[journald.Fields], None]
 
-
-def journal_route(runbook: str, send: Send = journald.send) -> QueuedRoute:
+def journal_route(runbook: str) -> QueuedRoute:
     """Where there is no journald, the log is told."""
-    there = journald.is_there()
-    target = journald.SOCKET if there else "the log"
-    return QueuedRoute("journal", target, partial(_send, runbook, send if there else None))
+    native = journald.is_there()
+    target = journald.SOCKET if native else "the log"
+    return QueuedRoute("journal", target, partial(_send, runbook, native))
 
 
-def _send(runbook: str, native: Optional[Send], event: AlertEvent) -> None:
+def _send(runbook: str, native: bool, event: AlertEvent) -> None:
     """Raises OSError."""
     found = fields(event, runbook)
-    if native is not None:
-        native(found)
-    if native is None or "JOURNAL_STREAM" not in os.environ:
+    if native:
+        journald.send(found)
+    if not native or "JOURNAL_STREAM" not in os.environ:
         # Somebody may be looking at standard error, which is not the journal then.
         log.log(_LEVEL[found["PRIORITY"]], "%s", found["MESSAGE"])
 

@@ -9,8 +9,8 @@ from typing import List, Sequence
 
 from .alert_events import AlertEvent, EventKind
 from .alert_text import fact_lines, headline, line, runbook_of, who
+from .exec_hook import run_unprivileged
 from .route import QueuedRoute
-from .unprivileged import run_unprivileged
 
 
 def mail_route(
@@ -21,12 +21,7 @@ def mail_route(
 
 
 def _send(
-    sendmail: str,
-    to: Sequence[str],
-    host: str,
-    runbook: str,
-    limit_s: float,
-    event: AlertEvent,
+    sendmail: str, to: Sequence[str], host: str, runbook: str, limit_s: float, event: AlertEvent
 ) -> None:
     # -t: recipients from the headers; -i: a line of one dot is not the end.
     mail = message(event, to, host, runbook)
@@ -37,7 +32,7 @@ def message(event: AlertEvent, to: Sequence[str], host: str, runbook: str) -> by
     """The mail, headers included.
 
     What comes from elsewhere (names of processes and devices) has no line ends left by
-    words.line, and EmailMessage refuses a header that has one.
+    alert_text.line, and EmailMessage refuses a header that has one.
     """
     # Megabytes, with OpenSSL, that are only there when mail is.
     from email.message import EmailMessage

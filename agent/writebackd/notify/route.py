@@ -54,7 +54,6 @@ class Backoff:
         self._next_s = first_s
 
     def fail(self) -> float:
-        """How long to wait before the next try."""
         wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._last_s)
         return wait_s
 
@@ -112,6 +111,11 @@ class Route:
         raise NotImplementedError
 
     def state(self) -> RouteState:
+        with self._lock:
+            waiting = self._count_waiting()
+        return RouteState(self.name, self.target, self._told, waiting, self._lost, self._error)
+
+    def _count_waiting(self) -> int:
         raise NotImplementedError
 
     def end(self) -> None:
@@ -120,7 +124,6 @@ class Route:
         self._wake.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended within that time."""
         if self._thread.ident is not None:
             self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()
@@ -156,10 +159,7 @@ class QueuedRoute(Route):
     """A route that is told each event once, in order; what is too many is counted."""
 
     def __init__(
-        self,
-        name: str,
-        target: str,
-        send: Callable[[AlertEvent], None],
+        self, name: str, target: str, send: Callable[[AlertEvent], None],
         backoff: Optional[Backoff] = None,
     ) -> None:
         """`send` raises RouteError or OSError, and takes bounded time."""
@@ -188,10 +188,8 @@ class QueuedRoute(Route):
             waiting = {event.id for event in self._waiting}
         self.take([each for each in standing if each.id not in waiting], (), 0.0)
 
-    def state(self) -> RouteState:
-        with self._lock:
-            waiting = len(self._waiting)
-        return RouteState(self.name, self.target, self._told, waiting, self._lost, self._error)
+    def _count_waiting(self) -> int:
+        return len(self._waiting)
 
     def _run(self) -> None:
         refused = 0

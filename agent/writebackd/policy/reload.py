@@ -56,7 +56,7 @@ class Reloader:
         self.rematch()
 
     def rematch(self) -> None:
-        """As `reload`, but the clock wants it."""
+        """As `reload`, but the clock wants it: the same policy changes nothing and is not told."""
         self._due = True
         self._start()
 

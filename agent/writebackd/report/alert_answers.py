@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from writebackd.alerts.alert_types import Alert, AlertName
-from writebackd.alerts.foreign import intrusions_of
+from writebackd.alerts.foreign import by_device
 from writebackd.notify.alert_text import RUNBOOK, alert_json
 from writebackd.report.answer_parts import Json
 from writebackd.report.control_server import RequestError
@@ -51,7 +51,7 @@ def _alert(alert: Alert, snapshot: Snapshot) -> Json:
     if alert.name is AlertName.FOREIGN_WRITER:
         row["writers"] = [
             {name: getattr(each.write, name) for name in _WRITER}
-            for each in intrusions_of(alert, snapshot.memory, snapshot.sample)
+            for each in by_device(snapshot.memory, snapshot.sample).get(alert.device, ())
         ]
     return row
 

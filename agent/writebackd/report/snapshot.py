@@ -35,7 +35,7 @@ class VerdictCode(Enum):
     """What status begins with; report/verdict.py says which, the worst first."""
 
     BLIND = "BLIND"  # statistics cannot be read, or fsync latency is not visible
-    FAILED = "FAILED"  # a limit could not be written
+    FAILED = "FAILED"  # a limit could not be written, or is set and not in force
     MISSES_OBJECTIVE = "MISSES_OBJECTIVE"
     OFF = "OFF"  # a kill-switch file exists
     YIELDED = "YIELDED"  # another process set the limits

@@ -22,7 +22,7 @@ from tests.vm.inside.rig import wait_for, wish
 from tests.vm.inside.systemd_cases import DAEMON, DROP_IN, RUNTIME, journal, let_it_wish
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
-from writebackd.notify import unprivileged
+from writebackd.notify import exec_hook
 from writebackd.notify.route import Refused, RouteError
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs/reference/alert-routes.md"
@@ -170,12 +170,12 @@ def test_without_the_bus_nothing_is_run_as_root(told: None, listener: Listener) 
 
 def test_one_that_ignores_sigterm_is_alone_and_soon_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     run("systemctl", "start", "dbus.socket")
-    monkeypatch.setattr(unprivileged, "_may_change_user", lambda: False)  # as within the unit
+    monkeypatch.setattr(exec_hook, "_may_change_user", lambda: False)  # as within the unit
     hook = script(Path("/run/deaf"), "#!/bin/sh\ntrap '' TERM\nsleep 60\n")
     with pytest.raises(Refused, match="killed: not done within 5 s"):
-        unprivileged.run_unprivileged("exec", [str(hook)], b"", 5.0)
+        exec_hook.run_unprivileged("exec", [str(hook)], b"", 5.0)
     with pytest.raises(RouteError, match="its last run has not ended yet"):
-        unprivileged.run_unprivileged("exec", [str(hook)], b"", 5.0)
+        exec_hook.run_unprivileged("exec", [str(hook)], b"", 5.0)
     cgroup = Path("/sys/fs/cgroup/system.slice/writebackd-exec.service")
     assert cgroup.exists()
     wait_for(lambda: not cgroup.exists(), 10, what="for SIGKILL", pause_s=1.0)

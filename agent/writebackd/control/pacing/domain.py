@@ -46,7 +46,7 @@ BULK = 0.9
 # which then has so many seconds at least.
 STRAY_SHARE, STRAY_LASTS_S, STRAY_BARRED_S = 0.2, 3.0, 60.0
 # Seconds in which the kernel has to show a pace: the child that asks systemd may take 5
-# (CHILD_LIMIT_S in actuate/lever_writer.py), and a tick reads what it did.
+# (CHILD_LIMIT_S in actuate/child_jobs.py), and a tick reads what it did.
 UNSET_S = 8.0
 # Seconds without a write after which a flood is over.
 QUIET_S = 60.0
