@@ -19,7 +19,6 @@ from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matc
 from writebackd.policy.schema import Probe as ProbeSettings
 from writebackd.report.attribution import name_writers
 from writebackd.storage.backing_watch import BackingWatch
-from writebackd.types.copying import replace
 from writebackd.types.levers import Action, ForeignWrite
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
@@ -125,14 +124,11 @@ class HostMonitor:
         watch_cgroups: bool,
         paced: Iterable[str],
     ) -> Sample:
-        """One tick; for `watch_cgroups` and `paced` see Sampler.
-
-        Raises OSError, ValueError or BpfError when it cannot be read.
-        """
-        self.sampler.watch_cgroups = watch_cgroups
-        self.sampler.paced = frozenset(paced)
-        sample = self.sampler.read(now_s, wall_s, dt_s, actions)
-        return replace(sample, backings=self._backings.seen(self.topology.devices, now_s))
+        """One tick; see Sampler.read."""
+        backings = self._backings.seen(self.topology.devices, now_s)
+        return self.sampler.read(
+            now_s, wall_s, dt_s, actions, watch_cgroups, frozenset(paced), backings
+        )
 
     def named(
         self, foreign: Tuple[ForeignWrite, ...], watcher_pid: Optional[int]

@@ -71,7 +71,7 @@ class SyntheticProbe:
             classes={disk: self._classes(tick + n) for n, disk in enumerate(self._disks)},
             syncs={part: self._sync(tick + n) for n, part in enumerate(self._partitions)},
             tasks=tuple(
-                TaskSample(1000 + n, "dd", n, self._partitions[n], 1 << 20, 0.2, 3)
+                TaskSample(1000 + n, "dd", n, self._partitions[n], 1 << 20, 0.2)
                 for n in range(MOST_TASKS)
             ),
         )

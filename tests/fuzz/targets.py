@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 from writebackd.actuate import ledger
-from writebackd.kernel.cgroup_io_max import parse_io_max
 from writebackd.kernel.diskstats import DISKSTATS, DiskStatsReader
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
@@ -96,9 +95,7 @@ def kernel(data: bytes) -> None:
             read(host)
         except ValueError:
             continue
-    text = data.decode("utf-8", "surrogateescape")
-    parse_mountinfo(text)
-    parse_io_max(text)
+    parse_mountinfo(data.decode("utf-8", "surrogateescape"))
 
 
 class _Processes(KernelFiles):
@@ -197,7 +194,7 @@ def seeds(target: str) -> List[bytes]:
         "kernel": [
             b"nr_dirty 1\nnr_writeback 2\nnr_dirty_threshold 30\nnr_dirty_background_threshold 4",
             b"\0\0".join([b"nr_dirty 1", _LINE, b"MemTotal: 4096 kB", b"0", b"20"]),
-            b"30 1 8:1 / /srv rw shared:1 - ext4 /dev/sda1 rw\n", b"8:0 rbps=max wbps=1048576\n",
+            b"30 1 8:1 / /srv rw shared:1 - ext4 /dev/sda1 rw\n",
         ],
         "raid": [
             b'{"Controllers": [{"Command Status": {"Controller": 0, "Status": "Success"},'

@@ -131,7 +131,7 @@ def _sample(sample: Sample, written: Set[str]) -> Sample:
         devices=tuple(replace(seen, device=_device(seen.device)) for seen in sample.devices
                       if seen.device.name in written),
         tasks=tuple(TaskSample(number, "writer", 0, task.device, task.dirtied_bytes,
-                               task.throttled_s, task.throttled)
+                               task.throttled_s)
                     for number, task in enumerate(sample.tasks, start=1)),
         cgroups=(), backings=(), errors=(), foreign=())
 

@@ -264,7 +264,6 @@ class DiskState:
         self.background = _Tally()
         self.sync_count = 0
         self.sync_bytes = 0
-        self.flush_s = 0.0
 
     @property
     def keeps(self) -> bool:
@@ -643,11 +642,6 @@ class Plant:
             tally.add(alike, state.fast_s * stretch, count - slow_count)
             if slow_count:
                 tally.add(tally.slow, state.slow_s * stretch, slow_count)
-            if state.disk.volatile:
-                # All but the write, and the wait for the media to take it.
-                ahead_s = 0.5 * state.disk.baseline_s
-                state.flush_s += count * (state.fast_s - ahead_s)
-                state.flush_s += slow_count * 0.5 * state.disk.cache / state.disk.drain
 
     def _sync_large(self, progress: LoadState, state: DiskState, h: float) -> None:
         """Syncs whose own bytes are what takes the time: at the drain rate, one after the other."""
@@ -681,7 +675,7 @@ class Plant:
             if state.accepted or state.throttled_s:
                 tasks.append(TaskSample(
                     4711 + index, "dd", 100 + index, state.device.name, int(state.accepted),
-                    min(state.throttled_s, dt), int(state.throttled_s / 0.01), FLOOD_CGROUP))
+                    min(state.throttled_s, dt), FLOOD_CGROUP))
             state.reset()
         total = sum(state.dirty for state in self.disks)
         # A look once a second finds a small limit empty as often as full, a large one less so.
@@ -731,8 +725,6 @@ class Plant:
             writes=background.total + count,
             inflight=inflight + queued + (1 if state.disk.trims else 0),
             others=int(state.disk.trims * dt) + flushes,
-            flushes=flushes,
-            flush_s=state.flush_s,
             busy_share=min(1.0, state.busy_s / dt),
             classes=classes,
             sync=SyncSample(

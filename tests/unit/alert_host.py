@@ -150,7 +150,7 @@ class Watched:
 
 
 # A sync load that starves behind a flood.
-DD = TaskSample(4711, "dd", 7, "sda", 200 * MB, 0.9, 90, "/system.slice/backup.service")
+DD = TaskSample(4711, "dd", 7, "sda", 200 * MB, 0.9, "/system.slice/backup.service")
 STARVED: Mapping[str, Any] = {
     "syncs": 2, "latency_s": 1.0, "waiting": 1, "flood": 200 * MB, "dirty": 3 << 30,
     "tasks": (DD,),

@@ -121,20 +121,9 @@ class FakeLevers(FakeVm):
 
     def write(self, name: str, value: str) -> None:
         if name.startswith(SYSCTL) and name[len(SYSCTL) :] not in self.flush:
-            return super().write(name, value)
-        self.before_write(name)
-        if self.crash_before is not None:
-            if self.crash_before == 0:
-                raise Crash
-            self.crash_before -= 1
-        code, late = self.write_errors.get(name, (self.errors.get(name, 0), False))
-        if code and not late:
-            raise OSError(code, os.strerror(code), name)
-        self.poke(name, value)
-        self.writes.append((name, value))
-        if code:
-            raise OSError(code, os.strerror(code), name)
-        return None
+            super().write(name, value)
+        else:
+            self.faulty_write(name, name, value, lambda: self.poke(name, value))
 
     def poke(self, name: str, value: str) -> None:
         """A write by somebody else: no fault and no crash of ours touches it."""

@@ -71,22 +71,34 @@ class FakeVm(KernelFiles):
 
     def write(self, name: str, value: str) -> None:
         lever = name[len(SYSCTL) :]
-        self.before_write(lever)
+        self.faulty_write(lever, name, value, lambda: self.sysctl(lever, int(value)))
+
+    def faulty_write(self, key: str, name: str, value: str, write: Callable[[], None]) -> None:
+        """`write` with the faults that are asked for under `key`, by which it is recorded."""
+        self.before_write(key)
         if self.crash_before is not None:
             if self.crash_before == 0:
                 raise Crash
             self.crash_before -= 1
-        code, late = self.write_errors.get(lever, (self.errors.get(name, 0), False))
+        code, late = self.write_errors.get(key, (self.errors.get(name, 0), False))
         if code and not late:
             raise OSError(code, os.strerror(code), name)
-        getattr(self, "_write_" + lever)(int(value))
-        self.writes.append((lever, value))
+        write()
+        self.writes.append((key, value))
         if code:
             raise OSError(code, os.strerror(code), name)
 
     def sysctl(self, lever: str, value: int) -> None:
         """A write by somebody else: no fault and no crash of ours touches it."""
-        getattr(self, "_write_" + lever)(value)
+        in_bytes, pair = lever.endswith("bytes"), lever.rpartition("_")[0]
+        least = 2 * PAGE if lever == "dirty_bytes" else 1
+        _refuse(value < least if in_bytes else value not in range(101))
+        # Only the limit's handlers look whether it is another value; the same clears nothing.
+        if pair == "dirty" and value == self.values[lever]:
+            return
+        _refuse(in_bytes and (value + PAGE - 1) % _ULONG // PAGE > _UINT_MAX, errno.ERANGE)
+        self.values[lever] = value
+        self.values[f"{pair}_ratio" if in_bytes else f"{pair}_bytes"] = 0
 
     def thresholds(self) -> Tuple[int, int]:
         """Limit and background limit in pages: global_dirty_limits()."""
@@ -115,32 +127,6 @@ class FakeVm(KernelFiles):
             "nr_dirty_background_threshold": background,
         }
         return "\n".join(f"{name} {count}" for name, count in counters.items())
-
-    def _write_dirty_bytes(self, value: int) -> None:
-        _refuse(value < 2 * PAGE)
-        old = self.values["dirty_bytes"]
-        if value != old:
-            _refuse((value + PAGE - 1) % _ULONG // PAGE > _UINT_MAX, errno.ERANGE)
-            self.values["dirty_bytes"] = value
-            self.values["dirty_ratio"] = 0
-
-    def _write_dirty_ratio(self, value: int) -> None:
-        _refuse(value not in range(101))
-        old = self.values["dirty_ratio"]
-        if value != old:  # unchanged, it does not clear the bytes
-            self.values["dirty_ratio"] = value
-            self.values["dirty_bytes"] = 0
-
-    def _write_dirty_background_bytes(self, value: int) -> None:
-        _refuse(value < 1)
-        _refuse((value + PAGE - 1) % _ULONG // PAGE > _UINT_MAX, errno.ERANGE)
-        self.values["dirty_background_bytes"] = value
-        self.values["dirty_background_ratio"] = 0
-
-    def _write_dirty_background_ratio(self, value: int) -> None:
-        _refuse(value not in range(101))
-        self.values["dirty_background_ratio"] = value
-        self.values["dirty_background_bytes"] = 0
 
 
 def _refuse(condition: bool, code: int = errno.EINVAL) -> None:

@@ -104,8 +104,8 @@ def snapshot(
 
 
 FLOOD = (
-    TaskSample(4711, "dd", 1, "sda", 248 * MIB, 0.93, 210),
-    TaskSample(812, "postgres", 2, "sda", 3 * MIB, 0.02, 4),
+    TaskSample(4711, "dd", 1, "sda", 248 * MIB, 0.93),
+    TaskSample(812, "postgres", 2, "sda", 3 * MIB, 0.02),
     TaskSample(900, "rsyslogd", 3, "sda", 40960),
     TaskSample(901, "bash", 3, "sda", 4096),
 )

@@ -13,15 +13,14 @@ import logging
 import random
 import struct
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List
 
 import pytest
 
 from fake_host import FakeProbe, Rig, no_trace
-from writebackd.kernel import bpf_layout, libbpf
+from test_cgroup_index import FakeMap
+from writebackd.kernel import bpf_layout, cgroup_io_max, libbpf
 from writebackd.kernel import files as files_module
-from writebackd.kernel.cgroup_io_max import parse_io_max
-from writebackd.kernel.diskstats import DiskStatsReader
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.map_readers import (
     BlockReader,
@@ -30,12 +29,10 @@ from writebackd.kernel.map_readers import (
     SharedState,
     SyncReader,
     TaskReader,
-    together,
 )
 from writebackd.kernel.probe import BpfProbe
 from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.vm import host_info, read_state
-from writebackd.types.histogram import Histogram
 from writebackd.types.storage import Device
 
 FLOOR, CEILING = 1 << 20, 4 << 30  # of the default policy
@@ -179,40 +176,27 @@ def test_absurd_cpus_are_not_believed(rig: Rig, text: str) -> None:
     assert 1 <= host_info(rig.host).cpus_possible <= 8192
 
 
-def test_counters_beyond_64_bits_are_a_bad_line(rig: Rig) -> None:
-    good = rig.host.read("/proc/diskstats")
-    rig.host.raw["/proc/diskstats"] = good.replace("3000", HUGE, 1).encode()
-    reader = DiskStatsReader(rig.host)
-    assert list(reader.read()) == ["8:1"]
-    assert reader.skipped == 1
+GOOD = "8:0 rbps=max wbps=9 riops=max wiops=max"
 
 
-@pytest.mark.parametrize("text", ["\n \n", "8:0", "8:0 wbps", "= = =", "\udcff", "8:0 a=max\n\n"])
-def test_no_io_max_raises(text: str) -> None:
-    parse_io_max(text)
+@pytest.mark.parametrize(
+    "text", ["8:0", "8:0 wbps", "= = =", "\udcff", "8:0 a=max", GOOD[:-4], f"{GOOD}\n8:16 rbps"]
+)
+def test_an_io_max_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
+    for name in ("sys/fs/cgroup/cgroup.controllers", "sys/dev/block/8:0"):
+        (tmp_path / name).mkdir(parents=True)
+    files, file = KernelFiles(tmp_path), tmp_path / "sys/fs/cgroup/x/io.max"
+    file.parent.mkdir()
+    file.write_text(f"{GOOD}\n\n")
+    assert cgroup_io_max.read(files, "/x", "8:0") == "9"
+    file.write_text(text, errors="surrogateescape")
+    with pytest.raises(OSError, match="expected limits"):
+        cgroup_io_max.read(files, "/x", "8:0")
 
 
 # ---- the probe's maps -------------------------------------------------------
 
 SIZES = bpf_layout.Sizes(slots=8, shards=1, per_cpu=True)
-
-
-class FakeMap:
-    """A map whose entries are made up."""
-
-    def __init__(self, entries: List[Tuple[bytes, bytes]]) -> None:
-        self.entries = entries
-        self.deleted: List[bytes] = []
-        self.max_entries = 4
-
-    def batch_reader(self, most: int) -> "FakeMap":
-        return self
-
-    def read(self) -> Iterator[Tuple[bytes, bytes]]:
-        yield from self.entries
-
-    def delete(self, key: bytes) -> None:
-        self.deleted.append(key)
 
 
 class Maps:
@@ -223,7 +207,7 @@ class Maps:
         self.queues = bytearray(SIZES.slots * bpf_layout.QUEUE_SLOT_SIZE)
         self.state = bytearray(bpf_layout.STATE_SIZE)
         self.tables: Dict[str, FakeMap] = {
-            name: FakeMap([]) for name in ("syncs", "inflight", "cgroups", "tasks")
+            name: FakeMap(most=4) for name in ("syncs", "inflight", "cgroups", "tasks")
         }
         tables: Any = self.tables
         memory: Any = self
@@ -295,11 +279,11 @@ def fill(dice: random.Random, size: int) -> bytes:
 
 def fill_table(dice: random.Random, name: str, table: FakeMap) -> None:
     known = (8 << 20 | 1).to_bytes(4, "little")  # the filesystem of the fake host
-    table.entries = []
+    table.entries.clear()
     for _ in range(dice.randrange(6)):
         short = dice.choice([known, b"\xff" * 4])
         key = short if KEY_SIZES[name] == 4 else fill(dice, KEY_SIZES[name])
-        table.entries.append((key, fill(dice, VALUE_SIZES[name])))
+        table.entries[key] = fill(dice, VALUE_SIZES[name])
 
 
 def test_no_content_of_a_map_ends_the_daemon(
@@ -336,7 +320,7 @@ def test_no_content_of_a_map_ends_the_daemon(
 @pytest.mark.parametrize("name", sorted(VALUE_SIZES))
 def test_records_of_a_wrong_length_are_a_failed_read(name: str) -> None:
     maps = Maps()
-    maps.tables[name].entries = [(b"\1" * KEY_SIZES[name], b"\1" * (VALUE_SIZES[name] - 1))]
+    maps.tables[name].entries[b"\1" * KEY_SIZES[name]] = b"\1" * (VALUE_SIZES[name] - 1)
     with pytest.raises(libbpf.BpfError, match="contents"):
         maps.probe.read()
 
@@ -363,12 +347,6 @@ def test_a_map_that_cannot_be_read_means_hold_then_restore_then_go_on(
     rig.probe.next = Reading()
     rig.tick(2)
     assert rig.host.limits.dirty_bytes == 32 << 20
-
-
-def test_absurd_readings_add_up() -> None:
-    full = Histogram(tuple((index, 0xFFFFFFFF) for index in range(3)))
-    assert (full + full).total == 6 * 0xFFFFFFFF
-    assert together({}, {}) == {}
 
 
 def test_the_probe_of_the_rig_is_the_one_that_is_asked(rig: Rig) -> None:

@@ -10,10 +10,11 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import pytest
 
+from fake_host import FakeHost, FakeProbe
 from writebackd.kernel import bpf_layout, map_readers
 from writebackd.kernel.cgroup_index import MOST_SMALL, MOST_WATCHED, WATCHED_S, CgroupIndex
 from writebackd.kernel.cgroup_io_max import path_of_process
@@ -27,10 +28,10 @@ from writebackd.kernel.map_readers import (
     TaskReader,
     together,
 )
-from writebackd.kernel.probe import BpfProbe, ProcfsProbe
+from writebackd.kernel.probe import BpfProbe
 from writebackd.kernel.sampler import Sampler
+from writebackd.kernel.topology import Topology
 from writebackd.types.samples import CgroupMemory, CgroupSample
-from writebackd.types.storage import Device
 
 FLOOD = "/system.slice/backup.service"
 FAST = 10e6
@@ -72,15 +73,11 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_path_is_told_by_a_process_and_kept_when_it_has_gone(tree: Tree) -> None:
     cgroup_id = tree.process(42, FLOOD)
     assert tree.cgroups.path(cgroup_id, 99) is None
+    tree.process(43, "/init.scope")  # elsewhere by now
+    assert tree.cgroups.path(cgroup_id, 43) is None
     assert tree.cgroups.path(cgroup_id, 42) == FLOOD
     (tree.root / "proc/42/cgroup").unlink()
     assert tree.cgroups.path(cgroup_id, 42) == FLOOD
-
-
-def test_a_process_that_is_elsewhere_by_now_tells_nothing(tree: Tree) -> None:
-    cgroup_id = tree.process(42, FLOOD)
-    tree.process(42, "/init.scope")
-    assert tree.cgroups.path(cgroup_id, 42) is None
 
 
 @pytest.mark.parametrize("separator", "\v\f\r\x1c\x1d\x1e\x85\u2028\u2029 ")
@@ -145,22 +142,23 @@ def test_systemd_turns_the_io_controller_on_with_the_first_limit(tree: Tree) -> 
     assert not found[session].off
 
 
-def test_as_many_are_read_as_make_up_the_flood(tree: Tree) -> None:
-    # Twenty equal writers: none of them alone has a tenth.
-    assert len(tree.cgroups.control({"sda": flood(tree, *[3e6] * 20)}, 0.0)) == 18
-
-
-def test_of_a_large_and_many_small_ones_the_large_is_read(tree: Tree) -> None:
-    rates = flood(tree, 200e6, *[1.1e6] * 19)
-    assert set(tree.cgroups.control({"sda": rates}, 0.0)) == {"/g0"}
-
-
-def test_the_flood_of_a_slow_disk_is_read_beside_that_of_a_fast_one(tree: Tree) -> None:
-    rates = flood(tree, 2e9, 5e6)
-    by_disk: Dict[Optional[str], Dict[str, float]] = {
-        "nvme0n1": {"/g0": rates["/g0"]}, "sdb": {"/g1": rates["/g1"]}
-    }  # fmt: skip
-    assert set(tree.cgroups.control(by_disk, 0.0)) == {"/g0", "/g1"}
+@pytest.mark.parametrize("by_disk, read", [
+    ([[3e6] * 20], 18),  # equal writers: none of them alone has a tenth
+    ([[200e6, *[1.1e6] * 19]], 1),  # a large and many small ones
+    ([[2e9], [5e6]], 2),  # a slow disk beside a fast one
+])  # fmt: skip
+def test_as_many_are_read_as_make_up_the_flood_of_each_disk(
+    tree: Tree, by_disk: List[List[float]], read: int
+) -> None:
+    names = iter(flood(tree, *(rate for rates in by_disk for rate in rates)))
+    rates: Dict[Optional[str], Dict[str, float]] = {
+        f"disk{number}": {next(names): rate for rate in each}
+        for number, each in enumerate(by_disk)
+    }
+    found = tree.cgroups.control(rates, 0.0)
+    assert len(found) == read
+    for each in rates.values():
+        assert sum(each.get(path, 0.0) for path in found) >= 0.9 * sum(each.values())
 
 
 def test_only_the_busiest_are_read_of_very_many(tree: Tree) -> None:
@@ -297,29 +295,26 @@ def test_of_many_those_are_read_that_slept_last(tree: Tree) -> None:
 # ---- the two together --------------------------------------------------------------
 
 
-class Disks:
-    """A topology of one disk."""
+class Ticks:
+    """Samples of a host, of which the probe reads what it is told."""
 
-    def by_fs(self, number: str) -> "Device | None":
-        return Device("sda", "8:0", "8:0") if number == "8:1" else None
+    def __init__(self, host: FakeHost) -> None:
+        host.tree.mount("0:3", "cgroup2", "cgroup2", "/sys/fs/cgroup")
+        topology = Topology(host)
+        topology.scan()
+        self.probe = FakeProbe()
+        probe: Any = self.probe
+        self.sampler = Sampler(host, topology, probe, lambda device: None)
 
-
-def sampler(tree: Tree) -> Sampler:
-    for name, text in {
-        "proc/meminfo": "MemTotal: 1024 kB",
-        "sys/devices/system/cpu/online": "0-1",
-        "sys/devices/system/cpu/possible": "0-1",
-        "proc/self/mountinfo": "1 2 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw",
-    }.items():
-        path = tree.root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return Sampler(
-        KernelFiles(tree.root), Disks(), ProcfsProbe("a test"), lambda device: None  # type: ignore[arg-type]
-    )
+    def cgroups(
+        self, reading: Optional[Reading], now_s: float, watch: bool = False
+    ) -> Tuple[CgroupSample, ...]:
+        self.probe.next = reading
+        return self.sampler.read(now_s, 0.0, 2.0, (), watch).cgroups
 
 
-def test_a_tick_has_what_each_cgroup_did_to_each_device(tree: Tree) -> None:
+def test_a_tick_has_what_each_cgroup_did_to_each_device(tmp_path: Path) -> None:
+    host, tree = FakeHost(tmp_path), Tree(tmp_path)
     flood, own = tree.process(42, FLOOD), tree.process(43, "/system.slice/writebackd.service")
     tree.files(FLOOD, 1000)
     reading = Reading(cgroups={
@@ -328,32 +323,32 @@ def test_a_tick_has_what_each_cgroup_did_to_each_device(tree: Tree) -> None:
         (own, "9:9"): CgroupReading(syncs=1),
         (77, "8:1"): CgroupReading(syncs=1, pid=44),
     })  # fmt: skip
-    made = sampler(tree)
-    found = {(c.cgroup_id, c.device): c for c in made._by_cgroup(reading, 5.0, 2.0)}
+    ticks = Ticks(host)
+    found = {(c.cgroup_id, c.device): c for c in ticks.cgroups(reading, 5.0)}
     assert found[flood, "sda"] == CgroupSample(flood, FLOOD, "sda", 20_000_000, 0.5)
     assert found[own, "sda"].own and found[own, "sda"].syncs == 3
     assert found[own, None].syncs == 1
     assert found[77, "sda"] == CgroupSample(77, None, "sda", syncs=1)
     # Its files only when somebody wants them, and then also while it rests.
-    made.watch_cgroups = True
-    watched = {c.path: c for c in made._by_cgroup(reading, 6.0, 2.0)}
+    watched = {c.path: c for c in ticks.cgroups(reading, 6.0, True)}
     control = watched[FLOOD].control
     assert control is not None and control.io_max == ()
     assert watched["/system.slice/writebackd.service"].control is None
     assert watched[FLOOD].memory is None  # no controllers here
-    (rests,) = made._by_cgroup(Reading(), 7.0, 2.0)
+    (rests,) = ticks.cgroups(Reading(), 7.0, True)
     assert (rests.path, rests.cgroup_id, rests.dirtied_bytes) == (FLOOD, flood, 0)
-    assert made._by_cgroup(None, 8.0, 2.0)[0].path == FLOOD
+    assert ticks.cgroups(None, 8.0, True)[0].path == FLOOD
 
 
-def test_a_tick_has_the_memory_of_those_that_sleep_also_while_they_rest(tree: Tree) -> None:
+def test_a_tick_has_the_memory_of_those_that_sleep_also_while_they_rest(tmp_path: Path) -> None:
+    host, tree = FakeHost(tmp_path), Tree(tmp_path)
     with_memory(tree)
     small = tree.process(42, SMALL)
-    made = sampler(tree)
+    ticks = Ticks(host)
     reading = Reading(cgroups={(small, "8:1"): CgroupReading(1, 0.5, pid=42)})
-    (seen,) = made._by_cgroup(reading, 5.0, 2.0)
+    (seen,) = ticks.cgroups(reading, 5.0)
     assert seen.memory is not None and seen.memory.path == SMALL
-    (rests,) = made._by_cgroup(Reading(), 6.0, 2.0)
+    (rests,) = ticks.cgroups(Reading(), 6.0)
     assert (rests.path, rests.dirtied_bytes, rests.memory) == (SMALL, 0, seen.memory)
 
 
@@ -363,18 +358,23 @@ def test_a_tick_has_the_memory_of_those_that_sleep_also_while_they_rest(tree: Tr
 class FakeMap:
     """A map of the probe: what it holds can be changed between two reads."""
 
-    def __init__(self) -> None:
-        self.entries: Dict[bytes, bytes] = {}
-        self.max_entries = 1024
+    def __init__(self, entries: Iterable[Tuple[bytes, bytes]] = (), most: int = 1024) -> None:
+        self.entries = dict(entries)
+        self.max_entries = most
 
     def delete(self, key: bytes) -> None:
-        del self.entries[key]
+        self.entries.pop(key, None)
 
     def batch_reader(self, most: int) -> "FakeMap":
         return self
 
     def read(self) -> Iterator[Tuple[bytes, bytes]]:
         return iter(list(self.entries.items()))
+
+
+@pytest.fixture
+def held() -> Any:
+    return FakeMap()
 
 
 class FakeObject:
@@ -400,8 +400,9 @@ class FakeObject:
 DISK = 8 << 20 | 1
 
 
-def old_sync(begun_ns: int = 1) -> bytes:
-    return bpf_layout.SYNC_START.pack(begun_ns, DISK, 0, 0)
+def hold_old_sync(held: FakeMap, tid: int, begun_ns: int = 1) -> None:
+    value = bpf_layout.SYNC_START.pack(begun_ns, DISK, 0, 0)
+    held.entries[tid.to_bytes(4, sys.byteorder)] = value
 
 
 def stuck(reader: SyncReader) -> int:
@@ -409,14 +410,17 @@ def stuck(reader: SyncReader) -> int:
 
 
 @pytest.mark.parametrize("misses_ends", [False, True])
-def test_a_sync_whose_thread_sleeps_elsewhere_has_ended_unseen(misses_ends: bool) -> None:
-    held, over = FakeMap(), threading.Event()
+def test_a_sync_whose_thread_sleeps_elsewhere_has_ended_unseen(
+    held: Any, misses_ends: bool
+) -> None:
+    over = threading.Event()
     thread = threading.Thread(target=over.wait)  # interruptible, as in poll() or nanosleep()
     thread.start()
     try:
         assert thread.native_id is not None
-        held.entries[thread.native_id.to_bytes(4, sys.byteorder)] = old_sync()
-        reader = SyncReader(FakeMap(), held, misses_ends)  # type: ignore[arg-type]
+        hold_old_sync(held, thread.native_id)
+        done: Any = FakeMap()
+        reader = SyncReader(done, held, misses_ends)
         deadline = time.monotonic() + 5.0
         while map_readers.thread_state(thread.native_id) != ("S", 0.0):
             assert time.monotonic() < deadline
@@ -432,11 +436,10 @@ def test_a_sync_whose_thread_sleeps_elsewhere_has_ended_unseen(misses_ends: bool
     ("xfs", "fentry", True), ("syncfs", "fentry", True),
 ])  # fmt: skip
 def test_a_sync_whose_end_its_hook_may_miss_is_not_stuck_for_ever(
-    monkeypatch: pytest.MonkeyPatch, name: str, kind: str, missed: bool
+    held: Any, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, missed: bool
 ) -> None:
     """fexit goes with the trampoline that another tracer of the function replaces."""
-    held = FakeMap()
-    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync()
+    hold_old_sync(held, os.getpid())
     monkeypatch.setattr(map_readers, "thread_state", lambda tid: ("S", 0.0))
     found = [hook for hook in {**FSYNC, "syncfs": SYNCFS}[name] if hook.kind == kind]
     probe: Any = BpfProbe.__new__(BpfProbe)
@@ -448,49 +451,69 @@ def test_a_sync_whose_end_its_hook_may_miss_is_not_stuck_for_ever(
 
 
 def test_a_sync_is_stuck_while_its_thread_waits_in_the_kernel(
-    monkeypatch: pytest.MonkeyPatch,
+    held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = FakeMap()
-    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync()
-    reader = SyncReader(FakeMap(), held, True)  # type: ignore[arg-type]
+    hold_old_sync(held, os.getpid())
+    done: Any = FakeMap()
+    reader = SyncReader(done, held, True)
     seen: List[Optional[Tuple[str, float]]] = [
         ("D", 5.0), ("R", 5.5), None, ("D", 5.5), ("D", 6.5), ("R", 6.6),
     ]  # fmt: skip
     monkeypatch.setattr(map_readers, "thread_state", lambda tid: seen.pop(0))
     assert [stuck(reader) for _ in range(5)] == [1] * 5
     # What ran for a second in user mode is no sync; another one of that thread begins anew.
-    held.entries[os.getpid().to_bytes(4, sys.byteorder)] = old_sync(2)
+    hold_old_sync(held, os.getpid(), 2)
     assert stuck(reader) == 1
     seen += [("D", 8.0)]
     assert stuck(reader) == 0 and reader.abandoned == 1
 
 
+def hold_syncs(held: FakeMap, cgroup: int, count: int, last_ns: int, pid: int = 42) -> None:
+    key = bpf_layout.CGROUP_KEY.pack(cgroup, DISK)
+    held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(count, last_ns, pid)
 
-def test_syncs_of_a_cgroup_since_the_last_read() -> None:
-    held = FakeMap()
-    reader = CgroupSyncReader(held)  # type: ignore[arg-type]
-    key = bpf_layout.CGROUP_KEY.pack(77, DISK)
-    held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(3, 100, 42)
+
+def test_syncs_of_a_cgroup_since_the_last_read(held: Any) -> None:
+    reader = CgroupSyncReader(held)
+    hold_syncs(held, 77, 3, 100)
     assert reader.read() == {(77, "8:1"): CgroupReading(syncs=3, pid=42)}
     assert reader.read() == {}
-    held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(5, 200, 43)
+    hold_syncs(held, 77, 5, 200, 43)
     assert reader.read() == {(77, "8:1"): CgroupReading(syncs=2, pid=43)}
     # Removed and back again.
-    for count, at in ((1, 300), (1, 400)):
-        held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(count, at, 43)
+    for at in (300, 400):
+        hold_syncs(held, 77, 1, at, 43)
         assert reader.read() == {(77, "8:1"): CgroupReading(syncs=1, pid=43)}
 
 
-def dirtier(born: int, size: int, slept_s: float, cgroup: int, pid: int) -> bytes:
-    return bpf_layout.DIRTIER.pack(born, 0, size, int(slept_s * 1e9), cgroup, 1, pid, DISK, b"dd")
+def test_half_a_table_is_kept_free_and_the_cgroups_that_synced_last_stay(held: Any) -> None:
+    reader = CgroupSyncReader(held)
+    for cgroup in range(held.max_entries):
+        hold_syncs(held, cgroup, 9, 1000 + cgroup)
+    assert len(reader.read()) == held.max_entries
+    kept = {bpf_layout.CGROUP_KEY.unpack(key)[0] for key in held.entries}
+    assert kept == set(range(held.max_entries // 2, held.max_entries))
+    hold_syncs(held, 3, 12, 5000)
+    assert reader.read() == {(3, "8:1"): CgroupReading(syncs=12, pid=42)}
 
 
-def test_what_a_cgroup_dirtied_is_the_sum_of_all_its_processes() -> None:
-    held = FakeMap()
-    reader = TaskReader(held)  # type: ignore[arg-type]
-    everybody: List[int] = list(range(100, 200))  # more than are named one by one
+def hold_dirtier(
+    held: FakeMap, tid: int, size: int, slept_s: float = 0.0, first: int = 0
+) -> None:
+    """A thread, a process of its own, that dirtied so many bytes; `first`: before its entry."""
+    held.entries[tid.to_bytes(4, "little")] = bpf_layout.DIRTIER.pack(
+        1, first, size, int(slept_s * 1e9), 7, 1, tid, DISK, b"dd"
+    )
+
+
+def held_tids(held: FakeMap) -> Set[int]:
+    return {int.from_bytes(tid, "little") for tid in held.entries}
+
+
+def test_what_a_cgroup_dirtied_is_the_sum_of_all_its_processes(held: Any) -> None:
+    reader, everybody = TaskReader(held), range(100, 200)  # more than are named one by one
     for pid in everybody:
-        held.entries[pid.to_bytes(4, "little")] = dirtier(1, 1 << 20, 0.25, 7, pid)
+        hold_dirtier(held, pid, 1 << 20, 0.25)
     assert len(reader.read()) < len(everybody)
     (reading,) = reader.cgroups.values()
     assert reading.dirtied_bytes == len(everybody) << 20
@@ -500,72 +523,51 @@ def test_what_a_cgroup_dirtied_is_the_sum_of_all_its_processes() -> None:
     assert reader.cgroups == {}
 
 
-def test_half_a_table_is_kept_free_and_the_active_threads_stay() -> None:
-    held = FakeMap()
-    reader = TaskReader(held)  # type: ignore[arg-type]
-    half = held.max_entries // 2
+def test_half_a_table_is_kept_free_and_the_active_threads_stay(held: Any) -> None:
+    reader, half = TaskReader(held), held.max_entries // 2
     for tid in range(half):
-        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+        hold_dirtier(held, tid, 4096)
     reader.read()
     assert len(held.entries) == half
     # The first ten go on, the last with the most; ten come.
     for tid in range(10):
-        held.entries[tid.to_bytes(4, "little")] = dirtier(1, (tid + 2) * 4096, 0, 7, tid)
+        hold_dirtier(held, tid, (tid + 2) * 4096)
     for tid in range(half, half + 10):
-        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+        hold_dirtier(held, tid, 4096)
     assert len(reader.read()) == 20
-    kept = {int.from_bytes(tid, "little") for tid in held.entries}
+    kept = held_tids(held)
     assert len(kept) == half and kept >= {*range(10), *range(half, half + 10)}
     # One that was removed and comes back is not counted twice.
     (gone, *_) = set(range(half)) - kept
-    held.entries[gone.to_bytes(4, "little")] = bpf_layout.DIRTIER.pack(
-        1, 4096, 12288, 0, 7, 0, gone, DISK, b"dd"
-    )
+    hold_dirtier(held, gone, 12288, first=4096)
     assert [(task.pid, task.dirtied_bytes) for task in reader.read()] == [(gone, 8192)]
 
 
-def test_threads_that_are_active_are_never_taken_out() -> None:
-    held = FakeMap()
-    reader = TaskReader(held)  # type: ignore[arg-type]
-    idle, active = range(400), range(400, 1000)
+def test_threads_that_are_active_are_never_taken_out(held: Any) -> None:
+    reader, idle, active = TaskReader(held), range(400), range(400, 1000)
     for tid in idle:
-        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, 1)
+        hold_dirtier(held, tid, 4096)
     for tick in range(1, 10):
         for tid in active:
-            held.entries[tid.to_bytes(4, "little")] = dirtier(1, tick << 20, 0, 7, 2)
+            hold_dirtier(held, tid, tick << 20)
         reader.read()
         (reading,) = reader.cgroups.values()
         extra = len(idle) * 4096 if tick == 1 else 0
         assert reading.dirtied_bytes == (len(active) << 20) + extra
-    assert {int.from_bytes(tid, "little") for tid in held.entries} == set(active)
+    assert held_tids(held) == set(active)
 
 
-def test_threads_that_are_idle_for_long_are_taken_out() -> None:
-    held = FakeMap()
-    reader = TaskReader(held)  # type: ignore[arg-type]
+def test_threads_that_are_idle_for_long_are_taken_out(held: Any) -> None:
+    reader = TaskReader(held)
     for tid in (1, 2):
-        held.entries[tid.to_bytes(4, "little")] = dirtier(1, 4096, 0, 7, tid)
+        hold_dirtier(held, tid, 4096)
     for _ in range(map_readers.IDLE_READS):
         reader.read()
-    held.entries[(2).to_bytes(4, "little")] = dirtier(1, 8192, 0, 7, 2)
+    hold_dirtier(held, 2, 8192)
     reader.read()
-    assert len(held.entries) == 2
+    assert held_tids(held) == {1, 2}
     reader.read()
-    assert list(held.entries) == [(2).to_bytes(4, "little")]
-
-
-def test_half_a_table_is_kept_free_and_the_cgroups_that_synced_last_stay() -> None:
-    held = FakeMap()
-    reader = CgroupSyncReader(held)  # type: ignore[arg-type]
-    for cgroup in range(held.max_entries):
-        key = bpf_layout.CGROUP_KEY.pack(cgroup, DISK)
-        held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(9, 1000 + cgroup, 42)
-    assert len(reader.read()) == held.max_entries
-    kept = {bpf_layout.CGROUP_KEY.unpack(key)[0] for key in held.entries}
-    assert kept == set(range(held.max_entries // 2, held.max_entries))
-    key = bpf_layout.CGROUP_KEY.pack(3, DISK)
-    held.entries[key] = bpf_layout.CGROUP_SYNCS.pack(12, 5000, 42)
-    assert reader.read() == {(3, "8:1"): CgroupReading(syncs=12, pid=42)}
+    assert held_tids(held) == {2}
 
 
 def test_two_readers_together() -> None:

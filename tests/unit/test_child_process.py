@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -41,19 +42,14 @@ def test_errno_of_the_write_comes_back() -> None:
     assert isinstance(failure, OSError) and failure.strerror == "No space left on device"
 
 
-def test_child_without_the_daemons_surroundings(tmp_path: Path) -> None:
-    os.environ["LC_MESSAGES"], old = "de_DE.UTF-8", os.environ.get("LC_MESSAGES")
+def test_child_without_the_daemons_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_MESSAGES", "de_DE.UTF-8")
     seen = []
 
     def work(run: Run) -> None:
         seen.append(run(("/bin/sh", "-c", "env; echo problem >&2; exit 3")))
 
-    try:
-        assert done(work).failure() is None
-    finally:
-        del os.environ["LC_MESSAGES"]
-        if old is not None:
-            os.environ["LC_MESSAGES"] = old
+    assert done(work).failure() is None
     (ended,) = seen
     assert (ended.code, ended.errors) == (3, "problem\n")
     assert "LC_ALL=C\n" in ended.output and "LC_MESSAGES" not in ended.output
@@ -106,15 +102,22 @@ def test_without_room_for_a_thread_or_a_child_it_has_failed(
     assert job.decided and isinstance(job.failure(), ChildError)
 
 
+def queue_file(root: Path, disk: str, text: Optional[str]) -> Path:
+    """One of a disk's; None: whoever opens it waits for a writer, as behind a disk that hangs."""
+    file = root / queue_files.path(disk, "nr_requests").lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(text)
+    return file
+
+
 def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     """As behind somebody who writes queue/max_sectors_kb of a disk that hangs."""
-    for disk in ("sda", "sdb"):
-        file = tmp_path / queue_files.path(disk, "nr_requests").lstrip("/")
-        file.parent.mkdir(parents=True)
-        file.write_text("64\n")
-    stuck = tmp_path / queue_files.path("sda", "nr_requests").lstrip("/")
-    stuck.unlink()
-    os.mkfifo(stuck)  # whoever opens it waits for a writer
+    queue_file(tmp_path, "sdb", "64\n")
+    stuck = queue_file(tmp_path, "sda", None)
     files, seen = KernelFiles(tmp_path), []
 
     def read() -> None:
@@ -130,8 +133,7 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     assert len({threads for _, threads in seen}) == 1, "each try leaves a thread more"
     stuck.write_text("32\n")
     queue_files._hanging[str(stuck.parent)].join(10.0)
-    stuck.unlink()
-    stuck.write_text("16\n")
+    queue_file(tmp_path, "sda", "16\n")
     assert queue_files.read(files, "sda", "nr_requests") == "16"
 
 
@@ -139,9 +141,7 @@ def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path)
     """TasksMax= of the unit is 48."""
     files, disks = KernelFiles(tmp_path), [f"sd{letter}" for letter in "abcdefghijklmnopqrst"]
     for disk in disks:
-        file = tmp_path / queue_files.path(disk, "nr_requests").lstrip("/")
-        file.parent.mkdir(parents=True)
-        os.mkfifo(file)
+        queue_file(tmp_path, disk, None)
     before = threading.active_count()
     for disk in disks * 2:
         with pytest.raises(OSError, match="busy"):
@@ -150,7 +150,5 @@ def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path)
     for home, thread in list(queue_files._hanging.items()):
         (Path(home) / "nr_requests").write_text("32\n")
         thread.join(10.0)
-    last = tmp_path / queue_files.path(disks[-1], "nr_requests").lstrip("/")
-    last.unlink()
-    last.write_text("64\n")
+    queue_file(tmp_path, disks[-1], "64\n")
     assert queue_files.read(files, disks[-1], "nr_requests") == "64"

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
+from unittest import mock
 
 import pytest
 
@@ -20,6 +21,7 @@ from writebackd.kernel.conflicting_tools import (
     find_conflicting_tools,
 )
 
+UDEV = "/etc/udev/rules.d/60-x.rules"
 RUNS = {"/proc/900/comm": "tuned\n"}
 
 
@@ -111,17 +113,14 @@ def test_a_masked_file_says_nothing(tmp_path: Path) -> None:
         ("/etc/rc.local", "cat /proc/sys/vm/dirty_bytes", None),
         ("/etc/tmpfiles.d/a.conf", "w /proc/sys/vm/dirty_bytes - - - - 9", "vm.dirty_bytes=9"),
         ("/etc/tmpfiles.d/a.conf", "r /proc/sys/vm/dirty_bytes - - - - 9", None),
-        (
-            "/etc/udev/rules.d/60-x.rules",
-            'ACTION=="add", SUBSYSTEM=="block", ATTR{queue/nr_requests}="64"',
-            "queue/nr_requests=64",
-        ),
-        ("/etc/udev/rules.d/60-x.rules", 'ATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
-        ("/etc/udev/rules.d/60-x.rules", 'ATTR{queue/nr_requests}=="64"', None),
-        ("/etc/udev/rules.d/60-x.rules", '# ATTR{bdi/max_ratio}="1"', None),
-        ("/etc/udev/rules.d/60-x.rules", 'ATTR{queue/scheduler}="none"', None),
+        (UDEV, 'ACTION=="add", SUBSYSTEM=="block", ATTR{queue/nr_requests}="64"',
+         "queue/nr_requests=64"),
+        (UDEV, 'ATTR{bdi/max_ratio}="1"', "bdi/max_ratio=1"),
+        (UDEV, 'ATTR{queue/nr_requests}=="64"', None),
+        (UDEV, '# ATTR{bdi/max_ratio}="1"', None),
+        (UDEV, 'ATTR{queue/scheduler}="none"', None),
     ],
-)
+)  # fmt: skip
 def test_other_files_that_are_read_at_boot(
     tmp_path: Path, path: str, line: str, setting: "str | None"
 ) -> None:
@@ -242,26 +241,18 @@ def test_a_look_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = [watch.error]
     monkeypatch.setattr(conflicting_tools, "_LOOK_S", 0.0)
     errors.append(watch.error)
-    said = "cannot look for rivals: not done within 0 s, a disk may hang"
-    assert errors == [None, said]
+    assert errors[0] is None and "not done within 0 s" in (errors[1] or "")
     disk.set()
     until(lambda: watch.found == () and watch.error is None)
 
 
 def test_what_goes_wrong_is_told_and_the_last_answer_stays() -> None:
-    answers: List[object] = [(), ValueError("a file with teeth"), ()]
-
-    def find() -> Tuple[ConflictingTool, ...]:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return ()
-
+    find = mock.Mock(side_effect=[(), ValueError("a file with teeth"), ()])
     watch = ConflictMonitor(find)
     watch.look()
     until(lambda: watch.found == () and watch.error is None)
     watch.look()
-    until(lambda: watch.error == "cannot look for rivals: a file with teeth")
+    until(lambda: "a file with teeth" in (watch.error or ""))
     assert watch.found == ()
     watch.look()
-    until(lambda: watch.error is None and not answers)
+    until(lambda: watch.error is None and find.call_count == 3)

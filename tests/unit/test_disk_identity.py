@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, Optional
+from typing import Dict, Optional
 
 import pytest
 
-from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, FakeSysfs
+from fake_sysfs import NVME, RAID, SATA, USB, VIRTIO, VIRTUAL, FakeSysfs
 from writebackd.kernel.topology import scan
 
 MMC = "platform/soc/mmc_host/mmc0/mmc0:0001/block"
@@ -29,19 +29,34 @@ def vpd(tree: FakeSysfs, disk: str, serial: str) -> None:
     tree.text(f"/sys/block/{disk}/device/vpd_pg80", f"\0\x7f\0{chr(len(serial))}{serial}   ")
 
 
-def test_a_scsi_disk_by_its_wwid_with_both_cache_modes(tree: FakeSysfs) -> None:
-    tree.disk("sda", "8:0", RAID, write_cache="write back")
-    tree.says("sda", device__wwid=WWID, device__model="PERC H730P Mini")
-    tree.text("/sys/block/sda/device/scsi_disk/2:2:0:0/cache_type", "write back, no read (daft)")
-    assert identities(tree) == {
-        "sda": f"{WWID}, cache write back / write back, no read (daft)"
-    }
-
-
-def test_an_nvme_namespace_by_its_wwid(tree: FakeSysfs) -> None:
-    tree.disk("nvme0n1", "259:0", NVME, write_cache="write through")
-    tree.says("nvme0n1", wwid="eui.0025385b71b00d1f", device__serial="S5GX")
-    assert identities(tree) == {"nvme0n1": "eui.0025385b71b00d1f, cache write through"}
+@pytest.mark.parametrize(
+    "name, devno, place, says, identity",
+    [
+        # By its wwid, with both cache modes.
+        ("sda", "8:0", RAID,
+         {"device__wwid": WWID, "device__model": "PERC H730P Mini",
+          "device__scsi_disk__2:2:0:0__cache_type": "write back, no read (daft)"},
+         f"{WWID}, cache write back / write back, no read (daft)"),
+        ("nvme0n1", "259:0", NVME,
+         {"wwid": "eui.0025385b71b00d1f", "device__serial": "S5GX",
+          "queue__write_cache": "write through"},
+         "eui.0025385b71b00d1f, cache write through"),
+        ("loop0", "7:0", VIRTUAL, {"loop__backing_file": "/srv/a b.img", "loop__offset": "0"},
+         "file /srv/a b.img at 0 of 2048, cache write back"),
+        ("sda", "8:0", SATA, {"device__vendor": "ATA", "device__model": "QEMU HARDDISK"},
+         "ATA QEMU HARDDISK of 2048, cache write back"),
+        ("nbd0", "43:0", VIRTUAL, {}, None),
+        # A read of it waits behind the disk's queue.
+        ("vda", "254:0", VIRTIO, {"serial": "vol-0a1b"}, None),
+    ],
+)  # fmt: skip
+def test_a_disk_is_what_it_says_of_itself(
+    tree: FakeSysfs, name: str, devno: str, place: str, says: Dict[str, str],
+    identity: Optional[str],
+) -> None:  # fmt: skip
+    tree.disk(name, devno, place)
+    tree.says(name, **says)
+    assert identities(tree) == {name: identity}
 
 
 @pytest.mark.parametrize("nothing", ["naa.0000000000000000", "", "0", "eui.00-00", "\udcff"])
@@ -58,10 +73,8 @@ def test_an_empty_wwid_gives_way_to_the_serial_number(tree: FakeSysfs, nothing: 
     }
 
 
-def test_virtio_is_asked_through_udev_and_never_itself(tree: FakeSysfs) -> None:
+def test_virtio_is_asked_through_udev(tree: FakeSysfs) -> None:
     tree.disk("vda", "254:0", VIRTIO)
-    tree.says("vda", serial="a read of this waits behind the disk's queue")
-    assert identities(tree) == {"vda": None}
     tree.text("/run/udev/data/b254:0", "S:disk/by-id/virtio-x\nI:4711\nE:ID_SERIAL=vol-0a1b\nG:x")
     assert identities(tree) == {"vda": "serial vol-0a1b of 2048, cache write back"}
 
@@ -75,27 +88,17 @@ def test_parts_of_one_card_are_told_apart(tree: FakeSysfs) -> None:
     assert None not in found.values() and len(set(found.values())) == 2
 
 
-def test_make_and_size_are_better_than_nothing_while_there_is_one_of_it(tree: FakeSysfs) -> None:
-    tree.disk("sda", "8:0", SATA, size=1000)
-    tree.says("sda", device__vendor="ATA", device__model="QEMU HARDDISK")
-    assert identities(tree) == {"sda": "ATA QEMU HARDDISK of 1000, cache write back"}
-    tree.disk("sdb", "8:16", SATA, size=1000)
-    tree.says("sdb", device__vendor="ATA", device__model="QEMU HARDDISK")
+@pytest.mark.parametrize("says", [
+    {"device__wwid": "t10.USB cheap 0123"},
+    {"device__vendor": "ATA", "device__model": "QEMU HARDDISK"},
+])  # fmt: skip
+def test_what_two_disks_say_names_neither(tree: FakeSysfs, says: Dict[str, str]) -> None:
+    for name, devno in (("sda", "8:0"), ("sdb", "8:16")):
+        tree.disk(name, devno, SATA)
+        tree.says(name, **says)
     assert identities(tree) == {"sda": None, "sdb": None}
     tree.unplug("sda")
-    assert identities(tree) == {"sdb": "ATA QEMU HARDDISK of 1000, cache write back"}
-
-
-def test_two_disks_with_the_same_wwid_are_neither(tree: FakeSysfs) -> None:
-    for name, devno in (("sda", "8:0"), ("sdb", "8:16")):
-        tree.disk(name, devno, USB)
-        tree.says(name, device__wwid="t10.USB cheap 0123")
-    assert identities(tree) == {"sda": None, "sdb": None}
-
-
-def test_a_disk_that_says_nothing_has_no_identity(tree: FakeSysfs) -> None:
-    tree.disk("nbd0", "43:0")
-    assert identities(tree) == {"nbd0": None}
+    assert identities(tree)["sdb"] is not None
 
 
 def volume(tree: FakeSysfs) -> None:
@@ -142,26 +145,10 @@ def test_btrfs_by_its_uuid(tree: FakeSysfs) -> None:
     assert identities(tree) == {"btrfs-1": "btrfs 6f-11 on naa.5a, cache write back"}
 
 
-def test_a_loop_device_by_its_file(tree: FakeSysfs) -> None:
-    tree.disk("loop0", "7:0")
-    tree.says("loop0", loop__backing_file="/srv/a b.img", loop__offset="0")
-    assert identities(tree) == {"loop0": "file /srv/a b.img at 0 of 2048, cache write back"}
-
-
-def cache_type(tree: FakeSysfs) -> None:
-    tree.text("/sys/block/sda/device/scsi_disk/0:0:0:0/cache_type", "write through")
-
-
-def queue_mode(tree: FakeSysfs) -> None:
-    tree.says("sda", queue__write_cache="write through")
-
-
-@pytest.mark.parametrize("change", [cache_type, queue_mode])
-def test_another_cache_mode_is_another_device(
-    tree: FakeSysfs, change: Callable[[FakeSysfs], None]
-) -> None:
+@pytest.mark.parametrize("file", ["device__scsi_disk__0:0:0:0__cache_type", "queue__write_cache"])
+def test_another_cache_mode_is_another_device(tree: FakeSysfs, file: str) -> None:
     volume(tree)
     before = identities(tree)["dm-0"]
-    change(tree)
+    tree.says("sda", **{file: "write through"})
     after = identities(tree)["dm-0"]
     assert before != after and after is not None and "write through" in after

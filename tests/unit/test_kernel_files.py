@@ -23,19 +23,13 @@ def test_names_are_absolute_and_stay_below_the_root(root: Path) -> None:
     assert KernelFiles(root).path("/proc/vmstat") == root / "proc/vmstat"
 
 
-def test_text_and_numbers_come_without_white_space(files: KernelFiles) -> None:
-    files.path("/sys/x").write_text("  4096\n")
-    assert (files.read("/sys/x"), files.read_int("/sys/x")) == ("4096", 4096)
-
-
-def test_bytes_that_are_no_utf8_survive(files: KernelFiles) -> None:
-    files.path("/sys/x").write_bytes(b"disk-\xff\n")
-    assert os.fsencode(files.read("/sys/x")) == b"disk-\xff"
-
-
-def test_more_than_one_read_is_put_together(files: KernelFiles) -> None:
-    text = "x" * 300_000
-    files.path("/sys/x").write_text(text)
+@pytest.mark.parametrize("raw, text", [
+    (b"  4096\n", "4096"),
+    (b"disk-\xff\n", os.fsdecode(b"disk-\xff")),  # bytes that are no UTF-8 survive
+    (b"x" * 300_000, "x" * 300_000),  # more than one read
+])  # fmt: skip
+def test_text_comes_without_white_space(files: KernelFiles, raw: bytes, text: str) -> None:
+    files.path("/sys/x").write_bytes(raw)
     assert files.read("/sys/x") == text
 
 
@@ -53,6 +47,8 @@ def test_a_pipe_is_read_to_its_end_over_short_reads(files: KernelFiles) -> None:
 
 
 def test_an_integer_error_names_the_file(files: KernelFiles) -> None:
+    files.path("/sys/x").write_text("4096\n")
+    assert files.read_int("/sys/x") == 4096
     files.path("/sys/x").write_text("many")
     with pytest.raises(ValueError, match="/sys/x: expected an integer, found 'many'"):
         files.read_int("/sys/x")

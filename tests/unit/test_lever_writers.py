@@ -44,17 +44,11 @@ def test_a_value_is_read_as_the_kernel_reads_it(value: str, seen: str) -> None:
 def test_the_newest_that_fits_is_named() -> None:
     seen = [
         write("dirty_ratio", "40", 5), write("dirty_bytes", "40", 6), write("dirty_ratio", "40", 7),
-        write("dirty_ratio", "9", 8), write("dirty_ratio", "40", 1000),
-        write("dirty_ratio", "40", 1001),
+        write("dirty_ratio", "9", 8), write("dirty_ratio", "banana", 9),  # that was refused
+        write("dirty_ratio", "40", 1000), write("dirty_ratio", "40", 1001),
     ]  # fmt: skip
     found = writer_of(ForeignWrite("dirty_ratio", "40"), [seen], OWN)
     assert found is not None and found.pid == 7
-
-
-def test_a_write_that_was_refused_is_not_taken_for_the_one_that_stands() -> None:
-    seen = [write("dirty_bytes", "8192", 5), write("dirty_bytes", "banana", 6)]
-    found = writer_of(ForeignWrite("dirty_bytes", "8192"), [seen], OWN)
-    assert found is not None and found.pid == 5
 
 
 def test_where_the_ring_was_overrun_the_last_to_that_lever_is_named() -> None:

@@ -556,7 +556,7 @@ def test_a_loop_of_short_copies_is_one_culprit() -> None:
         host.second(
             syncs=2, latency_s=1.0, waiting=1, flood=3 * each, dirty=3 << 30,
             tasks=tuple(
-                TaskSample(5000 + 3 * number + n, "dd", 7, "sda", each, 0.3, 9, "/user.slice/x")
+                TaskSample(5000 + 3 * number + n, "dd", 7, "sda", each, 0.3, "/user.slice/x")
                 for n in range(3)
             ),
         )  # fmt: skip

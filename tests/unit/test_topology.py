@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, cast
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -84,11 +86,10 @@ def test_lvm_on_md_on_partitions(tree: FakeSysfs) -> None:
     tree.mount("253:1", "xfs", "/dev/mapper/vg-srv", "/srv")
     found = by_name(tree)
     assert set(found) == {"dm-0", "dm-1"}  # not the disks nor md0: their BDIs hold nothing
-    assert found["dm-1"].bdi == "253:1"
-    assert found["dm-1"].leaves == ("sda", "sdb")
-    assert found["dm-1"].leaf_devnos == ("8:0", "8:16")
-    assert found["dm-1"].driver == "ahci"
-    assert found["dm-1"].rotational is True
+    volume = found["dm-1"]
+    assert (volume.bdi, volume.leaves, volume.leaf_devnos, volume.driver, volume.rotational) == (
+        "253:1", ("sda", "sdb"), ("8:0", "8:16"), "ahci", True
+    )  # fmt: skip
 
 
 def test_a_disk_can_carry_both_a_filesystem_and_lvm(tree: FakeSysfs) -> None:
@@ -151,14 +152,11 @@ def test_btrfs_without_a_bdi_link_still_has_its_leaves(tree: FakeSysfs) -> None:
 @pytest.mark.parametrize(
     "st_dev, fstype, source",
     [
-        ("0:44", "overlay", "overlay"),
-        ("0:45", "nfs4", "server:/export"),
-        ("0:46", "fuse.sshfs", "host:"),
-        ("0:47", "zfs", "tank/home"),
-        ("0:48", "bcachefs", "/dev/sda"),
-        ("8:99", "ext4", "/dev/gone"),
+        ("0:44", "overlay", "overlay"), ("0:45", "nfs4", "server:/export"),
+        ("0:46", "fuse.sshfs", "host:"), ("0:47", "zfs", "tank/home"),
+        ("0:48", "bcachefs", "/dev/sda"), ("8:99", "ext4", "/dev/gone"),
     ],
-)
+)  # fmt: skip
 def test_what_is_on_no_block_device_is_not_listed(
     tree: FakeSysfs, st_dev: str, fstype: str, source: str
 ) -> None:
@@ -258,10 +256,7 @@ def mixed(tree: FakeSysfs) -> None:
         (lambda tree: tree.disk("sda", "8:0", RAID), None),
         (lambda tree: tree.disk("vda", "254:0", VIRTIO, driver="virtio_blk"), "virtio_blk"),
         (lambda tree: tree.disk("nvme0n1", "259:0", NVME), "nvme"),
-        (
-            lambda tree: tree.disk("nvme1n1", "259:1", "virtual/nvme-subsystem/nvme-subsys1"),
-            "nvme",
-        ),
+        (lambda tree: tree.disk("nvme1n1", "259:1", "virtual/nvme-subsystem/nvme-subsys1"), "nvme"),
         (loop_with_file, "loop"),
         (lambda tree: tree.disk("nbd0", "43:0"), "nbd"),
         (mixed, "mixed"),
@@ -298,29 +293,23 @@ def test_leaves_that_differ(
 # --- while things change ---
 
 
-class VanishingFiles(KernelFiles):
-    """Unplugs a disk just before the n-th access."""
+class Observed(KernelFiles):
+    """Calls `seen` before each file, directory or link that is read."""
 
-    def __init__(self, tree: FakeSysfs, disk: str, after: int) -> None:
-        super().__init__(tree.root)
-        self._left = after
-        self._tree, self._disk = tree, disk
+    def __init__(self, root: Path, seen: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._seen = seen
 
-    def _step(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            self._tree.unplug(self._disk)
-
-    def try_read(self, name: str) -> Optional[str]:
-        self._step()
-        return super().try_read(name)
+    def read(self, name: str) -> str:
+        self._seen()
+        return super().read(name)
 
     def listdir(self, name: str) -> List[str]:
-        self._step()
+        self._seen()
         return super().listdir(name)
 
     def readlink(self, name: str) -> Optional[str]:
-        self._step()
+        self._seen()
         return super().readlink(name)
 
 
@@ -331,109 +320,127 @@ def test_a_disk_may_vanish_at_any_moment(tree: FakeSysfs, after: int) -> None:
     tree.partition("sdb", "sdb1", "8:17")
     tree.disk("dm-0", "253:0", slaves=("sdb1",))
     tree.mount("8:0", "ext4", "/dev/sda", "/")
-    found = {device.name: device for device in scan(VanishingFiles(tree, "sdb", after))}
+    reads = 0
+
+    def seen() -> None:
+        nonlocal reads
+        reads += 1
+        if reads == after:
+            tree.unplug("sdb")
+
+    found = {device.name: device for device in scan(Observed(tree.root, seen))}
     assert found["sda"].filesystems == (("8:0", "ext4", "/"),)
     assert "sdb" not in found or found["sdb"].filesystems == ()
 
 
 class Clock:
-    now = 1000.0
+    now, step = 1000.0, 0.0
 
     def __call__(self) -> float:
+        self.now += self.step
         return self.now
 
 
-def test_topology_scans_only_for_a_reason(tree: FakeSysfs) -> None:
-    clock = Clock()
-    kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    events = Uevents(ours)
-    topology = Topology(tree.files, events, clock)
-    try:
-        assert not look(topology)  # nothing there yet
-        tree.disk("sda", "8:0", SATA)
-        assert not look(topology)  # nobody told
-        kernel.send(b"add@/devices/x\0ACTION=add\0SUBSYSTEM=net\0")
-        kernel.send(b"\xff\xfe garbage without end")
-        assert not look(topology)
-        kernel.send(b"add@/devices/x\0ACTION=add\0SUBSYSTEM=block\0DEVNAME=sda\0")
-        assert look(topology)
-        assert [device.name for device in topology.devices] == ["sda"]
-        assert not look(topology)
-        tree.disk("sdb", "8:16", SATA)
-        clock.now += 301
-        assert look(topology)  # the safety net
-    finally:
-        topology.close()
-        events.close()
-        kernel.close()
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
-def test_a_scan_that_hangs_holds_nobody_up_and_is_told(tree: FakeSysfs) -> None:
-    """As behind a foreign writer of queue/max_sectors_kb whose disk hangs."""
-    clock = Clock()
+@pytest.fixture
+def blind(tree: FakeSysfs, clock: Clock) -> Iterator[Topology]:
+    """It hears no events."""
     topology = Topology(tree.files, None, clock)
+    yield topology
+    topology.close()
+
+
+class Told(NamedTuple):
+    topology: Topology
+    kernel: socket.socket  # which sends the events that it hears
+
+
+@pytest.fixture
+def told(tree: FakeSysfs, clock: Clock) -> Iterator[Told]:
+    kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with kernel, contextlib.closing(Uevents(ours)) as events:
+        with contextlib.closing(Topology(tree.files, events, clock)) as topology:
+            yield Told(topology, kernel)
+
+
+def names(topology: Topology) -> List[str]:
+    return [device.name for device in topology.devices]
+
+
+def test_topology_scans_only_for_a_reason(tree: FakeSysfs, clock: Clock, told: Told) -> None:
+    topology, kernel = told
+    assert not look(topology)  # nothing there yet
+    tree.disk("sda", "8:0", SATA)
+    assert not look(topology)  # nobody told
+    kernel.send(b"add@/devices/x\0ACTION=add\0SUBSYSTEM=net\0")
+    kernel.send(b"\xff\xfe garbage without end")
+    assert not look(topology)
+    kernel.send(b"add@/devices/x\0ACTION=add\0SUBSYSTEM=block\0DEVNAME=sda\0")
+    assert look(topology) and names(topology) == ["sda"]
+    assert not look(topology)
+    tree.disk("sdb", "8:16", SATA)
+    clock.now += 301
+    assert look(topology)  # the safety net
+
+
+def test_a_scan_that_hangs_holds_nobody_up_and_is_told(
+    tree: FakeSysfs, clock: Clock, blind: Topology
+) -> None:
+    """As behind a foreign writer of queue/max_sectors_kb whose disk hangs."""
     tree.disk("sda", "8:0", SATA, rotational=True)
-    assert topology.scan()
-    known = topology.devices
+    assert blind.scan()
+    known = blind.devices
     tree.disk("sdb", "8:16", SATA)
     stuck = tree.files.path("/sys/block/sda/queue/rotational")
     stuck.unlink()
     os.mkfifo(stuck)  # whoever opens it waits for a writer
     clock.now += 31
-    tick = threading.Thread(target=topology.refresh, daemon=True)
+    tick = threading.Thread(target=blind.refresh, daemon=True)
     tick.start()
     tick.join(10.0)
     assert not tick.is_alive(), "it waits for the disk"
     clock.now += 11
-    assert not topology.refresh() and topology.devices is known
-    assert "hangs" in (topology.problem or "")
+    assert not blind.refresh() and blind.devices is known
+    assert "scan of /sys" in (blind.problem or "")
     stuck.write_text("1")
-    assert look(topology)
-    assert [device.name for device in topology.devices] == ["sda", "sdb"]
-    assert not topology.problem
-    topology.close()
+    assert look(blind) and names(blind) == ["sda", "sdb"]
+    assert not blind.problem
 
 
 def test_a_scan_that_fails_is_told_and_made_again(
-    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+    tree: FakeSysfs, clock: Clock, blind: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
-    topology = Topology(tree.files, None, clock)
     tree.disk("sda", "8:0", SATA)
     with monkeypatch.context() as broken:
         broken.setattr(topology_module, "read_mounts", lambda files: 1 / 0)
-        assert not look(topology)
-        assert "division" in (topology.problem or "")
+        assert not look(blind)
+        assert "division" in (blind.problem or "")
     clock.now += 31
-    assert look(topology) and not topology.problem
-    topology.close()
+    assert look(blind) and not blind.problem
 
 
-def test_without_events_a_new_disk_shows_after_30_s(tree: FakeSysfs) -> None:
-    clock = Clock()
-    topology = Topology(tree.files, None, clock)
-    look(topology)
+def test_without_events_a_new_disk_shows_after_30_s(
+    tree: FakeSysfs, clock: Clock, blind: Topology
+) -> None:
+    look(blind)
     tree.disk("sda", "8:0", SATA)
     clock.now += 29
-    assert not look(topology)
+    assert not look(blind)
     clock.now += 2
-    assert look(topology)
+    assert look(blind)
     tree.unplug("sda")
-    assert topology.scan()
-    assert topology.devices == ()
-    topology.close()
+    assert blind.scan() and names(blind) == []
 
 
-def test_a_storm_of_events_costs_one_scan_in_twenty_times_its_length(tree: FakeSysfs) -> None:
-    class SlowClock(Clock):
-        def __call__(self) -> float:
-            self.now += 0.1  # so every scan seems to take 100 ms
-            return self.now
-
-    kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    events = Uevents(ours)
-    clock = SlowClock()
-    topology = Topology(tree.files, events, clock)
+def test_a_storm_of_events_costs_one_scan_in_twenty_times_its_length(
+    tree: FakeSysfs, clock: Clock, told: Told
+) -> None:
+    topology, kernel = told
+    clock.step = 0.1  # so every scan seems to take 100 ms
     look(topology)
     tree.disk("sda", "8:0", SATA)
     kernel.send(b"add@/devices/x\0SUBSYSTEM=block\0")
@@ -442,33 +449,24 @@ def test_a_storm_of_events_costs_one_scan_in_twenty_times_its_length(tree: FakeS
     assert not look(topology)
     clock.now += 1.0
     assert look(topology)  # put off, not forgotten
-    topology.close()
-    events.close()
-    kernel.close()
 
 
 def test_lost_events_are_a_reason_to_scan() -> None:
-    class Overrun:
-        def setblocking(self, flag: bool) -> None:
-            assert not flag
-
-        def recv(self, size: int) -> bytes:
-            raise OSError(105, "No buffer space available")
-
-    assert Uevents(Overrun()).drain() == 1  # type: ignore[arg-type]
+    overrun = mock.Mock(**{"recv.side_effect": OSError(105, "No buffer space available")})
+    assert Uevents(overrun).drain() == 1
+    overrun.setblocking.assert_called_once_with(False)
 
 
-def test_a_host_without_pyroute2_sees_hotplug_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_events_of_the_kernel_and_of_udevd_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pyroute2, which hosts need not have."""
     monkeypatch.setitem(cast(Any, sys.modules), "pyroute2", None)
-    opened, reason = open_uevents()
-    assert reason is None
-    assert opened is not None
-    with socket.socket(fileno=os.dup(opened.fileno())) as same:
-        # The kernel's events, and udevd's when it has set the disk up.
-        assert (same.family, same.getsockname()[1]) == (socket.AF_NETLINK, 3)
-    opened.drain()  # whatever came since: it does not block
+    bind = mock.Mock()
+    with monkeypatch.context() as watched:
+        watched.setattr(socket.socket, "bind", bind)
+        opened, reason = open_uevents()
+    assert reason is None and opened is not None
+    bind.assert_called_once_with((0, 1 | 2))
+    opened.drain()  # it does not block
     opened.close()
 
 
@@ -476,35 +474,19 @@ def test_a_host_without_pyroute2_sees_hotplug_all_the_same(
 def test_a_refused_socket_is_a_reason_and_no_crash(
     monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
-    closed = []
+    def refuse(*_: object) -> None:
+        raise OSError(105, "No buffer space available")
 
-    class Refusing:
-        def __init__(self, *_: object) -> None:
-            self.may("socket")
-
-        def may(self, call: str) -> None:
-            if call == refused:
-                raise OSError(105, "No buffer space available")
-
-        def setsockopt(self, *_: object) -> None:
-            self.may("setsockopt")
-
-        def bind(self, address: object) -> None:
-            self.may("bind")
-
-        def close(self) -> None:
-            closed.append(True)
-
-    monkeypatch.setattr("writebackd.kernel.uevents.socket.socket", Refusing)
-    opened, reason = open_uevents()
-    assert opened is None
-    assert reason is not None
-    assert "hotplug is noticed late" in reason
-    assert "No buffer space available" in reason
-    assert bool(closed) == (refused != "socket")
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as broken:
+        broken.setattr(socket if refused == "socket" else socket.socket, refused, refuse)
+        opened, reason = open_uevents()
+    assert opened is None and reason is not None
+    assert "late" in reason and "No buffer space available" in reason
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_lookups(tree: FakeSysfs) -> None:
+def test_lookups(tree: FakeSysfs, blind: Topology) -> None:
     tree.disk("sda", "8:0", SATA)
     for number in (1, 2, 3):
         tree.partition("sda", f"sda{number}", f"8:{number}")
@@ -512,14 +494,8 @@ def test_lookups(tree: FakeSysfs) -> None:
     tree.btrfs("01", ("sda3",), "btrfs-1")
     tree.mount("8:1", "ext4", "/dev/sda1", "/")
     tree.mount("0:50", "btrfs", "/dev/sda3", "/data")
-    topology = Topology(tree.files)
-    assert look(topology)
+    assert look(blind)
     owners = {
-        devno: owner.name if owner is not None else None
-        for devno in ("8:1", "8:0", "8:2", "253:0", "0:50", "0:21", "8:77")
-        for owner in (topology.by_fs(devno),)
-    }
-    assert owners == {
         "8:1": "sda",
         "8:0": "sda",
         "8:2": "sda",  # a writer to the partition itself dirties the disk's BDI
@@ -528,38 +504,22 @@ def test_lookups(tree: FakeSysfs) -> None:
         "0:21": None,
         "8:77": None,
     }
-    topology.close()
-
-
-class Counted(KernelFiles):
-    """Counts what is read, a directory and a link as a file."""
-
-    count = 0
-
-    def read(self, name: str) -> str:
-        self.count += 1
-        return super().read(name)
-
-    def listdir(self, name: str) -> List[str]:
-        self.count += 1
-        return super().listdir(name)
-
-    def readlink(self, name: str) -> Optional[str]:
-        self.count += 1
-        return super().readlink(name)
+    found = {devno: blind.by_fs(devno) for devno in owners}
+    assert {devno: owner and owner.name for devno, owner in found.items()} == owners
 
 
 def test_of_1024_disks_each_is_read_once(tree: FakeSysfs) -> None:
     """What a scan takes is what it reads; printed is what it took here."""
     many_disks(tree, MANY)
-    files = Counted(tree.root)
+    reads: List[None] = []
+    files = Observed(tree.root, lambda: reads.append(None))
     start = time.thread_time()
     found = scan(files)
     took_ms = (time.thread_time() - start) * 1e3
     print(f"scan of {MANY} disks with a partition and a filesystem each: {took_ms:.0f} ms,"
-          f" {files.count} reads")
+          f" {len(reads)} reads")
     assert len(found) == MANY
-    assert files.count <= MANY * READS_EACH + READS_ONCE
+    assert len(reads) <= MANY * READS_EACH + READS_ONCE
 
 
 # --- mountinfo ---
@@ -600,9 +560,8 @@ def test_no_mountinfo_raises(text: str) -> None:
 
 
 def test_a_missing_proc_never_changes(tmp_path: Path) -> None:
-    watch = MountWatch(KernelFiles(tmp_path / "nowhere"))
-    assert not watch.changed()
-    watch.close()
+    with contextlib.closing(MountWatch(KernelFiles(tmp_path / "nowhere"))) as watch:
+        assert not watch.changed()
 
 
 def test_a_closed_watch_holds_no_file(tree: FakeSysfs) -> None:

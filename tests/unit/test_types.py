@@ -72,16 +72,16 @@ def test_what_a_tick_asks_of_a_histogram_is_what_it_answers_one_by_one(
         assert seen.count_above(BUCKET_EDGES_S[index]) == (above, seen.total)
 
 
-def test_nothing_seen_has_no_quantile_and_no_share() -> None:
+@pytest.mark.parametrize("threshold_s, share", [
+    (BUCKET_EDGES_S[9], 1.0),
+    (BUCKET_EDGES_S[10], 0.75),  # a bucket that starts there is above it
+    (BUCKET_EDGES_S[10] * 1.0001, 0.0),
+    (0.0, 1.0), (60.0, 0.0),
+])  # fmt: skip
+def test_share_above(threshold_s: float, share: float) -> None:
+    assert Histogram(((9, 1), (10, 3))).share_above(threshold_s) == share
+    assert Histogram().share_above(threshold_s) is None
     assert Histogram().quantile(0.5) is None
-    assert Histogram().share_above(1.0) is None
-
-
-def test_share_above() -> None:
-    histogram = Histogram(((10, 30), (100, 10)))
-    assert histogram.share_above(BUCKET_EDGES_S[50]) == 0.25
-    assert histogram.share_above(0.0) == 1.0
-    assert histogram.share_above(60.0) == 0.0
 
 
 def test_samples_add_up() -> None:
@@ -94,7 +94,7 @@ def test_samples_add_up() -> None:
     assert (b + b).queue is None
 
 
-def test_counters_that_wrap_around_still_give_thedifference() -> None:
+def test_counters_that_wrap_around_still_give_the_difference() -> None:
     last = [0] * HIST_BUCKETS
     now = [0] * HIST_BUCKETS
     last[3], now[3] = 0xFFFFFFFE, 1
@@ -104,17 +104,10 @@ def test_counters_that_wrap_around_still_give_thedifference() -> None:
     assert difference(bpf_layout.HIST.pack(*now), bpf_layout.HIST.pack(*last)).buckets == expected
 
 
-SIZES = [
-    # devices, CPUs, shards of one CPU each?
-    (4, 2, True),
-    (20, 64, True),
-    (200, 64, False),
-    (1024, 2, True),
-    (1024, 256, False),
-]
-
-
-@pytest.mark.parametrize("devices,cpus,per_cpu", SIZES)
+# `per_cpu`: whether there are shards of one CPU each.
+@pytest.mark.parametrize("devices,cpus,per_cpu", [
+    (4, 2, True), (20, 64, True), (200, 64, False), (1024, 2, True), (1024, 256, False),
+])  # fmt: skip
 @pytest.mark.parametrize("queue", [False, True])
 def test_map_sizes_fit_the_budget(devices: int, cpus: int, per_cpu: bool, queue: bool) -> None:
     sizes = bpf_layout.plan_sizes(devices, cpus, queue)
@@ -152,13 +145,6 @@ def test_structures_have_the_sizes_of_the_c_header(tmp_path: Path) -> None:
     sizes = dict(line.split() for line in found.splitlines())
     assert HIST_UNIT_S == (1 << int(sizes.pop("unit"))) / 1e9
     assert sizes == {name: str(size) for name, size in wanted.items()}
-
-
-def test_a_bucket_that_starts_at_the_threshold_is_above_it() -> None:
-    histogram = Histogram(((9, 1), (10, 3)))
-    assert histogram.share_above(BUCKET_EDGES_S[10]) == 0.75
-    assert histogram.share_above(BUCKET_EDGES_S[10] * 1.0001) == 0
-    assert histogram.share_above(BUCKET_EDGES_S[9]) == 1
 
 
 def test_a_copy_differs_where_it_was_told_to() -> None:

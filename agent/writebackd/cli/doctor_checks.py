@@ -44,7 +44,7 @@ Finding = Tuple[str, str]
 
 # The oldest kernel that the CO-RE object is meant for (atomics, task storage).
 _OLDEST = (5, 10)
-# Of kernel/probe_report.py, which cannot tell what is in the way of the whole.
+# Of probe_report() in kernel/probe.py, which cannot tell what is in the way of the whole.
 _LEVELS = {"ok": "good", "note": "note", "warn": "warning"}
 _LIBBPF = "libbpf.so.1"
 TIMER = "writebackd-raid.timer"
@@ -153,7 +153,7 @@ def probe() -> Iterator[Finding]:
         return
     try:
         # Imported only here: whatever is wrong with the probe is a finding, not the end.
-        report = importlib.import_module("writebackd.kernel.probe_report").probe_report()
+        report = importlib.import_module("writebackd.kernel.probe").probe_report()
         for level, text in report:
             yield _LEVELS[level], text
     except Exception as error:

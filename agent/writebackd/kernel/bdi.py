@@ -4,15 +4,14 @@
 The kernel keeps both as a fraction of the global threshold, in millionths
 (BDI_RATIO_SCALE): max_bytes becomes one at the moment of the write, and drifts
 with every change of the global limit; read back it is a page or two off (seen
-on 6.18: 4194304 reads 4192647 under 4.6 GiB).  The *_fine files are that
-fraction itself.  They read back what was written whatever the global limit is,
-take any value up to 1000000, and are the exact way home to what was there,
-which bytes are not.  So they are what is written and read here.
+on 6.18: 4194304 reads 4192647 under 4.6 GiB).  The *_fine files are that fraction
+itself and read back what was written: the exact way back to what was there.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Mapping, Optional, Sequence, Tuple
+import re
+from typing import Dict, Mapping, Optional, Sequence
 
 from writebackd.kernel.files import KernelFiles
 
@@ -29,7 +28,7 @@ TOLERANCE = 1 / 64
 # The self-test's: a share of 1 % and a cap of almost all hold nobody back.
 TEST_MIN = 10_000
 TEST_MAX = 999_999
-MISSING = "this kernel has no limits in bytes per device (Linux 6.2 has)"
+MISSING = "no limits in bytes per device before Linux 6.2"
 _UNTOUCHED = {"max_ratio_fine": str(WHOLE), "min_ratio_fine": "0", "strict_limit": "0"}
 
 
@@ -57,11 +56,9 @@ def text_for(name: str, value: int, threshold_bytes: int) -> str:
 
 def holds(name: str, text: str, value: int, threshold_bytes: int) -> bool:
     """Whether `text` in the file means `value` under today's global threshold."""
-    if name == "strict_limit" or not text.isdigit():
-        return text == str(value)
-    return abs(int(text) - fraction(value, threshold_bytes)) <= max(
-        1.0, TOLERANCE * fraction(value, threshold_bytes)
-    )
+    wanted = int(text_for(name, value, threshold_bytes))
+    slack = 0.0 if name == "strict_limit" else max(1.0, TOLERANCE * wanted)
+    return text.isdigit() and abs(int(text) - wanted) <= slack
 
 
 def value_of(name: str, text: str, threshold_bytes: int) -> int:
@@ -91,12 +88,10 @@ def order(current: Mapping[str, str], wanted: Mapping[str, str]) -> Sequence[str
 def self_test(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str]:
     """Why the levers of `bdi` are not to be used on this kernel; None when they are.
 
-    Writes a minimum and a maximum that hold nobody back, checks what the kernel
-    makes of them, and puts back what was there, within a millisecond.  Kernels
-    from 6.2 to 6.7 take the minimum in another unit (fixed in 6.8), which shows
-    here.  Where debugfs is mounted, the threshold in force is looked at as well.
-    The strict limit is not tried: without limits that fit it could hold a
-    writer back.
+    Writes a minimum and a maximum that hold nobody back, checks what the kernel makes
+    of them, and restores what was there, within a millisecond.  Kernels from 6.2 to 6.7
+    take the minimum in another unit.  The strict limit is not tried: without limits
+    that fit it could hold a writer back.
     """
     try:
         found = {file: files.read(f"{directory(bdi)}/{file}") for file in _UNTOUCHED}
@@ -133,14 +128,10 @@ def _try_out(files: KernelFiles, bdi: str, threshold_bytes: int) -> Optional[str
 def _threshold_problem(files: KernelFiles, bdi: str) -> Optional[str]:
     """The minimum must show in the threshold that writers are held to, and not too much."""
     text = files.try_read(f"/sys/kernel/debug/bdi/{bdi}/stats") or ""
-    figures: Dict[str, Tuple[str, ...]] = {}
-    for line in text.split("\n"):
-        name, _, rest = line.partition(":")
-        figures[name] = tuple(rest.split())
-    try:
-        own, whole = int(figures["BdiDirtyThresh"][0]), int(figures["DirtyThresh"][0])
-    except (KeyError, IndexError, ValueError):
+    kilobytes = dict(re.findall(r"^(\w+): *(\d+) kB", text, re.MULTILINE))
+    if not {"BdiDirtyThresh", "DirtyThresh"} <= kilobytes.keys():
         return None
+    own, whole = int(kilobytes["BdiDirtyThresh"]), int(kilobytes["DirtyThresh"])
     least = whole * TEST_MIN // WHOLE
     if not least - 8 <= own <= whole:
         return f"with a minimum of 1 % its threshold is {own} of {whole} kB"

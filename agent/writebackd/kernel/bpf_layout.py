@@ -38,15 +38,12 @@ class ProbeConfig(C.Structure):
     """struct probe_config."""
 
     _fields_ = [
-        ("slots", C.c_uint32),
-        ("shard_mask", C.c_uint32),
-        ("shard_shift", C.c_uint32),
-        ("per_cpu", C.c_uint32),
-        ("queue_latency", C.c_uint32),
-        ("dirty_grain", C.c_uint32),
-        ("jiffy_ns", C.c_uint32),
-        ("pad", C.c_uint32),
-    ]
+        (name, C.c_uint32)
+        for name in (
+            "slots", "shard_mask", "shard_shift", "per_cpu", "queue_latency", "dirty_grain",
+            "jiffy_ns", "pad",
+        )
+    ]  # fmt: skip
 
 
 # struct probe_state: a counter, a ring of writes to sysctls, four counters

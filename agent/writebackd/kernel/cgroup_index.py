@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Cgroup ids to paths, and the limits and statistics in a cgroup's files.
 
-The id of a cgroup is the inode number of its directory.  Its path is asked of one
-of its processes, not searched for: a host of containers has thousands of cgroups,
-and a look into all of them takes a tenth of a second.
+The id of a cgroup is the inode number of its directory.  One of its processes tells its
+path: a search of thousands of cgroups takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ DELEGATE_MARKS = ("user.delegate", "trusted.delegate")
 # Paths that are remembered, and how long the files of one that flooded are read.
 MOST_PATHS = 1024
 WATCHED_S = 60.0
-# Read are the largest dirtiers that make up this share of what is dirtied on a device: one
-# for most floods, 18 of 20 equal writers.
-BULK = 0.9
-# And no more than this: 0.1 ms each, so 6 ms of a tick while that many flood.
-MOST_WATCHED = 64
+# Read are the largest dirtiers that make up this share of what is dirtied on a device (18 of
+# 20 equal writers), and no more than this: 0.1 ms each, so 6 ms of a tick.
+BULK, MOST_WATCHED = 0.9, 64
 # Cgroups whose memory is read in a tick, those whose writers slept last.
 MOST_SMALL = 8
 # Cgroups that are searched for one without a process.
@@ -55,8 +52,7 @@ class CgroupIndex:
         self._paced: Collection[str] = ()
         self._slept: Dict[str, float] = {}  # by path, when its writers last slept
         self.own = path_of_process(files, "self") if mount else None
-        # inode_cgwb_enabled(): only with both on this hierarchy has a cgroup dirty
-        # limits of its own.
+        # inode_cgwb_enabled(): only with both has a cgroup dirty limits of its own.
         controllers = files.try_read(f"{mount}/cgroup.controllers") if mount else None
         self._has_dirty_limits = {"memory", "io"} <= set((controllers or "").split())
         self._systemd = is_booted(files)
@@ -81,8 +77,7 @@ class CgroupIndex:
     def find(self, cgroup_id: int) -> Optional[str]:
         """The path of a cgroup by its id alone, for one whose process has ended.
 
-        Looks into MOST_SEARCHED cgroups at most, those nearest to the root first (8 us
-        each): for what is rare, not for every tick.
+        Looks into MOST_SEARCHED cgroups at most, those nearest to the root first, 8 us each.
         """
         known = self._paths.get(cgroup_id)
         if known is not None or self._mount is None:
@@ -106,10 +101,7 @@ class CgroupIndex:
 
     def id(self, path: str) -> Optional[int]:
         """The id of the cgroup that has this path now; None when there is none."""
-        try:
-            return os.stat(self._files.path(self._directory(path))).st_ino
-        except OSError:
-            return None
+        return self._files.inode(self._directory(path))
 
     def _directory(self, path: str) -> str:
         return (self._mount or "") + path.rstrip("/")
@@ -139,18 +131,17 @@ class CgroupIndex:
             for path, watched in self._watched.items()
             if now_s - watched.last_s <= WATCHED_S and self.id(path) is not None
         }
-        ranks = {
-            path: (path not in paced, -total.get(path, 0.0), -watched.last_s)
-            for path, watched in self._watched.items()
-        }
-        busiest = sorted(ranks, key=ranks.__getitem__)
+        busiest = sorted(
+            self._watched,
+            key=lambda x: (x not in paced, -total.get(x, 0.0), -self._watched[x].last_s),
+        )
         return {path: self._read(path) for path in busiest[:MOST_WATCHED]}
 
     def memory(self, slept: Mapping[str, float], now_s: float) -> Dict[str, CgroupMemory]:
         """The memory of cgroups whose writers sleep for a limit or did lately, by path.
 
-        `slept` is seconds by path.  Those without a limit of memory, their own or one
-        above, are not in it: the global limit is theirs.
+        `slept` is seconds by path.  Left out are those without a limit of memory, their own or
+        one above.
         """
         if not self._has_dirty_limits:
             return {}
@@ -167,42 +158,35 @@ class CgroupIndex:
         return {path: memory for path, memory in found.items() if memory is not None}
 
     def _read_memory(self, path: str) -> Optional[CgroupMemory]:
-        ceiling = headroom = None
-        stat: Dict[str, int] = {}
+        limits: List[Tuple[int, int]] = []  # with what is left of each
         home = ""
         for above in _upwards(path):
             directory = self._directory(above)
-            limits = [self._number(f"{directory}/memory.{name}") for name in ("max", "high")]
             used = self._number(f"{directory}/memory.current")
             if used is None:
                 continue  # the controller is off here: its pages are counted above
-            if not home:
-                home = above
-            for limit in limits:
+            home = home or above
+            for name in ("max", "high"):
+                limit = self._number(f"{directory}/memory.{name}")
                 if limit is not None:
-                    ceiling = limit if ceiling is None else min(ceiling, limit)
-                    room = max(0, limit - used)
-                    headroom = room if headroom is None else min(headroom, room)
-        if ceiling is None or headroom is None:
+                    limits.append((limit, max(0, limit - used)))
+        if not limits:
             return None
         # Last, and only of those with a limit: the kernel adds up all CPUs for it.
         text = self._files.try_read(f"{self._directory(home)}/memory.stat") or ""
-        for line in text.split("\n"):
-            key, _, value = line.partition(" ")
-            if value.isdigit():
-                stat[key] = int(value)
+        stat = {key: int(value) for key, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
         cached = stat.get("inactive_file", 0) + stat.get("active_file", 0)
         return CgroupMemory(
             path=home,
-            ceiling_bytes=ceiling,
-            avail_bytes=cached + headroom,
+            ceiling_bytes=min(limit for limit, _ in limits),
+            avail_bytes=cached + min(room for _, room in limits),
             dirty_bytes=stat.get("file_dirty", 0) + stat.get("file_writeback", 0),
         )
 
     def _number(self, name: str) -> Optional[int]:
         """A file's number; None where there is none, or it says max."""
-        text = self._files.try_read(name)
-        return int(text) if text is not None and text.isdigit() else None
+        text = self._files.try_read(name) or ""
+        return int(text) if text.isdigit() else None
 
     def _read(self, path: str) -> CgroupControl:
         directory = self._directory(path)
@@ -266,10 +250,5 @@ def _lines(text: str) -> Tuple[Tuple[str, str], ...]:
 
 def _written(text: str) -> Dict[str, int]:
     """Bytes written by devno, of an io.stat."""
-    found = {}
-    for number, rest in _lines(text):
-        for word in rest.split():
-            key, _, value = word.partition("=")
-            if key == "wbytes" and re.fullmatch("[0-9]{1,20}", value):
-                found[number] = int(value)
-    return found
+    found = re.findall(r"^(\S+) (?:.* )?wbytes=([0-9]{1,20})(?: |$)", text, re.MULTILINE)
+    return {number: int(size) for number, size in found}

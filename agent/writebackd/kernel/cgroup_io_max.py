@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """io.max of a cgroup (wbps of one disk), set through systemd where it owns the cgroup.
 
-Where systemd owns the cgroup it would overwrite io.max at its next reload, so
-the value goes through the unit's runtime property, which systemd applies to
-io.max.  The property belongs to the unit, not to the cgroup: it is in force
-again when the unit is started anew, until it is taken back.  Nor does it go with
-the disk: the next one of that number would be held as well.
+systemd overwrites io.max of its cgroups at its next reload, so there the value goes
+through the unit's runtime property.  That belongs to the unit, not to the cgroup: it
+is in force again when the unit is started anew, until it is taken back.  Nor does it
+go with the disk: the next one of that number would be held as well.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import os
 import re
 import stat
 import time
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from writebackd.kernel.child_process import ChildError, Run, Work, write_in_child
 from writebackd.kernel.files import KernelFiles
@@ -24,10 +23,13 @@ from writebackd.kernel.mounts import read_mounts
 NO_LIMIT = "max"
 _USUAL = "/sys/fs/cgroup"
 _KEY = "wbps"
-# tg_prfill_limit(): all four, for each disk that has one of them.
-_KEYS = frozenset(("rbps", _KEY, "riops", "wiops"))
-# Newer kernels print a disk by the name of its BDI, which one that was pulled out has no more.
-_LINE = re.compile(r"(?:[0-9]+:[0-9]+|\(unknown\))(?: [a-z]+=(?:[0-9]{1,20}|max))+")
+# tg_prfill_limit(): all four limits, for each disk that has one of them.  Newer kernels print a
+# disk by the name of its BDI, which one that was pulled out has no more.
+_VALUE = "(?:[0-9]{1,20}|max)"
+_LINE = re.compile(
+    rf"(?P<devno>[0-9]+:[0-9]+|\(unknown\)) rbps={_VALUE} wbps=(?P<wbps>{_VALUE})"
+    rf" riops={_VALUE} wiops={_VALUE}(?: [a-z]+={_VALUE})*"
+)
 UNITS = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 _SLICE = ".slice"
 # systemd applies a property after it has answered.
@@ -73,21 +75,11 @@ def directory(files: KernelFiles, cgroup: str) -> str:
     return mount.rstrip("/") + cgroup
 
 
-def parse_io_max(text: str) -> Dict[str, Dict[str, str]]:
-    """io.max as `{devno: {key: value}}`; a disk without limits is not in it."""
-    found = {}
-    for line in filter(str.strip, text.split("\n")):
-        devno, *pairs = line.split()
-        found[devno] = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    return found
-
-
 def owner(files: KernelFiles, cgroup: str) -> Optional[str]:
-    """The unit of the system's systemd that the cgroup is; None where systemd has no hand in it.
+    """The unit of the host's systemd that the cgroup is; None where systemd does not own it.
 
-    What lies below a service or scope is delegated, and not a unit of it; nor is what a
-    container's systemd makes below anything else (/lxc/101/ns/system.slice/x.service), though
-    the host may have a unit of that name.
+    What lies below a service or scope is delegated; nor is a unit what a container's systemd
+    makes elsewhere (/lxc/101/ns/system.slice/x.service), though the host may have that name.
     """
     if not is_booted(files):
         return None
@@ -117,8 +109,7 @@ def disk(files: KernelFiles, devno: str) -> Optional[int]:
 def read(files: KernelFiles, cgroup: str, devno: str) -> str:
     """Bytes per second, or `max`. Raises OSError; FileNotFoundError without cgroup or disk.
 
-    systemd turns the io controller on and off as it is needed: a unit without
-    io.max has no limit.  Elsewhere it is an error, because nothing turns it on.
+    A unit without io.max has no limit: systemd turns the io controller on as it is needed.
     """
     if disk(files, devno) is None:
         # Its line has left io.max with it, which is not to say that nobody set a limit.
@@ -130,13 +121,14 @@ def read(files: KernelFiles, cgroup: str, devno: str) -> str:
         if owner(files, cgroup) is None or files.inode(home) is None:
             raise
         return NO_LIMIT
-    limits = parse_io_max(text)
-    # A line cut short would read as a limit that somebody else has set.
-    if not all(map(_LINE.fullmatch, filter(None, text.split("\n")))) or not all(
-        _KEYS <= keys.keys() for keys in limits.values()
-    ):
-        raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
-    return limits[devno][_KEY] if devno in limits else NO_LIMIT
+    limits = {}
+    for line in filter(None, text.split("\n")):
+        found = _LINE.fullmatch(line)
+        if found is None:
+            # A line cut short would read as a limit that somebody else has set.
+            raise OSError(5, f"expected limits, found {text[:80]!r}", f"{home}/io.max")
+        limits[found["devno"]] = found["wbps"]
+    return limits.get(devno, NO_LIMIT)
 
 
 def write(
@@ -169,13 +161,13 @@ def _property(
         # "infinity" takes the one entry out and leaves those of other disks; an
         # empty value would take them all.
         value = "infinity" if text == NO_LIMIT else text
-        ended = run(
-            ("systemctl", "set-property", "--runtime", unit, f"{_WRITE_MAX}={device} {value}")
-        )
-        if ended.code:
-            if text == NO_LIMIT and "not found" in ended.errors:
+        limit = f"{_WRITE_MAX}={device} {value}"
+        try:
+            _systemctl(run, "set-property", "--runtime", unit, limit)
+        except ChildError as error:
+            if text == NO_LIMIT and "not found" in str(error):
                 return  # a transient unit that has ended: its properties are gone with it
-            raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
+            raise
         _await(files, cgroup, devno, text)
 
     return work
@@ -188,11 +180,17 @@ _PLACE = "ControlGroup"  # not shown while it does not run
 
 def _show(run: Run, unit: str) -> List[Tuple[str, str]]:
     """The properties of a unit that matter here, an entry of a list each."""
-    ended = run(("systemctl", "show", "--property", ",".join((*_LISTS, _PLACE)), unit))
+    shown = _systemctl(run, "show", "--property", ",".join((*_LISTS, _PLACE)), unit)
+    words = (line.partition("=") for line in shown.split("\n"))
+    return [(name, value) for name, _, value in words if value]
+
+
+def _systemctl(run: Run, *words: str) -> str:
+    """What it prints. Raises ChildError."""
+    ended = run(("systemctl", *words))
     if ended.code:
         raise ChildError(ended.errors.strip() or f"systemctl ended with {ended.code}")
-    words = (line.partition("=") for line in ended.output.split("\n"))
-    return [(name, value) for name, _, value in words if value]
+    return ended.output
 
 
 def _spelling(
@@ -200,9 +198,9 @@ def _spelling(
 ) -> str:
     """The path by which the unit has this disk already, or the one by number.
 
-    For systemd two paths are two entries, and the one that it applies last
-    resets all that the other one set on the same disk.  Of a disk that is gone
-    the path leads nowhere: there it is told by the value.
+    For systemd two paths are two entries, and the one applied last resets what the
+    other set on the same disk.  The path of a disk that is gone leads nowhere: there
+    the value tells.
     """
     by_number = f"/dev/block/{devno}"
     found = by_number

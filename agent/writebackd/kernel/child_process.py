@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Runs work that may hang in a child process with a time limit.
+"""Runs work that may hang in a thread or a child process, with a time limit.
 
-A write to queue/* freezes the queue until the requests in flight are done, so
-while a disk stalls it sleeps and cannot be killed; systemctl waits for systemd.
-Even starting a program may wait for the disk that it lies on, so that a thread
-does it.
+A write to queue/* freezes the queue until the requests in flight are done: while a
+disk stalls it sleeps and cannot be killed.  systemctl waits for systemd.  Starting a
+program may wait for the disk that it lies on, so a thread does it.
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ class Job:
     killed: the job is `busy` until it has gone, however late that is.
     """
 
-    def __init__(self, work: Work, limit_s: float) -> None:
+    def __init__(self, work: Work, limit_s: float, name: str = "lever") -> None:
         self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s
         self._work = work
         self._error: Optional[Exception] = None
         self._late: Optional["subprocess.Popen[str]"] = None
         # Not waited for at exit: what hangs would keep the process.
-        self._thread = threading.Thread(target=self._main, name="lever", daemon=True)
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:  # TasksMax= of the unit
@@ -106,7 +105,7 @@ class Job:
                 start_new_session=True,  # Ctrl-C is for the daemon, which has to finish this
             )
         except OSError as error:  # not to be taken for the kernel's word on the write
-            raise ChildError(f"no child can be started: {error}") from None
+            raise ChildError(f"cannot start a child process: {error}") from None
         try:
             output, errors = child.communicate(timeout=self._deadline - time.monotonic())
         except subprocess.TimeoutExpired:

@@ -7,11 +7,10 @@ the disk that hangs: the loop never reads it itself.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from typing import Deque, Dict, Iterable, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, NamedTuple, Optional, Tuple
 
 from writebackd.kernel import argv_redaction
+from writebackd.kernel.child_process import Job
 from writebackd.kernel.files import KernelFiles
 
 # Of a command line, its start; and processes remembered.
@@ -33,36 +32,25 @@ class CommandLines:
 
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
-        self._known: Dict[Process, Optional[CommandLine]] = {}
-        self._read: Deque[Tuple[Process, Optional[CommandLine]]] = deque()  # by the thread
-        self._thread: Optional[threading.Thread] = None
+        self._known: Dict[Process, Optional[CommandLine]] = {}  # filled by the thread
+        self._job: Optional[Job] = None
 
     def of(self, pid: int, comm: str) -> Optional[CommandLine]:
         """None: not known, or not yet."""
-        while self._read:
-            process, line = self._read.popleft()
-            self._known[process] = line
         return self._known.get((pid, comm))
 
     def ask(self, processes: Iterable[Process]) -> None:
         """Have those read that are not known. Never blocks; one thread at a time."""
         wanted = [each for each in processes if each not in self._known]
-        if not wanted or (self._thread is not None and self._thread.is_alive()):
+        if not wanted or (self._job is not None and self._job.busy):
             return
         if len(self._known) > MOST_PROCESSES:
             self._known.clear()
-        thread = threading.Thread(
-            target=self._work, args=(wanted,), name="cmdlines", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:
-            return  # TasksMax= of the unit: the alert does without, and asks again
-        self._thread = thread
+        self._job = Job(lambda run: self._work(wanted), 0.0, "cmdlines")
 
     def _work(self, wanted: Iterable[Process]) -> None:
         for process in wanted:
-            self._read.append((process, self._line(*process)))
+            self._known[process] = self._line(*process)
 
     def _line(self, pid: int, comm: str) -> Optional[CommandLine]:
         now = self._files.try_read(f"/proc/{pid}/comm")

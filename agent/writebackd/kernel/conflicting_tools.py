@@ -2,7 +2,7 @@
 """Finds other tools that set the dirty limits: tuned profiles, sysctl.d, other agents.
 
 These files are on the root disk, which may be the one that hangs: the daemon has
-them read by a thread (RivalWatch) and never waits for it.
+them read by a thread (ConflictMonitor) and never waits for it.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ _UDEV_DIRS = (
     "/usr/lib/udev/rules.d", "/lib/udev/rules.d",
 )  # fmt: skip
 _RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
-_DIRTY = r"(dirty_(?:background_)?(?:bytes|ratio))"
+_DIRTY = r"(?P<setting>dirty_(?:background_)?(?:bytes|ratio))"
 # sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name.
-_SYSCTL = re.compile(rf"\s*-?\s*vm[./]{_DIRTY}\s*=\s*(\S+)")
+_SYSCTL = re.compile(rf"\s*-?\s*vm[./]{_DIRTY}\s*=\s*(?P<value>\S+)")
 # tmpfiles.d(5): type, path, mode, user, group, age, argument.
-_TMPFILES = re.compile(rf"\s*[wf]\S*\s+/proc/sys/vm/{_DIRTY}\s+(?:\S+\s+){{4}}(\S+)")
+_TMPFILES = re.compile(rf"\s*[wf]\S*\s+/proc/sys/vm/{_DIRTY}\s+(?:\S+\s+){{4}}(?P<value>\S+)")
 # By hand: `echo 15728640 > /proc/sys/vm/dirty_bytes`, `sysctl -w vm.dirty_bytes=15728640`.
-_ECHO = re.compile(rf"[^#]*?\becho\s+(?:-n\s+)?(\S+)\s*>\s*/proc/sys/vm/{_DIRTY}")
-_SYSCTL_W = re.compile(rf"[^#]*?\bsysctl\b.*?\bvm[./]{_DIRTY}\s*=\s*([^\s;&\"']+)")
+_ECHO = re.compile(rf"[^#]*?\becho\s+(?:-n\s+)?(?P<value>\S+)\s*>\s*/proc/sys/vm/{_DIRTY}")
+_SYSCTL_W = re.compile(rf"[^#]*?\bsysctl\b.*?\bvm[./]{_DIRTY}\s*=\s*(?P<value>[^\s;&\"']+)")
 # A BDI's limits and a disk's queue, from udev rules: levers that the policy may turn on.
 _UDEV = re.compile(
-    r'[^#]*\bATTR\{(?:\.\./)*((?:bdi|queue)/(?:min_ratio|max_ratio|min_bytes|max_bytes'
-    r'|strict_limit|nr_requests|max_sectors_kb)[a-z_]*)\}\s*=\s*"([^"]*)"'
+    r'[^#]*\bATTR\{(?:\.\./)*(?P<setting>(?:bdi|queue)/(?:min_ratio|max_ratio|min_bytes|max_bytes'
+    r'|strict_limit|nr_requests|max_sectors_kb)[a-z_]*)\}\s*=\s*"(?P<value>[^"]*)"'
 )
-_INCLUDE = re.compile(r"\s*include\s*=\s*(.+)")
 _SECTION = re.compile(r"\s*\[(.+?)\]")
 _OPTION = re.compile(r"\s*([^#;\s=\[][^=]*?)\s*=\s*(.*?)\s*$")
+# By a section's plugin: vm.dirty_* in [sysctl], dirty_* in [vm].
+_TUNED = {"sysctl": re.compile(rf"vm[./]{_DIRTY}"), "vm": re.compile(_DIRTY)}
 # A later one of tuned-main.conf's profile_dirs beats an earlier one; newer tuned keeps
 # profiles one level deeper.
 _TUNED_DIRS = (
@@ -81,7 +82,10 @@ _AGENTS: Mapping[str, str] = {
 # An agent that is not known to touch the dirty limits.
 _HARMLESS = ("bpftune",)
 _LOOK_S = 30.0
+_FAILED = "cannot look for conflicting tools"
 _COMM = 15  # of a process' name, what the kernel keeps
+# To read command lines; and of reads that hang, each with a thread, the most at once.
+_LINES_S, _MOST_STUCK = 2.0, 4
 
 
 class CommandLines:
@@ -118,8 +122,6 @@ class CommandLines:
         return dict(lines)
 
 
-_LINES_S = 2.0
-_MOST_STUCK = 4
 _LINES = CommandLines()
 
 
@@ -148,7 +150,7 @@ class ConflictMonitor:
         """Why `found` is not what there is now."""
         begun_s = self._begun_s
         if begun_s is not None and time.monotonic() - begun_s > _LOOK_S:
-            return f"cannot look for rivals: not done within {_LOOK_S:g} s, a disk may hang"
+            return f"{_FAILED}: not done within {_LOOK_S:g} s; a disk may hang"
         return self._error
 
     def look(self) -> None:
@@ -165,7 +167,7 @@ class ConflictMonitor:
             try:
                 self.found, self._error = self._find(), None
             except Exception as error:  # somebody else's files: whatever is wrong with them
-                self._error = f"cannot look for rivals: {error}"
+                self._error = f"{_FAILED}: {error}"
             self._begun_s = None
 
 
@@ -207,7 +209,7 @@ def _unread(unread: Sequence[int], lines: CommandLines) -> Iterator[ConflictingT
             where = f"pid {pids[0]}" + (f" and {len(pids) - 1} more" if len(pids) > 1 else "")
             yield ConflictingTool(
                 "note", "agent", "python", None, where,
-                f"the command line of {where} {why}: which program it is is not known",
+                f"the command line of {where} {why}: unknown which program it runs",
             )  # fmt: skip
 
 
@@ -222,57 +224,48 @@ def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[Confli
             )
 
 
-def _boot(files: KernelFiles) -> Iterator[ConflictingTool]:
-    for setting, (place, value) in _last(_sysctl_lines(files)).items():
-        yield ConflictingTool(
-            "note", "boot", "sysctl.d", f"{setting}={value}", place,
-            f"{setting}={value} is set at boot ({place}): writebackd treats it as the original;"
-            " `sysctl --system` while it runs makes it yield",
-        )  # fmt: skip
-    others = {
-        "tmpfiles.d": _in_directories(files, _TMPFILES_DIRS, ".conf", _TMPFILES),
-        "rc.local": _rc_lines(files),
-    }
-    for name, lines in others.items():
-        for setting, (place, value) in _last(lines).items():
-            yield ConflictingTool(
-                "note", "boot", name, f"{setting}={value}", place,
-                f"{setting}={value} is set at boot ({place}): writebackd treats it as the original",
-            )  # fmt: skip
-    for place, setting, value in _in_directories(files, _UDEV_DIRS, ".rules", _UDEV):
-        yield ConflictingTool(
-            "note", "boot", "udev", f"{setting}={value}", place,
-            f"{setting}={value} is set when a disk comes or changes ({place}): writebackd"
-            " releases that lever",
-        )  # fmt: skip
-
-
 # place, setting, value
 _Line = Tuple[str, str, str]
 
 
-def _last(lines: Iterator[_Line]) -> Dict[str, Tuple[str, str]]:
+def _boot(files: KernelFiles) -> Iterator[ConflictingTool]:
+    original = "is set at boot ({}): writebackd treats it as the original"
+    sources = (
+        ("sysctl.d", _last(_sysctl_lines(files)),
+         f"{original}; `sysctl --system` while it runs makes it yield"),
+        ("tmpfiles.d", _last(_in_directories(files, _TMPFILES_DIRS, ".conf", _TMPFILES)), original),
+        ("rc.local", _last(_rc_lines(files)), original),
+        ("udev", _in_directories(files, _UDEV_DIRS, ".rules", _UDEV),
+         "is set when a disk comes or changes ({}): writebackd releases that lever"),
+    )  # fmt: skip
+    for name, lines, consequence in sources:
+        for place, setting, value in lines:
+            said = f"{setting}={value}"
+            text = f"{said} {consequence.format(place)}"
+            yield ConflictingTool("note", "boot", name, said, place, text)
+
+
+def _last(lines: Iterator[_Line]) -> Iterator[_Line]:
     """Of several lines that set the same the last is in force."""
-    return {setting: (place, value) for place, setting, value in lines}
+    return iter({line[1]: line for line in lines}.values())
 
 
 def _sysctl_lines(files: KernelFiles) -> Iterator[_Line]:
     paths = _chosen(files, _SYSCTL_DIRS, ".conf")
     # procps reads this one last; systemd-sysctl through a link in sysctl.d.
     paths.append("/etc/sysctl.conf")
-    seen: Dict[str, None] = {}
+    seen = set()
     for path in paths:
-        real = str(files.path(path).resolve())
+        real = files.path(path).resolve()
         if real not in seen:
-            seen[real] = None
+            seen.add(real)
             yield from _matches(files, path, _SYSCTL)
 
 
 def _rc_lines(files: KernelFiles) -> Iterator[_Line]:
     for path in _RC_LOCAL:
-        for place, value, setting in _matches(files, path, _ECHO, prefix=""):
-            yield place, f"vm.{setting}", value
-        yield from _matches(files, path, _SYSCTL_W)
+        for pattern in (_ECHO, _SYSCTL_W):
+            yield from _matches(files, path, pattern)
 
 
 def _chosen(files: KernelFiles, directories: Sequence[str], ending: str) -> List[str]:
@@ -289,16 +282,15 @@ def _in_directories(
     files: KernelFiles, directories: Sequence[str], ending: str, pattern: "re.Pattern[str]"
 ) -> Iterator[_Line]:
     for path in _chosen(files, directories, ending):
-        yield from _matches(files, path, pattern, prefix="" if pattern is _UDEV else "vm.")
+        yield from _matches(files, path, pattern)
 
 
-def _matches(
-    files: KernelFiles, path: str, pattern: "re.Pattern[str]", prefix: str = "vm."
-) -> Iterator[_Line]:
+def _matches(files: KernelFiles, path: str, pattern: "re.Pattern[str]") -> Iterator[_Line]:
+    prefix = "" if pattern is _UDEV else "vm."
     for number, line in enumerate((files.try_read(path) or "").splitlines(), 1):
         found = pattern.match(line)
         if found:
-            yield f"{path}:{number}", prefix + found.group(1), found.group(2)
+            yield f"{path}:{number}", prefix + found["setting"], found["value"]
 
 
 def _tuned(files: KernelFiles, runs: bool) -> Iterator[ConflictingTool]:
@@ -331,43 +323,29 @@ def _profile(files: KernelFiles, name: str, seen: List[str]) -> Dict[str, Tuple[
             break
     else:
         return {}
+    options = list(_options(text))
+    # The plugin of a section is its name, unless it has a `type=`.
+    plugins = {section: value for _, section, key, value in options if key == "type"}
     settings: Dict[str, Tuple[str, str]] = {}
     own: Dict[str, Tuple[str, str]] = {}
-    section = kind = ""
-    kinds = _kinds(text)
-    for number, line in enumerate(text.splitlines(), 1):
-        header = _SECTION.match(line)
-        if header:
-            section = header.group(1)
-            kind = kinds.get(section, section)
-            continue
-        include = _INCLUDE.match(line)
-        if include and section == "main":
-            for each in re.split(r"[\s,;]+", include.group(1).strip()):
+    for number, section, key, value in options:
+        if section == "main" and key == "include":
+            for each in filter(None, re.split(r"[\s,;]+", value)):
                 # A leading "-": no error where there is none.
                 settings.update(_profile(files, each.lstrip("-"), seen))
-            continue
-        option = _OPTION.match(line)
-        if option is None:
-            continue
-        key = option.group(1)
-        # vm.dirty_* in [sysctl], dirty_* in [vm].
-        bare = key[3:] if kind == "sysctl" and key[:3] in ("vm.", "vm/") else key
-        if kind in ("sysctl", "vm") and (bare != key) == (kind == "sysctl"):
-            if re.fullmatch(_DIRTY, bare):
-                own[f"vm.{bare}"] = (f"{path}:{number}", option.group(2))
+        pattern = _TUNED.get(plugins.get(section, section))
+        found = pattern.fullmatch(key) if pattern else None
+        if found:
+            own[f"vm.{found['setting']}"] = (f"{path}:{number}", value)
     return {**settings, **own}
 
 
-def _kinds(text: str) -> Dict[str, str]:
-    """The plugin of each section: its name, unless it has a `type=`."""
-    kinds: Dict[str, str] = {}
+def _options(text: str) -> Iterator[Tuple[int, str, str, str]]:
+    """Line, section, name and value of each option of a profile."""
     section = ""
-    for line in text.splitlines():
-        header = _SECTION.match(line)
+    for number, line in enumerate(text.splitlines(), 1):
+        header, option = _SECTION.match(line), _OPTION.match(line)
         if header:
             section = header.group(1)
-        option = _OPTION.match(line)
-        if option and option.group(1) == "type":
-            kinds[section] = option.group(2)
-    return kinds
+        elif option:
+            yield number, section, option.group(1), option.group(2)

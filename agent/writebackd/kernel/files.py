@@ -32,19 +32,24 @@ class KernelFiles:
 
         Undecodable bytes become surrogates: device and mount names are bytes.
         """
-        fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return _text(fd, name)
-        finally:
-            os.close(fd)
+        return self.read_owned(name)[0]
 
     def read_owned(self, name: str) -> Tuple[str, int]:
-        """As `read_whole`, with the uid of the file's owner. Raises OSError."""
+        """As `read_whole`, with the uid of the file's owner."""
+        chunks: List[bytes] = []
+        left = MOST_BYTES
         fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return _text(fd, name), os.fstat(fd).st_uid
+            # A short read is not the end of a seq_file: only b"" is.
+            while chunk := os.read(fd, _CHUNK):
+                chunks.append(chunk)
+                left -= len(chunk)
+                if left < 0:
+                    raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)
+            uid = os.fstat(fd).st_uid
         finally:
             os.close(fd)
+        return b"".join(chunks).decode("utf-8", "surrogateescape"), uid
 
     def read(self, name: str) -> str:
         """The file's text without surrounding white space. Raises as `read_whole`."""
@@ -105,17 +110,3 @@ class KernelFiles:
             return os.stat(self._prefix + name).st_ino
         except OSError:
             return None
-
-
-def _text(fd: int, name: str) -> str:
-    chunks: List[bytes] = []
-    left = MOST_BYTES
-    # A short read is not the end of a seq_file: only b"" is.
-    while True:
-        chunk = os.read(fd, _CHUNK)
-        if not chunk:
-            return b"".join(chunks).decode("utf-8", "surrogateescape")
-        chunks.append(chunk)
-        left -= len(chunk)
-        if left < 0:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), name)

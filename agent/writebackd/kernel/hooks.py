@@ -88,7 +88,6 @@ _ABSENT = (errno.ESRCH, errno.ENOENT)
 class Choice:
     """The hooks that loaded and attached, and what stays unseen with them."""
 
-    block: List[Hook] = field(default_factory=list)
     issue: Optional[Hook] = None
     sync: Dict[str, Hook] = field(default_factory=dict)  # filesystem or "syncfs" -> hook
     syscalls: List[Hook] = field(default_factory=list)
@@ -99,7 +98,7 @@ class Choice:
     @property
     def hooks(self) -> List[Hook]:
         """In the order of attaching: what ends a sync before what begins one."""
-        return [*self.block, *self.syscalls, *self.sync.values(), *self.others]
+        return [COMPLETE, *self.syscalls, *self.sync.values(), *self.others]
 
     @property
     def programs(self) -> List[str]:
@@ -180,35 +179,30 @@ def choose(
 ) -> Choice:
     """Find the best hooks; BpfError when block completions cannot be had.
 
-    `image` is the object's content, `cgroup` where cgroup v2 is mounted,
-    `talkers` whether to watch who dirties pages (it costs a call per dirtied
-    folio).  `prepare` sets the constants: the verifier sees them, so a trial
-    without them proves nothing.
+    `image`: the object's content; `cgroup`: where cgroup v2 is mounted; `talkers`: watch who
+    dirties pages, a call per dirtied folio; `prepare` sets the constants, which the verifier
+    sees.
     """
     chooser = Chooser(image, cgroup, prepare)
     number = chooser.try_hook(COMPLETE)
     if number is not None:
         raise BpfError("block_rq_complete cannot be watched", number)
-    choice = Choice(block=[COMPLETE], refused=chooser.refused)
+    choice = Choice(refused=chooser.refused)
     choice.issue, _ = chooser.first(ISSUE)
     if choice.issue is None:
         choice.misses.append(NO_START_TIMES)
     _choose_sync(chooser, choice)
-    if talkers:
-        _choose_optional(chooser, choice, DIRTIED, "who dirties pages")
-    _choose_optional(chooser, choice, THROTTLED, "who sleeps in balance_dirty_pages")
-    _choose_optional(chooser, choice, (SYSCTL,), "the name of a foreign writer")
+    for hooks, purpose in (
+        (DIRTIED if talkers else (), "who dirties pages"),
+        (THROTTLED, "who sleeps in balance_dirty_pages"),
+        ((SYSCTL,), "the name of a foreign writer"),
+    ):
+        hook, _ = chooser.first(hooks)
+        if hook is not None:
+            choice.others.append(hook)
+        elif hooks:
+            choice.misses.append(purpose)
     return choice
-
-
-def _choose_optional(
-    chooser: Chooser, choice: Choice, hooks: Sequence[Hook], purpose: str
-) -> None:
-    hook, _ = chooser.first(hooks)
-    if hook is not None:
-        choice.others.append(hook)
-    else:
-        choice.misses.append(purpose)
 
 
 def _choose_sync(chooser: Chooser, choice: Choice) -> None:
@@ -219,27 +213,20 @@ def _choose_sync(chooser: Chooser, choice: Choice) -> None:
             choice.sync[name] = hook
         elif exists:
             unhooked.append(name)
+    # A filesystem with a hook pair of its own is seen whoever calls it.
+    seen = ", ".join(name for name in choice.sync if name not in ("syncfs", "bdev"))
     if not unhooked:
-        choice.misses.append(f"fsync on filesystems other than {', '.join(_files(choice))}")
+        choice.misses.append(f"fsync on filesystems other than {seen}")
         return
     if chooser.try_hook(SYSCALLS) is not None:
         choice.misses.append(f"fsync on {', '.join(unhooked)}")
         return
     choice.syscalls.append(SYSCALLS)
-    for name in unhooked:
-        entry = ENTRY_ONLY.get(name)
-        if entry is None:
-            continue
-        if chooser.try_hook(entry) is None:
-            choice.syscalls.append(entry)
+    for name in filter(ENTRY_ONLY.get, unhooked):
+        if chooser.try_hook(ENTRY_ONLY[name]) is None:
+            choice.syscalls.append(ENTRY_ONLY[name])
         else:
             choice.misses.append(f"O_DSYNC and msync on {name}")
-    # A filesystem with a hook pair of its own is seen whoever calls it.
-    seen = _files(choice)
-    suffix = f", except on {', '.join(seen)}" if seen else ""
+    suffix = f", except on {seen}" if seen else ""
     choice.misses.append(f"fsync by io_uring, AIO and kernel threads{suffix}")
     choice.misses.append(f"fsync by 32-bit processes{suffix}")
-
-
-def _files(choice: Choice) -> List[str]:
-    return [name for name in choice.sync if name not in ("syncfs", "bdev")]

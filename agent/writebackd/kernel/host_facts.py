@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Facts about this host for [match], from /proc and /sys without touching a disk.
 
-Of processes only /proc/PID/comm, cgroup and status are read, and init's mountinfo.  psutil is not
-used for them: it completes a long name from /proc/PID/cmdline, which lies in the process' memory,
-so it may have to come from the swap of a disk that hangs, and waits for the lock that a stuck
-process holds.
+Of processes only /proc/PID/comm, cgroup and status are read, and init's mountinfo.  psutil would
+complete a long name from /proc/PID/cmdline, which lies in the process' memory: that may have to
+come from a disk that hangs, and waits for a lock that a stuck process holds.
 """
 
 from __future__ import annotations
@@ -101,12 +100,9 @@ def _disks(files: KernelFiles) -> Tuple[DiskFacts, ...]:
 def _cache(
     files: KernelFiles, name: str, driver: Optional[str], place: List[str]
 ) -> Optional[str]:
-    channel = next((re.match(r"target\d+:(\d+):", part) for part in place
-                    if part.startswith("target")), None)
-    volumes = _VOLUMES.get(driver or "")
-    if volumes is not None and channel is not None and int(channel.group(1)) in volumes:
-        return "controller"
-    if _CACHING.fullmatch(driver or ""):
+    channel = re.search(r"/target\d+:(\d+):", "/".join(place))
+    volumes = _VOLUMES.get(driver or "", ())
+    if _CACHING.fullmatch(driver or "") or (channel and int(channel.group(1)) in volumes):
         return "controller"
     mode = files.try_read(f"/sys/block/{name}/queue/write_cache")
     return {"write back": "drive", "write through": "none"}.get(mode or "")
@@ -171,12 +167,9 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     kind = files.try_read("/sys/hypervisor/type")
     if kind:
         return "guest", f"/sys/hypervisor/type: {kind}"
-    names = [
-        name
-        for name in (files.try_read(f"{_DMI}/{each}") for each in ("sys_vendor", "product_name"))
-        if name
-    ]
-    called = f", DMI: {' '.join(names)}" if names else ""
+    names = [files.try_read(f"{_DMI}/{each}") for each in ("sys_vendor", "product_name")]
+    named = " ".join(filter(None, names))
+    called = f", DMI: {named}" if named else ""
     flags = _cpu_flags(files)
     if flags is not None:
         if "hypervisor" in flags:
@@ -185,25 +178,22 @@ def _virtualisation(files: KernelFiles) -> Tuple[Optional[str], str]:
     # Processors other than x86 have no such flag.
     node = files.try_read("/proc/device-tree/hypervisor/compatible")
     if node:
-        text = node.replace("\0", " ").strip()
-        return "guest", f"device tree: hypervisor {text}"
-    text = " ".join(names).lower()
+        compatible = node.replace("\0", " ").strip()
+        return "guest", f"device tree: hypervisor {compatible}"
+    if not named:
+        return None, ""
     # A whole machine of Amazon's is called so: c6g.metal.
-    if any(each in text for each in _VIRTUAL) and not text.endswith(".metal"):
-        return "guest", called[2:]
-    return ("metal", called[2:]) if names else (None, "")
+    text = named.lower()
+    virtual = any(each in text for each in _VIRTUAL) and not text.endswith(".metal")
+    return "guest" if virtual else "metal", called[2:]
 
 
 def _cpu_flags(files: KernelFiles) -> Optional[List[str]]:
-    for line in (files.try_read("/proc/cpuinfo") or "").split("\n"):
-        key, _, value = line.partition(":")
-        if key.strip() == "flags":
-            return value.split()
-    return None
+    found = re.search(r"^flags\s*:(.*)", files.try_read("/proc/cpuinfo") or "", re.MULTILINE)
+    return found.group(1).split() if found else None
 
 
 def _memory_bytes(files: KernelFiles) -> Optional[int]:
-    found = re.search(
-        r"^MemTotal:\s+([0-9]{1,18}) kB$", files.try_read("/proc/meminfo") or "", re.MULTILINE
-    )
+    text = files.try_read("/proc/meminfo") or ""
+    found = re.search(r"^MemTotal:\s+([0-9]{1,18}) kB$", text, re.MULTILINE)
     return int(found.group(1)) << 10 if found else None

@@ -16,7 +16,7 @@ FLUSH_NAMES = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
 
 
 class Lever(NamedTuple):
-    """One kernel value; target and name as in model.Setting."""
+    """One kernel value; target and name as in Setting."""
 
     kind: LeverKind
     target: str
@@ -52,29 +52,28 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
     """
     if lever.kind is LeverKind.FLUSH:
         return 0
-    if lever.kind is LeverKind.BDI:
-        return files.inode(bdi.directory(lever.target))
-    if lever.kind is LeverKind.QUEUE:
-        return files.inode(queue_files.directory(lever.target))
+    if lever.kind is not LeverKind.PACE:
+        directory = bdi.directory if lever.kind is LeverKind.BDI else queue_files.directory
+        return files.inode(directory(lever.target))
     disk = cgroup_io_max.disk(files, lever.name)
     if disk is None or outlives(files, lever):
         return disk
-    try:
-        home = files.inode(cgroup_io_max.directory(files, lever.target))
-    except FileNotFoundError:
-        return None
-    return None if home is None else home << 64 | disk
+    cgroup = _cgroup(files, lever)
+    return None if cgroup is None else cgroup << 64 | disk
 
 
 def present(files: KernelFiles, lever: Lever) -> bool:
     """Whether there is anything now that the lever would act on."""
-    if lever.kind is not LeverKind.PACE:
-        return identity(files, lever) is not None
+    there = identity(files, lever) is not None
+    return there and (lever.kind is not LeverKind.PACE or _cgroup(files, lever) is not None)
+
+
+def _cgroup(files: KernelFiles, lever: Lever) -> Optional[int]:
+    """The id of the cgroup that is paced; None where it is gone."""
     try:
-        home = cgroup_io_max.directory(files, lever.target)
+        return files.inode(cgroup_io_max.directory(files, lever.target))
     except FileNotFoundError:
-        return False
-    return files.inode(home) is not None and cgroup_io_max.disk(files, lever.name) is not None
+        return None
 
 
 def outlives(files: KernelFiles, lever: Lever) -> bool:
@@ -114,9 +113,8 @@ def text_for(setting: Setting, threshold_bytes: int) -> str:
     """What to write for a setting while `threshold_bytes` is the global limit in force."""
     if setting.kind is LeverKind.BDI:
         return bdi.text_for(setting.name, setting.value, threshold_bytes)
-    if setting.kind is LeverKind.QUEUE:
-        return queue_files.text_for(setting.name, setting.value)
-    return str(setting.value)
+    least = queue_files.LEAST_REQUESTS if setting.name == "nr_requests" else 0
+    return str(max(least, setting.value))
 
 
 def value_of(lever: Lever, text: str, threshold_bytes: int) -> Optional[int]:

@@ -16,9 +16,8 @@ def writer_of(
     """The newest of the writes in `seen` that set what was found; None: nobody was seen.
 
     `seen`: what the ring held, by tick; `own`: our processes, daemon and watcher.  The
-    probe sees a write before the kernel has judged it, so one of another value may have
-    been refused.  Only where none fits and a ring was full, overrun by one who writes
-    on and on, the last one to the same lever is taken.
+    probe sees a write before the kernel has judged it: one of another value may have been
+    refused.  Only where none fits and a ring was overrun, the last to the same lever is taken.
     """
     name = found.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
     same = [w for ring in seen for w in ring if w.lever == name and w.pid not in own]
@@ -31,8 +30,7 @@ def writer_of(
 def command_line(raw: bytes) -> Optional[str]:
     """What the probe took of a command line, as one printable line; None where it has none.
 
-    Not from /proc/PID/cmdline: that waits for the process' memory, which may be on the
-    disk that hangs.  Words are parted by NUL; dots where the line was longer than `raw`.
+    Words are parted by NUL; dots where the line was longer than `raw`.
     """
     words = raw.rstrip(b"\0")
     if not words:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes as C
 import errno
+import functools
 import logging
 import mmap
 import os
@@ -48,9 +49,7 @@ class _ProgInfo(C.Structure):
     ]
 
 
-# type, id, tag, jited_prog_len, xlated_prog_len, jited_prog_insns,
-# xlated_prog_insns end at 40; run_time_ns lies at 192 (checked by a test
-# against a program that ran).
+# A test checks it against a program that ran.
 assert _ProgInfo.load_time.offset == 40 and _ProgInfo.run_time_ns.offset == 192
 
 _NO_EXIST = 1  # BPF_NOEXIST
@@ -89,16 +88,12 @@ _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("bpf_obj_get_info_by_fd", C.c_int, [C.c_int, C.c_void_p, C.POINTER(C.c_uint32)]),
     ("bpf_enable_stats", C.c_int, [C.c_int]),
 )
-
-_lib: Optional[C.CDLL] = None
 _keep: List[Any] = []  # callbacks must outlive the library's use of them
 
 
+@functools.lru_cache(maxsize=None)
 def library() -> C.CDLL:
     """The loaded library; OSError with the package to install when missing."""
-    global _lib
-    if _lib is not None:
-        return _lib
     try:
         lib = C.CDLL("libbpf.so.1", use_errno=True)
     except OSError as error:
@@ -121,10 +116,8 @@ def library() -> C.CDLL:
             log.debug("libbpf: %s", text.value.decode(errors="replace").rstrip())
         return 0
 
-    callback = _PRINT(to_log)
-    _keep.append(callback)
-    lib.libbpf_set_print(callback)
-    _lib = lib
+    _keep.append(_PRINT(to_log))
+    lib.libbpf_set_print(_keep[-1])
     return lib
 
 
@@ -226,7 +219,7 @@ class Object:
         """`image` is the ELF file's content: opening it must not wait for a disk."""
         self._lib = library()
         self._image = image  # libbpf keeps pointers into it until loading
-        self._links: Dict[str, List[int]] = {}
+        self._links: List[int] = []
         self._object: Optional[int] = _check_pointer(
             self._lib.bpf_object__open_mem(image, len(image), None), "opening the BPF object"
         )
@@ -272,15 +265,13 @@ class Object:
             is_return = self.section(program).startswith("kret")
             link = self._lib.bpf_program__attach_kprobe(pointer, is_return, function.encode())
         where = f"attaching {program}" + (f" to {function}" if function else "")
-        self._links.setdefault(program, []).append(_check_pointer(link, where))
+        self._links.append(_check_pointer(link, where))
 
     def attach_cgroup(self, program: str, cgroup: str) -> None:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)
         try:
             link = self._lib.bpf_program__attach_cgroup(self.programs[program], fd)
-            self._links.setdefault(program, []).append(
-                _check_pointer(link, f"attaching {program} to {cgroup}")
-            )
+            self._links.append(_check_pointer(link, f"attaching {program} to {cgroup}"))
         finally:
             os.close(fd)
 
@@ -306,10 +297,8 @@ class Object:
     def close(self) -> None:
         if self._object is None:
             return
-        for links in self._links.values():
-            for link in links:
-                self._lib.bpf_link__destroy(link)
-        self._links.clear()
+        for link in self._links:
+            self._lib.bpf_link__destroy(link)
         self._lib.bpf_object__close(self._object)
         self._object = None
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the probe's BPF maps as differences since the last tick.
 
-Every reader keeps the last state of its map and gives the difference, so a
-tick costs what changed in it.
+A tick costs what changed in it.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 from writebackd import formats
 from writebackd.kernel import bpf_layout, libbpf
 from writebackd.kernel.lever_writers import command_line
+from writebackd.types.copying import replace
 from writebackd.types.histogram import Histogram
 from writebackd.types.levers import ForeignWrite
 from writebackd.types.samples import ClassSample, IoClass, SyncSample, TaskSample
@@ -71,9 +71,8 @@ class Reading:
 def difference(current: bytes, last: bytes) -> Histogram:
     """What was added to a histogram of 32-bit counters, wrap-around included.
 
-    Both as the map has them: a tick moves a few counters near each other, so that to compare
-    part by part takes a third of the time of looking at each number (3 to 4 us in the place
-    of 10).
+    A tick moves a few counters near each other: to compare part by part takes 3 to 4 us, to
+    look at each number 10.
     """
     indices: List[int] = []
     counts: List[int] = []
@@ -105,8 +104,8 @@ class BlockReader:
     ) -> None:
         self._slots, self._queues, self._sizes = slots, queues, sizes
         self._heads: Dict[int, Tuple[int, ...]] = {}
-        self._hists: Dict[Tuple[int, int], bytes] = {}
-        self._waits: Dict[Tuple[int, int], bytes] = {}
+        self._latencies: Dict[int, bytes] = {}  # by their place in the map
+        self._waits: Dict[int, bytes] = {}
         self.unstamped = 0  # in the last read, of all devices
 
     def read(self) -> Dict[str, Dict[IoClass, ClassSample]]:
@@ -138,19 +137,19 @@ class BlockReader:
         return result
 
     def _read_histograms(self, block: int, number: int) -> Tuple[Histogram, Optional[Histogram]]:
-        key = (block, number)
         offset = number * bpf_layout.HIST.size
         at = block * bpf_layout.IO_SLOT_SIZE + bpf_layout.IO_SLOT_HEAD.size + offset
-        current = self._slots[at : at + bpf_layout.HIST.size]
-        latency = difference(current, self._hists.get(key, _NO_HISTOGRAM))
-        self._hists[key] = current
+        latency = self._added(self._slots, at, self._latencies)
         if self._queues is None:
             return latency, None
         at = block * bpf_layout.QUEUE_SLOT_SIZE + offset
-        waits = self._queues[at : at + bpf_layout.HIST.size]
-        queue = difference(waits, self._waits.get(key, _NO_HISTOGRAM))
-        self._waits[key] = waits
-        return latency, queue
+        return latency, self._added(self._queues, at, self._waits)
+
+    def _added(self, memory: mmap.mmap, at: int, seen: Dict[int, bytes]) -> Histogram:
+        current = memory[at : at + bpf_layout.HIST.size]
+        added = difference(current, seen.get(at, _NO_HISTOGRAM))
+        seen[at] = current
+        return added
 
 
 class SyncReader:
@@ -159,7 +158,7 @@ class SyncReader:
     def __init__(
         self, done: libbpf.Map, inflight: libbpf.Map, misses_ends: bool = False
     ) -> None:
-        """`misses_ends`: of too many syncs at once a hook does not see all ends."""
+        """`misses_ends`: see hooks.Choice."""
         self._done = done.batch_reader(64)
         self._misses_ends = misses_ends
         self._user_s: Dict[bytes, float] = {}  # of old syncs' threads, when first looked at
@@ -209,8 +208,7 @@ class SyncReader:
         return result
 
     def _is_elsewhere(self, tid: int, sync: bytes, earlier: Mapping[bytes, float]) -> bool:
-        """Whether the thread has left a sync whose end was missed: a kretprobe sees so many
-        calls at once, at least 10, and 2 for each CPU.
+        """Whether the thread has left a sync whose end was missed.
 
         A sync sleeps uninterruptibly, and takes no time in user mode.  wchan would tell as
         well, but is for CAP_SYS_PTRACE.
@@ -237,8 +235,7 @@ def thread_state(tid: int) -> Optional[Tuple[str, float]]:
 def _make_room(
     table: libbpf.Map, entries: int, spare: Mapping[bytes, int], idle: int = 0
 ) -> List[bytes]:
-    """Half a table of so many entries is kept free for those who come, as far as the spare ones
-    go; which keys that took away.
+    """Keep half a table free, as far as the `spare` entries go; which keys that took away.
 
     `spare` says of each when it was active last; all from before `idle` go.
     """
@@ -286,7 +283,7 @@ class TaskReader:
         self._map = dirtiers
         self._reader = dirtiers.batch_reader(256)
         # By thread; at the end the read in which it did something last.
-        self._last: Dict[bytes, Tuple[int, int, int, int, int]] = {}
+        self._last: Dict[bytes, Tuple[int, int, int, int]] = {}
         self._reads = 0
         self.cgroups: CgroupReadings = {}  # of the last read, of all processes
 
@@ -294,20 +291,18 @@ class TaskReader:
         by_process: Dict[Tuple[int, str], List[TaskSample]] = {}
         self.cgroups = {}
         self._reads += 1
-        seen: Dict[bytes, Tuple[int, int, int, int, int]] = {}
+        seen: Dict[bytes, Tuple[int, int, int, int]] = {}
         idle: Dict[bytes, int] = {}
         for tid, value in self._reader.read():
-            born, first, size, slept, cgroup, sleeps, pid, dev, comm = bpf_layout.DIRTIER.unpack(
-                value
-            )
+            born, first, size, slept, cgroup, _, pid, dev, comm = bpf_layout.DIRTIER.unpack(value)
             last = self._last.get(tid)
             if last is None or last[0] != born or slept < last[2] or size < last[1]:
                 # New, or removed and back again: counted from where its entry begins.
-                last = (born, first, 0, 0, self._reads)
+                last = (born, first, 0, self._reads)
             if (size, slept) == last[1:3]:
-                seen[tid], idle[tid] = last, last[4]
+                seen[tid], idle[tid] = last, last[3]
                 continue
-            seen[tid] = (born, size, slept, sleeps, self._reads)
+            seen[tid] = (born, size, slept, self._reads)
             task = TaskSample(
                 pid=pid,
                 comm=comm.split(b"\0")[0].decode(errors="replace"),
@@ -315,7 +310,6 @@ class TaskReader:
                 device=bpf_layout.devno(dev) if dev else None,
                 dirtied_bytes=max(0, size - last[1]),
                 throttled_s=(slept - last[2]) / 1e9,
-                throttled=max(0, sleeps - last[3]),
             )
             by_process.setdefault((pid, bpf_layout.devno(dev)), []).append(task)
             key = (cgroup, bpf_layout.devno(dev))
@@ -351,15 +345,10 @@ def _is_gone(tid: int) -> bool:
 
 
 def _merge(threads: Sequence[TaskSample]) -> TaskSample:
-    first = threads[0]
-    return TaskSample(
-        pid=first.pid,
-        comm=first.comm,
-        cgroup_id=first.cgroup_id,
-        device=first.device,
+    return replace(
+        threads[0],
         dirtied_bytes=sum(task.dirtied_bytes for task in threads),
         throttled_s=sum(task.throttled_s for task in threads),
-        throttled=sum(task.throttled for task in threads),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import re
 import threading
 from typing import Iterator, Optional, Tuple
 
@@ -15,17 +16,16 @@ _ARENA_MAX = -8  # M_ARENA_MAX of mallopt(3)
 # Of a thread: a thousand frames of Python take half of it. glibc's own is 8 MB.
 _STACK_BYTES = 1 << 20
 _COLLECT_AFTER = 50_000
-# What of these is needed was read at the start.
-_UNUSED = ("/locale/",)
+# Address, end and file of what can be read, in /proc/self/maps.
+_MAPPED = re.compile(r"^(\w+)-(\w+) r(?:[^ \n]+ +){4}(/(?!dev/|run/)[^\n]*)", re.MULTILINE)
 
 
 def lock_used() -> Optional[str]:
     """Lock what is used, from now on; why it could not be, or None. Before the first thread.
 
-    MCL_ONFAULT: without it every mapped library and thread stack would be
-    resident (about 40 MB more).  VmLck counts mapped address space all the same: glibc maps a heap
-    of 64 MB and a stack of 8 MB for each thread, together 695 MB of which 30 were used.  So there
-    is one heap for all (one thread at a time has the GIL), and stacks are small.
+    Without MCL_ONFAULT all that is mapped would be resident (40 MB more).  VmLck counts that
+    all the same: glibc maps a heap of 64 MB and a stack of 8 MB for each thread, 695 MB of which
+    30 were used.  So all share one heap (only one has the GIL), and stacks are small.
     """
     ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
     threading.stack_size(_STACK_BYTES)
@@ -74,13 +74,7 @@ def _lock(flags: int) -> Optional[str]:
 
 def _code() -> Iterator[Tuple[int, int]]:
     """Address and size of what is mapped from executables and libraries."""
-    with open("/proc/self/maps", "rb") as maps:
-        for line in maps.read().decode("utf-8", "surrogateescape").split("\n"):
-            words = line.split(None, 5)
-            if len(words) < 6 or not words[5].startswith("/") or words[1][0] != "r":
-                continue
-            if not words[5].startswith(("/dev/", "/run/")) and not any(
-                name in words[5] for name in _UNUSED
-            ):
-                start, end = (int(part, 16) for part in words[0].split("-"))
-                yield start, end - start
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        for start, end, path in _MAPPED.findall(maps.read()):
+            if "/locale/" not in path:  # what is needed of that was read at the start
+                yield int(start, 16), int(end, 16) - int(start, 16)

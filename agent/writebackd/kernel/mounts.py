@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import select
 from dataclasses import dataclass
+from io import FileIO
 from typing import Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
 
 MOUNTINFO = "/proc/self/mountinfo"
 
-# seq_path() escapes blank, tab, newline, backslash and '#' this way; every
-# other byte of a name stands as it is, so lines may be cut at "\n" and fields
-# at " " only (a name may well contain what str.split() takes for white space).
+# seq_path() escapes blank, tab, newline, backslash and '#'; a name may contain whatever else
+# str.split() takes for white space.
+_LINE = re.compile(
+    r"^[^ \n]+ [^ \n]+ ([^ \n]*) ([^ \n]*) ([^ \n]*) [^ \n]*"
+    # Any number of optional fields ("shared:1 master:2") before the lone dash.
+    r"(?: [^ \n]+)*? - ([^ \n]*) ([^ \n]*)", re.MULTILINE
+)  # fmt: skip
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -39,28 +44,12 @@ def _unescape(field: str) -> str:
     return field
 
 
-def _parse_line(line: str) -> Optional[Mount]:
-    fields = line.split(" ")
-    try:
-        # Any number of optional fields ("shared:1 master:2") stand between the
-        # mount options and the lone dash.
-        dash = fields.index("-", 6)
-        fstype, source = fields[dash + 1 : dash + 3]
-    except ValueError:
-        return None
-    return Mount(
-        st_dev=fields[2],
-        fstype=fstype,
-        source=_unescape(source),
-        mountpoint=_unescape(fields[4]),
-        root=_unescape(fields[3]),
-    )
-
-
 def parse_mountinfo(text: str) -> Tuple[Mount, ...]:
     """The mounts in `text` in the kernel's order; lines that make no sense are left out."""
-    parsed = (_parse_line(line) for line in text.split("\n"))
-    return tuple(mount for mount in parsed if mount is not None)
+    return tuple(
+        Mount(st_dev, fstype, _unescape(source), _unescape(mountpoint), _unescape(root))
+        for st_dev, root, mountpoint, fstype, source in _LINE.findall(text)
+    )
 
 
 def read_mounts(files: KernelFiles) -> Tuple[Mount, ...]:
@@ -71,29 +60,21 @@ def read_mounts(files: KernelFiles) -> Tuple[Mount, ...]:
 class MountWatch:
     """Tells whether mounts changed, for the price of one poll(2).
 
-    The kernel raises POLLERR|POLLPRI on an open mountinfo once after every
-    change of the mount namespace the file was opened in.
+    The kernel raises POLLERR|POLLPRI on an open mountinfo once after every change.
     """
 
     def __init__(self, files: KernelFiles) -> None:
-        self._fd: Optional[int] = None
+        self._file: Optional[FileIO] = None
         self._poll = select.poll()
-        try:
-            self._fd = os.open(files.path(MOUNTINFO), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return  # no /proc: never a change, as read_mounts() is always empty
-        self._poll.register(self._fd, select.POLLPRI | select.POLLERR)
+        # No /proc: never a change, as read_mounts() is always empty.
+        with contextlib.suppress(OSError):
+            self._file = FileIO(files.path(MOUNTINFO))
+            self._poll.register(self._file, select.POLLPRI | select.POLLERR)
 
     def changed(self) -> bool:
-        """Whether something was mounted or unmounted since the last call.
-
-        Ask first and read mountinfo after: a mount in between then shows twice,
-        never not at all.
-        """
+        """Whether something was mounted or unmounted since the last call; ask before reading."""
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        if self._fd is not None:
-            self._poll.unregister(self._fd)
-            os.close(self._fd)
-            self._fd = None
+        if self._file is not None:
+            self._file.close()

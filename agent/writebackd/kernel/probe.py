@@ -7,6 +7,7 @@ call.  Counting starts when the probe is opened, so nothing from before is in it
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -106,7 +107,7 @@ class BpfProbe:
         self._maps: List[mmap.mmap] = []
         self._ticks = 0
         self._stats_fd: Optional[int] = None
-        self._stats_base: Optional[Tuple[int, int]] = None
+        self._stats_base = (0, 0)
         self._ns_per_io: Optional[float] = None
         self._issue_attached = False
         try:
@@ -159,7 +160,7 @@ class BpfProbe:
         losses = {
             "completions of devices that came after the start": no_slot,
             "completions that came while another was counted":
-                self._object.run_stats("rq_complete")[2],
+                self.run_stats("rq_complete")[2],
             "syncs: more than 8192 at once or 1024 filesystems": lost,
             "syncs whose end was missed": self._syncs.abandoned,
             "syncs whose end no hook here can see": unmatched,
@@ -218,32 +219,30 @@ class BpfProbe:
         return self._object.map("syncs_inflight")
 
     def covers(self, fstypes: Sequence[str]) -> bool:
-        """False when a hook is missing that might be had by opening the probe again.
+        """False when opening the probe again may give a missing hook or slot.
 
-        A filesystem's module is loaded at its first mount, after the hooks
-        were chosen; the same goes for disks that found no free slot.
+        A filesystem's module is loaded at its first mount, after the hooks were chosen.
         """
         if self._state.losses()[0]:
             return False
-        for fstype in fstypes:
-            hooked = fstype in self.choice.sync
-            if self.choice.syscalls and fstype not in self.choice.sync:
-                entry = hooks.ENTRY_ONLY.get(fstype)
-                hooked = entry is None or entry in self.choice.syscalls
-            if fstype in hooks.FSYNC and not hooked:
-                return False
-        return True
+        return all(self._sees(fstype) for fstype in fstypes if fstype in hooks.FSYNC)
+
+    def _sees(self, fstype: str) -> bool:
+        if self.choice.syscalls and fstype not in self.choice.sync:
+            entry = hooks.ENTRY_ONLY.get(fstype)
+            return entry is None or entry in self.choice.syscalls
+        return fstype in self.choice.sync
+
+    def run_stats(self, program: str) -> Tuple[int, int, int]:
+        """See libbpf.Object.run_stats."""
+        return self._object.run_stats(program)
 
     def _sample_cost(self) -> None:
-        programs = ["rq_complete"]
-        if self._issue_attached and self.choice.issue:
-            programs += self.choice.issue.programs
         self._ticks += 1
-        if self._stats_fd is not None and self._stats_base is not None:
-            runs = self._object.run_stats("rq_complete")[1] - self._stats_base[1]
-            spent = sum(self._object.run_stats(p)[0] for p in programs) - self._stats_base[0]
-            if runs >= STATS_LEAST_RUNS:
-                self._ns_per_io = spent / runs
+        if self._stats_fd is not None:
+            spent, runs = self._cost()
+            if runs - self._stats_base[1] >= STATS_LEAST_RUNS:
+                self._ns_per_io = (spent - self._stats_base[0]) / (runs - self._stats_base[1])
             os.close(self._stats_fd)
             self._stats_fd = None
         elif self._ticks % STATS_EVERY_TICKS == 2:
@@ -253,12 +252,15 @@ class BpfProbe:
                 # Needs CAP_SYS_ADMIN and 5.8; the cost then stays unknown.
                 log.debug("%s", error)
                 return
-            stats = [self._object.run_stats(p) for p in programs]
-            self._stats_base = (sum(s[0] for s in stats), stats[0][1])
+            self._stats_base = self._cost()
 
-    def run_stats(self, program: str) -> Tuple[int, int, int]:
-        """See libbpf.Object.run_stats; for benchmarks."""
-        return self._object.run_stats(program)
+    def _cost(self) -> Tuple[int, int]:
+        """Nanoseconds spent on requests so far, and requests."""
+        programs = ["rq_complete"]
+        if self._issue_attached and self.choice.issue:
+            programs += self.choice.issue.programs
+        stats = [self.run_stats(program) for program in programs]
+        return sum(spent for spent, _, _ in stats), stats[0][1]
 
     def close(self) -> None:
         if self._stats_fd is not None:
@@ -289,7 +291,7 @@ def object_image() -> bytes:
 
 
 class NoSuchProbe(Exception):
-    """A probe was asked for that this version does not have."""
+    """This version does not have the probe that was asked for."""
 
 
 Probe = Union[BpfProbe, ProcfsProbe]
@@ -300,8 +302,7 @@ def open_probe(
 ) -> Probe:
     """The probe that `backend` names ("auto": the best that this kernel takes).
 
-    Raises NoSuchProbe for a backend that this version does not have, and
-    OSError or BpfError when one that was asked for by name cannot be had.
+    Raises NoSuchProbe, and OSError or BpfError when one asked for by name cannot be had.
     """
     if backend == "procfs":
         return ProcfsProbe("not asked for")
@@ -314,3 +315,28 @@ def open_probe(
             raise
         log.warning("BPF probe: %s; continuing with /proc alone", error)
         return ProcfsProbe(str(error))
+
+
+def probe_report() -> List[Tuple[str, str]]:
+    """What doctor says: `(level, text)` lines, level being "ok", "note" or "warn".
+
+    Opens the probe as the daemon would and closes it again; needs root.
+    """
+    try:
+        probe = BpfProbe(object_image(), KernelFiles())
+    except (OSError, libbpf.BpfError) as error:
+        return [("warn", f"BPF probe: {error}; the daemon uses /proc, which shows no fsync")]
+    with contextlib.closing(probe):
+        info = probe.info()
+    return [
+        ("ok", f"block requests: {info.request_hook}"),
+        ("ok", f"fsync: {info.fsync_hook}")
+        if info.fsync_hook
+        else ("warn", "fsync: no hook works here"),
+        ("ok", f"BPF maps: {info.map_bytes / 1024:.0f} KiB"),
+        *(("note", f"not visible: {miss}") for miss in info.misses),
+        *(
+            ("note", f"refused by this kernel: {hook} ({error})")
+            for hook, error in probe.choice.refused.items()
+        ),
+    ]

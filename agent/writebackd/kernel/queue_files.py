@@ -64,11 +64,6 @@ def read(files: KernelFiles, disk: str, name: str) -> str:
     raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), file)
 
 
-def text_for(name: str, value: int) -> str:
-    """What to write for `value` requests or KiB."""
-    return str(max(LEAST_REQUESTS, value) if name == "nr_requests" else value)
-
-
 def write(files: KernelFiles, disk: str, name: str, text: str) -> Work:
     """The write, as work for a child."""
     return write_in_child(str(files.path(path(disk, name))), text)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, FrozenSet, Mapping, Optional, Tuple
+from operator import add
+from typing import Callable, Collection, Dict, FrozenSet, Mapping, Optional, Tuple
 
 from writebackd.kernel.cgroup_index import CgroupIndex
 from writebackd.kernel.cgroup_io_max import cgroup2_mount, path_of_process
@@ -25,7 +26,7 @@ from writebackd.types.samples import (
     SyncSample,
     TaskSample,
 )
-from writebackd.types.storage import Device
+from writebackd.types.storage import Backing, Device
 
 # Tasks whose cgroup is looked up; it costs a read of /proc each.
 NAMED_TASKS = 5
@@ -44,8 +45,6 @@ class Sampler:
         """`excluded` tells why a device is left alone, or None."""
         self.probe = probe
         self.excluded = excluded
-        self.watch_cgroups = False  # read the files of cgroups that flood: pacing needs them
-        self.paced: FrozenSet[str] = frozenset()  # and of these, whatever they do
         self._cgroups = CgroupIndex(files, cgroup2_mount(files))
         self._files = files
         self._topology = topology
@@ -57,9 +56,15 @@ class Sampler:
         self.writers: Tuple[ForeignWrite, ...] = ()  # who wrote vm.dirty_* in the last tick
 
     def read(
-        self, time_s: float, wall_s: float, dt_s: float, actions: Tuple[Action, ...]
+        self, time_s: float, wall_s: float, dt_s: float, actions: Tuple[Action, ...],
+        watch_cgroups: bool = False, paced: Collection[str] = (),
+        backings: Tuple[Backing, ...] = (),
     ) -> Sample:
-        """One tick.  Raises OSError, ValueError or BpfError when it cannot be read."""
+        """One tick.  Raises OSError, ValueError or BpfError when it cannot be read.
+
+        `watch_cgroups`: read the files of cgroups that flood, which pacing needs, and of those
+        that are `paced`, whatever they do.
+        """
         vm = read_state(self._files)
         devices = self._topology.devices
         if devices is not self._devices:
@@ -77,7 +82,6 @@ class Sampler:
             grown = self._grown(device, disks)
             if grown is None:
                 continue  # gone since the scan; the next one drops it
-            flushed = self._flushed(device, disks, grown)
             samples.append(
                 DeviceSample(
                     device=device,
@@ -90,9 +94,7 @@ class Sampler:
                     busy_share=min(1.0, grown.io_ms / 1e3 / dt_s),
                     classes=_classes(device, reading),
                     sync=syncs.get(device.name, nothing),
-                    others=grown.discards + (grown.flushes or 0),
-                    flushes=flushed.flushes or 0,
-                    flush_s=(flushed.flush_ms or 0) / 1e3,
+                    others=grown.discards + grown.flushes,
                 )
             )
         self._last = disks
@@ -104,8 +106,9 @@ class Sampler:
             vm=vm,
             devices=tuple(samples),
             tasks=self._named_tasks(reading),
-            cgroups=self._by_cgroup(reading, time_s, dt_s),
+            cgroups=self._by_cgroup(reading, time_s, dt_s, paced if watch_cgroups else None),
             actions=actions,
+            backings=backings,
         )
 
     def locate(self, write: ForeignWrite) -> ForeignWrite:
@@ -119,34 +122,14 @@ class Sampler:
         """Growth over the tick of the device's own row, or of its leaves together."""
         own = disks.get(device.devno)
         if own is not None:
-            return self._step(device.devno, own)
-        return self._leaves(device, disks)
-
-    def _flushed(
-        self, device: Device, disks: Mapping[str, DiskStats], grown: DiskStats
-    ) -> DiskStats:
-        """Where its flushes are counted: a stack counts none as such, only its disks do."""
-        if device.devno in device.leaf_devnos:
-            return grown
-        return self._leaves(device, disks) or grown
-
-    def _leaves(self, device: Device, disks: Mapping[str, DiskStats]) -> Optional[DiskStats]:
+            return delta(self._last.get(device.devno, own), own)
         total: Optional[DiskStats] = None
         for number in device.leaf_devnos:
-            current = disks.get(number)
-            if current is None:
-                continue
-            grown = self._step(number, current)
-            if grown is not None:
+            now = disks.get(number)
+            if now is not None:
+                grown = delta(self._last.get(number, now), now)
                 total = grown if total is None else _add(total, grown)
         return total
-
-    def _step(self, number: str, current: DiskStats) -> Optional[DiskStats]:
-        last = self._last.get(number)
-        grown = delta(last, current) if last is not None else None
-        # First sight, or counters that went back (another disk under the number): this
-        # tick shows nothing yet.
-        return delta(current, current) if grown is None else grown
 
     def _syncs_by_device(self, reading: Optional[Reading]) -> Dict[str, SyncSample]:
         result: Dict[str, SyncSample] = {}
@@ -158,9 +141,10 @@ class Sampler:
         return result
 
     def _by_cgroup(
-        self, reading: Optional[Reading], now_s: float, dt_s: float
+        self, reading: Optional[Reading], now_s: float, dt_s: float,
+        paced: Optional[Collection[str]],
     ) -> Tuple[CgroupSample, ...]:
-        """What each cgroup did to each device; one that only holds a path is in it as well."""
+        """What each cgroup did to each device; `paced`: None where no files are to be read."""
         sums: Dict[Tuple[int, Optional[str]], CgroupReading] = {}
         for (cgroup_id, number), seen in (reading.cgroups if reading else {}).items():
             device = self._topology.by_fs(number)
@@ -177,9 +161,16 @@ class Sampler:
                 slept[path] = slept.get(path, 0.0) + seen.throttled_s
         memory = self._cgroups.memory(slept, now_s)
         control: Dict[str, CgroupControl] = {}
-        if self.watch_cgroups:
-            control = self._cgroups.control(dirtied, now_s, self.paced)
-        found = [
+        if paced is not None:
+            control = self._cgroups.control(dirtied, now_s, paced)
+        # Those that rest for a moment as well: what they hold, and still write, counts.
+        busy = set(paths.values())
+        for path in {**control, **memory}:
+            resting = self._cgroups.id(path)
+            if path not in busy and resting is not None:
+                paths[resting] = path
+                sums.setdefault((resting, None), CgroupReading())
+        return tuple(
             CgroupSample(
                 cgroup_id=cgroup_id,
                 path=paths[cgroup_id],
@@ -192,22 +183,7 @@ class Sampler:
                 memory=memory.get(paths[cgroup_id] or ""),
             )
             for (cgroup_id, device_name), seen in sums.items()
-        ]
-        busy = set(paths.values())
-        # Those that rest for a moment: what they hold, and still write, counts.
-        found += [
-            CgroupSample(
-                cgroup_id=self._cgroups.id(path) or 0,
-                path=path,
-                device=None,
-                own=path == self._cgroups.own,
-                control=control.get(path),
-                memory=memory.get(path),
-            )
-            for path in {**control, **memory}
-            if path not in busy
-        ]
-        return tuple(found)
+        )
 
     def _named_tasks(self, reading: Optional[Reading]) -> Tuple[TaskSample, ...]:
         """The tasks with their device's name; the busiest with their cgroup's path."""
@@ -224,17 +200,7 @@ class Sampler:
 
 def _add(a: DiskStats, b: DiskStats) -> DiskStats:
     """Two leaves of one device; it is busy when the busier one is."""
-    return a._replace(
-        reads=a.reads + b.reads,
-        read_bytes=a.read_bytes + b.read_bytes,
-        writes=a.writes + b.writes,
-        write_bytes=a.write_bytes + b.write_bytes,
-        inflight=a.inflight + b.inflight,
-        io_ms=max(a.io_ms, b.io_ms),
-        discards=a.discards + b.discards,
-        flushes=None if a.flushes is None else a.flushes + (b.flushes or 0),
-        flush_ms=None if a.flush_ms is None else a.flush_ms + (b.flush_ms or 0),
-    )
+    return DiskStats(*map(add, a, b))._replace(io_ms=max(a.io_ms, b.io_ms))
 
 
 def _classes(

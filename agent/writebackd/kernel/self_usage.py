@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-import resource
+import time
 from typing import Optional, Tuple
 
 from writebackd.kernel.files import KernelFiles
@@ -19,17 +19,15 @@ class Usage:
     def __init__(self, files: KernelFiles) -> None:
         self._files = files
         self._cpu_at_start: Optional[float] = None
-        self._last = (0.0, 0)
+        self._resident = 0
 
     def read(self) -> Tuple[float, int]:
         """CPU seconds since the first call, and resident bytes; the last known on error."""
+        spent = time.process_time()
+        if self._cpu_at_start is None:
+            self._cpu_at_start = spent
         try:
-            times = resource.getrusage(resource.RUSAGE_SELF)
-            spent = times.ru_utime + times.ru_stime
-            if self._cpu_at_start is None:
-                self._cpu_at_start = spent
-            pages = int(self._files.read("/proc/self/statm").split()[1])
-            self._last = spent - self._cpu_at_start, pages * page_size()
+            self._resident = int(self._files.read("/proc/self/statm").split()[1]) * page_size()
         except (OSError, ValueError, IndexError) as error:
             log.debug("own usage: %s", error)
-        return self._last
+        return spent - self._cpu_at_start, self._resident

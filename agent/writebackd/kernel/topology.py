@@ -3,10 +3,9 @@
 
 Dirty pages belong to the BDI of a whole block device (that of the disk for a
 partition, the dm or md device's own for LVM and RAID) or to btrfs' own.
-Everything here is read from /sys; no device node and no mount point is opened.
-A read of queue/* may wait all the same, for whoever writes another file of a queue
-that is frozen: up to 6.10 with any file, on 6.18 rotational and write_cache behind
-max_sectors_kb, for one.
+All is read from /sys; no device node and no mount point is opened.  A read of queue/*
+may wait all the same for whoever writes another file of a frozen queue: up to 6.10
+any file, on 6.18 rotational and write_cache behind max_sectors_kb.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Callable, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from writebackd.kernel.disk_identity import leaf_identity, stacked_identity, volume_identity
 from writebackd.kernel.drivers import Drivers
@@ -33,17 +32,15 @@ log = logging.getLogger(__name__)
 _NOT_A_RAW_DISK = re.compile(r"(?:ram|zram|sr|fd)\d|nvme\d+c\d")
 _PARTITION = re.compile(r"p?\d+")
 # FUSE sets up a BDI of its own even for a block device (fuse_bdi_init()).
-_OWN_BDI = frozenset({"fuseblk"})
+_OWN_BDI = "fuseblk"
 
 _RESCAN_S = 300.0  # queue/write_cache can be changed without an event
 _RESCAN_BLIND_S = 30.0  # no uevents: the price of 1024 disks stays below 0.5 % of a core
-# After a scan the next one waits 20 times as long as it took: a storm of
-# events (a cluster node starting its volumes) costs 5 % of a core at worst.
-# But no longer than this, since one that hung cost nothing.
+# After a scan the next one waits 20 times as long as it took: a storm of events (a cluster
+# node starting its volumes) costs 5 % of a core at worst.  One that hung cost nothing.
 _SCAN_DUTY = 20.0
 _LONGEST_PAUSE_S = 30.0
-# 1024 disks take less than a second.
-_HANGS_S = 10.0
+_HANGS_S = 10.0  # 1024 disks take less than a second
 
 
 def _natural(name: str) -> str:
@@ -74,12 +71,13 @@ class _Leaf:
 class _Scan:
     """One pass over /sys; what has vanished meanwhile is left out."""
 
-    def __init__(self, files: KernelFiles, mounts: Tuple[Mount, ...]) -> None:
+    def __init__(self, files: KernelFiles, mounts: Sequence[Mount]) -> None:
         self._files = files
         self._mounts = mounts
         self.devno: Dict[str, str] = {}  # kernel name -> "major:minor", partitions too
         self._place: Dict[str, List[str]] = {}  # kernel name -> parts of its sysfs path
-        self._leaves: Dict[str, Tuple[str, ...]] = {}
+        self._slaves: Dict[str, Set[str]] = {}  # disk -> those that it is stacked upon
+        self._leaves: Dict[str, Set[str]] = {}
         self._facts: Dict[str, _Leaf] = {}
         self._drivers = Drivers(files)
         for devno in files.listdir("/sys/dev/block"):
@@ -102,37 +100,36 @@ class _Scan:
         return name
 
     def devices(self) -> Tuple[Device, ...]:
-        disks = [name for name in self.devno if self.disk(name) == name]
-        slaves = {name: self._slaves(name) for name in disks}
-        self._find_leaves(slaves)
+        for name in self.devno:
+            if self.disk(name) == name:
+                below = self._files.listdir(f"/sys/block/{name}/slaves")
+                self._slaves[name] = {self.disk(each) for each in below if each in self.devno}
         pools = self._btrfs_members()
-        used = {below for names in slaves.values() for below in names}
+        used: Set[str] = set().union(*self._slaves.values())
         used.update(self.disk(member) for members in pools.values() for member in members)
         mounted = self._mounted_disks()
         found = [
             self._device(name, self.devno[name], (name,), mounted.get(name, []))
-            for name in disks
+            for name in self._slaves
             if self._counts(name, name in mounted, name in used)
         ]
         found += self._btrfs_devices(pools)
-        found = _told_apart(found)
+        # An identity that two of them share names neither.
+        seen = Counter(device.identity for device in found)
+        found = [
+            replace(device, identity=None) if seen[device.identity] > 1 else device
+            for device in found
+        ]
         return tuple(sorted(found, key=lambda device: _natural(device.name)))
 
-    def _slaves(self, disk: str) -> Tuple[str, ...]:
-        below = self._files.listdir(f"/sys/block/{disk}/slaves")
-        return tuple(sorted({self.disk(name) for name in below if name in self.devno}))
-
-    def _find_leaves(self, slaves: Mapping[str, Tuple[str, ...]]) -> None:
-        def leaves(disk: str, above: FrozenSet[str]) -> Tuple[str, ...]:
-            if disk not in self._leaves:
-                # A number reused in mid-scan may show a loop that never existed.
-                below = [name for name in slaves.get(disk, ()) if name not in above]
-                lowest = {leaf for name in below for leaf in leaves(name, above | {disk})}
-                self._leaves[disk] = tuple(sorted(lowest, key=_natural)) or (disk,)
-            return self._leaves[disk]
-
-        for disk in slaves:
-            leaves(disk, frozenset({disk}))
+    def _leaves_of(self, disk: str, above: Tuple[str, ...] = ()) -> Set[str]:
+        if disk not in self._leaves:
+            above += (disk,)
+            # A number reused in mid-scan may show a loop that never existed.
+            below = self._slaves.get(disk, set()).difference(above)
+            lowest = {leaf for name in below for leaf in self._leaves_of(name, above)}
+            self._leaves[disk] = lowest or {disk}
+        return self._leaves[disk]
 
     def _counts(self, disk: str, mounted: bool, used: bool) -> bool:
         """Whether pages can be dirty on this disk's own BDI."""
@@ -146,11 +143,10 @@ class _Scan:
         return size != "0"
 
     def _mounted_disks(self) -> Dict[str, List[Mount]]:
-        """The filesystems on each whole disk, one mount of each."""
         on_disk: Dict[str, List[Mount]] = {}
-        for mount in _one_per_filesystem(self._mounts):
+        for mount in self._mounts:
             name = self.name.get(mount.st_dev)
-            if name is not None and mount.fstype not in _OWN_BDI:
+            if name is not None and mount.fstype != _OWN_BDI:
                 on_disk.setdefault(self.disk(name), []).append(mount)
         return on_disk
 
@@ -158,14 +154,20 @@ class _Scan:
         self,
         name: str,
         devno: str,
-        disks: Tuple[str, ...],
-        mounts: List[Mount],
+        disks: Sequence[str],
+        mounts: Sequence[Mount],
         uuid: Optional[str] = None,
     ) -> Device:
-        leaves = sorted({leaf for disk in disks for leaf in self._leaves[disk]}, key=_natural)
+        leaves = sorted({leaf for disk in disks for leaf in self._leaves_of(disk)}, key=_natural)
         facts = [self._leaf(leaf) for leaf in leaves]
         spins = {fact.rotational for fact in facts}
-        rotational = True if True in spins else None if None in spins or not spins else False
+        below = [fact.identity for fact in facts]
+        if uuid is not None:
+            identity: Optional[str] = stacked_identity(f"btrfs {uuid}", below)
+        elif leaves == [name]:
+            (identity,) = below
+        else:
+            identity = volume_identity(self._files, name, devno, below)
         return Device(
             name=name,
             devno=devno,
@@ -173,22 +175,12 @@ class _Scan:
             leaves=tuple(leaves),
             leaf_devnos=tuple(fact.devno for fact in facts),
             filesystems=tuple((m.st_dev, m.fstype, m.mountpoint) for m in mounts),
-            rotational=rotational,
+            rotational=True if True in spins else None if None in spins else False,
             write_cache=_agreed([fact.write_cache for fact in facts]),
             driver=_agreed([fact.driver for fact in facts]),
-            diskseq=facts[0].diskseq if facts else None,
-            identity=self._identity(name, devno, facts, uuid),
+            diskseq=facts[0].diskseq,
+            identity=identity,
         )
-
-    def _identity(
-        self, name: str, devno: str, facts: List[_Leaf], uuid: Optional[str]
-    ) -> Optional[str]:
-        below = [fact.identity for fact in facts]
-        if uuid is not None:
-            return stacked_identity(f"btrfs {uuid}", below)
-        if [fact.devno for fact in facts] == [devno]:
-            return below[0]
-        return volume_identity(self._files, name, devno, below)
 
     def _leaf(self, name: str) -> _Leaf:
         fact = self._facts.get(name)
@@ -207,32 +199,32 @@ class _Scan:
             )
         return fact
 
-    def _btrfs_members(self) -> Dict[str, FrozenSet[str]]:
+    def _btrfs_members(self) -> Dict[str, Set[str]]:
         """Kernel names of the devices of every mounted btrfs, by UUID."""
         members = {}
         for uuid in self._files.listdir("/sys/fs/btrfs"):
             names = self._files.listdir(f"/sys/fs/btrfs/{uuid}/devices")
-            known = frozenset(name for name in names if name in self.devno)
+            known = {name for name in names if name in self.devno}
             if known:  # "features" has no devices, nor has one that is being unmounted
                 members[uuid] = known
         return members
 
-    def _btrfs_devices(self, pools: Mapping[str, FrozenSet[str]]) -> List[Device]:
+    def _btrfs_devices(self, pools: Dict[str, Set[str]]) -> List[Device]:
         mounted = self._btrfs_mounts(pools)
         found = []
         for uuid, members in pools.items():
             link = self._files.readlink(f"/sys/fs/btrfs/{uuid}/bdi")
             # Before 5.10 nothing tells which of btrfs-1, btrfs-2 it is.
             bdi = link.rsplit("/", 1)[-1] if link else f"btrfs-{uuid[:8]}"
-            disks = tuple(sorted({self.disk(name) for name in members}))
+            disks = [self.disk(name) for name in members]
             found.append(self._device(bdi, bdi, disks, mounted.get(uuid, []), uuid))
         return found
 
-    def _btrfs_mounts(self, pools: Mapping[str, FrozenSet[str]]) -> Dict[str, List[Mount]]:
+    def _btrfs_mounts(self, pools: Dict[str, Set[str]]) -> Dict[str, List[Mount]]:
         """Mounts by UUID: st_dev is anonymous, only the source names a member."""
         found: Dict[str, List[Mount]] = {}
         strays = []
-        for mount in _one_per_filesystem(self._mounts):
+        for mount in self._mounts:
             if mount.fstype != "btrfs":
                 continue
             name = self._kernel_name(mount.source)
@@ -265,27 +257,16 @@ class _Scan:
         return None
 
 
-def _one_per_filesystem(mounts: Tuple[Mount, ...]) -> List[Mount]:
-    """Of all mounts of a superblock the one a person would name: whole, then shortest."""
+def _filesystems(files: KernelFiles) -> Tuple[Mount, ...]:
+    """Those that can move a BDI, each by the mount that a person would name: whole, then shortest.
+
+    Containers come and go by overlay and tmpfs mounts; none moves one.
+    """
     best: Dict[str, Mount] = {}
-    for mount in mounts:
-        rival = best.get(mount.st_dev)
-        if rival is None or _rank(mount) < _rank(rival):
-            best[mount.st_dev] = mount
-    return sorted(best.values(), key=lambda mount: mount.mountpoint)
-
-
-def _told_apart(devices: List[Device]) -> List[Device]:
-    """The same, without identities that two of them share: those name neither."""
-    seen = Counter(device.identity for device in devices)
-    return [
-        replace(device, identity=None) if seen[device.identity] > 1 else device
-        for device in devices
-    ]
-
-
-def _rank(mount: Mount) -> Tuple[bool, int]:
-    return mount.root != "/", len(mount.mountpoint)
+    for mount in sorted(read_mounts(files), key=lambda m: (m.root != "/", len(m.mountpoint))):
+        if mount.fstype == "btrfs" or not mount.st_dev.startswith("0:"):
+            best.setdefault(mount.st_dev, mount)
+    return tuple(sorted(best.values(), key=lambda mount: mount.mountpoint))
 
 
 def scan(files: KernelFiles) -> Tuple[Device, ...]:
@@ -296,7 +277,7 @@ def scan(files: KernelFiles) -> Tuple[Device, ...]:
     One Device may carry several filesystems, one entry for each, with one of
     its mount points.  Loop devices are listed when they have a backing file.
     """
-    return _Scan(files, read_mounts(files)).devices()
+    return _Scan(files, _filesystems(files)).devices()
 
 
 class _Found(NamedTuple):
@@ -338,7 +319,7 @@ class Topology:
     def problem(self) -> Optional[str]:
         """Why disks that come or go are not seen; None when they are."""
         if self._scanning and self._clock() - self._began > _HANGS_S:
-            return "hotplug is not noticed: the scan of /sys hangs"
+            return f"new disks are not noticed: the scan of /sys runs for over {_HANGS_S:.0f} s"
         return self._error
 
     def refresh(self) -> bool:
@@ -411,20 +392,12 @@ class Topology:
 
     def _failed(self, error: Exception) -> None:
         self._rescan_at = self._clock() + _RESCAN_BLIND_S
-        self._error = f"hotplug is not noticed: {error}"
+        self._error = f"new disks are not noticed, cannot scan /sys: {error}"
         log.error("%s", self._error)
-
-    def _relevant_mounts(self) -> Tuple[Mount, ...]:
-        # Containers come and go by overlay and tmpfs mounts; none moves a BDI.
-        return tuple(
-            mount
-            for mount in _one_per_filesystem(read_mounts(self._files))
-            if mount.fstype == "btrfs" or not mount.st_dev.startswith("0:")
-        )
 
     def _scan_if_remounted(self) -> None:
         self._remounted = False
-        if self._relevant_mounts() == self._current.mounts:
+        if _filesystems(self._files) == self._current.mounts:
             return
         self._pending = True
         if self._clock() >= self._not_before:
@@ -434,7 +407,7 @@ class Topology:
         began = self._clock()
         # Before it looks: what comes meanwhile is a reason for the next one.
         self._pending = self._remounted = False
-        mounts = self._relevant_mounts()
+        mounts = _filesystems(self._files)
         current = _Scan(self._files, mounts)
         devices = current.devices()
         by_devno = {device.devno: device for device in devices}

@@ -24,15 +24,10 @@ class Uevents:
         self._sock = sock
         self._sock.setblocking(False)
 
-    def fileno(self) -> int:
-        """For a selector: readable when events wait."""
-        return self._sock.fileno()
-
     def drain(self) -> int:
         """Read all that waits, without blocking; the number of reasons to scan again.
 
-        What cannot be understood is no reason.  Lost events are one: ENOBUFS
-        says that the kernel dropped some, and not which.
+        Lost events are one: ENOBUFS says that the kernel dropped some, and not which.
         """
         reasons = 0
         while True:
@@ -42,8 +37,7 @@ class Uevents:
                 return reasons
             except OSError:
                 return reasons + 1
-            # Both the kernel's messages and udevd's (binary header, then the
-            # same strings) are matched; no string of theirs is decoded.
+            # Of the kernel's messages and of udevd's: a binary header, then the same strings.
             if _BLOCK in message + b"\0":
                 reasons += 1
 
@@ -52,16 +46,15 @@ class Uevents:
 
 
 def open_uevents() -> Tuple[Optional[Uevents], Optional[str]]:
-    """The socket, or None and the reason to print: hotplug is then found by rescans."""
+    """The socket, or None and the reason to print: a rescan then finds what came."""
     # No library: what it takes is these calls, and one that knows all of netlink 17 MB and 90 ms.
+    sock: Optional[socket.socket] = None
     try:
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _PROTOCOL)
-    except OSError as error:
-        return None, f"hotplug is noticed late, no uevent socket: {error}"
-    try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
         sock.bind((0, _KERNEL | _UDEV))
     except OSError as error:
-        sock.close()
-        return None, f"hotplug is noticed late, no uevent socket: {error}"
+        if sock is not None:
+            sock.close()
+        return None, f"new disks show up to 30 s late, without a uevent socket: {error}"
     return Uevents(sock), None

@@ -10,7 +10,7 @@ the bytes files, so a host in ratio form is brought back by writing the ratio.
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Optional, Tuple
+from typing import Mapping, NamedTuple, Optional, Tuple
 
 from writebackd import formats
 from writebackd.kernel.files import KernelFiles
@@ -22,6 +22,7 @@ LEVERS = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_backgro
 
 _SYSCTL = "/proc/sys/vm/"
 _VMSTAT = "/proc/vmstat"
+_DIRTYABLE = ("nr_free_pages", "nr_inactive_file", "nr_active_file")
 # NR_CPUS is 8192 at most (arch/x86/Kconfig); the limit's floor grows with them.
 _MOST_CPUS = 8192
 
@@ -60,10 +61,6 @@ def in_words(limits: VmLimits) -> str:
     return " / ".join(formats.size(value[0]) if value[0] else f"{value[1]} %" for value in values)
 
 
-def _read_once(files: KernelFiles) -> VmLimits:
-    return VmLimits(*(_natural(files.read_int(_SYSCTL + lever), lever) for lever in LEVERS))
-
-
 def _natural(value: int, name: str) -> int:
     """`value`, if the kernel can have it: an unsigned long. Raises ValueError."""
     if not 0 <= value < 1 << 64:
@@ -73,11 +70,12 @@ def _natural(value: int, name: str) -> int:
 
 def read_limits(files: KernelFiles) -> VmLimits:
     """The four files. Raises OSError, or ValueError where one is not a number."""
-    limits = _read_once(files)
     # Four files are not read at one instant: a write in between shows as a pair
     # with both forms set (which the kernel never has) or none (a rare setting).
-    if any((value[0] == 0) == (value[1] == 0) for value in (p.value(limits) for p in PAIRS)):
-        limits = _read_once(files)
+    for _ in range(2):
+        limits = VmLimits(*(_natural(files.read_int(_SYSCTL + lever), lever) for lever in LEVERS))
+        if all((size == 0) != (ratio == 0) for size, ratio in (p.value(limits) for p in PAIRS)):
+            break
     return limits
 
 
@@ -99,53 +97,41 @@ def write_pair(files: KernelFiles, pair: Pair, current: PairValue, wanted: PairV
     write_lever(files, *pair.in_force(wanted))
 
 
-# global_dirtyable_memory(); the reserve that it takes off is in no counter.
-_DIRTYABLE = ("nr_free_pages", "nr_inactive_file", "nr_active_file")
-
-
-def _counter(text: str, name: str) -> int:
-    # Not split into lines: of some 190 counters four are wanted, once a second.
-    start = text.find("\n" + name + " ")
-    if start < 0:
-        raise ValueError(f"{_VMSTAT}: no {name}")
-    start += len(name) + 2
-    end = text.find("\n", start)
-    value = text[start:] if end < 0 else text[start:end]
+def _counter(counters: Mapping[str, str], name: str) -> int:
     try:
-        return _natural(int(value), name)
+        return _natural(int(counters[name]), name)
+    except KeyError:
+        raise ValueError(f"{_VMSTAT}: no {name}") from None
     except ValueError:
-        raise ValueError(f"{_VMSTAT}: {name} is {value[:40]!r}, not a number") from None
+        raise ValueError(f"{_VMSTAT}: {name} is {counters[name][:40]!r}, not a number") from None
 
 
 def read_state(files: KernelFiles) -> VmState:
     """The limits with their thresholds, and what is dirty now, in bytes.
 
-    The kernel computes both thresholds while /proc/vmstat is read: in bytes
-    form they are exact, in ratio form they follow the memory of the moment.
-    To a real-time reader it shows a quarter of the limit and 1/32 of the
-    smoothed limit more (seen on 6.18: 4921 instead of 3841 pages), so the
-    process that reads back must not be real-time.  nr_dirty may be off by
-    125 pages per CPU and node.  Raises OSError, or ValueError naming the file.
+    The kernel computes both thresholds while /proc/vmstat is read: exact in bytes form,
+    in ratio form from the memory of the moment.  A real-time reader sees a quarter of the
+    limit and 1/32 of the smoothed limit more (6.18: 4921 instead of 3841 pages), so whoever
+    reads back must not be real-time.  nr_dirty may be off by 125 pages per CPU and node.
+    Raises OSError, or ValueError naming the file.
     """
     limits = read_limits(files)
     page = page_size()
-    text = "\n" + files.read(_VMSTAT)
+    lines = (line.partition(" ") for line in files.read(_VMSTAT).split("\n"))
+    counters = {name: value for name, _, value in lines}
+    try:
+        # global_dirtyable_memory(); the reserve that it takes off is in no counter.
+        dirtyable: Optional[int] = page * sum(_counter(counters, name) for name in _DIRTYABLE)
+    except ValueError:
+        dirtyable = None  # the limits can do without
     return VmState(
         limits=limits,
-        dirty_bytes=_counter(text, "nr_dirty") * page,
-        writeback_bytes=_counter(text, "nr_writeback") * page,
-        threshold_bytes=_counter(text, "nr_dirty_threshold") * page,
-        background_threshold_bytes=_counter(text, "nr_dirty_background_threshold") * page,
-        dirtyable_bytes=_dirtyable(text, page),
+        dirty_bytes=_counter(counters, "nr_dirty") * page,
+        writeback_bytes=_counter(counters, "nr_writeback") * page,
+        threshold_bytes=_counter(counters, "nr_dirty_threshold") * page,
+        background_threshold_bytes=_counter(counters, "nr_dirty_background_threshold") * page,
+        dirtyable_bytes=dirtyable,
     )
-
-
-def _dirtyable(text: str, page: int) -> Optional[int]:
-    """Bytes of what can be dirty; None where it is not told: the limits can do without."""
-    try:
-        return sum(_counter(text, name) for name in _DIRTYABLE) * page
-    except ValueError:
-        return None
 
 
 def expected_thresholds(limit_bytes: int, background_bytes: int, page: int) -> Tuple[int, int]:

@@ -37,8 +37,8 @@ _INTERNED: Tuple[Any, ...] = (Device, HostInfo, Backing)
 # Fields of earlier recordings: what another one says, and what one of another form does now.
 _GONE = frozenset((
     "flooded_before", "drain_window", "window_limit_bytes", "sync_window", "last_demand_s",
-    "drain_limit_bytes", "fast", "filling", "flood_lasted_s", "flushed", "full_window", "hold",
-    "recent_writes", "tau_s", "was_full",
+    "drain_limit_bytes", "fast", "filling", "flood_lasted_s", "flush_s", "flushed", "flushes",
+    "full_window", "hold", "recent_writes", "tau_s", "throttled", "was_full",
 ))  # fmt: skip
 
 

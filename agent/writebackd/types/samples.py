@@ -90,8 +90,6 @@ class DeviceSample:
     classes: Optional[Mapping[IoClass, ClassSample]] = None  # None: the probe cannot tell
     sync: Optional[SyncSample] = None  # None: the probe cannot tell
     others: int = 0  # discards and flushes that completed, where diskstats counts them
-    flushes: int = 0  # of the leaf disks, and how long they took together
-    flush_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,6 @@ class TaskSample:
     device: Optional[str]
     dirtied_bytes: int = 0  # the kernel's own count, up to 256 KiB behind a thread
     throttled_s: float = 0.0
-    throttled: int = 0
     cgroup: Optional[str] = None  # path below the v2 root, of the busiest few
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Sequence, Tuple
 
 from tests.kernel.scratch import run
-from writebackd.kernel.cgroup_io_max import parse_io_max
 from writebackd.types.levers import LeverKind
 
 MODULES = Path("/run/modules")
@@ -135,7 +134,8 @@ def io_max(cgroup: str, devno: str) -> Dict[str, str]:
         text = (CGROUPS / cgroup[1:] / "io.max").read_text()
     except FileNotFoundError:
         return {}
-    return parse_io_max(text).get(devno, {})
+    found = [line.split()[1:] for line in text.splitlines() if line.split()[0] == devno]
+    return dict(pair.split("=") for pairs in found for pair in pairs)
 
 
 def bandwidths(unit: str) -> List[str]:
