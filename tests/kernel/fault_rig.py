@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the tests of faults share: daemons that start fast, and what has to hold after each."""
+"""What tests of the daemon share: its start, fast if wanted, and what has to hold after faults."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
+from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.lease import read_watch
 from writebackd.actuate.ledger import load
 from writebackd.actuate.lock import open_private
@@ -23,6 +24,8 @@ from writebackd.paths import LEDGER, SOCKET, WATCH
 from writebackd.types.levers import VmLimits
 
 AGENT = Path(__file__).resolve().parents[2] / "agent"
+DAEMON = (sys.executable, "-m", "writebackd.cli.daemon_main")
+VM = Path("/proc/sys/vm")
 FILES = KernelFiles()
 PIN = 32 << 20
 # The shortest that a policy takes; the tests wait for its end.
@@ -70,6 +73,30 @@ for line in sys.stdin:
             os._exit(code)
     print(pid, flush=True)
 """
+
+
+class Crash(BaseException):
+    """The process is gone: no handler of the code under test may catch it."""
+
+
+class CrashingFiles(KernelFiles):
+    """The real files, and a process that dies right before its write number `crash_before`."""
+
+    crash_before: Optional[int] = None
+
+    def write(self, name: str, value: str) -> None:
+        if self.crash_before is not None:
+            if self.crash_before == 0:
+                raise Crash
+            self.crash_before -= 1
+        super().write(name, value)
+
+
+def started(files: KernelFiles, path: Path) -> Actuator:
+    """One that knows what it found, or goes on from the ledger at `path`."""
+    actuator = Actuator(files, path, "restore")
+    actuator.start()
+    return actuator
 
 
 def limits() -> VmLimits:
@@ -166,6 +193,33 @@ class Home:
 
     def close(self) -> None:
         os.close(self._watch_fd)
+
+
+class Running:
+    """A daemon in a process of its own."""
+
+    def __init__(self, home: Home, *more: str, argv: Sequence[str] = DAEMON) -> None:
+        self.home = home
+        with open(home.log, "ab") as log:
+            self.process = subprocess.Popen(
+                [*argv, *home.options(*more)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONPATH": str(AGENT)},
+            )  # fmt: skip
+
+    def answering(self) -> Running:
+        wait_for(lambda: self.home.ask("status"), what="for the daemon to answer")
+        return self
+
+    def pinned(self) -> Running:
+        self.answering()
+        assert self.home.ask("pin", bytes=PIN) is not None
+        wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
+        return self
+
+    def end(self) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=20)
 
 
 class Starter:

@@ -62,6 +62,39 @@ def wait_until_free(device: str, backing: Path) -> None:
             time.sleep(0.02)
 
 
+MKFS = {"ext4": ["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+        "xfs": ["-q", "-f"], "btrfs": ["-q", "-f"]}
+
+
+@contextlib.contextmanager
+def loop_device(backing: Path, size_mb: int = 512) -> Iterator[str]:
+    """Kernel name (loop3) of a loop device over a sparse file, which is made."""
+    with open(backing, "wb") as file:
+        file.truncate(size_mb << 20)
+    try:
+        node = run("losetup", "--find", "--show", str(backing))
+        try:
+            yield node.rpartition("/")[2]
+        finally:
+            run("losetup", "--detach", node)
+            wait_until_free(node, backing)
+    finally:
+        backing.unlink()
+
+
+@contextlib.contextmanager
+def mounted(name: str, fstype: str, where: Path) -> Iterator[Path]:
+    """A new filesystem on a device, mounted at a directory that is made."""
+    run(f"mkfs.{fstype}", *MKFS[fstype], f"/dev/{name}")
+    where.mkdir()
+    run("mount", "-t", fstype, f"/dev/{name}", str(where))
+    try:
+        yield where
+    finally:
+        run("umount", str(where))
+        where.rmdir()
+
+
 @contextlib.contextmanager
 def scratch_disk(
     fstype: Optional[str], size_mb: int = 512, directory: Optional[str] = None
@@ -72,31 +105,13 @@ def scratch_disk(
     """
     home = Path(tempfile.mkdtemp(prefix="writebackd-test-", dir=directory))
     backing, mountpoint = home / "disk", home / "mnt"
-    device = ""
-    mounted = False
     try:
-        with open(backing, "wb") as file:
-            file.truncate(size_mb << 20)
-        device = run("losetup", "--find", "--show", str(backing))
-        name = device.rpartition("/")[2]
-        devno = Path(f"/sys/block/{name}/dev").read_text().strip()
-        as_born(name, devno)
-        if fstype is not None:
-            quiet = {"ext4": ["-q", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
-                     "xfs": ["-q", "-f"], "btrfs": ["-q", "-f"]}[fstype]
-            run(f"mkfs.{fstype}", *quiet, device)
-            mountpoint.mkdir()
-            run("mount", device, str(mountpoint))
-            mounted = True
-        yield Scratch(name, devno, mountpoint if fstype else None, backing)
+        with contextlib.ExitStack() as stack:
+            name = stack.enter_context(loop_device(backing, size_mb))
+            devno = Path(f"/sys/block/{name}/dev").read_text().strip()
+            as_born(name, devno)
+            if fstype is not None:
+                stack.enter_context(mounted(name, fstype, mountpoint))
+            yield Scratch(name, devno, mountpoint if fstype else None, backing)
     finally:
-        if mounted:
-            run("umount", str(mountpoint))
-        if device:
-            run("losetup", "--detach", device)
-            wait_until_free(device, backing)
-        for path in (backing, mountpoint):
-            with contextlib.suppress(FileNotFoundError):
-                path.rmdir() if path.is_dir() else path.unlink()
         home.rmdir()
-

@@ -11,22 +11,17 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import pytest
 
+from tests.kernel.fault_rig import AGENT, DAEMON, PIN, VM, limits, limits_kept, wait_for
 from tests.kernel.scratch import scratch_disk
+from writebackd.cli.client import request
+from writebackd.cli.exit_codes import CommandError
 from writebackd.report.learned_store import decode, encode
 from writebackd.types.device_memory import Fact
-
-AGENT = Path(__file__).resolve().parents[2] / "agent"
-VM = Path("/proc/sys/vm")
-FILES = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
-PIN = 32 << 20
-
-
-def read_files() -> Dict[str, int]:
-    return {name: int((VM / name).read_text()) for name in FILES}
+from writebackd.types.levers import VmLimits
 
 
 def set_pair(form: str, value: int, background: bool) -> None:
@@ -37,31 +32,36 @@ def set_pair(form: str, value: int, background: bool) -> None:
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
     """Whatever a test does to the host's limits ends with it."""
-    before = read_files()
-    yield
-    for background in (False, True):
-        infix = "background_" if background else ""
-        form = "bytes" if before[f"dirty_{infix}bytes"] else "ratio"
-        set_pair(form, before[f"dirty_{infix}{form}"], background)
-    assert read_files() == before
+    with limits_kept():
+        yield
+
+
+def run_daemon(*argv: str) -> "subprocess.CompletedProcess[str]":
+    """One that does not start, to its end."""
+    return subprocess.run([*DAEMON, *argv], env={**os.environ, "PYTHONPATH": str(AGENT)},
+                          capture_output=True, text=True)
 
 
 class Running:
     """A daemon process and its directories."""
 
-    def __init__(self, tmp: Path, *options: str, program: Optional[List[str]] = None) -> None:
+    def __init__(self, tmp: Path, *options: str, program: Sequence[str] = DAEMON) -> None:
         self.runtime_dir = tmp / "run"
         self.log = tmp / "log"
-        argv = program or [sys.executable, "-m", "writebackd.cli.daemon_main"]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [*argv, "--runtime-dir", str(self.runtime_dir), "--state-dir", str(tmp / "state"),
-                 "--interval", "0.1", "--policy", "default", *options],
-                env={**os.environ, "PYTHONPATH": str(AGENT)},
-                stdout=log, stderr=log,
-            )
-        wait_for(lambda: self.ctl("status")[0] == 0 or self.process.poll() is not None)
+                [*program, "--runtime-dir", str(self.runtime_dir), "--state-dir",
+                 str(tmp / "state"), "--interval", "0.1", "--policy", "default", *options],
+                env={**os.environ, "PYTHONPATH": str(AGENT)}, stdout=log, stderr=log,
+            )  # fmt: skip
+        wait_for(lambda: self._answers() or self.process.poll() is not None)
         assert self.process.poll() is None, self.log.read_text()
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.status())
+        except CommandError:
+            return False
 
     def ctl(self, *args: str) -> Tuple[int, Any, str]:
         """Exit code, the JSON answer (or None), standard error."""
@@ -69,7 +69,7 @@ class Running:
             [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(self.runtime_dir),
              "--json", *args],
             env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
-        )
+        )  # fmt: skip
         try:
             answer = json.loads(done.stdout)
         except ValueError:
@@ -77,30 +77,21 @@ class Running:
         return done.returncode, answer, done.stderr
 
     def status(self) -> Dict[str, Any]:
-        code, answer, error = self.ctl("status")
-        assert code == 0, error
-        result: Dict[str, Any] = answer
-        return result
+        """Without a start of Python for each look."""
+        return request(self.runtime_dir, "status")
 
-    def device(self, name: str) -> Optional[Dict[str, Any]]:
-        rows = [row for row in self.status()["devices"] if row["name"] == name]
-        return rows[0] if rows else None
+    def device(self, name: str) -> Dict[str, Any]:
+        """Its row; {} where it has none."""
+        return next((row for row in self.status()["devices"] if row["name"] == name), {})
 
     def pin(self, size: int = PIN) -> None:
-        assert self.ctl("pin", str(size))[0] == 0
-        wait_for(lambda: read_files()["dirty_bytes"] == size)
+        request(self.runtime_dir, "pin", {"bytes": size})
+        wait_for(lambda: limits().dirty_bytes == size)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout=20)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -152,20 +143,24 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("original", ORIGINALS, ids=[k.replace(" ", "-") for k in ORIGINALS])
-@pytest.mark.parametrize("end", ["SIGTERM", "SIGINT", "SIGKILL", "crash"])
+# test_vm_limits.py has every way home from every original; here each has one of the ends.
+ENDS = ("SIGTERM", "SIGINT", "SIGKILL", "crash")
+
+
+@pytest.mark.parametrize("original, end", [
+    (original, ENDS[at % len(ENDS)]) for at, original in enumerate(ORIGINALS)])
 def test_all_four_files_read_as_before(
     start: Callable[..., Running], original: str, end: str
 ) -> None:
     for background, (form, value) in enumerate(ORIGINALS[original]):
         set_pair(form, value, bool(background))
-    before = read_files()
-    program = [sys.executable, "-c", CRASHING] if end == "crash" else None
+    before = limits()
+    program = [sys.executable, "-c", CRASHING] if end == "crash" else DAEMON
     daemon = start("--probe", "procfs", program=program)
-    assert daemon.status()["limits"]["original"] == before
+    assert daemon.status()["limits"]["original"] == vars(before)
     daemon.pin()
-    during = read_files()
-    assert (during["dirty_bytes"], during["dirty_background_bytes"]) == (PIN, PIN // 2)
+    during = limits()
+    assert (during.dirty_bytes, during.dirty_background_bytes) == (PIN, PIN // 2)
     if end == "crash":
         assert daemon.process.wait(timeout=20) == 1
         assert "Traceback" not in daemon.log.read_text()
@@ -173,106 +168,40 @@ def test_all_four_files_read_as_before(
     else:
         daemon.end(getattr(signal, end))
     if end == "SIGKILL":
-        assert read_files() == during
+        assert limits() == during
         assert daemon.ctl("restore")[0] == 0
-    assert read_files() == before
+    assert limits() == before
     assert not (daemon.runtime_dir / "ledger.json").exists()
-
-
-def test_a_restart_after_sigkill_adopts_the_ledger(
-    start: Callable[..., Running]
-) -> None:
-    before = read_files()
-    first = start("--probe", "procfs")
-    first.pin()
-    first.end(signal.SIGKILL)
-    second = start("--probe", "procfs")
-    # Not the pinned value, which is what stands: what it was before the first.
-    assert second.status()["limits"]["original"] == before
-    second.end()
-    assert read_files() == before
-
-
-# A daemon that cannot read /proc/vmstat from the moment a file says so.
-HIDING = """
-import sys
-from pathlib import Path
-import writebackd.kernel.sampler as s
-flag, real = Path(sys.argv.pop()), s.read_state
-def failing(files):
-    if flag.exists():
-        raise OSError(5, "as if /proc were gone")
-    return real(files)
-s.read_state = failing
-from writebackd.cli.daemon_main import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_a_silent_sampler_means_hold_then_restore_then_go_on(
-    start: Callable[..., Running], tmp_path: Path
-) -> None:
-    before = read_files()
-    flag = tmp_path / "hide"
-    daemon = start("--probe", "procfs", str(flag), program=[sys.executable, "-c", HIDING])
-    daemon.pin()
-    flag.touch()
-    wait_for(lambda: "keeping current limits" in daemon.log.read_text())
-    wait_for(lambda: read_files() == before)
-    unread = "cannot read kernel statistics"
-    assert any(unread in warning for warning in daemon.status()["warnings"])
-    wait_for(lambda: "statistics unreadable for 5 ticks" in daemon.log.read_text())
-    assert daemon.process.poll() is None
-    flag.unlink()
-    wait_for(lambda: read_files()["dirty_bytes"] == PIN)
-    assert not any(unread in warning for warning in daemon.status()["warnings"])
-
-
-def test_a_restart_in_mid_flood_does_not_let_the_limit_jump(
-    start: Callable[..., Running]
-) -> None:
-    # No disk of the host: what else writes there would ask for a limit of its own.
-    options = ("--probe", "procfs", "--device", "none*")
-    first = start(*options)
-    first.pin()
-    first.end(signal.SIGKILL)
-    start(*options)
-    time.sleep(1.0)  # ten ticks
-    assert read_files()["dirty_bytes"] == PIN
 
 
 # ---- modes and steering ----------------------------------------------------
 
 
 def test_observe_writes_nothing_and_enforce_does(start: Callable[..., Running]) -> None:
-    before = read_files()
+    before = limits()
     daemon = start("--probe", "procfs", "--mode", "observe")
     assert daemon.ctl("pin", str(PIN))[0] == 0
     wait_for(lambda: daemon.status()["devices"][0]["state"] in ("pinned", "excluded"))
-    assert read_files() == before
+    assert limits() == before
     assert daemon.ctl("enforce")[0] == 0
-    wait_for(lambda: read_files()["dirty_bytes"] == PIN)
+    wait_for(lambda: limits().dirty_bytes == PIN)
     assert daemon.ctl("verify")[0] == 0
     assert daemon.ctl("observe")[0] == 0
-    assert read_files() == before
-    daemon.end()
+    assert limits() == before
 
 
-def test_restore_beside_a_running_daemon_means_observe(start: Callable[..., Running]) -> None:
-    before = read_files()
-    daemon = start("--probe", "procfs")
-    daemon.pin()
-    assert daemon.ctl("restore")[0] == 0
-    assert read_files() == before
-    assert daemon.status()["mode"] == "observe"
-
-
-def test_release_goes_back_to_what_was_found(start: Callable[..., Running]) -> None:
-    before = read_files()
+def test_release_restores_and_restore_beside_a_running_daemon_means_observe(
+    start: Callable[..., Running]
+) -> None:
+    before = limits()
     daemon = start("--probe", "procfs")
     daemon.pin()
     assert daemon.ctl("release")[0] == 0
-    wait_for(lambda: read_files() == before)
+    wait_for(lambda: limits() == before)
+    daemon.pin()
+    assert daemon.ctl("restore")[0] == 0
+    assert limits() == before
+    assert daemon.status()["mode"] == "observe"
 
 
 def test_a_foreign_write_is_named_and_left_alone(start: Callable[..., Running]) -> None:
@@ -295,11 +224,11 @@ def test_a_foreign_write_is_named_and_left_alone(start: Callable[..., Running]) 
         assert f"sh (pid {shell.pid}, cgroup {own_cgroup()}" in yielded
     assert daemon.log.read_text().count(": yielding") == 1
     time.sleep(0.5)  # five ticks in which nothing may be written
-    assert read_files()["dirty_bytes"] == 99 << 20
-    assert read_files()["dirty_background_ratio"] == 10  # ours went home
+    assert limits().dirty_bytes == 99 << 20
+    assert limits().dirty_background_ratio == 10  # ours went home
     assert daemon.ctl("verify")[0] == 1
     daemon.end()
-    assert read_files()["dirty_bytes"] == 99 << 20
+    assert limits().dirty_bytes == 99 << 20
 
 
 def test_enforce_takes_over_again_and_goes_back_to_the_foreign_value(
@@ -312,9 +241,9 @@ def test_enforce_takes_over_again_and_goes_back_to_the_foreign_value(
     assert "an unknown process" in daemon.status()["alerts"][0]["summary"]
     assert daemon.ctl("enforce")[0] == 0
     assert daemon.status()["alerts"] == []
-    wait_for(lambda: read_files()["dirty_bytes"] == PIN)
+    wait_for(lambda: limits().dirty_bytes == PIN)
     daemon.end()
-    assert read_files()["dirty_bytes"] == 99 << 20
+    assert limits().dirty_bytes == 99 << 20
 
 
 def own_cgroup() -> Optional[str]:
@@ -325,7 +254,7 @@ def own_cgroup() -> Optional[str]:
 def test_the_same_value_by_somebody_else_is_no_reason_to_yield(
     start: Callable[..., Running]
 ) -> None:
-    before = read_files()
+    before = limits()
     daemon = start("--probe", "procfs")
     daemon.pin()
     set_pair("bytes", PIN, background=False)
@@ -333,7 +262,7 @@ def test_the_same_value_by_somebody_else_is_no_reason_to_yield(
     status = daemon.status()
     assert status["yielded"] is None and status["alerts"] == []
     daemon.end()
-    assert read_files() == before
+    assert limits() == before
 
 
 def test_sysctl_system_and_tuned_set_all_at_once(start: Callable[..., Running]) -> None:
@@ -351,19 +280,11 @@ def test_sysctl_system_and_tuned_set_all_at_once(start: Callable[..., Running]) 
     assert levers.keys() <= {"dirty_ratio", "dirty_background_ratio"}
     if daemon.status()["probe"]["backend"] == "libbpf":
         assert set(levers.values()) == {"sysctl"}
-    theirs = {
-        "dirty_bytes": 0, "dirty_ratio": 40, "dirty_background_bytes": 0,
-        "dirty_background_ratio": 7,
-    }  # fmt: skip
-    assert read_files() == theirs
-    daemon.end()
-    assert read_files() == theirs
-
-
-def test_rivals_are_in_the_status(start: Callable[..., Running]) -> None:
-    daemon = start("--probe", "procfs")
+    theirs = VmLimits(0, 40, 0, 7)
+    assert limits() == theirs
     wait_for(lambda: daemon.status()["rivals"] is not None)
-    assert all(rival["summary"] for rival in daemon.status()["rivals"])
+    daemon.end()
+    assert limits() == theirs
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["", "another runtime directory"])
@@ -372,11 +293,7 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
 ) -> None:
     daemon = start("--probe", "procfs")
     runtime_dir = daemon.runtime_dir if same else tmp_path / "second"
-    second = subprocess.run(
-        [sys.executable, "-m", "writebackd.cli.daemon_main", "--runtime-dir", str(runtime_dir),
-         "--state-dir", str(tmp_path / "other")],
-        env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
-    )
+    second = run_daemon("--runtime-dir", str(runtime_dir), "--state-dir", str(tmp_path / "other"))
     assert second.returncode == 1
     assert str(daemon.process.pid) in second.stderr and "--runtime-dir" not in second.stderr
 
@@ -384,7 +301,7 @@ def test_a_second_daemon_is_refused_with_the_pid_of_the_first(
 def test_the_limits_of_a_killed_daemon_are_told_and_no_originals_of_another(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:
-    before = read_files()
+    before = limits()
     killed = start("--probe", "procfs")
     killed.pin()
     watcher = killed.status()["lease"]["watcher_pid"]
@@ -395,9 +312,9 @@ def test_the_limits_of_a_killed_daemon_are_told_and_no_originals_of_another(
         assert code == 3 and f"in force: dirty_bytes={PIN}" in error and "restore`" in error
     (tmp_path / "second").mkdir()
     second = Running(tmp_path / "second", "--probe", "procfs")
-    assert second.status()["limits"]["original"] == before
+    assert second.status()["limits"]["original"] == vars(before)
     assert second.end() == 0
-    assert read_files() == before
+    assert limits() == before
 
 
 def test_sighup_reads_the_policy_again_and_keeps_the_old_one_on_error(
@@ -422,7 +339,7 @@ def test_sighup_reads_the_policy_again_and_keeps_the_old_one_on_error(
 def test_a_device_with_syncs_is_guarded_and_its_row_goes_with_it(
     start: Callable[..., Running]
 ) -> None:
-    before = read_files()
+    before = limits()
     with scratch_disk("ext4") as disk:
         daemon = start("--device", disk.device)
         assert disk.mountpoint is not None
@@ -433,11 +350,11 @@ def test_a_device_with_syncs_is_guarded_and_its_row_goes_with_it(
                 os.fsync(fd)
         finally:
             os.close(fd)
-        wait_for(lambda: (daemon.device(disk.device) or {}).get("state") == "guard")
-        wait_for(lambda: read_files()["dirty_bytes"] > 0)
+        wait_for(lambda: daemon.device(disk.device).get("state") == "guard")
+        wait_for(lambda: limits().dirty_bytes > 0)
         assert daemon.ctl("why", disk.device)[0] == 0
-    wait_for(lambda: daemon.device(disk.device) is None)
-    wait_for(lambda: read_files() == before)  # nobody has demand any more
+    wait_for(lambda: not daemon.device(disk.device))
+    wait_for(lambda: limits() == before)  # nobody has demand any more
     assert daemon.process.poll() is None
     assert daemon.end() == 0
 
@@ -456,7 +373,7 @@ def test_what_was_learned_outlives_a_restart(
             for i in range(60):
                 os.pwrite(fd, b"x" * 4096, i * 4096)
                 os.fsync(fd)
-            return bool((first.device(disk.device) or {}).get("fsync_baseline_s"))
+            return bool(first.device(disk.device).get("fsync_baseline_s"))
 
         try:
             wait_for(sync_until_learned)
@@ -471,8 +388,8 @@ def test_what_was_learned_outlives_a_restart(
         rate = Fact(2.5e8, learned.baseline_s.wall_s - 3 * 3600)
         path.write_bytes(encode({identity: replace(learned, drain_rate=rate)}))
         second = start("--device", disk.device)
-        wait_for(lambda: (second.device(disk.device) or {}).get("drain_rate") == 2.5e8)
-        assert (second.device(disk.device) or {})["fsync_baseline_s"] == learned.baseline_s.value
+        wait_for(lambda: second.device(disk.device).get("drain_rate") == 2.5e8)
+        assert second.device(disk.device)["fsync_baseline_s"] == learned.baseline_s.value
         steps = second.ctl("why", disk.device)[1]["devices"][0]["steps"]
         assert steps[0] == "drain rate 238M/s, learned before the restart, 3h0m ago"
         second.end()
@@ -511,17 +428,13 @@ def test_a_pin_that_the_kernel_would_refuse_is_refused(start: Callable[..., Runn
 
 
 def test_a_probe_that_this_version_has_not_is_wrong_use(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "writebackd.cli.daemon_main", "--probe", "bcc",
-         "--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")],
-        env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
-    )
+    done = run_daemon("--probe", "bcc", "--runtime-dir", str(tmp_path / "run"),
+                      "--state-dir", str(tmp_path / "state"))
     assert done.returncode == 2
     assert "libbpf or procfs" in done.stderr
 
 
 # ---- what keeps it from starting -------------------------------------------
-
 
 
 def test_not_root_is_one_line_and_exit_4(tmp_path: Path) -> None:
@@ -539,16 +452,13 @@ def test_not_root_is_one_line_and_exit_4(tmp_path: Path) -> None:
 def test_a_bad_policy_touches_nothing(tmp_path: Path) -> None:
     policy = tmp_path / "bad.conf"
     policy.write_text("[limits]\nflor = 1M\n")
-    before = read_files()
-    done = subprocess.run(
-        [sys.executable, "-m", "writebackd.cli.daemon_main", "--policy", str(policy),
-         "--runtime-dir", str(tmp_path / "run"), "--state-dir", str(tmp_path / "state")],
-        env={**os.environ, "PYTHONPATH": str(AGENT)}, capture_output=True, text=True,
-    )
+    before = limits()
+    done = run_daemon("--policy", str(policy), "--runtime-dir", str(tmp_path / "run"),
+                      "--state-dir", str(tmp_path / "state"))
     assert done.returncode == 2
     assert f"{policy}:2" in done.stderr and "floor" in done.stderr
     assert not (tmp_path / "run").exists() and not (tmp_path / "state").exists()
-    assert read_files() == before
+    assert limits() == before
 
 
 def test_without_bpf_it_runs_on_proc_and_says_what_it_cannot_see(
@@ -576,4 +486,4 @@ def test_where_the_kernel_refuses_bpf_it_runs_on_proc(start: Callable[..., Runni
     assert any("BPF" in miss for miss in probe["misses"])
     daemon.pin()
     assert daemon.end() == 0
-    assert read_files()["dirty_bytes"] == 0
+    assert limits().dirty_bytes == 0

@@ -14,10 +14,12 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
@@ -25,12 +27,14 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 import pytest
 
 from tests.kernel.fault_rig import (
-    AGENT,
+    DAEMON,
     FILES,
     HOME_S,
     LEASE_S,
     PIN,
+    VM,
     Home,
+    Running,
     is_alive,
     kill,
     limits,
@@ -46,32 +50,6 @@ from writebackd.types.levers import VmLimits
 
 # Twenty ticks.
 A_WHILE_S = 1.0
-
-DAEMON = [sys.executable, "-m", "writebackd.cli.daemon_main"]
-
-
-class Running:
-    """One daemon, pinned, with its own home."""
-
-    def __init__(self, home: Home, argv: Sequence[str], *more: str) -> None:
-        self.home = home
-        with open(home.log, "ab") as log:
-            self.process = subprocess.Popen(
-                [*argv, *home.options(*more)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": str(AGENT)},
-            )  # fmt: skip
-
-    def pinned(self) -> "Running":
-        wait_for(lambda: self.home.ask("status"), what="for the daemon to answer")
-        assert self.home.ask("pin", bytes=PIN) is not None
-        wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
-        return self
-
-    def end(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=20)
-
 
 Start = Callable[..., Running]
 
@@ -94,7 +72,7 @@ def start(home: Home, found: VmLimits) -> Iterator[Start]:
     running: List[Running] = []
 
     def starter(*more: str, argv: Sequence[str] = DAEMON) -> Running:
-        running.append(Running(home, argv, *more))
+        running.append(Running(home, *more, argv=argv))
         return running[-1]
 
     yield starter
@@ -105,6 +83,13 @@ def start(home: Home, found: VmLimits) -> Iterator[Start]:
         each.process.wait()
     if home.watcher is not None:
         kill(home.watcher)
+
+
+def check_end(daemon: Running, found: VmLimits) -> None:
+    """Asked to stop, it restores; and its watcher is not needed any more."""
+    assert daemon.end() == 0
+    assert limits() == found
+    wait_for(lambda: daemon.home.watcher is None, 3.0, "for the watcher to end")
 
 
 def patched(code: str, flag: Path) -> List[str]:
@@ -120,6 +105,11 @@ def said(home: Home, words: str, times: int = 1) -> None:
     wait_for(lambda: home.log.read_text().count(words) >= times, 5.0, f"for {words!r}")
     text = home.check_log()
     assert sum(words in line for line in text.splitlines()) == times, text[-3000:]
+
+
+def warned(home: Home, words: str) -> bool:
+    """Whether `status` says so now."""
+    return any(words in line for line in (home.ask("status") or {})["warnings"])
 
 
 @pytest.mark.parametrize("stopped_s", [
@@ -138,25 +128,111 @@ def test_stopped(start: Start, home: Home, found: VmLimits, stopped_s: float) ->
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
     said(home, "lease expired: restoring")
     said(home, "lease expired and limits were restored; applying them again")
-    assert daemon.end() == 0
-    assert limits() == found
+    status = home.ask("status")
+    assert status is not None and (status["lease"]["lost"], status["yielded"]) == (1, None)
+    assert status["limits"]["original"] == vars(found)
+    check_end(daemon, found)
     print(f"\nhome {took:.1f} s after SIGSTOP")
 
 
-def test_watcher_stopped(start: Start, home: Home, found: VmLimits) -> None:
-    """Held by the lease: the daemon finds another watcher."""
+def test_stopped_and_then_killed(start: Start, home: Home, found: VmLimits) -> None:
+    """Restored once, and again: what it wrote when it woke up does not stay."""
+    daemon = start().pinned()
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore")
+    # As if it had been stopped right before a write, and killed right after it.
+    (VM / "dirty_bytes").write_text(str(PIN))
+    kill(daemon.process.pid)
+    wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore again")
+    wait_for(lambda: not (home.runtime_dir / LEDGER).exists(), HOME_S, "for the ledger to go")
+
+
+def test_a_killed_daemon_leaves_nothing_behind(start: Start, home: Home, found: VmLimits) -> None:
+    """Held until the lease has run out, then home by the watcher, which ends."""
+    daemon = start().pinned()
+    kill(daemon.process.pid)
+    assert limits().dirty_bytes == PIN
+    wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore")
+    wait_for(lambda: home.watcher is None, 5.0, "for the watcher to end")
+    assert not (home.runtime_dir / LEDGER).exists()
+    said(home, f"process {daemon.process.pid} is gone, lease expired")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_watcher_that_does_not_watch_is_replaced(
+    start: Start, home: Home, found: VmLimits, how: signal.Signals
+) -> None:
+    """Held by the lease: the daemon starts another watcher, which restores after it."""
     daemon = start().pinned()
     old = home.watcher
     assert old is not None
-    os.kill(old, signal.SIGSTOP)
+    os.kill(old, how)
     try:
         wait_for(lambda: home.watcher not in (None, old), 20.0, "for another watcher")
     finally:
         kill(old, signal.SIGCONT)
     assert limits().dirty_bytes == PIN
-    said(home, "hangs, starting another")
-    assert daemon.end() == 0
-    assert limits() == found
+    wait_for(lambda: not is_alive(old), 5.0, "for the old watcher to end")
+    if how == signal.SIGSTOP:
+        said(home, "hangs, starting another")
+    kill(daemon.process.pid)
+    wait_for(lambda: limits() == found, HOME_S, "for the watcher to restore")
+
+
+def test_a_restart_within_the_lease_does_not_let_the_limit_jump(
+    start: Start, home: Home, found: VmLimits
+) -> None:
+    home.policy.write_text("[limits]\nlease = 10s\n")
+    daemon = start().pinned()
+    watcher, over = home.watcher, threading.Event()
+    seen: Set[int] = set()
+
+    def look() -> None:
+        while not over.wait(0.002):
+            seen.add(limits().dirty_bytes)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        kill(daemon.process.pid)
+        following = start().answering()
+        time.sleep(A_WHILE_S / 2)  # ten ticks
+    finally:
+        over.set()
+        looker.join()
+    assert seen == {PIN}
+    assert watcher is not None and home.watcher == watcher
+    check_end(following, found)
+
+
+def test_after_a_clean_stop_the_watcher_ends(start: Start, home: Home, found: VmLimits) -> None:
+    daemon = start().pinned()
+    assert home.watcher is not None
+    check_end(daemon, found)
+    assert "the lease" not in home.check_log()
+
+
+def not_locked(pid: int) -> List[str]:
+    """What of files, heap and stacks may be paged out."""
+    maps = Path(f"/proc/{pid}/smaps").read_text()
+    loose = []
+    for text in filter(None, re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps, flags=re.M)):
+        head, flags = text.split("\n")[0], text.rpartition("VmFlags:")[2].split()
+        name = head[73:] or "anonymous"
+        # Pages of the kernel's own and of BPF maps are memory anyway; none can be locked.
+        own = name == "[vsyscall]" or {"io", "pf", "de"} & set(flags)
+        if "lo" not in flags and not own:
+            loose.append(name)
+    return loose
+
+
+def test_both_are_locked_in_memory(start: Start, home: Home, found: VmLimits) -> None:
+    """What is not comes from the disk that hangs, or from swap on it."""
+    daemon = start().pinned()
+    for pid in (daemon.process.pid, home.watcher):
+        assert pid is not None and not_locked(pid) == []
+    assert "not locked" not in home.log.read_text()
+    check_end(daemon, found)
 
 
 HUNG = """
@@ -182,8 +258,7 @@ def test_hung_sampler(start: Start, home: Home, tmp_path: Path, found: VmLimits)
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
     said(home, "lease expired: restoring")
     said(home, "lease expired and limits were restored; applying them again")
-    assert daemon.end() == 0
-    assert limits() == found
+    check_end(daemon, found)
 
 
 # The kernel's own answer to a bad descriptor, then the good one again.
@@ -215,8 +290,7 @@ def test_map_that_cannot_be_read(
     said(home, "statistics unreadable for 5 ticks")
     flag.unlink()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
-    assert daemon.end() == 0
-    assert limits() == found
+    check_end(daemon, found)
 
 
 UNREADABLE = """
@@ -246,10 +320,11 @@ def test_proc_that_cannot_be_read(
     time.sleep(A_WHILE_S)
     assert limits() == found
     said(home, "cannot read kernel statistics, keeping")
+    assert warned(home, "cannot read kernel statistics")
     flag.unlink()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the daemon to go on")
-    assert daemon.end() == 0
-    assert limits() == found
+    assert not warned(home, "cannot read kernel statistics")
+    check_end(daemon, found)
 
 
 READ_ONLY = "mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys"
@@ -262,17 +337,14 @@ def in_namespace(setup: str, *flags: str) -> List[str]:
 
 def test_read_only_proc_sys(start: Start, home: Home, found: VmLimits) -> None:
     """As in a container, or with ProtectKernelTunables=: nothing is written, and it says why."""
-    daemon = start(argv=in_namespace(READ_ONLY))
-    wait_for(lambda: home.ask("status"), what="for the daemon to answer")
+    daemon = start(argv=in_namespace(READ_ONLY)).answering()
     assert home.ask("pin", bytes=PIN) is not None
     wait_for(lambda: "read-only: a container" in home.log.read_text(), what="for a word")
     time.sleep(A_WHILE_S)
     assert limits() == found
     said(home, "read-only: a container")
-    warnings = (home.ask("status") or {})["warnings"]
-    assert any("read-only: a container" in line for line in warnings)
-    assert daemon.end() == 0
-    assert limits() == found
+    assert warned(home, "read-only: a container")
+    check_end(daemon, found)
 
 
 def test_read_only_in_mid_run_and_the_way_home(
@@ -290,8 +362,7 @@ def test_read_only_in_mid_run_and_the_way_home(
     said(home, "read-only: a container")
     run(*enter, "mount -o remount,bind,rw /proc/sys")
     wait_for(lambda: limits() == found, what="for the way home")
-    assert daemon.end() == 0
-    assert limits() == found
+    check_end(daemon, found)
 
 
 def test_without_any_proc(start: Start, home: Home, found: VmLimits) -> None:
@@ -312,9 +383,7 @@ def test_container_with_a_proc_of_its_own(start: Start, home: Home, found: VmLim
     wait_for(lambda: home.ask("status") is None, what="for the container to end")
     assert not home.check_way_home(found), "nobody was left to restore"
     following = start()  # it finds the ledger
-    wait_for(lambda: home.ask("status"), what="for the daemon to answer")
-    assert following.end() == 0
-    assert limits() == found
+    check_end(following.answering(), found)
 
 
 @contextlib.contextmanager
@@ -337,14 +406,12 @@ def test_full_disk_for_state(start: Start, home: Home, found: VmLimits) -> None:
         time.sleep(A_WHILE_S)
         assert limits().dirty_bytes == PIN
         said(home, "events wait, then are dropped")
-        assert daemon.end() == 0
-    assert limits() == found
+        check_end(daemon, found)
 
 
 def test_full_run(start: Start, home: Home, found: VmLimits) -> None:
     """Without room for the ledger nothing is written."""
-    daemon = start()
-    wait_for(lambda: home.ask("status"), what="for the daemon to answer")
+    daemon = start().answering()
     # The ledger's new text goes into a file of this name first.
     blocker = home.runtime_dir / f"{LEDGER}.new"
     blocker.mkdir()
@@ -355,19 +422,7 @@ def test_full_run(start: Start, home: Home, found: VmLimits) -> None:
     said(home, "nothing written")
     blocker.rmdir()
     wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
-    assert daemon.end() == 0
-    assert limits() == found
-
-
-def test_second_daemon(start: Start, home: Home, found: VmLimits) -> None:
-    """Refused with the pid of the first, whose lease holds the limit."""
-    daemon = start().pinned()
-    second = start()
-    assert second.process.wait(timeout=20) == 1
-    said(home, f"running already (pid {daemon.process.pid}")
-    assert limits().dirty_bytes == PIN
-    assert daemon.end() == 0
-    assert limits() == found
+    check_end(daemon, found)
 
 
 # ---- disks that come and go --------------------------------------------------

@@ -66,7 +66,7 @@ def test_at_random_points(home: Home, starter: Starter, kills: int, left_alone: 
                     pid = starter.start(home)
                     seen["started on limits as found" if before else "adopted"] += 1
                     if not before:
-                        _no_jump(home, found, dice.uniform(0, LIFE_S))
+                        _no_jump(found, dice.uniform(0, LIFE_S))
                 time.sleep(dice.uniform(0, LIFE_S))
                 assert is_alive(pid), home.log.read_text()[-2000:]
                 kind = dice.choice(KINDS)
@@ -97,7 +97,7 @@ def test_at_random_points(home: Home, starter: Starter, kills: int, left_alone: 
     assert seen["in mid-write or held"] > kills / 10 and seen["restored by the watcher"]
 
 
-def _no_jump(home: Home, found: VmLimits, seconds: float) -> None:
+def _no_jump(found: VmLimits, seconds: float) -> None:
     """A restart within the lease: in no moment the originals."""
     until = time.monotonic() + min(seconds, LEASE_S / 2)
     while time.monotonic() < until:

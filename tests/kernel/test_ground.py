@@ -34,7 +34,7 @@ def test_it_takes_away_what_it_made_and_nothing_else(directory: Path) -> None:
     with Ground("ground-test", directory) as rig:
         assert (Path("/sys/block") / rig.device).exists()
         (rig.mountpoint / "ours").write_bytes(bytes(1 << 20))
-        host.write_limits({**before, "dirty_bytes": 64 << 20, "dirty_ratio": 0})
+        host.write_limits({"dirty_bytes": 64 << 20, "dirty_ratio": 0})
     assert os.listdir(directory) == ["theirs"]
     assert host.read_limits() == before
 

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from tests.kernel import hung_root
-from tests.kernel.test_daemon import read_files, untouched, wait_for
+from tests.kernel.fault_rig import limits, limits_kept, wait_for
 from tests.lab.disks import Disk
 from tests.lab.rig import Rig
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
 from writebackd.kernel.child_process import Job, Run
 from writebackd.kernel.queue_files import NAMES
-
-__all__ = ["untouched"]
 
 STALL_S = 32.0
 # How long the flooded disk hangs as well, in the middle of that.
@@ -139,8 +137,8 @@ class Foreign:
 
 
 def test_it_goes_on_while_its_own_disk_hangs() -> None:
-    before = read_files()
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="writebackd-test-") as name, \
+    with limits_kept() as before, \
+            tempfile.TemporaryDirectory(dir="/dev/shm", prefix="writebackd-test-") as name, \
             deaf(Path(name) / "notify"), \
             Rig("hungroot", "ext4", Disk(size="1G", rate="400M")) as root, \
             Rig("flooded", "xfs", Disk(size="2G", cache="128M", rate="120M")) as data:
@@ -176,7 +174,7 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
                 time.sleep(5)
                 os.kill(watcher, signal.SIGKILL)  # and so is the next one's program
                 time.sleep(3)
-                tight = read_files()["dirty_bytes"]
+                tight = limits().dirty_bytes
                 data.control.set("stall", str(BOTH_S))
                 strangers.append(Foreign(data, SECTORS))  # the levers in force
                 time.sleep(BOTH_S - 2)
@@ -184,7 +182,7 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
                 time.sleep(4)
             request(run / "writebackd", "pin", {"bytes": 48 << 20})
             time.sleep(2)
-            pinned = read_files()["dirty_bytes"]
+            pinned = limits().dirty_bytes
             told = ticks.seen[-1][1]["warnings"]
             time.sleep(max(0.0, began + STALL_S - time.monotonic()))
             ended = time.monotonic()
@@ -201,6 +199,7 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
                 daemon.wait()
             ticks.join()
             said = (root.mountpoint / "log").read_text()
+        assert limits() == before
         for stranger in strangers:
             stranger.wait()
         assert {each: queue_of(data, each).read_text() for each in NAMES} == queues
@@ -220,7 +219,6 @@ def test_it_goes_on_while_its_own_disk_hangs() -> None:
     assert 0 < tight < 512 << 20
     assert pinned == 48 << 20
     assert daemon.returncode == 0
-    assert read_files() == before
     assert "Traceback" not in said
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from tests.lab import host
 from tests.lab.disks import Disk
+from tests.lab.loads.own import make_file
 from tests.lab.remains import LAB, Remains, RigError, names
 from tests.lab.rig import SIGNALS, Rig, main
 
@@ -38,7 +39,7 @@ from tests.lab.rig import Rig
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("start", flush=True)
 with Rig(sys.argv[1], "xfs", Disk(size="1G", cache="64M", rate="100M")) as rig:
-    host.write_limits({**host.read_limits(), "dirty_bytes": 64 << 20, "dirty_ratio": 0})
+    host.write_limits({"dirty_bytes": 64 << 20, "dirty_ratio": 0})
     queue = Path(f"/sys/block/{rig.device}/queue")
     (queue / "nr_requests").write_text("48" if host.read_knob(queue / "nr_requests") != "48"
                                        else "56")
@@ -249,26 +250,44 @@ def test_half_made_state(suffix: str, name: str) -> None:
     assert left(name) == []
 
 
-def test_damaged_state(name: str, before: Dict[str, str],
-                       capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_told_to_end(how: signal.Signals, name: str, before: Dict[str, str]) -> None:
     process = run_until(name, "up", 0)
-    process.kill()
-    process.wait()
-    state = Remains(name).state_file
-    state.write_text(state.read_text()[:40])
+    assert host_state() != before
     assert main(["clean", name]) == 0
-    assert left(name) == []
-    assert "damaged" in capsys.readouterr().err
-
-
-def test_loop_device_whose_file_is_gone(name: str, before: Dict[str, str]) -> None:
-    process = run_until(name, "up", 0)
-    process.kill()
-    process.wait()
-    subprocess.run(["umount", "--lazy", str(Remains(name).disk_file.parent)], check=True)
-    assert main(["clean", name]) == 0
+    assert process.poll() is None, "clean must leave a rig alone that is in use"
+    process.send_signal(how)
+    process.wait(30)
     assert left(name) == []
     check_host(before)
+
+
+@pytest.mark.parametrize("damage", ["", "state file", "FUSE mount"])
+def test_killed_when_all_is_up(damage: str, name: str, before: Dict[str, str],
+                               capsys: pytest.CaptureFixture[str]) -> None:
+    process = run_until(name, "up", 0)
+    process.kill()
+    process.wait()
+    remains = Remains(name)
+    if not damage:
+        deadline = time.monotonic() + 10
+        while any("dd if=" in each for each in left(name)):
+            assert time.monotonic() < deadline, "the flood went on"
+            time.sleep(0.05)
+        # The disk did not go with the run: it can still be written.
+        make_file(remains.mountpoint / "after", 1 << 20)
+        with pytest.raises(RigError, match="clean"):
+            Rig(name).__enter__()
+    elif damage == "state file":
+        remains.state_file.write_text(remains.state_file.read_text()[:40])
+    else:
+        subprocess.run(["umount", "--lazy", str(remains.disk_file.parent)], check=True)
+    assert main(["clean", name]) == 0
+    assert left(name) == []
+    if damage == "state file":
+        assert "damaged" in capsys.readouterr().err  # what the limits were is not known
+    else:
+        check_host(before)
 
 
 def test_a_name_cannot_leave_the_directory() -> None:

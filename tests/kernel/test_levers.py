@@ -19,10 +19,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from fake_levers import FakeLevers
-from fake_vm import SYSCTL, Crash
+from fake_vm import SYSCTL
 from limit_cases import MIB
+from tests.kernel.fault_rig import Crash, CrashingFiles, started, wait_for
 from tests.kernel.scratch import Scratch, as_born, run, scratch_disk
-from tests.kernel.test_daemon import Running, wait_for
+from tests.kernel.test_daemon import Running
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
@@ -84,12 +85,6 @@ def wishes(disk: Scratch) -> Tuple[Setting, ...]:
         Setting(LeverKind.QUEUE, disk.device, "nr_requests", 8),
         Setting(LeverKind.QUEUE, disk.device, "max_sectors_kb", 128),
     )
-
-
-def started(files: KernelFiles, path: Path) -> Actuator:
-    actuator = Actuator(files, path, "restore")
-    actuator.start()
-    return actuator
 
 
 def settle(actuator: Actuator, *settings: Setting, ticks: int = 100) -> List[Action]:
@@ -289,18 +284,6 @@ def test_self_test_passes_here_and_leaves_no_trace(disk: Scratch) -> None:
 
 
 # -- the way home ----------------------------------------------------------------------
-
-
-class CrashingFiles(KernelFiles):
-    """The real files, and a process that dies right before its write number `crash_before`."""
-
-    crash_before = -1
-
-    def write(self, name: str, value: str) -> None:
-        if self.crash_before == 0:
-            raise Crash
-        self.crash_before -= 1
-        super().write(name, value)
 
 
 def test_home_after_a_crash_before_any_write(disk: Scratch, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Callable
 
 import pytest
 
-from tests.kernel.test_daemon import Running, start, wait_for  # noqa: F401 (a fixture)
+from tests.kernel.fault_rig import wait_for
+from tests.kernel.test_daemon import Running, start  # noqa: F401 (a fixture)
 
 
 def scrape(path: Path) -> bytes:

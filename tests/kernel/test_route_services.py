@@ -19,10 +19,11 @@ import urllib.request
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
 
+from tests.kernel.fault_rig import wait_for
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.notify import Routes
 from writebackd.notify.journal_fields import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
@@ -45,16 +46,6 @@ def flood() -> Alert:
 def routes(**changes: Any) -> Routes:
     off = Routing(False, (), "", (), "/usr/sbin/sendmail", RESEND_S, 2.0, "https://wiki/runbook")
     return Routes(replace(off, **changes), host="db1")
-
-
-def wait_for(what: Callable[[], Any], limit_s: float = 15.0) -> Any:
-    deadline = time.monotonic() + limit_s
-    while True:
-        found = what()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {found!r}"
-        time.sleep(0.05)
 
 
 # ---- Alertmanager ----------------------------------------------------------
@@ -160,7 +151,8 @@ def test_fired_sent_again_changed_and_resolved(manager: Manager, receiver: Recei
     told = routes(alertmanager=(manager.url,))
     alert = flood()
     told.tell([alert], time.time())
-    (seen,) = wait_for(manager.alerts)
+    wait_for(manager.alerts)
+    (seen,) = manager.alerts()
     assert seen["labels"] == {
         "alertname": "WritebackdCollapse", "cause": "writeback-flood", "device": "sda",
         "instance": "db1", "job": "writebackd", "severity": "warning",
@@ -198,7 +190,7 @@ def test_a_clock_ahead_of_alertmanagers_is_believed_in_the_end(manager: Manager)
     told.tell([alert], time.time())
     wait_for(manager.alerts)
     told.tell([], time.time() + 1.5)
-    wait_for(lambda: manager.alerts() == [], limit_s=5.0)
+    wait_for(lambda: manager.alerts() == [], seconds=5.0)
     told.close(1.0)
 
 
@@ -208,7 +200,7 @@ def test_it_burns_no_longer_when_nobody_says_so(manager: Manager) -> None:
     wait_for(manager.alerts)
     told.close(1.0)  # as when the daemon dies: nothing is taken back
     assert manager.alerts()
-    wait_for(lambda: manager.alerts() == [], limit_s=3 * RESEND_S + 2)
+    wait_for(lambda: manager.alerts() == [], seconds=3 * RESEND_S + 2)
 
 
 def test_one_that_was_away_is_told_what_stands(manager: Manager) -> None:
@@ -249,7 +241,8 @@ TELL = """
 import json, os, signal, subprocess, sys, time
 sys.path[:0] = {path!r}
 from dataclasses import replace
-from tests.kernel.test_route_services import flood, routes, wait_for
+from tests.kernel.fault_rig import wait_for
+from tests.kernel.test_route_services import flood, routes
 from writebackd.alerts.alert_types import Cause, Severity
 
 def read(*options):
@@ -274,7 +267,7 @@ for number in range(60):
     begun = time.monotonic()
     told.tell([replace(alert, device=f"sd{{number}}")], time.time())
     slowest = max(slowest, time.monotonic() - begun)
-stuck = wait_for(lambda: told.states()[0].waiting)
+wait_for(lambda: told.states()[0].waiting)
 time.sleep(0.2)
 stuck = told.states()[0].waiting
 os.kill(journald, signal.SIGCONT)

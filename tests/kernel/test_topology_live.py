@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional
+from typing import Iterator, List, Optional
 
 import pytest
 
+from tests.kernel.fault_rig import wait_for
+from tests.kernel.scratch import MKFS, loop_device, mounted, run
 from writebackd.kernel.diskstats import DiskStatsReader, delta
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.mounts import read_mounts
@@ -25,46 +25,11 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for losetu
 
 FILES = KernelFiles()
 IDLE_BUDGET_US = 1000  # a fifth of the daemon's 0.5 % of a core at one tick a second
-IMAGE_BYTES = 512 << 20  # sparse; mkfs.xfs refuses less than 300 MiB
-MKFS = {
-    "ext4": ["mkfs.ext4", "-q", "-F"],
-    "xfs": ["mkfs.xfs", "-q", "-f"],
-    "btrfs": ["mkfs.btrfs", "-q", "-f"],
-}
-
-
-def run(*command: str) -> str:
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-
-
-@contextmanager
-def loop(image: Path) -> Iterator[str]:
-    """Kernel name of a loop device over a sparse file."""
-    with open(image, "wb") as file:
-        file.truncate(IMAGE_BYTES)
-    node = run("losetup", "--find", "--show", str(image))
-    try:
-        yield os.path.basename(node)
-    finally:
-        run("losetup", "--detach", node)
-
-
-@contextmanager
-def mounted(name: str, fstype: str, where: Path) -> Iterator[Path]:
-    if fstype not in FILES.read("/proc/filesystems").split():
-        pytest.skip(f"this kernel has no {fstype}")
-    run(*MKFS[fstype], f"/dev/{name}")
-    where.mkdir()
-    run("mount", "-t", fstype, f"/dev/{name}", str(where))
-    try:
-        yield where
-    finally:
-        run("umount", str(where))
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[str]:
-    with loop(tmp_path / "image") as name:
+    with loop_device(tmp_path / "image") as name:
         yield name
 
 
@@ -74,15 +39,6 @@ def uevents() -> Iterator[Uevents]:
     assert opened is not None, reason
     yield opened
     opened.close()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def find(name: str) -> Optional[Device]:
@@ -112,8 +68,10 @@ def test_a_filesystem_is_found_by_the_number_that_stat_gives(
 
 
 def test_btrfs_over_two_disks(disk: str, tmp_path: Path) -> None:
-    with loop(tmp_path / "second") as other:
-        run(*MKFS["btrfs"], f"/dev/{other}")
+    if "btrfs" not in FILES.read("/proc/filesystems").split():
+        pytest.skip("this kernel has no btrfs")
+    with loop_device(tmp_path / "second") as other:
+        run("mkfs.btrfs", *MKFS["btrfs"], f"/dev/{other}")
         with mounted(disk, "btrfs", tmp_path / "mnt") as where:
             run("btrfs", "device", "add", "-f", f"/dev/{other}", str(where))
             (mount,) = [m for m in read_mounts(FILES) if m.mountpoint == str(where)]
@@ -141,11 +99,11 @@ def test_a_bind_mount_adds_nothing(disk: str, tmp_path: Path) -> None:
 
 
 def test_a_bare_loop_device_is_a_raw_disk_while_it_has_a_file(tmp_path: Path) -> None:
-    with loop(tmp_path / "image") as name:
+    with loop_device(tmp_path / "image") as name:
         device = find(name)
         assert device is not None
         assert device.filesystems == ()
-    assert wait_for(lambda: not FILES.path(f"/sys/block/{name}/loop").exists())
+    wait_for(lambda: not FILES.path(f"/sys/block/{name}/loop").exists())
     assert find(name) is None
 
 
@@ -155,7 +113,7 @@ def test_uevents_tell_of_attach_and_detach(tmp_path: Path, uevents: Uevents) -> 
         return bool(readable) and uevents.drain() > 0
 
     uevents.drain()
-    with loop(tmp_path / "image"):
+    with loop_device(tmp_path / "image"):
         assert told()
     assert told()
 
@@ -171,12 +129,12 @@ def test_topology_follows_hotplug_and_mounts(tmp_path: Path, uevents: Uevents) -
         return filesystems is None
 
     try:
-        with loop(tmp_path / "image") as name:
-            assert wait_for(lambda: sees(name, []))
+        with loop_device(tmp_path / "image") as name:
+            wait_for(lambda: sees(name, []))
             with mounted(name, "ext4", tmp_path / "mnt") as where:
-                assert wait_for(lambda: sees(name, [str(where)]))
-            assert wait_for(lambda: sees(name, []))
-        assert wait_for(lambda: sees(name, None))
+                wait_for(lambda: sees(name, [str(where)]))
+            wait_for(lambda: sees(name, []))
+        wait_for(lambda: sees(name, None))
     finally:
         topology.close()
 

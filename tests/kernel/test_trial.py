@@ -16,15 +16,9 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import pytest
 
+from tests.kernel.fault_rig import AGENT, limits, wait_for
 from tests.kernel.scratch import Scratch, scratch_disk
-from tests.kernel.test_daemon import (
-    AGENT,
-    Running,
-    read_files,
-    start,
-    untouched,
-    wait_for,
-)
+from tests.kernel.test_daemon import Running, start, untouched
 from writebackd.report.learned_store import decode, encode
 from writebackd.trial.plan import LEASE_S
 from writebackd.types.device_memory import Fact
@@ -92,7 +86,7 @@ def disk(start: Callable[..., Running], tmp_path: Path) -> Iterator[Scratch]:
         if first.status()["probe"]["backend"] != "libbpf":
             pytest.skip("the probe cannot see fsync on this kernel")
         with Load(disk.mountpoint):
-            wait_for(lambda: (first.device(disk.device) or {}).get("fsync_baseline_s"))
+            wait_for(lambda: first.device(disk.device).get("fsync_baseline_s"))
         first.end()
         (tmp_path / "alone.conf").write_text(POLICY)
         path = tmp_path / "state" / "learned.json"
@@ -119,7 +113,7 @@ class Client:
     def watch(self) -> Dict[str, Any]:
         """Its answer; the limit is looked at until it has come."""
         while self.process.poll() is None:
-            self.limits.append(read_files()["dirty_bytes"])
+            self.limits.append(limits().dirty_bytes)
             time.sleep(0.1)
         out, error = self.process.communicate()
         assert self.process.returncode == 0, error + out
@@ -135,7 +129,7 @@ def trial_of(daemon: Running) -> Optional[Dict[str, Any]]:
 def test_both_limits_take_turns_and_the_mode_is_as_before(
     disk: Scratch, start: Callable[..., Running], tmp_path: Path
 ) -> None:
-    before = read_files()
+    before = limits()
     daemon = start("--device", disk.device, "--mode", "observe",
                    "--policy", str(tmp_path / "alone.conf"))
     assert disk.mountpoint is not None
@@ -154,20 +148,20 @@ def test_both_limits_take_turns_and_the_mode_is_as_before(
             assert answer[arm]["fsyncs"] > 20 and answer[arm]["span_s"] > 3.0
         assert "only 1 pair of blocks" in answer["verdict"]
         assert daemon.status()["mode"] == "observe" and trial_of(daemon) is None
-        assert read_files() == before
+        assert limits() == before
         # Nobody sees to it any more: as when ssh drops.
         client = Client(daemon, "--duration", "60s", "--ceiling", "10s", "--seed", "1")
-        wait_for(lambda: trial_of(daemon) is not None and read_files() != before)
+        wait_for(lambda: trial_of(daemon) is not None and limits() != before)
         client.process.kill()
         client.process.communicate()
         gone_s = time.monotonic()
         wait_for(lambda: trial_of(daemon) is None)
         assert time.monotonic() - gone_s < LEASE_S + 2.0
-        assert daemon.status()["mode"] == "observe" and read_files() == before
+        assert daemon.status()["mode"] == "observe" and limits() == before
         # In mid-trial: the daemon puts all back as ever.
         client = Client(daemon, "--duration", "60s", "--ceiling", "10s")
-        wait_for(lambda: trial_of(daemon) is not None and read_files() != before)
+        wait_for(lambda: trial_of(daemon) is not None and limits() != before)
         assert daemon.end(signal.SIGTERM) == 0
-        assert read_files() == before
+        assert limits() == before
         _, error = client.process.communicate(timeout=20)
         assert client.process.returncode == 1 and error == ""

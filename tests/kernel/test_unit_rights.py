@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import List
+from typing import List, Sequence
 
 import pytest
+
+from tests.kernel.fault_rig import is_alive, wait_for
 
 UNIT = Path(__file__).resolve().parents[2] / "systemd" / "writebackd.service"
 # What the probe found, comparable between two processes.
@@ -32,17 +33,21 @@ def bounding_set() -> List[str]:
     return [name.replace("CAP_", "").lower() for name in match[1].split()]
 
 
-def probe_with(capabilities: str) -> str:
-    confined = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", "--no-new-privs"]
-    result = subprocess.run(
-        [*confined, sys.executable, "-c", SHOW_PROBE],
-        capture_output=True,
-        text=True,
-        timeout=180,  # emulated on a busy host it took 20
-        check=False,
-    )
+def confined(names: Sequence[str]) -> List[str]:
+    """What runs a command with no more than these capabilities."""
+    capabilities = ",".join(["-all", *(f"+{name}" for name in names)])
+    return ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", "--no-new-privs"]
+
+
+def said(*argv: str, timeout: float = 30) -> str:
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
     assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    return result.stdout
+
+
+def probe_of(*prefix: str) -> str:
+    # Emulated on a busy host it took 20 s.
+    return said(*prefix, sys.executable, "-c", SHOW_PROBE, timeout=180)
 
 
 @pytest.fixture(autouse=True)
@@ -53,21 +58,17 @@ def root_with_setpriv() -> None:
         pytest.skip("setpriv is missing: apt-get install util-linux")
 
 
-def test_capabilities_of_the_unit_suffice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_capabilities_of_the_unit_suffice_and_each_is_needed(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
     names = bounding_set()
-    confined = probe_with(",".join(["-all", *(f"+{name}" for name in names)]))
+    seen = probe_of(*confined(names))
     with capsys.disabled():
-        print(f"\n  with {' '.join(names)}: {confined}")
-    assert confined == probe_with("+all")
-    assert confined.startswith("libbpf")
-
-
-def test_each_capability_is_needed() -> None:
-    names = bounding_set()
-    full = probe_with(",".join(["-all", *(f"+{name}" for name in names)]))
+        print(f"\n  with {' '.join(names)}: {seen.strip()}")
+    assert seen.startswith("libbpf") and seen == probe_of()
     for left_out in names:
-        fewer = ",".join(["-all", *(f"+{name}" for name in names if name != left_out)])
-        assert probe_with(fewer) != full, f"{left_out} is not needed"
+        fewer = [name for name in names if name != left_out]
+        assert probe_of(*confined(fewer)) != seen, f"{left_out} is not needed"
 
 
 # As the daemon: a sync of a thread of another user's, 20 s old, while /proc hides it.
@@ -114,13 +115,10 @@ def test_a_sync_of_a_process_that_proc_hides_stays(option: str) -> None:
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     sleeper = subprocess.Popen([*nobody, "sleep", "120"])
     try:
-        confined = [
-            "setpriv", f"--bounding-set=-all,{','.join(f'+{each}' for each in bounding_set())}",
-            "--inh-caps=-all", "--no-new-privs", "--clear-groups",
-        ]  # fmt: skip
+        daemon = [*confined(bounding_set()), "--clear-groups"]
         mounted = f'mount -t proc -o {option} proc /proc && exec "$@"'
         watching = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", mounted, "sh", *confined,
+            ["unshare", "--mount", "sh", "-c", mounted, "sh", *daemon,
              sys.executable, "-c", WATCH_SYNC, str(sleeper.pid)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -160,27 +158,15 @@ except RouteError as error:
 """
 
 
-@pytest.mark.parametrize("confined", [True, False])
-def test_no_program_of_a_route_runs_as_root(confined: bool) -> None:
-    names = ",".join(["-all", *(f"+{name}" for name in bounding_set())]) if confined else "+all"
-    result = subprocess.run(
-        ["setpriv", f"--bounding-set={names}", "--inh-caps=-all", sys.executable, "-c", CHOOSE],
-        capture_output=True, text=True, timeout=30, check=True,
-    )  # fmt: skip
-    if not confined:
-        assert result.stdout == "setpriv\n"
+@pytest.mark.parametrize("limited", [True, False])
+def test_no_program_of_a_route_runs_as_root(limited: bool) -> None:
+    chosen = said(*(confined(bounding_set()) if limited else ()), sys.executable, "-c", CHOOSE)
+    if not limited:
+        assert chosen == "setpriv\n"
     elif Path("/run/dbus/system_bus_socket").exists() and Path("/run/systemd/system").exists():
-        assert result.stdout == "systemd-run\n"
+        assert chosen == "systemd-run\n"
     else:
-        assert result.stdout.startswith("not started: this process cannot give up root")
-
-
-def alive(pid: str) -> bool:
-    """Whether it runs; a zombie that nobody has looked at yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        assert chosen.startswith("not started: this process cannot give up root")
 
 
 def test_hooks_can_be_started_and_killed(tmp_path: Path) -> None:
@@ -191,16 +177,7 @@ def test_hooks_can_be_started_and_killed(tmp_path: Path) -> None:
         f'until [ "{mine}" = 500 ]; do sleep 0.01; done; echo $$ $! >{seen}; wait\n'
     )
     hook.chmod(0o755)
-    names = bounding_set()
-    capabilities = ",".join(["-all", *(f"+{name}" for name in names)])
-    confined = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", "--no-new-privs"]
-    result = subprocess.run(
-        [*confined, sys.executable, "-c", RUN_HOOK, str(hook)],
-        capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
-    assert result.stdout.strip() == "killed: not done within 3 s", result.stderr
-    # Its child as well.
-    deadline = time.monotonic() + 5.0
-    while any(map(alive, seen.read_text().split())):
-        assert time.monotonic() < deadline, "not killed"
-        time.sleep(0.05)
+    told = said(*confined(bounding_set()), sys.executable, "-c", RUN_HOOK, str(hook))
+    assert told.strip() == "killed: not done within 3 s"
+    pids = [int(word) for word in seen.read_text().split()]  # its child as well
+    wait_for(lambda: not any(map(is_alive, pids)), 5.0, "for both to be killed")

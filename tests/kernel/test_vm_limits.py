@@ -17,14 +17,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from fake_vm import PAGE, SYSCTL, Crash, FakeVm
+from fake_vm import PAGE, SYSCTL, FakeVm
 from limit_cases import MIB, ORIGINALS
+from tests.kernel.fault_rig import AGENT, Crash, CrashingFiles, started
 from writebackd.actuate.actuator import Actuator
 from writebackd.actuate.ledger import load
 from writebackd.actuate.ledger_restore import restore_from_ledger
@@ -41,7 +42,6 @@ FIRST = (15 * MIB, 7 * MIB)
 SECOND = (96 * MIB, 32 * MIB)
 ODD = (5_000_001, 6_000_001)
 SPELL = (FIRST, SECOND, ODD)
-PACKAGE_ROOT = Path(__file__).parents[2] / "agent"
 
 
 def live() -> Dict[str, int]:
@@ -69,25 +69,6 @@ def limits_as_found() -> Iterator[None]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.json"
-
-
-class CrashingFiles(KernelFiles):
-    """The real files, and a process that dies right before its write number `crash_before`."""
-
-    crash_before: Optional[int] = None
-
-    def write(self, name: str, value: str) -> None:
-        if self.crash_before is not None:
-            if self.crash_before == 0:
-                raise Crash
-            self.crash_before -= 1
-        super().write(name, value)
-
-
-def started(files: KernelFiles, path: Path) -> Actuator:
-    actuator = Actuator(files, path, "restore")
-    actuator.start()
-    return actuator
 
 
 # -- the fake is this kernel -----------------------------------------------------
@@ -290,7 +271,7 @@ def test_restored_after_sigkill_at_any_moment(path: Path, name: str) -> None:
     for _ in range(10):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)],
-            env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)},
+            env={**os.environ, "PYTHONPATH": str(AGENT)},
             stdout=subprocess.PIPE,
         )
         assert process.stdout and process.stdout.readline() == b"ready\n"
@@ -350,7 +331,7 @@ def test_refusal_is_told_and_the_ledger_stays(open_directory: Path, case: str, w
         command = ["unshare", "--mount", "sh", "-c", remount, "sh", *command]
     done = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE_ROOT)},
+        env={**os.environ, "PYTHONPATH": str(AGENT)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

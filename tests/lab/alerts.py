@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The detector on a modelled disk under this kernel: each collapse once, and what was told of it.
 
-    sudo build/venv/bin/python -m tests.lab.alerts [--virtual] [SCENARIO...]
+    sudo build/venv/bin/python -m tests.lab.alerts [SCENARIO...]
 
 Scenarios: stall, battery, cap, neighbour, flood, foreign; all without a name, in six minutes.
-`--virtual` runs them in a virtual machine whose time is virtual, at a tenth of all sizes.
 The agent runs in `observe`, but for `foreign`, in which it holds a flood until vm.dirty_bytes is
 written.  A policy of its own ends alerts at once, so that one run is one scenario after the other.
 """
@@ -19,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from . import host, vm
+from . import host
 from .agent import Agent
-from .disks import Disk, scaled_setting
+from .disks import Disk
 from .loads.base import Place
 from .loads.flood import Dd
 from .loads.options import parsed
@@ -32,8 +31,6 @@ DISK = Disk(size="8G", cache="256M", rate="120M", seek_us=4000, read_cache="0")
 # Baselines are believed after 15 s of ticks; the first one sees nothing yet.
 LEARN_S = 22.0
 WITHIN_S = 15.0
-# Of a virtual machine: as tests/lab/bench.py has it.
-BOOT_S, EMULATION, SCENARIO_S = 300.0, 20.0, 60.0
 POLICY = "[alerts]\nhold = 0s\nresolve-after = 5s\nquiet = 0s\n"
 
 
@@ -75,21 +72,21 @@ class Told:
         return self.after_s is not None and self.after_s <= WITHIN_S and self.lab.expected in names
 
 
-def run(lab: Lab, scale: float = 1.0) -> Told:
-    """One scenario, with all bytes and bytes per second times `scale`. Raises RigError."""
+def run(lab: Lab) -> Told:
+    """One scenario. Raises RigError."""
     with tempfile.TemporaryDirectory(prefix="writebackd-alerts-") as directory:
         config = Path(directory)
         (config / "default.conf").write_text(POLICY)
         mode = "observe" if lab.limit is None else "enforce"
-        with Rig("alerts", "xfs", DISK.scaled(scale)) as rig:
-            place = Place(rig.mountpoint, rig.directory, rig.spawn, scale)
+        with Rig("alerts", "xfs", DISK) as rig:
+            place = Place(rig.mountpoint, rig.directory, rig.spawn)
             sync = Fsync(place, parsed(Fsync, size="64M", threads=str(lab.threads)))
             flood = Dd(place, parsed(Dd))
             for load in (sync, flood)[: 1 + lab.flood]:
                 load.prepare()
             time.sleep(3.0)  # what preparing left in the cache
             if lab.found is not None:
-                _write_limit(lab.found * scale)
+                _write_limit(lab.found)
             agent = Agent([rig.device], rig.directory, rig.spawn,
                           ("--mode", mode, "--config-dir", str(config)))
             with agent:
@@ -100,9 +97,9 @@ def run(lab: Lab, scale: float = 1.0) -> Told:
                     time.sleep(15.0)
                 began = time.monotonic()
                 for key, value in lab.settings:
-                    rig.control.set(key, scaled_setting(key, value, scale))
+                    rig.control.set(key, value)
                 if lab.limit is not None:
-                    _write_limit(lab.limit * scale)
+                    _write_limit(lab.limit)
                 elif lab.flood:
                     flood.start()
                 found: List[Dict[str, Any]] = []
@@ -118,9 +115,9 @@ def run(lab: Lab, scale: float = 1.0) -> Told:
     return Told(lab, after, tuple(found))
 
 
-def _write_limit(size: float) -> None:
+def _write_limit(size: int) -> None:
     """Somebody does; the rig puts back what it found."""
-    host.write_limits({**host.read_limits(), "dirty_bytes": int(size), "dirty_ratio": 0})
+    host.write_limits({"dirty_bytes": size, "dirty_ratio": 0})
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -128,23 +125,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.alerts", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="SCENARIO")
-    parser.add_argument("--virtual", action="store_true")
-    parser.add_argument("--scale", type=float, default=1.0)
     options = parser.parse_args(argv)
-    names = options.names
-    if options.virtual:
-        with tempfile.TemporaryDirectory(prefix="writebackd-alerts-") as out:
-            result = vm.run(
-                [sys.executable, "-m", "tests.lab.alerts", "--scale", str(vm.SCALE), *names],
-                "virtual", Path(out), BOOT_S + EMULATION * SCENARIO_S * (len(names) or len(LABS)),
-                progress=print,
-            )
-        print(result.output)
-        return result.returncode
-    chosen = [lab for lab in LABS if not names or lab.name in names]
+    chosen = [lab for lab in LABS if not options.names or lab.name in options.names]
     good = True
     for lab in chosen:
-        told = run(lab, options.scale)
+        told = run(lab)
         good = good and told.right
         after = "nothing" if told.after_s is None else f"{told.after_s:4.1f} s"
         print(f"{lab.name:10} {after:8} {'right' if told.right else 'WRONG'}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Dict, Optional, Protocol, Type, Union
+from typing import Any, Callable, ClassVar, Dict, Protocol, Tuple, Type, Union
 
 from . import host
 from .remains import Remains, RigError, path_with_sbin
@@ -27,7 +27,6 @@ class Start(Protocol):
 class Loop:
     """A loop device on the file that nbdfuse makes of the model."""
 
-    NAME: ClassVar[str] = "loop"
     TOOLS: ClassVar[Dict[str, str]] = {"nbdfuse": "libnbd-bin", "fusermount3": "fuse3",
                                        "losetup": "mount"}
 
@@ -51,7 +50,6 @@ class Loop:
 class Nbd:
     """A device of the kernel's nbd driver: no FUSE, no loop device, fewer threads in the way."""
 
-    NAME: ClassVar[str] = "nbd"
     TOOLS: ClassVar[Dict[str, str]] = {"nbd-client": "nbd-client"}
 
     @staticmethod
@@ -80,14 +78,13 @@ class Nbd:
 
 
 Attachment = Union[Type[Loop], Type[Nbd]]
-KINDS: Dict[str, Attachment] = {kind.NAME: kind for kind in (Nbd, Loop)}
+KINDS: Tuple[Attachment, ...] = (Nbd, Loop)
 
 
-def choose(name: Optional[str] = None) -> Attachment:
-    """The one named, or the best that this host has; RigError when there is none."""
-    kinds = [KINDS[name]] if name else list(KINDS.values())
-    lacks = [kind.lacks() for kind in kinds]
-    for kind, missing in zip(kinds, lacks):
+def choose() -> Attachment:
+    """The best that this host has; RigError when there is none."""
+    lacks = [kind.lacks() for kind in KINDS]
+    for kind, missing in zip(KINDS, lacks):
         if not missing:
             return kind
     raise RigError("; ".join(lacks))

@@ -12,8 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Optional, Type
+from typing import Optional
 
 from .remains import RigError
 
@@ -50,13 +49,12 @@ class Ballast:
                 start_new_session=True)
             assert self._process.stdout is not None
             if self._process.stdout.readline() != b"full\n":
-                self.__exit__(None, None, None)
+                self.__exit__()
                 raise RigError(f"{self.bytes >> 20} MB of memory cannot be held: end what uses "
                                "memory on this host, or what limits this process's")
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

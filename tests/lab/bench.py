@@ -48,7 +48,7 @@ QUICK_CONTENDERS = ("default", "static-15M", "static-4M", "static-2M", "agent")
 LAB = ("tests/lab/disk/*.[ch]", "tests/lab/presets.conf", "tests/lab/loads/**/*.py",
        "tests/lab/loads/**/*.sql", "tests/vm/[!t_]*.py",
        *(f"tests/lab/{name}.py" for name in (
-           "agent", "attach", "ballast", "cgroups", "disks", "ground", "host", "measure", "rig",
+           "agent", "attach", "ballast", "cgroups", "disks", "ground", "host", "rig",
            "run", "series", "vm", "watch")))
 CHECKED = ("default", "static-15M", "agent")
 SCALE = {"native": 1.0, "vm": 0.1, "virtual": 0.1}
@@ -97,9 +97,11 @@ def digest(*patterns: str) -> str:
 
 def inputs(job: Job, conditions: Conditions) -> str:
     """What decides the outcome: a result with other inputs is of no use."""
+    name = job.scenario.name
+    lineage = scenario.lineage(name) if name in scenario.names() else []
     parts = [repr(conditions), repr(job.contender), repr(job.scenario.changed),
-             digest(*LAB, f"tests/lab/scenarios/{job.scenario.name}.conf")]
-    if job.scenario.name not in scenario.names():
+             digest(*LAB, *(f"tests/lab/scenarios/{each}.conf" for each in lineage))]
+    if not lineage:
         parts.append(repr(job.scenario))  # it has no file
     if job.contender.kind == "agent":
         parts.append(digest("agent/writebackd/**/*.py", "bpf/*.[ch]",

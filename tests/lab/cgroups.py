@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Dict, Optional, Sequence, Type
+from typing import Any, Dict, Optional, Sequence
 
 from writebackd.policy import units
 
@@ -50,8 +49,7 @@ class Groups:
             raise
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, *error: object) -> None:
         self._remains.remove_cgroups()
 
     def spawn(self, spawn: Spawn, group: str) -> Spawn:

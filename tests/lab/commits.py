@@ -22,7 +22,6 @@ from typing import Any, Dict, List, Sequence
 
 from . import host, vm
 from .cgroups import Groups
-from .contenders import DEFAULT_LIMITS
 from .disks import preset
 from .remains import RigError, run
 from .rig import Rig
@@ -82,36 +81,29 @@ def measure(fs: str, held: bool, drain_s: float) -> Dict[str, Any]:
     with Rig("commits", fs, disk) as rig, Groups(rig) as groups:
         rate = int(rig.disk.rate_bytes * HELD)
         limit = int(rate * drain_s) if held else TIGHT
-        others = {name: value for name, value in host.read_limits().items()
-                  if name not in DEFAULT_LIMITS}
         for name in ("flood", "sync"):
             (rig.mountpoint / name).mkdir()
         (rig.mountpoint / "sync/data").write_bytes(bytes(4 << 20))
         run("sync")
-        host.write_limits({**others, "dirty_bytes": limit, "dirty_ratio": 0,
-                           "dirty_background_bytes": limit // 2, "dirty_background_ratio": 0})
+        host.write_limits(host.fixed_limits(limit))
         if held:
             groups.apply(f"io.max {rate}", rig)
         groups.spawn(rig.spawn, "flood")(["sh", "-c", FLOOD, str(rig.mountpoint / "flood")])
         time.sleep(SETTLE_S)
         out = rig.directory / "commits.json"
-        before = written(rig)
-        begun = time.monotonic()
+        before, begun = host.device_written(rig.device), time.monotonic()
         worker = groups.spawn(rig.spawn, "sync")(
             [sys.executable, "-c", WORKER, str(rig.mountpoint / "sync"), str(EACH_S),
              " ".join(OPERATIONS), str(out)])
         if worker.wait(LIMIT_S):
             raise RigError("the synchronous load failed")
-        result: Dict[str, Any] = {"device": (written(rig) - before) / (time.monotonic() - begun)}
+        moved = host.device_written(rig.device) - before
+        result: Dict[str, Any] = {"device": moved / (time.monotonic() - begun)}
         result.update(json.loads(out.read_text()))
         result["sync(2)"] = [timed("sync")]
         result["freeze"] = [timed("fsfreeze", "-f", str(rig.mountpoint))]
         run("fsfreeze", "-u", str(rig.mountpoint))
         return result
-
-
-def written(rig: Rig) -> int:
-    return int(Path(f"/sys/block/{rig.device}/stat").read_text().split()[6]) * 512
 
 
 def timed(*argv: str) -> float:

@@ -12,13 +12,12 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from writebackd.policy import units
 
 from . import host
+from .disks import read_ini
 from .remains import RigError
-from .scenario import Scenario, Section, read_ini
+from .scenario import Scenario, Section
 
 FILE = Path(__file__).parent / "contenders.conf"
 KINDS = ("default", "static", "peer", "agent")
-DEFAULT_LIMITS = {"dirty_bytes": 0, "dirty_ratio": 20,
-                  "dirty_background_bytes": 0, "dirty_background_ratio": 10}
 # Groups that a scenario may name instead of single contenders.
 GROUPS = {
     "core": ("default", "static-15M", "sweep", "agent"),
@@ -56,7 +55,7 @@ def _listed() -> Dict[str, Contender]:
 def _parse(name: str, section: Section) -> Contender:
     kind = section.choice("kind", KINDS)
     summary = section.text("summary")
-    limits = dict(DEFAULT_LIMITS)
+    limits = dict(host.DEFAULT_LIMITS)
     for in_bytes, as_ratio in host.PAIRS:
         size = section.value(in_bytes.replace("_", "-"), units.parse_size, "0")
         ratio = section.value(as_ratio.replace("_", "-"), int, "0")
@@ -93,12 +92,9 @@ def parse_policy(text: str) -> Tuple[Tuple[str, str, str], ...]:
 
 
 def static(size: int) -> Contender:
-    """A fixed limit with half of it in the background, as in the published tuning."""
-    limits = {"dirty_bytes": size, "dirty_ratio": 0,
-              "dirty_background_bytes": size // 2, "dirty_background_ratio": 0}
     text = units.format_size(size)
     return Contender(f"static-{text}", "static", f"a fixed limit of {text}",
-                     tuple(limits.items()))
+                     tuple(host.fixed_limits(size).items()))
 
 
 def named(name: str) -> Contender:

@@ -25,7 +25,6 @@ from .loads.base import Measured, Place
 from .loads.flood import Dd
 from .loads.options import parsed
 from .loads.sync import Fsync
-from .measure import device_written
 from .remains import RigError
 from .rig import Rig
 from .screen import Screen, render
@@ -52,11 +51,6 @@ SETTLE_S = 6
 # with the flood as the static limit plus what its own loop of 1 s needs.
 AGENT_IDLE_S, AGENT_SETTLE_S = 5, 8
 
-DEFAULT_LIMITS = {"dirty_bytes": 0, "dirty_ratio": 20,
-                  "dirty_background_bytes": 0, "dirty_background_ratio": 10}
-STATIC_LIMITS = {"dirty_bytes": STATIC, "dirty_ratio": 0,
-                 "dirty_background_bytes": STATIC // 2, "dirty_background_ratio": 0}
-
 
 @dataclass(frozen=True)
 class Result:
@@ -80,26 +74,21 @@ class Demo:
         self.agent_options = agent_options
         self.agent_status: Dict[str, Any] = {}
         self.results: Dict[str, Result] = {}
-        self._others = {name: value for name, value in host.read_limits().items()
-                        if name not in DEFAULT_LIMITS}
 
     def run(self) -> None:
         self.screen.step("preparing", 1)
-        self.set_limits(DEFAULT_LIMITS)
+        host.write_limits(host.DEFAULT_LIMITS)
         self.sync_load().prepare()
-        self.phase("idle", DEFAULT_LIMITS, flood=False)
-        self.phase("default", DEFAULT_LIMITS)
+        self.phase("idle", host.DEFAULT_LIMITS, flood=False)
+        self.phase("default", host.DEFAULT_LIMITS)
         self.drain()
-        self.phase("static", STATIC_LIMITS)
-        self.set_limits(DEFAULT_LIMITS)
+        self.phase("static", host.fixed_limits(STATIC))
+        host.write_limits(host.DEFAULT_LIMITS)
         self.drain()
         with Agent([self.rig.device], self.rig.directory, self.rig.spawn,
                    self.agent_options) as agent:
             self.phase("agent", None, agent=agent)
-        self.check_limits(DEFAULT_LIMITS, "the agent did not put the limits back")
-
-    def set_limits(self, limits: Dict[str, int]) -> None:
-        host.write_limits({**self._others, **limits})
+        self.check_limits(host.DEFAULT_LIMITS, "the agent did not put the limits back")
 
     def check_limits(self, limits: Dict[str, int], otherwise: str) -> None:
         now = host.read_limits()
@@ -111,7 +100,7 @@ class Demo:
               agent: Optional[Agent] = None) -> None:
         """One row of the table; limits None: as they are, and as the agent makes them."""
         if limits is not None:
-            self.set_limits(limits)
+            host.write_limits(limits)
         settle = SETTLE_S if flood else IDLE_SETTLE_S
         sync = self.sync_load()
         sync.start()
@@ -154,8 +143,8 @@ class Demo:
 
     def collapsed(self) -> Callable[[], bool]:
         """A test of the causes, the full cache and the busy flusher; not of the effect."""
-        before = device_written(self.rig.device)
-        return lambda: (device_written(self.rig.device) - before > 3 * CACHE
+        before = host.device_written(self.rig.device)
+        return lambda: (host.device_written(self.rig.device) - before > 3 * CACHE
                         and host.vmstat("nr_dirty")
                         > 1.1 * host.vmstat("nr_dirty_background_threshold"))
 
@@ -176,25 +165,25 @@ class Demo:
     def measure(self, name: str, sync: Fsync, writer: Optional[Dd]) -> Result:
         self.screen.step(f"{name}: measuring", WINDOW_S)
         sync.open(WINDOW_S)
-        device = device_written(self.rig.device)
+        device = host.device_written(self.rig.device)
         flood = writer.written() if writer else None
         self.live(name, sync, lambda passed: passed >= WINDOW_S)
         latencies = sync.close()
         written = writer.written() if writer else None
         rate = None if written is None or flood is None else (written - flood) / latencies.elapsed
         result = Result(name, latencies,
-                        (device_written(self.rig.device) - device) / latencies.elapsed,
+                        (host.device_written(self.rig.device) - device) / latencies.elapsed,
                         rate, host.vmstat("nr_dirty_threshold"))
         self.screen.row(name, result.sync, result.device_rate, result.dirty_limit, live=False)
         return result
 
     def live(self, name: str, sync: Fsync, done: Callable[[float], bool]) -> None:
         start = last = time.monotonic()
-        device = device_written(self.rig.device)
+        device = host.device_written(self.rig.device)
         while not done(last - start):
             time.sleep(max(0.0, last + 1 - time.monotonic()))
             sync.check()
-            now, written = time.monotonic(), device_written(self.rig.device)
+            now, written = time.monotonic(), host.device_written(self.rig.device)
             self.screen.row(name, sync.measured(last_s=2), (written - device) / (now - last),
                             host.vmstat("nr_dirty_threshold"), live=True)
             self.screen.draw()

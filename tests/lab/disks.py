@@ -6,12 +6,12 @@ The model itself is in disk/; model.h there says what each parameter does.
 
 from __future__ import annotations
 
+import configparser
 import json
 import socket
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Callable, Dict, List, Mapping, Optional, Type
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from writebackd.policy import units
 
@@ -157,33 +157,32 @@ def scaled_setting(key: str, value: str, factor: float) -> str:
     return str(int(units.parse_size(value) * factor))
 
 
+def read_ini(path: Path) -> Dict[str, Dict[str, str]]:
+    """Sections and their keys as text; RigError with file and line."""
+    reader = configparser.ConfigParser(interpolation=None, delimiters=("=",),
+                                       comment_prefixes=("#",), strict=True, default_section="")
+    reader.optionxform = str  # type: ignore[assignment,method-assign]
+    try:
+        reader.read_string(path.read_text(encoding="utf-8"), source=str(path))
+    except (OSError, UnicodeDecodeError, configparser.Error) as error:
+        raise RigError(f"{path.name}: {error}") from None
+    return {section: dict(reader[section]) for section in reader.sections()}
+
+
 def presets(path: Path = PRESETS) -> Dict[str, Disk]:
-    """All presets of the file; RigError with file and line."""
-    sections: Dict[str, Dict[str, str]] = {}
-    here: Optional[Dict[str, str]] = None
-    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        line, where = raw.strip(), f"{path.name}:{number}"
-        if not line or line.startswith("#"):
-            continue
-        if line.startswith("["):
-            name = line[1:-1]
-            if not line.endswith("]") or not name or name in sections:
-                raise RigError(f"{where}: {line}: write [NAME], and each name once")
-            here = sections[name] = {}
-            continue
-        key, equals, value = (part.strip() for part in line.partition("="))
-        if not equals or here is None:
-            raise RigError(f"{where}: {line}: write KEY = VALUE below a [NAME]")
-        if key not in _PARSERS:
-            raise RigError(f"{where}: a disk has no {key}: take one of {', '.join(_PARSERS)}")
-        if key in here:
-            raise RigError(f"{where}: {key} for the second time: remove one")
-        try:
-            _PARSERS[key](value)
-        except ValueError as error:
-            raise RigError(f"{where}: {key}: {error}") from None
-        here[key] = value
-    return {name: _disk(values) for name, values in sections.items()}
+    """All presets of the file; RigError with file, section and key."""
+    found = {}
+    for name, values in read_ini(path).items():
+        for key, value in values.items():
+            where = f"{path.name}: [{name}]"
+            if key not in _PARSERS:
+                raise RigError(f"{where}: a disk has no {key}: take one of {', '.join(_PARSERS)}")
+            try:
+                _PARSERS[key](value)
+            except ValueError as error:
+                raise RigError(f"{where}: {key}: {error}") from None
+        found[name] = _disk(values)
+    return found
 
 
 def _disk(values: Mapping[str, str]) -> Disk:
@@ -239,8 +238,7 @@ class Control:
     def __enter__(self) -> Control:
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _ask(self, line: str) -> str:

@@ -46,7 +46,7 @@ def draw(seed: int) -> Scenario:
         name=f"{PREFIX}{seed}",
         summary=f"{family}: {rate}{disk.scatter_us} us a scattered block, {fs}, {threads} syncer"
                 f"{'s' if threads > 1 else ''}, {'a steady flood' if steady else 'waves'}.",
-        shows="What a contender does on a disk that nobody tuned it for.", source="",
+        shows="What a contender does on a disk that nobody tuned it for.",
         disks=(DiskSpec("db", family, fs, disk, ""),), loads=loads, events=(), expectations=(),
         contenders=("default", "sweep", "agent"), sweep=SWEEP, idle=IDLE, judged=JUDGED,
         changed=None, contend=0.0, prepare=4.0, ways=frozenset(("native",)),

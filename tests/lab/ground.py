@@ -114,7 +114,7 @@ def _scenario(name: str, fs: str, directory: Optional[Path]) -> Scenario:
     options["dd"]["size"] = KINDS["dd"].OPTIONS["size"][0]("auto")
     return Scenario(
         name=name, summary="A database and a flood in a directory of this host's own disk.",
-        shows="What a contender does on a real disk.", source="",
+        shows="What a contender does on a real disk.",
         disks=(DiskSpec("db", "", fs, Disk(), "", directory),),
         loads=(LoadSpec("database", "fsync", "sync", "db", (Span(0.0, JUDGED.end),),
                         options["fsync"]),

@@ -23,6 +23,14 @@ QUEUE_KNOBS = ("scheduler", "nr_requests", "wbt_lat_usec", "max_sectors_kb", "re
 BDI_KNOBS = ("strict_limit", "min_ratio", "max_ratio")
 
 Limits = Dict[str, int]
+DEFAULT_LIMITS: Limits = {"dirty_bytes": 0, "dirty_ratio": 20,
+                          "dirty_background_bytes": 0, "dirty_background_ratio": 10}
+
+
+def fixed_limits(size: int) -> Limits:
+    """In bytes, with half of it in the background, as in the published tuning."""
+    return {"dirty_bytes": size, "dirty_ratio": 0,
+            "dirty_background_bytes": size // 2, "dirty_background_ratio": 0}
 
 
 def read_limits() -> Limits:
@@ -32,12 +40,13 @@ def read_limits() -> Limits:
 
 
 def write_limits(wanted: Limits) -> None:
-    """Make the limits read like `wanted`.
+    """Make the limits read like `wanted`; what is not in there stays.
 
     A pair is one setting in two forms: writing one zeroes the other, and 0 may
     not be written to the bytes form.  So the form in force is written.
     """
     now = read_limits()
+    wanted = {**now, **wanted}
     for in_bytes, as_ratio in PAIRS:
         form = in_bytes if wanted[in_bytes] else as_ratio
         if (now[in_bytes], now[as_ratio]) != (wanted[in_bytes], wanted[as_ratio]):
@@ -45,6 +54,12 @@ def write_limits(wanted: Limits) -> None:
     for name in INTERVALS:
         if now[name] != wanted[name]:
             (VM / name).write_text(str(wanted[name]))
+
+
+def device_written(device: str) -> int:
+    """Bytes written to a block device (loop3) since it was made."""
+    columns = Path(f"/sys/block/{device}/stat").read_text().split()
+    return int(columns[6]) * 512  # sectors, whatever the device's own are
 
 
 def vmstat(name: str) -> int:

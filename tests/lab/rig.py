@@ -21,8 +21,8 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Callable, ClassVar, List, Optional, Sequence, Tuple, Type
+from types import FrameType
+from typing import Any, Callable, ClassVar, List, Optional, Sequence, Tuple
 
 from . import host
 from .attach import Attachment, choose
@@ -140,9 +140,7 @@ class Rig:
     _up: ClassVar[List[Rig]] = []  # in this process, the outermost first
     _interrupts: ClassVar[Interrupts] = Interrupts()
 
-    def __init__(self, name: str, fs: str = "xfs", disk: Optional[Disk] = None,
-                 attachment: Optional[str] = None) -> None:
-        """attachment: "nbd" or "loop"; without it nbd where this host has it."""
+    def __init__(self, name: str, fs: str = "xfs", disk: Optional[Disk] = None) -> None:
         self.name = name
         self.fs = fs
         self.disk = disk or Disk()
@@ -151,7 +149,6 @@ class Rig:
         self.mountpoint = self.remains.mountpoint
         self.directory = self.remains.directory
         self.control = Control(self.directory / "control.sock")
-        self._attachment = attachment
         self._children: List[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Rig:
@@ -174,8 +171,7 @@ class Rig:
             raise
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException],
-                 trace: Optional[TracebackType]) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -217,7 +213,7 @@ class Rig:
 
     def _check(self) -> None:
         """RigError for what this host lacks, before anything is made."""
-        check_tools(self.fs, choose(self._attachment))
+        check_tools(self.fs, choose())
 
     def _record(self, **facts: Any) -> None:
         """What `remains` needs, before it is made."""
@@ -227,7 +223,7 @@ class Rig:
         self.remains.record(token=secrets.token_hex(8), fs=self.fs, limits=limits, **facts)
 
     def _bring_up(self) -> None:
-        attachment = choose(self._attachment)
+        attachment = choose()
         self._record(disk=asdict(self.disk))
         build_model()
         self.mountpoint.mkdir(parents=True)
@@ -283,14 +279,9 @@ def clean(wanted: Sequence[str]) -> int:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m tests.lab.rig",
                                      description=__doc__.split("\n")[0])
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("list", help="names of the rigs that are up or were left")
-    verb = verbs.add_parser("clean", help="remove what killed runs left")
-    verb.add_argument("name", nargs="*", help="only these")
+    parser.add_argument("verb", choices=("clean",), help="remove what killed runs left")
+    parser.add_argument("name", nargs="*", help="of a rig; all of them without it")
     arguments = parser.parse_args(argv)
-    if arguments.verb == "list":
-        print("\n".join(names()))
-        return 0
     if os.geteuid():
         print("cleaning up needs root: run this with sudo", file=sys.stderr)
         return 4

@@ -25,12 +25,11 @@ from writebackd.policy.schema import matches
 
 from . import cgroups, host
 from .agent import Agent
-from .contenders import DEFAULT_LIMITS, Contender
+from .contenders import Contender
 from .disks import scaled_setting
 from .ground import Ground
 from .loads import KINDS
 from .loads.base import Load, Measured, Place, Spawn
-from .measure import device_written
 from .remains import RigError, run
 from .rig import Rig
 from .scenario import Event, LoadSpec, Scenario, Span
@@ -109,9 +108,7 @@ class Stage:
             rig = (Ground(name, spec.directory) if spec.directory is not None
                    else Rig(name, spec.fs, spec.disk.scaled(conditions.scale)))
             self.rigs[spec.name] = stack.enter_context(rig)
-        self._others = {name: value for name, value in host.read_limits().items()
-                        if name not in DEFAULT_LIMITS}
-        self.set_limits(DEFAULT_LIMITS)
+        host.write_limits(host.DEFAULT_LIMITS)
         first = next(iter(self.rigs.values()))
         self.groups = stack.enter_context(cgroups.Groups(first)) if contender.cgroup else None
         self.players = {spec.name: Player(spec, self._place(spec, seed))
@@ -141,9 +138,6 @@ class Stage:
         place.runtime.mkdir(parents=True)
         return place
 
-    def set_limits(self, limits: Dict[str, int]) -> None:
-        host.write_limits({**self._others, **limits})
-
     def running(self, roles: Sequence[str]) -> List[Load]:
         return [player.load for player in self.players.values()
                 if player.load is not None and player.spec.role in roles]
@@ -171,7 +165,7 @@ class Stage:
     def contend(self) -> None:
         """Make the contender's settings; the agent is only started here."""
         self._contended = time.monotonic()
-        self.set_limits(dict(self.contender.limits))
+        host.write_limits(dict(self.contender.limits))
         for rig in self.rigs.values():
             for file, value in self.contender.queue:
                 path = Path("/sys/block") / rig.device / "queue" / file
@@ -229,7 +223,7 @@ class Stage:
     def _open(self, name: str, span: Span) -> Callable[[], None]:
         def action() -> None:
             for disk, rig in self.rigs.items():
-                self.written[disk][name] = device_written(rig.device)
+                self.written[disk][name] = host.device_written(rig.device)
                 self.stripes[disk][name] = stripes(rig)
             for player in self.players.values():
                 if player.load is not None:
@@ -240,7 +234,8 @@ class Stage:
     def _close(self, name: str) -> Callable[[], None]:
         def action() -> None:
             for disk, rig in self.rigs.items():
-                self.written[disk][name] = device_written(rig.device) - self.written[disk][name]
+                self.written[disk][name] = (
+                    host.device_written(rig.device) - self.written[disk][name])
                 before = self.stripes[disk][name]
                 self.stripes[disk][name] = {key: value - before[key]
                                             for key, value in stripes(rig).items()}
@@ -255,8 +250,8 @@ class Stage:
         def action() -> None:
             self.events.append({"t": round(self.clock(), 3), "text": event.text})
             if event.target == "vm":
-                self.set_limits({**DEFAULT_LIMITS,
-                                 **{key: int(value) for key, value in event.values}})
+                host.write_limits({**host.DEFAULT_LIMITS,
+                                   **{key: int(value) for key, value in event.values}})
             elif event.target == "agent":
                 for name, _ in event.values:
                     if self.agent is not None:

@@ -6,7 +6,6 @@ A scenario is a file scenarios/NAME.conf; tests/lab/README.md has its keys.
 
 from __future__ import annotations
 
-import configparser
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional,
 from writebackd.policy import units
 
 from . import host
-from .disks import Disk, check_setting, preset
+from .disks import Disk, check_setting, preset, read_ini
 from .loads import KINDS
 from .remains import RigError
 
@@ -25,6 +24,8 @@ VM_FILES = tuple(name for pair in host.PAIRS for name in pair)
 FILESYSTEMS = ("xfs", "ext4", "btrfs")
 ROLES = ("sync", "flood", "job", "bystander")
 TAGS = ("quick", "ci", "extra")
+# Sections of which nothing is taken from the scenario that another one is like.
+REPLACED = ("events", "expect")
 SIGNALS = ("SIGSTOP", "SIGCONT", "SIGKILL", "SIGHUP")  # that an agent may get
 
 Values = Mapping[str, str]
@@ -106,7 +107,6 @@ class Scenario:
     name: str
     summary: str
     shows: str
-    source: str
     disks: Tuple[DiskSpec, ...]
     loads: Tuple[LoadSpec, ...]
     events: Tuple[Event, ...]
@@ -148,22 +148,27 @@ def names() -> List[str]:
 
 def load(name: str) -> Scenario:
     """Raises RigError, with the file and the key that is wrong."""
-    path = DIRECTORY / f"{name}.conf"
-    if not path.is_file():
-        raise RigError(f"no scenario {name}: take one of {', '.join(names())}")
-    return parse(name, read_ini(path))
+    sections: Dict[str, Dict[str, str]] = {}
+    for each in reversed(lineage(name)):
+        sections.get("scenario", {}).pop("tags", None)
+        for header, values in read_ini(DIRECTORY / f"{each}.conf").items():
+            kept = {} if header in REPLACED else sections.get(header, {})
+            sections[header] = {**kept, **values}
+    sections.get("scenario", {}).pop("like", None)
+    return parse(name, sections)
 
 
-def read_ini(path: Path) -> Dict[str, Dict[str, str]]:
-    """Sections and their keys as text; RigError with file and line."""
-    reader = configparser.ConfigParser(interpolation=None, delimiters=("=",),
-                                       comment_prefixes=("#",), strict=True, default_section="")
-    reader.optionxform = str  # type: ignore[assignment,method-assign]
-    try:
-        reader.read_string(path.read_text(encoding="utf-8"), source=str(path))
-    except (OSError, UnicodeDecodeError, configparser.Error) as error:
-        raise RigError(f"{path.name}: {error}") from None
-    return {section: dict(reader[section]) for section in reader.sections()}
+def lineage(name: str) -> List[str]:
+    """The scenario, the one that it is `like`, and so on; RigError for one that is not there."""
+    found = [name]
+    while True:
+        path = DIRECTORY / f"{found[-1]}.conf"
+        if not path.is_file():
+            raise RigError(f"no scenario {found[-1]}: take one of {', '.join(names())}")
+        like = read_ini(path).get("scenario", {}).get("like")
+        if like is None or like in found:
+            return found
+        found.append(like)
 
 
 class Section:
@@ -208,7 +213,7 @@ def parse_span(text: str, end: float) -> Span:
 
 
 METRICS = ("f", "g", "score", "changed", "protected", "rate", "byte-rate", "device-rate", "p99",
-           "stall", "limit", "dirty", "fill", "extents", "stripes", "checkpoint")
+           "stall", "limit", "dirty", "extents", "stripes", "checkpoint")
 OF_A_LOAD = ("rate", "byte-rate", "device-rate", "p99", "stall", "extents", "checkpoint")
 _TERM = (r"([\w.*-]+) (?:([\w-]+)\.(?=" + "|".join(OF_A_LOAD) + r"))?(" + "|".join(METRICS) + ")")
 _EXPECTATION = re.compile(rf"{_TERM}(?: / {_TERM})? (>=|<=) ([\d.]+)")
@@ -250,7 +255,7 @@ def parse(name: str, sections: Mapping[str, Values]) -> Scenario:
     disk_names = [disk.name for disk in disks]
     scenario = Scenario(
         name=name,
-        summary=main.text("summary"), shows=main.text("shows"), source=main.text("source", ""),
+        summary=main.text("summary"), shows=main.text("shows"),
         disks=disks,
         loads=tuple(parse_load(label, section, disk_names, end)
                     for label, section in parts["load"].items()),

@@ -99,8 +99,8 @@ def _evaluate(scenario: Scenario, runs: List[Run]) -> Scored:
             _reach(scenario, each, best), changed_regret=_share(
                 each.changed, contenders[after].changed if after else None),
             regret=_share(each.score, best.score if best else None))
-    scored = Scored(scenario.name, scenario.summary, scenario.shows, scenario.source,
-                    has_sync=scenario.has_sync, contenders=contenders,
+    scored = Scored(scenario.name, scenario.summary, scenario.shows, has_sync=scenario.has_sync,
+                    contenders=contenders,
                     best_static=best.name if best else None)
     scored.checks.extend(check(expectation, scored, good)
                          for expectation in scenario.expectations)
@@ -248,7 +248,7 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
     rate: per second, of the synchronous loads; byte-rate: what the floods hand to the
     kernel; device-rate: what is written to the disks they are on; p99: of fsync, the worst
     load's; stall: the longest of a buffered writer since the contender
-    came; limit, fill: in the end, bytes and share of the cache; dirty: the most that was
+    came; limit: in the end, bytes; dirty: the most that was
     dirty or under writeback in the window, bytes; extents: of the flooded
     files, per byte; stripes: of the bytes that a parity
     array wrote, the share in whole ones; checkpoint:
@@ -275,7 +275,6 @@ def value_of(term: Term, scored: Scored, runs: Sequence[Run]) -> Optional[float]
         "stall": _stall, "extents": _extents, "stripes": lambda run, _: _stripes(run),
         "limit": lambda run, _: float(run["series"]["dirty_limit"][-1]),
         "dirty": lambda run, _: _dirty(run),
-        "fill": lambda run, _: _fill(run),
         "checkpoint": lambda run, load: _worst(run, "checkpoint_s", load)}
     return median(of[term.metric](run, term.load) for run in contender.runs
                   if run["error"] is None)
@@ -341,9 +340,3 @@ def _dirty(run: Run) -> float:
     series = run["series"]
     return max((float(dirty + writeback) for time, dirty, writeback in zip(
         series["t"], series["dirty"], series["writeback"]) if start <= time <= end), default=0.0)
-
-
-def _fill(run: Run) -> Optional[float]:
-    shares = [run["series"]["fill"][disk["name"]][-1] / disk["cache_bytes"]
-              for disk in run["disks"] if disk["cache_bytes"]]
-    return max(shares, default=None)

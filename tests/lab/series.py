@@ -10,15 +10,12 @@ from . import host
 from .agent import Agent
 from .loads.base import Load
 from .loads.stats import percentile
-from .measure import device_written
 from .remains import RigError
 from .rig import Rig
 
 STEP_S = 0.5
 RECENT_S = 1.0  # of latencies behind each point
 ANSWER_S = 0.3  # a stopped agent must not stop the clock
-
-Column = Callable[[], Any]
 
 
 def rate_of(total: Callable[[], Optional[float]]) -> Callable[[float], Optional[float]]:
@@ -50,7 +47,7 @@ class Series:
         self._agent = agent
         self._rates = {"sync_rate": rate_of(lambda: self._total("ops", ["sync"])),
                        "flood_rate": rate_of(lambda: self._total("bytes", ["flood", "job"]))}
-        self._written = {name: rate_of(functools.partial(device_written, rig.device))
+        self._written = {name: rate_of(functools.partial(host.device_written, rig.device))
                          for name, rig in rigs.items()}
         self.columns: Dict[str, Any] = {
             name: [] for name in ("t", "sync_rate", "sync_p99", "flood_rate", "dirty_limit",
@@ -58,7 +55,7 @@ class Series:
         per_disk = ["device_rate", "fill"]
         if agent is not None:
             self.columns["agent_target"] = []
-            per_disk += ["agent_drain", "agent_fill", "agent_state"]
+            per_disk.append("agent_fill")
         for name in per_disk:
             self.columns[name] = {disk: [] for disk in rigs}
 
@@ -91,9 +88,7 @@ class Series:
                    for mount in device["mounts"]}
         for name, rig in self._rigs.items():
             device = devices.get(str(rig.mountpoint), {})
-            self._add_disk("agent_drain", name, device.get("drain_rate"))
             self._add_disk("agent_fill", name, device.get("write_cache", {}).get("fill"))
-            self._add_disk("agent_state", name, device.get("state"))
 
     def _add(self, name: str, value: Any) -> None:
         self.columns[name].append(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What `bench` prints: progress with the time left, then a table of scores."""
+"""What `bench` prints, and the page repeats: progress, tables of scores, the answer."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import json
 import math
 import sys
 import time
+from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Callable, List, Optional, Sequence, Tuple, Union
 
-from .report import headline, published, text
 from .report.evaluation import AGENT, PEER, Contender, Evaluation, Scenario
-from .report.palette import Palette
-from .report.seed import same_line
+from .report.palette import order
 
 BAR = 30
 FIGURES = "figures.json"  # beside the report
+LEAST = 1e-6  # a score of nothing at all, for geometric means
 
 
 def minutes(seconds: float) -> str:
@@ -90,46 +91,44 @@ def swing(value: Optional[float]) -> str:
     return {None: "-", 0.0: "no"}.get(value) or f"{value:.0%}"
 
 
-# Head, figure; the last ones are of how a contender got there.
-COLUMNS: Sequence[Tuple[str, Callable[[Contender], str]]] = (
-    ("f", lambda one: number(one.f)), ("g", lambda one: number(one.g)),
-    ("score", lambda one: number(one.score)),
-    ("lowest", lambda one: number(one.spread[0] if one.spread else None)),
-    ("highest", lambda one: number(one.spread[1] if one.spread else None)),
-    ("regret", lambda one: number(one.regret)),
-    ("protect s", lambda one: seconds(one.protected_s)),
-    ("reach s", lambda one: seconds(one.reached_s)),
-    ("stall s", lambda one: number(one.stall_s)),
-    ("writes/min", lambda one: number(one.writes_per_min)),
-    ("swings", lambda one: swing(one.swing)),
-    ("changed", lambda one: number(one.changed)),
-    ("its regret", lambda one: number(one.changed_regret)),
+# Head, what it is, figure; the later ones are of how a contender got there.
+COLUMNS: Sequence[Tuple[str, str, Callable[[Contender], str]]] = (
+    ("f", "rate of the synchronous load, of its idle rate", lambda one: number(one.f)),
+    ("g", "rate of the flood, of that with default limits", lambda one: number(one.g)),
+    ("score", "f x min(1, g / 0.95)^4, or g without a synchronous load",
+     lambda one: number(one.score)),
+    ("lowest", "score of the repeats", lambda one: number(one.spread[0] if one.spread else None)),
+    ("highest", "score of the repeats", lambda one: number(one.spread[1] if one.spread else None)),
+    ("regret", "score, of the best static limit's in hindsight; 1 is as good",
+     lambda one: number(one.regret)),
+    ("protect s", "from flood, own arrival or change of the disk until p99 of fsync is within 2x "
+     "of where it settles", lambda one: seconds(one.protected_s)),
+    ("reach s", "until fsyncs come at 90 % of the best static limit's rate",
+     lambda one: seconds(one.reached_s)),
+    ("stall s", "longest write of a buffered writer since the contender came",
+     lambda one: number(one.stall_s)),
+    ("writes/min", "changes of the limits, in the end", lambda one: number(one.writes_per_min)),
+    ("swings", "amplitude of a periodic limit, of its mean", lambda one: swing(one.swing)),
+    ("changed", "score from 15 to 45 s after a change in mid-run",
+     lambda one: number(one.changed)),
+    ("its regret", "the same of the static limit that is best there",
+     lambda one: number(one.changed_regret)),
 )
-MEANING = """regret: score, of the best static limit's in hindsight; 1 is as good
-protect s: from flood, own arrival or change of the disk until p99 of fsync is within 2x of
-           where it settles; reach s: until fsyncs come at 90 % of the best static limit's rate
-stall s: longest write of a buffered writer since the contender came; writes/min: of the
-           limits, in the end; swings: amplitude of a periodic limit, of its mean
-changed: score from 15 to 45 s after a change in mid-run, and its own regret"""
+MEANING = "\n".join(f"{head:11}{why}" for head, why, _ in COLUMNS)
 
 
 def table(evaluation: Evaluation) -> str:
     """A block for each scenario, the totals at the end."""
     lines: List[str] = []
     for scenario in evaluation.scenarios:
-        lines += [*_block(scenario), ""]
-    lines += beside_published(evaluation)
-    if len(evaluation.scenarios) > 1 and evaluation.totals:
-        lines.append("geometric mean of the scores")
-        ranked = sorted(evaluation.totals.items(), key=lambda item: -(item[1] or 0))
-        lines += [f"  {name:30}{number(value):>10}" for name, value in ranked]
-    lines += against_hindsight(evaluation)
-    return "\n".join(lines).rstrip()
+        lines += [*block(scenario), ""]
+    return "\n".join([*lines, *summary(evaluation)]).rstrip()
 
 
-def _block(scenario: Scenario) -> List[str]:
+def block(scenario: Scenario) -> List[str]:
+    """Figures of each contender, and what the scenario has to show."""
     found = [(head, [cell(one) for one in scenario.contenders.values()])
-             for head, cell in COLUMNS]
+             for head, _, cell in COLUMNS]
     columns = [(head, cells) for head, cells in found if set(cells) != {"-"}]
     lines = [f"{scenario.name}: {scenario.summary}",
              f"  {'':30}" + "".join(f"{head:>11}" for head, _ in columns)]
@@ -139,7 +138,68 @@ def _block(scenario: Scenario) -> List[str]:
     for check in scenario.checks:
         said = {True: "good", False: "MISSED", None: "open"}[check.ok]
         lines.append(f"  {said:7} {check.text}: {check.value}")
+    lines += [f"  failed  {one.name}, repeat {run['repeat']}: {run['error']}"
+              for one in scenario.contenders.values() for run in one.runs if run["error"]]
     return lines
+
+
+def summary(evaluation: Evaluation) -> List[str]:
+    """Totals, and the two questions: how near to the best limit of each scenario, and is any one
+    limit better in all of them?"""
+    lines = []
+    if len(evaluation.scenarios) > 1 and evaluation.totals:
+        lines.append("geometric mean of the scores")
+        ranked = sorted(evaluation.totals.items(), key=lambda item: -(item[1] or 0))
+        lines += [f"  {name:30}{number(value):>10}" for name, value in ranked]
+    agents = [one.name for one in order(evaluation) if one.kind == AGENT]
+    if agents and any(scenario.best_static for scenario in evaluation.scenarios):
+        lines += ["", "regret: score, of the best static limit's in hindsight",
+                  f"  {'':30}" + "".join(f"{name[:15]:>16}" for name in agents) + "  best static"]
+    for scenario in evaluation.scenarios:
+        found = [scenario.contenders.get(name) for name in agents]
+        if any(one is not None and one.regret is not None for one in found):
+            lines.append(f"  {scenario.name:30}" + "".join(
+                f"{number(one.regret if one else None):>16}" for one in found)
+                + f"  {scenario.best_static}")
+    for name in agents:
+        fixed = [duel for duel in duels(evaluation, name) if duel.other.kind != PEER]
+        if fixed:
+            lines += ["", f"total of {name} and of each fixed limit, where both ran"]
+        for duel in fixed:
+            verdict = "good" if duel.its < duel.own else "MISSED"
+            plural = "" if duel.scenarios == 1 else "s"
+            lines.append(f"  {verdict:7} {duel.other.name:22}{number(duel.own):>10} against "
+                         f"{number(duel.its)} in {duel.scenarios} scenario{plural}")
+    return lines
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Another contender against the agent, in the scenarios that both were run in."""
+
+    other: Contender
+    own: float  # the agent's total in these
+    its: float
+    scenarios: int
+
+
+def duels(evaluation: Evaluation, agent: str) -> List[Duel]:
+    """One for each other contender, the best first.
+
+    Pairs and not totals: a sweep has the values that suit its disk, so that most limits
+    were run in some scenarios only.
+    """
+    found = []
+    for other in order(evaluation):
+        pairs = [(max(own.score, LEAST), max(its.score, LEAST)) for scenario in evaluation.scenarios
+                 for own, its in [(scenario.contenders.get(agent),
+                                   scenario.contenders.get(other.name))]
+                 if own is not None and own.score is not None
+                 and its is not None and its.score is not None]
+        if pairs and other.kind != AGENT:
+            own, its = (geometric_mean(scores) for scores in zip(*pairs))
+            found.append(Duel(other, own, its, len(pairs)))
+    return sorted(found, key=lambda duel: duel.own / duel.its)
 
 
 def figures(evaluation: Evaluation) -> str:
@@ -158,52 +218,3 @@ def figures(evaluation: Evaluation) -> str:
             "checks": [{"text": check.text, "ok": check.ok, "value": check.value}
                        for check in scenario.checks]} for scenario in evaluation.scenarios},
         "totals": evaluation.totals}, indent=1, allow_nan=False) + "\n"
-
-
-def against_hindsight(evaluation: Evaluation) -> List[str]:
-    """The two questions: how near to the best limit of each scenario, and any one better?"""
-    palette = Palette(evaluation)
-    agents = [one.name for one in palette.contenders if one.kind == AGENT]
-    if not agents:
-        return []
-    lines = []
-    if any(scenario.best_static for scenario in evaluation.scenarios):
-        lines += ["", "regret: score, of the best static limit's in hindsight",
-                  f"  {'':30}" + "".join(f"{name[:15]:>16}" for name in agents) + "  best static"]
-    for scenario in evaluation.scenarios:
-        found = [scenario.contenders.get(name) for name in agents]
-        if any(one is not None and one.regret is not None for one in found):
-            lines.append(f"  {scenario.name:30}" + "".join(
-                f"{number(one.regret if one else None):>16}" for one in found)
-                + f"  {scenario.best_static}")
-    for name in agents:
-        fixed = [duel for duel in headline.duels(evaluation, palette, name)
-                 if duel.other.kind != PEER]
-        if fixed:
-            lines += ["", f"total of {name} and of each fixed limit, where both ran"]
-        for duel in fixed:
-            verdict = "good" if duel.share < 1 else "MISSED"
-            lines.append(f"  {verdict:7} {duel.other.name:22}{number(duel.own):>10} against "
-                         f"{number(duel.own * duel.share)} in "
-                         f"{text.count('scenario', duel.scenarios)}")
-    return lines
-
-
-def beside_published(evaluation: Evaluation) -> List[str]:
-    """The hand-tuned host's tables with the lab's lines beside them."""
-    found = {scenario.name: scenario for scenario in evaluation.scenarios}
-    lines = []
-    for case in published.HAND_TUNED:
-        if case.scenario in found:
-            lines += [f"sysbench fileio, {case.load}: published | here",
-                      f"  {'':24}" + 2 * f"{'requests/s':>12}{'avg':>10}{'95 %':>10}{'max':>10}"]
-            for line in case.lines:
-                ours = same_line(found[case.scenario], line)
-                told = [*line.told, *(text.UNKNOWN,) * 4][:4]
-                here = [text.number(ours.rate), text.seconds(ours.mean), text.seconds(ours.p95),
-                        text.seconds(ours.max)]
-                lines.append(f"  {line.name:24}" + "".join(
-                    f"{rate:>12}{mean:>10}{p95:>10}{worst:>10}"
-                    for rate, mean, p95, worst in (told, here)))
-            lines.append("")
-    return lines

@@ -33,21 +33,19 @@ PACKAGES = ("python3", "python3-psutil", "python3-pyroute2", "procps", "iproute2
 
 
 def run(argv: Sequence[str], way: str, out: Path, timeout: float,
-        kernel: Optional[str] = None,
         progress: Optional[Callable[[str], None]] = None) -> Result:
     """Run a command of this checkout in a guest; RigError when that cannot be done.
 
     out: directory that the command may write to, under the same path.
     timeout: seconds of wall time, the boot included.
     progress: called with what the command prints, as it does; in virtual time only.
-    kernel: Debian package of the kernel, instead of the one that this release has.
     """
     if way not in WAYS:
         raise RigError(f"no way {way}: take one of {', '.join(WAYS)}")
     rig.build_model()  # a guest has no compiler
     try:
         check_host()
-        guest = Machine(fetch(kernel), memory=MEMORY, modules=MODULES)
+        guest = Machine(fetch(), memory=MEMORY, modules=MODULES)
         if way == "vm":
             return guest.run(argv, timeout, share=out)
         with tempfile.TemporaryDirectory(prefix="writebackd-lab-") as name:

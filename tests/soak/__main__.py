@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
-from tests.kernel.fault_rig import AGENT, Home, is_alive, limits_kept, wait_for
+from tests.kernel.fault_rig import Home, Running, is_alive, limits_kept
 from tests.kernel.scratch import Scratch, run, scratch_disk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,30 +175,25 @@ def soak(out: Path, seconds: float) -> Soak:
     home = Home(out / f"life-{progress.life}")
     number = 0
     with limits_kept(), scratch_disk("ext4", 512, str(out)) as disk:
-        argv = home.options("--interval", str(TICK_S), "--probe", "auto", "--device", disk.device)
-        with open(home.log, "ab") as log:
-            daemon = subprocess.Popen(
-                [sys.executable, "-m", "writebackd.cli.daemon_main", *argv],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": str(AGENT)},
-            )  # fmt: skip
+        daemon = Running(home, "--interval", str(TICK_S), "--probe", "auto",
+                         "--device", disk.device)
+        pid = daemon.process.pid
         try:
-            wait_for(lambda: home.ask("status"), 30.0, "for the daemon to answer")
+            daemon.answering()
             begun = time.monotonic()
             end = begun + seconds - progress.done_s
             next_sample = begun
             while time.monotonic() < end:
                 if time.monotonic() >= next_sample:
-                    progress.sample(home, daemon.pid, begun)
+                    progress.sample(home, pid, begun)
                     next_sample += min(SAMPLE_S, max(EACH_S, seconds / 10))
                 scenario = SCENARIOS[number % len(SCENARIOS)]
                 number += 1
                 scenario(home, disk, min(end, time.monotonic() + EACH_S))
-                assert is_alive(daemon.pid), home.log.read_text()[-2000:]
-            progress.sample(home, daemon.pid, begun)
+                assert is_alive(pid), home.log.read_text()[-2000:]
+            progress.sample(home, pid, begun)
         finally:
-            daemon.send_signal(signal.SIGTERM)
-            code = daemon.wait(timeout=20)
+            code = daemon.end()
         home.check_log()
         assert code == 0, f"it ended with {code}"
     return progress

@@ -90,6 +90,21 @@ def test_a_change_of_the_agent_leaves_the_others_results(
     assert performed == ["agent-1"]
 
 
+def test_a_result_depends_on_the_scenario_that_its_own_is_like(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: List[str] = []
+
+    def digest(*patterns: str) -> str:
+        seen.extend(patterns)
+        return ""
+
+    monkeypatch.setattr(bench, "digest", digest)
+    job, = bench.plan([scenario.load("hung-late")], "native", ("default",), 1)
+    bench.inputs(job, CONDITIONS)
+    names = {f"tests/lab/scenarios/{name}.conf" for name in ("hung-late", "hung-disk")}
+    assert names <= set(seen)
+
+
 def test_errors_are_told_and_the_rest_goes_on(tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "perform", lambda of, contender, repeat, conditions: made(
@@ -158,9 +173,9 @@ def test_missing_programs_are_named_with_the_command(monkeypatch: pytest.MonkeyP
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("shutil.which", lambda tool, path=None: None)
-    assert bench.main(["--scenario", "fio"]) == 2
+    assert bench.main(["--scenario", "seed-table"]) == 2
     said = capsys.readouterr().err
-    assert "apt-get install" in said and " fio" in said
+    assert "apt-get install" in said and " sysbench" in said
 
 
 def two_scenarios() -> List[Dict[str, Any]]:

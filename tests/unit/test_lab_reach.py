@@ -16,7 +16,7 @@ import pytest
 
 from tests.lab import host, reach, scenario
 from tests.lab.loads import flood as floods
-from tests.lab.loads.base import Load, Place
+from tests.lab.loads.base import Place
 from tests.lab.loads.flood import Dd
 from tests.lab.scenario import Span
 from tests.lab.watch import Watch
@@ -264,10 +264,6 @@ def test_pauses_are_no_stalls(dd: Tuple[Dd, Look]) -> None:
     for step in range(30):
         look(step / 10, 1)
     assert load.stall(0) is None
-
-
-def test_only_writers_tell_stalls() -> None:
-    assert Load.stall(None, 0) is None  # type: ignore[arg-type]
 
 
 def test_a_short_scenario_is_without_its_long_window() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import pytest
 
-from tests.lab import bench, contenders, scenario
+from tests.lab import bench, contenders, host, scenario
 from tests.lab.agent import Agent
 from tests.lab.disks import presets
 from tests.lab.remains import RigError
@@ -90,6 +90,26 @@ def test_what_is_wrong_is_said(change: tuple[str, str, str | None], said: str) -
     assert str(caught.value).startswith("bad.conf: ")
 
 
+def test_a_scenario_may_be_like_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenario, "DIRECTORY", tmp_path)
+    texts = {"good": {**GOOD, "scenario": {**GOOD["scenario"], "tags": "quick"}},
+             "like": {"scenario": {"like": "good", "judged": "9s..12s"}, "disk db": {"fs": "xfs"},
+                      "expect": {"agent": "agent f >= 0.5"}},
+             "lost": {"scenario": {"like": "nothing"}}}
+    for name, sections in texts.items():
+        (tmp_path / f"{name}.conf").write_text("".join(
+            f"[{header}]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
+            for header, values in sections.items()))
+    good, found = scenario.load("good"), scenario.load("like")
+    assert found.judged == Span(9, 12) and found.disks[0].fs == "xfs"
+    assert (found.loads, found.events, found.idle) == (good.loads, good.events, good.idle)
+    assert [each.text for each in found.expectations] == ["agent f >= 0.5"]
+    assert good.tags == {"quick"} and not found.tags
+    assert scenario.lineage("like") == ["like", "good"]  # a result depends on both files
+    with pytest.raises(RigError, match="no scenario nothing"):
+        scenario.load("lost")
+
+
 def test_unknown_names_are_told_with_those_that_there_are() -> None:
     with pytest.raises(RigError, match="no scenario nothing: take one of .*flood"):
         scenario.load("nothing")
@@ -133,8 +153,8 @@ def test_contenders_differ_only_in_what_they_say() -> None:
     tuned = dict(contenders.named("tuned-postgresql").limits)
     assert tuned == {"dirty_bytes": 512 << 20, "dirty_ratio": 0,
                      "dirty_background_bytes": 64 << 20, "dirty_background_ratio": 0}
-    assert dict(contenders.named("default").limits) == contenders.DEFAULT_LIMITS
-    assert dict(contenders.named("kyber").limits) == contenders.DEFAULT_LIMITS
+    assert dict(contenders.named("default").limits) == host.DEFAULT_LIMITS
+    assert dict(contenders.named("kyber").limits) == host.DEFAULT_LIMITS
     assert contenders.named("kyber").queue == (("scheduler", "kyber"),)
     assert contenders.named("static-15M").limits == contenders.static(15 << 20).limits
     assert contenders.named("static-3M").limit_bytes == 3 << 20

@@ -117,7 +117,6 @@ def test_best_static_is_found_and_totals_are_of_the_same_scenarios() -> None:
     ("agent score / best score >= 0.95", True, "1.25"),
     ("agent stall <= 2", True, "1.5"),
     ("agent limit / default limit >= 0.9", True, "1"),
-    ("agent fill <= 0.4", False, "0.5"),
     ("agent p99 <= 0.02", True, "0.01"),
     ("kyber f >= 0.1", None, "not measured"),
 ])

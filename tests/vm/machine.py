@@ -82,20 +82,6 @@ class GuestFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Disk:
-    """A raw image that the guest sees as /dev/disk/by-id/virtio-SERIAL.
-
-    drive and device are further QEMU options, such as `throttling.bps-write=25000000` or
-    `write-cache=off`.
-    """
-
-    path: Path
-    serial: str
-    drive: str = ""
-    device: str = ""
-
-
-@dataclass(frozen=True)
 class Result:
     """What a command left behind.
 
@@ -112,18 +98,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Machine:
-    """A kernel with the processors, memory and disks it is to be booted with.
+    """A kernel with the memory it is to be booted with, and two processors.
 
     kernel: image with its modules beside it, as fetch() leaves them. It is always emulated:
     /dev/kvm may be there and still hang the boot, and a result must not depend on that.
     """
 
     kernel: Path
-    cpus: int = 2
     memory: str = "2G"
-    disks: Sequence[Disk] = ()
     modules: Sequence[str] = FILESYSTEMS
-    qemu_options: Sequence[str] = ()
 
     def run(
         self,
@@ -131,10 +114,9 @@ class Machine:
         timeout: float,
         *,
         share: Path | None = None,
-        cwd: Path = CHECKOUT,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        """Boot, run one command as root, power off.
+        """Boot, run one command as root in the checkout, power off.
 
         timeout: seconds for all of it; afterwards the machine is killed, as it is when this
         process ends before. share: directory the guest may write to, under the same path. Paths may
@@ -146,7 +128,7 @@ class Machine:
             settings = [f"{key}={value}" for key, value in (env or {}).items()]
             script = _SCRIPT.format(
                 modules=shlex.join(self.modules),
-                cwd=shlex.quote(str(cwd)),
+                cwd=shlex.quote(str(CHECKOUT)),
                 share=shlex.quote(name),
                 scratch=SCRATCH,
                 command=shlex.join(["env", *settings, *argv]),
@@ -174,27 +156,18 @@ class Machine:
         command = [_vng(), "--verbose", "--run", str(self.kernel.absolute())]
         # 9p only: a virtiofsd that happens to be installed changes what the guest sees.
         command += ["--disable-kvm", "--disable-microvm", "--force-9p", "--user", "root"]
-        command += ["--cpus", str(self.cpus), "--memory", self.memory, "--name", exchange.name]
+        command += ["--cpus", "2", "--memory", self.memory, "--name", exchange.name]
         command += ["--append", f"module_blacklist={UNUSED_MODULES}"]
         if not any(_inside(CHECKOUT, Path(top)) for top in COPY_ON_WRITE):
             command += ["--overlay-rwdir", str(CHECKOUT)]
         for directory in writable:
             command += ["--rwdir", str(directory)]
         # Sparse, thrown away after the run: the host's disk need not see its flushes.
-        scratch = Disk(exchange / SCRATCH, SCRATCH, drive="cache=unsafe")
-        options = [*ACCELERATOR, *self.qemu_options, *_disk_options([*self.disks, scratch])]
+        drive = f"if=none,id=scratch,format=raw,file={exchange / SCRATCH},cache=unsafe"
+        device = f"virtio-blk-pci,drive=scratch,serial={SCRATCH}"
+        options = [*ACCELERATOR, "-drive", drive, "-device", device]
         command.append(f"--qemu-opts={shlex.join(options)}")
         return [*command, "--", f"sh {exchange}/run.sh"]
-
-
-def _disk_options(disks: Sequence[Disk]) -> list[str]:
-    options: list[str] = []
-    for number, disk in enumerate(disks):
-        drive = [f"if=none,id=wb{number},format=raw,file={disk.path.absolute()}", disk.drive]
-        device = [f"virtio-blk-pci,drive=wb{number},serial={disk.serial}", disk.device]
-        options += ["-drive", ",".join(filter(None, drive))]
-        options += ["-device", ",".join(filter(None, device))]
-    return options
 
 
 def check_host() -> None:

@@ -25,8 +25,8 @@ KERNEL_TESTS = ("tests/kernel/test_probe.py", "tests/kernel/test_unit_rights.py"
 GUEST_SETTINGS = {
     "WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_FENTRY": "1", "WRITEBACKD_EXPECT_KPROBES": "1",
 }  # fmt: skip
-# Seconds. The boot takes 12-20 on an idle host, the probe's 39 tests 170, on a busy one three times
-# that.
+# Seconds. The boot takes 12-20 on an idle host, each probe that is opened 10, on a busy one three
+# times that.
 TIME_LIMIT = 900.0
 
 

@@ -4,8 +4,7 @@
 from typing import Dict, Tuple, Type
 
 from .base import Load
-from .copies import Cp, Job, Rsync, Tar, Untar
-from .fio import Fio
+from .copies import Job, Rsync, Untar
 from .flood import Dd
 from .fuse import Fuse
 from .mariadb import MysqlOltp
@@ -15,6 +14,6 @@ from .sysbench import SysbenchFileio
 from .writers import Memory, Mmap, Read, Writer
 
 _ALL: Tuple[Type[Load], ...] = (
-    Fsync, Dd, Cp, Rsync, Tar, Untar, Job, Writer, Mmap, Memory, Read, Fio, SysbenchFileio,
+    Fsync, Dd, Rsync, Untar, Job, Writer, Mmap, Memory, Read, SysbenchFileio,
     MysqlOltp, Pgbench, Tpcc, Fuse)
 KINDS: Dict[str, Type[Load]] = {kind.KIND: kind for kind in _ALL}

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Copying programs as floods, and jobs that have an end: those are judged by their time."""
+"""Copies as floods, and a job that has an end, which is judged by its time."""
 
 from __future__ import annotations
 
-import abc
 import io
 import random
 import subprocess
 import tarfile
-import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Mapping, Sequence
+from typing import Any, ClassVar, List, Mapping
 
-from writebackd.policy.units import format_size, parse_switch
+from writebackd.policy.units import format_size
 
 from ..remains import RigError
 from .base import Counters, Measured, Options, Place
@@ -25,9 +22,13 @@ from .own import spawn_worker
 PATIENCE_S = 180
 
 
-class Copying(Commands):
+class Rsync(Commands):
     """Copies a source to one target after the other, and begins again with the first."""
 
+    KIND = "rsync"
+    TOOLS: ClassVar[Mapping[str, str]] = {"rsync": "rsync"}
+    # Its processes write to each other, so what they write is not what goes to the disk.
+    ACCOUNT = "write_bytes"
     OPTIONS: ClassVar[Options] = {
         "size": (positive_size, "1G"),  # of all copies
         "source": (positive_size, "64M"),
@@ -51,56 +52,32 @@ class Copying(Commands):
     def source(self) -> Path:
         return self.place.runtime / "source"
 
-    def targets(self) -> List[str]:
-        copies = self.scaled("size") // self.scaled("source")
-        return [str(self.place.directory / f"copy-{number}") for number in range(copies)]
-
     def commands(self, writer: int) -> List[List[str]]:
-        return [self.copy(target) for target in self.targets()]
-
-    @abc.abstractmethod
-    def copy(self, target: str) -> List[str]:
-        """The command that makes one copy."""
+        copies = self.scaled("size") // self.scaled("source")
+        return [["rsync", "--recursive", "--whole-file", "--ignore-times", f"{self.source}/",
+                 f"{self.place.directory}/copy-{number}/"] for number in range(copies)]
 
     def files(self) -> List[Path]:
         return [path for path in self.place.directory.rglob("*") if path.is_file()][:100]
 
 
-class Cp(Copying):
-    KIND = "cp"
+class Job(Commands):
+    """One large sequential file in each window; its time includes the sync at its end."""
 
-    def copy(self, target: str) -> List[str]:
-        return ["cp", "--recursive", "--no-target-directory", "--reflink=never",
-                str(self.source), target]
-
-
-class Rsync(Copying):
-    KIND = "rsync"
-    TOOLS: ClassVar[Mapping[str, str]] = {"rsync": "rsync"}
-    # Its processes write to each other, so what they write is not what goes to the disk.
-    ACCOUNT = "write_bytes"
-
-    def copy(self, target: str) -> List[str]:
-        return ["rsync", "--recursive", "--whole-file", "--ignore-times", f"{self.source}/",
-                f"{target}/"]
-
-
-class Tar(Copying):
-    KIND = "tar"
-
-    def copy(self, target: str) -> List[str]:
-        return ["tar", "--create", "--file", f"{target}.tar", "--directory", str(self.source), "."]
-
-
-class Once(Commands):
-    """Done once in each window; its time includes the sync at its end."""
-
+    KIND = "job"
     WAITS = True
+    OPTIONS: ClassVar[Options] = {
+        "size": (positive_size, "1G"),
+        "bs": (positive_size, "1M"),
+    }
 
     def __init__(self, place: Place, options: Mapping[str, Any]) -> None:
         super().__init__(place, options)
         self._windows = 0
         self._seconds = 0.0
+
+    def prepare(self) -> None:
+        check_room(self.place.directory, 2 * self.size())
 
     def start(self) -> None:
         """Nothing runs outside of windows."""
@@ -110,26 +87,29 @@ class Once(Commands):
         """A new one for each window, or the second would rewrite what the first allocated."""
         return self.place.directory / f"window-{self._windows}"
 
-    @abc.abstractmethod
     def size(self) -> int:
-        """Bytes of data, to check the room before and to count afterwards."""
+        bs: int = self.options["bs"]
+        return self.scaled("size") // bs * bs
 
-    def jobs(self) -> Sequence[Mapping[str, Any]]:
-        commands = [*self.commands(0), ["sync", "--file-system", str(self.place.directory)]]
-        return [{"commands": commands, "rounds": 1, "on": 0, "off": 0}]
+    def commands(self, writer: int) -> List[List[str]]:
+        bs = self.options["bs"]
+        return [dd("/dev/zero", self.target, bs, self.size() // bs),
+                ["sync", "--file-system", str(self.place.directory)]]
+
+    def files(self) -> List[Path]:
+        return [self.target]
 
     def open(self, seconds: float) -> None:
         self.stop()
         self._windows = 1 + len(list(self.place.directory.glob("window-*")))
         self._seconds = seconds
         check_room(self.place.directory, self.size())
-        self.workers = [spawn_worker(self.place, self.VERB, job, self._windows)
-                        for job in self.jobs()]
+        job = {"commands": self.commands(0), "rounds": 1, "on": 0, "off": 0}
+        self.workers = [spawn_worker(self.place, self.VERB, job, self._windows)]
         super().open(seconds)
 
     def counters(self) -> Counters:
-        worker = self.workers[0] if self.workers else None
-        ended = worker is not None and worker.process.poll() is not None
+        ended = any(each.process.poll() is not None for each in self.workers)
         return Counters(bytes=self.size() if ended else self.written())
 
     def close(self) -> Measured:
@@ -145,49 +125,27 @@ class Once(Commands):
         return Measured(elapsed=elapsed, bytes=self.size(), byte_rate=self.size() / elapsed)
 
 
-class Job(Once):
-    """One large sequential file."""
-
-    KIND = "job"
-    OPTIONS: ClassVar[Options] = {
-        "size": (positive_size, "1G"),
-        "bs": (positive_size, "1M"),
-    }
-
-    def prepare(self) -> None:
-        check_room(self.place.directory, 2 * self.size())
-
-    def size(self) -> int:
-        bs: int = self.options["bs"]
-        return self.scaled("size") // bs * bs
-
-    def commands(self, writer: int) -> List[List[str]]:
-        return [dd("/dev/zero", self.target, self.options["bs"],
-                   self.size() // self.options["bs"])]
-
-    def files(self) -> List[Path]:
-        return [self.target]
-
-
-class Untar(Once):
-    """A tree of small files out of an archive: data, and at least as much metadata."""
+class Untar(Commands):
+    """A tree of small files out of an archive, removed, and again: data, and at least as much
+    metadata."""
 
     KIND = "untar"
     WRITES = False  # for as long, it makes and removes files
     OPTIONS: ClassVar[Options] = {
         "files": (positive, "5000"),
         "largest": (positive_size, "32K"),  # the files' sizes are spread evenly up to here
-        # Without end it runs from start to stop: unpacks, removes, unpacks.
-        "endless": (parse_switch, "no"),
     }
     IN_DIRECTORY = 50
 
     def prepare(self) -> None:
         chooser = random.Random(self.place.seed)
-        data = chooser.randbytes(self.options["largest"])
-        check_room(self.place.directory, 3 * self.size())
+        largest = self.options["largest"]
+        data = chooser.randbytes(largest)
+        files = max(1, int(self.options["files"] * self.place.scale))
+        sizes = [chooser.randint(1, largest) for _ in range(files)]
+        check_room(self.place.directory, 3 * sum(sizes))
         with tarfile.open(self.archive, "w") as archive:
-            for number, size in enumerate(self.sizes()):
+            for number, size in enumerate(sizes):
                 entry = tarfile.TarInfo(f"{number // self.IN_DIRECTORY}/{number}")
                 entry.size = size
                 archive.addfile(entry, io.BytesIO(data[:size]))
@@ -196,35 +154,8 @@ class Untar(Once):
     def archive(self) -> Path:
         return self.place.runtime / "source.tar"
 
-    def sizes(self) -> List[int]:
-        chooser = random.Random(self.place.seed)
-        files = max(1, int(self.options["files"] * self.place.scale))
-        return [chooser.randint(1, self.options["largest"]) for _ in range(files)]
-
-    def size(self) -> int:
-        return sum(self.sizes())
-
     def commands(self, writer: int) -> List[List[str]]:
-        target = str(self.target)
+        target = str(self.place.directory / "tree")
         return [["mkdir", "--parents", target],
-                ["tar", "--extract", "--file", str(self.archive), "--directory", target]]
-
-    def start(self) -> None:
-        if self.options["endless"]:
-            remove = ["rm", "-r", str(self.target)]
-            self.workers = [spawn_worker(self.place, self.VERB, {
-                "commands": [*self.commands(0), remove], "rounds": 0, "on": 0, "off": 0}, 0)]
-            self._since = time.monotonic()
-
-    def open(self, seconds: float) -> None:
-        if self.options["endless"]:
-            Commands.open(self, seconds)
-        else:
-            super().open(seconds)
-
-    def close(self) -> Measured:
-        if self.options["endless"]:
-            return Commands.close(self)
-        measured = super().close()
-        per_s: Dict[str, float] = {"files_per_s": len(self.sizes()) / measured.elapsed}
-        return replace(measured, extra=per_s)
+                ["tar", "--extract", "--file", str(self.archive), "--directory", target],
+                ["rm", "-r", target]]

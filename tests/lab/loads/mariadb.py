@@ -77,7 +77,7 @@ class MysqlOltp(Database):
     def command(self, seconds: int) -> List[str]:
         return self._sysbench(f"--time={seconds}", "--report-interval=1", "--histogram=on", "run")
 
-    def result(self, output: str, elapsed: float) -> Measured:
+    def result(self, output: str) -> Measured:
         return of_output(output)
 
     def series(self, output: str) -> List[float]:

@@ -127,7 +127,7 @@ class Pgbench(Database):
         return [line for path in self.place.runtime.glob(f"{self.window.name}.[0-9]*")
                 for line in path.read_text().splitlines()]
 
-    def result(self, output: str, elapsed: float) -> Measured:
+    def result(self, output: str) -> Measured:
         measured = of_log(self.transactions(), output)
         ended = checkpoints(self.server_said(), self._told, time.time())
         return replace(measured, extra={**measured.extra, "checkpoint_s": max(ended)}
@@ -196,8 +196,8 @@ class Tpcc(Pgbench):
         return [f"--define={self._warehouses()}", "--max-tries=10",
                 *(f"--file={TPCC / name}.sql@{share}" for name, share in self.SHARES.items())]
 
-    def result(self, output: str, elapsed: float) -> Measured:
-        measured = super().result(output, elapsed)
+    def result(self, output: str) -> Measured:
+        measured = super().result(output)
         orders = sum(line.split()[3] == "0" for line in self.transactions())
         return replace(measured, extra={
             **measured.extra, "new_orders_per_min": orders / measured.elapsed * 60})

@@ -12,8 +12,6 @@ from .base import Options
 from .options import one_of, positive, positive_size
 from .own import OwnLoad, make_file
 
-PAGE = 4096
-
 
 class Fsync(OwnLoad):
     """Write a block, wait until it is durable, and again."""
@@ -24,18 +22,14 @@ class Fsync(OwnLoad):
         "block": (positive_size, "4K"),
         "size": (positive_size, "256M"),  # of the file that all of them write to
         "threads": (positive, "1"),  # processes in truth
-        "method": (one_of("fsync", "fdatasync", "osync", "msync"), "fsync"),
+        "method": (one_of("fsync", "fdatasync"), "fsync"),
         "rate": (parse_frequency, "0/s"),  # of all together; 0: as fast as it can
         # Each to the end of a file of its own, that begins anew when it has its size.
         "append": (parse_switch, "no"),
     }
 
     def prepare(self) -> None:
-        block, method = self.options["block"], self.options["method"]
-        if method == "msync" and (block % PAGE or self.options["append"]):
-            raise RigError(f"fsync with method=msync: block has to be a multiple of {PAGE}, and "
-                           "it cannot append")
-        if self.scaled("size") < block:
+        if self.scaled("size") < self.options["block"]:
             raise RigError("fsync: size is smaller than block")
         if not self.options["append"]:
             make_file(self.place.directory / "database", self.scaled("size"))

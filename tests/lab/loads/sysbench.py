@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import ClassVar, Dict, List, Mapping, Optional, Tuple
 
@@ -49,30 +48,16 @@ class SysbenchFileio(Tool):
         make_file(self.path, self.size())
 
     def command(self, seconds: int) -> List[str]:
-        return fileio_command(version(), self.options["threads"], self.size(),
-                              self.options["block"], seconds)
+        return ["sysbench", "fileio", f"--threads={self.options['threads']}", "--file-num=1",
+                f"--file-total-size={self.size()}", "--file-fsync-all=on",
+                "--file-test-mode=rndwr", f"--file-block-size={self.options['block']}",
+                f"--time={seconds}", "--events=0", "--report-interval=1", "--histogram=on", "run"]
 
-    def result(self, output: str, elapsed: float) -> Measured:
+    def result(self, output: str) -> Measured:
         return of_output(output)
 
     def series(self, output: str) -> List[float]:
         return per_second(output)
-
-
-def version() -> str:
-    return subprocess.run(["sysbench", "--version"], capture_output=True, text=True,
-                          check=True).stdout.split()[1]
-
-
-def fileio_command(version: str, threads: int, size: int, block: int, seconds: int) -> List[str]:
-    """The same run in either spelling: 0.4 as in the field reports, 1.0 as it is today."""
-    test = ["--file-num=1", f"--file-total-size={size}", "--file-fsync-all=on",
-            "--file-test-mode=rndwr", f"--file-block-size={block}"]
-    if version.startswith("0."):
-        return ["sysbench", "--test=fileio", f"--num-threads={threads}", *test,
-                f"--max-time={seconds}", "--max-requests=0", "run"]
-    return ["sysbench", "fileio", f"--threads={threads}", *test, f"--time={seconds}",
-            "--events=0", "--report-interval=1", "--histogram=on", "run"]
 
 
 def figure(output: str, pattern: str) -> Optional[float]:
@@ -81,11 +66,11 @@ def figure(output: str, pattern: str) -> Optional[float]:
 
 
 def of_output(output: str) -> Measured:
-    """From what sysbench 0.4 or 1.0 writes; operations are its events."""
+    """From what sysbench 1.0 writes; operations are its events."""
     ops = figure(output, r"total number of events: +(\d+)")
     elapsed = figure(output, r"total time: +([\d.]+)s")
     mean = figure(output, r"avg: +([\d.]+)")
-    p95 = figure(output, r"(?:95th|approx\. +95) percentile: +([\d.]+)")
+    p95 = figure(output, r"95th percentile: +([\d.]+)")
     longest = figure(output, r"max: +([\d.]+)")
     if ops is None or not elapsed or mean is None or p95 is None or longest is None:
         raise RigError(f"sysbench's output is not as expected: {output[-500:]}")

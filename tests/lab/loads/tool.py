@@ -37,7 +37,7 @@ class Tool(Load):
         """The tool's command line; it works in the load's own directory on the disk."""
 
     @abc.abstractmethod
-    def result(self, output: str, elapsed: float) -> Measured:
+    def result(self, output: str) -> Measured:
         """What the tool said when it ended well."""
 
     def series(self, output: str) -> List[float]:
@@ -76,7 +76,7 @@ class Tool(Load):
         if code:
             raise RigError(f"{self.KIND}: exit status {code}: "
                            f"{output.strip()[-500:] or 'it said nothing'}")
-        measured = self.result(output, time.monotonic() - self._since)
+        measured = self.result(output)
         self._before += measured.ops or 0
         return measured
 

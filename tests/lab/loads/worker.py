@@ -82,13 +82,10 @@ class Pace:
 def sync(job: Job, record: Record) -> None:
     """Writes a block at a random place, or at the file's end, and makes it durable; again."""
     chooser = random.Random(job["seed"])
-    block, size, method = job["block"], job["size"], job["method"]
-    flags = os.O_RDWR | os.O_CREAT | (os.O_SYNC if method == "osync" else 0)
-    fd = os.open(job["path"], flags, 0o600)
+    block, size = job["block"], job["size"]
+    fd = os.open(job["path"], os.O_RDWR | os.O_CREAT, 0o600)
     payload = chooser.randbytes(block)
-    mapped = mmap.mmap(fd, size) if method == "msync" else None
-    flush: Callable[[int], None] = {"fsync": os.fsync, "fdatasync": os.fdatasync}.get(
-        method, lambda fd: None)
+    flush = {"fsync": os.fsync, "fdatasync": os.fdatasync}[job["method"]]
     pace = Pace(job["interval"])
     offset = 0
     while True:
@@ -96,15 +93,11 @@ def sync(job: Job, record: Record) -> None:
             offset = chooser.randrange(size // block) * block
         pace.wait()
         record.begin()
-        if mapped is not None:
-            mapped[offset:offset + block] = payload
-            mapped.flush(offset, block)
-        else:
-            if offset + block > size:  # a log that begins anew
-                os.ftruncate(fd, 0)
-                offset = 0
-            os.pwrite(fd, payload, offset)
-            flush(fd)
+        if offset + block > size:  # a log that begins anew
+            os.ftruncate(fd, 0)
+            offset = 0
+        os.pwrite(fd, payload, offset)
+        flush(fd)
         record.end(block)
         offset += block
 
@@ -194,39 +187,25 @@ def mapped(job: Job, record: Record) -> None:
     size, piece = job["size"], job["piece"]
     view = mmap.mmap(fd, size)
     payload = os.urandom(piece)
-    chooser = random.Random(job["seed"])
-    pace = Pace(job["interval"])
-    pieces = size // piece
-    turn = 0
     while True:
-        at = (chooser.randrange(pieces) if job["random"] else turn % pieces) * piece
-        pace.wait()
-        record.begin()
-        view[at:at + piece] = payload
-        record.end(piece)
-        turn += 1
+        for at in range(0, size, piece):
+            record.begin()
+            view[at:at + piece] = payload
+            record.end(piece)
 
 
 def read(job: Job, record: Record) -> None:
-    """Reads blocks of its part of a file that are not in memory."""
-    fd = os.open(job["path"], os.O_RDONLY | (os.O_DIRECT if job["direct"] else 0))
-    block, first, size = job["block"], job["first"], job["size"]
-    if job["random"]:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    """Reads blocks at random places of its part of a file, past the page cache."""
+    fd = os.open(job["path"], os.O_RDONLY | os.O_DIRECT)
+    block = job["block"]
     buffer = mmap.mmap(-1, block)  # direct IO wants it aligned
     chooser = random.Random(job["seed"])
-    blocks = size // block
     pace = Pace(job["interval"])
-    turn = 0
     while True:
-        if turn % blocks == 0:  # or the file would soon be in memory
-            os.posix_fadvise(fd, first, size, os.POSIX_FADV_DONTNEED)
-        at = first + (chooser.randrange(blocks) if job["random"] else turn % blocks) * block
         pace.wait()
         record.begin()
-        os.preadv(fd, [buffer], at)
+        os.preadv(fd, [buffer], job["first"] + chooser.randrange(job["size"] // block) * block)
         record.end(block)
-        turn += 1
 
 
 def hog(job: Job, record: Record) -> None:
@@ -237,17 +216,11 @@ def hog(job: Job, record: Record) -> None:
     """
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
-    periods = Periods(job["on"], job["off"])
     held: List[mmap.mmap] = []
     while True:
-        left = periods.left()
-        spare = 0
-        if left is not None and left <= 0:
-            held.clear()
-        else:
-            spare = spare_memory() - job["leave"]
-            for _ in range(min(len(held), -spare // HOG_STEP + 1) if spare < 0 else 0):
-                held.pop().close()
+        spare = spare_memory() - job["leave"]
+        for _ in range(min(len(held), -spare // HOG_STEP + 1) if spare < 0 else 0):
+            held.pop().close()
         if spare > 2 * HOG_STEP:
             record.begin()
             held.append(mmap.mmap(-1, HOG_STEP, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

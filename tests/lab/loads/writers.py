@@ -8,19 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, List, Mapping, Optional
 
-from writebackd.policy.units import parse_frequency, parse_rate, parse_switch, parse_time
+from writebackd.policy.units import parse_frequency, parse_rate, parse_time
 
 from ..remains import RigError
 from . import stats
 from .base import Counters, Measured, Options
 from .flood import beyond_default_limit, check_room
-from .options import one_of, positive, positive_size, size_or_auto
+from .options import positive, positive_size, size_or_auto
 from .own import OwnLoad, make_file
 
 SYNCS = 1  # its record
 
 
-class Writer(OwnLoad):
+class Buffered(OwnLoad):
+    """Its first record is of writes that nobody waits for, so how long one takes is its stall."""
+
+    def stall(self, since: float) -> Optional[float]:
+        _, stalls, ages = self.seen(since, time.monotonic())
+        return max([*stalls, *ages], default=0.0)
+
+
+class Writer(Buffered):
     """A database's own buffered writer, as PostgreSQL's checkpoints: steady, then an fsync.
 
     Its operations are the fsyncs; how long a write kept it is its stall.
@@ -56,12 +64,7 @@ class Writer(OwnLoad):
         now = time.monotonic()
         since = self._since if last_s is None else max(self._since, now - last_s)
         syncs = stats.of_operations(since, now, *self.seen(since, now, SYNCS))
-        _, stalls, ages = self.seen(since, now)
-        return self.with_bytes(replace(syncs, longest_stall=max([*stalls, *ages], default=0.0)))
-
-    def stall(self, since: float) -> Optional[float]:
-        _, stalls, ages = self.seen(since, time.monotonic())
-        return max([*stalls, *ages], default=0.0)
+        return self.with_bytes(replace(syncs, longest_stall=self.stall(since)))
 
     def counters(self) -> Counters:
         return Counters(ops=sum(each.told[SYNCS].done for each in self.workers),
@@ -73,7 +76,7 @@ class Writer(OwnLoad):
         return [*latencies, *(age for age in ages if age > 0)]
 
 
-class Mmap(OwnLoad):
+class Mmap(Buffered):
     """Processes that make pages dirty through a shared mapping, and sync none of them."""
 
     KIND = "mmap"
@@ -82,8 +85,6 @@ class Mmap(OwnLoad):
         "size": (size_or_auto, "1G"),  # of all files; auto: more than the default limit
         "writers": (positive, "1"),
         "piece": (positive_size, "64K"),  # that is written at once
-        "rate": (parse_rate, "0/s"),  # of all together; 0: as fast as they can
-        "pattern": (one_of("sequential", "random"), "sequential"),
     }
 
     def files(self) -> List[Path]:
@@ -106,22 +107,12 @@ class Mmap(OwnLoad):
                 file.truncate(self.size())
 
     def jobs(self) -> List[Mapping[str, Any]]:
-        rate, piece = self.scaled("rate"), self.options["piece"]
-        return [{"path": str(path), "size": path.stat().st_size, "piece": piece,
-                 "random": self.options["pattern"] == "random",
-                 "interval": len(self.files()) * piece / rate if rate else 0,
-                 "seed": self.place.seed * 1000 + number}
-                for number, path in enumerate(self.files())]
+        return [{"path": str(path), "size": path.stat().st_size, "piece": self.options["piece"]}
+                for path in self.files()]
 
     def measured(self, last_s: Optional[float] = None) -> Measured:
-        now = time.monotonic()
-        _, stalls, ages = self.seen(self._since, now)
-        return self.with_bytes(Measured(elapsed=now - self._since,
-                                        longest_stall=max([*stalls, *ages], default=0.0)))
-
-    def stall(self, since: float) -> Optional[float]:
-        _, stalls, ages = self.seen(since, time.monotonic())
-        return max([*stalls, *ages], default=0.0)
+        return self.with_bytes(Measured(elapsed=time.monotonic() - self._since,
+                                        longest_stall=self.stall(self._since)))
 
     def counters(self) -> Counters:
         return Counters(bytes=self.written())
@@ -139,8 +130,6 @@ class Read(OwnLoad):
         "block": (positive_size, "4K"),
         "size": (positive_size, "1G"),
         "threads": (positive, "1"),
-        "pattern": (one_of("random", "sequential"), "random"),
-        "direct": (parse_switch, "yes"),
         "rate": (parse_frequency, "0/s"),  # reads of all together; 0: as fast as they can
     }
 
@@ -160,7 +149,6 @@ class Read(OwnLoad):
         threads, rate, block = (self.options[key] for key in ("threads", "rate", "block"))
         part = self.scaled("size") // block // threads * block
         return [{"path": str(self.path), "block": block, "first": number * part, "size": part,
-                 "random": self.options["pattern"] == "random", "direct": self.options["direct"],
                  "interval": threads / rate if rate else 0,
                  "seed": self.place.seed * 1000 + number} for number in range(threads)]
 
@@ -172,9 +160,6 @@ class Memory(OwnLoad):
     VERB = "hog"
     OPTIONS: ClassVar[Options] = {
         "leave": (positive_size, "1G"),  # of what is available, dirty pages counted as taken
-        # It holds the memory for `on` and gives it back for `off`; off=0s: holds it always.
-        "on": (parse_time, "0s"),
-        "off": (parse_time, "0s"),
     }
     LEAST = 128 << 20
 
@@ -184,8 +169,7 @@ class Memory(OwnLoad):
                            f"{self.LEAST >> 20} MB have to stay for everybody else")
 
     def jobs(self) -> List[Mapping[str, Any]]:
-        return [{"leave": self.scaled("leave"), "on": self.options["on"],
-                 "off": self.options["off"]}]
+        return [{"leave": self.scaled("leave")}]
 
     def measured(self, last_s: Optional[float] = None) -> Measured:
         now = time.monotonic()

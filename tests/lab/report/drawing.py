@@ -20,12 +20,6 @@ class Plot(Frame):
         self.title = title
         self._boxes: List[Tuple[float, float, float, float]] = []  # where text is already
 
-    def strip(self, start: float, end: float, words: str, style: str) -> None:
-        """A stretch of the x axis with its name, at the plot's foot."""
-        foot = Frame(self.x, self.y, self.left, self.bottom - 13, self.right, self.bottom - 1)
-        foot.span(start, end, f"strip {style}", words, words)
-        self.parts += foot.parts
-
     def event(self, value: float, label: str, text: str) -> None:
         """A vertical line with a short label at its head."""
         self.mark(value, "event", text)

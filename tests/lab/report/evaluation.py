@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the report is made of: runs as they were recorded, and what the scoring made of them.
-
-Nothing here is computed.  Scores come from the scoring, every other figure in the
-page from the runs, so that no number in the report has two sources.
-"""
+"""What tables and the page are made of: recorded runs, and what the scoring made of them."""
 
 from __future__ import annotations
 
@@ -55,7 +51,6 @@ class Scenario:
     name: str
     summary: str = ""
     shows: str = ""  # what it must show, in words
-    source: str = ""  # the published case behind it, if there is one
     checks: List[Check] = field(default_factory=list)
     has_sync: bool = True
     contenders: Dict[str, Contender] = field(default_factory=dict)  # by name
