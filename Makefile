@@ -62,7 +62,7 @@ install:
 	$(PYTHON) -m compileall -q $(if $(D),-s '$(D)') '$(D)$(LIB)/writebackd'
 	$(call launcher,cli.daemon_main,writebackd)
 	$(call launcher,cli.ctl,writebackctl)
-	$(call launcher,storage.__main__,writebackd-raid)
+	$(call launcher,storage.collector,writebackd-raid)
 	for unit in writebackd.service writebackd-watch.service writebackd-raid.service \
 			writebackd-raid.timer; do \
 		sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \

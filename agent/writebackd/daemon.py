@@ -361,13 +361,11 @@ class Daemon:
     # ---- parts that change ---------------------------------------------
 
     def _excluded(self, device: Device) -> Optional[str]:
-        return self.policy.selects(
-            device.name, device.driver == "loop", self._devices, device.devno,
-            device.leaves, device.driver)
+        return self.policy.selects(device, self._devices)
 
     def reload(self) -> None:
-        """Read the policy again; the next tick takes it."""
-        self.policies.reloader.reload()
+        """Read the policy again, in a thread: its files may be on the disk that hangs."""
+        self.policies.reload()
 
     def _reload_all(self) -> None:
         self.reload()

@@ -15,8 +15,8 @@ from writebackd.kernel.reprobe import Reprobe
 from writebackd.kernel.sampler import Sampler
 from writebackd.kernel.topology import Topology
 from writebackd.kernel.uevents import open_uevents
+from writebackd.policy.keys import Probe as ProbeSettings
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
-from writebackd.policy.schema import Probe as ProbeSettings
 from writebackd.report.attribution import name_writers
 from writebackd.storage.backing_watch import BackingWatch
 from writebackd.types.levers import Action, ForeignWrite
@@ -75,7 +75,7 @@ class HostMonitor:
             if not (is_pattern(name) or self._is_there(name))
         )
         if messages:
-            raise PolicyError(messages)
+            raise PolicyError(*messages)
 
     def unmatched(self) -> List[str]:
         """What to say of each --device that manages nothing now."""

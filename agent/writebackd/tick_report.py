@@ -25,8 +25,8 @@ from writebackd.kernel.self_usage import Usage
 from writebackd.kernel.vm import LEVERS
 from writebackd.notify import Routes
 from writebackd.policy import Policy
+from writebackd.policy.keys import Metrics, Routing
 from writebackd.policy.reload import ActivePolicy
-from writebackd.policy.schema import Metrics, Routing
 from writebackd.report.attribution import with_command_lines
 from writebackd.report.device_figures import Collector
 from writebackd.report.history_events import alert_events, events_of
@@ -148,7 +148,7 @@ class TickReport:
             unseen=self.monitor.hidepid.unseen(),
             messages=tuple(filter(None, (
                 *self.no_metrics, *self.monitor.problems, *self.monitor.unmatched(),
-                self.policies.reloader.problem,
+                self.policies.problem,
             ))),
             rivals=self.monitor.rivals.found,
             alerts=alerts,

@@ -28,6 +28,7 @@ from writebackd.storage import report_file as raid_report
 from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.report_file import CollectorReport, Tool
 from writebackd.storage.tool_output import text_of
+from writebackd.types.storage import Device
 
 
 @functools.lru_cache(maxsize=None)
@@ -48,7 +49,7 @@ def policy(data: bytes) -> None:
                 raise AssertionError(message) from None
         return
     found.for_device("sda", "8:0")
-    found.selects("loop0", True, ("sd*",), "7:0")
+    found.selects(Device("loop0", "7:0", "7:0", driver="loop"), ("sd*",))
     for wall_s in range(0, 7 * 86400, 3600):
         Timetable(found).at(wall_s)
     again = _home() / "again" / "p.conf"

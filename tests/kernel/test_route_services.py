@@ -27,7 +27,7 @@ from tests.kernel.fault_rig import wait_for
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Severity
 from writebackd.notify import Routes
 from writebackd.notify.journal_fields import ALERT_BEGIN, ALERT_CHANGE, ALERT_END
-from writebackd.policy.schema import Routing
+from writebackd.policy.keys import Routing
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTMANAGER = "prometheus-alertmanager"

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 GIB = 1 << 30
 
 
-def answer(number: int, data: Any, status: str = "Success") -> Dict[str, Any]:
-    return {"Command Status": {"Controller": number, "Status": status}, "Response Data": data}
+def storcli(data: Any) -> str:
+    """The answer of the one controller."""
+    status = {"Controller": 0, "Status": "Success"}
+    return json.dumps({"Controllers": [{"Command Status": status, "Response Data": data}]})
 
 
 def storcli_all(
@@ -41,25 +43,21 @@ def storcli_all(
         data["HwCfg"]["BBU"] = "Absent"
     else:
         data["Cachevault_Info"] = [{"Model": "CV", "State": battery}]
-    return json.dumps({"Controllers": [answer(0, data)]})
+    return storcli(data)
 
 
-def storcli_rows(rows: List[Dict[str, Any]]) -> str:
-    return json.dumps({"Controllers": [answer(0, rows)]})
-
-
-REBUILD = storcli_rows([
+REBUILD = storcli([
     {"Drive-ID": "/c0/e64/s0", "Progress%": "-", "Status": "Not in progress"},
     {"Drive-ID": "/c0/e64/s1", "Progress%": 37, "Status": "In progress"},
 ])  # fmt: skip
-CHECK = json.dumps({"Controllers": [answer(0, {"VD Operation Status": [
+CHECK = storcli({"VD Operation Status": [
     {"VD": 238, "Operation": "CC", "Progress%": "-", "Status": "Not in progress"},
     {"VD": 239, "Operation": "CC", "Progress%": "8", "Status": "In progress"},
-]})]})  # fmt: skip
-PATROL = json.dumps({"Controllers": [answer(0, {"Controller Properties": [
+]})  # fmt: skip
+PATROL = storcli({"Controller Properties": [
     {"Ctrl_Prop": "PR Mode", "Value": "Auto"},
     {"Ctrl_Prop": "PR Current State", "Value": "Active 4"},
-]})]})  # fmt: skip
+]})  # fmt: skip
 NO_CONTROLLER = json.dumps({"Controllers": [
     {"Command Status": {"Status": "Failure", "Description": "No Controller found"}}
 ]})  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 
 from writebackd.alerts.alert_types import Alert, AlertName, Cause, Culprit, Evidence, Severity
 from writebackd.notify.alert_events import AlertEvent, EventKind
-from writebackd.policy.schema import Routing
+from writebackd.policy.keys import Routing
 
 WALL_S = 1_764_000_000.0
 DD = Culprit(

@@ -179,9 +179,10 @@ def test_absurd_cpus_are_not_believed(rig: Rig, text: str) -> None:
 GOOD = "8:0 rbps=max wbps=9 riops=max wiops=max"
 
 
-@pytest.mark.parametrize(
-    "text", ["8:0", "8:0 wbps", "= = =", "\udcff", "8:0 a=max", GOOD[:-4], f"{GOOD}\n8:16 rbps"]
-)
+@pytest.mark.parametrize("text", [
+    "8:0", "8:0 wbps", "= = =", "\udcff", "8:0 a=max", GOOD[:-4], f"{GOOD} idle",
+    f"{GOOD}\n8:16 rbps",
+])  # fmt: skip
 def test_an_io_max_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
     for name in ("sys/fs/cgroup/cgroup.controllers", "sys/dev/block/8:0"):
         (tmp_path / name).mkdir(parents=True)

@@ -21,6 +21,7 @@ from writebackd.policy import Policy, PolicyError, check, load_policy
 from writebackd.policy.keys import KEYS, SECTIONS
 from writebackd.policy.load import render
 from writebackd.policy.units import MOST_GLOBS
+from writebackd.types.storage import Device
 
 DEVICES = [
     ("sda", "8:0"), ("dm-1", "254:1"), ("nvme0n1", "259:0"), ("btrfs-19", "btrfs-19"), ("", ""),
@@ -99,8 +100,8 @@ def load_or_refuse(base: Path) -> bool:
     for name, devno in DEVICES:
         bounds = policy.for_device(name, devno)
         assert 8192 <= bounds.floor_bytes <= bounds.ceiling_bytes <= 1 << 40
-        policy.selects(name, name.startswith("loop"), ("sd*",), devno)
-        policy.selects(name, name.startswith("loop"), (), devno)
+        for named in ((), ("sd*",)):
+            policy.selects(Device(name, devno, devno), named)
     again = base.parent / "again" / base.name
     again.parent.mkdir(exist_ok=True)
     again.write_text(render(policy))

@@ -23,7 +23,7 @@ __all__ = ["daemon"]
 PACKAGE = Path(writebackd.__file__).resolve().parent
 # The collector as on a host with one tool.
 RAID = (
-    "import sys; from writebackd.storage import __main__ as raid, report_file as report;"
+    "import sys; from writebackd.storage import collector as raid, report_file as report;"
     "found = report.CollectorReport(1.0, 1.0, 'boot', '1', (report.Tool('ssacli',"
     " '/bin/ssacli'),));"
     "raid.collect, raid.with_kernel = lambda *_, **more: found, lambda found, files: found;"

@@ -27,7 +27,7 @@ from route_cases import wait_for
 from server_loop import TIMEOUT_S, ServerLoop, connected, read_all
 from writebackd.event_loop import EventLoop
 from writebackd.policy import PolicyError, load_policy
-from writebackd.policy.schema import Metrics
+from writebackd.policy.keys import Metrics
 from writebackd.report import metrics_server
 from writebackd.report.control_server import (
     DEADLINE_S,

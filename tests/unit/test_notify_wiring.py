@@ -84,7 +84,7 @@ def test_a_reload_changes_the_routes(rig: Rig, tmp_path: Path) -> None:
         changed = policy(tmp_path, f"[alerts]\njournal = off\nexec = {hook}\n")
         rig.daemon.policies.load = lambda: changed
         rig.daemon.reload()
-        wait_for(lambda: rig.daemon.policies.reloader._loaded)
+        wait_for(lambda: rig.daemon.policies._loaded)
         rig.tick()
         assert [state.name for state in rig.daemon._teller.routes.states()] == ["exec"]
         tell(rig, FLOOD)

@@ -14,7 +14,8 @@ from plant import DISK
 from writebackd.control.pacing.domain import QUIET_S, WIDE_S, divide
 from writebackd.control.pacing.exclusions import NEVER, objection, slices_of, unit_of
 from writebackd.policy import load_policy
-from writebackd.policy.schema import Policy, Protect
+from writebackd.policy.keys import Protect
+from writebackd.policy.schema import Policy
 from writebackd.tuning import EVERY_S, SPEND
 from writebackd.types.core_memory import Cap
 from writebackd.types.decision import Decision, DeviceState, Mode

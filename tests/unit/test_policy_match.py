@@ -258,6 +258,23 @@ def test_doctor_names_what_is_wrong_with_policies(tmp_path: Path) -> None:
 
 # ---- the daemon --------------------------------------------------------------------------
 
+Start = Callable[..., Callable[[], Policy]]  # with words of its command line
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    rig = Rig(tmp_path, monkeypatch)
+    yield rig
+    rig.end()
+
+
+def reload(rig: Rig, load: Callable[[], Policy], ticks: int = 1) -> None:
+    """As on SIGHUP, with what `load` reads now."""
+    rig.daemon.policies.load = load
+    rig.daemon.reload()
+    rig.daemon.policies.join(10)
+    rig.tick(ticks)
+
 
 class Stopped:
     """In the place of Daemon: takes the policy as it would, and ends."""
@@ -283,9 +300,7 @@ class Stopped:
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Callable[[], Policy]]]:
+def start(tmp_path: Path, tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`writebackd` up to its loop; the answer is what it loads policies with."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(daemon_cli, "Daemon", Stopped)
@@ -307,7 +322,7 @@ def start(
 
 
 def test_the_daemon_takes_the_best_match_and_the_journal_says_so(
-    start: Callable[..., Callable[[], Policy]], capfd: pytest.CaptureFixture[str]
+    start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     load = start()
     policy = load()
@@ -317,9 +332,7 @@ def test_the_daemon_takes_the_best_match_and_the_journal_says_so(
     assert Stopped.reloads == [61.0]
 
 
-def test_the_examples_of_its_man_page_and_help_start_it(
-    start: Callable[..., Callable[[], Policy]],
-) -> None:
+def test_the_examples_of_its_man_page_and_help_start_it(start: Start) -> None:
     page = re.findall(r"sudo (writebackd [^\"]+)", (ROOT / "docs/man/pages.py").read_text())
     told = daemon_cli.parser().format_help().partition("examples:\n")[2].splitlines()
     found = [shlex.split(line.strip().split("   ")[0])[1:] for line in (*page, *told) if line]
@@ -334,7 +347,7 @@ def test_the_examples_of_its_man_page_and_help_start_it(
 
 
 def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(
-    start: Callable[..., Callable[[], Policy]], tmp_path: Path,
+    start: Start, tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     for name in ("default", "etcd", "all"):
@@ -348,9 +361,7 @@ def test_drop_ins_of_a_policy_that_was_not_taken_are_warned_of(
     assert "not used by" not in capfd.readouterr().err
 
 
-def test_a_reload_looks_at_the_host_again(
-    start: Callable[..., Callable[[], Policy]], tree: FakeSysfs
-) -> None:
+def test_a_reload_looks_at_the_host_again(start: Start, tree: FakeSysfs) -> None:
     tree.text("/proc/cpuinfo", "flags : fpu")
     tree.process(7, "cat")
     load = start()
@@ -362,7 +373,7 @@ def test_a_reload_looks_at_the_host_again(
 
 
 def test_a_policy_that_is_named_is_taken_whatever_fits(
-    start: Callable[..., Callable[[], Policy]], capfd: pytest.CaptureFixture[str]
+    start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     policy = start("--policy", "default")()
     assert (policy.name, policy.chosen) == ("default", "named by --policy")
@@ -392,7 +403,7 @@ def test_a_long_stop_is_one_look() -> None:
 
 
 def test_a_class_stays_over_a_restart_while_its_services_are_down(
-    start: Callable[..., Callable[[], Policy]], tree: FakeSysfs, tmp_path: Path, run: Run
+    start: Start, tree: FakeSysfs, tmp_path: Path, run: Run
 ) -> None:
     assert start()().name == "etcd"
     tree.process(7, "cat", "0::/")
@@ -412,7 +423,7 @@ def test_a_class_stays_over_a_restart_while_its_services_are_down(
 
 @pytest.mark.parametrize("text", [b"", b"no-such\n", b"\xff\x00\n" * 1000, None])
 def test_a_class_that_cannot_be_read_is_none(
-    start: Callable[..., Callable[[], Policy]], tmp_path: Path, text: Optional[bytes]
+    start: Start, tmp_path: Path, text: Optional[bytes]
 ) -> None:
     taken = tmp_path / "run" / "class"
     taken.parent.mkdir()
@@ -423,16 +434,14 @@ def test_a_class_that_cannot_be_read_is_none(
     assert start()().name == "etcd"
 
 
-def test_a_class_is_not_kept_on_a_host_that_lacks_more(
-    start: Callable[..., Callable[[], Policy]], tmp_path: Path
-) -> None:
+def test_a_class_is_not_kept_on_a_host_that_lacks_more(start: Start, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "class").write_text("db-hwraid\n")
     assert start()().name == "etcd"
 
 
 def test_the_daemon_starts_beside_a_wrong_policy_and_tells_it_once(
-    start: Callable[..., Callable[[], Policy]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "config" / "mine.conf").write_text("[limits]\nflor = 1M\n")
     (tmp_path / "config" / "desktop.conf.d").write_text("no directory")
@@ -446,32 +455,23 @@ def test_the_daemon_starts_beside_a_wrong_policy_and_tells_it_once(
 
 
 def test_a_look_that_finds_the_same_changes_nothing_and_is_not_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    rig = Rig(tmp_path, monkeypatch)
     policy = rig.daemon.policy
-
-    def load() -> Policy:
-        return replace(policy, chosen="again")
-
-    rig.daemon.policies.load = load
-    reloader = rig.daemon.policies.reloader
-    for look, told in ((reloader.rematch, 0), (reloader.reload, 1), (reloader.rematch, 1)):
+    rig.daemon.policies.load = lambda: replace(policy, chosen="again")
+    policies = rig.daemon.policies
+    for look, told in ((policies.rematch, 0), (policies.reload, 1), (policies.rematch, 1)):
         look()
-        reloader.join(10)
+        policies.join(10)
         rig.daemon.state.memory = replace(rig.daemon.state.memory, goal_bytes=12345)
         rig.daemon._take_loaded_policy()
         assert rig.daemon.policy.chosen == "again"
-        assert (rig.daemon.state.memory.goal_bytes == 12345) is (look == reloader.rematch)
+        assert (rig.daemon.state.memory.goal_bytes == 12345) is (look == policies.rematch)
         assert len([each for each in caplog.messages if " loaded" in each]) == told
-    rig.close()
 
 
-def test_status_says_that_a_reload_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = Rig(tmp_path, monkeypatch)
+def test_status_says_that_a_reload_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, goes_on = rig.daemon.policy, threading.Event()
 
     def load() -> Policy:
@@ -490,31 +490,25 @@ def test_status_says_that_a_reload_hangs(
         patch.setattr(time, "monotonic", lambda: later)
         assert told()
     goes_on.set()
-    rig.daemon.policies.reloader.join(10)
+    rig.daemon.policies.join(10)
     assert not told()
-    rig.end()
 
 
 def test_a_running_daemon_changes_over_and_status_says_why(
-    tmp_path: Path, tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, tree: FakeSysfs, tmp_path: Path
 ) -> None:
-    rig = Rig(tmp_path, monkeypatch)
     rig.daemon._options = replace(rig.daemon._options, mode=None)
     files = KernelFiles(tree.root)
-    rig.daemon.policies.load = lambda: choose(read_facts(files), root=tmp_path).policy
     tree.process(7, "ceph-osd", "0::/system.slice/ceph-osd@3.service")
     rig.tick(2)
     rig.pin(64 << 20)
     rig.tick(3)
     assert rig.host.limits.dirty_bytes == 64 << 20
-    rig.daemon.reload()
-    rig.daemon.policies.reloader.join(10)
-    rig.tick(2)
+    reload(rig, lambda: choose(read_facts(files), root=tmp_path).policy, ticks=2)
     status = rig.status()
     assert (status["policy"], status["mode"]) == ("ceph-osd", Mode.OBSERVE.value)
     assert status["policy_reason"].startswith("best match, 118 points: ceph-osd@3.service runs")
     assert rig.host.limits.dirty_bytes == 0  # it watches only: back to what was found
-    rig.end()
 
 
 @pytest.mark.parametrize(
@@ -528,32 +522,22 @@ def test_a_running_daemon_changes_over_and_status_says_why(
     ],
 )
 def test_a_reload_tells_what_it_cannot_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    text: str, what: str,
-) -> None:  # fmt: skip
-    rig = Rig(tmp_path, monkeypatch)
+    rig: Rig, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, what: str
+) -> None:
     rig.tick(2)
     (tmp_path / "p.conf").write_text(text)
-    rig.daemon.policies.load = lambda: load_policy(str(tmp_path / "p.conf"))
     caplog.set_level(logging.INFO)
-    rig.daemon.reload()
-    rig.daemon.policies.reloader.join(10)
-    rig.tick(1)
+    reload(rig, lambda: load_policy(str(tmp_path / "p.conf")))
     told = [each for each in caplog.messages if "next start" in each]
     assert told == ([f"a change of {what} takes effect at the next start"] if what else [])
-    rig.end()
 
 
-def test_a_daemon_leaves_alone_what_is_excluded_by_driver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_leaves_alone_what_is_excluded_by_driver(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "p.conf"
     path.write_text("[devices]\nexclude = driver:usb-storage\n")
-    rig = Rig(tmp_path, monkeypatch)
     rig.daemon.policies.timetable = Timetable(load_policy(str(path)))
     assert rig.daemon._excluded(samples.RAID) is None
     assert "excluded by 'driver:usb-storage'" in str(rig.daemon._excluded(samples.STICK))
-    rig.close()
 
 
 def test_status_shows_why_on_one_line_and_only_where_it_is_known() -> None:
@@ -574,11 +558,20 @@ def test_a_policy_says_nothing_of_how_it_was_chosen_when_compared() -> None:
     assert replace(plain, chosen="because") == plain
 
 
-def test_a_disk_that_is_not_there_is_wrong_use_and_a_pattern_may_match_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def started(rig: Rig, *devices: str) -> Rig:
+    """Anew, with these given as --device."""
+    rig.end()
+    rig._options = replace(rig._options, devices=devices)
+    rig.daemon = rig.start()
+    return rig
+
+
+def unmatched(rig: Rig) -> List[str]:
+    return [each for each in rig.status()["warnings"] if "--device" in each]
+
+
+def test_a_disk_that_is_not_there_is_wrong_use_and_a_pattern_may_match_later(rig: Rig) -> None:
     """It ran, and managed nothing."""
-    rig = Rig(tmp_path, monkeypatch)
     rig.host.tree.disk("sdb", "8:16", VIRTIO)  # not mounted yet
     check = rig.daemon._monitor.check_named
     for there in ("sda", "/dev/sda", "8:0", "sdb", "8:16", "sdc*", "sd[cd]", "driver:virtio_blk"):
@@ -589,42 +582,27 @@ def test_a_disk_that_is_not_there_is_wrong_use_and_a_pattern_may_match_later(
             check(("sda", absent))
         assert len(told.value.messages) == 1
     assert "mapper" not in str(told.value)
-    rig.close()
-    rig._options = replace(rig._options, devices=("nosuch",))
     with pytest.raises(PolicyError, match="--device nosuch"):
-        rig.start()
+        started(rig, "nosuch")
+    rig._options = replace(rig._options, devices=())
+    rig.daemon = rig.start()
 
 
-def test_a_link_below_dev_names_the_disk_that_it_leads_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_below_dev_names_the_disk_that_it_leads_to(rig: Rig) -> None:
     """It advised 'mapper/vg-root*', which matches nothing."""
-    rig = Rig(tmp_path, monkeypatch)
-    rig.end()
     rig.host.tree.link("/dev/mapper/vg-root", "../sda")
-    rig._options = replace(rig._options, devices=("/dev/mapper/vg-root",))
-    rig.daemon = rig.start()
-    rig.tick(2)
-    status = rig.status()
-    assert [(each["name"], each["state"]) for each in status["devices"]] == [("sda", "idle")]
-    assert not [each for each in status["warnings"] if "--device" in each]
-    rig.close()
+    started(rig, "/dev/mapper/vg-root").tick(2)
+    devices = rig.status()["devices"]
+    assert [(each["name"], each["state"]) for each in devices] == [("sda", "idle")]
+    assert unmatched(rig) == []
 
 
-def test_a_device_that_nothing_matches_is_a_warning_until_something_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_nothing_matches_is_a_warning_until_something_does(rig: Rig) -> None:
     """It ran, managed nothing and did not say so."""
-    rig = Rig(tmp_path, monkeypatch)
-    rig.end()
-    rig._options = replace(rig._options, devices=("sda", "/dev/sdb*"))
-    rig.daemon = rig.start()
-    rig.tick(2)
-    (warning,) = [each for each in rig.status()["warnings"] if "--device" in each]
-    assert warning == "no device with a filesystem matches --device /dev/sdb*"
+    started(rig, "sda", "/dev/sdb*").tick(2)
+    assert unmatched(rig) == ["no device with a filesystem matches --device /dev/sdb*"]
     rig.host.tree.disk("sdb", "8:16", VIRTIO)
     rig.host.tree.mount("8:16", "ext4", "/dev/sdb", "/db")
     rig.daemon._monitor.topology.scan()
     rig.tick()
-    assert not [each for each in rig.status()["warnings"] if "--device" in each]
-    rig.close()
+    assert unmatched(rig) == []

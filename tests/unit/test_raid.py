@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -31,9 +31,8 @@ from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.device_answers import devices_json
 from writebackd.report.status_answer import status_json
 from writebackd.storage import raid_tools, report_file, ssacli, storcli
-from writebackd.storage.__main__ import main
 from writebackd.storage.backing_watch import HANGS_S, LOOK_S, BackingWatch, look
-from writebackd.storage.collector import collect, with_kernel
+from writebackd.storage.collector import collect, main, with_kernel
 from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.report_file import STALE_S, CollectorReport, Tool
@@ -83,11 +82,12 @@ def tree(tmp_path: Path) -> FakeSysfs:
 
 
 @pytest.fixture
-def bin_dir(tmp_path: Path) -> Path:
+def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Tools are looked for here, and what is above its parent is trusted: /tmp is sticky."""
     path = tmp_path / "bin"
     path.mkdir()
     path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path))
     return path
 
 
@@ -194,14 +194,10 @@ def test_a_hung_tool_is_killed_with_what_it_started(tree: FakeSysfs, bin_dir: Pa
     assert time.monotonic() - begun < 5.0
     assert found["ssacli"].error == "not done within 0.7 s"
     assert found["arcconf"].error is None
-    deadline = time.monotonic() + 2.0
-    for pid in map(int, pids.read_text().split()):
-        while _lives(pid):
-            assert time.monotonic() < deadline, pid
-            time.sleep(0.01)
+    soon(lambda: not any(map(_lives, pids.read_text().split())))
 
 
-def _lives(pid: int) -> bool:
+def _lives(pid: str) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -225,17 +221,15 @@ def test_a_tool_that_hangs_later_keeps_what_it_said(tree: FakeSysfs, bin_dir: Pa
 @pytest.mark.parametrize(
     "text, error",
     [
-        ("sys.exit(7)", "said nothing, exit code 7"),
-        ("os.kill(os.getpid(), 11)", "said nothing, exit code -11"),
+        ("sys.exit(7)", "printed nothing, exit code 7"),
+        ("os.kill(os.getpid(), 11)", "printed nothing, exit code -11"),
         ("print('segmentation fault')", "no controller in it"),
         ("sys.stdout.buffer.write(bytes(range(256)) * 40)", "no text, at byte 128"),
         ("while True: os.write(1, b'x' * 65536)", "more than 8 MB"),
         ("import sys\nfor _ in range(1600): os.write(1, b'x' * 65536)", "more than 8 MB"),
     ],
 )  # fmt: skip
-def test_a_tool_that_makes_no_sense(
-    text: str, error: str, tree: FakeSysfs, bin_dir: Path
-) -> None:
+def test_a_tool_that_makes_no_sense(text: str, error: str, tree: FakeSysfs, bin_dir: Path) -> None:
     program(bin_dir, "ssacli", text)
     assert collected(tree, bin_dir)["ssacli"].error == error
 
@@ -331,7 +325,7 @@ def test_device_mapper_is_asked_where_it_has_devices(tree: FakeSysfs, bin_dir: P
 MAIN = """
 import sys
 from pathlib import Path
-from writebackd.storage.__main__ import main
+from writebackd.storage.collector import main
 sys.exit(main(sys.argv[2:], Path(sys.argv[1])))
 """
 
@@ -348,7 +342,6 @@ def test_what_was_said_is_kept_while_others_are_asked(
         f"print({cases.arcconf()!r})",
     )  # fmt: skip
     monkeypatch.setattr("writebackd.storage.raid_tools._HOMES", ())
-    monkeypatch.setenv("PATH", str(bin_dir))
     run = ["--output", str(output)]
 
     def seen() -> CollectorReport:
@@ -384,7 +377,7 @@ def test_the_program_leaves_its_file(tmp_path: Path, bin_dir: Path) -> None:
     assert found.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert [each.name for each in found.tools if each.controllers] == ["ssacli"]
     assert [path.name for path in tmp_path.iterdir() if path.name != "bin"] == ["raid.json"]
-    nowhere = [sys.executable, "-m", "writebackd.storage", "--output", "/proc/raid.json"]
+    nowhere = [sys.executable, "-m", "writebackd.storage.collector", "--output", "/proc/raid.json"]
     done = subprocess.run(
         nowhere, env={**os.environ, "PATH": ""}, stderr=subprocess.PIPE, text=True, timeout=60
     )
@@ -478,13 +471,21 @@ def devices(tree: FakeSysfs) -> Tuple[Device, ...]:
     return scan(tree.files)
 
 
-def megaraid(tree: FakeSysfs) -> None:
+def seen(
+    tree: FakeSysfs, now_s: float = 5000.0, owner: int = ME
+) -> Tuple[Tuple[Backing, ...], Optional[str]]:
+    return look(tree.files, devices(tree), now_s, owner)
+
+
+@pytest.fixture
+def megaraid(tree: FakeSysfs) -> FakeSysfs:
     """VD 238 and 239 of the made-up controller, and a disk that it hands through."""
     tree.disk("sda", "8:0", MEGARAID.format(3, 110))
     tree.disk("sdb", "8:16", MEGARAID.format(3, 111))
     tree.disk("sdc", "8:32", MEGARAID.format(0, 111))
     tree.disk("vda", "254:0", VIRTIO)
     tree.scsi_host("host2", "megaraid_sas")
+    return tree
 
 
 def by_device(
@@ -496,9 +497,8 @@ def by_device(
     return table
 
 
-def test_volumes_are_told_by_controller_and_number(tree: FakeSysfs) -> None:
-    megaraid(tree)
-    found = by_device(tree, "storcli", EXAMPLE.tools[0].controllers)
+def test_volumes_are_told_by_controller_and_number(megaraid: FakeSysfs) -> None:
+    found = by_device(megaraid, "storcli", EXAMPLE.tools[0].controllers)
     assert sorted(found) == ["sda", "sdb"]
     (sda,), (sdb,) = found["sda"], found["sdb"]
     assert sda == Backing(
@@ -510,21 +510,19 @@ def test_volumes_are_told_by_controller_and_number(tree: FakeSysfs) -> None:
     assert sdb.works == (ArrayWork("patrol"), ArrayWork("check", 0.08))
 
 
-def test_another_controllers_volume_of_that_number_is_not_meant(tree: FakeSysfs) -> None:
-    megaraid(tree)
+def test_another_controllers_volume_of_that_number_is_not_meant(megaraid: FakeSysfs) -> None:
     elsewhere = replace(EXAMPLE.tools[0].controllers[0], pci="0000:3c:00.0")
-    assert by_device(tree, "storcli", (elsewhere,)) == {}
+    assert by_device(megaraid, "storcli", (elsewhere,)) == {}
 
 
-def test_without_an_address_the_only_one_of_its_driver_is_meant(tree: FakeSysfs) -> None:
-    megaraid(tree)
+def test_without_an_address_the_only_one_of_its_driver_is_meant(megaraid: FakeSysfs) -> None:
     nowhere = Controller(protection=Protection.FAILED)
-    found = by_device(tree, "megacli", (nowhere,))
+    found = by_device(megaraid, "megacli", (nowhere,))
     assert sorted(found) == ["sda", "sdb"]  # not sdc, which has no cache, nor vda
     assert found["sda"][0].protection is Protection.FAILED and found["sda"][0].mode is None
-    assert by_device(tree, "megacli", (nowhere, nowhere)) == {}
-    tree.disk("sdd", "8:48", MEGARAID.replace("3b", "3c").format(2, 0))
-    assert by_device(tree, "megacli", (nowhere,)) == {}
+    assert by_device(megaraid, "megacli", (nowhere, nowhere)) == {}
+    megaraid.disk("sdd", "8:48", MEGARAID.replace("3b", "3c").format(2, 0))
+    assert by_device(megaraid, "megacli", (nowhere,)) == {}
 
 
 def test_a_disks_name_reaches_what_is_stacked_upon_it(tree: FakeSysfs) -> None:
@@ -540,12 +538,11 @@ def test_a_disks_name_reaches_what_is_stacked_upon_it(tree: FakeSysfs) -> None:
     assert list(by_device(tree, "ssacli", disk)) == ["dm-0"]
 
 
-def test_a_volume_is_found_below_other_disks(tree: FakeSysfs) -> None:
-    megaraid(tree)
-    tree.disk("dm-0", "253:0", slaves=["sda", "vda"])
-    tree.mount("253:0", "xfs", "/dev/dm-0", "/srv")
-    assert devices(tree)[0].driver == "mixed"
-    found = by_device(tree, "storcli", EXAMPLE.tools[0].controllers)
+def test_a_volume_is_found_below_other_disks(megaraid: FakeSysfs) -> None:
+    megaraid.disk("dm-0", "253:0", slaves=["sda", "vda"])
+    megaraid.mount("253:0", "xfs", "/dev/dm-0", "/srv")
+    assert devices(megaraid)[0].driver == "mixed"
+    found = by_device(megaraid, "storcli", EXAMPLE.tools[0].controllers)
     assert sorted(found) == ["dm-0", "sdb"]
     assert found["dm-0"][0].mode is CacheMode.WRITE_BACK
 
@@ -563,7 +560,7 @@ def test_an_array_at_work_slows_all_on_its_disks(tree: FakeSysfs) -> None:
     tree.mount("9:7", "ext4", "/dev/md7", "/")
     tree.mount("8:2", "ext4", "/dev/sda2", "/boot")
     tree.text("/proc/mdstat", cases.MDSTAT)
-    found, error = look(tree.files, devices(tree), 5000.0, ME)
+    found, error = seen(tree)
     assert error is None
     works = (ArrayWork("rebuild", 0.125, 50.0 * MB),)
     assert {each.device: (each.source, each.works) for each in found} == {
@@ -588,19 +585,16 @@ def leave(tree: FakeSysfs, found: CollectorReport) -> None:
     ],
 )  # fmt: skip
 def test_what_is_old_is_not_known(
-    age_s: float, boot_id: str, known: bool, tree: FakeSysfs
+    age_s: float, boot_id: str, known: bool, megaraid: FakeSysfs
 ) -> None:
-    megaraid(tree)
-    leave(tree, told(*EXAMPLE.tools, age_s=age_s, boot_id=boot_id))
-    found, error = look(tree.files, devices(tree), 5000.0, ME)
+    leave(megaraid, told(*EXAMPLE.tools, age_s=age_s, boot_id=boot_id))
+    found, error = seen(megaraid)
     assert (bool(found), error is None) == (known, known)
 
 
 def test_old_for_a_suspend_alone_is_no_trouble_with_the_timer(
-    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
+    megaraid: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
 ) -> None:
-    monkeypatch.setenv("PATH", str(bin_dir))
-    megaraid(tree)
     # Of a machine that has been up for long enough to have a file of eight hours ago.
     clock_gettime = time.clock_gettime
     monkeypatch.setattr(time, "clock_gettime", lambda clock: clock_gettime(clock) + 10 * 3600.0)
@@ -612,12 +606,12 @@ def test_old_for_a_suspend_alone_is_no_trouble_with_the_timer(
         ("another", 300.0, False), (BOOT, None, False),
     ):  # fmt: skip
         then_s = None if before_s is None else awake_s - before_s
-        leave(tree, replace(old, boot_id=boot_id, awake_s=then_s))
+        leave(megaraid, replace(old, boot_id=boot_id, awake_s=then_s))
         # Not known in any case: a battery may have run down meanwhile.
-        assert look(tree.files, devices(tree), now_s, ME)[0] == ()
-        error = look(tree.files, devices(tree), now_s, ME)[1]
+        assert seen(megaraid, now_s)[0] == ()
+        error = seen(megaraid, now_s)[1]
         assert (error is None) is slept, (boot_id, before_s, error)
-        ((level, text),) = [each for each in findings(tree) if FILE in each[1]]
+        ((level, text),) = [each for each in findings(megaraid) if FILE in each[1]]
         assert (level, "before a suspend" in text) == (("note", True) if slept
                                                        else ("warning", False))  # fmt: skip
 
@@ -634,7 +628,7 @@ def test_a_name_counts_while_it_is_the_same_disks(tree: FakeSysfs, bin_dir: Path
     assert known == [7]
 
     def behind() -> "List[str]":
-        return [each.device for each in look(tree.files, devices(tree), 5000.0, ME)[0]]
+        return [each.device for each in seen(tree)[0]]
 
     assert behind() == ["sdc"]
     tree.text("/sys/block/sdc/diskseq", "8")  # pulled out, and another one plugged in
@@ -649,52 +643,50 @@ def test_a_name_counts_while_it_is_the_same_disks(tree: FakeSysfs, bin_dir: Path
     assert behind() == ["sdc"]
 
 
-def test_a_file_that_cannot_be_used_is_told(tree: FakeSysfs) -> None:
-    megaraid(tree)
-    assert look(tree.files, devices(tree), 5000.0, ME) == ((), None)
-    leave(tree, EXAMPLE)
-    found, error = look(tree.files, devices(tree), 5000.0, ME + 1)
+def test_a_file_that_cannot_be_used_is_told(megaraid: FakeSysfs) -> None:
+    assert seen(megaraid) == ((), None)
+    leave(megaraid, EXAMPLE)
+    found, error = seen(megaraid, owner=ME + 1)
     assert found == () and error is not None and FILE in error
 
 
-def seen_soon(watch: BackingWatch, found: Tuple[Device, ...], now_s: float) -> Tuple[Backing, ...]:
-    deadline = time.monotonic() + 5.0
-    while not watch.seen(found, now_s) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return watch.seen(found, now_s)
-
-
-def test_it_is_looked_for_once_a_minute(tree: FakeSysfs) -> None:
-    megaraid(tree)
+def watching(tree: FakeSysfs) -> Callable[[float], Tuple[Backing, ...]]:
+    """What a watch sees, so many seconds after it first saw the file."""
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     leave(tree, told(*EXAMPLE.tools, now_s=now_s))
     watch, found = BackingWatch(tree.files, ME), devices(tree)
-    assert [each.device for each in seen_soon(watch, found, now_s)] == ["sda", "sdb"]
-    tree.files.path(FILE).unlink()
-    assert watch.seen(found, now_s + LOOK_S - 1)
+    soon(lambda: watch.seen(found, now_s))
+    return lambda later_s: watch.seen(found, now_s + later_s)
+
+
+def soon(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 5.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_it_is_looked_for_once_a_minute(megaraid: FakeSysfs) -> None:
+    seen = watching(megaraid)
+    assert [each.device for each in seen(0.0)] == ["sda", "sdb"]
+    megaraid.files.path(FILE).unlink()
+    assert seen(LOOK_S - 1)
     time.sleep(0.1)
-    assert watch.seen(found, now_s + LOOK_S - 1)  # nobody has looked
-    deadline = time.monotonic() + 5.0
-    while watch.seen(found, now_s + LOOK_S + 1) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert watch.seen(found, now_s + LOOK_S + 1) == ()
+    assert seen(LOOK_S - 1)  # nobody has looked
+    soon(lambda: seen(LOOK_S + 1) == ())
 
 
-def test_nobody_waits_for_a_look_that_hangs(tree: FakeSysfs) -> None:
+def test_nobody_waits_for_a_look_that_hangs(megaraid: FakeSysfs) -> None:
     """/proc/mdstat takes a lock that is held while the bitmap is written."""
-    megaraid(tree)
-    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    leave(tree, told(*EXAMPLE.tools, now_s=now_s))
-    watch, found = BackingWatch(tree.files, ME), devices(tree)
-    assert seen_soon(watch, found, now_s)
-    os.mkfifo(tree.files.path("/proc/mdstat"))
+    seen = watching(megaraid)
+    os.mkfifo(megaraid.files.path("/proc/mdstat"))
     begun, before = time.monotonic(), threading.active_count()
     for minute in range(1, 5):
-        assert watch.seen(found, now_s + minute * (LOOK_S + 1))
-    assert watch.seen(found, now_s + HANGS_S + 60) == ()
+        assert seen(minute * (LOOK_S + 1))
+    assert seen(HANGS_S + 60) == ()
     assert time.monotonic() - begun < 1.0
     assert threading.active_count() <= before
-    with open(tree.files.path("/proc/mdstat"), "w"):
+    with open(megaraid.files.path("/proc/mdstat"), "w"):
         pass  # lets it go on
 
 
@@ -839,16 +831,12 @@ def findings(tree: FakeSysfs) -> List[Tuple[str, str]]:
 
 
 def test_doctor_without_tools_and_without_a_file_says_nothing(
-    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
+    tree: FakeSysfs, bin_dir: Path
 ) -> None:
-    monkeypatch.setenv("PATH", str(bin_dir))
     assert findings(tree) == []
 
 
-def test_doctor_tells_tools_and_who_asks_them(
-    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(bin_dir))
+def test_doctor_tells_tools_and_who_asks_them(tree: FakeSysfs, bin_dir: Path) -> None:
     program(bin_dir, "ssacli", "")
     assert findings(tree) == [
         ("good", f"ssacli found ({bin_dir / 'ssacli'})"),
@@ -862,10 +850,7 @@ def test_doctor_tells_tools_and_who_asks_them(
     assert not any("timer" in text for _, text in findings(tree))
 
 
-def test_doctor_warns_of_what_the_file_says(
-    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch, bin_dir: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(bin_dir))
+def test_doctor_warns_of_what_the_file_says(tree: FakeSysfs, bin_dir: Path) -> None:
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     bare = storcli.parse([cases.storcli_all("RAWBD", battery="Failed")])
     leave(tree, told(Tool("storcli", "/x", None, bare), EXAMPLE.tools[1], now_s=now_s))
@@ -888,16 +873,13 @@ def test_doctor_warns_of_what_the_file_says(
     ("RWBD", 0, False), ("RWTD", 1715, False), ("RWBD", 1715, True),
 ])  # fmt: skip
 def test_a_controller_that_needs_no_battery_is_no_warning(
-    policy: str, cache_mb: int, warned: bool, tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch,
-    bin_dir: Path,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("PATH", str(bin_dir))
-    megaraid(tree)
+    policy: str, cache_mb: int, warned: bool, megaraid: FakeSysfs, bin_dir: Path
+) -> None:
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     said = storcli.parse([cases.storcli_all(policy, battery=None, cache_mb=cache_mb)])
-    leave(tree, told(Tool("storcli", "/x", None, said), now_s=now_s))
-    assert any(level == "warning" for level, _ in findings(tree)) is warned
-    (backing,) = by_device(tree, "storcli", said)["sda"]
+    leave(megaraid, told(Tool("storcli", "/x", None, said), now_s=now_s))
+    assert any(level == "warning" for level, _ in findings(megaraid)) is warned
+    (backing,) = by_device(megaraid, "storcli", said)["sda"]
     answer = shown(backing)
     assert any("battery" in line for line in answer["warnings"]) is warned
     assert answer["devices"][0]["write_cache"]["protected"] is (False if warned else None)

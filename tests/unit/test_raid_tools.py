@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +26,101 @@ def learn_s() -> float:
     return time.mktime(time.strptime(LEARN, "%Y-%m-%d %H:%M:%S"))
 
 
+# ---- all of them -------------------------------------------------------------
+
+Parse = Callable[[Sequence[str]], Tuple[Controller, ...]]
+BATTERY = "On when protected by battery/ZMM"
+
+
+def method(name: str) -> str:
+    return cases.ssacli(more=f"         LD Acceleration Method: {name}")
+
+
+# What is said of the first volume, and its mode.
+MODES: Dict[Parse, List[Tuple[str, Optional[CacheMode]]]] = {
+    storcli.parse: [
+        (cases.storcli_all(policy=policy), mode)  # type: ignore[arg-type]
+        for policy, mode in (
+            ("RWBD", BACK), ("NRWBC", BACK), ("RAWBD", ALWAYS), ("NRAWBD", ALWAYS),
+            ("RFWBD", ALWAYS), ("RWTD", THROUGH), ("NRWTC", THROUGH), ("R", None), ("", None),
+            ("RWBDX", None), (7, None),
+        )
+    ],
+    ssacli.parse: [
+        (cases.ssacli(bare="Enabled"), ALWAYS), (cases.ssacli(caching="Disabled"), THROUGH),
+        (cases.ssacli("Temporarily Disabled"), THROUGH), (method("Smart Path"), THROUGH),
+        (cases.ssacli("Permanently Disabled"), THROUGH), (method("Controller Cache"), BACK),
+        (cases.ssacli("Not Configured"), None), (cases.ssacli(""), None),
+        (cases.ssacli(caching=""), None),
+    ],
+    arcconf.parse: [
+        (cases.arcconf("Enabled", "On"), ALWAYS), (cases.arcconf(BATTERY, "On"), BACK),
+        (cases.arcconf("Enabled", "Off"), THROUGH), (cases.arcconf(BATTERY, "Off"), THROUGH),
+        (cases.arcconf(BATTERY, ""), None), (cases.arcconf("Disabled", ""), THROUGH),
+        (cases.arcconf("Enabled", "?"), None),
+    ],
+}
+OK, CHARGING, LEARNING = Protection.OK, Protection.CHARGING, Protection.LEARNING
+FAILED, ABSENT = Protection.FAILED, Protection.ABSENT
+BATTERIES: Dict[Parse, List[Tuple[str, Optional[Protection]]]] = {
+    storcli.parse: [
+        (cases.storcli_all(bits=bits, battery=battery), protection)
+        for bits, battery, protection in (
+            (0, "Optimal", OK), (4096, "Optimal", OK), (8, "Optimal", CHARGING),
+            (64, "Optimal", LEARNING), (1024, "Optimal", FAILED), (256, "Optimal", FAILED),
+            (512 | 8, "Optimal", FAILED), (1, "Optimal", ABSENT), (0, "Failed", FAILED),
+            (0, "Degraded (Needs Attention)", FAILED), (0, "Learning", LEARNING),
+            (0, "Charging", CHARGING), ("NA", "Optimal", OK), (255, "Optimal", OK),
+            ("NA", "", None), ("NA", "who knows", None), (0, "", OK), ("NA", None, ABSENT),
+            (0, None, ABSENT),
+        )
+    ] + [(cases.storcli_all("RWTD", battery="Failed"), FAILED)],  # bad, though none is needed
+    ssacli.parse: [
+        (cases.ssacli(battery=said), protection)
+        for said, protection in (
+            ("OK", OK), ("Recharging", CHARGING), ("Failed (Replace Batteries/Capacitors)", FAILED),
+            ("Not Present", ABSENT), ("", None), ("?", None),
+        )
+    ],
+    arcconf.parse: [
+        (cases.arcconf(backup=backup), protection)
+        for backup, protection in (
+            ("Ready", OK), ("Not Ready", FAILED), ("Fatal", FAILED), ("Not Present", ABSENT),
+            ("Charging", CHARGING), ("?", None),
+        )
+    ],
+    megacli.parse: [
+        (cases.megacli_battery("Failed"), FAILED), (cases.megacli_battery("Learning"), LEARNING),
+        (cases.megacli_battery("Charging"), CHARGING), (cases.megacli_battery(""), OK),
+        (cases.megacli_battery("", Charging_Status="Charging"), CHARGING),
+        (cases.megacli_battery(Learn_Cycle_Active="Yes"), LEARNING),
+        (cases.megacli_battery(Battery_Replacement_required="Yes"), FAILED),
+        (cases.megacli_battery(Battery_Pack_Missing="Yes"), ABSENT),
+        ("Adapter 0: Get BBU Status Failed.\n", ABSENT), ("BBU status for Adapter: 0\n", None),
+    ],
+}
+
+
+def each_row(table: Dict[Parse, List[Tuple[str, Any]]]) -> List[Any]:
+    return [
+        pytest.param(parse, *row, id=f"{parse.__module__.rpartition('.')[2]}-{number}")
+        for parse, found in table.items()
+        for number, row in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize("parse, output, mode", each_row(MODES))
+def test_cache_modes(parse: Parse, output: str, mode: Optional[CacheMode]) -> None:
+    (found,) = parse([output])
+    assert found.volumes[0].mode is mode
+
+
+@pytest.mark.parametrize("parse, output, protection", each_row(BATTERIES))
+def test_batteries(parse: Parse, output: str, protection: Optional[Protection]) -> None:
+    (found,) = parse([output])
+    assert found.protection is protection
+
+
 # ---- storcli -----------------------------------------------------------------
 
 
@@ -36,39 +131,6 @@ def test_storcli_says_where_how_much_and_how_protected() -> None:
         protection=Protection.OK, learn_s=learn_s(),
         volumes=(Volume(238, mode=BACK), Volume(239, mode=THROUGH)),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "policy, mode",
-    [
-        ("RWBD", BACK), ("NRWBC", BACK), ("RAWBD", ALWAYS), ("NRAWBD", ALWAYS), ("RFWBD", ALWAYS),
-        ("RWTD", THROUGH), ("NRWTC", THROUGH), ("R", None), ("", None), ("RWBDX", None), (7, None),
-    ],
-)  # fmt: skip
-def test_storcli_cache_policies(policy: str, mode: Optional[CacheMode]) -> None:
-    (found,) = storcli.parse([cases.storcli_all(policy=policy)])
-    assert found.volumes[0].mode is mode
-
-
-@pytest.mark.parametrize(
-    "bits, battery, protection",
-    [
-        (0, "Optimal", Protection.OK), (4096, "Optimal", Protection.OK),
-        (8, "Optimal", Protection.CHARGING), (64, "Optimal", Protection.LEARNING),
-        (1024, "Optimal", Protection.FAILED), (256, "Optimal", Protection.FAILED),
-        (512 | 8, "Optimal", Protection.FAILED), (1, "Optimal", Protection.ABSENT),
-        (0, "Failed", Protection.FAILED), (0, "Degraded (Needs Attention)", Protection.FAILED),
-        (0, "Learning", Protection.LEARNING), (0, "Charging", Protection.CHARGING),
-        ("NA", "Optimal", Protection.OK), (255, "Optimal", Protection.OK),
-        ("NA", "", None), ("NA", "who knows", None), (0, "", Protection.OK),
-        ("NA", None, Protection.ABSENT), (0, None, Protection.ABSENT),
-    ],
-)  # fmt: skip
-def test_storcli_batteries(
-    bits: Any, battery: Optional[str], protection: Optional[Protection]
-) -> None:
-    (found,) = storcli.parse([cases.storcli_all(bits=bits, battery=battery)])
-    assert found.protection is protection
 
 
 @pytest.mark.parametrize("bits", [0, 1, "NA"])
@@ -91,11 +153,6 @@ def test_storcli_misses_no_battery_where_none_is_needed(
         assert found.protection is protection
 
 
-def test_storcli_a_battery_that_is_there_may_be_bad_without_need() -> None:
-    (found,) = storcli.parse([cases.storcli_all("RWTD", battery="Failed")])
-    assert found.protection is Protection.FAILED
-
-
 def test_storcli_work_is_of_the_volumes_on_those_drives() -> None:
     outputs = [cases.storcli_all(drive="Rbld"), cases.REBUILD, cases.CHECK, cases.PATROL]
     (found,) = storcli.parse(outputs)
@@ -108,6 +165,12 @@ def test_storcli_a_rebuild_without_progress_is_one_all_the_same() -> None:
     (found,) = storcli.parse([cases.storcli_all(drive="Rbld"), "not known", "", "{}"])
     assert found.volumes[0].works == (ArrayWork("rebuild"),)
     assert not found.volumes[1].works
+
+
+def test_storcli_finds_a_rebuilt_drive_that_is_in_no_enclosure() -> None:
+    everything = cases.storcli_all(drive="Rbld").replace('"64:', '" :')
+    (found,) = storcli.parse([everything, cases.REBUILD.replace("/e64", "")])
+    assert found.volumes[0].works == (ArrayWork("rebuild", 0.37),) and found.works == ()
 
 
 def test_storcli_without_a_controller_says_nothing() -> None:
@@ -124,34 +187,6 @@ def test_ssacli_counts_the_part_for_writes() -> None:
         capacity_bytes=int(3.5 * cases.GIB * 0.75), protection=Protection.OK,
         volumes=(Volume(disk="sdc", mode=BACK),),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changes, mode",
-    [
-        ({"bare": "Enabled"}, ALWAYS), ({"cache": "Temporarily Disabled"}, THROUGH),
-        ({"cache": "Permanently Disabled"}, THROUGH), ({"caching": "Disabled"}, THROUGH),
-        ({"more": "         LD Acceleration Method: Smart Path"}, THROUGH),
-        ({"more": "         LD Acceleration Method: Controller Cache"}, BACK),
-        ({"cache": "Not Configured"}, None), ({"cache": ""}, None), ({"caching": ""}, None),
-    ],
-)  # fmt: skip
-def test_ssacli_cache_modes(changes: Dict[str, str], mode: Optional[CacheMode]) -> None:
-    (found,) = ssacli.parse([cases.ssacli(**changes)])
-    assert found.volumes[0].mode is mode
-
-
-@pytest.mark.parametrize(
-    "said, protection",
-    [
-        ("OK", Protection.OK), ("Recharging", Protection.CHARGING),
-        ("Failed (Replace Batteries/Capacitors)", Protection.FAILED),
-        ("Not Present", Protection.ABSENT), ("", None), ("?", None),
-    ],
-)  # fmt: skip
-def test_ssacli_batteries(said: str, protection: Optional[Protection]) -> None:
-    (found,) = ssacli.parse([cases.ssacli(battery=said)])
-    assert found.protection is protection
 
 
 @pytest.mark.parametrize(
@@ -197,32 +232,6 @@ def test_arcconf_tells_what_it_does_not_what_it_was_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting, status, mode",
-    [
-        ("Enabled", "On", ALWAYS), ("On when protected by battery/ZMM", "On", BACK),
-        ("Enabled", "Off", THROUGH), ("On when protected by battery/ZMM", "Off", THROUGH),
-        ("On when protected by battery/ZMM", "", None), ("Disabled", "", THROUGH),
-        ("Enabled", "?", None),
-    ],
-)  # fmt: skip
-def test_arcconf_cache_modes(setting: str, status: str, mode: Optional[CacheMode]) -> None:
-    (found,) = arcconf.parse([cases.arcconf(setting, status)])
-    assert found.volumes[0].mode is mode
-
-
-@pytest.mark.parametrize(
-    "backup, protection",
-    [
-        ("Ready", Protection.OK), ("Not Ready", Protection.FAILED), ("Fatal", Protection.FAILED),
-        ("Not Present", Protection.ABSENT), ("Charging", Protection.CHARGING), ("?", None),
-    ],
-)  # fmt: skip
-def test_arcconf_batteries(backup: str, protection: Optional[Protection]) -> None:
-    (found,) = arcconf.parse([cases.arcconf(backup=backup)])
-    assert found.protection is protection
-
-
-@pytest.mark.parametrize(
     "output, count", [("Controllers found: 3\n", 3), ("", 0), ("Controllers found: x", 0),
                       ("Controllers found: 100000", 64)],
 )  # fmt: skip
@@ -247,26 +256,6 @@ def test_megacli_puts_three_answers_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "output, protection",
-    [
-        (cases.megacli_battery("Failed"), Protection.FAILED),
-        (cases.megacli_battery("Learning"), Protection.LEARNING),
-        (cases.megacli_battery("Charging"), Protection.CHARGING),
-        (cases.megacli_battery("", Charging_Status="Charging"), Protection.CHARGING),
-        (cases.megacli_battery(Learn_Cycle_Active="Yes"), Protection.LEARNING),
-        (cases.megacli_battery(Battery_Replacement_required="Yes"), Protection.FAILED),
-        (cases.megacli_battery(Battery_Pack_Missing="Yes"), Protection.ABSENT),
-        (cases.megacli_battery(""), Protection.OK),
-        ("Adapter 0: Get BBU Status Failed.\n", Protection.ABSENT),
-        ("BBU status for Adapter: 0\n", None),
-    ],
-)  # fmt: skip
-def test_megacli_batteries(output: str, protection: Optional[Protection]) -> None:
-    (found,) = megacli.parse([output, "", ""])
-    assert found.protection is protection
-
-
-@pytest.mark.parametrize(
     "policy, default, protection",
     [
         (cases.THROUGH, cases.THROUGH, None), (cases.CAREFUL, cases.THROUGH, Protection.ABSENT),
@@ -285,8 +274,7 @@ def test_megacli_misses_no_battery_where_none_is_needed(
 def test_megacli_without_a_battery_may_still_keep_writes() -> None:
     policy = "WriteBack, ReadAhead, Direct, Write Cache OK if Bad BBU"
     (found,) = megacli.parse([cases.megacli_battery(), cases.megacli_volumes(policy)])
-    assert found.volumes[0].mode is ALWAYS
-    assert found.pci is None
+    assert found.volumes[0].mode is ALWAYS and found.pci is None
 
 
 # ---- the kernel --------------------------------------------------------------
@@ -355,7 +343,6 @@ def test_dm_cache() -> None:
 
 # ---- whatever else comes -----------------------------------------------------
 
-Parse = Callable[[Sequence[str]], Tuple[Controller, ...]]
 PARSERS: Dict[str, Tuple[Parse, Tuple[str, ...]]] = {
     "storcli": (
         storcli.parse,

@@ -401,7 +401,7 @@ def by_pin(host: Host) -> None:
 
 def by_reload(host: Host) -> None:
     policy = replace(host.rig.daemon.policy, on_exit="keep", name="new")
-    host.rig.daemon.policies.reloader._loaded.append(Timetable(policy))
+    host.rig.daemon.policies._loaded.append(Timetable(policy))
     host.tick(2)
 
 

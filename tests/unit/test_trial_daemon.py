@@ -180,8 +180,8 @@ def test_caps_outlive_reading_the_policy_again(
     host.tick()
     assert (given[-1].caps, given[-1].goal_bytes) == (caps, 12345)
     daemon.state.memory = replace(daemon.state.memory, caps=caps, goal_bytes=12345)
-    daemon.policies.reloader._asked = True
+    daemon.policies._asked = True
     again = Timetable(load(tmp_path, "[device sda]\nceiling = 48M\n"))
-    daemon.policies.reloader._loaded.append(again)
+    daemon.policies._loaded.append(again)
     host.tick()
     assert (given[-1].caps, given[-1].goal_bytes) == (caps, None)

@@ -10,7 +10,8 @@ from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.alerts.baseline import small_bytes, small_writes
 from writebackd.alerts.cause import THROTTLED_SHARE
 from writebackd.alerts.detector_memory import AlertMemory, Key
-from writebackd.policy.schema import Alerts, Policy
+from writebackd.policy.keys import Alerts
+from writebackd.policy.schema import Policy
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Decision, Mode
 from writebackd.types.estimate import Estimate

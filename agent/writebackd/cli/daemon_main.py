@@ -125,7 +125,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
             policy = replace(load_policy(args.policy, args.config_dir), chosen=NAMED)
         wrong = unsafe(policy.files)
         if wrong:
-            raise PolicyError(tuple(wrong))
+            raise PolicyError(*wrong)
         return policy
 
     try:
@@ -166,7 +166,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     try:
         daemon = Daemon(options, load, on_tick)
         if args.policy is None:
-            watchers.append(_Rematch(daemon.policies.reloader.rematch))
+            watchers.append(_Rematch(daemon.policies.rematch))
         # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)

@@ -171,7 +171,7 @@ def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
     """Errors in policy files: a daemon that nobody told a policy passes over those."""
     try:
         loaded = load_all(config_dir)
-        wrong = [line for each in loaded for line in each.errors]
+        wrong = [line for each in loaded for line in each.problems]
         wrong += [line for each in loaded for line in unsafe(each.policy.files)]
         wrong += misplaced(search_dirs(config_dir))
     except PolicyError as error:

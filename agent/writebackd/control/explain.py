@@ -10,7 +10,7 @@ from typing import Mapping, Optional, Tuple
 
 from writebackd import formats
 from writebackd.control import reasons
-from writebackd.policy.schema import Objective
+from writebackd.policy.keys import Objective
 from writebackd.tuning import DEMAND_WINDOW_S, FLOOD_RATE
 from writebackd.types.decision import Basis, DeviceDecision, DeviceState, Rule
 from writebackd.types.estimate import Estimate

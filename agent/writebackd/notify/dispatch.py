@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, Iterator, Sequence, Set, Tuple
 
 from writebackd.alerts.alert_types import Alert
-from writebackd.policy.schema import Routing
+from writebackd.policy.keys import Routing
 
 from .alert_events import AlertEvent, Tracker
 from .alert_text import RUNBOOK

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from .load import PolicyEntry, check, list_policies, load_files, load_policy, render
-from .schema import DevicePolicy, Policy, PolicyError
+from .load import check, list_policies, load_files, load_policy, render
+from .schema import Policy, PolicyError
 
 __all__ = [
-    "DevicePolicy",
     "Policy",
-    "PolicyEntry",
     "PolicyError",
     "check",
     "list_policies",

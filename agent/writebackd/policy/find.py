@@ -32,7 +32,7 @@ def search_dirs(config_dir: Optional[Path], root: Path = Path("/")) -> Tuple[Pat
     """Policy directories, weakest first; ``config_dir`` stands in for the system's three."""
     if config_dir is not None:
         if not config_dir.is_dir():
-            raise PolicyError((f"{config_dir}: no such directory: correct --config-dir",))
+            raise PolicyError(f"{config_dir}: no such directory: correct --config-dir")
         return (packaged_dir(), config_dir)
     system = ("usr/lib", "run", "etc")
     return (packaged_dir(), *(root / top / "writebackd" / "policies.d" for top in system))
@@ -69,8 +69,9 @@ def _list_dir(path: Path) -> List[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        message = f"{path}: cannot list it: {error.strerror}: make it a readable directory"
-        raise PolicyError((message,)) from None
+        raise PolicyError(
+            f"{path}: cannot list it: {error.strerror}: make it a readable directory"
+        ) from None
 
 
 def is_name(text: str) -> bool:
@@ -108,28 +109,26 @@ def in_order(drop_ins: Iterable[Path]) -> List[Path]:
     return sorted(drop_ins, key=lambda path: os.fsencode(path.name))
 
 
+def _strongest(dirs: Sequence[Path]) -> Dict[str, Path]:
+    """The .conf files of directories (weakest first) by name: the strongest directory's counts."""
+    return {name: directory / name for directory in dirs for name in _list_dir(directory)
+            if name.endswith(".conf")}  # fmt: skip
+
+
 def _drop_ins(dirs: Sequence[Path]) -> List[Path]:
     """Files of drop-in directories (weakest first) in the order they apply.
 
     As systemd does it: sorted by base name over all directories, the strongest directory's
     file stands for all of that name, and a link to /dev/null leaves the name out.
     """
-    found: Dict[str, Path] = {}
-    for directory in dirs:
-        for name in _list_dir(directory):
-            if name.endswith(".conf"):
-                found[name] = directory / name
-    return in_order(path for path in found.values() if not is_masked(path))
+    return in_order(path for path in _strongest(dirs).values() if not is_masked(path))
 
 
 def base_files(dirs: Sequence[Path]) -> Dict[str, Path]:
     """Policy name -> the strongest base file of that name."""
-    found: Dict[str, Path] = {}
-    for directory in dirs:
-        for name in _list_dir(directory):
-            if name.endswith(".conf") and name != f"{SITE_NAME}.conf":
-                found[name[: -len(".conf")]] = directory / name
-    return found
+    found = _strongest(dirs)
+    found.pop(f"{SITE_NAME}.conf", None)
+    return {name[: -len(".conf")]: path for name, path in found.items()}
 
 
 def misplaced(dirs: Sequence[Path]) -> List[str]:
@@ -169,31 +168,31 @@ def locate(
 ) -> Tuple[str, Path, List[Path], List[Path]]:
     """Name, base file, the site's drop-ins and its own of a policy given by name or by path."""
     if "\0" in wanted:  # no file has it in its name, and os.listdir() raises ValueError
-        raise PolicyError((f"'{units.shorten(wanted)}': a path has no NUL byte in it",))
+        raise PolicyError(f"'{units.shorten(wanted)}': a path has no NUL byte in it")
     if _is_path(wanted):
         path = Path(wanted)
         name = path.name[: -len(".conf")] if wanted.endswith(".conf") else path.name
         return name, path, [], _drop_ins([Path(f"{path}.d")])
     if not is_name(wanted):
-        message = "not a policy name: use letters, digits and -_.@, or a path"
-        raise PolicyError((f"'{units.shorten(wanted)}': {message}",))
+        raise PolicyError(
+            f"'{units.shorten(wanted)}': not a policy name: use letters, digits and -_.@, or a path"
+        )
     dirs = search_dirs(config_dir, root)
     known = base_files(dirs)
     if wanted == SITE_NAME:
-        message = f"'{SITE_NAME}' is no policy: {SITE_NAME}.conf.d has drop-ins of every policy"
-        raise PolicyError((message,))
+        raise PolicyError(
+            f"'{SITE_NAME}' is no policy: {SITE_NAME}.conf.d has drop-ins of every policy"
+        )
     if wanted not in known:
         listing = ", ".join(sorted(known)) or "none"
-        searched = ", ".join(str(directory) for directory in dirs)
+        searched = ", ".join(map(str, dirs))
         raise PolicyError(
-            (
-                f"no policy '{wanted}'{did_you_mean(wanted, known)}: known are {listing} "
-                f"(searched {searched})",
-            )
+            f"no policy '{wanted}'{did_you_mean(wanted, known)}: known are {listing} "
+            f"(searched {searched})"
         )
     if is_masked(known[wanted]):
         raise PolicyError(
-            (f"{known[wanted]}: policy '{wanted}' is masked: remove the link, or choose another",)
+            f"{known[wanted]}: policy '{wanted}' is masked: remove the link, or choose another"
         )
     site, own = (_drop_ins([each / f"{name}.conf.d" for each in dirs])
                  for name in (SITE_NAME, wanted))  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .find import (
     SITE_NAME,
@@ -18,7 +19,7 @@ from .find import (
     locate,
     search_dirs,
 )
-from .keys import KEYS, SECTIONS, WHEN
+from .keys import KEYS, SECTIONS, WHEN, Key
 from .merge import Merger
 from .schema import Policy, PolicyError
 
@@ -30,7 +31,25 @@ class Loaded:
     """A policy with all that is wrong with it; with errors, only what could be read of it."""
 
     policy: Policy
-    errors: Tuple[str, ...]
+    problems: Tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def path(self) -> str:
+        return self.policy.files[0]
+
+    @property
+    def summary(self) -> str:
+        return "" if self.problems else self.policy.summary
+
+    def valid(self) -> Policy:
+        """Raises PolicyError with all errors of all its files."""
+        if self.problems:
+            raise PolicyError(*self.problems)
+        return self.policy
 
 
 def load_policy(
@@ -43,33 +62,27 @@ def load_policy(
     A file is meant when the text contains '/' or ends in '.conf'. Raises PolicyError with all
     errors of all its files. Sizes are bytes, times seconds, shares 0..1.
     """
-    loaded = _load(*locate(name_or_path or DEFAULT_NAME, config_dir, root))
-    if loaded.errors:
-        raise PolicyError(loaded.errors)
-    return loaded.policy
+    return _load(*locate(name_or_path or DEFAULT_NAME, config_dir, root)).valid()
 
 
 def load_files(name: str, files: Sequence[Path]) -> Policy:
     """The merged policy of files as `Policy.files` has them. Raises PolicyError."""
     base, *others = files
     site = [path for path in others if path.parent.name == f"{SITE_NAME}.conf.d"]
-    loaded = _load(name, base, site, [path for path in others if path not in site])
-    if loaded.errors:
-        raise PolicyError(loaded.errors)
-    return loaded.policy
+    return _load(name, base, site, [path for path in others if path not in site]).valid()
 
 
 def _load(name: str, base: Path, site: Sequence[Path], own: Sequence[Path]) -> Loaded:
     merger = Merger(name)
     files = (base, *site, *own)
-    errors: Tuple[str, ...] = ()
+    problems: Tuple[str, ...] = ()
     try:
         for path in files:
             merger.add_file(path, site=path in site)
         merger.finish()
     except PolicyError as error:
-        errors = error.messages
-    return Loaded(merger.policy(files), errors)
+        problems = error.messages
+    return Loaded(merger.policy(files), problems)
 
 
 def check(
@@ -90,7 +103,7 @@ def check(
         if of is not None:
             return _check_drop_in(of, Path(name_or_path), Path(where), config_dir, root)
         name, base, site, own = locate(where, config_dir, root)
-        return list(_load(name, base if place is None else Path(name_or_path), site, own).errors)
+        return list(_load(name, base if place is None else Path(name_or_path), site, own).problems)
     except PolicyError as error:
         return list(error.messages)
 
@@ -107,11 +120,11 @@ def _check_drop_in(
         name, base, site, own = locate(wanted, config_dir, root)
         group = site if of == SITE_NAME else own
         group[:] = [each for each in group if each.name != place.name]
-        known = _load(name, base, site, own).errors
+        known = _load(name, base, site, own).problems
         group[:] = in_order([*group, place])
         at = group.index(place)
         group[at] = file
-        for line in _load(name, base, site, own).errors:
+        for line in _load(name, base, site, own).problems:
             if line not in known:
                 spoilt.setdefault(line, []).append(name)
     return [
@@ -132,63 +145,44 @@ def _merged_into(of: str, place: Path, config_dir: Optional[Path], root: Path) -
     return [of]
 
 
-@dataclass(frozen=True)
-class PolicyEntry:
-    """A row of ``policy list``; ``problems`` are its errors, or that it is masked."""
-
-    name: str
-    path: str
-    summary: str
-    problems: Tuple[str, ...]
-
-
 def list_policies(
     config_dir: Optional[Path] = None, root: Path = Path("/")
-) -> Tuple[PolicyEntry, ...]:
+) -> Tuple[Loaded, ...]:
     """Every policy that can be named, by name, broken and masked ones included."""
-    entries = []
+    found: List[Loaded] = []
     for name, path in sorted(base_files(search_dirs(config_dir, root)).items()):
         try:
-            summary = load_policy(name, config_dir, root).summary
-            entries.append(PolicyEntry(name, str(path), summary, ()))
-        except PolicyError as error:
-            entries.append(PolicyEntry(name, str(path), "", error.messages))
-    return tuple(entries)
+            found.append(_load(*locate(name, config_dir, root)))
+        except PolicyError as error:  # masked, no name for a policy, or no list of drop-ins
+            found.append(Loaded(Merger(name).policy((path,)), error.messages))
+    return tuple(found)
 
 
 def load_all(config_dir: Optional[Path] = None, root: Path = Path("/")) -> Tuple[Loaded, ...]:
     """Every policy that is not masked, by name, those with errors as well."""
-    found: List[Loaded] = []
-    for name, path in sorted(base_files(search_dirs(config_dir, root)).items()):
-        if is_masked(path):
-            continue
-        try:
-            found.append(_load(*locate(name, config_dir, root)))
-        except PolicyError as error:  # no name for a policy, or no list of drop-ins
-            found.append(Loaded(Merger(name).policy((path,)), error.messages))
-    return tuple(found)
+    every = list_policies(config_dir, root)
+    return tuple(each for each in every if not is_masked(Path(each.path)))
 
 
 def render(policy: Policy) -> str:
     """The policy in force as a policy file, each value under a comment that says its origin."""
     lines = [f"# Policy {policy.name} as it is in force, merged from:"]
     lines += [f"#   {path}" for path in policy.files]
+
+    def add(key: Key, value: Any, origin: str) -> None:
+        lines.extend([f"# {origin}", f"{key.name} = {key.kind.format(value)}".rstrip()])
+
     for section in SECTIONS:
         lines += ["", f"[{section}]"]
         for key in (key for key in KEYS if key.section == section):
-            value = key.kind.format(policy.value(key))
-            lines += [f"# {policy.origins[section, key.name]}", f"{key.name} = {value}".rstrip()]
-    glob = ""
-    for setting in policy.devices.settings:
-        if setting.glob != glob:
-            glob = setting.glob
-            lines += ["", f"[device {glob}]"]
-        value = setting.key.kind.format(setting.value)
-        lines += [f"# {setting.origin}", f"{setting.key.name} = {value}"]
+            add(key, policy.value(key), policy.origins[section, key.name])
+    for glob, settings in groupby(policy.devices.settings, lambda setting: setting.glob):
+        lines += ["", f"[device {glob}]"]
+        for each in settings:
+            add(each.key, each.value, each.origin)
     for window in policy.windows:
         lines += ["", f"[window {window.name}]"]
-        lines += [f"# {window.origin}", f"when = {WHEN.kind.format(window.when)}"]
+        add(WHEN, window.when, window.origin)
         for each in window.settings:
-            value = each.key.kind.format(each.value)
-            lines += [f"# {each.origin}", f"{each.key.name} = {value}"]
+            add(each.key, each.value, each.origin)
     return "\n".join(lines) + "\n"

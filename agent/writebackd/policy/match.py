@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from .facts import DiskFacts, HostFacts
 from .find import is_shipped, misplaced, search_dirs, unsafe
 from .keys import KEYS
 from .load import DEFAULT_NAME, load_all, load_policy
 from .rules import MemoryRule, Rule
-from .schema import Policy, PolicyError
+from .schema import Policy
 from .units import format_size
 
 _COMM = 15  # of a process' name, what the kernel keeps
@@ -25,7 +25,7 @@ _MOST_NAMED = 4  # disks and the like in a line of evidence
 NAMED = "named by --policy"  # why a policy is in force that was not chosen here
 # Levers that reach into other people's units, freeze queues or change what all flushers do. That
 # a host looks like a class is no leave for these: somebody has to want them.
-_WANTED = (("pace", False), ("queue", False), ("flush-interval", 0.0))
+_WANTED = ("pace", "queue", "flush-interval")
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,9 @@ def judge(policy: Policy, facts: HostFacts) -> Verdict:
     """Points and evidence of one policy on a host with these facts."""
     findings = []
     for key in KEYS:
-        rule = getattr(policy.match, key.attribute) if key.section == "match" else None
+        rule = policy.value(key) if key.section == "match" else None
         if isinstance(rule, (Rule, MemoryRule)):
-            if key.name == "services" and isinstance(rule, Rule):
-                holds, evidence = _services(rule.words, facts, _only_watches(policy))
-            else:
-                holds, evidence = _look(key.name, rule, facts)
+            holds, evidence = _look(key.name, rule, facts, policy)
             origin = policy.origins[key.section, key.name]
             findings.append(Finding(key.name, str(rule), rule.points, holds, evidence, origin))
     points = sum(finding.points for finding in findings if finding.holds)
@@ -110,44 +107,53 @@ def choose(
     may change is passed over in any case, since they might have written its rules; whether
     ``default`` is one of these is for the caller to ask.
     """
-    loaded = {each.policy.name: each for each in load_all(config_dir, root)}
-    found = {name: unsafe(each.policy.files) for name, each in loaded.items()}
-    distrusted = {name: why for name, why in found.items() if why and name != DEFAULT_NAME}
-    loaded = {name: each for name, each in loaded.items() if name not in distrusted}
-    policies = {name: each.policy for name, each in loaded.items()}
+    every = load_all(config_dir, root)
+    found = {each.name: unsafe(each.policy.files) for each in every if each.name != DEFAULT_NAME}
+    distrusted = {name: why for name, why in found.items() if why}
+    loaded = {each.name: each for each in every if each.name not in distrusted}
     for name in (DEFAULT_NAME, before):
-        if name in loaded and loaded[name].errors:
-            raise PolicyError(loaded[name].errors)
+        if name in loaded:
+            loaded[name].valid()
     verdicts = rank(
         _with_services(verdict) if verdict.name == before else verdict
-        for verdict in (judge(policy, facts) for policy in policies.values())
+        for verdict in (judge(each.policy, facts) for each in loaded.values())
     )
     best = verdicts[0] if verdicts and verdicts[0].fits else None
-    if best is not None and loaded[best.name].errors:
-        raise PolicyError(loaded[best.name].errors)
-    wrong = [name for name, each in loaded.items() if each.errors]
+    if best is not None:
+        loaded[best.name].valid()
+    wrong = [name for name, each in loaded.items() if each.problems]
     verdicts = tuple(each for each in verdicts if each.name not in wrong)
     skipped = (
         *misplaced(search_dirs(config_dir, root)),
-        *(line for name in wrong for line in loaded[name].errors),
+        *(line for name in wrong for line in loaded[name].problems),
         *dict.fromkeys(line for why in distrusted.values() for line in why),
     )
-    wrong = sorted([*wrong, *distrusted])
     if best is None:
         policy = load_policy(DEFAULT_NAME, config_dir, root)
+    else:
+        policy = loaded[best.name].policy
+    kept = best is not None and best != judge(policy, facts)
+    reason = f"{'kept from before: ' if kept else ''}{_reason(verdicts, best)}"
+    policy = without_unwanted_levers(policy, root)
+    # What is missing comes first: `status` has one line for it all.
+    wrong = sorted([*wrong, *distrusted])
+    parts = [f"skipped because of errors: {_few(wrong)}"] if wrong else []
+    parts += [policy.chosen] if policy.chosen else []
+    policy = replace(policy, chosen="; ".join([*parts, reason]))
+    return Choice(policy, verdicts, skipped)
+
+
+def _reason(verdicts: Sequence[Verdict], best: Optional[Verdict]) -> str:
+    if best is None:
         nearest = f"; nearest is {_score(verdicts[0])}" if verdicts and verdicts[0].points else ""
-        policy = without_unwanted_levers(policy, root)
-        reason = f"no policy fits this host{nearest}"
-        return Choice(_because(policy, reason, wrong), verdicts, skipped)
+        return f"no policy fits this host{nearest}"
     held = [f"{f.evidence} +{f.points}" for f in best.findings if f.holds]
-    kept = "" if best == judge(policies[best.name], facts) else "kept from before: "
-    reason = f"{kept}best match, {best.points} points: {'; '.join(held)}"
+    reason = f"best match, {best.points} points: {'; '.join(held)}"
     others = [each for each in verdicts[1:] if each.fits]
     if others:
         tied = "tied with" if others[0].points == best.points else "next is"
         reason += f" ({tied} {_score(others[0])})"
-    policy = without_unwanted_levers(policies[best.name], root)
-    return Choice(_because(policy, reason, wrong), verdicts, skipped)
+    return reason
 
 
 def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
@@ -159,9 +165,9 @@ def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
     off: Dict[str, Any] = {}
     origins = dict(policy.origins)
     held: List[str] = []
-    for name, rest in _WANTED:
+    for name in _WANTED:
         key = next(each for each in KEYS if (each.section, each.name) == ("levers", name))
-        where, value = ("levers", name), policy.value(key)
+        where, value, rest = ("levers", name), policy.value(key), key.parse(key.default)
         if value == rest or not is_shipped(origins[where], root):
             continue
         off[key.attribute] = rest
@@ -176,13 +182,6 @@ def without_unwanted_levers(policy: Policy, root: Path = Path("/")) -> Policy:
         chosen=f"without {', '.join(held)}, for which --policy {policy.name} or a drop-in is"
         " needed",
     )  # fmt: skip
-
-
-def _because(policy: Policy, reason: str, wrong: Sequence[str]) -> Policy:
-    """What is missing comes first: `status` has one line for it all."""
-    parts = [f"skipped because of errors: {_few(wrong)}"] if wrong else []
-    parts += [policy.chosen] if policy.chosen else []
-    return replace(policy, chosen="; ".join([*parts, reason]))
 
 
 def _with_services(verdict: Verdict) -> Verdict:
@@ -204,17 +203,22 @@ def _score(verdict: Verdict) -> str:
     return f"{verdict.name} with {verdict.points}{needed}"
 
 
-def _look(name: str, rule: Union[Rule, MemoryRule], facts: HostFacts) -> Tuple[Optional[bool], str]:
+def _look(
+    name: str, rule: Union[Rule, MemoryRule], facts: HostFacts, policy: Policy
+) -> Tuple[Optional[bool], str]:
     """Whether a rule holds, and by what that is seen."""
     if isinstance(rule, MemoryRule):
         return _memory(rule, facts.memory_bytes)
+    words = rule.words
+    if name == "services":
+        return _services(words, facts, _only_watches(policy))
     if name == "virtualisation":
-        return _virtualisation(rule.words, facts)
-    if name == "drivers":
-        return _drivers(rule.words, facts.disks)
+        return _virtualisation(words, facts)
+    if name == "rotational":
+        return _rotational(words == ("yes",), facts.fixed_disks)
     if name == "cache":
-        return _cache(rule.words, facts.fixed_disks)
-    return _rotational(rule.words == ("yes",), facts.fixed_disks)
+        return _any_disk("cache", [(disk.name, disk.cache) for disk in facts.fixed_disks], words)
+    return _any_disk("driver", [(disk.name, disk.driver) for disk in facts.disks], words)
 
 
 def _memory(rule: MemoryRule, memory: Optional[int]) -> Tuple[Optional[bool], str]:
@@ -264,33 +268,20 @@ def _virtualisation(words: Sequence[str], facts: HostFacts) -> Tuple[Optional[bo
     return facts.virtualisation in words, shown
 
 
-def _drivers(globs: Sequence[str], disks: Sequence[DiskFacts]) -> Tuple[Optional[bool], str]:
-    return _any_disk(
-        "driver", disks, lambda disk: disk.driver,
-        lambda driver: any(fnmatchcase(driver, glob) for glob in globs),
-    )  # fmt: skip
-
-
-def _cache(words: Sequence[str], disks: Sequence[DiskFacts]) -> Tuple[Optional[bool], str]:
-    return _any_disk("cache", disks, lambda disk: disk.cache, lambda cache: cache in words)
-
-
 def _any_disk(
-    what: str,
-    disks: Sequence[DiskFacts],
-    value: Callable[[DiskFacts], Optional[str]],
-    wanted: Callable[[str], bool],
+    what: str, known: Sequence[Tuple[str, Optional[str]]], globs: Sequence[str]
 ) -> Tuple[Optional[bool], str]:
-    if not disks:
+    """Whether a disk has one of these drivers, or caches; ``known`` are its name and its own."""
+    if not known:
         return None, "no disk is known"
-    known = [(disk.name, value(disk)) for disk in disks]
-    found = [f"{name}: {each}" for name, each in known if each is not None and wanted(each)]
+    found = [f"{name}: {own}" for name, own in known
+             if own is not None and any(fnmatchcase(own, glob) for glob in globs)]  # fmt: skip
     if found:
         return True, f"{what} of {_few(found)}"
-    blind = [name for name, each in known if each is None]
+    blind = [name for name, own in known if own is None]
     if blind:
         return None, f"{what} of {_few(blind)} is not known"
-    return False, f"{what} of {_few([f'{name}: {each}' for name, each in known])}"
+    return False, f"{what} of {_few([f'{name}: {own}' for name, own in known])}"
 
 
 def _rotational(wanted: bool, disks: Sequence[DiskFacts]) -> Tuple[Optional[bool], str]:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import copy
 import operator
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 from . import schema, units
-from .keys import DEVICE_KEYS, KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
+from .keys import DEVICE_KEYS, KEYS, SECTIONS, WHEN, WINDOW_KEYS, Setting
 from .parse import Assignment, Errors, parse_lines, read_file, unknown_key
-from .schema import DeviceSetting, Policy, PolicyError, Window, WindowSetting
+from .schema import Policy, PolicyError, Window
 from .window import common_minute, format_minute
 
 # Each is compared with every other, and with every device section.
@@ -25,13 +26,13 @@ class Merger:
     def __init__(self, name: str) -> None:
         self.name = name
         self.errors = Errors()
-        self.values: Dict[Tuple[str, str], Any] = {
-            (key.section, key.name): key.kind.parse(key.default) for key in KEYS
+        self.values: Dict[Tuple[str, str], Setting] = {
+            (key.section, key.name): Setting(key, key.kind.parse(key.default), "default")
+            for key in KEYS
         }
-        self.origins: Dict[Tuple[str, str], str] = dict.fromkeys(self.values, "default")
-        self.settings: List[DeviceSetting] = []
+        self.devices: List[Setting] = []
         self.sections: Set[str] = set()  # globs that have a [device GLOB] section
-        self.windows: Dict[str, Dict[Key, WindowSetting]] = {}  # by name, in the order read
+        self.windows: Dict[str, Dict[str, Setting]] = {}  # by name, in the order read
         self.headers: Dict[str, str] = {}  # section -> where it is first
         self.window = ""  # whose time this one is of; see _within()
         self.inside: List["Merger"] = []  # one for each window, once all is read
@@ -50,16 +51,15 @@ class Merger:
                 # The same rules everywhere, and every policy fits the same hosts.
                 self.errors.add(
                     line.origin,
-                    f"{line.key}: tells policies apart, and this file is one of all: move it into "
-                    "NAME.conf.d",
+                    f"{line.key}: belongs to one policy, and this file applies to all: move it "
+                    "into NAME.conf.d",
                 )
                 continue
             self._add(line)
 
     def _add(self, line: Assignment) -> None:
         kind, _, name = line.section.partition(" ")
-        glob = name if kind == "device" else ""
-        if glob:
+        if kind == "device":
             known = DEVICE_KEYS
         elif kind == "window":
             known = WINDOW_KEYS
@@ -85,27 +85,23 @@ class Merger:
                 f"name is '{units.shorten(value)}' but the file makes it "
                 f"policy '{self.name}': correct one of them",
             )
-        self.origins[line.section, line.key] = line.origin
-        if glob:
-            self._count_section(glob, line.origin)
-            self.settings = [old for old in self.settings if (old.glob, old.key) != (glob, key)]
-            self.settings.append(DeviceSetting(glob, key, value, line.origin))
+        setting = Setting(key, value, line.origin, glob=name if kind == "device" else "")
+        if kind == "device":
+            self.sections.add(name)
+            self._limit("device", len(self.sections), units.MOST_GLOBS, line.origin)
+            self.devices = [each for each in self.devices if (each.glob, each.key) != (name, key)]
+            self.devices.append(setting)
         elif kind == "window":
-            self.windows.setdefault(name, {})[key] = WindowSetting(key, value, line.origin)
-            if len(self.windows) > _MOST_WINDOWS:
-                self.errors.add(line.origin, f"more than {_MOST_WINDOWS} [window NAME] sections")
-                self.errors.raise_any()
+            self.windows.setdefault(name, {})[key.name] = setting
+            self._limit("window", len(self.windows), _MOST_WINDOWS, line.origin)
         else:
-            self.values[key.section, key.name] = value
+            self.values[key.section, key.name] = setting
 
-    def _count_section(self, glob: str, origin: str) -> None:
-        """Each section is compared with every other, and with every device."""
-        self.sections.add(glob)
-        if len(self.sections) > units.MOST_GLOBS:
-            self.errors.add(
-                origin,
-                f"more than {units.MOST_GLOBS} [device NAME] sections: one with * names many",
-            )
+    def _limit(self, kind: str, count: int, most: int, origin: str) -> None:
+        """Each section is compared with every other, and those of devices with every device."""
+        if count > most:
+            hint = ": one with * names many" if kind == "device" else ""
+            self.errors.add(origin, f"more than {most} [{kind} NAME] sections{hint}")
             self.errors.raise_any()
 
     def finish(self) -> None:
@@ -121,12 +117,11 @@ class Merger:
         self.errors.raise_any()
 
     def _check_bounds(self) -> None:
-        self._check_order("floor", "ceiling", "")
-        self._check_order("allowed-delay", "drain-time", "")
-        for glob in dict.fromkeys(setting.glob for setting in self.settings):
+        for glob in ("", *dict.fromkeys(setting.glob for setting in self.devices)):
             self._check_order("floor", "ceiling", glob)
             self._check_order("allowed-delay", "drain-time", glob)
-            self._check_own_rest(glob)
+            if glob:
+                self._check_own_rest(glob)
         self._check_rest()
 
     def _within(self, name: str) -> "Merger":
@@ -134,11 +129,10 @@ class Merger:
         inside = copy.copy(self)
         inside.window = name
         changed = {(each.key.section, each.key.name): each for each in self.windows[name].values()}
-        inside.values = {**self.values, **{where: each.value for where, each in changed.items()}}
-        inside.origins = {**self.origins, **{where: each.origin for where, each in changed.items()}}
-        own = f"window {name}"
+        inside.values = {**self.values, **changed}
         inside.broken = {
-            (WINDOW_KEYS[key].section, key) if section == own and key in WINDOW_KEYS
+            (WINDOW_KEYS[key].section, key)
+            if section == f"window {name}" and key in WINDOW_KEYS
             else (section, key)
             for section, key in self.broken
         }
@@ -152,27 +146,29 @@ class Merger:
             if kind == "window" and name not in self.windows and section not in told:
                 self.errors.add(
                     origin,
-                    f"window {name} is empty: write 'when = {WHEN.kind.example}' and what is to "
-                    "be other then, or take the header out",
+                    f"window {name} is empty: add 'when = {WHEN.kind.example}' and the keys to "
+                    "change, or remove the header",
                 )
 
     def _check_window(self, inside: "Merger") -> None:
         name, lines = inside.window, self.windows[inside.window]
         first = next(iter(lines.values())).origin
         wrong = any(section == f"window {name}" for section, _ in self.broken)
-        if WHEN not in lines and not wrong:
+        if "when" not in lines and not wrong:
             self.errors.add(first, f"window {name} has no when: write 'when = {WHEN.kind.example}'")
-        elif lines.keys() == {WHEN} and not wrong and lines[WHEN].value is not None:
-            self.errors.add(first, f"window {name} changes nothing: add what changes then")
+        elif lines.keys() == {"when"} and not wrong and lines["when"].value is not None:
+            self.errors.add(first, f"window {name} changes nothing: add the keys to change")
         inside._check_bounds()
 
     def _check_overlaps(self) -> None:
         """Of two open windows one would have to win, and nobody would see which."""
-        known = [(name, lines[WHEN]) for name, lines in self.windows.items() if WHEN in lines]
+        known = [
+            (name, lines["when"])
+            for name, lines in self.windows.items()
+            if "when" in lines and lines["when"].value is not None
+        ]
         for number, (name, setting) in enumerate(known):
             for other, earlier in known[:number]:
-                if setting.value is None or earlier.value is None:
-                    continue
                 minute = common_minute(setting.value, earlier.value)
                 if minute is not None:
                     self.errors.add(
@@ -188,38 +184,34 @@ class Merger:
             name in names and not section.startswith(apart) for section, name in self.broken
         )
 
-    def _in_force(self, name: str, glob: str) -> Tuple[Any, str]:
-        """Value and origin of a key, for the device that ``glob`` reads as when there is one."""
+    def _in_force(self, name: str, glob: str) -> Setting:
+        """What holds of a key, for the device that ``glob`` reads as when there is one."""
         key = DEVICE_KEYS[name]
-        found = (self.values[key.section, name], self.origins[key.section, name])
-        for each in self.settings if glob else ():
+        found = self.values[key.section, name]
+        for each in self.devices if glob else ():
             if each.key is key and (each.glob == glob or schema.matches(each.glob, glob)):
-                found = (each.value, each.origin)
+                found = each
         return found
 
     def _check_order(self, small: str, large: str, glob: str) -> None:
-        (low, low_origin), (high, high_origin) = (
-            self._in_force(small, glob),
-            self._in_force(large, glob),
-        )
-        unset = (self._in_force(small, "")[1], self._in_force(large, "")[1])
-        inherited = bool(glob) and (low_origin, high_origin) == unset
-        if low <= high or inherited or self._is_broken(glob, small, large):
+        low, high = self._in_force(small, glob), self._in_force(large, glob)
+        general = self._in_force(small, ""), self._in_force(large, "")
+        inherited = bool(glob) and (low, high) == general
+        if low.value <= high.value or inherited or self._is_broken(glob, small, large):
             return
         # Point at the line somebody wrote last: the other one may be a default.
-        own = low_origin != "default" and not (glob and low_origin == unset[0])
+        own = low.origin != "default" and not (glob and low == general[0])
         if self.window:
             changed = {each.origin for each in self.windows[self.window].values()}
-            if not changed & {low_origin, high_origin}:
+            if not changed & {low.origin, high.origin}:
                 return  # wrong all the time, and told so
-            own = low_origin in changed
-        name, origin = (small, low_origin) if own else (large, high_origin)
-        write = DEVICE_KEYS[small].kind.format
+            own = low.origin in changed
+        write = low.key.kind.format
         where = f" for device {glob}" if glob else ""
         self.errors.add(
-            origin,
-            f"{name}: {small} {write(low)} ({low_origin}) is above {large} "
-            f"{write(high)} ({high_origin}){where}: lower {small} or "
+            low.origin if own else high.origin,
+            f"{small if own else large}: {small} {write(low.value)} ({low.origin}) is above "
+            f"{large} {write(high.value)} ({high.origin}){where}: lower {small} or "
             f"raise {large}{self._while}",
         )
 
@@ -228,116 +220,104 @@ class Merger:
         return f", in window {self.window}" if self.window else ""
 
     def _check_rest(self) -> None:
-        where = ("limits", "rest")
-        floor, ceiling = self.values["limits", "floor"], self.values["limits", "ceiling"]
-        if self._is_broken("", "rest", "floor", "ceiling") or floor > ceiling:
+        names = ("rest", "floor", "ceiling")
+        rest, floor, ceiling = (self.values["limits", name] for name in names)
+        if self._is_broken("", *names) or floor.value > ceiling.value:
             return
-        inside = min(max(self.values[where], floor), ceiling)
-        told = self.window and not {"rest", "floor", "ceiling"} & {
-            key.name for key in self.windows[self.window]
-        }
-        if told:
-            pass  # wrong all the time
-        elif inside != self.values[where] and self.origins[where] != "default":
-            bounds = f"{units.format_size(floor)} to {units.format_size(ceiling)}"
+        inside = min(max(rest.value, floor.value), ceiling.value)
+        all_the_time = self.window and not {*names} & self.windows[self.window].keys()
+        if inside != rest.value and rest.origin != "default" and not all_the_time:
+            write = rest.key.kind.format
             self.errors.add(
-                self.origins[where],
-                "rest: "
-                f"{units.format_size(self.values[where])} is outside of floor and "
-                f"ceiling: use {bounds}{self._while}",
+                rest.origin,
+                f"rest: {write(rest.value)} is outside of floor and ceiling: use "
+                f"{write(floor.value)} to {write(ceiling.value)}{self._while}",
             )
         # A default moves along with bounds that leave it outside.
-        self.values[where] = inside
+        self.values["limits", "rest"] = replace(rest, value=inside)
 
     def _check_own_rest(self, glob: str) -> None:
         """Of what one section of one file says; bounds from elsewhere move it along."""
-        own = {each.key.name: each for each in self.settings if each.glob == glob}
-        if self.window or "rest" not in own or self._is_broken(glob, "rest", "floor", "ceiling"):
+        own = {each.key.name: each for each in self.devices if each.glob == glob}
+        rest = own.get("rest")
+        if self.window or rest is None or self._is_broken(glob, "rest", "floor", "ceiling"):
             return
-        rest, file = own["rest"].value, own["rest"].origin.rpartition(":")[0]
+        write, file = rest.key.kind.format, rest.origin.rpartition(":")[0]
         for name, outside in (("floor", operator.lt), ("ceiling", operator.gt)):
+            bound = own.get(name)
             # A drop-in need not know what the shipped file says of the same devices.
-            here = name in own and own[name].origin.rpartition(":")[0] == file
-            if here and outside(rest, own[name].value):
+            here = bound is not None and bound.origin.rpartition(":")[0] == file
+            if bound is not None and here and outside(rest.value, bound.value):
                 self.errors.add(
-                    own["rest"].origin,
-                    f"rest: {units.format_size(rest)} is outside of floor and ceiling for device "
-                    f"{glob}, whose {name} is {units.format_size(own[name].value)}"
-                    f" ({own[name].origin}): change one of them",
+                    rest.origin,
+                    f"rest: {write(rest.value)} is outside of floor and ceiling for device "
+                    f"{glob}, whose {name} is {write(bound.value)} ({bound.origin}): change one of "
+                    "them",
                 )
 
     def _check_alerts(self) -> None:
-        low, high = ("alerts", "sync-share"), ("alerts", "resolve-share")
-        if self._is_broken("", "sync-share", "resolve-share"):
-            return
-        if self.values[low] >= self.values[high]:
-            origin = self.origins[low] if self.origins[low] != "default" else self.origins[high]
+        low, high = self.values["alerts", "sync-share"], self.values["alerts", "resolve-share"]
+        if low.value >= high.value and not self._is_broken("", low.key.name, high.key.name):
             self.errors.add(
-                origin,
-                f"sync-share: {units.format_share(self.values[low])} is not below resolve-share "
-                f"{units.format_share(self.values[high])}: an alert would come and go",
+                low.origin if low.origin != "default" else high.origin,
+                f"sync-share: {units.format_share(low.value)} is not below resolve-share "
+                f"{units.format_share(high.value)}: alerts would flap; lower sync-share",
             )
 
     def _check_devices(self) -> None:
         include, exclude = self.values["devices", "include"], self.values["devices", "exclude"]
         if self._is_broken("", "include", "exclude"):
             return
-        for glob in include:
+        for glob in include.value:
             literal = not re.search("[*?[]", glob)
-            by = next(
-                (
-                    each
-                    for each in exclude
-                    if each in (glob, "*") or (literal and schema.matches(each, glob))
-                ),
-                None,
-            )
-            if by is not None:
-                self.errors.add(
-                    self.origins["devices", "exclude"],
-                    f"exclude: '{by}' leaves out all of '{glob}', which include asks for "
-                    f"({self.origins['devices', 'include']}): remove one of them",
-                )
+            for each in exclude.value:
+                if each in (glob, "*") or (literal and schema.matches(each, glob)):
+                    self.errors.add(
+                        exclude.origin,
+                        f"exclude: '{each}' leaves out all of '{glob}', which include asks for "
+                        f"({include.origin}): remove one of them",
+                    )
+                    break
 
     def policy(self, files: Sequence[Path]) -> Policy:
         """The merged policy; of one with errors in ``finish``, what could be read."""
-        fields: Dict[str, Dict[str, Any]] = {section: {} for section in SECTIONS}
-        for key in KEYS:
-            fields[key.section][key.attribute] = self.values[key.section, key.name]
+        origins = {where: each.origin for where, each in self.values.items()}
+        origins.update({(f"device {each.glob}", each.key.name): each.origin
+                        for each in self.devices})  # fmt: skip
+        origins.update({(f"window {name}", key): each.origin
+                        for name, lines in self.windows.items()
+                        for key, each in lines.items()})  # fmt: skip
+        sections = {name: self._section(name) for name in SECTIONS if name != "policy"}
         return Policy(
-            **{**fields["policy"], "name": self.name},
-            match=schema.Match(**fields["match"]),
-            limits=schema.Limits(**fields["limits"]),
-            objective=schema.Objective(**fields["objective"]),
-            levers=schema.Levers(**fields["levers"]),
-            protect=schema.Protect(**fields["protect"]),
-            alerts=schema.Alerts(**fields["alerts"]),
-            devices=schema.Devices(**fields["devices"], settings=tuple(self.settings)),
-            probe=schema.Probe(**fields["probe"]),
-            metrics=schema.Metrics(**fields["metrics"]),
-            history=schema.HistorySettings(**fields["history"]),
-            origins=dict(self.origins),
+            **{**self._fields("policy"), "name": self.name},
+            **sections,
+            origins=origins,
             files=tuple(str(path) for path in files),
             windows=tuple(self._windows()),
         )
+
+    def _fields(self, section: str) -> Dict[str, Any]:
+        return {
+            each.key.attribute: each.value
+            for each in self.values.values()
+            if each.key.section == section
+        }
+
+    def _section(self, name: str) -> Any:
+        more = {"settings": tuple(self.devices)} if name == "devices" else {}
+        return SECTIONS[name](**self._fields(name), **more)
 
     def _windows(self) -> Iterator[Window]:
         """Those that ever open."""
         for inside in self.inside:
             lines = self.windows[inside.window]
-            opens = lines.get(WHEN)
-            if opens is None or opens.value is None:
-                continue
-            fields: Dict[str, Dict[str, Any]] = {"limits": {}, "objective": {}}
-            for key in KEYS:
-                if key.section in fields:
-                    value = inside.values[key.section, key.name]
-                    fields[key.section][key.attribute] = value
-            yield Window(
-                name=inside.window,
-                when=opens.value,
-                settings=tuple(each for key, each in lines.items() if key is not WHEN),
-                limits=schema.Limits(**fields["limits"]),
-                objective=schema.Objective(**fields["objective"]),
-                origin=opens.origin,
-            )
+            opens = lines.get("when")
+            if opens is not None and opens.value is not None:
+                yield Window(
+                    name=inside.window,
+                    when=opens.value,
+                    settings=tuple(each for each in lines.values() if each is not opens),
+                    limits=inside._section("limits"),
+                    objective=inside._section("objective"),
+                    origin=opens.origin,
+                )

@@ -41,39 +41,41 @@ class Errors:
     def add(self, origin: str, message: str) -> None:
         self.messages.append(f"{origin}: {message}")
         if len(self.messages) >= MAX_ERRORS:
-            self.messages.append(f"{origin}: stopped here after {MAX_ERRORS} errors: mend these")
+            self.messages.append(f"{origin}: stopped after {MAX_ERRORS} errors: fix these first")
             self.raise_any()
 
     def raise_any(self) -> None:
         if self.messages:
-            raise PolicyError(tuple(self.messages))
+            raise PolicyError(*self.messages)
 
 
 def read_file(path: Path) -> str:
     """The text of a regular UTF-8 file of at most 1 MiB; raises PolicyError."""
     try:
-        # O_NONBLOCK: a FIFO in a drop-in directory must not hang the start.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise PolicyError((f"{path}: not a regular file: put a policy file there",))
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        with open(path, "rb", opener=_open) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise PolicyError(f"{path}: not a regular file: put a policy file there")
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        message = f"{path}: cannot read it: {error.strerror}: check the path and its permissions"
-        raise PolicyError((message,)) from None
+        raise PolicyError(
+            f"{path}: cannot read it: {error.strerror}: check the path and its permissions"
+        ) from None
     except ValueError:
-        raise PolicyError((f"{str(path)!r}: not a file name: give a policy file",)) from None
+        raise PolicyError(f"{str(path)!r}: not a file name: give a policy file") from None
     if len(data) > MAX_FILE_BYTES:
-        raise PolicyError((f"{path}: larger than 1 MiB: this is not a policy file",))
+        raise PolicyError(f"{path}: larger than 1 MiB: this is not a policy file")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        message = f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8: save it as UTF-8"
-        raise PolicyError((message,)) from None
+        raise PolicyError(
+            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8: save it as UTF-8"
+        ) from None
+
+
+def _open(path: str, flags: int) -> int:
+    """A FIFO in a drop-in directory must not hang the start."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_lines(
@@ -119,32 +121,29 @@ def parse_lines(
 
 def _section(header: str, origin: str, errors: Errors) -> str:
     """The section of a header, blanks and /dev/ taken out; '' when there is no such section."""
-    words = header.split()
-    name = " ".join(words)
+    kind, *names = header.split() or [""]
+    name = " ".join([kind, *names])
     if name in SECTIONS:
         return name
-    if words[:1] == ["device"]:
-        if len(words) != 2:
-            errors.add(origin, f"[{units.shorten(name)}] needs one device: write [device sda]")
-            return ""
+    problem = ""
+    if kind == "device" and len(names) != 1:
+        problem = " needs one device: write [device sda]"
+    elif kind == "device":
         try:
-            return f"device {units.parse_device(words[1])}"
+            return f"device {units.parse_device(names[0])}"
         except units.UnitError as error:
-            errors.add(origin, f"[{units.shorten(name)}]: {error}")
-            return ""
-    if words[:1] == ["window"]:
-        if len(words) != 2 or not _WINDOW.fullmatch(words[1]):
-            errors.add(
-                origin,
-                f"[{units.shorten(name)}] needs one name of letters, digits and -_.: write "
-                "[window night]",
-            )
-            return ""
-        return name
+            problem = f": {error}"
+    elif kind == "window":
+        if len(names) == 1 and _WINDOW.fullmatch(names[0]):
+            return name
+        problem = " needs one name of letters, digits and -_.: write [window night]"
+    if problem:
+        errors.add(origin, f"[{units.shorten(name)}]{problem}")
+        return ""
     hint = did_you_mean(name, SECTIONS, "[{}]")
-    if words[:1] == ["windows"]:
+    if kind == "windows":
         hint = ": for values at certain times write [window NAME]"
-    if words[:1] == ["devices"]:
+    if kind == "devices":
         hint = ": for values of one device write [device NAME]"
     known = ", ".join(f"[{each}]" for each in SECTIONS)
     errors.add(
@@ -164,12 +163,10 @@ def did_you_mean(word: str, known: Iterable[str], shape: str = "'{}'") -> str:
 
 def unknown_key(line: Assignment, known: Iterable[str]) -> str:
     """What to do about a key that its section does not have; ``known`` are those it has."""
-    name = units.shorten(line.key)
+    name, kind = units.shorten(line.key), line.section.partition(" ")[0]
     owner = next((key.section for key in KEYS if key.name == line.key), None)
-    if owner is not None and line.section.startswith("device "):
-        return f"{name} cannot be set per device, only {', '.join(known)} can: move it to [{owner}]"
-    if owner is not None and line.section.startswith("window "):
-        return f"{name} cannot be set per window, only {', '.join(known)} can: move it to [{owner}]"
+    if owner is not None and kind in ("device", "window"):
+        return f"{name} cannot be set per {kind}, only {', '.join(known)} can: move it to [{owner}]"
     if owner is not None:
         return f"{name} does not belong in [{line.section}]: move it to [{owner}]"
     hint = did_you_mean(line.key, [key.name for key in KEYS]) or f": use {', '.join(known)}"

@@ -11,8 +11,7 @@ from . import units
 from .facts import CACHES, VIRTUALISATIONS
 
 _RULE = re.compile(r"([0-9]{1,4})[ \t]*:[ \t]*(.*)")
-_DRIVER_GLOB = re.compile(r"(?:[A-Za-z0-9_*?-]|\[!?[A-Za-z0-9-]+\])+")
-_LONGEST = 255
+_DRIVER_GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_*?-]|\[!?[A-Za-z0-9-]+\])+")
 MOST_POINTS = 1000
 
 
@@ -57,59 +56,41 @@ def _split(text: str, example: str) -> Tuple[int, str]:
     return points, found.group(2)
 
 
-def parse_drivers(text: str) -> Optional[Rule]:
-    """Globs of names of disk drivers; None for no text; raises UnitError."""
-    if not text:
-        return None
-    points, what = _split(text, "40: megaraid_sas hpsa 3w-*")
-    words = tuple(what.split())
-    if len(words) > units.MOST_GLOBS:
-        raise units.UnitError(f"{len(words)} drivers, {units.MOST_GLOBS} at most")
-    for word in words:
-        if len(word) > _LONGEST or not _DRIVER_GLOB.fullmatch(word):
-            raise units.UnitError(
-                f"'{units.shorten(word)}' is not a driver: write it like nvme or 3w-*"
-            )
-    _refuse_twice(words)
-    return Rule(points, words)
+def _rule(
+    example: str, parse_words: Callable[[str], Tuple[str, ...]]
+) -> Callable[[str], Optional[Rule]]:
+    """A parser of rules; None for no text; it raises UnitError."""
 
-
-def parse_services(text: str) -> Optional[Rule]:
-    """Globs of units and of processes; None for no text; raises UnitError."""
-    if not text:
-        return None
-    points, what = _split(text, "50: postgresql*.service mysqld")
-    return Rule(points, units.parse_units(what))
-
-
-def _words(*known: str) -> Callable[[str], Optional[Rule]]:
     def parse(text: str) -> Optional[Rule]:
         if not text:
             return None
-        points, what = _split(text, f"20: {known[0]}")
-        words = tuple(what.split())
-        for word in words:
-            if word not in known:
-                raise units.UnitError(
-                    f"'{units.shorten(word)}' is not known here: use {' or '.join(known)}"
-                )
-        _refuse_twice(words)
-        return Rule(points, words)
+        points, what = _split(text, example)
+        return Rule(points, parse_words(what))
 
     return parse
 
 
-parse_cache = _words(*CACHES)
-parse_virtualisation = _words(*VIRTUALISATIONS)
-_parse_answer = _words("yes", "no")
+def _driver_globs(text: str) -> Tuple[str, ...]:
+    driver = units.matching(_DRIVER_GLOB, "a driver: write it like nvme or 3w-*")
+    return units.parse_list(text, driver)
 
 
-def parse_rotational(text: str) -> Optional[Rule]:
-    """``20: no``; one word, since both would always hold; raises UnitError."""
-    rule = _parse_answer(text)
-    if rule is not None and len(rule.words) != 1:
+def _words(*known: str) -> Callable[[str], Tuple[str, ...]]:
+    return lambda text: units.parse_list(text, units.one_of(*known))
+
+
+def _yes_or_no(text: str) -> Tuple[str, ...]:
+    words = _words("yes", "no")(text)
+    if len(words) != 1:
         raise units.UnitError("yes and no hold for every host: write one of them")
-    return rule
+    return words
+
+
+parse_drivers = _rule("40: megaraid_sas hpsa 3w-*", _driver_globs)
+parse_cache = _rule("20: controller", _words(*CACHES))
+parse_rotational = _rule("20: yes", _yes_or_no)
+parse_services = _rule("50: postgresql*.service mysqld", units.parse_units)
+parse_virtualisation = _rule("20: metal", _words(*VIRTUALISATIONS))
 
 
 def parse_memory(text: str) -> Optional[MemoryRule]:
@@ -118,17 +99,10 @@ def parse_memory(text: str) -> Optional[MemoryRule]:
         return None
     example = "20: 64G.."
     points, what = _split(text, example)
-    low, dots, high = what.partition("..")
+    low, dots, high = (part.strip(" \t") for part in what.partition(".."))
     if not dots or not (low or high):
         raise units.UnitError(f"'{units.shorten(what)}' is not a range: write it like '{example}'")
-    bounds = [units.parse_size(each.strip(" \t")) if each.strip(" \t") else None
-              for each in (low, high)]
-    if None not in bounds and bounds[0] > bounds[1]:  # type: ignore[operator]
-        raise units.UnitError(f"'{units.shorten(what)}' is empty: turn it round")
-    return MemoryRule(points, bounds[0], bounds[1])
-
-
-def _refuse_twice(words: Tuple[str, ...]) -> None:
-    for word in words:
-        if words.count(word) > 1:
-            raise units.UnitError(f"'{units.shorten(word)}' is listed twice: remove one")
+    least, most = (units.parse_size(each) if each else None for each in (low, high))
+    if least is not None and most is not None and least > most:
+        raise units.UnitError(f"'{units.shorten(what)}' is empty: swap its ends")
+    return MemoryRule(points, least, most)

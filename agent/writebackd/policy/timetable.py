@@ -119,6 +119,6 @@ def local_zone(root: Path = Path("/")) -> tzinfo:
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or error
         raise PolicyError(
-            (f"{path}: no time zone, which windows go by: {said}: link it to one below"
-             " /usr/share/zoneinfo",)
+            f"{path}: cannot read the time zone for windows: {said}: link it to a file below"
+            " /usr/share/zoneinfo"
         ) from None

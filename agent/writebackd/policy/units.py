@@ -2,8 +2,8 @@
 """Units in policy files and on the command line: parsed and formatted exactly.
 
 Every ``format_*`` gives text that its ``parse_*`` reads back to the same number, so that a
-rendered policy is the policy. Arithmetic is decimal, never binary floating point: ``0.1`` of a
-second has to stay what the admin wrote.
+rendered policy is the policy. Every ``parse_*`` raises UnitError. Arithmetic is decimal, never
+binary floating point: ``0.1`` of a second has to stay what the admin wrote.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 from ipaddress import ip_address
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, Optional, Pattern, Tuple
 from urllib.parse import urlsplit
 
 # 1024-based, as the kernel's and systemd's sizes are.
@@ -24,11 +24,13 @@ _TIME: Dict[str, Fraction] = {
     "ms": Fraction(1, 1000),
     "us": Fraction(1, 1000000),
 }
+_SWITCH = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 # The digits are bounded: Python 3.11 refuses to convert very long ones with a bare ValueError.
 _NUMBER = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,40})?)[ \t]*([^0-9. \t].*)?")
-_GLOB = re.compile(r"(?:[A-Za-z0-9_.:!*?+@-]|\[!?[A-Za-z0-9-]+\])+")
+# At most 255 characters, the length of a unit's name (UNIT_NAME_MAX); disks have 31.
+_GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_.:!*?+@-]|\[!?[A-Za-z0-9-]+\])+")
 # Letters that systemd allows in the name of a unit, and those of a glob.
-_UNIT_GLOB = re.compile(r"(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])+")
+_UNIT_GLOB = re.compile(r"(?!.{256})(?:[A-Za-z0-9_.:@\\*?-]|\[!?[A-Za-z0-9-]+\])+")
 # A part before the @ that no shell and no sendmail reads as an option; a local user has no @.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+%-]{0,63}(?:@[A-Za-z0-9][A-Za-z0-9.-]{0,252})?")
 _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
@@ -36,21 +38,21 @@ _GLOB_RANGE = re.compile(r"([A-Za-z0-9])-([A-Za-z0-9])")
 # A policy of 1 MiB could hold a quarter of a million patterns, which are compared with each
 # other at load and with every device in every tick.
 MOST_GLOBS = 1024
-_LONGEST_GLOB = 255  # the length of a unit's name (UNIT_NAME_MAX); disks have 31 letters
-
-_ON = ("on", "yes", "true")
-_OFF = ("off", "no", "false")
+# Each URL has a thread of its own, of the 48 tasks that the unit may have.
+_MOST_URLS = 4
 
 
 class UnitError(ValueError):
     """A value that cannot be read; the message says how to write it."""
 
 
-def _split(text: str, wanted: str) -> Tuple[Fraction, str]:
+def _split(text: str, wanted: str, *units: str) -> Tuple[Fraction, str]:
+    """Number and unit, which is one of ``units`` if any are given."""
     found = _NUMBER.fullmatch(text)
-    if found is None:
+    unit = (found.group(2) or "") if found is not None else ""
+    if found is None or (units and unit not in units):
         raise UnitError(f"'{shorten(text)}' is not {wanted}")
-    return Fraction(found.group(1)), found.group(2) or ""
+    return Fraction(found.group(1)), unit
 
 
 def _plain(number: Decimal) -> str:
@@ -65,7 +67,7 @@ def shorten(text: str) -> str:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``15M``, ``1.5G`` or a plain number of bytes; raises UnitError."""
+    """Bytes from ``15M``, ``1.5G`` or a plain number of bytes."""
     number, unit = _split(text, "a size: write it like 15M (B, K, M, G, T, 1024-based)")
     if unit not in ("", *_SIZE):
         guess = unit[0].upper()
@@ -92,26 +94,14 @@ def format_size(size: int) -> str:
 
 
 def parse_count(text: str) -> int:
-    """A whole number from ``8``; raises UnitError."""
-    if not text.isascii() or not text.isdigit():
+    """A whole number from ``8``."""
+    if not re.fullmatch("[0-9]{1,20}", text):
         raise UnitError(f"'{shorten(text)}' is not a whole number: write it like 8")
     return int(text)
 
 
-def parse_rate(text: str) -> int:
-    """Bytes per second from ``200M/s``; raises UnitError."""
-    if not text.endswith("/s"):
-        raise UnitError(f"'{shorten(text)}' is not a rate: write it like 200M/s")
-    return parse_size(text[:-2].rstrip(" \t"))
-
-
-def format_rate(rate: int) -> str:
-    """Bytes per second as ``200M/s``."""
-    return f"{format_size(rate)}/s"
-
-
 def parse_time(text: str) -> float:
-    """Seconds from ``20ms``, ``5s``, ``2min``; a unit is required; raises UnitError."""
+    """Seconds from ``20ms``, ``5s``, ``2min``; a unit is required."""
     number, unit = _split(text, "a time: write it like 20ms, 5s, 2min or 1h")
     if not unit:
         raise UnitError(f"'{shorten(text)}' has no unit: write {text}ms or {text}s")
@@ -139,11 +129,8 @@ def format_time(seconds: float) -> str:
 
 
 def parse_share(text: str) -> float:
-    """0..1 from ``20%``; raises UnitError."""
-    number, unit = _split(text, "a share: write it like 20%")
-    if unit != "%":
-        raise UnitError(f"'{shorten(text)}' is not a share: write it like 20%")
-    return float(number / 100)
+    """0..1 from ``20%``."""
+    return float(_split(text, "a share: write it like 20%", "%")[0] / 100)
 
 
 def format_share(share: float) -> str:
@@ -152,11 +139,8 @@ def format_share(share: float) -> str:
 
 
 def parse_multiple(text: str) -> float:
-    """A factor from ``10x``; raises UnitError."""
-    number, unit = _split(text, "a multiple: write it like 10x")
-    if unit != "x":
-        raise UnitError(f"'{shorten(text)}' is not a multiple: write it like 10x")
-    return float(number)
+    """A factor from ``10x``."""
+    return float(_split(text, "a multiple: write it like 10x", "x")[0])
 
 
 def format_multiple(multiple: float) -> str:
@@ -165,11 +149,8 @@ def format_multiple(multiple: float) -> str:
 
 
 def parse_frequency(text: str) -> float:
-    """Operations per second from ``5`` or ``5/s``; raises UnitError."""
-    number, unit = _split(text, "a number of operations per second: write it like 5/s")
-    if unit not in ("", "/s"):
-        raise UnitError(f"'{shorten(text)}' is not operations per second: write it like 5/s")
-    return float(number)
+    """Operations per second from ``5`` or ``5/s``."""
+    return float(_split(text, "operations per second: write it like 5/s", "", "/s")[0])
 
 
 def format_frequency(frequency: float) -> str:
@@ -178,17 +159,59 @@ def format_frequency(frequency: float) -> str:
 
 
 def parse_switch(text: str) -> bool:
-    """on, yes, true or off, no, false; raises UnitError."""
-    if text in _ON:
-        return True
-    if text in _OFF:
-        return False
-    raise UnitError(f"'{shorten(text)}' is neither on nor off: use on, yes, true, off, no or false")
+    """True for on, yes, true; False for off, no, false."""
+    if text not in _SWITCH:
+        raise UnitError(f"'{shorten(text)}' is neither on nor off: use {', '.join(_SWITCH)}")
+    return _SWITCH[text]
 
 
 def format_switch(value: bool) -> str:
     """True as ``on``."""
     return "on" if value else "off"
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A parser of one of these words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise UnitError(f"'{shorten(text)}' is not known here: use {' or '.join(choices)}")
+        return text
+
+    return parse
+
+
+def matching(pattern: Pattern[str], what: str) -> Callable[[str], str]:
+    """A parser of text in this form; its errors say that other text is not ``what``."""
+
+    def parse(text: str) -> str:
+        if not pattern.fullmatch(text):
+            raise UnitError(f"'{shorten(text)}' is not {what}")
+        return text
+
+    return parse
+
+
+def parse_list(
+    text: str,
+    parse_word: Callable[[str], str],
+    what: str = "patterns (one with * names many)",
+    most: int = MOST_GLOBS,
+) -> Tuple[str, ...]:
+    """Words parted by blanks; the same one twice is an error."""
+    words = text.split()
+    if len(words) > most:
+        raise UnitError(f"{len(words)} {what}, {most} at most")
+    found = tuple(map(parse_word, words))
+    for word in found:
+        if found.count(word) > 1:
+            raise UnitError(f"'{shorten(word)}' is listed twice: remove one")
+    return found
+
+
+_device = matching(_GLOB, "a device: write it like sda, dm-0 or sd*")
+_unit = matching(_UNIT_GLOB, "a unit: write it like ssh.service or backup-*.service")
+_address = matching(_ADDRESS, "a mail address: write it like root or ops@example.org")
 
 
 def parse_device(text: str) -> str:
@@ -201,56 +224,35 @@ def parse_device(text: str) -> str:
     if "/" in glob:
         raise UnitError(
             f"'{shorten(text)}': links are not followed; give the kernel's name, "
-            f"like sda or dm-0 ('readlink -f {shorten(text)}' tells it)"
+            f"like sda or dm-0 ('readlink -f {shorten(text)}' shows it)"
         )
-    if len(glob) > _LONGEST_GLOB or not _GLOB.fullmatch(glob):
-        raise UnitError(f"'{shorten(text)}' is not a device: write it like sda, dm-0 or sd*")
+    _device(glob)
     for low, high in _GLOB_RANGE.findall(glob) if "[" in glob else ():
         if low > high:
-            raise UnitError(f"'{shorten(text)}': the range {low}-{high} is empty: turn it round")
+            raise UnitError(f"'{shorten(text)}': the range {low}-{high} is empty: swap its ends")
     return glob
 
 
 def parse_devices(text: str) -> Tuple[str, ...]:
-    """Device globs parted by blanks; the same one twice is an error; raises UnitError."""
-    globs = tuple(parse_device(word) for word in _few(text.split()))
-    _refuse_twice(globs)
-    return globs
-
-
-def _few(words: List[str]) -> List[str]:
-    if len(words) > MOST_GLOBS:
-        raise UnitError(f"{len(words)} patterns, {MOST_GLOBS} at most: one with * names many")
-    return words
-
-
-def _refuse_twice(globs: Tuple[str, ...]) -> None:
-    for glob in globs:
-        if globs.count(glob) > 1:
-            raise UnitError(f"'{shorten(glob)}' is listed twice: remove one")
+    """Device globs parted by blanks."""
+    return parse_list(text, parse_device)
 
 
 def parse_units(text: str) -> Tuple[str, ...]:
-    """Globs of unit or cgroup names parted by blanks; raises UnitError.
+    """Globs of unit or cgroup names parted by blanks.
 
     A cgroup is named as systemd names it, ``postgresql.service``, without a path.
     """
-    globs = tuple(_few(text.split()))
-    for glob in globs:
-        if len(glob) > _LONGEST_GLOB or not _UNIT_GLOB.fullmatch(glob):
-            raise UnitError(
-                f"'{shorten(glob)}' is not a unit: write it like ssh.service or backup-*.service"
-            )
-    _refuse_twice(globs)
-    return globs
+    return parse_list(text, _unit)
 
 
-# Each has a thread of its own, of the 48 tasks that the unit may have.
-MOST_URLS = 4
+def parse_addresses(text: str) -> Tuple[str, ...]:
+    """Mail addresses or local users parted by blanks."""
+    return parse_list(text, _address, "addresses")
 
 
 def parse_url(text: str) -> str:
-    """An http or https URL without a password in it; raises UnitError."""
+    """An http or https URL without a password in it."""
     how = "write it like http://127.0.0.1:9093"
     if not text.isascii() or not text.isprintable() or re.search(r"[ \"<>\\^`{|}]", text):
         raise UnitError(f"'{shorten(text)}' is not a URL: {how}")
@@ -262,50 +264,36 @@ def parse_url(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UnitError(f"'{shorten(text)}' is not a URL of http or https: {how}")
     if "@" in parts.netloc:
-        raise UnitError("a URL with a password in it: everybody may read a policy; leave it out")
+        raise UnitError("the URL contains a password, and anybody may read a policy: leave it out")
     if parts.query or parts.fragment:
         raise UnitError(f"'{shorten(text)}': leave out what follows ? or #")
     return text
 
 
 def parse_urls(text: str) -> Tuple[str, ...]:
-    """URLs parted by blanks; raises UnitError."""
-    urls = tuple(parse_url(word) for word in text.split())
-    if len(urls) > MOST_URLS:
-        raise UnitError(f"{len(urls)} URLs, {MOST_URLS} at most")
-    _refuse_twice(urls)
-    return urls
-
-
-def parse_addresses(text: str) -> Tuple[str, ...]:
-    """Mail addresses or local users parted by blanks; raises UnitError."""
-    addresses = tuple(_few(text.split()))
-    for address in addresses:
-        if not _ADDRESS.fullmatch(address):
-            raise UnitError(
-                f"'{shorten(address)}' is not a mail address: write it like root or ops@example.org"
-            )
-    _refuse_twice(addresses)
-    return addresses
+    """URLs parted by blanks."""
+    return parse_list(text, parse_url, "URLs", _MOST_URLS)
 
 
 def parse_path(text: str) -> str:
-    """An absolute path; empty: none; raises UnitError."""
+    """An absolute path; empty: none."""
     if text and (not text.startswith("/") or not text.isprintable()):
         raise UnitError(f"'{shorten(text)}' is not an absolute path: write it like /usr/bin/page")
     return text
 
 
-def format_devices(globs: Tuple[str, ...]) -> str:
-    """Globs parted by single blanks."""
-    return " ".join(globs)
+def parse_textfile(text: str) -> Optional[str]:
+    """An absolute path that ends in .prom; None when empty."""
+    if text and (not text.startswith("/") or not text.endswith(".prom") or "\0" in text):
+        raise UnitError(
+            f"'{shorten(text)}' is no file that node_exporter reads: use an absolute path that "
+            "ends in .prom"
+        )
+    return text or None
 
 
 def parse_address(text: str) -> Optional[Tuple[str, int]]:
-    """A loopback address and a port from ``127.0.0.1:9900`` or ``[::1]:9900``; None when empty.
-
-    Raises UnitError.
-    """
+    """A loopback address and a port from ``127.0.0.1:9900`` or ``[::1]:9900``; None when empty."""
     if not text:
         return None
     host, _, port = text.rpartition(":")
@@ -320,8 +308,8 @@ def parse_address(text: str) -> Optional[Tuple[str, int]]:
         )
     if not address.is_loopback:
         raise UnitError(
-            f"{shorten(host)} is not a loopback address, and metrics are told to everybody who "
-            "connects: use 127.0.0.1, and something that asks for a password in front of it"
+            f"{shorten(host)} is not a loopback address, and whoever connects may read metrics: "
+            "use 127.0.0.1 behind a proxy that asks for a password"
         )
     if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 1 << 16:
         raise UnitError(f"'{shorten(port)}' is not a port: use 1 to 65535")
@@ -329,21 +317,8 @@ def parse_address(text: str) -> Optional[Tuple[str, int]]:
 
 
 def format_address(address: Optional[Tuple[str, int]]) -> str:
+    """As parse_address() reads it."""
     if address is None:
         return ""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def parse_textfile(text: str) -> Optional[str]:
-    """An absolute path that ends in .prom; None when empty. Raises UnitError."""
-    if text and (not text.startswith("/") or not text.endswith(".prom") or "\0" in text):
-        raise UnitError(
-            f"'{shorten(text)}' is no file that node_exporter reads: use an absolute path that "
-            "ends in .prom"
-        )
-    return text or None
-
-
-def format_textfile(path: Optional[str]) -> str:
-    return path or ""

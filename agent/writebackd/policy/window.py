@@ -12,9 +12,7 @@ from .units import UnitError, shorten
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _LONG = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _NUMBERS: Dict[str, int] = {
-    name: number
-    for names in (_LONG, [each.lower() for each in DAYS])
-    for number, name in enumerate(names)
+    name: number for number, day in enumerate(_LONG) for name in (day, day[:3])
 }
 _WHEN = re.compile(r"(?:([A-Za-z.,]+)[ \t]+)?([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})")
 _EXAMPLE = "Mon..Fri 22:00-06:00"
@@ -71,7 +69,7 @@ def parse_when(text: str) -> Optional[When]:
         raise UnitError("it ends when it begins: write 00:00-24:00 for whole days")
     when = When(_days(days) if days else tuple(range(7)), begin, end or DAY)
     if when.spans == ((0, WEEK),):
-        raise UnitError("that is always: write the values into [limits] and [objective]")
+        raise UnitError("it is always open: write the values into [limits] and [objective]")
     return when
 
 
@@ -129,10 +127,6 @@ def format_minute(minute: int) -> str:
 
 def common_minute(one: When, other: When) -> Optional[int]:
     """The first minute of the week in which both are open."""
-    return min(
-        (
-            max(a[0], b[0]) for a in one.spans for b in other.spans
-            if max(a[0], b[0]) < min(a[1], b[1])
-        ),
-        default=None,
-    )
+    pairs = [(a, b) for a in one.spans for b in other.spans]
+    return min((max(a[0], b[0]) for a, b in pairs if max(a[0], b[0]) < min(a[1], b[1])),
+               default=None)  # fmt: skip

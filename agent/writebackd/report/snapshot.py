@@ -10,7 +10,7 @@ from typing import Mapping, NamedTuple, Optional, Tuple
 from writebackd.alerts.alert_types import Alert, AlertName
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.notify import RouteState
-from writebackd.policy.schema import Objective
+from writebackd.policy.keys import Objective
 from writebackd.policy.timetable import Open
 from writebackd.report.totals import Totals
 from writebackd.types.core_memory import Memory

@@ -15,10 +15,13 @@ from writebackd.storage.tool_output import (
     MOST_CONTROLLERS,
     MOST_VOLUMES,
     MOST_WORKS,
+    Keys,
+    by_words,
     disk_name,
     lines_of,
     name,
-    pci_address,
+    own_address,
+    padded,
     share,
     whole,
 )  # fmt: skip
@@ -30,20 +33,14 @@ COMMANDS = (("getconfig", "{number}"), ("getstatus", "{number}"))
 _VOLUME = re.compile(r"logical (?:device|drive) number ([0-9]{1,6})")
 # Each begins a part in which the same keys stand for something else.
 _PARTS = (
-    ("controller information", "controller"),
-    ("controller battery information", "battery"),
-    ("controller zmm information", "battery"),
+    ("controller information", "controller"), ("raid properties", "controller"),
+    ("controller battery information", "battery"), ("controller zmm information", "battery"),
     ("controller cache backup unit information", "battery"),
-    ("supercap information", "supercap"),
-    ("logical device segment information", "segments"),
-    ("logical device information", "volumes"),
-    ("logical drive information", "volumes"),
-    ("physical device information", "drives"),
-    ("controller version information", "version"),
-    ("raid properties", "controller"),
-    ("connector information", "connectors"),
-    ("maxcache", "maxcache"),
-)
+    ("logical device segment information", ""), ("logical device information", "volumes"),
+    ("logical drive information", "volumes"), ("supercap information", ""),
+    ("physical device information", ""), ("controller version information", ""),
+    ("connector information", ""), ("maxcache", ""),
+)  # fmt: skip
 _BATTERIES = (
     (("not present", "not installed", "absent"), Protection.ABSENT),
     (("fail", "fatal", "not ready", "replace", "error", "invalid"), Protection.FAILED),
@@ -52,20 +49,21 @@ _BATTERIES = (
     (("optimal", "ready", "ok", "full"), Protection.OK),
 )
 _WORKS = (
-    ("rebuild", "rebuild"), ("verify", "check"), ("build", "initialisation"),
-    ("clear", "initialisation"), ("initializ", "initialisation"), ("reconfig", "migration"),
-    ("expan", "migration"), ("migrat", "migration"), ("patrol", "patrol"),
+    (("rebuild",), "rebuild"), (("verify",), "check"),
+    (("build", "clear", "initializ"), "initialisation"),
+    (("reconfig", "expan", "migrat"), "migration"), (("patrol",), "patrol"),
 )  # fmt: skip
 
-Keys = Dict[str, str]
+Works = Dict[Optional[int], Tuple[ArrayWork, ...]]  # by logical device; None is the controller
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     """The one controller that COMMANDS were about. Raises ToolError."""
+    config, status = padded(outputs, COMMANDS)
     keys: Dict[str, Keys] = {"controller": {}, "battery": {}}
     volumes: List[Tuple[int, Keys]] = []
     part = ""
-    for line in lines_of(outputs[0] if outputs else ""):
+    for line in lines_of(config):
         if line.value is None:
             number = _VOLUME.fullmatch(line.key)
             if number is not None:
@@ -81,17 +79,23 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
             keys[part].setdefault(line.key, line.value)
     if not any(keys.values()) and not volumes:
         raise ToolError("neither a controller nor a logical device in it")
-    busy = _works(outputs[1] if len(outputs) > 1 else "")
-    own = keys["controller"]
+    busy = _works(status)
+    own, battery = keys["controller"], keys["battery"]
     return (
         Controller(
-            pci=next((pci_address(v) for k, v in own.items() if k.startswith("pci address")), None),
+            pci=own_address(own),
             model=name(own.get("controller model")),
-            protection=_protection(keys["battery"]),
+            protection=by_words(
+                battery.get("overall backup unit status", battery.get("status", "")), _BATTERIES
+            ),
             works=busy.get(None, ()),
-            volumes=tuple(_volume(number, each, busy) for number, each in volumes),
+            volumes=tuple(
+                Volume(number, disk_name(each.get("disk name")), mode=_mode(each),
+                       works=busy.get(number, ()))
+                for number, each in volumes
+            ),
         ),
-    )
+    )  # fmt: skip
 
 
 def count(output: str) -> int:
@@ -100,22 +104,6 @@ def count(output: str) -> int:
         if line.key == "controllers found":
             return min(MOST_CONTROLLERS, whole(line.value) or 0)
     return 0
-
-
-def _protection(battery: Keys) -> Optional[Protection]:
-    said = battery.get("overall backup unit status", battery.get("status", "")).lower()
-    return next((p for words, p in _BATTERIES if any(word in said for word in words)), None)
-
-
-def _volume(
-    number: int, keys: Keys, busy: Dict[Optional[int], Tuple[ArrayWork, ...]]
-) -> Volume:
-    return Volume(
-        number=number,
-        disk=disk_name(keys.get("disk name")),
-        mode=_mode(keys),
-        works=busy.get(number, ()),
-    )
 
 
 def _mode(keys: Keys) -> Optional[CacheMode]:
@@ -135,9 +123,9 @@ def _mode(keys: Keys) -> Optional[CacheMode]:
     return CacheMode.ALWAYS_WRITE_BACK if always else CacheMode.WRITE_BACK
 
 
-def _works(output: str) -> Dict[Optional[int], Tuple[ArrayWork, ...]]:
-    """What is under way, by logical device; None is the controller."""
-    found: Dict[Optional[int], Tuple[ArrayWork, ...]] = {}
+def _works(output: str) -> Works:
+    """What is under way."""
+    found: Works = {}
     kind, on, running = None, None, False
     for line in lines_of(output):
         said = (line.value or "").lower()
@@ -146,7 +134,7 @@ def _works(output: str) -> Dict[Optional[int], Tuple[ArrayWork, ...]]:
         elif line.key in ("logical device", "logical drive"):
             on = whole(line.value)
         elif line.key == "current operation":
-            kind = next((work for word, work in _WORKS if word in said), None)
+            kind = by_words(said, _WORKS)
         elif line.key == "status":
             running = "progress" in said
         elif line.key == "percentage complete" and kind is not None and running:

@@ -82,7 +82,7 @@ def look(
         told = report_file.read(files.path(RAID), owner)
         if is_stale(told, files, now_s):
             if not slept(told, files):
-                error = f"{RAID} is {_age(told, now_s)} old: check that writebackd-raid.timer runs"
+                error = f"{RAID} is {_age(told, now_s)}: check that writebackd-raid.timer runs"
         else:
             for tool in told.tools:
                 found += matcher.backings(tool.name, tool.controllers, told.wall_s)
@@ -99,18 +99,21 @@ def look(
 
 def is_stale(told: CollectorReport, files: KernelFiles, now_s: float) -> bool:
     """Whether it says nothing of now: too old, or of another boot."""
-    boot_id = files.try_read("/proc/sys/kernel/random/boot_id")
-    return told.boot_id != boot_id or not -LOOK_S <= now_s - told.boottime_s <= STALE_S
+    age_s = now_s - told.boottime_s
+    return not (_is_of_this_boot(told, files) and -LOOK_S <= age_s <= STALE_S)
 
 
 def slept(told: CollectorReport, files: KernelFiles) -> bool:
     """Whether one that is too old is so for a suspend alone: the timer's clock stood still too."""
-    boot_id = files.try_read("/proc/sys/kernel/random/boot_id")
-    if told.boot_id != boot_id or told.awake_s is None:
+    if told.awake_s is None or not _is_of_this_boot(told, files):
         return False
     return 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - told.awake_s <= STALE_S
 
 
+def _is_of_this_boot(told: CollectorReport, files: KernelFiles) -> bool:
+    return told.boot_id == files.try_read("/proc/sys/kernel/random/boot_id")
+
+
 def _age(told: CollectorReport, now_s: float) -> str:
     age_s = now_s - told.boottime_s
-    return f"{age_s / 60:.0f} minutes ago" if age_s >= 0 else "another boot"
+    return f"{age_s / 60:.0f} minutes old" if age_s >= 0 else "of another boot"

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""One run of the collector: asks every installed tool, one after the other."""
+"""writebackd-raid, the collector: asks RAID tools and the kernel about arrays and caches.
+
+A program of its own, as tools need device nodes that the daemon's sandbox hides, and as they
+hang with the controller they ask.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -10,10 +16,14 @@ from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Set
 
 from writebackd import __version__
+from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.kernel.files import KernelFiles
-from writebackd.storage import linux_storage
+from writebackd.paths import RAID
+from writebackd.storage import linux_storage, report_file
+from writebackd.storage.backing_watch import is_stale
 from writebackd.storage.device_matcher import diskseq
 from writebackd.storage.raid_tools import LIMIT_S, find, kinds, question, search_path
+from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import CollectorReport, Tool
 
 # Another tool for the same controllers says the same, and each question costs the firmware time;
@@ -21,16 +31,12 @@ from writebackd.storage.report_file import CollectorReport, Tool
 _SAME = {"megacli": ("storcli", "perccli"), "perccli": ("storcli",)}
 
 
-def _nowhere(_: CollectorReport) -> None:
-    pass
-
-
 def collect(
     files: KernelFiles,
     limit_s: float = LIMIT_S,
     directories: Optional[Sequence[str]] = None,
     top: Path = Path("/"),
-    leave: Callable[[CollectorReport], None] = _nowhere,
+    leave: Callable[[CollectorReport], None] = lambda _: None,
 ) -> CollectorReport:
     """Ask everybody; a tool gets `limit_s` seconds for each of its few questions.
 
@@ -94,3 +100,78 @@ def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
         if controllers:
             found.append(_stamped(Tool(name, "/sys/block", None, controllers), files))
     return replace(report, tools=(*report.tools, *found))
+
+
+def parser() -> Parser:
+    """Its command line."""
+    made = Parser(
+        prog="writebackd-raid",
+        description="Asks RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the"
+        " kernel what stands behind the disks, and leaves it for writebackd.",
+    )
+    made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    made.add_argument(
+        "--output", type=Path, default=Path(RAID), metavar="FILE",
+        help="default: %(default)s; - for standard output",
+    )  # fmt: skip
+    made.add_argument(
+        "--limit", type=float, default=LIMIT_S, metavar="SECONDS",
+        help="for each question; default: %(default)g",
+    )  # fmt: skip
+    return made
+
+
+def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
+    """0: written, whatever tools said; 1: it could not be; 2: wrong use. `top`: see `find`."""
+    open_closed_streams()
+    try:
+        return _main(argv, top)
+    finally:
+        drop_unwritten()
+
+
+def _main(argv: Optional[Sequence[str]], top: Path) -> int:
+    options = parser().parse_args(argv)
+    if not 0 < options.limit <= 600:
+        complain("writebackd-raid: --limit is between 0 and 600 s")
+        return 2
+    files = KernelFiles()
+    before = _earlier(files, options.output)
+
+    def leave(so_far: CollectorReport) -> None:
+        _leave(with_earlier(so_far, before), options.output, last=False)
+
+    try:
+        # After each tool, and before the last part, which may hang in the kernel.
+        found = collect(files, options.limit, top=top, leave=leave)
+        leave(found)
+        found = with_kernel(found, files)
+        _leave(found, options.output, last=True)
+    except OSError as error:
+        complain(f"writebackd-raid: {options.output}: {error.strerror}")
+        drop_unwritten("stdout")
+        return 1
+    for tool in found.tools:
+        said = f"{len(tool.controllers)} controllers or caches"
+        complain(f"{tool.name} ({tool.path}): {tool.error or said}")
+    return 0
+
+
+def _earlier(files: KernelFiles, output: Path) -> Optional[CollectorReport]:
+    """What the last run left, if it can still be relied on."""
+    try:
+        found = report_file.read(output, os.geteuid())
+    except (OSError, ToolError):
+        return None  # it is about to be replaced
+    return None if is_stale(found, files, time.clock_gettime(time.CLOCK_BOOTTIME)) else found
+
+
+def _leave(found: CollectorReport, output: Path, last: bool) -> None:
+    if str(output) != "-":
+        report_file.write(found, output)
+    elif last:
+        print(report_file.encode(found).decode(), end="", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

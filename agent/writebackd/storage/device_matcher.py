@@ -19,12 +19,9 @@ _DRIVERS = {
 # From this channel on a controller shows its volumes, 128 on each: the number of one is
 # (channel - first) * 128 + target (MEGASAS_MAX_PD_CHANNELS, megasas_queue_command()); of aacraid
 # the container's is its target on channel 0. What has another channel is a disk handed through.
-_FIRST_CHANNEL = {"megaraid_sas": 2, "aacraid": 0}
-_MOST_CHANNEL = {"megaraid_sas": 3, "aacraid": 0}
+_CHANNELS = {"megaraid_sas": range(2, 4), "aacraid": range(1)}
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _ADDRESS = re.compile(r"[0-9]{1,6}:([0-9]{1,6}):([0-9]{1,6}):[0-9]{1,12}")
-# What is stacked deeper than this is a loop in what sysfs showed.
-_DEEPEST = 16
 
 
 class _Place(NamedTuple):
@@ -34,20 +31,6 @@ class _Place(NamedTuple):
     pci: Optional[str]
     number: Optional[int]  # of the volume; None: it is none, or it cannot be told
     is_volume: Optional[bool]  # None: cannot be told
-
-
-class _Table:
-    """A controller with its volumes by name and by number."""
-
-    def __init__(self, controller: Controller, alone: bool) -> None:
-        self.controller, self.alone = controller, alone
-        volumes = controller.volumes
-        self.by_disk = {each.disk: each for each in volumes if each.disk is not None}
-        self.by_number: Dict[Optional[int], Volume] = {
-            each.number: each
-            for each in volumes
-            if each.disk is None and each.number is not None
-        }
 
 
 class Matcher:
@@ -65,13 +48,17 @@ class Matcher:
     ) -> Iterator[Backing]:
         """What `source` says, by device."""
         adapters = self._adapters(_DRIVERS.get(source, ()))
-        tables = [_Table(each, len(controllers) == 1) for each in controllers]
+        # One that does not say where it is: the only one of its kind.
+        lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
         for device in self._devices:
             # Two disks of one array say the same.
             said = [
-                _backing(device.name, source, wall_s, table.controller, volume)
-                for table in tables
-                for volume in self._volumes(table, adapters, device)
+                Backing(
+                    device.name, source, wall_s, each.capacity_bytes, volume.mode, each.protection,
+                    each.dirty_bytes, each.learn_s, each.works + volume.works,
+                )
+                for each in controllers
+                for volume in self._volumes(each, each.pci or lonely, device)
             ]
             yield from dict.fromkeys(said)
 
@@ -85,26 +72,25 @@ class Matcher:
         ]
 
     def _volumes(
-        self, table: "_Table", adapters: FrozenSet[Optional[str]], device: Device
-    ) -> Iterator[Optional[Volume]]:
-        """Those below the device; None: the controller says nothing of volumes."""
-        controller = table.controller
-        if table.by_disk:
+        self, controller: Controller, pci: Optional[str], device: Device
+    ) -> Iterator[Volume]:
+        """Those below the device; an empty one where the controller, at ``pci``, lists none."""
+        by_disk = {each.disk: each for each in controller.volumes if each.disk is not None}
+        by_number = {each.number: each for each in controller.volumes if each.disk is None}
+        if by_disk:
             for name in sorted(self._names(device.name) | set(device.leaves)):
-                volume = table.by_disk.get(name)
+                volume = by_disk.get(name)
                 # Another disk of the name may have come since the tool was asked.
                 if volume and volume.diskseq in (None, diskseq(self._files, name)):
                     yield volume
         for leaf in device.leaves:
             place = self._place(leaf)
-            # One that does not say where it is: the only one of its kind.
-            lonely = table.alone and place.pci is not None and adapters == {place.pci}
-            if not (place.pci == controller.pci if controller.pci is not None else lonely):
+            if pci is None or place.pci != pci:
                 continue
             if not controller.volumes and place.is_volume is not False:
-                yield None
-            if place.number in table.by_number:
-                yield table.by_number[place.number]
+                yield Volume()
+            if place.number is not None and place.number in by_number:
+                yield by_number[place.number]
 
     def _adapters(self, drivers: Sequence[str]) -> FrozenSet[Optional[str]]:
         """Where the controllers with these drivers are."""
@@ -112,17 +98,17 @@ class Matcher:
         places = [self._place(leaf) for leaf in leaves] if drivers else []
         return frozenset(place.pci for place in places if place.driver in drivers)
 
-    def _place(self, disk: str) -> "_Place":
+    def _place(self, disk: str) -> _Place:
         if disk not in self._places:
             parts = (self._files.readlink(f"/sys/block/{disk}") or "").split("/")
             driver = self._drivers.of(disk, parts)
             pci = [part for part in parts if _PCI.fullmatch(part)]
-            first, number, is_volume = _FIRST_CHANNEL.get(driver or ""), None, None
+            channels, number, is_volume = _CHANNELS.get(driver or ""), None, None
             address = next(filter(None, map(_ADDRESS.fullmatch, parts)), None)
-            if address is not None and first is not None:
+            if address is not None and channels is not None:
                 channel, target = int(address.group(1)), int(address.group(2))
-                is_volume = first <= channel <= _MOST_CHANNEL[driver or ""]
-                number = (channel - first) * 128 + target if is_volume else None
+                is_volume = channel in channels
+                number = channels.index(channel) * 128 + target if is_volume else None
             self._places[disk] = _Place(driver, pci[-1] if pci else None, number, is_volume)
         return self._places[disk]
 
@@ -130,15 +116,12 @@ class Matcher:
         """The disk and all that it is stacked upon, partitions as their disks."""
         if name not in self._below:
             found: Set[str] = set()
-            waiting = [(name, 0)]
+            waiting = [name]
             while waiting:
-                each, depth = waiting.pop()
-                each = self._disk(each)
-                if each in found or depth > _DEEPEST:
-                    continue
-                found.add(each)
-                below = self._files.listdir(f"/sys/block/{each}/slaves")
-                waiting += [(slave, depth + 1) for slave in below]
+                each = self._disk(waiting.pop())
+                if each not in found:
+                    found.add(each)
+                    waiting += self._files.listdir(f"/sys/block/{each}/slaves")
             self._below[name] = frozenset(found)
         return self._below[name]
 
@@ -154,19 +137,3 @@ def diskseq(files: KernelFiles, disk: str) -> Optional[int]:
     """A number that no disk after it has, in this boot; None: before Linux 5.15, or it is gone."""
     text = files.try_read(f"/sys/block/{disk}/diskseq")
     return int(text) if text and re.fullmatch("[0-9]{1,20}", text) else None
-
-
-def _backing(
-    device: str, source: str, wall_s: float, controller: Controller, volume: Optional[Volume]
-) -> Backing:
-    return Backing(
-        device=device,
-        source=source,
-        wall_s=wall_s,
-        capacity_bytes=controller.capacity_bytes,
-        mode=volume.mode if volume is not None else None,
-        protection=controller.protection,
-        dirty_bytes=controller.dirty_bytes,
-        learn_s=controller.learn_s,
-        works=controller.works + (volume.works if volume is not None else ()),
-    )

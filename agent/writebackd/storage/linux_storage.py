@@ -29,6 +29,9 @@ _KINDS = {
     "reshape": "migration",
 }  # fmt: skip
 _JOURNAL = re.compile(r"\]\(J\)")
+_JOURNAL_MODES = {
+    "write-back": CacheMode.WRITE_BACK, "write-through": CacheMode.WRITE_THROUGH,
+}  # fmt: skip
 _BCACHE = {
     "writeback": CacheMode.WRITE_BACK, "writethrough": CacheMode.WRITE_THROUGH,
     "writearound": CacheMode.WRITE_THROUGH, "none": CacheMode.WRITE_THROUGH,
@@ -64,13 +67,11 @@ def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
         state = files.try_read(f"{here}/state") if name.startswith("bcache") else None
         if state is None:
             continue
-        mode = _BCACHE.get(_chosen(files.try_read(f"{here}/cache_mode")) or "")
+        mode = _BCACHE.get(_chosen(f"{here}/cache_mode", files))
         if state == "no cache":
             mode = CacheMode.WRITE_THROUGH  # the disk alone: every write is the disk's
         dirty = size_bytes(files.try_read(f"{here}/dirty_data"), "B")
-        found.append(
-            Controller(dirty_bytes=dirty, volumes=(Volume(disk=name, mode=mode),))
-        )
+        found.append(Controller(dirty_bytes=dirty, volumes=(Volume(disk=name, mode=mode),)))
     return tuple(found[:MOST_VOLUMES])
 
 
@@ -78,17 +79,16 @@ def read_md_journals(files: KernelFiles) -> Tuple[Controller, ...]:
     """Arrays with a journal, which holds writes back where it is told to."""
     found = []
     for array in parse_mdstat(files.try_read(MDSTAT) or ""):
-        mode = _chosen(files.try_read(f"/sys/block/{array.disk}/md/journal_mode"))
-        kinds = {"write-back": CacheMode.WRITE_BACK, "write-through": CacheMode.WRITE_THROUGH}
-        if mode in kinds and not array.works:
-            found.append(Controller(volumes=(Volume(disk=array.disk, mode=kinds[mode]),)))
+        mode = _JOURNAL_MODES.get(_chosen(f"/sys/block/{array.disk}/md/journal_mode", files))
+        if mode is not None and not array.works:
+            found.append(Controller(volumes=(Volume(disk=array.disk, mode=mode),)))
     return tuple(found)
 
 
-def _chosen(text: Optional[str]) -> Optional[str]:
-    """Of "writethrough [writeback] none" the one in brackets."""
-    found = re.search(r"\[([a-z-]{1,20})\]", text or "")
-    return found.group(1) if found else None
+def _chosen(name: str, files: KernelFiles) -> str:
+    """Of "writethrough [writeback] none" in a file the one in brackets."""
+    found = re.search(r"\[([a-z-]{1,20})\]", files.try_read(name) or "")
+    return found.group(1) if found else ""
 
 
 def parse_dmsetup(
@@ -128,40 +128,42 @@ def _targets(text: str) -> Dict[str, Sequence[str]]:
 
 def _writecache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
     """Table: type, origin, cache, block size. Status: error, blocks, free blocks, more."""
-    block = whole(table[3]) if len(table) > 3 else None
-    blocks, free = (whole(each) for each in (*status[1:3], "", "")[:2])
+    block, blocks, free = _number(table, 3), _number(status, 1), _number(status, 2)
+    used = max(0, blocks - free) if blocks is not None and free is not None else None
     # An error of the cache: from then on it takes nothing.
-    good = whole(status[0]) == 0
-    return Controller(
-        capacity_bytes=_times(blocks, block),
-        dirty_bytes=_times(
-            max(0, blocks - free) if blocks is not None and free is not None else None, block
-        ),
-        volumes=(
-            Volume(disk=disk, mode=CacheMode.WRITE_BACK if good else CacheMode.WRITE_THROUGH),
-        ),
-    )
-
-
-def _times(count: Optional[int], size: Optional[int]) -> Optional[int]:
-    return possible(count * size) if count is not None and size is not None else None
+    mode = CacheMode.WRITE_BACK if _number(status, 0) == 0 else CacheMode.WRITE_THROUGH
+    return _target(disk, mode, block, blocks, used)
 
 
 def _cache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
     """Status: metadata block size and use, block size in sectors, used/all blocks, six counts,
     dirty blocks, number of features, features."""
-    block = whole(status[2]) if len(status) > 2 else None
+    block, dirty = _number(status, 2), _number(status, 10)
     blocks = whole(status[3].partition("/")[2]) if len(status) > 3 else None
-    dirty = whole(status[10]) if len(status) > 10 else None
     features = status[12:16]
     mode = (
         CacheMode.WRITE_THROUGH if "writethrough" in features or "passthrough" in features
         else CacheMode.WRITE_BACK if "writeback" in features
         else None
     )  # fmt: skip
-    size = block * _SECTOR if block is not None else None
+    return _target(disk, mode, block * _SECTOR if block is not None else None, blocks, dirty)
+
+
+def _number(fields: Sequence[str], at: int) -> Optional[int]:
+    return whole(fields[at]) if len(fields) > at else None
+
+
+def _target(
+    disk: str,
+    mode: Optional[CacheMode],
+    block_bytes: Optional[int],
+    blocks: Optional[int],
+    dirty: Optional[int],
+) -> Controller:
+    capacity, used = (
+        possible(count * block_bytes) if count is not None and block_bytes is not None else None
+        for count in (blocks, dirty)
+    )
     return Controller(
-        capacity_bytes=_times(blocks, size),
-        dirty_bytes=_times(dirty, size),
-        volumes=(Volume(disk=disk, mode=mode),),
+        capacity_bytes=capacity, dirty_bytes=used, volumes=(Volume(disk=disk, mode=mode),)
     )

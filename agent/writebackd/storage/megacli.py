@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from writebackd.storage.raid_types import Controller, ToolError, Volume, all_write_through
 from writebackd.storage.tool_output import (
     MOST_CONTROLLERS,
     MOST_VOLUMES,
+    Keys,
     Line,
     lines_of,
     moment,
+    padded,
     share,
 )  # fmt: skip
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
@@ -36,21 +39,18 @@ _WORKS = {
 }  # fmt: skip
 _NO_BATTERY = ("get bbu status failed", "no bbu", "battery hw not present", "not have bbu")
 
-Keys = Dict[str, str]
 
-
+@dataclass
 class _Adapter:
-    def __init__(self) -> None:
-        self.battery: Keys = {}
-        self.pci: Keys = {}
-        self.volumes: List[Tuple[Optional[int], Keys]] = []
-        self.absent = False
+    keys: Keys = field(default_factory=dict)  # of its battery and its address
+    volumes: List[Tuple[Optional[int], Keys]] = field(default_factory=list)
+    without_battery: bool = False
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     """From the output of COMMANDS; those behind the first may be empty. Raises ToolError."""
     adapters: Dict[int, _Adapter] = {}
-    for number, output in enumerate(outputs[:3]):
+    for command, output in zip(COMMANDS, padded(outputs, COMMANDS)):
         here: Optional[_Adapter] = None
         for line in lines_of(output):
             at = _adapter(line)
@@ -58,8 +58,10 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
                 here = adapters.setdefault(at, _Adapter())
                 if len(adapters) > MOST_CONTROLLERS:
                     raise ToolError(f"more than {MOST_CONTROLLERS} adapters")
-            if here is not None:
-                (_battery, _volumes, _pci)[number](here, line)
+            if here is not None and command[0] == "-LDInfo":
+                _add_volume(here, line)
+            elif here is not None:
+                _add(here, line)
     if not adapters:
         raise ToolError("no adapter in it")
     return tuple(_controller(each) for _, each in sorted(adapters.items()))
@@ -71,14 +73,15 @@ def _adapter(line: Line) -> Optional[int]:
     return int(found.group(1) or found.group(2)) if found else None
 
 
-def _battery(adapter: _Adapter, line: Line) -> None:
+def _add(adapter: _Adapter, line: Line) -> None:
     text = f"{line.key} {line.value or ''}".lower()
-    adapter.absent = adapter.absent or any(each in text for each in _NO_BATTERY)
+    if any(each in text for each in _NO_BATTERY):
+        adapter.without_battery = True
     if line.value is not None:
-        adapter.battery.setdefault(line.key, line.value)
+        adapter.keys.setdefault(line.key, line.value)
 
 
-def _volumes(adapter: _Adapter, line: Line) -> None:
+def _add_volume(adapter: _Adapter, line: Line) -> None:
     if line.key in ("virtual drive", "virtual disk", "cachecade virtual drive"):
         target = re.search(r"target id:\s*([0-9]{1,6})", (line.value or "").lower())
         adapter.volumes.append((int(target.group(1)) if target else None, {}))
@@ -88,26 +91,21 @@ def _volumes(adapter: _Adapter, line: Line) -> None:
         adapter.volumes[-1][1].setdefault(line.key, line.value)
 
 
-def _pci(adapter: _Adapter, line: Line) -> None:
-    if line.value is not None:
-        adapter.pci.setdefault(line.key, line.value)
-
-
 def _controller(adapter: _Adapter) -> Controller:
-    battery = adapter.battery
+    keys = adapter.keys
     volumes = tuple(
-        Volume(number=number, mode=_mode(keys), works=_works(keys))
-        for number, keys in adapter.volumes
+        Volume(number=number, mode=_mode(each), works=_works(each))
+        for number, each in adapter.volumes
     )
     # A volume that is told to write back and does not is one that waits for a battery.
     wanted = any(
-        "writeback" in keys.get("default cache policy", "").lower() for _, keys in adapter.volumes
+        "writeback" in each.get("default cache policy", "").lower() for _, each in adapter.volumes
     )
-    missed = adapter.absent and (wanted or not all_write_through(volumes))
+    missed = adapter.without_battery and (wanted or not all_write_through(volumes))
     return Controller(
-        pci=_address(adapter.pci),
-        protection=_protection(battery) or (Protection.ABSENT if missed else None),
-        learn_s=moment(battery.get("next learn time")),
+        pci=_address(keys),
+        protection=_protection(keys) or (Protection.ABSENT if missed else None),
+        learn_s=moment(keys.get("next learn time")),
         volumes=volumes,
     )
 
@@ -133,17 +131,15 @@ def _protection(keys: Keys) -> Optional[Protection]:
         return Protection.ABSENT
     if yes("battery replacement required") or yes("pack is about to fail & should be replaced"):
         return Protection.FAILED
-    if keys.get("learn cycle active", "").lower() == "yes" or state.startswith("learn"):
+    if yes("learn cycle active") or state.startswith("learn"):
         return Protection.LEARNING
     if "fail" in state or state.startswith("degraded"):
         return Protection.FAILED
-    if keys.get("charging status", "").lower() == "charging" or state == "charging":
+    if "charging" in (state, keys.get("charging status", "").lower()):
         return Protection.CHARGING
-    known = {"optimal": Protection.OK, "operational": Protection.OK}
-    if state in known:
-        return known[state]
     # Older firmware gives no state, but flags.
-    return Protection.OK if keys.get("battery replacement required", "").lower() == "no" else None
+    good = keys.get("battery replacement required", "").lower() == "no"
+    return Protection.OK if good or state in ("optimal", "operational") else None
 
 
 def _mode(keys: Keys) -> Optional[CacheMode]:

@@ -11,6 +11,7 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from writebackd.formats import printable
@@ -45,22 +46,21 @@ class Kind:
     ask: Callable[[ToolQuery], Tuple[Controller, ...]]
 
 
-def _asked(
-    commands: Sequence[Sequence[str]], parse: Callable[[Sequence[str]], Tuple[Controller, ...]]
-) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
+def _asked(tool: ModuleType) -> Callable[[ToolQuery], Tuple[Controller, ...]]:
     """The first answer is needed; the others add to it, where the tool knows the command."""
 
     def ask_all(ask: ToolQuery) -> Tuple[Controller, ...]:
-        outputs = [ask(commands[0])]
-        found = parse(outputs)
-        for command in commands[1:] if found else ():
+        first, *others = tool.COMMANDS
+        outputs = [ask(first)]
+        for command in others if tool.parse(outputs) else ():
             try:
                 outputs.append(ask(command))
             except Hung:
-                return parse(outputs)  # and so would the next
+                break  # and so would the next
             except ToolError:
                 outputs.append("")
-        return parse(outputs)
+        found: Tuple[Controller, ...] = tool.parse(outputs)
+        return found
 
     return ask_all
 
@@ -69,21 +69,19 @@ def _ask_arcconf(ask: ToolQuery) -> Tuple[Controller, ...]:
     found: List[Controller] = []
     number, count = 1, 1
     while number <= count:
-        first, second = (
-            [word.format(number=number) for word in command] for command in arcconf.COMMANDS
-        )
+        config, status = ((verb, word.format(number=number)) for verb, word in arcconf.COMMANDS)
         try:
-            output, status = ask(first), ""
+            outputs = [ask(config)]
             if number == 1:
-                count = arcconf.count(output)
+                count = arcconf.count(outputs[0])
             if count:
                 try:
-                    status = ask(second)
+                    outputs.append(ask(status))
                 except Hung:
                     count = number  # and so would the next
                 except ToolError:
                     pass  # one that does not know the command says the rest all the same
-                found += arcconf.parse([output, status])
+                found += arcconf.parse(outputs)
         except ToolError:
             if not found:
                 raise
@@ -111,12 +109,10 @@ def _ask_dmsetup(target: str, files: KernelFiles) -> Callable[[ToolQuery], Tuple
 def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
     """All that are known. MegaCli comes behind the tools that took its place."""
     return (
-        Kind("storcli", ("storcli64", "storcli"), _asked(storcli.COMMANDS, storcli.parse)),
-        Kind("perccli", ("perccli64", "perccli"), _asked(storcli.COMMANDS, storcli.parse)),
-        Kind(
-            "megacli", ("MegaCli64", "megacli", "MegaCli"), _asked(megacli.COMMANDS, megacli.parse)
-        ),
-        Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli.COMMANDS, ssacli.parse)),
+        Kind("storcli", ("storcli64", "storcli"), _asked(storcli)),
+        Kind("perccli", ("perccli64", "perccli"), _asked(storcli)),
+        Kind("megacli", ("MegaCli64", "megacli", "MegaCli"), _asked(megacli)),
+        Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli)),
         Kind("arcconf", ("arcconf",), _ask_arcconf),
         Kind("dm-writecache", ("dmsetup",), _ask_dmsetup("writecache", files)),
         Kind("dm-cache", ("dmsetup",), _ask_dmsetup("cache", files)),
@@ -175,7 +171,7 @@ def run(argv: Sequence[str], home: str, limit_s: float = LIMIT_S) -> str:
     finally:
         _end(child)
     if not output.strip() and child.returncode:
-        raise ToolError(f"said nothing, exit code {child.returncode}")
+        raise ToolError(f"printed nothing, exit code {child.returncode}")
     return text_of(output)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Type, Union, get_args, get_origin, get_type_hints
+from typing import Any, Optional, Tuple, Union, get_args, get_origin, get_type_hints
 
 from writebackd.formats import printable
 from writebackd.storage.raid_types import Controller, ToolError
@@ -70,8 +71,7 @@ def decode(data: bytes) -> CollectorReport:
         raise ToolError("no text") from None
     if not isinstance(plain, dict) or plain.get("version") != VERSION:
         raise ToolError(f"not of version {VERSION}")
-    report = _checked(CollectorReport, plain, "report")
-    assert isinstance(report, CollectorReport)
+    report: CollectorReport = _fields(CollectorReport, plain, "report")
     return report
 
 
@@ -145,10 +145,4 @@ def _fields(kind: Any, value: Any, where: str) -> Any:
         raise ToolError(f"{where}: without one of {missing}") from None
 
 
-_HINTS: Dict[Type[Any], Dict[str, Any]] = {}
-
-
-def _hints(kind: Type[Any]) -> Dict[str, Any]:
-    if kind not in _HINTS:
-        _HINTS[kind] = get_type_hints(kind)
-    return _HINTS[kind]
+_hints = functools.lru_cache(maxsize=None)(get_type_hints)

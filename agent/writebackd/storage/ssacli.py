@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.tool_output import (
     MOST_CONTROLLERS,
     MOST_VOLUMES,
+    Keys,
+    by_words,
     disk_name,
     lines_of,
     name,
-    pci_address,
+    own_address,
+    padded,
     share,
     size_bytes,
     whole,
@@ -36,11 +39,9 @@ _BATTERIES = (
 )  # fmt: skip
 # Not "ready for rebuild" and "interim recovery mode": it waits for a drive.
 _WORKS = (
-    ("recovering", "rebuild"), ("rebuilding", "rebuild"), ("transforming", "migration"),
-    ("expanding", "migration"), ("initializing", "initialisation"),
+    (("recovering", "rebuilding"), "rebuild"), (("transforming", "expanding"), "migration"),
+    (("initializing",), "initialisation"),
 )  # fmt: skip
-
-Keys = Dict[str, str]
 
 
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
@@ -48,7 +49,7 @@ def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     found: List[Tuple[str, Keys, List[Keys]]] = []
     section: Optional[Keys] = None
     indent: Optional[int] = None  # of the section's keys; sensors and the like are deeper
-    text = outputs[0] if outputs else ""
+    (text,) = padded(outputs, COMMANDS)
     for line in lines_of(text):
         header = _HEADER.match(line.text) if line.value is None and line.indent == 0 else None
         if header is not None:
@@ -81,7 +82,7 @@ def _controller(model: str, keys: Keys, drives: Sequence[Keys]) -> Controller:
     part = min(100, int(writes.group(1))) / 100 if writes else None
     size = size_bytes(keys.get("total cache memory available"), "G")
     return Controller(
-        pci=next((pci_address(v) for k, v in keys.items() if k.startswith("pci address")), None),
+        pci=own_address(keys),
         model=name(model),
         capacity_bytes=int(size * part) if size is not None and part is not None else None,
         protection=_protection(keys),
@@ -90,22 +91,21 @@ def _controller(model: str, keys: Keys, drives: Sequence[Keys]) -> Controller:
 
 
 def _protection(keys: Keys) -> Optional[Protection]:
-    said = keys.get("battery/capacitor status", keys.get("battery status", "")).lower()
-    found = next((p for words, p in _BATTERIES if any(word in said for word in words)), None)
+    said = keys.get("battery/capacitor status", keys.get("battery status", ""))
+    found = by_words(said, _BATTERIES)
     count = whole(keys.get("battery/capacitor count", keys.get("battery pack count")))
     return Protection.ABSENT if found is None and count == 0 else found
 
 
 def _volume(drive: Keys, controller: Keys, write_part: Optional[float]) -> Volume:
     works = []
-    said = drive.get("status", "").lower()
-    kind = next((work for word, work in _WORKS if word in said), None)
+    said = drive.get("status", "")
+    kind = by_words(said, _WORKS)
     if kind is not None:
         works.append(ArrayWork(kind, share(said)))
     if "progress" in drive.get("parity initialization status", "").lower():
-        works.append(
-            ArrayWork("initialisation", share(drive.get("parity initialization progress")))
-        )
+        done = share(drive.get("parity initialization progress"))
+        works.append(ArrayWork("initialisation", done))
     return Volume(
         disk=disk_name(drive.get("disk name")),
         mode=_mode(drive, controller, write_part),

@@ -10,8 +10,10 @@ from writebackd.storage.raid_types import Controller, ToolError, Volume, all_wri
 from writebackd.storage.tool_output import (
     MOST_CONTROLLERS,
     MOST_WORKS,
+    by_words,
     moment,
     name,
+    padded,
     pci_address,
     read_json,
     rows,
@@ -19,7 +21,7 @@ from writebackd.storage.tool_output import (
     size_bytes,
     under,
     whole,
-    worded,
+    word,
 )  # fmt: skip
 from writebackd.types.storage import ArrayWork, CacheMode, Protection
 
@@ -55,12 +57,23 @@ _DRIVE = re.compile(r"/c([0-9]{1,3})(?:/e([0-9]{1,5}))?/s([0-9]{1,5})")
 _REBUILDS = ("rbld", "cpybck")  # state of a drive: it is being written anew
 
 
+Works = Dict[Optional[int], Tuple[ArrayWork, ...]]  # by volume; None is the whole controller
+
+
 def parse(outputs: Sequence[str]) -> Tuple[Controller, ...]:
     """From the output of COMMANDS; the later ones may be empty. Raises ToolError."""
-    found = [
-        _controller(number, data, outputs)
-        for number, data in _answers(outputs[0] if outputs else "", must=True)
-    ]
+    shown, rebuilding, checking, patrolling = padded(outputs, COMMANDS)
+    rebuilds, checks = tuple(_rebuilds(rebuilding)), tuple(_checks(checking))
+    patrols = set(_patrols(patrolling))
+    found = []
+    for number, data in _answers(shown, must=True):
+        works = _works(
+            under(data),
+            {slot: done for own, slot, done in rebuilds if own == number},
+            [(volume, done) for own, volume, done in checks if own == number],
+            number in patrols,
+        )
+        found.append(_controller(under(data), works))
     return tuple(found)
 
 
@@ -80,49 +93,48 @@ def _answers(text: str, must: bool = False) -> Iterator[Tuple[Optional[int], Any
     for each in rows(top["Controllers"], MOST_CONTROLLERS):
         status = under(each, "Command Status")
         # "Failure" also where there is no controller, which is no error.
-        if worded(status.get("Status")) == "Success" and "Response Data" in each:
-            yield whole(worded(status.get("Controller"))), each["Response Data"]
+        if word(status, "Status") == "Success" and "Response Data" in each:
+            yield whole(word(status, "Controller")), each["Response Data"]
 
 
-def _controller(number: Optional[int], data: Any, outputs: Sequence[str]) -> Controller:
-    pci = pci_address(worded(under(data, "Basics").get("PCI Address")))
-    hardware = under(data, "HwCfg")
-    batteries = rows(under(data).get("BBU_Info")) + rows(under(data).get("Cachevault_Info"))
+def _controller(data: Dict[str, Any], works: Works) -> Controller:
+    basics, hardware = under(data, "Basics"), under(data, "HwCfg")
+    batteries = rows(data.get("BBU_Info")) + rows(data.get("Cachevault_Info"))
     battery = batteries[0] if batteries else {}
     # Both are there on some, and the controller's schedule is the one with a date in it.
     learns = [
-        worded(battery.get("Next Learn")),
-        worded(under(data, "Scheduled Tasks").get("Next Battery Learn")),
+        word(battery, "Next Learn"),
+        word(under(data, "Scheduled Tasks"), "Next Battery Learn"),
     ]
-    busy = _works_by_volume(number, data, outputs)
-    capacity_bytes = size_bytes(worded(hardware.get("Current Size of FW Cache (MB)")), "M")
+    capacity_bytes = size_bytes(word(hardware, "Current Size of FW Cache (MB)"), "M")
     volumes = tuple(
-        Volume(number=vd, mode=_mode(row), works=busy.get(vd, ()))
-        for row in rows(under(data).get("VD LIST"))
-        for vd in [_volume_number(row)]
-        if vd is not None
+        Volume(number=number, mode=_mode(row), works=works.get(number, ()))
+        for row, _, number in _volumes(data)
+        if number is not None
     )
     return Controller(
-        pci=pci,
-        model=name(under(data, "Basics").get("Model")),
+        pci=pci_address(word(basics, "PCI Address")),
+        model=name(basics.get("Model")),
         capacity_bytes=capacity_bytes,
         protection=_protection(
             under(data, "Status"), hardware, battery,
             needed=capacity_bytes != 0 and not all_write_through(volumes),
         ),
         learn_s=next((at for at in map(moment, learns) if at is not None), None),
-        works=busy.get(None, ()),
+        works=works.get(None, ()),
         volumes=volumes,
-    )
+    )  # fmt: skip
 
 
-def _volume_number(row: Dict[str, Any]) -> Optional[int]:
-    """Of "DG/VD": "0/239" the latter, which is its SCSI target."""
-    return whole((worded(row.get("DG/VD")) or "").partition("/")[2])
+def _volumes(data: Dict[str, Any]) -> Iterator[Tuple[Dict[str, Any], str, Optional[int]]]:
+    """(row, drive group, number) of each: of "DG/VD": "0/239" the latter is its SCSI target."""
+    for row in rows(data.get("VD LIST")):
+        group, _, number = word(row, "DG/VD").partition("/")
+        yield row, group, whole(number)
 
 
 def _mode(row: Dict[str, Any]) -> Optional[CacheMode]:
-    found = _POLICY.fullmatch((worded(row.get("Cache")) or "").strip())
+    found = _POLICY.fullmatch(word(row, "Cache"))
     return _MODES[found.group(1)] if found else None
 
 
@@ -134,13 +146,12 @@ def _protection(
     None is missed where none is `needed`: a controller without a cache is sold without a battery.
     """
     absent = Protection.ABSENT if battery or needed else None
-    said = (worded(battery.get("State")) or "").lower()
-    own = next((p for words, p in _STATES if any(word in said for word in words)), None)
+    own = by_words(word(battery, "State"), _STATES)
     if own is not None and own is not Protection.OK:
         return own
-    if not battery and (worded(hardware.get("BBU")) or "").lower() == "absent":
+    if not battery and word(hardware, "BBU").lower() == "absent":
         return absent
-    bits = whole(worded(status.get("BBU Status")))
+    bits = whole(word(status, "BBU Status"))
     if bits is None or bits == _NOT_KNOWN:
         return own
     if bits & _MISSING:
@@ -152,76 +163,65 @@ def _protection(
     return Protection.CHARGING if bits & _CHARGING else Protection.OK
 
 
-def _works_by_volume(
-    number: Optional[int], data: Any, outputs: Sequence[str]
-) -> Dict[Optional[int], Tuple[ArrayWork, ...]]:
-    """What is done to each volume; None is the whole controller."""
+def _works(
+    data: Dict[str, Any],
+    rebuilt: Dict[str, Optional[float]],  # slot -> share done
+    checks: Sequence[Tuple[Optional[int], Optional[float]]],
+    patrol: bool,
+) -> Works:
+    """What is done to each volume of one controller."""
     found: Dict[Optional[int], List[ArrayWork]] = {}
-    group_of = {
-        (worded(row.get("EID:Slt")) or "").strip(): worded(row.get("DG"))
-        for row in rows(under(data).get("PD LIST"))
-    }
-    volumes: Dict[Optional[str], Set[Optional[int]]] = {}
-    for row in rows(under(data).get("VD LIST")):
-        group = (worded(row.get("DG/VD")) or "").partition("/")[0]
-        volumes.setdefault(group, set()).add(_volume_number(row))
-    done = {slot: part for own, slot, part in _rebuilds(outputs) if own == number}
-    slots = {
-        (worded(row.get("EID:Slt")) or "").strip()
-        for row in rows(under(data).get("PD LIST"))
-        if (worded(row.get("State")) or "").lower() in _REBUILDS
-    }
-    parts: Dict[Optional[str], List[Optional[float]]] = {}
-    for slot in sorted(slots | done.keys()):
-        parts.setdefault(group_of.get(slot), []).append(done.get(slot))
-    for in_group, shares in parts.items():
-        known = [each for each in shares if each is not None]
+    drives = {word(row, "EID:Slt"): row for row in rows(data.get("PD LIST"))}
+    volumes: Dict[str, Set[Optional[int]]] = {}
+    for _, group, number in _volumes(data):
+        volumes.setdefault(group, set()).add(number)
+    busy = {slot for slot, row in drives.items() if word(row, "State").lower() in _REBUILDS}
+    shares: Dict[str, List[Optional[float]]] = {}
+    for slot in sorted(busy | rebuilt.keys()):
+        shares.setdefault(word(drives.get(slot, {}), "DG"), []).append(rebuilt.get(slot))
+    for group, parts in shares.items():
+        known = [each for each in parts if each is not None]
         work = ArrayWork("rebuild", min(known) if known else None)
-        for volume in volumes.get(in_group, {None}):
+        for volume in volumes.get(group, {None}):
             found.setdefault(volume, []).append(work)
-    for own, volume, part in _checks(outputs):
-        if own == number:
-            found.setdefault(volume, []).append(ArrayWork("check", part))
-    if number in _patrols(outputs):
+    for volume, done in checks:
+        found.setdefault(volume, []).append(ArrayWork("check", done))
+    if patrol:
         found.setdefault(None, []).append(ArrayWork("patrol"))
     return {volume: tuple(works[:MOST_WORKS]) for volume, works in found.items()}
 
 
-def _rebuilds(outputs: Sequence[str]) -> Iterator[Tuple[Optional[int], str, Optional[float]]]:
+def _rebuilds(text: str) -> Iterator[Tuple[Optional[int], str, Optional[float]]]:
     """(controller, "enclosure:slot", share done) of the drives that are being rebuilt."""
-    for number, data in _answers(outputs[1] if len(outputs) > 1 else ""):
+    for number, data in _answers(text):
         for row in rows(data):
-            place = _DRIVE.fullmatch(worded(row.get("Drive-ID")) or "")
+            place = _DRIVE.fullmatch(word(row, "Drive-ID"))
             if place and _in_progress(row):
                 own = int(place.group(1)) if number is None else number
-                yield own, f"{place.group(2) or ' '}:{place.group(3)}", _progress(row)
+                yield own, f"{place.group(2) or ''}:{place.group(3)}", _progress(row)
 
 
-def _checks(
-    outputs: Sequence[str],
-) -> Iterator[Tuple[Optional[int], Optional[int], Optional[float]]]:
-    for number, data in _answers(outputs[2] if len(outputs) > 2 else ""):
+def _checks(text: str) -> Iterator[Tuple[Optional[int], Optional[int], Optional[float]]]:
+    """(controller, volume, share done)."""
+    for number, data in _answers(text):
         listed = data if isinstance(data, list) else under(data).get("VD Operation Status")
         for row in rows(listed):
             if _in_progress(row):
-                yield number, whole(worded(row.get("VD"))), _progress(row)
+                yield number, whole(word(row, "VD")), _progress(row)
 
 
 def _in_progress(row: Dict[str, Any]) -> bool:
-    return (worded(row.get("Status")) or "").strip().lower() == "in progress"
+    return word(row, "Status").lower() == "in progress"
 
 
 def _progress(row: Dict[str, Any]) -> Optional[float]:
-    said = worded(row.get("Progress%"))
-    return share(f"{said.strip().rstrip('%')}%") if said is not None else None
+    return share(f"{word(row, 'Progress%').rstrip('%')}%")
 
 
-def _patrols(outputs: Sequence[str]) -> Set[Optional[int]]:
+def _patrols(text: str) -> Iterator[Optional[int]]:
     """Numbers of the controllers that read their disks through just now."""
-    return {
-        number
-        for number, data in _answers(outputs[3] if len(outputs) > 3 else "")
-        for row in rows(under(data).get("Controller Properties"))
-        if worded(row.get("Ctrl_Prop")) == "PR Current State"
-        and (worded(row.get("Value")) or "").lower().startswith("active")
-    }
+    for number, data in _answers(text):
+        for row in rows(under(data).get("Controller Properties")):
+            state = word(row, "Value").lower()
+            if word(row, "Ctrl_Prop") == "PR Current State" and state.startswith("active"):
+                yield number

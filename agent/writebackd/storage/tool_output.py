@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from writebackd.formats import printable
 from writebackd.storage.raid_types import ToolError
@@ -33,10 +33,11 @@ _YEARS = (2000, 2100)
 _FORMS = (
     "%m/%d/%Y, %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y-%m-%d %H:%M:%S", "%a %b %d %H:%M:%S %Y",
 )  # fmt: skip
-
-
 # A colon in parentheses is none: "PCI Address (Domain:Bus:Device.Function): 0000:3B:00.0".
 _PAIR = re.compile(r"((?:[^:(]|\([^()]*\))*):(.*)", re.DOTALL)
+
+Keys = Dict[str, str]  # of one part of an output, as `Line` has them
+T = TypeVar("T")
 
 
 class Line(NamedTuple):
@@ -73,6 +74,17 @@ def lines_of(text: str) -> Iterator[Line]:
         yield Line(indent, " ".join(key.lower().split()), value, stripped)
 
 
+def padded(outputs: Sequence[str], commands: Sequence[Sequence[str]]) -> List[str]:
+    """An output for each command; of those that were not run it is empty."""
+    return [*outputs, *[""] * len(commands)][: len(commands)]
+
+
+def by_words(text: str, table: Sequence[Tuple[Tuple[str, ...], T]]) -> Optional[T]:
+    """What the first row says of which a word is in the text, in any case of its letters."""
+    text = text.lower()
+    return next((said for words, said in table if any(word in text for word in words)), None)
+
+
 def whole(text: Optional[str]) -> Optional[int]:
     """A number that begins the text; None for any other."""
     found = re.match(rf"\s*([0-9]{{1,{_DIGITS}}})(?![0-9])", text or "")
@@ -107,6 +119,11 @@ def pci_address(text: Optional[str]) -> Optional[str]:
         return None
     domain, bus, slot, function = (int(part or "0", 16) for part in found.groups())
     return f"{domain:04x}:{bus:02x}:{slot:02x}.{function:x}" if function < 8 else None
+
+
+def own_address(keys: Keys) -> Optional[str]:
+    """The address of the controller that says all this of itself."""
+    return next((pci_address(v) for k, v in keys.items() if k.startswith("pci address")), None)
 
 
 def disk_name(text: Optional[str]) -> Optional[str]:
@@ -173,8 +190,8 @@ def rows(value: Any, most: int = MOST_VOLUMES) -> List[Dict[str, Any]]:
     return [each for each in listed if isinstance(each, dict)]
 
 
-def worded(value: Any) -> Optional[str]:
-    """A text, or a number as one; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        return None
-    return str(value)
+def word(row: Dict[str, Any], key: str) -> str:
+    """A text without blanks around it, or a number as one; empty for anything else."""
+    value = row.get(key)
+    known = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    return str(value).strip() if known else ""

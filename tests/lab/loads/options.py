@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Type, Union
 
-from writebackd.policy.units import parse_size
+from writebackd.policy.units import UnitError, parse_size
 
 from ..remains import RigError
 from .base import Load, Parser
@@ -22,6 +22,13 @@ def positive(text: str) -> int:
     if number == 0:
         raise ValueError("'0' is too small: at least 1")
     return number
+
+
+def parse_rate(text: str) -> int:
+    """Bytes per second from ``200M/s``."""
+    if not text.endswith("/s"):
+        raise UnitError(f"'{text}' is not a rate: write it like 200M/s")
+    return parse_size(text[:-2].rstrip(" \t"))
 
 
 def positive_size(text: str) -> int:

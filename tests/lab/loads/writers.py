@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, List, Mapping, Optional
 
-from writebackd.policy.units import parse_frequency, parse_rate, parse_time
+from writebackd.policy.units import parse_frequency, parse_time
 
 from ..remains import RigError
 from . import stats
 from .base import Counters, Measured, Options
 from .flood import beyond_default_limit, check_room
-from .options import positive, positive_size, size_or_auto
+from .options import parse_rate, positive, positive_size, size_or_auto
 from .own import OwnLoad, make_file
 
 SYNCS = 1  # its record

@@ -11,7 +11,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import Iterable, Mapping, Optional, Tuple
 
-from writebackd.policy.schema import Protect
+from writebackd.policy.keys import Protect
 from writebackd.types.samples import CgroupSample
 
 # Somebody who syncs now and then (a backup at the end of a file, a checkpoint
