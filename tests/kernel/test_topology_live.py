@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import time
 from pathlib import Path
@@ -108,14 +107,10 @@ def test_a_bare_loop_device_is_a_raw_disk_while_it_has_a_file(tmp_path: Path) ->
 
 
 def test_uevents_tell_of_attach_and_detach(tmp_path: Path, uevents: Uevents) -> None:
-    def told() -> bool:
-        readable, _, _ = select.select([uevents], [], [], 10)
-        return bool(readable) and uevents.drain() > 0
-
     uevents.drain()
     with loop_device(tmp_path / "image"):
-        assert told()
-    assert told()
+        wait_for(lambda: uevents.drain() > 0)
+    wait_for(lambda: uevents.drain() > 0)
 
 
 def test_topology_follows_hotplug_and_mounts(tmp_path: Path, uevents: Uevents) -> None:

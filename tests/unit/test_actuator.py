@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
@@ -181,6 +182,19 @@ def test_kernel_that_uses_something_else_is_told_at_once(path: Path) -> None:
     files.thresholds = lambda: (real()[0] + 2, real()[1])  # type: ignore[method-assign]
     assert "nr_dirty_threshold is 3842 pages" in error_of(actuator.apply(*FIRST))
     assert actuator.restore() and files.limits == DEFAULT
+
+
+def test_what_is_not_in_force_fails_in_the_same_words_each_time(path: Path) -> None:
+    """Its pages move in every tick, and log and history have each error once."""
+    files = FakeVm()
+    actuator = started(files, path)
+    real, pages = files.thresholds, itertools.count(1000)
+    files.thresholds = lambda: (real()[0] + next(pages), real()[1])  # type: ignore[method-assign]
+    first = error_of(actuator.apply(*FIRST))
+    del files.writes[:]
+    assert {error_of(actuator.apply(*FIRST)) for _ in range(3)} == {first} and not files.writes
+    files.thresholds = real  # type: ignore[method-assign]
+    assert actuator.apply(*FIRST) == ()
 
 
 def test_one_page_of_difference_is_allowed() -> None:

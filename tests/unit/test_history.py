@@ -188,6 +188,16 @@ def test_observe_does_not_fill_the_history_with_the_steps_of_a_ramp_that_nobody_
     assert [each.kind for each in events_of(enforced, shown, step)] == ["action"]
 
 
+def test_a_limit_that_fails_tick_after_tick_is_one_event() -> None:
+    failed = (Action("dirty_bytes", "1", "2", False, "not in force"),)
+    before = replace(samples.observe(), mode=Mode.ENFORCE)
+    after = replace(before, sample=replace(before.sample, actions=failed))
+    assert [each.kind for each in events_of(before, before, failed)] == ["action"]
+    assert events_of(before, after, failed) == []
+    other = (replace(failed[0], error="EINVAL"),)
+    assert [each.kind for each in events_of(before, after, other)] == ["action"]
+
+
 class Kept:
     """A history in use: what is recorded is there before the test goes on."""
 

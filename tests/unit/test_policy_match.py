@@ -13,7 +13,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
@@ -286,7 +285,7 @@ class Stopped:
     def __init__(self, options: Any, load: Callable[[], Policy], on_tick: Any) -> None:
         self.loads.append(load)
         Stopped.options = options
-        self.policies = SimpleNamespace(reloader=self)
+        self.policies = self
         self._on_tick = on_tick
         self._uptime_s = 0.0
 

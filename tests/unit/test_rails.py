@@ -176,6 +176,8 @@ def what_the_kernel_makes_of_it_is_looked_at(bench: Bench) -> None:
     rig.tick(20)  # for as long as that is so
     assert any("nr_dirty_threshold is" in line for line in rig.status()["warnings"])
     assert rig.status()["verdict"]["code"] == "FAILED"
+    failed = [each for each in rig.daemon.state.totals.writes.items() if not each[0][1]]
+    assert [count for _, count in failed] == [2]  # as often as it was written
     assert [lever for lever, _ in bench.host.writes] == ["dirty_background_bytes", "dirty_bytes"]
     del bench.host.raw["/proc/vmstat"]
     rig.tick(2)

@@ -74,6 +74,8 @@ class Actuator:
         self._pretended: Optional[Tuple[int, int]] = None
         # The pair's part of the ledger as it was saved last.
         self._written: Tuple[Tuple[int, int], ...] = ()
+        # Why limits that were written do not hold; None where they do.
+        self.not_in_force: Optional[str] = None
         self.levers = Levers(files, lambda: self._store(self._written), permit)
         self.started = False  # whether it is known whose values stand
         self._created_wall_s = time.time()
@@ -163,7 +165,12 @@ class Actuator:
         todo = [pair for pair in _order(wanted, state) if not _holds(limits, pair, wanted)]
         if not todo and len(self._ours) == len(PAIRS):
             problem = readback_error(wanted[LIMIT], wanted[BACKGROUND], state)
-            return _failed(PAIRS, wanted, limits, problem) if problem else ()
+            if not problem:
+                self.not_in_force = None
+                return ()
+            # In the same words each time: log and history have them once.
+            self.not_in_force = self.not_in_force or problem
+            return _failed(PAIRS, wanted, limits, self.not_in_force)
         strangers = self.foreign(limits)
         if strangers:
             # Written since this tick's sample: the next one shows it, and we yield.
@@ -202,6 +209,7 @@ class Actuator:
             problem = readback_error(wanted[LIMIT], wanted[BACKGROUND], state)
         except (OSError, ValueError) as error:
             problem = f"cannot read it back: {explain(error)}"
+        self.not_in_force = problem
         if problem:
             return _failed(todo, wanted, before, problem)
         return tuple(_action(pair, wanted, before) for pair in todo)

@@ -86,13 +86,18 @@ class Executor:
     ) -> Actions:
         """`reason`: the decision's; empty where the originals came back."""
         failed: Dict[str, List[str]] = {}
+        tried = []
         for action in actions:
             if not action.ok:
                 error = str(action.error)
                 if self._refusals.get(action.lever) != error:
                     failed.setdefault(error, []).append(f"{action.lever}={action.new}")
+                elif error == self._actuator.not_in_force:
+                    continue  # it was written in an earlier tick
+                tried.append(action)
                 self._refusals[action.lever] = error
                 continue
+            tried.append(action)
             self._refusals.pop(action.lever, None)
             if not self._actuator.dry_run:
                 log.info(
@@ -100,7 +105,7 @@ class Executor:
                     extra=journal_fields.lever(action, reason, decision_id),
                 )
         if not self._actuator.dry_run:
-            self._count(actions)
+            self._count(tuple(tried))
         # A refused write is tried again in every tick, and logged once.
         for error, values in failed.items():
             # The global limit does instead, as the policy's `per-device` means it to.

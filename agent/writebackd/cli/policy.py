@@ -49,7 +49,10 @@ def list_(options: argparse.Namespace) -> int:
         text = entry.summary if not entry.problems else "; ".join(entry.problems)
         row = wrapped(text, width(), " " * 18, f"{clean(entry.name):<17} ")
         lines += row or [clean(entry.name)]
-    rows = [asdict(entry) for entry in entries]
+    rows = [
+        {"name": e.name, "path": e.path, "summary": e.summary, "problems": list(e.problems)}
+        for e in entries
+    ]
     show_answer(options, {"policies": rows}, lambda: "\n".join(lines))
     return GOOD
 

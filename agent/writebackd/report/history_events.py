@@ -41,6 +41,8 @@ def events_of(last: Optional[Snapshot], now: Snapshot, actions: Tuple[Action, ..
         if each.name not in known or known[each.name].decision_id != each.decision_id
     ]
     for action in actions if _is_news(last, now) else ():
+        if not action.ok and action in now.sample.actions:
+            continue  # it fails as it did in the tick before
         verb = WOULD_BE if _is_dry(now) else ""
         failed = "" if action.ok else f" failed: {action.error}"
         events.append(
