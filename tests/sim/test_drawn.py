@@ -67,8 +67,8 @@ def test_the_law_is_small() -> None:
     """So that one person can hold it in mind: what it says of itself is on one page."""
     constants = [name for name in vars(tuning) if name.isupper()]
     remembered = [*dataclasses.fields(Drain), *dataclasses.fields(LawMemory), "drain_rate"]
-    assert len(constants) <= 65 and len(remembered) <= 20
-    assert len([name for name in constants if name in {*vars(law), *vars(drain)}]) <= 32
+    assert len(constants) <= 66 and len(remembered) <= 20
+    assert len([name for name in constants if name in {*vars(law), *vars(drain)}]) <= 33
     assert len((law.__doc__ or "").splitlines()) <= 50
     assert len(Path(str(law.__file__)).read_text().splitlines()) <= 200
 
@@ -120,7 +120,7 @@ def test_on_hosts_that_nothing_was_tuned_on_it_is_nearly_the_best_fixed_limit() 
 
 def test_what_a_constant_does_is_seen_and_undone() -> None:
     before = {module: dict(vars(module)) for module in (tuning, *drawn.LAW)}
-    lines = drawn.constants(drawn.seeds("work", 1), POLICY).splitlines()
+    lines = drawn.constants(drawn.seeds("work", 2), POLICY).splitlines()
     rows = {line.split()[0]: line.split()[-4:] for line in lines[2:]}
     assert {*rows} >= {name for name in vars(law) if name.isupper()}
     as_it_is = lines[1].split()[-2:]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import samples
 from plant import DISK, latencies
 from writebackd.control.device_decision import decide_device
-from writebackd.control.law import Bounds, asked, between, follow, may_spend
+from writebackd.control.law import Bounds, asked, between, follow, found, may_spend
 from writebackd.estimate.drain import Writes, update_drain
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
@@ -24,6 +24,7 @@ from writebackd.tuning import (
     EVERY_S,
     EXTRA,
     FASTER,
+    FIRST,
     MOST_S,
     PAYS,
     RISE,
@@ -111,6 +112,15 @@ def test_the_search_does_not_go_beyond_what_any_disk_needs() -> None:
     assert step(slow, seen=UNKNOWN, bounds=low)[:2] == (2.0, Rule.SEEK)
     small = replace(BOUNDS, ceiling=int(1.5 * LIMIT))
     assert step(d, seen=UNKNOWN, bounds=small)[0] == 1.5
+
+
+def test_once_it_is_found_the_limit_is_what_drains_in_a_few_objectives() -> None:
+    most = FIRST * OBJECTIVE_S * R
+    far = found(LawMemory(10 * most), R, BOUNDS, NOW)
+    assert (far.limit_bytes, far.written_s) == (pytest.approx(most), NOW)
+    assert found(LawMemory(most / 2), R, BOUNDS, NOW).limit_bytes == most / 2
+    slow = found(LawMemory(10 * most), R / 1e6, BOUNDS, NOW)
+    assert slow.limit_bytes == BOUNDS.floor
 
 
 # ---- 5. full, or dearer than the share -------------------------------------

@@ -13,6 +13,7 @@ from writebackd.control.law import (
     between,
     follow,
     follow_pace,
+    found,
     is_due,
     may_spend,
 )
@@ -113,6 +114,8 @@ def decide_device(
             rule = Rule.OBSERVING
         if rule is Rule.MEASURE and is_shown(memory.drain, dt_s) and is_due(law, now_s):
             memory = shown(memory)
+            if memory.drain_rate is not None:
+                law = found(law, memory.drain_rate, bounds, now_s)
     target = min(max(int(asked(law, estimate.drain_rate, bounds) / share), floor), ceiling)
     basis = Basis(
         objective_s=bounds.objective_s,

@@ -12,7 +12,7 @@ prefers neither (e = 4): it measures the price, and steers to that share.  By ha
 3. A sync's price is what was lost of R while the cache was full, for each sync, over half a minute.
    syncs/s x price is what is spent.
 4. R not known: three times the limit while that brings an eighth more, else wait until a full cache
-   shows R.
+   shows R.  Where the search went beyond it, then at once to what drains in 1.5 objectives.
 5. Full, or more spent than the share: the limit follows spent / share.  It is not cut below what
    lets in the rest of R, and goes up when the flood has less than that.
 6. Else there is room: the limit that lets in 0.95 of R, less what is spent; and more and more, the
@@ -20,8 +20,7 @@ prefers neither (e = 4): it measures the price, and steers to that share.  By ha
 7. p99 above the objective: a tenth of R more may be spent, for 20 s to begin with.  If that did not
    meet it, it is not tried again for ten minutes.
 8. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
-9. A flood that io.max holds (control/pacing/pace.py) has its pace by 5 to 7, in the place of the
-limit:
+9. A flood that io.max holds (control/pacing/pace.py) has its pace by 5 to 7, in the limit's place:
    what that lets in is known.  It is never below the policy's pace-share of R.
 
 Limit and pace change every two seconds at most, upwards only while they hold writers back.  Outside
@@ -38,6 +37,7 @@ from writebackd.tuning import (
     CUT,
     EVERY_S,
     EXTRA,
+    FIRST,
     MOST_S,
     PAUSE_LEAST,
     PAYS,
@@ -82,6 +82,12 @@ def in_waves(law: LawMemory) -> bool:
             and law.flood_s <= WAVE_LONGER * law.lasted_s + 1.0)
 
 
+def found(law: LawMemory, r: float, bounds: Bounds, now_s: float) -> LawMemory:
+    """The search has found R, with a limit for bytes that the cache took: far too large a one."""
+    first = max(FIRST * bounds.objective_s * r, float(bounds.floor))
+    return replace(law, limit_bytes=min(first, law.limit_bytes or first), written_s=now_s)
+
+
 def asked(law: LawMemory, r: "float | None", bounds: Bounds) -> int:
     """The limit to ask for, bytes: the law's, or what a pause drains."""
     limit = law.limit_bytes or 0.0
@@ -99,8 +105,7 @@ def is_due(law: LawMemory, now_s: float) -> bool:
 def between(law: LawMemory, dt_s: float) -> LawMemory:
     """A tick without a flood."""
     lasted_s = law.flood_s or law.lasted_s
-    # Before the first flood there is none to pause between.
-    quiet_s = law.quiet_s + dt_s if lasted_s else 0.0
+    quiet_s = law.quiet_s + dt_s if lasted_s else 0.0  # before the first flood there is no pause
     return replace(law, flood_s=0.0, lasted_s=lasted_s, quiet_s=quiet_s)
 
 
@@ -143,10 +148,8 @@ def follow_pace(
 
 
 def _goes_on(law: LawMemory, dt_s: float) -> LawMemory:
-    pause = law.pause_s
-    if law.quiet_s:
-        pause = (pause + law.quiet_s) / 2 if pause else law.quiet_s
-    return replace(law, flood_s=law.flood_s + dt_s, pause_s=pause, quiet_s=0.0)
+    pause_s = (law.pause_s + law.quiet_s) / (2 if law.pause_s and law.quiet_s else 1)
+    return replace(law, flood_s=law.flood_s + dt_s, pause_s=pause_s, quiet_s=0.0)
 
 
 def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
@@ -163,8 +166,7 @@ def _extra(extra: float, e: Estimate, bounds: Bounds, dt_s: float) -> float:
 def _seek(law: LawMemory, d: Drain, bounds: Bounds) -> Tuple[float, Rule]:
     """R is not known: the limit up while that brings more.  A full cache then shows R."""
     limit = law.limit_bytes or float(bounds.floor)
-    most = max(SEEK_MOST_S * d.rate, 2.0 * bounds.floor)
-    most = min(most, float(bounds.ceiling))
+    most = min(max(SEEK_MOST_S * d.rate, 2.0 * bounds.floor), float(bounds.ceiling))
     if d.rate > PAYS * law.sought_rate and limit < most:
         return min(SEEK * limit, most), Rule.SEEK
     return limit, Rule.MEASURE
@@ -180,9 +182,7 @@ def _steer(law: LawMemory, d: Drain, r: float, bounds: Bounds) -> Tuple[float, R
     return now, Rule.FLOOR if rule is Rule.CUT and now <= bounds.floor else rule
 
 
-def factor(
-    d: Drain, r: float, share: float, keep: float, lets_in_all: float
-) -> Tuple[float, Rule]:
+def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) -> Tuple[float, Rule]:
     """What limit or pace are multiplied with, where syncs may cost a `share` of R.
 
     `lets_in_all` times as large it would let in R.
