@@ -8,8 +8,6 @@
 #   make bench-clean            remove what a killed benchmark left
 #   make install [DESTDIR=]     install into the system, from Debian's Python
 #   make uninstall
-#
-# BTF=FILE compiles against another kernel's types than the running one's.
 
 PREFIX ?= /usr
 SYSCONFDIR ?= /etc
@@ -20,8 +18,6 @@ CATALOG := $(PREFIX)/lib/systemd/catalog
 SYSUSERS := $(PREFIX)/lib/sysusers.d
 DOC := $(PREFIX)/share/doc/writebackd
 D := $(DESTDIR)
-BTF ?=
-export WRITEBACKD_BTF := $(or $(BTF),$(WRITEBACKD_BTF))
 
 all: bpf
 

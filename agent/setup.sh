@@ -18,20 +18,27 @@ set -euo pipefail
 # python3 on the PATH (pyenv, conda) may be.
 PYTHON=/usr/bin/python3
 
-RUN="clang llvm libbpf-dev libbpf1 bpftool make python3 python3-venv python3-pip
-    python3-setuptools python3-wheel python3-psutil python3-pyroute2
-    python3-rich"
+RUN="libbpf1 make python3 python3-venv python3-pip python3-setuptools python3-wheel
+    python3-psutil python3-pyroute2 python3-rich"
+# For the probe, unless objects of these sources came along.
+COMPILE="clang llvm libbpf-dev"
 LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fsprogs btrfs-progs
     util-linux mount kmod procps"
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
-TEST="python3-pytest python3-hypothesis systemd dbus qemu-system-x86 busybox-static file udev
-    dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
+TEST="$COMPILE python3-pytest python3-hypothesis systemd dbus qemu-system-x86 busybox-static file
+    udev dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
     tmux man-db tzdata"
 # For tests alone, which compare with it what the agent tells systemd and journald by itself: it
 # comes along when others are installed, and nobody has to be root for it alone.
 OPTIONAL="python3-systemd"
 
+cd "$(dirname "$(readlink -f "$0")")/.."
+
+# Whether the objects of the probe are there, made from these sources.
+probe_compiled() { sha256sum --check --status agent/writebackd/_bpf/sha256sums 2>/dev/null; }
+
 what=${1:-run}
+probe_compiled || RUN="$RUN $COMPILE"
 case $what in
     run) packages="$RUN" ;;
     lab) packages="$RUN $LAB" ;;
@@ -40,7 +47,6 @@ case $what in
     *) echo "usage: agent/setup.sh [run|lab|bench|test|fuzz]" >&2; exit 2 ;;
 esac
 
-cd "$(dirname "$(readlink -f "$0")")/.."
 root=$PWD
 log=$root/build/setup.log
 venv=$root/build/venv
@@ -146,13 +152,9 @@ make_venv() {
     fi
 }
 
-# compile_probe: quick when nothing changed, so it is not guessed here whether to.
 compile_probe() {
-    if [ ! -e "${WRITEBACKD_BTF:-/sys/kernel/btf/vmlinux}" ]; then
-        say "this kernel has no BTF: going on without BPF, the agent will see procfs only"
-        export WRITEBACKD_BUILD_PROBE=no
-    fi
-    [ -e agent/writebackd/_bpf/writeback.bpf.o ] || say "compiling the probe"
+    ! probe_compiled || return 0
+    say "compiling the probe"
     "$PYTHON" bpf/build_backend.py >>"$log" 2>&1 || fail "compiling the probe failed"
 }
 

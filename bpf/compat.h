@@ -6,23 +6,6 @@
 #ifndef COMPAT_H
 #define COMPAT_H
 
-#define CORE __attribute__((preserve_access_index))
-
-/* The disk moved from the request to its queue in 5.17
- * ("block: remove the ->rq_disk field in struct request"). */
-struct request___with_disk {
-	struct gendisk *rq_disk;
-} CORE;
-
-struct request_queue___with_disk {
-	struct gendisk *disk;
-} CORE;
-
-/* diskseq came with 5.15 ("block: add disk sequence number"). */
-struct gendisk___with_seq {
-	__u64 diskseq;
-} CORE;
-
 static __always_inline struct gendisk *request_disk(struct request *rq)
 {
 	struct request_queue___with_disk *q = (void *)rq->q;
@@ -39,11 +22,6 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 
 	return bpf_core_field_exists(with_seq->diskseq) ? with_seq->diskseq : 0;
 }
-
-/* xfs may be a module whose types the building kernel's BTF does not have. */
-struct xfs_inode___any {
-	struct inode i_vnode;
-} CORE;
 
 /* Syscall numbers and where the kernel keeps them, for the hooks on syscalls.
  * Other architectures do without these hooks: where fentry works (arm64 has it

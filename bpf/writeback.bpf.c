@@ -8,7 +8,7 @@
  * takes.  Nothing here allocates, loops without bound or sends events; user
  * space reads the maps once a tick.
  */
-#include "vmlinux.h"
+#include "kernel_types.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,12 +18,11 @@ PARTS = (
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
     "pyproject.toml", "setup.cfg", "agent", "bpf", "docs", "policies", "systemd",
 )  # fmt: skip
-BTF = Path("/sys/kernel/btf/vmlinux")
 
 
 def copy_checkout(target: Path) -> Path:
     """The sources under `target`, without anything that an earlier build left."""
-    generated = shutil.ignore_patterns("_bpf", "*.egg-info", "__pycache__", ".*_cache", "vmlinux.h")
+    generated = shutil.ignore_patterns("_bpf", "*.egg-info", "__pycache__", ".*_cache")
     target.mkdir()
     for part in PARTS:
         source = ROOT / part
@@ -40,16 +40,17 @@ def need_compiler() -> None:
         import build_backend
     finally:
         sys.path.remove(str(ROOT / "bpf"))
-    problems = build_backend.missing(BTF)
+    problems = build_backend.missing()
     if problems:
         pytest.skip("; ".join(problems))
 
 
-def run(argv: List[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
+def run(argv: List[str], cwd: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Output and exit code of a build command; its tools are this interpreter's."""
     return subprocess.run(
         argv,
         cwd=cwd,
+        env={**os.environ, **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

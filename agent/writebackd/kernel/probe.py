@@ -273,8 +273,9 @@ class BpfProbe:
 
 
 def object_path() -> Path:
-    """The compiled object that ships inside the package."""
-    return Path(__file__).resolve().parent.parent / "_bpf" / "writeback.bpf.o"
+    """The compiled object for this machine; the package has one for each that it supports."""
+    package = Path(__file__).resolve().parent.parent
+    return package / "_bpf" / f"writeback.{os.uname().machine}.bpf.o"
 
 
 @functools.lru_cache(maxsize=None)
@@ -287,7 +288,12 @@ def object_image() -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise OSError(f"{path} is missing: build the package on a host with clang") from None
+        machines = sorted(each.name.split(".")[1] for each in path.parent.glob("writeback.*.bpf.o"))
+        if machines:
+            why = f"no BPF object for {os.uname().machine}, only for {', '.join(machines)}"
+        else:
+            why = f"{path} is missing: build the package on a host with clang"
+        raise OSError(why) from None
 
 
 class NoSuchProbe(Exception):

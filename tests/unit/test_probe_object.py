@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Which of the package's BPF objects is taken, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from writebackd.kernel import probe
+
+
+@pytest.fixture(autouse=True)
+def no_cache() -> Iterator[None]:
+    probe.object_image.cache_clear()
+    yield
+    probe.object_image.cache_clear()
+
+
+def on(monkeypatch: pytest.MonkeyPatch, machine: str, *objects: str, at: Path) -> None:
+    """A package with these objects, on a host of this machine."""
+    host = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((*host[:4], machine)))
+    monkeypatch.setattr(probe, "__file__", str(at / "writebackd/kernel/probe.py"))
+    (at / "writebackd/_bpf").mkdir(parents=True)
+    for each in objects:
+        (at / f"writebackd/_bpf/writeback.{each}.bpf.o").write_text(f"object for {each}")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_machine_chooses(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    on(monkeypatch, machine, "aarch64", "x86_64", at=tmp_path)
+    assert probe.object_image() == f"object for {machine}".encode()
+
+
+def test_another_machine_is_told_which_there_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on(monkeypatch, "riscv64", "x86_64", "aarch64", at=tmp_path)
+    with pytest.raises(OSError, match="no BPF object for riscv64, only for aarch64, x86_64"):
+        probe.object_image()
+
+
+def test_a_package_without_the_probe_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    on(monkeypatch, "x86_64", at=tmp_path)
+    with pytest.raises(OSError, match=r"writeback.x86_64.bpf.o is missing: build the package"):
+        probe.object_image()
