@@ -20,7 +20,10 @@ import pytest
 from .fetch_kernel import KernelUnavailable, fetch, parse_depends, parse_uri
 from .machine import GuestFailed, Machine, MachineMissing, Result, check_host
 
-KERNEL_TESTS = ("tests/kernel/test_probe.py", "tests/kernel/test_unit_rights.py")
+KERNEL_TESTS = (
+    "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
+    "tests/kernel/test_unit_rights.py",
+)  # fmt: skip
 # What the guest's tests may expect of a Debian kernel: they fail there, not skip, without it.
 GUEST_SETTINGS = {
     "WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_FENTRY": "1", "WRITEBACKD_EXPECT_KPROBES": "1",
