@@ -27,6 +27,7 @@ from writebackd.kernel.probe import (
     NoSuchProbe,
     ProcfsProbe,
     object_image,
+    object_path,
     open_probe,
 )
 from writebackd.types.histogram import BUCKET_EDGES_S
@@ -433,6 +434,18 @@ def test_without_the_object_the_daemon_goes_on_with_proc(
         open_probe("libbpf", KernelFiles(), False, True)
     with pytest.raises(NoSuchProbe, match="use libbpf or procfs"):
         open_probe("bcc", KernelFiles(), False, True)
+
+
+def test_an_object_without_programs_for_system_calls_does_without_them() -> None:
+    """aarch64's; on that machine x86_64's, whose registers the kernel does not have."""
+    (other,) = {"aarch64", "x86_64"} - {os.uname().machine}
+    image = object_path().with_name(f"writeback.{other}.bpf.o").read_bytes()
+    probe = BpfProbe(image, KernelFiles())
+    try:
+        assert probe.choice.syscalls == []
+        assert any(miss.startswith("fsync on ") for miss in probe.choice.misses)
+    finally:
+        probe.close()
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,10 @@ class Object:
         return text.decode().lstrip("?")
 
     def select(self, programs: Sequence[str]) -> None:
-        """Load these programs and no others."""
+        """Load these programs and no others; ENOENT for one that this object does not have."""
+        for name in programs:
+            if name not in self.programs:
+                raise BpfError(f"no program {name} for this machine", errno.ENOENT)
         for name, pointer in self.programs.items():
             _check(self._lib.bpf_program__set_autoload(pointer, name in programs), name)
 
