@@ -209,6 +209,27 @@ def test_objects_of_other_sources_are_compiled_anew(
     assert (copy / "agent" / OBJECTS[0]).read_bytes() == wheel.read(OBJECTS[0])
 
 
+def test_setup_installs_a_compiler_only_where_it_has_to_compile(
+    checkout: Path, tmp_path: Path
+) -> None:
+    copy, stubs = copy_checkout(tmp_path / "copy"), tmp_path / "bin"
+    stubs.mkdir()
+    # Nothing is installed, and who asks may not install: it says what is missing.
+    for name, text in (("dpkg-query", "exit 1"), ("id", "echo 1000"), ("apt-get", "exit 1")):
+        (stubs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (stubs / name).chmod(0o755)
+
+    def wanted(what: str) -> Set[str]:
+        done = run(["agent/setup.sh", what], copy, PATH=f"{stubs}:{os.environ['PATH']}")
+        assert done.returncode == 4 and "libbpf1" in done.stdout, done.stdout
+        return {"clang", "llvm", "libbpf-dev", "bpftool"} & set(done.stdout.split())
+
+    assert wanted("run") == {"clang", "llvm", "libbpf-dev"}
+    assert run(COMPILE, copy).returncode == 0
+    assert wanted("run") == set()
+    assert wanted("test") == {"clang", "llvm", "libbpf-dev"}
+
+
 def test_a_broken_source_leaves_the_last_object(checkout: Path, tmp_path: Path) -> None:
     copy = copy_checkout(tmp_path / "copy")
     assert run(COMPILE, copy).returncode == 0
