@@ -44,7 +44,7 @@ GB = 1 << 30
 FOREVER = float("inf")
 
 # Of 24 GB, most of it dirtyable; the kernel's defaults of 20 % and 10 %.
-HOST = HostInfo(page_size=4096, cpus_online=2, cpus_possible=2, memory_bytes=24 * GB)
+HOST = HostInfo(page_size=4096, cpus_online=2, memory_bytes=24 * GB)
 AS_FOUND = int(0.2 * 0.94 * HOST.memory_bytes)
 RATIOS = VmLimits(0, 20, 0, 10)
 STEP_S = 0.05

@@ -18,10 +18,8 @@ from writebackd.types.decision import Decision, DeviceState
 
 
 def floor_bytes() -> int:
-    """The lowest limit that may ever be set: the policy's, or twice wb_stat_error."""
-    cpus = HOST.cpus_possible
-    error = cpus * 8 * cpus.bit_length() * HOST.page_size
-    return max(POLICY.limits.floor_bytes, 2 * error)
+    """The lowest limit that may ever be set: the policy's, or 16 pages for each CPU."""
+    return max(POLICY.limits.floor_bytes, 16 * HOST.cpus_online * HOST.page_size)
 
 
 def sane(loop: Loop, decision: Decision) -> None:

@@ -47,8 +47,7 @@ class FakeVm(KernelFiles):
         self.writes: List[Tuple[str, str]] = []
         self.texts = {
             "/proc/meminfo": "MemTotal:       24689100 kB\nMemFree:         1234 kB",
-            "/sys/devices/system/cpu/online": "0-1",
-            "/sys/devices/system/cpu/possible": "0-7,16",
+            "/sys/devices/system/cpu/online": "0-63,72",
         }
 
     @property

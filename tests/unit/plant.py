@@ -31,7 +31,7 @@ from writebackd.types.samples import (
 )
 from writebackd.types.storage import Device
 
-HOST = HostInfo(page_size=4096, cpus_online=2, cpus_possible=2, memory_bytes=24 << 30)
+HOST = HostInfo(page_size=4096, cpus_online=2, memory_bytes=24 << 30)
 DISK = Device(name="sda", devno="8:0", bdi="8:0", leaves=("sda",), leaf_devnos=("8:0",))
 RATIOS = VmLimits(0, 20, 0, 10)
 AS_FOUND = 4 << 30

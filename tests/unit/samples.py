@@ -19,7 +19,7 @@ from writebackd.types.storage import Device
 
 MIB = 1 << 20
 GIB = 1 << 30
-HOST = HostInfo(page_size=4096, cpus_online=2, cpus_possible=2, memory_bytes=int(23.4 * GIB))
+HOST = HostInfo(page_size=4096, cpus_online=2, memory_bytes=int(23.4 * GIB))
 RATIOS = VmLimits(0, 20, 0, 10)
 LIBBPF = ProbeInfo(
     backend="libbpf",

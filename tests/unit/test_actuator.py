@@ -108,7 +108,7 @@ def test_write_between_two_reads_is_not_taken_for_a_setting() -> None:
 
 def test_host_info() -> None:
     files = FakeVm()
-    assert host_info(files) == HostInfo(PAGE, 2, 9, 24689100 * 1024)
+    assert host_info(files) == HostInfo(PAGE, 65, 24689100 * 1024)
     files.texts = {"/proc/meminfo": "MemTotal: 100 kB"}
     assert host_info(files).cpus_online >= 1
     files.texts = {"/proc/meminfo": "garbage"}

@@ -151,13 +151,13 @@ def test_slow_syncs_at_the_floor_are_called_exhausted() -> None:
 # ---- several devices, and what bounds a target -----------------------------
 
 
-def test_no_target_below_the_kernels_own_counting_error() -> None:
+def test_no_target_below_what_all_cpus_dirty_between_two_looks() -> None:
     host = plant()
     host.run(20)
-    sample = replace(host.sample(), host=replace(HOST, cpus_possible=64))
+    sample = replace(host.sample(), host=replace(HOST, cpus_online=256))
     estimates, memory = estimate(POLICY, host.memory, sample)
     decision, _ = decide(POLICY, memory, sample, estimates)
-    assert decision.devices[0].target_bytes == kernel_floor_bytes(sample.host) == 28 * MB
+    assert decision.devices[0].target_bytes == kernel_floor_bytes(sample.host) == 16 * MB
 
 
 def test_without_demand_the_loosest_of_the_flooded_devices_decides() -> None:
@@ -501,12 +501,10 @@ def test_a_disk_of_another_identity_starts_anew() -> None:
     assert memory.devices["sda"].law.limit_bytes is None
 
 
-@pytest.mark.parametrize("cpus,mib", [(2, 0.25), (16, 5), (64, 28), (256, 144)])
-def test_kernel_floor_is_twice_wb_stat_error(cpus: int, mib: float) -> None:
-    host = replace(HOST, cpus_possible=cpus)
-    expected = {2: 2 * 2 * 8 * 2, 16: 2 * 16 * 8 * 5, 64: 2 * 64 * 8 * 7, 256: 2 * 256 * 8 * 9}
-    assert kernel_floor_bytes(host) == expected[cpus] * 4096
-    assert kernel_floor_bytes(host) / MB == pytest.approx(mib, rel=0.01)
+@pytest.mark.parametrize("cpus,page,mib", [(2, 4096, 0.125), (1024, 4096, 64), (64, 65536, 64)])
+def test_kernel_floor_is_16_pages_for_each_cpu(cpus: int, page: int, mib: float) -> None:
+    host = replace(HOST, cpus_online=cpus, page_size=page)
+    assert kernel_floor_bytes(host) == mib * MB
 
 
 def test_the_limit_as_found_is_never_called_ours() -> None:

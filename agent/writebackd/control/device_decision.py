@@ -47,13 +47,13 @@ class DeviceTarget:
 
 
 def kernel_floor_bytes(host: HostInfo) -> int:
-    """Below twice wb_stat_error the kernel's own counting error decides.
+    """What all CPUs may dirty before the kernel looks: 64 KiB each, with pages of 4 KiB.
 
-    wb_stat_error is n x 8 x (1 + ilog2 n) pages for n possible CPUs
-    (WB_STAT_BATCH in include/linux/backing-dev-defs.h): 5 MiB at 16 CPUs.
+    It looks at the limit each time a CPU has dirtied a 32nd of its part, and at least 16 pages
+    (ratelimit_pages in mm/page-writeback.c): below that a limit is overshot by as much as it is.
+    Its counters are no reason for more: under 2 x wb_stat_error they are summed exactly.
     """
-    cpus = host.cpus_possible
-    return 2 * cpus * 8 * cpus.bit_length() * host.page_size
+    return 16 * host.cpus_online * host.page_size
 
 
 def decide_device(

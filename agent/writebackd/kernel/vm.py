@@ -169,9 +169,9 @@ def page_size() -> int:
     return os.sysconf("SC_PAGE_SIZE")
 
 
-def _count_cpus(files: KernelFiles, which: str) -> Optional[int]:
-    """CPUs in a list such as `0-3,8`; None where it cannot be read."""
-    text = files.try_read(f"/sys/devices/system/cpu/{which}")
+def _cpus_online(files: KernelFiles) -> Optional[int]:
+    """From a list such as `0-3,8`; None where it cannot be read."""
+    text = files.try_read("/sys/devices/system/cpu/online")
     try:
         ends = [part.split("-") for part in (text or "").split(",")]
         count = sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
@@ -182,14 +182,12 @@ def _count_cpus(files: KernelFiles, which: str) -> Optional[int]:
 
 def host_info(files: KernelFiles) -> HostInfo:
     """Page size, CPUs and memory. Raises OSError or ValueError without /proc/meminfo."""
-    online = _count_cpus(files, "online") or os.cpu_count() or 1
     total = files.read("/proc/meminfo").partition("MemTotal:")[2].split()
     if not total or not total[0].isdigit():
         raise ValueError("/proc/meminfo: no MemTotal")
     memory = _natural(int(total[0]), "/proc/meminfo MemTotal")
     return HostInfo(
         page_size=page_size(),
-        cpus_online=online,
-        cpus_possible=max(online, _count_cpus(files, "possible") or online),
+        cpus_online=_cpus_online(files) or os.cpu_count() or 1,
         memory_bytes=memory * 1024,
     )

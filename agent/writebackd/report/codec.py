@@ -39,6 +39,7 @@ _GONE = frozenset((
     "flooded_before", "drain_window", "window_limit_bytes", "sync_window", "last_demand_s",
     "drain_limit_bytes", "fast", "filling", "flood_lasted_s", "flush_s", "flushed", "flushes",
     "full_window", "hold", "recent_writes", "tau_s", "throttled", "was_full",
+    "cpus_possible",
 ))  # fmt: skip
 
 

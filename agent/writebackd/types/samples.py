@@ -163,7 +163,6 @@ class HostInfo:
 
     page_size: int
     cpus_online: int
-    cpus_possible: int
     memory_bytes: int
 
 
