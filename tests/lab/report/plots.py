@@ -99,7 +99,7 @@ def overlaid(ones: Sequence[Contender], palette: Palette) -> List[str]:
     return [
         drawn("p99 of synchronous operations", "sync_p99", "ms, log", LOG, formats.milliseconds,
               LEAST_LATENCY_S),
-        drawn("synchronous operations", "sync_rate", "per second, log", LOG, _number, 0.1),
+        drawn("synchronous operations", "sync_rate", "per second, log", LOG, formats.count, 0.1),
         drawn("handed over by the flood", "flood_rate"),
         *(drawn(f"written to disk {disk}", "device_rate", disk=disk) for disk in _disks(run))]
 
