@@ -38,7 +38,7 @@ cd "$(dirname "$(readlink -f "$0")")/.."
 probe_compiled() { sha256sum --check --status agent/writebackd/_bpf/sha256sums 2>/dev/null; }
 
 what=${1:-run}
-probe_compiled || RUN="$RUN $COMPILE"
+probe_compiled || [ "${WRITEBACKD_BUILD_PROBE:-}" = no ] || RUN="$RUN $COMPILE"
 case $what in
     run) packages="$RUN" ;;
     lab) packages="$RUN $LAB" ;;

@@ -4,7 +4,7 @@
 `_bpf/` in the package gets a CO-RE object for each machine, whatever host compiles them, so that
 one wheel, ``py3-none-any``, serves all.  Objects that came along with these very sources, as in a
 source distribution, are taken as they are: then no compiler is needed.  ``--config-settings
-probe=no``, or WRITEBACKD_BUILD_PROBE=no, leaves them out: the agent then runs on procfs alone.
+probe=no``, or WRITEBACKD_BUILD_PROBE=no, compiles none: without any the agent sees procfs alone.
 
 Run as a program it only compiles the probe into the checkout.
 """
@@ -70,12 +70,12 @@ def build_editable(
 
 def compile_probe(config_settings: Settings = None) -> None:
     """Compile bpf/ into the package; ends the build with what to do when it cannot."""
+    if CHECKSUMS.exists() and CHECKSUMS.read_text() == checksums():
+        return
     asked = (config_settings or {}).get("probe") or os.environ.get("WRITEBACKD_BUILD_PROBE")
     if asked == "no":
-        # Objects that an earlier build left would be packed.
+        # Those of other sources would be packed.
         shutil.rmtree(PACKAGED, ignore_errors=True)
-        return
-    if CHECKSUMS.exists() and CHECKSUMS.read_text() == checksums():
         return
     problems = missing()
     if problems:

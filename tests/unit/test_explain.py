@@ -62,7 +62,7 @@ def test_every_branch_of_the_law_has_words_and_a_state(rule: Rule) -> None:
 
 
 def test_the_state_says_which_way_the_limit_goes() -> None:
-    up, down = {Rule.SEEK, Rule.SHORT, Rule.DEAR}, {Rule.CUT}
+    up, down = {Rule.SEEK, Rule.SHORT, Rule.DEAR}, {Rule.CUT, Rule.FOUND}
     for rule, state in reasons.STATES.items():
         assert (state is DeviceState.PROBE) is (rule in up) and (state is DeviceState.SQUEEZE) is (
             rule in down

@@ -24,7 +24,7 @@ from writebackd.tuning import (
     EVERY_S,
     EXTRA,
     FASTER,
-    FIRST,
+    FIRST_S,
     MOST_S,
     PAYS,
     RISE,
@@ -114,12 +114,13 @@ def test_the_search_does_not_go_beyond_what_any_disk_needs() -> None:
     assert step(d, seen=UNKNOWN, bounds=small)[0] == 1.5
 
 
-def test_once_it_is_found_the_limit_is_what_drains_in_a_few_objectives() -> None:
-    most = FIRST * OBJECTIVE_S * R
-    far = found(LawMemory(10 * most), R, BOUNDS, NOW)
-    assert far.limit_bytes == pytest.approx(most) and far.written_s == NOW
-    assert found(LawMemory(most / 2), R, BOUNDS, NOW).limit_bytes == most / 2
-    slow = found(LawMemory(10 * most), R / 1e6, BOUNDS, NOW)
+def test_once_it_is_found_the_limit_is_what_drains_in_a_moment() -> None:
+    most = FIRST_S * R
+    far, rule = found(LawMemory(10 * most), R, BOUNDS, NOW)
+    assert far.limit_bytes == pytest.approx(most) and (far.written_s, rule) == (NOW, Rule.FOUND)
+    near = LawMemory(most / 2)
+    assert found(near, R, BOUNDS, NOW) == (near, Rule.MEASURE)
+    slow, _ = found(LawMemory(10 * most), R / 1e6, BOUNDS, NOW)
     assert slow.limit_bytes == BOUNDS.floor
 
 

@@ -610,12 +610,14 @@ def test_it_lets_go_where_commits_wait_for_the_paced_and_tries_again_in_ten_minu
     assert tries(host, 200) == 1
 
 
-@pytest.mark.parametrize("entangled_s,holds", [(0.03, False), (0.015, True)])
+@pytest.mark.parametrize("entangled_s,holds", [(0.014, False), (0.008, True)])
 def test_it_has_to_be_clearly_better_than_the_limit_alone(
     entangled_s: float, holds: bool
 ) -> None:
-    """A sync takes 18 ms on average in the 3 s before."""
-    host = plant(entangled_s=entangled_s)
+    """A sync takes 18 ms on average in the 3 s before; the objective is missed either way."""
+    usual = policy()
+    strict = replace(usual, objective=replace(usual.objective, fsync_p99_s=5e-3))
+    host = plant(policy=strict, entangled_s=entangled_s)
     host.run(100)
     assert bool(host.paced) is holds, said(host.tick())
 

@@ -151,10 +151,13 @@ def test_a_file_deleted_from_the_source_leaves_the_next_wheel(
 
 
 def test_without_probe(checkout: Path, wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    result = build(checkout, tmp_path, "--config-settings", "probe=no")
-    assert result.returncode == 0, result.stdout
-    (path,) = tmp_path.glob("*.whl")
-    assert set(wheel.namelist()) - set(zipfile.ZipFile(path).namelist()) == set(OBJECTS)
+    copy = copy_checkout(tmp_path / "copy")
+    for source, missing in ((copy, set(OBJECTS)), (checkout, set())):  # those that are there stay
+        out = tmp_path / source.name
+        result = build(source, out, "--config-settings", "probe=no")
+        assert result.returncode == 0, result.stdout
+        (path,) = out.glob("*.whl")
+        assert set(wheel.namelist()) - set(zipfile.ZipFile(path).namelist()) == missing
 
 
 CANNOT = {

@@ -12,7 +12,7 @@ prefers neither (e = 4): it measures the price, and steers to that share.  By ha
 3. A sync's price is what was lost of R while the cache was full, for each sync, over half a minute.
    syncs/s x price is what is spent.
 4. R not known: three times the limit while that brings an eighth more, else wait until a full cache
-   shows R.  Where the search went beyond it, then at once to what drains in 1.5 objectives.
+   shows R.  Where the search went beyond it, then at once to what drains in 30 ms.
 5. Full, or more spent than the share: the limit follows spent / share.  It is not cut below what
    lets in the rest of R, and goes up when the flood has less than that.
 6. Else there is room: the limit that lets in 0.95 of R, less what is spent; and more and more, the
@@ -20,11 +20,10 @@ prefers neither (e = 4): it measures the price, and steers to that share.  By ha
 7. p99 above the objective: a tenth of R more may be spent, for 20 s to begin with.  If that did not
    meet it, it is not tried again for ten minutes.
 8. Floods of less than 30 s: memory may take 0.7 of what drains in a pause, or in drain-time.
-9. A flood that io.max holds (control/pacing/pace.py) has its pace by 5 to 7, in the limit's place:
-   what that lets in is known.  It is never below the policy's pace-share of R.
+9. A flood held by io.max (control/pacing/pace.py) has a pace by 5 to 7, and at least `pace-share`.
 
-Limit and pace change every two seconds at most, upwards only while they hold writers back.  Outside
-of waves no limit goes beyond a tenth of a second of R.
+Limit and pace change every two seconds at most, upwards only while they hold writers back.  Once R
+is known, outside of waves, no limit goes beyond a tenth of a second of it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from writebackd.tuning import (
     CUT,
     EVERY_S,
     EXTRA,
-    FIRST,
+    FIRST_S,
     MOST_S,
     PAUSE_LEAST,
     PAYS,
@@ -82,10 +81,12 @@ def in_waves(law: LawMemory) -> bool:
             and law.flood_s <= WAVE_LONGER * law.lasted_s + 1.0)
 
 
-def found(law: LawMemory, r: float, bounds: Bounds, now_s: float) -> LawMemory:
-    """The search has found R, with a limit for bytes that the cache took: far too large a one."""
-    first = max(FIRST * bounds.objective_s * r, float(bounds.floor))
-    return replace(law, limit_bytes=min(first, law.limit_bytes or first), written_s=now_s)
+def found(law: LawMemory, r: float, bounds: Bounds, now_s: float) -> Tuple[LawMemory, Rule]:
+    """The search has found R; its limit was for bytes that the cache took, and may be too large."""
+    first = max(FIRST_S * r, float(bounds.floor))
+    if (law.limit_bytes or 0.0) <= first:
+        return law, Rule.MEASURE
+    return replace(law, limit_bytes=first, written_s=now_s), Rule.FOUND
 
 
 def asked(law: LawMemory, r: "float | None", bounds: Bounds) -> int:
@@ -193,8 +194,7 @@ def factor(d: Drain, r: float, share: float, keep: float, lets_in_all: float) ->
         rule = Rule.DEAR if by > 1.0 else Rule.CUT
         least = (1.0 - share) * lets_in_all
         if by < min(1.0, least) and d.rate < keep * r:
-            by = min(RISE, least)
-            rule = Rule.SHORT if by > 1.0 else Rule.STEADY
+            by, rule = min(RISE, least), Rule.SHORT if least > 1.0 else Rule.STEADY
         return by, rule
     more = 1.0 + CREEP * d.full_s**2
     return min(max(min(1.0 - spent, keep) * more * lets_in_all, CUT), RISE), Rule.ROOM

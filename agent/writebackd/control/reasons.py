@@ -21,9 +21,9 @@ from writebackd.types.estimate import Estimate
 STATES: Mapping[Rule, DeviceState] = {
     Rule.REST: DeviceState.GUARD, Rule.WAVES: DeviceState.GUARD, Rule.COMING: DeviceState.GUARD,
     Rule.OBSERVING: DeviceState.GUARD, Rule.LOOSE: DeviceState.GUARD, Rule.SEEK: DeviceState.PROBE,
-    Rule.MEASURE: DeviceState.GUARD, Rule.CUT: DeviceState.SQUEEZE, Rule.SHORT: DeviceState.PROBE,
-    Rule.DEAR: DeviceState.PROBE, Rule.STEADY: DeviceState.GUARD, Rule.ROOM: DeviceState.GUARD,
-    Rule.FLOOR: DeviceState.GUARD,
+    Rule.MEASURE: DeviceState.GUARD, Rule.FOUND: DeviceState.SQUEEZE, Rule.CUT: DeviceState.SQUEEZE,
+    Rule.SHORT: DeviceState.PROBE, Rule.DEAR: DeviceState.PROBE, Rule.STEADY: DeviceState.GUARD,
+    Rule.ROOM: DeviceState.GUARD, Rule.FLOOR: DeviceState.GUARD,
 }
 
 # The reason without its figures, and what the law does next.
@@ -45,6 +45,8 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
                 f"{SEEK:g} times the limit while that adds {formats.percent(PAYS - 1)}"),
     Rule.MEASURE: ("the drain rate is unknown, a larger limit did not raise throughput",
                    f"{SHOWN_S:g} s with a full cache give the drain rate"),
+    Rule.FOUND: ("the drain rate is known now, and a smaller limit lets in all of it",
+                 "what syncs cost is measured, and the limit follows it"),
     Rule.CUT: ("the write cache is full, and syncs cost less than allowed",
                "a smaller limit, until the cache has room or syncs cost what is allowed"),
     Rule.SHORT: ("the write cache is full, and buffered writes get less than their share",

@@ -43,6 +43,7 @@ class Rule(Enum):
     LOOSE = "loose"  # the limit holds nobody back
     SEEK = "seek"  # R is not known, a larger limit may bring more
     MEASURE = "measure"  # R is not known, and the cache is full: its rate is R
+    FOUND = "found"  # R is known now, and the search for it went too far: smaller at once
     CUT = "cut"  # full, and syncs cost less than they may: smaller
     SHORT = "short"  # full, and the flood has less than it keeps: larger
     DEAR = "dear"  # syncs cost more than they may: larger
