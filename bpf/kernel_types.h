@@ -4,7 +4,7 @@
  * kernel's whole vmlinux.h, compiling needs no kernel.
  *
  * Fields are found by name when the object is loaded (CO-RE): their order here,
- * and fields left out, mean nothing.  Their types do, and so do values that are
+ * and fields left out, mean nothing.  Their sizes do, and so do values that are
  * given.  tests/kernel/test_kernel_types.py compares both with a real kernel's.
  */
 #ifndef KERNEL_TYPES_H
