@@ -183,7 +183,7 @@ def test_bursts_once_a_second_teach_nothing_of_the_disk(known: bool, rate: int) 
     host.run(20, 2 * RATE, 50)
     assert host.drains == pytest.approx(RATE, rel=0.1)
     keeps = 1.0 - SPEND[POLICY.objective.prefer]
-    assert sum(seen.write_rate for seen, _ in host.told[-20:]) > 0.97 * keeps * 20 * RATE
+    assert sum(seen.write_rate for seen, _ in host.told[-20:]) > 0.96 * keeps * 20 * RATE
 
 
 @pytest.mark.parametrize("late_s", [-0.02, 0.0, 0.02])
@@ -242,7 +242,10 @@ def test_what_is_called_demand_is_there_now_or_has_a_time() -> None:
     assert host.reason.startswith("sync demand and no flood")
     host.tick()
     host.tick()
-    assert host.reason == reasons.kept("", False, host.limit, 2.0, 3.0)
+    (told,) = host.told[-1][1].devices
+    target = told.target_bytes or 0  # what moved by less than a tenth is not set
+    assert host.limit == pytest.approx(target, rel=0.1)
+    assert host.reason == reasons.kept("", False, target, 2.0, 3.0)
     host.run(RELEASED_S - 2)
     (told,) = host.told[-1][1].devices
     assert told.reason == reasons.ORIGINAL
