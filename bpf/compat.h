@@ -23,6 +23,13 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 	return bpf_core_field_exists(with_seq->diskseq) ? with_seq->diskseq : 0;
 }
 
+/* bpf_get_current_task_btf() came with 5.11.  Where it is missing, the verifier
+ * knows no type of the current task, and its fields have to be copied. */
+#define HAS_TYPED_TASK \
+	bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_get_current_task_btf)
+/* `typed` is a constant in every inlined copy: one of the two is compiled. */
+#define TASK_READ(task, typed, field) ((typed) ? (task)->field : BPF_CORE_READ(task, field))
+
 /* Syscall numbers and where the kernel keeps them, for the hooks on syscalls.
  * Other architectures do without these hooks: where fentry works (arm64 has it
  * since 6.0) they are not needed. */

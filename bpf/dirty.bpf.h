@@ -23,19 +23,21 @@ struct {
 	__type(value, struct last_look);
 } last_looks SEC(".maps");
 
-static __always_inline struct dirtier *dirtier(struct task_struct *task)
+static __always_inline struct dirtier *dirtier(struct task_struct *task, bool typed)
 {
-	__u32 tid = task->pid;
+	__u32 tid = TASK_READ(task, typed, pid);
+	__u64 start_ns = TASK_READ(task, typed, start_time), bytes;
 	struct dirtier *entry = bpf_map_lookup_elem(&dirtiers, &tid);
 
-	if (entry && entry->task_start_ns == task->start_time)
+	if (entry && entry->task_start_ns == start_ns)
 		return entry;
+	bytes = TASK_READ(task, typed, ioac.write_bytes);
 	struct dirtier fresh = {
-		.task_start_ns = task->start_time,
-		.first_bytes = task->ioac.write_bytes,
-		.bytes = task->ioac.write_bytes,
+		.task_start_ns = start_ns,
+		.first_bytes = bytes,
+		.bytes = bytes,
 		.cgroup_id = bpf_get_current_cgroup_id(),
-		.tgid = task->tgid,
+		.tgid = TASK_READ(task, typed, tgid),
 	};
 	bpf_get_current_comm(fresh.comm, sizeof(fresh.comm));
 	if (bpf_map_update_elem(&dirtiers, &tid, &fresh, BPF_ANY)) {
@@ -48,10 +50,11 @@ static __always_inline struct dirtier *dirtier(struct task_struct *task)
 /* The kernel counts what each thread dirtied (task_io_account_write).  That
  * exact count is copied when another thread comes up on the CPU or this one has
  * dirtied another grain; in between a folio costs two loads and a comparison. */
-static __always_inline int note_dirty(struct address_space *mapping)
+static __always_inline int note_dirty(struct task_struct *task, bool typed,
+				      struct address_space *mapping)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	__u64 bytes = task->ioac.write_bytes;
+	__u64 bytes = TASK_READ(task, typed, ioac.write_bytes);
+	__u32 tid = TASK_READ(task, typed, pid);
 	struct last_look *last;
 	struct dirtier *entry;
 	__u32 zero = 0;
@@ -59,11 +62,11 @@ static __always_inline int note_dirty(struct address_space *mapping)
 	last = bpf_map_lookup_elem(&last_looks, &zero);
 	if (!last || !mapping)
 		return 0;
-	if (last->tid == (__u32)task->pid && bytes - last->bytes < cfg.dirty_grain)
+	if (last->tid == tid && bytes - last->bytes < cfg.dirty_grain)
 		return 0;
-	last->tid = task->pid;
+	last->tid = tid;
 	last->bytes = bytes;
-	entry = dirtier(task);
+	entry = dirtier(task, typed);
 	if (entry) {
 		entry->bytes = bytes;
 		entry->dev = inode_dev(mapping->host);
@@ -78,14 +81,17 @@ static __always_inline int note_dirty(struct address_space *mapping)
 SEC("?tp_btf/writeback_dirty_folio")
 int BPF_PROG(dirty_folio, struct folio *folio, struct address_space *mapping)
 {
-	return note_dirty(mapping);
+	/* Folios came later than this helper. */
+	return note_dirty(bpf_get_current_task_btf(), true, mapping);
 }
 
 /* Its name before 5.18. */
 SEC("?tp_btf/writeback_dirty_page")
 int BPF_PROG(dirty_page, struct page *page, struct address_space *mapping)
 {
-	return note_dirty(mapping);
+	if (HAS_TYPED_TASK)
+		return note_dirty(bpf_get_current_task_btf(), true, mapping);
+	return note_dirty((void *)bpf_get_current_task(), false, mapping);
 }
 
 static __always_inline int note_throttled(long pause)
@@ -94,7 +100,8 @@ static __always_inline int note_throttled(long pause)
 
 	if (pause <= 0)
 		return 0; /* let go without a sleep */
-	entry = dirtier(bpf_get_current_task_btf());
+	/* Copies do: it has slept for longer. */
+	entry = dirtier((void *)bpf_get_current_task(), false);
 	if (entry) {
 		entry->throttled_ns += (__u64)pause * cfg.jiffy_ns;
 		entry->throttled++;
@@ -117,37 +124,40 @@ int throttled(unsigned long long *args)
 	return note_throttled(args[6]);
 }
 
+/* A queue takes writes of several CPUs at once; to claim the next place of an
+ * array takes an atomic that returns a value, which came with 5.12. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, SYSCTL_WRITES);
+	__type(value, struct sysctl_write);
+} sysctl_writes SEC(".maps");
+
 SEC("?cgroup/sysctl")
 int sysctl_write(struct bpf_sysctl *ctx)
 {
-	struct task_struct *task;
-	struct sysctl_write *entry;
 	const char prefix[] = "vm/dirty_";
+	struct task_struct *task;
 	unsigned long begin, size;
-	char name[44];
-	__u64 n;
 
-	if (!ctx->write || bpf_sysctl_get_name(ctx, name, sizeof(name), 0) < 0)
+	if (!ctx->write)
+		return 1;
+	struct sysctl_write write = {};
+	if (bpf_sysctl_get_name(ctx, write.name, sizeof(write.name), 0) < 0)
 		return 1;
 	for (unsigned int i = 0; i < sizeof(prefix) - 1; i++)
-		if (name[i] != prefix[i])
+		if (write.name[i] != prefix[i])
 			return 1;
-	task = bpf_get_current_task_btf();
-	n = __sync_fetch_and_add(&shared.sysctl_writes, 1);
-	entry = &shared.ring[n % SYSCTL_WRITES];
-	entry->time_ns = bpf_ktime_get_ns();
-	entry->pid = task->tgid;
-	bpf_probe_read_kernel(entry->comm, sizeof(entry->comm), task->comm);
-	__builtin_memcpy(entry->name, name, sizeof(entry->name));
-	__builtin_memset(entry->value, 0, sizeof(entry->value));
-	bpf_sysctl_get_new_value(ctx, entry->value, sizeof(entry->value));
-	/* By pointers: not every kernel lets this type of program ask for the id. */
-	entry->cgroup_id = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
-	__builtin_memset(entry->cmdline, 0, sizeof(entry->cmdline));
+	bpf_sysctl_get_new_value(ctx, write.value, sizeof(write.value));
+	/* By address: not every kernel lets this type of program ask for these. */
+	task = (void *)bpf_get_current_task();
+	write.pid = BPF_CORE_READ(task, tgid);
+	write.cgroup_id = BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id);
+	bpf_probe_read_kernel(write.comm, sizeof(write.comm), task->comm);
 	begin = BPF_CORE_READ(task, mm, arg_start);
 	size = BPF_CORE_READ(task, mm, arg_end) - begin;
-	if (size > sizeof(entry->cmdline))
-		size = sizeof(entry->cmdline);
-	bpf_probe_read_user(entry->cmdline, size, (void *)begin);
+	if (size > sizeof(write.cmdline))
+		size = sizeof(write.cmdline);
+	bpf_probe_read_user(write.cmdline, size, (void *)begin);
+	bpf_map_push_elem(&sysctl_writes, &write, BPF_EXIST); /* the oldest makes room */
 	return 1; /* watching, never refusing */
 }

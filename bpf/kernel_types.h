@@ -27,20 +27,33 @@ typedef __u32 __wsum;
 typedef _Bool bool;
 typedef long long loff_t;
 
+/* include/linux/stddef.h */
+enum {
+	false = 0,
+	true = 1,
+};
+
 /* include/uapi/linux/bpf.h */
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_QUEUE = 22,
 };
 
 enum {
 	BPF_ANY = 0,
 	BPF_NOEXIST = 1,
+	BPF_EXIST = 2,
 };
 
 enum {
 	BPF_F_MMAPABLE = 1024,
+};
+
+/* No value: only asked whether the running kernel has it. */
+enum bpf_func_id {
+	BPF_FUNC_get_current_task_btf,
 };
 
 /* include/linux/blk_types.h; enum req_opf before 6.1 */

@@ -114,11 +114,10 @@ struct probe_config {
 	__u32 pad;
 };
 
-#define SYSCTL_WRITES 16 /* a ring; user space looks every tick */
+#define SYSCTL_WRITES 16 /* that user space, which looks every tick, can find */
 
 /* The command line is taken here: a sysctl(8) is gone long before the next tick. */
 struct sysctl_write {
-	__u64 time_ns;
 	__u64 cgroup_id;
 	__u32 pid;
 	char comm[16];
@@ -128,8 +127,6 @@ struct sysctl_write {
 };
 
 struct probe_state {
-	__u64 sysctl_writes; /* how many ever; the ring index is this modulo size */
-	struct sysctl_write ring[SYSCTL_WRITES];
 	__u64 no_slot; /* completions of queues beyond the slots */
 	__u64 sync_lost; /* syncs whose table was full */
 	__u64 sync_unmatched; /* syncs entered where their end cannot be seen */

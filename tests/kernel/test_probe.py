@@ -16,6 +16,7 @@ from typing import Callable, Dict, Iterator, Tuple
 
 import pytest
 
+from tests.kernel.fault_rig import VM, limits_kept
 from tests.kernel.scratch import Scratch, run, scratch_disk
 from writebackd.kernel import bpf_layout, hooks, map_readers
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
@@ -293,6 +294,21 @@ def test_who_dirties_is_named_with_its_bytes(disk: Scratch, probe: BpfProbe) -> 
     assert (61 << 20) <= mine[0].dirtied_bytes <= (64 << 20)
 
 
+def test_who_sleeps_for_dirty_pages_is_named(disk: Scratch, probe: BpfProbe) -> None:
+    assert disk.mountpoint is not None
+    code = f"f = open('{disk.mountpoint}/slow', 'wb'); f.write(b's' * (64 << 20)); f.flush()"
+    with limits_kept():
+        (VM / "dirty_bytes").write_text(str(4 << 20))
+        read(probe)
+        begun = time.monotonic()
+        child = subprocess.Popen([sys.executable, "-c", code])
+        child.wait()
+        spent = time.monotonic() - begun
+    (mine,) = [task for task in read(probe).tasks if task.pid == child.pid]
+    print(f"\n{disk.devno}: {mine.throttled_s:.3f} s of {spent:.3f} s asleep")
+    assert 0.0 < mine.throttled_s < spent
+
+
 def test_who_writes_a_dirty_sysctl_is_named(disk: Scratch, probe: BpfProbe) -> None:
     path = Path("/proc/sys/vm/dirty_expire_centisecs")
     value = path.read_text().strip()
@@ -309,6 +325,20 @@ def test_who_writes_a_dirty_sysctl_is_named(disk: Scratch, probe: BpfProbe) -> N
             cmdline=f"/bin/sh -c echo {value} > {path}",
         ),
     )  # fmt: skip
+    assert read(probe).writers == ()
+
+
+def test_of_a_storm_the_last_sixteen_writes_are_left(disk: Scratch, probe: BpfProbe) -> None:
+    path = Path("/proc/sys/vm/dirty_expire_centisecs")
+    value = int(path.read_text())
+    values = [str(value + n) for n in range(20)]
+    read(probe)
+    try:
+        run("sh", "-c", f"for n in {' '.join(values)}; do echo $n > {path}; done")
+    finally:
+        path.write_text(str(value))
+    # The last is ours, which put the value back.
+    assert [write.value for write in read(probe).writers] == [*values[-15:], str(value)]
     assert read(probe).writers == ()
 
 

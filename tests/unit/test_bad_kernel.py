@@ -26,8 +26,8 @@ from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,
     Reading,
-    SharedState,
     SyncReader,
+    SysctlWriteReader,
     TaskReader,
 )
 from writebackd.kernel.probe import BpfProbe
@@ -205,9 +205,8 @@ class Maps:
     def __init__(self) -> None:
         self.slots = bytearray(SIZES.slots * bpf_layout.IO_SLOT_SIZE)
         self.queues = bytearray(SIZES.slots * bpf_layout.QUEUE_SLOT_SIZE)
-        self.state = bytearray(bpf_layout.STATE_SIZE)
         self.tables: Dict[str, FakeMap] = {
-            name: FakeMap(most=4) for name in ("syncs", "inflight", "cgroups", "tasks")
+            name: FakeMap(most=4) for name in ("syncs", "inflight", "cgroups", "tasks", "writes")
         }
         tables: Any = self.tables
         memory: Any = self
@@ -219,7 +218,7 @@ class Maps:
         probe._syncs = SyncReader(tables["syncs"], tables["inflight"])
         probe._cgroups = CgroupSyncReader(tables["cgroups"])
         probe._tasks = TaskReader(tables["tasks"])
-        probe._state = SharedState(memory.state)
+        probe._sysctl_writes = SysctlWriteReader(tables["writes"])
 
 
 def test_no_request_is_counted_twice_where_the_probe_is_opened_again() -> None:
@@ -259,12 +258,14 @@ def test_no_request_is_counted_twice_where_the_probe_is_opened_again() -> None:
     assert probe is opened[1].probe and counted == completed
 
 
-KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": bpf_layout.CGROUP_KEY.size, "tasks": 4}
+KEY_SIZES = {"syncs": 4, "inflight": 4, "cgroups": bpf_layout.CGROUP_KEY.size, "tasks": 4,
+             "writes": 4}  # fmt: skip
 VALUE_SIZES = {
     "syncs": bpf_layout.SYNC_STATS_SIZE,
     "inflight": bpf_layout.SYNC_START.size,
     "cgroups": bpf_layout.CGROUP_SYNCS.size,
     "tasks": bpf_layout.DIRTIER.size,
+    "writes": bpf_layout.SYSCTL_WRITE.size,
 }
 # Runs of one byte give the absurd counts that random bytes seldom do.
 RUNS = (b"\xff", b"\0", b"\x80\0", b"\0\0\0\x7f", b"\x01")
@@ -292,7 +293,7 @@ def test_no_content_of_a_map_ends_the_daemon(
     dice, maps = random.Random(SEED), Maps()
     rig.tick(2)
     for number in range(ROUNDS):
-        for memory in (maps.slots, maps.queues, maps.state):
+        for memory in (maps.slots, maps.queues):
             memory[:] = fill(dice, len(memory))
         for slot in range(SIZES.slots if dice.random() < 0.5 else 0):
             # The fake host's disk, so that the garbage reaches the law.

@@ -365,6 +365,10 @@ class FakeMap:
     def delete(self, key: bytes) -> None:
         self.entries.pop(key, None)
 
+    def pop(self) -> Optional[bytes]:
+        """The oldest entry, as of a queue."""
+        return self.entries.pop(next(iter(self.entries))) if self.entries else None
+
     def batch_reader(self, most: int) -> "FakeMap":
         return self
 

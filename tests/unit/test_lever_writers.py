@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Who wrote a lever: from the probe's ring to a name with cgroup and command line."""
+"""Who wrote a lever: from the probe's queue to a name with cgroup and command line."""
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import Any, Optional
 
 import pytest
 
+from test_cgroup_index import FakeMap
 from writebackd import formats
 from writebackd.kernel import bpf_layout, cgroup_index
 from writebackd.kernel.cgroup_index import CgroupIndex
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_writers import command_line, writer_of
-from writebackd.kernel.map_readers import SharedState
+from writebackd.kernel.map_readers import SysctlWriteReader
 from writebackd.types.levers import ForeignWrite
 
 OWN = (1000, 1001)  # the daemon, and its watcher
@@ -51,7 +51,7 @@ def test_the_newest_that_fits_is_named() -> None:
     assert found is not None and found.pid == 7
 
 
-def test_where_the_ring_was_overrun_the_last_to_that_lever_is_named() -> None:
+def test_where_the_queue_was_overrun_the_last_to_that_lever_is_named() -> None:
     seen = [write("dirty_bytes", str(8192 + n), 5 + n % 2) for n in range(16)]
     found = writer_of(ForeignWrite("dirty_bytes", "4096000"), [[], seen], OWN)
     assert found is not None and (found.pid, found.value) == (6, "4096000")
@@ -81,7 +81,7 @@ def test_the_flusher_s_lever_is_the_sysctl() -> None:
     assert named is not None and (named.pid, named.lever) == (5, found.lever)
 
 
-# ---- what the ring holds -----------------------------------------------------
+# ---- what the probe's queue holds -----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -103,40 +103,35 @@ def test_names_cannot_move_the_cursor() -> None:
 
 
 @pytest.fixture
-def memory() -> Iterator[mmap.mmap]:
-    with mmap.mmap(-1, bpf_layout.STATE_SIZE) as memory:
-        yield memory
+def queue() -> Any:
+    return FakeMap()
 
 
-def put(memory: mmap.mmap, number: int, pid: int, cgroup: int, command: bytes) -> None:
-    at = (
-        bpf_layout.STATE_HEAD.size
-        + number % bpf_layout.SYSCTL_WRITES * bpf_layout.SYSCTL_WRITE.size
+def put(queue: Any, pid: int, cgroup: int, command: bytes) -> None:
+    queue.entries[pid] = bpf_layout.SYSCTL_WRITE.pack(
+        cgroup, pid, b"s\nh", b"vm/dirty_bytes", b"8192\n", command
     )
-    bpf_layout.SYSCTL_WRITE.pack_into(
-        memory, at, 1, cgroup, pid, b"s\nh", b"vm/dirty_bytes", b"8192\n", command
-    )
-    bpf_layout.STATE_HEAD.pack_into(memory, 0, number + 1)
 
 
-def test_a_write_is_read_with_its_cgroup_and_command(memory: mmap.mmap) -> None:
-    state = SharedState(memory)
-    put(memory, 0, 42, 77, b"sh\0-c\0echo")
-    assert state.writers() == (
+def test_a_write_is_read_with_its_cgroup_and_command(queue: Any) -> None:
+    reader = SysctlWriteReader(queue)
+    put(queue, 42, 77, b"sh\0-c\0echo")
+    assert reader.read() == (
         ForeignWrite("dirty_bytes", "8192", 42, "s?h", 77, cmdline="sh -c echo"),
     )
-    assert state.writers() == ()
-    put(memory, 1, 43, 0, b"")  # a kernel thread has neither
-    (seen,) = state.writers()
+    assert reader.read() == ()
+    put(queue, 43, 0, b"")  # a kernel thread has neither
+    (seen,) = reader.read()
     assert (seen.cgroup_id, seen.cmdline) == (None, None)
     assert seen.who == "s?h (pid 43, cgroup gone)"
 
 
-def test_of_a_storm_the_last_sixteen_are_left(memory: mmap.mmap) -> None:
-    state = SharedState(memory)
-    for number in range(100):
-        put(memory, number, number, 1, b"x")
-    assert [seen.pid for seen in state.writers()] == list(range(84, 100))
+def test_a_storm_cannot_keep_the_reader(queue: Any) -> None:
+    for number in range(20):
+        put(queue, number, 1, b"x")
+    reader = SysctlWriteReader(queue)
+    assert [seen.pid for seen in reader.read()] == list(range(16))
+    assert [seen.pid for seen in reader.read()] == list(range(16, 20))
 
 
 # ---- the cgroup of one that has ended ----------------------------------------

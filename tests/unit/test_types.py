@@ -130,7 +130,7 @@ def test_structures_have_the_sizes_of_the_c_header(tmp_path: Path) -> None:
         "sync_stats": bpf_layout.SYNC_STATS_SIZE,
         "sync_start": bpf_layout.SYNC_START.size,
         "dirtier": bpf_layout.DIRTIER.size,
-        "probe_state": bpf_layout.STATE_SIZE,
+        "probe_state": bpf_layout.STATE.size,
         "sysctl_write": bpf_layout.SYSCTL_WRITE.size,
     }
     source = tmp_path / "sizes.c"

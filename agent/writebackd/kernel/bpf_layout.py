@@ -46,14 +46,11 @@ class ProbeConfig(C.Structure):
     ]  # fmt: skip
 
 
-# struct probe_state: a counter, a ring of writes to sysctls, four counters
+# struct sysctl_write: cgroup_id, pid, comm, name, value, cmdline
+SYSCTL_WRITE = struct.Struct("=QI16s44s24s128s")
 SYSCTL_WRITES = 16
-# time_ns, cgroup_id, pid, comm, name, value, cmdline
-SYSCTL_WRITE = struct.Struct("=QQI16s44s24s128s")
-STATE_HEAD = struct.Struct("=Q")
-STATE_TAIL = struct.Struct("=QQQQ")  # no_slot, sync_lost, sync_unmatched, no_room
-STATE_TAIL_OFFSET = STATE_HEAD.size + SYSCTL_WRITES * SYSCTL_WRITE.size
-STATE_SIZE = STATE_TAIL_OFFSET + STATE_TAIL.size
+# struct probe_state: no_slot, sync_lost, sync_unmatched, no_room
+STATE = struct.Struct("=QQQQ")
 
 VALUE_SIZES = {
     "io_slots": IO_SLOT_SIZE,
@@ -63,7 +60,8 @@ VALUE_SIZES = {
     "cgroup_syncs": CGROUP_SYNCS.size,
     "dirtiers": DIRTIER.size,
     ".rodata.config": C.sizeof(ProbeConfig),
-    ".bss": STATE_SIZE,
+    "sysctl_writes": SYSCTL_WRITE.size,
+    ".bss": STATE.size,
 }
 
 # The histograms of all devices may take this much; the other maps need up to

@@ -15,14 +15,14 @@ def writer_of(
 ) -> Optional[ForeignWrite]:
     """The newest of the writes in `seen` that set what was found; None: nobody was seen.
 
-    `seen`: what the ring held, by tick; `own`: our processes, daemon and watcher.  The
+    `seen`: what the probe's queue held, by tick; `own`: our processes, daemon and watcher.  The
     probe sees a write before the kernel has judged it: one of another value may have been
-    refused.  Only where none fits and a ring was overrun, the last to the same lever is taken.
+    refused.  Only where none fits and the queue was full, the last to the same lever is taken.
     """
     name = found.lever.rpartition(" ")[2]  # "flush vm dirty_expire_centisecs"
-    same = [w for ring in seen for w in ring if w.lever == name and w.pid not in own]
+    same = [w for queue in seen for w in queue if w.lever == name and w.pid not in own]
     fitting = [w for w in same if _number(w.value) == _number(found.value)]
-    overrun = any(len(ring) >= bpf_layout.SYSCTL_WRITES for ring in seen)
+    overrun = any(len(queue) >= bpf_layout.SYSCTL_WRITES for queue in seen)
     chosen = (fitting or (same if overrun else []))[-1:]
     return replace(chosen[0], lever=found.lever, value=found.value) if chosen else None
 

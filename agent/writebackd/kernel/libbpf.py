@@ -83,6 +83,7 @@ _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("bpf_map_lookup_batch", C.c_int,
      [C.c_int, C.c_void_p, C.c_void_p, C.c_void_p, C.c_void_p, C.POINTER(C.c_uint32), C.c_void_p]),
     ("bpf_map_delete_elem", C.c_int, [C.c_int, C.c_void_p]),
+    ("bpf_map_lookup_and_delete_elem", C.c_int, [C.c_int, C.c_void_p, C.c_void_p]),
     ("bpf_map_lookup_elem", C.c_int, [C.c_int, C.c_void_p, C.c_void_p]),
     ("bpf_map_update_elem", C.c_int, [C.c_int, C.c_void_p, C.c_void_p, C.c_uint64]),
     ("bpf_obj_get_info_by_fd", C.c_int, [C.c_int, C.c_void_p, C.POINTER(C.c_uint32)]),
@@ -168,6 +169,15 @@ class Map:
     def has(self, key: bytes) -> bool:
         value = C.create_string_buffer(self.value_size)
         return not library().bpf_map_lookup_elem(self.fd, key, value)
+
+    def pop(self) -> Optional[bytes]:
+        """Take the oldest entry out of a queue; None when it is empty."""
+        value = C.create_string_buffer(self.value_size)
+        result = library().bpf_map_lookup_and_delete_elem(self.fd, None, value)
+        if result == -errno.ENOENT:
+            return None
+        _check(result, f"reading map {self.name}")
+        return value.raw
 
     def memory_bytes(self) -> int:
         """What the kernel charges for the map (fdinfo memlock)."""

@@ -352,30 +352,20 @@ def _merge(threads: Sequence[TaskSample]) -> TaskSample:
     )
 
 
-class SharedState:
-    """The counters and the ring of sysctl writes in the object's .bss."""
+class SysctlWriteReader:
+    """Writes to vm.dirty_* since the last read; the queue keeps the last 16."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-        self._seen = self._count()
+    def __init__(self, sysctl_writes: libbpf.Map) -> None:
+        self._queue = sysctl_writes
 
-    def _count(self) -> int:
-        count: int = bpf_layout.STATE_HEAD.unpack_from(self._memory)[0]
-        return count
-
-    def writers(self) -> Tuple[ForeignWrite, ...]:
-        """Writes to vm.dirty_* since the last call; the ring keeps the last 16."""
-        count = self._count()
-        oldest = max(self._seen, count - bpf_layout.SYSCTL_WRITES)
-        self._seen = count
-        found = []
-        for number in range(oldest, count):
-            at = bpf_layout.STATE_HEAD.size + (
-                number % bpf_layout.SYSCTL_WRITES * bpf_layout.SYSCTL_WRITE.size
-            )
-            _, cgroup, pid, comm, name, value, words = bpf_layout.SYSCTL_WRITE.unpack_from(
-                self._memory, at
-            )
+    def read(self) -> Tuple[ForeignWrite, ...]:
+        found: List[ForeignWrite] = []
+        # More than the queue holds come in while it is read: they wait for the next tick.
+        while len(found) < bpf_layout.SYSCTL_WRITES:
+            write = self._queue.pop()
+            if write is None:
+                break
+            cgroup, pid, comm, name, value, words = bpf_layout.SYSCTL_WRITE.unpack(write)
             found.append(
                 ForeignWrite(
                     lever=_text(name).rpartition("/")[2],
@@ -388,12 +378,19 @@ class SharedState:
             )
         return tuple(found)
 
-    def losses(self) -> Tuple[int, int, int, int]:
+
+class LossCounters:
+    """The object's .bss."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    def read(self) -> Tuple[int, int, int, int]:
         """Completions without a slot, syncs lost, syncs whose end cannot be seen, looks at
         threads and cgroups whose table was full.
         """
-        values = bpf_layout.STATE_TAIL.unpack_from(self._memory, bpf_layout.STATE_TAIL_OFFSET)
-        return values[0], values[1], values[2], values[3]
+        no_slot, lost, unmatched, no_room = bpf_layout.STATE.unpack_from(self._memory)
+        return no_slot, lost, unmatched, no_room
 
 
 def _text(raw: bytes) -> str:

@@ -24,9 +24,10 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.map_readers import (
     BlockReader,
     CgroupSyncReader,
+    LossCounters,
     Reading,
-    SharedState,
     SyncReader,
+    SysctlWriteReader,
     TaskReader,
     together,
 )
@@ -144,7 +145,8 @@ class BpfProbe:
         )
         self._cgroups = CgroupSyncReader(obj.map("cgroup_syncs"))
         self._tasks = TaskReader(obj.map("dirtiers"))
-        self._state = SharedState(self._mapped(".bss"))
+        self._sysctl_writes = SysctlWriteReader(obj.map("sysctl_writes"))
+        self._losses = LossCounters(self._mapped(".bss"))
         self._map_bytes = sum(bpf_map.memory_bytes() for bpf_map in obj.maps())
 
     def _set_constants(self, obj: libbpf.Object) -> None:
@@ -156,7 +158,7 @@ class BpfProbe:
         return memory
 
     def info(self) -> ProbeInfo:
-        no_slot, lost, unmatched, no_room = self._state.losses()
+        no_slot, lost, unmatched, no_room = self._losses.read()
         losses = {
             "completions of devices that came after the start": no_slot,
             "completions that came while another was counted":
@@ -186,7 +188,7 @@ class BpfProbe:
                 syncs=self._syncs.read(),
                 tasks=self._tasks.read(),
                 cgroups=together(self._cgroups.read(), self._tasks.cgroups),
-                writers=self._state.writers(),
+                writers=self._sysctl_writes.read(),
             )
         except struct.error as error:
             raise libbpf.BpfError(f"a map's contents: {error}", errno.EIO) from None
@@ -223,7 +225,7 @@ class BpfProbe:
 
         A filesystem's module is loaded at its first mount, after the hooks were chosen.
         """
-        if self._state.losses()[0]:
+        if self._losses.read()[0]:
             return False
         return all(self._sees(fstype) for fstype in fstypes if fstype in hooks.FSYNC)
 
