@@ -46,7 +46,8 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 #define SYSCALL_NR(regs) ((long)(regs)->orig_ax)
 #define SYSCALL_ARG0(regs) ((unsigned int)(regs)->di)
 /* A 32-bit process numbers its calls differently. */
-#define SYSCALL_IS_COMPAT(task) ((task)->thread_info.status & 0x2 /* TS_COMPAT */)
+#define SYSCALL_IS_COMPAT(task) \
+	(BPF_CORE_READ(task, thread_info.status) & 0x2 /* TS_COMPAT */)
 #endif
 
 #endif

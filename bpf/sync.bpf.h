@@ -201,6 +201,37 @@ int BPF_KRETPROBE(kretprobe_syncfs)
 	return 0;
 }
 
+static __always_inline struct file *file_of(struct task_struct *task, unsigned int fd)
+{
+	struct file **files, *file = NULL;
+
+	if (fd >= BPF_CORE_READ(task, files, fdt, max_fds))
+		return NULL;
+	files = BPF_CORE_READ(task, files, fdt, fd);
+	bpf_probe_read_kernel(&file, sizeof(file), &files[fd]);
+	return file;
+}
+
+/* Compilers may inline sync_filesystem() into syncfs(2), which is in the same
+ * file: Debian's for 5.10 did. */
+SEC("?ksyscall/syncfs")
+int BPF_KPROBE(kprobe_syncfs_call, struct pt_regs *regs)
+{
+	struct file *file =
+		file_of((void *)bpf_get_current_task(), PT_REGS_PARM1_CORE_SYSCALL(regs));
+
+	if (file)
+		sync_begin(BPF_CORE_READ(file, f_inode, i_sb, s_dev), SYNC_SYNCFS, OWNER_SYSCALL);
+	return 0;
+}
+
+SEC("?kretsyscall/syncfs")
+int BPF_KRETPROBE(kretprobe_syncfs_call)
+{
+	sync_end(OWNER_SYSCALL);
+	return 0;
+}
+
 /* Last choice: syscalls.  Every syscall of the host pays for these hooks, and
  * what does not end in a syscall of its caller (io_uring's workers, kernel
  * threads) cannot be measured. */
@@ -216,21 +247,16 @@ SEC("?tp_btf/sys_enter")
 int BPF_PROG(sys_enter, struct pt_regs *regs, long nr)
 {
 	struct task_struct *task;
-	struct file **files, *file = NULL;
 	struct inode *inode;
-	unsigned int fd;
+	struct file *file;
 	__u32 dev;
 
 	if (nr != NR_fsync && nr != NR_fdatasync && nr != NR_syncfs)
 		return 0;
-	task = bpf_get_current_task_btf();
+	task = (void *)bpf_get_current_task();
 	if (SYSCALL_IS_COMPAT(task))
 		return 0;
-	fd = SYSCALL_ARG0(regs);
-	if (fd >= BPF_CORE_READ(task, files, fdt, max_fds))
-		return 0;
-	files = BPF_CORE_READ(task, files, fdt, fd);
-	bpf_probe_read_kernel(&file, sizeof(file), &files[fd]);
+	file = file_of(task, SYSCALL_ARG0(regs));
 	if (!file)
 		return 0;
 	if (nr == NR_syncfs) {

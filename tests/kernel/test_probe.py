@@ -223,6 +223,27 @@ def test_syncfs_has_a_histogram_of_its_own(disk: Scratch, probe: BpfProbe) -> No
     assert seen.latency.total == 0
 
 
+def test_syncfs_is_seen_where_its_function_is_inlined(
+    disk: Scratch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "SYNCFS", ())
+    probe = BpfProbe(object_image(), KernelFiles())
+    try:
+        if os.environ.get("WRITEBACKD_EXPECT_KPROBES"):
+            assert probe.choice.sync["syncfs(2)"].kind == "kprobe"
+        elif not probe.choice.syscalls and "syncfs(2)" not in probe.choice.sync:
+            assert "syncfs" in probe.choice.misses
+            return
+        fd = os.open(prepared(disk), os.O_RDWR)
+        read(probe)
+        for _ in range(3):
+            assert LIBC.syncfs(fd) == 0
+        os.close(fd)
+        assert syncs(read(probe), disk).syncfs_latency.total == 3
+    finally:
+        probe.close()
+
+
 def test_a_freeze_is_one_where_functions_can_be_hooked(disk: Scratch, probe: BpfProbe) -> None:
     """Of a snapshot, say; it is no syscall that could be watched in its place."""
     fd = os.open(prepared(disk), os.O_RDWR)

@@ -9,10 +9,14 @@ kernel may refuse what its version promises.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
+import sys
 from dataclasses import dataclass, field
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from writebackd.kernel import bpf_layout
 from writebackd.kernel.libbpf import BpfError, Object
 
 
@@ -72,6 +76,8 @@ SYNCFS = (
     _fentry("sync_filesystem"),
     Hook("kprobe", ("kretprobe_syncfs", "kprobe_syncfs"), "sync_filesystem", "sync_filesystem"),
 )
+# Debian's compiler put sync_filesystem() into syncfs(2) for 5.10; freezes and unmounts call it.
+SYNCFS_CALL = Hook("kprobe", ("kretprobe_syncfs_call", "kprobe_syncfs_call"), "syncfs")
 # What shows O_DSYNC writes and msyncs where the syscalls have to do.
 ENTRY_ONLY: Dict[str, Hook] = {
     "xfs": Hook("tp_btf", ("tp_xfs_file_fsync",), "xfs_file_fsync"),
@@ -145,20 +151,22 @@ class Chooser:
         self._cgroup = cgroup
         self.refused: Dict[str, str] = {}
 
-    def try_hook(self, hook: Hook) -> Optional[int]:
-        """None when it loads and attaches, else the errno."""
+    def try_hook(
+        self, hook: Hook, works: Callable[[Object], bool] = lambda obj: True
+    ) -> Optional[int]:
+        """None when it loads, attaches and `works`, else the errno."""
         try:
             with Object(self._image) as obj:
                 obj.select(hook.programs)
                 self._prepare(obj)
                 obj.load()
                 attach(obj, hook, self._cgroup)
+                return None if works(obj) else errno.ENOENT
         except (BpfError, OSError) as error:
             number = error.errno or errno.EIO
             if number not in _ABSENT:
                 self.refused[f"{hook.kind}:{hook.target}"] = str(error)
             return number
-        return None
 
     def first(self, hooks: Sequence[Hook]) -> Tuple[Optional[Hook], bool]:
         """The first hook that works, and whether any target exists here at all."""
@@ -192,6 +200,7 @@ def choose(
     if choice.issue is None:
         choice.misses.append(NO_START_TIMES)
     _choose_sync(chooser, choice)
+    _choose_syncfs_call(chooser, choice)
     for hooks, purpose in (
         (DIRTIED if talkers else (), "who dirties pages"),
         (THROTTLED, "who sleeps in balance_dirty_pages"),
@@ -230,3 +239,36 @@ def _choose_sync(chooser: Chooser, choice: Choice) -> None:
     suffix = f", except on {seen}" if seen else ""
     choice.misses.append(f"fsync by io_uring, AIO and kernel threads{suffix}")
     choice.misses.append(f"fsync by 32-bit processes{suffix}")
+
+
+def _choose_syncfs_call(chooser: Chooser, choice: Choice) -> None:
+    """Make sure that syncfs(2) is seen.
+
+    The other hooks need no such call: they are on tracepoints, and on functions that are called
+    by pointer, which no compiler can inline.
+    """
+    if choice.syscalls:
+        return
+    function = choice.sync.get("syncfs")
+    if function and chooser.try_hook(function, counts_syncfs) is None:
+        return
+    if chooser.try_hook(SYNCFS_CALL, counts_syncfs) is None:
+        choice.sync["syncfs(2)"] = SYNCFS_CALL
+    else:
+        choice.misses.append("syncfs")
+
+
+def counts_syncfs(obj: Object) -> bool:
+    """Sync the kernel's own tmpfs, which waits for no disk, and look whether that was counted."""
+    fd = os.memfd_create("syncfs")
+    try:
+        ctypes.CDLL(None).syncfs(fd)
+        device = os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+    name = f"{os.major(device)}:{os.minor(device)}"
+    return any(
+        bpf_layout.devno(int.from_bytes(key, sys.byteorder)) == name
+        and bpf_layout.SYNC_COUNTS.unpack_from(value)[2]
+        for key, value in obj.map("syncs").batch_reader(64).read()
+    )
