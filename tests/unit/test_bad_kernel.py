@@ -326,6 +326,10 @@ def test_records_of_a_wrong_length_are_a_failed_read(name: str) -> None:
         maps.probe.read()
 
 
+def test_an_error_that_the_c_library_does_not_know_is_named() -> None:
+    assert "not supported by this kernel (ENOTSUPP)" in str(libbpf.BpfError("attaching", 524))
+
+
 def test_a_map_that_cannot_be_read_means_hold_then_restore_then_go_on(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import writebackd
+from writebackd.kernel import memory_lock
 
 # As many threads as a daemon has, each with an allocation of its own heap.
 PROGRAM = """
@@ -43,3 +46,8 @@ def test_threads_map_little(tmp_path: Path) -> None:
              "PYTHONPATH": str(Path(writebackd.__file__).resolve().parents[1])},
     )  # fmt: skip
     assert int(found.stdout) < 20 << 10  # KiB
+
+
+def test_a_kernel_that_cannot_read_code_in_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_lock, "_POPULATE_READ", 999)  # unknown, as 22 is before 5.14
+    assert memory_lock.read_in_code() == "this kernel has no MADV_POPULATE_READ (Linux 5.14)"

@@ -145,7 +145,8 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     log.info("policy %s: %s", first.name, first.chosen)
     if args.policy is None:
         _warn_unused_drop_ins(first, args.config_dir)
-    _warn_unlocked(unlocked)
+    if unlocked:
+        log.warning("memory is not locked: %s", unlocked)
     options = Options(
         runtime_dir=args.runtime_dir,
         state_dir=args.state_dir,
@@ -170,7 +171,9 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         # libbpf parsed the kernel's BTF and freed it again: 11 MB that the
         # allocator would keep.
         ctypes.CDLL(None).malloc_trim(0)
-        _warn_unlocked(memory_lock.read_in_code())
+        unread = memory_lock.read_in_code()
+        if unread:
+            log.info("code is read from disk when it first runs: %s", unread)
         daemon.run(ready=lambda: notify("READY=1"))
         if live:
             print(f"\nwritebackd stopped; limits now: {in_words(read_limits(KernelFiles()))}")
@@ -310,11 +313,6 @@ def _warn_unused_drop_ins(policy: Policy, config_dir: Optional[Path]) -> None:
             "drop-ins not used by policy %s: %s; put settings for every policy into"
             " all.conf.d", policy.name, ", ".join(map(str, unused)),
         )  # fmt: skip
-
-
-def _warn_unlocked(problem: Optional[str]) -> None:
-    if problem:
-        log.warning("memory is not locked: %s", problem)
 
 
 class _Screen:

@@ -25,8 +25,14 @@ class BpfError(Exception):
     """A bpf call failed; `errno` tells why."""
 
     def __init__(self, what: str, number: int) -> None:
-        super().__init__(f"{what}: {os.strerror(number)}")
+        super().__init__(f"{what}: {_strerror(number)}")
         self.errno = number
+
+
+def _strerror(number: int) -> str:
+    if number == _NOT_SUPPORTED:
+        return "not supported by this kernel (ENOTSUPP)"
+    return os.strerror(number)
 
 
 class _ProgInfo(C.Structure):
@@ -53,6 +59,7 @@ class _ProgInfo(C.Structure):
 assert _ProgInfo.load_time.offset == 40 and _ProgInfo.run_time_ns.offset == 192
 
 _NO_EXIST = 1  # BPF_NOEXIST
+_NOT_SUPPORTED = 524  # ENOTSUPP, of which no header for programs and no C library knows
 
 _PRINT = C.CFUNCTYPE(C.c_int, C.c_int, C.c_char_p, C.c_void_p)
 _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (

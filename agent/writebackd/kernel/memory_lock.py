@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import re
@@ -49,16 +50,18 @@ def collect_seldom() -> None:
 
 
 def read_in_code() -> Optional[str]:
-    """Read in all code and constants, also those that were not used yet; None when done.
+    """Read in all code and constants, also those that were not used yet; why not, or None.
 
-    After `lock_used` they stay: 2.5 MB.  Where the kernel is too old for it, they come when
-    they are used first.
+    After `lock_used` they stay: 2.5 MB.  Otherwise they come when they are used first.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     problem = None
     for start, size in _code():
         if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _POPULATE_READ):
-            problem = os.strerror(ctypes.get_errno())
+            number = ctypes.get_errno()
+            problem = f"madvise: {os.strerror(number)}"
+            if number == errno.EINVAL:
+                problem = "this kernel has no MADV_POPULATE_READ (Linux 5.14)"
     return problem
 
 
