@@ -13,10 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 META_PACKAGE = "linux-image-amd64"
+MIRROR = "http://deb.debian.org/debian"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # depmod lives in sbin, which an unprivileged or CI shell may not have in its path.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
@@ -53,29 +56,51 @@ def parse_uri(text: str) -> str:
     return match.group(1)
 
 
-def fetch(package: str | None = None) -> Path:
+def fetch(package: str | None = None, suite: str | None = None) -> Path:
     """Unpack a kernel package once and return its image.
 
-    package: Debian package name; without it the running suite's current default kernel.
+    package: Debian package name; without it the suite's current default kernel.
+    suite: Debian's name of it; without it what the host's apt is set up for.
     The modules are under lib/modules of the same tree, with their dependency lists, where
     virtme-ng looks for them. Raises KernelUnavailable.
     """
+    options = [] if suite is None else _apt_of(suite)
     if package is None:
-        package = parse_depends(_run("apt-cache", "depends", META_PACKAGE))
-    name = parse_uri(_run("apt-get", "download", "--print-uris", package))
+        package = parse_depends(_run("apt-cache", *options, "depends", META_PACKAGE))
+    name = parse_uri(_run("apt-get", *options, "download", "--print-uris", package))
     root = cache_dir() / name
     if not root.is_dir():
-        _unpack(package, root)
+        _unpack(package, root, options)
     return _image(root)
 
 
-def _unpack(package: str, root: Path) -> None:
+def _apt_of(suite: str) -> list[str]:
+    """Options by which apt reads the package lists of another suite; the host's stay as they are.
+
+    The lists are fetched once: a suite that is old enough to be tried no longer changes.
+    """
+    state = cache_dir() / f"apt-{suite}"
+    lists = state / "lists"
+    options = [
+        *("-o", f"Dir::Etc::sourcelist={state}/sources.list", "-o", "Dir::Etc::sourceparts=-"),
+        *("-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={state}"),
+        *("-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"),
+    ]
+    if not list(lists.glob("*_Packages*")):
+        (lists / "partial").mkdir(parents=True, exist_ok=True)
+        (state / "sources.list").write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n")
+        _run("apt-get", "-qq", "--error-on=any", *options, "update")
+    return options
+
+
+def _unpack(package: str, root: Path, options: Sequence[str]) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     # A tree is complete or absent: two test runs at once, or one that was interrupted, must not
     # leave half a set of modules under the final name.
     work = Path(tempfile.mkdtemp(prefix="unpack-", dir=root.parent))
     try:
-        _run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package, cwd=work)
+        download = ["-qq", "-o", "APT::Sandbox::User=root", *options, "download", package]
+        _run("apt-get", *download, cwd=work)
         archive = next(work.glob("*.deb"))
         tree = work / "root"
         _run("dpkg-deb", "-x", str(archive), str(tree))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,6 +29,21 @@ KERNEL_TESTS = (
 GUEST_SETTINGS = {
     "WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_FENTRY": "1", "WRITEBACKD_EXPECT_KPROBES": "1",
 }  # fmt: skip
+# The oldest kernel that is supported: Debian 11's, 5.10. It has no fentry on modules' functions.
+OLDEST_SUITE = "bullseye"
+OLDEST_SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
+# What is special about it in the probe, and that limits are restored.
+PROBE = "tests/kernel/test_probe.py::test_"
+QUICK_TESTS = (
+    f"{PROBE}sync_counts_are_exact[ext4-fdatasync]",
+    f"{PROBE}syncfs_has_a_histogram_of_its_own[ext4]",
+    f"{PROBE}a_freeze_is_one_where_functions_can_be_hooked[ext4]",
+    f"{PROBE}syncs_and_dirtied_bytes_are_told_by_cgroup[ext4]",
+    f"{PROBE}who_sleeps_for_dirty_pages_is_named[ext4]",
+    f"{PROBE}who_writes_a_dirty_sysctl_is_named[ext4]",
+    f"{PROBE}of_a_storm_the_last_sixteen_writes_are_left[ext4]",
+    "tests/kernel/test_vm_limits.py::test_restored_in_the_form_it_was_found",
+)
 # Seconds. The boot takes 12-20 on an idle host, each probe that is opened 10, on a busy one three
 # times that.
 TIME_LIMIT = 900.0
@@ -83,11 +99,15 @@ def check_run(result: Result, report: str) -> None:
 @pytest.fixture(scope="module")
 def kernel() -> Path:
     """Image of the suite's default kernel; WRITEBACKD_REQUIRE_VM turns the skip into a failure."""
+    return fetched()
+
+
+def fetched(suite: str | None = None) -> Path:
     if os.geteuid() != 0:
         return missing("virtual machines with a root guest need root")
     try:
         check_host()
-        return fetch()
+        return fetch(suite=suite)
     except (MachineMissing, KernelUnavailable) as error:
         return missing(str(error))
 
@@ -99,13 +119,26 @@ def missing(reason: str) -> Path:
 
 
 def test_kernel_tests_hold_on_debian_kernel(kernel: Path, tmp_path: Path) -> None:
+    run_tests(kernel, KERNEL_TESTS, GUEST_SETTINGS, tmp_path)
+
+
+@pytest.mark.parametrize("tests", [
+    pytest.param(QUICK_TESTS, id="quick"),
+    pytest.param(KERNEL_TESTS, id="all", marks=pytest.mark.full("all tests of the probe on 5.10"))])
+def test_the_probe_holds_on_the_oldest_kernel(tests: Sequence[str], tmp_path: Path) -> None:
+    run_tests(fetched(OLDEST_SUITE), tests, OLDEST_SETTINGS, tmp_path)
+
+
+def run_tests(
+    kernel: Path, tests: Sequence[str], settings: Mapping[str, str], tmp_path: Path
+) -> None:
     report = tmp_path / "result.xml"
     # Without tests/conftest.py and hypothesis: none of these uses them, to import them takes long.
     plain = ["--noconftest", "-p", "no:hypothesispytest", "--durations=0"]
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-rs", *plain, f"--junitxml={report}"]
-    argv = ["sh", "-c", 'echo "kernel $(uname -r)"; exec "$@"', "sh", *command, *KERNEL_TESTS]
+    argv = ["sh", "-c", 'echo "kernel $(uname -r)"; exec "$@"', "sh", *command, *tests]
 
-    result = Machine(kernel).run(argv, TIME_LIMIT, share=tmp_path, env=GUEST_SETTINGS)
+    result = Machine(kernel).run(argv, TIME_LIMIT, share=tmp_path, env=settings)
 
     assert report.exists(), f"pytest did not start in the guest:\n{result.output}"
     check_run(result, report.read_text())
