@@ -34,9 +34,14 @@ def bounding_set() -> List[str]:
 
 
 def confined(names: Sequence[str]) -> List[str]:
-    """What runs a command with no more than these capabilities."""
+    """What runs a command with no more than these capabilities, and LimitMEMLOCK= of the unit.
+
+    Before 5.11 BPF maps count as locked memory; later no container's root has to be allowed it.
+    """
     capabilities = ",".join(["-all", *(f"+{name}" for name in names)])
-    return ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", "--no-new-privs"]
+    unlimited = ["sh", "-c", 'ulimit -l unlimited 2>/dev/null; exec "$@"', "sh"]
+    return [*unlimited, "setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all",
+            "--no-new-privs"]  # fmt: skip
 
 
 def said(*argv: str, timeout: float = 30) -> str:
