@@ -37,8 +37,10 @@ static __always_inline __u32 start_index(struct request *rq)
 {
 	/* Requests lie in arrays, one per hardware queue, a few hundred bytes
 	 * each: the tag spreads neighbours, the queue id separates the arrays. */
-	return ((__u32)rq->tag + ((__u32)rq->q->id << 6) +
-		(rq->mq_hctx ? rq->mq_hctx->queue_num << 10 : 0)) &
+	struct blk_mq_hw_ctx *hctx = FIELD(rq, mq_hctx);
+
+	return ((__u32)FIELD(rq, tag) + ((__u32)FIELD(FIELD(rq, q), id) << 6) +
+		(hctx ? FIELD(hctx, queue_num) << 10 : 0)) &
 	       (STARTS - 1);
 }
 
@@ -79,7 +81,7 @@ static __always_inline __u64 request_start(struct request *rq)
 {
 	/* Set when the request was handed to the driver, if the queue keeps
 	 * statistics; reading it costs nothing. */
-	__u64 own = rq->io_start_time_ns;
+	__u64 own = FIELD(rq, io_start_time_ns);
 	struct start *start;
 	__u32 index;
 
@@ -89,7 +91,7 @@ static __always_inline __u64 request_start(struct request *rq)
 	if (own)
 		return own;
 	index = start_index(rq);
-	start = bpf_map_lookup_elem(&starts, &index);
+	start = bpf_map_lookup_elem(MAP(starts), &index);
 	if (start && start->rq == (__u64)rq) {
 		start->rq = 0;
 		return start->time_ns;
@@ -127,25 +129,25 @@ int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 	__u32 index, dev;
 	int class;
 
-	class = io_class(rq->cmd_flags);
+	class = io_class(FIELD(rq, cmd_flags));
 	if (class < 0 || !disk)
 		return 0;
 	/* The second completion of a write in a flush sequence carries no data. */
 	if (class != IO_FLUSH && !nr_bytes)
 		return 0;
 
-	index = rq->q->id;
+	index = FIELD(FIELD(rq, q), id);
 	if (index >= cfg.slots) {
 		__sync_fetch_and_add(&shared.no_slot, 1);
 		return 0;
 	}
 	index = (index << cfg.shard_shift) |
 		(bpf_get_smp_processor_id() & cfg.shard_mask);
-	slot = bpf_map_lookup_elem(&io_slots, &index);
+	slot = bpf_map_lookup_elem(MAP(io_slots), &index);
 	if (!slot)
 		return 0;
 
-	dev = disk->major << 20 | disk->first_minor;
+	dev = FIELD(disk, major) << 20 | FIELD(disk, first_minor);
 	sequence = disk_sequence(disk);
 	if (slot->dev != dev || slot->diskseq != sequence) {
 		/* Another disk got this queue id: what is counted from here on
@@ -155,7 +157,7 @@ int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 	}
 
 	ADD(slot->total[class].bytes, nr_bytes);
-	if (nr_bytes < rq->__data_len)
+	if (nr_bytes < FIELD(rq, __data_len))
 		return 0; /* partial: the request goes on */
 	ADD(slot->total[class].count, 1);
 
@@ -167,8 +169,8 @@ int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 	ADD(slot->hist[class][latency_bucket(slot, class, start)], 1);
 
 	if (cfg.queue_latency) {
-		struct queue_slot *queue = bpf_map_lookup_elem(&queue_slots, &index);
-		__u64 queued = rq->start_time_ns;
+		struct queue_slot *queue = bpf_map_lookup_elem(MAP(queue_slots), &index);
+		__u64 queued = FIELD(rq, start_time_ns);
 
 		if (queue && queued)
 			ADD(queue->hist[class][hist_bucket(start > queued ? start - queued : 0)], 1);
@@ -179,7 +181,7 @@ int BPF_PROG(rq_complete, struct request *rq, int error, unsigned int nr_bytes)
 static __always_inline int note_issue(struct request *rq)
 {
 	__u32 index = start_index(rq);
-	struct start *start = bpf_map_lookup_elem(&starts, &index);
+	struct start *start = bpf_map_lookup_elem(MAP(starts), &index);
 
 	if (start) {
 		start->time_ns = bpf_ktime_get_ns();
@@ -190,15 +192,15 @@ static __always_inline int note_issue(struct request *rq)
 
 /* Attached only where completions come without a start time. */
 SEC("?tp_btf/block_rq_issue")
-int BPF_PROG(rq_issue, struct request *rq)
+int rq_issue(unsigned long long *args)
 {
-	return note_issue(rq);
+	return note_issue((struct request *)args[ISSUED_ARGUMENT(0)]);
 }
 
 /* Before 5.11 (and 5.10.137) the queue came first.  Tried first: a new kernel
  * refuses it, while an old one would take a queue for a request. */
 SEC("?tp_btf/block_rq_issue")
-int BPF_PROG(rq_issue_old, struct request_queue *q, struct request *rq)
+int rq_issue_old(unsigned long long *args)
 {
-	return note_issue(rq);
+	return note_issue((struct request *)args[ISSUED_ARGUMENT(1)]);
 }

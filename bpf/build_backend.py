@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ SOURCE = ROOT / "bpf"
 PACKAGED = ROOT / "agent" / "writebackd" / "_bpf"
 CHECKSUMS = PACKAGED / "sha256sums"
 OBJECTS = "writeback.*.bpf.o"
+SOURCE_FOR_BCC = "writeback.bcc.c"
 Settings = Optional[Dict[str, Any]]
 
 # What the compilation needs: variable that overrides it, command, Debian package.
@@ -92,7 +94,14 @@ def compile_probe(config_settings: Settings = None) -> None:
         fresh = PACKAGED / "new"
         shutil.copyfile(compiled, fresh)
         os.replace(fresh, PACKAGED / compiled.name)
+    (PACKAGED / SOURCE_FOR_BCC).write_text(in_one("writeback.bpf.c"))
     CHECKSUMS.write_text(checksums())
+
+
+def in_one(name: str) -> str:
+    """The source, with what it includes of bpf/ in place: bcc takes functions of one file."""
+    text = (SOURCE / name).read_text()
+    return re.sub(r'(?m)^#include "(.+)"$', lambda match: in_one(match[1]), text)
 
 
 def checksums() -> str:
@@ -100,7 +109,7 @@ def checksums() -> str:
 
     agent/setup.sh checks the file with `sha256sum --check`.
     """
-    files = [SOURCE / "Makefile", *SOURCE.glob("*.[ch]"), *PACKAGED.glob(OBJECTS)]
+    files = [SOURCE / "Makefile", *SOURCE.glob("*.[ch]"), *PACKAGED.glob("writeback.*.[co]")]
     return "".join(
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(ROOT)}\n"
         for path in sorted(files)

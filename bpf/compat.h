@@ -6,6 +6,78 @@
 #ifndef COMPAT_H
 #define COMPAT_H
 
+#ifdef BCC
+
+/* Whatever is reached by a pointer is copied: without BTF the verifier knows no
+ * kernel type. */
+#define FIELD(from, field)                                                           \
+	({                                                                          \
+		typeof((from)->field) value_;                                       \
+		bpf_probe_read_kernel(&value_, sizeof(value_), &(from)->field);     \
+		value_;                                                             \
+	})
+#define FIELD_2(from, a, b) FIELD(FIELD(from, a), b)
+#define FIELD_3(from, a, b, c) FIELD(FIELD_2(from, a, b), c)
+#define FIELD_4(from, a, b, c, d) FIELD(FIELD_3(from, a, b, c), d)
+#define FIELD_OF(_, a, b, c, d, name, ...) name
+#define BPF_CORE_READ(from, fields...) \
+	FIELD_OF(, fields, FIELD_4, FIELD_3, FIELD_2, FIELD)(from, fields)
+
+#define bpf_get_current_task_btf() ((struct task_struct *)bpf_get_current_task())
+#define HAS_TYPED_TASK 0
+#define TASK_READ(task, typed, field) FIELD(task, field)
+
+#define MAP(name) ((void *)bpf_pseudo_fd(1 /* BPF_PSEUDO_MAP_FD */, MAP_##name))
+#define VARIABLE(type, map) (*(type *)bpf_pseudo_fd(2 /* BPF_PSEUDO_MAP_VALUE */, map))
+#define cfg VARIABLE(const volatile struct probe_config, MAP__rodata_config)
+#define no_syncs VARIABLE(struct sync_stats, MAP__rodata_no_syncs)
+#define shared VARIABLE(struct probe_state, MAP__bss)
+
+/* A raw tracepoint takes any program: here the prototypes tell which argument it
+ * is, and the programs for either form become the same.  Of a third form nobody
+ * knows: the verifier refuses an argument of that number. */
+struct dirty_throttle_control;
+
+#define IS_PROTOTYPE(name, args...) \
+	__builtin_types_compatible_p(typeof(&trace_##name), void (*)(args))
+#define OTHER_FORM 99
+#define ISSUED_ARGUMENT(n)                                              \
+	(IS_PROTOTYPE(block_rq_issue, struct request *) ? 0 :           \
+	 IS_PROTOTYPE(block_rq_issue, struct request_queue *, struct request *) ? 1 : OTHER_FORM)
+#define PAUSE_ARGUMENT(n)                                                                     \
+	(IS_PROTOTYPE(balance_dirty_pages, struct bdi_writeback *, unsigned long,             \
+		      unsigned long, unsigned long, unsigned long, unsigned long,             \
+		      unsigned long, unsigned long, unsigned long, unsigned long, long,       \
+		      unsigned long) ? 10 :                                                   \
+	 IS_PROTOTYPE(balance_dirty_pages, struct bdi_writeback *,                            \
+		      struct dirty_throttle_control *, unsigned long, unsigned long,          \
+		      unsigned long, unsigned long, long, unsigned long) ? 6 : OTHER_FORM)
+
+static __always_inline struct gendisk *request_disk(struct request *rq)
+{
+#ifdef HAS_RQ_DISK
+	return FIELD(rq, rq_disk);
+#else
+	return FIELD(FIELD(rq, q), disk);
+#endif
+}
+
+static __always_inline __u64 disk_sequence(struct gendisk *disk)
+{
+#ifdef HAS_DISKSEQ
+	return FIELD(disk, diskseq);
+#else
+	return 0;
+#endif
+}
+
+#else
+
+#define FIELD(from, field) ((from)->field)
+#define MAP(name) (&name)
+#define ISSUED_ARGUMENT(n) (n)
+#define PAUSE_ARGUMENT(n) (n)
+
 static __always_inline struct gendisk *request_disk(struct request *rq)
 {
 	struct request_queue___with_disk *q = (void *)rq->q;
@@ -48,6 +120,8 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 /* A 32-bit process numbers its calls differently. */
 #define SYSCALL_IS_COMPAT(task) \
 	(BPF_CORE_READ(task, thread_info.status) & 0x2 /* TS_COMPAT */)
+#endif
+
 #endif
 
 #endif

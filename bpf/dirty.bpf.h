@@ -27,7 +27,7 @@ static __always_inline struct dirtier *dirtier(struct task_struct *task, bool ty
 {
 	__u32 tid = TASK_READ(task, typed, pid);
 	__u64 start_ns = TASK_READ(task, typed, start_time), bytes;
-	struct dirtier *entry = bpf_map_lookup_elem(&dirtiers, &tid);
+	struct dirtier *entry = bpf_map_lookup_elem(MAP(dirtiers), &tid);
 
 	if (entry && entry->task_start_ns == start_ns)
 		return entry;
@@ -40,11 +40,11 @@ static __always_inline struct dirtier *dirtier(struct task_struct *task, bool ty
 		.tgid = TASK_READ(task, typed, tgid),
 	};
 	bpf_get_current_comm(fresh.comm, sizeof(fresh.comm));
-	if (bpf_map_update_elem(&dirtiers, &tid, &fresh, BPF_ANY)) {
+	if (bpf_map_update_elem(MAP(dirtiers), &tid, &fresh, BPF_ANY)) {
 		__sync_fetch_and_add(&shared.no_room, 1);
 		return NULL;
 	}
-	return bpf_map_lookup_elem(&dirtiers, &tid);
+	return bpf_map_lookup_elem(MAP(dirtiers), &tid);
 }
 
 /* The kernel counts what each thread dirtied (task_io_account_write).  That
@@ -59,7 +59,7 @@ static __always_inline int note_dirty(struct task_struct *task, bool typed,
 	struct dirtier *entry;
 	__u32 zero = 0;
 
-	last = bpf_map_lookup_elem(&last_looks, &zero);
+	last = bpf_map_lookup_elem(MAP(last_looks), &zero);
 	if (!last || !mapping)
 		return 0;
 	if (last->tid == tid && bytes - last->bytes < cfg.dirty_grain)
@@ -69,7 +69,7 @@ static __always_inline int note_dirty(struct task_struct *task, bool typed,
 	entry = dirtier(task, typed);
 	if (entry) {
 		entry->bytes = bytes;
-		entry->dev = inode_dev(mapping->host);
+		entry->dev = inode_dev(FIELD(mapping, host));
 		/* Every time: a shell's child has the shell's name until exec, and a
 		 * service's process its manager's cgroup until it is moved. */
 		entry->cgroup_id = bpf_get_current_cgroup_id();
@@ -115,13 +115,13 @@ static __always_inline int note_throttled(long pause)
 SEC("?tp_btf/balance_dirty_pages")
 int throttled_old(unsigned long long *args)
 {
-	return note_throttled(args[10]);
+	return note_throttled(args[PAUSE_ARGUMENT(10)]);
 }
 
 SEC("?tp_btf/balance_dirty_pages")
 int throttled(unsigned long long *args)
 {
-	return note_throttled(args[6]);
+	return note_throttled(args[PAUSE_ARGUMENT(6)]);
 }
 
 /* A queue takes writes of several CPUs at once; to claim the next place of an
@@ -158,6 +158,6 @@ int sysctl_write(struct bpf_sysctl *ctx)
 	if (size > sizeof(write.cmdline))
 		size = sizeof(write.cmdline);
 	bpf_probe_read_user(write.cmdline, size, (void *)begin);
-	bpf_map_push_elem(&sysctl_writes, &write, BPF_EXIST); /* the oldest makes room */
+	bpf_map_push_elem(MAP(sysctl_writes), &write, BPF_EXIST); /* the oldest makes room */
 	return 1; /* watching, never refusing */
 }

@@ -21,8 +21,6 @@ struct {
 	__type(value, struct sync_stats);
 } syncs SEC(".maps");
 
-static const struct sync_stats no_syncs;
-
 /* As `dirtiers`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -35,7 +33,7 @@ static __always_inline void note_syncing_cgroup(__u32 dev, __u64 now)
 {
 	struct cgroup_key key = { .cgroup_id = bpf_get_current_cgroup_id(), .dev = dev };
 	__u32 tgid = bpf_get_current_pid_tgid() >> 32;
-	struct cgroup_syncs *entry = bpf_map_lookup_elem(&cgroup_syncs, &key);
+	struct cgroup_syncs *entry = bpf_map_lookup_elem(MAP(cgroup_syncs), &key);
 
 	if (entry) {
 		__sync_fetch_and_add(&entry->count, 1);
@@ -44,14 +42,14 @@ static __always_inline void note_syncing_cgroup(__u32 dev, __u64 now)
 		return;
 	}
 	struct cgroup_syncs first = { .count = 1, .last_ns = now, .tgid = tgid };
-	if (bpf_map_update_elem(&cgroup_syncs, &key, &first, BPF_ANY))
+	if (bpf_map_update_elem(MAP(cgroup_syncs), &key, &first, BPF_ANY))
 		__sync_fetch_and_add(&shared.no_room, 1);
 }
 
 static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
 {
 	__u32 tid = bpf_get_current_pid_tgid();
-	struct sync_start *open = bpf_map_lookup_elem(&syncs_inflight, &tid);
+	struct sync_start *open = bpf_map_lookup_elem(MAP(syncs_inflight), &tid);
 	struct sync_start start = {
 		.start_ns = bpf_ktime_get_ns(),
 		.dev = dev,
@@ -68,14 +66,14 @@ static __always_inline void sync_begin(__u32 dev, __u8 kind, __u8 owner)
 		return;
 	}
 	note_syncing_cgroup(dev, start.start_ns);
-	if (bpf_map_update_elem(&syncs_inflight, &tid, &start, BPF_ANY))
+	if (bpf_map_update_elem(MAP(syncs_inflight), &tid, &start, BPF_ANY))
 		__sync_fetch_and_add(&shared.sync_lost, 1);
 }
 
 static __always_inline void sync_end(__u8 owner)
 {
 	__u32 tid = bpf_get_current_pid_tgid(), dev;
-	struct sync_start *start = bpf_map_lookup_elem(&syncs_inflight, &tid);
+	struct sync_start *start = bpf_map_lookup_elem(MAP(syncs_inflight), &tid);
 	struct sync_stats *stats;
 	__u64 begun, now, bucket;
 	__u8 kind;
@@ -85,13 +83,13 @@ static __always_inline void sync_end(__u8 owner)
 	dev = start->dev;
 	begun = start->start_ns;
 	kind = start->kind;
-	bpf_map_delete_elem(&syncs_inflight, &tid);
+	bpf_map_delete_elem(MAP(syncs_inflight), &tid);
 
-	stats = bpf_map_lookup_elem(&syncs, &dev);
+	stats = bpf_map_lookup_elem(MAP(syncs), &dev);
 	if (!stats) {
 		/* Fails when another CPU was first, which is as good. */
-		bpf_map_update_elem(&syncs, &dev, &no_syncs, BPF_NOEXIST);
-		stats = bpf_map_lookup_elem(&syncs, &dev);
+		bpf_map_update_elem(MAP(syncs), &dev, &no_syncs, BPF_NOEXIST);
+		stats = bpf_map_lookup_elem(MAP(syncs), &dev);
 		if (!stats) {
 			__sync_fetch_and_add(&shared.sync_lost, 1);
 			return;
@@ -110,8 +108,10 @@ static __always_inline void sync_end(__u8 owner)
 }
 
 #define FILE_SYNC(file, datasync)                      \
-	sync_begin(inode_dev((file)->f_mapping->host), \
+	sync_begin(inode_dev(FIELD(FIELD(file, f_mapping), host)), \
 		   (datasync) ? SYNC_FDATASYNC : SYNC_FSYNC, OWNER_FILESYSTEM)
+
+#ifndef BCC /* these need BTF */
 
 /* First choice: the functions that f_op->fsync points to.  A hook on
  * vfs_fsync_range would miss fdatasync where the compiler inlined it. */
@@ -149,6 +149,8 @@ int BPF_PROG(fexit_sync_filesystem)
 	sync_end(OWNER_SYNCFS);
 	return 0;
 }
+
+#endif
 
 /* Second choice: tracepoints of the filesystems; only ext4 has an exit. */
 SEC("?tp_btf/ext4_sync_file_enter")
@@ -201,6 +203,8 @@ int BPF_KRETPROBE(kretprobe_syncfs)
 	return 0;
 }
 
+#ifndef BCC
+
 static __always_inline struct file *file_of(struct task_struct *task, unsigned int fd)
 {
 	struct file **files, *file = NULL;
@@ -231,6 +235,8 @@ int BPF_KRETPROBE(kretprobe_syncfs_call)
 	sync_end(OWNER_SYSCALL);
 	return 0;
 }
+
+#endif
 
 /* Last choice: syscalls.  Every syscall of the host pays for these hooks, and
  * what does not end in a syscall of its caller (io_uring's workers, kernel
@@ -300,7 +306,7 @@ static __always_inline int entry_only(struct inode *inode, __u8 kind)
 	if (nr == NR_fsync || nr == NR_fdatasync) {
 		/* sys_enter has opened it, perhaps for an overlayfs above. */
 		__u32 tid = task->pid;
-		struct sync_start *open = bpf_map_lookup_elem(&syncs_inflight, &tid);
+		struct sync_start *open = bpf_map_lookup_elem(MAP(syncs_inflight), &tid);
 
 		if (open)
 			open->dev = inode_dev(inode);

@@ -8,18 +8,25 @@
  * takes.  Nothing here allocates, loops without bound or sends events; user
  * space reads the maps once a tick.
  */
+#ifdef BCC
+#include "kernel_headers.h"
+#else
 #include "kernel_types.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+#endif
 
 #include "compat.h"
 #include "writeback.h"
 
+#ifndef BCC /* user space has the object's maps, and gives the license */
 char LICENSE[] SEC("license") = "GPL";
 
 const volatile struct probe_config cfg SEC(".rodata.config");
+const struct sync_stats no_syncs SEC(".rodata.no_syncs");
 struct probe_state shared;
+#endif
 
 static __always_inline __u64 hist_bucket(__u64 ns)
 {
@@ -49,9 +56,9 @@ static __always_inline __u64 hist_bucket(__u64 ns)
 static __always_inline __u32 inode_dev(struct inode *inode)
 {
 	/* A block device's own inode lives in bdevfs; its s_dev tells nothing. */
-	if ((inode->i_mode & 0170000) == 0060000)
-		return inode->i_rdev;
-	return inode->i_sb->s_dev;
+	if ((FIELD(inode, i_mode) & 0170000) == 0060000)
+		return FIELD(inode, i_rdev);
+	return FIELD(FIELD(inode, i_sb), s_dev);
 }
 
 #include "block.bpf.h"

@@ -4,8 +4,8 @@
  * structures with ctypes (agent/writebackd/kernel/bpf_layout.py) and refuses to
  * run when the sizes differ.
  */
-#ifndef WRITEBACK_H
-#define WRITEBACK_H
+#ifndef PROBE_WRITEBACK_H
+#define PROBE_WRITEBACK_H
 
 /* Latency in units of 2^10 ns: exact below 8, then 8 buckets per octave up to
  * 64 s.  Shifts instead of divisions, 12.5 % wide at most. */
