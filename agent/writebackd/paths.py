@@ -11,6 +11,7 @@ from typing import Optional
 
 RUNTIME_DIR = Path("/run/writebackd")
 STATE_DIR = Path("/var/lib/writebackd")
+CACHE_DIR = Path("/var/cache/writebackd")  # the probe, as compiled for a kernel
 # Of the collector, a service of its own: no directory that the daemon owns.
 RAID = "/run/writebackd-raid/raid.json"
 OFF_ON_DISK = "/etc/writebackd/off"  # the same, over a reboot

@@ -10,6 +10,7 @@ from commands import Command, writebackctl, writebackd
 from writebackd import __version__
 from writebackd.cli.examples import EXAMPLES
 from writebackd.paths import (
+    CACHE_DIR,
     HISTORY,
     LEARNED,
     LEDGER,
@@ -145,7 +146,8 @@ def writebackd_8() -> str:
                  " the original settings are in force; `touch` it to stop all writes at once"),
                 (RAID, "state from RAID tools; written by writebackd-raid.service"),
                 (f"{STATE_DIR}/{HISTORY}, {STATE_DIR}/{LEARNED}",
-                 "past events, and learned values of the disks"))),
+                 "past events, and learned values of the disks"),
+                (str(CACHE_DIR), "the probe, as bcc compiled it for a kernel without BTF"))),
         *_section("EXAMPLES"),
         *_list((("sudo writebackd --mode observe", "decide and report, write nothing"),
                 ("sudo writebackd --policy db-hwraid --device sdb", "one disk, by a policy for"

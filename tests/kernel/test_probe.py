@@ -25,7 +25,6 @@ from writebackd.kernel.libbpf import BpfError, library
 from writebackd.kernel.map_readers import Reading
 from writebackd.kernel.probe import (
     BpfProbe,
-    NoSuchProbe,
     ProcfsProbe,
     object_image,
     object_path,
@@ -483,8 +482,6 @@ def test_without_the_object_the_daemon_goes_on_with_proc(
     assert any("fsync" in miss for miss in fallback.info().misses)
     with pytest.raises(OSError, match="none.o is missing"):
         open_probe("libbpf", KernelFiles(), False, True)
-    with pytest.raises(NoSuchProbe, match="use libbpf or procfs"):
-        open_probe("bcc", KernelFiles(), False, True)
 
 
 def test_an_object_without_programs_for_system_calls_does_without_them() -> None:

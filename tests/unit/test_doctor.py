@@ -65,11 +65,23 @@ def test_a_kernel_with_everything(tmp_path: Path) -> None:
 
 def test_a_kernel_with_nothing(tmp_path: Path) -> None:
     findings = list(doctor_checks.kernel(host(tmp_path, {}), "6.1.0"))
-    assert "CONFIG_DEBUG_INFO_BTF" in texts(findings, "warning")
     notes = texts(findings, "note")
     assert "tracefs is not mounted" in notes
     assert "cgroup2 is not mounted" in notes
     assert "only the global pair" in notes
+
+
+def test_without_types_the_packages_that_bcc_lacks_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = host(tmp_path, {})
+    monkeypatch.setattr(doctor_checks, "missing", lambda: ["headers-6.1", "python3-bpfcc"])
+    warnings = texts(list(doctor_checks.kernel(files, "6.1.0")), "warning")
+    assert "no headers-6.1 and no python3-bpfcc" in warnings
+    assert "CONFIG_DEBUG_INFO_BTF" in warnings
+    monkeypatch.setattr(doctor_checks, "missing", list)
+    findings = list(doctor_checks.kernel(files, "6.1.0"))
+    assert texts(findings, "warning") == "" and "bcc compiles" in texts(findings, "note")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are told so first")

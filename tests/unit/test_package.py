@@ -21,6 +21,7 @@ from checkout import copy_checkout, need_compiler, run
 from writebackd import __version__
 
 OBJECTS = [f"writebackd/_bpf/writeback.{machine}.bpf.o" for machine in ("aarch64", "x86_64")]
+FOR_BCC = "writebackd/_bpf/writeback.bcc.c"
 COMPILE = [sys.executable, "bpf/build_backend.py"]
 NO_COMPILER = {"CLANG": "no-such-clang", "LLVM_STRIP": "no-such-strip"}
 EM_BPF = 247  # elf.h
@@ -60,7 +61,7 @@ def test_wheel_holds_every_module_and_policy(checkout: Path, wheel: zipfile.ZipF
     policies = {f"writebackd/policies/{path.name}" for path in checkout.glob("policies/*.conf")}
     assert "writebackd/policies/default.conf" in policies
     assert policies <= names
-    assert {name for name in names if "_bpf/" in name} == set(OBJECTS)
+    assert {name for name in names if "_bpf/" in name} == {*OBJECTS, FOR_BCC}
     assert not [name for name in names if "egg-info" in name]
 
 
@@ -82,6 +83,14 @@ def test_an_object_is_bpf_with_types_and_without_debug_info(
     sections = elf_sections(data)
     assert {".BTF", ".BTF.ext", ".maps", "license"} <= sections  # CO-RE needs the first two
     assert not [name for name in sections if name.startswith(".debug")]
+
+
+def test_the_source_for_bcc_is_in_one_file(checkout: Path, wheel: zipfile.ZipFile) -> None:
+    """bcc takes programs of the main file only."""
+    source = wheel.read(FOR_BCC).decode()
+    assert '#include "' not in source
+    parts = [path.read_text() for path in (checkout / "bpf").glob("*.[ch]")]
+    assert source.count('\nSEC("?') == sum(part.count('\nSEC("?') for part in parts) > 0
 
 
 def test_the_machines_differ_in_their_registers(wheel: zipfile.ZipFile) -> None:
@@ -259,11 +268,12 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
         "usr/bin/writebackd",
         "usr/bin/writebackctl",
         "usr/bin/writebackd-raid",
+        "usr/lib/systemd/system/writebackd-probe.service",
         "usr/lib/systemd/system/writebackd-raid.service",
         "usr/lib/systemd/system/writebackd-raid.timer",
         "usr/lib/systemd/system/writebackd-watch.service",
         "usr/lib/systemd/system/writebackd.service",
-        *(f"usr/lib/writebackd/{name}" for name in OBJECTS),
+        *(f"usr/lib/writebackd/{name}" for name in (*OBJECTS, FOR_BCC)),
         "usr/share/doc/writebackd/README.md",
         "usr/share/man/man1/writebackctl.1",
         "usr/share/man/man5/writebackd.conf.5",

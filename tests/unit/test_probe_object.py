@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which of the package's BPF objects is taken, and what is said where there is none."""
+"""Which probe and which of the package's BPF objects is taken, and what is said without any."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, List
 
 import pytest
 
 from writebackd.kernel import probe
+from writebackd.kernel.files import KernelFiles
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +50,42 @@ def test_a_package_without_the_probe_says_so(
     on(monkeypatch, "x86_64", at=tmp_path)
     with pytest.raises(OSError, match=r"writeback.x86_64.bpf.o is missing: build the package"):
         probe.object_image()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> List[str]:
+    """The BPF probes that were tried, none of which can be had."""
+    tried: List[str] = []
+
+    def refused(name: str) -> object:
+        def opening(*_: object) -> None:
+            tried.append(name)
+            raise OSError(f"no {name} here")
+
+        return opening
+
+    monkeypatch.setattr(probe, "object_image", lambda: b"")
+    monkeypatch.setattr(probe, "BpfProbe", refused("libbpf"))
+    monkeypatch.setattr(probe, "BccProbe", refused("bcc"))
+    return tried
+
+
+@pytest.mark.parametrize(("btf", "best"), [(True, "libbpf"), (False, "bcc")])
+def test_bcc_is_for_kernels_without_btf(
+    btf: bool, best: str, opened: List[str], tmp_path: Path
+) -> None:
+    if btf:
+        (tmp_path / "sys/kernel/btf").mkdir(parents=True)
+        (tmp_path / "sys/kernel/btf/vmlinux").touch()
+    fallback = probe.open_probe("auto", KernelFiles(tmp_path), False, True)
+    assert opened == [best]
+    assert f"BPF: no {best} here" in fallback.info().misses
+
+
+@pytest.mark.parametrize("backend", ["libbpf", "bcc"])
+def test_what_is_asked_for_is_had_or_refused(
+    backend: str, opened: List[str], tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match=f"no {backend} here"):
+        probe.open_probe(backend, KernelFiles(tmp_path), False, True)
+    assert opened == [backend]

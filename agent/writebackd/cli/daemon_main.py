@@ -31,7 +31,7 @@ from writebackd.kernel import memory_lock
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.libbpf import BpfError
-from writebackd.kernel.probe import NoSuchProbe
+from writebackd.kernel.probe import compiled_programs, object_image
 from writebackd.kernel.vm import in_words, read_limits
 from writebackd.paths import RUNTIME_DIR, STATE_DIR, TAKEN, read_taken
 from writebackd.policy import Policy, PolicyError, load_policy
@@ -89,7 +89,11 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
-        help="default: the best that this kernel takes; bcc is not in this version",
+        help="default: libbpf, or bcc where the kernel has no BTF",
+    )
+    p.add_argument(
+        "--compile-probe", action="store_true",
+        help="compile the probe for bcc, as a kernel without BTF needs it, keep it, and exit",
     )
     p.add_argument(  # longer, and the watchdog of the unit takes it for dead
         "--interval", type=seconds(0.05, 10), default=1.0, metavar="SECONDS",
@@ -115,6 +119,14 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     if os.geteuid() != 0:
         complain("writebackd: needs root, /proc/sys/vm is writable by uid 0 only: try sudo")
         return NOT_PERMITTED
+
+    if args.compile_probe:
+        try:
+            compiled_programs(object_image())
+        except (OSError, BpfError) as error:
+            complain(f"writebackd: {error}")
+            return BAD_NEWS
+        return GOOD
 
     choose_class = _Chooser(args.config_dir, args.runtime_dir)
 
@@ -178,7 +190,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         if live:
             print(f"\nwritebackd stopped; limits now: {in_words(read_limits(KernelFiles()))}")
         return GOOD
-    except (PolicyError, NoSuchProbe) as error:
+    except PolicyError as error:
         log.error("%s", error)
         return USAGE
     except (AlreadyRunning, BpfError, LedgerError, OSError, ValueError) as error:

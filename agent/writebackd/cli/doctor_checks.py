@@ -24,6 +24,7 @@ from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show_answer, width
 from writebackd.cli.restore import is_watched
 from writebackd.cli.status_screen import lever_lines, wants_colour
+from writebackd.kernel.bcc_programs import missing
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import hiding, unseen
@@ -107,12 +108,15 @@ def kernel(files: KernelFiles, release: str) -> Iterator[Finding]:
         yield "good", f"Linux {release}"
     if files.path("/sys/kernel/btf/vmlinux").exists():
         yield "good", "kernel types (BTF) available"
-    else:
+    elif lacking := missing():
         yield (
             "warning",
-            "no /sys/kernel/btf/vmlinux: no BPF, so /proc alone and no fsync latency; use a"
-            " kernel with CONFIG_DEBUG_INFO_BTF=y",
+            f"no kernel types (BTF), and for a probe without them no {' and no '.join(lacking)}:"
+            " /proc alone and no fsync latency; install these, then `systemctl restart writebackd`,"
+            " or take a kernel with CONFIG_DEBUG_INFO_BTF=y",
         )
+    else:
+        yield "note", "no kernel types (BTF): bcc compiles the probe, by the kernel's headers"
     mounts = {mount.fstype: mount.mountpoint for mount in read_mounts(files)}
     yield _mounted(mounts, "tracefs", "tracepoint names cannot be resolved")
     yield _mounted(mounts, "cgroup2", "writers are shown by process, not by unit")

@@ -120,12 +120,15 @@ class Choice:
         """
         return any(hook.kind != "tp_btf" for hook in self.sync.values())
 
-    @property
-    def fsync_summary(self) -> str:
-        """One line: `fentry: ext4_sync_file xfs_file_fsync; tp_btf: sys_enter/sys_exit`."""
+    def fsync_summary(self, tracepoint: str) -> str:
+        """One line: `fentry: ext4_sync_file xfs_file_fsync; tp_btf: sys_enter/sys_exit`.
+
+        `tracepoint`: how these are watched.
+        """
         by_kind: Dict[str, List[str]] = {}
         for hook in [*self.sync.values(), *self.syscalls]:
-            by_kind.setdefault(hook.kind, []).append(hook.target)
+            kind = tracepoint if hook.kind == "tp_btf" else hook.kind
+            by_kind.setdefault(kind, []).append(hook.target)
         return "; ".join(f"{kind}: {' '.join(names)}" for kind, names in by_kind.items())
 
 
@@ -144,9 +147,12 @@ class Chooser:
     """Tries hooks one at a time, each in an object of its own."""
 
     def __init__(
-        self, image: bytes, cgroup: Optional[str], prepare: Callable[[Object], None]
+        self,
+        open_object: Callable[[], Object],
+        cgroup: Optional[str],
+        prepare: Callable[[Object], None],
     ) -> None:
-        self._image = image
+        self._open = open_object
         self._prepare = prepare
         self._cgroup = cgroup
         self.refused: Dict[str, str] = {}
@@ -156,7 +162,7 @@ class Chooser:
     ) -> Optional[int]:
         """None when it loads, attaches and `works`, else the errno."""
         try:
-            with Object(self._image) as obj:
+            with self._open() as obj:
                 obj.select(hook.programs)
                 self._prepare(obj)
                 obj.load()
@@ -183,15 +189,18 @@ class Chooser:
 
 
 def choose(
-    image: bytes, cgroup: Optional[str], talkers: bool, prepare: Callable[[Object], None]
+    open_object: Callable[[], Object],
+    cgroup: Optional[str],
+    talkers: bool,
+    prepare: Callable[[Object], None],
 ) -> Choice:
     """Find the best hooks; BpfError when block completions cannot be had.
 
-    `image`: the object's content; `cgroup`: where cgroup v2 is mounted; `talkers`: watch who
-    dirties pages, a call per dirtied folio; `prepare` sets the constants, which the verifier
-    sees.
+    `open_object`: the object, with nothing loaded; `cgroup`: where cgroup v2 is mounted;
+    `talkers`: watch who dirties pages, a call per dirtied folio; `prepare` sets the constants,
+    which the verifier sees.
     """
-    chooser = Chooser(image, cgroup, prepare)
+    chooser = Chooser(open_object, cgroup, prepare)
     number = chooser.try_hook(COMPLETE)
     if number is not None:
         raise BpfError("block_rq_complete cannot be watched", number)

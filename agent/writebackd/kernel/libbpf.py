@@ -55,6 +55,20 @@ class _ProgInfo(C.Structure):
     ]
 
 
+class _OpenOptions(C.Structure):
+    """struct bpf_object_open_opts (libbpf.h), up to what is used of it."""
+
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("object_name", C.c_char_p),
+        ("relaxed_maps", C.c_bool),
+        ("pin_root_path", C.c_char_p),
+        ("unused", C.c_uint32),
+        ("kconfig", C.c_char_p),
+        ("btf_custom_path", C.c_char_p),
+    ]
+
+
 # A test checks it against a program that ran.
 assert _ProgInfo.load_time.offset == 40 and _ProgInfo.run_time_ns.offset == 192
 
@@ -95,6 +109,10 @@ _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("bpf_map_update_elem", C.c_int, [C.c_int, C.c_void_p, C.c_void_p, C.c_uint64]),
     ("bpf_obj_get_info_by_fd", C.c_int, [C.c_int, C.c_void_p, C.POINTER(C.c_uint32)]),
     ("bpf_enable_stats", C.c_int, [C.c_int]),
+    ("bpf_prog_load", C.c_int,
+     [C.c_int, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, C.c_void_p]),
+    ("bpf_raw_tracepoint_open", C.c_int, [C.c_char_p, C.c_int]),
+    ("bpf_link_create", C.c_int, [C.c_int, C.c_int, C.c_int, C.c_void_p]),
 )
 _keep: List[Any] = []  # callbacks must outlive the library's use of them
 
@@ -129,7 +147,7 @@ def library() -> C.CDLL:
     return lib
 
 
-def _check(result: int, what: str) -> int:
+def check(result: int, what: str) -> int:
     if result < 0:
         raise BpfError(what, -result if result != -1 else C.get_errno() or errno.EIO)
     return result
@@ -143,7 +161,7 @@ def _check_pointer(pointer: Optional[int], what: str) -> int:
 
 def possible_cpus() -> int:
     """CPUs the kernel may ever bring up; per-CPU maps have one value for each."""
-    return _check(library().libbpf_num_possible_cpus(), "possible CPUs")
+    return check(library().libbpf_num_possible_cpus(), "possible CPUs")
 
 
 class Map:
@@ -183,7 +201,7 @@ class Map:
         result = library().bpf_map_lookup_and_delete_elem(self.fd, None, value)
         if result == -errno.ENOENT:
             return None
-        _check(result, f"reading map {self.name}")
+        check(result, f"reading map {self.name}")
         return value.raw
 
     def memory_bytes(self) -> int:
@@ -232,13 +250,21 @@ class BatchReader:
 class Object:
     """An open, then loaded BPF object; a context manager that closes it."""
 
-    def __init__(self, image: bytes) -> None:
-        """`image` is the ELF file's content: opening it must not wait for a disk."""
+    TRACEPOINT = "tp_btf"  # how it watches one
+
+    def __init__(self, image: bytes, btf: Optional[str] = None) -> None:
+        """`image` is the ELF file's content: opening it must not wait for a disk.
+
+        `btf`: file with the types to relocate to; without it those of the running kernel.
+        """
         self._lib = library()
         self._image = image  # libbpf keeps pointers into it until loading
         self._links: List[int] = []
+        options = None
+        if btf is not None:
+            options = C.byref(_OpenOptions(C.sizeof(_OpenOptions), btf_custom_path=btf.encode()))
         self._object: Optional[int] = _check_pointer(
-            self._lib.bpf_object__open_mem(image, len(image), None), "opening the BPF object"
+            self._lib.bpf_object__open_mem(image, len(image), options), "opening the BPF object"
         )
         self.programs: Dict[str, int] = dict(
             self._walk(self._lib.bpf_object__next_program, self._lib.bpf_program__name)
@@ -260,21 +286,21 @@ class Object:
             if name not in self.programs:
                 raise BpfError(f"no program {name} for this machine", errno.ENOENT)
         for name, pointer in self.programs.items():
-            _check(self._lib.bpf_program__set_autoload(pointer, name in programs), name)
+            check(self._lib.bpf_program__set_autoload(pointer, name in programs), name)
 
     def set_entries(self, map_name: str, entries: int) -> None:
         pointer = self._map_pointer(map_name)
-        _check(self._lib.bpf_map__set_max_entries(pointer, entries), map_name)
+        check(self._lib.bpf_map__set_max_entries(pointer, entries), map_name)
 
     def set_constants(self, map_name: str, value: C.Structure) -> None:
         """Fill a read-only data section before loading."""
         pointer = self._map_pointer(map_name)
         result = self._lib.bpf_map__set_initial_value(pointer, C.byref(value), C.sizeof(value))
-        _check(result, f"{map_name} (size differs from the probe's?)")
+        check(result, f"{map_name} (size differs from the probe's?)")
 
     def load(self) -> None:
         """BpfError when the kernel refuses any selected program."""
-        _check(self._lib.bpf_object__load(self._object), "loading BPF programs")
+        check(self._lib.bpf_object__load(self._object), "loading BPF programs")
 
     def attach(self, program: str, function: Optional[str] = None) -> None:
         """Attach by section, or as a kprobe to `function`."""
@@ -306,12 +332,16 @@ class Object:
         walk = self._walk(self._lib.bpf_object__next_map, self._lib.bpf_map__name)
         return [Map(pointer) for _, pointer in walk]
 
+    def program_fd(self, program: str) -> int:
+        """Of a loaded program."""
+        return check(self._lib.bpf_program__fd(self.programs[program]), program)
+
     def run_stats(self, program: str) -> Tuple[int, int, int]:
         """`(ns, runs, recursion misses)`; ns and runs only while statistics are on."""
         info = _ProgInfo()
         size = C.c_uint32(C.sizeof(info))
-        fd = self._lib.bpf_program__fd(self.programs[program])
-        _check(self._lib.bpf_obj_get_info_by_fd(fd, C.byref(info), C.byref(size)), program)
+        fd = self.program_fd(program)
+        check(self._lib.bpf_obj_get_info_by_fd(fd, C.byref(info), C.byref(size)), program)
         return info.run_time_ns, info.run_cnt, info.recursion_misses
 
     def close(self) -> None:
@@ -331,4 +361,4 @@ class Object:
 
 def enable_run_stats() -> int:
     """A file descriptor that keeps run statistics on while it is open."""
-    return _check(library().bpf_enable_stats(0), "enabling run statistics")
+    return check(library().bpf_enable_stats(0), "enabling run statistics")

@@ -16,9 +16,10 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Type, Union
 
-from writebackd.kernel import bpf_layout, hooks, libbpf
+from writebackd.kernel import bcc_programs, bpf_layout, hooks, libbpf
+from writebackd.kernel.bcc_object import BccObject
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.map_readers import (
@@ -43,6 +44,7 @@ DIRTY_GRAIN = 256 << 10
 STATS_EVERY_TICKS = 60
 # A few completions on an idle host run with cold caches, ten times as long.
 STATS_LEAST_RUNS = 1000
+BTF = "/sys/kernel/btf/vmlinux"
 # Linux' number of CLOCK_MONOTONIC_COARSE, whose resolution is one jiffy.
 _CLOCK_COARSE = 6
 
@@ -78,6 +80,8 @@ class ProcfsProbe:
 class BpfProbe:
     """The libbpf probe.  Raises BpfError or OSError when it cannot be had."""
 
+    BACKEND = "libbpf"
+
     def __init__(
         self,
         image: bytes,
@@ -103,8 +107,9 @@ class BpfProbe:
             dirty_grain=DIRTY_GRAIN,
             jiffy_ns=round(time.clock_getres(_CLOCK_COARSE) * 1e9),
         )
-        self.choice = hooks.choose(image, cgroup, talkers, self._set_constants)
-        self._object = libbpf.Object(image)
+        self._image = image
+        self.choice = hooks.choose(self._open_object, cgroup, talkers, self._set_constants)
+        self._object = self._open_object()
         self._maps: List[mmap.mmap] = []
         self._ticks = 0
         self._stats_fd: Optional[int] = None
@@ -118,6 +123,9 @@ class BpfProbe:
         except BaseException:
             self.close()
             raise
+
+    def _open_object(self) -> libbpf.Object:
+        return libbpf.Object(self._image)
 
     def _load(self, queue_latency: bool) -> None:
         obj, sizes = self._object, self.sizes
@@ -168,11 +176,12 @@ class BpfProbe:
             "syncs whose end no hook here can see": unmatched,
             f"updates of who dirties or syncs: more than {self._entries} at once": no_room,
         }  # fmt: skip
+        tracepoint = self._object.TRACEPOINT
         return ProbeInfo(
-            backend="libbpf",
-            request_hook="tp_btf: block_rq_complete"
+            backend=self.BACKEND,
+            request_hook=f"{tracepoint}: block_rq_complete"
             + (" block_rq_issue" if self._issue_attached else ""),
-            fsync_hook=self.choice.fsync_summary or None,
+            fsync_hook=self.choice.fsync_summary(tracepoint) or None,
             misses=tuple(self.choice.misses),
             lost=tuple(f"{count} {what}" for what, count in losses.items() if count),
             map_bytes=self._map_bytes,
@@ -274,6 +283,26 @@ class BpfProbe:
         self._object.close()
 
 
+class BccProbe(BpfProbe):
+    """The same for a kernel without BTF: compiled for it by bcc, from its headers."""
+
+    BACKEND = "bcc"
+
+    def _open_object(self) -> libbpf.Object:
+        return BccObject(self._image, str(object_path()), compiled_programs(self._image))
+
+
+@functools.lru_cache(maxsize=None)
+def compiled_programs(image: bytes) -> Dict[str, bytes]:
+    """What bcc made of the source that lies beside the object, for the object's maps.
+
+    Raises OSError that says what to do when it cannot be had.
+    """
+    with libbpf.Object(image) as obj:
+        maps = [each.name for each in obj.maps()]
+    return bcc_programs.programs(object_path().with_name("writeback.bcc.c").read_text(), maps)
+
+
 def object_path() -> Path:
     """The compiled object for this machine; the package has one for each that it supports."""
     package = Path(__file__).resolve().parent.parent
@@ -298,10 +327,6 @@ def object_image() -> bytes:
         raise OSError(why) from None
 
 
-class NoSuchProbe(Exception):
-    """This version does not have the probe that was asked for."""
-
-
 Probe = Union[BpfProbe, ProcfsProbe]
 
 
@@ -310,19 +335,24 @@ def open_probe(
 ) -> Probe:
     """The probe that `backend` names ("auto": the best that this kernel takes).
 
-    Raises NoSuchProbe, and OSError or BpfError when one asked for by name cannot be had.
+    Raises OSError or BpfError when one asked for by name cannot be had.
     """
     if backend == "procfs":
         return ProcfsProbe("not asked for")
-    if backend not in ("auto", "libbpf"):
-        raise NoSuchProbe(f"probe backend {backend} is not in this version: use libbpf or procfs")
+    probes: Dict[str, Type[BpfProbe]] = {"libbpf": BpfProbe, "bcc": BccProbe}
+    probes["auto"] = _best_probe(files)
     try:
-        return BpfProbe(object_image(), files, queue_latency, talkers)
+        return probes[backend](object_image(), files, queue_latency, talkers)
     except (OSError, libbpf.BpfError) as error:
-        if backend == "libbpf":
+        if backend != "auto":
             raise
         log.warning("BPF probe: %s; continuing with /proc alone", error)
         return ProcfsProbe(str(error))
+
+
+def _best_probe(files: KernelFiles) -> Type[BpfProbe]:
+    """libbpf fits its object to the kernel by BTF, and can do nothing without."""
+    return BpfProbe if files.path(BTF).exists() else BccProbe
 
 
 def probe_report() -> List[Tuple[str, str]]:
@@ -330,8 +360,9 @@ def probe_report() -> List[Tuple[str, str]]:
 
     Opens the probe as the daemon would and closes it again; needs root.
     """
+    files = KernelFiles()
     try:
-        probe = BpfProbe(object_image(), KernelFiles())
+        probe = _best_probe(files)(object_image(), files)
     except (OSError, libbpf.BpfError) as error:
         return [("warn", f"BPF probe: {error}; the daemon uses /proc, which shows no fsync")]
     with contextlib.closing(probe):

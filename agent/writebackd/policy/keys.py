@@ -322,7 +322,7 @@ class Probe:
     """[probe]."""
 
     backend: str = field(metadata=_key(_choice("auto", "libbpf", "bcc", "procfs"), "auto", doc=
-        "Where measurements come from; `auto` tries the best first, `bcc` is not in this version."))
+        "Where measurements come from; `auto`: libbpf, or bcc on a kernel without BTF, or /proc."))
     queue_latency: bool = field(metadata=_key(SWITCH, "off", doc=
         "Also measure the time that requests wait in the block queue (costs more per IO)."))
     talkers: bool = field(metadata=_key(SWITCH, "on", doc=

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The probe's programs for a kernel without BTF: compiled once, kept, and given their maps."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, List
+
+import pytest
+
+from writebackd.kernel import bcc_child, bcc_programs
+from writebackd.kernel.bcc_object import with_maps
+
+RELEASE = os.uname().release
+MAPS = ("starts", "5581ab90.bss", ".rodata.config")
+# What bcc_child.py does, as far as the other side sees it; it leaves a mark for each run.
+CHILD = """
+import json, sys
+with open({mark!r}, "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+source = sys.stdin.read()
+if source.startswith("error"):
+    sys.exit("warning: headers\\n/virtual/main.c:3:5: error: no member named 'q'\\n1 error")
+if source.startswith("endless"):
+    import time
+    time.sleep(600)
+json.dump({{"empty": "AAEC"}}, sys.stdout)
+"""
+
+
+class Host:
+    """One with bcc and headers, and a directory for the cache."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.cache = tmp / "cache"
+        self.mark = tmp / "mark"
+        self.file = self.cache / f"bcc-{RELEASE}.json"
+
+    def programs(self, source: str = "source") -> "dict[str, bytes]":
+        return bcc_programs.programs(source, MAPS, self.cache)
+
+    @property
+    def compiled(self) -> int:
+        return len(self.mark.read_text().splitlines()) if self.mark.exists() else 0
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    host = Host(tmp_path)
+    modules = tmp_path / "modules"
+    (modules / RELEASE / "build/include/linux").mkdir(parents=True)
+    (modules / RELEASE / "build/include/linux/kconfig.h").touch()
+    child = tmp_path / "child.py"
+    child.write_text(CHILD.format(mark=str(host.mark)))
+    monkeypatch.setattr(bcc_programs, "CHILD", child)
+    monkeypatch.setattr(bcc_programs, "PYTHON", sys.executable)
+    monkeypatch.setattr(bcc_programs, "_FIND_BCC", "")
+    monkeypatch.setattr(bcc_programs, "_MODULES", modules)
+    monkeypatch.setattr(bcc_programs, "_KHEADERS", tmp_path / "none")
+    # pytest's directories lie below /tmp.
+    monkeypatch.setattr(bcc_programs, "others_may_change", lambda path: path.stat().st_mode & 0o022)
+    return host
+
+
+def test_compiled_once_and_kept(host: Host) -> None:
+    assert host.programs() == {"empty": b"\0\1\2"}
+    assert host.programs() == {"empty": b"\0\1\2"} and host.compiled == 1
+    (flags,) = (json.loads(line) for line in host.mark.read_text().splitlines())
+    assert flags == ["-DBCC", "-DMAP_starts=0", "-DMAP__bss=1", "-DMAP__rodata_config=2"]
+
+
+def test_another_source_or_kernel_is_compiled_anew(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.programs()
+    host.programs("another")
+    assert host.compiled == 2
+    kernel = os.uname()
+    built_again = os.uname_result((*kernel[:3], "#2 SMP", kernel.machine))
+    monkeypatch.setattr(os, "uname", lambda: built_again)
+    host.programs("another")
+    assert host.compiled == 3
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 1}'])
+def test_a_file_that_is_no_cache_is_replaced(host: Host, text: str) -> None:
+    host.programs()
+    host.file.write_text(text)
+    assert host.programs() == {"empty": b"\0\1\2"} and host.compiled == 2
+    assert host.programs() and host.compiled == 2
+
+
+def test_programs_that_others_may_write_are_not_taken(host: Host) -> None:
+    host.programs()
+    host.file.chmod(0o666)
+    host.programs()
+    assert host.compiled == 2 and host.file.stat().st_mode & 0o777 == 0o644
+
+
+def test_without_a_place_for_the_cache_it_works(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.cache.write_text("a file")
+    assert host.programs() == {"empty": b"\0\1\2"}
+    assert "not kept" in caplog.text
+
+
+def test_the_compilers_first_error_is_told(host: Host) -> None:
+    with pytest.raises(OSError, match="bcc: /virtual/main.c:3:5: error: no member named 'q'"):
+        host.programs("error")
+    assert not host.file.exists()
+
+
+def test_a_compiler_that_does_not_end_is_ended(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bcc_programs, "LIMIT_S", 0.5)
+    with pytest.raises(OSError, match=r"not compile within 0\.5 s"):
+        host.programs("endless")
+
+
+def test_what_is_missing_is_named_with_its_packages(
+    host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert bcc_programs.missing() == []
+    (tmp_path / "modules" / RELEASE / "build/include/linux/kconfig.h").unlink()
+    monkeypatch.setattr(bcc_programs, "_FIND_BCC", "raise SystemExit(1)")
+    with pytest.raises(OSError, match="no BTF") as error:
+        host.programs()
+    assert f"linux-headers-{RELEASE}" in str(error.value) and "python3-bpfcc" in str(error.value)
+    assert host.compiled == 0
+    (tmp_path / "none").touch()  # kheaders
+    assert bcc_programs.missing() == ["python3-bpfcc (or python3-bcc)"]
+
+
+def test_where_modules_are_hidden_nothing_is_called_missing(host: Host, tmp_path: Path) -> None:
+    """As the daemon's unit hides them: its headers may well be installed."""
+    (tmp_path / "modules").rename(tmp_path / "hidden")
+    with pytest.raises(OSError, match="writebackd --compile-probe"):
+        host.programs()
+
+
+def instruction(opcode: int, source: int, number: int) -> bytes:
+    return struct.pack("=BBhi", opcode, source << 4, 0, number)
+
+
+def test_maps_take_the_place_of_their_numbers_and_constants_stay() -> None:
+    second = instruction(0, 0, 0)
+    code = [
+        instruction(0x18, 1, 1), second,  # a map
+        instruction(0x18, 2, 0), second,  # a map's value
+        instruction(0x18, 0, 1), instruction(0x18, 1, 1),  # a constant, whatever its upper half
+        instruction(0xB7, 1, 1),
+    ]  # fmt: skip
+    patched = with_maps(b"".join(code), [70, 71])
+    assert patched == b"".join(
+        [instruction(0x18, 1, 71), second, instruction(0x18, 2, 70), second, *code[4:]]
+    )
+
+
+def test_the_newest_fields_with_which_it_compiles() -> None:
+    tried: List[List[str]] = []
+
+    def compiles(text: str, cflags: List[str]) -> Any:
+        tried.append(cflags)
+        if "-DHAS_DISKSEQ" in cflags:
+            raise Exception("no member named 'diskseq'")
+        return text
+
+    bcc = SimpleNamespace(BPF=compiles)
+    assert bcc_child.compile_source(bcc, "source", ["-DBCC"]) == "source"
+    assert tried[0] == ["-DBCC", "-DHAS_DISKSEQ"] and tried[-1] == ["-DBCC", "-DHAS_RQ_DISK"]
+    with pytest.raises(Exception, match="never"):
+        bcc_child.compile_source(SimpleNamespace(BPF=_never), "source", [])
+
+
+def _never(**_: object) -> None:
+    raise Exception("never")
