@@ -18,9 +18,11 @@ from tests.kernel import system
 from tests.kernel.system import System
 from writebackd.actuate import ledger_restore, watcher
 from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE
+from writebackd.kernel import bcc_programs
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.probe import BTF
+from writebackd.paths import CACHE_DIR, RUNTIME_DIR, STATE_DIR
 from writebackd.paths import RAID as REPORT
-from writebackd.paths import RUNTIME_DIR, STATE_DIR
 from writebackd.policy.keys import KEYS
 from writebackd.storage.raid_tools import LIMIT_S, kinds
 from writebackd.storage.report_file import STALE_S
@@ -28,13 +30,14 @@ from writebackd.storage.report_file import STALE_S
 UNIT = ROOT / "systemd" / "writebackd.service"
 WATCH = ROOT / "systemd" / "writebackd-watch.service"
 RAID = ROOT / "systemd" / "writebackd-raid.service"
+PROBE = ROOT / "systemd" / "writebackd-probe.service"
 TIMER = ROOT / "systemd" / "writebackd-raid.timer"
 # Exposure of 10; others on Debian 12: oomd 2.0, chrony 3.7, irqbalance 8.9, tuned 9.6.
-MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7}
+MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7, PROBE: 1.5}
 # As the units' comments have it: the agent with its maps.
 RESIDENT_MB = {UNIT: 45 + 16, WATCH: 21}
 both = pytest.mark.parametrize("unit", [UNIT, WATCH], ids=lambda unit: unit.stem)
-services = pytest.mark.parametrize("unit", [UNIT, WATCH, RAID], ids=lambda unit: unit.stem)
+services = pytest.mark.parametrize("unit", [UNIT, WATCH, RAID, PROBE], ids=lambda unit: unit.stem)
 
 
 def settings(unit: Path = UNIT) -> Dict[str, List[str]]:
@@ -50,13 +53,13 @@ def runnable(tmp_path: Path) -> Path:
     """A directory with the units, and commands that exist here: verify looks for them."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is missing: apt-get install systemd")
-    for unit in (UNIT, WATCH, RAID, TIMER):
+    for unit in (UNIT, WATCH, RAID, PROBE, TIMER):
         text = re.sub(r"/usr/bin/writeback[\w-]+", "/bin/true", unit.read_text())
         (tmp_path / unit.name).write_text(text)
     return tmp_path
 
 
-@pytest.mark.parametrize("unit", [UNIT, WATCH, RAID, TIMER], ids=lambda unit: unit.name)
+@pytest.mark.parametrize("unit", [UNIT, WATCH, RAID, PROBE, TIMER], ids=lambda unit: unit.name)
 def test_verify_finds_nothing(unit: Path, runnable: Path) -> None:
     result = run(["systemd-analyze", "verify", str(runnable / unit.name)], runnable)
     # An unknown key is told and ignored, with exit code 0.
@@ -102,8 +105,7 @@ def test_limits_can_be_written_and_nothing_else(unit: Path) -> None:
 
 def test_the_watcher_comes_with_the_daemon_and_outlives_it() -> None:
     unit, watch = settings(), settings(WATCH)
-    assert unit["Wants"] == [WATCH.name]
-    assert WATCH.name in " ".join(unit["After"])
+    assert WATCH.name in unit["Wants"] and WATCH.name in unit["After"]
     # While a restart is due the daemon's unit is "activating", and this one needed.
     assert watch["StopWhenUnneeded"] == ["yes"]
     # What stops or restarts it together with the daemon would take away who restores.
@@ -112,6 +114,15 @@ def test_the_watcher_comes_with_the_daemon_and_outlives_it() -> None:
     assert stop_s > watcher._LEAVE_S + watcher._HAND_S + ledger_restore.WAIT_S
     assert f"--runtime-dir {RUNTIME_DIR}" in watch["ExecStart"][0]  # not that of one run by hand
     assert watch["Restart"] == ["always"] and watch["StartLimitIntervalSec"] == ["0"]
+
+
+def test_the_probe_is_compiled_before_the_daemon_starts_and_only_without_btf() -> None:
+    unit, service = settings(), settings(PROBE)
+    assert PROBE.name in unit["Wants"] and PROBE.name in unit["After"]
+    assert service["ConditionPathExists"] == [f"!{BTF}"]
+    assert service["Type"] == ["oneshot"] and service["ExecStart"][0].startswith("-")
+    assert bcc_programs.LIMIT_S < float(service["TimeoutStartSec"][0])
+    assert service["CacheDirectory"] == [str(CACHE_DIR.relative_to("/var/cache"))]
 
 
 def test_a_restart_is_well_within_the_lease() -> None:
@@ -129,7 +140,7 @@ def test_it_takes_a_bounded_share_of_the_host(unit: Path) -> None:
     found = settings(unit)
     assert 0 < int(found["CPUQuota"][0].rstrip("%")) <= 100
     assert {"MemoryMax", "TasksMax"} < set(found)
-    if unit is RAID:
+    if unit in (RAID, PROBE):
         return  # may be the first to go
     # More than is resident, so that reclaim leaves all of it; less than the maximum.
     assert RESIDENT_MB[unit] <= megabytes(found["MemoryMin"][0]) < megabytes(found["MemoryMax"][0])
