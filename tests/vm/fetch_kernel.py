@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -67,11 +67,45 @@ def fetch(package: str | None = None, suite: str | None = None) -> Path:
     options = [] if suite is None else _apt_of(suite)
     if package is None:
         package = parse_depends(_run("apt-cache", *options, "depends", META_PACKAGE))
+    return _image(fetch_package(package, _finish_kernel, options))
+
+
+def fetch_bcc(kernel: Path) -> list[Path]:
+    """Unpack bcc's Python module and library, and the headers of a kernel, once each.
+
+    kernel: its image. What bcc itself depends on, LLVM's libraries, comes with clang. Raises
+    KernelUnavailable.
+    """
+    headers = f"linux-headers-{_release(kernel)}"
+    depends = _run("apt-cache", "depends", headers)
+    common = re.findall(r"Depends: (linux-headers-\S+-common\S*)", depends)
+    packages = ["python3-bpfcc", "libbpfcc", headers, *common]
+    return [fetch_package(each) for each in packages]
+
+
+def fetch_package(
+    package: str,
+    finish: Callable[[Path], object] = lambda tree: None,
+    options: Sequence[str] = (),
+) -> Path:
+    """Unpack a package once and return its tree; finish completes that, options are apt's."""
     name = parse_uri(_run("apt-get", *options, "download", "--print-uris", package))
     root = cache_dir() / name
     if not root.is_dir():
-        _unpack(package, root, options)
-    return _image(root)
+        _unpack(package, root, finish, options)
+    return root
+
+
+def _release(kernel: Path) -> str:
+    """What uname -r says of an image: boot/vmlinuz-RELEASE or usr/lib/modules/RELEASE/vmlinuz."""
+    return kernel.name.partition("-")[2] or kernel.parent.name
+
+
+def _finish_kernel(tree: Path) -> None:
+    _join_module_dirs(tree)
+    for modules in (tree / "lib" / "modules").iterdir():
+        _run("depmod", "-b", str(tree), modules.name)
+    _image(tree)
 
 
 def _apt_of(suite: str) -> list[str]:
@@ -93,7 +127,9 @@ def _apt_of(suite: str) -> list[str]:
     return options
 
 
-def _unpack(package: str, root: Path, options: Sequence[str]) -> None:
+def _unpack(
+    package: str, root: Path, finish: Callable[[Path], object], options: Sequence[str]
+) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     # A tree is complete or absent: two test runs at once, or one that was interrupted, must not
     # leave half a set of modules under the final name.
@@ -104,10 +140,7 @@ def _unpack(package: str, root: Path, options: Sequence[str]) -> None:
         archive = next(work.glob("*.deb"))
         tree = work / "root"
         _run("dpkg-deb", "-x", str(archive), str(tree))
-        _join_module_dirs(tree)
-        for modules in (tree / "lib" / "modules").iterdir():
-            _run("depmod", "-b", str(tree), modules.name)
-        _image(tree)
+        finish(tree)
         try:
             tree.rename(root)
         except OSError:

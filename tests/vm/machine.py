@@ -102,11 +102,13 @@ class Machine:
 
     kernel: image with its modules beside it, as fetch() leaves them. It is always emulated:
     /dev/kvm may be there and still hang the boot, and a result must not depend on that.
+    write_rate: bytes a second of the scratch disk; without it, what the host gives.
     """
 
     kernel: Path
     memory: str = "2G"
     modules: Sequence[str] = FILESYSTEMS
+    write_rate: int | None = None
 
     def run(
         self,
@@ -164,6 +166,8 @@ class Machine:
             command += ["--rwdir", str(directory)]
         # Sparse, thrown away after the run: the host's disk need not see its flushes.
         drive = f"if=none,id=scratch,format=raw,file={exchange / SCRATCH},cache=unsafe"
+        if self.write_rate is not None:
+            drive += f",throttling.bps-write={self.write_rate}"
         device = f"virtio-blk-pci,drive=scratch,serial={SCRATCH}"
         options = [*ACCELERATOR, "-drive", drive, "-device", device]
         command.append(f"--qemu-opts={shlex.join(options)}")

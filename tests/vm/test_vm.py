@@ -123,7 +123,7 @@ def test_kernel_tests_hold_on_debian_kernel(kernel: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("tests", [
-    pytest.param(QUICK_TESTS, id="quick"),
+    pytest.param(QUICK_TESTS, id="quick", marks=pytest.mark.full("another suite's kernel")),
     pytest.param(KERNEL_TESTS, id="all", marks=pytest.mark.full("all tests of the probe on 5.10"))])
 def test_the_probe_holds_on_the_oldest_kernel(tests: Sequence[str], tmp_path: Path) -> None:
     run_tests(fetched(OLDEST_SUITE), tests, OLDEST_SETTINGS, tmp_path)

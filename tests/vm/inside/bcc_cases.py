@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The probe on a kernel whose BTF is hidden: compiled by bcc against its headers.
+
+WRITEBACKD_BCC names the unpacked packages of bcc and of the kernel's headers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Iterator
+
+import pytest
+
+from tests.kernel.fault_rig import AGENT, limits, limits_kept, wait_for
+from tests.kernel.scratch import run
+from tests.kernel.test_daemon import Running
+from tests.kernel.test_unit_rights import bounding_set, confined, probe_of
+from writebackd.kernel import bcc_programs
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.libbpf import BpfError
+from writebackd.kernel.probe import BTF, BccProbe, BpfProbe, object_image
+from writebackd.paths import CACHE_DIR
+
+MIB = 1 << 20
+SCRATCH = Path(os.environ["TMPDIR"])
+# LLVM takes a hundred times as long when it is emulated.
+COMPILE = """
+import sys
+from writebackd.cli import daemon_main
+from writebackd.kernel import bcc_programs
+bcc_programs.LIMIT_S = 600.0
+sys.exit(daemon_main.main(["--compile-probe"]))
+"""
+FLOOD = "while :; do dd if=/dev/zero of=$0/flood bs=1M count=400 conv=notrunc; done"
+SYNCS = """
+import os, sys, time
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+while True:
+    os.pwrite(file, b"x" * 4096, 0)
+    (os.fsync, os.fdatasync)[int(time.monotonic()) % 2](file)
+    time.sleep(0.02)
+"""
+
+
+def compile_probe() -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(AGENT)})  # fmt: skip
+
+
+def install() -> None:
+    """Link what the packages hold to where it would be."""
+    for tree in map(Path, os.environ["WRITEBACKD_BCC"].split(":")):
+        for pattern in ("usr/src/*", "usr/lib/python3/dist-packages/bcc", "usr/lib/*/libbcc*",
+                        "lib/modules/*/*"):  # fmt: skip
+            for path in tree.glob(pattern):
+                place = Path("/") / path.relative_to(tree)
+                with contextlib.suppress(FileExistsError):
+                    place.symlink_to(os.readlink(path) if path.is_symlink() else path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Without BTF, and at first without headers, which are then asked for."""
+    run("mount", "-t", "tmpfs", "none", str(Path(BTF).parent))
+    refused = compile_probe()
+    assert refused.returncode == 1, refused
+    assert f"no BTF, and bcc needs linux-headers-{os.uname().release}" in refused.stderr
+    install()
+    assert bcc_programs.missing() == []
+    begun = time.monotonic()
+    done = compile_probe()
+    assert done.returncode == 0, done.stderr
+    (kept,) = CACHE_DIR.iterdir()
+    print(f"\ncompiled in {time.monotonic() - begun:.0f} s: {kept} of {kept.stat().st_size} bytes")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    with limits_kept(), contextlib.ExitStack() as stack:
+
+        def start(*options: str) -> Running:
+            running = Running(tmp_path, "--interval", "1", *options, within_s=90.0)
+            stack.callback(running.end)
+            return running
+
+        yield start
+
+
+@contextlib.contextmanager
+def load() -> Iterator[None]:
+    """A flood on the disk, and a thread beside it that syncs."""
+    programs = (["sh", "-c", FLOOD, str(SCRATCH)],
+                [sys.executable, "-c", SYNCS, str(SCRATCH / "synced")])  # fmt: skip
+    started = [subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+               for argv in programs]  # fmt: skip
+    try:
+        yield
+    finally:
+        for each in started:
+            os.killpg(each.pid, 9)
+            each.wait()
+
+
+def dirty_bytes() -> int:
+    time.sleep(0.2)
+    wanted = ("nr_dirty", "nr_writeback")
+    lines = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return sum(int(value) for name, value in lines if name in wanted) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_libbpf_cannot_work_here() -> None:
+    with pytest.raises(BpfError):
+        BpfProbe(object_image(), KernelFiles())
+
+
+def test_it_hooks_all_that_can_be_hooked_without_btf() -> None:
+    probe = BccProbe(object_image(), KernelFiles())
+    try:
+        info, choice = probe.info(), probe.choice
+    finally:
+        probe.close()
+    print(f"\n{info}")
+    assert info.backend == "bcc" and info.request_hook == "raw_tp: block_rq_complete"
+    assert info.fsync_hook is not None
+    assert "raw_tp: ext4_sync_file_enter/exit" in info.fsync_hook
+    assert "kprobe: xfs_file_fsync btrfs_sync_file" in info.fsync_hook
+    assert {hook.target for hook in choice.others} == {
+        "writeback_dirty_folio", "balance_dirty_pages", "sysctl"
+    }
+    assert choice.issue is not None and not choice.refused
+    assert all(miss.startswith("fsync on filesystems other than") for miss in info.misses)
+
+
+def test_the_rights_of_the_unit_suffice() -> None:
+    seen = probe_of(*confined(bounding_set()))
+    assert seen.startswith("bcc") and seen == probe_of()
+
+
+def test_a_flood_is_held_with_its_fsyncs_seen(daemon: Callable[..., Running]) -> None:
+    found = limits()
+    running = daemon("--probe", "auto", "--mode", "enforce")
+    device = Path(os.path.realpath("/dev/disk/by-id/virtio-scratch")).name
+    assert running.status()["probe"]["backend"] == "bcc"
+    with load():
+        wait_for(lambda: limits().dirty_bytes, 90.0, "for a limit")
+        wait_for(lambda: running.device(device).get("fsync_p99_s"), 30.0, "for a latency")
+        time.sleep(20.0)
+        limit = limits().dirty_bytes
+        most = max(dirty_bytes() for _ in range(20))
+        row, status = running.device(device), running.status()
+    print(f"\nlimit {limit / MIB:.0f} MiB, dirty at most {most / MIB:.0f} MiB\n{row}")
+    print(status["probe"], status["self"])
+    assert 0 < limit < 256 * MIB and most < 2 * limit + 32 * MIB
+    assert row["fsync_p99_s"] > 0 and row["sync_rate"] > 0 and row["drain_rate"] > 0
+    assert status["self"]["rss_bytes"] < 64 * MIB, "the daemon does not carry LLVM"
+    assert running.end() == 0 and limits() == found
