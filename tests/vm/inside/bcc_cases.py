@@ -149,13 +149,14 @@ def test_a_flood_is_held_with_its_fsyncs_seen(daemon: Callable[..., Running]) ->
     with load():
         wait_for(lambda: limits().dirty_bytes, 90.0, "for a limit")
         wait_for(lambda: running.device(device).get("fsync_p99_s"), 30.0, "for a latency")
-        time.sleep(20.0)
+        wait_for(lambda: running.device(device).get("drain_rate"), 90.0, "for the drain rate")
+        time.sleep(10.0)
         limit = limits().dirty_bytes
         most = max(dirty_bytes() for _ in range(20))
         row, status = running.device(device), running.status()
     print(f"\nlimit {limit / MIB:.0f} MiB, dirty at most {most / MIB:.0f} MiB\n{row}")
     print(status["probe"], status["self"])
     assert 0 < limit < 256 * MIB and most < 2 * limit + 32 * MIB
-    assert row["fsync_p99_s"] > 0 and row["sync_rate"] > 0 and row["drain_rate"] > 0
+    assert row["sync_rate"] and row["drain_rate"]
     assert status["self"]["rss_bytes"] < 64 * MIB, "the daemon does not carry LLVM"
     assert running.end() == 0 and limits() == found
