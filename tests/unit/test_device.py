@@ -14,7 +14,7 @@ from writebackd.control import reasons
 from writebackd.control.device_decision import DeviceTarget, decide_device
 from writebackd.policy import load_policy
 from writebackd.policy.schema import DevicePolicy
-from writebackd.tuning import BURST_S, EXTRA, RELEASE_S, SHOWN_S, SPEND, WAVE_S
+from writebackd.tuning import BURST_S, EXTRA, FIRST_S, RELEASE_S, SHOWN_S, SPEND, WAVE_S
 from writebackd.types.decision import Basis, DeviceState, Rule
 from writebackd.types.device_memory import DeviceMemory, Drain, LawMemory
 from writebackd.types.estimate import Estimate
@@ -176,6 +176,15 @@ def test_a_full_cache_has_to_last_before_it_shows_the_drain_rate(
     search = replace(before, law=replace(law, sought_rate=0.0))
     want, after = decided(seen, search)
     assert want.rule is Rule.SEEK and after.drain_rate is None
+
+
+def test_a_search_that_went_too_far_is_taken_back_once_it_has_shown_the_drain_rate() -> None:
+    far = 10 * FIRST_S * R
+    before = replace(memory(LawMemory(far, sought_rate=9 * R)), drain_rate=None)
+    want, after = decided(flood(drain_rate=None), before, in_force=far)
+    assert (want.rule, want.state) == (Rule.FOUND, DeviceState.SQUEEZE)
+    assert after.law.limit_bytes == FIRST_S * R and want.target_bytes == int(FIRST_S * R)
+    assert after.law.written_s == NOW and after.drain_rate == R
 
 
 def test_only_at_the_floor_a_missed_objective_is_the_end() -> None:
