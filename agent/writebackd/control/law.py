@@ -12,7 +12,7 @@ prefers neither (e = 4): it measures the price, and steers to that share.  By ha
 3. A sync's price is what was lost of R while the cache was full, for each sync, over half a minute.
    syncs/s x price is what is spent.
 4. R not known: three times the limit while that brings an eighth more, else wait until a full cache
-   shows R.  Where the search went beyond it, then at once to what drains in 30 ms.
+   shows R.  Then at once to what drains in 30 ms, where the search went beyond that.
 5. Full, or more spent than the share: the limit follows spent / share.  It is not cut below what
    lets in the rest of R, and goes up when the flood has less than that.
 6. Else there is room: the limit that lets in 0.95 of R, less what is spent; and more and more, the

@@ -157,6 +157,7 @@ def test_a_flood_is_held_with_its_fsyncs_seen(daemon: Callable[..., Running]) ->
     print(f"\nlimit {limit / MIB:.0f} MiB, dirty at most {most / MIB:.0f} MiB\n{row}")
     print(status["probe"], status["self"])
     assert 0 < limit < 256 * MIB and most < 2 * limit + 32 * MIB
-    assert row["sync_rate"] and row["drain_rate"]
+    figures = {name: row[name] for name in ("fsync_p99_s", "sync_rate", "drain_rate")}
+    assert all(value is not None and value > 0 for value in figures.values()), figures
     assert status["self"]["rss_bytes"] < 64 * MIB, "the daemon does not carry LLVM"
     assert running.end() == 0 and limits() == found
