@@ -73,6 +73,7 @@ class Options:
     state_dir: Path
     interval_s: float
     probe: str
+    fsync_hook: str
     devices: Tuple[str, ...]
     mode: Optional[Mode]  # None: as the policy says
 
@@ -107,7 +108,8 @@ class Daemon:
         self._off_switch = KillSwitch(options.runtime_dir / OFF, self._files.path(OFF_ON_DISK))
         self._devices = tuple(linked(self._files, each) for each in options.devices)
         self._monitor = HostMonitor(
-            self._files, options.probe, self.policy.probe, self._devices, self._excluded
+            self._files, options.probe, options.fsync_hook, self.policy.probe, self._devices,
+            self._excluded,
         )
         self._actuator = Actuator(
             self._files, options.runtime_dir / LEDGER, self.policy.on_exit, self._lease.permit,

@@ -39,15 +39,19 @@ class HostMonitor:
         self,
         files: KernelFiles,
         backend: str,
+        fsync_hook: str,
         settings: ProbeSettings,
         named: Sequence[str],
         excluded: Callable[[Device], Optional[str]],
     ) -> None:
         """`backend`: the probe that is wanted, or auto: as `settings` say; `named`: by --device.
 
+        `fsync_hook`: what fsync has to be watched by, or auto.
+
         Raises OSError, PolicyError or BpfError when what was asked for by name cannot be had.
         """
         self.backend = settings.backend if backend == "auto" else backend
+        self._fsync_hook = fsync_hook
         self._files = files
         self._named = named
         self._settings = settings  # as of the start, also after a reload of the policy
@@ -148,4 +152,6 @@ class HostMonitor:
 
     def _open_probe(self) -> Probe:
         settings = self._settings
-        return open_probe(self.backend, self._files, settings.queue_latency, settings.talkers)
+        return open_probe(
+            self.backend, self._files, settings.queue_latency, settings.talkers, self._fsync_hook
+        )

@@ -129,7 +129,7 @@ def run(root: Path, work: Path, flags: Sequence[str]) -> Dict[str, List[float]]:
     partitions = [devno for devno, name in names.items() if name[-2:] == "p1"]
     probe = SyntheticProbe([devno for devno in names if devno not in partitions], partitions)
     vars(host_monitor)["open_probe"] = lambda *_: probe
-    options = Options(work / "run", work / "state", 1.0, "auto", (), None)
+    options = Options(work / "run", work / "state", 1.0, "auto", "auto", (), None)
     policy = load_policy(None, None)
     policy = replace(policy, levers=replace(policy.levers, pace="--pace" in flags))
     daemon = Daemon(options, lambda: policy, files=files)

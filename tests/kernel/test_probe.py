@@ -114,6 +114,32 @@ def test_the_best_hooks_that_this_kernel_takes_are_in_force(probe: BpfProbe) -> 
         # Whatever the kernel refuses, an fsync of either filesystem is seen.
         assert "ext4" in probe.choice.sync and probe.choice.syscalls
     assert "block_rq_complete" in (info.request_hook or "")
+    # Better ones that it does without are named.
+    assert ("fentry" in probe.choice.passed_over) is ("fentry" not in kinds)
+
+
+@pytest.mark.parametrize("disk", FILESYSTEMS[:1], indirect=True)
+@pytest.mark.parametrize("tier", hooks.TIERS)
+def test_fsync_is_watched_by_the_tier_that_is_asked_for(disk: Scratch, tier: str) -> None:
+    try:
+        probe = BpfProbe(object_image(), KernelFiles(), fsync_hook=tier)
+    except OSError as error:
+        assert f"no hook on fsync: {tier} " in str(error)
+        expected = {"fentry": "FENTRY", "kprobe": "KPROBES"}[tier]  # every kernel has the others
+        assert not os.environ.get(f"WRITEBACKD_EXPECT_{expected}"), error
+        return
+    try:
+        used = {hook.kind for hook in probe.choice.sync.values()}
+        assert used == ({tier} if tier != hooks.SYSCALL else set())
+        assert bool(probe.choice.syscalls) == (tier == hooks.SYSCALL)
+        path = prepared(disk)
+        read(probe)
+        write_and_sync(path, 20)
+        write_and_sync(path, 30, sync=os.fdatasync)
+        seen = syncs(read(probe), disk)
+        assert (seen.fsyncs, seen.fdatasyncs, seen.latency.total) == (20, 30, 50)
+    finally:
+        probe.close()
 
 
 @pytest.mark.parametrize("rw", ["randwrite", "randread", "randrw"])
@@ -515,17 +541,11 @@ def test_a_kretprobe_that_was_missed_does_not_look_like_a_stuck_sync(
     disk: Scratch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert disk.mountpoint is not None
-    kprobes = {fstype: pairs[-1:] for fstype, pairs in hooks.FSYNC.items()}
-    monkeypatch.setattr(hooks, "FSYNC", kprobes)
     monkeypatch.setattr(map_readers, "STALE_NS", 0)
-    probe = BpfProbe(object_image(), KernelFiles())
-    if not any(hook.kind == "kprobe" for hook in probe.choice.sync.values()):
-        probe.close()
-        assert not os.environ.get("WRITEBACKD_EXPECT_KPROBES")
-        # Without CONFIG_KPROBES, or refused: the syscalls have to do.
-        refused = any(name.startswith("kprobe:") for name in probe.choice.refused)
-        assert refused or not Path("/sys/bus/event_source/devices/kprobe").exists()
-        assert probe.choice.syscalls
+    try:
+        probe = BpfProbe(object_image(), KernelFiles(), fsync_hook="kprobe")
+    except OSError as error:  # without CONFIG_KPROBES, or refused
+        assert not os.environ.get("WRITEBACKD_EXPECT_KPROBES"), error
         return
     together, over = threading.Barrier(65), threading.Event()
 

@@ -126,7 +126,9 @@ class Rig:
         monkeypatch.setattr(daemon_module, "WatcherSupervisor", FakeWatch)
         monkeypatch.setattr(daemon_module, "_boottime", lambda: self.now)
         monkeypatch.setattr(time, "time", lambda: self.wall)
-        self._options = Options(self.runtime_dir, tmp / "state", 1.0, "auto", (), Mode.ENFORCE)
+        self._options = Options(
+            self.runtime_dir, tmp / "state", 1.0, "auto", "auto", (), Mode.ENFORCE
+        )
         self.daemon = self.start()
 
     def start(self) -> Daemon:

@@ -33,6 +33,7 @@ from writebackd.cli.daemon_main import parser as daemon_parser
 from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, NOT_PERMITTED, USAGE, CommandError
 from writebackd.cli.history import span
 from writebackd.cli.restore import is_watched
+from writebackd.kernel.files import KernelFiles
 from writebackd.report import control_server as server_module
 from writebackd.report.alert_answers import alert_answer
 from writebackd.report.answer_parts import forget_json, mode_json, pin_json
@@ -484,7 +485,8 @@ def test_locks_are_for_root_and_reading_goes_on_without(run: Run) -> None:
             code, _, err = run("--runtime-dir", name, "restore")
             assert (code, "needs root" in err) == (NOT_PERMITTED, True)
             assert run("--runtime-dir", name, "status")[0] == NO_DAEMON
-            levels = [level for level, text in doctor_checks.daemon(there) if "with sudo" in text]
+            found = doctor_checks.daemon(KernelFiles(), there)
+            levels = [level for level, text in found if "with sudo" in text]
         finally:
             os.seteuid(0)
             for fd in held:

@@ -122,7 +122,7 @@ def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_a_daemon_left_behind(tmp_path: Path) -> None:
     def found(level: str) -> str:
-        return texts(list(doctor_checks.daemon(tmp_path)), level)
+        return texts(list(doctor_checks.daemon(KernelFiles(), tmp_path)), level)
 
     assert found("note") == "writebackd is not running"
     entry = LeverEntry("pace", "/system.slice/x.service", "8:0", 0, "max", ("1000000",))
@@ -148,7 +148,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Found:
 
     def check(answer: Dict[str, Any], level: str) -> List[str]:
         monkeypatch.setattr(doctor_checks, "request", lambda *_, **more: answer)
-        return texts(list(doctor_checks.daemon(tmp_path)), level).splitlines()
+        return texts(list(doctor_checks.daemon(KernelFiles(), tmp_path)), level).splitlines()
 
     return check
 
@@ -166,6 +166,23 @@ def test_what_the_probe_of_a_daemon_lost_is_told(found: Found) -> None:
     assert "probe lost 3 syncs whose end was missed" in found(answer, "note")
     answer["probe"]["lost"] = []
     assert "no probe event lost" in found(answer, "good")
+
+
+def test_a_floor_above_what_a_cache_takes_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 024 CPUs dirty 64 MiB before the kernel looks at a limit."""
+    answer = status_json(samples.guard())
+    row = answer["devices"][0]
+    monkeypatch.setattr(doctor_checks, "request", lambda *_, **more: answer)
+    files = host(tmp_path, {
+        "/proc/meminfo": "MemTotal: 1048576 kB\n", "/sys/devices/system/cpu/online": "0-1023\n",
+    })  # fmt: skip
+    for capacity, warned in ((64 << 20, False), (32 << 20, True), (None, False)):
+        row["write_cache"]["capacity_bytes"] = capacity
+        warnings = texts(list(doctor_checks.daemon(files, tmp_path)), "warning")
+        assert ("no limit below 64M works" in warnings) is warned
+        assert ("takes 32M" in warnings) is warned
 
 
 def test_a_daemon_without_a_watcher(found: Found) -> None:

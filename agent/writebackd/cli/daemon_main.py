@@ -29,6 +29,7 @@ from writebackd.command_line import Parser, complain, drop_unwritten, open_close
 from writebackd.daemon import Daemon, Options
 from writebackd.kernel import memory_lock
 from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.hooks import AUTO, TIERS
 from writebackd.kernel.host_facts import read_facts
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import compiled_programs, object_image
@@ -90,6 +91,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--probe", choices=["auto", "libbpf", "bcc", "procfs"], default="auto",
         help="default: libbpf, or bcc where the kernel has no BTF",
+    )
+    p.add_argument(
+        "--fsync-hook", choices=[AUTO, *TIERS], default=AUTO,
+        help="watch fsync by this kind of hook alone, or do not start (default: the best that works"
+        " for each filesystem)",
     )
     p.add_argument(
         "--compile-probe", action="store_true",
@@ -164,6 +170,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         state_dir=args.state_dir,
         interval_s=args.interval,
         probe=args.probe,
+        fsync_hook=args.fsync_hook,
         devices=tuple(args.device),
         mode=Mode(args.mode) if args.mode else None,
     )

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from writebackd import formats
 from writebackd.actuate.ledger import LedgerError, load
@@ -24,11 +24,13 @@ from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.output import show_answer, width
 from writebackd.cli.restore import is_watched
 from writebackd.cli.status_screen import lever_lines, wants_colour
+from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.kernel.bcc_programs import missing
 from writebackd.kernel.conflicting_tools import find_conflicting_tools
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.hidepid import hiding, unseen
 from writebackd.kernel.mounts import read_mounts
+from writebackd.kernel.vm import host_info
 from writebackd.paths import LEDGER, LOCK, RAID
 from writebackd.policy import PolicyError
 from writebackd.policy.find import misplaced, search_dirs, unsafe
@@ -82,7 +84,7 @@ def findings(runtime_dir: Path) -> List[Finding]:
         *kernel(files, os.uname().release),
         *libraries(),
         *probe(),
-        *daemon(runtime_dir),
+        *daemon(files, runtime_dir),
         *processes(files, runtime_dir),
         *raid(files),
         *policies(),
@@ -183,7 +185,7 @@ def policies(config_dir: Optional[Path] = None) -> Iterator[Finding]:
     yield from (("warning", f"policy: {line}") for line in dict.fromkeys(wrong))
 
 
-def daemon(runtime_dir: Path) -> Iterator[Finding]:
+def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     ledger = runtime_dir / LEDGER
     try:
         status = request(runtime_dir, "status", timeout_s=2.0)
@@ -197,6 +199,7 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         )
         for line in lever_lines(status.get("levers", ())):  # none in the answer of an older one
             yield "good", f"it sets {line}"
+        yield from small_caches(status.get("devices", ()), kernel_floor_bytes(host_info(files)))
         lost = status["probe"].get("lost", ())
         yield from (("note", f"probe lost {each}") for each in lost)
         if not lost and status["probe"]["backend"] != "procfs":
@@ -231,6 +234,19 @@ def daemon(runtime_dir: Path) -> Iterator[Finding]:
         )
     else:
         yield "note", "writebackd is not running"
+
+
+def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iterator[Finding]:
+    """Write caches that are full before the smallest limit that this host's CPUs allow is."""
+    for row in devices:
+        capacity = row["write_cache"]["capacity_bytes"]
+        if capacity is not None and capacity < floor_bytes:
+            yield (
+                "warning",
+                f"{row['name']}: no limit below {formats.size(floor_bytes)} works with this many"
+                f" CPUs, and the write cache takes {formats.size(capacity)}: a flood fills it"
+                " whatever the limit; pace the flooding unit (`pace` in [levers])",
+            )
 
 
 def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:

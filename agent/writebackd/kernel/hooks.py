@@ -29,6 +29,10 @@ class Hook:
     target: str
     function: Optional[str] = None
 
+    @property
+    def name(self) -> str:
+        return f"{self.kind}:{self.target}"
+
 
 def _fentry(function: str) -> Hook:
     return Hook("fentry", (f"fexit_{function}", f"fentry_{function}"), function)
@@ -86,6 +90,11 @@ ENTRY_ONLY: Dict[str, Hook] = {
 
 NO_START_TIMES = "latency on queues that keep no start times (queue/wbt_lat_usec is 0)"
 
+# What fsync is watched by, best first.  AUTO takes for each filesystem the best that works.
+SYSCALL = "syscall"
+TIERS = ("fentry", "tp_btf", "kprobe", SYSCALL)
+AUTO = "auto"
+
 # libbpf and the kernel say "not here" with these; anything else is a refusal.
 _ABSENT = (errno.ESRCH, errno.ENOENT)
 
@@ -98,7 +107,8 @@ class Choice:
     sync: Dict[str, Hook] = field(default_factory=dict)  # filesystem or "syncfs" -> hook
     syscalls: List[Hook] = field(default_factory=list)
     others: List[Hook] = field(default_factory=list)
-    refused: Dict[str, str] = field(default_factory=dict)  # target -> error
+    refused: Dict[str, str] = field(default_factory=dict)  # kind:target -> error
+    passed_over: Dict[str, Optional[str]] = field(default_factory=dict)  # tier -> refusal, if any
     misses: List[str] = field(default_factory=list)
 
     @property
@@ -130,6 +140,13 @@ class Choice:
             kind = tracepoint if hook.kind == "tp_btf" else hook.kind
             by_kind.setdefault(kind, []).append(hook.target)
         return "; ".join(f"{kind}: {' '.join(names)}" for kind, names in by_kind.items())
+
+    def passed_over_summary(self) -> str:
+        """One line: `fentry refused (loading ...), kprobe not available`; empty for none."""
+        return ", ".join(
+            f"{tier} refused ({error})" if error else f"{tier} not available"
+            for tier, error in self.passed_over.items()
+        )
 
 
 def attach(obj: Object, hook: Hook, cgroup: Optional[str]) -> None:
@@ -171,7 +188,7 @@ class Chooser:
         except (BpfError, OSError) as error:
             number = error.errno or errno.EIO
             if number not in _ABSENT:
-                self.refused[f"{hook.kind}:{hook.target}"] = str(error)
+                self.refused[hook.name] = str(error)
             return number
 
     def first(self, hooks: Sequence[Hook]) -> Tuple[Optional[Hook], bool]:
@@ -181,7 +198,7 @@ class Chooser:
             number = self.try_hook(hook)
             if number is None:
                 # That it is not the older form is no refusal worth telling.
-                self.refused.pop(f"{hook.kind}:{hook.target}", None)
+                self.refused.pop(hook.name, None)
                 return hook, True
             # A kernel without kprobes answers ENOENT to any kprobe.
             exists = exists or number not in _ABSENT
@@ -193,12 +210,13 @@ def choose(
     cgroup: Optional[str],
     talkers: bool,
     prepare: Callable[[Object], None],
+    tier: str = AUTO,
 ) -> Choice:
     """Find the best hooks; BpfError when block completions cannot be had.
 
     `open_object`: the object, with nothing loaded; `cgroup`: where cgroup v2 is mounted;
     `talkers`: watch who dirties pages, a call per dirtied folio; `prepare` sets the constants,
-    which the verifier sees.
+    which the verifier sees; `tier`: what fsync is to be watched by, OSError when it is not.
     """
     chooser = Chooser(open_object, cgroup, prepare)
     number = chooser.try_hook(COMPLETE)
@@ -208,8 +226,11 @@ def choose(
     choice.issue, _ = chooser.first(ISSUE)
     if choice.issue is None:
         choice.misses.append(NO_START_TIMES)
-    _choose_sync(chooser, choice)
-    _choose_syncfs_call(chooser, choice)
+    _choose_sync(chooser, choice, tier)
+    if tier in (AUTO, SYNCFS_CALL.kind):
+        _choose_syncfs_call(chooser, choice)
+    if tier != AUTO and not choice.sync and not choice.syscalls:
+        raise OSError(f"no hook on fsync: {choice.passed_over_summary()}; try --fsync-hook {AUTO}")
     for hooks, purpose in (
         (DIRTIED if talkers else (), "who dirties pages"),
         (THROTTLED, "who sleeps in balance_dirty_pages"),
@@ -223,20 +244,31 @@ def choose(
     return choice
 
 
-def _choose_sync(chooser: Chooser, choice: Choice) -> None:
+def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
     unhooked = []
     for name, hooks in [*FSYNC.items(), ("syncfs", SYNCFS)]:
-        hook, exists = chooser.first(hooks)
+        wanted = [hook for hook in hooks if tier in (AUTO, hook.kind)]
+        hook, exists = chooser.first(wanted)
         if hook is not None:
             choice.sync[name] = hook
-        elif exists:
+        elif exists or tier == SYSCALL:
             unhooked.append(name)
+        for failed in wanted[: wanted.index(hook) if hook else None]:
+            error = choice.refused.get(failed.name)
+            if error or failed.kind not in choice.passed_over:
+                choice.passed_over[failed.kind] = error
+    for hook in choice.sync.values():
+        choice.passed_over.pop(hook.kind, None)
     # A filesystem with a hook pair of its own is seen whoever calls it.
     seen = ", ".join(name for name in choice.sync if name not in ("syncfs", "bdev"))
     if not unhooked:
         choice.misses.append(f"fsync on filesystems other than {seen}")
         return
+    if tier not in (AUTO, SYSCALL):
+        choice.misses.append(f"fsync on {', '.join(unhooked)}")
+        return
     if chooser.try_hook(SYSCALLS) is not None:
+        choice.passed_over[SYSCALL] = choice.refused.get(SYSCALLS.name)
         choice.misses.append(f"fsync on {', '.join(unhooked)}")
         return
     choice.syscalls.append(SYSCALLS)

@@ -90,8 +90,12 @@ class BpfProbe:
         talkers: bool = True,
         cpus: Optional[int] = None,
         devices: Optional[int] = None,
+        fsync_hook: str = hooks.AUTO,
     ) -> None:
-        """`image` is the object's content; `cpus` and `devices` size for another host."""
+        """`image` is the object's content; `cpus` and `devices` size for another host.
+
+        `fsync_hook`: one of hooks.TIERS that fsync has to be watched by.
+        """
         cgroup = cgroup2_mount(files)
         cpus = libbpf.possible_cpus() if cpus is None else cpus
         self.sizes = bpf_layout.plan_sizes(
@@ -108,7 +112,9 @@ class BpfProbe:
             jiffy_ns=round(time.clock_getres(_CLOCK_COARSE) * 1e9),
         )
         self._image = image
-        self.choice = hooks.choose(self._open_object, cgroup, talkers, self._set_constants)
+        self.choice = hooks.choose(
+            self._open_object, cgroup, talkers, self._set_constants, fsync_hook
+        )
         self._object = self._open_object()
         self._maps: List[mmap.mmap] = []
         self._ticks = 0
@@ -331,20 +337,26 @@ Probe = Union[BpfProbe, ProcfsProbe]
 
 
 def open_probe(
-    backend: str, files: KernelFiles, queue_latency: bool, talkers: bool
+    backend: str,
+    files: KernelFiles,
+    queue_latency: bool,
+    talkers: bool,
+    fsync_hook: str = hooks.AUTO,
 ) -> Probe:
     """The probe that `backend` names ("auto": the best that this kernel takes).
 
-    Raises OSError or BpfError when one asked for by name cannot be had.
+    Raises OSError or BpfError when one asked for by name, or such a hook, cannot be had.
     """
     if backend == "procfs":
         return ProcfsProbe("not asked for")
     probes: Dict[str, Type[BpfProbe]] = {"libbpf": BpfProbe, "bcc": BccProbe}
     probes["auto"] = _best_probe(files)
     try:
-        return probes[backend](object_image(), files, queue_latency, talkers)
+        return probes[backend](
+            object_image(), files, queue_latency, talkers, fsync_hook=fsync_hook
+        )
     except (OSError, libbpf.BpfError) as error:
-        if backend != "auto":
+        if backend != "auto" or fsync_hook != hooks.AUTO:
             raise
         log.warning("BPF probe: %s; continuing with /proc alone", error)
         return ProcfsProbe(str(error))
@@ -366,16 +378,18 @@ def probe_report() -> List[Tuple[str, str]]:
     except (OSError, libbpf.BpfError) as error:
         return [("warn", f"BPF probe: {error}; the daemon uses /proc, which shows no fsync")]
     with contextlib.closing(probe):
-        info = probe.info()
+        info, choice = probe.info(), probe.choice
+    why = choice.passed_over_summary()
     return [
         ("ok", f"block requests: {info.request_hook}"),
-        ("ok", f"fsync: {info.fsync_hook}")
+        ("ok", f"fsync: {info.fsync_hook}" + (f"; {why}" if why else ""))
         if info.fsync_hook
-        else ("warn", "fsync: no hook works here"),
+        else ("warn", f"fsync: no hook works here{': ' if why else ''}{why}"),
         ("ok", f"BPF maps: {info.map_bytes / 1024:.0f} KiB"),
         *(("note", f"not visible: {miss}") for miss in info.misses),
         *(
             ("note", f"refused by this kernel: {hook} ({error})")
-            for hook, error in probe.choice.refused.items()
+            for hook, error in choice.refused.items()
+            if hook.partition(":")[0] not in choice.passed_over
         ),
     ]
