@@ -102,9 +102,8 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 /* `typed` is a constant in every inlined copy: one of the two is compiled. */
 #define TASK_READ(task, typed, field) ((typed) ? (task)->field : BPF_CORE_READ(task, field))
 
-/* Syscall numbers and where the kernel keeps them, for the hooks on syscalls.
- * Other architectures do without these hooks: where fentry works (arm64 has it
- * since 6.0) they are not needed. */
+/* Syscall numbers and where the kernel keeps them, for the hooks on syscalls.  A
+ * 32-bit process numbers its calls differently. */
 #if defined(__TARGET_ARCH_x86)
 #define NR_write 1
 #define NR_pwrite64 18
@@ -117,9 +116,22 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 #define NR_pwritev2 328
 #define SYSCALL_NR(regs) ((long)(regs)->orig_ax)
 #define SYSCALL_ARG0(regs) ((unsigned int)(regs)->di)
-/* A 32-bit process numbers its calls differently. */
 #define SYSCALL_IS_COMPAT(task) \
 	(BPF_CORE_READ(task, thread_info.status) & 0x2 /* TS_COMPAT */)
+#elif defined(__TARGET_ARCH_arm64) /* include/uapi/asm-generic/unistd.h */
+#define NR_write 64
+#define NR_writev 66
+#define NR_pwrite64 68
+#define NR_pwritev 70
+#define NR_fsync 82
+#define NR_fdatasync 83
+#define NR_msync 227
+#define NR_syncfs 267
+#define NR_pwritev2 287
+#define SYSCALL_NR(regs) ((long)(regs)->syscallno)
+#define SYSCALL_ARG0(regs) ((unsigned int)(regs)->orig_x0)
+#define SYSCALL_IS_COMPAT(task) \
+	(BPF_CORE_READ(task, thread_info.flags) & 1UL << 22 /* TIF_32BIT */)
 #endif
 
 #endif

@@ -97,6 +97,15 @@ struct thread_info {
 struct user_pt_regs {
 	__u64 regs[31];
 };
+
+struct pt_regs {
+	__u64 orig_x0;
+	__s32 syscallno;
+};
+
+struct thread_info {
+	unsigned long flags;
+};
 #else
 #error "no registers and system calls of this architecture here, only of x86 and arm64"
 #endif
@@ -200,9 +209,7 @@ struct css_set {
 };
 
 struct task_struct {
-#if defined(__TARGET_ARCH_x86)
 	struct thread_info thread_info;
-#endif
 	unsigned int flags;
 	struct mm_struct *mm;
 	int pid;

@@ -236,13 +236,9 @@ int BPF_KRETPROBE(kretprobe_syncfs_call)
 	return 0;
 }
 
-#endif
-
 /* Last choice: syscalls.  Every syscall of the host pays for these hooks, and
  * what does not end in a syscall of its caller (io_uring's workers, kernel
  * threads) cannot be measured. */
-#ifdef SYSCALL_NR
-
 static __always_inline bool is_write(long nr)
 {
 	return nr == NR_write || nr == NR_pwrite64 || nr == NR_writev ||

@@ -284,7 +284,7 @@ class Object:
         """Load these programs and no others; ENOENT for one that this object does not have."""
         for name in programs:
             if name not in self.programs:
-                raise BpfError(f"no program {name} for this machine", errno.ENOENT)
+                raise BpfError(f"no program {name} in the BPF object", errno.ENOENT)
         for name, pointer in self.programs.items():
             check(self._lib.bpf_program__set_autoload(pointer, name in programs), name)
 
