@@ -56,7 +56,7 @@ def kernel() -> Path:
     if os.geteuid() != 0:
         return missing("an image with root's files needs root")
     try:
-        sealed.check_tools()
+        sealed.SealedMachine.check_tools()
         return fetch()
     except (MachineMissing, KernelUnavailable) as error:
         return missing(str(error))
