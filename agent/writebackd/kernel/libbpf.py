@@ -137,6 +137,7 @@ def library() -> C.CDLL:
         # A rejected program's verifier log comes through here, in thousands
         # of lines: trying hooks is routine, so it is for debugging only.
         if log.isEnabledFor(logging.DEBUG):
+            # A va_list is passed by pointer: an array on x86-64, a large structure on arm64.
             text = C.create_string_buffer(65536)
             libc.vsnprintf(text, len(text), fmt, args)
             log.debug("libbpf: %s", text.value.decode(errors="replace").rstrip())
