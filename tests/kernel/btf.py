@@ -94,3 +94,17 @@ def elf_section(data: bytes, wanted: str) -> bytes:
     names = data[headers[names_index][4] :]
     (found,) = [each for each in headers if names[each[0] :].startswith(wanted.encode() + b"\0")]
     return data[found[4] : found[4] + found[5]]
+
+
+def in_image(image: bytes) -> bytes:
+    """The BTF of an uncompressed kernel image, as arm64's is: the longest that is complete."""
+    found = b""
+    start = struct.pack("<HBBI", 0xEB9F, 1, 0, 24)
+    at = image.find(start)
+    while at >= 0:
+        strings, size = struct.unpack_from("<II", image, at + 16)
+        length = 24 + strings + size
+        if len(found) < length <= len(image) - at:
+            found = image[at : at + length]
+        at = image.find(start, at + 1)
+    return found

@@ -7,6 +7,7 @@ and the host's /boot and /lib/modules are left alone.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-META_PACKAGE = "linux-image-amd64"
+ARCHITECTURE = "amd64"
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # depmod lives in sbin, which an unprivileged or CI shell may not have in its path.
@@ -33,16 +34,17 @@ def cache_dir() -> Path:
     return Path(os.environ.get("WRITEBACKD_VM_CACHE") or CHECKOUT / "build" / "vm").absolute()
 
 
-def parse_depends(text: str) -> str:
+def parse_depends(text: str, architecture: str = ARCHITECTURE) -> str:
     """Name of the image that a kernel meta package stands for, from `apt-cache depends`.
 
     Virtual packages (in angle brackets) and cloud or rt flavours do not match: 6.1 is
     linux-image-6.1.0-56-amd64, 6.12 is linux-image-6.12.57+deb13-amd64.
     """
-    match = re.search(r"^\s*\|?Depends: (linux-image-\d[\w.+~-]*-amd64)\s*$", text, re.MULTILINE)
+    name = rf"linux-image-\d[\w.+~-]*-{architecture}"
+    match = re.search(rf"^\s*\|?Depends: ({name})\s*$", text, re.MULTILINE)
     if match is None:
         raise KernelUnavailable(
-            f"apt knows no kernel behind {META_PACKAGE}: "
+            f"apt knows no kernel behind linux-image-{architecture}: "
             "run `apt-get update`, on a Debian amd64 host"
         )
     return match.group(1)
@@ -56,17 +58,21 @@ def parse_uri(text: str) -> str:
     return match.group(1)
 
 
-def fetch(package: str | None = None, suite: str | None = None) -> Path:
+def fetch(
+    package: str | None = None, suite: str | None = None, architecture: str = ARCHITECTURE
+) -> Path:
     """Unpack a kernel package once and return its image.
 
     package: Debian package name; without it the suite's current default kernel.
-    suite: Debian's name of it; without it what the host's apt is set up for.
+    suite: Debian's name of it; without it what the host's apt is set up for. architecture: another
+    than the host's needs a suite.
     The modules are under lib/modules of the same tree, with their dependency lists, where
     virtme-ng looks for them. Raises KernelUnavailable.
     """
-    options = [] if suite is None else _apt_of(suite)
+    options = [] if suite is None else _apt_of(suite, architecture)
     if package is None:
-        package = parse_depends(_run("apt-cache", *options, "depends", META_PACKAGE))
+        depends = _run("apt-cache", *options, "depends", f"linux-image-{architecture}")
+        package = parse_depends(depends, architecture)
     return _image(fetch_package(package, _finish_kernel, options))
 
 
@@ -92,7 +98,22 @@ def fetch_package(
     name = parse_uri(_run("apt-get", *options, "download", "--print-uris", package))
     root = cache_dir() / name
     if not root.is_dir():
-        _unpack(package, root, finish, options)
+        _unpack([package], root, finish, options)
+    return root
+
+
+def fetch_root(packages: Sequence[str], suite: str, architecture: str) -> Path:
+    """Unpack packages and all that they depend on once, and return the tree.
+
+    No script of theirs runs: users are Debian's own, and there are no alternatives.
+    """
+    options = _apt_of(suite, architecture)
+    install = ["install", "-y", "--no-install-recommends", "--print-uris", *packages]
+    names = re.findall(r"^'[^']+' (\S+)\.deb ", _run("apt-get", *options, *install), re.MULTILINE)
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+    root = cache_dir() / f"root-{suite}-{architecture}-{digest[:12]}"
+    if not root.is_dir():
+        _unpack([name.partition("_")[0] for name in names], root, _add_users, options)
     return root
 
 
@@ -108,18 +129,29 @@ def _finish_kernel(tree: Path) -> None:
     _image(tree)
 
 
-def _apt_of(suite: str) -> list[str]:
-    """Options by which apt reads the package lists of another suite; the host's stay as they are.
+def _add_users(tree: Path) -> None:
+    for name in ("passwd", "group"):
+        shutil.copy(tree / f"usr/share/base-passwd/{name}.master", tree / f"etc/{name}")
 
-    The lists are fetched once: a suite that is old enough to be tried no longer changes.
+
+def _apt_of(suite: str, architecture: str = ARCHITECTURE) -> list[str]:
+    """Options by which apt reads other package lists; those of the host stay as they are.
+
+    The lists are fetched once: a suite that is old enough to be tried no longer changes. As apt
+    sees it, nothing of another architecture is installed.
     """
-    state = cache_dir() / f"apt-{suite}"
+    foreign = architecture != ARCHITECTURE
+    state = cache_dir() / (f"apt-{suite}-{architecture}" if foreign else f"apt-{suite}")
     lists = state / "lists"
     options = [
         *("-o", f"Dir::Etc::sourcelist={state}/sources.list", "-o", "Dir::Etc::sourceparts=-"),
         *("-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={state}"),
         *("-o", "APT::Sandbox::User=root", "-o", "Acquire::Languages=none"),
     ]
+    if foreign:
+        for each in ("Architecture", "Architectures"):
+            options += ["-o", f"APT::{each}={architecture}"]
+        options += ["-o", "Dir::State::status=/dev/null"]
     if not list(lists.glob("*_Packages*")):
         (lists / "partial").mkdir(parents=True, exist_ok=True)
         (state / "sources.list").write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n")
@@ -128,18 +160,18 @@ def _apt_of(suite: str) -> list[str]:
 
 
 def _unpack(
-    package: str, root: Path, finish: Callable[[Path], object], options: Sequence[str]
+    packages: Sequence[str], root: Path, finish: Callable[[Path], object], options: Sequence[str]
 ) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     # A tree is complete or absent: two test runs at once, or one that was interrupted, must not
     # leave half a set of modules under the final name.
     work = Path(tempfile.mkdtemp(prefix="unpack-", dir=root.parent))
     try:
-        download = ["-qq", "-o", "APT::Sandbox::User=root", *options, "download", package]
+        download = ["-qq", "-o", "APT::Sandbox::User=root", *options, "download", *packages]
         _run("apt-get", *download, cwd=work)
-        archive = next(work.glob("*.deb"))
         tree = work / "root"
-        _run("dpkg-deb", "-x", str(archive), str(tree))
+        for archive in work.glob("*.deb"):
+            _run("dpkg-deb", "-x", str(archive), str(tree))
         finish(tree)
         try:
             tree.rename(root)

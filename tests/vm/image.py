@@ -8,20 +8,19 @@ reading it is copying memory, which takes as long as its instructions do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .fetch_kernel import CHECKOUT, SEARCH_PATH
 
-# Documentation, what only a compiler reads, and what is copied as a whole.
-_SKIPPED = re.compile(
-    r"/usr/share/(doc|man|locale|info|icons|lintian|bug)/|/usr/include/|/boot/|/etc/"
-)
+# Documentation, and what only a compiler reads.
+_UNREAD = re.compile(r"/usr/share/(doc|man|locale|info|icons|lintian|bug)/|/usr/include/|/boot/")
 _GRAIN = 128 << 20  # the kernel maps persistent memory in sections of this size
 # Mountpoints of what the guest makes itself.
 MOUNTPOINTS = ("dev", "proc", "sys", "run", "tmp", "var")
@@ -36,20 +35,38 @@ def make(image: Path, packages: Iterable[str], directories: Sequence[Path] = (),
     packages: those that are not installed are left out. directories: made empty, to mount on.
     installed: a tree whose files come on top.
     """
-    tree = image.with_suffix(".tree")
-    try:
-        for name in (*MOUNTPOINTS, *(str(directory)[1:] for directory in directories)):
-            (tree / name).mkdir(parents=True, exist_ok=True)
+    with _packed(image, directories) as tree:
         for path in Path("/").iterdir():
             if path.is_symlink():
                 _copy(path, tree)
         for line in _dpkg("-L", *closure(packages)).splitlines():
-            if line.startswith("/") and not _SKIPPED.search(line):
+            # /etc is copied as a whole.
+            if line.startswith("/") and not _UNREAD.match(line) and not line.startswith("/etc/"):
                 _copy(Path(line), tree)
         _copy_rest(tree)
-        _copy_checkout(tree)
         if installed is not None:
             shutil.copytree(installed, tree, symlinks=True, dirs_exist_ok=True)
+
+
+def make_from(root: Path, image: Path, directories: Sequence[Path] = ()) -> None:
+    """Write an image with a root filesystem as fetch_root() leaves it, and the checkout."""
+    def ignored(directory: str, names: list[str]) -> list[str]:
+        inside = directory.removeprefix(str(root))
+        return [name for name in names if _UNREAD.match(f"{inside}/{name}/")]
+
+    with _packed(image, directories) as tree:
+        shutil.copytree(root, tree, symlinks=True, ignore=ignored, dirs_exist_ok=True)
+
+
+@contextlib.contextmanager
+def _packed(image: Path, directories: Sequence[Path]) -> Iterator[Path]:
+    """A tree with mountpoints and the checkout, which becomes the image."""
+    tree = image.with_suffix(".tree")
+    try:
+        for name in (*MOUNTPOINTS, *(str(directory)[1:] for directory in directories)):
+            (tree / name).mkdir(parents=True, exist_ok=True)
+        _copy_checkout(tree)
+        yield tree
         used = sum(path.lstat().st_blocks for path in tree.rglob("*")) * 512
         sparse(image, used * 5 // 4)
         format_image(image, "root", tree)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The probe and the daemon on an emulated arm64 machine, and its kernels' types."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.btf import in_image
+
+from . import arm64, image
+from .fetch_kernel import CHECKOUT, KernelUnavailable, parse_depends
+from .machine import MachineMissing
+from .test_vm import GUEST_SETTINGS, check_run, missing
+
+CASES = (
+    "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
+    "tests/vm/inside/arm64_cases.py",
+)  # fmt: skip
+MODULES = ("loop", "xfs", "btrfs", "overlay")
+# Without tests/conftest.py and hypothesis, as in test_systemd.py.
+PYTEST = ("python3", "-m", "pytest", "-q", "-s", "-rs", "--durations=10", "--noconftest",
+          "-o", "cache_dir=/tmp/cache")  # fmt: skip
+# This kernel takes no fentry (no CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS).
+SETTINGS = {name: value for name, value in GUEST_SETTINGS.items() if "FENTRY" not in name}
+# Seconds of wall time.
+TIME_LIMIT = 1800.0
+
+
+def fetched(suite: str = arm64.SUITE) -> Path:
+    if os.geteuid() != 0:
+        return missing("an image with root's files needs root")
+    try:
+        return arm64.kernel(suite)
+    except KernelUnavailable as error:
+        return missing(str(error))
+
+
+@pytest.mark.full("a machine of another architecture, emulated")
+def test_probe_and_daemon_hold_on_arm64(tmp_path: Path) -> None:
+    kernel, root, share = fetched(), tmp_path / "root", tmp_path / "share"
+    share.mkdir()
+    try:
+        arm64.Arm64Machine.check_tools()
+        image.make_from(arm64.root(), root, [share])
+    except (MachineMissing, KernelUnavailable) as error:
+        missing(str(error))
+    command = [*arm64.ON_SCRATCH, *PYTEST, f"--junitxml={share / 'result.xml'}", *CASES]
+    env = {**SETTINGS, "PYTHONPATH": "agent"}
+
+    result = arm64.Arm64Machine(kernel, root, modules=MODULES).run(
+        command, TIME_LIMIT, share=share, env=env)
+
+    check_run(result, (share / "result.xml").read_text())
+
+
+@pytest.mark.full("fetches two kernels of another architecture")
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_the_kernel_s_types_are_what_the_probe_reads(suite: str, tmp_path: Path) -> None:
+    types = tmp_path / "vmlinux"
+    types.write_bytes(in_image(fetched(suite).read_bytes()))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/kernel/test_kernel_types.py"], cwd=CHECKOUT,
+        env={**os.environ, "BTF": str(types), "CI": "true"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_of_what_looks_like_types_in_an_image_the_longest_is_taken() -> None:
+    def types(length: int, strings: int) -> bytes:
+        return struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, length, length, strings)
+
+    types_of_all, of_one = types(8, 4) + b"kernel types", types(4, 0) + b"mine"
+    cut_off = types(1 << 20, 1 << 20)
+    kernel = b"MZ" + of_one + types_of_all + b"code" + cut_off + bytes(100)
+    assert in_image(kernel) == types_of_all
+
+
+def test_the_image_package_is_that_of_the_architecture() -> None:
+    text = "linux-image-arm64\n  Depends: linux-image-6.1.0-50-arm64\n"
+    assert parse_depends(text, "arm64") == "linux-image-6.1.0-50-arm64"
+    with pytest.raises(KernelUnavailable, match="linux-image-amd64"):
+        parse_depends(text)
