@@ -83,11 +83,11 @@ def loop_device(backing: Path, size_mb: int = 512) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def mounted(name: str, fstype: str, where: Path) -> Iterator[Path]:
+def mounted(name: str, fstype: str, where: Path, *options: str) -> Iterator[Path]:
     """A new filesystem on a device, mounted at a directory that is made."""
     run(f"mkfs.{fstype}", *MKFS[fstype], f"/dev/{name}")
     where.mkdir()
-    run("mount", "-t", fstype, f"/dev/{name}", str(where))
+    run("mount", "-t", fstype, *options, f"/dev/{name}", str(where))
     try:
         yield where
     finally:

@@ -76,7 +76,7 @@ def prepared(disk: Scratch) -> Path:
 
 
 def write_and_sync(path: Path, times: int, flags: int = 0,
-                   sync: Callable[[int], None] = os.fsync) -> float:
+                   sync: Callable[[int], object] = os.fsync) -> float:
     """A block and a sync, so many times; seconds that all of it took."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | flags)
     begun = time.monotonic()
@@ -86,6 +86,21 @@ def write_and_sync(path: Path, times: int, flags: int = 0,
     spent = time.monotonic() - begun
     os.close(fd)
     return spent
+
+
+def sync_by(kind: str, path: Path, times: int) -> None:
+    """Blocks of a file, each written and synced in the way that `kind` names."""
+    if kind == "msync":
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1 << 20) as memory:
+            for i in range(times):
+                memory[(i % 256) * 4096] = i % 251
+                memory.flush((i % 256) * 4096, 4096)
+        return
+    flags = {"O_DSYNC": os.O_DSYNC, "O_SYNC": os.O_SYNC}.get(kind, 0)
+    syncs: Dict[str, Callable[[int], object]] = {
+        "fsync": os.fsync, "fdatasync": os.fdatasync, "syncfs": LIBC.syncfs,
+    }  # fmt: skip
+    write_and_sync(path, times, flags, syncs.get(kind, lambda fd: None))
 
 
 def read(probe: BpfProbe) -> Reading:
@@ -222,16 +237,7 @@ def test_sync_counts_are_exact(
 ) -> None:
     path = prepared(disk)
     read(probe)
-    if kind == "msync":
-        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 1 << 20) as memory:
-            for i in range(200):
-                memory[(i % 256) * 4096] = i % 251
-                memory.flush((i % 256) * 4096, 4096)
-    else:
-        flags = {"O_DSYNC": os.O_DSYNC, "O_SYNC": os.O_SYNC}.get(kind, 0)
-        sync: Callable[[int], None] = {
-            "fsync": os.fsync, "fdatasync": os.fdatasync}.get(kind, lambda fd: None)
-        write_and_sync(path, 200, flags, sync)
+    sync_by(kind, path, 200)
     seen = syncs(read(probe), disk)
     print(f"\n{disk.devno} {kind}: {seen.fsyncs} fsync {seen.fdatasyncs} fdatasync")
     assert seen.count == 200

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,10 @@ ARCHITECTURE = "amd64"
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 # depmod lives in sbin, which an unprivileged or CI shell may not have in its path.
+LISTS_LAST_S = 86400.0
+STORAGE_PACKAGES = (
+    "mdadm", "lvm2", "libdevmapper-event1.02.1", "cryptsetup-bin", "libcryptsetup12", "libpopt0",
+)  # fmt: skip
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
@@ -50,6 +55,14 @@ def parse_depends(text: str, architecture: str = ARCHITECTURE) -> str:
     return match.group(1)
 
 
+def parse_parts(package: str, text: str) -> list[str]:
+    """Packages that hold a kernel, from `apt-cache depends` of its image.
+
+    In newer suites the image is empty: the kernel is in linux-binary-*, modules in linux-modules-*.
+    """
+    return re.findall(r"^\s*Depends: (linux-(?:binary|modules)-\S+)$", text, re.M) or [package]
+
+
 def parse_uri(text: str) -> str:
     """File name that `apt-get download --print-uris` announces, without `.deb`."""
     match = re.match(r"'[^']+' (\S+)\.deb ", text)
@@ -69,11 +82,13 @@ def fetch(
     The modules are under lib/modules of the same tree, with their dependency lists, where
     virtme-ng looks for them. Raises KernelUnavailable.
     """
-    options = [] if suite is None else _apt_of(suite, architecture)
+    own = architecture == ARCHITECTURE and suite in (None, _own_suite())
+    options = [] if own else _apt_of(str(suite), architecture)
     if package is None:
         depends = _run("apt-cache", *options, "depends", f"linux-image-{architecture}")
         package = parse_depends(depends, architecture)
-    return _image(fetch_package(package, _finish_kernel, options))
+    parts = parse_parts(package, _run("apt-cache", *options, "depends", package))
+    return _image(fetch_packages(parts, _finish_kernel, options))
 
 
 def fetch_bcc(kernel: Path) -> list[Path]:
@@ -86,19 +101,22 @@ def fetch_bcc(kernel: Path) -> list[Path]:
     depends = _run("apt-cache", "depends", headers)
     common = re.findall(r"Depends: (linux-headers-\S+-common\S*)", depends)
     packages = ["python3-bpfcc", "libbpfcc", headers, *common]
-    return [fetch_package(each) for each in packages]
+    return [fetch_packages([each]) for each in packages]
 
 
-def fetch_package(
-    package: str,
+def fetch_packages(
+    packages: Sequence[str],
     finish: Callable[[Path], object] = lambda tree: None,
     options: Sequence[str] = (),
 ) -> Path:
-    """Unpack a package once and return its tree; finish completes that, options are apt's."""
-    name = parse_uri(_run("apt-get", *options, "download", "--print-uris", package))
+    """Unpack packages once into one tree, named like the first, and return it.
+
+    finish completes the tree, options are apt's. Raises KernelUnavailable.
+    """
+    name = parse_uri(_run("apt-get", *options, "download", "--print-uris", packages[0]))
     root = cache_dir() / name
     if not root.is_dir():
-        _unpack([package], root, finish, options)
+        _unpack(packages, root, finish, options)
     return root
 
 
@@ -129,6 +147,22 @@ def _finish_kernel(tree: Path) -> None:
     _image(tree)
 
 
+def fetch_storage_tools() -> list[Path]:
+    """Unpack the tools of md, LVM and dm-crypt with what else they need, once each.
+
+    They are not installed: their packages would start services, and watch the host's disks.
+    """
+    return [fetch_packages([each]) for each in STORAGE_PACKAGES]
+
+
+def _own_suite() -> str:
+    """The host's, by Debian's name; its apt may know of newer packages, from other mirrors."""
+    text = Path("/etc/os-release").read_text(encoding="utf-8")
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line).get(
+        "VERSION_CODENAME", ""
+    )
+
+
 def _add_users(tree: Path) -> None:
     for name in ("passwd", "group"):
         shutil.copy(tree / f"usr/share/base-passwd/{name}.master", tree / f"etc/{name}")
@@ -137,8 +171,8 @@ def _add_users(tree: Path) -> None:
 def _apt_of(suite: str, architecture: str = ARCHITECTURE) -> list[str]:
     """Options by which apt reads other package lists; those of the host stay as they are.
 
-    The lists are fetched once: a suite that is old enough to be tried no longer changes. As apt
-    sees it, nothing of another architecture is installed.
+    They are fetched once a day: a suite that moves takes old packages away. As apt sees it, nothing
+    of another architecture is installed.
     """
     foreign = architecture != ARCHITECTURE
     state = cache_dir() / (f"apt-{suite}-{architecture}" if foreign else f"apt-{suite}")
@@ -152,10 +186,17 @@ def _apt_of(suite: str, architecture: str = ARCHITECTURE) -> list[str]:
         for each in ("Architecture", "Architectures"):
             options += ["-o", f"APT::{each}={architecture}"]
         options += ["-o", "Dir::State::status=/dev/null"]
-    if not list(lists.glob("*_Packages*")):
+    sources = state / "sources.list"
+    known = bool(list(lists.glob("*_Packages*")))
+    if not known or time.time() - sources.stat().st_mtime > LISTS_LAST_S:
         (lists / "partial").mkdir(parents=True, exist_ok=True)
-        (state / "sources.list").write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n")
-        _run("apt-get", "-qq", "--error-on=any", *options, "update")
+        sources.write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n")
+        try:
+            _run("apt-get", "-qq", "--error-on=any", *options, "update")
+        except KernelUnavailable as error:
+            if not known:
+                raise
+            print(f"{error}; going on with the lists of {suite} that are there", file=sys.stderr)
     return options
 
 

@@ -22,8 +22,9 @@ from tests.installed import make_install
 
 from . import image, sealed
 from .fetch_kernel import CHECKOUT, KernelUnavailable, fetch
+from .guest_tests import check_run
+from .kernels import missing
 from .machine import MachineMissing, Result
-from .test_vm import check_run, missing
 
 INSIDE = "tests/vm/inside"
 SYSTEMD, PACE = f"{INSIDE}/systemd_cases.py", f"{INSIDE}/pace_cases.py"

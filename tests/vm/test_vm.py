@@ -1,40 +1,39 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The kernel tests, run under a Debian kernel in a virtual machine.
+"""The kernel tests, run under Debian's kernels in virtual machines.
 
 The host's kernel may refuse fentry and kprobes; a distribution's kernel has both, and filesystems
-as modules. The guest's pytest writes JUnit XML, of which only passed tests count as evidence: a
-skip fails.
+as modules.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from .fetch_kernel import KernelUnavailable, fetch, parse_depends, parse_uri
-from .machine import GuestFailed, Machine, MachineMissing, Result, check_host
+from .fetch_kernel import (
+    KernelUnavailable,
+    fetch_storage_tools,
+    parse_depends,
+    parse_parts,
+    parse_uri,
+)
+from .guest_tests import TIME_LIMIT, check_run, read_junit, run_in_guest
+from .kernels import KERNELS, Kernel, fetched, missing, of_suite
+from .machine import GuestFailed, Machine, Result
+from .matrix import PROBE_TESTS, tried
+from .records import PASSED
 
-KERNEL_TESTS = (
-    "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
-    "tests/kernel/test_unit_rights.py",
-)  # fmt: skip
-# What the guest's tests may expect of a Debian kernel: they fail there, not skip, without it.
-GUEST_SETTINGS = {
-    "WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_FENTRY": "1", "WRITEBACKD_EXPECT_KPROBES": "1",
-}  # fmt: skip
-# The oldest kernel that is supported: Debian 11's, 5.10. It has no fentry on modules' functions.
-OLDEST_SUITE = "bullseye"
-OLDEST_SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
-# What is special about it in the probe, and that limits are restored.
+# That it loads, counts and restores, and what was special about 5.10.
 PROBE = "tests/kernel/test_probe.py::test_"
+RESTORE = "tests/kernel/test_vm_limits.py::test_restored_in_the_form_it_was_found"
 QUICK_TESTS = (
+    "tests/kernel/test_kernel_types.py",
+    f"{PROBE}operations_and_bytes_equal_fio[ext4-randrw]",
     f"{PROBE}sync_counts_are_exact[ext4-fdatasync]",
     f"{PROBE}syncfs_has_a_histogram_of_its_own[ext4]",
     f"{PROBE}a_freeze_is_one_where_functions_can_be_hooked[ext4]",
@@ -42,106 +41,61 @@ QUICK_TESTS = (
     f"{PROBE}who_sleeps_for_dirty_pages_is_named[ext4]",
     f"{PROBE}who_writes_a_dirty_sysctl_is_named[ext4]",
     f"{PROBE}of_a_storm_the_last_sixteen_writes_are_left[ext4]",
-    "tests/kernel/test_vm_limits.py::test_restored_in_the_form_it_was_found",
+    RESTORE,
 )
-# Seconds. The boot takes 12-20 on an idle host, each probe that is opened 10, on a busy one three
-# times that.
-TIME_LIMIT = 900.0
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Outcome of a test run; passed counts tests that ran to their end and held."""
-
-    passed: int
-    failed: tuple[str, ...]
-    skipped: tuple[str, ...]
-
-    @property
-    def proves(self) -> bool:
-        """True when something ran, and nothing failed or was skipped."""
-        return self.passed > 0 and not self.failed and not self.skipped
-
-
-def read_junit(text: str) -> Tally:
-    """Count the test cases of a JUnit XML report."""
-    passed = 0
-    failed: list[str] = []
-    skipped: list[str] = []
-    for case in ElementTree.fromstring(text).iter("testcase"):
-        name = case.get("name")
-        skip = case.find("skipped")
-        # A test that failed may also have an error, in the teardown.
-        wrong = [each for each in case if each.tag in ("failure", "error")]
-        failed += [f"{name}: {each.text or each.get('message')}" for each in wrong]
-        if skip is not None and not wrong:
-            skipped.append(f"{name}: {skip.get('message')}")
-        passed += skip is None and not wrong
-    return Tally(passed, tuple(failed), tuple(skipped))
-
-
-def check_run(result: Result, report: str) -> None:
-    """Fail unless the guest's tests, of which `report` is the JUnit XML, prove something.
-
-    What failed comes last: whoever cuts a long report keeps its end.
-    """
-    print(f"\nguest: booted in {result.booted_s:.0f} s, off after {result.seconds:.0f} s")
-    tally = read_junit(report)
-    if not tally.proves or result.returncode:
-        pytest.fail("\n\n".join([
-            result.output.rstrip(), f"{tally.passed} passed, exit code {result.returncode}",
-            *(f"skipped: {each}" for each in tally.skipped),
-            *(f"failed: {each}" for each in tally.failed),
-        ]), pytrace=False)  # fmt: skip
-    print(result.output)
+# Name -> suites, of which the first that can be had is taken, and the tests.
+QUICK: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "usual": (["bookworm"], (*PROBE_TESTS, RESTORE)),
+    "oldest": (["bullseye"], QUICK_TESTS),
+    "newest": (["sid", "trixie"], QUICK_TESTS),
+}
+Run = tuple[Result, str]
 
 
 @pytest.fixture(scope="module")
 def kernel() -> Path:
-    """Image of the suite's default kernel; WRITEBACKD_REQUIRE_VM turns the skip into a failure."""
-    return fetched()
+    return fetched("bookworm")
 
 
-def fetched(suite: str | None = None) -> Path:
-    if os.geteuid() != 0:
-        return missing("virtual machines with a root guest need root")
+def first_of(suites: Sequence[str]) -> tuple[Kernel, Path]:
+    """The first whose kernel can be had; a skip, or a failure, that says why the last cannot."""
+    for suite in suites[:-1]:
+        with contextlib.suppress(pytest.skip.Exception, pytest.fail.Exception):
+            return of_suite(suite), fetched(suite)
+    return of_suite(suites[-1]), fetched(suites[-1])
+
+
+def quick_run(name: str, share: Path) -> Run:
+    suites, tests = QUICK[name]
+    kernel, image = first_of(suites)
+    return run_in_guest(Machine(image), tests, kernel.settings, share)
+
+
+@pytest.fixture(scope="module")
+def quick_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Run]]]:
+    """Two at a time: a machine is one thread of the host."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(quick_run, name, tmp_path_factory.mktemp(name)) for name in QUICK}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_loads_counts_and_restores(quick_runs: Mapping[str, Future[Run]], name: str) -> None:
+    check_run(*quick_runs[name].result())
+
+
+@pytest.mark.full("every storage, lever and a flood on each kernel, a quarter of an hour each")
+@pytest.mark.parametrize("suite", [kernel.suite for kernel in KERNELS])
+def test_matrix(suite: str) -> None:
+    """What the kernel does not have is skipped in the guest, and is in its record."""
+    fetched(suite)
     try:
-        check_host()
-        return fetch(suite=suite)
-    except (MachineMissing, KernelUnavailable) as error:
-        return missing(str(error))
-
-
-def missing(reason: str) -> Path:
-    if os.environ.get("WRITEBACKD_REQUIRE_VM"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def test_kernel_tests_hold_on_debian_kernel(kernel: Path, tmp_path: Path) -> None:
-    run_tests(kernel, KERNEL_TESTS, GUEST_SETTINGS, tmp_path)
-
-
-@pytest.mark.parametrize("tests", [
-    pytest.param(QUICK_TESTS, id="quick", marks=pytest.mark.full("another suite's kernel")),
-    pytest.param(KERNEL_TESTS, id="all", marks=pytest.mark.full("all tests of the probe on 5.10"))])
-def test_the_probe_holds_on_the_oldest_kernel(tests: Sequence[str], tmp_path: Path) -> None:
-    run_tests(fetched(OLDEST_SUITE), tests, OLDEST_SETTINGS, tmp_path)
-
-
-def run_tests(
-    kernel: Path, tests: Sequence[str], settings: Mapping[str, str], tmp_path: Path
-) -> None:
-    report = tmp_path / "result.xml"
-    # Without tests/conftest.py and hypothesis: none of these uses them, to import them takes long.
-    plain = ["--noconftest", "-p", "no:hypothesispytest", "--durations=0"]
-    command = [sys.executable, "-m", "pytest", "-q", "-s", "-rs", *plain, f"--junitxml={report}"]
-    argv = ["sh", "-c", 'echo "kernel $(uname -r)"; exec "$@"', "sh", *command, *tests]
-
-    result = Machine(kernel).run(argv, TIME_LIMIT, share=tmp_path, env=settings)
-
-    assert report.exists(), f"pytest did not start in the guest:\n{result.output}"
-    check_run(result, report.read_text())
+        fetch_storage_tools()
+    except KernelUnavailable as error:
+        missing(str(error))
+    outcomes = tried(of_suite(suite)).outcomes
+    wrong = [f"{test}[{row}] {outcome}" for test, rows in outcomes.items()
+             for row, outcome in rows.items() if outcome.startswith("failed")]  # fmt: skip
+    assert not wrong and any(PASSED in rows.values() for rows in outcomes.values())
 
 
 # The probe runs on two processors while code is patched below it, as it is when somebody asks for
@@ -259,6 +213,17 @@ def test_image_package_of_debian_12_and_13(text: str, package: str) -> None:
 def test_unknown_image_package_says_what_to_do(text: str) -> None:
     with pytest.raises(KernelUnavailable, match="apt-get update"):
         parse_depends(text)
+
+
+def test_a_kernel_may_be_one_package_or_two() -> None:
+    name = "linux-image-7.2.13+deb14-amd64"
+    text = (f"{name}\n  PreDepends: linux-base\n |Depends: dracut\n"
+            "  Depends: linux-base-7.2.13+deb14-amd64\n"
+            "  Depends: linux-binary-7.2.13+deb14-amd64\n"
+            "  Depends: linux-modules-7.2.13+deb14-amd64\n")  # fmt: skip
+    parts = ["linux-binary-7.2.13+deb14-amd64", "linux-modules-7.2.13+deb14-amd64"]
+    assert parse_parts(name, text) == parts
+    assert parse_parts(name, f"{name}\n  Depends: kmod\n") == [name]
 
 
 def test_download_name_carries_the_version() -> None:

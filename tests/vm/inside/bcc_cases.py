@@ -12,22 +12,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable
 
 import pytest
 
-from tests.kernel.fault_rig import AGENT, limits, limits_kept, wait_for
+from tests.kernel.fault_rig import AGENT, limits
 from tests.kernel.scratch import run
 from tests.kernel.test_daemon import Running
 from tests.kernel.test_unit_rights import bounding_set, confined, probe_of
+from tests.vm.inside.flood import MIB, daemon, hold_a_flood
 from writebackd.kernel import bcc_programs
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
 from writebackd.kernel.probe import BTF, BccProbe, BpfProbe, object_image
 from writebackd.paths import CACHE_DIR
 
-MIB = 1 << 20
-SCRATCH = Path(os.environ["TMPDIR"])
+__all__ = ["daemon"]
+
 # LLVM takes a hundred times as long when it is emulated.
 COMPILE = """
 import sys
@@ -35,15 +36,6 @@ from writebackd.cli import daemon_main
 from writebackd.kernel import bcc_programs
 bcc_programs.LIMIT_S = 600.0
 sys.exit(daemon_main.main(["--compile-probe"]))
-"""
-FLOOD = "while :; do dd if=/dev/zero of=$0/flood bs=1M count=400 conv=notrunc; done"
-SYNCS = """
-import os, sys, time
-file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
-while True:
-    os.pwrite(file, b"x" * 4096, 0)
-    (os.fsync, os.fdatasync)[int(time.monotonic()) % 2](file)
-    time.sleep(0.02)
 """
 
 
@@ -79,40 +71,6 @@ def compiled() -> None:
     print(f"\ncompiled in {time.monotonic() - begun:.0f} s: {kept} of {kept.stat().st_size} bytes")
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    with limits_kept(), contextlib.ExitStack() as stack:
-
-        def start(*options: str) -> Running:
-            running = Running(tmp_path, "--interval", "1", *options, within_s=90.0)
-            stack.callback(running.end)
-            return running
-
-        yield start
-
-
-@contextlib.contextmanager
-def load() -> Iterator[None]:
-    """A flood on the disk, and a thread beside it that syncs."""
-    programs = (["sh", "-c", FLOOD, str(SCRATCH)],
-                [sys.executable, "-c", SYNCS, str(SCRATCH / "synced")])  # fmt: skip
-    started = [subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
-               for argv in programs]  # fmt: skip
-    try:
-        yield
-    finally:
-        for each in started:
-            os.killpg(each.pid, 9)
-            each.wait()
-
-
-def dirty_bytes() -> int:
-    time.sleep(0.2)
-    wanted = ("nr_dirty", "nr_writeback")
-    lines = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return sum(int(value) for name, value in lines if name in wanted) * os.sysconf("SC_PAGE_SIZE")
-
-
 def test_libbpf_cannot_work_here() -> None:
     with pytest.raises(BpfError):
         BpfProbe(object_image(), KernelFiles())
@@ -144,20 +102,7 @@ def test_the_rights_of_the_unit_suffice() -> None:
 def test_a_flood_is_held_with_its_fsyncs_seen(daemon: Callable[..., Running]) -> None:
     found = limits()
     running = daemon("--probe", "auto", "--mode", "enforce")
-    device = Path(os.path.realpath("/dev/disk/by-id/virtio-scratch")).name
-    assert running.status()["probe"]["backend"] == "bcc"
-    with load():
-        wait_for(lambda: limits().dirty_bytes, 90.0, "for a limit")
-        wait_for(lambda: running.device(device).get("fsync_p99_s"), 30.0, "for a latency")
-        wait_for(lambda: running.device(device).get("drain_rate"), 90.0, "for the drain rate")
-        time.sleep(10.0)
-        limit = limits().dirty_bytes
-        most = max(dirty_bytes() for _ in range(20))
-        row, status = running.device(device), running.status()
-    print(f"\nlimit {limit / MIB:.0f} MiB, dirty at most {most / MIB:.0f} MiB\n{row}")
-    print(status["probe"], status["self"])
-    assert 0 < limit < 256 * MIB and most < 2 * limit + 32 * MIB
-    figures = {name: row[name] for name in ("fsync_p99_s", "sync_rate", "drain_rate")}
-    assert all(value is not None and value > 0 for value in figures.values()), figures
+    status = hold_a_flood(running)
+    assert status["probe"]["backend"] == "bcc"
     assert status["self"]["rss_bytes"] < 64 * MIB, "the daemon does not carry LLVM"
     assert running.end() == 0 and limits() == found

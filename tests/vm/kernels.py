@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The kernels that are tried, by the Debian suite that has them; versions follow from there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .fetch_kernel import KernelUnavailable, fetch
+from .machine import MachineMissing, check_host
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """suite: Debian's name. fentry: whether it is there on functions of modules."""
+
+    suite: str
+    fentry: bool = True
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What the guest's tests may expect: they fail there, not skip, without it."""
+        expected = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
+        return {**expected, "WRITEBACKD_EXPECT_FENTRY": "1"} if self.fentry else expected
+
+
+# Oldest first: 5.10, 6.1, 6.12, and whatever is newest.
+KERNELS = (
+    Kernel("bullseye", fentry=False), Kernel("bookworm"), Kernel("trixie"), Kernel("sid"),
+)  # fmt: skip
+
+
+def of_suite(suite: str) -> Kernel:
+    return next(each for each in KERNELS if each.suite == suite)
+
+
+def fetched(suite: str) -> Path:
+    """Image of a suite's kernel; without it a skip, or a failure with WRITEBACKD_REQUIRE_VM."""
+    if os.geteuid() != 0:
+        return missing("virtual machines with a root guest need root")
+    try:
+        check_host()
+        return fetch(suite=suite)
+    except (MachineMissing, KernelUnavailable) as error:
+        return missing(f"no kernel of {suite}: {error}")
+
+
+def missing(reason: str) -> Path:
+    if os.environ.get("WRITEBACKD_REQUIRE_VM"):
+        pytest.fail(reason)
+    pytest.skip(reason)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What a run of the matrix found on one kernel, as it is kept in results/NAME.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from xml.etree import ElementTree
+
+RESULTS = Path(__file__).parent / "results"
+PASSED = "passed"
+Outcomes = Dict[str, Dict[str, str]]
+# What is proven -> the tests that prove it, as MODULE.TEST.
+CLAIMS: Mapping[str, Sequence[str]] = {
+    "requests": (
+        "test_probe.test_operations_and_bytes_equal_fio",
+        "storage_cases.test_requests_equal_fio",
+        "storage_cases.test_requests_equal_fio_under_each_scheduler",
+    ),
+    "syncs": (
+        "test_probe.test_sync_counts_are_exact",
+        "test_probe.test_syncfs_has_a_histogram_of_its_own",
+        "storage_cases.test_syncs_are_exact",
+    ),
+    "limits restored": (
+        "test_vm_limits.test_restored_in_the_form_it_was_found",
+        "daemon_cases.test_limits_are_restored_in_the_form_they_had",
+    ),
+    "limits per device": (
+        "test_levers.test_all_take_effect_and_go_home",
+        "test_levers.test_cap_holds_a_flood_and_nothing_but_it",
+        "daemon_cases.test_limits_per_device_are_set_and_restored",
+    ),
+    "flood held": (
+        "daemon_cases.test_a_flood_is_held_with_its_fsyncs_seen",
+        "bcc_cases.test_a_flood_is_held_with_its_fsyncs_seen",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """outcomes: MODULE.TEST -> its parameters -> "passed", or "failed: ", "skipped: " and why.
+
+    place: "virtual machine" or "this machine". kernel: whose it is, for people.
+    """
+
+    kernel: str
+    release: str
+    machine: str
+    place: str
+    date: str
+    probe: str
+    request_hook: Optional[str] = None
+    fsync_hook: Optional[str] = None
+    misses: List[str] = field(default_factory=list)
+    outcomes: Outcomes = field(default_factory=dict)
+
+    def of_claim(self, claim: str) -> Dict[str, str]:
+        """Outcomes of the tests of one of CLAIMS, by their full names."""
+        return {
+            f"{test}[{row}]": outcome
+            for test in CLAIMS[claim] for row, outcome in self.outcomes.get(test, {}).items()
+        }  # fmt: skip
+
+
+def of_junit(reports: Sequence[str]) -> Tuple[Outcomes, Dict[str, List[str]]]:
+    """Outcomes and the properties of the run from pytest's JUnit XML."""
+    outcomes: Outcomes = {}
+    properties: Dict[str, List[str]] = {}
+    for report in reports:
+        tree = ElementTree.fromstring(report)
+        for each in tree.iter("property"):
+            properties.setdefault(each.get("name", ""), []).append(each.get("value", ""))
+        for case in tree.iter("testcase"):
+            test, _, row = case.get("name", "").partition("[")
+            module = case.get("classname", "").rpartition(".")[2]
+            outcomes.setdefault(f"{module}.{test}", {})[row.rstrip("]")] = _outcome(case)
+    return outcomes, properties
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    for tag, word in (("failure", "failed"), ("error", "failed"), ("skipped", "skipped")):
+        found = case.find(tag)
+        if found is not None:
+            return f"{word}: {(found.get('message') or '').splitlines()[0]}"
+    return PASSED
+
+
+def save(name: str, record: Record) -> Path:
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def load() -> Dict[str, Record]:
+    """All records by their names; the oldest kernel first, and those of this machine last."""
+    records = {path.stem: Record(**json.loads(path.read_text(encoding="utf-8")))
+               for path in RESULTS.glob("*.json")}  # fmt: skip
+
+    def order(item: Tuple[str, Record]) -> Tuple[bool, List[int], str]:
+        name, record = item
+        version = [int(part) for part in record.release.partition("-")[0].split("+")[0].split(".")]
+        return record.place != "virtual machine", version, name
+
+    return dict(sorted(records.items(), key=order))
