@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """reference.py: writes the pages of docs/reference that the code knows; `make docs` runs it.
 
+Of kernels.md and the README it writes the tables, from the records of the last runs on kernels.
 They are kept in the checkout, so that they can be read there; a test compares them with the code.
 """
 
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "agent")]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "agent"), str(ROOT)]
 
+import kernel_tables  # noqa: E402
+from tests.vm import records  # noqa: E402
 from writebackd import tuning  # noqa: E402
 from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key  # noqa: E402
 
@@ -40,7 +43,10 @@ _VALUE = re.compile(r"([A-Z][A-Z_, ]*) = (.*)")
 
 def pages() -> Dict[str, str]:
     """The text of each page by its name."""
-    return {"policy-keys.md": _policy_keys(), "constants.md": _constants()}
+    kernels = records.load()
+    with_tables = {name: kernel_tables.filled((PLACE / name).read_text(encoding="utf-8"), kernels)
+                   for name in ("kernels.md", "../../README.md")}  # fmt: skip
+    return {"policy-keys.md": _policy_keys(), "constants.md": _constants(), **with_tables}
 
 
 def _policy_keys() -> str:

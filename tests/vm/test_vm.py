@@ -22,12 +22,16 @@ from .fetch_kernel import (
     parse_parts,
     parse_uri,
 )
-from .guest_tests import TIME_LIMIT, check_run, read_junit, run_in_guest
+from .guest_tests import TIME_LIMIT, check_run, check_tests, read_junit, run_in_guest
 from .kernels import KERNELS, Kernel, fetched, missing, of_suite
 from .machine import GuestFailed, Machine, Result
-from .matrix import PROBE_TESTS, tried
+from .matrix import tried
 from .records import PASSED
 
+PROBE_TESTS = (
+    "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
+    "tests/kernel/test_unit_rights.py",
+)  # fmt: skip
 # That it loads, counts and restores, and what was special about 5.10.
 PROBE = "tests/kernel/test_probe.py::test_"
 RESTORE = "tests/kernel/test_vm_limits.py::test_restored_in_the_form_it_was_found"
@@ -83,7 +87,13 @@ def test_it_loads_counts_and_restores(quick_runs: Mapping[str, Future[Run]], nam
     check_run(*quick_runs[name].result())
 
 
-@pytest.mark.full("every storage, lever and a flood on each kernel, a quarter of an hour each")
+@pytest.mark.full("all tests of the probe on the other kernels")
+@pytest.mark.parametrize("suite", ["bullseye", "trixie", "sid"])
+def test_the_probe_holds(suite: str, tmp_path: Path) -> None:
+    check_tests(Machine(fetched(suite)), PROBE_TESTS, of_suite(suite).settings, tmp_path)
+
+
+@pytest.mark.full("every storage, lever and a flood on each kernel, some minutes each")
 @pytest.mark.parametrize("suite", [kernel.suite for kernel in KERNELS])
 def test_matrix(suite: str) -> None:
     """What the kernel does not have is skipped in the guest, and is in its record."""

@@ -40,11 +40,10 @@ class Stack:
 def tool(program: str, *argv: str) -> str:
     """Run a program of the unpacked packages, with their libraries."""
     trees = [Path(each) for each in os.environ.get("WRITEBACKD_TOOLS", "").split(":") if each]
-    found = [path for tree in trees for path in tree.glob(f"*/{program}")]
-    found += [path for tree in trees for path in tree.glob(f"usr/*/{program}")]
+    found = [path for tree in trees for path in tree.glob(f"**/*bin/{program}")]
     if not found:
         pytest.skip(f"{program} is missing: WRITEBACKD_TOOLS names no package that has it")
-    libraries = [path for tree in trees for path in (*tree.glob("lib/*"), *tree.glob("usr/lib/*"))]
+    libraries = [path for tree in trees for path in tree.glob("**/lib/*-linux-gnu*")]
     settings = {"LD_LIBRARY_PATH": ":".join(map(str, libraries)), "DM_DISABLE_UDEV": "1"}
     return run("env", *(f"{key}={value}" for key, value in settings.items()), str(found[0]), *argv)
 
@@ -54,6 +53,13 @@ def needs(module: str, where: str) -> None:
     subprocess.run(["modprobe", "-q", module])
     if not Path(where).exists():
         pytest.skip(f"this kernel has no {module}")
+
+
+def mapped(name: str) -> str:
+    """The kernel's name (dm-0) of a device of the device mapper."""
+    (found,) = [path.parts[3] for path in Path("/sys/block").glob("dm-*/dm/name")
+                if path.read_text().strip() == name]  # fmt: skip
+    return found
 
 
 @contextlib.contextmanager
@@ -83,7 +89,7 @@ def lvm(disks: Tuple[str, ...]) -> Iterator[str]:
     try:
         tool("lvm", "lvcreate", *config, "--zero=n", "--wipesignatures=n", "--yes",
              "--extents=100%FREE", "--name=disk", group)
-        yield os.path.basename(os.path.realpath(f"/dev/mapper/{group}-disk"))
+        yield mapped(f"{group}-disk")
     finally:
         tool("lvm", "vgremove", *config, "--force", "--yes", group)
 
@@ -98,7 +104,7 @@ def crypt(disks: Tuple[str, ...]) -> Iterator[str]:
         tool("cryptsetup", "open", "--type=plain", "--cipher=aes-xts-plain64", "--key-size=256",
              f"--key-file={key.name}", f"/dev/{disks[0]}", name)
     try:
-        yield os.path.basename(os.path.realpath(f"/dev/mapper/{name}"))
+        yield mapped(name)
     finally:
         tool("cryptsetup", "close", name)
 

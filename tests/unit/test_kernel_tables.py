@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Records of runs on kernels, from JUnit XML to the tables of the manual."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Dict
+
+import pytest
+
+from checkout import ROOT
+
+sys.path += [str(ROOT / "docs" / "man"), str(ROOT)]
+import kernel_tables
+from tests.vm import records
+from tests.vm.records import CLAIMS, PASSED, Record
+
+JUNIT = """
+<testsuites><testsuite>
+<properties><property name="miss" value="a"/><property name="miss" value="b"/></properties>
+<testcase classname="tests.vm.inside.storage_cases" name="test_syncs_are_exact[lvm-xfs-msync]"/>
+<testcase classname="tests.vm.inside.storage_cases" name="test_syncs_are_exact[lvm-xfs-fsync]">
+<failure message="assert 9 == 50&#10;more">long</failure></testcase>
+<testcase classname="tests.vm.inside.daemon_cases" name="test_alone">
+<skipped message="this kernel has none"/></testcase>
+<testcase classname="tests.vm.inside.daemon_cases" name="test_broken"><error message=""/></testcase>
+</testsuite></testsuites>
+"""
+
+
+def record(
+    release: str = "6.1.0-9-amd64", place: str = "virtual machine", **more: object
+) -> Record:
+    values: Dict[str, object] = {
+        "kernel": "Debian x", "machine": "x86_64", "date": "2026-01-02", "probe": "libbpf",
+        "fsync_hook": "fentry: ext4_sync_file; kprobe: b", **more,
+    }  # fmt: skip
+    return Record(release=release, place=place, **values)  # type: ignore[arg-type]
+
+
+def test_each_test_has_its_outcome_with_the_first_line_of_why() -> None:
+    outcomes, properties = records.of_junit(JUNIT)
+    assert outcomes == {
+        "storage_cases.test_syncs_are_exact": {
+            "lvm-xfs-msync": PASSED, "lvm-xfs-fsync": "failed: assert 9 == 50",
+        },
+        "daemon_cases.test_alone": {"": "skipped: this kernel has none"},
+        "daemon_cases.test_broken": {"": "failed: "},
+    }  # fmt: skip
+    assert properties == {"miss": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    "outcomes, cell",
+    [
+        ([], "not run"),
+        ([PASSED, PASSED], "yes"),
+        ([PASSED, "skipped: no bfq"], "1 of 2"),
+        (["skipped: no bfq"], "no"),
+        ([PASSED, "skipped: no bfq", "failed: "], "**1 of 3 failed**"),
+    ],
+)
+def test_a_cell_says_yes_only_where_all_passed(outcomes: "list[str]", cell: str) -> None:
+    rows = {str(number): outcome for number, outcome in enumerate(outcomes)}
+    tests = {"daemon_cases.test_a_flood_is_held_with_its_fsyncs_seen": rows} if rows else {}
+    table = kernel_tables.proven({"x": record(outcomes=tests)})
+    row = table.splitlines()[2].strip("| ").split(" | ")
+    assert row[:2] == ["6.1 (Debian x)", "libbpf: fentry, kprobe"]
+    assert row[2:] == ["not run"] * (len(CLAIMS) - 1) + [cell]
+
+
+def test_only_what_is_between_the_marks_is_made_anew() -> None:
+    page = "a\n<!-- table: skipped -->\nold\n<!-- end of table -->\nb\n"
+    outcomes = {"m.t": {"1": "skipped: no a|b", "2": "skipped: no a|b", "3": PASSED}}
+    text = kernel_tables.filled(page, {"x": record(outcomes=outcomes)})
+    assert text == (
+        "a\n<!-- table: skipped -->\n| kernel | why | tests |\n| --- | --- | --- |\n"
+        "| 6.1 (Debian x) | skipped: no a\\|b | 2 |\n<!-- end of table -->\nb\n"
+    )
+    assert kernel_tables.filled(text, {"x": record(outcomes=outcomes)}) == text
+
+
+def test_records_come_back_with_the_oldest_kernel_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "RESULTS", tmp_path / "results")
+    saved = {
+        "new": record("7.2.13+deb14-amd64"), "old": record("5.10.0-32-amd64"),
+        "mid": record("6.12.117+deb13-amd64", outcomes={"m.t": {"": PASSED}}),
+        "host": record("5.4.0", place="the host itself"),
+    }  # fmt: skip
+    for name, each in saved.items():
+        records.save(name, each)
+    assert list(records.load().items()) == [(name, saved[name])
+                                            for name in ("old", "mid", "new", "host")]
+
+
+def test_every_claim_names_tests_that_exist() -> None:
+    """A test that is renamed would leave its claim without proof."""
+    sources = {path.stem: path.read_text() for folder in ("tests/kernel", "tests/vm/inside")
+               for path in (ROOT / folder).glob("*.py")}  # fmt: skip
+    for tests in CLAIMS.values():
+        for name in tests:
+            module, _, test = name.partition(".")
+            assert f"def {test}(" in sources[module], name
