@@ -64,8 +64,10 @@ def kernel() -> Path:
 def first_of(suites: Sequence[str]) -> tuple[Kernel, Path]:
     """The first whose kernel can be had; a skip, or a failure, that says why the last cannot."""
     for suite in suites[:-1]:
-        with contextlib.suppress(pytest.skip.Exception, pytest.fail.Exception):
+        try:
             return of_suite(suite), fetched(suite)
+        except (pytest.skip.Exception, pytest.fail.Exception) as error:
+            print(f"{error}; going on with the next")
     return of_suite(suites[-1]), fetched(suites[-1])
 
 
