@@ -22,11 +22,11 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 ARCHITECTURE = "amd64"
 MIRROR = "http://deb.debian.org/debian"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-# depmod lives in sbin, which an unprivileged or CI shell may not have in its path.
 LISTS_LAST_S = 86400.0
 STORAGE_PACKAGES = (
     "mdadm", "lvm2", "libdevmapper-event1.02.1", "cryptsetup-bin", "libcryptsetup12", "libpopt0",
 )  # fmt: skip
+# depmod lives in sbin, which an unprivileged or CI shell may not have in its path.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 

@@ -15,8 +15,9 @@ from tests.kernel.btf import in_image
 
 from . import arm64, image
 from .fetch_kernel import CHECKOUT, KernelUnavailable, parse_depends
+from .guest_tests import check_run
+from .kernels import missing
 from .machine import MachineMissing
-from .test_vm import GUEST_SETTINGS, check_run, missing
 
 CASES = (
     "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
@@ -27,7 +28,7 @@ MODULES = ("loop", "xfs", "btrfs", "overlay")
 PYTEST = ("python3", "-m", "pytest", "-q", "-s", "-rs", "--durations=10", "--noconftest",
           "-o", "cache_dir=/tmp/cache")  # fmt: skip
 # This kernel takes no fentry (no CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS).
-SETTINGS = {name: value for name, value in GUEST_SETTINGS.items() if "FENTRY" not in name}
+SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
 # Seconds of wall time.
 TIME_LIMIT = 1800.0
 

@@ -31,7 +31,8 @@ while True:
 
 
 def scratch_disk_name() -> str:
-    return Path(os.path.realpath("/dev/disk/by-id/virtio-scratch")).name
+    number = SCRATCH.stat().st_dev
+    return Path(os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")).name
 
 
 @pytest.fixture
