@@ -26,7 +26,8 @@ from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("0", "good"),
     ("1", "the answer is bad news: `verify` found a difference, `doctor` a blocker,"
-     " `restore` failed, `trial` was stopped or found fsync slower, `replay` decides otherwise"),
+     " `restore` failed, `trial` was stopped or found fsync slower, `replay` decides otherwise,"
+     " the evidence of `recommend` is thin"),
     ("2", "wrong use or wrong configuration"),
     ("3", "no daemon to talk to"),
     ("4", "not permitted: needs root"),
@@ -85,7 +86,8 @@ def writebackctl_1() -> str:
         *_prose(
             "Asks and steers a running `writebackd`(8), which keeps `fsync` fast while others"
             " write, over its Unix socket. Asking needs no root; what changes something does."
-            " `history`, `report` and `replay` need root or the group adm. The options below may"
+            " `history`, `report`, `recommend` and `replay` need root or the group adm. The options"
+            " below may"
             " stand before or after the verb.",
         ),
         *_section("OPTIONS"), *_options(root),

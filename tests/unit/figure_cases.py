@@ -27,3 +27,11 @@ def row(at_s: float, **more: object) -> Figures:
 
 def rows(count: int, **more: object) -> List[Figures]:
     return [row(10.0 * number, **more) for number in range(count)]
+
+
+def days(begin_s: float) -> List[Figures]:
+    """Five minutes of a flood on each of three days, which is enough to recommend a limit."""
+    return [
+        row(0.0, wall_s=begin_s + 86_400.0 * day, span_s=300.0, flooded_s=300.0, ours_s=300.0)
+        for day in range(3)
+    ]  # fmt: skip

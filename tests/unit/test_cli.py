@@ -131,7 +131,7 @@ BY_SCHEMA: Dict[str, List[List[str]]] = {
     "policy-check": [["policy", "check", "default"]], "policy-match": [["policy", "match"]],
 }  # fmt: skip
 # Of verbs that need no daemon, or more than that.
-ELSEWHERE = {"alerts", "history", "report", "replay", "doctor-bundle"}
+ELSEWHERE = {"alerts", "history", "report", "replay", "doctor-bundle", "recommend"}
 
 
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
@@ -290,7 +290,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
     "release", "verify", "restore", "doctor", "policy", "top", "run", "forget",
-    "report", "replay", "trial", "version",
+    "report", "replay", "trial", "version", "recommend",
 }  # fmt: skip
 
 

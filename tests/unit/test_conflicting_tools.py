@@ -40,6 +40,27 @@ def tuned(root: Path, text: str, **parents: str) -> List[Tuple[str, str, str]]:
     return found(root, files)
 
 
+# ---- saptune -----------------------------------------------------------------
+
+
+def test_notes_of_saptune_that_are_applied_count_and_the_override_wins(tmp_path: Path) -> None:
+    files = {
+        "/etc/sysconfig/saptune": '# NOTE_APPLY_ORDER="3"\nNOTE_APPLY_ORDER=" 1 2 ../x "\n',
+        "/usr/share/saptune/notes/1": "[sysctl]\nvm.dirty_bytes = 629145600\n",
+        "/var/lib/saptune/working/notes/1": "[sysctl]\n\nvm.dirty_bytes = 314572800\n",
+        "/etc/saptune/extra/2.conf": "[sysctl]\nvm.dirty_background_bytes = 100\n",
+        "/etc/saptune/override/2": "[sysctl]\nvm.dirty_background_bytes = 200\n",
+        "/usr/share/saptune/x": "[sysctl]\nvm.dirty_background_ratio = 5\n",
+        "/usr/share/saptune/notes/3": "[sysctl]\nvm.dirty_ratio = 5\n",
+    }
+    assert found(tmp_path, files) == [
+        ("note", "vm.dirty_bytes=314572800", "/var/lib/saptune/working/notes/1:3"),
+        ("note", "vm.dirty_background_bytes=200", "/etc/saptune/override/2:2"),
+    ]
+    (first, _) = find_conflicting_tools(host(tmp_path, files))
+    assert (first.kind, first.name) == ("saptune", "1") and "saptune applies it" in first.text
+
+
 # ---- tuned -------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Dict, Iterator, List, NoReturn
@@ -17,6 +18,7 @@ import pytest
 
 import test_cli
 from checkout import ROOT
+from figure_cases import days
 from test_cli import FakeDaemon
 from writebackd.actuate import watcher
 from writebackd.cli import ctl, lease_watcher, run_verb
@@ -259,6 +261,8 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     """One that answers, with a history and samples, on a host with systemd and rsync."""
     history = History(tmp_path / "history.db")
     history.record(Event(1_717_200_000.0, "mode", text="observe"))
+    for each in days(time.time() - 3 * 86_400.0):
+        history.record_figures((each,))
     assert history.close(5.0)
     (tmp_path / SAMPLES).mkdir()
     shutil.copy(ROOT / "tests/unit/flood.tape", tmp_path / SAMPLES / "001700000000000.tape")

@@ -16,7 +16,7 @@ import pytest
 
 import report_case
 import schema
-from figure_cases import ABOUT, BEGIN_S, EVIL, row, rows
+from figure_cases import ABOUT, BEGIN_S, EVIL, FAST, SLOW, row, rows
 from history_cases import written
 from html_tree import Tree
 from writebackd.cli import ctl
@@ -24,7 +24,7 @@ from writebackd.report.device_figures import Figures
 from writebackd.report.device_plot import BINS, bins, device_plot
 from writebackd.report.history_query import read_figures, read_history
 from writebackd.report.history_schema import Event
-from writebackd.report.plot import escape
+from writebackd.report.plot import THIN, escape
 from writebackd.report.report_page import MAX_EVENTS, render
 from writebackd.report.safe_files import write_atomically
 from writebackd.report.timeline import Signs, Span, alert_marks, state_marks
@@ -51,6 +51,24 @@ def test_every_text_is_escaped(field: str) -> None:
     assert "<script" not in page and "\x1b" not in page
     page.encode("utf-8")
     Tree(page)
+
+
+def test_a_week_of_observing_says_what_was_missed_by_whom_and_what_it_would_have_done() -> None:
+    week = [row(at, ours_s=0.0, limit_bytes=4.7e9, target_bytes=5e6, latency=latency)
+            for at, latency in ((0.0, SLOW), (10.0, FAST), (900.0, FAST), (1800.0, SLOW))
+            for at in (at, at + 30.0, at + 60.0)]  # fmt: skip
+    week.sort(key=lambda each: each.wall_s)
+    alerts = [{
+        "began": BEGIN_S + at, "device": "sda", "causes": ["writeback-flood"],
+        "culprits": [{"comm": "dd", "unit": EVIL}],
+    } for at in (5.0, 1805.0)]  # fmt: skip
+    page = render(ABOUT, week, [], alerts).replace("&nbsp;", " ").replace(THIN, " ")
+    # 6 rows of 1000 slow fsyncs, in two of three floods; 6 of 1000 fast ones.
+    assert "missed the objective of 20 ms in 2 of 3 floods: 6 000 of 12 000 fsyncs" in page
+    assert "(50 %) took longer, the longest 2.0s" in page
+    assert "writebackd would have held 4.8M instead of 4.4G" in page
+    assert "named dd (&lt;script" in page and "in 2." in page
+    assert "would have held" not in render(ABOUT, rows(100), [])
 
 
 def test_each_plot_is_good_xml() -> None:

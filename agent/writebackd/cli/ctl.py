@@ -24,7 +24,7 @@ _FRONT = (
     "policy match", "doctor",
 )  # fmt: skip
 _EXIT_CODES = """\
-exit codes: 0 good; 1 bad news (verify, doctor, restore, trial, replay); 2 wrong
+exit codes: 0 good; 1 bad news (verify, doctor, restore, trial, replay, recommend); 2 wrong
 use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 `alerts --check` answers as Nagios plugins do, `run` as its command does"""
 
@@ -163,6 +163,10 @@ def _parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, metavar="FILE", default=Path("writebackd-report.html"),
         help="where to write the page (default %(default)s; - is stdout)",
     )  # fmt: skip
+    _add_recommend(verb(
+        "recommend", "recommend:run", "recommend one fixed limit, by the last 7 days or others",
+        past, of_device, config,
+    ))  # fmt: skip
     _add_trial(verb("trial", "trial:trial", "measure the effect on this host by experiment"))
     replay = verb("replay", "replay:run", "repeat the decisions of a recording", past, config)
     replay.add_argument("--policy", metavar="NAME|FILE", help="under this one, by name or file")
@@ -272,6 +276,18 @@ def _add_history(history: argparse.ArgumentParser) -> None:
         "--limit", type=positive, metavar="N", help="the last N (default 50; with --csv all)"
     )
     history.add_argument("--csv", action="store_true", help="print a table for other programs")
+
+
+def _add_recommend(recommend: argparse.ArgumentParser) -> None:
+    recommend.add_argument(
+        "--format", choices=("text", "sysctl", "tuned", "policy", "json"), default="text",
+        help="sysctl: a file for sysctl.d; tuned: a profile; policy: a drop-in for writebackd",
+    )  # fmt: skip
+    recommend.add_argument(
+        "-o", "--output", type=Path, metavar="FILE",
+        help="where to write it (default: stdout); replaces only what recommend has made",
+    )  # fmt: skip
+    recommend.add_argument("--force", action="store_true", help="replace any file")
 
 
 def _add_trial(trial: argparse.ArgumentParser) -> None:

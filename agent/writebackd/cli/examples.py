@@ -36,6 +36,11 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
         ("writebackctl report --since 1d", "writebackd-report.html, for a browser"),
         ("writebackctl report --device sda -o sda.html", "only sda, under another name"),
     ),
+    "recommend": (
+        ("sudo writebackctl recommend", "a fixed limit, why, what it costs; no daemon needed"),
+        ("sudo writebackctl recommend --since 30d --format sysctl",
+         "the same as a file for /etc/sysctl.d"),
+    ),
     "trial": (
         ("sudo writebackctl trial", "8 minutes: new and original limits in turn"),
         ("sudo writebackctl trial --duration 1h --output trial.html",

@@ -63,7 +63,7 @@ def show_(options: argparse.Namespace) -> int:
         if options.name is not None:
             policy = load_policy(options.name, options.config_dir)
         else:
-            policy = _in_force(options.runtime_dir, options.config_dir)
+            policy = in_force(options.runtime_dir, options.config_dir)
         opened = _open_window(policy)
     except PolicyError as error:
         raise CommandError(str(error), USAGE) from None
@@ -85,12 +85,12 @@ def files_in_force(runtime_dir: Path) -> Sequence[str]:
     except NoDaemon:
         status = {}
     files: Sequence[str] = status.get("policy_files", ())  # an older one does not tell
-    return files or _in_force(runtime_dir, None).files
+    return files or in_force(runtime_dir, None).files
 
 
 def effective(runtime_dir: Path) -> str:
     """What `show --effective` prints. Raises PolicyError or CommandError."""
-    policy = _in_force(runtime_dir, None)
+    policy = in_force(runtime_dir, None)
     return _rendered(policy, _open_window(policy))
 
 
@@ -143,7 +143,7 @@ def _choose(runtime_dir: Path, config_dir: Optional[Path]) -> Choice:
         raise CommandError(str(error), USAGE) from None
 
 
-def _in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
+def in_force(runtime_dir: Path, config_dir: Optional[Path]) -> Policy:
     """The policy of the running daemon; the one that it would take when none runs.
 
     Of its files those that are still there; the others are told on stderr.

@@ -16,8 +16,10 @@ from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import show_answer
 from writebackd.paths import HISTORY
+from writebackd.report.alert_answers import past_json
 from writebackd.report.device_figures import STEP_S
-from writebackd.report.history_query import HistoryError, read_figures, read_history
+from writebackd.report.history_query import HistoryError, read_alerts, read_figures, read_history
+from writebackd.report.history_store import MAX_ALERTS
 from writebackd.report.report_page import render
 from writebackd.report.safe_files import write_atomically
 from writebackd.report.timeline import Span
@@ -39,6 +41,7 @@ def report(options: argparse.Namespace) -> int:
         rows = read_figures(path, since_s, device, until_s)
         # What stood at its beginning was decided before; what came after tells who lived then.
         events = read_history(path, None, device)
+        past = past_json(read_alerts(path, MAX_ALERTS), ())
     except HistoryError as error:
         raise CommandError(str(error), BAD_NEWS) from None
     first_s = min([row.wall_s for row in rows] + [event.wall_s for event in events], default=now_s)
@@ -54,7 +57,7 @@ def report(options: argparse.Namespace) -> int:
         made_s=now_s,
         running=_is_written(path, options),
     )
-    page = render(about, rows, events)
+    page = render(about, rows, events, past)
     write_page(options.output, page)
     if str(options.output) == "-":
         return GOOD

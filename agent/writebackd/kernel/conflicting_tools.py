@@ -22,7 +22,7 @@ class ConflictingTool:
     """One who may set a lever of ours; `level` as doctor's: warning (will), note (may)."""
 
     level: str
-    kind: str  # tuned, boot or agent
+    kind: str  # tuned, saptune, boot or agent
     name: str  # the profile, the file, the process
     setting: Optional[str]  # such as vm.dirty_ratio=40; None: not known
     where: str  # file:line, or pid N
@@ -81,6 +81,13 @@ _AGENTS: Mapping[str, str] = {
 }
 # An agent that is not known to touch the dirty limits.
 _HARMLESS = ("bpftune",)
+# saptune: notes that it applies, and their files, the later over the earlier.
+_SAPTUNE = "/etc/sysconfig/saptune"
+_SAPTUNE_NOTES = re.compile(r"""\s*NOTE_APPLY_ORDER\s*=\s*["']?([^"'#]*)""")
+_NOTE_FILES = (
+    "/usr/share/saptune/notes/{}", "/var/lib/saptune/working/notes/{}",
+    "/etc/saptune/extra/{}.conf", "/etc/saptune/override/{}",
+)  # fmt: skip
 _LOOK_S = 30.0
 _FAILED = "cannot look for conflicting tools"
 _COMM = 15  # of a process' name, what the kernel keeps
@@ -131,7 +138,12 @@ def find_conflicting_tools(
     """Everybody, the most likely to interfere first.  Reads the root disk: may hang."""
     names, unread = _processes(files, lines)
     agents = (*_agents(names, own_pid), *_unread(unread, lines))
-    return (*_tuned(files, "tuned" in names), *agents, *_boot(files))
+    return (*_tuned(files, "tuned" in names), *agents, *_saptune(files), *_boot(files))
+
+
+def active_profile(files: KernelFiles) -> str:
+    """Of tuned, names parted by blanks; empty without any."""
+    return " ".join((files.try_read("/etc/tuned/active_profile") or "").split())
 
 
 class ConflictMonitor:
@@ -224,6 +236,25 @@ def _agents(names: Mapping[str, Sequence[int]], own_pid: int) -> Iterator[Confli
             )
 
 
+def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
+    """Notes are applied by a command or at boot: no process stays."""
+    lines = (files.try_read(_SAPTUNE) or "").splitlines()
+    notes = [name for found in filter(None, map(_SAPTUNE_NOTES.match, lines))
+             for name in found[1].split() if "/" not in name]  # fmt: skip
+    settings: Dict[str, Tuple[str, str, str]] = {}
+    for note in notes:
+        for form in _NOTE_FILES:
+            for place, setting, value in _matches(files, form.format(note), _SYSCTL):
+                settings[setting] = (note, place, value)
+    for setting, (note, place, value) in settings.items():
+        said = f"{setting}={value}"
+        yield ConflictingTool(
+            "note", "saptune", note, said, place,
+            f"saptune's note {note} sets {said} ({place}): whenever saptune applies it, writebackd"
+            " yields",
+        )
+
+
 # place, setting, value
 _Line = Tuple[str, str, str]
 
@@ -294,15 +325,15 @@ def _matches(files: KernelFiles, path: str, pattern: "re.Pattern[str]") -> Itera
 
 
 def _tuned(files: KernelFiles, runs: bool) -> Iterator[ConflictingTool]:
-    active = (files.try_read("/etc/tuned/active_profile") or "").split()
+    active = active_profile(files)
     settings: Dict[str, Tuple[str, str]] = {}
     seen: List[str] = []
-    for name in active:
+    for name in active.split():
         settings.update(_profile(files, name, seen))
     for setting, (place, value) in settings.items():
         said = f"tuned's active profile sets {setting}={value} ({place})"
         yield ConflictingTool(
-            "warning" if runs else "note", "tuned", " ".join(active), f"{setting}={value}", place,
+            "warning" if runs else "note", "tuned", active, f"{setting}={value}", place,
             f"{said}: whenever tuned applies it, writebackd yields; take the line out with a"
             " profile of your own"
             if runs

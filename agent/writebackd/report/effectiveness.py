@@ -20,6 +20,8 @@ CHANCE = 1.5
 # Of a row's span: four fsyncs of 2.5 s fill a row of flood, and 1600 fast ones the few seconds
 # before it, so a row that is half and half would speak for the wrong side.
 WHOLE = 0.9
+# A job that pauses for longer between two files is another one.
+GAP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Period:
     met: int = 0  # fsyncs surely within the objective of their time, of `judged`
     judged: int = 0
     objectives_s: Tuple[float, ...] = ()  # those that they were judged by, ascending
+    # Floods, apart by GAP_S or more, and of them those in which p99 missed the objective.
+    floods: int = 0
+    missed_floods: int = 0
+    target_bytes: Optional[float] = None  # the limit that the device asked for, median over time
     unfinished: Tuple[float, ...] = ()  # seconds that fsyncs waited which were not seen to return
 
     @property
@@ -96,12 +102,17 @@ class Effectiveness:
     drain_rate: Optional[float]  # median over time
 
 
+def outside(rows: Sequence[Figures], spans: Sequence[Tuple[float, float]]) -> List[Figures]:
+    """The rows that no span, from when to when, touches."""
+    return [
+        row for row in rows
+        if not any(row.wall_s < end_s and row.end_s > begin_s for begin_s, end_s in spans)
+    ]  # fmt: skip
+
+
 def measure(found: Sequence[Figures], trials: Sequence[Tuple[float, float]] = ()) -> Effectiveness:
     """Of one device's rows, oldest first; at least one. `trials`: from when to when one was on."""
-    rows = [
-        row for row in found
-        if not any(row.wall_s < end_s and row.end_s > begin_s for begin_s, end_s in trials)
-    ]  # fmt: skip
+    rows = outside(found, trials)
     # A row in which none returned is the worst of all, not one without fsyncs.
     synced = [row for row in rows if row.fsyncs or row.oldest_s]
     flooded = [row for row in synced if row.flooded_s >= WHOLE * row.span_s]
@@ -151,6 +162,7 @@ def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Period:
     if not rows:
         return Period()
     judged = [row for row in rows if row.objective_s is not None and row.fsyncs]
+    floods = spells(rows)
     span_s = sum(row.span_s for row in rows)
     return Period(
         span_s=span_s,
@@ -166,8 +178,29 @@ def _stretch(rows: Sequence[Figures], lost: Mapping[float, float]) -> Period:
         ),
         judged=sum(row.fsyncs for row in judged),
         objectives_s=tuple(sorted({row.objective_s or 0.0 for row in judged})),
+        floods=len(floods),
+        missed_floods=sum(any(map(_misses, flood)) for flood in floods),
+        target_bytes=weighted_median(
+            [(row.target_bytes, row.span_s) for row in rows if row.target_bytes is not None]
+        ),
         unfinished=tuple(lost[row.wall_s] for row in rows if row.wall_s in lost),
     )  # fmt: skip
+
+
+def spells(rows: Sequence[Figures]) -> List[List[Figures]]:
+    """Rows of one device, oldest first, that follow each other within GAP_S."""
+    found: List[List[Figures]] = []
+    for row in rows:
+        if not found or row.wall_s - found[-1][-1].end_s > GAP_S:
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+def _misses(row: Figures) -> bool:
+    if row.objective_s is None:
+        return False
+    return max(row.oldest_s, row.latency.quantile(0.99) or 0.0) > row.objective_s
 
 
 def weighted_median(weighed: Sequence[Tuple[float, float]]) -> Optional[float]:
@@ -242,6 +275,8 @@ def sentences(each: Effectiveness) -> List[str]:
             f"Not counted: {formats.duration(each.left_out_s)} of figures, in which a trial set"
             f" the limits for {formats.duration(each.tried_s)}."
         )
+    if each.loose.span_s:
+        lines += _unheld(each)
     if not held.span_s and not each.loose.span_s:
         if not each.flooded_s:
             return [*lines, "Never flooded."]
@@ -274,6 +309,30 @@ def _met(held: Period) -> str:
     least_s, *more = map(latency, held.objectives_s)
     text = f" At least {_share(held.met / held.judged)} met the objective of"
     return f"{text} their time, {least_s} to {more[-1]}." if more else f"{text} {least_s}."
+
+
+def _unheld(each: Effectiveness) -> List[str]:
+    """What floods did without a limit of writebackd, and which one it would have held."""
+    loose, lines = each.loose, []
+    if loose.judged:
+        least_s, *more = map(latency, loose.objectives_s)
+        objective = f"{least_s} to {more[-1]}" if more else least_s
+        missed = loose.judged - loose.met
+        lines.append(
+            f"Under the limit as found fsync p99 missed the objective of {objective} in"
+            f" {loose.missed_floods} of {loose.floods} floods: {number(missed)} of"
+            f" {number(loose.judged)} fsyncs ({formats.percent(missed / loose.judged)}) took"
+            f" longer, the longest {latency(loose.longest_s)}."
+        )
+    target, found = loose.target_bytes, loose.found_bytes
+    if target is not None and found is not None and target < found:
+        text = f"writebackd would have held {formats.size(target)} instead of {formats.size(found)}"
+        rate = each.drain_rate or loose.written_bytes / loose.span_s
+        lines.append(
+            f"{text} (medians): what is dirty drains in {formats.duration(found / rate)} at"
+            f" {formats.size(rate)}/s, under its limit in {latency(target / rate)}."
+        )
+    return lines
 
 
 def _without(each: Effectiveness) -> str:

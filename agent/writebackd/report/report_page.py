@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
 
 from writebackd import formats
 from writebackd.kernel.vm import BACKGROUND, LIMIT
@@ -21,6 +21,7 @@ from writebackd.report.effectiveness import (
     number,
     sentences,
 )
+from writebackd.report.flood_culprits import blamed, sentence
 from writebackd.report.history_events import RESOLVED, WOULD_BE
 from writebackd.report.history_schema import Event
 from writebackd.report.plot import escape
@@ -41,11 +42,14 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MAX_EVENTS = 300
 
 
-def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
+def render(
+    span: Span, rows: Sequence[Figures], events: Sequence[Event],
+    past: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The page; the same input gives the same one, in the same time zone.
 
     `events` may begin before the span, for the states and alerts at its beginning, and end after
-    it, as they tell whether the daemon lived to its end.
+    it, as they tell whether the daemon lived to its end. `past` are alerts as past_json() has them.
     """
     by_device: Dict[str, List[Figures]] = {}
     for row in rows:
@@ -63,7 +67,8 @@ def render(span: Span, rows: Sequence[Figures], events: Sequence[Event]) -> str:
     inside = [event for event in events if span.begin_s <= event.wall_s <= span.end_s]
     moments, signs = moment_marks(inside), Signs(events, rows, span)
     sections = "".join(
-        _section(each, by_device[each.device], events, moments, signs, span) for each in judged
+        _section(each, by_device[each.device], events, moments, signs, span, past)
+        for each in judged
     )
     if not judged:
         sections = (
@@ -178,12 +183,15 @@ def _section(
     moments: Sequence[Mark],
     signs: Signs,
     span: Span,
+    past: Sequence[Mapping[str, Any]],
 ) -> str:
     name, states = each.device, state_marks(events, signs, each.device, span)
     alerts = alert_marks(events, signs, name, span)
     drawn = bins(rows, span.begin_s, span.end_s)
     plot = device_plot(name, drawn, states, alerts, moments, span.begin_s, span.end_s)
-    said = "".join(f"<p>{_text(line)}</p>" for line in sentences(each))
+    who = sentence(blamed(past, name, span.begin_s, span.end_s))
+    lines = [*sentences(each), *([who] if who else [])]
+    said = "".join(f"<p>{_text(line)}</p>" for line in lines)
     return (
         f"<section><h2>{escape(name)}</h2>{said}{_compared(each)}"
         f'<div class="wide"><figure>{plot}</figure></div>'

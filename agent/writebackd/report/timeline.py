@@ -62,14 +62,26 @@ class Signs:
 
 def trial_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
     """From when to when a trial was on."""
+    return _spans(events, "trial", " ended: ", ())
+
+
+def pin_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
+    """From when to when an admin held the limit; observe releases it."""
+    return _spans(events, "pin", "released ", ("mode",))
+
+
+def _spans(
+    events: Sequence[Event], kind: str, ending: str, others: Tuple[str, ...]
+) -> List[Tuple[float, float]]:
+    """From an event of `kind` to one with `ending` in its text, one of `others`, or a restart."""
     found: List[Tuple[float, float]] = []
     began_s: Optional[float] = None
     for event in events:
-        if event.kind not in ("trial", "start", "stop"):
+        if event.kind not in (kind, *others, "start", "stop"):
             continue
         if began_s is not None:
             found.append((began_s, event.wall_s))
-        begins = event.kind == "trial" and " ended: " not in event.text
+        begins = event.kind == kind and ending not in event.text
         began_s = event.wall_s if begins else None
     return found if began_s is None else [*found, (began_s, math.inf)]
 

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb recommend: one fixed limit for this host, from its history; needs no daemon."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Dict, List, Mapping, Optional, Tuple
+
+from writebackd import formats
+from writebackd.cli.client import request
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.cli.history import device_in, span, state_dir
+from writebackd.cli.output import width
+from writebackd.cli.policy import in_force
+from writebackd.cli.report import write_page
+from writebackd.cli.status_screen import Paint, clean, labelled, wants_colour, wrapped
+from writebackd.command_line import complain
+from writebackd.control.device_decision import kernel_floor_bytes
+from writebackd.kernel.conflicting_tools import active_profile, find_conflicting_tools
+from writebackd.kernel.files import KernelFiles
+from writebackd.kernel.topology import scan
+from writebackd.kernel.vm import host_info, read_limits
+from writebackd.paths import HISTORY, LEARNED
+from writebackd.policy import PolicyError
+from writebackd.report.alert_answers import past_json
+from writebackd.report.flood_culprits import blamed
+from writebackd.report.history_query import (
+    HistoryError,
+    read_alerts,
+    read_figures,
+    read_history,
+)
+from writebackd.report.history_store import MAX_ALERTS
+from writebackd.report.learned_store import MAX_BYTES, decode
+from writebackd.report.recommendation import (
+    DeviceAdvice,
+    Host,
+    Recommendation,
+    price,
+    reason,
+    recommend,
+    stepped,
+)
+from writebackd.report.recommendation_files import (
+    FILES,
+    MADE_BY,
+    Surroundings,
+    as_json,
+    contradicting,
+    device_lines,
+    undo,
+)
+from writebackd.report.timeline import pin_spans, trial_spans
+from writebackd.tuning import DIRTYABLE_SHARE
+from writebackd.types.device_memory import Learned
+from writebackd.types.levers import VmLimits
+from writebackd.types.storage import Device
+
+log = logging.getLogger(__name__)
+
+_HEAD = 4096  # of a file, that says whether it is ours
+
+
+def run(options: argparse.Namespace) -> int:
+    form = "json" if options.json else options.format
+    if options.output is not None and not options.force:
+        _refuse_others(options.output)
+    found, around = _look(options)
+    if form in FILES and found.missing:
+        # A file is put where nobody reads what it rests on.
+        raise CommandError(f"no {form} file: {_missing(found)}", BAD_NEWS)
+    if form == "text":
+        colour = options.output is None and wants_colour(sys.stdout)
+        text = render(found, around, width(), Paint(colour)) + "\n"
+    elif form == "json":
+        text = json.dumps(as_json(found, around), indent=2) + "\n"
+    else:
+        text = FILES[form](found, around)
+    write_page(options.output or Path("-"), text)
+    if form == "text" and options.output is None:
+        return BAD_NEWS if found.missing else GOOD
+    if found.missing:
+        complain(f"writebackctl: {_missing(found)}")
+    return BAD_NEWS if found.missing else GOOD
+
+
+def _missing(found: Recommendation) -> str:
+    return f"the evidence is thin; it takes {'; '.join(found.missing)}"
+
+
+def _refuse_others(output: Path) -> None:
+    """Raises CommandError where it would replace a file that it did not make."""
+    if not output.is_file():
+        return  # there is none, or it is no file that could be replaced
+    try:
+        with open(output, "rb") as file:
+            own = MADE_BY.encode() in file.read(_HEAD)
+    except OSError:
+        own = False
+    if not own:
+        raise CommandError(
+            f"{output} was not made by `{MADE_BY}`: name another with -o, or add --force", BAD_NEWS
+        )
+
+
+def _look(options: argparse.Namespace) -> Tuple[Recommendation, Surroundings]:
+    """Everything that is read."""
+    files, now_s = KernelFiles(), time.time()
+    # Each weekday has its jobs.
+    options.since = options.since or "7d"
+    since_s, until_s = span(options, now_s)
+    state = state_dir(options)
+    path = state / HISTORY
+    try:
+        device = device_in(path, options)
+        rows = read_figures(path, since_s, device, until_s)
+        events = read_history(path)
+        past = past_json(read_alerts(path, MAX_ALERTS), ())
+    except HistoryError as error:
+        raise CommandError(str(error), BAD_NEWS) from None
+    devices = {each.name: each for each in scan(files)}
+    try:
+        policy = in_force(options.runtime_dir, options.config_dir)
+    except PolicyError as error:
+        raise CommandError(str(error), USAGE) from None
+    names = {row.device for row in rows}
+    owns = {}
+    for name in names:
+        known = devices.get(name)
+        owns[name] = (
+            policy.for_device(name, known.devno, known.driver) if known
+            else policy.for_device(name, "")
+        )  # fmt: skip
+    try:
+        host, limits = host_info(files), read_limits(files)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"cannot read the limits of this kernel: {error}", BAD_NEWS) from None
+    floor = max(policy.limits.floor_bytes, kernel_floor_bytes(host))
+    most = min(policy.limits.ceiling_bytes, int(DIRTYABLE_SHARE * host.memory_bytes))
+    found = recommend(
+        rows, Host(floor, max(floor, most), policy.limits.background), owns,
+        _learned(state / LEARNED, devices), trial_spans(events), pin_spans(events),
+        now_s if until_s is None else until_s,
+    )  # fmt: skip
+    begin_s = min((row.wall_s for row in rows), default=now_s)
+    end_s = max((row.end_s for row in rows), default=now_s)
+    return found, Surroundings(
+        host=socket.gethostname(),
+        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
+        original=_original(options, limits),
+        conflicts=contradicting(found, find_conflicting_tools(files)),
+        tuned_profile=active_profile(files),
+        blamed={name: blamed(past, name, begin_s, end_s) for name in names},
+    )
+
+
+def _learned(path: Path, devices: Mapping[str, Device]) -> Dict[str, Learned]:
+    """By device name; none of a disk that nothing tells apart from others."""
+    try:
+        with open(path, "rb") as file:
+            known = decode(file.read(MAX_BYTES + 1))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("%s cannot be read (%s): sizes of write caches are left out", path, error)
+        return {}
+    return {
+        name: known[device.identity] for name, device in devices.items()
+        if device.identity is not None and device.identity in known
+    }  # fmt: skip
+
+
+def _original(options: argparse.Namespace, now: VmLimits) -> VmLimits:
+    """The limits before writebackd: a running daemon knows them, else they are in force."""
+    try:
+        status = request(options.runtime_dir, "status", timeout_s=1.0)
+    except CommandError:
+        return now
+    return VmLimits(**status["limits"]["original"])
+
+
+# ---- the screen --------------------------------------------------------------
+
+
+def render(found: Recommendation, around: Surroundings, width: int, paint: Paint) -> str:
+    """For people: the two values first, then why, what it costs, and what it rests on."""
+    lines: List[str] = []
+    if found.settings:
+        settings = ", ".join(f"{name} = {value}" for name, value in found.settings.items())
+        size = f"({formats.size(found.limit_bytes)}, {formats.size(found.background_bytes)})"
+        lines.append(paint(f"{settings} {size}", "heading"))
+        lines += labelled("made by", f"{MADE_BY}, id {found.id}", width)
+        for label, said in (("why", reason(found)), ("price", price(found))):
+            lines += _listed(label, said, width)
+        lines += labelled("undo", undo(around.original), width)
+    else:
+        lines.append(paint(f"No limit to recommend ({MADE_BY})", "heading"))
+    lines += _listed("against", [each.text for each in around.conflicts], width)
+    lines += labelled("evidence", _evidence(found), width)
+    if found.missing:
+        lines += [paint("thin".ljust(9), "warning") + "It takes, to be enough:"]
+        lines += [line for each in found.missing for line in wrapped(each, width, " " * 11,
+                                                                     " " * 9 + "- ")]
+    if found.devices:
+        lines += ["", paint(_COLUMNS, "faint"), *map(_row, found.devices)]
+    for each in found.devices:
+        for line in device_lines(each, around):
+            lines += wrapped(line, width, "  ", f"{clean(each.name)}: ")
+    return "\n".join(lines)
+
+
+def _listed(label: str, said: List[str], width: int) -> List[str]:
+    lines: List[str] = []
+    for text in said:
+        lines += labelled("" if lines else label, text, width)
+    return lines
+
+
+def _evidence(found: Recommendation) -> str:
+    text = f"{formats.duration(found.observed_s)} of history"
+    most = found.decider or next(iter(found.devices), None)
+    if most is None:
+        return f"{text}, no device wrote or synced"
+    return (
+        f"{text}; on {most.name} {most.floods} floods met fsyncs for"
+        f" {formats.duration(most.flood_s)}, under writebackd's limit for"
+        f" {formats.duration(most.held_s)}"
+    )
+
+
+_COLUMNS = "DEVICE    DRAIN   SEEN   TAU ms   KNEE  CACHE  LIMIT FLOODS   TIME"
+
+
+def _row(each: DeviceAdvice) -> str:
+    limit: Optional[float] = None if each.limit_bytes is None else stepped(each.limit_bytes)
+    tau = formats.UNKNOWN if each.tau_s is None else f"<{formats.milliseconds(each.tau_s)}"
+    cells = [
+        formats.size(each.drain_rate).rjust(6),
+        formats.duration(each.drain_age_s).rjust(6),
+        tau.rjust(8),
+        formats.size(each.knee_bytes).rjust(6),
+        formats.size(each.cache.value if each.cache else None).rjust(6),
+        formats.size(limit).rjust(6),
+        str(each.floods).rjust(6),
+        formats.duration(each.flood_s).rjust(6),
+    ]
+    return " ".join([clean(each.name)[:8].ljust(8), *cells])

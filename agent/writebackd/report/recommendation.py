@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Recommends one fixed dirty limit for a host, from its history and what was learned.  Pure.
+
+The knee is R x tau: with less, writers slow down, with more, fsyncs wait longer and nobody is
+faster.  Where writebackd held floods, limit / rate shows tau.  Where it only observed, no limit was
+tried: then it is what drains in the time that the objective allows.
+
+On 60 hosts drawn for judging the limit scores 0.96 of the best fixed one in hindsight under steady
+floods, 0.85 in waves; after observe mode 0.90 and 0.56 (tests/sim/test_recommend.py prints 20).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd import formats
+from writebackd.estimate.estimator import objective_s
+from writebackd.policy.schema import DevicePolicy
+from writebackd.report.device_figures import Figures
+from writebackd.report.effectiveness import (
+    LEAST_S,
+    WHOLE,
+    Effectiveness,
+    latency,
+    measure,
+    outside,
+    spells,
+    weighted_median,
+)
+from writebackd.tuning import MOST_S
+from writebackd.types.device_memory import Fact, Learned
+
+Spans = Sequence[Tuple[float, float]]
+
+# Seconds.  Backups run by night: a day has seen each job of a host once.
+ENOUGH_OBSERVED_S = 86_400.0
+# Seconds of floods that met fsyncs.  R and the limit are medians; a destage slows the flood every
+# 9 s, and this is 30 of them.
+ENOUGH_FLOOD_S = 300.0
+# One copy says little of the next, unless it lasts (seconds).
+ENOUGH_FLOODS, LONG_FLOOD_S = 3, 3600.0
+# Of limit / R: the largest p99 of fsync seen behind a full cache (0.42 to 0.75).
+P99_SHARE = 0.75
+# Seconds: tau on disks with a cache.  A smaller limit lets in less than R, whatever is aimed at.
+LEAST_TAU_S = 7.5e-3
+# Of limit / rate over the floods, where it was lowest: the rate is limit / tau at most.
+_TIGHTEST = 0.1
+
+
+class Basis(Enum):
+    """What a device's limit is taken from."""
+
+    KNEE = "knee"  # the smallest limit of writebackd's under which floods still got R
+    WAVES = "waves"  # what writebackd asked for in the middle of floods too short for a knee
+    OBJECTIVE = "objective"  # no limit was tried: what drains in the time that fsync may take
+
+
+@dataclass(frozen=True)
+class Host:
+    """What bounds the limit of this host, bytes, and its background limit as a share."""
+
+    floor_bytes: int
+    ceiling_bytes: int
+    background: float = 0.5
+
+
+@dataclass(frozen=True)
+class DeviceAdvice:
+    """What is known of one device; None: not known."""
+
+    effect: Effectiveness
+    objective_s: float
+    floods: int  # that met fsyncs
+    flood_s: float  # their length together
+    held_s: float  # of it, with a limit of writebackd in force
+    drain_rate: Optional[float]  # R, bytes per second
+    drain_age_s: Optional[float]  # since it was seen last
+    tau_s: Optional[float]  # at most: the flood gets limit / tau below the knee
+    cache: Optional[Fact]  # bytes that the write cache was seen to take
+    limit_bytes: Optional[float]  # that suits this device alone
+    basis: Optional[Basis]  # of that limit
+
+    @property
+    def name(self) -> str:
+        return self.effect.device
+
+    @property
+    def knee_bytes(self) -> Optional[float]:
+        """At most: the smallest limit that lets in R."""
+        if self.drain_rate is None or self.tau_s is None:
+            return None
+        return self.drain_rate * self.tau_s
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has a say: floods met fsyncs for long enough to see what they did."""
+        return self.flood_s >= LEAST_S and self.limit_bytes is not None
+
+    def wait_s(self, limit_bytes: float) -> Optional[float]:
+        """p99 of an fsync behind a full cache under this limit, about."""
+        return None if self.drain_rate is None else P99_SHARE * limit_bytes / self.drain_rate
+
+    def rate(self, limit_bytes: float) -> Optional[float]:
+        """What a flood gets under this limit, at least; None without tau."""
+        if self.drain_rate is None or self.tau_s is None:
+            return None
+        return min(self.drain_rate, limit_bytes / self.tau_s)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The limit, where there is one, and what it rests on."""
+
+    observed_s: float  # from the first row to the last
+    devices: Tuple[DeviceAdvice, ...]  # most at stake first
+    limit_bytes: Optional[int] = None
+    background_bytes: Optional[int] = None
+    decider: Optional[DeviceAdvice] = None
+    missing: Tuple[str, ...] = ()  # what would make the evidence enough; none: it is
+    id: Optional[str] = None
+    bounded: str = field(default="", compare=False)  # by what the limit was cut or raised
+
+    @property
+    def settings(self) -> Dict[str, int]:
+        """As sysctl names them; empty without a limit."""
+        if self.limit_bytes is None or self.background_bytes is None:
+            return {}
+        return {
+            "vm.dirty_bytes": self.limit_bytes,
+            "vm.dirty_background_bytes": self.background_bytes,
+        }
+
+
+def recommend(
+    rows: Sequence[Figures],
+    host: Host,
+    policies: Mapping[str, DevicePolicy],
+    learned: Mapping[str, Learned],
+    trials: Spans = (),
+    pins: Spans = (),
+    now_s: Optional[float] = None,
+) -> Recommendation:
+    """Of rows oldest first; `policies` has each of their devices, `learned` those known by name.
+
+    Rows that a trial or a pin touches say nothing of what writebackd asks for.
+    """
+    by_device: Dict[str, List[Figures]] = {}
+    for row in rows:
+        by_device.setdefault(row.device, []).append(row)
+    end_s = max((row.end_s for row in rows), default=0.0)
+    found = [
+        _advice(of_one, policies[name], learned.get(name, Learned()), trials, pins,
+                end_s if now_s is None else now_s)
+        for name, of_one in by_device.items()
+    ]  # fmt: skip
+    found.sort(key=lambda each: (-each.flood_s, -each.effect.flooded_s, each.name))
+    whole = Recommendation(
+        observed_s=end_s - min((row.wall_s for row in rows), default=end_s), devices=tuple(found)
+    )
+    # The others wait longer than under a limit of their own; a smaller one would halve the rate of
+    # this one's writers, and more.
+    decider = max(
+        (each for each in found if each.counts),
+        key=lambda each: (each.limit_bytes or 0.0, each.name), default=None,
+    )  # fmt: skip
+    whole = replace(whole, decider=decider, missing=_missing(whole.observed_s, found, decider))
+    if decider is None or decider.limit_bytes is None:
+        return whole
+    wanted = stepped(decider.limit_bytes)
+    limit = max(min(wanted, host.ceiling_bytes), host.floor_bytes)
+    bounded = "" if limit == wanted else "floor" if limit > wanted else "ceiling"
+    rests_on = (limit, decider.name, decider.basis and decider.basis.value)
+    digest = hashlib.sha256(ascii(rests_on).encode()).hexdigest()
+    return replace(
+        whole, limit_bytes=limit, background_bytes=int(limit * host.background),
+        id=f"wb-{digest[:8]}", bounded=bounded,
+    )  # fmt: skip
+
+
+def stepped(limit_bytes: float) -> int:
+    """The nearest of 1, 1.5, 2, 3, 4, 6, 8 ... MB: the estimate is not more exact.
+
+    So the next day's noise gives the same limit, mostly, and the same id.
+    """
+    power = 2.0 ** math.floor(math.log2(max(limit_bytes, 1.0)))
+    steps = (power, 1.5 * power, 2 * power)
+    return int(min(steps, key=lambda step: abs(math.log(step / max(limit_bytes, 1.0)))))
+
+
+def _advice(
+    found: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, pins: Spans,
+    now_s: float,
+) -> DeviceAdvice:
+    effect = measure(found, trials)
+    rows = outside(found, [*trials, *pins])
+    flooded = [row for row in rows if row.flooded_s and (row.fsyncs or row.oldest_s)]
+    held = [row for row in flooded if row.ours_s >= WHOLE * row.span_s]
+    held_s = sum(row.flooded_s for row in held)
+    drain_rate, seen_s = _drain(rows, learned)
+    known = [(row.baseline_s, row.span_s) for row in rows if row.baseline_s is not None]
+    baseline_s = weighted_median(known)
+    if baseline_s is None and learned.baseline_s is not None:
+        baseline_s = learned.baseline_s.value
+    objective = objective_s(own.fsync_p99_s, own.baseline_multiple, baseline_s)
+    tau_s, limit, basis = _tau(held), None, None
+    if held_s < ENOUGH_FLOOD_S:
+        if drain_rate is not None:
+            limit = drain_rate * min(max(objective / P99_SHARE, LEAST_TAU_S), MOST_S)
+            basis = Basis.OBJECTIVE
+    elif tau_s is not None and drain_rate is not None:
+        limit, basis = drain_rate * tau_s, Basis.KNEE
+    else:
+        # In waves memory may take a part of each.  What the device asked for: the limit in force
+        # may be what another one needs.
+        limit = weighted_median(
+            [(row.target_bytes, row.flooded_s) for row in held if row.target_bytes is not None]
+        )
+        basis = None if limit is None else Basis.WAVES
+    if limit is not None:
+        limit = min(max(limit, own.floor_bytes), own.ceiling_bytes)
+    return DeviceAdvice(
+        effect=effect,
+        objective_s=objective,
+        floods=len(spells(flooded)),
+        flood_s=sum(row.flooded_s for row in flooded),
+        held_s=held_s,
+        drain_rate=drain_rate,
+        drain_age_s=None if seen_s is None else max(0.0, now_s - seen_s),
+        tau_s=tau_s,
+        cache=learned.cache_bytes,
+        limit_bytes=limit,
+        basis=basis,
+    )
+
+
+def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], Optional[float]]:
+    """R, and when it was seen last.
+
+    By writebackd's own estimate, which it has while it sets limits; else by what the flood got
+    under the limit as found, where the disk alone held it; else as it was learned before.
+    """
+    own = [row for row in rows if row.drain_rate]
+    if own:
+        median = weighted_median([(row.drain_rate or 0.0, row.span_s) for row in own])
+        return median, own[-1].end_s
+    loose = [row for row in rows if row.flooded_s and row.ours_s <= (1 - WHOLE) * row.span_s]
+    if loose:
+        # Of short floods hardly a row is full: what is written in one is of its flood, mostly.
+        whole = [row for row in loose if row.flooded_s >= WHOLE * row.span_s] or loose
+        rates = [(row.write_rate * row.span_s / row.flooded_s, row.flooded_s) for row in whole]
+        return weighted_median(rates), whole[-1].end_s
+    fact = learned.drain_rate
+    return (None, None) if fact is None else (fact.value, fact.wall_s)
+
+
+def _tau(held: Sequence[Figures]) -> Optional[float]:
+    """None where floods come in waves: most rows have a pause in them, and no rate of their own."""
+    whole = sorted(
+        (row.limit_bytes / row.write_rate, row.span_s)
+        for row in held if row.flooded_s >= WHOLE * row.span_s and row.write_rate
+    )  # fmt: skip
+    whole_s = sum(span_s for _, span_s in whole)
+    if whole_s < sum(row.flooded_s for row in held) / 2:
+        return None
+    passed, wanted = 0.0, _TIGHTEST * whole_s
+    for tau_s, span_s in whole:
+        passed += span_s
+        if passed >= wanted:
+            return tau_s
+    return None
+
+
+def _missing(
+    observed_s: float, found: Sequence[DeviceAdvice], decider: Optional[DeviceAdvice]
+) -> Tuple[str, ...]:
+    missing = []
+    if observed_s < ENOUGH_OBSERVED_S:
+        missing.append(
+            f"{formats.duration(ENOUGH_OBSERVED_S)} of history, so that each nightly job is in it:"
+            f" {formats.duration(observed_s)} so far"
+        )
+    most = decider or max(found, key=lambda each: each.flood_s, default=None)
+    if most is None or not most.flood_s:
+        return (*missing, "a flood that meets fsyncs on one device: none so far")
+    if most.flood_s < ENOUGH_FLOOD_S:
+        missing.append(
+            f"{formats.duration(ENOUGH_FLOOD_S)} of floods beside fsyncs on {most.name}:"
+            f" {formats.duration(most.flood_s)} so far"
+        )
+    if most.floods < ENOUGH_FLOODS and most.flood_s < LONG_FLOOD_S:
+        missing.append(
+            f"{ENOUGH_FLOODS} floods on {most.name}, or one of"
+            f" {formats.duration(LONG_FLOOD_S)}: {most.floods} so far"
+        )
+    if most.drain_rate is None:
+        missing.append(f"the drain rate of {most.name}: a flood of 10 s or more shows it")
+    return tuple(missing)
+
+
+# ---- in words ----------------------------------------------------------------
+
+
+def reason(found: Recommendation) -> List[str]:
+    """Why this limit, one thought each."""
+    decider = found.decider
+    if decider is None or found.limit_bytes is None:
+        return []
+    held = f"{formats.duration(decider.held_s)} of floods beside fsyncs that writebackd held"
+    if decider.basis is Basis.KNEE:
+        lines = [
+            f"{decider.name} drains {formats.size(decider.drain_rate)}/s. In {held}, writers still"
+            f" got that at {formats.size(decider.knee_bytes)}; a smaller limit would slow them, a"
+            " larger one only makes fsyncs wait longer."
+        ]
+    elif decider.basis is Basis.WAVES:
+        lines = [
+            f"Floods on {decider.name} come in waves, of which memory may take a part:"
+            f" {formats.size(decider.limit_bytes)} is the median that writebackd asked for in"
+            f" {held}."
+        ]
+    else:
+        lines = [
+            f"{decider.name} drains {formats.size(decider.drain_rate)}/s, so that"
+            f" {formats.size(decider.limit_bytes)} keep fsync p99 at about"
+            f" {latency(decider.objective_s)}, the objective. No limit was tried there: `trial`, or"
+            " a day of `enforce`, shows which one suits it."
+        ]
+    others = [
+        f"{each.name} alone would have {formats.size(stepped(each.limit_bytes or 0.0))}"
+        for each in found.devices
+        if each.counts and each is not decider
+        and stepped(each.limit_bytes or 0.0) != stepped(decider.limit_bytes or 0.0)
+    ]  # fmt: skip
+    if others:
+        lines.append(f"One value cannot suit all: {', '.join(others)}.")
+    if found.bounded:
+        size = formats.size(found.limit_bytes)
+        lines.append(f"The {found.bounded} of policy and kernel is {size}.")
+    return lines
+
+
+def price(found: Recommendation) -> List[str]:
+    """What the fixed limit costs against writebackd, by this host's own figures."""
+    limit, lines = found.limit_bytes, []
+    if limit is None:
+        return []
+    for each in found.devices:
+        if not each.counts:
+            continue
+        text = f"{each.name}: fsync p99 about {latency(each.wait_s(limit))} behind a full cache"
+        rate = each.rate(limit)
+        if rate is not None and each.drain_rate:
+            text += f", writers {formats.size(rate)}/s of {formats.size(each.drain_rate)}/s"
+        held = each.effect.held
+        if held.span_s and held.p99_s is not None:
+            text += (
+                f"; writebackd had {latency(held.p99_s)} and"
+                f" {formats.size(held.written_bytes / held.span_s)}/s"
+            )
+        lines.append(f"{text}.")
+    alone_s = sum(each.effect.flooded_s - each.flood_s for each in found.devices)
+    if alone_s >= LEAST_S:
+        lines.append(
+            f"For {formats.duration(alone_s)} floods met no fsync: a fixed limit holds those as"
+            " well, writebackd does not."
+        )
+    lines.append(
+        "A fixed limit does not follow a rebuild, a lost battery or another disk; writebackd does."
+    )
+    return lines

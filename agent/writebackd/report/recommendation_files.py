@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""A recommendation as a sysctl.d file, a tuned profile, a policy drop-in, or data.  Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from writebackd import formats
+from writebackd.kernel.conflicting_tools import ConflictingTool
+from writebackd.kernel.vm import PAIRS
+from writebackd.policy.units import format_size, format_time
+from writebackd.report.effectiveness import sentences
+from writebackd.report.flood_culprits import sentence
+from writebackd.report.plot import THIN
+from writebackd.report.recommendation import DeviceAdvice, Recommendation, price, reason, stepped
+from writebackd.types.levers import VmLimits
+
+MADE_BY = "writebackctl recommend"
+_WIDTH = 92  # of a comment
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What stands around the recommendation on this host."""
+
+    host: str
+    made: str  # date and time
+    original: VmLimits  # what undoing goes back to
+    conflicts: Tuple[ConflictingTool, ...]  # that set another value, or may
+    tuned_profile: str = ""  # that is active
+    # By device, as flood_culprits has them.
+    blamed: Mapping[str, Sequence[Tuple[str, int]]] = field(default_factory=dict)
+
+
+def contradicting(
+    found: Recommendation, tools: Sequence[ConflictingTool]
+) -> Tuple[ConflictingTool, ...]:
+    """Of all those that set a lever of writebackd, who sets these limits otherwise, or may."""
+    same = {f"{name}={value}" for name, value in found.settings.items()}
+    return tuple(
+        each for each in tools
+        if (each.setting is None and each.level == "warning")
+        or ((each.setting or "").startswith("vm.dirty_") and each.setting not in same)
+    )  # fmt: skip
+
+
+def undo(original: VmLimits) -> str:
+    """The command that puts back what was found."""
+    values = [pair.describe(pair.value(original)) for pair in PAIRS]
+    return "sysctl -w " + " ".join(f"vm.{value}" for value in values)
+
+
+def sysctl(found: Recommendation, around: Surroundings) -> str:
+    """For /etc/sysctl.d."""
+    lines = _comments(found, around, "Undo: remove this file and run")
+    return "\n".join([*lines, *(f"{name} = {value}" for name, value in found.settings.items()), ""])
+
+
+def tuned(found: Recommendation, around: Surroundings) -> str:
+    """tuned.conf of a profile on top of the active one.
+
+    Where that one sets a ratio, or bytes in [vm], tuned would set both: `drop` takes its line out.
+    """
+    names = [f"dirty_{what}" for what in ("bytes", "ratio", "background_bytes", "background_ratio")]
+    inherits = any(each.kind == "tuned" for each in around.conflicts)
+    lines = [
+        *_comments(found, around, "Undo: activate the profile of before with tuned-adm, then"),
+        "[main]",
+        f"summary=dirty limits by {MADE_BY}, {found.id}",
+        *([f"include={','.join(around.tuned_profile.split())}"] if around.tuned_profile else []),
+        "", "[sysctl]",
+        *([f"drop={','.join(f'vm.{name}' for name in names)}"] if inherits else []),
+        *(f"{name}={value}" for name, value in found.settings.items()),
+        *(["", "[vm]", f"drop={','.join(names)}"] if inherits else []),
+    ]  # fmt: skip
+    return "\n".join([*lines, ""])
+
+
+def policy(found: Recommendation, around: Surroundings) -> str:
+    """A drop-in for all.conf.d: the daemon begins with what suits each device, and goes on."""
+    lines = [
+        *_comments(found, around, None),
+        "# Where writebackd begins; from there on it adapts the limit to what it sees.",
+    ]
+    for each in found.devices:
+        if not each.counts:
+            continue
+        limit = stepped(each.limit_bytes or 0.0)
+        lines += [f"[device {formats.printable(each.name)}]", f"rest = {format_size(limit)}"]
+        if each.drain_rate:
+            delay_s = min(max(round(limit / each.drain_rate, 3), 0.001), 10.0)
+            lines.append(f"allowed-delay = {format_time(delay_s)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _comments(found: Recommendation, around: Surroundings, undoing: Optional[str]) -> List[str]:
+    said = [
+        f"{found.id} by {MADE_BY} on {around.host}, {around.made}.",
+        " ".join(reason(found)),
+        *(price(found) if undoing else ()),
+        *(f"Contradicted: {each.text}" for each in around.conflicts),
+    ]
+    if undoing:
+        said.append(f"{undoing} `{undo(around.original)}`.")
+    return [
+        f"# {line}" for text in said
+        for line in textwrap.wrap(formats.printable(text), _WIDTH, break_on_hyphens=False)
+    ]  # fmt: skip
+
+
+FILES: Mapping[str, Callable[[Recommendation, Surroundings], str]] = {
+    "sysctl": sysctl, "tuned": tuned, "policy": policy,
+}  # fmt: skip
+
+
+def as_json(found: Recommendation, around: Surroundings) -> Dict[str, Any]:
+    """All of it as data; what is not known is None."""
+    return {
+        "made_by": MADE_BY,
+        "id": found.id,
+        "enough": not found.missing,
+        "missing": list(found.missing),
+        "dirty_bytes": found.limit_bytes,
+        "dirty_background_bytes": found.background_bytes,
+        "device": found.decider.name if found.decider else None,
+        "reason": reason(found),
+        "price": price(found),
+        "undo": undo(around.original),
+        "conflicts": [
+            {"kind": each.kind, "name": each.name, "setting": each.setting, "where": each.where,
+             "text": each.text}
+            for each in around.conflicts
+        ],
+        "observed_s": found.observed_s,
+        "devices": [_device(each, found.limit_bytes, around) for each in found.devices],
+    }  # fmt: skip
+
+
+def _device(each: DeviceAdvice, limit_bytes: Optional[int], around: Surroundings) -> Dict[str, Any]:
+    loose, known = each.effect.loose, limit_bytes is not None
+    return {
+        "name": each.name,
+        "drain_rate": each.drain_rate,
+        "drain_age_s": each.drain_age_s,
+        "tau_s": each.tau_s,
+        "knee_bytes": each.knee_bytes,
+        "cache_bytes": None if each.cache is None else each.cache.value,
+        "limit_bytes": None if each.limit_bytes is None else stepped(each.limit_bytes),
+        "basis": None if each.basis is None else each.basis.value,
+        "objective_s": each.objective_s,
+        "floods": each.floods,
+        "flood_s": each.flood_s,
+        "held_s": each.held_s,
+        "fsync_p99_s": each.wait_s(limit_bytes or 0) if known else None,
+        "write_rate": each.rate(limit_bytes or 0) if known else None,
+        "held_fsync_p99_s": each.effect.held.p99_s,
+        "found_fsync_p99_s": loose.p99_s,
+        "found_floods": loose.floods,
+        "found_floods_missed": loose.missed_floods,
+        "blamed": [
+            {"name": name, "alerts": count} for name, count in around.blamed.get(each.name, ())
+        ],
+    }
+
+
+def device_lines(each: DeviceAdvice, around: Surroundings) -> List[str]:
+    """What its floods did, and who made them."""
+    who = sentence(list(around.blamed.get(each.name, ())))
+    # A terminal's fonts have no thin gap.
+    return [line.replace(THIN, "") for line in (*sentences(each.effect), who) if line]

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What recommend makes of a history, and what of it is enough; its screen and its files."""
+
+from __future__ import annotations
+
+import configparser
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import pytest
+
+import schema
+from figure_cases import BEGIN_S, EVIL, SLOW, days, row, rows
+from history_cases import written
+from writebackd.cli import ctl
+from writebackd.kernel.conflicting_tools import ConflictingTool
+from writebackd.policy import check, load_policy
+from writebackd.report.device_figures import Figures
+from writebackd.report.flood_culprits import blamed, sentence
+from writebackd.report.history_schema import Event
+from writebackd.report.learned_store import encode
+from writebackd.report.recommendation import (
+    Basis,
+    Host,
+    Recommendation,
+    price,
+    reason,
+    recommend,
+    stepped,
+)
+from writebackd.report.recommendation_files import (
+    FILES,
+    Surroundings,
+    as_json,
+    contradicting,
+    undo,
+)
+from writebackd.report.timeline import pin_spans
+from writebackd.types.device_memory import Fact, Learned
+from writebackd.types.levers import VmLimits
+
+POLICY = load_policy("default")
+MB = 1 << 20
+DAY = 86_400.0
+HOST = Host(1 * MB, 4096 * MB)
+RATIOS = VmLimits(0, 20, 0, 10)
+AROUND = Surroundings("host", "2026-11-26 10:00", RATIOS, ())
+TUNED = ConflictingTool("warning", "tuned", "mine", "vm.dirty_ratio=40", "/etc/x:3", "tuned sets")
+
+
+def advise(found: Sequence[Figures], host: Host = HOST, **more: Any) -> Recommendation:
+    own = {each.device: POLICY.for_device(each.device, "") for each in found}
+    return recommend(found, host, own, more.pop("learned", {}), **more)
+
+
+def held(count: int = 60, **more: object) -> List[Figures]:
+    """Three floods of 200 s beside fsyncs over more than a day, under a limit of 4 MB."""
+    plain: Dict[str, object] = {"target_bytes": 5.0 * MB, **more}
+    return [
+        row(day * DAY + 10.0 * number, **plain)
+        for day in range(3) for number in range(count // 3)
+    ]  # fmt: skip
+
+
+def loose(**more: object) -> List[Figures]:
+    """The same while it only observes."""
+    plain = {"ours_s": 0.0, "limit_bytes": 4.7e9, "drain_rate": None, "latency": SLOW}
+    return [replace(each, **more) for each in held(60, **plain)]  # type: ignore[arg-type]
+
+
+# ---- the limit ---------------------------------------------------------------
+
+
+def test_the_limit_is_the_knee_that_held_floods_show() -> None:
+    found = advise(held())
+    (device,) = found.devices
+    # 4 MB at 240e6 B/s is a tau of 17.5 ms, and R is 250e6.
+    assert device.tau_s == pytest.approx(4 * MB / 2.4e8)
+    assert device.knee_bytes == pytest.approx(2.5e8 * 4 * MB / 2.4e8)
+    assert (found.limit_bytes, found.background_bytes) == (4 * MB, 2 * MB)
+    assert device.basis is Basis.KNEE and not found.missing
+    assert "4.2M" in " ".join(reason(found))
+
+
+def test_the_knee_is_where_the_limit_was_tightest_for_its_rate() -> None:
+    wide = held(limit_bytes=64.0 * MB)
+    found = advise(sorted([*wide, *held(12)], key=lambda each: each.wall_s))
+    assert found.limit_bytes == 4 * MB
+
+
+def test_after_observe_mode_it_is_what_drains_in_the_objective() -> None:
+    found = advise(loose())
+    (device,) = found.devices
+    assert device.basis is Basis.OBJECTIVE and device.tau_s is None
+    assert device.drain_rate == 2.4e8
+    # 240e6 B/s for 20 ms / 0.75 are 6.1 MB.
+    assert found.limit_bytes == 6 * MB and not found.missing
+    assert "No limit was tried" in " ".join(reason(found))
+    slow = advise(loose(baseline_s=6e-3))  # 60 ms are good enough there
+    assert slow.limit_bytes == 16 * MB
+
+
+def test_in_waves_it_is_what_the_device_asked_for() -> None:
+    waves = held(180, flooded_s=4.0, target_bytes=90.0 * MB)
+    waves[7] = replace(waves[7], flooded_s=10.0)  # one row without a pause is no knee
+    found = advise(waves)
+    assert found.limit_bytes == 96 * MB
+    assert found.devices[0].basis is Basis.WAVES and found.devices[0].tau_s is None
+
+
+def test_a_device_without_figures_of_its_own_drains_what_was_learned() -> None:
+    calm = held(flooded_s=0.0, drain_rate=None)
+    learned = Learned(drain_rate=Fact(1e8, BEGIN_S), cache_bytes=Fact(5e8, BEGIN_S))
+    found = advise(calm, learned={"sda": learned}, now_s=BEGIN_S + 3 * DAY)
+    (device,) = found.devices
+    assert (device.drain_rate, device.drain_age_s) == (1e8, 3 * DAY)
+    assert device.cache is not None and device.cache.value == 5e8
+    assert found.limit_bytes is None and not found.settings  # no flood met an fsync
+
+
+def test_of_several_devices_the_largest_limit_starves_no_writer() -> None:
+    fast = held(device="sdb", limit_bytes=32.0 * MB, write_rate=1.6e9, drain_rate=1.6e9)
+    brief = held(3, device="sdc", limit_bytes=512.0 * MB)  # 30 s of floods: no say
+    both = sorted([*held(), *fast, *brief], key=lambda each: each.wall_s)
+    found = advise(both)
+    assert found.decider is not None and found.decider.name == "sdb"
+    assert found.limit_bytes == 32 * MB
+    assert "sda alone would have 4.0M" in " ".join(reason(found))
+    assert "sdc" not in " ".join(reason(found))
+
+
+def test_floor_and_ceiling_hold_and_are_named() -> None:
+    assert advise(held(), Host(8 * MB, 4096 * MB)).limit_bytes == 8 * MB
+    cut = advise(held(), Host(1 * MB, 2 * MB))
+    assert (cut.limit_bytes, cut.bounded) == (2 * MB, "ceiling")
+    assert "ceiling" in " ".join(reason(cut))
+
+
+def test_trials_and_pins_say_nothing() -> None:
+    span = (BEGIN_S, BEGIN_S + 10 * DAY)
+    assert advise(held(), pins=[span]).limit_bytes is None
+    assert advise(held(), trials=[span]).limit_bytes is None
+    events = [
+        Event(10.0, "pin", text="pinned to 5 bytes by uid 0"), Event(20.0, "action"),
+        Event(30.0, "pin", text="released by uid 0"), Event(50.0, "pin", text="pinned to 5 bytes"),
+        Event(60.0, "mode", text="observe"), Event(70.0, "trial", text="begins"),
+    ]  # fmt: skip
+    assert pin_spans(events) == [(10.0, 30.0), (50.0, 60.0)]
+
+
+def test_the_id_survives_noise_and_no_other_limit() -> None:
+    first = advise(held())
+    noisy = [replace(each, write_rate=each.write_rate * (1 + 0.05 * (-1) ** number))
+             for number, each in enumerate(held())]  # fmt: skip
+    assert first.id is not None and advise(noisy).id == first.id
+    assert advise(held(limit_bytes=8.0 * MB)).id != first.id
+    assert advise(loose()).id != first.id
+
+
+@pytest.mark.parametrize(
+    "wanted, step", [(1 * MB, 1), (1.3 * MB, 1.5), (1.9 * MB, 2), (5.2 * MB, 6), (100 * MB, 96)]
+)
+def test_limits_come_in_steps(wanted: float, step: float) -> None:
+    assert stepped(wanted) == step * MB
+
+
+# ---- enough ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "found, says",
+    [
+        ([], "a flood that meets fsyncs"),
+        (held(flooded_s=0.0), "a flood that meets fsyncs"),
+        (rows(60), "1d0h of history"),
+        (held(24), "5m0s of floods"),
+        ([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(60))], "3 floods"),
+    ],
+)
+def test_what_would_make_it_enough_is_said(found: List[Figures], says: str) -> None:
+    assert says in "; ".join(advise(found).missing)
+
+
+def test_one_long_flood_is_enough() -> None:
+    assert not advise([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(361))]).missing
+
+
+# ---- price -------------------------------------------------------------------
+
+
+def test_the_price_is_of_this_host() -> None:
+    alone = held(flooded_s=10.0, device="sdb", latency=type(row(0.0).latency)())
+    found = advise(sorted([*held(), *alone], key=lambda each: each.wall_s))
+    said = " ".join(price(found))
+    # 0.75 x 4 MB / 250e6 B/s; 4 MB / 17.5 ms; measured: the upper bucket of FAST, and 240e6 B/s.
+    assert "sda: fsync p99 about 13 ms" in said and "writers 229M/s of 238M/s" in said
+    assert "writebackd had 2.4 ms and 229M/s" in said
+    assert "For 10m0s floods met no fsync" in said and "sdb" not in said
+    assert not price(advise([]))
+
+
+# ---- files -------------------------------------------------------------------
+
+
+def test_a_sysctl_file_has_the_two_lines_and_the_way_back() -> None:
+    text = FILES["sysctl"](advise(held()), replace(AROUND, conflicts=(TUNED,)))
+    plain = [line for line in text.splitlines() if not line.startswith("#")]
+    assert plain == ["vm.dirty_bytes = 4194304", "vm.dirty_background_bytes = 2097152"]
+    assert "sysctl -w vm.dirty_ratio=20 vm.dirty_background_ratio=10" in text
+    assert "Contradicted: tuned sets" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_undo_puts_back_the_form_that_was_found() -> None:
+    assert undo(VmLimits(8 * MB, 0, 0, 5)) == (
+        "sysctl -w vm.dirty_bytes=8388608 vm.dirty_background_ratio=5"
+    )
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_no_name_of_a_device_makes_a_line_of_its_own(form: str) -> None:
+    text = FILES[form](advise(held(device=f"{EVIL}\nvm.dirty_ratio = 90\n")), AROUND)
+    assert not [line for line in text.splitlines() if line.startswith("vm.dirty_ratio")]
+    assert text.replace("\n", "").isprintable()
+
+
+def test_a_tuned_profile_takes_out_what_it_inherits() -> None:
+    around = replace(AROUND, conflicts=(TUNED,), tuned_profile="base mine")
+    parsed = configparser.ConfigParser()
+    parsed.read_string(FILES["tuned"](advise(held()), around))
+    assert parsed["main"]["include"] == "base,mine"
+    assert parsed["sysctl"]["vm.dirty_bytes"] == "4194304"
+    assert "vm.dirty_ratio" in parsed["sysctl"]["drop"]
+    assert "dirty_ratio" in parsed["vm"]["drop"].split(",")
+    alone = FILES["tuned"](advise(held()), AROUND)
+    assert "include" not in alone and "drop" not in alone
+
+
+def test_the_drop_in_is_a_policy(tmp_path: Path) -> None:
+    path = tmp_path / "all.conf.d" / "50-recommend.conf"
+    path.parent.mkdir()
+    path.write_text(FILES["policy"](advise(held()), AROUND))
+    assert check(str(path), None) == []
+    own = load_policy(str(path)).for_device("sda", "8:0")
+    assert (own.rest_bytes, own.allowed_delay_s) == (4 * MB, 0.017)
+
+
+@pytest.mark.parametrize("found", [held(), loose(), [], held(flooded_s=0.0)])
+def test_data_follow_the_schema(found: List[Figures]) -> None:
+    around = replace(AROUND, conflicts=(TUNED,), blamed={"sda": [("dd", 2)]})
+    answer = json.loads(json.dumps(as_json(advise(found), around)))
+    assert list(schema.problems(answer, schema.load("recommend"))) == []
+
+
+def test_only_what_says_otherwise_contradicts() -> None:
+    same = ConflictingTool("note", "boot", "sysctl.d", "vm.dirty_bytes=4194304", "a:1", "same")
+    other = replace(same, setting="vm.dirty_bytes=15728640", text="other")
+    queue = replace(same, name="udev", setting="queue/nr_requests=8", text="queue")
+    agent = ConflictingTool("warning", "agent", "ktune", None, "pid 1", "ktune runs")
+    harmless = replace(agent, level="note", name="bpftune")
+    found = contradicting(advise(held()), (same, other, queue, agent, harmless, TUNED))
+    assert [each.text for each in found] == ["other", "ktune runs", "tuned sets"]
+
+
+# ---- who did it --------------------------------------------------------------
+
+
+def past(began: float, *culprits: object, device: str = "sda", **more: object) -> Dict[str, Any]:
+    return {"began": began, "device": device, "causes": ["writeback-flood"],
+            "culprits": list(culprits), **more}  # fmt: skip
+
+
+def test_culprits_are_counted_once_an_alert() -> None:
+    dd = {"comm": "dd", "unit": "backup.service", "container": None}
+    alerts = [
+        past(5.0, dd, dd), past(6.0, dd, {"comm": None, "unit": "x.scope"}), past(7.0, dd),
+        past(99.0, dd), past(6.0, dd, device="sdb"), past(6.0, dd, causes=["device"]),
+        past(6.0, "damaged", {"comm": None}),
+    ]  # fmt: skip
+    found = blamed(alerts, "sda", 0.0, 10.0)
+    assert found == [("dd (backup.service)", 3), ("x.scope", 1)]
+    assert sentence(found) == (
+        "Alerts blamed on floods named dd (backup.service) in 3, x.scope in 1."
+    )
+    assert sentence([]) == ""
+
+
+# ---- the verb ----------------------------------------------------------------
+
+Run = Callable[..., Tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """recommend on a history in `tmp_path`: (exit code, stdout, stderr)."""
+
+    def call(*words: str) -> Tuple[int, str, str]:
+        code = ctl.main([
+            "--runtime-dir", str(tmp_path), "recommend", "--state-dir", str(tmp_path),
+            "--since", "2020-01-01", *words,
+        ])  # fmt: skip
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    return written(tmp_path / "history.db", days(BEGIN_S))
+
+
+def test_the_screen_says_the_limit_why_and_the_way_back(history: Path, run: Run) -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert out.startswith("vm.dirty_bytes = 4194304, vm.dirty_background_bytes = 2097152 (4.0M")
+    for word in ("wb-", "undo     sysctl -w vm.dirty_", "price", "evidence 2d0h", "sda"):
+        assert word in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_what_was_learned_of_other_disks_is_of_no_use_here(history: Path, run: Run) -> None:
+    known = {"none of this host": Learned(cache_bytes=Fact(5e8, BEGIN_S))}
+    (history.parent / "learned.json").write_bytes(encode(known))
+    assert run()[0] == 0
+    (history.parent / "learned.json").write_bytes(b"{")
+    code, out, _ = run()
+    assert code == 0 and "wb-" in out
+
+
+def test_thin_evidence_is_exit_code_1_and_makes_no_file(tmp_path: Path, run: Run) -> None:
+    written(tmp_path / "history.db", rows(60))
+    code, out, _ = run()
+    assert code == 1 and "1d0h of history" in out
+    code, out, err = run("--format", "sysctl", "-o", str(tmp_path / "file"))
+    assert (code, out) == (1, "") and "1d0h of history" in err
+    assert not (tmp_path / "file").exists()
+    code, out, err = run("--json")
+    assert code == 1 and json.loads(out)["enough"] is False
+
+
+@pytest.mark.parametrize("form", ["text", "json", *FILES])
+def test_it_replaces_its_own_files_only(history: Path, run: Run, form: str) -> None:
+    file = history.parent / "file"
+    for _ in range(2):
+        assert run("--format", form, "-o", str(file)) == (0, "", "")
+    assert "wb-" in file.read_text()
+    file.write_text("vm.swappiness = 10\n")
+    code, _, err = run("--format", form, "-o", str(file))
+    assert code == 1 and "--force" in err and file.read_text() == "vm.swappiness = 10\n"
+    assert run("--format", form, "-o", str(file), "--force")[0] == 0
+    assert "wb-" in file.read_text()
+
+
+def test_without_a_history_the_error_says_where_it_looked(tmp_path: Path, run: Run) -> None:
+    code, out, err = run()
+    assert (code, out) == (1, "") and str(tmp_path) in err
