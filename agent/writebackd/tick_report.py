@@ -105,6 +105,7 @@ class TickReport:
         self._usage = Usage(self.files)
         self._command_lines = CommandLines(self.files)
         self._unread = BlindTicks()
+        self._started_wall_s = time.time()
 
     def tick(
         self, policy: Policy, sample: Sample, estimates: Mapping[str, Estimate],
@@ -129,6 +130,7 @@ class TickReport:
             policy_chosen=policy.chosen,
             policy_files=policy.files,
             started_s=self.started_s,
+            started_wall_s=self._started_wall_s,
             sample=sample,
             estimates=estimates,
             objective=policy.objective,

@@ -95,6 +95,7 @@ def snapshot(
     )  # fmt: skip
     plain = Snapshot(
         version="0.1.0", mode=Mode.ENFORCE, policy_name="db-hwraid", started_s=78_480.0,
+        started_wall_s=1_717_189_205.0,
         sample=sample, estimates={e.name: e for _, e, _ in rows},
         decision=replace(decision, devices=tuple(d for _, _, d in rows)), memory=Memory(),
         originals=RATIOS, probe=LIBBPF, self_cpu_fraction=0.0021,

@@ -10,9 +10,11 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import pytest
+from prometheus_client import parser as text_parser
+from prometheus_client.openmetrics import parser as openmetrics
 
 import samples
 import schema
@@ -72,10 +74,42 @@ def test_promtool_finds_nothing_to_say(make: Maker) -> None:
 
 
 @every_sample
+def test_the_parsers_of_prometheus_client_read_either_form(make: Maker) -> None:
+    readers: Tuple[Tuple[str, Callable[[str], Iterable[Any]]], ...] = (
+        (render(make()), openmetrics.text_string_to_metric_families),
+        (render(make(), PROMETHEUS), text_parser.text_string_to_metric_families),
+    )
+    for text, families in readers:
+        read = {
+            (sample.name, tuple(sample.labels.items())): sample.value
+            for family in families(text) for sample in family.samples
+        }  # fmt: skip
+        plain = {
+            (name, tuple((label, _plain(shown)) for label, shown in labels)): value
+            for (name, labels), value in parse(text).items()
+        }
+        assert read == plain
+
+
+def _plain(shown: str) -> str:
+    return shown.replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")
+
+
+def test_that_parser_refuses_what_is_none() -> None:
+    text = render(samples.guard())
+    for damage in (
+        text.replace("# EOF\n", ""), text.replace("_total ", " "),
+        text.replace("# TYPE writebackd_mode gauge", "# TYPE writebackd_mode counter"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            list(openmetrics.text_string_to_metric_families(damage))
+
+
+@every_sample
 def test_both_forms_have_the_same_samples(make: Maker) -> None:
-    openmetrics, old = render(make()), render(make(), PROMETHEUS)
-    assert parse(openmetrics) == parse(old)
-    assert openmetrics.endswith("\n# EOF\n")
+    new, old = render(make()), render(make(), PROMETHEUS)
+    assert parse(new) == parse(old)
+    assert new.endswith("\n# EOF\n")
     assert "# EOF" not in old and "# UNIT" not in old
 
 
@@ -104,7 +138,10 @@ def test_figures_are_those_of_the_tick() -> None:
         ("dirty_limit_original_bytes", {}, shown.sample.host.memory_bytes * 20 // 100),
         ("enforcing", {}, 1),
         ("build_info", {"version": "0.1.0"}, 1),
-        ("policy_info", {"policy": "db-hwraid", "mode": "enforce"}, 1),
+        ("policy_info", {"policy": "db-hwraid"}, 1),
+        ("mode", {"mode": "enforce"}, 1),
+        ("mode", {"mode": "observe"}, 0),
+        ("start_time_seconds", {}, 1_717_189_205.0),
         ("devices", {"state": "guard"}, 1),
         ("device_state", {**sda, "state": "guard"}, 1),
         ("device_state", {**sda, "state": "squeeze"}, 0),
@@ -134,7 +171,9 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert value(shown, "device_sync_demand", device="sda") is None
     assert value(shown, "device_fsync_duration_seconds_count", device="sda") is None
     infinite = replace(samples.guard(), lease_s=math.inf, self_cpu_fraction=math.nan)
-    assert value(infinite, "lease_remaining_seconds") is None
+    held = replace(samples.guard(), lease_s=9.0)
+    assert value(held, "lease_expiry_timestamp_seconds") == 1_717_200_734.0
+    assert value(infinite, "lease_expiry_timestamp_seconds") is None
     assert not {"inf", "nan"} & {str(each) for each in parse(render(infinite)).values()}
 
 
@@ -153,8 +192,7 @@ def test_a_name_cannot_break_out_of_its_label() -> None:
         assert names == [name for name, _ in parse(render(samples.guard()))]
         (labels,) = [dict(labels) for name, labels in parse(render(shown))
                      if name == "writebackd_device_info"]  # fmt: skip
-        plain = labels["mountpoint"].replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")
-        assert plain == text.encode("utf-8", "replace").decode()
+        assert _plain(labels["mountpoint"]) == text.encode("utf-8", "replace").decode()
         render(shown, PROMETHEUS).encode("utf-8")
 
 
@@ -316,12 +354,17 @@ def test_what_observe_would_write_is_not_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(tmp_path, monkeypatch)
+    started_s = rig.wall
     rig.daemon.apply(SetMode(Mode.OBSERVE))
     rig.probe.next = FLOOD
     for _ in range(4):
         rig.host.flow(64 << 20)
         rig.tick()
     assert rig.daemon.state.totals.writes == {}
+    shown = rig.daemon.state.snapshot
+    assert shown is not None
+    assert value(shown, "start_time_seconds") == started_s < shown.sample.wall_s
+    assert value(shown, "mode", mode="observe") == 1
     rig.end()
 
 

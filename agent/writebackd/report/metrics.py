@@ -112,14 +112,16 @@ def _host(page: _Page, snapshot: Snapshot) -> None:
     probe = snapshot.probe
     facts: Sequence[Tuple[str, str, Labels]] = (
         ("build", "Version of writebackd.", [("version", snapshot.version)]),
-        ("policy", "Policy and mode in force.",
-         [("policy", snapshot.policy_name), ("mode", snapshot.mode.value)]),
+        ("policy", "Policy in force.", [("policy", snapshot.policy_name)]),
         ("probe", "Where measurements come from, and what is hooked.",
          [("backend", probe.backend), ("request_hook", probe.request_hook or ""),
           ("fsync_hook", probe.fsync_hook or "")]),
     )  # fmt: skip
     for name, text, labels in facts:
         page.add(page.family(name, "info", text), labels_text(labels), 1)
+    name = page.family("mode", "gauge", "1 for the mode in force.")
+    for mode in Mode:
+        page.add(name, labels_text([("mode", mode.value)]), int(snapshot.mode is mode))
     name = page.family("window", "gauge", "1 for the time window of the policy that is open.")
     if snapshot.window is not None:
         page.add(name, labels_text([("window", snapshot.window.name)]), 1)
@@ -155,15 +157,15 @@ def _gauges(snapshot: Snapshot) -> Sequence[Value]:
         ("held_off", "Whether a kill-switch file exists.", snapshot.off is not None),
         ("watcher_running", "Whether a second process would restore if the daemon hung.",
          snapshot.watcher_pid is not None),
-        ("uptime_seconds", "Since the start, suspended time included.",
-         max(0.0, sample.time_s - snapshot.started_s)),
+        ("start_time_seconds", "Wall clock of the daemon's start.", snapshot.started_wall_s),
         ("last_tick_timestamp_seconds", "Wall clock of the last tick that could be read.",
          sample.wall_s),
         ("window_end_timestamp_seconds", "Wall clock at which the open window closes.",
          None if window is None else window.until_s),
         ("read_errors", "What could not be read in the last tick.", len(sample.errors)),
-        ("lease_remaining_seconds", "Until the settings are restored unless renewed.",
-         snapshot.lease_s),
+        ("lease_expiry_timestamp_seconds",
+         "Wall clock at which the settings are restored unless the lease is renewed.",
+         None if snapshot.lease_s is None else sample.wall_s + snapshot.lease_s),
         ("memory_bytes", "Memory of the host.", sample.host.memory_bytes),
         ("dirty_bytes", "Dirty memory of the host.", vm.dirty_bytes),
         ("writeback_bytes", "Memory under writeback.", vm.writeback_bytes),

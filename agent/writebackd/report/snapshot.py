@@ -72,6 +72,7 @@ class Snapshot:
     self_rss_bytes: int
     state_dir: str
     levers: Tuple[HeldLever, ...] = ()  # beside the global pair, that hold a value of ours
+    started_wall_s: Optional[float] = None  # by the wall clock of then
     lease_s: Optional[float] = None  # until the watcher restores unless it is renewed
     watcher_pid: Optional[int] = None  # None: no watcher runs
     leases_lost: int = 0  # since the start
