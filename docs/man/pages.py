@@ -81,6 +81,7 @@ def writebackctl_1() -> str:
         *_section("NAME"), "writebackctl \\- ask and steer writebackd",
         *_section("SYNOPSIS"),
         ".B writebackctl", "[\\fB\\-\\-runtime\\-dir\\fR \\fIDIR\\fR] [\\fB\\-\\-json\\fR]"
+        " [\\fB\\-\\-color\\fR \\fIWHEN\\fR]"
         " \\fIVERB\\fR [\\fIARGUMENT\\fR ...]",
         *_section("DESCRIPTION"),
         *_prose(
@@ -101,7 +102,8 @@ def writebackctl_1() -> str:
         *_prose("`run` passes the exit code of its command on: 128 and the number of the signal"
                 " where one ended it, 127 where it is not found, 126 where it cannot be started."),
         *_section("ENVIRONMENT"),
-        *_list((("NO_COLOR", "set to anything: no colours. Every state is a word as well."),
+        *_list((("NO_COLOR", "not empty: no colours, unless `--color` says so. Every state is a"
+                 " word as well."),
                 ("TERM", "`dumb`: no colours, and `top` prints its frames one below the other"),
                 ("COLUMNS", "how wide the text is to be; else as wide as the terminal, or 80"))),
         *_section("FILES"),
@@ -227,7 +229,7 @@ def _verb(command: Command) -> List[str]:
     own = [each for each in command.options if each.flags[-1] not in _COMMON]
     lines = [".SS " + _escape(command.name)]
     usage = command.usage
-    for common in (" [-h]", " [--runtime-dir DIR]", " [--json]"):
+    for common in (" [-h]", " [--runtime-dir DIR]", " [--json]", " [--color {auto,always,never}]"):
         usage = usage.replace(common, "")
     lines += [*_synopsis(usage), ".PP", *_text(_sentence(command.summary))]
     for argument in command.arguments:
@@ -241,7 +243,7 @@ def _verb(command: Command) -> List[str]:
     return lines
 
 
-_COMMON = ("--help", "--runtime-dir", "--json")
+_COMMON = ("--help", "--runtime-dir", "--json", "--color")
 
 
 def _sentence(text: str) -> str:

@@ -178,6 +178,13 @@ def test_text(daemon: FakeDaemon, run: Run, words: List[str], expected: str) -> 
     assert "\x1b" not in out
 
 
+@pytest.mark.parametrize("verb", ["status", "devices", "why", "doctor"])
+def test_colour_is_as_it_is_asked_for(daemon: FakeDaemon, run: Run, verb: str) -> None:
+    assert "\x1b[" in run("--color", "always", verb)[1]
+    assert "\x1b[" in run(verb, "--color=always")[1]
+    assert "\x1b[" not in run(verb, "--color=never")[1] + run(verb)[1]
+
+
 @pytest.mark.parametrize(
     "words, sent",
     [

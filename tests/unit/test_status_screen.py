@@ -241,7 +241,7 @@ def test_clean_keeps_text() -> None:
     [
         (True, None, "xterm", True),
         (False, None, "xterm", False),
-        (True, "", "xterm", False),
+        (True, "", "xterm", True),
         (True, "1", "xterm", False),
         (True, None, "dumb", False),
     ],
@@ -259,7 +259,8 @@ def test_colour_only_where_it_is_wanted(
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color is not None:
         monkeypatch.setenv("NO_COLOR", no_color)
-    assert wants_colour(stream) is expected
+    assert wants_colour(stream) is wants_colour(stream, "auto") is expected
+    assert wants_colour(stream, "always") and not wants_colour(stream, "never")
 
 
 def test_why_tells_the_whole_chain() -> None:

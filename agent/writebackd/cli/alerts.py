@@ -69,7 +69,8 @@ def alerts(options: argparse.Namespace) -> int:
     if told is not None:
         answer.update(time_s=told["time_s"], active=active, routes=told["routes"])
     show_answer(options, answer, lambda: render(
-        answer["active"], past, answer["routes"] or [], width(), wants_colour(sys.stdout)
+        answer["active"], past, answer["routes"] or [], width(),
+        wants_colour(sys.stdout, options.color),
     ))  # fmt: skip
     if told is None:
         raise CommandError(problem, NO_DAEMON)

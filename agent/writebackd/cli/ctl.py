@@ -86,7 +86,8 @@ def _check_options(words: List[str]) -> argparse.Namespace:
 
 
 def _options(words: List[str]) -> argparse.Namespace:
-    options = _parser().parse_args(words, argparse.Namespace(json=False, runtime_dir=None))
+    given = argparse.Namespace(json=False, runtime_dir=None, color="auto")
+    options = _parser().parse_args(words, given)
     if options.verb is None:
         raise CommandError("no verb: `writebackctl --help` lists them", USAGE)
     options.runtime_dir = options.runtime_dir or runtime_dir_in_use()
@@ -104,6 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--json", action="store_true", default=argparse.SUPPRESS, help="print the data only"
     )
+    common.add_argument(
+        "--color", choices=("auto", "always", "never"), default=argparse.SUPPRESS,
+        help="auto: on a terminal, unless NO_COLOR says otherwise",
+    )  # fmt: skip
     config = Parser(add_help=False)
     config.add_argument(
         "--config-dir", type=Path, metavar="DIR", help="in place of the system's directories"

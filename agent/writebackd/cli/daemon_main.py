@@ -348,10 +348,10 @@ class _Screen:
 
     def _run(self) -> None:
         from writebackd.cli.output import frame
-        from writebackd.cli.status_screen import render_status
+        from writebackd.cli.status_screen import render_status, wants_colour
         from writebackd.report.status_answer import status_json
 
-        colour = "NO_COLOR" not in os.environ
+        colour = wants_colour(sys.stdout)
         while True:
             status = status_json(self._next.get())
             width, height = shutil.get_terminal_size()

@@ -34,15 +34,15 @@ _CLEAR = "\x1b[2J"
 def status(options: argparse.Namespace) -> int:
     answer = request(options.runtime_dir, "status")
     if options.watch is None:
-        show_answer(options, answer, lambda: _screen(answer))
+        show_answer(options, answer, lambda: _screen(options, answer))
     else:
         with contextlib.suppress(KeyboardInterrupt):
             _watch(options, answer)
     return GOOD
 
 
-def _screen(answer: Answer) -> str:
-    return render_status(answer, width(MIN_WIDTH), wants_colour(sys.stdout))
+def _screen(options: argparse.Namespace, answer: Answer) -> str:
+    return render_status(answer, width(MIN_WIDTH), wants_colour(sys.stdout, options.color))
 
 
 def _watch(options: argparse.Namespace, answer: Answer) -> None:
@@ -53,7 +53,7 @@ def _watch(options: argparse.Namespace, answer: Answer) -> None:
     while True:
         if in_place:
             height = shutil.get_terminal_size().lines
-            sys.stdout.write(frame(_screen(answer), height))
+            sys.stdout.write(frame(_screen(options, answer), height))
         elif options.json:
             print(json.dumps(answer))
         else:
@@ -75,7 +75,8 @@ def _no_answer(last_s: float) -> Mapping[str, Any]:
 
 def devices(options: argparse.Namespace) -> int:
     answer = request(options.runtime_dir, "devices")
-    show_answer(options, answer, lambda: render_devices(answer, width(), wants_colour(sys.stdout)))
+    colour = wants_colour(sys.stdout, options.color)
+    show_answer(options, answer, lambda: render_devices(answer, width(), colour))
     return GOOD
 
 
@@ -85,7 +86,9 @@ def why(options: argparse.Namespace) -> int:
     show_answer(
         options,
         answer,
-        lambda: render_why(answer, width(), wants_colour(sys.stdout), options.verbose),
+        lambda: render_why(
+            answer, width(), wants_colour(sys.stdout, options.color), options.verbose
+        ),
     )
     return GOOD
 

@@ -71,7 +71,7 @@ def doctor(options: argparse.Namespace) -> int:
     show_answer(
         options,
         {"good": good, "findings": rows},
-        lambda: render_findings(rows, width(), wants_colour(sys.stdout)),
+        lambda: render_findings(rows, width(), wants_colour(sys.stdout, options.color)),
     )
     return GOOD if good else BAD_NEWS
 

@@ -85,12 +85,13 @@ def history(options: argparse.Namespace) -> int:
         show_json({what: answer, "left_out": max(0, known - len(answer))})
     else:
         what, shown = "rows", len(answer)
+        colour = wants_colour(sys.stdout, options.color)
         if options.figures:
-            show(render_figures(answer, width(), wants_colour(sys.stdout)))
+            show(render_figures(answer, width(), colour))
         else:
             entries = folded(answer)[0 if options.limit else -_LAST :]
             what, shown = "events", sum(entry.count for entry in entries)
-            show(render_history(entries, width(), wants_colour(sys.stdout)))
+            show(render_history(entries, width(), colour))
         if known > shown:
             which = f"the last {shown} of {known} {what}"
             show(f"({which}; --limit {known} shows all, --since others)")

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         # A file is put where nobody reads what it rests on.
         raise CommandError(f"no {form} file: {_missing(found)}", BAD_NEWS)
     if form == "text":
-        colour = options.output is None and wants_colour(sys.stdout)
+        colour = options.output is None and wants_colour(sys.stdout, options.color)
         text = render(found, around, width(), Paint(colour)) + "\n"
     elif form == "json":
         text = json.dumps(as_json(found, around), indent=2) + "\n"

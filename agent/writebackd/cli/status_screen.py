@@ -41,8 +41,12 @@ _URGENCY = ("exhausted", "squeeze", "blind", "yielded", "pace", "probe", "guard"
 clean = formats.printable
 
 
-def wants_colour(stream: TextIO) -> bool:
-    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+def wants_colour(stream: TextIO, when: str = "auto") -> bool:
+    """`when` is as --color has it; NO_COLOR counts where it is not empty (no-color.org)."""
+    if when != "auto":
+        return when == "always"
+    no_colour = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not no_colour
 
 
 class Paint:

@@ -46,7 +46,7 @@ def top(options: argparse.Namespace) -> int:
     if options.json:
         show_json(request(options.runtime_dir, "top"))
         return GOOD
-    view, waits = _parts()
+    view, waits = _parts(options.color)
     state = Top()
     try:
         _ask(options, state, waits)
@@ -61,7 +61,7 @@ def top(options: argparse.Namespace) -> int:
         waits.close()
 
 
-def _parts() -> "Tuple[View, Waits]":
+def _parts(when: str) -> "Tuple[View, Waits]":
     """The parts that need packages which the rest does without. Raises CommandError."""
     try:
         from writebackd.cli.io_waits import Waits
@@ -73,7 +73,7 @@ def _parts() -> "Tuple[View, Waits]":
             " (elsewhere: pip install 'writebackd[top]')",
             BAD_NEWS,
         ) from None
-    return View(wants_colour(sys.stdout), _has_blocks()), Waits()
+    return View(wants_colour(sys.stdout, when), _has_blocks()), Waits()
 
 
 def _has_blocks() -> bool:
