@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Sequence
 
 from writebackd.report.plot import escape
+from writebackd.report.report_page import head
 
 from ..show import MEANING, block, summary
 from . import plots
@@ -18,8 +19,6 @@ TITLE = "writebackd: report of the lab"
 LEGEND = (("limit", "dirty limit"), ("background", "background limit"), ("dirty", "dirty pages"),
           ("writeback", "under writeback"), ("target", "the agent's target"),
           ("true", "true cache fill"), ("estimate", "the agent's estimate"))
-# May link nowhere and run nothing, also where a name in the runs should get past the escaping.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def write_report(evaluation: Evaluation, path: Path) -> None:
@@ -33,12 +32,7 @@ def render(evaluation: Evaluation) -> str:
                      for scenario in evaluation.scenarios)
     sections = "".join(_section(scenario, palette) for scenario in evaluation.scenarios)
     style = STYLE.read_text(encoding="utf-8") + palette.css()
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{TITLE}</title>
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<style>{style}</style></head><body>
+    return f"""{head(TITLE, style)}<body>
 <h1>{TITLE}</h1>
 {_pre(summary(evaluation))}
 <nav>{links}</nav>
