@@ -120,6 +120,13 @@ def test_a_device_without_figures_of_its_own_drains_what_was_learned() -> None:
     assert found.limit_bytes is None and not found.settings  # no flood met an fsync
 
 
+def test_where_no_cache_was_ever_full_the_drain_rate_is_what_floods_got() -> None:
+    found = advise(held(drain_rate=None, write_rate=2e9, limit_bytes=32.0 * MB))
+    (device,) = found.devices
+    assert (device.drain_rate, device.basis) == (2e9, Basis.KNEE)
+    assert found.limit_bytes == 32 * MB and not found.missing
+
+
 def test_of_several_devices_the_largest_limit_starves_no_writer() -> None:
     fast = held(device="sdb", limit_bytes=32.0 * MB, write_rate=1.6e9, drain_rate=1.6e9)
     brief = held(3, device="sdc", limit_bytes=512.0 * MB)  # 30 s of floods: no say
@@ -208,7 +215,7 @@ def test_a_sysctl_file_has_the_two_lines_and_the_way_back() -> None:
     text = FILES["sysctl"](advise(held()), replace(AROUND, conflicts=(TUNED,)))
     plain = [line for line in text.splitlines() if not line.startswith("#")]
     assert plain == ["vm.dirty_bytes = 4194304", "vm.dirty_background_bytes = 2097152"]
-    assert "sysctl -w vm.dirty_ratio=20 vm.dirty_background_ratio=10" in text
+    assert "\n#     sysctl -w vm.dirty_ratio=20 vm.dirty_background_ratio=10\n" in text
     assert "Contradicted: tuned sets" in text
     assert all(len(line) <= 100 for line in text.splitlines())
 

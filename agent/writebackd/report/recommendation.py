@@ -240,17 +240,19 @@ def _advice(
 def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], Optional[float]]:
     """R, and when it was seen last.
 
-    By writebackd's own estimate, which it has while it sets limits; else by what the flood got
-    under the limit as found, where the disk alone held it; else as it was learned before.
+    By writebackd's own estimate, which it has once it set limits and the cache was full; else by
+    what floods got, best under the limit as found, where the disk alone held them; else as it was
+    learned before.
     """
     own = [row for row in rows if row.drain_rate]
     if own:
         median = weighted_median([(row.drain_rate or 0.0, row.span_s) for row in own])
         return median, own[-1].end_s
-    loose = [row for row in rows if row.flooded_s and row.ours_s <= (1 - WHOLE) * row.span_s]
-    if loose:
+    flooded = [row for row in rows if row.flooded_s]
+    flooded = [row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s] or flooded
+    if flooded:
         # Of short floods hardly a row is full: what is written in one is of its flood, mostly.
-        whole = [row for row in loose if row.flooded_s >= WHOLE * row.span_s] or loose
+        whole = [row for row in flooded if row.flooded_s >= WHOLE * row.span_s] or flooded
         rates = [(row.write_rate * row.span_s / row.flooded_s, row.flooded_s) for row in whole]
         return weighted_median(rates), whole[-1].end_s
     fact = learned.drain_rate

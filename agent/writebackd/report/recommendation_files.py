@@ -103,12 +103,11 @@ def _comments(found: Recommendation, around: Surroundings, undoing: Optional[str
         *(price(found) if undoing else ()),
         *(f"Contradicted: {each.text}" for each in around.conflicts),
     ]
-    if undoing:
-        said.append(f"{undoing} `{undo(around.original)}`.")
-    return [
+    lines = [
         f"# {line}" for text in said
         for line in textwrap.wrap(formats.printable(text), _WIDTH, break_on_hyphens=False)
     ]  # fmt: skip
+    return [*lines, *([f"# {undoing}", f"#     {undo(around.original)}"] if undoing else [])]
 
 
 FILES: Mapping[str, Callable[[Recommendation, Surroundings], str]] = {
