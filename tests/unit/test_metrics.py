@@ -314,6 +314,14 @@ def test_processor_time_never_goes_back() -> None:
     totals = count(Totals(), Histogram())
     shown = samples.idle()
     assert totals.seen(shown.sample, shown.estimates, shown.decision, 0.5).cpu_s == 1.5
+    # Nor where the others are zeroed: the kernel counts it.
+    assert totals.zeroed(1.0).cpu_s == 1.5
+
+
+def test_what_stands_does_not_come_up_again_when_counters_are_zeroed() -> None:
+    standing = frozenset({("STALL", "sda", "device")})
+    totals = Totals().alerted(standing).zeroed(1.0).alerted(standing)
+    assert (totals.raised, totals.reset_s) == ({}, 1.0)
 
 
 FLOOD = Reading(

@@ -16,6 +16,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from writebackd.alerts.alert_types import AlertName, Severity
 from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.report.time_to_clean import time_to_clean
 from writebackd.report.totals import FSYNC_BOUNDS_S, LIMITS, TICK_BOUNDS_S, DeviceTotals
 from writebackd.types.decision import DeviceDecision, DeviceState, Mode
 from writebackd.types.estimate import Estimate
@@ -44,6 +45,7 @@ class _Row(NamedTuple):
     estimate: Estimate
     decision: DeviceDecision
     totals: DeviceTotals
+    time_to_clean_s: Optional[float]
 
 
 class _Page:
@@ -169,6 +171,8 @@ def _gauges(snapshot: Snapshot) -> Sequence[Value]:
         ("memory_bytes", "Memory of the host.", sample.host.memory_bytes),
         ("dirty_bytes", "Dirty memory of the host.", vm.dirty_bytes),
         ("writeback_bytes", "Memory under writeback.", vm.writeback_bytes),
+        ("time_to_clean_seconds", "What waits to be written, by what the disks drain.",
+         time_to_clean(sample, snapshot.estimates).host_s),
         ("resident_memory_bytes", "Of the daemon.", snapshot.self_rss_bytes),
         ("bpf_map_bytes", "Memory of the BPF maps.", probe.map_bytes),
         ("bpf_seconds_per_io", "What the probe costs per block IO, as measured at the start.",
@@ -225,6 +229,7 @@ def _alerts(page: _Page, snapshot: Snapshot) -> None:
 
 def _devices(page: _Page, snapshot: Snapshot) -> None:
     decisions = snapshot.decisions
+    clean = time_to_clean(snapshot.sample, snapshot.estimates)
     states = [each.state for each in decisions.values()]
     name = page.family("devices", "gauge", "Devices by state, excluded ones included.")
     for state in DeviceState:
@@ -236,6 +241,7 @@ def _devices(page: _Page, snapshot: Snapshot) -> None:
             snapshot.estimates[each.device.name],
             decisions[each.device.name],
             snapshot.totals.devices.get(each.device.name, DeviceTotals()),
+            clean.devices[each.device.name],
         )
         for each in snapshot.sample.devices
         if each.excluded is None
@@ -295,6 +301,8 @@ _DEVICE: Sequence[Tuple[str, str, str, Callable[[_Row], Optional[Number]]]] = (
      lambda row: row.decision.target_bytes),
     ("device_drain_bytes_per_second", "gauge", "What the device sustains, once learned.",
      lambda row: row.estimate.drain_rate),
+    ("device_time_to_clean_seconds", "gauge", "What waits to be written to it, by what it drains.",
+     lambda row: row.time_to_clean_s),
     ("device_written_bytes", "counter", "Written to the device.",
      lambda row: row.totals.written_bytes),
     ("device_read_bytes", "counter", "Read from the device.", lambda row: row.totals.read_bytes),

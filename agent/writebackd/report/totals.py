@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Counters since the start of the daemon, for metrics; a device's end with the device.
+"""Counters since the start of the daemon, or a reset; a device's end with the device.
 
 Frozen as all that a Snapshot holds: a thread may render it while the loop goes on.
 """
@@ -39,7 +39,7 @@ _LIMIT = frozenset(("dirty_bytes", "dirty_ratio"))
 
 
 class DeviceTotals(NamedTuple):
-    """Of one device since it, or the daemon, was there first."""
+    """Of one device since it, or the daemon, was there first, or since a reset."""
 
     diskseq: Optional[int] = None
     fsyncs: Tuple[int, ...] = (0,) * (len(FSYNC_BOUNDS_S) + 1)  # by bucket, not cumulative
@@ -53,8 +53,9 @@ class DeviceTotals(NamedTuple):
 
 @dataclass(frozen=True)
 class Totals:
-    """Of the daemon since its start."""
+    """Of the daemon since its start, or a reset."""
 
+    reset_s: Optional[float] = None  # wall clock; None: never
     devices: Mapping[str, DeviceTotals] = field(default_factory=dict)  # by name
     limit_changes: int = 0  # writes that gave the dirty limit another value
     # By kind of lever ("limits" for the global pair) and whether the kernel took it.
@@ -67,6 +68,17 @@ class Totals:
     # What stands, (name, device, cause), and by name how many came up.
     standing: FrozenSet[Tuple[str, str, str]] = frozenset()
     raised: Mapping[str, int] = field(default_factory=dict)
+
+    def zeroed(self, wall_s: float) -> "Totals":
+        """Anew from now on; what is no count stays, and so does processor time, which the kernel
+        counts."""
+        devices = {
+            name: DeviceTotals(diskseq=each.diskseq, decision_id=each.decision_id)
+            for name, each in self.devices.items()
+        }
+        return Totals(
+            reset_s=wall_s, devices=devices, cpu_s=self.cpu_s, standing=self.standing
+        )
 
     def acted(self, actions: Iterable[Action]) -> "Totals":
         """With these writes, which were really tried."""
