@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
 
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
@@ -23,11 +24,18 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.lever_files import file_of
 from writebackd.kernel.vm import in_words, read_state
 from writebackd.report.alert_answers import alert_answer
-from writebackd.report.answer_parts import forget_json, mode_json, pin_json
+from writebackd.report.answer_parts import (
+    drain_json,
+    forget_json,
+    mode_json,
+    pin_json,
+    reset_stats_json,
+)
 from writebackd.report.attribution import for_user
 from writebackd.report.control_server import (
     RequestError,
     Shared,
+    names_argument,
     seconds_argument,
     size_argument,
     text_argument,
@@ -36,7 +44,7 @@ from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.history_schema import Event
 from writebackd.report.learned_store import LearnedStore
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import Draining, Snapshot
 from writebackd.report.status_answer import status_json
 from writebackd.report.top_answer import top_json
 from writebackd.report.verify_answer import verify_json
@@ -49,6 +57,8 @@ log = logging.getLogger(__name__)
 
 # Two pages: below it the kernel answers EINVAL (mm/page-writeback.c).
 LEAST_LIMIT_BYTES = 2 * os.sysconf("SC_PAGESIZE")
+# The client of a drain renews it every second, and may be killed.
+DRAIN_LEASE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -87,16 +97,60 @@ class Pin:
 
 @dataclass(frozen=True)
 class Release:
-    """End a pin."""
+    """End a pin, and a drain."""
 
     why: str  # by whom, or that its time is over
     disturbs_trial = "released"
 
     def applied(self, memory: Memory) -> Memory:
-        return replace(memory, pin_bytes=None, hold_until_s=float("-inf"))
+        return replace(memory, pin_bytes=None, draining=(), hold_until_s=float("-inf"))
 
     def event(self, wall_s: float) -> Event:
         return Event(wall_s, "pin", text=f"released {self.why}")
+
+
+@dataclass(frozen=True)
+class StartDrain:
+    """Lower the limits of these devices to the floor; it takes the place of an earlier drain."""
+
+    devices: Tuple[str, ...]
+    draining: Draining
+    disturbs_trial = "drained"
+
+    def applied(self, memory: Memory) -> Memory:
+        return replace(memory, draining=self.devices, hold_until_s=float("-inf"))
+
+    def event(self, wall_s: float) -> Event:
+        names = ", ".join(self.devices)
+        return Event(wall_s, "drain", text=f"drain of {names} by uid {self.draining.uid}")
+
+
+@dataclass(frozen=True)
+class EndDrain:
+    """Decide the limits again, where nothing is pinned."""
+
+    why: str
+    disturbs_trial = None  # there is none beside a drain
+
+    def applied(self, memory: Memory) -> Memory:
+        return replace(memory, draining=())
+
+    def event(self, wall_s: float) -> Event:
+        return Event(wall_s, "drain", text=f"drain ended {self.why}")
+
+
+@dataclass(frozen=True)
+class ResetStats:
+    """Count anew."""
+
+    uid: int
+    disturbs_trial = None
+
+    def applied(self, memory: Memory) -> Memory:
+        return memory
+
+    def event(self, wall_s: float) -> Event:
+        return Event(wall_s, "reset", text=f"counters zeroed by uid {self.uid}")
 
 
 @dataclass(frozen=True)
@@ -113,12 +167,12 @@ class Forget:
         return Event(wall_s, "forget", device=self.device)
 
 
-Command = Union[SetMode, Pin, Release, Forget]
+Command = Union[SetMode, Pin, Release, StartDrain, EndDrain, ResetStats, Forget]
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Questions are answered from the state; what changes it is left to `apply`."""
+    """Questions are answered from the state; what changes the memory is left to `apply`."""
 
     files: KernelFiles
     actuator: Actuator
@@ -154,6 +208,8 @@ class Commands:
             "why": lambda: why_json(shown, text_argument(args, "device")),
             "alerts": lambda: alert_answer(shown, text_argument(args, "device")),
             "forget": lambda: self._forget(shown, args, uid),
+            "drain": lambda: self._drain(shown, args, uid),
+            "reset-stats": lambda: self._reset_stats(uid),
             "trial": lambda: self.trial(args, shown),
             "top": lambda: top_json(shown),
             "verify": lambda: self._verify(shown),
@@ -183,6 +239,64 @@ class Commands:
         self.apply(Forget(found[0]))
         log.info("learned values of %s dropped by uid %d", found[0], uid)
         return forget_json(found[0], ["learned again from the next flood and fsync"])
+
+    def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        """`start`, then `renew` until `end`; without that a drain ends by itself unless held."""
+        order = text_argument(args, "order")
+        if order == "start":
+            return self._start_drain(snapshot, args, uid)
+        if order not in ("renew", "end"):
+            raise RequestError("order is start, renew or end")
+        number, now = size_argument(args, "number", of=""), self.state.draining
+        if now is None or now.number != number:
+            return drain_json(number, ())  # released, or another one has taken its place
+        if order == "end":
+            self.apply(EndDrain(f"by uid {uid}"))
+            return drain_json(number, ())
+        if now.until_s is not None:
+            self.state.draining = now._replace(until_s=self.now() + DRAIN_LEASE_S)
+        return drain_json(number, self.state.memory.draining)
+
+    def _start_drain(
+        self, snapshot: Snapshot, args: Dict[str, Any], uid: int
+    ) -> Dict[str, Any]:
+        wanted = names_argument(args, "devices")
+        chosen = {
+            seen.device.name: seen
+            for each in (wanted or (None,)) for seen in find_devices(snapshot, each)
+            if wanted or seen.excluded is None
+        }
+        for name, seen in chosen.items():
+            if seen.excluded is not None:
+                raise RequestError(
+                    f"{name} is not managed ({seen.excluded}): use `sync -f` and a mount point"
+                )
+        if not chosen:
+            raise RequestError("no device is managed: `writebackctl devices` says why")
+        begun_s = self.now()
+        draining = Draining(
+            int(begun_s * 1e6), uid, time.time(),
+            None if args.get("hold") is True else begun_s + DRAIN_LEASE_S,
+        )
+        self.apply(StartDrain(tuple(chosen), draining))
+        log.info("drain of %s by uid %d", ", ".join(chosen), uid)
+        return drain_json(draining.number, tuple(chosen), self._not_lowered())
+
+    def _not_lowered(self) -> Sequence[str]:
+        """Why a drain leaves the limits alone."""
+        memory, off = self.state.memory, self.state.off
+        if off is not None:
+            return [f"limits stay as they are: {off} exists"]
+        if memory.mode is Mode.OBSERVE or memory.yielded is not None:
+            return ["limits stay as they are until `writebackctl enforce`"]
+        if memory.pin_bytes is not None:
+            return [f"limits stay pinned to {formats.size(memory.pin_bytes)}"]
+        return []
+
+    def _reset_stats(self, uid: int) -> Dict[str, Any]:
+        self.apply(ResetStats(uid))
+        log.info("counters zeroed by uid %d", uid)
+        return reset_stats_json(self.state.totals)
 
     def _verify(self, snapshot: Snapshot) -> Dict[str, Any]:
         vm = read_state(self.files)
@@ -238,7 +352,7 @@ class Commands:
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         if verb == "release":
             self.apply(Release(f"by uid {uid}"))
-            log.info("pin released by uid %d", uid)
+            log.info("released by uid %d", uid)
             return pin_json(None)
         pin, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")
         if pin < LEAST_LIMIT_BYTES:

@@ -25,7 +25,17 @@ from writebackd.actuate.lease_holder import LeaseHolder
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.detector_memory import AlertMemory
-from writebackd.commands import Command, Commands, Forget, Pin, Release, SetMode
+from writebackd.commands import (
+    Command,
+    Commands,
+    EndDrain,
+    Forget,
+    Pin,
+    Release,
+    ResetStats,
+    SetMode,
+    StartDrain,
+)
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.estimator import estimate
 from writebackd.event_loop import EventLoop
@@ -233,6 +243,9 @@ class Daemon:
         if self.state.pinned is not None and self.state.pinned.is_over(_boottime()):
             log.info("pin released: its time is over")
             self.apply(Release("at the end of its time"))
+        if self.state.draining is not None and self.state.draining.is_over(_boottime()):
+            log.info("drain ended: its client is gone")
+            self.apply(EndDrain("since its client is gone"))
         sample = self._read()
         if sample is None:
             return
@@ -412,7 +425,13 @@ class Daemon:
         elif isinstance(command, Pin):
             state.pinned = Pinned(command.uid, wall_s, command.until_s)
         elif isinstance(command, Release):
-            state.pinned = None
+            state.pinned = state.draining = None
+        elif isinstance(command, StartDrain):
+            state.draining = command.draining
+        elif isinstance(command, EndDrain):
+            state.draining = None
+        elif isinstance(command, ResetStats):
+            state.totals = state.totals.zeroed(wall_s)
         elif isinstance(command, Forget):
             watches = {n: each for n, each in state.alerts.health.items() if n != command.device}
             state.alerts = replace(state.alerts, health=watches)

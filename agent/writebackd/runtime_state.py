@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional, Tuple
 
 from writebackd.alerts.detector_memory import AlertMemory
-from writebackd.report.snapshot import Pinned, Snapshot
+from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.report.totals import Totals
 from writebackd.types.core_memory import Memory
 from writebackd.types.decision import Mode
@@ -26,6 +26,7 @@ class RuntimeState:
     problem: Optional[str] = None  # why the last tick was not whole
     off: Optional[Path] = None  # the kill-switch file that is there
     pinned: Optional[Pinned] = None
+    draining: Optional[Draining] = None
     mode_by_verb: bool = False  # which a policy that is read again does not overrule
     mode_after_trial: Mode = Mode.ENFORCE  # of the trial that is on, or was the last
     trial_just_ended: bool = False  # its limit still stands, and is never kept on exit

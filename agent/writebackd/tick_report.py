@@ -157,6 +157,7 @@ class TickReport:
             routes=self.publisher.routes.states(),
             runbook=self.publisher.routes.runbook,
             pinned=state.pinned,
+            draining=state.draining,
             standing=state.snapshot.standing if state.snapshot is not None else None,
             window=in_force.window if in_force is not None else None,
         )

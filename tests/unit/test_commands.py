@@ -20,6 +20,7 @@ from writebackd import formats
 from writebackd.alerts.detector_memory import DeviceHealth
 from writebackd.cli.answer_screens import render_why
 from writebackd.cli.status_screen import render_status
+from writebackd.control.device_decision import kernel_floor_bytes
 from writebackd.estimate.learned import FACTS, facts_of, forgotten, learn, recall
 from writebackd.policy.timetable import read_timetable
 from writebackd.report.control_server import RequestError
@@ -96,11 +97,137 @@ def test_a_later_pin_takes_the_time_of_the_first_with_it(rig: Rig) -> None:
 
 
 def pins(tmp_path: Path) -> "list[str]":
+    return events(tmp_path, "pin")
+
+
+def events(tmp_path: Path, kind: str) -> "list[str]":
     try:
-        events = read_history(tmp_path / "state" / "history.db")
+        found = read_history(tmp_path / "state" / "history.db")
     except HistoryError:
         return []  # its thread has not made it yet
-    return [event.text for event in events if event.kind == "pin"]
+    return [event.text for event in found if event.kind == kind]
+
+
+def floor_of(rig: Rig) -> int:
+    """The policy's, or what this host's kernel keeps."""
+    assert rig.daemon.state.snapshot is not None
+    host = rig.daemon.state.snapshot.sample.host
+    return max(rig.daemon.policy.limits.floor_bytes, kernel_floor_bytes(host))
+
+
+def test_a_drain_lowers_the_limit_to_the_floor_until_its_client_ends_it(rig: Rig) -> None:
+    before = rig.host.limits
+    begun = rig.daemon.handle("drain", {"order": "start", "devices": []}, 1234)
+    assert begun["devices"] == ["sda"] and begun["lines"] == []
+    number = {"number": begun["number"]}
+    for _ in range(20):
+        rig.tick()
+        rig.daemon.handle("drain", {"order": "renew", **number}, 1234)
+    assert rig.host.limits.dirty_bytes == floor_of(rig)
+    status, why = rig.status(), rig.daemon.handle("why", {}, 0)
+    assert list(schema.problems(status, schema.load("status"))) == []
+    assert status["drain"]["devices"] == ["sda"] and status["drain"]["uid"] == 1234
+    assert 0 < status["drain"]["left_s"] <= 10.0
+    assert status["verdict"]["text"].startswith("PINNED: draining sda; ")
+    assert "enforce (draining sda by uid 1234, since " in render_status(status, 160)
+    assert "at its floor until the drain ends" in render_why(why, 160)
+    assert rig.daemon.handle("drain", {"order": "end", **number}, 1234)["devices"] == []
+    rig.tick()
+    assert rig.status()["drain"] is None and rig.host.limits == before
+
+
+def test_a_drain_whose_client_is_gone_ends_by_itself(rig: Rig, tmp_path: Path) -> None:
+    before = rig.host.limits
+    rig.daemon.handle("drain", {"order": "start", "devices": ["sda"]}, 0)
+    rig.tick(10)
+    assert rig.status()["drain"] is not None and rig.host.limits != before
+    rig.tick(2)
+    assert rig.status()["drain"] is None and rig.host.limits == before
+    wait_for(lambda: len(events(tmp_path, "drain")) == 2)
+    assert events(tmp_path, "drain") == ["drain of sda by uid 0", "drain ended since its client is"
+                                         " gone"]
+
+
+def test_a_drain_that_is_held_stays_until_release(rig: Rig) -> None:
+    before = rig.host.limits
+    rig.daemon.handle("drain", {"order": "start", "hold": True}, 0)
+    rig.tick(60)
+    assert rig.status()["drain"]["left_s"] is None and rig.host.limits.dirty_bytes == floor_of(rig)
+    rig.daemon.handle("release", {}, 0)
+    rig.tick()
+    assert rig.status()["drain"] is None and rig.host.limits == before
+
+
+def test_a_drain_that_is_released_is_over_for_its_client_too(rig: Rig, tmp_path: Path) -> None:
+    number = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
+    rig.daemon.handle("release", {}, 0)
+    again = rig.daemon.handle("drain", {"order": "renew", "number": number}, 0)
+    assert again["devices"] == [] and rig.daemon.state.draining is None
+    rig.tick(20)
+    wait_for(lambda: pins(tmp_path) == ["released by uid 0"])
+    assert events(tmp_path, "drain") == ["drain of sda by uid 0"]  # it did not end once more
+
+
+def test_a_later_drain_takes_the_place_of_the_first(rig: Rig) -> None:
+    first = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
+    rig.tick()
+    second = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
+    for order in ("renew", "end"):
+        over = rig.daemon.handle("drain", {"order": order, "number": first}, 0)
+        assert over["devices"] == []
+    rig.tick()
+    assert rig.status()["drain"] is not None
+    assert rig.daemon.handle("drain", {"order": "renew", "number": second}, 0)["devices"] == ["sda"]
+
+
+def test_what_keeps_a_drain_from_the_limits_is_told_and_obeyed(rig: Rig) -> None:
+    rig.daemon.handle("pin", {"bytes": 16 << 20}, 0)
+    lines = rig.daemon.handle("drain", {"order": "start", "hold": True}, 0)["lines"]
+    rig.tick(5)
+    assert lines == ["limits stay pinned to 16M"] and rig.host.limits.dirty_bytes == 16 << 20
+    rig.daemon.handle("mode", {"mode": "observe"}, 0)
+    before = rig.host.limits
+    lines = rig.daemon.handle("drain", {"order": "start", "hold": True}, 0)["lines"]
+    rig.tick(5)
+    assert lines == ["limits stay as they are until `writebackctl enforce`"]
+    assert rig.host.limits == before
+
+
+def test_a_drain_of_what_is_not_there_or_not_managed_is_refused(rig: Rig) -> None:
+    with pytest.raises(RequestError, match="known devices: sda"):
+        rig.daemon.handle("drain", {"order": "start", "devices": ["sdz"]}, 0)
+    with pytest.raises(RequestError, match="order is start, renew or end"):
+        rig.daemon.handle("drain", {}, 0)
+    shown = rig.daemon.state.snapshot
+    assert shown is not None
+    (seen,) = shown.sample.devices
+    alone = replace(shown.sample, devices=(replace(seen, excluded="as the policy says"),))
+    rig.daemon.state.snapshot = replace(shown, sample=alone)
+    with pytest.raises(RequestError, match="sda is not managed .as the policy says."):
+        rig.daemon.handle("drain", {"order": "start", "devices": ["sda"]}, 0)
+    with pytest.raises(RequestError, match="no device is managed"):
+        rig.daemon.handle("drain", {"order": "start"}, 0)
+    assert rig.daemon.state.memory.draining == ()
+
+
+def test_counters_are_zeroed_and_history_stays(rig: Rig, tmp_path: Path) -> None:
+    rig.daemon.handle("pin", {"bytes": 16 << 20}, 0)
+    rig.host.flow(8 << 20)
+    rig.tick(2)
+    counted = rig.status()
+    assert counted["devices"][0]["counters"]["written_bytes"] == 8 << 20
+    assert counted["counters"]["limit_changes"] > 0 and counted["counters"]["reset_s"] is None
+    cpu_s = rig.daemon.state.totals.cpu_s
+    answer = rig.daemon.handle("reset-stats", {}, 7)
+    assert list(schema.problems(answer, schema.load("reset-stats"))) == []
+    rig.tick()
+    anew = rig.status()
+    assert set(anew["devices"][0]["counters"].values()) == {0}
+    assert anew["counters"] == {
+        "reset_s": answer["reset_s"], "limit_changes": 0, "foreign_writes": 0, "failed_ticks": 0}
+    assert rig.daemon.state.totals.cpu_s >= cpu_s > 0
+    wait_for(lambda: events(tmp_path, "reset") == ["counters zeroed by uid 7"])
+    assert len(pins(tmp_path)) == 1
 
 
 def test_the_files_of_the_policy_are_told(rig: Rig) -> None:

@@ -171,6 +171,7 @@ def test_errors_reach_the_client_and_the_server_lives(
 
 @pytest.mark.parametrize("verb, refused", [
     ("mode", True), ("pin", True), ("release", True), ("forget", True), ("trial", True),
+    ("drain", True), ("reset-stats", True),
     ("top", False), ("status", False), ("why", False), ("devices", False), ("verify", False),
 ])  # fmt: skip
 def test_only_root_may_write(

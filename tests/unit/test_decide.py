@@ -345,6 +345,36 @@ def test_pin_wins_over_the_law_and_foreign_over_pin() -> None:
     assert [each.write.lever for each in memory.intrusions] == ["dirty_bytes"]
 
 
+def test_a_drain_goes_to_the_floor_no_faster_than_the_disk_drains() -> None:
+    host = plant(flood=True, syncing=False)
+    host.run(60)
+    before = host.limit
+    host.memory = replace(host.memory, draining=("sda",))
+    _, decision = host.tick()
+    assert decision.goal_bytes == POLICY.limits.floor_bytes
+    assert decision.devices[0].state is DeviceState.PINNED
+    # The flood's writers are not stopped until all that is above the floor has drained.
+    assert POLICY.limits.floor_bytes < 0.9 * host.dirty < host.limit < before
+    host.flood = False
+    assert host.run(20)[-1][1].limit_bytes == POLICY.limits.floor_bytes
+    host.memory = replace(host.memory, draining=())
+    assert host.run(120)[-1][1].limit_bytes != POLICY.limits.floor_bytes
+
+
+@pytest.mark.parametrize("hands, state", [
+    ({"pin_bytes": 64 * MB}, DeviceState.PINNED), ({"yielded": "tuned"}, DeviceState.YIELDED)])
+def test_a_drain_leaves_limits_alone_that_the_admin_or_somebody_else_has_set(
+    hands: "dict[str, object]", state: DeviceState
+) -> None:
+    host = plant(flood=True)
+    host.run(5)
+    host.memory = replace(host.memory, draining=("sda",), **hands)  # type: ignore[arg-type]
+    _, decision = host.tick()
+    (device,) = decision.devices
+    assert decision.limit_bytes == device.target_bytes == hands.get("pin_bytes")
+    assert device.state is state
+
+
 def test_several_writers_in_one_tick_are_all_named() -> None:
     host = plant(flood=True)
     host.run(5)

@@ -577,6 +577,19 @@ def decided(
     )
 
 
+def test_a_device_that_is_drained_beside_others_gets_the_floor_alone() -> None:
+    quiet = database(demand=False)
+    drained = memory(draining=("sda",))
+    decision, kept = decided(drained, sample(limit=LOOSE), quiet)
+    floor = CAPS.limits.floor_bytes
+    assert decision.goal_bytes == floor
+    decision, kept = decided(kept, sample(limit=floor), quiet)
+    assert Setting(LeverKind.BDI, "8:0", "max_bytes", floor) in decision.settings
+    decision, _ = decided(kept, sample(limit=floor, actions=[action(SET)]), quiet)
+    assert decision.goal_bytes is not None and decision.goal_bytes > 10 * floor
+    assert next(each.target_bytes for each in decision.devices) == floor
+
+
 def test_global_limit_down_then_cap_then_global_limit_up_again() -> None:
     # Down: while it is high there is no cap.
     decision, kept = decided(memory(), sample(limit=LOOSE), database())

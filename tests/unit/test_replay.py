@@ -49,15 +49,17 @@ TIMEOUT_S = 20.0
 
 def play(
     directory: Path, name: str = "flood", seconds: float = 60.0, max_bytes: int = 1 << 30,
-    pins: "Tuple[float, float]" = (1e9, 1e9),
+    pins: "Tuple[float, float]" = (1e9, 1e9), drains: "Tuple[float, float]" = (1e9, 1e9),
 ) -> int:
-    """Record a scenario; the number of ticks. Between the times of `pins` the admin holds 8 MB."""
+    """Record a scenario; the number of ticks. Between the times of `pins` the admin holds 8 MB,
+    between those of `drains` the disk is drained."""
     loop, ticks = Loop(load_policy(None, None), BY_NAME[name].plant()), 0
     tape = Recorder(directory, max_bytes)
     while loop.plant.now_s < seconds:
         pinned = 8 << 20 if pins[0] <= loop.plant.now_s < pins[1] else None
-        if loop.memory.pin_bytes != pinned:
-            loop.memory = replace(loop.memory, pin_bytes=pinned)
+        drained = ("sda",) if drains[0] <= loop.plant.now_s < drains[1] else ()
+        if (loop.memory.pin_bytes, loop.memory.draining) != (pinned, drained):
+            loop.memory = replace(loop.memory, pin_bytes=pinned, draining=drained)
         before = loop.memory
         sample, _, decision = loop.tick()
         while tape._waiting.full():
@@ -92,6 +94,14 @@ def test_orders_of_then_are_followed(tmp_path: Path) -> None:
     result = tally(recorded)
     assert result.different == 0 and "pinned" in result.states["sda"]
     assert [bool(tick.memory) for tick in recorded].count(True) == 3
+
+
+def test_drains_of_then_are_followed_under_another_policy_too(tmp_path: Path) -> None:
+    play(tmp_path, drains=(20.0, 30.0))
+    recorded = list(read_tape(tmp_path))
+    for other in (None, load_policy(None, None)):
+        result = tally(recorded, other)
+        assert result.different == 0 and "pinned" in result.states["sda"]
 
 
 def test_another_policy_decides_otherwise_and_it_is_told_where(tmp_path: Path) -> None:

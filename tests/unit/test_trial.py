@@ -503,6 +503,7 @@ def test_it_does_not_begin_on_a_host_in_trouble(host: Host) -> None:
     for memory, more, words in (
         ({"yielded": "tuned set dirty_ratio=40"}, {}, "yielded (tuned"),
         ({"pin_bytes": 1 << 20}, {}, "pinned"),
+        ({"draining": ("sda",)}, {}, "a drain holds the limit"),
         ({}, {"off": "/run/writebackd/off"}, "/run/writebackd/off exists"),
         ({}, {"alerts": (ALERT,)}, "active alert COLLAPSE"),
         ({}, {"sample": replace(good.sample, errors=("/proc/diskstats: EIO",))}, "cannot read all"),

@@ -110,6 +110,8 @@ def done(name: str, cause: Cause, decision: Decision, memory: Memory, in_force: 
         return "nothing, another process set the limits: `writebackctl enforce` takes over"
     if memory.pin_bytes is not None:
         return f"limit pinned to {formats.size(memory.pin_bytes)}: `writebackctl release` ends it"
+    if name in memory.draining:
+        return "limit at its floor for a drain: `writebackctl release` ends it"
     if not in_force:
         return "nothing, the limits are refused or switched off: `writebackctl status` says by what"
     mine = next((each for each in decision.devices if each.name == name), None)

@@ -77,6 +77,8 @@ def decide(
 
     paced = pace(policy, memory, sample, estimates, wants, remembered)
     wants, memory = paced.wants, paced.memory
+    if memory.draining and memory.yielded is None and memory.pin_bytes is None:
+        wants = _at_the_floor(policy, memory, sample, wants, least)
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
     extra = plan_device_limits(policy, memory, sample, estimates, wants)
@@ -258,6 +260,25 @@ def _whose(foreign: Sequence[ForeignWrite]) -> str:
     for write in foreign:
         by_writer.setdefault(write.who, []).append(f"{write.lever}={write.value}")
     return "; ".join(f"{who} set {' and '.join(set_)}" for who, set_ in by_writer.items())
+
+
+def _at_the_floor(
+    policy: Policy, memory: Memory, sample: Sample, wants: Sequence[DeviceTarget], least: int
+) -> List[DeviceTarget]:
+    """The wants while devices are drained: these need the smallest limit that they may have."""
+    floors = {}
+    for seen in sample.devices:
+        device = seen.device
+        if device.name in memory.draining:
+            own = policy.for_device(device.name, device.devno, device.driver)
+            floors[device.name] = max(own.floor_bytes, least)
+    return [
+        replace(
+            _override(want, DeviceState.PINNED, floors[want.name], reasons.DRAINING), demand=True
+        )
+        if want.name in floors and want.state is not DeviceState.EXCLUDED else want
+        for want in wants
+    ]
 
 
 def _override(

@@ -28,7 +28,7 @@ _NEXT: Mapping[DeviceState, str] = {
     " failing disk.",
     DeviceState.BLIND: "{follows}.",
     DeviceState.YIELDED: "Nothing is written until `writebackctl enforce`.",
-    DeviceState.PINNED: "The pinned limit stays until its time is over, `writebackctl release`"
+    DeviceState.PINNED: "The limit stays until the end of the pin or drain, `writebackctl release`"
     " or a restart.",
     DeviceState.EXCLUDED: "Nothing: this device does not affect the limit.",
 }

@@ -62,6 +62,7 @@ _WORDS: Mapping[Rule, Tuple[str, str]] = {
 
 YIELDED = "yielded: another process set the limits"
 PINNED = "pinned"
+DRAINING = "draining: the limit is at its floor until the drain ends"
 ORIGINAL = "no sync demand and no flood: original limits"
 RESTARTED = "just restarted: keeping the previous limit"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Union
 
-from writebackd.report.snapshot import Snapshot
+from writebackd.report.snapshot import Draining, Pinned, Snapshot
+from writebackd.report.totals import Totals
 from writebackd.types.decision import Mode
 from writebackd.types.levers import HeldLever
 
@@ -23,11 +24,24 @@ def pinned_json(snapshot: Snapshot) -> Optional[Json]:
     """Who pinned, by uid: names may come over the network, which the daemon never waits for."""
     if snapshot.memory.pin_bytes is None or snapshot.pinned is None:
         return None
-    until_s = snapshot.pinned.until_s
+    return _order_json(snapshot.pinned, snapshot.sample.time_s)
+
+
+def draining_json(snapshot: Snapshot) -> Optional[Json]:
+    """Which devices are drained, by whom; `left_s` is None where the limits are held."""
+    if not snapshot.memory.draining or snapshot.draining is None:
+        return None
     return {
-        "uid": snapshot.pinned.uid,
-        "since_s": finite(snapshot.pinned.wall_s),
-        "left_s": None if until_s is None else max(0.0, until_s - snapshot.sample.time_s),
+        "devices": list(snapshot.memory.draining),
+        **_order_json(snapshot.draining, snapshot.sample.time_s),
+    }
+
+
+def _order_json(order: Union[Pinned, Draining], now_s: float) -> Json:
+    return {
+        "uid": order.uid,
+        "since_s": finite(order.wall_s),
+        "left_s": None if order.until_s is None else max(0.0, order.until_s - now_s),
     }
 
 
@@ -60,6 +74,25 @@ def pin_json(
 ) -> Json:
     """The answer to `pin` and `release` (None: no longer pinned)."""
     return {"pin_bytes": pin_bytes, "for_s": for_s, "lines": list(lines)}
+
+
+def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -> Json:
+    """The answer to each order of a drain; no devices: it is over."""
+    return {"number": number, "devices": list(devices), "lines": list(lines)}
+
+
+def counters_json(totals: Totals) -> Json:
+    return {
+        "reset_s": finite(totals.reset_s),
+        "limit_changes": totals.limit_changes,
+        "foreign_writes": totals.foreign_writes,
+        "failed_ticks": totals.failed_ticks,
+    }
+
+
+def reset_stats_json(totals: Totals) -> Json:
+    lines = ["metrics, and the counters of `writebackctl --json status`; history is kept"]
+    return {"reset_s": finite(totals.reset_s), "lines": lines}
 
 
 def forget_json(device: str, lines: Sequence[str] = ()) -> Json:

@@ -37,7 +37,7 @@ _UCRED = struct.Struct("iII")
 # Exit codes that a client is told to end with; the same as in cli/exit_codes.py.
 _EXIT_BAD_NEWS, _EXIT_USAGE, _EXIT_NOT_PERMITTED = 1, 2, 4
 
-WRITE_VERBS = frozenset({"mode", "pin", "release", "forget", "trial"})
+WRITE_VERBS = frozenset({"mode", "pin", "release", "forget", "trial", "drain", "reset-stats"})
 
 Handler = Callable[[str, Dict[str, Any], int], Mapping[str, Any]]
 
@@ -64,13 +64,21 @@ def text_argument(args: Mapping[str, Any], name: str) -> Optional[str]:
     raise RequestError(f"{name}: expected text, found {json.dumps(value)[:40]}")
 
 
-def size_argument(args: Mapping[str, Any], name: str) -> int:
-    """A positive whole number of bytes among the arguments. Raises RequestError."""
+def size_argument(args: Mapping[str, Any], name: str, of: str = " of bytes") -> int:
+    """A positive whole number among the arguments. Raises RequestError."""
     value = args.get(name)
     # 2**63: what the kernel's sysctl parser takes as an unsigned long, with room.
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 63:
-        raise RequestError(f"{name}: expected a number of bytes above 0")
+        raise RequestError(f"{name}: expected a number{of} above 0")
     return value
+
+
+def names_argument(args: Mapping[str, Any], name: str) -> Tuple[str, ...]:
+    """Strings among the arguments, none when absent. Raises RequestError."""
+    value = args.get(name, [])
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(value)
+    raise RequestError(f"{name}: expected a list of names, found {json.dumps(value)[:40]}")
 
 
 def seconds_argument(args: Mapping[str, Any], name: str) -> Optional[float]:

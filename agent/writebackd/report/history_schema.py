@@ -20,7 +20,8 @@ class Event:
     """One line of history; None where a figure does not apply or is not known."""
 
     wall_s: float
-    kind: str  # decision, action, mode, pin, forget, foreign, window, alert, start, stop
+    # decision, action, mode, pin, drain, forget, reset, foreign, window, alert, start, stop
+    kind: str
     device: Optional[str] = None
     decision_id: Optional[str] = None  # of an alert: its own, from begin to end
     state: Optional[str] = None  # of an alert: its severity, or resolved

@@ -63,7 +63,8 @@ def replay(
                 # Orders of then count; what the other policy has come to stays.
                 memory = replace(
                     memory, mode=tick.memory.mode, pin_bytes=tick.memory.pin_bytes,
-                    yielded=tick.memory.yielded, intrusions=tick.memory.intrusions,
+                    draining=tick.memory.draining, yielded=tick.memory.yielded,
+                    intrusions=tick.memory.intrusions,
                 )
         if memory is None:
             continue  # the beginning was lost

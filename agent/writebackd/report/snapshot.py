@@ -31,6 +31,18 @@ class Pinned(NamedTuple):
         return self.until_s is not None and now_s >= self.until_s
 
 
+class Draining(NamedTuple):
+    """Who drains, and until when the limits of the devices stay at the floor."""
+
+    number: int  # by which the client that began it is known
+    uid: int
+    wall_s: float
+    until_s: Optional[float]  # as Sample.time_s, unless renewed; None: until it is released
+
+    def is_over(self, now_s: float) -> bool:
+        return self.until_s is not None and now_s >= self.until_s
+
+
 class VerdictCode(Enum):
     """What status begins with; report/verdict.py says which, the worst first."""
 
@@ -41,7 +53,7 @@ class VerdictCode(Enum):
     YIELDED = "YIELDED"  # another process set the limits
     ALERT = "ALERT"  # an alert stands, and none of the above says so
     TRIAL = "TRIAL"
-    PINNED = "PINNED"
+    PINNED = "PINNED"  # or held at the floor by a drain
     OBSERVING = "OBSERVING"
     OK = "OK"
 
@@ -83,11 +95,12 @@ class Snapshot:
     policy_chosen: str = ""  # why this policy, in words
     policy_files: Tuple[str, ...] = ()  # that it was read from, its own first
     rivals: Optional[Tuple[ConflictingTool, ...]] = None  # None: not looked for yet
-    totals: Totals = field(default_factory=Totals)  # counted since the start
+    totals: Totals = field(default_factory=Totals)
     alerts: Tuple[Alert, ...] = ()  # active
     routes: Tuple[RouteState, ...] = ()
     runbook: str = ""  # its address
     pinned: Optional[Pinned] = None
+    draining: Optional[Draining] = None
     window: Optional[Open] = None  # of the policy, that is open
     objective: Optional[Objective] = None  # in force, that of the window where one is open
     problem: Optional[str] = None  # why this tick is not whole

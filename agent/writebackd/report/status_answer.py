@@ -13,10 +13,20 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from writebackd.alerts.array_state import battery
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.report.alert_answers import alerts_json, route_warnings
-from writebackd.report.answer_parts import Json, finite, held_json, pinned_json, trial_json
+from writebackd.report.answer_parts import (
+    Json,
+    counters_json,
+    draining_json,
+    finite,
+    held_json,
+    pinned_json,
+    trial_json,
+)
 from writebackd.report.device_answers import backings_of, device_row
 from writebackd.report.snapshot import Snapshot, original_bytes
+from writebackd.report.time_to_clean import time_to_clean
 from writebackd.report.top_answer import dirtiers_json
+from writebackd.report.totals import DeviceTotals
 from writebackd.report.verdict import verdict_json
 from writebackd.types.samples import TaskSample
 from writebackd.types.storage import Backing, CacheMode
@@ -27,6 +37,7 @@ _TOP_DIRTIERS = 3
 def status_json(snapshot: Snapshot) -> Json:
     sample, memory = snapshot.sample, snapshot.memory
     decisions, backings = snapshot.decisions, backings_of(sample.backings)
+    clean = time_to_clean(sample, snapshot.estimates)
     return {
         "verdict": verdict_json(snapshot),
         "version": snapshot.version,
@@ -41,6 +52,7 @@ def status_json(snapshot: Snapshot) -> Json:
         "off": snapshot.off,
         "pin_bytes": memory.pin_bytes,
         "pin": pinned_json(snapshot),
+        "drain": draining_json(snapshot),
         "trial": trial_json(snapshot),
         "reason": snapshot.decision.reason,
         "probe": {
@@ -56,12 +68,18 @@ def status_json(snapshot: Snapshot) -> Json:
             "total_bytes": sample.host.memory_bytes,
             "dirty_bytes": sample.vm.dirty_bytes,
             "writeback_bytes": sample.vm.writeback_bytes,
+            "time_to_clean_s": finite(clean.host_s),
         },
+        "counters": counters_json(snapshot.totals),
         "devices": [
-            device_row(
-                each, decisions[each.device.name], snapshot.estimates[each.device.name],
-                backings.get(each.device.name, ()),
-            )
+            {
+                **device_row(
+                    each, decisions[each.device.name], snapshot.estimates[each.device.name],
+                    backings.get(each.device.name, ()),
+                ),
+                "time_to_clean_s": finite(clean.devices.get(each.device.name)),
+                "counters": _counters(snapshot.totals.devices.get(each.device.name)),
+            }
             for each in sample.devices
         ],
         "dirtiers": _programs(sample.tasks, sample.dt_s),
@@ -82,6 +100,20 @@ def status_json(snapshot: Snapshot) -> Json:
             "bpf_ns_per_io": finite(snapshot.probe.bpf_ns_per_io),
             "history_dropped": snapshot.history_dropped,
         },
+    }
+
+
+def _counters(totals: Optional[DeviceTotals]) -> Optional[Json]:
+    """None: it is left alone, and not counted."""
+    if totals is None:
+        return None
+    return {
+        "written_bytes": totals.written_bytes,
+        "read_bytes": totals.read_bytes,
+        "busy_s": finite(totals.busy_s),
+        "fsyncs": sum(totals.fsyncs),
+        "fsync_s": finite(totals.fsync_s),
+        "decisions": totals.decisions,
     }
 
 

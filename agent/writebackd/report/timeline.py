@@ -146,5 +146,8 @@ def moment_marks(events: Sequence[Event]) -> List[Mark]:
         Mark(event.wall_s, event.wall_s, event.kind, f"{event.kind}: {event.text}")
         for event in events
         if event.kind
-        in ("start", "stop", "mode", "pin", "trial", "forget", "foreign", "window")
+        in (
+            "start", "stop", "mode", "pin", "drain", "trial", "forget", "reset", "foreign",
+            "window",
+        )
     ]

@@ -110,6 +110,9 @@ def _verdict(snapshot: Snapshot, seen: _Seen) -> Tuple[VerdictCode, Optional[str
         return VerdictCode.TRIAL, trial.device, f"block {trial.block} of {trial.blocks}; {well}"
     if memory.pin_bytes is not None and snapshot.mode is Mode.ENFORCE:
         return VerdictCode.PINNED, device, f"limit {formats.size(memory.pin_bytes)}; {well}"
+    if memory.draining and snapshot.mode is Mode.ENFORCE:
+        names = ", ".join(memory.draining[:_NAMED]) + _more(memory.draining[_NAMED:])
+        return VerdictCode.PINNED, device, f"draining {names}; {well}"
     if snapshot.mode is Mode.OBSERVE:
         return VerdictCode.OBSERVING, device, f"no limit is written; {well}"
     return VerdictCode.OK, device, f"{well}, {_limit(snapshot)}"
@@ -153,6 +156,7 @@ def _limit(snapshot: Snapshot) -> str:
         ("observing", snapshot.mode is Mode.OBSERVE),
         ("yielded", memory.yielded is not None),
         ("pinned", memory.pin_bytes is not None),
+        ("draining", bool(memory.draining)),
         ("trial", memory.trial is not None),
     ):
         if holds:

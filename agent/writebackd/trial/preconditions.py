@@ -61,6 +61,8 @@ def objection(snapshot: Snapshot, policy: Policy, device: str, ceiling_s: float)
         return f"yielded ({memory.yielded}): `writebackctl enforce` first"
     if memory.pin_bytes is not None:
         return "the limit is pinned: `writebackctl release` first"
+    if memory.draining:
+        return "a drain holds the limit: wait, or `writebackctl release` first"
     if snapshot.sample.errors:
         return f"cannot read all kernel statistics: {snapshot.sample.errors[0]}"
     if snapshot.alerts:

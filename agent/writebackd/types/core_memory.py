@@ -79,6 +79,7 @@ class Memory:
     last_raise_s: float = float("-inf")
     hold_until_s: float = float("-inf")  # limits adopted from an earlier run stay so long
     pin_bytes: Optional[int] = None
+    draining: Tuple[str, ...] = ()  # devices whose limit an admin has put at the floor
     mode: Mode = Mode.ENFORCE
     paces: Mapping[str, PaceMemory] = field(default_factory=dict)  # by devno of the disk
     # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
