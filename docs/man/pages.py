@@ -26,8 +26,8 @@ from writebackd.policy.keys import KEYS, SECTIONS, WHEN, WINDOW_KEYS, Key
 EXIT_CODES: Tuple[Tuple[str, str], ...] = (
     ("0", "good"),
     ("1", "the answer is bad news: `verify` found a difference, `doctor` a blocker,"
-     " `restore` failed, `trial` was stopped or found fsync slower, `replay` decides otherwise,"
-     " the evidence of `recommend` is thin"),
+     " `drain` is not clean, `restore` failed, `trial` was stopped or found fsync slower,"
+     " `replay` decides otherwise, the evidence of `recommend` is thin"),
     ("2", "wrong use or wrong configuration"),
     ("3", "no daemon to talk to"),
     ("4", "not permitted: needs root"),

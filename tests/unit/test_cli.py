@@ -36,7 +36,13 @@ from writebackd.cli.restore import is_watched
 from writebackd.kernel.files import KernelFiles
 from writebackd.report import control_server as server_module
 from writebackd.report.alert_answers import alert_answer
-from writebackd.report.answer_parts import forget_json, mode_json, pin_json
+from writebackd.report.answer_parts import (
+    drain_json,
+    forget_json,
+    mode_json,
+    pin_json,
+    reset_stats_json,
+)
 from writebackd.report.control_server import (
     RequestError,
     seconds_argument,
@@ -50,6 +56,7 @@ from writebackd.report.history_store import History
 from writebackd.report.metrics import metrics_json
 from writebackd.report.status_answer import status_json
 from writebackd.report.top_answer import top_json
+from writebackd.report.totals import Totals
 from writebackd.report.verify_answer import verify_json
 from writebackd.report.why_answer import why_json
 from writebackd.types.decision import Mode
@@ -89,11 +96,20 @@ class FakeDaemon(Served):
             ),
             "forget": lambda: forget_json(find_devices(shown, args["device"])[0].device.name),
             "release": lambda: pin_json(None),
+            "drain": lambda: self.drain(args),
+            "reset-stats": lambda: reset_stats_json(Totals(reset_s=1_717_200_000.0)),
             "trial": lambda: self.trial.handle(args),
         }
         if verb not in answers:
             raise RequestError(f"unknown verb {verb}")
         return answers[verb]()
+
+    def drain(self, args: Dict[str, Any]) -> Dict[str, Any]:
+        """All is clean in a second tick."""
+        self.snapshot = replace(
+            self.snapshot, sample=replace(self.snapshot.sample, wall_s=time.time() + 1.0)
+        )
+        return drain_json(args.get("number", 1), ("sda",))
 
 
 @pytest.fixture
@@ -126,12 +142,13 @@ BY_SCHEMA: Dict[str, List[List[str]]] = {
     "top": [["top"]], "metrics": [["metrics"]], "verify": [["verify"]],
     "mode": [["observe"], ["enforce"]], "pin": [["pin", "15M"], ["release"]],
     "forget": [["forget", "sda"]], "version": [["version"]], "restore": [["restore"]],
-    "trial": [["trial", "--duration", "4m"]], "doctor": [["doctor"]],
-    "policy-list": [["policy", "list"]], "policy-show": [["policy", "show", "default"]],
+    "reset-stats": [["reset-stats"]], "trial": [["trial", "--duration", "4m"]],
+    "doctor": [["doctor"]], "policy-list": [["policy", "list"]],
+    "policy-show": [["policy", "show", "default"]],
     "policy-check": [["policy", "check", "default"]], "policy-match": [["policy", "match"]],
 }  # fmt: skip
 # Of verbs that need no daemon, or more than that.
-ELSEWHERE = {"alerts", "history", "report", "replay", "doctor-bundle", "recommend"}
+ELSEWHERE = {"alerts", "drain", "history", "report", "replay", "doctor-bundle", "recommend"}
 
 
 def test_every_schema_is_of_a_verb_that_is_tested() -> None:
@@ -163,7 +180,7 @@ def test_json_is_the_data_only_and_follows_the_schema(
         (["observe"], "mode: observe\n  dirty_ratio=20 (was 0)"),
         (["enforce"], "mode: enforce"),
         (["pin", "15M"], "pinned to 15M"),
-        (["release"], "pin released"),
+        (["release"], "released"), (["reset-stats"], "counters zeroed\n  metrics, and"),
         (["restore"], "writebackd is running, mode: observe"),
         (["policy", "list"], "default"),
         (["policy", "show", "default"], "[limits]"),
@@ -199,7 +216,7 @@ def test_colour_is_as_it_is_asked_for(daemon: FakeDaemon, run: Run, verb: str) -
         (["pin", "4194304"], ("pin", {"bytes": 4_194_304})),
         (["pin", "15M", "--for", "10m"], ("pin", {"bytes": 15 << 20, "for_s": 600.0})),
         (["pin", "15M", "--for", "1.5h"], ("pin", {"bytes": 15 << 20, "for_s": 5400.0})),
-        (["release"], ("release", {})),
+        (["release"], ("release", {})), (["reset-stats"], ("reset-stats", {})),
     ],
 )
 def test_what_is_asked(
@@ -211,7 +228,8 @@ def test_what_is_asked(
 
 @pytest.mark.parametrize(
     "words",
-    [["status"], ["devices"], ["why"], ["verify"], ["observe"], ["pin", "15M"], ["release"]],
+    [["status"], ["devices"], ["why"], ["verify"], ["observe"], ["pin", "15M"], ["release"],
+     ["drain"], ["reset-stats"]],
 )
 def test_without_a_daemon(run: Run, words: List[str]) -> None:
     code, out, err = run(*words)
@@ -273,7 +291,8 @@ def test_a_slip_at_the_daemon_as_well(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    "words", [["observe"], ["enforce"], ["pin", "1M"], ["release"], ["restore"]]
+    "words", [["observe"], ["enforce"], ["pin", "1M"], ["release"], ["restore"], ["drain"],
+              ["reset-stats"]]
 )
 def test_steering_is_for_root(
     daemon: FakeDaemon, run: Run, monkeypatch: pytest.MonkeyPatch, words: List[str]
@@ -297,7 +316,7 @@ def test_verify_brings_bad_news(daemon: FakeDaemon, run: Run) -> None:
 VERBS = {
     "status", "devices", "why", "alerts", "metrics", "history", "observe", "enforce", "pin",
     "release", "verify", "restore", "doctor", "policy", "top", "run", "forget",
-    "report", "replay", "trial", "version", "recommend",
+    "report", "replay", "trial", "version", "recommend", "drain", "reset-stats",
 }  # fmt: skip
 
 

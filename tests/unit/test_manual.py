@@ -231,7 +231,7 @@ def test_zsh_knows_every_verb_and_option(share: Path) -> None:
     script = share / "zsh/site-functions/_writebackctl"
     text = script.read_text()
     assert text.startswith("#compdef writebackctl writebackd\n")
-    functions: Dict[str, str] = dict(re.findall(r"(?ms)^(\w+)\(\) \{\n(.*?)^\}", text))
+    functions: Dict[str, str] = dict(re.findall(r"(?ms)^([\w-]+)\(\) \{\n(.*?)^\}", text))
     for each in VERBS:
         body = functions["_writebackctl_" + "_".join(each.words)]
         for option in each.options:
@@ -270,7 +270,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     monkeypatch.chdir(tmp_path)  # where pages are written
     fake = FakeDaemon(tmp_path)
     fake.snapshot = replace(fake.snapshot, state_dir=str(tmp_path))
-    for name in ("systemd-run", "rsync"):
+    for name in ("systemd-run", "rsync", "sync"):
         put(tmp_path, name, "#!/bin/sh\n").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(run_verb, "SYSTEMD", str(tmp_path))
@@ -281,6 +281,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     monkeypatch.setattr(os, "execvp", replaced)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(lease_watcher, "run", lambda *args, **more: 0)
+    monkeypatch.setattr("writebackd.cli.drain._ASK_S", 0.02)
     monkeypatch.setattr("writebackd.cli.top.time.sleep", lambda seconds: None)
     yield fake
     fake.stop()

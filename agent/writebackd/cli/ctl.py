@@ -24,8 +24,8 @@ _FRONT = (
     "policy match", "doctor",
 )  # fmt: skip
 _EXIT_CODES = """\
-exit codes: 0 good; 1 bad news (verify, doctor, restore, trial, replay, recommend); 2 wrong
-use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
+exit codes: 0 good; 1 bad news (verify, doctor, drain, restore, trial, replay, recommend);
+2 wrong use or wrong configuration; 3 no daemon to talk to; 4 not permitted;
 `alerts --check` answers as Nagios plugins do, `run` as its command does"""
 
 
@@ -186,7 +186,19 @@ def _parser() -> argparse.ArgumentParser:
     pin.add_argument(
         "--for", dest="span", type=span, metavar="SPAN", help="release it after so long, like 10m"
     )
-    verb("release", "daemon_verbs:release", "end a pin")
+    verb("release", "daemon_verbs:release", "end a pin, or what a drain holds")
+    drain = verb("drain", "drain:drain", "write out page cache and write caches, with progress")
+    drain.add_argument(
+        "devices", nargs="*", metavar="DEVICE",
+        help="name, MAJ:MIN, /dev path or mount point; default: all that are managed",
+    )  # fmt: skip
+    drain.add_argument(
+        "--hold", action="store_true", help="keep the limits at their floor until `release`"
+    )
+    drain.add_argument(
+        "--timeout", type=span, metavar="SPAN", help="give up after so long, like 90s"
+    )
+    verb("reset-stats", "daemon_verbs:reset_stats", "zero the counters; the history stays")
     forget = verb("forget", "daemon_verbs:forget", "drop learned values of a device")
     forget.add_argument("device", help="name, MAJ:MIN, /dev path or mount point")
     run = verb("run", "run_verb:run", "run a command in its own scope, to watch and pace it")

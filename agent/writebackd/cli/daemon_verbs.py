@@ -150,7 +150,12 @@ def pin(options: argparse.Namespace) -> int:
 
 def release(options: argparse.Namespace) -> int:
     answer = request(options.runtime_dir, "release")
-    return report(options, answer, "pin released")
+    return report(options, answer, "released")
+
+
+def reset_stats(options: argparse.Namespace) -> int:
+    answer = request(options.runtime_dir, "reset-stats")
+    return report(options, answer, "counters zeroed")
 
 
 def forget(options: argparse.Namespace) -> int:

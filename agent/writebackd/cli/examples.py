@@ -57,6 +57,12 @@ EXAMPLES: Mapping[str, Tuple[Example, ...]] = {
         ("sudo writebackctl pin 15M --for 10m", "15 MiB for ten minutes"),
     ),
     "release": (("sudo writebackctl release", "return to automatic limits"),),
+    "drain": (
+        ("sudo writebackctl drain", "before a shutdown or a battery test"),
+        ("sudo writebackctl drain sda --hold --timeout 10m",
+         "before a controller swap: limits stay low until `release`"),
+    ),
+    "reset-stats": (("sudo writebackctl reset-stats", "before a measurement"),),
     "forget": (("sudo writebackctl forget sda", "after a new battery, or another array"),),
     "run": (
         ("sudo writebackctl run -- rsync -a /srv /backup", "a backup in its own scope"),

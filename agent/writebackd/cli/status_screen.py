@@ -106,7 +106,9 @@ def render_status(status: Answer, width: int = 80, colour: bool = False) -> str:
         lines += labelled("" if number else "levers", line, width)
     memory = status["memory"]
     dirty, writeback = formats.size(memory["dirty_bytes"]), formats.size(memory["writeback_bytes"])
-    lines += labelled("dirty", f"{dirty}, and {writeback} being written", width)
+    clean_s = memory.get("time_to_clean_s")  # no such key in the answer of an older daemon
+    clean_in = "" if clean_s is None else f"; clean in {formats.duration(clean_s)}"
+    lines += labelled("dirty", f"{dirty}, and {writeback} being written{clean_in}", width)
     elsewhere = [alert["summary"] for alert in status["alerts"]]
     elsewhere += [device["reason"] for device in status["devices"]]
     if status["reason"] and not any(status["reason"] in text for text in elsewhere):
@@ -191,6 +193,9 @@ def headline(status: Answer) -> str:
         mode += " (yielded)"
     elif status["pin_bytes"] is not None:
         mode += f" (pinned to {formats.size(status['pin_bytes'])}{by_whom(status.get('pin'))})"
+    elif status.get("drain") is not None:  # no such key in the answer of an older daemon
+        drain = status["drain"]
+        mode += f" (draining {clean(', '.join(drain['devices']))}{by_whom(drain)})"
     elif status.get("trial") is not None:
         mode += f" ({trial_words(status['trial'])})"
     return (

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The verb drain: writes out what is dirty, the page cache first, then the write caches below.
+
+The daemon lowers the limits, for as long as it is asked to once a second.  sync(1) writes, in
+children: syncfs(2) cannot be interrupted, and a process with a thread in it does not end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from writebackd import formats
+from writebackd.cli.client import NoAnswer, NoDaemon, request
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, CommandError
+from writebackd.cli.output import show, show_json, width
+from writebackd.cli.status_screen import Answer, clean
+
+INTERRUPTED = 130  # as a shell has it for SIGINT
+# Well within the daemon's lease, which each question renews.
+_ASK_S = 1.0
+_CHILDREN_S = 0.05  # between two looks whether sync has ended
+_LINE_S = 5.0  # between two lines where stdout is no terminal
+# A cache with no more than that in it counts as empty: a filesystem in use is never still.
+_EMPTY_SHARE, _EMPTY_BYTES = 0.02, 1 << 20
+# A cache that has not become emptier for so long, as far as it is read, does not by itself.
+_STUCK_S = 180.0
+_BAR = 20
+_WORDS = {
+    "timeout": "time is over", "stuck": "a write cache does not become emptier",
+    "failed": "sync failed", "interrupted": "interrupted",
+}  # fmt: skip
+
+
+def drain(options: argparse.Namespace) -> int:
+    order = {"order": "start", "devices": options.devices, "hold": options.hold}
+    try:
+        begun = request(options.runtime_dir, "drain", order)
+        rows = request(options.runtime_dir, "devices")["devices"]
+    except NoDaemon as error:
+        text = f"{error}; `sync` writes the page cache out without it"
+        raise CommandError(text, error.exit_code) from None
+    course = _Course(options, begun)
+    try:
+        course.begin([row for row in rows if row["name"] in begun["devices"]])
+        course.follow()
+    except KeyboardInterrupt:
+        course.outcome = "interrupted"
+    finally:
+        course.release()
+    return course.tell()
+
+
+class _Sync:
+    """sync(1) of one filesystem."""
+
+    def __init__(self, mount: str) -> None:
+        self._mount, self._problem = mount, ""
+        # In a session of its own: Ctrl-C is for this process.
+        self._process = subprocess.Popen(
+            ["sync", "-f", "--", mount], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def problem(self) -> str:
+        """Of one that has ended; empty: none."""
+        if self._process.returncode and not self._problem:
+            said = self._process.communicate()[1].strip()
+            self._problem = said or f"{self._mount}: sync ended with {self._process.returncode}"
+        return self._problem
+
+    def leave(self) -> None:
+        """It ends once the kernel lets it; nobody waits for that."""
+        with contextlib.suppress(OSError):
+            self._process.terminate()
+
+
+class _Course:
+    """How far it has come."""
+
+    def __init__(self, options: argparse.Namespace, begun: Answer) -> None:
+        self._options, self._begun = options, begun
+        self._begun_s = time.monotonic()
+        self._syncs: List[_Sync] = []
+        self._synced_s: Optional[float] = None  # wall clock: when the page cache was written
+        self._status: Dict[str, Any] = {}
+        self._counted: Dict[str, int] = {}  # by device: its counter when it was last seen
+        self._written: Dict[str, int] = {}
+        self._rate: Optional[float] = None
+        self._most = 1.0  # bytes that were left, of this phase
+        self._least, self._least_s = float("inf"), 0.0  # in the caches, and since when
+        self._line_s = float("-inf")
+        self.outcome = ""  # "clean", or why not
+        self._lost = ""  # why the limits are no longer at the floor
+
+    def begin(self, devices: Sequence[Answer]) -> None:
+        self._say(f"drain of {clean(', '.join(self._begun['devices']))}; Ctrl-C ends it")
+        for line in self._begun["lines"]:
+            self._say(f"  {line}")
+        self._ask()  # what was written before does not count
+        mounts = {fs["devno"]: fs["mount"] for row in devices for fs in row["filesystems"]}
+        for mount in mounts.values():
+            self._syncs.append(_Sync(mount))
+
+    def follow(self) -> None:
+        """Until nothing is left, or nothing more can be done."""
+        limit_s = self._options.timeout
+        while not self.outcome:
+            self._ask()
+            if self._synced_s is None and not any(sync.runs() for sync in self._syncs):
+                self._synced_s, self._most, self._line_s = time.time(), 1.0, float("-inf")
+                self._least_s = time.monotonic()
+                if any(sync.problem() for sync in self._syncs):
+                    self.outcome = "failed"
+                    return
+            if self._synced_s is not None and self._caches_are_done():
+                return
+            if limit_s is not None and time.monotonic() - self._begun_s >= limit_s:
+                self.outcome = "timeout"
+                return
+            self._show_progress()
+            self._wait(limit_s)
+
+    def _wait(self, limit_s: Optional[float]) -> None:
+        """A second, or until sync has ended or the time is over."""
+        until_s = time.monotonic() + _ASK_S
+        if limit_s is not None:
+            until_s = min(until_s, self._begun_s + limit_s)
+        runs = self._synced_s is None
+        while time.monotonic() < until_s:
+            time.sleep(min(_CHILDREN_S if runs else _ASK_S, max(0.0, until_s - time.monotonic())))
+            if runs and not any(sync.runs() for sync in self._syncs):
+                return
+
+    def _ask(self) -> None:
+        """Renew the order, and see how far it is. Raises CommandError where the daemon is gone."""
+        with contextlib.suppress(NoAnswer):  # busy: the lease is for several of these
+            renewed = self._order("renew")
+            if not renewed["devices"] and not self._lost:
+                self._lost = "limits were released by another command"
+                self._say(self._lost)
+            before, self._status = self._status, request(self._options.runtime_dir, "status")
+            self._count(before)
+
+    def _order(self, what: str) -> Dict[str, Any]:
+        args = {"order": what, "number": self._begun["number"]}
+        return request(self._options.runtime_dir, "drain", args)
+
+    def _count(self, before: Answer) -> None:
+        news = 0
+        for row in self._rows():
+            name, total = row["name"], row["counters"]["written_bytes"]
+            last = self._counted.get(name, total)
+            written = total - last if total >= last else total  # counters were zeroed
+            self._written[name] = self._written.get(name, 0) + written
+            self._counted[name] = total
+            news += written
+        passed_s = self._status["time_s"] - before.get("time_s", self._status["time_s"])
+        if passed_s > 0:
+            rate = news / passed_s
+            self._rate = rate if self._rate is None else (self._rate + rate) / 2
+
+    def _rows(self) -> List[Dict[str, Any]]:
+        """The devices of the drain that are still there."""
+        names = self._begun["devices"]
+        return [
+            row for row in self._status.get("devices", ())
+            if row["name"] in names and row["counters"] is not None
+        ]
+
+    # ---- write caches ----------------------------------------------------
+
+    def _caches_are_done(self) -> bool:
+        """Whether to end: they are empty, or one of them does not become emptier."""
+        assert self._synced_s is not None
+        now_s = time.monotonic()
+        caches = [_Cache(row) for row in self._rows()]
+        left = sum(each.left or 0.0 for each in caches)
+        if left < self._least:
+            self._least, self._least_s = left, now_s
+        if self._status["time_s"] > self._synced_s and all(
+            each.is_empty_since(self._synced_s) for each in caches
+        ):
+            self.outcome = "clean"
+        elif now_s - self._least_s >= _STUCK_S:
+            self.outcome = "stuck"
+        return bool(self.outcome)
+
+    # ---- what is shown -----------------------------------------------------
+
+    def _show_progress(self) -> None:
+        if self._options.json or not self._status:
+            return
+        if self._synced_s is not None and all(_Cache(row).left is None for row in self._rows()):
+            return  # nothing is known to wait for but a look at what was written
+        terminal, now_s = sys.stdout.isatty(), time.monotonic()
+        if not terminal and now_s - self._line_s < _LINE_S:
+            return
+        self._line_s = now_s
+        text = self._progress(terminal)
+        if terminal:
+            sys.stdout.write(f"\r{text[: width() - 1]}\x1b[K")
+        else:
+            print(text)
+        sys.stdout.flush()
+
+    def _progress(self, terminal: bool) -> str:
+        """Of dirty pages the kernel counts those of the host, not of a device."""
+        memory = self._status["memory"]
+        if self._synced_s is None:
+            what, left = "dirty (host)", float(memory["dirty_bytes"] + memory["writeback_bytes"])
+            rate = self._rate
+            left_s = left / rate if rate else memory["time_to_clean_s"]
+        else:
+            what, rate = "write caches", None
+            left = sum(_Cache(row).left or 0.0 for row in self._rows())
+            left_s = max((row["time_to_clean_s"] or 0.0 for row in self._rows()), default=0.0)
+        self._most = max(self._most, left)
+        done = 1.0 - left / self._most
+        text = f"{what} {formats.size(left)} left"
+        if rate is not None:
+            text += f", {formats.size(rate)}/s"
+        if left_s:
+            text += f", about {formats.duration(left_s)}"
+        if not terminal:
+            return f"{time.strftime('%H:%M:%S')} {text}"
+        return f"[{('#' * round(done * _BAR)).ljust(_BAR, '-')}] {text}"
+
+    def _say(self, text: str) -> None:
+        if not self._options.json:
+            start = "\r\x1b[K" if sys.stdout.isatty() else ""
+            show(f"{start}{text}")
+            sys.stdout.flush()
+
+    # ---- the end -----------------------------------------------------------
+
+    def release(self) -> None:
+        """Nobody waits for sync any more, and the limits are decided again unless held."""
+        for sync in self._syncs:
+            sync.leave()
+        if not self._options.hold and not self._lost:
+            # Without an answer the order ends by itself, soon.
+            with contextlib.suppress(CommandError):
+                self._order("end")
+
+    def tell(self) -> int:
+        caches = [_Cache(row) for row in self._rows()]
+        memory = self._status.get("memory", {})
+        problems = [sync.problem() for sync in self._syncs if not sync.runs()]
+        result = {
+            "clean": self.outcome == "clean",
+            "outcome": self.outcome,
+            "seconds": time.monotonic() - self._begun_s,
+            "written_bytes": sum(self._written.values()),
+            "page_cache_written": self._synced_s is not None and self.outcome != "failed",
+            "dirty_bytes": memory.get("dirty_bytes"),
+            "held": self._options.hold and not self._lost,
+            "problems": [each for each in problems if each],
+            "devices": [
+                {
+                    "name": each.name, "written_bytes": self._written.get(each.name, 0),
+                    "cache_bytes": each.left, "cache_known": each.left is not None or each.none,
+                }
+                for each in caches
+            ],
+        }  # fmt: skip
+        if self._options.json:
+            show_json(result)
+        else:
+            self._say("\n".join(self._ending(result, caches)))
+        if self.outcome == "interrupted":
+            return INTERRUPTED
+        return GOOD if result["clean"] else BAD_NEWS
+
+    def _ending(self, result: Mapping[str, Any], caches: "Sequence[_Cache]") -> List[str]:
+        took = formats.duration(result["seconds"])
+        verdict = "clean" if result["clean"] else f"not clean, {_WORDS[self.outcome]}"
+        lines = [f"{verdict}: {formats.size(result['written_bytes'])} written in {took}"]
+        lines += [f"  {clean(each)}" for each in result["problems"]]
+        if result["dirty_bytes"] is not None:
+            since = "dirtied since" if result["page_cache_written"] else "dirty"
+            lines.append(f"  page cache: {formats.size(result['dirty_bytes'])} {since} (host)")
+        lines += [f"  {each.words()}" for each in caches if not each.none]
+        if result["held"]:
+            lines.append("  limits stay at their floor until `writebackctl release`")
+        return lines
+
+
+class _Cache:
+    """The write caches behind a device, as `status` has them."""
+
+    def __init__(self, row: Answer) -> None:
+        cache = row["write_cache"]
+        self.name: str = row["name"]
+        self._kind = cache["kind"] or "behind it"
+        said = [each for each in cache["reported"] if each["dirty_bytes"] is not None]
+        self._seen_s: Optional[float] = min((each["time_s"] for each in said), default=None)
+        self._capacity = cache["capacity_bytes"] or 0.0
+        self.left: Optional[float] = None  # bytes; None: not known
+        self._how = ""
+        if said:
+            self.left = float(sum(each["dirty_bytes"] for each in said))
+            self._capacity = float(sum(each["capacity_bytes"] or 0 for each in said))
+            if self._seen_s is not None:
+                self._how = f", as of {time.strftime('%H:%M:%S', time.localtime(self._seen_s))}"
+        elif cache["fill"] is not None and self._capacity:
+            self.left, self._how = cache["fill"] * self._capacity, ", estimated"
+        # Nothing that would hold writes back is known of.
+        self.none = self.left is None and (
+            cache["kind"] is None or cache["mode"] == "write-through"
+        )
+
+    def is_empty_since(self, wall_s: float) -> bool:
+        """Whether nothing is in it, as seen after `wall_s`; one that is not known does not count.
+
+        Somebody else reads some of them, now and then.
+        """
+        if self.left is None:
+            return True
+        fresh = self._seen_s is None or self._seen_s >= wall_s
+        return fresh and self.left <= max(_EMPTY_BYTES, _EMPTY_SHARE * self._capacity)
+
+    def words(self) -> str:
+        if self.left is None:
+            return f"{clean(self.name)}: write cache ({self._kind}): fill not known"
+        of = f" of {formats.size(self._capacity)}" if self._capacity else ""
+        return (
+            f"{clean(self.name)}: write cache ({self._kind}): {formats.size(self.left)}{of} left"
+            f"{self._how}"
+        )

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""`writebackctl drain`: sync(1) of a test's own, and a daemon that only answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
+
+import pytest
+
+import samples
+import schema
+from served import Served
+from writebackd.cli import ctl
+from writebackd.cli import drain as drain_module
+from writebackd.cli.client import NoDaemon, request
+from writebackd.report.answer_parts import drain_json
+from writebackd.report.control_server import RequestError, names_argument
+from writebackd.report.device_answers import devices_json, find_devices
+from writebackd.report.snapshot import Snapshot
+from writebackd.report.status_answer import status_json
+from writebackd.report.totals import DeviceTotals, Totals
+from writebackd.types.storage import Backing, CacheMode
+
+MIB = 1 << 20
+NUMBER = 77
+# Waits for the file `go` beside it, and leaves what it was called with.
+SYNC = """#!/bin/sh
+echo "$@" >>{here}/called
+while [ ! -e {here}/go ]; do sleep 0.02; done
+[ ! -e {here}/fails ] || {{ echo "sync: error syncing '$3': Input/output error" >&2; exit 1; }}
+"""
+
+
+class Daemon(Served):
+    """sda is drained, 10 MiB at each look; `fill` is of its write cache, and `said` bytes in it."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.shown: Snapshot = samples.idle()
+        self.orders: List[Dict[str, Any]] = []
+        self.looks = 0
+        self.released = False
+        self.fill: Callable[[], float] = lambda: 0.0
+        self.cache_bytes = 0.0
+        self.said: "Tuple[Backing, ...]" = ()
+        super().__init__(runtime_dir, self.handle)
+
+    def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
+        if verb == "drain":
+            self.orders.append(args)
+            if args["order"] == "start":
+                for each in args["devices"]:
+                    find_devices(self.shown, each)
+            over = args["order"] == "end" or self.released
+            return drain_json(NUMBER, () if over else ("sda",))
+        return {"devices": lambda: devices_json(self.shown), "status": self._status}[verb]()
+
+    def _status(self) -> Dict[str, Any]:
+        self.looks += 1
+        sample = replace(self.shown.sample, wall_s=time.time(), backings=self.said)
+        estimate = replace(
+            self.shown.estimates["sda"], cache_bytes=self.cache_bytes or None,
+            fill_bytes=self.fill() * self.cache_bytes,
+        )  # fmt: skip
+        totals = Totals(devices={"sda": DeviceTotals(written_bytes=self.looks * 10 * MIB)})
+        return status_json(
+            replace(self.shown, sample=sample, estimates={"sda": estimate}, totals=totals)
+        )
+
+    @property
+    def named(self) -> List[str]:
+        return [str(each["order"]) for each in self.orders]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sync").write_text(SYNC.format(here=tmp_path))
+    (tmp_path / "bin/sync").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    for name in ("_ASK_S", "_LINE_S"):
+        monkeypatch.setattr(drain_module, name, 0.02)
+    return tmp_path
+
+
+@pytest.fixture
+def daemon(here: Path) -> Iterator[Daemon]:
+    daemon = Daemon(here)
+    yield daemon
+    (here / "go").touch()
+    daemon.stop()
+
+
+Run = Callable[..., Tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*words: str) -> Tuple[int, str, str]:
+        code = ctl.main(["--runtime-dir", str(here), "drain", *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def answer(out: str) -> Dict[str, Any]:
+    found: Dict[str, Any] = json.loads(out)
+    assert list(schema.problems(found, schema.load("drain"))) == []
+    return found
+
+
+def test_each_filesystem_of_the_devices_is_synced_and_the_limits_released(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    (here / "go").touch()
+    code, out, err = run("sda", "--json")
+    assert (code, err) == (0, "")
+    assert sorted((here / "called").read_text().splitlines()) == [
+        "-f -- /", "-f -- /var/lib/postgresql"]
+    assert daemon.orders[0] == {"order": "start", "devices": ["sda"], "hold": False}
+    assert daemon.named[1] == "renew" and daemon.named[-1] == "end"
+    assert all(each["number"] == NUMBER for each in daemon.orders[1:])
+    found = answer(out)
+    assert found["clean"] and found["page_cache_written"] and not found["held"]
+    # What the counter said at the first look was written before.
+    written = (daemon.looks - 1) * 10 * MIB
+    assert found["written_bytes"] == found["devices"][0]["written_bytes"] == written > 0
+
+
+def test_it_lasts_as_long_as_sync_does_and_shows_a_line_now_and_then(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    timer = threading.Timer(0.3, (here / "go").touch)
+    timer.start()
+    code, out, _ = run()
+    timer.join()
+    assert code == 0
+    assert out.startswith("drain of sda; Ctrl-C ends it\n") and "\x1b" not in out
+    assert "write caches" not in out  # none is known
+    assert "dirty (host) 9.0M left, " in out and "M/s, about " in out
+    assert "\nclean: " in out and "page cache: 9.0M dirtied since (host)" in out
+    assert daemon.named.count("renew") > 3  # or the lease would have ended
+
+
+def test_what_is_not_clean_in_time_is_bad_news_and_the_limits_are_released(
+    daemon: Daemon, run: Run
+) -> None:
+    code, out, _ = run("--timeout", "100ms", "--json")
+    found = answer(out)
+    assert code == 1 and daemon.named[-1] == "end"
+    assert (found["outcome"], found["clean"], found["page_cache_written"]) == (
+        "timeout", False, False)
+
+
+def test_held_limits_are_not_released(daemon: Daemon, run: Run, here: Path) -> None:
+    (here / "go").touch()
+    code, out, _ = run("--hold")
+    assert code == 0 and daemon.orders[0]["hold"] is True
+    assert "end" not in daemon.named
+    assert "limits stay at their floor until `writebackctl release`" in out
+
+
+def test_the_write_cache_is_waited_for_after_the_page_cache(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    daemon.cache_bytes = 512.0 * MIB
+    daemon.fill = lambda: max(0.0, 1.0 - daemon.looks / 10)
+    (here / "go").touch()
+    code, out, _ = run()
+    assert code == 0 and daemon.looks >= 10
+    assert "write caches " in out
+    assert "sda: write cache (behind it): 0 of 512M left, estimated" in out
+
+
+def test_a_cache_that_does_not_become_emptier_ends_it(
+    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain_module, "_STUCK_S", 0.2)
+    said = Backing("sda", "bcache", time.time() + 99, 512 * MIB, CacheMode.WRITE_BACK,
+                   dirty_bytes=100 * MIB)
+    daemon.said = (said,)
+    (here / "go").touch()
+    code, out, _ = run("--json", "--timeout", "20s")
+    found = answer(out)
+    assert (code, found["outcome"], found["page_cache_written"]) == (1, "stuck", True)
+    assert found["devices"][0]["cache_bytes"] == 100 * MIB
+
+
+def test_what_was_read_of_a_cache_before_the_page_cache_was_in_it_does_not_count(
+    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain_module, "_STUCK_S", 0.2)
+    daemon.said = (
+        Backing("sda", "bcache", time.time() - 5, 512 * MIB, CacheMode.WRITE_BACK, dirty_bytes=0),
+    )
+    (here / "go").touch()
+    code, out, _ = run("--timeout", "20s")
+    assert code == 1 and re.search(r"\(bcache\): 0 of 512M left, as of \d\d:\d\d:\d\d\n", out)
+
+
+def test_a_cache_of_which_nobody_knows_the_fill_is_named(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    daemon.said = (Backing("sda", "storcli", 0.0, 512 * MIB, CacheMode.WRITE_BACK),)
+    (here / "go").touch()
+    code, out, _ = run()
+    assert code == 0 and "sda: write cache (controller): fill not known" in out
+    assert not answer(run("--json")[1])["devices"][0]["cache_known"]
+
+
+def test_an_error_of_sync_is_told(daemon: Daemon, run: Run, here: Path) -> None:
+    for name in ("go", "fails"):
+        (here / name).touch()
+    code, out, _ = run()
+    assert code == 1 and daemon.named[-1] == "end"
+    assert "not clean, sync failed" in out
+    assert "sync: error syncing '/': Input/output error" in out
+
+
+def test_a_release_by_somebody_else_is_told_and_the_rest_goes_on(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    daemon.released = True
+    (here / "go").touch()
+    code, out, _ = run("--hold")
+    assert code == 0 and out.count("limits were released by another command") == 1
+    assert "limits stay" not in out and "end" not in daemon.named
+
+
+def test_counters_that_are_zeroed_meanwhile_count_on(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    course = drain_module._Course.__new__(drain_module._Course)
+    course._counted, course._written, course._rate = {}, {}, None
+    course._begun = {"devices": ["sda"]}
+    before: Dict[str, Any] = {}
+    for time_s, total in ((1.0, 500), (2.0, 600), (3.0, 40)):
+        row = {"name": "sda", "counters": {"written_bytes": total}}
+        course._status = {"time_s": time_s, "devices": [row]}
+        course._count(before)
+        before = course._status
+    assert course._written == {"sda": 140}
+
+
+def test_ctrl_c_releases_and_does_not_wait_for_sync(daemon: Daemon, here: Path) -> None:
+    client = subprocess.Popen(
+        [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(here), "drain", "--json"],
+        env={**os.environ, "PYTHONPATH": str(Path(ctl.__file__).parents[2])},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 20
+    while "renew" not in daemon.named:
+        assert time.monotonic() < deadline and client.poll() is None
+        time.sleep(0.01)
+    client.send_signal(signal.SIGINT)
+    out, _ = client.communicate(timeout=20)
+    assert client.returncode == drain_module.INTERRUPTED
+    assert answer(out)["outcome"] == "interrupted" and daemon.named[-1] == "end"
+
+
+def test_an_unknown_device_is_wrong_use_and_nothing_is_synced(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    code, out, err = run("sdz")
+    assert (code, out) == (2, "") and "known devices: sda" in err
+    assert not (here / "called").exists()
+
+
+def test_without_a_daemon_it_names_sync(run: Run, here: Path) -> None:
+    code, out, err = run()
+    assert (code, out) == (3, "") and "start it with" in err
+    assert err.endswith("; `sync` writes the page cache out without it\n")
+    assert not (here / "called").exists()
+
+
+def test_a_daemon_that_goes_ends_it(
+    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once(runtime_dir: Path, verb: str, args: Any = None) -> Dict[str, Any]:
+        if args is not None and args["order"] == "renew":
+            raise NoDaemon("no daemon: start it with", 3)
+        return request(runtime_dir, verb, args)
+
+    monkeypatch.setattr(drain_module, "request", once)
+    assert run()[0] == 3
+
+
+def test_a_bar_is_as_full_as_much_is_written() -> None:
+    course = drain_module._Course.__new__(drain_module._Course)
+    course._most, course._rate, course._synced_s = 1.0, 20.0 * MIB, None
+    course._begun = {"devices": []}
+    for dirty, bar in ((100 * MIB, "-" * 20), (50 * MIB, "#" * 10 + "-" * 10), (0, "#" * 20)):
+        course._status = {"memory": {
+            "dirty_bytes": dirty, "writeback_bytes": 0, "time_to_clean_s": None}}  # fmt: skip
+        assert course._progress(terminal=True).startswith(f"[{bar}] dirty (host)")
+
+
+def test_the_request_is_checked_before_anything_is_done() -> None:
+    with pytest.raises(RequestError, match="expected a list of names"):
+        names_argument({"devices": ["sda", 3]}, "devices")
