@@ -269,6 +269,7 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
         "usr/bin/writebackd",
         "usr/bin/writebackctl",
         "usr/bin/writebackd-raid",
+        "usr/lib/systemd/system/writebackd-drain.service",
         "usr/lib/systemd/system/writebackd-probe.service",
         "usr/lib/systemd/system/writebackd-raid.service",
         "usr/lib/systemd/system/writebackd-raid.timer",

@@ -17,7 +17,9 @@ from checkout import ROOT, run
 from tests.kernel import system
 from tests.kernel.system import System
 from writebackd.actuate import ledger_restore, watcher
+from writebackd.cli.arguments import span
 from writebackd.cli.exit_codes import NOT_PERMITTED, USAGE
+from writebackd.commands import DRAIN_LEASE_S
 from writebackd.kernel import bcc_programs
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BTF
@@ -31,13 +33,15 @@ UNIT = ROOT / "systemd" / "writebackd.service"
 WATCH = ROOT / "systemd" / "writebackd-watch.service"
 RAID = ROOT / "systemd" / "writebackd-raid.service"
 PROBE = ROOT / "systemd" / "writebackd-probe.service"
+DRAIN = ROOT / "systemd" / "writebackd-drain.service"
 TIMER = ROOT / "systemd" / "writebackd-raid.timer"
 # Exposure of 10; others on Debian 12: oomd 2.0, chrony 3.7, irqbalance 8.9, tuned 9.6.
-MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7, PROBE: 1.5}
+MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7, PROBE: 1.5, DRAIN: 1.7}
 # As the units' comments have it: the agent with its maps.
 RESIDENT_MB = {UNIT: 45 + 16, WATCH: 21}
 both = pytest.mark.parametrize("unit", [UNIT, WATCH], ids=lambda unit: unit.stem)
-services = pytest.mark.parametrize("unit", [UNIT, WATCH, RAID, PROBE], ids=lambda unit: unit.stem)
+SERVICES = [UNIT, WATCH, RAID, PROBE, DRAIN]
+services = pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
 
 
 def settings(unit: Path = UNIT) -> Dict[str, List[str]]:
@@ -53,13 +57,13 @@ def runnable(tmp_path: Path) -> Path:
     """A directory with the units, and commands that exist here: verify looks for them."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is missing: apt-get install systemd")
-    for unit in (UNIT, WATCH, RAID, PROBE, TIMER):
+    for unit in (*SERVICES, TIMER):
         text = re.sub(r"/usr/bin/writeback[\w-]+", "/bin/true", unit.read_text())
         (tmp_path / unit.name).write_text(text)
     return tmp_path
 
 
-@pytest.mark.parametrize("unit", [UNIT, WATCH, RAID, PROBE, TIMER], ids=lambda unit: unit.name)
+@pytest.mark.parametrize("unit", [*SERVICES, TIMER], ids=lambda unit: unit.name)
 def test_verify_finds_nothing(unit: Path, runnable: Path) -> None:
     result = run(["systemd-analyze", "verify", str(runnable / unit.name)], runnable)
     # An unknown key is told and ignored, with exit code 0.
@@ -125,6 +129,24 @@ def test_the_probe_is_compiled_before_the_daemon_starts_and_only_without_btf() -
     assert service["CacheDirectory"] == [str(CACHE_DIR.relative_to("/var/cache"))]
 
 
+def test_a_shutdown_drains_before_the_daemon_stops_for_a_bounded_time_and_says_so() -> None:
+    drain = settings(DRAIN)
+    # What starts after another unit is stopped before it.
+    assert {UNIT.name, "local-fs.target"} <= set(drain["After"][0].split())
+    (command,) = drain["ExecStop"]
+    assert command.startswith("/usr/bin/writebackctl drain --timeout ")
+    assert "ExecStart" not in drain and drain["RemainAfterExit"] == ["yes"]
+    # Its own end comes first, or systemd kills it before it has told anything.
+    limit_s = span(command.rpartition(" ")[2])
+    assert limit_s + DRAIN_LEASE_S <= float(drain["TimeoutStopSec"][0])
+    assert drain["StandardOutput"] == ["journal+console"]
+    # A sync that hangs is not waited for again.
+    assert drain["KillMode"] == ["process"]
+    # Stopping or restarting the daemon alone is no shutdown.
+    assert not {"PartOf", "BindsTo", "Requires"} & set(drain)
+    assert "Also" not in drain and DRAIN.name not in UNIT.read_text()
+
+
 def test_a_restart_is_well_within_the_lease() -> None:
     (lease,) = (key for key in KEYS if (key.section, key.name) == ("limits", "lease"))
     assert 2 * float(settings()["RestartSec"][0]) < lease.parse(lease.default)
@@ -140,7 +162,7 @@ def test_it_takes_a_bounded_share_of_the_host(unit: Path) -> None:
     found = settings(unit)
     assert 0 < int(found["CPUQuota"][0].rstrip("%")) <= 100
     assert {"MemoryMax", "TasksMax"} < set(found)
-    if unit in (RAID, PROBE):
+    if unit in (RAID, PROBE, DRAIN):
         return  # may be the first to go
     # More than is resident, so that reclaim leaves all of it; less than the maximum.
     assert RESIDENT_MB[unit] <= megabytes(found["MemoryMin"][0]) < megabytes(found["MemoryMax"][0])

@@ -38,7 +38,8 @@ _MOST_ROWS = 5000  # of a table of the history, of the journal
 _MOST_FILE = 256 << 10  # of a policy
 _FORMAT = {"format": "openmetrics"}
 _UNITS = ("writebackd.service", "writebackd-watch.service", "writebackd-probe.service",
-          "writebackd-raid.service", "writebackd-raid.timer")  # fmt: skip
+          "writebackd-drain.service", "writebackd-raid.service",
+          "writebackd-raid.timer")  # fmt: skip
 _SHOWN = (
     "LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus",
     "ExecMainCode", "ActiveEnterTimestamp", "FragmentPath", "DropInPaths", "MemoryCurrent",
