@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple, Union
 
 from writebackd import formats
 from writebackd.actuate.actuator import Actuator
@@ -44,7 +44,7 @@ from writebackd.report.device_answers import devices_json, find_devices
 from writebackd.report.history_schema import Event
 from writebackd.report.learned_store import LearnedStore
 from writebackd.report.metrics import CONTENT_TYPES, OPENMETRICS
-from writebackd.report.snapshot import Draining, Snapshot
+from writebackd.report.snapshot import Draining, Pinned, Snapshot
 from writebackd.report.status_answer import status_json
 from writebackd.report.top_answer import top_json
 from writebackd.report.verify_answer import verify_json
@@ -168,6 +168,30 @@ class Forget:
 
 
 Command = Union[SetMode, Pin, Release, StartDrain, EndDrain, ResetStats, Forget]
+
+
+def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
+    """The end of a pin whose time is over, and of a drain whose client is gone."""
+    if state.pinned is not None and state.pinned.is_over(now_s):
+        log.info("pin released: its time is over")
+        yield Release("at the end of its time")
+    if state.draining is not None and state.draining.is_over(now_s):
+        log.info("drain ended: its client is gone")
+        yield EndDrain("since its client is gone")
+
+
+def note_order(state: RuntimeState, command: Command, wall_s: float) -> None:
+    """Keep in mind who has ordered it, and count anew where that was the order."""
+    if isinstance(command, Pin):
+        state.pinned = Pinned(command.uid, wall_s, command.until_s)
+    elif isinstance(command, Release):
+        state.pinned = state.draining = None
+    elif isinstance(command, StartDrain):
+        state.draining = command.draining
+    elif isinstance(command, EndDrain):
+        state.draining = None
+    elif isinstance(command, ResetStats):
+        state.totals = state.totals.zeroed(wall_s)
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,7 @@ from writebackd.actuate.lease_holder import LeaseHolder
 from writebackd.actuate.watcher_supervisor import WatcherSupervisor
 from writebackd.alerts.baseline import to_keep
 from writebackd.alerts.detector_memory import AlertMemory
-from writebackd.commands import (
-    Command,
-    Commands,
-    EndDrain,
-    Forget,
-    Pin,
-    Release,
-    ResetStats,
-    SetMode,
-    StartDrain,
-)
+from writebackd.commands import Command, Commands, Forget, SetMode, note_order, overdue
 from writebackd.control.decide import decide, rebounded, released
 from writebackd.estimate.estimator import estimate
 from writebackd.event_loop import EventLoop
@@ -54,7 +44,7 @@ from writebackd.report.history_store import History
 from writebackd.report.learned_store import LearnedStore
 from writebackd.report.metrics_server import Exposition, MetricsServer, open_servers
 from writebackd.report.recorder import Recorder
-from writebackd.report.snapshot import Pinned, Snapshot, in_mode
+from writebackd.report.snapshot import Snapshot, in_mode
 from writebackd.runtime_state import RuntimeState
 from writebackd.tick_report import Publisher, TickReport
 from writebackd.trial.controller import TrialController
@@ -240,12 +230,8 @@ class Daemon:
     def _run_tick(self) -> None:
         self._watch.tend()
         self._obey_off_switch()
-        if self.state.pinned is not None and self.state.pinned.is_over(_boottime()):
-            log.info("pin released: its time is over")
-            self.apply(Release("at the end of its time"))
-        if self.state.draining is not None and self.state.draining.is_over(_boottime()):
-            log.info("drain ended: its client is gone")
-            self.apply(EndDrain("since its client is gone"))
+        for command in overdue(self.state, _boottime()):
+            self.apply(command)
         sample = self._read()
         if sample is None:
             return
@@ -422,20 +408,11 @@ class Daemon:
             self._executor.set_dry_run(command.mode, state.off is not None)
             if state.snapshot is not None:
                 state.snapshot = in_mode(state.snapshot, state.memory)
-        elif isinstance(command, Pin):
-            state.pinned = Pinned(command.uid, wall_s, command.until_s)
-        elif isinstance(command, Release):
-            state.pinned = state.draining = None
-        elif isinstance(command, StartDrain):
-            state.draining = command.draining
-        elif isinstance(command, EndDrain):
-            state.draining = None
-        elif isinstance(command, ResetStats):
-            state.totals = state.totals.zeroed(wall_s)
         elif isinstance(command, Forget):
             watches = {n: each for n, each in state.alerts.health.items() if n != command.device}
             state.alerts = replace(state.alerts, health=watches)
             self._keeper.keep(state.memory, wall_s)
+        note_order(state, command, wall_s)
         self._history.record(command.event(wall_s))
         return actions
 
