@@ -22,6 +22,8 @@ from tests.kernel.scratch import Scratch, loop_device, mounted, run
 FILESYSTEMS = ("ext4", "xfs", "btrfs")
 # Btrfs writes around the page cache where it keeps no checksums only, since Linux 6.15.
 MOUNT_OPTIONS = {"btrfs": ("-o", "nodatasum")}
+# Up to 512 MB ext4 has blocks of 1 KiB: where a chunk of md ends, 4 KiB are then two requests.
+SIZE_MB = 640
 LVM_CONFIG = (
     'devices { filter = [ "a|^/dev/loop|", "r|.*|" ] use_devicesfile = 0 } '
     "activation { udev_sync = 0 udev_rules = 0 monitoring = 0 } backup { backup = 0 archive = 0 }"
@@ -116,13 +118,13 @@ STACKS: Dict[str, Tuple[Callable[[Tuple[str, ...]], ContextManager[str]], int, i
 
 
 @contextlib.contextmanager
-def stack_of(kind: str, fstype: str, size_mb: int = 512) -> Iterator[Stack]:
-    """One of STACKS with a filesystem of `size_mb`; taken down whatever happens."""
+def stack_of(kind: str, fstype: str) -> Iterator[Stack]:
+    """One of STACKS with a filesystem; taken down whatever happens."""
     make, count, copies = STACKS[kind]
     home = Path(tempfile.mkdtemp(prefix="writebackd-test-"))
     try:
         with contextlib.ExitStack() as inside:
-            each_mb = size_mb * copies // count
+            each_mb = SIZE_MB * copies // count
             disks = tuple(inside.enter_context(loop_device(home / f"disk{n}", each_mb))
                           for n in range(count))
             device = inside.enter_context(make(disks))

@@ -57,7 +57,6 @@ def check_requests(stack: Stack, probe: BpfProbe, *options: str) -> None:
     """Reads and writes of fio arrive at the disks, each write as often as there are copies."""
     fio(stack.scratch, "--rw=write", "--bs=1M", *SMALL)
     run("sync", "-f", str(stack.scratch.mountpoint))
-    run("udevadm", "settle")  # it reads what lies on each new disk
     read(probe)
     job = fio(stack.scratch, "--rw=randrw", "--overwrite=1", *SMALL, *options)
     reading = read(probe)
