@@ -58,7 +58,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> List[str]:
     tried: List[str] = []
 
     def refused(name: str) -> object:
-        def opening(*_: object) -> None:
+        def opening(*_: object, **__: object) -> None:
             tried.append(name)
             raise OSError(f"no {name} here")
 
