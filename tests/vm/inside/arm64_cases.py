@@ -8,10 +8,9 @@ from typing import Callable, Iterator
 import pytest
 
 from tests.kernel.fault_rig import limits
-from tests.kernel.scratch import Scratch
+from tests.kernel.scratch import Scratch, scratch_disk
 from tests.kernel.test_daemon import Running
 from tests.kernel.test_probe import (
-    disk,
     test_an_fsync_through_overlayfs_is_the_lower_disks,
     test_fsync_of_the_block_device_itself,
     test_sync_counts_are_exact,
@@ -23,10 +22,16 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BpfProbe, object_image
 
 __all__ = [
-    "daemon", "disk", "test_an_fsync_through_overlayfs_is_the_lower_disks",
+    "daemon", "test_an_fsync_through_overlayfs_is_the_lower_disks",
     "test_fsync_of_the_block_device_itself", "test_sync_counts_are_exact",
     "test_syncfs_has_a_histogram_of_its_own",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["xfs"])  # ext4's own tracepoints are always there
+def disk(request: pytest.FixtureRequest) -> Iterator[Scratch]:
+    with scratch_disk(request.param) as scratch:
+        yield scratch
 
 
 @pytest.fixture(scope="module")
