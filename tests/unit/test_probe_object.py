@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Iterator, List
 
 import pytest
 
-from writebackd.kernel import probe
+from writebackd.kernel import bcc_programs, probe
 from writebackd.kernel.files import KernelFiles
 
 
@@ -89,3 +90,15 @@ def test_what_is_asked_for_is_had_or_refused(
     with pytest.raises(OSError, match=f"no {backend} here"):
         probe.open_probe(backend, KernelFiles(tmp_path), False, True)
     assert opened == [backend]
+
+
+def test_what_bcc_lacks_is_told_by_who_opens_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its errno alone would read as that of a hook: no such file."""
+
+    def lacking(*_: object) -> None:
+        raise OSError(errno.ENOENT, "bcc needs headers")
+
+    monkeypatch.setattr(bcc_programs, "programs", lacking)
+    probe.compiled_programs.cache_clear()
+    with pytest.raises(OSError, match="bcc needs headers"):
+        probe.BccProbe(probe.object_image(), KernelFiles())

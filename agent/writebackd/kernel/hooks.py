@@ -177,19 +177,22 @@ class Chooser:
     def try_hook(
         self, hook: Hook, works: Callable[[Object], bool] = lambda obj: True
     ) -> Optional[int]:
-        """None when it loads, attaches and `works`, else the errno."""
-        try:
-            with self._open() as obj:
+        """None when it loads, attaches and `works`, else the errno.
+
+        Raises BpfError or OSError when there is no object to try it in.
+        """
+        with self._open() as obj:
+            try:
                 obj.select(hook.programs)
                 self._prepare(obj)
                 obj.load()
                 attach(obj, hook, self._cgroup)
                 return None if works(obj) else errno.ENOENT
-        except (BpfError, OSError) as error:
-            number = error.errno or errno.EIO
-            if number not in _ABSENT:
-                self.refused[hook.name] = str(error)
-            return number
+            except (BpfError, OSError) as error:
+                number = error.errno or errno.EIO
+                if number not in _ABSENT:
+                    self.refused[hook.name] = str(error)
+                return number
 
     def first(self, hooks: Sequence[Hook]) -> Tuple[Optional[Hook], bool]:
         """The first hook that works, and whether any target exists here at all."""
@@ -212,16 +215,17 @@ def choose(
     prepare: Callable[[Object], None],
     tier: str = AUTO,
 ) -> Choice:
-    """Find the best hooks; BpfError when block completions cannot be had.
+    """Find the best hooks; BpfError or OSError when block completions, or fsync, cannot be had.
 
     `open_object`: the object, with nothing loaded; `cgroup`: where cgroup v2 is mounted;
     `talkers`: watch who dirties pages, a call per dirtied folio; `prepare` sets the constants,
-    which the verifier sees; `tier`: what fsync is to be watched by, OSError when it is not.
+    which the verifier sees; `tier`: what fsync has to be watched by.
     """
     chooser = Chooser(open_object, cgroup, prepare)
     number = chooser.try_hook(COMPLETE)
     if number is not None:
-        raise BpfError("block_rq_complete cannot be watched", number)
+        why = chooser.refused.get(COMPLETE.name, "")
+        raise BpfError("block_rq_complete cannot be watched", number, why)
     choice = Choice(refused=chooser.refused)
     choice.issue, _ = chooser.first(ISSUE)
     if choice.issue is None:
