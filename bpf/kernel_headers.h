@@ -12,6 +12,7 @@
 #include <linux/blk-mq.h>
 #include <linux/blkdev.h>
 #include <linux/cgroup.h>
+#include <linux/fdtable.h>
 #include <linux/fs.h>
 #include <linux/kernfs.h>
 #include <linux/mm_types.h>
@@ -33,6 +34,13 @@ struct folio; /* since 5.16 */
 static long (*copy_from_user_space)(void *to, __u32 size, const void *from) =
 	(void *)BPF_FUNC_probe_read_user;
 #define bpf_probe_read_user copy_from_user_space
+
+/* The registers of the caller, as a system call's function gets them. */
+#if defined(__x86_64__)
+#define PT_REGS_PARM1_CORE_SYSCALL(regs) FIELD(regs, di)
+#elif defined(__aarch64__)
+#define PT_REGS_PARM1_CORE_SYSCALL(regs) FIELD(regs, orig_x0)
+#endif
 
 /* Definitions of maps compile, and nothing refers to them. */
 #define __uint(name, value) int(*name)[value]

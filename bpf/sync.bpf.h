@@ -203,8 +203,6 @@ int BPF_KRETPROBE(kretprobe_syncfs)
 	return 0;
 }
 
-#ifndef BCC
-
 static __always_inline struct file *file_of(struct task_struct *task, unsigned int fd)
 {
 	struct file **files, *file = NULL;

@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
@@ -21,9 +22,10 @@ import pytest
 from tests.kernel.fault_rig import VM, limits_kept
 from tests.kernel.scratch import Scratch, run, scratch_disk
 from writebackd.kernel import bpf_layout, hooks, map_readers
+from writebackd.kernel.bcc_object import BccObject
 from writebackd.kernel.cgroup_io_max import cgroup2_mount
 from writebackd.kernel.files import KernelFiles
-from writebackd.kernel.libbpf import BpfError, library
+from writebackd.kernel.libbpf import BpfError, Object, library
 from writebackd.kernel.map_readers import Reading
 from writebackd.kernel.probe import (
     BpfProbe,
@@ -546,6 +548,24 @@ def test_what_libbpf_says_is_logged_with_its_values(caplog: pytest.LogCaptureFix
     with caplog.at_level("DEBUG"), pytest.raises(BpfError):
         BpfProbe(image, KernelFiles())
     assert re.search(rf"'[0-9a-f]+-{len(image):x}' is not a proper ELF object", caplog.text)
+
+
+# r0 = *(u64 *)(r1 + 8 * 99); exit
+NO_ARGUMENT = struct.pack("=BBhiBBhi", 0x79, 0x10, 8 * 99, 0, 0x95, 0, 0, 0)
+
+
+@pytest.mark.parametrize("backend", ["libbpf", "bcc"])
+def test_what_the_verifier_said_is_in_the_error(backend: str) -> None:
+    """The old form of a tracepoint has an argument more; no tracepoint has a hundred."""
+    if backend == "libbpf":
+        refused = Object(object_image())
+    else:
+        compiled = {"rq_issue_old": NO_ARGUMENT}
+        refused = BccObject(object_image(), str(object_path()), compiled)
+    with refused:
+        refused.select(["rq_issue_old"])
+        with pytest.raises(BpfError, match="denied: invalid bpf_context access off=[0-9]+ size=8$"):
+            refused.load()
 
 
 def unended(probe: BpfProbe, disk: Scratch) -> int:

@@ -15,22 +15,49 @@ import struct
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from writebackd.kernel.libbpf import BpfError, Object, check
+from writebackd.kernel.libbpf import BpfError, Object, check, verdict_of
 
 # include/uapi/linux/bpf.h
-_PROGRAM_TYPES = {"kprobe": 2, "kretprobe": 2, "tp_btf": 17, "cgroup": 23}
+_PROGRAM_TYPES = {
+    "kprobe": 2, "kretprobe": 2, "ksyscall": 2, "kretsyscall": 2, "tp_btf": 17, "cgroup": 23,
+}  # fmt: skip
 _CGROUP_SYSCTL = 18
 _LOAD_64 = 0x18  # the one instruction that takes two places
 _PSEUDO_MAP = (1, 2)  # its source register: the map, the map's value
 
 _KPROBES = Path("/sys/bus/event_source/devices/kprobe")
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+# Functions of system calls: SYSCALL_DEFINEx() with CONFIG_ARCH_HAS_SYSCALL_WRAPPER.
+_SYSCALL = {"x86_64": "__x64_sys_", "aarch64": "__arm64_sys_"}
 _CLOEXEC = 8
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 # struct perf_event_attr up to config2: type, size, config, ..., config1 (the function's name)
 _PERF_EVENT = struct.Struct("=IIQ40xQ8x")
 
 _INSTRUCTION = struct.Struct("=BBhi")
+
+# Bytes.  Of a refused program the log is an instruction a line.
+_LOG_SIZE = 1 << 20
+
+
+class _LoadOptions(C.Structure):
+    """struct bpf_prog_load_opts (libbpf's bpf.h), of which the log is used."""
+
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("unused", C.c_uint32 * 9),
+        ("fd_array", C.c_void_p),
+        ("func_info", C.c_void_p),
+        ("func_info_counts", C.c_uint32 * 2),
+        ("line_info", C.c_void_p),
+        ("line_info_counts", C.c_uint32 * 2),
+        ("log_level", C.c_uint32),
+        ("log_size", C.c_uint32),
+        ("log_buf", C.c_void_p),
+    ]
+
+
+assert _LoadOptions.log_buf.offset == 96
 
 
 def with_maps(code: bytes, fds: Sequence[int]) -> bytes:
@@ -69,11 +96,21 @@ class BccObject(Object):
         super().load()
         fds = [each.fd for each in self.maps()]
         for name in self._selected:
-            code = with_maps(self._compiled[name], fds)
-            kind = _PROGRAM_TYPES[self.section(name).partition("/")[0]]
-            count = len(code) // _INSTRUCTION.size
-            fd = self._lib.bpf_prog_load(kind, name[:15].encode(), b"GPL", code, count, None)
-            self._programs[name] = check(fd, f"loading {name}")
+            self._programs[name] = self._load_program(name, with_maps(self._compiled[name], fds))
+
+    def _load_program(self, name: str, code: bytes) -> int:
+        kind = _PROGRAM_TYPES[self.section(name).partition("/")[0]]
+        count = len(code) // _INSTRUCTION.size
+        arguments = (kind, name[:15].encode(), b"GPL", code, count)
+        fd: int = self._lib.bpf_prog_load(*arguments, None)
+        if fd >= 0:
+            return fd
+        text = C.create_string_buffer(_LOG_SIZE)
+        options = _LoadOptions(
+            C.sizeof(_LoadOptions), log_level=1, log_size=_LOG_SIZE, log_buf=C.addressof(text)
+        )
+        again = self._lib.bpf_prog_load(*arguments, C.byref(options))
+        return check(again, f"loading {name}", verdict_of(text.value.decode(errors="replace")))
 
     def program_fd(self, program: str) -> int:
         return self._programs[program]
@@ -85,8 +122,9 @@ class BccObject(Object):
             link = self._lib.bpf_raw_tracepoint_open(target.encode(), fd)
             self._attached.append(check(link, f"attaching {program} to {target}"))
         else:
-            assert function is not None
-            self._attached.append(_attach_kprobe(fd, function, kind == "kretprobe"))
+            if function is None:
+                function = _SYSCALL[os.uname().machine] + target
+            self._attached.append(_attach_kprobe(fd, function, kind.startswith("kret")))
 
     def attach_cgroup(self, program: str, cgroup: str) -> None:
         fd = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY)

@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class BpfError(Exception):
-    """A bpf call failed; `errno` tells why."""
+    """A bpf call failed; `errno` tells why, and `verdict` what the verifier said, if it did."""
 
-    def __init__(self, what: str, number: int) -> None:
-        super().__init__(f"{what}: {_strerror(number)}")
+    def __init__(self, what: str, number: int, verdict: str = "") -> None:
+        super().__init__(": ".join(filter(None, (what, _strerror(number), verdict))))
         self.errno = number
 
 
@@ -115,6 +115,8 @@ _SIGNATURES: Sequence[Tuple[str, Any, Sequence[Any]]] = (
     ("bpf_link_create", C.c_int, [C.c_int, C.c_int, C.c_int, C.c_void_p]),
 )
 _keep: List[Any] = []  # callbacks must outlive the library's use of them
+_WARN = 0  # enum libbpf_print_level
+_verdicts: List[str] = []  # of the programs that were refused since the last load began
 
 
 @functools.lru_cache(maxsize=None)
@@ -131,16 +133,22 @@ def library() -> C.CDLL:
         function.restype = result
         function.argtypes = arguments
     libc = C.CDLL(None)
-    libc.vsnprintf.argtypes = [C.c_char_p, C.c_size_t, C.c_char_p, C.c_void_p]
+    libc.vasprintf.argtypes = [C.POINTER(C.c_void_p), C.c_char_p, C.c_void_p]
+    libc.free.argtypes = [C.c_void_p]
 
-    def to_log(_level: int, fmt: bytes, args: int) -> int:
+    def to_log(level: int, fmt: bytes, args: int) -> int:
         # A rejected program's verifier log comes through here, in thousands
         # of lines: trying hooks is routine, so it is for debugging only.
-        if log.isEnabledFor(logging.DEBUG):
+        if level == _WARN or log.isEnabledFor(logging.DEBUG):
+            found = C.c_void_p()
             # A va_list is passed by pointer: an array on x86-64, a large structure on arm64.
-            text = C.create_string_buffer(65536)
-            libc.vsnprintf(text, len(text), fmt, args)
-            log.debug("libbpf: %s", text.value.decode(errors="replace").rstrip())
+            if libc.vasprintf(C.byref(found), fmt, args) < 0:
+                return 0
+            text = C.string_at(found).decode(errors="replace").rstrip()
+            libc.free(found)
+            if "BEGIN PROG LOAD LOG" in text:
+                _verdicts.append(verdict_of(text))
+            log.debug("libbpf: %s", text)
         return 0
 
     _keep.append(_PRINT(to_log))
@@ -148,9 +156,16 @@ def library() -> C.CDLL:
     return lib
 
 
-def check(result: int, what: str) -> int:
+def verdict_of(text: str) -> str:
+    """Why the verifier refused a program: the last line of its log before the statistics."""
+    lines = [line for line in text.splitlines() if not line.startswith(("processed ", "-- END "))]
+    return lines[-1].strip() if lines else ""
+
+
+def check(result: int, what: str, verdict: str = "") -> int:
     if result < 0:
-        raise BpfError(what, -result if result != -1 else C.get_errno() or errno.EIO)
+        number = -result if result != -1 else C.get_errno() or errno.EIO
+        raise BpfError(what, number, verdict)
     return result
 
 
@@ -301,7 +316,9 @@ class Object:
 
     def load(self) -> None:
         """BpfError when the kernel refuses any selected program."""
-        check(self._lib.bpf_object__load(self._object), "loading BPF programs")
+        _verdicts.clear()
+        result = self._lib.bpf_object__load(self._object)
+        check(result, "loading BPF programs", _verdicts[-1] if _verdicts else "")
 
     def attach(self, program: str, function: Optional[str] = None) -> None:
         """Attach by section, or as a kprobe to `function`."""
