@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -15,6 +16,7 @@ import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.actuate.watcher import take_watch
 from writebackd.cli import doctor_checks
+from writebackd.kernel import bcc_programs
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.status_answer import status_json
 from writebackd.types.levers import VmLimits
@@ -71,17 +73,26 @@ def test_a_kernel_with_nothing(tmp_path: Path) -> None:
     assert "only the global pair" in notes
 
 
+@pytest.mark.parametrize("headers", [True, False], ids=["headers", "no headers"])
+@pytest.mark.parametrize("bcc", [True, False], ids=["bcc", "no bcc"])
 def test_without_types_the_packages_that_bcc_lacks_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headers: bool, bcc: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = host(tmp_path, {})
-    monkeypatch.setattr(doctor_checks, "missing", lambda: ["headers-6.1", "python3-bpfcc"])
-    warnings = texts(list(doctor_checks.kernel(files, "6.1.0")), "warning")
-    assert "no headers-6.1 and no python3-bpfcc" in warnings
-    assert "CONFIG_DEBUG_INFO_BTF" in warnings
-    monkeypatch.setattr(doctor_checks, "missing", list)
-    findings = list(doctor_checks.kernel(files, "6.1.0"))
-    assert texts(findings, "warning") == "" and "bcc compiles" in texts(findings, "note")
+    release = os.uname().release
+    needed = {f"no linux-headers-{release}": headers, "no python3-bpfcc": bcc}
+    monkeypatch.setattr(bcc_programs, "_MODULES", tmp_path / "modules")
+    monkeypatch.setattr(bcc_programs, "_KHEADERS", tmp_path / "none")
+    monkeypatch.setattr(bcc_programs, "_FIND_BCC", f"raise SystemExit({not bcc:d})")
+    monkeypatch.setattr(bcc_programs, "PYTHON", sys.executable)
+    if headers:
+        kconfig = tmp_path / "modules" / release / "build/include/linux/kconfig.h"
+        kconfig.parent.mkdir(parents=True)
+        kconfig.touch()
+    findings = list(doctor_checks.kernel(host(tmp_path, {}), "6.1.0"))
+    warnings = texts(findings, "warning")
+    assert [words in warnings for words in needed] == [not there for there in needed.values()]
+    assert ("CONFIG_DEBUG_INFO_BTF" in warnings) is not (headers and bcc)
+    assert ("bcc compiles" in texts(findings, "note")) is (headers and bcc)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are told so first")
