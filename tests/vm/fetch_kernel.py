@@ -82,8 +82,7 @@ def fetch(
     The modules are under lib/modules of the same tree, with their dependency lists, where
     virtme-ng looks for them. Raises KernelUnavailable.
     """
-    own = architecture == ARCHITECTURE and suite in (None, _own_suite())
-    options = [] if own else _apt_of(str(suite), architecture)
+    options = _apt_of(suite, architecture)
     if package is None:
         depends = _run("apt-cache", *options, "depends", f"linux-image-{architecture}")
         package = parse_depends(depends, architecture)
@@ -91,17 +90,18 @@ def fetch(
     return _image(fetch_packages(parts, _finish_kernel, options))
 
 
-def fetch_bcc(kernel: Path) -> list[Path]:
+def fetch_bcc(kernel: Path, suite: str | None = None) -> list[Path]:
     """Unpack bcc's Python module and library, and the headers of a kernel, once each.
 
-    kernel: its image. What bcc itself depends on, LLVM's libraries, comes with clang. Raises
-    KernelUnavailable.
+    kernel: its image, of `suite` as in fetch(). bcc is the host's: what it depends on, LLVM's
+    libraries, comes with clang. Raises KernelUnavailable.
     """
+    options = _apt_of(suite)
     headers = f"linux-headers-{_release(kernel)}"
-    depends = _run("apt-cache", "depends", headers)
+    depends = _run("apt-cache", *options, "depends", headers)
     common = re.findall(r"Depends: (linux-headers-\S+-common\S*)", depends)
-    packages = ["python3-bpfcc", "libbpfcc", headers, *common]
-    return [fetch_packages([each]) for each in packages]
+    bcc = [fetch_packages([each]) for each in ("python3-bpfcc", "libbpfcc")]
+    return [*bcc, *(fetch_packages([each], options=options) for each in (headers, *common))]
 
 
 def fetch_packages(
@@ -168,12 +168,14 @@ def _add_users(tree: Path) -> None:
         shutil.copy(tree / f"usr/share/base-passwd/{name}.master", tree / f"etc/{name}")
 
 
-def _apt_of(suite: str, architecture: str = ARCHITECTURE) -> list[str]:
-    """Options by which apt reads other package lists; those of the host stay as they are.
+def _apt_of(suite: str | None, architecture: str = ARCHITECTURE) -> list[str]:
+    """Options by which apt reads other package lists, none for the host's own suite.
 
-    They are fetched once a day: a suite that moves takes old packages away. As apt sees it, nothing
+    Those of the host stay as they are. The others are fetched once a day: a suite that moves takes old packages away. As apt sees it, nothing
     of another architecture is installed.
     """
+    if architecture == ARCHITECTURE and suite in (None, _own_suite()):
+        return []
     foreign = architecture != ARCHITECTURE
     state = cache_dir() / (f"apt-{suite}-{architecture}" if foreign else f"apt-{suite}")
     lists = state / "lists"
