@@ -31,6 +31,7 @@ from writebackd.kernel.probe import (
     BpfProbe,
     ProcfsProbe,
     object_image,
+    object_path,
     open_probe,
 )
 from writebackd.types.histogram import BUCKET_EDGES_S

@@ -171,8 +171,8 @@ def _add_users(tree: Path) -> None:
 def _apt_of(suite: str | None, architecture: str = ARCHITECTURE) -> list[str]:
     """Options by which apt reads other package lists, none for the host's own suite.
 
-    Those of the host stay as they are. The others are fetched once a day: a suite that moves takes old packages away. As apt sees it, nothing
-    of another architecture is installed.
+    Those of the host stay as they are. The others are fetched once a day: a suite that moves takes
+    old packages away. As apt sees it, nothing of another architecture is installed.
     """
     if architecture == ARCHITECTURE and suite in (None, _own_suite()):
         return []

@@ -89,7 +89,8 @@ def run_in_guest(
 
 
 def check_tests(
-    machine: Machine, tests: Sequence[str], settings: Mapping[str, str], share: Path
+    machine: Machine, tests: Sequence[str], settings: Mapping[str, str], share: Path,
+    time_limit: float = TIME_LIMIT,
 ) -> None:
     """Run tests in the guest; fail unless all of them passed."""
-    check_run(*run_in_guest(machine, tests, settings, share))
+    check_run(*run_in_guest(machine, tests, settings, share, time_limit))
