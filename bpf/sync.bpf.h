@@ -234,6 +234,8 @@ int BPF_KRETPROBE(kretprobe_syncfs_call)
 	return 0;
 }
 
+#ifndef BCC /* compiled without these numbers */
+
 /* Last choice: syscalls.  Every syscall of the host pays for these hooks, and
  * what does not end in a syscall of its caller (io_uring's workers, kernel
  * threads) cannot be measured. */

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import image
 from .fetch_kernel import fetch, fetch_root
+from .guest_tests import Run
 from .image_machine import ImageMachine
 from .machine import ACCELERATOR, SCRATCH_BYTES
 
@@ -24,6 +26,19 @@ ON_SCRATCH = (
     "sh", "-c", f'mkfs.ext4 -q {SCRATCH} && mkdir /run/scratch && mount {SCRATCH} /run/scratch &&'
     ' TMPDIR=/run/scratch exec "$@"', "sh",
 )  # fmt: skip
+
+CASES = (
+    "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
+    "tests/vm/inside/arm64_cases.py",
+)  # fmt: skip
+MODULES = ("loop", "xfs", "btrfs", "overlay")
+# Without tests/conftest.py and hypothesis, as in test_systemd.py.
+PYTEST = ("python3", "-m", "pytest", "-q", "-s", "-rs", "--durations=10", "--noconftest",
+          "-o", "cache_dir=/tmp/cache")  # fmt: skip
+# This kernel takes no fentry (no CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS).
+SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
+# Seconds of wall time.
+TIME_LIMIT = 1800.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,19 @@ def root() -> Path:
 def kernel(suite: str = SUITE) -> Path:
     """Image of the suite's kernel. Raises KernelUnavailable."""
     return fetch(suite=suite, architecture=ARCHITECTURE)
+
+
+def run_cases(share: Path) -> Run:
+    """What the guest's tests did. Raises KernelUnavailable, MachineMissing, GuestFailed."""
+    Arm64Machine.check_tools()
+    image_kernel, report = kernel(), share / "result.xml"
+    with tempfile.TemporaryDirectory(prefix="writebackd-arm64-") as work:
+        disk = Path(work) / "root"
+        image.make_from(root(), disk, [share])
+        command = [*ON_SCRATCH, *PYTEST, f"--junitxml={report}", *CASES]
+        result = Arm64Machine(image_kernel, disk, modules=MODULES).run(
+            command, TIME_LIMIT, share=share, env={**SETTINGS, "PYTHONPATH": "agent"})
+    return result, report.read_text()
 
 
 def _disk(name: str, file: Path, options: str) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Tuple
 from xml.etree import ElementTree
 
 import pytest
@@ -25,6 +26,8 @@ PYTEST = (
 # Seconds. The boot takes 12-20 on an idle host, each probe that is opened 10, on a busy one three
 # times that.
 TIME_LIMIT = 900.0
+
+Run = Tuple[Result, str]  # and the JUnit XML
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def check_run(result: Result, report: str) -> None:
 def run_in_guest(
     machine: Machine, tests: Sequence[str], settings: Mapping[str, str], share: Path,
     time_limit: float = TIME_LIMIT,
-) -> tuple[Result, str]:
+) -> Run:
     """What the guest's pytest did with `tests`, and its JUnit XML, which it writes to `share`."""
     report = share / "result.xml"
     command = [*PYTEST, f"--junitxml={report}", *tests]

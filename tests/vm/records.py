@@ -15,13 +15,17 @@ Outcomes = Dict[str, Dict[str, str]]
 # What is proven -> the tests that prove it, as MODULE.TEST.
 CLAIMS: Mapping[str, Sequence[str]] = {
     "requests": (
+        "test_probe.test_operations_and_bytes_equal_fio",
         "storage_cases.test_requests_equal_fio",
         "storage_cases.test_requests_equal_fio_under_each_scheduler",
     ),
-    "syncs": ("storage_cases.test_syncs_are_exact",),
+    "syncs": ("test_probe.test_sync_counts_are_exact", "storage_cases.test_syncs_are_exact"),
     "limits restored": (
         "test_vm_limits.test_restored_in_the_form_it_was_found",
         "daemon_cases.test_limits_are_restored_in_the_form_they_had",
+        "bcc_cases.test_a_flood_is_held_with_its_fsyncs_seen",
+        "procfs_cases.test_a_flood_is_held_without_a_probe",
+        "arm64_cases.test_a_flood_is_held_and_the_limits_are_restored",
     ),
     "limits per device": (
         "test_levers.test_all_take_effect_and_go_home",
@@ -31,6 +35,8 @@ CLAIMS: Mapping[str, Sequence[str]] = {
     "flood held": (
         "daemon_cases.test_a_flood_is_held_with_its_fsyncs_seen",
         "bcc_cases.test_a_flood_is_held_with_its_fsyncs_seen",
+        "procfs_cases.test_a_flood_is_held_without_a_probe",
+        "arm64_cases.test_a_flood_is_held_and_the_limits_are_restored",
     ),
 }
 

@@ -13,24 +13,12 @@ import pytest
 
 from tests.kernel.btf import in_image
 
-from . import arm64, image
+from . import arm64
 from .fetch_kernel import CHECKOUT, KernelUnavailable, parse_depends
 from .guest_tests import check_run
 from .kernels import missing
 from .machine import MachineMissing
-
-CASES = (
-    "tests/kernel/test_kernel_types.py", "tests/kernel/test_probe.py",
-    "tests/vm/inside/arm64_cases.py",
-)  # fmt: skip
-MODULES = ("loop", "xfs", "btrfs", "overlay")
-# Without tests/conftest.py and hypothesis, as in test_systemd.py.
-PYTEST = ("python3", "-m", "pytest", "-q", "-s", "-rs", "--durations=10", "--noconftest",
-          "-o", "cache_dir=/tmp/cache")  # fmt: skip
-# This kernel takes no fentry (no CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS).
-SETTINGS = {"WRITEBACKD_VM": "1", "WRITEBACKD_EXPECT_KPROBES": "1"}
-# Seconds of wall time.
-TIME_LIMIT = 1800.0
+from .matrix import guest_run
 
 
 def fetched(suite: str = arm64.SUITE) -> Path:
@@ -44,20 +32,11 @@ def fetched(suite: str = arm64.SUITE) -> Path:
 
 @pytest.mark.full("a machine of another architecture, emulated")
 def test_probe_and_daemon_hold_on_arm64(tmp_path: Path) -> None:
-    kernel, root, share = fetched(), tmp_path / "root", tmp_path / "share"
-    share.mkdir()
+    fetched()
     try:
-        arm64.Arm64Machine.check_tools()
-        image.make_from(arm64.root(), root, [share])
+        check_run(*guest_run("arm64", tmp_path))
     except (MachineMissing, KernelUnavailable) as error:
         missing(str(error))
-    command = [*arm64.ON_SCRATCH, *PYTEST, f"--junitxml={share / 'result.xml'}", *CASES]
-    env = {**SETTINGS, "PYTHONPATH": "agent"}
-
-    result = arm64.Arm64Machine(kernel, root, modules=MODULES).run(
-        command, TIME_LIMIT, share=share, env=env)
-
-    check_run(result, (share / "result.xml").read_text())
 
 
 @pytest.mark.full("fetches two kernels of another architecture")

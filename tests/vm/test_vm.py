@@ -22,7 +22,7 @@ from .fetch_kernel import (
     parse_parts,
     parse_uri,
 )
-from .guest_tests import TIME_LIMIT, check_run, check_tests, read_junit, run_in_guest
+from .guest_tests import TIME_LIMIT, Run, check_run, check_tests, read_junit, run_in_guest
 from .kernels import KERNELS, Kernel, fetched, missing, of_suite
 from .machine import GuestFailed, Machine, Result
 from .matrix import tried
@@ -53,7 +53,6 @@ QUICK: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "oldest": (["bullseye"], QUICK_TESTS),
     "newest": (["sid", "trixie"], QUICK_TESTS),
 }
-Run = tuple[Result, str]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +103,7 @@ def test_matrix(suite: str) -> None:
         fetch_storage_tools()
     except KernelUnavailable as error:
         missing(str(error))
-    outcomes = tried(of_suite(suite)).outcomes
+    outcomes = tried(suite).outcomes
     wrong = [f"{test}[{row}] {outcome}" for test, rows in outcomes.items()
              for row, outcome in rows.items() if outcome.startswith("failed")]  # fmt: skip
     assert not wrong and any(PASSED in rows.values() for rows in outcomes.values())

@@ -276,11 +276,15 @@ def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
         choice.misses.append(f"fsync on {', '.join(unhooked)}")
         return
     choice.syscalls.append(SYSCALLS)
-    for name in filter(ENTRY_ONLY.get, unhooked):
-        if chooser.try_hook(ENTRY_ONLY[name]) is None:
-            choice.syscalls.append(ENTRY_ONLY[name])
-        else:
-            choice.misses.append(f"O_DSYNC and msync on {name}")
+    unseen = []
+    for name in unhooked:
+        entry = ENTRY_ONLY.get(name)
+        if entry is not None and chooser.try_hook(entry) is None:
+            choice.syscalls.append(entry)
+        elif name != "syncfs":
+            unseen.append(name)
+    if unseen:
+        choice.misses.append(f"O_DSYNC and msync on {', '.join(unseen)}")
     suffix = f", except on {seen}" if seen else ""
     choice.misses.append(f"fsync by io_uring, AIO and kernel threads{suffix}")
     choice.misses.append(f"fsync by 32-bit processes{suffix}")

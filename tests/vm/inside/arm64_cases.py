@@ -17,6 +17,7 @@ from tests.kernel.test_probe import (
     test_syncfs_has_a_histogram_of_its_own,
 )
 from tests.vm.inside.flood import daemon, hold_a_flood
+from tests.vm.inside.recorded import Record, record_probe
 from writebackd.kernel import hooks
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BpfProbe, object_image
@@ -45,8 +46,12 @@ def probe(disk: Scratch) -> Iterator[BpfProbe]:
         opened.close()
 
 
-def test_a_flood_is_held_and_the_limits_are_restored(daemon: Callable[..., Running]) -> None:
+def test_a_flood_is_held_and_the_limits_are_restored(
+    daemon: Callable[..., Running], record_testsuite_property: Record
+) -> None:
     found = limits()
     running = daemon("--mode", "enforce")
-    assert hold_a_flood(running)["probe"]["backend"] == "libbpf"
+    probe = hold_a_flood(running)["probe"]
+    record_probe(record_testsuite_property, probe)
+    assert probe["backend"] == "libbpf"
     assert running.end() == 0 and limits() == found

@@ -21,6 +21,7 @@ from tests.kernel.scratch import run
 from tests.kernel.test_daemon import Running
 from tests.kernel.test_unit_rights import bounding_set, confined, probe_of
 from tests.vm.inside.flood import MIB, daemon, hold_a_flood
+from tests.vm.inside.recorded import Record, record_probe
 from writebackd.kernel import bcc_programs
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.libbpf import BpfError
@@ -109,10 +110,13 @@ def test_the_rights_of_the_unit_suffice() -> None:
     assert seen.startswith("bcc") and seen == probe_of()
 
 
-def test_a_flood_is_held_with_its_fsyncs_seen(daemon: Callable[..., Running]) -> None:
+def test_a_flood_is_held_with_its_fsyncs_seen(
+    daemon: Callable[..., Running], record_testsuite_property: Record
+) -> None:
     found = limits()
     running = daemon("--probe", "auto", "--mode", "enforce")
     status = hold_a_flood(running)
+    record_probe(record_testsuite_property, status["probe"])
     assert status["probe"]["backend"] == "bcc"
     assert status["self"]["rss_bytes"] < 64 * MIB, "the daemon does not carry LLVM"
     assert running.end() == 0 and limits() == found

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests.kernel.fault_rig import limits, limits_kept, wait_for
 from tests.kernel.test_daemon import Running
 from tests.vm.inside.flood import MIB, SCRATCH, dirty_bytes, flood, scratch_disk_name
+from tests.vm.inside.recorded import Record, record_probe
 
 # One line for each: when it ended, and how long it took.
 SYNCS = """
@@ -54,14 +55,16 @@ class Syncs:
         return took[-1]
 
 
-def test_a_flood_is_held_without_a_probe() -> None:
+def test_a_flood_is_held_without_a_probe(record_testsuite_property: Record) -> None:
     with limits_kept() as found, tempfile.TemporaryDirectory(dir="/run") as own:
         device = scratch_disk_name()
         running = Running(Path(own), "--interval", "1", "--probe", "procfs", "--mode", "enforce",
                           within_s=90.0)  # fmt: skip
         syncs = Syncs(Path(own))
         try:
-            assert running.status()["probe"]["backend"] == "procfs"
+            probe = running.status()["probe"]
+            record_probe(record_testsuite_property, probe)
+            assert probe["backend"] == "procfs"
             wait_for(syncs.seen, 60.0, "for the first sync")
             time.sleep(5.0)
             with flood():

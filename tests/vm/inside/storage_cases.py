@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import struct
+from dataclasses import asdict
 from pathlib import Path
 from typing import Callable, Dict, Iterator
 
@@ -14,6 +15,7 @@ import pytest
 
 from tests.kernel.scratch import Scratch, run
 from tests.kernel.test_probe import fio, prepared, read, sync_by, syncs
+from tests.vm.inside.recorded import Record, record_probe
 from tests.vm.inside.storage import FILESYSTEMS, STACKS, Stack, stack_of
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.map_readers import Reading
@@ -27,14 +29,11 @@ DISKS = [(kind, fstype) for kind in STACKS for fstype in FILESYSTEMS]
 
 
 @pytest.fixture(scope="module")
-def probe(record_testsuite_property: Callable[[str, object], None]) -> Iterator[BpfProbe]:
+def probe(record_testsuite_property: Record) -> Iterator[BpfProbe]:
     opened = BpfProbe(object_image(), KernelFiles(), devices=64)
     try:
         info = opened.info()
-        record_testsuite_property("request_hook", info.request_hook)
-        record_testsuite_property("fsync_hook", info.fsync_hook)
-        for miss in info.misses:
-            record_testsuite_property("miss", miss)
+        record_probe(record_testsuite_property, asdict(info))
         print(f"\n{info}")
         yield opened
     finally:
