@@ -60,7 +60,8 @@ install:
 	$(call launcher,cli.ctl,writebackctl)
 	$(call launcher,storage.collector,writebackd-raid)
 	for unit in writebackd.service writebackd-watch.service writebackd-probe.service \
-			writebackd-drain.service writebackd-raid.service writebackd-raid.timer; do \
+			writebackd-drain.service writebackd-raid.service writebackd-raid.timer \
+			writebackd-caches.service; do \
 		sed 's|/usr/bin/|$(PREFIX)/bin/|;s|/usr/share/|$(PREFIX)/share/|' \
 			"systemd/$$unit" > '$(D)$(UNITS)'/"$$unit" && \
 		chmod 644 '$(D)$(UNITS)'/"$$unit" || exit 1; \
@@ -81,6 +82,7 @@ uninstall:
 		'$(D)$(UNITS)/writebackd.service' '$(D)$(UNITS)/writebackd-watch.service' \
 		'$(D)$(UNITS)/writebackd-probe.service' '$(D)$(UNITS)/writebackd-drain.service' \
 		'$(D)$(UNITS)/writebackd-raid.service' '$(D)$(UNITS)/writebackd-raid.timer' \
+		'$(D)$(UNITS)/writebackd-caches.service' \
 		'$(D)$(CATALOG)/writebackd.catalog' '$(D)$(SYSUSERS)/writebackd.conf' \
 		'$(D)$(PREFIX)/share/man/man1/writebackctl.1' '$(D)$(PREFIX)/share/man/man8/writebackd.8' \
 		'$(D)$(PREFIX)/share/man/man5/writebackd.conf.5' \

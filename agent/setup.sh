@@ -26,7 +26,8 @@ LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fspr
     util-linux mount kmod procps"
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="$COMPILE python3-pytest python3-hypothesis systemd dbus qemu-system-x86 qemu-system-arm
-    busybox-static file udev dmsetup git ca-certificates python3-libnbd prometheus prometheus-alertmanager
+    busybox-static file udev dmsetup bcache-tools git ca-certificates python3-libnbd prometheus
+    prometheus-alertmanager
     tmux man-db tzdata"
 # For tests alone, which compare with it what the agent tells systemd and journald by itself: it
 # comes along when others are installed, and nobody has to be root for it alone.

@@ -18,7 +18,12 @@ from writebackd.kernel.uevents import open_uevents
 from writebackd.policy.keys import Probe as ProbeSettings
 from writebackd.policy.schema import PolicyError, device_globs, is_pattern, matches
 from writebackd.report.attribution import name_writers
-from writebackd.storage.backing_watch import BackingWatch
+from writebackd.storage.backing_watch import (
+    CACHES_S,
+    BackingWatch,
+    look_at_caches,
+    together,
+)
 from writebackd.types.levers import Action, ForeignWrite
 from writebackd.types.samples import Sample
 from writebackd.types.storage import Device
@@ -62,6 +67,7 @@ class HostMonitor:
         self.sampler = Sampler(files, self.topology, self._open_probe(), excluded)
         self._earlier_writers: Tuple[ForeignWrite, ...] = ()
         self._backings = BackingWatch(files)
+        self._caches = BackingWatch(files, look=look_at_caches, every_s=CACHES_S)
         self.hidepid = HidePid(files)
         self.rivals = ConflictMonitor(lambda: find_conflicting_tools(files, os.getpid()))
         self.check_named(named)
@@ -108,7 +114,8 @@ class HostMonitor:
     def problems(self) -> List[str]:
         """What cannot be seen."""
         found = (
-            self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error
+            self._no_hotplug, self.topology.problem, self.rivals.error, self._backings.error,
+            self._caches.error,
         )
         return [each for each in found if each]
 
@@ -129,7 +136,10 @@ class HostMonitor:
         paced: Iterable[str],
     ) -> Sample:
         """One tick; see Sampler.read."""
-        backings = self._backings.seen(self.topology.devices, now_s)
+        devices = self.topology.devices
+        backings = together(
+            self._backings.seen(devices, now_s), self._caches.seen(devices, now_s)
+        )
         return self.sampler.read(
             now_s, wall_s, dt_s, actions, watch_cgroups, frozenset(paced), backings
         )

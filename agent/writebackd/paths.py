@@ -14,6 +14,7 @@ STATE_DIR = Path("/var/lib/writebackd")
 CACHE_DIR = Path("/var/cache/writebackd")  # the probe, as compiled for a kernel
 # Of the collector, a service of its own: no directory that the daemon owns.
 RAID = "/run/writebackd-raid/raid.json"
+CACHES = "/run/writebackd-raid/caches.json"
 OFF_ON_DISK = "/etc/writebackd/off"  # the same, over a reboot
 
 # In the runtime directory:

@@ -218,10 +218,11 @@ md9 : active (auto-read-only) raid1 sdg[0] sdh[1]
 unused devices: <none>
 """
 WRITECACHE = (
-    "fast one: 0 2097152 writecache s 253:1 253:2 4096 2 high_watermark 50\n",
+    "fast one: 0 2097152 writecache s 253:1 253:2 4096 2 high_watermark 60\n",
     "fast one: 0 2097152 writecache 0 1000 900 3\n",
 )
 DM_CACHE = (
     "slow: 0 2097152 cache 253:1 253:2 253:3 128 1 writeback smq 0\n",
-    "slow: 0 2097152 cache 8 27/1024 128 500/4000 9 8 7 6 5 4 40 1 writeback 2 a b smq 0 rw -\n",
+    "slow: 0 2097152 cache 8 27/1024 128 500/4000 9 8 7 6 5 4 40 1 writeback"
+    " 2 migration_threshold 2048 smq 0 rw -\n",
 )

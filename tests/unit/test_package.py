@@ -271,6 +271,7 @@ def test_installed_tree(checkout: Path, installed: Path) -> None:
         "usr/bin/writebackd-raid",
         "usr/lib/systemd/system/writebackd-drain.service",
         "usr/lib/systemd/system/writebackd-probe.service",
+        "usr/lib/systemd/system/writebackd-caches.service",
         "usr/lib/systemd/system/writebackd-raid.service",
         "usr/lib/systemd/system/writebackd-raid.timer",
         "usr/lib/systemd/system/writebackd-watch.service",

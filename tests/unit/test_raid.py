@@ -31,7 +31,7 @@ from writebackd.report.codec import Interned, pack, unpack
 from writebackd.report.device_answers import devices_json
 from writebackd.report.status_answer import status_json
 from writebackd.storage import raid_tools, report_file, ssacli, storcli
-from writebackd.storage.backing_watch import HANGS_S, LOOK_S, BackingWatch, look
+from writebackd.storage.backing_watch import HANGS, LOOK_S, BackingWatch, look_at_arrays
 from writebackd.storage.collector import collect, main, with_kernel
 from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.raid_types import Controller, ToolError, Volume
@@ -474,7 +474,7 @@ def devices(tree: FakeSysfs) -> Tuple[Device, ...]:
 def seen(
     tree: FakeSysfs, now_s: float = 5000.0, owner: int = ME
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
-    return look(tree.files, devices(tree), now_s, owner)
+    return look_at_arrays(tree.files, devices(tree), now_s, owner)
 
 
 @pytest.fixture
@@ -683,7 +683,7 @@ def test_nobody_waits_for_a_look_that_hangs(megaraid: FakeSysfs) -> None:
     begun, before = time.monotonic(), threading.active_count()
     for minute in range(1, 5):
         assert seen(minute * (LOOK_S + 1))
-    assert seen(HANGS_S + 60) == ()
+    assert seen(HANGS * LOOK_S + 60) == ()
     assert time.monotonic() - begun < 1.0
     assert threading.active_count() <= before
     with open(megaraid.files.path("/proc/mdstat"), "w"):

@@ -15,7 +15,7 @@ import raid_cases as cases
 from fake_sysfs import FakeSysfs
 from writebackd.storage import arcconf, linux_storage, megacli, ssacli, storcli, tool_output
 from writebackd.storage.raid_types import Controller, ToolError, Volume
-from writebackd.types.storage import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
 
 BACK, THROUGH = CacheMode.WRITE_BACK, CacheMode.WRITE_THROUGH
 ALWAYS = CacheMode.ALWAYS_WRITE_BACK
@@ -327,7 +327,12 @@ def test_dm_writecache() -> None:
     assert found == Controller(
         capacity_bytes=1000 * 4096, dirty_bytes=100 * 4096,
         volumes=(Volume(disk="dm-3", mode=BACK),),
+        # The lower one is not in the table: it is the kernel's default.
+        thresholds=(Threshold("high_watermark", 60), Threshold("low_watermark", 45)),
     )  # fmt: skip
+    jobs = cases.WRITECACHE[0].replace("60", "60 writeback_jobs 7")
+    (found,) = linux_storage.parse_dmsetup("writecache", (jobs, cases.WRITECACHE[1]), disks)
+    assert found.thresholds[2] == Threshold("writeback_jobs", 7)
     broken = (cases.WRITECACHE[0], cases.WRITECACHE[1].replace("writecache 0", "writecache 5"))
     (found,) = linux_storage.parse_dmsetup("writecache", broken, disks)
     assert found.volumes[0].mode is THROUGH
@@ -337,7 +342,34 @@ def test_dm_writecache() -> None:
 def test_dm_cache() -> None:
     (found,) = linux_storage.parse_dmsetup("cache", cases.DM_CACHE, {"slow": "dm-1"})
     assert found == Controller(
-        capacity_bytes=4000 << 16, dirty_bytes=40 << 16, volumes=(Volume(disk="dm-1", mode=BACK),)
+        capacity_bytes=4000 << 16, dirty_bytes=40 << 16, volumes=(Volume(disk="dm-1", mode=BACK),),
+        thresholds=(Threshold("migration_threshold", 2048),),
+    )
+
+
+def test_bcache_has_what_its_thresholds_leave_to_writes(tmp_path: Any) -> None:
+    """As a VM's 6.1 has it: 2048 buckets of 64k, of which writes may fill 70 %."""
+    tree = FakeSysfs(tmp_path)
+    for name, of, dirty in (("bcache0", "a", "0.0k"), ("bcache1", "a", "16.0M"),
+                            ("bcache2", "b", "8.0M")):  # fmt: skip
+        tree.disk(name, f"252:{name[-1]}")
+        tree.says(
+            name, bcache__cache_mode="[writeback] none", bcache__state="dirty",
+            bcache__dirty_data=dirty, bcache__writeback_percent="10",
+            bcache__writeback_delay="30", bcache__writeback_rate_minimum="8",
+        )
+        tree.link(f"/sys/block/{name}/bcache/cache", f"{tree.root}/sys/fs/bcache/{of}")
+    for of in "ab":
+        tree.text(f"/sys/fs/bcache/{of}/cache0/nbuckets", "2048")
+        tree.text(f"/sys/fs/bcache/{of}/cache0/bucket_size", "64.0k")
+    tree.text("/sys/fs/bcache/b/internal/cutoff_writeback_sync", "50")
+    found = linux_storage.read_bcache(tree.files)
+    whole = (2048 << 16) * 7 // 10
+    # What another device of the same set has in there is no room for this one.
+    assert [each.capacity_bytes for each in found] == [whole - (16 << 20), whole, 1024 << 16]
+    assert found[0].thresholds == (
+        Threshold("writeback_percent", 10), Threshold("writeback_delay", 30),
+        Threshold("writeback_rate_minimum", 8),
     )
 
 

@@ -24,8 +24,10 @@ from writebackd.kernel import bcc_programs
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.probe import BTF
 from writebackd.paths import CACHE_DIR, RUNTIME_DIR, STATE_DIR
+from writebackd.paths import CACHES as FILLS
 from writebackd.paths import RAID as REPORT
 from writebackd.policy.keys import KEYS
+from writebackd.storage.backing_watch import CACHES_S
 from writebackd.storage.raid_tools import LIMIT_S, kinds
 from writebackd.storage.report_file import STALE_S
 
@@ -35,12 +37,13 @@ RAID = ROOT / "systemd" / "writebackd-raid.service"
 PROBE = ROOT / "systemd" / "writebackd-probe.service"
 DRAIN = ROOT / "systemd" / "writebackd-drain.service"
 TIMER = ROOT / "systemd" / "writebackd-raid.timer"
+CACHES = ROOT / "systemd" / "writebackd-caches.service"
 # Exposure of 10; others on Debian 12: oomd 2.0, chrony 3.7, irqbalance 8.9, tuned 9.6.
-MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7, PROBE: 1.5, DRAIN: 1.7}
+MOST_EXPOSED = {UNIT: 2.2, WATCH: 1.3, RAID: 2.7, PROBE: 1.5, DRAIN: 1.7, CACHES: 1.7}
 # As the units' comments have it: the agent with its maps.
 RESIDENT_MB = {UNIT: 45 + 16, WATCH: 21}
 both = pytest.mark.parametrize("unit", [UNIT, WATCH], ids=lambda unit: unit.stem)
-SERVICES = [UNIT, WATCH, RAID, PROBE, DRAIN]
+SERVICES = [UNIT, WATCH, RAID, PROBE, DRAIN, CACHES]
 services = pytest.mark.parametrize("unit", SERVICES, ids=lambda unit: unit.stem)
 
 
@@ -162,7 +165,7 @@ def test_it_takes_a_bounded_share_of_the_host(unit: Path) -> None:
     found = settings(unit)
     assert 0 < int(found["CPUQuota"][0].rstrip("%")) <= 100
     assert {"MemoryMax", "TasksMax"} < set(found)
-    if unit in (RAID, PROBE, DRAIN):
+    if unit in (RAID, PROBE, DRAIN, CACHES):
         return  # may be the first to go
     # More than is resident, so that reclaim leaves all of it; less than the maximum.
     assert RESIDENT_MB[unit] <= megabytes(found["MemoryMin"][0]) < megabytes(found["MemoryMax"][0])
@@ -205,6 +208,16 @@ def test_who_asks_raid_tools_comes_with_the_daemon_and_leaves_its_file() -> None
     # A daemon that reads a file of before the last run calls it stale; three runs is what that is.
     minutes = int(timer["OnUnitInactiveSec"][0][:-3])
     assert 3 * minutes * 60 <= STALE_S < 4 * minutes * 60
+
+
+def test_who_follows_the_caches_comes_and_goes_with_the_daemon() -> None:
+    service = settings(CACHES)
+    assert settings(RAID)["Wants"] == [CACHES.name] and service["PartOf"] == [UNIT.name]
+    assert service["ExecStart"] == [f"/usr/bin/writebackd-raid --caches {CACHES_S:g}"]
+    assert service["RuntimeDirectory"] == [str(Path(FILLS).parent.relative_to("/run"))]
+    # dmsetup needs the one node, and nothing else.
+    assert service["DevicePolicy"] == ["closed"]
+    assert service["DeviceAllow"] == ["/dev/mapper/control rw"]
 
 
 def test_a_run_of_the_collector_has_time_for_tools_that_all_hang() -> None:

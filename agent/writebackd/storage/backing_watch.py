@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Keeps the daemon's view of arrays and caches current: a thread reads them every minute."""
+"""Keeps the daemon's view of arrays and caches current: threads read what there is of them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
-from writebackd.paths import RAID
+from writebackd.paths import CACHES, RAID
 from writebackd.storage import report_file
 from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.linux_storage import MDSTAT, parse_mdstat
@@ -17,18 +17,33 @@ from writebackd.storage.report_file import STALE_S, CollectorReport
 from writebackd.types.storage import Backing, Device
 
 LOOK_S = 60.0
-# A look that takes so long hangs in the kernel; what was seen before it may be over.
-HANGS_S = 5 * LOOK_S
+# The same of what the kernel's caches hold.
+CACHES_S = 2.0
+# A look that takes so many times longer hangs in the kernel; what was seen before may be over.
+HANGS = 5
+# Of a cache nothing is known any more when the last reading is so old: three were missed.
+FRESH_S = 4 * CACHES_S
 # More than any device has behind it; a tick copies and records all of them.
 MOST_BACKINGS = 4096
+
+
+# What is behind these devices at that time (CLOCK_BOOTTIME), by a file of this owner's, and what is
+# wrong with the file.
+Look = Callable[
+    [KernelFiles, Sequence[Device], float, int], Tuple[Tuple[Backing, ...], Optional[str]]
+]
 
 
 class BackingWatch:
     """`seen` is what the last look found."""
 
-    def __init__(self, files: KernelFiles, owner: int = 0) -> None:
-        """`owner` is whose the collector's file has to be."""
+    def __init__(
+        self, files: KernelFiles, owner: int = 0, look: Optional[Look] = None,
+        every_s: float = LOOK_S,
+    ) -> None:
+        """`owner` is whose the collector's file has to be; `look` is the one at arrays."""
         self._files, self._owner = files, owner
+        self._look, self._every_s = look or look_at_arrays, every_s
         self._thread: Optional[threading.Thread] = None
         self._wanted = threading.Event()
         self._devices: Sequence[Device] = ()
@@ -43,11 +58,11 @@ class BackingWatch:
         Nothing is known before the first look, and of an earlier one while a look hangs.
         """
         if now_s >= self._next_s:
-            self._next_s = now_s + LOOK_S
+            self._next_s = now_s + self._every_s
             self._devices = devices
             self._wanted.set()
             self._start()
-        return self._seen if now_s - self._seen_s <= HANGS_S else ()
+        return self._seen if now_s - self._seen_s <= HANGS * self._every_s else ()
 
     def _start(self) -> None:
         if self._thread is None:
@@ -64,17 +79,19 @@ class BackingWatch:
             self._wanted.clear()
             now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             try:
-                self._seen, self.error = look(self._files, self._devices, now_s, self._owner)
+                self._seen, self.error = self._look(
+                    self._files, self._devices, now_s, self._owner
+                )
             except Exception as error:  # other people's files: whatever is wrong with them
                 self._seen = ()
                 self.error = f"cannot read RAID tools' report: {error}"
             self._seen_s = now_s
 
 
-def look(
+def look_at_arrays(
     files: KernelFiles, devices: Sequence[Device], now_s: float, owner: int = 0
 ) -> Tuple[Tuple[Backing, ...], Optional[str]]:
-    """One look, and what is wrong with the collector's file; `now_s` is CLOCK_BOOTTIME."""
+    """A Look at what RAID tools and md say."""
     matcher = Matcher(files, devices)
     found: List[Backing] = []
     error = None
@@ -97,10 +114,42 @@ def look(
     return tuple(found[:MOST_BACKINGS]), error
 
 
-def is_stale(told: CollectorReport, files: KernelFiles, now_s: float) -> bool:
+def look_at_caches(
+    files: KernelFiles, devices: Sequence[Device], now_s: float, owner: int = 0
+) -> Tuple[Tuple[Backing, ...], Optional[str]]:
+    """A Look at what the kernel's caches hold."""
+    try:
+        told = report_file.read(files.path(CACHES), owner)
+    except FileNotFoundError:
+        return (), None  # there is none
+    except (OSError, ToolError) as problem:
+        return (), f"{CACHES}: {problem}"
+    if is_stale(told, files, now_s, FRESH_S):
+        return (), f"{CACHES} is {_age(told, now_s)}: check that writebackd-caches.service runs"
+    matcher = Matcher(files, devices)
+    return tuple(
+        backing
+        for tool in told.tools
+        for backing in matcher.backings(
+            tool.name, tool.controllers, told.wall_s, told.boottime_s
+        )
+    )[:MOST_BACKINGS], None
+
+
+def together(arrays: Sequence[Backing], caches: Sequence[Backing]) -> Tuple[Backing, ...]:
+    """Both, without what the first say of a cache that the others read later."""
+    if not caches:
+        return tuple(arrays)
+    known = {(each.device, each.source) for each in caches}
+    return (*(each for each in arrays if (each.device, each.source) not in known), *caches)
+
+
+def is_stale(
+    told: CollectorReport, files: KernelFiles, now_s: float, stale_s: float = STALE_S
+) -> bool:
     """Whether it says nothing of now: too old, or of another boot."""
     age_s = now_s - told.boottime_s
-    return not (_is_of_this_boot(told, files) and -LOOK_S <= age_s <= STALE_S)
+    return not (_is_of_this_boot(told, files) and -LOOK_S <= age_s <= stale_s)
 
 
 def slept(told: CollectorReport, files: KernelFiles) -> bool:
@@ -116,4 +165,6 @@ def _is_of_this_boot(told: CollectorReport, files: KernelFiles) -> bool:
 
 def _age(told: CollectorReport, now_s: float) -> str:
     age_s = now_s - told.boottime_s
-    return f"{age_s / 60:.0f} minutes old" if age_s >= 0 else "of another boot"
+    if age_s < 0:
+        return "of another boot"
+    return f"{age_s / 60:.0f} minutes old" if age_s >= 60 else f"{age_s:.0f} s old"

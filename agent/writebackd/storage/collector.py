@@ -18,10 +18,11 @@ from typing import Callable, List, Optional, Sequence, Set
 from writebackd import __version__
 from writebackd.command_line import Parser, complain, drop_unwritten, open_closed_streams
 from writebackd.kernel.files import KernelFiles
-from writebackd.paths import RAID
+from writebackd.paths import CACHES, RAID
 from writebackd.storage import linux_storage, report_file
 from writebackd.storage.backing_watch import is_stale
-from writebackd.storage.device_matcher import diskseq
+from writebackd.storage.cache_follower import follow
+from writebackd.storage.device_matcher import stamped
 from writebackd.storage.raid_tools import LIMIT_S, find, kinds, question, search_path
 from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import CollectorReport, Tool
@@ -43,13 +44,7 @@ def collect(
     `top` is as in `find`. `leave` is given what is known after each tool, as the next may take
     the run with it; what it raises ends the run.
     """
-    begun = CollectorReport(
-        wall_s=time.time(),
-        boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
-        boot_id=files.try_read("/proc/sys/kernel/random/boot_id") or "",
-        release=__version__,
-        awake_s=time.clock_gettime(time.CLOCK_MONOTONIC),
-    )
+    begun = report_file.begun(files)
     found: List[Tool] = []
     hang: Set[str] = set()
     places = search_path() if directories is None else directories
@@ -61,7 +56,7 @@ def collect(
             if path is None or (known | hang) & set(_SAME.get(kind.name, ())):
                 continue
             tool, hung = question(kind, path, home, limit_s)
-            found.append(_stamped(tool, files))
+            found.append(replace(tool, controllers=stamped(tool.controllers, files)))
             if hung:
                 hang.add(kind.name)
             leave(replace(begun, tools=tuple(found)))
@@ -80,17 +75,6 @@ def with_earlier(report: CollectorReport, before: Optional[CollectorReport]) -> 
     )  # fmt: skip
 
 
-def _stamped(tool: Tool, files: KernelFiles) -> Tool:
-    """With the sequence numbers of the disks: a name may be another disk's in ten minutes."""
-    return replace(tool, controllers=tuple(
-        replace(controller, volumes=tuple(
-            replace(each, diskseq=diskseq(files, each.disk)) if each.disk else each
-            for each in controller.volumes
-        ))
-        for controller in tool.controllers
-    ))  # fmt: skip
-
-
 def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
     """And what the kernel says, last: whoever reads its files may be held up with a disk."""
     found = []
@@ -98,7 +82,7 @@ def with_kernel(report: CollectorReport, files: KernelFiles) -> CollectorReport:
         ("bcache", linux_storage.read_bcache(files)), ("md", linux_storage.read_md_journals(files)),
     ):  # fmt: skip
         if controllers:
-            found.append(_stamped(Tool(name, "/sys/block", None, controllers), files))
+            found.append(Tool(name, "/sys/block", None, stamped(controllers, files)))
     return replace(report, tools=(*report.tools, *found))
 
 
@@ -111,8 +95,12 @@ def parser() -> Parser:
     )
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     made.add_argument(
-        "--output", type=Path, default=Path(RAID), metavar="FILE",
-        help="default: %(default)s; - for standard output",
+        "--output", type=Path, metavar="FILE",
+        help=f"default: {RAID}, with --caches {CACHES}; - for standard output",
+    )  # fmt: skip
+    made.add_argument(
+        "--caches", type=float, metavar="SECONDS",
+        help="read bcache, dm-writecache and dm-cache alone, again and again, until there is none",
     )  # fmt: skip
     made.add_argument(
         "--limit", type=float, default=LIMIT_S, metavar="SECONDS",
@@ -132,23 +120,31 @@ def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
 
 def _main(argv: Optional[Sequence[str]], top: Path) -> int:
     options = parser().parse_args(argv)
-    if not 0 < options.limit <= 600:
-        complain("writebackd-raid: --limit is between 0 and 600 s")
+    for name, value in (("limit", options.limit), ("caches", options.caches)):
+        if value is not None and not 0 < value <= 600:
+            complain(f"writebackd-raid: --{name} is between 0 and 600 s")
+            return 2
+    if options.caches is not None and str(options.output) == "-":
+        complain("writebackd-raid: --caches needs a file for its output")
         return 2
     files = KernelFiles()
-    before = _earlier(files, options.output)
+    output = options.output or Path(RAID if options.caches is None else CACHES)
+    before = _earlier(files, output) if options.caches is None else None
 
     def leave(so_far: CollectorReport) -> None:
-        _leave(with_earlier(so_far, before), options.output, last=False)
+        _leave(with_earlier(so_far, before), output, last=False)
 
     try:
+        if options.caches is not None:
+            follow(files, output, options.caches, top)
+            return 0
         # After each tool, and before the last part, which may hang in the kernel.
         found = collect(files, options.limit, top=top, leave=leave)
         leave(found)
         found = with_kernel(found, files)
-        _leave(found, options.output, last=True)
+        _leave(found, output, last=True)
     except OSError as error:
-        complain(f"writebackd-raid: {options.output}: {error.strerror}")
+        complain(f"writebackd-raid: {output}: {error.strerror}")
         drop_unwritten("stdout")
         return 1
     for tool in found.tools:

@@ -4,7 +4,18 @@
 from __future__ import annotations
 
 import re
-from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set
+from dataclasses import replace
+from typing import (
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from writebackd.kernel.drivers import Drivers
 from writebackd.kernel.files import KernelFiles
@@ -44,9 +55,10 @@ class Matcher:
         self._below: Dict[str, FrozenSet[str]] = {}
 
     def backings(
-        self, source: str, controllers: Sequence[Controller], wall_s: float
+        self, source: str, controllers: Sequence[Controller], wall_s: float,
+        read_s: Optional[float] = None,
     ) -> Iterator[Backing]:
-        """What `source` says, by device."""
+        """What `source` says, by device; `read_s` as in Backing."""
         adapters = self._adapters(_DRIVERS.get(source, ()))
         # One that does not say where it is: the only one of its kind.
         lonely = next(iter(adapters)) if len(controllers) == len(adapters) == 1 else None
@@ -55,7 +67,8 @@ class Matcher:
             said = [
                 Backing(
                     device.name, source, wall_s, each.capacity_bytes, volume.mode, each.protection,
-                    each.dirty_bytes, each.learn_s, each.works + volume.works,
+                    each.dirty_bytes, each.learn_s, each.works + volume.works, each.thresholds,
+                    volume.disk if read_s is not None else None, read_s,
                 )
                 for each in controllers
                 for volume in self._volumes(each, each.pci or lonely, device)
@@ -131,6 +144,19 @@ class Matcher:
         parent = parts[-2] if len(parts) > 1 else ""
         is_part = self._files.try_read(f"/sys/class/block/{name}/partition") is not None
         return parent if is_part else name
+
+
+def stamped(
+    controllers: Sequence[Controller], files: KernelFiles
+) -> Tuple[Controller, ...]:
+    """With the sequence numbers of the disks: a name may be another disk's in ten minutes."""
+    return tuple(
+        replace(controller, volumes=tuple(
+            replace(each, diskseq=diskseq(files, each.disk)) if each.disk else each
+            for each in controller.volumes
+        ))
+        for controller in controllers
+    )  # fmt: skip
 
 
 def diskseq(files: KernelFiles, disk: str) -> Optional[int]:

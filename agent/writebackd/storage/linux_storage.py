@@ -9,12 +9,13 @@ the bitmap is written (md_seq_show(), bitmap_info.mutex).
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 from writebackd.kernel.files import KernelFiles
 from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.tool_output import MOST_VOLUMES, possible, share, size_bytes, whole
-from writebackd.types.storage import ArrayWork, CacheMode
+from writebackd.types.storage import ArrayWork, CacheMode, Threshold
 
 MDSTAT = "/proc/mdstat"
 # Status of some targets writes their metadata out first, unless told not to.
@@ -36,6 +37,11 @@ _BCACHE = {
     "writeback": CacheMode.WRITE_BACK, "writethrough": CacheMode.WRITE_THROUGH,
     "writearound": CacheMode.WRITE_THROUGH, "none": CacheMode.WRITE_THROUGH,
 }  # fmt: skip
+# Above this share of the cache, in per cent, every write goes past it (CUTOFF_WRITEBACK_SYNC).
+_BCACHE_MOST = 70
+BCACHE_THRESHOLDS = ("writeback_percent", "writeback_delay", "writeback_rate_minimum")
+# With their defaults: the table has only those that were given.
+_WRITECACHE_THRESHOLDS = {"high_watermark": 50, "low_watermark": 45}
 _SECTOR = 512
 
 
@@ -60,8 +66,9 @@ def parse_mdstat(text: str) -> Tuple[Volume, ...]:
 
 
 def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
-    """Each bcache device with its mode and what waits in the cache."""
-    found = []
+    """Each bcache device with its mode, and what waits in the cache, which several may share."""
+    found: Dict[str, Controller] = {}
+    sets: Dict[str, str] = {}
     for name in files.listdir("/sys/block"):
         here = f"/sys/block/{name}/bcache"
         state = files.try_read(f"{here}/state") if name.startswith("bcache") else None
@@ -71,8 +78,40 @@ def read_bcache(files: KernelFiles) -> Tuple[Controller, ...]:
         if state == "no cache":
             mode = CacheMode.WRITE_THROUGH  # the disk alone: every write is the disk's
         dirty = size_bytes(files.try_read(f"{here}/dirty_data"), "B")
-        found.append(Controller(dirty_bytes=dirty, volumes=(Volume(disk=name, mode=mode),)))
-    return tuple(found[:MOST_VOLUMES])
+        sets[name] = files.readlink(f"{here}/cache") or ""
+        found[name] = Controller(
+            capacity_bytes=_bcache_capacity(here, files),
+            dirty_bytes=dirty,
+            volumes=(Volume(disk=name, mode=mode),),
+            thresholds=_thresholds(
+                (each, files.try_read(f"{here}/{each}")) for each in BCACHE_THRESHOLDS
+            ),
+        )
+        if len(found) == MOST_VOLUMES:
+            break
+    return tuple(
+        replace(mine, capacity_bytes=max(0, mine.capacity_bytes - sum(
+            other.dirty_bytes or 0
+            for at, other in found.items() if at != name and sets[at] == sets[name]
+        ))) if mine.capacity_bytes is not None else mine
+        for name, mine in found.items()
+    )  # fmt: skip
+
+
+def _bcache_capacity(here: str, files: KernelFiles) -> Optional[int]:
+    """The part of the cache that writes may fill."""
+    buckets = whole(files.try_read(f"{here}/cache/cache0/nbuckets"))
+    bucket = size_bytes(files.try_read(f"{here}/cache/cache0/bucket_size"), "B")
+    if not buckets or not bucket:
+        return None
+    most = whole(files.try_read(f"{here}/cache/internal/cutoff_writeback_sync")) or _BCACHE_MOST
+    return possible(buckets * bucket * most // 100)
+
+
+def _thresholds(pairs: Iterable[Tuple[str, Optional[str]]]) -> Tuple[Threshold, ...]:
+    """Those that are numbers."""
+    known = ((name, whole(text)) for name, text in pairs)
+    return tuple(Threshold(name, value) for name, value in known if value is not None)
 
 
 def read_md_journals(files: KernelFiles) -> Tuple[Controller, ...]:
@@ -127,26 +166,35 @@ def _targets(text: str) -> Dict[str, Sequence[str]]:
 
 
 def _writecache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
-    """Table: type, origin, cache, block size. Status: error, blocks, free blocks, more."""
+    """Table: type, origin, cache, block size, number of options, options. Status: error, blocks,
+    free blocks, more."""
     block, blocks, free = _number(table, 3), _number(status, 1), _number(status, 2)
     used = max(0, blocks - free) if blocks is not None and free is not None else None
     # An error of the cache: from then on it takes nothing.
     mode = CacheMode.WRITE_BACK if _number(status, 0) == 0 else CacheMode.WRITE_THROUGH
-    return _target(disk, mode, block, blocks, used)
+    options = {**_WRITECACHE_THRESHOLDS, **dict(zip(table[5:], table[6:]))}
+    names = (*_WRITECACHE_THRESHOLDS, "writeback_jobs")
+    told = _thresholds((each, str(options[each])) for each in names if each in options)
+    return _target(disk, mode, block, blocks, used, told)
 
 
 def _cache(disk: str, table: Sequence[str], status: Sequence[str]) -> Controller:
     """Status: metadata block size and use, block size in sectors, used/all blocks, six counts,
-    dirty blocks, number of features, features."""
+    dirty blocks, number of features, features, number of core arguments, core arguments."""
     block, dirty = _number(status, 2), _number(status, 10)
     blocks = whole(status[3].partition("/")[2]) if len(status) > 3 else None
-    features = status[12:16]
+    count = _number(status, 11) or 0
+    features, rest = status[12 : 12 + count], status[12 + count :]
+    arguments = rest[1 : 1 + (_number(rest, 0) or 0)]
     mode = (
         CacheMode.WRITE_THROUGH if "writethrough" in features or "passthrough" in features
         else CacheMode.WRITE_BACK if "writeback" in features
         else None
     )  # fmt: skip
-    return _target(disk, mode, block * _SECTOR if block is not None else None, blocks, dirty)
+    return _target(
+        disk, mode, block * _SECTOR if block is not None else None, blocks, dirty,
+        _thresholds(zip(arguments[::2], arguments[1::2])),
+    )
 
 
 def _number(fields: Sequence[str], at: int) -> Optional[int]:
@@ -159,11 +207,13 @@ def _target(
     block_bytes: Optional[int],
     blocks: Optional[int],
     dirty: Optional[int],
+    thresholds: Tuple[Threshold, ...],
 ) -> Controller:
     capacity, used = (
         possible(count * block_bytes) if count is not None and block_bytes is not None else None
         for count in (blocks, dirty)
     )
     return Controller(
-        capacity_bytes=capacity, dirty_bytes=used, volumes=(Volume(disk=disk, mode=mode),)
+        capacity_bytes=capacity, dirty_bytes=used, volumes=(Volume(disk=disk, mode=mode),),
+        thresholds=thresholds,
     )

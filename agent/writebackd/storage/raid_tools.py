@@ -114,6 +114,13 @@ def kinds(files: KernelFiles) -> Tuple[Kind, ...]:
         Kind("megacli", ("MegaCli64", "megacli", "MegaCli"), _asked(megacli)),
         Kind("ssacli", ("ssacli", "hpssacli", "hpacucli"), _asked(ssacli)),
         Kind("arcconf", ("arcconf",), _ask_arcconf),
+        *mapped(files),
+    )
+
+
+def mapped(files: KernelFiles) -> Tuple[Kind, ...]:
+    """The caches of the device mapper."""
+    return (
         Kind("dm-writecache", ("dmsetup",), _ask_dmsetup("writecache", files)),
         Kind("dm-cache", ("dmsetup",), _ask_dmsetup("cache", files)),
     )

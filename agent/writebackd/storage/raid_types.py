@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Sequence, Tuple
 
-from writebackd.types.storage import ArrayWork, CacheMode, Protection
+from writebackd.types.storage import ArrayWork, CacheMode, Protection, Threshold
 
 
 class ToolError(ValueError):
@@ -41,3 +41,4 @@ class Controller:
     learn_s: Optional[float] = None  # wall clock
     works: Tuple[ArrayWork, ...] = ()  # on all of its disks, or it is not said on which
     volumes: Tuple[Volume, ...] = ()
+    thresholds: Tuple[Threshold, ...] = ()

@@ -15,12 +15,15 @@ import math
 import os
 import stat
 import tempfile
+import time
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Optional, Tuple, Union, get_args, get_origin, get_type_hints
 
+from writebackd import __version__
 from writebackd.formats import printable
+from writebackd.kernel.files import KernelFiles
 from writebackd.storage.raid_types import Controller, ToolError
 from writebackd.storage.tool_output import MOST_NAME, MOST_VOLUMES, read_json
 
@@ -52,6 +55,17 @@ class CollectorReport:
     tools: Tuple[Tool, ...] = ()
     version: int = VERSION
     awake_s: Optional[float] = None  # when it began, CLOCK_MONOTONIC: without suspended time
+
+
+def begun(files: KernelFiles) -> CollectorReport:
+    """One that begins now."""
+    return CollectorReport(
+        wall_s=time.time(),
+        boottime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
+        boot_id=files.try_read("/proc/sys/kernel/random/boot_id") or "",
+        release=__version__,
+        awake_s=time.clock_gettime(time.CLOCK_MONOTONIC),
+    )
 
 
 def encode(report: CollectorReport) -> bytes:

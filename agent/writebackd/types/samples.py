@@ -194,4 +194,4 @@ class Sample:
     actions: Tuple[Action, ...] = ()
     foreign: Tuple[ForeignWrite, ...] = ()
     errors: Tuple[str, ...] = ()  # what could not be read this tick
-    backings: Tuple[Backing, ...] = ()  # as of the last look, once a minute
+    backings: Tuple[Backing, ...] = ()  # as of the last looks, see backing_watch.py

@@ -54,6 +54,14 @@ class ArrayWork:
 
 
 @dataclass(frozen=True)
+class Threshold:
+    """A setting of a cache, by the kernel's name and in its unit."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True)
 class Backing:
     """What a tool or the kernel says of that which stands behind one device."""
 
@@ -66,3 +74,8 @@ class Backing:
     dirty_bytes: Optional[int] = None  # in the write cache
     learn_s: Optional[float] = None  # wall clock: when the battery learns next
     works: Tuple[ArrayWork, ...] = ()
+    thresholds: Tuple[Threshold, ...] = ()
+    # Of a cache that the kernel runs: its disk, and when it was read (CLOCK_BOOTTIME), which is
+    # every other second.
+    disk: Optional[str] = None
+    read_s: Optional[float] = None
