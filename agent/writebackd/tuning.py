@@ -39,6 +39,11 @@ CACHE_S = 10.0
 # Share of the syncs' time that slow ones take.  By time a full cache shows 35 % and more, and one
 # with room next to nothing; by count they overlap.
 MARK = 0.2
+# Of a cache that the kernel runs and that says how full it is. bcache of 6.1 took no more at 0.993
+# of what it gives to writes, and what was read is up to 2 s old.
+FULL_SHARE = 0.95
+# Seconds, after which such a reading says nothing any more: three of them were missed.
+FILL_FRESH_S = 8.0
 # A sync is slow from so many times its unloaded latency on: what is ahead of it on the link takes
 # that.
 SLOW_MULTIPLE = 2.0

@@ -12,10 +12,11 @@ import pytest
 from fake_sysfs import FakeSysfs
 from writebackd.paths import CACHES
 from writebackd.storage import cache_follower, report_file
-from writebackd.storage.backing_watch import FRESH_S, look_at_caches, together
+from writebackd.storage.backing_watch import look_at_caches, together
 from writebackd.storage.cache_follower import ASK_ALL_S, follow
 from writebackd.storage.collector import main
 from writebackd.storage.report_file import CollectorReport
+from writebackd.tuning import FILL_FRESH_S
 from writebackd.types.storage import Backing, CacheMode, Device, Threshold
 
 MIB = 1 << 20
@@ -153,8 +154,8 @@ def test_it_reaches_the_device_with_its_time_and_disk(tree: FakeSysfs, tmp_path:
 
 def test_what_is_old_is_not_believed(tree: FakeSysfs, tmp_path: Path) -> None:
     with_bcache(tree)
-    assert reach(tree, tmp_path, FRESH_S - 0.1)[1] is None
-    found, error = reach(tree, tmp_path, FRESH_S + 0.1)
+    assert reach(tree, tmp_path, FILL_FRESH_S - 0.1)[1] is None
+    found, error = reach(tree, tmp_path, FILL_FRESH_S + 0.1)
     assert found == () and error is not None
     assert error.endswith("is 8 s old: check that writebackd-caches.service runs")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import pytest
 
@@ -33,8 +33,10 @@ from writebackd.tuning import (
     FADE_S,
     FASTER,
     FELL,
+    FILL_FRESH_S,
     FLOOD_RATE,
     FOLLOW_S,
+    FULL_SHARE,
     GAIN_S,
     HELD_BACK_SHARE,
     LINK_MOST_S,
@@ -61,6 +63,7 @@ from writebackd.types.samples import (
     TaskSample,
     VmState,
 )
+from writebackd.types.storage import Backing, CacheMode
 
 MB = 1 << 20
 R = 256.0 * MB
@@ -571,6 +574,58 @@ def test_where_no_drain_rate_is_known_nothing_is_counted() -> None:
     assert feed(memory, seconds(2, R), SLOW).cache_bytes is None and memory.fill_bytes == 0.0
 
 
+# ---- a cache that says how full it is ---------------------------------------
+
+CACHE = Backing(
+    "sda", "bcache", 0.0, capacity_bytes=100 * MB, mode=CacheMode.WRITE_BACK, dirty_bytes=40 * MB,
+    disk="sda", read_s=999.0,
+)  # fmt: skip
+
+
+def filled(memory: Memory, *backings: Backing, rate: float = 0.0) -> Estimate:
+    return tick(memory, {"sda": rate}, backings=backings)[0]["sda"]
+
+
+def test_what_the_cache_says_takes_the_place_of_the_estimate() -> None:
+    memory = Memory(devices={"sda": replace(
+        KNOWN, identity=(DISK.devno, DISK.diskseq), cache_bytes=4 * R, fill_bytes=4 * R)})
+    guess = filled(memory)
+    assert guess.fill_share == pytest.approx(0.75, abs=0.01) and guess.fill_source is None
+    told = filled(memory, CACHE)
+    assert (told.fill_share, told.fill_source, told.cache_bytes) == (0.4, "bcache", 100 * MB)
+    fuller = replace(CACHE, source="dm-cache", dirty_bytes=60 * MB)
+    for both in ((CACHE, fuller), (fuller, CACHE)):
+        assert filled(memory, *both).fill_source == "dm-cache"
+
+
+@pytest.mark.parametrize("changes", [
+    {"read_s": 1000.0 - FILL_FRESH_S - 0.1}, {"read_s": None}, {"dirty_bytes": None},
+    {"capacity_bytes": None}, {"mode": CacheMode.WRITE_THROUGH}, {"device": "sdb"},
+])  # fmt: skip
+def test_what_is_old_or_half_known_does_not(changes: Dict[str, Any]) -> None:
+    assert filled(Memory(), replace(CACHE, **changes)).fill_source is None
+
+
+def test_the_estimate_goes_on_from_the_last_reading() -> None:
+    memory = Memory(devices={
+        "sda": replace(KNOWN, identity=(DISK.devno, DISK.diskseq), drain_rate=10.0 * MB)})
+    _, memory = tick(memory, {"sda": 0.0}, backings=(CACHE,))
+    estimates, _ = tick(memory, {"sda": 0.0}, 1001.0)
+    assert estimates["sda"].fill_bytes == pytest.approx(30 * MB)
+
+
+def test_a_full_one_counts_as_full_while_no_sync_is_slow() -> None:
+    for share, full in ((FULL_SHARE, True), (FULL_SHARE - 0.01, False)):
+        dirty = replace(CACHE, dirty_bytes=round(share * 100 * MB))
+        assert filled(Memory(), dirty, rate=R).full is full
+    # That there is room does not speak against slow syncs: most of a flood goes past dm-cache.
+    memory = Memory()
+    for number in range(4):
+        estimates, memory = tick(
+            memory, {"sda": R}, 1000.0 + number, sync=SLOW, backings=(CACHE,))
+    assert estimates["sda"].full
+
+
 # ---- several devices -------------------------------------------------------
 
 OTHER = replace(DISK, name="sdb", devno="8:16", bdi="8:16", leaves=("sdb",), leaf_devnos=("8:16",))
@@ -580,6 +635,7 @@ GLOBAL = 64 * MB
 def tick(
     memory: Memory, rates: Dict[str, float], time_s: float = 1000.0, dt_s: float = 1.0,
     sync: Optional[SyncSample] = SyncSample(), limit: int = GLOBAL,  # noqa: B008
+    backings: Tuple[Backing, ...] = (),
 ) -> Tuple[Dict[str, Estimate], Memory]:  # fmt: skip
     """A tick of disks that write at `rates`, each one with a writer that sleeps for the limit."""
     disks = {DISK.name: DISK, OTHER.name: OTHER}
@@ -596,6 +652,7 @@ def tick(
         tasks=tuple(
             TaskSample(1, "dd", 1, name, throttled_s=dt_s) for name, rate in rates.items() if rate
         ),
+        backings=backings,
     )  # fmt: skip
     return estimate(POLICY, memory, sample)
 

@@ -119,6 +119,8 @@ def _behind(said: Answer) -> str:
     if said["learn_s"] is not None:
         left_s = max(0.0, said["learn_s"] - said["time_s"])
         parts.append(f"next battery test in {formats.duration(left_s)}")
+    # None in the answer of an older daemon.
+    parts += [f"{name} {value}" for name, value in said.get("thresholds", {}).items()]
     for work in said["works"]:
         done = "" if work["share"] is None else f" {formats.percent(work['share'])} done"
         rate = "" if work["rate"] is None else f" at {formats.size(work['rate'])}/s"

@@ -316,6 +316,16 @@ def _cost_line(status: Answer) -> str:
     return text
 
 
+def _cache_line(cache: Answer) -> str:
+    """What was read from the cache; nothing where its fill is estimated, or an older daemon's."""
+    if cache.get("fill_source") in (None, "estimate"):
+        return ""
+    return (
+        f"{cache['fill_source']} {formats.percent(cache['fill'])} full of"
+        f" {formats.size(cache['capacity_bytes'])}, {as_text(cache['mode'])}"
+    )
+
+
 def _table(devices: Sequence[Answer], width: int, paint: Paint) -> List[str]:
     if not devices:
         return wrapped("no device to manage (see `writebackctl devices`)", width, "")
@@ -333,6 +343,7 @@ def _table(devices: Sequence[Answer], width: int, paint: Paint) -> List[str]:
         lines.append(_row(device, *layout, paint))
         if device["reason"]:
             lines += wrapped(device["reason"], width, "    ")
+        lines += wrapped(_cache_line(device["write_cache"]), width, "    ")
         oldest = device["oldest_fsync_s"]
         if oldest is not None and oldest >= _STUCK_S:
             text = f"oldest pending fsync: {formats.duration(oldest)}"

@@ -150,12 +150,13 @@ def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:
 
 def update_drain(
     writes: Writes, sample: DeviceSample, memory: DeviceMemory, limit_bytes: int, dt_s: float,
-    pace: Optional[float] = None,
+    pace: Optional[float] = None, no_room: bool = False,
 ) -> DeviceMemory:
     """The memory with this tick in it: of a flood beside syncs, else only what time does.
 
     `limit_bytes` is its part of the limit in force; `pace` is what io.max lets in of the flood:
-    then no limit tells of it.
+    then no limit tells of it. `no_room`: the cache itself says that it is full. One that says that
+    it has room proves nothing: dm-cache sends most of a flood past it.
     """
     d, r = memory.drain, memory.drain_rate
     sync = sample.sync
@@ -174,7 +175,7 @@ def update_drain(
     slow = d.slow_share
     if share is not None:
         slow += (share - slow) * min(1.0, dt_s)
-    full = slow > MARK
+    full = no_room or slow > MARK
     if full != (d.full_s > 0):
         full_s = dt_s if full else -dt_s
     elif share is None:

@@ -9,6 +9,7 @@ from writebackd.estimate.drain import measure_writes, update_drain, written_by
 from writebackd.estimate.hung_device import track_hung_devices
 from writebackd.estimate.limit_shares import paces, shared_limit
 from writebackd.estimate.sync_demand import demand_of, update_baseline
+from writebackd.estimate.true_fill import TrueFill, true_fills, with_true_fill
 from writebackd.policy.schema import Policy
 from writebackd.tuning import (
     BURST_S,
@@ -65,6 +66,7 @@ def estimate(
     # same limit.
     unknown_s, unknown_most_s = throttled_s.get(None, _NO_SLEEP)
     threshold, held = shared_limit(memory, sample), paces(memory)
+    fills = true_fills(sample) if sample.backings else {}
     for seen, known, written, rate in rows:
         name = seen.device.name
         share = max(rate / total if total > 0 else 1.0, SHARE_LEAST)
@@ -89,6 +91,7 @@ def estimate(
             share,
             int(share * limit),
             held.get(name),
+            fills.get(name),
         )
     return estimates, replace(memory, devices=remembered, stuck=track_hung_devices(memory, sample))
 
@@ -150,13 +153,17 @@ def _estimate_device(
     share: float,
     limit: int,
     pace: Optional[float],
+    fill: Optional[TrueFill],
 ) -> Tuple[Estimate, DeviceMemory]:
     device, now_s, dt_s = seen.device, sample.time_s, sample.dt_s
     bounds = policy.for_device(device.name, device.devno, device.driver)
     writes = measure_writes(seen, sample.vm, group_bytes, throttled_s, most_held_s, dt_s)
     if pace is not None and memory.drain.rate >= USES * pace:
         writes = replace(writes, held_back=True)
-    memory = update_drain(writes, seen, memory, limit, dt_s, pace)
+    no_room = fill is not None and fill.is_full
+    memory = update_drain(writes, seen, memory, limit, dt_s, pace, no_room)
+    if fill is not None:
+        memory = with_true_fill(memory, fill)
     memory = update_baseline(writes, seen, memory, dt_s)
     flooded, began = writes.flooded, memory.flood_began_s
     goes_on = now_s - memory.last_flood_s <= dt_s + GAP_S
@@ -218,6 +225,7 @@ def _estimate_device(
             slow_share=memory.drain.slow_share if flooded and sync is not None else None,
             inflight=seen.inflight,
             lasting=lasting,
+            fill_source=fill.source if fill is not None else None,
         ),
         memory,
     )

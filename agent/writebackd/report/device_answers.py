@@ -66,8 +66,8 @@ def device_row(
         "objective_s": decision.basis.objective_s if decision.basis else None,
         "inflight": sample.inflight,
         "busy_share": finite(sample.busy_share),
-        # Capacity and fill are as its behaviour shows them, the rest as somebody says;
-        # queue/write_cache is no evidence of a controller's.
+        # Capacity and fill are as the kernel reads them from a cache of its own, else as behaviour
+        # shows them, the rest as somebody says; queue/write_cache is no evidence of a controller's.
         "write_cache": {
             "kind": _KERNELS.get(said.source, "controller") if said else None,
             "capacity_bytes": finite(estimate.cache_bytes),
@@ -76,6 +76,9 @@ def device_row(
             "source": said.source if said else None,
             "reported": [_backing(each) for each in backings],
             "fill": finite(estimate.fill_share),
+            "fill_source": estimate.fill_source or (
+                "estimate" if estimate.fill_share is not None else None
+            ),
         },
         "write_rate": finite(estimate.write_rate),
         "background_rate": finite(estimate.background_rate),
@@ -128,6 +131,7 @@ def _backing(backing: Backing) -> Json:
         "mode": backing.mode.value if backing.mode else None,
         "protection": backing.protection.value if backing.protection else None,
         "dirty_bytes": backing.dirty_bytes,
+        "thresholds": {each.name: each.value for each in backing.thresholds},
         "learn_s": finite(backing.learn_s),
         "works": [
             {"kind": work.kind, "share": finite(work.share), "rate": finite(work.rate)}

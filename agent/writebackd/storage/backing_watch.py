@@ -14,6 +14,7 @@ from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.linux_storage import MDSTAT, parse_mdstat
 from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import STALE_S, CollectorReport
+from writebackd.tuning import FILL_FRESH_S
 from writebackd.types.storage import Backing, Device
 
 LOOK_S = 60.0
@@ -21,8 +22,6 @@ LOOK_S = 60.0
 CACHES_S = 2.0
 # A look that takes so many times longer hangs in the kernel; what was seen before may be over.
 HANGS = 5
-# Of a cache nothing is known any more when the last reading is so old: three were missed.
-FRESH_S = 4 * CACHES_S
 # More than any device has behind it; a tick copies and records all of them.
 MOST_BACKINGS = 4096
 
@@ -124,7 +123,7 @@ def look_at_caches(
         return (), None  # there is none
     except (OSError, ToolError) as problem:
         return (), f"{CACHES}: {problem}"
-    if is_stale(told, files, now_s, FRESH_S):
+    if is_stale(told, files, now_s, FILL_FRESH_S):
         return (), f"{CACHES} is {_age(told, now_s)}: check that writebackd-caches.service runs"
     matcher = Matcher(files, devices)
     return tuple(

@@ -23,8 +23,10 @@ class Estimate:
     full: bool  # the write cache has no room: syncs wait for the media
     limit_share: float  # part of the global limit that is this device's
     rate: float  # bytes per second of all devices on the same leaf disks
-    cache_bytes: Optional[float]  # of the write cache, as it was seen to fill
-    fill_bytes: float  # of it, by what went in and what the media took
+    # Of the write cache, as it was seen to fill, and of that by what went in and what the media
+    # took; both as `fill_source` says, where there is one.
+    cache_bytes: Optional[float]
+    fill_bytes: float
     fsync_p50_s: Optional[float]
     fsync_p99_s: Optional[float]
     fsyncs: int  # in this tick, with latency
@@ -35,6 +37,7 @@ class Estimate:
     slow_share: Optional[float]  # of the syncs' time, that slow ones took: how full the cache is
     inflight: int
     lasting: bool = True  # a flood that keeps the device or the limit busy for longer than a burst
+    fill_source: Optional[str] = None  # who reads the fill from the cache; None: estimated
 
     @property
     def fill_share(self) -> Optional[float]:
