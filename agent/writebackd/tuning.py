@@ -81,6 +81,16 @@ FADE_S = 60.0
 # mean over several.
 PRICE_S = 30.0
 
+# ---- how bcache destages ----
+
+SECTOR = 512
+# Seconds that it rests after each pass over what is dirty. Its own are 30, in which nothing is
+# destaged: of 39 MB written at the start of a pause none was, at any rate (6.1).
+DESTAGE_DELAY_S = 1
+# Of the cache, in per cent, until which the rate stays as it is set. Above its own 10 it grows to
+# what the disk takes; 40 is the most that it accepts, from which on it sends writes past the cache.
+DESTAGE_PERCENT = 40
+
 # ---- the limit ----
 
 # Share of R that syncs may cost, by the policy's `prefer`.  1 / (1 + e), for e of 2, 4 and 8, would

@@ -16,6 +16,7 @@ from writebackd.kernel.child_process import ChildError, Ended, Work
 from writebackd.types.levers import VmLimits
 
 MAX_HW_KB = 1280
+BCACHE = {"writeback_percent": 10, "writeback_delay": 30, "writeback_rate_minimum": 8}
 BDI = {"min_ratio_fine": 0, "max_ratio_fine": 1_000_000, "strict_limit": 0}
 T = TypeVar("T")
 CGROUPS = "/sys/fs/cgroup"
@@ -38,6 +39,7 @@ class FakeLevers(FakeVm):
         self.flush = {"dirty_writeback_centisecs": 500, "dirty_expire_centisecs": 3000}
         self.bdis: Dict[str, Dict[str, int]] = {}
         self.queues: Dict[str, Dict[str, int]] = {}
+        self.bcaches = {"bcache0": dict(BCACHE)}
         self.cgroups: Dict[str, Dict[str, Dict[str, str]]] = {}
         self.inodes: Dict[str, int] = {}
         self.units: Optional[Dict[str, List[Tuple[str, Dict[str, str]]]]] = None
@@ -48,6 +50,7 @@ class FakeLevers(FakeVm):
         self.texts["/proc/self/mountinfo"] = (
             f"31 25 0:26 / {CGROUPS} rw - cgroup2 cgroup2 rw"
         )
+        self._new("/sys/block/bcache0/bcache")
         self.plug("8:0", "sda")
         self.mkdir("/system.slice/dump.service")
 
@@ -94,7 +97,8 @@ class FakeLevers(FakeVm):
             for key, value in pairs.items()
             if value != "max"
         }
-        return self.limits, dict(self.flush), str(self.bdis), str(self.queues), io_max
+        disks = (str(self.bdis), str(self.queues), str(self.bcaches))
+        return self.limits, dict(self.flush), disks, io_max
 
     # ---- KernelFiles ---------------------------------------------------
 
@@ -109,6 +113,8 @@ class FakeLevers(FakeVm):
             return str(self.flush[last])
         if head.startswith("/sys/class/bdi/"):
             return self._read_bdi(self._one(self.bdis, head.rpartition("/")[2], name), last, name)
+        if head.endswith("/bcache"):
+            return str(self._one(self.bcaches, head.split("/")[3], name)[last])
         if head.startswith("/sys/block/"):
             return str(self._one(self.queues, head.split("/")[3], name)[last])
         if name.startswith(CGROUPS):
@@ -132,6 +138,11 @@ class FakeLevers(FakeVm):
             self.flush[last] = int(value)
         elif head.startswith("/sys/class/bdi/"):
             self._write_bdi(self._one(self.bdis, head.rpartition("/")[2], name), last, int(value))
+        elif head.endswith("/bcache"):
+            most = 40 if last == "writeback_percent" else 1 << 32
+            least = 1 if last == "writeback_rate_minimum" else 0
+            bcache = self._one(self.bcaches, head.split("/")[3], name)
+            bcache[last] = min(most, max(least, int(value)))
         elif head.startswith("/sys/block/"):
             self._write_queue(self._one(self.queues, head.split("/")[3], name), last, int(value))
         else:

@@ -21,6 +21,9 @@ FLUSH = Setting(LeverKind.FLUSH, "vm", "dirty_writeback_centisecs", 100)
 NR = Setting(LeverKind.QUEUE, "sda", "nr_requests", 8)
 SECTORS = Setting(LeverKind.QUEUE, "sda", "max_sectors_kb", 128)
 
+RATE = Setting(LeverKind.CACHE, "bcache0", "writeback_rate_minimum", 20_000)
+DELAY = Setting(LeverKind.CACHE, "bcache0", "writeback_delay", 1)
+
 
 def bdi_settings(limit: int, least: int) -> Tuple[Setting, ...]:
     return (
@@ -35,11 +38,12 @@ def pace(rate: int) -> Setting:
 
 
 CAP = bdi_settings(8 * MIB, 8 * MIB)
-ALL = (FLUSH, *CAP, NR, SECTORS, pace(20_000_000))
+ALL = (FLUSH, *CAP, NR, SECTORS, RATE, DELAY, pace(20_000_000))
 OTHERS = (
     Setting(LeverKind.FLUSH, "vm", "dirty_expire_centisecs", 500),
     *bdi_settings(4 * MIB, 2 * MIB),
     Setting(LeverKind.QUEUE, "sda", "nr_requests", 4),
+    Setting(LeverKind.CACHE, "bcache0", "writeback_rate_minimum", 30_000),
     pace(15_000_000),
 )
 SPELL = (ALL, OTHERS, (), ALL)

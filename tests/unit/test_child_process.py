@@ -12,7 +12,7 @@ from typing import Optional
 
 import pytest
 
-from writebackd.kernel import queue_files
+from writebackd.kernel import queue_files, slow_files
 from writebackd.kernel.child_process import ChildError, Job, Run, Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 
@@ -104,7 +104,7 @@ def test_without_room_for_a_thread_or_a_child_it_has_failed(
 
 def queue_file(root: Path, disk: str, text: Optional[str]) -> Path:
     """One of a disk's; None: whoever opens it waits for a writer, as behind a disk that hangs."""
-    file = root / queue_files.path(disk, "nr_requests").lstrip("/")
+    file = root / f"{queue_files.directory(disk)}/nr_requests".lstrip("/")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
     if text is None:
@@ -123,8 +123,9 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     def read() -> None:
         for _ in range(3):
             with pytest.raises(OSError, match="busy"):
-                queue_files.read(files, "sda", "nr_requests")
-            seen.append((queue_files.read(files, "sdb", "nr_requests"), threading.active_count()))
+                slow_files.read(files, queue_files.directory("sda"), "nr_requests")
+            other = slow_files.read(files, queue_files.directory("sdb"), "nr_requests")
+            seen.append((other, threading.active_count()))
 
     tick = threading.Thread(target=read, daemon=True)
     tick.start()
@@ -132,9 +133,9 @@ def test_a_queue_that_cannot_be_read_holds_nobody_up(tmp_path: Path) -> None:
     assert not tick.is_alive() and [text for text, _ in seen] == ["64"] * 3
     assert len({threads for _, threads in seen}) == 1, "each try leaves a thread more"
     stuck.write_text("32\n")
-    queue_files._hanging[str(stuck.parent)].join(10.0)
+    slow_files._hanging[str(stuck.parent)].join(10.0)
     queue_file(tmp_path, "sda", "16\n")
-    assert queue_files.read(files, "sda", "nr_requests") == "16"
+    assert slow_files.read(files, queue_files.directory("sda"), "nr_requests") == "16"
 
 
 def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path) -> None:
@@ -145,10 +146,10 @@ def test_a_shelf_of_queues_that_cannot_be_read_takes_few_threads(tmp_path: Path)
     before = threading.active_count()
     for disk in disks * 2:
         with pytest.raises(OSError, match="busy"):
-            queue_files.read(files, disk, "nr_requests")
+            slow_files.read(files, queue_files.directory(disk), "nr_requests")
     assert threading.active_count() - before <= 8
-    for home, thread in list(queue_files._hanging.items()):
+    for home, thread in list(slow_files._hanging.items()):
         (Path(home) / "nr_requests").write_text("32\n")
         thread.join(10.0)
     queue_file(tmp_path, disks[-1], "64\n")
-    assert queue_files.read(files, disks[-1], "nr_requests") == "64"
+    assert slow_files.read(files, queue_files.directory(disks[-1]), "nr_requests") == "64"

@@ -128,10 +128,10 @@ class LeverRegistry:
     def under_way(self, entry: LeverEntry) -> bool:
         """Whether a write of ours may still land, whoever began it and whatever reads now.
 
-        A child waits for a queue that is frozen, and systemd does later what it was asked,
+        A child waits for a lock in the kernel, and systemd does later what it was asked,
         also when those who asked are dead.
         """
-        slow = entry.lever.kind in (LeverKind.QUEUE, LeverKind.PACE)
+        slow = entry.lever.kind in (LeverKind.PACE, *lever_files.SLOW)
         return slow and len(set(entry.written)) > 1
 
     def store(self) -> None:

@@ -200,8 +200,8 @@ class Levers:
             actions += self._collect()
             self._forget_gone()
             left = [x for x in self._book.entries if x not in tried and not self.jobs.busy(x)]
-            # Queues last: where a child of a dead daemon still hangs in one, even reading it does.
-            first = [x for x in left if x.kind is not LeverKind.QUEUE]
+            # Those last where even reading hangs, as long as a child of a dead daemon does.
+            first = [x for x in left if x.kind not in lever_files.SLOW]
             left = first or left
             foreign += self._drop_foreign(left)
             plan = self._plan.home([x for x in left if x in self._book.entries], again=True)

@@ -47,12 +47,13 @@ def by_device(memory: Memory, sample: Sample) -> Dict[Optional[str], List[Intrus
 
 
 def _owners(sample: Sample) -> Mapping[str, str]:
-    """Devices by what a lever is of: their BDI, or a disk below by name or number."""
+    """Devices by what a lever is of: their name, their BDI, or a disk below by name or number."""
     devices = [seen.device for seen in sample.devices]
     owners = {
         disk: device.name for device in devices for disk in (*device.leaves, *device.leaf_devnos)
     }
-    return {**owners, **{device.bdi: device.name for device in devices}}
+    own = {key: device.name for device in devices for key in (device.name, device.bdi)}
+    return {**owners, **own}
 
 
 def _said(intrusions: List[Intrusion]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd.control import reasons
+from writebackd.control.destage import plan_destage
 from writebackd.control.device_decision import DeviceTarget, decide_device, kernel_floor_bytes
 from writebackd.control.device_limits import plan_device_limits
 from writebackd.control.pacing.pace import pace, remember_syncers
@@ -82,7 +83,8 @@ def decide(
     devices = tuple(_record(want, remembered) for want in wants)
     memory = replace(memory, devices=remembered)
     extra = plan_device_limits(policy, memory, sample, estimates, wants)
-    settings, memory = paced.settings + extra.settings, extra.memory
+    destage, memory = plan_destage(policy, extra.memory, sample, estimates)
+    settings = paced.settings + extra.settings + destage
     goal, reason, decider = _arbitrate(extra.shared, memory)
     decision_id = next((each.decision_id for each in devices if each.name == decider), None)
     devices = tuple([
@@ -185,8 +187,8 @@ def released(memory: Memory) -> Memory:
     """The memory after everything was put back: nothing of ours is in force."""
     return replace(
         memory, limit_bytes=None, goal_bytes=None, background_bytes=None,
-        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, lift=None, trial=None,
-        stuck=Stuck(), stuck_room=0,
+        hold_until_s=float("-inf"), caps={}, refused_caps={}, paces={}, destage={}, lift=None,
+        trial=None, stuck=Stuck(), stuck_room=0,
     )
 
 
@@ -226,8 +228,8 @@ def _as_found(
     hurry = any(estimates[want.name].flooded for want in wants if want.demand)
     memory = replace(
         memory, devices=remembered, limit_bytes=limit, goal_bytes=goal,
-        background_bytes=trial.background_bytes, caps={}, paces={}, lift=None, hurry=hurry,
-        stuck_room=stuck,
+        background_bytes=trial.background_bytes, caps={}, paces={}, destage={}, lift=None,
+        hurry=hurry, stuck_room=stuck,
     )
     return Decision(
         limit, trial.background_bytes, goal, reason, devices, hurry=hurry

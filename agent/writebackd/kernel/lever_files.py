@@ -4,15 +4,23 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Optional, Sequence
+from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
-from writebackd.kernel import bdi, cgroup_io_max, queue_files
-from writebackd.kernel.child_process import Work
+from writebackd.kernel import bcache_files, bdi, cgroup_io_max, queue_files, slow_files
+from writebackd.kernel.child_process import Work, write_in_child
 from writebackd.kernel.files import KernelFiles
 from writebackd.types.levers import LeverKind, Setting
 
 FLUSH_TARGET = "vm"
 FLUSH_NAMES = ("dirty_writeback_centisecs", "dirty_expire_centisecs")
+# Files of a disk whose read or write may wait for a lock, by kind.
+SLOW: Dict[LeverKind, Callable[[str], str]] = {
+    LeverKind.QUEUE: queue_files.directory, LeverKind.CACHE: bcache_files.directory,
+}  # fmt: skip
+_NAMES = {
+    LeverKind.BDI: tuple(bdi.FILES), LeverKind.QUEUE: queue_files.NAMES,
+    LeverKind.CACHE: bcache_files.NAMES,
+}  # fmt: skip
 
 
 class Lever(NamedTuple):
@@ -39,8 +47,7 @@ def is_lever(lever: Lever) -> bool:
         return lever.target == FLUSH_TARGET and lever.name in FLUSH_NAMES
     if lever.kind is LeverKind.PACE:
         return lever.target.startswith("/") and lever.name.replace(":", "").isdigit()
-    names = bdi.FILES if lever.kind is LeverKind.BDI else queue_files.NAMES
-    return lever.name in names and len(parts) == 1
+    return lever.name in _NAMES[lever.kind] and len(parts) == 1
 
 
 def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
@@ -53,8 +60,7 @@ def identity(files: KernelFiles, lever: Lever) -> Optional[int]:
     if lever.kind is LeverKind.FLUSH:
         return 0
     if lever.kind is not LeverKind.PACE:
-        directory = bdi.directory if lever.kind is LeverKind.BDI else queue_files.directory
-        return files.inode(directory(lever.target))
+        return files.inode(SLOW.get(lever.kind, bdi.directory)(lever.target))
     disk = cgroup_io_max.disk(files, lever.name)
     if disk is None or outlives(files, lever):
         return disk
@@ -85,8 +91,8 @@ def read(files: KernelFiles, lever: Lever) -> str:
     """The value as text that `write` puts back exactly. Raises OSError."""
     if lever.kind is LeverKind.PACE:
         return cgroup_io_max.read(files, lever.target, lever.name)
-    if lever.kind is LeverKind.QUEUE:
-        text = queue_files.read(files, lever.target, lever.name)
+    if lever.kind in SLOW:
+        text = slow_files.read(files, SLOW[lever.kind](lever.target), lever.name)
     else:
         text = files.read(_path(lever))
     if not re.fullmatch("[0-9]{1,20}", text):
@@ -103,8 +109,8 @@ def write(
     """
     if lever.kind is LeverKind.PACE:
         return cgroup_io_max.write(files, lever.target, lever.name, text, ours)
-    if lever.kind is LeverKind.QUEUE:
-        return queue_files.write(files, lever.target, lever.name, text)
+    if lever.kind in SLOW:
+        return write_in_child(str(files.path(_path(lever))), text)
     files.write(_path(lever), text)
     return None
 
@@ -148,4 +154,4 @@ def _path(lever: Lever) -> str:
         return f"/proc/sys/vm/{lever.name}"
     if lever.kind is LeverKind.BDI:
         return bdi.path(lever.target, lever.name)
-    return queue_files.path(lever.target, lever.name)
+    return f"{SLOW[lever.kind](lever.target)}/{lever.name}"

@@ -206,7 +206,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Levers:
-    """[levers]; pace_share is a share (0..1); 0 leaves a lever alone."""
+    """[levers]; pace_share and destage_share are shares (0..1); 0 leaves a lever alone."""
 
     per_device: bool = field(metadata=_key(SWITCH, "on", doc=
         "While others write, give a device that needs a tight limit one of its own, where the "
@@ -226,6 +226,9 @@ class Levers:
         "one syncs and no dirty limit keeps room in the write cache."))
     pace_share: float = field(metadata=_key(SHARE, "85%", "10%", "95%", doc=
         "Paced units together always get this share of the drain rate."))
+    destage_share: float = field(metadata=_key(SHARE, "0%", "0%", "95%", doc=
+        "Let bcache write out what is dirty at a steady rate, this share of the drain rate, and "
+        "not in bursts; 0% leaves it."))
 
 
 @dataclass(frozen=True)

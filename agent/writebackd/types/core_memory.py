@@ -84,6 +84,7 @@ class Memory:
     paces: Mapping[str, PaceMemory] = field(default_factory=dict)  # by devno of the disk
     # Cgroup id -> its path, and when it last synced: nobody who syncs is ever paced.
     syncers: Mapping[int, Tuple[Optional[str], float]] = field(default_factory=dict)
+    destage: Mapping[str, int] = field(default_factory=dict)  # by bcache: sectors per second
     lift: Optional[Lift] = None
     stuck: Stuck = Stuck()
     stuck_room: int = 0  # bytes that the limit of the last decision has for it

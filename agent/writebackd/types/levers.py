@@ -72,6 +72,7 @@ class LeverKind(Enum):
     BDI = "bdi"
     QUEUE = "queue"
     PACE = "pace"
+    CACHE = "cache"
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ class Setting:
     queue  kernel name of a disk         nr_requests, max_sectors_kb   requests; KiB
     pace   cgroup path below the root    devno of a disk "8:0"         bytes per second
            ("/system.slice/x.service")                                 (io.max wbps)
+    cache  kernel name of a bcache       writeback_percent,            per cent;
+                                         writeback_delay,              seconds;
+                                         writeback_rate_minimum        sectors per second
     """
 
     kind: LeverKind

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Reads kernel files that may wait for a lock, each in a thread that nobody waits for long."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import Dict, List, Union
+
+from writebackd.kernel.files import KernelFiles
+
+# A read takes 20 us, or as long as whoever holds the lock waits for a disk that hangs.
+_READ_S = 0.05
+# While one hangs the others are waited for this long, so that a whole shelf costs little.
+_READ_MORE_S = 0.002
+# Each keeps a thread, of which the unit has few (TasksMax=).
+_MOST_HANGING = 8
+
+_hanging: Dict[str, threading.Thread] = {}  # reads that have not come back, by directory
+
+
+def read(files: KernelFiles, directory: str, name: str) -> str:
+    """The file `name` in `directory`, whose files share a lock.
+
+    Raises OSError, EBUSY among it where the kernel keeps it.
+    """
+    for home in [home for home, thread in _hanging.items() if not thread.is_alive()]:
+        del _hanging[home]
+    home, file = str(files.path(directory)), f"{directory}/{name}"
+    if home not in _hanging and len(_hanging) < _MOST_HANGING:
+        found: List[Union[str, BaseException]] = []
+
+        def work() -> None:
+            try:
+                found.append(files.read(file))
+            except BaseException as error:
+                found.append(error)
+
+        thread = threading.Thread(target=work, name="read", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # TasksMax= of the unit
+            raise OSError(errno.EAGAIN, str(error), file) from None
+        thread.join(_READ_MORE_S if _hanging else _READ_S)
+        for result in found:
+            if isinstance(result, str):
+                return result
+            raise result
+        _hanging[home] = thread
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), file)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Real bcache, dm-writecache and dm-cache on modelled disks: what is read, and what is written.
+
+A disk takes 20 MB/s, its cache what it is given; both keep their blocks in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from tests.kernel.fault_rig import (
+    FILES,
+    HOME_S,
+    PIN,
+    Home,
+    Starter,
+    is_alive,
+    kill,
+    limits_kept,
+)
+from tests.kernel.scratch import run
+from tests.vm.inside.rig import MIB, WISHING, wait_for, wish
+from writebackd.actuate.ledger import load
+from writebackd.kernel import bcache_files
+from writebackd.paths import CACHES, LEDGER
+from writebackd.storage.backing_watch import look_at_caches
+from writebackd.tuning import DESTAGE_DELAY_S, DESTAGE_PERCENT, FULL_SHARE, SECTOR
+from writebackd.types.levers import LeverKind, VmLimits
+from writebackd.types.storage import Backing, CacheMode, Device
+
+NULLB = Path("/sys/kernel/config/nullb")
+BCACHE = Path("/sys/block/bcache0/bcache")
+SET = BCACHE / "cache"
+R = 20 * MIB  # what a disk takes in a second
+FAST_MB, SLOW_MB = 128, 512
+BUCKET = 64 << 10
+# How long a daemon lives before it is killed, and how often.
+KILLS, SEED, LIFE_S = 8, 20261126, 0.8
+# dmsetup would wait for udev, of which there is none.
+os.environ["DM_DISABLE_UDEV"] = "1"
+
+
+@contextlib.contextmanager
+def disk(name: str, size_mb: int, rate: int = 0) -> Iterator[str]:
+    """A disk in memory that takes `rate` bytes a second (0: all): its node."""
+    if not NULLB.exists():
+        run("mount", "-t", "configfs", "configfs", "/sys/kernel/config")
+    here = NULLB / name
+    here.mkdir()
+    (here / "memory_backed").write_text("1")
+    (here / "size").write_text(str(size_mb))
+    if rate:
+        (here / "mbps").write_text(str(rate // MIB))
+    (here / "power").write_text("1")
+    try:
+        yield next(each for each in (f"/dev/{name}", f"/dev/nullb{index(here)}")
+                   if Path(each).exists())  # fmt: skip
+    finally:
+        (here / "power").write_text("0")
+        here.rmdir()
+
+
+def index(disk: Path) -> str:
+    return (disk / "index").read_text().strip()
+
+
+@contextlib.contextmanager
+def bcache() -> Iterator[str]:
+    with disk("fast", FAST_MB) as fast, disk("slow", SLOW_MB, R) as slow:
+        run("make-bcache", "--writeback", "-b", str(BUCKET), "-C", fast, "-B", slow)
+        for each in (fast, slow):
+            Path("/sys/fs/bcache/register").write_text(each)
+        wait_for(lambda: SET.exists(), what="for bcache0")
+        # All writes into the cache, as of a database: none is taken for a copy, nor for too slow.
+        (BCACHE / "sequential_cutoff").write_text("0")
+        (SET / "congested_write_threshold_us").write_text("0")
+        try:
+            yield "bcache0"
+        finally:
+            home = SET.resolve()
+            (BCACHE / "stop").write_text("1")
+            (home / "stop").write_text("1")
+            wait_for(lambda: not (BCACHE.exists() or home.exists()), what="for bcache to end")
+
+
+@contextlib.contextmanager
+def mapped(table: str) -> Iterator[str]:
+    """A device of the mapper: its kernel name."""
+    run("dmsetup", "create", "cached", "--table", f"0 {SLOW_MB * MIB // SECTOR} {table}")
+    try:
+        yield Path("/dev/mapper/cached").resolve().name
+    finally:
+        run("dmsetup", "remove", "--retry", "cached")
+
+
+@contextlib.contextmanager
+def writecache() -> Iterator[str]:
+    with disk("fast", FAST_MB) as fast, disk("slow", SLOW_MB, R) as slow:
+        with mapped(f"writecache s {slow} {fast} 4096 2 high_watermark 60") as name:
+            yield name
+
+
+@contextlib.contextmanager
+def dm_cache() -> Iterator[str]:
+    with disk("meta", 16) as meta, disk("fast", FAST_MB) as fast, disk("slow", SLOW_MB, R) as slow:
+        with mapped(f"cache {meta} {fast} {slow} 128 1 writeback smq 0") as name:
+            yield name
+
+
+def write(device: str, megabytes: int, times: int = 1) -> None:
+    for _ in range(times):
+        run("dd", "if=/dev/zero", f"of=/dev/{device}", "bs=64k", f"count={megabytes * 16}",
+            "oflag=direct", "conv=nocreat")  # fmt: skip
+
+
+@contextlib.contextmanager
+def followed(device: str) -> Iterator[Callable[[], Optional[Backing]]]:
+    """The program that reads caches, as it is installed, and what the daemon makes of it."""
+    Path(CACHES).parent.mkdir(exist_ok=True)
+    follower = subprocess.Popen(["/usr/bin/writebackd-raid", "--caches", "1"])
+    devno = (Path("/sys/block") / device / "dev").read_text().strip()
+
+    def seen() -> Optional[Backing]:
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        found, error = look_at_caches(FILES, [Device(device, devno, devno)], now_s, 0)
+        assert error is None, error
+        return next(iter(found), None)
+
+    try:
+        wait_for(seen, what="for the first reading", pause_s=1.0)
+        yield seen
+    finally:
+        follower.terminate()
+        follower.wait()
+        Path(CACHES).unlink(missing_ok=True)
+
+
+CACHE_KINDS = [
+    (bcache, "bcache", FAST_MB * MIB * 7 // 10,
+     {"writeback_percent": 10, "writeback_delay": 30, "writeback_rate_minimum": 8}),
+    # A part of it is the cache's own metadata.
+    (writecache, "dm-writecache", 16_320 * 2 * 4096, {"high_watermark": 60, "low_watermark": 45}),
+    (dm_cache, "dm-cache", FAST_MB * MIB, {"migration_threshold": 2048}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "capacity", "thresholds"), CACHE_KINDS, ids=[row[1] for row in CACHE_KINDS]
+)
+def test_fill_capacity_mode_and_thresholds_are_read(
+    make: Callable[[], "contextlib.AbstractContextManager[str]"], source: str, capacity: int,
+    thresholds: Dict[str, int],
+) -> None:  # fmt: skip
+    with make() as device, followed(device) as seen:
+        empty = seen()
+        assert empty is not None
+        print(f"\n{empty}")
+        assert (empty.source, empty.mode) == (source, CacheMode.WRITE_BACK)
+        assert empty.dirty_bytes == 0
+        assert empty.capacity_bytes == pytest.approx(capacity, rel=0.01)
+        told = {each.name: each.value for each in empty.thresholds}
+        assert {name: told.get(name) for name in thresholds} == thresholds
+        # dm-cache keeps what was written to more than once.
+        write(device, 32, 3 if source == "dm-cache" else 1)
+        time.sleep(2.5)
+        some = seen()
+        assert some is not None and some.read_s is not None and empty.read_s is not None
+        print(f"{some}")
+        assert some.read_s > empty.read_s
+        assert some.dirty_bytes == pytest.approx(32 * MIB, rel=0.05)
+        if source != "dm-cache":  # whose policy never fills it
+            write(device, 3 * FAST_MB)
+            time.sleep(1.5)
+            full = seen()
+            assert full is not None and full.dirty_bytes is not None and full.capacity_bytes
+            print(f"{full}")
+            if source == "bcache":
+                assert full.dirty_bytes / full.capacity_bytes >= FULL_SHARE
+
+
+# ---- the lever ---------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path)
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def found() -> Iterator[VmLimits]:
+    with limits_kept() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    starter = Starter(WISHING)
+    yield starter
+    starter.close()
+
+
+def settings() -> Dict[str, str]:
+    return {name: (BCACHE / name).read_text().strip() for name in bcache_files.NAMES}
+
+
+def destage(rates: List[int], percent: int = DESTAGE_PERCENT) -> "list[tuple]":  # type: ignore[type-arg]
+    """Wishes for it, of which the rate changes all the time."""
+    values = (rates, [DESTAGE_DELAY_S], [percent])
+    names = (bcache_files.RATE, bcache_files.DELAY, bcache_files.PERCENT)
+    return [(LeverKind.CACHE, "bcache0", name, each) for name, each in zip(names, values)]
+
+
+def test_killed_at_random_points_it_comes_home(
+    home: Home, starter: Starter, found: VmLimits
+) -> None:
+    seen = set()
+    chance = random.Random(SEED)
+    with bcache():
+        born = settings()
+        for _ in range(KILLS):
+            wish([PIN], destage([20_000, 30_000]))
+            pid = starter.start(home)
+            wait_for(lambda: settings() != born, what="for the first write")
+            time.sleep(chance.uniform(0.0, LIFE_S))
+            kill(pid)
+            left = settings()
+            seen.add(tuple(left.values()))
+            ledger = load(home.runtime_dir / LEDGER)
+            assert ledger is not None
+            known = {entry.name: entry for entry in ledger.levers}
+            for name, value in left.items():
+                if value != born[name]:
+                    assert value in known[name].written and known[name].original == born[name]
+            wait_for(lambda: settings() == born, HOME_S, "for the watcher", 0.5)
+        print(f"\n{KILLS} kills, left behind: {sorted(seen)}; born with {born}")
+    assert len(seen) > 1
+    home.check_log()
+
+
+def test_what_somebody_else_sets_is_left_alone(
+    home: Home, starter: Starter, found: VmLimits
+) -> None:
+    with bcache():
+        born = settings()
+        wish([PIN], destage([20_000]))
+        pid = starter.start(home)
+        wanted = {bcache_files.RATE: "20000", bcache_files.DELAY: str(DESTAGE_DELAY_S),
+                  bcache_files.PERCENT: str(DESTAGE_PERCENT)}  # fmt: skip
+        wait_for(lambda: settings() == wanted, what="for all three")
+        (BCACHE / bcache_files.PERCENT).write_text("20")
+        time.sleep(3.0)
+        assert settings() == {**wanted, bcache_files.PERCENT: "20"}
+        kill(pid, 15)
+        wait_for(lambda: not is_alive(pid), what="for the daemon to end")
+        assert settings() == {**born, bcache_files.PERCENT: "20"}
+    home.check_log()
+
+
+def test_a_cache_that_is_stopped_is_forgotten(
+    home: Home, starter: Starter, found: VmLimits
+) -> None:
+    with bcache():
+        wish([PIN], destage([20_000]))
+        pid = starter.start(home)
+        wait_for(lambda: settings()[bcache_files.PERCENT] == str(DESTAGE_PERCENT),
+                 what="for it to be set")  # fmt: skip
+
+    def held() -> int:
+        ledger = load(home.runtime_dir / LEDGER)
+        return len(ledger.levers) if ledger is not None else 0
+
+    wait_for(lambda: not held(), what="for it to be forgotten")
+    assert is_alive(pid)
+    with bcache():
+        wish([PIN])
+        time.sleep(2.0)
+        born = settings()
+        assert born[bcache_files.PERCENT] == "10"
+    kill(pid, 15)
+    wait_for(lambda: not is_alive(pid), what="for the daemon to end")
+    home.check_log()
+
+
+def destaged(seconds: int, each: int) -> Tuple[List[float], List[float]]:
+    """MB/s to the disk and MB dirty, second by second, while `each` MB a second are written."""
+    stat = Path("/sys/block/slow/stat")
+
+    def sectors() -> int:
+        return int(stat.read_text().split()[6])
+
+    rates, dirty = [], []
+    before = sectors()
+    until = time.monotonic()
+    for second in range(seconds):
+        until += 1.0
+        run("dd", "if=/dev/zero", "of=/dev/bcache0", "bs=64k", f"count={each * 16}",
+            f"seek={second % 80 * each * 16}", "oflag=direct", "conv=nocreat")  # fmt: skip
+        time.sleep(max(0.0, until - time.monotonic()))
+        now = sectors()
+        rates.append((now - before) * SECTOR / MIB)
+        before = now
+        dirty.append(float((BCACHE / "dirty_data").read_text().strip().rstrip("M") or 0)
+                     if "M" in (BCACHE / "dirty_data").read_text() else 0.0)  # fmt: skip
+    return rates, dirty
+
+
+def test_destage_is_steady_and_leaves_the_cache_empty() -> None:
+    """The same writes into a cache as it is born, and with half of the drain rate."""
+    spread = {}
+    for name, share in (("as found", 0.0), ("half of R", 0.5)):
+        with bcache():
+            if share:
+                for file, value in ((bcache_files.RATE, int(share * R / SECTOR)),
+                                    (bcache_files.DELAY, DESTAGE_DELAY_S),
+                                    (bcache_files.PERCENT, DESTAGE_PERCENT)):  # fmt: skip
+                    (BCACHE / file).write_text(str(value))
+            rates, dirty = destaged(90, 4)
+        tail = rates[30:]
+        spread[name] = statistics.pstdev(tail) / max(0.01, statistics.mean(tail))
+        print(f"\n{name}: to the disk mean {statistics.mean(tail):.1f} MB/s, most"
+              f" {max(tail):.1f}, coefficient of variation {spread[name]:.2f}; dirty at most"
+              f" {max(dirty):.0f} MB\n rates {[round(each, 1) for each in rates]}"
+              f"\n dirty {[round(each) for each in dirty]}")  # fmt: skip
+    assert spread["half of R"] < spread["as found"] / 2
