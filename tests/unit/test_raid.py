@@ -23,6 +23,7 @@ from alert_host import MB, Watched
 from fake_sysfs import SATA, VIRTIO, FakeSysfs
 from test_answers import assert_valid
 from writebackd.alerts.alert_types import Alert, AlertName, Cause
+from writebackd.alerts.tool_word import MISMATCH_S, NOTICE_S
 from writebackd.cli.answer_screens import render_devices
 from writebackd.cli.doctor_checks import raid
 from writebackd.kernel.topology import scan
@@ -807,6 +808,55 @@ def test_a_lost_cache_is_told_with_the_battery() -> None:
     # One that is well has nothing to say, nor is a rebuild why.
     well = backing(protection=Protection.OK, works=(ArrayWork("rebuild", 0.5),))
     assert trouble(well, lost=True) == trouble(lost=True)
+
+
+def test_a_tool_that_says_otherwise_is_quoted() -> None:
+    alert = trouble(backing(mode=CacheMode.WRITE_BACK), lost=True)
+    assert alert.name is AlertName.CACHE_DEGRADED
+    assert alert.summary.endswith("the write cache is off: but storcli says write-back")
+
+
+def test_a_battery_test_is_told_a_day_before_and_until_it_begins() -> None:
+    host = Watched().usual()
+    at_s = 1.7e9 + host.time_s + NOTICE_S + 10
+    two = [replace(backing(learn_s=at_s), device=name) for name in ("sda", "gone")]
+    host.seconds(5, backings=tuple(two))
+    assert not host.names()
+    host.seconds(10, backings=tuple(two))
+    (alert,) = host.alerts
+    assert (alert.name, alert.cause, alert.device) == (
+        AlertName.BATTERY_TEST, Cause.BATTERY, "sda"
+    )
+    assert alert.since_s == at_s - NOTICE_S
+    assert "tests itself in 23h59m (storcli)" in alert.summary
+    passed = (backing(learn_s=1.7e9 + host.time_s - 1),)
+    assert host.ends_in(backings=passed) > 0  # for `hold`
+
+
+@pytest.mark.parametrize("modes, rotational, latency_s, told", [
+    (["write-through"], True, 0.2e-3, True),
+    (["write-through"], True, 6e-3, False),  # as the tool says
+    (["write-through"], False, 0.2e-3, False),  # flash is as fast without a cache
+    (["write-through", "write-back"], True, 0.2e-3, False),  # bcache above a controller
+    ([None], True, 0.2e-3, False),
+])  # fmt: skip
+def test_writes_too_fast_for_write_through_are_told_when_they_last(
+    modes: "List[Optional[str]]", rotational: bool, latency_s: float, told: bool
+) -> None:
+    host = Watched()
+    host.device = replace(host.device, rotational=rotational)
+    said = tuple(backing(mode=CacheMode(each) if each else None) for each in modes)
+    seconds = round(MISMATCH_S)
+    host.usual(seconds - 1, latency_s=latency_s, backings=said)
+    # A tick of a quiet host says nothing.
+    host.second(syncs=2, latency_s=latency_s, backings=said)
+    assert not host.names()
+    host.second(latency_s=latency_s, backings=said)
+    assert [each.name for each in host.alerts] == [AlertName.CACHE_MISMATCH] * told
+    if told:
+        (alert,) = host.alerts
+        assert "storcli says write-through, but a small write takes 0.2" in alert.summary
+        assert host.ends_in(backings=(backing(mode=CacheMode.WRITE_BACK),)) > 0
 
 
 def test_samples_with_it_are_recorded_and_read_back() -> None:

@@ -22,6 +22,8 @@ class AlertName(Enum):
     EXHAUSTED = "EXHAUSTED"  # the agent has no lever left that helps
     FOREIGN_WRITER = "FOREIGN_WRITER"  # somebody else set a lever
     BLIND = "BLIND"  # nothing can be measured
+    BATTERY_TEST = "BATTERY_TEST"  # the cache may be off for it, within a day
+    CACHE_MISMATCH = "CACHE_MISMATCH"  # behaviour contradicts a RAID tool
 
 
 class Severity(Enum):
@@ -39,6 +41,7 @@ class Cause(Enum):
     NEIGHBOUR = "neighbour"  # somebody else's load behind the same disks
     THROTTLED_WRITER = "throttled-writer"  # slow write(), normal fsync
     FOREIGN_CHANGE = "foreign-change"
+    BATTERY = "battery"  # only of BATTERY_TEST
     NO_DATA = "no-data"
     UNKNOWN = "unknown"
 

@@ -78,4 +78,6 @@ def _caches(view: DeviceView) -> List[str]:
         lines.append(battery(each))
         if each.mode is CacheMode.WRITE_THROUGH:
             lines.append(f"cache write-through ({each.source})")
+        elif each.mode is not None:
+            lines.append(f"but {each.source} says {each.mode.value}")
     return list(dict.fromkeys(filter(None, lines)))

@@ -21,6 +21,7 @@ from writebackd.alerts.exhausted import exhausted
 from writebackd.alerts.foreign import foreign_alerts
 from writebackd.alerts.lifecycle import uninhibited, update_active
 from writebackd.alerts.stall import stall
+from writebackd.alerts.tool_word import battery_tests, mismatch
 from writebackd.alerts.views import DeviceView, TickView
 from writebackd.policy.schema import Policy
 from writebackd.types.copying import replace
@@ -83,6 +84,8 @@ def detect(
                 health = unwanted(health, estimates[name].sync_rate or 0.0, learns_s)
         healths[name] = health
     memory = blind(tick, memory, estimates.values())
+    if sample.backings or memory.standing:
+        battery_tests(tick)
     standing = update_active(tick, memory.standing)
     memory = replace(
         memory, ticks=memory.ticks + 1, dt_s=sample.dt_s, health=healths, standing=standing
@@ -137,6 +140,8 @@ def _judged(view: DeviceView, health: DeviceHealth, at_the_bound: bool) -> Devic
         health = degraded(view, health)
     if standing and (AlertName.CACHE_DEGRADED.value, view.name) in view.tick.stands:
         health = recovering(view, health)
+    if view.tick.sample.backings or health.mismatch_s:
+        health = mismatch(view, health)
     if at_the_bound or health.exhausted is not None:
         health = exhausted(view, health, at_the_bound)
     if standing and (AlertName.EXHAUSTED.value, view.name) not in view.tick.found:

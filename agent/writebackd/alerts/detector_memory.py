@@ -129,6 +129,7 @@ class DeviceHealth:
     exhausted: Optional[Incident] = None
     recovery: Recovery = field(default_factory=Recovery)
     stalled_s: float = 0.0  # in a row with demand and no completion
+    mismatch_s: float = 0.0  # in a row with writes too fast for what tools say
 
     def usual(self, kind: Baselines, size: int) -> Optional[Baseline]:
         """The baseline of that size, or of the nearest that is known well enough."""

@@ -22,6 +22,7 @@ WHY = {
     Cause.THROTTLED_WRITER: "fsync callers are throttled in write() by other processes' dirty"
     " pages",
     Cause.FOREIGN_CHANGE: "buffered writes flood the device under a limit set by another process",
+    Cause.BATTERY: "the battery of the write cache tests itself",
     Cause.NO_DATA: "no measurement",
     Cause.UNKNOWN: "cause unknown",
 }
