@@ -91,6 +91,14 @@ DESTAGE_DELAY_S = 1
 # what the disk takes; 40 is the most that it accepts, from which on it sends writes past the cache.
 DESTAGE_PERCENT = 40
 
+# ---- how large the cache is ----
+
+# Seconds of R that a cache has to hold to be seen: what a tick brings above R may be noise, or what
+# waited in the queue.
+SEEN_S = 0.5
+# Seconds of the first flood that are kept for it: R is known by then.
+FIRST_FLOOD_S = 60.0
+
 # ---- the limit ----
 
 # Share of R that syncs may cost, by the policy's `prefer`.  1 / (1 + e), for e of 2, 4 and 8, would

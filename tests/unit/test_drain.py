@@ -15,6 +15,7 @@ import pytest
 import samples
 from plant import DISK, HOST, latencies
 from writebackd.control.device_decision import decide_device, kernel_floor_bytes
+from writebackd.estimate import drain
 from writebackd.estimate.drain import (
     Writes,
     is_in_force,
@@ -556,6 +557,37 @@ def test_while_it_stays_full_its_size_stays() -> None:
 
 def test_a_disk_without_a_cache_has_no_size_of_one() -> None:
     assert feed(KNOWN, seconds(20, 0.9 * R), SLOW).cache_bytes is None
+
+
+def test_the_first_flood_shows_the_size_once_r_is_known() -> None:
+    """Nobody knew R while the cache filled."""
+    filled = feed(NEW, seconds(2, 3 * R), QUICK)
+    filled = feed(filled, seconds(6, R), SLOW)
+    assert filled.cache_bytes is None
+    known = drain.shown(filled)
+    assert known.cache_bytes == known.fill_bytes == pytest.approx(4 * R)
+    assert known.drain.first_ticks == ()
+    # Less than half a second of R may be noise; what is known already is not replaced.
+    noise = feed(NEW, seconds(1, 1.4 * R) + seconds(6, R), SLOW)
+    assert drain.shown(noise).cache_bytes is None
+    assert drain.shown(replace(filled, cache_bytes=7.0)).cache_bytes == 7.0
+
+
+def test_full_again_without_having_been_empty_says_nothing_of_the_size() -> None:
+    memory = replace(KNOWN, cache_bytes=4 * R, fill_bytes=4 * R, was_empty=False)
+    memory = feed(memory, seconds(3, R / 2), QUICK)
+    again = feed(feed(memory, seconds(2, R), QUICK), seconds(2, R), SLOW)
+    assert again.cache_bytes == 4 * R
+    filled = feed(feed(KNOWN, seconds(2, 3 * R), QUICK), seconds(2, R), SLOW)
+    assert feed(feed(filled, seconds(3, R / 2), QUICK), seconds(2, R), SLOW).cache_bytes == (
+        pytest.approx(4 * R)
+    )
+    # Beside a flood it only seems to be empty.
+    seems = feed(feed(memory, seconds(9, R / 4), QUICK), seconds(2, 1.5 * R), QUICK)
+    assert feed(seems, seconds(2, R), SLOW).cache_bytes == 4 * R
+    emptied = feed(memory, seconds(9, 0.0), QUICK, flooded=False)
+    emptied = feed(emptied, seconds(2, 2 * R), QUICK)
+    assert feed(emptied, seconds(2, R), SLOW).cache_bytes == pytest.approx((4 + 2) * R / 2)
 
 
 def test_the_fill_follows_what_goes_in_and_what_drains_also_without_a_flood() -> None:

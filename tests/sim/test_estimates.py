@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""How near R and the size of the cache come to the plant's, and how soon R follows a change."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+import pytest
+
+from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
+from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID, SSD, SSD_VOLATILE
+from writebackd.policy import load_policy
+from writebackd.types.core_memory import Memory
+
+POLICY = load_policy("default")
+SEEDS = range(1, 6)
+BEGINS_S, TIMES = 6.0, 3.0
+# What has to hold of the size, of R, and of R after a change, within so many seconds.
+SIZE, RATE, AFTER = 0.25, 0.1, 0.15
+ANSWER_S = 15.0
+CHANGES_S, BACK_S, END_S = 40.0, 80.0, 120.0
+
+
+class Second(NamedTuple):
+    now_s: float
+    truth: float  # of the media, bytes per second
+    rate: Optional[float]  # R
+    cache: Optional[float]
+    written: float  # since the flood began, bytes
+
+
+def played(disk: Disk, seed: int, end_s: float, events: Sequence[Event] = ()) -> List[Second]:
+    floods = (Flood(start_s=BEGINS_S),)
+    plant = Plant((disk,), floods, (SyncLoad(),), tuple(events), 0.0, seed=seed)
+    loop, found, written = Loop(POLICY, plant, Memory()), [], 0.0
+    while plant.now_s < end_s - 1e-6:
+        sample, estimates, _ = loop.tick(1.0)
+        (known,) = estimates.values()
+        written += known.rate * sample.dt_s if plant.now_s > BEGINS_S else 0.0
+        found.append(Second(
+            plant.now_s, plant.disks[0].disk.drain, known.drain_rate, known.cache_bytes, written
+        ))  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("name, disk", [("array", RAID), ("slow array", SLOW_RAID),
+                                        ("fast array", FAST_RAID)])  # fmt: skip
+def test_a_flood_of_three_times_the_cache_shows_its_size_and_r(name: str, disk: Disk) -> None:
+    """Or R takes longer to be known than that flood lasts; then as soon as it is."""
+    sizes, rates = [], []
+    for seed in SEEDS:
+        end = next(each for each in played(disk, seed, 60.0)
+                   if each.written >= TIMES * disk.cache and each.rate is not None)  # fmt: skip
+        assert end.rate is not None
+        sizes.append((end.cache or 0.0) / disk.cache)
+        rates.append(end.rate / disk.drain)
+    print(f"\n{name}: size / capacity {[round(each, 2) for each in sizes]},"
+          f" R / media {[round(each, 2) for each in rates]}")  # fmt: skip
+    assert statistics.median(sizes) == pytest.approx(1.0, abs=SIZE)
+    assert all(each == pytest.approx(1.0, abs=RATE) for each in rates)
+
+
+def answered(seconds: Sequence[Second], from_s: float, to_s: float) -> Optional[float]:
+    """Seconds from a change until R is near the media's rate; None: not before the next."""
+    return next((
+        round(each.now_s - from_s, 1) for each in seconds
+        if from_s < each.now_s <= to_s and each.rate is not None
+        and abs(each.rate / each.truth - 1) <= AFTER
+    ), None)  # fmt: skip
+
+
+CHANGES: Tuple[Tuple[str, Disk, float], ...] = (
+    ("data that does not compress", replace(SSD, drain=400.0 * MB), 200.0 * MB),
+    ("garbage collection", SSD_VOLATILE, 150.0 * MB),
+)
+
+
+@pytest.mark.parametrize("name, disk, slower", CHANGES, ids=[each[0] for each in CHANGES])
+def test_r_follows_a_disk_that_becomes_slower(name: str, disk: Disk, slower: float) -> None:
+    """What it does when the disk is as fast again is printed: R rises by trying, which is slow."""
+    events = (Event(CHANGES_S, {"drain": slower}), Event(BACK_S, {"drain": disk.drain}))
+    down, up = [], []
+    for seed in SEEDS:
+        seconds = played(disk, seed, END_S, events)
+        down.append(answered(seconds, CHANGES_S, BACK_S))
+        up.append(answered(seconds, BACK_S, END_S))
+    print(f"\n{name}: {disk.drain / MB:.0f} to {slower / MB:.0f} MB/s, within {AFTER:.0%} after"
+          f" {down} s; back after {up} s")  # fmt: skip
+    assert all(each is not None and each <= ANSWER_S for each in down)
