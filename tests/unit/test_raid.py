@@ -26,6 +26,7 @@ from writebackd.alerts.alert_types import Alert, AlertName, Cause
 from writebackd.alerts.tool_word import MISMATCH_S, NOTICE_S
 from writebackd.cli.answer_screens import render_devices
 from writebackd.cli.doctor_checks import raid
+from writebackd.cli.status_screen import render_status
 from writebackd.kernel.topology import scan
 from writebackd.paths import RAID as FILE
 from writebackd.report.codec import Interned, pack, unpack
@@ -38,7 +39,7 @@ from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.report_file import STALE_S, CollectorReport, Tool
 from writebackd.types.samples import Sample
-from writebackd.types.storage import ArrayWork, Backing, CacheMode, Device, Protection
+from writebackd.types.storage import ArrayWork, Backing, CacheMode, Device, Protection, Threshold
 
 ME = os.geteuid()
 BOOT = "0f0f0f0f-1111-2222-3333-444444444444"
@@ -731,7 +732,8 @@ def test_devices_show_what_is_behind_them() -> None:
     name = snapshot.sample.devices[0].device.name
     said = (
         backing(capacity_bytes=1715 << 20, mode=CacheMode.WRITE_BACK, protection=Protection.OK,
-                learn_s=1000.0 + 7200.0, dirty_bytes=5 << 20),
+                learn_s=1000.0 + 7200.0, dirty_bytes=5 << 20,
+                thresholds=(Threshold("high_watermark", 60),)),
         Backing("", "md", 1001.0, works=(ArrayWork("rebuild", 0.5, 7.0 * MB),)),
         backing(),
     )  # fmt: skip
@@ -740,8 +742,8 @@ def test_devices_show_what_is_behind_them() -> None:
     assert_valid(answer, "devices")
     text = " ".join(render_devices(answer, 200).split())
     assert (
-        "storcli: cache of 1.7G, write-back, 5.0M dirty, battery ok, next battery test in 2h0m"
-        " behind"
+        "storcli: cache of 1.7G, write-back, 5.0M dirty, battery ok, next battery test in 2h0m,"
+        " high_watermark 60"
         in text
     )
     assert "md: rebuild 50 % done at 7.0M/s behind" in text
@@ -750,6 +752,32 @@ def test_devices_show_what_is_behind_them() -> None:
     for device in before["devices"]:
         assert device.pop("reported") == []
     assert "behind" not in render_devices(before)
+
+
+def test_status_shows_what_was_read_from_a_cache_or_how_a_tools_word_agrees() -> None:
+    snapshot = samples.guard()
+    name = snapshot.sample.devices[0].device.name
+
+    def screen(*said: Backing, **figures: Any) -> str:
+        sample = replace(
+            snapshot.sample, backings=tuple(replace(each, device=name) for each in said)
+        )
+        estimates = {**snapshot.estimates, name: replace(snapshot.estimates[name], **figures)}
+        answer = status_json(replace(snapshot, sample=sample, estimates=estimates))
+        assert_valid(answer, "status")
+        return " ".join(render_status(answer, 200).split())
+
+    read = Backing("", "bcache", 1.0, mode=CacheMode.WRITE_BACK, capacity_bytes=90 << 20,
+                   dirty_bytes=45 << 20, disk="bcache0", read_s=9.0,
+                   thresholds=(Threshold("writeback_percent", 10),))  # fmt: skip
+    text = screen(read, cache_bytes=90.0 * (1 << 20), fill_bytes=45.0 * (1 << 20),
+                  fill_source="bcache")  # fmt: skip
+    assert "bcache 50 % full of 90M, write-back" in text
+    told = backing(capacity_bytes=512 << 20, mode=CacheMode.WRITE_BACK)
+    text = screen(told, cache_bytes=256.0 * (1 << 20), fill_source=None)
+    assert "write cache 256M by behaviour, 50 % of what storcli says" in text
+    assert "by behaviour" not in screen(told, cache_bytes=None, fill_source=None)
+    assert "by behaviour" not in screen(backing(), cache_bytes=256.0, fill_source=None)
 
 
 def test_status_without_tools_says_that_nothing_is_known() -> None:

@@ -317,9 +317,18 @@ def _cost_line(status: Answer) -> str:
 
 
 def _cache_line(cache: Answer) -> str:
-    """What was read from the cache; nothing where its fill is estimated, or an older daemon's."""
-    if cache.get("fill_source") in (None, "estimate"):
-        return ""
+    """What was read from the cache, or how its behaviour and a tool's word agree; or nothing."""
+    if cache.get("fill_source") in (None, "estimate"):  # or an older daemon's
+        seen, said = cache["capacity_bytes"], [
+            each for each in cache.get("reported", ()) if each["capacity_bytes"]
+        ]
+        if seen is None or not said:
+            return ""
+        told = said[0]["capacity_bytes"]
+        return (
+            f"write cache {formats.size(seen)} by behaviour, {formats.percent(seen / told)} of what"
+            f" {as_text(said[0]['source'])} says"
+        )
     return (
         f"{cache['fill_source']} {formats.percent(cache['fill'])} full of"
         f" {formats.size(cache['capacity_bytes'])}, {as_text(cache['mode'])}"

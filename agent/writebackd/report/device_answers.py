@@ -70,7 +70,7 @@ def device_row(
         # shows them, the rest as somebody says; queue/write_cache is no evidence of a controller's.
         "write_cache": {
             "kind": _KERNELS.get(said.source, "controller") if said else None,
-            "capacity_bytes": finite(estimate.cache_bytes),
+            "capacity_bytes": None if estimate.cache_bytes is None else int(estimate.cache_bytes),
             "mode": said.mode.value if said and said.mode else None,
             "protected": said.protection is Protection.OK if said and said.protection else None,
             "source": said.source if said else None,
