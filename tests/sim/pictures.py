@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The two pictures of docs/explanation/how-it-decides.md, drawn from the plant and the law.
+"""The pictures of docs/explanation/how-it-decides.md, drawn from the plant and the law.
 
     PYTHONPATH=agent python -m tests.sim.pictures [DIRECTORY]
 
-takes 10 s of CPU. Both are readable on a light and on a dark page, which an image cannot ask for:
+takes 10 s of CPU. All are readable on a light and on a dark page, which an image cannot ask for:
 the style sheet inside of it does.
 """
 
@@ -18,6 +18,7 @@ from tests.lab.report.drawing import HEIGHT, WIDTH, Plot
 from tests.sim import bench
 from tests.sim.plant import MB, Disk, Flood, Loop
 from tests.sim.scenarios import Scenario
+from tests.sim.truth import CHANGES, END_S, changing, played
 from writebackd.control.reasons import wait_s
 from writebackd.policy import load_policy
 from writebackd.policy.schema import Policy
@@ -119,11 +120,29 @@ def _played(policy: Policy, mode: Mode) -> Tuple[List[Point], List[Point]]:
     return waits, limits
 
 
+def drain_rate(policy: Policy) -> str:
+    """R, and what the disk really drains, where that depends on the data and on how full it is."""
+    x = Axis("seconds", 0.0, END_S)
+    plots = []
+    for name, disk, slower in CHANGES:
+        seconds = played(policy, disk, 1, END_S, changing(disk, slower))
+        truth = [(each.now_s, each.truth / MB) for each in seconds]
+        known = [(each.now_s, each.rate / MB if each.rate else None) for each in seconds]
+        plot = Plot(name, x, axis("MiB/s", [0.0, *(y for _, y in truth), *(y for _, y in known)]))
+        plot.line(truth, "without", "the disk", step=True)
+        plot.line(known, "with", "R", step=True)
+        plot.label(20.0, 0.85 * disk.drain / MB, "writebackd", "with")
+        plot.label(60.0, 0.8 * slower / MB, "the disk", "without")
+        plots.append(plot)
+    return page(plots)
+
+
 def main() -> int:
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else DIRECTORY
     policy = load_policy("default")
     (directory / "fixed-limits.svg").write_text(fixed_limits(policy), encoding="utf-8")
     (directory / "flood.svg").write_text(flood(policy), encoding="utf-8")
+    (directory / "drain-rate.svg").write_text(drain_rate(policy), encoding="utf-8")
     return 0
 
 

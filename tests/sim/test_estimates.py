@@ -4,45 +4,21 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 import pytest
 
-from tests.sim.plant import MB, Disk, Event, Flood, Loop, Plant, SyncLoad
-from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID, SSD, SSD_VOLATILE
+from tests.sim.plant import MB, Disk
+from tests.sim.scenarios import FAST_RAID, RAID, SLOW_RAID
+from tests.sim.truth import BACK_S, CHANGES, CHANGES_S, END_S, Second, changing, played
 from writebackd.policy import load_policy
-from writebackd.types.core_memory import Memory
 
 POLICY = load_policy("default")
 SEEDS = range(1, 6)
-BEGINS_S, TIMES = 6.0, 3.0
+TIMES = 3.0
 # What has to hold of the size, of R, and of R after a change, within so many seconds.
 SIZE, RATE, AFTER = 0.25, 0.1, 0.15
 ANSWER_S = 15.0
-CHANGES_S, BACK_S, END_S = 40.0, 80.0, 120.0
-
-
-class Second(NamedTuple):
-    now_s: float
-    truth: float  # of the media, bytes per second
-    rate: Optional[float]  # R
-    cache: Optional[float]
-    written: float  # since the flood began, bytes
-
-
-def played(disk: Disk, seed: int, end_s: float, events: Sequence[Event] = ()) -> List[Second]:
-    floods = (Flood(start_s=BEGINS_S),)
-    plant = Plant((disk,), floods, (SyncLoad(),), tuple(events), 0.0, seed=seed)
-    loop, found, written = Loop(POLICY, plant, Memory()), [], 0.0
-    while plant.now_s < end_s - 1e-6:
-        sample, estimates, _ = loop.tick(1.0)
-        (known,) = estimates.values()
-        written += known.rate * sample.dt_s if plant.now_s > BEGINS_S else 0.0
-        found.append(Second(
-            plant.now_s, plant.disks[0].disk.drain, known.drain_rate, known.cache_bytes, written
-        ))  # fmt: skip
-    return found
 
 
 @pytest.mark.parametrize("name, disk", [("array", RAID), ("slow array", SLOW_RAID),
@@ -51,7 +27,7 @@ def test_a_flood_of_three_times_the_cache_shows_its_size_and_r(name: str, disk: 
     """Or R takes longer to be known than that flood lasts; then as soon as it is."""
     sizes, rates = [], []
     for seed in SEEDS:
-        end = next(each for each in played(disk, seed, 60.0)
+        end = next(each for each in played(POLICY, disk, seed, 60.0)
                    if each.written >= TIMES * disk.cache and each.rate is not None)  # fmt: skip
         assert end.rate is not None
         sizes.append((end.cache or 0.0) / disk.cache)
@@ -71,19 +47,13 @@ def answered(seconds: Sequence[Second], from_s: float, to_s: float) -> Optional[
     ), None)  # fmt: skip
 
 
-CHANGES: Tuple[Tuple[str, Disk, float], ...] = (
-    ("data that does not compress", replace(SSD, drain=400.0 * MB), 200.0 * MB),
-    ("garbage collection", SSD_VOLATILE, 150.0 * MB),
-)
-
-
 @pytest.mark.parametrize("name, disk, slower", CHANGES, ids=[each[0] for each in CHANGES])
 def test_r_follows_a_disk_that_becomes_slower(name: str, disk: Disk, slower: float) -> None:
     """What it does when the disk is as fast again is printed: R rises by trying, which is slow."""
-    events = (Event(CHANGES_S, {"drain": slower}), Event(BACK_S, {"drain": disk.drain}))
+    events = changing(disk, slower)
     down, up = [], []
     for seed in SEEDS:
-        seconds = played(disk, seed, END_S, events)
+        seconds = played(POLICY, disk, seed, END_S, events)
         down.append(answered(seconds, CHANGES_S, BACK_S))
         up.append(answered(seconds, BACK_S, END_S))
     print(f"\n{name}: {disk.drain / MB:.0f} to {slower / MB:.0f} MB/s, within {AFTER:.0%} after"
