@@ -12,8 +12,8 @@ from .test_systemd import PYTEST, REPORT, install, kernel  # noqa: F401
 from .test_vm import check_run
 
 CASES = "tests/vm/inside/cache_cases.py"
-PACKAGES = ("bcache-tools", "dmsetup", "mount", "util-linux", "procps", "python3", "libbpf1",
-            "python3-psutil", "python3-pyroute2", "python3-pytest")
+PACKAGES = ("bcache-tools", "dmsetup", "e2fsprogs", "mount", "util-linux", "procps", "python3",
+            "libbpf1", "python3-psutil", "python3-pyroute2", "python3-pytest")
 MODULES = ("null_blk", "bcache", "dm-writecache", "dm-cache", "dm-cache-smq")
 # Seconds of wall time.
 TIME_LIMIT = 600.0

@@ -21,7 +21,9 @@ from tests.kernel.fault_rig import (
     FILES,
     HOME_S,
     PIN,
+    POLICY,
     Home,
+    Running,
     Starter,
     is_alive,
     kill,
@@ -289,6 +291,44 @@ def test_a_cache_that_is_stopped_is_forgotten(
         assert born[bcache_files.PERCENT] == "10"
     kill(pid, 15)
     wait_for(lambda: not is_alive(pid), what="for the daemon to end")
+    home.check_log()
+
+
+def test_the_daemon_sets_a_share_of_what_the_disk_takes(
+    home: Home, found: VmLimits, tmp_path: Path
+) -> None:
+    """From the flood that shows R to the way home after a kill."""
+    share, mount = 0.5, tmp_path / "mount"
+    mount.mkdir()
+    home.policy.write_text(f"{POLICY}[levers]\ndestage-share = {share:.0%}\n")
+    with bcache(), followed("bcache0"):
+        born = settings()
+        run("mkfs.ext4", "-q", "-O", "^has_journal", "/dev/bcache0")
+        run("mount", "/dev/bcache0", str(mount))
+        daemon = Running(home, "--device", "bcache0", "--interval", "0.2")
+        script = f"while :; do dd if=/dev/zero of={mount}/flood bs=1M count=200 conv=notrunc; done"
+        flood = subprocess.Popen(["sh", "-c", script], stderr=subprocess.DEVNULL,
+                                 start_new_session=True)  # fmt: skip
+        try:
+            wait_for(lambda: settings()[bcache_files.PERCENT] != born[bcache_files.PERCENT], 60.0,
+                     "for R", 1.0)  # fmt: skip
+            status = home.ask("status")
+            assert status is not None
+            (device,) = [each for each in status["devices"] if each["name"] == "bcache0"]
+            rate = int(settings()[bcache_files.RATE]) * SECTOR
+            print(f"\nR {device['drain_rate'] / MIB:.1f} MB/s, set {rate / MIB:.1f};"
+                  f" {device['write_cache']}")  # fmt: skip
+            assert device["write_cache"]["fill_source"] == "bcache"
+            assert rate == pytest.approx(share * device["drain_rate"], rel=0.15)
+            assert rate == pytest.approx(share * R, rel=0.4)
+            kill(daemon.process.pid)
+            wait_for(lambda: settings() == born, HOME_S, "for the watcher", 0.5)
+        finally:
+            os.killpg(flood.pid, 9)
+            flood.wait()
+            daemon.process.kill()
+            daemon.process.wait()
+            run("umount", str(mount))
     home.check_log()
 
 
