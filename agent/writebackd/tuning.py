@@ -84,6 +84,11 @@ PRICE_S = 30.0
 # ---- how bcache destages ----
 
 SECTOR = 512
+# Seconds in which what is dirty is written out: long enough for readings every 2 s, short enough
+# that a cache holds what comes in meanwhile.
+DESTAGE_S = 10.0
+# Of the drain rate, that it is at least: or the last blocks would stay for minutes.
+DESTAGE_LEAST = 0.02
 # Seconds that it rests after each pass over what is dirty. Its own are 30, in which nothing is
 # destaged: of 39 MB written at the start of a pause none was, at any rate (6.1).
 DESTAGE_DELAY_S = 1

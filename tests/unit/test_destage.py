@@ -24,7 +24,7 @@ MB = 10**6
 BASE = load_policy("default")
 POLICY = replace(BASE, levers=replace(BASE.levers, destage_share=0.5))
 CACHE = Backing(
-    "sda", "bcache", 0.0, capacity_bytes=100 * MB, mode=CacheMode.WRITE_BACK, dirty_bytes=0,
+    "sda", "bcache", 0.0, capacity_bytes=2000 * MB, mode=CacheMode.WRITE_BACK, dirty_bytes=int(1e9),
     disk="bcache0", read_s=999.0,
 )  # fmt: skip
 OTHER = replace(CACHE, device="sdb", disk="bcache1")
@@ -63,8 +63,8 @@ def test_it_is_told_a_share_of_the_drain_rate_in_sectors() -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {"source": "dm-writecache"}, {"mode": CacheMode.WRITE_THROUGH}, {"mode": None},
-    {"disk": None}, {"read_s": None}, {"read_s": 1000.0 - FILL_FRESH_S - 0.1},
+    {"dirty_bytes": None}, {"source": "dm-writecache"}, {"mode": CacheMode.WRITE_THROUGH},
+    {"mode": None}, {"disk": None}, {"read_s": None}, {"read_s": 1000.0 - FILL_FRESH_S - 0.1},
     {"device": "gone"},
 ])  # fmt: skip
 def test_what_holds_nothing_back_or_is_not_read_is_left_alone(changes: Dict[str, Any]) -> None:
@@ -89,6 +89,13 @@ def test_the_rate_follows_the_drain_rate_and_not_its_noise() -> None:
     assert memory.destage == {"bcache0": int(20_000 * large)}
     _, memory = planned(CACHE, memory=memory, drains=1.0)
     assert memory.destage == {"bcache0": 1}  # the least that the kernel takes
+
+
+def test_little_is_written_out_in_its_time_and_not_at_full_speed() -> None:
+    """So in the long run the rate is what comes in."""
+    for dirty, sectors in ((51_200_000, 10_000), (10**9, 20_000), (0, 800)):
+        _, memory = planned(replace(CACHE, dirty_bytes=dirty))
+        assert memory.destage == {"bcache0": sectors}
 
 
 def test_of_two_devices_on_one_cache_the_slower_counts() -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Decides how bcache destages: at a steady share of the drain rate instead of in bursts.
+"""Decides how bcache destages: by time, and below what the disk takes.
 
-By itself bcache rests for 30 s, or writes 4 KB/s, until more than 10 % of the cache is dirty; then
-it writes faster and faster. Each burst makes syncs that miss the cache wait. A steady rate below
-what the disk takes empties the cache early, and leaves the rest of the disk to them.
+By itself bcache writes 4 KB/s, and rests for 30 s after each pass, until more than 10 % of the
+cache is dirty; then it follows what comes in too slowly to keep the cache from being full. Here
+what is dirty is to be written out within DESTAGE_S, at a share of the drain rate at most: so the
+rate is what comes in, and the rest of the disk is left to reads and to syncs that miss.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import Dict, List, Mapping, Tuple
 
 from writebackd.control.ramp import near
 from writebackd.policy.schema import Policy
-from writebackd.tuning import DESTAGE_DELAY_S, DESTAGE_PERCENT, FILL_FRESH_S, SECTOR
+from writebackd.tuning import (
+    DESTAGE_DELAY_S,
+    DESTAGE_LEAST,
+    DESTAGE_PERCENT,
+    DESTAGE_S,
+    FILL_FRESH_S,
+    SECTOR,
+)
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.estimate import Estimate
@@ -43,6 +51,12 @@ def plan_destage(
     return tuple(settings), replace(memory, destage=rates)
 
 
+def destage_rate(share: float, drains: float, dirty_bytes: int) -> int:
+    """Sectors per second for a cache with so much dirty, on a disk that drains so much."""
+    wanted = max(dirty_bytes / DESTAGE_S, DESTAGE_LEAST * drains)
+    return max(1, int(min(share * drains, wanted) / SECTOR))
+
+
 def _rates(
     share: float, memory: Memory, sample: Sample, estimates: Mapping[str, Estimate]
 ) -> Dict[str, int]:
@@ -52,13 +66,15 @@ def _rates(
     for each in sample.backings:
         if each.source != "bcache" or each.disk is None or each.device not in managed:
             continue
-        if each.mode is not CacheMode.WRITE_BACK or each.read_s is None:
+        if each.mode is not CacheMode.WRITE_BACK or each.read_s is None or (
+            each.dirty_bytes is None
+        ):
             continue
         drains = estimates[each.device].drain_rate
         if drains is None or sample.time_s - each.read_s > FILL_FRESH_S:
             continue
-        rate, last = max(1, int(share * drains / SECTOR)), memory.destage.get(each.disk)
-        # Of two devices on one cache the slower counts.
+        rate, last = destage_rate(share, drains, each.dirty_bytes), memory.destage.get(each.disk)
+        # Of two filesystems on it the slower counts.
         rate = min(rate, found.get(each.disk, rate))
         found[each.disk] = last if last is not None and near(rate, last) else rate
     return found

@@ -227,8 +227,8 @@ class Levers:
     pace_share: float = field(metadata=_key(SHARE, "85%", "10%", "95%", doc=
         "Paced units together always get this share of the drain rate."))
     destage_share: float = field(metadata=_key(SHARE, "0%", "0%", "95%", doc=
-        "Let bcache write out what is dirty at a steady rate, this share of the drain rate, and "
-        "not in bursts; 0% leaves it."))
+        "Let bcache write out what is dirty within 10 s, at this share of the drain rate at most; "
+        "0% leaves it."))
 
 
 @dataclass(frozen=True)
