@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from . import image, sealed
+from .guest_tests import check_run
 from .test_systemd import PYTEST, REPORT, install, kernel  # noqa: F401
-from .test_vm import check_run
 
 CASES = "tests/vm/inside/cache_cases.py"
 PACKAGES = ("bcache-tools", "dmsetup", "e2fsprogs", "mount", "util-linux", "procps", "python3",
