@@ -82,6 +82,7 @@ mknod -m 666 dev/tty c 5 0
 mount -t devpts -o newinstance,ptmxmode=666 none dev/pts
 ln -s pts/ptmx dev/ptmx
 cp usr/lib/systemd/system/writebackd* "$top/units"
+sed -i /^ConditionVirtualization=/d "$top"/units/writebackd*
 for each in {" ".join(UNITS)}; do cp usr/lib/systemd/system/$each "$top/units"; done
 cat >"$top/units/{TARGET}"
 mount --bind "$top/units" usr/lib/systemd/system

@@ -7,6 +7,7 @@ import io
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Dict, List
@@ -63,12 +64,16 @@ def runnable(tmp_path: Path) -> Path:
     for unit in (*SERVICES, TIMER):
         text = re.sub(r"/usr/bin/writeback[\w-]+", "/bin/true", unit.read_text())
         (tmp_path / unit.name).write_text(text)
+    # And it looks for the man pages that they name.
+    made = run([sys.executable, str(ROOT / "docs/man/generate.py"), str(tmp_path)], tmp_path)
+    assert made.returncode == 0, made.stdout
     return tmp_path
 
 
 @pytest.mark.parametrize("unit", [*SERVICES, TIMER], ids=lambda unit: unit.name)
 def test_verify_finds_nothing(unit: Path, runnable: Path) -> None:
-    result = run(["systemd-analyze", "verify", str(runnable / unit.name)], runnable)
+    verify = ["systemd-analyze", "verify", str(runnable / unit.name)]
+    result = run(verify, runnable, MANPATH=str(runnable / "man"))
     # An unknown key is told and ignored, with exit code 0.
     about_us = [line for line in result.stdout.splitlines() if "writebackd" in line]
     assert (result.returncode, about_us) == (0, [])
@@ -186,6 +191,19 @@ def test_killed_means_restored_and_hopeless_means_stopped() -> None:
         USAGE,
         NOT_PERMITTED,
     }
+
+
+def test_nothing_runs_in_a_container_where_limits_are_the_host_s() -> None:
+    for unit in (UNIT, WATCH, PROBE):
+        assert settings(unit)["ConditionVirtualization"] == ["!container"], unit.name
+    for unit in (UNIT, WATCH):
+        assert settings(unit)["ConditionPathIsReadWrite"] == ["/proc/sys/vm"], unit.name
+
+
+def test_it_starts_after_what_sets_the_limits_at_boot() -> None:
+    services = {"systemd-sysctl", "tuned", "saptune", "sapconf"}
+    after = {unit for line in settings()["After"] for unit in line.split()}
+    assert {f"{name}.service" for name in services} <= after
 
 
 def test_kill_exists_where_the_unit_calls_it() -> None:
