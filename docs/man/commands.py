@@ -9,6 +9,7 @@ from typing import Iterator, Optional, Tuple
 
 from writebackd.cli.ctl import _parser
 from writebackd.cli.daemon_main import parser as daemon_parser
+from writebackd.storage.collector import parser as collector_parser
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,10 @@ def writebackctl() -> Command:
 
 def writebackd() -> Command:
     return _command(daemon_parser(), (), "")
+
+
+def writebackd_raid() -> Command:
+    return _command(collector_parser(), (), "")
 
 
 def _command(parser: argparse.ArgumentParser, words: Tuple[str, ...], summary: str) -> Command:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Completions for bash and zsh, from the command lines themselves."""
+"""Completions for bash, zsh and fish, from the command lines themselves."""
 
 from __future__ import annotations
 
 from typing import Dict, Iterable, List
 
-from commands import Argument, Command, Option, writebackctl, writebackd
+from commands import Argument, Command, Option, writebackctl, writebackd, writebackd_raid
 
 _HEAD = "# SPDX-License-Identifier: GPL-2.0-or-later\n# Made by docs/man/generate.py.\n"
+WITHOUT_VERBS = {"writebackd": writebackd, "writebackd-raid": writebackd_raid}
 # What completes a placeholder, in bash; those that are not here take any text.
 _BASH_VALUES = {
     "DIR": 'compgen -d -- "$cur"',
@@ -59,6 +60,53 @@ _writebackd_policies() {
     _alternative 'policies:policy:compadd -a names' 'files:file:_files'
 }
 """
+_FISH_VALUES = {
+    "DIR": "(__fish_complete_directories)",
+    "FILE": "(__fish_complete_path)",
+    "NAME|FILE": "(__writebackd_policies; __fish_complete_path)",
+    "DEVICE": "(__writebackd_devices)",
+    "TIME": "10m 1h 6h 1d 1w",
+    "-- COMMAND": "(__fish_complete_command; __fish_complete_path)",
+}
+_FISH_FUNCTIONS = """\
+# Disks that hold something: a loop device without a file has no size.
+function __writebackd_devices
+    for each in /sys/block/*
+        test (cat $each/size 2>/dev/null; or echo 0) = 0; or basename $each
+    end
+end
+
+function __writebackd_policies
+    for file in {/usr/lib,/run,/etc}/writebackd/policies.d/*.conf
+        basename $file .conf
+    end
+end
+"""
+# What options take is no verb.
+_FISH_VERB = """\
+function __writebackctl_words
+    set -l words
+    set -l taken no
+    for word in (commandline -opc)[2..]
+        if test $taken = yes
+            set taken no
+            continue
+        end
+        switch $word
+            case %s
+                set taken yes
+            case '-*'
+            case '*'
+                set -a words $word
+        end
+    end
+    echo "$words"
+end
+
+function __writebackctl_within
+    string match -q -- "$argv *" (__writebackctl_words)" "
+end
+"""
 
 
 def bash_writebackctl() -> str:
@@ -90,27 +138,28 @@ def bash_writebackctl() -> str:
     return "\n".join(lines)
 
 
-def bash_writebackd() -> str:
-    root = writebackd()
+def bash_simple(program: str) -> str:
+    """A program without verbs."""
+    root = WITHOUT_VERBS[program]()
     lines = [
         _HEAD + "# shellcheck shell=bash disable=SC2207",
         _BASH_FUNCTIONS,
-        "_writebackd() {",
+        f"_{program}() {{",
         "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD - 1]}",
         "    case $prev in",
         *_bash_cases(root),
         "    esac",
         f'    COMPREPLY=($(compgen -W "{_joined(_flags(root))}" -- "$cur"))',
         "}",
-        "complete -o filenames -F _writebackd writebackd",
+        f"complete -o filenames -F _{program} {program}",
         "",
     ]
     return "\n".join(lines)
 
 
 def zsh() -> str:
-    root, daemon = writebackctl(), writebackd()
-    lines = ["#compdef writebackctl writebackd", _HEAD, _ZSH_FUNCTIONS]
+    root = writebackctl()
+    lines = [f"#compdef {_joined(('writebackctl', *WITHOUT_VERBS))}", _HEAD, _ZSH_FUNCTIONS]
     for each in _everything(root):
         if each.words and not each.below:
             lines += [f"_writebackctl_{'_'.join(each.words)}() {{", *_zsh_arguments(each), "}", ""]
@@ -128,9 +177,51 @@ def zsh() -> str:
         lines += ["        verb) _describe verb verbs ;;"]
         lines += [f"        rest) (( $+functions[{name}_$words[1]] )) && {name}_$words[1] ;;"]
         lines += ["    esac", "}", ""]
-    lines += ["_writebackd() {", *_zsh_arguments(daemon), "}", ""]
-    lines += ['case $service in', "    writebackd) _writebackd ;;", "    *) _writebackctl_verb ;;"]
-    return "\n".join([*lines, "esac", ""])
+    for program, command in WITHOUT_VERBS.items():
+        lines += [f"_{program}() {{", *_zsh_arguments(command()), "}", ""]
+    lines += ["case $service in", *(f"    {each}) _{each} ;;" for each in WITHOUT_VERBS)]
+    return "\n".join([*lines, "    *) _writebackctl_verb ;;", "esac", ""])
+
+
+def fish_writebackctl() -> str:
+    root = writebackctl()
+    takers = sorted({flag for each in _everything(root) for flag in _taking(each.options)})
+    lines = [_HEAD + _FISH_FUNCTIONS, _FISH_VERB % _joined(takers), "complete -c writebackctl -f"]
+    for each in _everything(root):
+        call = f"__writebackctl_within {each.name}".rstrip()
+        exactly = f'test (__writebackctl_words) = "{each.name}"'
+        lines += _fish_options("writebackctl", each, call if each.words else exactly)
+        lines += [
+            f"complete -c writebackctl -n {_quoted(exactly)} -a {sub.words[-1]}"
+            f" -d {_fish_quoted(sub.summary)}"
+            for sub in each.below
+        ]
+        for argument in each.arguments:
+            values = _FISH_VALUES.get(argument.name)
+            if values:
+                lines.append(f"complete -c writebackctl -n {_quoted(call)} -a {_quoted(values)}")
+    return "\n".join([*lines, ""])
+
+
+def fish_simple(program: str) -> str:
+    """A program without verbs."""
+    options = _fish_options(program, WITHOUT_VERBS[program](), "")
+    return "\n".join([_HEAD + _FISH_FUNCTIONS, f"complete -c {program} -f", *options, ""])
+
+
+def _fish_options(program: str, command: Command, condition: str) -> List[str]:
+    where = f" -n {_quoted(condition)}" if condition else ""
+    lines = []
+    for option in command.options:
+        names = "".join(
+            f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}"
+            for flag in option.flags
+        )
+        values = _joined(option.choices) or _FISH_VALUES.get(_kind(option), "")
+        takes = "" if option.value is None else " -x" + (f" -a {_quoted(values)}" if values else "")
+        about = _fish_quoted(option.help)
+        lines.append(f"complete -c {program}{where}{names}{takes} -d {about}")
+    return lines
 
 
 def _everything(command: Command) -> List[Command]:
@@ -238,6 +329,11 @@ _ZSH_ESCAPES: Dict[int, str] = str.maketrans({"[": "\\[", "]": "\\]", ":": "\\:"
 
 def _colons(text: str) -> str:
     return text.replace(":", "\\:")
+
+
+def _fish_quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _quoted(text: str) -> str:

@@ -23,10 +23,19 @@ def files() -> Dict[str, str]:
     return {
         "man/man1/writebackctl.1": pages.writebackctl_1(),
         "man/man8/writebackd.8": pages.writebackd_8(),
+        "man/man8/writebackd-raid.8": pages.writebackd_raid_8(),
         "man/man5/writebackd.conf.5": pages.writebackd_conf_5(),
         "bash-completion/completions/writebackctl": completions.bash_writebackctl(),
-        "bash-completion/completions/writebackd": completions.bash_writebackd(),
         "zsh/site-functions/_writebackctl": completions.zsh(),
+        "fish/vendor_completions.d/writebackctl.fish": completions.fish_writebackctl(),
+        **{
+            name.format(program): text
+            for program in completions.WITHOUT_VERBS
+            for name, text in (
+                ("bash-completion/completions/{}", completions.bash_simple(program)),
+                ("fish/vendor_completions.d/{}.fish", completions.fish_simple(program)),
+            )
+        },
     }
 
 

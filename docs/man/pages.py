@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Iterable, List, Tuple
 
-from commands import Command, writebackctl, writebackd
+from commands import Command, writebackctl, writebackd, writebackd_raid
 from writebackd import __version__
 from writebackd.cli.examples import EXAMPLES
 from writebackd.paths import (
@@ -156,7 +156,35 @@ def writebackd_8() -> str:
         *_list((("sudo writebackd --mode observe", "decide and report, write nothing"),
                 ("sudo writebackd --policy db-hwraid --device sdb", "one disk, by a policy for"
                  " databases on a RAID controller"))),
-        *_section("SEE ALSO"), *_prose("`writebackctl`(1), `writebackd.conf`(5), `proc`(5)"),
+        *_section("SEE ALSO"),
+        *_prose("`writebackctl`(1), `writebackd.conf`(5), `writebackd-raid`(8), `proc`(5)"),
+    ]  # fmt: skip
+    return _page(lines)
+
+
+def writebackd_raid_8() -> str:
+    root = writebackd_raid()
+    lines = [
+        *_title("WRITEBACKD-RAID", 8),
+        *_section("NAME"), "writebackd-raid \\- read the state of RAID caches for writebackd",
+        *_section("SYNOPSIS"), *_synopsis(root.usage),
+        *_section("DESCRIPTION"),
+        *_prose(
+            "Asks RAID tools (storcli, perccli, MegaCli, ssacli, arcconf), dmsetup and the kernel"
+            " what caches and arrays are behind the disks, and writes the answers to a file that"
+            " `writebackd`(8) reads. Tools are only asked: nothing is set. A tool is run only if"
+            " root owns it and nobody else may write it or a directory above it.",
+            "writebackd-raid.timer runs it every ten minutes while the daemon runs. It prints a"
+            " line for each tool on stderr.",
+        ),
+        *_section("OPTIONS"), *_options(root),
+        *_section("EXIT STATUS"),
+        *_list((("0", "the file is written, whatever the tools answered"),
+                ("1", "the file cannot be written"), ("2", "wrong use"))),
+        *_section("FILES"), *_list(((RAID, "the answers; believed for 35 minutes"),)),
+        *_section("EXAMPLES"),
+        *_list((("sudo writebackd-raid --output -", "print what it finds"),)),
+        *_section("SEE ALSO"), *_prose("`writebackd`(8), `writebackctl`(1)"),
     ]  # fmt: skip
     return _page(lines)
 
