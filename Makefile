@@ -6,17 +6,21 @@
 #                               the agent against every rival on modelled disks, see
 #                               tests/lab/README.md
 #   make bench-clean            remove what a killed benchmark left
-#   make install [DESTDIR=]     install into the system, from Debian's Python
+#   make install [DESTDIR=] [WHEEL=FILE]
+#                               install into the system, from Debian's Python; of a wheel that is
+#                               built already, or of one that it builds
 #   make uninstall
+#   make dist                   sdist, wheel, deb, rpm, SBOM and their checksums into build/dist
 
 PREFIX ?= /usr
 SYSCONFDIR ?= /etc
 PYTHON ?= /usr/bin/python3
 LIB := $(PREFIX)/lib/writebackd
-UNITS := $(PREFIX)/lib/systemd/system
+UNITS ?= $(PREFIX)/lib/systemd/system
 CATALOG := $(PREFIX)/lib/systemd/catalog
 SYSUSERS := $(PREFIX)/lib/sysusers.d
 DOC := $(PREFIX)/share/doc/writebackd
+WHEEL ?= .
 D := $(DESTDIR)
 
 all: bpf
@@ -51,7 +55,7 @@ install:
 		'$(D)$(CATALOG)' '$(D)$(SYSUSERS)' '$(D)$(SYSCONFDIR)/writebackd/policies.d'
 	rm -rf '$(D)$(LIB)/writebackd'
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
-		--no-compile --upgrade --root-user-action=ignore --target '$(D)$(LIB)' .
+		--no-compile --upgrade --root-user-action=ignore --target '$(D)$(LIB)' '$(WHEEL)'
 	rm -rf '$(D)$(LIB)/bin' '$(D)$(LIB)/writebackd/policies' '$(D)$(LIB)'/writebackd-*.dist-info
 	install -m 644 policies/*.conf '$(D)$(LIB)/policies.d'
 	ln -s ../policies.d '$(D)$(LIB)/writebackd/policies'
@@ -70,6 +74,7 @@ install:
 		> '$(D)$(CATALOG)'/writebackd.catalog
 	chmod 644 '$(D)$(CATALOG)'/writebackd.catalog
 	install -m 644 systemd/writebackd.sysusers '$(D)$(SYSUSERS)'/writebackd.conf
+	install -m 755 systemd/restart '$(D)$(LIB)'
 	cp -R README.md CHANGELOG.md CONTRIBUTING.md LICENSE docs '$(D)$(DOC)'
 	rm -rf '$(D)$(DOC)/docs/man'
 	PYTHONDONTWRITEBYTECODE=1 $(PYTHON) docs/man/generate.py '$(D)$(PREFIX)/share'
@@ -85,12 +90,18 @@ uninstall:
 		'$(D)$(UNITS)/writebackd-caches.service' \
 		'$(D)$(CATALOG)/writebackd.catalog' '$(D)$(SYSUSERS)/writebackd.conf' \
 		'$(D)$(PREFIX)/share/man/man1/writebackctl.1' '$(D)$(PREFIX)/share/man/man8/writebackd.8' \
+		'$(D)$(PREFIX)/share/man/man8/writebackd-raid.8' \
 		'$(D)$(PREFIX)/share/man/man5/writebackd.conf.5' \
-		'$(D)$(PREFIX)/share/bash-completion/completions/writebackctl' \
-		'$(D)$(PREFIX)/share/bash-completion/completions/writebackd' \
 		'$(D)$(PREFIX)/share/zsh/site-functions/_writebackctl'
+	for program in writebackd writebackctl writebackd-raid; do \
+		rm -f '$(D)$(PREFIX)/share/bash-completion/completions'/"$$program" \
+			'$(D)$(PREFIX)/share/fish/vendor_completions.d'/"$$program.fish"; \
+	done
+
+dist:
+	$(PYTHON) packaging/dist.py build/dist
 
 clean:
 	rm -rf build agent/writebackd/_bpf agent/writebackd.egg-info
 
-.PHONY: all bpf check docs bench bench-clean install uninstall clean
+.PHONY: all bpf check docs bench bench-clean install uninstall dist clean

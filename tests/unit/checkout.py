@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # What a build or an installation reads; build/ and generated files are not among it.
 PARTS = (
     "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md",
-    "pyproject.toml", "setup.cfg", "agent", "bpf", "docs", "policies", "systemd",
+    "SECURITY.md", "pyproject.toml", "setup.cfg", "agent", "bpf", "debian", "docs", "packaging",
+    "policies", "systemd",
 )  # fmt: skip
 
 
