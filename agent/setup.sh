@@ -27,10 +27,12 @@ LAB="gcc libc6-dev nbdkit nbdkit-plugin-dev libnbd-bin fuse3 fio xfsprogs e2fspr
 BENCH="sysbench rsync mariadb-server-core postgresql fuse-overlayfs nbd-client"
 TEST="$COMPILE python3-pytest python3-hypothesis systemd dbus qemu-system-x86 qemu-system-arm
     busybox-static file udev dmsetup bcache-tools git ca-certificates python3-libnbd prometheus
-    prometheus-alertmanager tmux man-db tzdata fish"
+    prometheus-alertmanager tmux man-db tzdata fish
+    debhelper dh-python dpkg-dev lintian mmdebstrap pkgconf pybuild-plugin-pyproject rpm rpmlint"
 # For tests alone, which compare with it what the agent tells systemd and journald by itself: it
 # comes along when others are installed, and nobody has to be root for it alone.
-OPTIONAL="python3-systemd"
+# systemd-dev: for the deb on Debian 13; on 12 systemd has it.
+OPTIONAL="python3-systemd systemd-dev"
 
 cd "$(dirname "$(readlink -f "$0")")/.."
 

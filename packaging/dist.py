@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""dist.py DIR: a release in a directory: sdist, wheel, deb, rpm, SBOM and SHA256SUMS.
+
+All but the sdist are built from the sdist, and every time in them is that of the last entry of
+debian/changelog: the same sources and tools give the same bytes in any directory.  A package whose
+tools are missing is left out, and a line says so.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Dict, List
+
+import sbom
+
+ROOT = Path(__file__).resolve().parents[1]
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NOT_SOURCES = (".*", "build", "tests", "_bpf", "*.egg-info", "__pycache__")
+PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
+SDIST = "import build_backend, sys; build_backend.build_sdist(sys.argv[1])"
+
+
+def main() -> int:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        print("usage: dist.py DIR", file=sys.stderr)
+        return 2
+    out = Path(sys.argv[1]).resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    os.umask(0o022)
+    epoch = changelog_epoch()
+    # Not the caller's Python and compilers, nor what steers them.
+    environ = {"HOME": os.environ.get("HOME", "/"), "PATH": SYSTEM_PATH, "LC_ALL": "C.UTF-8",
+               "SOURCE_DATE_EPOCH": str(epoch)}
+    with tempfile.TemporaryDirectory(prefix="writebackd-dist-") as name:
+        work = Path(name)
+        source = work / "source"
+        shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+        sdist = make_sdist(source, work, out, epoch, environ)
+        tree = unpack(sdist, work / "wheel")
+        run([sys.executable, *PIP, "wheel", "--no-build-isolation", "--no-deps", "-w", str(out),
+             "."], tree, environ)  # fmt: skip
+        if shutil.which("dpkg-buildpackage", path=SYSTEM_PATH):
+            run(["dpkg-buildpackage", "-us", "-uc", "-b"], unpack(sdist, work / "deb"), environ)
+            (package,) = (work / "deb").glob("*.deb")
+            shutil.move(str(package), out)
+        else:
+            print("dist: no deb: dpkg-buildpackage is missing")
+        if shutil.which("rpmbuild", path=SYSTEM_PATH):
+            make_rpm(sdist, tree / "packaging" / "writebackd.spec", work / "rpm", out, environ)
+        else:
+            print("dist: no rpm: rpmbuild is missing")
+        (wheel,) = out.glob("*.whl")
+        compiler = (source / "build" / "bpf" / "config").read_text().strip()
+        (out / f"{wheel.stem}.cdx.json").write_text(sbom.cyclonedx(wheel, compiler, epoch))
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+            for path in sorted(out.iterdir())]  # fmt: skip
+    (out / "SHA256SUMS").write_text("".join(sums))
+    print("".join(sums), end="")
+    return 0
+
+
+def changelog_epoch() -> int:
+    """Of the last entry of debian/changelog, in seconds."""
+    dates = re.findall(r"(?m)^ -- .*>  (.*)$", (ROOT / "debian" / "changelog").read_text())
+    return int(email.utils.parsedate_to_datetime(dates[0]).timestamp())
+
+
+def make_sdist(
+    source: Path, work: Path, out: Path, epoch: int, environ: Dict[str, str]
+) -> Path:
+    """setuptools', packed again: it takes times and modes from the checkout."""
+    python_path = {**environ, "PYTHONPATH": str(source / "bpf")}
+    run([sys.executable, "-c", SDIST, str(work)], source, python_path)
+    (made,) = work.glob("*.tar.gz")
+    top = unpack(made, work / "sdist")
+    sdist = out / made.name
+    with open(sdist, "wb") as file, gzip.GzipFile("", "wb", 9, file, epoch) as packed, \
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in (top, *sorted(top.rglob("*"))):
+            member = archive.gettarinfo(str(path), str(path.relative_to(top.parent)))
+            member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
+            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+            if member.isfile():
+                with open(path, "rb") as content:
+                    archive.addfile(member, content)
+            else:
+                archive.addfile(member)
+    return sdist
+
+
+def unpack(sdist: Path, where: Path) -> Path:
+    """Its one directory."""
+    shutil.unpack_archive(sdist, where)
+    (top,) = where.iterdir()
+    return top
+
+
+def make_rpm(sdist: Path, spec: Path, work: Path, out: Path, environ: Dict[str, str]) -> None:
+    macros = {
+        "_topdir": str(work), "_sourcedir": str(sdist.parent), "_buildhost": "reproducible",
+        "use_source_date_epoch_as_buildtime": "1", "clamp_mtime_to_source_date_epoch": "1",
+    }  # fmt: skip
+    defines = [word for name, value in macros.items() for word in ("--define", f"{name} {value}")]
+    # What is installed as a deb is not in rpm's data base.
+    no_rpms = ["--nodeps"] if Path("/etc/debian_version").exists() else []
+    run(["rpmbuild", "-bb", "--quiet", *no_rpms, *defines, str(spec)], work.parent, environ)
+    (package,) = (work / "RPMS").rglob("*.rpm")
+    shutil.move(str(package), out)
+
+
+def run(argv: List[str], cwd: Path, environ: Dict[str, str]) -> None:
+    """Ends the program with what the command printed when it fails."""
+    done = subprocess.run(
+        argv, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        raise SystemExit(f"dist: {' '.join(argv[:4])} ended with {done.returncode}: see above")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
