@@ -36,9 +36,9 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 for module in $(cat /modules/order); do insmod /modules/$module; done
 until {disks}; do sleep 0.1; done
-mount -t ext4 -o {root_options} $(findfs LABEL=root) /root
+{root}
 share=$(findfs LABEL=share)
-for at in run tmp var; do mount -t tmpfs $at /root/$at; done
+for at in {fresh}; do mount -t tmpfs $at /root/$at; done
 for at in dev proc sys; do mount --move /$at /root/$at; done
 cd /root
 mkdir dev/shm dev/pts var/tmp var/log var/lib
@@ -52,6 +52,13 @@ mount -t ext4 -o sync .$share .{share}
 cp /command run/command
 cut -d' ' -f1 proc/uptime >.{share}/booted
 """
+_AS_IT_IS = "mount -t ext4 -o {options} $(findfs LABEL=root) /root"
+_WRITABLE = """\
+mkdir /lower /written
+mount -t ext4 -o ro $(findfs LABEL=root) /lower
+mount -t tmpfs written /written
+mkdir /written/upper /written/work
+mount -t overlay -o lowerdir=/lower,upperdir=/written/upper,workdir=/written/work root /root"""
 # The script alone.
 _SCRIPT = """\
 mount -t cgroup2 cgroup2 sys/fs/cgroup
@@ -63,7 +70,7 @@ poweroff -f
 # The script as a service, when systemd has booted.  The units of this host's admin and its
 # filesystems are none of the guest's.
 _SYSTEMD = """\
-mount -t tmpfs units etc/systemd/system
+{units}
 cp -r /modules run/modules
 mkdir -p run/systemd/system
 cat >run/systemd/system/inside.service <<END
@@ -92,7 +99,9 @@ class ImageMachine:
 
     kernel: image with its modules beside it, as fetch() leaves them. root: image as image.py makes
     it; the checkout is in there. systemd: it boots first, with what the image has of it, and runs
-    the command as a service; the modules are in /run/modules then.
+    the command as a service; the modules are in /run/modules then. writable: a root of its own,
+    with units and /var as they are, whose changes are in the guest's memory; needs the module
+    overlay.
     """
 
     kernel: Path
@@ -100,6 +109,7 @@ class ImageMachine:
     memory: str = "2G"
     modules: Sequence[str] = ()
     systemd: bool = False
+    writable: bool = False
 
     QEMU: ClassVar[str]
     PACKAGE: ClassVar[str]  # Debian's, with QEMU
@@ -184,8 +194,12 @@ class ImageMachine:
         (tree / "command").write_text(script)
         init = _INIT + (_SYSTEMD if self.systemd else _SCRIPT)
         disks = " && ".join(f"[ -b /dev/{name} ]" for name in self.DISKS)
+        mounted = _AS_IT_IS.format(options=self.ROOT_OPTIONS)
+        fresh, units = "run tmp var", "mount -t tmpfs units etc/systemd/system"
+        if self.writable:
+            mounted, fresh, units = _WRITABLE, "run tmp", ""
         (tree / "init").write_text(init.format(
-            share=share, disks=disks, root_options=self.ROOT_OPTIONS, output=self.OUTPUT))
+            share=share, disks=disks, root=mounted, fresh=fresh, units=units, output=self.OUTPUT))
         (tree / "init").chmod(0o755)
         files = "\n".join(sorted(str(path.relative_to(tree)) for path in tree.rglob("*")))
         with open(work / "initrd", "wb") as packed:

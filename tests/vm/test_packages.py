@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The packages of `make dist`: the same bytes twice, clean for lintian, and a host's life with one.
+
+A clean root of Debian, made by mmdebstrap, is booted with systemd in virtual time; inside,
+package_life.py installs the package, and does all that is done to one until it is purged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Dict
+
+import pytest
+
+from . import image, sealed
+from .fetch_kernel import CHECKOUT, MIRROR, SEARCH_PATH, KernelUnavailable, cache_dir, fetch
+from .machine import MachineMissing
+from .test_vm import missing
+
+INSIDE = Path(__file__).parent / "inside" / "package_life.py"
+AUTOPKGTEST = CHECKOUT / "debian" / "tests" / "service"
+SUITES = ("bookworm", "trixie")
+# What `apt install` of the package takes along, on top of a Debian that boots.
+INCLUDED = ("systemd", "systemd-sysv", "udev", "dbus", "kmod", "mount", "procps", "e2fsprogs",
+            "libbpf1", "python3", "python3-psutil", "python3-pyroute2", "python3-rich")
+MODULES = ("overlay", "sd_mod", "scsi_debug")
+TOOLS = {"dpkg-buildpackage": "dpkg-dev", "dh_python3": "dh-python", "lintian": "lintian",
+         "mmdebstrap": "mmdebstrap", "rpmbuild": "rpm", "rpmlint": "rpmlint"}
+PYPROJECT = Path("/usr/share/dh-python/dhpython/build/plugin_pyproject.py")
+# Seconds of wall time.
+TIME_LIMIT = 900.0
+pytestmark = pytest.mark.full("builds the packages twice; two roots and three machines")
+
+
+def run(*argv: str, cwd: Path = CHECKOUT, umask: int = 0o022) -> str:
+    done = subprocess.run(argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, umask=umask,
+                          env={**os.environ, "PATH": SEARCH_PATH})  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def built(where: Path, umask: int) -> Dict[str, Path]:
+    """What `make dist` leaves of a copy of the checkout, by the end of its name."""
+    names = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in filter(None, names):
+        if (CHECKOUT / name).exists() and not name.startswith("tests/"):
+            (where / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(CHECKOUT / name, where / name, follow_symlinks=False)
+    run("make", "dist", cwd=where, umask=umask)
+    return {"".join(path.suffixes[-1:]): path for path in (where / "build/dist").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    lacking = {package for tool, package in TOOLS.items()
+               if shutil.which(tool, path=SEARCH_PATH) is None}  # fmt: skip
+    if not PYPROJECT.exists():
+        lacking.add("pybuild-plugin-pyproject")
+    if os.geteuid() != 0 or lacking:
+        missing("needs root and apt-get install " + " ".join(sorted(lacking)))
+    return built(tmp_path_factory.mktemp("dist") / "one", 0o022)
+
+
+def test_two_builds_have_one_hash(dist: Dict[str, Path], tmp_path: Path) -> None:
+    again = built(tmp_path / "another" / "place", 0o077)
+    assert {".deb", ".rpm", ".whl", ".gz", ".json"} < set(dist)
+    for end, path in dist.items():
+        first = hashlib.sha256(path.read_bytes()).hexdigest()
+        print(f"{first}  {path.name}")
+        assert hashlib.sha256(again[end].read_bytes()).hexdigest() == first, path.name
+
+
+def test_lintian_finds_nothing(dist: Dict[str, Path], tmp_path: Path) -> None:
+    """In the package and in its source, for which the sdist is upstream's archive."""
+    version = dist[".deb"].name.split("_")[1].rpartition("-")[0]
+    shutil.copy(dist[".gz"], tmp_path / f"writebackd_{version}.orig.tar.gz")
+    shutil.unpack_archive(dist[".gz"], tmp_path)
+    run("dpkg-buildpackage", "-us", "-uc", "-S", "-d", cwd=tmp_path / f"writebackd-{version}")
+    (source,) = tmp_path.glob("*.dsc")
+    for path in (dist[".deb"], source):
+        assert run("lintian", "--allow-root", "-I", "--pedantic", str(path)) == "", path.name
+
+
+def test_rpmlint_finds_nothing(dist: Dict[str, Path]) -> None:
+    said = run("rpmlint", "--rpmlintrc", "packaging/writebackd.rpmlintrc", str(dist[".rpm"]))
+    assert " 0 errors, 0 warnings" in said, said
+
+
+def test_the_rpm_has_the_objects_of_the_deb(dist: Dict[str, Path], tmp_path: Path) -> None:
+    """Stripped by no build script."""
+    run("dpkg-deb", "-x", str(dist[".deb"]), str(tmp_path / "deb"))
+    (tmp_path / "rpm").mkdir()
+    run("sh", "-c", f"rpm2cpio {dist['.rpm']} | cpio -id --quiet", cwd=tmp_path / "rpm")
+    objects = sorted((tmp_path / "deb").rglob("*.bpf.o"))
+    assert len(objects) == 2
+    for path in objects:
+        other = tmp_path / "rpm" / path.relative_to(tmp_path / "deb")
+        assert other.read_bytes() == path.read_bytes(), path.name
+
+
+def root_of(suite: str) -> Path:
+    """A clean Debian as a tar, made once."""
+    place = cache_dir() / f"root-{suite}.tar"
+    if not place.exists():
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_dir()) as work:
+            made = Path(work, "root.tar")
+            run("mmdebstrap", "--variant=minbase", f"--include={','.join(INCLUDED)}", suite,
+                str(made), MIRROR)  # fmt: skip
+            made.rename(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Path:
+    try:
+        sealed.check_tools()
+        return fetch()
+    except (MachineMissing, KernelUnavailable) as error:
+        return missing(str(error))
+
+
+def newer(package: Path, where: Path) -> Path:
+    """The same one as another version, which says so."""
+    tree = where / "newer"
+    run("dpkg-deb", "-R", str(package), str(tree))
+    control, init = tree / "DEBIAN/control", tree / "usr/lib/writebackd/writebackd/__init__.py"
+    version = run("dpkg-deb", "-f", str(package), "Version").strip()
+    upstream = version.rpartition("-")[0]
+    for path in (control, init):
+        text = path.read_text()
+        assert upstream in text
+        path.write_text(text.replace(upstream, f"{upstream}.1"))
+    run("dpkg-deb", "-b", str(tree), str(where / "newer.deb"))
+    return where / "newer.deb"
+
+
+def make_root(suite: str, where: Path, *packages: Path) -> Path:
+    """The image of a clean root; with these packages, enabled."""
+    tree, root = where / "tree", where / "root"
+    tree.mkdir()
+    try:
+        run("tar", "-xf", str(root_of(suite)), "-C", str(tree))
+        (tree / str(CHECKOUT)[1:]).mkdir(parents=True)
+        for package in packages:
+            shutil.copy(package, tree / "tmp/package.deb")
+            run("chroot", str(tree), "dpkg", "-i", "/tmp/package.deb")
+            run("chroot", str(tree), "systemctl", "enable", "writebackd")
+        used = sum(path.lstat().st_blocks for path in tree.rglob("*")) * 512
+        image.sparse(root, used * 5 // 4)
+        image.format_image(root, "root", tree)
+    finally:
+        shutil.rmtree(tree)
+    return root
+
+
+def boot(kernel: Path, root: Path, share: Path, *words: str) -> None:
+    machine = sealed.SealedMachine(kernel, root, modules=MODULES, systemd=True, writable=True,
+                                   shift=0)  # fmt: skip
+    for path in (INSIDE, AUTOPKGTEST):
+        shutil.copy(path, share)
+    command = ["python3", str(share / INSIDE.name), *words]
+    result = machine.run(command, TIME_LIMIT, share=share)
+    print(f"{result.output}\n{result.seconds:.0f} s")
+    assert result.returncode == 0, result.output
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_life_of_the_package(
+    kernel: Path, dist: Dict[str, Path], suite: str, tmp_path: Path
+) -> None:
+    """Installed, flooded, reloaded, killed, upgraded, downgraded, removed, purged."""
+    share = tmp_path / "share"
+    share.mkdir()
+    package = Path(shutil.copy(dist[".deb"], share / "writebackd.deb"))
+    other = newer(package, tmp_path).rename(share / "newer.deb")
+    root = make_root(suite, tmp_path)
+    boot(kernel, root, share, str(package), str(other))
+
+
+def test_it_starts_after_a_reboot(kernel: Path, dist: Dict[str, Path], tmp_path: Path) -> None:
+    share = tmp_path / "share"
+    share.mkdir()
+    boot(kernel, make_root("bookworm", tmp_path, dist[".deb"]), share, "boot")
