@@ -19,8 +19,8 @@ import pytest
 
 from . import image, sealed
 from .fetch_kernel import CHECKOUT, MIRROR, SEARCH_PATH, KernelUnavailable, cache_dir, fetch
+from .kernels import missing
 from .machine import MachineMissing
-from .test_vm import missing
 
 INSIDE = Path(__file__).parent / "inside" / "package_life.py"
 AUTOPKGTEST = CHECKOUT / "debian" / "tests" / "service"
@@ -120,7 +120,7 @@ def root_of(suite: str) -> Path:
 @pytest.fixture(scope="module")
 def kernel() -> Path:
     try:
-        sealed.check_tools()
+        sealed.SealedMachine.check_tools()
         return fetch()
     except (MachineMissing, KernelUnavailable) as error:
         return missing(str(error))
