@@ -84,7 +84,8 @@ def runs(kernel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dic
     shares = {name: tmp / name for name in GROUPS}
     for share in shares.values():
         share.mkdir()
-    image.make(tmp / "root", PACKAGES, list(shares.values()), install(tmp))
+    mountpoints = [*shares.values(), Path("/usr/lib/modules")]
+    image.make(tmp / "root", PACKAGES, mountpoints, install(tmp))
     over = threading.Event()
     with ThreadPoolExecutor() as pool:
         try:

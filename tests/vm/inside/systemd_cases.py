@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Daemon and watcher as the units that are installed, under a systemd that has booted.
 
-The first test takes them as they are.  For the others the daemon's law asks for what a
+The first tests take them as they are.  For the others the daemon's law asks for what a
 test wants, and it starts without BPF, which takes seconds here; sandbox, lease, watchdog
 and start limit are those of a host.
 """
@@ -39,6 +39,7 @@ from writebackd.types.levers import LeverKind, VmLimits
 from writebackd.types.storage import Protection
 
 DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
+PROBE = "writebackd-probe.service"
 COLLECTOR, TIMER = "writebackd-raid.service", "writebackd-raid.timer"
 RUNTIME = Path("/run/writebackd")
 LEASE_S, WATCHDOG_S, STARTS = 10.0, 30.0, 5
@@ -57,6 +58,11 @@ def pid_of(unit: str) -> int:
 def journal() -> str:
     run("journalctl", "--sync")
     return run("journalctl", "--no-pager", "--output", "cat", "-u", DAEMON, "-u", WATCH)
+
+
+def started(unit: str) -> int:
+    """When its process was started, microseconds since the boot."""
+    return int(show(unit, "ExecMainStartTimestampMonotonic"))
 
 
 def said(words: str) -> None:
@@ -135,6 +141,8 @@ def test_as_installed_and_stopped_in_order() -> None:
     try:
         watcher = pid_of(WATCH)
         wait_for(lambda: backend() == "libbpf", what="for the probe")
+        assert int(show(PROBE, "ConditionTimestampMonotonic")) > 0, "nobody asked for it"
+        assert show(PROBE, "ConditionResult") == "no", "there is BTF"
         run("writebackctl", "pin", "32M")
         wait_for(lambda: limits().dirty_bytes == PIN, what="for the limit")
     finally:
@@ -144,6 +152,36 @@ def test_as_installed_and_stopped_in_order() -> None:
     assert show(DAEMON, "Result") == show(WATCH, "Result") == "success"
     text = journal()
     assert "lease expired" not in text and "Traceback" not in text
+
+
+@contextlib.contextmanager
+def without_btf() -> Iterator[None]:
+    """As on a kernel that has none, and where no headers are installed."""
+    with contextlib.ExitStack() as mounted:
+        for place in ("/sys/kernel/btf", "/usr/lib/modules"):
+            run("mount", "-t", "tmpfs", "none", place)
+            mounted.callback(run, "umount", "--lazy", place)
+        Path("/usr/lib/modules", os.uname().release).mkdir()
+        yield
+
+
+def test_without_btf_the_probe_is_compiled_first_or_says_what_is_missing() -> None:
+    with without_btf():
+        run("systemctl", "start", DAEMON)
+        try:
+            wait_for(lambda: backend() == "procfs", what="for the daemon without a probe")
+            assert show(PROBE, "ConditionResult") == "yes"
+            assert show(PROBE, "ExecMainStatus") == "1" and show(PROBE, "Result") == "success"
+            run("journalctl", "--sync")
+            told = run("journalctl", "--no-pager", "--output", "cat", "-u", PROBE)
+            headers = f"linux-headers-{os.uname().release}"
+            assert "the kernel has no BTF, and bcc needs" in told and headers in told, told
+            assert "python3-bpfcc" in told, told
+            ended = int(show(PROBE, "ExecMainExitTimestampMonotonic"))
+            assert 0 < started(PROBE) < ended < started(DAEMON)
+            assert "`systemctl status writebackd-probe`" in journal()
+        finally:
+            run("systemctl", "stop", DAEMON)
 
 
 # What vendors' tools do: make themselves a device node, open it, and write a log.
