@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, ContextManager, Dict, Iterator, Tuple
+from typing import Callable, ContextManager, Dict, Iterator, List, Tuple
 
 import pytest
 
@@ -39,13 +39,19 @@ class Stack:
     copies: int
 
 
+def unpacked(pattern: str) -> List[Path]:
+    """What matches in the packages; Debian 12's have their files in / and in /usr."""
+    trees = [each for each in os.environ.get("WRITEBACKD_TOOLS", "").split(":") if each]
+    return [path for tree in trees for top in (Path(tree), Path(tree, "usr"))
+            for path in top.glob(pattern)]  # fmt: skip
+
+
 def tool(program: str, *argv: str) -> str:
     """Run a program of the unpacked packages, with their libraries."""
-    trees = [Path(each) for each in os.environ.get("WRITEBACKD_TOOLS", "").split(":") if each]
-    found = [path for tree in trees for path in tree.glob(f"**/*bin/{program}")]
+    found = unpacked(f"sbin/{program}")
     if not found:
         pytest.skip(f"{program} is missing: WRITEBACKD_TOOLS names no package that has it")
-    libraries = [path for tree in trees for path in tree.glob("**/lib/*-linux-gnu*")]
+    libraries = unpacked("lib/*-linux-gnu*")
     settings = {"LD_LIBRARY_PATH": ":".join(map(str, libraries)), "DM_DISABLE_UDEV": "1"}
     return run("env", *(f"{key}={value}" for key, value in settings.items()), str(found[0]), *argv)
 
