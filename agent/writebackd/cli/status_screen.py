@@ -436,10 +436,9 @@ def _row(device: Answer, mount_width: int, figures: Sequence[_Figure], paint: Pa
 
 def mount_point(device: Answer) -> str:
     """The first one of a device, and how many more there are."""
-    mounts: Sequence[str] = device["mounts"]
-    if not mounts:
-        return formats.UNKNOWN
-    return mounts[0] + (f" +{len(mounts) - 1}" if len(mounts) > 1 else "")
+    mounts: Sequence[str] = device["mounts"] or (formats.UNKNOWN,)
+    first, *more = mounts
+    return first + (f" +{len(more)}" if more else "")
 
 
 def as_text(value: Optional[object]) -> str:
