@@ -35,8 +35,8 @@ def proven(records: Mapping[str, Record]) -> str:
 def hooks(records: Mapping[str, Record]) -> str:
     return _table(
         ["kernel", "release", "tried", "requests", "fsync", "not visible"],
-        ([_name(each), each.release, f"{each.date}, {each.place}", each.request_hook or "not run",
-          each.fsync_hook or "not run", "; ".join(each.misses) or "-"]
+        ([_name(each), each.release, f"{each.date}, {each.place}", each.request_hook or "none",
+          each.fsync_hook or "none", "; ".join(each.misses) or "-"]
          for each in records.values()),
     )  # fmt: skip
 

@@ -85,7 +85,7 @@ def _record(kernel: str, place: str, report: str) -> Record:
     return Record(
         kernel=kernel, release=first["release"], machine=first["machine"], place=place,
         date=datetime.date.today().isoformat(), probe=first["backend"],
-        request_hook=first["request_hook"], fsync_hook=first["fsync_hook"],
+        request_hook=first.get("request_hook"), fsync_hook=first.get("fsync_hook"),
         misses=properties.get("miss", []), outcomes=outcomes,
     )  # fmt: skip
 

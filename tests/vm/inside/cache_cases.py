@@ -180,7 +180,10 @@ def test_fill_capacity_mode_and_thresholds_are_read(
         assert some is not None and some.read_s is not None and empty.read_s is not None
         print(f"{some}")
         assert some.read_s > empty.read_s
-        assert some.dirty_bytes == pytest.approx(32 * MIB, rel=0.05)
+        assert some.dirty_bytes is not None
+        # Which blocks are worth caching is decided by dm-cache; the others cache all.
+        least = 16 * MIB if source == "dm-cache" else 0.95 * 32 * MIB
+        assert least < some.dirty_bytes < 1.05 * 32 * MIB
         if source != "dm-cache":  # whose policy never fills it
             write(device, 3 * FAST_MB)
             time.sleep(1.5)

@@ -14,6 +14,7 @@ def record_probe(record: Record, probe: Mapping[str, Any]) -> None:
     record("release", os.uname().release)
     record("machine", os.uname().machine)
     for name in ("backend", "request_hook", "fsync_hook"):
-        record(name, probe[name] or "none")
+        if probe[name] is not None:
+            record(name, probe[name])
     for miss in probe["misses"]:
         record("miss", miss)
