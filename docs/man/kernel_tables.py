@@ -11,6 +11,7 @@ from tests.vm.records import CLAIMS, PASSED, Record
 
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 _STORAGE = {"plain": "plain disk", "raid10": "md raid10", "lvm": "LVM", "crypt": "dm-crypt"}
+_PROBES = {"bcc": ", BTF hidden", "procfs": ", no probe"}
 _REQUESTS = "storage_cases.test_requests_equal_fio"
 _SCHEDULED = f"{_REQUESTS}_under_each_scheduler"
 _SYNCS = "storage_cases.test_syncs_are_exact"
@@ -43,6 +44,7 @@ def hooks(records: Mapping[str, Record]) -> str:
 
 def storage(records: Mapping[str, Record]) -> str:
     """Requests and syncs on each storage, and requests under each scheduler, by kernel."""
+    records = {name: each for name, each in records.items() if _REQUESTS in each.outcomes}
     stacks = [f"{kind}-{fstype}" for kind in _STORAGE for fstype in ("ext4", "xfs", "btrfs")]
     schedulers = ("none", "mq-deadline", "bfq", "kyber")
     rows = []
@@ -79,7 +81,8 @@ def _one(record: Record, test: str, row: str) -> List[str]:
 def _name(record: Record) -> str:
     version = re.match(r"\d+\.\d+", record.release)
     machine = "" if record.machine == "x86_64" else f", {record.machine}"
-    return f"{version[0] if version else record.release} ({record.kernel}{machine})"
+    probe = _PROBES.get(record.probe, "")
+    return f"{version[0] if version else record.release} ({record.kernel}{machine}{probe})"
 
 
 def _probe(record: Record) -> str:

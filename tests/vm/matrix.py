@@ -19,10 +19,16 @@ import tempfile
 from pathlib import Path
 
 from . import arm64
-from .fetch_kernel import CHECKOUT, fetch, fetch_bcc, fetch_storage_tools
+from .fetch_kernel import (
+    CHECKOUT,
+    KernelUnavailable,
+    fetch,
+    fetch_bcc,
+    fetch_storage_tools,
+)
 from .guest_tests import PYTEST, Run, run_in_guest
 from .kernels import KERNELS, of_suite
-from .machine import Machine
+from .machine import GuestFailed, Machine, MachineMissing
 from .records import Record, of_junit, save
 
 LEVERS = "tests/kernel/test_levers.py::test_"
@@ -83,8 +89,8 @@ def _record(kernel: str, place: str, report: str) -> Record:
     outcomes, properties = of_junit(report)
     first = {name: values[0] for name, values in properties.items()}
     return Record(
-        kernel=kernel, release=first["release"], machine=first["machine"], place=place,
-        date=datetime.date.today().isoformat(), probe=first["backend"],
+        kernel=kernel, release=first.get("release", "unknown"), machine=first.get("machine", ""),
+        place=place, date=datetime.date.today().isoformat(), probe=first.get("backend", "none"),
         request_hook=first.get("request_hook"), fsync_hook=first.get("fsync_hook"),
         misses=properties.get("miss", []), outcomes=outcomes,
     )  # fmt: skip
@@ -94,7 +100,12 @@ def main(names: list[str]) -> int:
     """1 when a test failed anywhere."""
     good = True
     for name in names or [kernel.suite for kernel in KERNELS]:
-        record = tried_here() if name == "host" else tried(name)
+        try:
+            record = tried_here() if name == "host" else tried(name)
+        except (KernelUnavailable, MachineMissing, GuestFailed) as error:
+            print(f"{name}: not run: {error}", flush=True)
+            good = False
+            continue
         found = [outcome for rows in record.outcomes.values() for outcome in rows.values()]
         failed = sum(outcome.startswith("failed") for outcome in found)
         print(f"{save(name, record)}: {len(found)} tests, {failed} failed", flush=True)

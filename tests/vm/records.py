@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Sequence, Tuple
@@ -104,7 +105,7 @@ def load() -> Dict[str, Record]:
 
     def order(item: Tuple[str, Record]) -> Tuple[bool, List[int], str]:
         name, record = item
-        version = [int(part) for part in record.release.partition("-")[0].split("+")[0].split(".")]
+        version = [int(part) for part in re.findall(r"\d+", record.release.partition("-")[0])]
         return record.place != "virtual machine", version, name
 
     return dict(sorted(records.items(), key=order))

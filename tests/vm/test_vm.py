@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -66,7 +67,7 @@ def first_of(suites: Sequence[str]) -> tuple[Kernel, Path]:
         try:
             return of_suite(suite), fetched(suite)
         except (pytest.skip.Exception, pytest.fail.Exception) as error:
-            print(f"{error}; going on with the next")
+            warnings.warn(f"{error}; going on with the next", stacklevel=2)
     return of_suite(suites[-1]), fetched(suites[-1])
 
 
