@@ -44,9 +44,11 @@ def fsyncs_per_second(file: Path, seconds: int) -> float:
 def agent(directory: Path) -> Iterator[None]:
     running = Running(directory, "--interval", "1")
     try:
+        assert running.status()["probe"]["backend"] == "libbpf", "nothing to measure"
         yield
     finally:
-        running.end()
+        code = running.end()
+    assert code == 0, running.log.read_text()
 
 
 def pairs(directory: Path, count: int, seconds: int) -> Iterator[List[float]]:

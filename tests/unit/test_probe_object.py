@@ -102,3 +102,8 @@ def test_what_bcc_lacks_is_told_by_who_opens_its_probe(monkeypatch: pytest.Monke
     probe.compiled_programs.cache_clear()
     with pytest.raises(OSError, match="bcc needs headers"):
         probe.BccProbe(probe.object_image(), KernelFiles())
+
+
+def test_a_hook_is_not_forced_without_bpf(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="--fsync-hook kprobe needs BPF"):
+        probe.open_probe("procfs", KernelFiles(tmp_path), False, True, "kprobe")

@@ -91,6 +91,7 @@ def run_cases(share: Path) -> Run:
         command = [*ON_SCRATCH, *PYTEST, f"--junitxml={report}", *CASES]
         result = Arm64Machine(image_kernel, disk, modules=MODULES).run(
             command, TIME_LIMIT, share=share, env={**SETTINGS, "PYTHONPATH": "agent"})
+    assert report.exists(), f"pytest did not start in the guest:\n{result.output}"
     return result, report.read_text()
 
 

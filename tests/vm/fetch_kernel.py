@@ -192,13 +192,16 @@ def _apt_of(suite: str | None, architecture: str = ARCHITECTURE) -> list[str]:
     known = bool(list(lists.glob("*_Packages*")))
     if not known or time.time() - sources.stat().st_mtime > LISTS_LAST_S:
         (lists / "partial").mkdir(parents=True, exist_ok=True)
-        sources.write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n")
+        if not sources.exists():
+            sources.write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n")
         try:
             _run("apt-get", "-qq", "--error-on=any", *options, "update")
         except KernelUnavailable as error:
             if not known:
                 raise
             print(f"{error}; going on with the lists of {suite} that are there", file=sys.stderr)
+        else:
+            sources.touch()
     return options
 
 

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from . import arm64
@@ -82,7 +83,8 @@ def tried_here() -> Record:
             cwd=CHECKOUT, env={**os.environ, **env}, check=False,
         )  # fmt: skip
         text = report.read_text()
-    return _record("running kernel", "the host itself", text)
+    record = _record("a build without modules", "the host itself", text)
+    return replace(record, release=record.release.partition("-")[0])
 
 
 def _record(kernel: str, place: str, report: str) -> Record:

@@ -109,8 +109,13 @@ class BccObject(Object):
         options = _LoadOptions(
             C.sizeof(_LoadOptions), log_level=1, log_size=_LOG_SIZE, log_buf=C.addressof(text)
         )
-        again = self._lib.bpf_prog_load(*arguments, C.byref(options))
-        return check(again, f"loading {name}", verdict_of(text.value.decode(errors="replace")))
+        # Before 6.4 too long a log ends this call with ENOSPC: the first one's errno counts.
+        refused = C.get_errno()
+        again: int = self._lib.bpf_prog_load(*arguments, C.byref(options))
+        if again >= 0:
+            return again
+        C.set_errno(refused)
+        return check(fd, f"loading {name}", verdict_of(text.value.decode(errors="replace")))
 
     def program_fd(self, program: str) -> int:
         return self._programs[program]

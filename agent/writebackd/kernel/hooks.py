@@ -108,7 +108,7 @@ class Choice:
     syscalls: List[Hook] = field(default_factory=list)
     others: List[Hook] = field(default_factory=list)
     refused: Dict[str, str] = field(default_factory=dict)  # kind:target -> error
-    passed_over: Dict[str, Optional[str]] = field(default_factory=dict)  # tier -> refusal, if any
+    passed_over: List[Tuple[str, Hook]] = field(default_factory=list)  # filesystem, better hook
     misses: List[str] = field(default_factory=list)
 
     @property
@@ -142,11 +142,23 @@ class Choice:
         return "; ".join(f"{kind}: {' '.join(names)}" for kind, names in by_kind.items())
 
     def passed_over_summary(self) -> str:
-        """One line: `fentry refused (loading ...), kprobe not available`; empty for none."""
-        return ", ".join(
-            f"{tier} refused ({error})" if error else f"{tier} not available"
-            for tier, error in self.passed_over.items()
+        """Why no better hooks: `fentry refused for ext4 (loading ...); kprobe not there for xfs`.
+
+        Empty where the best are in force.
+        """
+        found: Dict[Tuple[str, str], List[str]] = {}
+        for name, hook in self.passed_over:
+            found.setdefault((hook.kind, self.refused.get(hook.name, "")), []).append(name)
+        return "; ".join(
+            f"{kind} refused for {' '.join(names)} ({error})" if error
+            else f"{kind} not there for {' '.join(names)}"
+            for (kind, error), names in found.items()
         )
+
+    @property
+    def filesystems(self) -> List[str]:
+        """Those whose fsync has hooks of its own, whoever calls it."""
+        return [name for name in self.sync if name in FSYNC and name != "bdev"]
 
 
 def attach(obj: Object, hook: Hook, cgroup: Optional[str]) -> None:
@@ -231,10 +243,10 @@ def choose(
     if choice.issue is None:
         choice.misses.append(NO_START_TIMES)
     _choose_sync(chooser, choice, tier)
-    if tier in (AUTO, SYNCFS_CALL.kind):
-        _choose_syncfs_call(chooser, choice)
-    if tier != AUTO and not choice.sync and not choice.syscalls:
-        raise OSError(f"no hook on fsync: {choice.passed_over_summary()}; try --fsync-hook {AUTO}")
+    _choose_syncfs_call(chooser, choice, tier)
+    if tier != AUTO and not choice.filesystems and not choice.syscalls:
+        why = choice.passed_over_summary() or f"{tier} not there"
+        raise OSError(f"no hook on fsync: {why}; try --fsync-hook {AUTO}")
     for hooks, purpose in (
         (DIRTIED if talkers else (), "who dirties pages"),
         (THROTTLED, "who sleeps in balance_dirty_pages"),
@@ -257,23 +269,20 @@ def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
             choice.sync[name] = hook
         elif exists or tier == SYSCALL:
             unhooked.append(name)
-        for failed in wanted[: wanted.index(hook) if hook else None]:
-            error = choice.refused.get(failed.name)
-            if error or failed.kind not in choice.passed_over:
-                choice.passed_over[failed.kind] = error
-    for hook in choice.sync.values():
-        choice.passed_over.pop(hook.kind, None)
-    # A filesystem with a hook pair of its own is seen whoever calls it.
-    seen = ", ".join(name for name in choice.sync if name not in ("syncfs", "bdev"))
-    if not unhooked:
+        if hook is not None or exists:
+            failed = wanted[: wanted.index(hook)] if hook is not None else wanted
+            choice.passed_over += [(name, each) for each in failed]
+    seen = ", ".join(choice.filesystems)
+    if not unhooked and seen:
         choice.misses.append(f"fsync on filesystems other than {seen}")
         return
+    everywhere = ", ".join(unhooked) or "all filesystems"
     if tier not in (AUTO, SYSCALL):
-        choice.misses.append(f"fsync on {', '.join(unhooked)}")
+        choice.misses.append(f"fsync on {everywhere}")
         return
     if chooser.try_hook(SYSCALLS) is not None:
-        choice.passed_over[SYSCALL] = choice.refused.get(SYSCALLS.name)
-        choice.misses.append(f"fsync on {', '.join(unhooked)}")
+        choice.passed_over.append(("all", SYSCALLS))
+        choice.misses.append(f"fsync on {everywhere}")
         return
     choice.syscalls.append(SYSCALLS)
     unseen = []
@@ -290,7 +299,7 @@ def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
     choice.misses.append(f"fsync by 32-bit processes{suffix}")
 
 
-def _choose_syncfs_call(chooser: Chooser, choice: Choice) -> None:
+def _choose_syncfs_call(chooser: Chooser, choice: Choice, tier: str) -> None:
     """Make sure that syncfs(2) is seen.
 
     The other hooks need no such call: they are on tracepoints, and on functions that are called
@@ -301,7 +310,7 @@ def _choose_syncfs_call(chooser: Chooser, choice: Choice) -> None:
     function = choice.sync.get("syncfs")
     if function and chooser.try_hook(function, counts_syncfs) is None:
         return
-    if chooser.try_hook(SYNCFS_CALL, counts_syncfs) is None:
+    if tier in (AUTO, SYNCFS_CALL.kind) and chooser.try_hook(SYNCFS_CALL, counts_syncfs) is None:
         choice.sync["syncfs(2)"] = SYNCFS_CALL
     else:
         choice.misses.append("syncfs")

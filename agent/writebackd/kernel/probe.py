@@ -348,6 +348,8 @@ def open_probe(
     Raises OSError or BpfError when one asked for by name, or such a hook, cannot be had.
     """
     if backend == "procfs":
+        if fsync_hook != hooks.AUTO:
+            raise OSError(f"--fsync-hook {fsync_hook} needs BPF, and the probe is procfs")
         return ProcfsProbe("not asked for")
     probes: Dict[str, Type[BpfProbe]] = {"libbpf": BpfProbe, "bcc": BccProbe}
     probes["auto"] = _best_probe(files)
@@ -390,6 +392,6 @@ def probe_report() -> List[Tuple[str, str]]:
         *(
             ("note", f"refused by this kernel: {hook} ({error})")
             for hook, error in choice.refused.items()
-            if hook.partition(":")[0] not in choice.passed_over
+            if hook not in {each.name for _, each in choice.passed_over}
         ),
     ]
