@@ -96,17 +96,30 @@ class Pin:
 
 
 @dataclass(frozen=True)
+class EndPin:
+    """Its time is over; a drain stays."""
+
+    disturbs_trial = None  # there is none beside a pin
+
+    def applied(self, memory: Memory) -> Memory:
+        return replace(memory, pin_bytes=None, hold_until_s=float("-inf"))
+
+    def event(self, wall_s: float) -> Event:
+        return Event(wall_s, "pin", text="released when the pin expired")
+
+
+@dataclass(frozen=True)
 class Release:
     """End a pin, and a drain."""
 
-    why: str  # by whom, or that its time is over
+    uid: int
     disturbs_trial = "released"
 
     def applied(self, memory: Memory) -> Memory:
         return replace(memory, pin_bytes=None, draining=(), hold_until_s=float("-inf"))
 
     def event(self, wall_s: float) -> Event:
-        return Event(wall_s, "pin", text=f"released {self.why}")
+        return Event(wall_s, "pin", text=f"released by uid {self.uid}")
 
 
 @dataclass(frozen=True)
@@ -167,14 +180,14 @@ class Forget:
         return Event(wall_s, "forget", device=self.device)
 
 
-Command = Union[SetMode, Pin, Release, StartDrain, EndDrain, ResetStats, Forget]
+Command = Union[SetMode, Pin, EndPin, Release, StartDrain, EndDrain, ResetStats, Forget]
 
 
 def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
     """The end of a pin whose time is over, and of a drain whose client is gone."""
     if state.pinned is not None and state.pinned.is_over(now_s):
-        log.info("pin released: its time is over")
-        yield Release("at the end of its time")
+        log.info("pin expired")
+        yield EndPin()
     if state.draining is not None and state.draining.is_over(now_s):
         log.info("drain ended: its client is gone")
         yield EndDrain("since its client is gone")
@@ -184,6 +197,8 @@ def note_order(state: RuntimeState, command: Command, wall_s: float) -> None:
     """Keep in mind who has ordered it, and count anew where that was the order."""
     if isinstance(command, Pin):
         state.pinned = Pinned(command.uid, wall_s, command.until_s)
+    elif isinstance(command, EndPin):
+        state.pinned = None
     elif isinstance(command, Release):
         state.pinned = state.draining = None
     elif isinstance(command, StartDrain):
@@ -265,21 +280,24 @@ class Commands:
         return forget_json(found[0], ["learned again from the next flood and fsync"])
 
     def _drain(self, snapshot: Snapshot, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
-        """`start`, then `renew` until `end`; without that a drain ends by itself unless held."""
+        """`start`, then `renew` until `end` or `hold`; without that a drain ends by itself."""
         order = text_argument(args, "order")
         if order == "start":
             return self._start_drain(snapshot, args, uid)
-        if order not in ("renew", "end"):
-            raise RequestError("order is start, renew or end")
+        if order not in ("renew", "hold", "end"):
+            raise RequestError("order is start, renew, hold or end")
         number, now = size_argument(args, "number", of=""), self.state.draining
         if now is None or now.number != number:
             return drain_json(number, ())  # released, or another one has taken its place
         if order == "end":
             self.apply(EndDrain(f"by uid {uid}"))
             return drain_json(number, ())
-        if now.until_s is not None:
+        if order == "hold":
+            self.state.draining = now._replace(until_s=None)
+            log.info("drain held by uid %d", uid)
+        elif now.until_s is not None:
             self.state.draining = now._replace(until_s=self.now() + DRAIN_LEASE_S)
-        return drain_json(number, self.state.memory.draining)
+        return drain_json(number, self.state.memory.draining, self._not_lowered())
 
     def _start_drain(
         self, snapshot: Snapshot, args: Dict[str, Any], uid: int
@@ -298,10 +316,7 @@ class Commands:
         if not chosen:
             raise RequestError("no device is managed: `writebackctl devices` says why")
         begun_s = self.now()
-        draining = Draining(
-            int(begun_s * 1e6), uid, time.time(),
-            None if args.get("hold") is True else begun_s + DRAIN_LEASE_S,
-        )
+        draining = Draining(int(begun_s * 1e6), uid, time.time(), begun_s + DRAIN_LEASE_S)
         self.apply(StartDrain(tuple(chosen), draining))
         log.info("drain of %s by uid %d", ", ".join(chosen), uid)
         return drain_json(draining.number, tuple(chosen), self._not_lowered())
@@ -375,7 +390,7 @@ class Commands:
 
     def _pin(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
         if verb == "release":
-            self.apply(Release(f"by uid {uid}"))
+            self.apply(Release(uid))
             log.info("released by uid %d", uid)
             return pin_json(None)
         pin, for_s = size_argument(args, "bytes"), seconds_argument(args, "for_s")

@@ -26,6 +26,7 @@ from writebackd.policy.timetable import read_timetable
 from writebackd.report.control_server import RequestError
 from writebackd.report.history_query import HistoryError, read_history
 from writebackd.report.learned_store import decode
+from writebackd.report.timeline import pin_spans
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory, Drain, Fact, LawMemory, Learned
 
@@ -74,7 +75,9 @@ def test_a_pin_ends_when_its_time_is_over(rig: Rig, tmp_path: Path) -> None:
     assert rig.status()["pin_bytes"] is None and rig.status()["pin"] is None
     assert rig.host.limits.dirty_bytes != 16 << 20
     wait_for(lambda: len(pins(tmp_path)) == 2)
-    assert pins(tmp_path)[-1] == "released at the end of its time"
+    assert pins(tmp_path)[-1] == "released when the pin expired"
+    ((begin_s, end_s),) = pin_spans(list(read_history(tmp_path / "state" / "history.db")))
+    assert begin_s < end_s < float("inf")  # as the report draws it
 
 
 def test_a_pin_ends_in_time_also_where_nothing_can_be_read(rig: Rig) -> None:
@@ -118,7 +121,7 @@ def floor_of(rig: Rig) -> int:
 def test_a_drain_lowers_the_limit_to_the_floor_until_its_client_ends_it(rig: Rig) -> None:
     before = rig.host.limits
     begun = rig.daemon.handle("drain", {"order": "start", "devices": []}, 1234)
-    assert begun["devices"] == ["sda"] and begun["lines"] == []
+    assert begun["devices"] == ["sda"] and begun["lowered"] and begun["lines"] == []
     number = {"number": begun["number"]}
     for _ in range(20):
         rig.tick()
@@ -150,7 +153,10 @@ def test_a_drain_whose_client_is_gone_ends_by_itself(rig: Rig, tmp_path: Path) -
 
 def test_a_drain_that_is_held_stays_until_release(rig: Rig) -> None:
     before = rig.host.limits
-    rig.daemon.handle("drain", {"order": "start", "hold": True}, 0)
+    number = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
+    held = rig.daemon.handle("drain", {"order": "hold", "number": number}, 0)
+    assert held["devices"] == ["sda"] and held["lowered"]
+    rig.daemon.handle("drain", {"order": "renew", "number": number}, 0)  # takes nothing back
     rig.tick(60)
     assert rig.status()["drain"]["left_s"] is None and rig.host.limits.dirty_bytes == floor_of(rig)
     rig.daemon.handle("release", {}, 0)
@@ -158,11 +164,32 @@ def test_a_drain_that_is_held_stays_until_release(rig: Rig) -> None:
     assert rig.status()["drain"] is None and rig.host.limits == before
 
 
+def test_a_drain_to_be_held_has_the_lease_of_its_client_first(rig: Rig) -> None:
+    before = rig.host.limits
+    rig.daemon.handle("drain", {"order": "start", "hold": True}, 0)
+    rig.tick(12)
+    assert rig.status()["drain"] is None and rig.host.limits == before
+
+
+def test_a_pin_that_expires_leaves_a_held_drain(rig: Rig) -> None:
+    number = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
+    rig.daemon.handle("pin", {"bytes": 16 << 20, "for_s": 5.0}, 0)
+    held = rig.daemon.handle("drain", {"order": "hold", "number": number}, 0)
+    assert not held["lowered"] and held["lines"] == ["limits stay pinned to 16M"]
+    rig.tick(3)
+    assert rig.host.limits.dirty_bytes == 16 << 20
+    rig.tick(30)
+    status = rig.status()
+    assert status["pin"] is None and status["drain"]["devices"] == ["sda"]
+    assert rig.host.limits.dirty_bytes == floor_of(rig)
+
+
 def test_a_drain_that_is_released_is_over_for_its_client_too(rig: Rig, tmp_path: Path) -> None:
     number = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
     rig.daemon.handle("release", {}, 0)
     again = rig.daemon.handle("drain", {"order": "renew", "number": number}, 0)
-    assert again["devices"] == [] and rig.daemon.state.draining is None
+    assert again["devices"] == [] and not again["lowered"]
+    assert rig.daemon.state.draining is None
     rig.tick(20)
     wait_for(lambda: pins(tmp_path) == ["released by uid 0"])
     assert events(tmp_path, "drain") == ["drain of sda by uid 0"]  # it did not end once more
@@ -172,7 +199,7 @@ def test_a_later_drain_takes_the_place_of_the_first(rig: Rig) -> None:
     first = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
     rig.tick()
     second = rig.daemon.handle("drain", {"order": "start"}, 0)["number"]
-    for order in ("renew", "end"):
+    for order in ("renew", "hold", "end"):
         over = rig.daemon.handle("drain", {"order": order, "number": first}, 0)
         assert over["devices"] == []
     rig.tick()
@@ -182,21 +209,23 @@ def test_a_later_drain_takes_the_place_of_the_first(rig: Rig) -> None:
 
 def test_what_keeps_a_drain_from_the_limits_is_told_and_obeyed(rig: Rig) -> None:
     rig.daemon.handle("pin", {"bytes": 16 << 20}, 0)
-    lines = rig.daemon.handle("drain", {"order": "start", "hold": True}, 0)["lines"]
+    begun = rig.daemon.handle("drain", {"order": "start"}, 0)
     rig.tick(5)
-    assert lines == ["limits stay pinned to 16M"] and rig.host.limits.dirty_bytes == 16 << 20
+    assert begun["lines"] == ["limits stay pinned to 16M"] and not begun["lowered"]
+    assert rig.host.limits.dirty_bytes == 16 << 20
     rig.daemon.handle("mode", {"mode": "observe"}, 0)
     before = rig.host.limits
-    lines = rig.daemon.handle("drain", {"order": "start", "hold": True}, 0)["lines"]
+    begun = rig.daemon.handle("drain", {"order": "start"}, 0)
     rig.tick(5)
-    assert lines == ["limits stay as they are until `writebackctl enforce`"]
+    assert begun["lines"] == ["limits stay as they are until `writebackctl enforce`"]
+    assert not begun["lowered"]
     assert rig.host.limits == before
 
 
 def test_a_drain_of_what_is_not_there_or_not_managed_is_refused(rig: Rig) -> None:
     with pytest.raises(RequestError, match="known devices: sda"):
         rig.daemon.handle("drain", {"order": "start", "devices": ["sdz"]}, 0)
-    with pytest.raises(RequestError, match="order is start, renew or end"):
+    with pytest.raises(RequestError, match="order is start, renew, hold or end"):
         rig.daemon.handle("drain", {}, 0)
     shown = rig.daemon.state.snapshot
     assert shown is not None

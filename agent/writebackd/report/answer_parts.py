@@ -77,8 +77,14 @@ def pin_json(
 
 
 def drain_json(number: int, devices: Sequence[str], lines: Sequence[str] = ()) -> Json:
-    """The answer to each order of a drain; no devices: it is over."""
-    return {"number": number, "devices": list(devices), "lines": list(lines)}
+    """The answer to each order of a drain; no devices: it is over.
+
+    `lines` say what keeps it from the limits; `lowered` if nothing does.
+    """
+    lowered = bool(devices) and not lines
+    return {
+        "number": number, "devices": list(devices), "lowered": lowered, "lines": list(lines)
+    }
 
 
 def counters_json(totals: Totals) -> Json:
