@@ -22,7 +22,7 @@ import schema
 from served import Served
 from writebackd.cli import ctl
 from writebackd.cli import drain as drain_module
-from writebackd.cli.client import NoDaemon, request
+from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.report.answer_parts import drain_json
 from writebackd.report.control_server import RequestError, names_argument
 from writebackd.report.device_answers import devices_json, find_devices
@@ -52,6 +52,8 @@ class Daemon(Served):
         self.fill: Callable[[], float] = lambda: 0.0
         self.cache_bytes = 0.0
         self.said: "Tuple[Backing, ...]" = ()
+        self.lines: List[str] = []  # what keeps the drain from the limits
+        self.vanishes = False  # sda does, after the first look
         super().__init__(runtime_dir, self.handle)
 
     def handle(self, verb: str, args: Dict[str, Any], uid: int) -> Dict[str, Any]:
@@ -61,7 +63,7 @@ class Daemon(Served):
                 for each in args["devices"]:
                     find_devices(self.shown, each)
             over = args["order"] == "end" or self.released
-            return drain_json(NUMBER, () if over else ("sda",))
+            return drain_json(NUMBER, () if over else ("sda",), [] if over else self.lines)
         return {"devices": lambda: devices_json(self.shown), "status": self._status}[verb]()
 
     def _status(self) -> Dict[str, Any]:
@@ -72,9 +74,16 @@ class Daemon(Served):
             fill_bytes=self.fill() * self.cache_bytes,
         )  # fmt: skip
         totals = Totals(devices={"sda": DeviceTotals(written_bytes=self.looks * 10 * MIB)})
+        if self.vanishes and self.looks > 1:
+            sample = replace(sample, devices=())
         return status_json(
             replace(self.shown, sample=sample, estimates={"sda": estimate}, totals=totals)
         )
+
+    def without_filesystem(self) -> None:
+        (seen,) = self.shown.sample.devices
+        raw = replace(seen, device=replace(seen.device, filesystems=()))
+        self.shown = replace(self.shown, sample=replace(self.shown.sample, devices=(raw,)))
 
     @property
     def named(self) -> List[str]:
@@ -89,6 +98,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     for name in ("_ASK_S", "_LINE_S"):
         monkeypatch.setattr(drain_module, name, 0.02)
+    for name in ("_DEV", "_BLOCK"):  # this host may have an sda
+        monkeypatch.setattr(drain_module, name, tmp_path / name)
     return tmp_path
 
 
@@ -127,7 +138,7 @@ def test_each_filesystem_of_the_devices_is_synced_and_the_limits_released(
     assert (code, err) == (0, "")
     assert sorted((here / "called").read_text().splitlines()) == [
         "-f -- /", "-f -- /var/lib/postgresql"]
-    assert daemon.orders[0] == {"order": "start", "devices": ["sda"], "hold": False}
+    assert daemon.orders[0] == {"order": "start", "devices": ["sda"]}
     assert daemon.named[1] == "renew" and daemon.named[-1] == "end"
     assert all(each["number"] == NUMBER for each in daemon.orders[1:])
     found = answer(out)
@@ -165,9 +176,94 @@ def test_what_is_not_clean_in_time_is_bad_news_and_the_limits_are_released(
 def test_held_limits_are_not_released(daemon: Daemon, run: Run, here: Path) -> None:
     (here / "go").touch()
     code, out, _ = run("--hold")
-    assert code == 0 and daemon.orders[0]["hold"] is True
-    assert "end" not in daemon.named
+    assert code == 0 and daemon.named[-1] == "hold"
+    assert "hold" not in daemon.named[:-1] and "end" not in daemon.named
     assert "limits stay at their floor until `writebackctl release`" in out
+    assert answer(run("--hold", "--json")[1])["held"]
+
+
+def test_limits_that_the_daemon_leaves_alone_are_not_called_held(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    daemon.lines = ["limits stay pinned to 16M"]
+    (here / "go").touch()
+    code, out, _ = run("--hold")
+    assert code == 0 and out.endswith("\n  limits stay pinned to 16M\n")
+    assert "floor" not in out
+    assert not answer(run("--hold", "--json")[1])["held"]
+
+
+def test_a_timeout_releases_limits_that_were_to_be_held(daemon: Daemon, run: Run) -> None:
+    code, out, _ = run("--hold", "--timeout", "100ms")
+    assert code == 1 and "not clean, timed out: " in out and "floor" not in out
+    assert daemon.named[-1] == "end" and "hold" not in daemon.named
+
+
+def test_an_error_after_the_start_releases_the_limits(
+    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(runtime_dir: Path, verb: str, args: Any = None) -> Dict[str, Any]:
+        if verb == "devices":
+            raise NoAnswer("writebackd does not answer", 3)
+        return request(runtime_dir, verb, args)
+
+    monkeypatch.setattr(drain_module, "request", fails)
+    assert run("--hold")[0] == 3
+    assert daemon.named[-1] == "end" and "hold" not in daemon.named
+
+
+def test_a_disk_without_a_filesystem_is_synced_by_its_nodes(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    daemon.without_filesystem()
+    for path in ("_DEV/sda", "_DEV/sda1", "_BLOCK/sda/sda1/partition", "_BLOCK/sda/queue/x"):
+        (here / path).parent.mkdir(parents=True, exist_ok=True)
+        (here / path).touch()
+    (here / "go").touch()
+    code, out, _ = run("--json")
+    assert code == 0 and answer(out)["clean"]
+    assert (here / "called").read_text() == f"-- {here}/_DEV/sda {here}/_DEV/sda1\n"
+    (here / "_DEV/sda1").unlink()
+    assert run()[0] == 1  # one is missing
+
+
+def test_a_disk_without_filesystem_and_node_is_not_clean(
+    daemon: Daemon, run: Run, here: Path
+) -> None:
+    daemon.without_filesystem()
+    line = "sda: no filesystem mounted; its own pages are not synced"
+    code, out, _ = run()
+    assert code == 1 and "not clean, a device was not synced: " in out and f"\n  {line}\n" in out
+    found = answer(run("--json")[1])
+    assert (found["outcome"], found["clean"], found["page_cache_written"]) == (
+        "unsynced", False, False)
+    assert found["problems"] == [line] and not (here / "called").exists()
+
+
+def test_a_device_that_vanishes_is_not_clean(daemon: Daemon, run: Run, here: Path) -> None:
+    daemon.vanishes = True
+    (here / "go").touch()
+    code, out, _ = run("--json")
+    found = answer(out)
+    assert (code, found["outcome"], found["clean"]) == (1, "gone", False)
+    assert found["problems"] == ["sda: gone before the drain ended"]
+
+
+def test_a_status_that_is_not_answered_yet_is_waited_for(
+    daemon: Daemon, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed: List[str] = []
+
+    def later(runtime_dir: Path, verb: str, args: Any = None) -> Dict[str, Any]:
+        if verb == "status" and len(missed) < 5:
+            missed.append(verb)
+            raise NoAnswer("writebackd does not answer", 3)
+        return request(runtime_dir, verb, args)
+
+    monkeypatch.setattr(drain_module, "request", later)
+    (here / "go").touch()
+    code, out, _ = run("--json")
+    assert code == 0 and len(missed) == 5 and answer(out)["clean"]
 
 
 def test_the_write_cache_is_waited_for_after_the_page_cache(
@@ -233,7 +329,9 @@ def test_a_release_by_somebody_else_is_told_and_the_rest_goes_on(
     daemon.released = True
     (here / "go").touch()
     code, out, _ = run("--hold")
-    assert code == 0 and out.count("limits were released by another command") == 1
+    assert code == 0 and out.count(
+        "limits were released, by another command or because this client paused"
+    ) == 1
     assert "limits stay" not in out and "end" not in daemon.named
 
 
@@ -252,9 +350,12 @@ def test_counters_that_are_zeroed_meanwhile_count_on(
     assert course._written == {"sda": 140}
 
 
-def test_ctrl_c_releases_and_does_not_wait_for_sync(daemon: Daemon, here: Path) -> None:
+@pytest.mark.parametrize("words", [["--json"], ["--json", "--hold"]], ids=["", "hold"])
+def test_ctrl_c_releases_and_does_not_wait_for_sync(
+    daemon: Daemon, here: Path, words: List[str]
+) -> None:
     client = subprocess.Popen(
-        [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(here), "drain", "--json"],
+        [sys.executable, "-m", "writebackd.cli.ctl", "--runtime-dir", str(here), "drain", *words],
         env={**os.environ, "PYTHONPATH": str(Path(ctl.__file__).parents[2])},
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     pin.add_argument(
         "--for", dest="span", type=span, metavar="SPAN", help="release it after so long, like 10m"
     )
-    verb("release", "daemon_verbs:release", "end a pin, or what a drain holds")
+    verb("release", "daemon_verbs:release", "end a pin, or a held drain")
     drain = verb("drain", "drain:drain", "write out page cache and write caches, with progress")
     drain.add_argument(
         "devices", nargs="*", metavar="DEVICE",

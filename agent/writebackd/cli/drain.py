@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 from writebackd import formats
 from writebackd.cli.client import NoAnswer, NoDaemon, request
@@ -27,26 +29,29 @@ _CHILDREN_S = 0.05  # between two looks whether sync has ended
 _LINE_S = 5.0  # between two lines where stdout is no terminal
 # A cache with no more than that in it counts as empty: a filesystem in use is never still.
 _EMPTY_SHARE, _EMPTY_BYTES = 0.02, 1 << 20
-# A cache that has not become emptier for so long, as far as it is read, does not by itself.
+# A cache that has not drained for so long, as far as it is read, does not by itself.
 _STUCK_S = 180.0
 _BAR = 20
 _WORDS = {
-    "timeout": "time is over", "stuck": "a write cache does not become emptier",
-    "failed": "sync failed", "interrupted": "interrupted",
+    "timeout": "timed out", "stuck": "a write cache stopped draining",
+    "failed": "sync failed", "interrupted": "interrupted", "gone": "a device is gone",
+    "unsynced": "a device was not synced",
 }  # fmt: skip
+# The limits are released after these also with --hold; no outcome: an error ended it.
+_RELEASED = ("", "timeout", "interrupted")
+_DEV, _BLOCK = Path("/dev"), Path("/sys/class/block")
 
 
 def drain(options: argparse.Namespace) -> int:
-    order = {"order": "start", "devices": options.devices, "hold": options.hold}
+    order = {"order": "start", "devices": options.devices}
     try:
         begun = request(options.runtime_dir, "drain", order)
-        rows = request(options.runtime_dir, "devices")["devices"]
     except NoDaemon as error:
         text = f"{error}; `sync` writes the page cache out without it"
         raise CommandError(text, error.exit_code) from None
     course = _Course(options, begun)
     try:
-        course.begin([row for row in rows if row["name"] in begun["devices"]])
+        course.begin()
         course.follow()
     except KeyboardInterrupt:
         course.outcome = "interrupted"
@@ -56,13 +61,13 @@ def drain(options: argparse.Namespace) -> int:
 
 
 class _Sync:
-    """sync(1) of one filesystem."""
+    """sync(1) of one filesystem, or of the nodes of a disk without one."""
 
-    def __init__(self, mount: str) -> None:
-        self._mount, self._problem = mount, ""
+    def __init__(self, *words: str) -> None:
+        self._of, self._problem = words[-1], ""
         # In a session of its own: Ctrl-C is for this process.
         self._process = subprocess.Popen(
-            ["sync", "-f", "--", mount], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            ["sync", *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -73,13 +78,21 @@ class _Sync:
         """Of one that has ended; empty: none."""
         if self._process.returncode and not self._problem:
             said = self._process.communicate()[1].strip()
-            self._problem = said or f"{self._mount}: sync ended with {self._process.returncode}"
+            self._problem = said or f"{self._of}: sync ended with {self._process.returncode}"
         return self._problem
 
     def leave(self) -> None:
         """It ends once the kernel lets it; nobody waits for that."""
         with contextlib.suppress(OSError):
             self._process.terminate()
+
+
+def _nodes(name: str) -> List[str]:
+    """Of a disk and its partitions, whose pages are apart; none where /dev lacks one of them."""
+    kernel = name.replace("/", "!")
+    parts = sorted(path.parent.name for path in (_BLOCK / kernel).glob("*/partition"))
+    nodes = [_DEV / each.replace("!", "/") for each in (kernel, *parts)]
+    return [str(node) for node in nodes] if all(map(os.path.exists, nodes)) else []
 
 
 class _Course:
@@ -99,15 +112,29 @@ class _Course:
         self._line_s = float("-inf")
         self.outcome = ""  # "clean", or why not
         self._lost = ""  # why the limits are no longer at the floor
+        self._held = False
+        self._unheld: Sequence[str] = ()  # why not, though asked for
+        self._unsynced: List[str] = []
+        self._gone: Set[str] = set()
 
-    def begin(self, devices: Sequence[Answer]) -> None:
+    def begin(self) -> None:
         self._say(f"drain of {clean(', '.join(self._begun['devices']))}; Ctrl-C ends it")
         for line in self._begun["lines"]:
             self._say(f"  {line}")
         self._ask()  # what was written before does not count
-        mounts = {fs["devno"]: fs["mount"] for row in devices for fs in row["filesystems"]}
+        names = self._begun["devices"]
+        found = request(self._options.runtime_dir, "devices")["devices"]
+        rows = [row for row in found if row["name"] in names]
+        self._gone.update(set(names) - {row["name"] for row in rows})
+        mounts = {fs["devno"]: fs["mount"] for row in rows for fs in row["filesystems"]}
         for mount in mounts.values():
-            self._syncs.append(_Sync(mount))
+            self._syncs.append(_Sync("-f", "--", mount))
+        for name in [row["name"] for row in rows if not row["filesystems"]]:
+            nodes = _nodes(name)
+            if nodes:
+                self._syncs.append(_Sync("--", *nodes))
+            else:  # as within the sandbox of writebackd-drain.service
+                self._unsynced.append(name)
 
     def follow(self) -> None:
         """Until nothing is left, or nothing more can be done."""
@@ -129,7 +156,7 @@ class _Course:
             self._wait(limit_s)
 
     def _wait(self, limit_s: Optional[float]) -> None:
-        """A second, or until sync has ended or the time is over."""
+        """A second, or until sync has ended or the drain times out."""
         until_s = time.monotonic() + _ASK_S
         if limit_s is not None:
             until_s = min(until_s, self._begun_s + limit_s)
@@ -144,9 +171,13 @@ class _Course:
         with contextlib.suppress(NoAnswer):  # busy: the lease is for several of these
             renewed = self._order("renew")
             if not renewed["devices"] and not self._lost:
-                self._lost = "limits were released by another command"
+                self._lost = (
+                    "limits were released, by another command or because this client paused"
+                )
                 self._say(self._lost)
             before, self._status = self._status, request(self._options.runtime_dir, "status")
+            names = {row["name"] for row in self._status["devices"]}
+            self._gone.update(set(self._begun["devices"]) - names)
             self._count(before)
 
     def _order(self, what: str) -> Dict[str, Any]:
@@ -178,8 +209,13 @@ class _Course:
     # ---- write caches ----------------------------------------------------
 
     def _caches_are_done(self) -> bool:
-        """Whether to end: they are empty, or one of them does not become emptier."""
+        """Whether to end: they are empty, one of them stopped draining, or a device is gone."""
         assert self._synced_s is not None
+        if self._gone:
+            self.outcome = "gone"
+            return True
+        if not self._status:
+            return False  # nothing is known of them yet
         now_s = time.monotonic()
         caches = [_Cache(row) for row in self._rows()]
         left = sum(each.left or 0.0 for each in caches)
@@ -188,7 +224,7 @@ class _Course:
         if self._status["time_s"] > self._synced_s and all(
             each.is_empty_since(self._synced_s) for each in caches
         ):
-            self.outcome = "clean"
+            self.outcome = "unsynced" if self._unsynced else "clean"
         elif now_s - self._least_s >= _STUCK_S:
             self.outcome = "stuck"
         return bool(self.outcome)
@@ -242,26 +278,44 @@ class _Course:
     # ---- the end -----------------------------------------------------------
 
     def release(self) -> None:
-        """Nobody waits for sync any more, and the limits are decided again unless held."""
+        """Nobody waits for sync any more, and the limits are decided again or held."""
         for sync in self._syncs:
             sync.leave()
-        if not self._options.hold and not self._lost:
-            # Without an answer the order ends by itself, soon.
-            with contextlib.suppress(CommandError):
-                self._order("end")
+        if self._lost:
+            return
+        if self._options.hold and self.outcome not in _RELEASED:
+            self._hold()
+            return
+        # Without an answer the order ends by itself, soon.
+        with contextlib.suppress(CommandError):
+            self._order("end")
+
+    def _hold(self) -> None:
+        try:
+            answer = self._order("hold")
+        except CommandError as error:
+            self._unheld = [f"limits may not be held: {error}"]
+            return
+        self._held = answer["lowered"]
+        self._unheld = answer["lines"] if answer["devices"] else ["limits were released"]
 
     def tell(self) -> int:
         caches = [_Cache(row) for row in self._rows()]
         memory = self._status.get("memory", {})
         problems = [sync.problem() for sync in self._syncs if not sync.runs()]
+        problems += [
+            f"{name}: no filesystem mounted; its own pages are not synced"
+            for name in self._unsynced
+        ]
+        problems += [f"{name}: gone before the drain ended" for name in sorted(self._gone)]
         result = {
             "clean": self.outcome == "clean",
             "outcome": self.outcome,
             "seconds": time.monotonic() - self._begun_s,
             "written_bytes": sum(self._written.values()),
-            "page_cache_written": self._synced_s is not None and self.outcome != "failed",
+            "page_cache_written": self._synced_s is not None and not any(problems),
             "dirty_bytes": memory.get("dirty_bytes"),
-            "held": self._options.hold and not self._lost,
+            "held": self._held,
             "problems": [each for each in problems if each],
             "devices": [
                 {
@@ -290,6 +344,7 @@ class _Course:
         lines += [f"  {each.words()}" for each in caches if not each.none]
         if result["held"]:
             lines.append("  limits stay at their floor until `writebackctl release`")
+        lines += [f"  {clean(each)}" for each in self._unheld]
         return lines
 
 
