@@ -97,7 +97,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class EndPin:
-    """Its time is over; a drain stays."""
+    """It has expired; a drain stays."""
 
     disturbs_trial = None  # there is none beside a pin
 
@@ -184,7 +184,7 @@ Command = Union[SetMode, Pin, EndPin, Release, StartDrain, EndDrain, ResetStats,
 
 
 def overdue(state: RuntimeState, now_s: float) -> Iterator[Command]:
-    """The end of a pin whose time is over, and of a drain whose client is gone."""
+    """The end of a pin that has expired, and of a drain whose client is gone."""
     if state.pinned is not None and state.pinned.is_over(now_s):
         log.info("pin expired")
         yield EndPin()
