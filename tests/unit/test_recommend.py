@@ -15,6 +15,7 @@ import schema
 from figure_cases import BEGIN_S, EVIL, SLOW, days, row, rows
 from history_cases import written
 from writebackd.cli import ctl
+from writebackd.cli import recommend as verb
 from writebackd.kernel.conflicting_tools import ConflictingTool
 from writebackd.policy import check, load_policy
 from writebackd.report.device_figures import Figures
@@ -35,6 +36,7 @@ from writebackd.report.recommendation_files import (
     Surroundings,
     as_json,
     contradicting,
+    device_lines,
     undo,
 )
 from writebackd.report.timeline import pin_spans
@@ -190,6 +192,27 @@ def test_what_would_make_it_enough_is_said(found: List[Figures], says: str) -> N
     assert says in "; ".join(advise(found).missing)
 
 
+def test_floods_that_show_no_limit_are_not_enough() -> None:
+    """In waves tau is not seen, and rows may be without what the device asked for."""
+    found = advise(held(180, flooded_s=4.0, target_bytes=None))
+    assert found.observed_s >= DAY and found.devices[0].held_s >= 300.0
+    assert not found.settings and found.decider is None
+    (said,) = found.missing
+    assert said.startswith("a limit for sda: ")
+
+
+def test_a_disk_that_hangs_has_no_drain_rate() -> None:
+    """fsyncs wait, nothing is written, and no limit is held: no rate, rather than one of 0."""
+    hung = loose(write_rate=0.0, target_bytes=4.0 * MB)
+    found = advise(hung)
+    assert found.devices[0].drain_rate is None and not found.settings and not price(found)
+    assert "the drain rate of sda" in "; ".join(found.missing)
+    assert "instead of" in " ".join(device_lines(found.devices[0], AROUND))
+    # Beside rows that wrote it counts for nothing, where most are hung as well.
+    both = sorted([*hung, *loose(wall_s=BEGIN_S + DAY / 2)[:2]], key=lambda each: each.wall_s)
+    assert advise(both).devices[0].drain_rate == 2.4e8
+
+
 def test_one_long_flood_is_enough() -> None:
     assert not advise([row(0.0), *(row(2 * DAY + 10.0 * n) for n in range(361))]).missing
 
@@ -340,12 +363,24 @@ def test_what_was_learned_of_other_disks_is_of_no_use_here(history: Path, run: R
 def test_thin_evidence_is_exit_code_1_and_makes_no_file(tmp_path: Path, run: Run) -> None:
     written(tmp_path / "history.db", rows(60))
     code, out, _ = run()
-    assert code == 1 and "1d0h of history" in out
+    assert code == 1 and "thin     Still needed:" in out and "1d0h of history" in out
     code, out, err = run("--format", "sysctl", "-o", str(tmp_path / "file"))
-    assert (code, out) == (1, "") and "1d0h of history" in err
+    assert (code, out) == (1, "") and "evidence; still needed: 1d0h of history" in err
     assert not (tmp_path / "file").exists()
     code, out, err = run("--json")
     assert code == 1 and json.loads(out)["enough"] is False
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_no_file_is_made_without_a_limit(
+    history: Path, run: Run, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr(
+        verb, "recommend", lambda *_: replace(advise([]), missing=(), observed_s=9 * DAY)
+    )
+    code, out, err = run("--format", form, "-o", str(history.parent / "file"))
+    assert (code, out) == (1, "") and "still needed: a limit" in err
+    assert not (history.parent / "file").exists()
 
 
 @pytest.mark.parametrize("form", ["text", "json", *FILES])

@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where to write the page (default %(default)s; - is stdout)",
     )  # fmt: skip
     _add_recommend(verb(
-        "recommend", "recommend:run", "recommend one fixed limit, by the last 7 days or others",
+        "recommend", "recommend:run", "recommend one fixed limit, from the last 7 days, or --since",
         past, of_device, config,
     ))  # fmt: skip
     _add_trial(verb("trial", "trial:trial", "measure the effect on this host by experiment"))

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is not None and not options.force:
         _refuse_others(options.output)
     found, around = _look(options)
-    if form in FILES and found.missing:
+    if form in FILES and (found.missing or not found.settings):
         # A file is put where nobody reads what it rests on.
         raise CommandError(f"no {form} file: {_missing(found)}", BAD_NEWS)
     if form == "text":
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _missing(found: Recommendation) -> str:
-    return f"the evidence is thin; it takes {'; '.join(found.missing)}"
+    return f"not enough evidence; still needed: {'; '.join(found.missing) or 'a limit'}"
 
 
 def _refuse_others(output: Path) -> None:
@@ -204,7 +204,7 @@ def render(found: Recommendation, around: Surroundings, width: int, paint: Paint
     lines += _listed("against", [each.text for each in around.conflicts], width)
     lines += labelled("evidence", _evidence(found), width)
     if found.missing:
-        lines += [paint("thin".ljust(9), "warning") + "It takes, to be enough:"]
+        lines += [paint("thin".ljust(9), "warning") + "Still needed:"]
         lines += [line for each in found.missing for line in wrapped(each, width, " " * 11,
                                                                      " " * 9 + "- ")]
     if found.devices:

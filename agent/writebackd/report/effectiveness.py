@@ -328,10 +328,12 @@ def _unheld(each: Effectiveness) -> List[str]:
     if target is not None and found is not None and target < found:
         text = f"writebackd would have held {formats.size(target)} instead of {formats.size(found)}"
         rate = each.drain_rate or loose.written_bytes / loose.span_s
-        lines.append(
-            f"{text} (medians): what is dirty drains in {formats.duration(found / rate)} at"
-            f" {formats.size(rate)}/s, under its limit in {latency(target / rate)}."
-        )
+        drains = (
+            f": what is dirty drains in {formats.duration(found / rate)} at"
+            f" {formats.size(rate)}/s, under its limit in {latency(target / rate)}"
+            if rate else ""  # a disk that hangs
+        )  # fmt: skip
+        lines.append(f"{text} (medians){drains}.")
     return lines
 
 

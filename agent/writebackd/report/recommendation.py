@@ -248,7 +248,8 @@ def _drain(rows: Sequence[Figures], learned: Learned) -> Tuple[Optional[float], 
     if own:
         median = weighted_median([(row.drain_rate or 0.0, row.span_s) for row in own])
         return median, own[-1].end_s
-    flooded = [row for row in rows if row.flooded_s]
+    # A disk that hangs is no slow one.
+    flooded = [row for row in rows if row.flooded_s and row.write_rate]
     flooded = [row for row in flooded if row.ours_s <= (1 - WHOLE) * row.span_s] or flooded
     if flooded:
         # Of short floods hardly a row is full: what is written in one is of its flood, mostly.
@@ -300,6 +301,11 @@ def _missing(
         )
     if most.drain_rate is None:
         missing.append(f"the drain rate of {most.name}: a flood of 10 s or more shows it")
+    if decider is None and most.flood_s >= ENOUGH_FLOOD_S and most.drain_rate is not None:
+        missing.append(
+            f"a limit for {most.name}: a flood of 10 s or more without a pause, or figures with the"
+            " limit that writebackd asked for, show one"
+        )
     return tuple(missing)
 
 
