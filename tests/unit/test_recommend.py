@@ -39,7 +39,7 @@ from writebackd.report.recommendation_files import (
     device_lines,
     undo,
 )
-from writebackd.report.timeline import pin_spans
+from writebackd.report.timeline import drain_spans, pin_spans
 from writebackd.types.device_memory import Fact, Learned
 from writebackd.types.levers import VmLimits
 
@@ -149,7 +149,7 @@ def test_floor_and_ceiling_hold_and_are_named() -> None:
 
 def test_trials_and_pins_say_nothing() -> None:
     span = (BEGIN_S, BEGIN_S + 10 * DAY)
-    assert advise(held(), pins=[span]).limit_bytes is None
+    assert advise(held(), orders=[span]).limit_bytes is None
     assert advise(held(), trials=[span]).limit_bytes is None
     events = [
         Event(10.0, "pin", text="pinned to 5 bytes by uid 0"), Event(20.0, "action"),
@@ -157,6 +157,27 @@ def test_trials_and_pins_say_nothing() -> None:
         Event(60.0, "mode", text="observe"), Event(70.0, "trial", text="begins"),
     ]  # fmt: skip
     assert pin_spans(events) == [(10.0, 30.0), (50.0, 60.0)]
+
+
+def test_a_drain_lasts_until_it_ends_or_is_released() -> None:
+    events = [
+        Event(10.0, "drain", text="drain of sda by uid 0"), Event(15.0, "decision"),
+        Event(20.0, "drain", text="drain ended by uid 0"),
+        Event(30.0, "drain", text="drain of sda by uid 0"),
+        Event(35.0, "drain", text="drain of sda, sdb by uid 0"),
+        Event(40.0, "pin", text="released by uid 0"), Event(50.0, "drain", text="drain of sda"),
+        Event(60.0, "mode", text="observe"), Event(70.0, "trial", text="begins"),
+    ]  # fmt: skip
+    assert drain_spans(events) == [(10.0, 20.0), (30.0, 35.0), (35.0, 40.0), (50.0, 60.0)]
+
+
+def test_the_verb_leaves_out_pins_and_drains(tmp_path: Path, run: Run) -> None:
+    for kind, text in (("pin", "pinned to 5 bytes by uid 0"), ("drain", "drain of sda by uid 0")):
+        path = written(tmp_path / "history.db", [Event(BEGIN_S - 1, kind, text=text),
+                                                 *days(BEGIN_S)])  # fmt: skip
+        code, out, _ = run()
+        assert code == 1 and "a flood that meets fsyncs on one device: none" in out
+        path.unlink()
 
 
 def test_the_id_survives_noise_and_no_other_limit() -> None:
@@ -229,6 +250,13 @@ def test_the_price_is_of_this_host() -> None:
     assert "writebackd had 2.4 ms and 229M/s" in said
     assert "For 10m0s floods met no fsync" in said and "sdb" not in said
     assert not price(advise([]))
+
+
+def test_floods_of_a_pin_are_not_floods_that_met_no_fsync() -> None:
+    pinned = held(device="sdb")
+    span = (pinned[20].wall_s, pinned[40].wall_s)  # 200 s of the 600
+    said = " ".join(price(advise(pinned, orders=[span])))
+    assert "fsync p99" in said and "met no fsync" not in said
 
 
 # ---- files -------------------------------------------------------------------

@@ -56,7 +56,7 @@ from writebackd.report.recommendation_files import (
     device_lines,
     undo,
 )
-from writebackd.report.timeline import pin_spans, trial_spans
+from writebackd.report.timeline import drain_spans, pin_spans, trial_spans
 from writebackd.tuning import DIRTYABLE_SHARE
 from writebackd.types.device_memory import Learned
 from writebackd.types.levers import VmLimits
@@ -145,8 +145,8 @@ def _look(options: argparse.Namespace) -> Tuple[Recommendation, Surroundings]:
     most = min(policy.limits.ceiling_bytes, int(DIRTYABLE_SHARE * host.memory_bytes))
     found = recommend(
         rows, Host(floor, max(floor, most), policy.limits.background), owns,
-        _learned(state / LEARNED, devices), trial_spans(events), pin_spans(events),
-        now_s if until_s is None else until_s,
+        _learned(state / LEARNED, devices), trial_spans(events),
+        [*pin_spans(events), *drain_spans(events)], now_s if until_s is None else until_s,
     )  # fmt: skip
     begin_s = min((row.wall_s for row in rows), default=now_s)
     end_s = max((row.end_s for row in rows), default=now_s)

@@ -76,6 +76,7 @@ class DeviceAdvice:
     objective_s: float
     floods: int  # that met fsyncs
     flood_s: float  # their length together
+    alone_s: float  # of floods that met none
     held_s: float  # of it, with a limit of writebackd in force
     drain_rate: Optional[float]  # R, bytes per second
     drain_age_s: Optional[float]  # since it was seen last
@@ -141,19 +142,20 @@ def recommend(
     policies: Mapping[str, DevicePolicy],
     learned: Mapping[str, Learned],
     trials: Spans = (),
-    pins: Spans = (),
+    orders: Spans = (),
     now_s: Optional[float] = None,
 ) -> Recommendation:
     """Of rows oldest first; `policies` has each of their devices, `learned` those known by name.
 
-    Rows that a trial or a pin touches say nothing of what writebackd asks for.
+    `orders`: when an admin set the limit, by a pin or a drain. Rows that one of these or a trial
+    touches say nothing of what writebackd asks for.
     """
     by_device: Dict[str, List[Figures]] = {}
     for row in rows:
         by_device.setdefault(row.device, []).append(row)
     end_s = max((row.end_s for row in rows), default=0.0)
     found = [
-        _advice(of_one, policies[name], learned.get(name, Learned()), trials, pins,
+        _advice(of_one, policies[name], learned.get(name, Learned()), trials, orders,
                 end_s if now_s is None else now_s)
         for name, of_one in by_device.items()
     ]  # fmt: skip
@@ -192,11 +194,11 @@ def stepped(limit_bytes: float) -> int:
 
 
 def _advice(
-    found: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, pins: Spans,
+    found: Sequence[Figures], own: DevicePolicy, learned: Learned, trials: Spans, orders: Spans,
     now_s: float,
 ) -> DeviceAdvice:
     effect = measure(found, trials)
-    rows = outside(found, [*trials, *pins])
+    rows = outside(found, [*trials, *orders])
     flooded = [row for row in rows if row.flooded_s and (row.fsyncs or row.oldest_s)]
     held = [row for row in flooded if row.ours_s >= WHOLE * row.span_s]
     held_s = sum(row.flooded_s for row in held)
@@ -227,6 +229,7 @@ def _advice(
         objective_s=objective,
         floods=len(spells(flooded)),
         flood_s=sum(row.flooded_s for row in flooded),
+        alone_s=sum(row.flooded_s for row in rows if not (row.fsyncs or row.oldest_s)),
         held_s=held_s,
         drain_rate=drain_rate,
         drain_age_s=None if seen_s is None else max(0.0, now_s - seen_s),
@@ -370,7 +373,7 @@ def price(found: Recommendation) -> List[str]:
                 f" {formats.size(held.written_bytes / held.span_s)}/s"
             )
         lines.append(f"{text}.")
-    alone_s = sum(each.effect.flooded_s - each.flood_s for each in found.devices)
+    alone_s = sum(each.alone_s for each in found.devices)
     if alone_s >= LEAST_S:
         lines.append(
             f"For {formats.duration(alone_s)} floods met no fsync: a fixed limit holds those as"

@@ -70,6 +70,11 @@ def pin_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
     return _spans(events, "pin", "released ", ("mode",))
 
 
+def drain_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
+    """From when to when a drain held the limit at the floor; a release or a mode ends it as well."""
+    return _spans(events, "drain", "drain ended ", ("pin", "mode"))
+
+
 def _spans(
     events: Sequence[Event], kind: str, ending: str, others: Tuple[str, ...]
 ) -> List[Tuple[float, float]]:
