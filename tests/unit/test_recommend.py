@@ -14,9 +14,13 @@ import pytest
 import schema
 from figure_cases import BEGIN_S, EVIL, SLOW, days, row, rows
 from history_cases import written
+from writebackd.actuate.ledger import Ledger, boot_id
 from writebackd.cli import ctl
 from writebackd.cli import recommend as verb
+from writebackd.cli.client import NoAnswer
+from writebackd.cli.exit_codes import NO_DAEMON
 from writebackd.kernel.conflicting_tools import ConflictingTool
+from writebackd.kernel.files import KernelFiles
 from writebackd.policy import check, load_policy
 from writebackd.report.device_figures import Figures
 from writebackd.report.flood_culprits import blamed, sentence
@@ -38,6 +42,7 @@ from writebackd.report.recommendation_files import (
     contradicting,
     device_lines,
     undo,
+    undone_to,
 )
 from writebackd.report.timeline import drain_spans, pin_spans
 from writebackd.types.device_memory import Fact, Learned
@@ -422,6 +427,59 @@ def test_it_replaces_its_own_files_only(history: Path, run: Run, form: str) -> N
     assert code == 1 and "--force" in err and file.read_text() == "vm.swappiness = 10\n"
     assert run("--format", form, "-o", str(file), "--force")[0] == 0
     assert "wb-" in file.read_text()
+
+
+def left_ledger(place: Path, originals: VmLimits, boot: str) -> None:
+    Ledger(boot, 1, 0.0, "keep", originals, ((5 * MB, 2 * MB),)).save(place / "ledger.json")
+
+
+def test_without_a_daemon_the_ledger_knows_what_was_before(history: Path, run: Run) -> None:
+    left_ledger(history.parent, VmLimits(77 * MB, 0, 0, 7), boot_id(KernelFiles()))
+    before = "sysctl -w vm.dirty_bytes=80740352 vm.dirty_background_ratio=7"
+    code, out, _ = run("--json")
+    assert code == 0 and json.loads(out)["undo"] == before
+    left_ledger(history.parent, VmLimits(77 * MB, 0, 0, 7), "00000000-0000-4000-8000-000000000000")
+    code, out, _ = run("--json")
+    assert code == 0 and json.loads(out)["undo"] != before
+    (history.parent / "ledger.json").write_text("{")
+    code, out, err = run("--json")
+    assert (code, out) == (1, "") and "is damaged" in err
+
+
+@pytest.mark.parametrize("form", ["text", "json", "sysctl", "tuned"])
+def test_the_way_back_is_carried_over(
+    history: Path, run: Run, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """On the second run the limits of the first are in force."""
+    file = history.parent / "file"
+    for limits in (VmLimits(0, 33, 1073741824, 0), VmLimits(4 * MB, 0, 2 * MB, 0)):
+        monkeypatch.setattr(verb, "read_limits", lambda _, limits=limits: limits)
+        assert run("--format", form, "-o", str(file))[0] == 0
+        left_ledger(history.parent, VmLimits(4 * MB, 0, 2 * MB, 0), boot_id(KernelFiles()))
+    assert "vm.dirty_ratio=33 vm.dirty_background_bytes=1073741824" in file.read_text()
+    # Of somebody else's file nothing is taken.
+    file.write_text("#     sysctl -w vm.dirty_ratio=55 vm.dirty_background_ratio=5\n")
+    assert run("--format", form, "-o", str(file), "--force")[0] == 0
+    assert "vm.dirty_bytes=4194304 vm.dirty_background_bytes=2097152" in file.read_text()
+
+
+def test_a_daemon_that_does_not_answer_is_no_reason_to_guess(
+    history: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hangs(*_: object) -> Dict[str, Any]:
+        raise NoAnswer("it does not answer", 3)
+
+    monkeypatch.setattr(verb, "request", hangs)
+    code, _, err = run("--format", "sysctl", "-o", str(history.parent / "file"))
+    assert code == NO_DAEMON and "are not known: it does not answer" in err
+    assert not (history.parent / "file").exists()
+
+
+def test_a_long_way_back_is_read_though_the_screen_breaks_it() -> None:
+    limits = VmLimits(1234567890123, 0, 1234567890122, 0)
+    wrapped = undo(limits).replace(" vm.dirty_background", "\n         vm.dirty_background")
+    assert undone_to(f"why      x\nundo     {wrapped}\n") == limits
+    assert undone_to(f"# Contradicted: {undo(limits)}\n") is None
 
 
 def test_without_a_history_the_error_says_where_it_looked(tmp_path: Path, run: Run) -> None:

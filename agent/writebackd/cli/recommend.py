@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from writebackd import formats
-from writebackd.cli.client import request
-from writebackd.cli.exit_codes import BAD_NEWS, GOOD, USAGE, CommandError
+from writebackd.actuate.ledger import LedgerError, load
+from writebackd.cli.client import NoAnswer, NoDaemon, request
+from writebackd.cli.exit_codes import BAD_NEWS, GOOD, NO_DAEMON, USAGE, CommandError
 from writebackd.cli.history import device_in, span, state_dir
 from writebackd.cli.output import width
 from writebackd.cli.policy import in_force
@@ -26,7 +27,7 @@ from writebackd.kernel.conflicting_tools import active_profile, find_conflicting
 from writebackd.kernel.files import KernelFiles
 from writebackd.kernel.topology import scan
 from writebackd.kernel.vm import host_info, read_limits
-from writebackd.paths import HISTORY, LEARNED
+from writebackd.paths import HISTORY, LEARNED, LEDGER
 from writebackd.policy import PolicyError
 from writebackd.report.alert_answers import past_json
 from writebackd.report.flood_culprits import blamed
@@ -55,6 +56,7 @@ from writebackd.report.recommendation_files import (
     contradicting,
     device_lines,
     undo,
+    undone_to,
 )
 from writebackd.report.timeline import drain_spans, pin_spans, trial_spans
 from writebackd.tuning import DIRTYABLE_SHARE
@@ -65,13 +67,18 @@ from writebackd.types.storage import Device
 log = logging.getLogger(__name__)
 
 _HEAD = 4096  # of a file, that says whether it is ours
+_MOST = 1 << 20  # of it, that may have its undo line
 
 
 def run(options: argparse.Namespace) -> int:
     form = "json" if options.json else options.format
-    if options.output is not None and not options.force:
-        _refuse_others(options.output)
-    found, around = _look(options)
+    earlier = "" if options.output is None else _own(options.output)
+    if earlier is None and not options.force:
+        raise CommandError(
+            f"{options.output} was not made by `{MADE_BY}`: name another with -o, or add --force",
+            BAD_NEWS,
+        )
+    found, around = _look(options, earlier or "")
     if form in FILES and (found.missing or not found.settings):
         # A file is put where nobody reads what it rests on.
         raise CommandError(f"no {form} file: {_missing(found)}", BAD_NEWS)
@@ -94,23 +101,20 @@ def _missing(found: Recommendation) -> str:
     return f"not enough evidence; still needed: {'; '.join(found.missing) or 'a limit'}"
 
 
-def _refuse_others(output: Path) -> None:
-    """Raises CommandError where it would replace a file that it did not make."""
+def _own(output: Path) -> Optional[str]:
+    """The text of an earlier recommendation; empty where no file is, None of somebody else's."""
     if not output.is_file():
-        return  # there is none, or it is no file that could be replaced
+        return ""  # there is none, or it is no file that could be replaced
     try:
         with open(output, "rb") as file:
-            own = MADE_BY.encode() in file.read(_HEAD)
+            text = file.read(_MOST).decode(errors="replace")
     except OSError:
-        own = False
-    if not own:
-        raise CommandError(
-            f"{output} was not made by `{MADE_BY}`: name another with -o, or add --force", BAD_NEWS
-        )
+        return None
+    return text if MADE_BY in text[:_HEAD] else None
 
 
-def _look(options: argparse.Namespace) -> Tuple[Recommendation, Surroundings]:
-    """Everything that is read."""
+def _look(options: argparse.Namespace, earlier: str) -> Tuple[Recommendation, Surroundings]:
+    """Everything that is read; `earlier` is the text that is about to be replaced."""
     files, now_s = KernelFiles(), time.time()
     # Each weekday has its jobs.
     options.since = options.since or "7d"
@@ -153,7 +157,7 @@ def _look(options: argparse.Namespace) -> Tuple[Recommendation, Surroundings]:
     return found, Surroundings(
         host=socket.gethostname(),
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now_s)),
-        original=_original(options, limits),
+        original=_original(options.runtime_dir, files, earlier, limits),
         conflicts=contradicting(found, find_conflicting_tools(files)),
         tuned_profile=active_profile(files),
         blamed={name: blamed(past, name, begin_s, end_s) for name in names},
@@ -176,13 +180,30 @@ def _learned(path: Path, devices: Mapping[str, Device]) -> Dict[str, Learned]:
     }  # fmt: skip
 
 
-def _original(options: argparse.Namespace, now: VmLimits) -> VmLimits:
-    """The limits before writebackd: a running daemon knows them, else they are in force."""
+def _original(
+    runtime_dir: Path, files: KernelFiles, earlier: str, now: VmLimits
+) -> VmLimits:  # fmt: skip
+    """The limits before writebackd and before an earlier recommendation. Raises CommandError.
+
+    Once that one is in force, the daemon too finds its limits as the original.
+    """
+    carried = undone_to(earlier)
+    if carried is not None:
+        return carried
     try:
-        status = request(options.runtime_dir, "status", timeout_s=1.0)
-    except CommandError:
+        status = request(runtime_dir, "status")
+        return VmLimits(**status["limits"]["original"])
+    except NoDaemon:
+        pass
+    except NoAnswer as error:
+        raise CommandError(f"the limits to go back to are not known: {error}", NO_DAEMON) from None
+    try:
+        ledger = load(runtime_dir / LEDGER)
+    except LedgerError as error:
+        raise CommandError(str(error), BAD_NEWS) from None
+    if ledger is None or ledger.is_of_an_earlier_boot(files):
         return now
-    return VmLimits(**status["limits"]["original"])
+    return ledger.originals
 
 
 # ---- the screen --------------------------------------------------------------

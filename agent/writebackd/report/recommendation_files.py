@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from writebackd import formats
@@ -19,6 +20,13 @@ from writebackd.types.levers import VmLimits
 
 MADE_BY = "writebackctl recommend"
 _WIDTH = 92  # of a comment
+_SETTING = re.compile(r"vm\.(dirty_\w+)=(\d{1,20})")
+# `undo` at the beginning of its line, as the forms have it; the screen may break it.
+_UNDO = re.compile(
+    r'^(?:#     |undo +|  "undo": ")sysctl -w'
+    r"(\s+vm\.dirty_(?:bytes|ratio)=\d{1,20}\s+vm\.dirty_background_(?:bytes|ratio)=\d{1,20})\b",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,15 @@ def undo(original: VmLimits) -> str:
     """The command that puts back what was found."""
     values = [pair.describe(pair.value(original)) for pair in PAIRS]
     return "sysctl -w " + " ".join(f"vm.{value}" for value in values)
+
+
+def undone_to(text: str) -> Optional[VmLimits]:
+    """What the undo line of an earlier file, screen or JSON goes back to; None without one."""
+    line = _UNDO.search(text)
+    if line is None:
+        return None
+    values = {name: int(value) for name, value in _SETTING.findall(line[1])}
+    return VmLimits(**{each.name: values.get(each.name, 0) for each in fields(VmLimits)})
 
 
 def sysctl(found: Recommendation, around: Surroundings) -> str:

@@ -71,7 +71,7 @@ def pin_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
 
 
 def drain_spans(events: Sequence[Event]) -> List[Tuple[float, float]]:
-    """From when to when a drain held the limit at the floor; a release or a mode ends it as well."""
+    """From when to when a drain held the limit at the floor; release and mode end it as well."""
     return _spans(events, "drain", "drain ended ", ("pin", "mode"))
 
 
