@@ -11,10 +11,11 @@ import pytest
 
 from fake_sysfs import FakeSysfs
 from writebackd.paths import CACHES
-from writebackd.storage import cache_follower, report_file
+from writebackd.storage import cache_follower, collector, report_file
 from writebackd.storage.backing_watch import look_at_caches, together
 from writebackd.storage.cache_follower import ASK_ALL_S, follow
 from writebackd.storage.collector import main
+from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import CollectorReport
 from writebackd.tuning import FILL_FRESH_S
 from writebackd.types.storage import Backing, CacheMode, Device, Threshold
@@ -90,17 +91,57 @@ def test_without_a_cache_it_ends_at_once(tree: FakeSysfs, tmp_path: Path) -> Non
     assert not (tmp_path / "caches.json").exists()
 
 
+FAILS = "#!/bin/sh\necho busy >&2\nexit 5\n"
+
+
+def with_dmsetup(tree: FakeSysfs, tmp_path: Path, script: str) -> Path:
+    """A volume of the device mapper, and the directory of a dmsetup that says this."""
+    tree.disk("dm-0", "253:0", slaves=["sda"])
+    tree.says("dm-0", dm__name="slow")
+    bins = tmp_path / "bin"
+    bins.mkdir()
+    (bins / "dmsetup").write_text(script)
+    (bins / "dmsetup").chmod(0o755)
+    return bins
+
+
+def test_a_tool_that_fails_is_not_the_end_of_all_caches(
+    tree: FakeSysfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd starts it again after an error, and after an end only the timer does."""
+    bins, output = with_dmsetup(tree, tmp_path, FAILS), tmp_path / "caches.json"
+    monkeypatch.setattr(cache_follower, "search_path", lambda: (str(bins),))
+    output.write_text("left before")
+    with pytest.raises(ToolError, match=r"dm-writecache \(.*; dm-cache \(.*dmsetup\): "):
+        follow(tree.files, output, 2.0, bins.parent)
+    assert output.read_text() == "left before"
+    # Beside a cache that is seen it goes on.
+    with_bcache(tree)
+    monkeypatch.setattr(cache_follower, "time", sleeps := Sleeps(tree, output, 2))
+    with pytest.raises(ToolError):
+        follow(tree.files, output, 2.0, bins.parent)
+    assert len(sleeps.left) == 2
+    assert [bool(each.error) for each in sleeps.left[0].tools] == [False, True, True]
+
+
+def test_the_program_fails_where_all_tools_do(
+    tree: FakeSysfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    bins = with_dmsetup(tree, tmp_path, FAILS)
+    monkeypatch.setattr(cache_follower, "search_path", lambda: (str(bins),))
+    monkeypatch.setattr(collector, "KernelFiles", lambda: tree.files)
+    assert main(["--caches", "2", "--output", str(tmp_path / "caches.json")], bins.parent) == 1
+    assert "dm-cache (" in capsys.readouterr().err
+
+
 def test_the_device_mapper_is_asked_for_what_it_has(
     tree: FakeSysfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each question starts a program: where there was no such cache, once a minute."""
     with_bcache(tree)
-    tree.disk("dm-0", "253:0", slaves=["sda"])
-    tree.says("dm-0", dm__name="slow")
-    calls, bins = tmp_path / "calls", tmp_path / "bin"
-    bins.mkdir()
-    (bins / "dmsetup").write_text(DMSETUP.format(calls=calls))
-    (bins / "dmsetup").chmod(0o755)
+    calls = tmp_path / "calls"
+    bins = with_dmsetup(tree, tmp_path, DMSETUP.format(calls=calls))
     output = tmp_path / "caches.json"
     looks = round(ASK_ALL_S / 20) + 1
     sleeps = Sleeps(tree, output, 100)

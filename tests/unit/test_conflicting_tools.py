@@ -61,6 +61,22 @@ def test_notes_of_saptune_that_are_applied_count_and_the_override_wins(tmp_path:
     assert (first.kind, first.name) == ("saptune", "1") and "saptune applies it" in first.text
 
 
+@pytest.mark.parametrize("empty", ["vm.dirty_bytes =\n", "vm.dirty_bytes=  # off\n"])
+def test_an_override_without_a_value_takes_the_line_out_of_its_note(
+    tmp_path: Path, empty: str
+) -> None:
+    files = {
+        "/etc/sysconfig/saptune": 'NOTE_APPLY_ORDER="1 2"\n',
+        "/usr/share/saptune/notes/1": "[sysctl]\nvm.dirty_bytes = 100\n",
+        "/usr/share/saptune/notes/2": "[sysctl]\nvm.dirty_bytes = 200\nvm.dirty_ratio = 5\n",
+        "/etc/saptune/override/2": f"[sysctl]\n{empty}",
+    }
+    assert found(tmp_path, files) == [  # the other note sets its own
+        ("note", "vm.dirty_bytes=100", "/usr/share/saptune/notes/1:2"),
+        ("note", "vm.dirty_ratio=5", "/usr/share/saptune/notes/2:3"),
+    ]
+
+
 # ---- tuned -------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ from writebackd.storage.collector import collect, main, with_kernel
 from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.raid_types import Controller, ToolError, Volume
 from writebackd.storage.report_file import STALE_S, CollectorReport, Tool
-from writebackd.types.samples import Sample
+from writebackd.types.samples import DeviceSample, Sample
 from writebackd.types.storage import ArrayWork, Backing, CacheMode, Device, Protection, Threshold
 
 ME = os.geteuid()
@@ -859,6 +859,32 @@ def test_a_battery_test_is_told_a_day_before_and_until_it_begins() -> None:
     assert "tests itself in 23h59m (storcli)" in alert.summary
     passed = (backing(learn_s=1.7e9 + host.time_s - 1),)
     assert host.ends_in(backings=passed) > 0  # for `hold`
+
+
+def test_no_device_behind_a_battery_that_tests_itself_is_lost() -> None:
+    """Of two controllers with the same time, and of two disks behind one."""
+    host = Watched().usual()
+    at_s = 1.7e9 + host.time_s + NOTICE_S
+    said = [replace(backing(learn_s=at_s), device=name) for name in ("sdb", "sda", "gone", "sdb")]
+    other = DeviceSample(replace(host.device, name="sdb"), None, 0, 0, 0, 0, 0.0)
+    host.seconds(5, backings=tuple(said), more=(other,))
+    (alert,) = host.alerts
+    assert alert.device == "sda"
+    assert alert.summary.startswith("sda, sdb: the battery of their write cache tests itself in ")
+    assert alert.summary.endswith(": small writes may take milliseconds for hours")
+
+
+@pytest.mark.parametrize("kernel", ["bcache", "dm-cache", "dm-writecache", "md"])
+@pytest.mark.parametrize("above_tool", [False, True])
+def test_what_the_kernel_says_of_its_own_caches_is_no_mismatch(
+    kernel: str, above_tool: bool
+) -> None:
+    host = Watched()
+    host.device = replace(host.device, rotational=True)
+    off = backing(mode=CacheMode.WRITE_THROUGH)
+    said = (replace(off, source=kernel), *([off] if above_tool else []))
+    host.seconds(round(MISMATCH_S) + 1, latency_s=0.2e-3, backings=said)
+    assert [each.summary[:20] for each in host.alerts] == ["sda: storcli says wr"] * above_tool
 
 
 @pytest.mark.parametrize("modes, rotational, latency_s, told", [

@@ -46,6 +46,7 @@ _RC_LOCAL = ("/etc/rc.local", "/etc/rc.d/rc.local", "/etc/init.d/boot.local")
 _DIRTY = r"(?P<setting>dirty_(?:background_)?(?:bytes|ratio))"
 # sysctl.d(5): a leading "-" ignores errors, "/" and "." both part the name.
 _SYSCTL = re.compile(rf"\s*-?\s*vm[./]{_DIRTY}\s*=\s*(?P<value>\S+)")
+_NOTE_LINE = re.compile(rf"\s*vm[./]{_DIRTY}[ \t]*=[ \t]*(?P<value>[^\s#]*)")
 # tmpfiles.d(5): type, path, mode, user, group, age, argument.
 _TMPFILES = re.compile(rf"\s*[wf]\S*\s+/proc/sys/vm/{_DIRTY}\s+(?:\S+\s+){{4}}(?P<value>\S+)")
 # By hand: `echo 15728640 > /proc/sys/vm/dirty_bytes`, `sysctl -w vm.dirty_bytes=15728640`.
@@ -243,9 +244,12 @@ def _saptune(files: KernelFiles) -> Iterator[ConflictingTool]:
              for name in found[1].split() if "/" not in name]  # fmt: skip
     settings: Dict[str, Tuple[str, str, str]] = {}
     for note in notes:
+        own: Dict[str, Tuple[str, str, str]] = {}
         for form in _NOTE_FILES:
-            for place, setting, value in _matches(files, form.format(note), _SYSCTL):
-                settings[setting] = (note, place, value)
+            for place, setting, value in _matches(files, form.format(note), _NOTE_LINE):
+                own[setting] = (note, place, value)
+        # An override without a value takes the line out of its note.
+        settings.update({setting: line for setting, line in own.items() if line[2]})
     for setting, (note, place, value) in settings.items():
         said = f"{setting}={value}"
         yield ConflictingTool(

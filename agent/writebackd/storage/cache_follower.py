@@ -16,6 +16,7 @@ from writebackd.kernel.files import KernelFiles
 from writebackd.storage import linux_storage, report_file
 from writebackd.storage.device_matcher import stamped
 from writebackd.storage.raid_tools import find, mapped, question, search_path
+from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import Tool
 
 # How often those are asked that had no cache.
@@ -23,9 +24,10 @@ ASK_ALL_S = 60.0
 
 
 def follow(files: KernelFiles, output: Path, every_s: float, top: Path = Path("/")) -> None:
-    """Write `output` every `every_s` seconds, until there is no cache. Raises OSError.
+    """Write `output` every `every_s` seconds, until there is no cache.
 
-    `top` is as in `find`.
+    Raises OSError, or ToolError where no cache is seen since tools fail: then what was left stays,
+    and grows old. `top` is as in `find`.
     """
     empty: Set[str] = set()
     ask_all_s = float("-inf")
@@ -36,9 +38,13 @@ def follow(files: KernelFiles, output: Path, every_s: float, top: Path = Path("/
         report = report_file.begun(files)
         found = [tool for tool in _tools(files, top, empty) if tool.controllers or tool.error]
         empty.update({kind.name for kind in mapped(files)} - {tool.name for tool in found})
-        if not any(tool.controllers for tool in found):
+        if not found:
             output.unlink(missing_ok=True)
             return
+        if not any(tool.controllers for tool in found):
+            raise ToolError(
+                "; ".join(f"{tool.name} ({tool.path}): {tool.error}" for tool in found)
+            )  # fmt: skip
         report_file.write(replace(report, tools=tuple(found)), output)
         time.sleep(every_s)
 

@@ -110,7 +110,10 @@ def parser() -> Parser:
 
 
 def main(argv: Optional[Sequence[str]] = None, top: Path = Path("/")) -> int:
-    """0: written, whatever tools said; 1: it could not be; 2: wrong use. `top`: see `find`."""
+    """0: written, whatever tools said; 1: it could not be; 2: wrong use. `top`: see `find`.
+
+    With --caches 0: no cache is left; 1 also where tools fail and no cache is seen.
+    """
     open_closed_streams()
     try:
         return _main(argv, top)
@@ -143,6 +146,9 @@ def _main(argv: Optional[Sequence[str]], top: Path) -> int:
         leave(found)
         found = with_kernel(found, files)
         _leave(found, output, last=True)
+    except ToolError as error:  # of `follow`; systemd starts it again
+        complain(f"writebackd-raid: {error}")
+        return 1
     except OSError as error:
         complain(f"writebackd-raid: {output}: {error.strerror}")
         drop_unwritten("stdout")
