@@ -194,7 +194,7 @@ def test_killed_means_restored_and_hopeless_means_stopped() -> None:
 
 
 def test_nothing_runs_in_a_container_where_limits_are_the_host_s() -> None:
-    for unit in (UNIT, WATCH, PROBE):
+    for unit in (UNIT, WATCH, PROBE, DRAIN, CACHES):
         assert settings(unit)["ConditionVirtualization"] == ["!container"], unit.name
     for unit in (UNIT, WATCH):
         assert settings(unit)["ConditionPathIsReadWrite"] == ["/proc/sys/vm"], unit.name
