@@ -33,8 +33,8 @@ def disk() -> Iterator[Scratch]:
         yield made
 
 
-# All in one transaction, as shutdown.target does it, which refuses to be started by hand.
-DOWN = "[Unit]\nDefaultDependencies=no\nConflicts={units}\n"
+# shutdown.target refuses to be started by hand. Without a service after it nothing powers off.
+DOWN = "[Unit]\nDefaultDependencies=no\nRequires=shutdown.target\n"
 Start = Callable[[], Running]
 
 
@@ -164,7 +164,7 @@ def test_a_shutdown_drains_by_the_unit_as_it_is_installed(
             "/etc/writebackd/policies.d/all.conf.d/50-test.conf",
             f"[devices]\ninclude = {disk.device}\n",
         )
-        system.write("/run/systemd/system/down.target", DOWN.format(units=f"{daemon} {drain}"))
+        system.write("/run/systemd/system/down.target", DOWN)
         system.run("systemctl", "daemon-reload")
         major, minor = disk.devno.split(":")
         system.run("mknod", f"/dev/{disk.device}", "b", major, minor)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -141,11 +143,10 @@ def test_a_shutdown_drains_before_the_daemon_stops_for_a_bounded_time_and_says_s
     drain = settings(DRAIN)
     # What starts after another unit is stopped before it.
     assert {UNIT.name, "local-fs.target"} <= set(drain["After"][0].split())
-    (command,) = drain["ExecStop"]
-    assert command.startswith("/usr/bin/writebackctl drain --timeout ")
     assert "ExecStart" not in drain and drain["RemainAfterExit"] == ["yes"]
     # Its own end comes first, or systemd kills it before it has told anything.
-    limit_s = span(command.rpartition(" ")[2])
+    (limit,) = drain["Environment"]
+    limit_s = span(limit.partition("TIMEOUT=")[2])
     assert limit_s + DRAIN_LEASE_S <= float(drain["TimeoutStopSec"][0])
     assert drain["StandardOutput"] == ["journal+console"]
     # A sync that hangs is not waited for again.
@@ -153,6 +154,24 @@ def test_a_shutdown_drains_before_the_daemon_stops_for_a_bounded_time_and_says_s
     # Stopping or restarting the daemon alone is no shutdown.
     assert not {"PartOf", "BindsTo", "Requires"} & set(drain)
     assert "Also" not in drain and DRAIN.name not in UNIT.read_text()
+
+
+@pytest.mark.parametrize("state, drained", [
+    ("stopping", "drain --timeout 90s\n"), ("running", ""), ("degraded", ""), ("", ""),
+])  # fmt: skip
+def test_a_stop_of_the_drain_unit_drains_at_a_shutdown_alone(
+    state: str, drained: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "writebackctl"
+    for stub, text in ((program, 'echo "$@"'), (tmp_path / "systemctl", f"echo {state}; exit 1")):
+        stub.write_text(f"#!/bin/sh\n{text}\n")
+        stub.chmod(0o755)
+    text = DRAIN.read_text().replace("\\\n", "").replace("/usr/bin/writebackctl", str(program))
+    # As systemd reads it: $$ is a dollar sign.
+    (command,) = re.findall(r"^ExecStop=(.*)$", text.replace("$$", "$"), re.MULTILINE)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    result = run(shlex.split(command), tmp_path, PATH=path, TIMEOUT="90s")
+    assert (result.returncode, result.stdout) == (0, drained)
 
 
 def test_a_restart_is_well_within_the_lease() -> None:

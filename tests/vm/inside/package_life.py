@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Set, Tuple
 
 DAEMON, WATCH = "writebackd.service", "writebackd-watch.service"
+DRAIN, CACHES = "writebackd-drain.service", "writebackd-caches.service"
 DROP_IN = Path("/etc/writebackd/policies.d/all.conf.d/50-site.conf")
 NAMES = ("dirty_bytes", "dirty_ratio", "dirty_background_bytes", "dirty_background_ratio")
 MIB = 1 << 20
@@ -234,7 +235,12 @@ def test_changed_version(package: str, version: str, step: str) -> None:
 
 
 def test_remove(package: str, found: Tuple[int, ...]) -> None:
+    run("systemctl", "enable", "--now", DRAIN)
+    run("systemctl", "start", CACHES)
     run("apt-get", "remove", "--yes", "writebackd")
+    for unit in (DRAIN, CACHES):
+        assert show(unit, "ActiveState") == "inactive", unit
+    assert not Path(f"/etc/systemd/system/multi-user.target.wants/{DRAIN}").is_symlink()
     assert limits() == found and not Path("/usr/lib/writebackd").exists()
     assert Path("/var/lib/writebackd").exists()
     held("removed: limits restored, state kept")
