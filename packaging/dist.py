@@ -4,6 +4,9 @@
 All but the sdist are built from the sdist, and every time in them is that of the last entry of
 debian/changelog: the same sources and tools give the same bytes in any directory.  A package whose
 tools are missing is left out, and a line says so.
+
+A release in DIR is replaced: the files that its SHA256SUMS names, and no others.  A DIR that has
+files and no SHA256SUMS is refused.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Set
 
 import sbom
 
 ROOT = Path(__file__).resolve().parents[1]
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NOT_SOURCES = (".*", "build", "tests", "_bpf", "*.egg-info", "__pycache__")
+NOT_SOURCES = (".*", "_bpf", "*.egg-info", "__pycache__")
+# At the top alone: debian/tests is the package's.
+NOT_AT_TOP = {"build", "tests"}
 PIP = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
+SUMS = "SHA256SUMS"
 SDIST = "import build_backend, sys; build_backend.build_sdist(sys.argv[1])"
 
 
@@ -34,9 +40,8 @@ def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print("usage: dist.py DIR", file=sys.stderr)
         return 2
-    out = Path(sys.argv[1]).resolve()
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    where = Path(sys.argv[1]).resolve()
+    last = last_release(where)
     os.umask(0o022)
     epoch = changelog_epoch()
     # Not the caller's Python and compilers, nor what steers them.
@@ -44,8 +49,9 @@ def main() -> int:
                "SOURCE_DATE_EPOCH": str(epoch)}
     with tempfile.TemporaryDirectory(prefix="writebackd-dist-") as name:
         work = Path(name)
-        source = work / "source"
-        shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(*NOT_SOURCES))
+        out = work / "out"
+        out.mkdir()
+        source = copy_sources(work / "source")
         sdist = make_sdist(source, work, out, epoch, environ)
         tree = unpack(sdist, work / "wheel")
         run([sys.executable, *PIP, "wheel", "--no-build-isolation", "--no-deps", "-w", str(out),
@@ -63,11 +69,36 @@ def main() -> int:
         (wheel,) = out.glob("*.whl")
         compiler = (source / "build" / "bpf" / "config").read_text().strip()
         (out / f"{wheel.stem}.cdx.json").write_text(sbom.cyclonedx(wheel, compiler, epoch))
-    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
-            for path in sorted(out.iterdir())]  # fmt: skip
-    (out / "SHA256SUMS").write_text("".join(sums))
+        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+                for path in sorted(out.iterdir())]  # fmt: skip
+        (out / SUMS).write_text("".join(sums))
+        for path in last:
+            path.unlink(missing_ok=True)
+        where.mkdir(parents=True, exist_ok=True)
+        for path in sorted(out.iterdir()):
+            shutil.move(str(path), where)
     print("".join(sums), end="")
     return 0
+
+
+def last_release(where: Path) -> List[Path]:
+    """The files of the release in a directory; ends the program where others are and none is."""
+    if not where.exists() or not any(where.iterdir()):
+        return []
+    if not (where / SUMS).is_file():
+        raise SystemExit(f"dist: {where} is not empty and has no {SUMS}: name another directory")
+    names = re.findall(r"(?m)^[0-9a-f]{64}  (\w[^/\n]*)$", (where / SUMS).read_text())
+    return [where / name for name in (*names, SUMS)]
+
+
+def copy_sources(target: Path) -> Path:
+    generated = shutil.ignore_patterns(*NOT_SOURCES)
+
+    def ignored(directory: str, names: List[str]) -> Set[str]:
+        return generated(directory, names) | (NOT_AT_TOP if directory == str(ROOT) else set())
+
+    shutil.copytree(ROOT, target, symlinks=True, ignore=ignored)
+    return target
 
 
 def changelog_epoch() -> int:

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from checkout import ROOT
+from checkout import ROOT, need_compiler, run
 from writebackd import __version__
 
 sys.path.append(str(ROOT / "packaging"))
+import dist
 import sbom
 
 # Each names the version again, in a format of its own.
@@ -58,3 +61,33 @@ def test_the_sbom_names_every_file_and_what_it_needs(tmp_path: Path) -> None:
     assert {parts[name]["purl"] for name in ("python3", "libbpf")} == set(
         bill["dependencies"][0]["dependsOn"]
     )
+
+
+def test_a_release_replaces_the_last_one_and_nothing_else(tmp_path: Path) -> None:
+    where, beside = tmp_path / "dist", tmp_path / "beside"
+    assert dist.last_release(where) == []
+    where.mkdir()
+    assert dist.last_release(where) == []
+    names = ["writebackd-0.1.0.tar.gz", "../beside", str(beside)]
+    (where / "SHA256SUMS").write_text("".join(f"{'0' * 64}  {name}\n" for name in names))
+    (where / "notes").touch()
+    assert dist.last_release(where) == [where / names[0], where / "SHA256SUMS"]
+
+
+def test_a_directory_that_holds_no_release_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("years")
+    done = run([sys.executable, str(ROOT / "packaging/dist.py"), str(tmp_path)], ROOT)
+    assert done.returncode == 1 and "not empty and has no SHA256SUMS" in done.stdout
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["years"]
+
+
+def test_the_sdist_has_the_package_s_tests_and_not_the_checkout_s(tmp_path: Path) -> None:
+    need_compiler()
+    out = tmp_path / "out"
+    out.mkdir()
+    source = dist.copy_sources(tmp_path / "source")
+    sdist = dist.make_sdist(source, tmp_path, out, dist.changelog_epoch(), dict(os.environ))
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"debian/tests/control", "debian/tests/service"} <= names
+    assert [name for name in names if name.split("/")[0] in dist.NOT_AT_TOP] == []
