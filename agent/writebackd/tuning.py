@@ -39,11 +39,6 @@ CACHE_S = 10.0
 # Share of the syncs' time that slow ones take.  By time a full cache shows 35 % and more, and one
 # with room next to nothing; by count they overlap.
 MARK = 0.2
-# Of a cache that the kernel runs and that says how full it is. bcache of 6.1 took no more at 0.993
-# of what it gives to writes, and what was read is up to 2 s old.
-FULL_SHARE = 0.95
-# Seconds, after which such a reading says nothing any more: three of them were missed.
-FILL_FRESH_S = 8.0
 # A sync is slow from so many times its unloaded latency on: what is ahead of it on the link takes
 # that.
 SLOW_MULTIPLE = 2.0
@@ -80,29 +75,6 @@ FADE_S = 60.0
 # Seconds.  What a sync leaves in the cache is paid for by sweeps, every 8 to 9 s: the price is a
 # mean over several.
 PRICE_S = 30.0
-
-# ---- how bcache destages ----
-
-SECTOR = 512
-# Seconds in which what is dirty is written out: long enough for readings every 2 s, short enough
-# that a cache holds what comes in meanwhile.
-DESTAGE_S = 10.0
-# Of the drain rate, that it is at least: or the last blocks would stay for minutes.
-DESTAGE_LEAST = 0.02
-# Seconds that it rests after each pass over what is dirty. Its own are 30, in which nothing is
-# destaged: of 39 MB written at the start of a pause none was, at any rate (6.1).
-DESTAGE_DELAY_S = 1
-# Of the cache, in per cent, until which the rate stays as it is set. Above its own 10 it grows to
-# what the disk takes; 40 is the most that it accepts, from which on it sends writes past the cache.
-DESTAGE_PERCENT = 40
-
-# ---- how large the cache is ----
-
-# Seconds of R that a cache has to hold to be seen: what a tick brings above R may be noise, or what
-# waited in the queue.
-SEEN_S = 0.5
-# Seconds of the first flood that are kept for it: R is known by then.
-FIRST_FLOOD_S = 60.0
 
 # ---- the limit ----
 

@@ -10,6 +10,7 @@ from typing import List, Optional
 import pytest
 
 from fake_sysfs import FakeSysfs
+from writebackd.estimate.true_fill import FILL_FRESH_S
 from writebackd.paths import CACHES
 from writebackd.storage import cache_follower, collector, report_file
 from writebackd.storage.backing_watch import look_at_caches, together
@@ -17,7 +18,6 @@ from writebackd.storage.cache_follower import ASK_ALL_S, follow
 from writebackd.storage.collector import main
 from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import CollectorReport
-from writebackd.tuning import FILL_FRESH_S
 from writebackd.types.storage import Backing, CacheMode, Device, Threshold
 
 MIB = 1 << 20

@@ -11,9 +11,10 @@ import pytest
 import samples
 from plant import DISK, HOST
 from writebackd.control.decide import decide
-from writebackd.control.destage import plan_destage
+from writebackd.control.destage import DESTAGE_DELAY_S, DESTAGE_PERCENT, plan_destage
+from writebackd.estimate.true_fill import FILL_FRESH_S
 from writebackd.policy import load_policy
-from writebackd.tuning import DEADBAND, DESTAGE_DELAY_S, DESTAGE_PERCENT, FILL_FRESH_S
+from writebackd.tuning import DEADBAND
 from writebackd.types.core_memory import Memory
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.levers import LeverKind, Setting, VmLimits

@@ -26,6 +26,7 @@ from writebackd.estimate.drain import (
     written_by,
 )
 from writebackd.estimate.estimator import estimate, objective_s
+from writebackd.estimate.true_fill import FILL_FRESH_S, FULL_SHARE
 from writebackd.policy import load_policy
 from writebackd.tuning import (
     BUSY_SHARE,
@@ -34,10 +35,8 @@ from writebackd.tuning import (
     FADE_S,
     FASTER,
     FELL,
-    FILL_FRESH_S,
     FLOOD_RATE,
     FOLLOW_S,
-    FULL_SHARE,
     GAIN_S,
     HELD_BACK_SHARE,
     LINK_MOST_S,
@@ -566,7 +565,7 @@ def test_the_first_flood_shows_the_size_once_r_is_known() -> None:
     assert filled.cache_bytes is None
     known = drain.shown(filled)
     assert known.cache_bytes == known.fill_bytes == pytest.approx(4 * R)
-    assert known.drain.first_ticks == ()
+    assert known.first_ticks == ()
     # Less than half a second of R may be noise; what is known already is not replaced.
     noise = feed(NEW, seconds(1, 1.4 * R) + seconds(6, R), SLOW)
     assert drain.shown(noise).cache_bytes is None

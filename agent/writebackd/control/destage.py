@@ -12,21 +12,27 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Tuple
 
 from writebackd.control.ramp import near
+from writebackd.estimate.true_fill import FILL_FRESH_S
 from writebackd.policy.schema import Policy
-from writebackd.tuning import (
-    DESTAGE_DELAY_S,
-    DESTAGE_LEAST,
-    DESTAGE_PERCENT,
-    DESTAGE_S,
-    FILL_FRESH_S,
-    SECTOR,
-)
 from writebackd.types.copying import replace
 from writebackd.types.core_memory import Memory
 from writebackd.types.estimate import Estimate
 from writebackd.types.levers import LeverKind, Setting
 from writebackd.types.samples import Sample
 from writebackd.types.storage import CacheMode
+
+SECTOR = 512
+# Seconds in which what is dirty is written out: long enough for readings every 2 s, short enough
+# that a cache holds what comes in meanwhile.
+DESTAGE_S = 10.0
+# Of the drain rate, that it is at least: or the last blocks would stay for minutes.
+DESTAGE_LEAST = 0.02
+# Seconds that it rests after each pass over what is dirty. Its own are 30, in which nothing is
+# destaged: of 39 MB written at the start of a pause none was, at any rate (6.1).
+DESTAGE_DELAY_S = 1
+# Of the cache, in per cent, until which the rate stays as it is set. Above its own 10 it grows to
+# what the disk takes; 40 is the most that it accepts, from which on it sends writes past the cache.
+DESTAGE_PERCENT = 40
 
 
 def plan_destage(

@@ -18,13 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional, Sequence
 
+from writebackd.estimate.cache_size import counted, with_drain_rate, with_first_flood
 from writebackd.tuning import (
     BUSY_SHARE,
     DEEP,
     FADE_S,
     FASTER,
     FELL,
-    FIRST_FLOOD_S,
     FLOOD_RATE,
     FOLLOW_S,
     GAIN_S,
@@ -35,7 +35,6 @@ from writebackd.tuning import (
     MARK,
     PRICE_S,
     SEEK,
-    SEEN_S,
     SHOWN_S,
     SLOW_MULTIPLE,
     UNLOADED_S,
@@ -162,7 +161,7 @@ def update_drain(
     """
     d, r = memory.drain, memory.drain_rate
     sync = sample.sync
-    memory = _fill(writes, memory, dt_s)
+    memory = counted(memory, writes.rate, writes.flooded, dt_s)
     if not writes.flooded or sync is None:
         if d.slow_share or d.full_s:
             d = replace(d, slow_share=d.slow_share * 0.5**dt_s, full_s=0.0)
@@ -187,12 +186,9 @@ def update_drain(
     ticks = d.full_ticks if full else ()
     if full and full_s > 1.0:  # in its first second the cache still takes some
         ticks = (*ticks, (rate, float(limit_bytes)))[-_shown_ticks(dt_s):]
-    first = d.first_ticks
-    if memory.drain_rate is None and len(first) * dt_s < FIRST_FLOOD_S:
-        first = (*first, (writes.rate, dt_s))
+    memory = with_first_flood(memory, writes.rate, dt_s)
     d = replace(
         d,
-        first_ticks=first,
         rate=d.rate + (rate - d.rate) * weight,
         sync_rate=d.sync_rate + (sync.count / dt_s - d.sync_rate) * weight,
         slow_share=slow,
@@ -259,36 +255,9 @@ def shown(memory: DeviceMemory) -> DeviceMemory:
     """R as a full cache has shown it; its first seconds may have been filling.
 
     The search ended since its last step brought next to nothing: so the limit before was enough.
-    What a sync costs is not known then. The cache holds what came in above R until it was full.
+    What a sync costs is not known then.
     """
     d = memory.drain
-    r = min(d.rate, d.full_rate)
-    fill = most = 0.0
-    for rate, seconds in d.first_ticks:
-        fill = max(0.0, fill + (rate - r) * seconds)
-        most = max(most, fill)
-    if memory.cache_bytes is None and most >= SEEN_S * r:
-        memory = replace(memory, cache_bytes=most, fill_bytes=most, was_empty=False)
     enough = (memory.law.limit_bytes or 0.0) / SEEK
-    drain = replace(unpriced(d), enough_bytes=enough, first_ticks=())
-    return replace(memory, drain=drain, drain_rate=r)
-
-
-def _fill(writes: Writes, memory: DeviceMemory, dt_s: float) -> DeviceMemory:
-    """Count what must be in the cache: its size is what went in from empty to full.
-
-    One that is full again without having been empty says little: for a moment the syncs waited for
-    something else. Beside a flood nobody knows whether it is empty, as syncs cost more than bytes.
-    """
-    if memory.drain_rate is None:
-        return memory
-    fill = max(0.0, memory.fill_bytes + (writes.rate - memory.drain_rate) * dt_s)
-    cache, full_s = memory.cache_bytes, memory.drain.full_s
-    empty = memory.was_empty or (fill == 0 and not writes.flooded)
-    if 0 < full_s <= dt_s and fill > 0:
-        if empty and fill >= SEEN_S * memory.drain_rate:
-            cache = fill if cache is None else (cache + fill) / 2
-        empty = False
-    if cache is not None:
-        fill = cache if full_s > 0 else min(fill, cache)
-    return replace(memory, fill_bytes=fill, cache_bytes=cache, was_empty=empty)
+    memory = replace(memory, drain=replace(unpriced(d), enough_bytes=enough))
+    return with_drain_rate(memory, min(d.rate, d.full_rate))

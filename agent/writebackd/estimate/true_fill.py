@@ -6,11 +6,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict
 
-from writebackd.tuning import FILL_FRESH_S, FULL_SHARE
 from writebackd.types.copying import replace
 from writebackd.types.device_memory import DeviceMemory
 from writebackd.types.samples import Sample
 from writebackd.types.storage import CacheMode
+
+# Of a cache that the kernel runs and that says how full it is. bcache of 6.1 took no more at 0.993
+# of what it gives to writes, and what was read is up to 2 s old.
+FULL_SHARE = 0.95
+# Seconds, after which such a reading says nothing any more: three of them were missed.
+FILL_FRESH_S = 8.0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Callable, List, Optional, Sequence, Tuple
 
+from writebackd.estimate.true_fill import FILL_FRESH_S
 from writebackd.kernel.files import KernelFiles
 from writebackd.paths import CACHES, RAID
 from writebackd.storage import report_file
@@ -14,7 +15,6 @@ from writebackd.storage.device_matcher import Matcher
 from writebackd.storage.linux_storage import MDSTAT, parse_mdstat
 from writebackd.storage.raid_types import ToolError
 from writebackd.storage.report_file import STALE_S, CollectorReport
-from writebackd.tuning import FILL_FRESH_S
 from writebackd.types.storage import Backing, Device
 
 LOOK_S = 60.0

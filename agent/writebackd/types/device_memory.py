@@ -28,8 +28,6 @@ class Drain:
     lost_s: float = 0.0
     syncs: float = 0.0
     fell_s: float = 0.0  # in a row, with a slower disk's rate; negative: with a faster one's
-    # (rate, seconds) of the ticks of the first flood, while R is not known.
-    first_ticks: Tuple[Tuple[float, float], ...] = ()
     fastest_s: float = float("inf")  # lowest median of an fsync, where nothing tells the unloaded
 
     @property
@@ -102,6 +100,8 @@ class DeviceMemory:
     fill_bytes: float = 0.0  # what must be in the write cache
     cache_bytes: Optional[float] = None  # its size, as it was seen to fill
     was_empty: bool = True  # since it was full
+    # (rate, seconds) of the ticks of the first flood, while R is not known.
+    first_ticks: Tuple[Tuple[float, float], ...] = ()
     baseline_s: Optional[float] = None
     write_baseline_s: Optional[float] = None  # unloaded device latency of a small write
     quiet_s: float = 0.0  # time with hardly any writes but the syncs' own

@@ -32,12 +32,12 @@ from tests.kernel.fault_rig import (
 from tests.kernel.scratch import run
 from tests.vm.inside.rig import MIB, WISHING, wait_for, wish
 from writebackd.actuate.ledger import load
-from writebackd.control.destage import destage_rate
+from writebackd.control.destage import DESTAGE_DELAY_S, DESTAGE_PERCENT, SECTOR, destage_rate
+from writebackd.estimate.true_fill import FULL_SHARE
 from writebackd.kernel import bcache_files
 from writebackd.paths import CACHES, LEDGER
 from writebackd.storage.backing_watch import look_at_caches
 from writebackd.storage.linux_storage import read_bcache
-from writebackd.tuning import DESTAGE_DELAY_S, DESTAGE_PERCENT, FULL_SHARE, SECTOR
 from writebackd.types.levers import LeverKind, VmLimits
 from writebackd.types.storage import Backing, CacheMode, Device
 
