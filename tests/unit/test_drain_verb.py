@@ -21,7 +21,7 @@ import samples
 import schema
 from served import Served
 from writebackd.cli import ctl
-from writebackd.cli import drain as drain_module
+from writebackd.cli import drain_verb as drain_module
 from writebackd.cli.client import NoAnswer, NoDaemon, request
 from writebackd.report.answer_parts import drain_json
 from writebackd.report.control_server import RequestError, names_argument

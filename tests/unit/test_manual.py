@@ -331,7 +331,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaem
     monkeypatch.setattr(os, "execvp", replaced)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(lease_watcher, "run", lambda *args, **more: 0)
-    monkeypatch.setattr("writebackd.cli.drain._ASK_S", 0.02)
+    monkeypatch.setattr("writebackd.cli.drain_verb._ASK_S", 0.02)
     monkeypatch.setattr("writebackd.cli.top.time.sleep", lambda seconds: None)
     yield fake
     fake.stop()

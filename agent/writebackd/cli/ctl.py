@@ -187,7 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         "--for", dest="span", type=span, metavar="SPAN", help="release it after so long, like 10m"
     )
     verb("release", "daemon_verbs:release", "end a pin, or a held drain")
-    drain = verb("drain", "drain:drain", "write out page cache and write caches, with progress")
+    drain = verb(
+        "drain", "drain_verb:drain", "write out page cache and write caches, with progress"
+    )
     drain.add_argument(
         "devices", nargs="*", metavar="DEVICE",
         help="name, MAJ:MIN, /dev path or mount point; default: all that are managed",
