@@ -19,15 +19,16 @@ FIRST_FLOOD_S = 60.0
 def with_first_flood(memory: DeviceMemory, rate: float, dt_s: float) -> DeviceMemory:
     """The memory with this tick of the first flood, while R is not known."""
     first = memory.first_ticks
-    if memory.drain_rate is not None or len(first) * dt_s >= FIRST_FLOOD_S:
+    if memory.drain_rate is not None or len(first) / 2 * dt_s >= FIRST_FLOOD_S:
         return memory
-    return replace(memory, first_ticks=(*first, (rate, dt_s)))
+    return replace(memory, first_ticks=(*first, rate, dt_s))
 
 
 def with_drain_rate(memory: DeviceMemory, r: float) -> DeviceMemory:
     """The memory once R is known: the cache holds what came in above it until it was full."""
     fill = most = 0.0
-    for rate, seconds in memory.first_ticks:
+    first = memory.first_ticks
+    for rate, seconds in zip(first[::2], first[1::2]):
         fill = max(0.0, fill + (rate - r) * seconds)
         most = max(most, fill)
     memory = replace(memory, drain_rate=r, first_ticks=())

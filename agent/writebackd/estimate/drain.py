@@ -41,7 +41,7 @@ from writebackd.tuning import (
 )
 from writebackd.types.copying import replace
 from writebackd.types.device_memory import DeviceMemory, Drain
-from writebackd.types.histogram import BUCKET_EDGES_S, Histogram
+from writebackd.types.histogram import Histogram
 from writebackd.types.samples import DeviceSample, IoClass, SyncSample, VmState
 
 
@@ -126,15 +126,10 @@ def slow_share(sync: SyncSample, unloaded_s: float, queued_s: float) -> Optional
     its part of that, on the link.
     """
     least = max(SLOW_MULTIPLE * unloaded_s, UNLOADED_S, min(LINK_SHARE * queued_s, LINK_MOST_S))
-    slow = total = 0.0
-    for index, count in sync.latency.buckets:
-        spent = (BUCKET_EDGES_S[index] + BUCKET_EDGES_S[index + 1]) / 2 * count
-        total += spent
-        if BUCKET_EDGES_S[index] >= least:
-            slow += spent
+    total = sync.latency.total_s()
     if not total:
         return 1.0 if sync.inflight and sync.oldest_s > least else None
-    return slow / total
+    return sync.latency.total_s(least) / total
 
 
 def is_in_force(limit_bytes: int, memory: DeviceMemory) -> bool:

@@ -100,8 +100,8 @@ class DeviceMemory:
     fill_bytes: float = 0.0  # what must be in the write cache
     cache_bytes: Optional[float] = None  # its size, as it was seen to fill
     was_empty: bool = True  # since it was full
-    # (rate, seconds) of the ticks of the first flood, while R is not known.
-    first_ticks: Tuple[Tuple[float, float], ...] = ()
+    # rate, dt, rate, dt and so on of the first flood's ticks, while R is not known
+    first_ticks: Tuple[float, ...] = ()
     baseline_s: Optional[float] = None
     write_baseline_s: Optional[float] = None  # unloaded device latency of a small write
     quiet_s: float = 0.0  # time with hardly any writes but the syncs' own

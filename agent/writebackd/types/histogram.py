@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 from typing import Optional, Sequence, Tuple
 
 # The latency histogram of bpf/writeback.h: exact below 8 units, then 8 buckets
@@ -89,12 +90,14 @@ class Histogram:
         into = max(rank - below[place - 1] if place else rank, 0.0)
         return low + (high - low) * into / count
 
-    def total_s(self) -> float:
-        """All values together in seconds, each in the middle of its bucket."""
-        total_s = 0.0
-        for index, count in zip(self.indices, self.counts):
-            total_s += count * _MIDDLES_S[index]
-        return total_s
+    def total_s(self, threshold_s: float = 0.0) -> float:
+        """Seconds of all values in buckets that start at or above `threshold_s`, together.
+
+        Each value is taken as the middle of its bucket.
+        """
+        place = bisect_left(self.indices, bisect_left(BUCKET_EDGES_S, threshold_s))
+        middles = map(_MIDDLES_S.__getitem__, self.indices[place:])
+        return float(sum(map(mul, self.counts[place:], middles)))
 
     def told(self) -> "Tuple[int, float, Optional[float], Optional[float]]":
         """`total`, `total_s`, p50 and p99 in seconds: what every tick asks of every device."""
