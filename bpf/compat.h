@@ -117,7 +117,7 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 #define SYSCALL_NR(regs) ((long)(regs)->orig_ax)
 #define SYSCALL_ARG0(regs) ((unsigned int)(regs)->di)
 #define SYSCALL_IS_COMPAT(task) \
-	(BPF_CORE_READ(task, thread_info.status) & 0x2 /* TS_COMPAT */)
+	(TASK_READ(task, HAS_TYPED_TASK, thread_info.status) & 0x2 /* TS_COMPAT */)
 #elif defined(__TARGET_ARCH_arm64) /* include/uapi/asm-generic/unistd.h */
 #define NR_write 64
 #define NR_writev 66
@@ -131,7 +131,7 @@ static __always_inline __u64 disk_sequence(struct gendisk *disk)
 #define SYSCALL_NR(regs) ((long)(regs)->syscallno)
 #define SYSCALL_ARG0(regs) ((unsigned int)(regs)->orig_x0)
 #define SYSCALL_IS_COMPAT(task) \
-	(BPF_CORE_READ(task, thread_info.flags) & 1UL << 22 /* TIF_32BIT */)
+	(TASK_READ(task, HAS_TYPED_TASK, thread_info.flags) & 1UL << 22 /* TIF_32BIT */)
 #endif
 
 #endif

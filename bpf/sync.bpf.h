@@ -203,13 +203,25 @@ int BPF_KRETPROBE(kretprobe_syncfs)
 	return 0;
 }
 
-static __always_inline struct file *file_of(struct task_struct *task, unsigned int fd)
+/* A typed task's fields are plain loads; each copy costs as much as a map lookup. */
+static __always_inline struct file *file_of(unsigned int fd)
 {
 	struct file **files, *file = NULL;
+	unsigned int most;
 
-	if (fd >= BPF_CORE_READ(task, files, fdt, max_fds))
+	if (HAS_TYPED_TASK) {
+		struct fdtable *table = bpf_get_current_task_btf()->files->fdt;
+
+		most = table->max_fds;
+		files = table->fd;
+	} else {
+		struct task_struct *task = (void *)bpf_get_current_task();
+
+		most = BPF_CORE_READ(task, files, fdt, max_fds);
+		files = BPF_CORE_READ(task, files, fdt, fd);
+	}
+	if (fd >= most)
 		return NULL;
-	files = BPF_CORE_READ(task, files, fdt, fd);
 	bpf_probe_read_kernel(&file, sizeof(file), &files[fd]);
 	return file;
 }
@@ -219,8 +231,7 @@ static __always_inline struct file *file_of(struct task_struct *task, unsigned i
 SEC("?ksyscall/syncfs")
 int BPF_KPROBE(kprobe_syncfs_call, struct pt_regs *regs)
 {
-	struct file *file =
-		file_of((void *)bpf_get_current_task(), PT_REGS_PARM1_CORE_SYSCALL(regs));
+	struct file *file = file_of(PT_REGS_PARM1_CORE_SYSCALL(regs));
 
 	if (file)
 		sync_begin(BPF_CORE_READ(file, f_inode, i_sb, s_dev), SYNC_SYNCFS, OWNER_SYSCALL);
@@ -255,10 +266,10 @@ int BPF_PROG(sys_enter, struct pt_regs *regs, long nr)
 
 	if (nr != NR_fsync && nr != NR_fdatasync && nr != NR_syncfs)
 		return 0;
-	task = (void *)bpf_get_current_task();
+	task = HAS_TYPED_TASK ? bpf_get_current_task_btf() : (void *)bpf_get_current_task();
 	if (SYSCALL_IS_COMPAT(task))
 		return 0;
-	file = file_of(task, SYSCALL_ARG0(regs));
+	file = file_of(SYSCALL_ARG0(regs));
 	if (!file)
 		return 0;
 	if (nr == NR_syncfs) {
