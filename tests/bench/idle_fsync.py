@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator, List, NamedTuple
 
 from tests.kernel.fault_rig import limits_kept
 from tests.kernel.test_daemon import Running
@@ -28,8 +28,13 @@ WANTED = 0.99
 FILE_BYTES = 64 << 20
 
 
-def fsyncs_per_second(file: Path, seconds: int) -> float:
-    """Of fio, over so many seconds."""
+class Load(NamedTuple):
+    rate: float  # fsyncs per second
+    cpu_us: float  # fio's own for each, the system calls included
+
+
+def synced(file: Path, seconds: int) -> Load:
+    """What fio did in so many seconds."""
     done = subprocess.run(
         ["fio", "--name=f", f"--filename={file}", f"--size={FILE_BYTES}", "--bs=4k",
          "--rw=randwrite", "--ioengine=psync", "--fsync=1", "--time_based",
@@ -37,7 +42,8 @@ def fsyncs_per_second(file: Path, seconds: int) -> float:
         check=True, capture_output=True, text=True,
     )
     job = json.loads(done.stdout)["jobs"][0]
-    return float(job["sync"]["total_ios"] / (job["job_runtime"] / 1000.0))
+    rate = job["sync"]["total_ios"] / (job["job_runtime"] / 1000.0)
+    return Load(rate, (job["usr_cpu"] + job["sys_cpu"]) * 1e4 / rate)
 
 
 @contextlib.contextmanager
@@ -51,18 +57,18 @@ def agent(directory: Path) -> Iterator[None]:
     assert code == 0, running.log.read_text()
 
 
-def pairs(directory: Path, count: int, seconds: int) -> Iterator[List[float]]:
+def pairs(directory: Path, count: int, seconds: int) -> Iterator[List[Load]]:
     """`[without, with]` the agent, of one pair after the other."""
     with limits_kept(), tempfile.TemporaryDirectory(dir=directory) as own, \
             tempfile.TemporaryDirectory() as runtime:
         file = Path(own) / "file"
-        fsyncs_per_second(file, 5)  # lays it out, and the disk awakes
+        synced(file, 5)  # lays it out, and the disk awakes
         for number in range(count):
-            rates = [0.0, 0.0]
+            loads = [Load(0.0, 0.0), Load(0.0, 0.0)]
             for with_agent in (0, 1) if number % 2 else (1, 0):
                 with agent(Path(runtime)) if with_agent else contextlib.nullcontext():
-                    rates[with_agent] = fsyncs_per_second(file, seconds)
-            yield rates
+                    loads[with_agent] = synced(file, seconds)
+            yield loads
 
 
 def main() -> int:
@@ -73,11 +79,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=20)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the agent ends as well
-    ratios = []
+    ratios, more_us = [], []
     for without, with_agent in pairs(options.directory, options.pairs, options.seconds):
-        ratios.append(with_agent / without)
-        print(f"without {without:.0f}/s, with {with_agent:.0f}/s: {ratios[-1]:.3f}", flush=True)
+        ratios.append(with_agent.rate / without.rate)
+        more_us.append(with_agent.cpu_us - without.cpu_us)
+        print(f"without {without.rate:.0f}/s, with {with_agent.rate:.0f}/s: {ratios[-1]:.3f}; "
+              f"{without.cpu_us:.1f} and {with_agent.cpu_us:.1f} us of CPU each", flush=True)
     median = statistics.median(ratios)
+    print(f"an fsync takes {statistics.median(more_us):.1f} us more of CPU with the agent (median)")
     print(f"median {median:.3f} of {len(ratios)} pairs, {min(ratios):.3f} to {max(ratios):.3f} "
           f"(wanted: {WANTED}{'' if median >= WANTED else ', MISSED'})")
     return 0 if median >= WANTED else 1
