@@ -52,7 +52,7 @@ def as_found() -> Iterator[None]:
 def disk() -> Iterator[Scratch]:
     with scratch_disk("ext4", 256, "/dev/shm") as scratch:
         if not Path(f"/sys/class/bdi/{scratch.devno}/max_ratio_fine").exists():
-            pytest.skip("this kernel has no limits in bytes per device (Linux 6.2 has)")
+            pytest.skip("this kernel has no limits in bytes per device")
         yield scratch
 
 

@@ -50,7 +50,7 @@ VM = Path("/proc/sys/vm")
 def disk() -> Iterator[Scratch]:
     with scratch_disk(None, 64, "/dev/shm") as scratch:
         if not Path(f"/sys/class/bdi/{scratch.devno}/max_ratio_fine").exists():
-            pytest.skip("this kernel has no limits in bytes per device (Linux 6.2 has)")
+            pytest.skip("this kernel has no limits in bytes per device")
         try:
             yield scratch
         finally:

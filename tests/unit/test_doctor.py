@@ -7,6 +7,7 @@ import fcntl
 import importlib.util
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -16,10 +17,11 @@ import samples
 from writebackd.actuate.ledger import Ledger, LeverEntry
 from writebackd.actuate.watcher import take_watch
 from writebackd.cli import doctor_checks
-from writebackd.kernel import bcc_programs
+from writebackd.kernel import bcc_programs, probe
 from writebackd.kernel.files import KernelFiles
 from writebackd.report.status_answer import status_json
 from writebackd.types.levers import VmLimits
+from writebackd.types.samples import ProbeInfo
 
 MOUNTS = (
     "30 24 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
@@ -121,14 +123,39 @@ def test_what_is_said_to_be_lost_without_a_library_is_lost(monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the probe is not tried without")
-def test_a_probe_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_breaks_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> None:
         raise OSError("libbpf is from another planet")
 
     monkeypatch.setattr("importlib.import_module", broken)
-    assert list(doctor_checks.probe()) == [
-        ("warning", "cannot try the BPF probe: libbpf is from another planet")
-    ]
+    ((level, text),) = doctor_checks.probe(tmp_path)
+    assert level == "warning" and "BPF probe: libbpf is from another planet" in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the probe is not tried without")
+def test_hooks_are_those_of_a_daemon_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been started with a --fsync-hook."""
+    here, forced = (
+        ProbeInfo("libbpf", "tp_btf: block_rq_complete", hook, passed_over=why, refused=("x (no)",))
+        for hook, why in (("fentry: ext4_sync_file", None),
+                          ("kprobe: ext4_sync_file", "fentry not there for xfs"))
+    )  # fmt: skip
+    monkeypatch.setattr(probe, "tried", lambda: here)
+    tried = list(doctor_checks.probe(tmp_path))
+    assert ("good", "fsync: fentry: ext4_sync_file") in tried
+    assert ("note", "refused by this kernel: x (no)") in tried
+
+    status = status_json(replace(samples.guard(), probe=forced))
+    monkeypatch.setattr(doctor_checks, "request", lambda *_, **__: status)
+    told = list(doctor_checks.probe(tmp_path))
+    assert ("good", "fsync: kprobe: ext4_sync_file; fentry not there for xfs") in told
+    assert "fentry:" not in str(told)
+
+    of_older = {key: status["probe"][key] for key in ("request_hook", "fsync_hook", "misses")}
+    monkeypatch.setattr(doctor_checks, "request", lambda *_, **__: {"probe": of_older})
+    assert ("good", "fsync: kprobe: ext4_sync_file") in list(doctor_checks.probe(tmp_path))
 
 
 def test_what_a_daemon_left_behind(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
 
@@ -47,8 +48,6 @@ Finding = Tuple[str, str]
 
 # The oldest kernel that the CO-RE object is meant for (atomics, task storage).
 _OLDEST = (5, 10)
-# Of probe_report() in kernel/probe.py, which cannot tell what is in the way of the whole.
-_LEVELS = {"ok": "good", "note": "note", "warn": "warning"}
 _LIBBPF = "libbpf.so.1"
 TIMER = "writebackd-raid.timer"
 _SYSTEMCTL_S = 5.0
@@ -83,7 +82,7 @@ def findings(runtime_dir: Path) -> List[Finding]:
         *privileges(files),
         *kernel(files, os.uname().release),
         *libraries(),
-        *probe(),
+        *probe(runtime_dir),
         *daemon(files, runtime_dir),
         *processes(files, runtime_dir),
         *raid(files),
@@ -153,17 +152,33 @@ def libraries() -> Iterator[Finding]:
             yield "good", f"{package} found"
 
 
-def probe() -> Iterator[Finding]:
-    """What the BPF probe can attach to here; found out by trying."""
+def probe(runtime_dir: Path) -> Iterator[Finding]:
+    """Hooks of the daemon that answers; without one, those that it would have, found by trying."""
+    status = _answer(runtime_dir)
+    if status is not None:
+        yield from _hooks(status["probe"])
+        return
     if os.geteuid() != 0:
         return
     try:
         # Imported only here: whatever is wrong with the probe is a finding, not the end.
-        report = importlib.import_module("writebackd.kernel.probe").probe_report()
-        for level, text in report:
-            yield _LEVELS[level], text
+        info = importlib.import_module("writebackd.kernel.probe").tried()
     except Exception as error:
-        yield "warning", f"cannot try the BPF probe: {error}"
+        yield (
+            "warning",
+            f"cannot use the BPF probe: {error}; /proc, which is left, shows no fsync",
+        )
+        return
+    yield from _hooks(asdict(info))
+    yield "good", f"BPF maps: {info.map_bytes / 1024:.0f} KiB"
+
+
+def _answer(runtime_dir: Path) -> Optional[Mapping[str, Any]]:
+    """What a daemon says of itself, where one runs."""
+    try:
+        return request(runtime_dir, "status", timeout_s=2.0)
+    except CommandError:
+        return None
 
 
 def rivals(files: KernelFiles) -> Iterator[Finding]:
@@ -190,8 +205,6 @@ def daemon(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     try:
         status = request(runtime_dir, "status", timeout_s=2.0)
         yield "good", f"writebackd is running: {status['mode']}, policy {status['policy']}"
-        if os.geteuid() != 0:
-            yield from _hooks(status["probe"])  # root has them from `probe`
         yield (
             "good",
             f"memory: {formats.size(status['self']['rss_bytes'])} resident, locked so that the"
@@ -251,18 +264,23 @@ def small_caches(devices: Iterable[Mapping[str, Any]], floor_bytes: int) -> Iter
 
 def _hooks(probe: Mapping[str, Any]) -> Iterator[Finding]:
     """Where measurements come from, and what those hooks do not see."""
-    yield "good", f"request hook: {probe['request_hook'] or 'none'}"
-    fsync = probe["fsync_hook"]
-    yield "good" if fsync else "warning", f"fsync hook: {fsync or 'none, its latency is unknown'}"
+    yield "good", f"block requests: {probe['request_hook'] or 'none'}"
+    fsync, better = probe["fsync_hook"], probe.get("passed_over")  # none in that of an older daemon
+    yield (
+        "good" if fsync else "warning",
+        f"fsync: {fsync or 'no hook, its latency is unknown'}{f'; {better}' if better else ''}",
+    )
     yield from (("note", f"not visible: {each}") for each in probe["misses"])
+    yield from (("note", f"refused by this kernel: {each}") for each in probe.get("refused", ()))
 
 
 def processes(files: KernelFiles, runtime_dir: Path) -> Iterator[Finding]:
     """What the daemon does not see of them: this one as root sees all."""
     level, more = "warning", ""
-    try:
-        hidden = request(runtime_dir, "status", timeout_s=2.0).get("processes_unseen")
-    except CommandError:
+    status = _answer(runtime_dir)
+    if status is not None:
+        hidden = status.get("processes_unseen")
+    else:
         hidden = unseen(hiding(files))
         level, more = "note", "; not where systemd mounts a /proc for the unit, as 252 does"
     if hidden:

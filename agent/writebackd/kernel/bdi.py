@@ -28,7 +28,7 @@ TOLERANCE = 1 / 64
 # The self-test's: a share of 1 % and a cap of almost all hold nobody back.
 TEST_MIN = 10_000
 TEST_MAX = 999_999
-MISSING = "no limits in bytes per device before Linux 6.2"
+MISSING = "this kernel has no limits in bytes per device; Linux 6.8 and later have"
 _UNTOUCHED = {"max_ratio_fine": str(WHOLE), "min_ratio_fine": "0", "strict_limit": "0"}
 
 

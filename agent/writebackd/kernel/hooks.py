@@ -155,6 +155,11 @@ class Choice:
             for (kind, error), names in found.items()
         )
 
+    def other_refusals(self) -> List[str]:
+        """`tp_btf:balance_dirty_pages (loading ...)`: refused, and not in the summary above."""
+        told = {hook.name for _, hook in self.passed_over}
+        return [f"{name} ({error})" for name, error in self.refused.items() if name not in told]
+
     @property
     def filesystems(self) -> List[str]:
         """Those whose fsync has hooks of its own, whoever calls it."""

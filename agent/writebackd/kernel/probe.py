@@ -190,6 +190,8 @@ class BpfProbe:
             fsync_hook=self.choice.fsync_summary(tracepoint) or None,
             misses=tuple(self.choice.misses),
             lost=tuple(f"{count} {what}" for what, count in losses.items() if count),
+            passed_over=self.choice.passed_over_summary() or None,
+            refused=tuple(self.choice.other_refusals()),
             map_bytes=self._map_bytes,
             bpf_ns_per_io=self._ns_per_io,
         )
@@ -369,29 +371,11 @@ def _best_probe(files: KernelFiles) -> Type[BpfProbe]:
     return BpfProbe if files.path(BTF).exists() else BccProbe
 
 
-def probe_report() -> List[Tuple[str, str]]:
-    """What doctor says: `(level, text)` lines, level being "ok", "note" or "warn".
+def tried() -> ProbeInfo:
+    """What a daemon's probe would have here: opened as the daemon does, and closed; needs root.
 
-    Opens the probe as the daemon would and closes it again; needs root.
+    Raises OSError or BpfError when only /proc is left.
     """
     files = KernelFiles()
-    try:
-        probe = _best_probe(files)(object_image(), files)
-    except (OSError, libbpf.BpfError) as error:
-        return [("warn", f"BPF probe: {error}; the daemon uses /proc, which shows no fsync")]
-    with contextlib.closing(probe):
-        info, choice = probe.info(), probe.choice
-    why = choice.passed_over_summary()
-    return [
-        ("ok", f"block requests: {info.request_hook}"),
-        ("ok", f"fsync: {info.fsync_hook}" + (f"; {why}" if why else ""))
-        if info.fsync_hook
-        else ("warn", f"fsync: no hook works here{': ' if why else ''}{why}"),
-        ("ok", f"BPF maps: {info.map_bytes / 1024:.0f} KiB"),
-        *(("note", f"not visible: {miss}") for miss in info.misses),
-        *(
-            ("note", f"refused by this kernel: {hook} ({error})")
-            for hook, error in choice.refused.items()
-            if hook not in {each.name for _, each in choice.passed_over}
-        ),
-    ]
+    with contextlib.closing(_best_probe(files)(object_image(), files)) as probe:
+        return probe.info()

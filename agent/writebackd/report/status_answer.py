@@ -61,6 +61,8 @@ def status_json(snapshot: Snapshot) -> Json:
             "fsync_hook": snapshot.probe.fsync_hook,
             "misses": list(snapshot.probe.misses),
             "lost": list(snapshot.probe.lost),
+            "passed_over": snapshot.probe.passed_over,
+            "refused": list(snapshot.probe.refused),
         },
         "limits": _limits(snapshot),
         "levers": held_json(snapshot.levers),

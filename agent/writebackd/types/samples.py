@@ -175,6 +175,8 @@ class ProbeInfo:
     fsync_hook: Optional[str] = None
     misses: Tuple[str, ...] = ()  # by its hooks
     lost: Tuple[str, ...] = ()  # counted so far, for want of room or of an end
+    passed_over: Optional[str] = None  # why no better hooks watch fsync
+    refused: Tuple[str, ...] = ()  # other hooks, with the kernel's error
     map_bytes: int = 0
     bpf_ns_per_io: Optional[float] = None
 
