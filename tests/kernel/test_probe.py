@@ -536,6 +536,17 @@ def test_programs_that_an_object_lacks_are_done_without(monkeypatch: pytest.Monk
         BpfProbe(object_image(), KernelFiles(), fsync_hook=hooks.SYSCALL)
 
 
+@pytest.mark.parametrize("call", hooks.SYNCS)
+def test_hooks_on_system_calls_that_miss_one_are_not_used(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where its number is another than the probe was built with."""
+    made = tuple("getpid" if each == call else each for each in hooks.SYNCS)
+    monkeypatch.setattr(hooks, "SYNCS", made)
+    with pytest.raises(OSError, match="no hook on fsync"):
+        BpfProbe(object_image(), KernelFiles(), fsync_hook=hooks.SYSCALL)
+
+
 @pytest.mark.parametrize(
     "image", [b"", b"no ELF at all", object_image()[:1000]], ids=["empty", "text", "cut short"]
 )

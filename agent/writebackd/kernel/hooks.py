@@ -59,6 +59,7 @@ DIRTIED = (
 )
 SYSCTL = Hook("cgroup", ("sysctl_write",), "sysctl")
 SYSCALLS = Hook("tp_btf", ("sys_exit", "sys_enter"), "sys_enter/sys_exit")
+SYNCS = ("fsync", "fdatasync", "syncfs")  # as the probe counts them
 
 # Filesystem type -> hooks on its fsync, best first.
 FSYNC: Dict[str, Tuple[Hook, ...]] = {
@@ -285,7 +286,7 @@ def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
     if tier not in (AUTO, SYSCALL):
         choice.misses.append(f"fsync on {everywhere}")
         return
-    if chooser.try_hook(SYSCALLS) is not None:
+    if chooser.try_hook(SYSCALLS, lambda obj: counts(obj, *SYNCS)) is not None:
         choice.passed_over.append(("all", SYSCALLS))
         choice.misses.append(f"fsync on {everywhere}")
         return
@@ -307,31 +308,37 @@ def _choose_sync(chooser: Chooser, choice: Choice, tier: str) -> None:
 def _choose_syncfs_call(chooser: Chooser, choice: Choice, tier: str) -> None:
     """Make sure that syncfs(2) is seen.
 
-    The other hooks need no such call: they are on tracepoints, and on functions that are called
-    by pointer, which no compiler can inline.
+    The filesystems' own hooks get no such call, which could wait for a disk: they are on
+    tracepoints, and on functions that are called by pointer, which no compiler can inline.
     """
     if choice.syscalls:
         return
     function = choice.sync.get("syncfs")
-    if function and chooser.try_hook(function, counts_syncfs) is None:
+    if function and chooser.try_hook(function, _counts_syncfs) is None:
         return
-    if tier in (AUTO, SYNCFS_CALL.kind) and chooser.try_hook(SYNCFS_CALL, counts_syncfs) is None:
+    if tier in (AUTO, SYNCFS_CALL.kind) and chooser.try_hook(SYNCFS_CALL, _counts_syncfs) is None:
         choice.sync["syncfs(2)"] = SYNCFS_CALL
     else:
         choice.misses.append("syncfs")
 
 
-def counts_syncfs(obj: Object) -> bool:
-    """Sync the kernel's own tmpfs, which waits for no disk, and look whether that was counted."""
-    fd = os.memfd_create("syncfs")
+def _counts_syncfs(obj: Object) -> bool:
+    return counts(obj, "syncfs")
+
+
+def counts(obj: Object, *calls: str) -> bool:
+    """Whether each of these SYNCS is counted, on the kernel's own tmpfs, which has no disk."""
+    fd = os.memfd_create("sync")
     try:
-        ctypes.CDLL(None).syncfs(fd)
+        libc = ctypes.CDLL(None)
+        for call in calls:
+            getattr(libc, call)(fd)
         device = os.fstat(fd).st_dev
     finally:
         os.close(fd)
     name = f"{os.major(device)}:{os.minor(device)}"
-    return any(
-        bpf_layout.devno(int.from_bytes(key, sys.byteorder)) == name
-        and bpf_layout.SYNC_COUNTS.unpack_from(value)[2]
-        for key, value in obj.map("syncs").batch_reader(64).read()
-    )
+    for key, value in obj.map("syncs").batch_reader(64).read():
+        if bpf_layout.devno(int.from_bytes(key, sys.byteorder)) == name:
+            counted = dict(zip(SYNCS, bpf_layout.SYNC_COUNTS.unpack_from(value)))
+            return all(counted[call] for call in calls)
+    return False
