@@ -19,7 +19,8 @@ _SYNCS = "storage_cases.test_syncs_are_exact"
 
 def filled(text: str, records: Mapping[str, Record]) -> str:
     """A page with its tables made anew, between `<!-- table: NAME -->` and the end."""
-    tables = {"proven": proven, "hooks": hooks, "storage": storage, "skipped": skipped}
+    tables = {"proven": proven, "hooks": hooks, "storage": storage, "cost": cost,
+              "skipped": skipped}
     return _TABLE.sub(lambda found: found[1] + tables[found[2]](records) + found[3], text)
 
 
@@ -60,6 +61,17 @@ def storage(records: Mapping[str, Record]) -> str:
         cells = [_cell(_one(each, _SCHEDULED, name)) for each in records.values()]
         rows.append([f"scheduler {name}", *cells])
     return _table(["requests; syncs", *map(_name, records.values())], rows)
+
+
+def cost(records: Mapping[str, Record]) -> str:
+    """Instructions of the probe per block IO, where they were counted."""
+    counted = [each for each in records.values() if each.io_instructions]
+    jobs = list(dict.fromkeys(job for each in counted for job in each.io_instructions))
+    return _table(
+        ["kernel", *jobs],
+        ([_name(each), *(str(each.io_instructions.get(job, "not run")) for job in jobs)]
+         for each in counted),
+    )  # fmt: skip
 
 
 def skipped(records: Mapping[str, Record]) -> str:

@@ -31,12 +31,11 @@ PROMISED_NS, PROMISED_QUEUE_NS = 60.0, 110.0
 FAILS = 2.5
 
 
-def fio(disk: Scratch, seconds: int) -> None:
+def fio(disk: Scratch, *options: str) -> None:
     assert disk.mountpoint is not None
     subprocess.run(
         ["fio", "--name=b", f"--filename={disk.mountpoint}/fio", "--size=64M", "--bs=4k",
-         "--rw=randrw", "--direct=1", "--ioengine=libaio", "--iodepth=16", "--time_based",
-         f"--runtime={seconds}"],
+         "--rw=randrw", "--direct=1", "--ioengine=libaio", "--iodepth=16", *options],
         check=True, stdout=subprocess.DEVNULL,
     )
 
@@ -68,20 +67,22 @@ def per_run(obj: "libbpf.Object | BpfProbe", programs: Sequence[str]) -> Dict[st
     return {name: obj.run_stats(name)[:2] for name in programs}
 
 
+def net_and_empty(disk: Scratch, obj: libbpf.Object, *options: str) -> Tuple[float, float]:
+    """Nanoseconds per completion during fio: less those of the empty program, and these."""
+    before = per_run(obj, ("rq_complete", "empty"))
+    fio(disk, *options)
+    after = per_run(obj, ("rq_complete", "empty"))
+    mean = {
+        name: (after[name][0] - before[name][0]) / (after[name][1] - before[name][1])
+        for name in before
+    }
+    return mean["rq_complete"] - mean["empty"], mean["empty"]
+
+
 def per_io(disk: Scratch, queue_latency: bool) -> List[Tuple[float, float]]:
-    """`(net, empty)` nanoseconds per completion, a pair a round."""
-    figures = []
+    """`net_and_empty`, a pair a round."""
     with open_with_empty(queue_latency) as obj:
-        for _ in range(ROUNDS):
-            before = per_run(obj, ("rq_complete", "empty"))
-            fio(disk, 2)
-            after = per_run(obj, ("rq_complete", "empty"))
-            mean = {
-                name: (after[name][0] - before[name][0]) / (after[name][1] - before[name][1])
-                for name in before
-            }
-            figures.append((mean["rq_complete"] - mean["empty"], mean["empty"]))
-    return figures
+        return [net_and_empty(disk, obj, "--time_based", "--runtime=2") for _ in range(ROUNDS)]
 
 
 def other_programs(disk: Scratch) -> List[Tuple[str, float, int]]:

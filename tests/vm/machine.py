@@ -98,17 +98,20 @@ class Result:
 
 @dataclass(frozen=True)
 class Machine:
-    """A kernel with the memory it is to be booted with, and two processors.
+    """A kernel with the memory it is to be booted with, and two processors, or one if counted.
 
     kernel: image with its modules beside it, as fetch() leaves them. It is always emulated:
     /dev/kvm may be there and still hang the boot, and a result must not depend on that.
     write_rate: bytes a second of the scratch disk; without it, what the host gives.
+    counted: its clock counts instructions, a nanosecond each, and jumps ahead while it sleeps. (Two
+    processors, which take turns for some milliseconds of that time, did not boot.)
     """
 
     kernel: Path
     memory: str = "2G"
     modules: Sequence[str] = FILESYSTEMS
     write_rate: int | None = None
+    counted: bool = False
 
     def run(
         self,
@@ -158,7 +161,8 @@ class Machine:
         command = [_vng(), "--verbose", "--run", str(self.kernel.absolute())]
         # 9p only: a virtiofsd that happens to be installed changes what the guest sees.
         command += ["--disable-kvm", "--disable-microvm", "--force-9p", "--user", "root"]
-        command += ["--cpus", "2", "--memory", self.memory, "--name", exchange.name]
+        command += ["--cpus", "1" if self.counted else "2"]
+        command += ["--memory", self.memory, "--name", exchange.name]
         command += ["--append", f"module_blacklist={UNUSED_MODULES}"]
         if not any(_inside(CHECKOUT, Path(top)) for top in COPY_ON_WRITE):
             command += ["--overlay-rwdir", str(CHECKOUT)]
@@ -170,6 +174,8 @@ class Machine:
             drive += f",throttling.bps-write={self.write_rate}"
         device = f"virtio-blk-pci,drive=scratch,serial={SCRATCH}"
         options = [*ACCELERATOR, "-drive", drive, "-device", device]
+        if self.counted:
+            options += ["-icount", "shift=0,sleep=off"]
         command.append(f"--qemu-opts={shlex.join(options)}")
         return [*command, "--", f"sh {exchange}/run.sh"]
 

@@ -28,6 +28,7 @@ from .fetch_kernel import (
     fetch_storage_tools,
 )
 from .guest_tests import PYTEST, Run, run_in_guest
+from .inside.recorded import IO_INSTRUCTIONS
 from .kernels import KERNELS, of_suite
 from .machine import GuestFailed, Machine, MachineMissing
 from .records import Record, of_junit, save
@@ -40,6 +41,7 @@ LIMIT_TESTS = (
 STORAGE_TESTS = (*LIMIT_TESTS, "tests/vm/inside/storage_cases.py")
 # Those of the daemon on a slow disk of the guest alone.
 STORAGE_AND_DAEMON = (*STORAGE_TESTS, "tests/vm/inside/daemon_cases.py")
+SUITES = [kernel.suite for kernel in KERNELS]
 # What a slow disk takes: under an endless flood the kernel's own limits mean seconds for a sync.
 WRITE_RATE = 20_000_000
 # Seconds; a third of it on an idle host.
@@ -63,13 +65,22 @@ def guest_run(name: str, share: Path) -> Run:
     return run_in_guest(Machine(image, write_rate=WRITE_RATE), tests, settings, share, TIME_LIMIT)
 
 
+def cost_run(suite: str, share: Path) -> Run:
+    """Instructions per IO: see cost_cases.py. Raises as guest_run()."""
+    machine = Machine(fetch(suite=suite), counted=True)
+    return run_in_guest(machine, ["tests/vm/inside/cost_cases.py"], {}, share, TIME_LIMIT)
+
+
 def tried(name: str) -> Record:
-    """The record of a guest's run."""
-    with tempfile.TemporaryDirectory(prefix="writebackd-matrix-") as share:
-        result, report = guest_run(name, Path(share))
-    print(f"{result.output}\n{name}: {result.seconds:.0f} s", flush=True)
+    """The record of a guest's runs."""
+    reports = []
+    for run in (guest_run, cost_run) if name in SUITES else (guest_run,):
+        with tempfile.TemporaryDirectory(prefix="writebackd-matrix-") as share:
+            result, report = run(name, Path(share))
+        print(f"{result.output}\n{name}: {result.seconds:.0f} s", flush=True)
+        reports.append(report)
     suite = arm64.SUITE if name == "arm64" else name.partition("-")[0]
-    return _record(f"Debian {suite}", "virtual machine", report)
+    return _record(f"Debian {suite}", "virtual machine", *reports)
 
 
 def tried_here() -> Record:
@@ -87,21 +98,24 @@ def tried_here() -> Record:
     return replace(record, release=record.release.partition("-")[0])
 
 
-def _record(kernel: str, place: str, report: str) -> Record:
-    outcomes, properties = of_junit(report)
+def _record(kernel: str, place: str, *reports: str) -> Record:
+    outcomes, properties = of_junit(*reports)
     first = {name: values[0] for name, values in properties.items()}
     return Record(
         kernel=kernel, release=first.get("release", "unknown"), machine=first.get("machine", ""),
         place=place, date=datetime.date.today().isoformat(), probe=first.get("backend", "none"),
         request_hook=first.get("request_hook"), fsync_hook=first.get("fsync_hook"),
-        misses=properties.get("miss", []), outcomes=outcomes,
+        misses=properties.get("miss", []),
+        io_instructions={key.partition(IO_INSTRUCTIONS)[2]: int(value)
+                         for key, value in first.items() if key.startswith(IO_INSTRUCTIONS)},
+        outcomes=outcomes,
     )  # fmt: skip
 
 
 def main(names: list[str]) -> int:
     """1 when a test failed anywhere."""
     good = True
-    for name in names or [kernel.suite for kernel in KERNELS]:
+    for name in names or SUITES:
         try:
             record = tried_here() if name == "host" else tried(name)
         except (KernelUnavailable, MachineMissing, GuestFailed) as error:

@@ -47,6 +47,7 @@ class Record:
     """outcomes: MODULE.TEST -> its parameters -> "passed", or "failed: ", "skipped: " and why.
 
     place: "virtual machine" or "the host itself". kernel: whose it is, for people.
+    io_instructions: of the probe's program for a completed request, by the job of cost_cases.py.
     """
 
     kernel: str
@@ -58,6 +59,7 @@ class Record:
     request_hook: Optional[str] = None
     fsync_hook: Optional[str] = None
     misses: List[str] = field(default_factory=list)
+    io_instructions: Dict[str, int] = field(default_factory=dict)
     outcomes: Outcomes = field(default_factory=dict)
 
     def of_claim(self, claim: str) -> Dict[str, str]:
@@ -68,17 +70,18 @@ class Record:
         }  # fmt: skip
 
 
-def of_junit(report: str) -> Tuple[Outcomes, Dict[str, List[str]]]:
-    """Outcomes and the properties of the run from pytest's JUnit XML."""
+def of_junit(*reports: str) -> Tuple[Outcomes, Dict[str, List[str]]]:
+    """Outcomes and the properties of runs from pytest's JUnit XML."""
     outcomes: Outcomes = {}
     properties: Dict[str, List[str]] = {}
-    tree = ElementTree.fromstring(report)
-    for each in tree.iter("property"):
-        properties.setdefault(each.get("name", ""), []).append(each.get("value", ""))
-    for case in tree.iter("testcase"):
-        test, _, row = case.get("name", "").partition("[")
-        module = case.get("classname", "").rpartition(".")[2]
-        outcomes.setdefault(f"{module}.{test}", {})[row.rstrip("]")] = _outcome(case)
+    for report in reports:
+        tree = ElementTree.fromstring(report)
+        for each in tree.iter("property"):
+            properties.setdefault(each.get("name", ""), []).append(each.get("value", ""))
+        for case in tree.iter("testcase"):
+            test, _, row = case.get("name", "").partition("[")
+            module = case.get("classname", "").rpartition(".")[2]
+            outcomes.setdefault(f"{module}.{test}", {})[row.rstrip("]")] = _outcome(case)
     return outcomes, properties
 
 

@@ -7,6 +7,7 @@ import os
 from typing import Any, Callable, Mapping
 
 Record = Callable[[str, object], None]  # pytest's record_testsuite_property
+IO_INSTRUCTIONS = "io_instructions: "  # in front of a job's name
 
 
 def record_probe(record: Record, probe: Mapping[str, Any]) -> None:
