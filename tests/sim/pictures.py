@@ -3,8 +3,7 @@
 
     PYTHONPATH=agent python -m tests.sim.pictures [DIRECTORY]
 
-takes 10 s of CPU. All are readable on a light and on a dark page, which an image cannot ask for:
-the style sheet inside of it does.
+takes 10 s of CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from tests.lab.report.drawing import HEIGHT, WIDTH, Plot
+from tests.lab.report.drawing import HEIGHT, WIDTH, Plot, image
 from tests.sim import bench
 from tests.sim.plant import MB, Disk, Flood, Loop
 from tests.sim.scenarios import Scenario
@@ -31,32 +30,13 @@ DIRECTORY = Path(__file__).resolve().parents[2] / "docs" / "explanation"
 DISK = Disk(scattered_s=0.25e-3, lag_s=3.5)
 LIMITS_MB = (1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 23.0, 32.0, 45.0, 64.0)
 BEGINS_S, ENDS_S = 10.0, 70.0
-STYLE = """\
-svg { font: 11px system-ui, sans-serif; fill: #333; }
-.card { fill: #fff; } .grid { stroke: #e4e4e4; fill: none; } .axis { stroke: #999; fill: none; }
-.below, .event { text-anchor: middle; stroke: none; } .beside { text-anchor: end; }
-.title { font-weight: 600; }
-.unit { font-weight: 400; } path.event { stroke: #999; stroke-dasharray: 3 3; }
-.l { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
-.with { stroke: #0a66c2; } .without { stroke: #c0392b; } .p { fill: #0a66c2; }
-text.with { fill: #0a66c2; stroke: none; } text.without { fill: #c0392b; stroke: none; }
-@media (prefers-color-scheme: dark) {
-svg { fill: #ddd; } .card { fill: #161b22; } .grid { stroke: #30363d; }
-.axis, path.event { stroke: #777; } .with { stroke: #58a6ff; } .without { stroke: #ff7b72; }
-.p, text.with { fill: #58a6ff; } text.without { fill: #ff7b72; }
-}
-"""
 
 
 def page(plots: Sequence[Plot]) -> str:
     """The plots side by side, as an image that needs nothing else."""
-    width = WIDTH * len(plots)
-    inside = "".join(
+    return image(WIDTH * len(plots), HEIGHT, "".join(
         plot.svg().replace("<svg ", f'<svg x="{WIDTH * at}" width="{WIDTH}" height="{HEIGHT}" ', 1)
-        for at, plot in enumerate(plots))
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
-            f'width="{width}" height="{HEIGHT}"><style>{STYLE}</style>'
-            f'<rect class="card" width="100%" height="100%" rx="6"/>{inside}</svg>\n')
+        for at, plot in enumerate(plots)))
 
 
 def fixed_limits(policy: Policy) -> str:

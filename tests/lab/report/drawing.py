@@ -10,6 +10,29 @@ from writebackd.report.plot import LETTER, Axis, Frame, coordinate, escape, hove
 
 WIDTH, HEIGHT = 460, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 28, 36
+# Of a picture in a page that has no say in it: the picture follows the reader's own setting.
+STYLE = """\
+svg { font: 11px system-ui, sans-serif; fill: #333; }
+.card { fill: #fff; } .grid { stroke: #e4e4e4; fill: none; } .axis { stroke: #999; fill: none; }
+.below, .event { text-anchor: middle; stroke: none; } .beside { text-anchor: end; }
+.title { font-weight: 600; }
+.unit { font-weight: 400; } path.event { stroke: #999; stroke-dasharray: 3 3; }
+.l { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.with { stroke: #0a66c2; } .without { stroke: #c0392b; } .p { fill: #0a66c2; }
+text.with { fill: #0a66c2; stroke: none; } text.without { fill: #c0392b; stroke: none; }
+@media (prefers-color-scheme: dark) {
+svg { fill: #ddd; } .card { fill: #161b22; } .grid { stroke: #30363d; }
+.axis, path.event { stroke: #777; } .with { stroke: #58a6ff; } .without { stroke: #ff7b72; }
+.p, text.with { fill: #58a6ff; } text.without { fill: #ff7b72; }
+}
+"""
+
+
+def image(width: float, height: float, inside: str, style: str = STYLE) -> str:
+    """A file that needs nothing else, readable on a light and on a dark page."""
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+            f'width="{width:g}" height="{height:g}"><style>{style}</style>'
+            f'<rect class="card" width="100%" height="100%" rx="6"/>{inside}</svg>\n')
 
 
 class Plot(Frame):
