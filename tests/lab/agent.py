@@ -11,14 +11,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Dict, Optional, Sequence, Type
 
+from writebackd.actuate.lock import is_locked
 from writebackd.cli.client import request
 from writebackd.cli.exit_codes import CommandError
+from writebackd.paths import runtime_dir_in_use
 from writebackd.policy.load import DEFAULT_NAME
 
 from .loads.base import Spawn
 from .remains import RigError
 
 BIN = Path(sys.executable).parent  # of the environment that the package is installed in
+
+
+def refuse_second() -> None:
+    """RigError where a daemon lives on this host: two would set the same limits."""
+    directory = runtime_dir_in_use()
+    if is_locked(directory):
+        raise RigError(f"writebackd runs on this host ({directory}): stop it first "
+                       "(sudo systemctl stop writebackd)")
 
 
 class Agent:
@@ -34,8 +44,9 @@ class Agent:
         self.options = options
         self.directory = directory
         self.runtime = directory / "agent"
+        self.state = directory / "state"
         self.log = directory / "agent.log"
-        self._spawn = spawn
+        self.spawn = spawn
         self._process: Optional[subprocess.Popen[bytes]] = None
 
     def start(self) -> None:
@@ -45,9 +56,9 @@ class Agent:
             raise RigError(f"no {daemon}: run agent/setup.sh lab, then build/venv/bin/python")
         devices = [word for device in self.devices for word in ("--device", device)]
         with open(self.log, "wb") as log:
-            self._process = self._spawn(
+            self._process = self.spawn(
                 [str(daemon), *devices, "--runtime-dir", str(self.runtime),
-                 "--state-dir", str(self.directory / "state"),
+                 "--state-dir", str(self.state),
                  # Not the one that fits this host: figures are of default.conf.
                  "--policy", DEFAULT_NAME, *self.options],
                 stdout=log, stderr=log)
@@ -99,6 +110,13 @@ class Agent:
         """Its answer to `status --json`; RigError when there is none."""
         try:
             return request(self.runtime, "status", timeout_s=patience_s)
+        except CommandError as error:
+            raise RigError(f"writebackd: {error}") from None
+
+    def enforce(self) -> None:
+        """As `writebackctl enforce`, of one that observes."""
+        try:
+            request(self.runtime, "mode", {"mode": "enforce"})
         except CommandError as error:
             raise RigError(f"writebackd: {error}") from None
 

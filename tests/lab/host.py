@@ -62,6 +62,16 @@ def device_written(device: str) -> int:
     return int(columns[6]) * 512  # sectors, whatever the device's own are
 
 
+def dirty_limit(device: str) -> int:
+    """In force for a block device (loop3), in bytes: the host's, or its own where that is less."""
+    whole, bdi = vmstat("nr_dirty_threshold"), Path(f"/sys/block/{device}/bdi")
+    try:
+        strict = (bdi / "strict_limit").read_text().strip() == "1"
+        return min(whole, int((bdi / "max_bytes").read_text())) if strict else whole
+    except OSError:  # before Linux 6.2
+        return whole
+
+
 def vmstat(name: str) -> int:
     """A counter of /proc/vmstat, in bytes for those that count pages."""
     match = re.search(rf"^{name} (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)

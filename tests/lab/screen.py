@@ -13,8 +13,8 @@ from .loads.base import Measured
 
 NAMES = {"idle": "no flood", "default": "flood, default limits",
          "static": "flood, static 15 MB", "agent": "flood, with the agent"}
-HEAD = (f"{'':21}{'fsync/s':>8}{'of idle':>10}{'p50 ms':>8}{'p99 ms':>8}"
-        f"{'device':>10}{'dirty limit':>12}")
+HEAD = (f"{'':21}{'fsync/s':>8}{'of idle':>9}{'p99 ms':>8}{'worst ms':>9}"
+        f"{'flood':>10}{'dirty limit':>12}")
 BAR = 30
 LINE_EVERY_S = 5  # where the output is no terminal
 
@@ -22,7 +22,7 @@ LINE_EVERY_S = 5  # where the output is no terminal
 @dataclass
 class Row:
     sync: Measured
-    device_rate: float
+    flood_rate: Optional[float]
     dirty_limit: int
     live: bool
 
@@ -46,9 +46,9 @@ def render_row(name: str, row: Optional[Row], idle: Optional[Row]) -> str:
     limit = f"{row.dirty_limit / (1 << 20):.3g} MB"
     if row.dirty_limit >= 1 << 30:
         limit = f"{row.dirty_limit / (1 << 30):.3g} GB"
-    return (f"{label}{number(rate):>8}{share:>10}{milliseconds(row.sync.p50):>8}"
-            f"{milliseconds(row.sync.p99):>8}{row.device_rate / 1e6:>5.0f} MB/s{limit:>12}"
-            f"{' *' if row.live else ''}")
+    flood = "-" if row.flood_rate is None else f"{row.flood_rate / 1e6:.0f} MB/s"
+    return (f"{label}{number(rate):>8}{share:>9}{milliseconds(row.sync.p99):>8}"
+            f"{milliseconds(row.sync.max):>9}{flood:>10}{limit:>12}{' *' if row.live else ''}")
 
 
 def render(title: str, rows: Dict[str, Optional[Row]]) -> str:
@@ -80,9 +80,9 @@ class Screen:
         self._last_line = 0.0
         self.draw()
 
-    def row(self, name: str, sync: Measured, device_rate: float, dirty_limit: int,
+    def row(self, name: str, sync: Measured, flood_rate: Optional[float], dirty_limit: int,
             live: bool) -> None:
-        self.rows[name] = Row(sync, device_rate, dirty_limit, live)
+        self.rows[name] = Row(sync, flood_rate, dirty_limit, live)
 
     def progress(self) -> str:
         left = max(0.0, self._left) + max(0.0, self._step_end - time.monotonic())
