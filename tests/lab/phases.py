@@ -146,8 +146,8 @@ class Demo:
         self.prepare()
         sync = self.sync_load()
         sync.start()
-        self._began = time.monotonic()
         with self.agent("--mode", "observe") as agent:
+            self._began = time.monotonic()
             with self.stage("idle", "no flood"):
                 self.measure("idle", sync, None)
             writer = self.flood("default")

@@ -20,6 +20,7 @@ from tests.lab.loads.base import Measured
 from tests.lab.phases import Demo, Result
 from tests.lab.remains import RigError
 from tests.lab.report.rescue_picture import LEFT, RIGHT, WIDTH, Second, Stage, picture
+from tests.lab.rig import Rig
 from tests.lab.screen import HEAD, Row, render_row
 
 GB = 1 << 30
@@ -127,7 +128,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(Ground, "__enter__", fail)
+    monkeypatch.setattr(Rig, "__enter__", fail)
     monkeypatch.setattr("tests.lab.host.write_limits", fail)
     monkeypatch.setattr(demo, "refuse_second", lambda: None)
 
@@ -171,11 +172,14 @@ def test_it_is_refused_where_a_daemon_runs(
             assert "stop it first" in capsys.readouterr().err
 
 
-def test_it_says_before_how_much_it_writes_and_for_how_long() -> None:
+def test_it_says_before_how_much_it_writes_and_for_how_long(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = own_disk.warning(Path("/srv"), "ext4", "sda", 6 * GB, 80.0, 130.0, 100 * GB)
     for word in ("sda (ext4)", f"/srv/{OWN}", "6.0G", "80 s", "16 GB", "160 GB", "100G", "2m10s"):
         assert word in said, word
-    assert own_disk.files_bytes(GB, 1 << 60) == GB + (1 << 60)
+    monkeypatch.setattr(own_disk, "beyond_default_limit", lambda: 5 * GB)
+    assert [own_disk.files_bytes(GB, flood) for flood in (GB, 9 * GB)] == [6 * GB, 10 * GB]
 
 
 def status(hook: Optional[str], *fsyncs: Optional[int], state: str = "idle") -> Dict[str, Any]:
@@ -252,9 +256,12 @@ def test_the_table_has_rate_waits_and_what_the_flood_got() -> None:
 
 
 def test_a_disk_that_nobody_knows_has_no_bounds() -> None:
-    results = {name: Result(name, Measured(10.0, rate=rate), 1e6, flood, GB)
-               for name, rate, flood in (("default", 0.0, 4e6), ("agent", 20.0, 2e6))}
+    results = {name: Result(name, Measured(10.0, rate=rate), device, flood, GB)
+               for name, rate, device, flood in (("default", 0.0, 6e6, 4e6),
+                                                 ("agent", 20.0, 3e6, 1e6))}
     own = demo.verdicts(results, modelled=False)
-    assert [each.ratio for each in own] == [200.0, 0.5] and all(each.good for each in own)
-    assert [each.good for each in demo.verdicts(results, modelled=True)] == [True, False]
+    assert [each.ratio for each in own] == [200.0, 0.5, 0.25]
+    assert all(each.good for each in own)
+    # The flood's own rate has no bound: what syncs write is not lost.
+    assert [each.good for each in demo.verdicts(results, modelled=True)] == [True, False, True]
     assert len(Demo.PHASES) == 4 and len(Demo.RESCUE) == 3

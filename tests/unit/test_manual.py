@@ -482,13 +482,23 @@ def test_agent_run_starts_the_daemon(stubbed: Path, command: str, wanted: List[s
     daemon_parser().parse_args(words[1:])
 
 
+PICTURES = "--svg docs/img/rescue.svg --top docs/img/top.svg --report docs/img/report.svg"
+
+
 def test_the_demo_and_the_benchmark_are_started_as_they_say(
     stubbed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup, demo_call = called(stubbed, "sudo tests/demo")
     assert (setup, demo_call) == ("setup.sh lab", "python -m tests.lab.demo")
-    monkeypatch.setattr(demo, "demonstrate", lambda options: 0)
+    taken: Dict[str, Any] = {}
+    monkeypatch.setattr(demo, "demonstrate", lambda options: taken.update(vars(options)) or 0)
     assert demo.main(demo_call.split()[3:]) == 0
+    for options, name, value in (("--svg docs/img/rescue.svg", "svg", "docs/img/rescue.svg"),
+                                 (PICTURES, "report", "docs/img/report.svg"),
+                                 ("--directory /srv", "directory", "/srv")):
+        _, demo_call = called(stubbed, f"sudo tests/demo {options}")
+        assert demo.main(demo_call.split()[3:]) == 0
+        assert taken[name] == Path(value)
     setup, bench_call = called(stubbed, "sudo make bench QUICK=1")
     assert setup == "setup.sh bench" and bench_call.startswith("python -m tests.lab.bench ")
     assert bench.main([*bench_call.split()[3:], "--plan"]) == 0
@@ -590,7 +600,9 @@ NEVER_RUN = {"sudo dnf install ./writebackd-*.noarch.rpm"}
 RUN_HERE = {
     "sudo agent/run", "sudo agent/run --mode observe", "sudo tests/run", "sudo tests/run full",
     "tests/run unit",
-    "sudo tests/demo", "tests/demo", "sudo make bench QUICK=1", "make clean", "make check",
+    "sudo tests/demo", "sudo tests/demo --svg docs/img/rescue.svg",
+    f"sudo tests/demo {PICTURES}", "sudo tests/demo --directory /srv",
+    "sudo make bench QUICK=1", "make clean", "make check",
     "sudo systemctl enable --now writebackd",
 }  # fmt: skip
 
