@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from typing import Callable, Iterator, Optional
 
 import pytest
 
-from tests.lab import ground, host
+from tests.lab import ground, host, own_disk
 from tests.lab.ground import OWN, Ground
 from tests.lab.remains import Remains, RigError
 
@@ -116,3 +117,28 @@ def test_a_disk_without_room_is_refused(
     monkeypatch.setattr(ground, "beyond_default_limit", lambda: 1 << 50)
     with pytest.raises(RigError, match="have to be free"):
         ground.on(directory)
+
+
+def test_a_flood_is_refused_where_somebody_commits(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_disk, "LOOK_S", 2.0)
+    done = threading.Event()
+
+    def commit() -> None:
+        with open(directory / "log", "wb", buffering=0) as log:
+            while not done.wait(0.1):
+                log.write(b"commit")
+                os.fsync(log.fileno())
+
+    commits = threading.Thread(target=commit)
+    commits.start()
+    before = host.read_limits()
+    try:
+        with Ground("ground-test", directory) as rig, pytest.raises(RigError, match="syncs on"):
+            own_disk.refuse_others_syncs(rig, [])
+    finally:
+        done.set()
+        commits.join()
+    assert os.listdir(directory) == ["log"]
+    assert host.read_limits() == before
