@@ -11,9 +11,10 @@ from writebackd import formats
 
 from . import host
 from .agent import Agent
-from .ground import OWN, Ground
+from .ground import OWN
 from .loads.flood import beyond_default_limit
 from .remains import RigError
+from .rig import Rig
 
 BUDGET = 300 << 30  # a volume that takes 5 GB/s took 197
 # Zeros may cost a volume nothing: thin, compressed and deduplicated ones do not store them.
@@ -44,7 +45,7 @@ def files_bytes(sync_file: int, flood_file: int) -> int:
     return sync_file + max(flood_file, beyond_default_limit())
 
 
-def refuse_others_syncs(rig: Ground, options: Sequence[str]) -> None:
+def refuse_others_syncs(rig: Rig, options: Sequence[str]) -> None:
     """RigError where somebody commits to the disk: a flood would hold him up for seconds.
 
     By an agent that only observes, which sees whatever way a program syncs.
