@@ -12,7 +12,7 @@ from writebackd.report.plot import LINEAR, LOG, SIZES, Axis, Frame, Point, axis,
 from .drawing import STYLE, image
 
 WIDTH, LEFT, RIGHT, TOP, GAP, FOOT = 880.0, 66.0, 16.0, 92.0, 30.0, 42.0
-HEIGHTS = (130.0, 72.0, 72.0)
+HEIGHTS = (150.0, 84.0, 84.0)
 LEAST_S = 1e-4  # the axis of latencies begins there: less is nobody's trouble
 HEAD = "fsync p99 while another program floods the disk"
 LABELS = """\
